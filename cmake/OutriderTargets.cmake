@@ -1,0 +1,37 @@
+# outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
+
+# outrider_room(NAME SOURCES file... [DEPS room-or-library...])
+# One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries.
+function(outrider_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(outrider_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(outrider_${name} PUBLIC outrider_flags ${ARG_DEPS})
+endfunction()
+
+# outrider_test(NAME SOURCES file... [DEPS library...] [LABELS label...] [ENVIRONMENT VAR=value...])
+# One GoogleTest program; each of its tests is a ctest test. Tests find data through OUTRIDER_SOURCE_DIR.
+function(outrider_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags GTest::gmock GTest::gtest_main)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120
+    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+endfunction()
+
+# outrider_fuzzer(NAME SOURCE file [DEPS library...])
+# One libFuzzer program; ctest runs it briefly on its seeds in tests/fuzz/corpus/NAME.
+function(outrider_fuzzer name)
+  cmake_parse_arguments(ARG "" "SOURCE" "DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCE})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/found/${name})
+  add_test(NAME ${name} COMMAND ${name} -max_total_time=$ENV{OUTRIDER_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
+    ${CMAKE_CURRENT_BINARY_DIR}/found/${name} ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
+  set_tests_properties(${name} PROPERTIES LABELS fuzz)
+endfunction()

@@ -1,0 +1,21 @@
+# Compiler flags that every target shares, ccache, sanitizers.
+
+find_program(OUTRIDER_CCACHE ccache)
+if(OUTRIDER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${OUTRIDER_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${OUTRIDER_CCACHE})
+endif()
+
+add_library(outrider_flags INTERFACE)
+# No contraction of a*b+c behind our back: the bits of a row are part of the contract.
+target_compile_options(outrider_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror=return-type
+  -ffp-contract=off -fno-math-errno>)
+target_include_directories(outrider_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+
+if(OUTRIDER_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${OUTRIDER_SANITIZE}>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
+  add_link_options(-fsanitize=${OUTRIDER_SANITIZE})
+endif()

@@ -1,0 +1,33 @@
+#include "outrider/base/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+}  // namespace
+
+Buffer::Buffer(size_t bytes) : size_(bytes) {
+  if (bytes == 0) return;
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+  if (p == MAP_FAILED) {
+    throw Error(ErrorCode::kTooLarge,
+                fmt::format("cannot allocate {} bytes of memory: {}", bytes, std::strerror(errno)));
+  }
+  // Only whole huge pages: rounding a small buffer up to 2 MiB would waste what it saves.
+  if (bytes >= 4 * kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(p);
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+}  // namespace outrider

@@ -1,0 +1,79 @@
+#include "outrider/base/cpu_features.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr std::array kNames = {"reference", "avx2", "avx512", "amx"};
+
+uint64_t Xcr0() {
+  uint32_t eax = 0;
+  uint32_t edx = 0;
+  __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (static_cast<uint64_t>(edx) << 32) | eax;
+}
+
+/// Asks the kernel once for the right to use AMX tile data (Linux arch_prctl ARCH_REQ_XCOMP_PERM).
+bool RequestAmxPermission() {
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+std::string_view IsaName(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+
+Isa DetectIsa() {
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return Isa::kReference;
+  const bool os_saves_state = (c & bit_OSXSAVE) != 0;
+  const bool fma = (c & bit_FMA) != 0;
+  const bool f16c = (c & bit_F16C) != 0;
+  if (!os_saves_state || !fma || !f16c) return Isa::kReference;
+  const uint64_t xcr0 = Xcr0();
+  if ((xcr0 & 0x6) != 0x6) return Isa::kReference;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return Isa::kReference;
+  const uint32_t features_b = b;
+  const uint32_t features_d = d;
+  if ((features_b & bit_AVX2) == 0) return Isa::kReference;
+  constexpr uint32_t kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  if ((features_b & kAvx512) != kAvx512 || (xcr0 & 0xe0) != 0xe0) return Isa::kAvx2;
+  constexpr uint32_t kAmxBf16 = 1U << 22;
+  constexpr uint32_t kAmxTile = 1U << 24;
+  const bool amx = (features_d & kAmxBf16) != 0 && (features_d & kAmxTile) != 0 &&
+                   (xcr0 & 0x60000) == 0x60000 && RequestAmxPermission();
+  return amx ? Isa::kAmx : Isa::kAvx512;
+}
+
+Isa SelectIsa() {
+  static const Isa detected = DetectIsa();
+  const char* wanted = std::getenv("OUTRIDER_ISA");
+  if (wanted == nullptr || *wanted == '\0') return detected;
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (std::string_view(wanted) != kNames[i]) continue;
+    const Isa isa = static_cast<Isa>(i);
+    if (isa > detected) {
+      throw InvalidArgument("OUTRIDER_ISA={} is not available here: this machine offers up to {}",
+                            wanted, IsaName(detected));
+    }
+    return isa;
+  }
+  throw InvalidArgument("OUTRIDER_ISA={} is unknown: use reference, avx2, avx512 or amx", wanted);
+}
+
+}  // namespace outrider

@@ -1,0 +1,89 @@
+#include "outrider/base/dtype.h"
+
+#include <cmath>
+#include <limits>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+size_t DTypeSize(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2;
+    case DType::kF8E4M3:
+    case DType::kI8:
+      return 1;
+    case DType::kI64:
+      return 8;
+  }
+  OUTRIDER_CHECK(false);
+}
+
+std::string_view DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+    case DType::kF8E4M3:
+      return "float8_e4m3";
+    case DType::kI8:
+      return "int8";
+    case DType::kI32:
+      return "int32";
+    case DType::kI64:
+      return "int64";
+  }
+  OUTRIDER_CHECK(false);
+}
+
+std::optional<DType> DTypeFromSafetensors(std::string_view name) {
+  if (name == "F32") return DType::kF32;
+  if (name == "BF16") return DType::kBF16;
+  if (name == "F16") return DType::kF16;
+  if (name == "F8_E4M3") return DType::kF8E4M3;
+  if (name == "I8") return DType::kI8;
+  if (name == "I32") return DType::kI32;
+  if (name == "I64") return DType::kI64;
+  return std::nullopt;
+}
+
+float HalfToFloat(uint16_t bits) {
+  const bool negative = (bits & 0x8000) != 0;
+  const int exponent = (bits >> 10) & 0x1f;
+  const int mantissa = bits & 0x3ff;
+  float value;
+  if (exponent == 0) {
+    value = std::ldexp(static_cast<float>(mantissa), -24);
+  } else if (exponent == 31) {
+    value = mantissa == 0 ? std::numeric_limits<float>::infinity()
+                          : std::numeric_limits<float>::quiet_NaN();
+  } else {
+    value = std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  }
+  return negative ? -value : value;
+}
+
+float Float8E4M3ToFloat(uint8_t bits) {
+  const bool negative = (bits & 0x80) != 0;
+  const int exponent = (bits >> 3) & 0xf;
+  const int mantissa = bits & 7;
+  float value;
+  if (exponent == 15 && mantissa == 7) {
+    value = std::numeric_limits<float>::quiet_NaN();
+  } else if (exponent == 0) {
+    value = std::ldexp(static_cast<float>(mantissa), -9);
+  } else {
+    value = std::ldexp(static_cast<float>(mantissa + 8), exponent - 10);
+  }
+  return negative ? -value : value;
+}
+
+}  // namespace outrider

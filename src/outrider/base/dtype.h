@@ -1,0 +1,47 @@
+// Element types of tensors, and exact conversions of the narrow ones to and from float.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace outrider {
+
+enum class DType { kF32, kBF16, kF16, kF8E4M3, kI8, kI32, kI64 };
+
+/// Bytes of one element.
+size_t DTypeSize(DType dtype);
+
+/// The field's name: "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int32", "int64".
+std::string_view DTypeName(DType dtype);
+
+/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "I8", "I32", "I64"), if known.
+std::optional<DType> DTypeFromSafetensors(std::string_view name);
+
+/// The upper half of a float; the type of weights and cache entries.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float ToFloat(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline float ToFloat(float x) { return x; }
+
+/// Round to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.
+inline BFloat16 ToBFloat16(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40)};
+  return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+
+/// x rounded to the nearest bfloat16 value.
+inline float RoundToBFloat16(float x) { return ToFloat(ToBFloat16(x)); }
+
+/// IEEE half precision to float, exact.
+float HalfToFloat(uint16_t bits);
+
+/// float8 e4m3fn (no infinity, 0x7f and 0xff are NaN) to float, exact.
+float Float8E4M3ToFloat(uint8_t bits);
+
+}  // namespace outrider

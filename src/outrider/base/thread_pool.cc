@@ -1,0 +1,94 @@
+#include "outrider/base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+// Long enough to bridge the host work between two steps, short enough that an idle server costs
+// nothing.
+constexpr auto kSpinTime = std::chrono::microseconds(200);
+
+inline void Pause() { __builtin_ia32_pause(); }
+
+/// Spins until ready() holds or kSpinTime has passed; returns what ready() said last.
+template <typename Ready>
+bool SpinUntil(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  OUTRIDER_CHECK(threads >= 1);
+  workers_.reserve(static_cast<size_t>(threads - 1));
+  for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { WorkerLoop(t); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  generation_.fetch_add(1);
+  generation_.notify_all();
+  for (std::thread& w : workers_) w.join();
+}
+
+void ThreadPool::RunTasks(int thread) {
+  for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_;
+       i = next_.fetch_add(1, std::memory_order_relaxed)) {
+    (*task_)(i, thread);
+  }
+}
+
+void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task) {
+  if (count <= 0) return;
+  if (workers_.empty() || count == 1) {
+    for (int64_t i = 0; i < count; ++i) task(i, 0);
+    return;
+  }
+  task_ = &task;
+  count_ = count;
+  next_.store(0, std::memory_order_relaxed);
+  working_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  generation_.fetch_add(1);  // seq_cst: pairs with the sleeper's registration below
+  if (sleeping_.load() > 0) generation_.notify_all();
+  RunTasks(0);
+  while (working_.load(std::memory_order_acquire) != 0) Pause();
+}
+
+void ThreadPool::WorkerLoop(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    const auto changed = [&] { return generation_.load(std::memory_order_acquire) != seen; };
+    if (!SpinUntil(changed)) {
+      sleeping_.fetch_add(1);
+      generation_.wait(seen);
+      sleeping_.fetch_sub(1);
+    }
+    seen = generation_.load(std::memory_order_acquire);
+    if (stop_.load()) return;
+    RunTasks(thread);
+    working_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+int AvailableProcessors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+}  // namespace outrider

@@ -1,0 +1,50 @@
+// The engine's compute threads: a fixed team that runs one task list at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "outrider/base/function_ref.h"
+
+namespace outrider {
+
+/// A team of `size()` threads, the caller's included. Between task lists the others spin for a
+/// bounded time, then sleep. Which thread runs a task is not fixed: a task's result must not depend
+/// on it.
+class ThreadPool {
+ public:
+  /// threads >= 1; 1 means that everything runs on the caller.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  /// Runs task(index, thread) for index 0..count-1, thread in 0..size()-1; returns when all are done.
+  /// One caller at a time; a task must not throw and must not call back into the pool.
+  void ParallelFor(int64_t count, FunctionRef<void(int64_t index, int thread)> task);
+
+ private:
+  using Task = FunctionRef<void(int64_t, int)>;
+
+  void WorkerLoop(int thread);
+  void RunTasks(int thread);
+
+  std::vector<std::thread> workers_;
+  const Task* task_ = nullptr;
+  int64_t count_ = 0;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};  // grows by one per task list
+  alignas(64) std::atomic<int> working_{0};          // workers that have not finished this list
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> stop_{false};
+};
+
+/// The number of processors this process may run on.
+int AvailableProcessors();
+
+}  // namespace outrider

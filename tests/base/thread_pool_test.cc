@@ -1,0 +1,42 @@
+#include "outrider/base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace outrider {
+namespace {
+
+TEST(ThreadPoolTest, RunsEveryTaskOnce) {
+  ThreadPool pool(4);
+  EXPECT_EQ(pool.size(), 4);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int> hits(static_cast<size_t>(round));
+    pool.ParallelFor(round, [&](int64_t i, int thread) {
+      EXPECT_LT(thread, 4);
+      ++hits[static_cast<size_t>(i)];
+    });
+    for (const int h : hits) EXPECT_EQ(h, 1);
+  }
+}
+
+TEST(ThreadPoolTest, WakesSleepingWorkers) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::atomic<int> sum{0};
+    pool.ParallelFor(100, [&](int64_t i, int) { sum += static_cast<int>(i); });
+    EXPECT_EQ(sum, 4950);
+  }
+}
+
+TEST(ThreadPoolTest, OneThreadRunsOnTheCaller) {
+  ThreadPool pool(1);
+  const auto me = std::this_thread::get_id();
+  pool.ParallelFor(10, [&](int64_t, int) { EXPECT_EQ(std::this_thread::get_id(), me); });
+}
+
+}  // namespace
+}  // namespace outrider
