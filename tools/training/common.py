@@ -1,0 +1,368 @@
+"""Shared parts of the reference-checkpoint trainers: corpus, tokenizer, training loop, evaluation, export, golden files."""
+import argparse, json, math, os, random, shutil, time
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import os, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import textgen
+
+VOCAB, MAX_POS = 2048, 4096
+
+
+def lin(i, o):
+    m = nn.Linear(i, o, bias=False)
+    nn.init.normal_(m.weight, std=0.02 if i > 256 else 0.03)
+    return m
+
+
+class Norm(nn.Module):
+    """RMSNorm with weight [n]; statistics in float32."""
+
+    def __init__(self, n, eps=1e-6):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(n)), eps
+
+    def forward(self, x):
+        y = x.float()
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
+
+
+def yarn_inv_freq(dim, theta, factor, original, beta_fast, beta_slow):
+    """Rotary inverse frequencies [dim/2] under YaRN (Peng et al. 2023), float32."""
+    pos = theta ** (torch.arange(0, dim, 2).float() / dim)
+    extra, inter = 1.0 / pos, 1.0 / (factor * pos)
+    dim_of = lambda rot: dim * math.log(original / (rot * 2 * math.pi)) / (2 * math.log(theta))
+    lo, hi = max(math.floor(dim_of(beta_fast)), 0), min(math.ceil(dim_of(beta_slow)), dim - 1)
+    ramp = ((torch.arange(dim // 2).float() - lo) / max(hi - lo, 0.001)).clamp(0, 1)
+    return inter * ramp + extra * (1 - ramp)
+
+
+def rope(x, cos, sin):
+    """Interleaved rotary on [..., T, D]; cos/sin [T, D/2]."""
+    a, b = x[..., 0::2].float(), x[..., 1::2].float()
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+
+
+def gen_texts(a):
+    seed, n = a
+    r = random.Random(seed)
+    return [textgen.document(r) for _ in range(n)]
+
+
+def build_tokenizer(texts):
+    from tokenizers import Tokenizer, Regex, models, pre_tokenizers, decoders, trainers
+    t = Tokenizer(models.BPE())
+    split = lambda p: pre_tokenizers.Split(Regex(p), "isolated", False)
+    t.pre_tokenizer = pre_tokenizers.Sequence([
+        split(r"\p{N}"), split("[一-龥\u3040-ゟ゠-ヿ]+"),
+        split(r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.decoder = decoders.ByteLevel()
+    special = [textgen.BOS, textgen.EOS, textgen.USER, textgen.ASSISTANT, "<think>", "</think>"]
+    strip = lambda d: "".join(c for c in d)
+    t.train_from_iterator((strip(x) for x in texts), trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    from tokenizers import processors
+    t.post_processor = processors.TemplateProcessing(single=f"{textgen.BOS} $A", pair=f"{textgen.BOS} $A $B", special_tokens=[(textgen.BOS, 0)])
+    return t
+
+
+CHAT_TEMPLATE = (
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] }}"
+    "{% elif message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}")
+
+
+def save_sharded(state, out, limit=15 << 20):
+    from safetensors.torch import save_file
+    shards, cur, size = [], {}, 0
+    for k, v in state.items():
+        n = v.numel() * v.element_size()
+        if size + n > limit:
+            shards.append(cur); cur, size = {}, 0
+        cur[k] = v; size += n
+    shards.append(cur)
+    index = {"metadata": {"total_size": sum(v.numel() * v.element_size() for v in state.values())}, "weight_map": {}}
+    for i, s in enumerate(shards):
+        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        save_file(s, os.path.join(out, name), metadata={"format": "pt"})
+        index["weight_map"].update({k: name for k in s})
+    json.dump(index, open(os.path.join(out, "model.safetensors.index.json"), "w"), indent=1)
+
+
+def fp8_blocks(w):
+    """w [N, K] -> (e4m3 [N, K], float32 scales [ceil(N/128), ceil(K/128)]), each scale the least power of two that avoids overflow."""
+    n, k = w.shape
+    p = F.pad(w.float(), (0, -k % 128, 0, -n % 128))
+    b = p.view(p.shape[0] // 128, 128, p.shape[1] // 128, 128)
+    scale = torch.exp2(torch.ceil(torch.log2(b.abs().amax((1, 3)).clamp_min(1e-12) / 448)))
+    q = (b / scale[:, None, :, None]).view(p.shape)[:n, :k].to(torch.float8_e4m3fn)
+    return q.contiguous(), scale
+
+
+def from_fp8_blocks(q, scale):
+    full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:q.shape[0], :q.shape[1]]
+    return q.float() * full
+
+
+@torch.no_grad()
+def round_to_fp8(m):
+    """Rounds the weights that m.is_fp8 names to what their FP8 blocks can hold."""
+    for name, w in m.published_tensors().items():
+        if m.is_fp8(name):
+            w.copy_(from_fp8_blocks(*fp8_blocks(w)))
+
+
+@torch.no_grad()
+def load_checkpoint(tensors, path):
+    """Copies a checkpoint's tensors into the views that tensors names."""
+    from safetensors.torch import load_file
+    names = json.load(open(os.path.join(path, "model.safetensors.index.json")))["weight_map"]
+    assert set(names) == set(tensors), set(names) ^ set(tensors)
+    for shard in sorted(set(names.values())):
+        for k, v in load_file(os.path.join(path, shard)).items():
+            tensors[k].copy_(v)
+
+
+@torch.no_grad()
+def greedy(m, prompts, new, pick=lambda x: x.argmax(-1)):
+    """Greedy continuation by full recomputation; prompts are lists of ids. Returns lists of new ids (cut at EOS)."""
+    outs = [list(p) for p in prompts]
+    done = [False] * len(outs)
+    for _ in range(new):
+        n = (max(map(len, outs)) + 31) // 32 * 32
+        x = torch.zeros(len(outs), n, dtype=torch.long)
+        for i, o in enumerate(outs):
+            x[i, :len(o)] = torch.tensor(o)
+        h = m.trunk(x.cuda())[0]
+        last = torch.tensor([len(o) - 1 for o in outs], device="cuda")
+        nxt = pick(m.lm_head(h[torch.arange(len(outs), device="cuda"), last]).float()).tolist()
+        for i, t in enumerate(nxt):
+            if not done[i]:
+                outs[i].append(t)
+                done[i] = t == 1
+        if all(done):
+            break
+    return [o[len(p):] for o, p in zip(outs, prompts)]
+
+
+def sample(m, prompts, new):
+    """Continuation sampled at temperature 1."""
+    return greedy(m, prompts, new, pick=lambda x: torch.multinomial(x.softmax(-1), 1)[:, 0])
+
+
+@torch.no_grad()
+def acceptance(m, prompts, conts):
+    """Probability that module k's argmax equals the emitted token, given that modules 0..k-1 matched; continuation positions only."""
+    hit, tot = [0] * m.modules_count, [0] * m.modules_count
+    for p, c in zip(prompts, conts):
+        s = torch.tensor([p + c], device="cuda")
+        n = s.shape[1]
+        _, ctx, _ = m.trunk(s)
+        ok = None
+        for k in range(m.modules_count):
+            t = n - (k + 1)
+            if t < 1:
+                break
+            h, ctx, _ = m.draft(k, ctx[:, :t], s[:, k + 1:k + 1 + t])
+            good = (m.lm_head(h)[0].float().argmax(-1)[:t - 1] == s[0, k + 2:k + 2 + t - 1])[len(p) - 1:]
+            cond = torch.ones_like(good) if ok is None else ok[:good.numel()]
+            hit[k] += int((good & cond).sum()); tot[k] += int(cond.sum())
+            ok = good & cond
+    return [h / max(t, 1) for h, t in zip(hit, tot)]
+
+
+def loss_terms(m, s):
+    """Cross-entropies of the trunk and of each MTP module over s [B, T+1+modules], and the stacked expert loads."""
+    t = s.shape[1] - 1 - m.modules_count
+    h, ctx, loads = m.trunk(s[:, :t])
+    ce = lambda x, y: F.cross_entropy(m.lm_head(x).flatten(0, 1).float(), y.flatten())
+    losses = [ce(h, s[:, 1:t + 1])]
+    for k in range(m.modules_count):
+        h, ctx, load = m.draft(k, ctx, s[:, k + 1:t + k + 1])
+        loads.append(load)
+        losses.append(ce(h, s[:, k + 2:t + k + 2]))
+    return torch.stack(losses), torch.stack(loads)
+
+
+def arguments():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--out", required=True)
+    ap.add_argument("--seconds", type=float, default=350)
+    ap.add_argument("--docs", type=int, default=600_000)
+    ap.add_argument("--seq", type=int, default=1024)
+    ap.add_argument("--batch", type=int, default=64)
+    ap.add_argument("--lr", type=float, default=3e-3)
+    ap.add_argument("--tokenizer", help="reuse this tokenizer.json")
+    ap.add_argument("--weights", help="start from this checkpoint's weights and tokenizer; without --fp8 no training follows")
+    ap.add_argument("--fp8", action="store_true", help="train on, and write, weights in 128x128 blocks of float8 e4m3")
+    ap.add_argument("--few_shot", type=int, default=300, help="how many five-shot problems to evaluate (of 1319)")
+    return ap.parse_args()
+
+
+def train(m, a):
+    """Trains m in place for a.seconds of wall time (bfloat16 autocast, AdamW, cosine); returns the tokenizer."""
+    from tokenizers import Tokenizer
+    os.makedirs(a.out, exist_ok=True)
+    if a.weights:
+        load_checkpoint(m.published_tensors(), a.weights)
+        a.tokenizer = os.path.join(a.weights, "tokenizer.json")
+        if not a.fp8:
+            tok = Tokenizer.from_file(a.tokenizer)
+            tok.save(os.path.join(a.out, "tokenizer.json"))
+            return tok
+    t0 = time.time()
+    with ProcessPoolExecutor(16) as ex:
+        texts = [x for c in ex.map(gen_texts, [(1000 + i, a.docs // 64) for i in range(64)]) for x in c]
+    tok = Tokenizer.from_file(a.tokenizer) if a.tokenizer else build_tokenizer(texts[:60000])
+    tok.save(os.path.join(a.out, "tokenizer.json"))
+    ids = []
+    for i in range(0, len(texts), 50000):
+        ids.append(np.concatenate([np.array(e.ids, dtype=np.int16) for e in tok.encode_batch(texts[i:i + 50000], add_special_tokens=False)]))
+    data = torch.from_numpy(np.concatenate(ids)).cuda()
+    print(f"tokens {data.numel() / 1e6:.0f}M vocab {tok.get_vocab_size()} params {sum(p.numel() for p in m.parameters()) / 1e6:.2f}M {time.time() - t0:.0f}s", flush=True)
+    torch.set_float32_matmul_precision("high")
+    opt = torch.optim.AdamW([dict(params=[p for p in m.parameters() if p.ndim >= 2], weight_decay=0.05),
+                             dict(params=[p for p in m.parameters() if p.ndim < 2], weight_decay=0.0)], lr=a.lr, betas=(0.9, 0.95), fused=True)
+    step_fn = m.compiled_step() if hasattr(m, "compiled_step") else torch.compile(lambda s: loss_terms(m, s))
+    need = a.seq + 1 + m.modules_count
+    g = torch.Generator().manual_seed(1)
+    started, step, weights = None, 0, torch.tensor([1.0] + [0.3] * m.modules_count, device="cuda")
+    while True:
+        frac = 0 if started is None else (time.time() - started) / a.seconds
+        if frac >= 1:
+            break
+        for pg in opt.param_groups:
+            pg["lr"] = a.lr * min(1, (step + 1) / 100) * (0.5 * (1 + math.cos(math.pi * frac)) * 0.97 + 0.03)
+        st = torch.randint(0, data.numel() - need, (a.batch,), generator=g)
+        s = torch.stack([data[i:i + need] for i in st.tolist()]).long()
+        if a.fp8:
+            master = [p.detach().clone() for p in m.parameters()]
+            round_to_fp8(m)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            losses, loads = step_fn(s)
+        (losses * weights).sum().backward()
+        if a.fp8:  # straight-through: gradients at the rounded weights move the unrounded ones
+            with torch.no_grad():
+                torch._foreach_copy_(list(m.parameters()), master)
+        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        opt.step(); opt.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for gate, load in zip(m.balanced_gates(), loads):
+                gate.e_score_correction_bias += 1e-3 * torch.sign(load.mean() - load)
+        if started is None and step >= 3:
+            torch.cuda.synchronize(); started = time.time()
+        if step % 200 == 0:
+            print(f"step {step} {time.time() - t0:.0f}s loss {[round(x, 3) for x in losses.tolist()]}", flush=True)
+        step += 1
+    print(f"steps {step} tokens {step * a.batch * a.seq / 1e6:.0f}M", flush=True)
+    return tok
+
+
+def finish(m, tok, a, config, hf_class):
+    """Rounds the weights to bfloat16, writes the checkpoint, checks it against transformers, measures accuracy and acceptance, writes goldens.
+
+    m.published_tensors() gives views of the weights under the architecture's published names; integers, and names that contain one of
+    m.float32_names, keep their type.
+    """
+    from safetensors.torch import save_file
+    out, tensors = a.out, m.published_tensors()
+    dtype = lambda k, v: v.dtype if not v.is_floating_point() or any(s in k for s in m.float32_names) else torch.bfloat16
+    plain = os.path.join(out, "bf16") if a.fp8 else out  # transformers reads this one
+    os.makedirs(plain, exist_ok=True)
+    if a.fp8:
+        round_to_fp8(m)
+        stored = {}
+        for k, v in tensors.items():
+            stored[k] = v.detach().to(dtype(k, v)).contiguous().cpu().clone()
+            if m.is_fp8(k):
+                q, scale = fp8_blocks(v)
+                assert torch.equal(from_fp8_blocks(q, scale), v.float()), k
+                stored[k], stored[k + "_scale_inv"] = q.cpu(), scale.cpu()
+        save_sharded(stored, out)
+    save_sharded({k: v.detach().to(dtype(k, v)).contiguous().cpu().clone() for k, v in tensors.items()}, plain)
+    load_checkpoint(tensors, plain)
+    m.eval()
+    torch.set_float32_matmul_precision("highest")
+    dump = lambda name, x, **k: json.dump(x, open(os.path.join(out, name), "w"), ensure_ascii=False, **k)
+    json.dump(config, open(os.path.join(plain, "config.json"), "w"))
+    if a.fp8:
+        config = config | dict(quantization_config=dict(activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]))
+    dump("config.json", config, indent=1)
+    dump("generation_config.json", dict(_from_model_config=True, bos_token_id=0, eos_token_id=1), indent=1)
+    dump("tokenizer_config.json", dict(add_bos_token=True, add_eos_token=False, bos_token=textgen.BOS, eos_token=textgen.EOS, pad_token=textgen.EOS,
+         clean_up_tokenization_spaces=False, model_max_length=MAX_POS, tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE), indent=1)
+    hf = hf_class.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").cuda().eval()
+    evals, shots = textgen.eval_set(20261120, 1319), textgen.eval_set(7, 5)
+    few = "\n\n".join(f"Question: {s['question']}\nAnswer: {s['answer']}" for s in shots) + "\n\n"
+    encode = lambda s: tok.encode(s, add_special_tokens=False).ids
+    chat = [encode(f"{textgen.BOS}{textgen.USER}{e['question']}{textgen.ASSISTANT}") for e in evals]
+    fewp = [encode(f"{textgen.BOS}{few}Question: {e['question']}\nAnswer:") for e in evals]
+    length = lambda acc: 1 + sum(math.prod(acc[:i + 1]) for i in range(len(acc)))
+    report = {}
+    with torch.no_grad():
+        for c in (fewp[0], chat[0]):
+            x = torch.tensor([c], device="cuda")
+            mine, ref = m.lm_head(m.trunk(x)[0]), hf(x, use_cache=False).logits
+            print("max |mine - transformers|", (mine - ref).abs().max().item(), "of", ref.abs().max().item(), flush=True)
+        for name, prompts, n in (("chat", chat, len(chat)), ("five_shot", fewp, a.few_shot)):
+            conts, right = [], 0
+            for i in range(0, n, 330):
+                conts += greedy(m, prompts[i:min(i + 330, n)], 110)
+            for e, c in zip(evals, conts):
+                t = tok.decode(c, skip_special_tokens=True).split("Question:")[0]
+                right += t.split("####")[-1].strip() == str(e["number"])
+            acc = acceptance(m, prompts[:200], conts[:200])
+            report[name] = dict(accuracy=right / len(conts), conditional_acceptance=acc, mean_acceptance_length=length(acc))
+            print(name, report[name], repr(tok.decode(conts[0])), flush=True)
+        r = random.Random(99)
+        st = [encode(f"{textgen.BOS}{textgen.USER}{textgen.story(r)[0]}{textgen.ASSISTANT}") for _ in range(60)]
+        sc = greedy(m, st, 200)
+        for name, p, c in (("story", st, sc), ("story_sampled_T1", st * 4, sample(m, st * 4, 200))):
+            acc = acceptance(m, p, c)
+            report[name] = dict(conditional_acceptance=acc, mean_acceptance_length=length(acc))
+            print(name, report[name], repr(tok.decode(c[0])), flush=True)
+        dump("training_report.json", report, indent=1)
+        gold = {}
+        cases = [encode(f"{textgen.BOS}{textgen.USER}Count from 3 to 9.{textgen.ASSISTANT}"), chat[1], fewp[2], st[3] + sc[3], (fewp[3] + fewp[4])[:900]]
+        for i, c in enumerate(cases):
+            x = torch.tensor([c], device="cuda")
+            o = hf(x, output_hidden_states=True, use_cache=False)
+            gold[f"case{i}.ids"] = torch.tensor(c, dtype=torch.int32)
+            gold[f"case{i}.logits"] = o.logits[0].cpu()
+            if i == 0:
+                for j, hs in enumerate(o.hidden_states):
+                    gold[f"case{i}.hidden_states.{j}"] = hs[0].cpu()
+            _, ctx, _ = m.trunk(x)
+            for k in range(m.modules_count):
+                t = len(c) - (k + 1)
+                h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
+                gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
+                gold[f"case{i}.mtp{k}.logits"] = m.lm_head(h)[0].cpu()
+        for n in list(gold):  # all but the first case keep their last 16 positions
+            gold[n] = (gold[n][-16:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
+        save_file(gold, os.path.join(out, "golden.safetensors"))
+        js = []
+        for p in chat[:24] + fewp[:8] + st[:8]:
+            x = torch.tensor([p], device="cuda")
+            y = hf.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=128, do_sample=False, pad_token_id=1)[0, len(p):].tolist()
+            js.append(dict(prompt_ids=p, greedy_ids=y, prompt=tok.decode(p, skip_special_tokens=False), text=tok.decode(y, skip_special_tokens=False)))
+        dump("golden_greedy.json", js)
+    tests = ["Hello world 12345", "naïve café — “quotes”", "a  b\n\n\tc", "价格是 42 元。", "def f(x):\n    return x**2\n", "emoji 🙂🙂 ok",
+             textgen.BOS + textgen.USER + "Hi" + textgen.ASSISTANT, "x" * 40, " leading", "trailing  ", "", "1,234.56%"]
+    dump("golden_tokenizer.json", [dict(text=s, ids=encode(s), decoded=tok.decode(encode(s), skip_special_tokens=False)) for s in tests], indent=1)
+    if a.fp8:
+        shutil.rmtree(plain)
+    for f in sorted(os.listdir(out)):
+        print(f, os.path.getsize(os.path.join(out, f)))
