@@ -1,13 +1,11 @@
 """Shared parts of the reference-checkpoint trainers: corpus, tokenizer, training loop, evaluation, export, golden files."""
-import argparse, json, math, os, random, shutil, time
+import argparse, json, math, os, random, shutil, sys, time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-import os, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import textgen

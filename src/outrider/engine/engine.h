@@ -1,0 +1,60 @@
+// The step loop: plan, layout, forward, verify, propose, commit. Requests join and leave at every step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "outrider/engine/generation.h"
+#include "outrider/engine/generation_service.h"
+
+namespace outrider {
+
+class EngineCore;
+
+/// An engine that its owner drives step by step. Submit, Abort and Counters may be called from any
+/// thread; Step, from one thread at a time.
+class Engine : public GenerationService {
+ public:
+  explicit Engine(std::unique_ptr<EngineCore> core);
+  ~Engine() override;
+
+  RequestId Submit(GenerationRequest request, OutputSink sink) override;
+  void Abort(RequestId id) override;
+  EngineCounters Counters() const override;
+
+  /// Takes in what was submitted and runs one step. False when there was nothing to do.
+  bool Step();
+
+  /// Blocks until there is work or `Wake` is called, at most `seconds`.
+  void WaitForWork(double seconds);
+
+  /// Makes WaitForWork return.
+  void Wake();
+
+  /// No request is waiting or running.
+  bool Idle() const;
+
+  int32_t max_model_len() const;
+  int32_t vocab_size() const;
+  /// The k that runs by default; 0 without speculation.
+  int32_t num_speculative_tokens() const;
+
+ private:
+  std::unique_ptr<EngineCore> core_;
+};
+
+/// Runs an engine's steps on a thread of its own until destroyed. Destruction aborts what is running.
+class EngineThread {
+ public:
+  explicit EngineThread(Engine& engine);
+  ~EngineThread();
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,53 @@
+// From options to a running engine: checkpoint, tokenizer, chat template, model, cache.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/checkpoint/model_config.h"
+#include "outrider/engine/engine.h"
+#include "outrider/engine/engine_options.h"
+#include "outrider/text/chat_template.h"
+#include "outrider/text/tokenizer.h"
+
+namespace outrider {
+
+/// Progress of loading weights: bytes read so far and in all.
+using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
+/// Where the memory went, in bytes, and what the cache holds.
+struct MemoryReport {
+  int64_t weight_bytes = 0;  // target, as computed with
+  int64_t mtp_bytes = 0;     // MTP modules
+  int64_t kv_cache_bytes = 0;
+  int64_t kv_bytes_per_token = 0;
+  int64_t kv_tokens = 0;
+  int64_t workspace_bytes = 0;
+};
+
+/// A line of `outrider explain`: what was chosen, and why.
+struct Decision {
+  std::string what;   // e.g. "drafter"
+  std::string value;  // e.g. "MtpChainDrafter, k = 3"
+  std::string why;    // e.g. "the checkpoint has 3 chained MTP modules"
+};
+
+struct LoadedEngine {
+  ModelConfig config;
+  std::unique_ptr<Tokenizer> tokenizer;       // null with dummy weights and no tokenizer.json
+  std::optional<ChatTemplate> chat_template;  // absent when the model has none
+  MemoryReport memory;
+  std::vector<Decision> decisions;
+  std::unique_ptr<Engine> engine;
+};
+
+/// What would run: config, memory and decisions, without reading weights (engine is null).
+LoadedEngine ExplainEngine(const EngineOptions& options);
+
+/// Loads everything. Throws Error on anything wrong with the options or the checkpoint.
+LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress);
+
+}  // namespace outrider

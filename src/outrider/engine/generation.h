@@ -1,0 +1,84 @@
+// What goes into the engine (a GenerationRequest) and what each step gives back (OutputDeltas).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "outrider/sampling/sampling_params.h"
+
+namespace outrider {
+
+/// Names a request inside one engine; never reused.
+using RequestId = uint64_t;
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt_token_ids;  // 1 .. max_model_len - 1 tokens
+  SamplingParams sampling;
+};
+
+struct TokenLogprob {
+  int32_t token_id = 0;
+  float logprob = 0;  // natural logarithm of the model's probability, before any sampling field
+};
+
+/// The log-probabilities at one emitted position.
+struct PositionLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // most likely first; ties by token id
+};
+
+enum class FinishReason { kStop, kLength, kAbort };
+
+/// "stop", "length", "abort".
+std::string_view FinishReasonName(FinishReason reason);
+
+/// Acceptance figures of one request or of an engine. One "draft" is one verify step that had at
+/// least one draft token.
+struct SpeculationCounts {
+  int64_t num_drafts = 0;
+  int64_t num_draft_tokens = 0;
+  int64_t num_accepted_tokens = 0;
+  std::vector<int64_t> accepted_per_position;  // [k]: drafts whose token at this position was accepted
+
+  /// 1 + accepted / drafts: tokens per verify step; 1 when nothing was drafted.
+  double MeanAcceptanceLength() const;
+  void Add(const SpeculationCounts& other);
+};
+
+/// Times are seconds on the steady clock from the request's submission.
+struct RequestStats {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
+  int64_t num_preemptions = 0;
+  double queue_seconds = 0;        // until first scheduled
+  double first_token_seconds = 0;  // until the first token was emitted
+  double total_seconds = 0;
+  SpeculationCounts speculation;
+};
+
+/// What one step did for one request.
+struct OutputDelta {
+  std::vector<int32_t> token_ids;  // emitted in this step, stop token included
+  std::string text;                // text that became certain; stop strings cut as asked
+  std::vector<PositionLogprobs> logprobs;  // one per token id, when asked for
+  int32_t num_draft_tokens = 0;            // verified in this step
+  int32_t num_accepted_tokens = 0;
+
+  // Set on the last delta of a request.
+  std::optional<FinishReason> finish_reason;
+  std::variant<std::monostate, int32_t, std::string> stop_reason;  // stop token id or stop string
+  RequestStats stats;
+};
+
+/// Called on the engine's thread, in order, until a delta with finish_reason. Must not block and
+/// must not throw.
+using OutputSink = std::function<void(RequestId, OutputDelta&&)>;
+
+}  // namespace outrider

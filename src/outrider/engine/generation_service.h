@@ -1,0 +1,51 @@
+// The engine as its callers see it: submit, abort, look at counters. The server talks to this
+// interface only, so its tests can put another service behind it.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/engine/generation.h"
+
+namespace outrider {
+
+/// A snapshot of what an engine is doing and has done. Counters only grow.
+struct EngineCounters {
+  // Now.
+  int64_t num_requests_running = 0;
+  int64_t num_requests_waiting = 0;
+  double kv_cache_usage = 0;  // 0 .. 1
+  // Since start.
+  int64_t num_steps = 0;
+  int64_t prompt_tokens = 0;      // prompt tokens computed
+  int64_t generation_tokens = 0;  // tokens emitted
+  int64_t num_preemptions = 0;
+  int64_t prefix_cache_queries = 0;  // tokens looked up
+  int64_t prefix_cache_hits = 0;     // tokens found
+  int64_t finished_stop = 0;
+  int64_t finished_length = 0;
+  int64_t finished_abort = 0;
+  SpeculationCounts speculation;
+  // Seconds spent in steps, by part; their sum is the time of all steps.
+  double plan_seconds = 0;    // plan, layout, commit, output
+  double model_seconds = 0;   // the target's forward pass
+  double sample_seconds = 0;  // head, logits processing, sampling
+  double draft_seconds = 0;   // drafter
+};
+
+class GenerationService {
+ public:
+  virtual ~GenerationService() = default;
+
+  /// Queues a request; `sink` is called from then on. Thread-safe. Throws Error: kInvalidArgument for
+  /// a request that can never run, kOverloaded when the queue is full, kUnavailable when stopping.
+  virtual RequestId Submit(GenerationRequest request, OutputSink sink) = 0;
+
+  /// Ends a request; its sink gets a last delta with FinishReason::kAbort unless it had finished.
+  /// Thread-safe; unknown ids are ignored (the request may have just finished).
+  virtual void Abort(RequestId id) = 0;
+
+  /// Thread-safe.
+  virtual EngineCounters Counters() const = 0;
+};
+
+}  // namespace outrider
