@@ -1,0 +1,1 @@
+#include "outrider/checkpoint/safetensors.h"

@@ -1,0 +1,100 @@
+// Where a model's weights come from: a checkpoint's files, or random numbers in their place. A
+// loader asks for tensors by name and reads their rows as floats, whatever they are stored as.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/dtype.h"
+#include "outrider/base/function_ref.h"
+#include "outrider/checkpoint/model_config.h"
+
+namespace outrider {
+
+/// A tensor that the model needs.
+struct ExpectedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+/// One tensor, open for reading. Reading is thread-safe; a tensor may outlive its source.
+class WeightTensor {
+ public:
+  virtual ~WeightTensor() = default;
+
+  const std::vector<int64_t>& shape() const { return shape_; }
+  /// The last dimension is the columns, the product of the others the rows: a vector [N] is one
+  /// row of N.
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+
+  /// The element type in the file (for FP8, without its scales).
+  virtual DType stored_dtype() const = 0;
+  /// Bytes that the tensor and its scales take in the file; 0 for generated weights.
+  virtual int64_t stored_bytes() const = 0;
+  /// True when every value is known to be a bfloat16 value: stored so, or FP8 whose scales are
+  /// powers of two within range.
+  virtual bool exact_in_bfloat16() const = 0;
+
+  /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks are multiplied by
+  /// their weight_scale_inv (one float32 product per element, rounded once). Throws Error when the
+  /// file cannot be read.
+  virtual void ReadRows(int64_t first_row, int64_t count, float* out) const = 0;
+
+ protected:
+  explicit WeightTensor(std::vector<int64_t> shape);
+
+ private:
+  std::vector<int64_t> shape_;
+  int64_t rows_ = 1;
+  int64_t cols_ = 1;
+};
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  /// Whether Open(name, ...) can succeed. Scales of FP8 tensors are not tensors of their own.
+  virtual bool Has(std::string_view name) const = 0;
+
+  /// Opens a tensor of the given shape. Throws Error when it is missing, has another shape, a dtype
+  /// that cannot be read, or FP8 values without scales. Check says all of that about all tensors.
+  virtual std::unique_ptr<WeightTensor> Open(const std::string& name,
+                                             std::span<const int64_t> shape) const = 0;
+
+  /// Throws one Error that names every expected tensor that is missing, mis-shaped, of an
+  /// unreadable dtype or without scales, and every tensor present that is neither expected nor
+  /// ignorable(name) (at most 20 names of each kind).
+  virtual void Check(std::span<const ExpectedTensor> expected,
+                     FunctionRef<bool(std::string_view)> ignorable) const = 0;
+
+  /// Names of all tensors, sorted; empty for generated weights, which have any name.
+  virtual std::vector<std::string> names() const = 0;
+
+  /// Bytes of all tensors as stored; 0 for generated weights.
+  virtual int64_t total_stored_bytes() const = 0;
+};
+
+/// Opens model.safetensors, or the files that model.safetensors.index.json names, in `directory`.
+/// Only headers are read here. Throws Error: no such files, a broken index or header, a tensor that
+/// is not in the file the index names, a path that leaves the directory, an unknown quantization.
+std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& directory,
+                                             const ModelConfig& config);
+
+/// Random weights for timing shapes without a checkpoint. A value is a function of (seed, name,
+/// element index), exact in bfloat16. Matrices [.., K] are uniform with standard deviation
+/// K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep their magnitude. Has()
+/// knows the tensors of the trunk and of the declared MTP modules.
+std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
+
+/// How many MTP modules the source holds: consecutive i from 0 with a tensor
+/// {prefix}model.layers.{num_hidden_layers + i}.eh_proj.weight, whatever the config declares.
+int CountMtpLayers(const WeightSource& source, const ModelConfig& config);
+
+}  // namespace outrider
