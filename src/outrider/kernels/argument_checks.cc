@@ -1,0 +1,79 @@
+#include "outrider/kernels/argument_checks.h"
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+void CheckCache(const LatentCache& cache) {
+  OUTRIDER_CHECK(cache.dtype == DType::kF32 || cache.dtype == DType::kBF16,
+                 "the latent cache holds float32 or bfloat16, not {}", DTypeName(cache.dtype));
+  OUTRIDER_CHECK(cache.block_size > 0 && cache.width > 0);
+}
+
+}  // namespace
+
+void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype) {
+  OUTRIDER_CHECK(operand_dtype == DType::kF32 || operand_dtype == DType::kBF16);
+  for (const MatMulJob& job : jobs) {
+    OUTRIDER_CHECK(job.w != nullptr);
+    OUTRIDER_CHECK(job.w->format == DType::kF32 || job.w->format == DType::kBF16);
+    OUTRIDER_CHECK(job.x.cols == job.w->cols, "x has {} columns, the weight {}", job.x.cols,
+                   job.w->cols);
+    OUTRIDER_CHECK(job.y.cols == job.w->rows, "y has {} columns, the weight {} rows", job.y.cols,
+                   job.w->rows);
+    OUTRIDER_CHECK(job.x_rows != nullptr || job.x.rows == job.y.rows, "{} rows in, {} rows out",
+                   job.x.rows, job.y.rows);
+  }
+}
+
+void CheckRotary(const RotaryRows& rotary, int64_t rows) {
+  OUTRIDER_CHECK(rotary.cos.rows >= rows && rotary.sin.rows >= rows);
+  OUTRIDER_CHECK(rotary.cos.cols == rotary.sin.cols);
+}
+
+void CheckWriteLatent(MatrixView<const float> kv, const RotaryRows& rotary,
+                      const LatentCache& cache) {
+  CheckCache(cache);
+  CheckRotary(rotary, kv.rows);
+  OUTRIDER_CHECK(kv.cols == cache.width && kv.cols > 2 * rotary.cos.cols);
+}
+
+void CheckGatherLatent(const LatentCache& cache, MatrixView<float> latent, MatrixView<float> rope) {
+  CheckCache(cache);
+  OUTRIDER_CHECK(latent.rows == rope.rows && latent.cols + rope.cols == cache.width);
+}
+
+void CheckAbsorbed(const AbsorbedAttentionArgs& args) {
+  CheckCache(args.cache);
+  OUTRIDER_CHECK(args.latent > 0 && args.rope >= 0 && args.latent + args.rope == args.cache.width);
+  OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * args.cache.width);
+  OUTRIDER_CHECK(args.out.cols == int64_t{args.heads} * args.latent);
+  for (const AttentionSpan& span : args.requests) {
+    OUTRIDER_CHECK(span.first_row >= 0 && span.query_length >= 0 && span.context_length >= 0);
+    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= args.q.rows);
+    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= args.out.rows);
+  }
+}
+
+void CheckExpanded(const ExpandedAttentionArgs& args) {
+  const int64_t heads = args.heads;
+  OUTRIDER_CHECK(args.q.cols == heads * (args.nope + args.rope));
+  OUTRIDER_CHECK(args.kv.cols == heads * (args.nope + args.value));
+  OUTRIDER_CHECK(args.k_rope.cols == args.rope);
+  OUTRIDER_CHECK(args.out.cols == heads * args.value);
+  OUTRIDER_CHECK(args.running_max.cols == heads && args.running_sum.cols == heads);
+  for (const ExpandedBlock& block : args.blocks) {
+    OUTRIDER_CHECK(block.first_key >= 0 && block.first_key % kExpandedBlock == 0);
+    OUTRIDER_CHECK(block.num_keys >= 1 && block.num_keys <= kExpandedBlock);
+    OUTRIDER_CHECK(block.kv_row >= 0 && block.kv_row + block.num_keys <= args.kv.rows);
+    OUTRIDER_CHECK(block.kv_row + block.num_keys <= args.k_rope.rows);
+    const int64_t end_row = int64_t{block.request.first_row} + block.request.query_length;
+    OUTRIDER_CHECK(block.request.first_row >= 0 && end_row <= args.q.rows);
+    OUTRIDER_CHECK(end_row <= args.out.rows && end_row <= args.running_max.rows &&
+                   end_row <= args.running_sum.rows);
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,49 @@
+// y = x W^T: every output is one chain of fused multiply-adds in order of k, from zero.
+
+#include <algorithm>
+#include <cmath>
+
+#include "outrider/kernels/argument_checks.h"
+#include "outrider/kernels/reference/reference_kernels.h"
+
+namespace outrider::reference {
+
+namespace {
+
+/// W[p * 16 + n, k], read from panel p.
+float PanelValue(const PackedMatrix& w, const std::byte* panel, int64_t n, int64_t k) {
+  if (w.format == DType::kF32) return reinterpret_cast<const float*>(panel)[k * kPanelRows + n];
+  return ToFloat(reinterpret_cast<const BFloat16*>(panel)[k / 2 * 32 + n * 2 + k % 2]);
+}
+
+void PanelProduct(const MatMulJob& job, int64_t p, bool round_x) {
+  const PackedMatrix& w = *job.w;
+  const std::byte* panel = w.data + p * static_cast<int64_t>(PanelBytes(w.format, w.cols));
+  const int64_t first = p * kPanelRows;
+  const int64_t count = std::min(kPanelRows, w.rows - first);
+  for (int64_t r = 0; r < job.y.rows; ++r) {
+    const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
+    float sums[kPanelRows] = {};
+    for (int64_t k = 0; k < w.cols; ++k) {
+      const float xk = round_x ? RoundToBFloat16(x[k]) : x[k];
+      for (int64_t n = 0; n < count; ++n) {
+        sums[n] = std::fma(xk, PanelValue(w, panel, n, k), sums[n]);
+      }
+    }
+    float* y = job.y.row(r) + first;
+    for (int64_t n = 0; n < count; ++n) y[n] = job.accumulate ? y[n] + sums[n] : sums[n];
+  }
+}
+
+}  // namespace
+
+void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype) {
+  CheckMatMul(jobs, operand_dtype);
+  for (const MatMulJob& job : jobs) {
+    pool.ParallelFor(job.w->panels(), [&](int64_t p, int /*thread*/) {
+      PanelProduct(job, p, operand_dtype == DType::kBF16);
+    });
+  }
+}
+
+}  // namespace outrider::reference

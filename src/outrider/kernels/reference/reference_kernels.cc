@@ -1,0 +1,21 @@
+#include "outrider/kernels/reference/reference_kernels.h"
+
+namespace outrider::reference {
+
+const KernelTable& Kernels() {
+  static constexpr KernelTable kTable = {
+      .name = "reference",
+      .matmul = MatMul,
+      .rms_norm = RmsNorm,
+      .silu_mul = SiluMul,
+      .rotate = Rotate,
+      .write_latent = WriteLatent,
+      .gather_latent = GatherLatent,
+      .absorbed_attention = AbsorbedAttention,
+      .expanded_attention = ExpandedAttention,
+      .combine_experts = CombineExperts,
+  };
+  return kTable;
+}
+
+}  // namespace outrider::reference

@@ -1,0 +1,34 @@
+// The kernel table in plain C++: what each entry means. Slow on purpose, it is read and compared.
+#pragma once
+
+#include "outrider/kernels/kernel_table.h"
+
+namespace outrider::reference {
+
+const KernelTable& Kernels();
+
+void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
+void RmsNorm(ThreadPool& pool, MatrixView<const float> x, const float* weight, float eps,
+             MatrixView<float> y);
+void SiluMul(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y);
+void Rotate(ThreadPool& pool, MatrixView<float> x, int32_t groups, int32_t group_stride,
+            int32_t offset, const RotaryRows& rotary);
+void WriteLatent(ThreadPool& pool, MatrixView<const float> kv, const float* weight, float eps,
+                 const RotaryRows& rotary, const int64_t* slot_mapping, LatentCache cache);
+void GatherLatent(ThreadPool& pool, LatentCache cache, const int32_t* block_table,
+                  int32_t first_position, MatrixView<float> latent, MatrixView<float> rope);
+void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args);
+void ExpandedAttention(ThreadPool& pool, const ExpandedAttentionArgs& args);
+void CombineExperts(ThreadPool& pool, MatrixView<const float> y, const int32_t* rows,
+                    const float* weights, int32_t top_k, MatrixView<float> out);
+
+/// rms_norm of one row of n values; y may be x.
+void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y);
+
+/// Rotates one head's R = rotary.cos.cols * 2 values in place with the angles of `row`.
+void RotateRow(float* x, const RotaryRows& rotary, int64_t row);
+
+/// Element i of the cache, as float.
+float CacheValue(const LatentCache& cache, int64_t i);
+
+}  // namespace outrider::reference
