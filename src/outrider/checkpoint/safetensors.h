@@ -37,6 +37,6 @@ std::vector<TensorInfo> ParseSafetensorsHeader(std::span<const std::byte> start,
                                                std::string_view where);
 
 /// Reads and parses the header of a file. Throws Error{kNotFound} when it cannot be opened.
-std::vector<TensorInfo> ReadSafetensorsHeader(const std::filesystem::path& file);
+std::vector<TensorInfo> ReadSafetensorsHeader(const std::filesystem::path& path);
 
 }  // namespace outrider

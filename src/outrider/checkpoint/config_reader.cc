@@ -1,0 +1,125 @@
+#include "outrider/checkpoint/config_reader.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int kMaxDepth = 64;
+
+/// "line 3, column 7" of the byte-th byte (from 1) of text.
+std::string Place(std::string_view text, size_t byte) {
+  const std::string_view before = text.substr(0, std::min(byte == 0 ? 0 : byte - 1, text.size()));
+  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+  const size_t newline = before.rfind('\n');
+  const size_t column = before.size() - (newline == std::string_view::npos ? 0 : newline + 1) + 1;
+  return fmt::format("line {}, column {}", line, column);
+}
+
+}  // namespace
+
+json ParseJson(std::string_view text, std::string_view where) {
+  const auto limit_depth = [where](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) {
+      throw InvalidArgument("{}: JSON nested more than {} deep", where, kMaxDepth);
+    }
+    return true;
+  };
+  try {
+    return json::parse(text.begin(), text.end(), limit_depth);
+  } catch (const json::parse_error& error) {
+    throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, error.byte));
+  } catch (const json::out_of_range&) {
+    throw InvalidArgument("{}: holds a number that is out of range", where);
+  }
+}
+
+std::string Shown(const json& value) {
+  constexpr size_t kLongest = 60;
+  if (value.is_object()) return "an object";
+  if (value.is_array() && value.size() > kLongest / 2) return "a long list";
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
+ConfigReader::ConfigReader(const json& object, std::string prefix,
+                           std::vector<std::string>& problems)
+    : object_(object), prefix_(std::move(prefix)), problems_(problems) {
+  OUTRIDER_CHECK(object.is_object());
+}
+
+const json* ConfigReader::Find(std::string_view key) const {
+  const auto it = object_.find(key);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+bool ConfigReader::Contains(std::string_view key) const { return object_.contains(key); }
+
+void ConfigReader::Refuse(std::string_view key, std::string_view requirement) {
+  const auto it = object_.find(key);
+  problems_.push_back(fmt::format("\"{}{}\" is {}; {}", prefix_, key,
+                                  it == object_.end() ? "missing" : Shown(*it), requirement));
+}
+
+const json* ConfigReader::Need(std::string_view key, bool has_fallback, std::string_view kind) {
+  const json* value = Find(key);
+  if (value == nullptr && !has_fallback) Refuse(key, kind);
+  return value;
+}
+
+int64_t ConfigReader::Integer(std::string_view key, int64_t min, int64_t max,
+                              std::optional<int64_t> fallback) {
+  const std::string kind = fmt::format("an integer from {} to {} is needed", min, max);
+  const json* value = Need(key, fallback.has_value(), kind);
+  if (value == nullptr) return fallback.value_or(max);
+  // Integers above INT64_MAX are unsigned in nlohmann-json, and would wrap around.
+  const bool fits = value->is_number_integer() &&
+                    (!value->is_number_unsigned() || value->get<uint64_t>() <= INT64_MAX);
+  if (fits) {
+    const auto number = value->get<int64_t>();
+    if (number >= min && number <= max) return number;
+  }
+  Refuse(key, kind);
+  return max;
+}
+
+double ConfigReader::Number(std::string_view key, double min, double max,
+                            std::optional<double> fallback) {
+  const std::string kind = fmt::format("a number from {} to {} is needed", min, max);
+  const json* value = Need(key, fallback.has_value(), kind);
+  if (value == nullptr) return fallback.value_or(min);
+  if (value->is_number()) {
+    const auto number = value->get<double>();
+    if (number >= min && number <= max) return number;
+  }
+  Refuse(key, kind);
+  return min;
+}
+
+bool ConfigReader::Boolean(std::string_view key, std::optional<bool> fallback) {
+  constexpr std::string_view kKind = "true or false is needed";
+  const json* value = Need(key, fallback.has_value(), kKind);
+  if (value == nullptr) return fallback.value_or(false);
+  if (value->is_boolean()) return value->get<bool>();
+  Refuse(key, kKind);
+  return fallback.value_or(false);
+}
+
+std::string ConfigReader::String(std::string_view key, std::optional<std::string> fallback) {
+  constexpr std::string_view kKind = "a string is needed";
+  const json* value = Need(key, fallback.has_value(), kKind);
+  if (value == nullptr) return fallback.value_or("");
+  if (value->is_string()) return value->get<std::string>();
+  Refuse(key, kKind);
+  return fallback.value_or("");
+}
+
+}  // namespace outrider

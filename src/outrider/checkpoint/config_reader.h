@@ -1,0 +1,53 @@
+// Typed, range-checked access to a JSON object's keys. It notes every problem it meets, so that a
+// broken file is reported whole.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace outrider {
+
+/// Parses JSON whose nesting is at most 64 deep. Throws Error, its message opening with `where`.
+nlohmann::json ParseJson(std::string_view text, std::string_view where);
+
+/// A value as it was written, on one line, cut after about 60 characters.
+std::string Shown(const nlohmann::json& value);
+
+/// Reads keys of one object. A key that is missing (or null, where a fallback is given) yields the
+/// fallback; a missing key without one, a wrong type or a value out of range adds a problem and
+/// yields a value in range (of integers the largest), so that reading can go on.
+class ConfigReader {
+ public:
+  /// `prefix` precedes key names in messages, e.g. "rope_scaling.". Both references must outlive
+  /// the reader.
+  ConfigReader(const nlohmann::json& object, std::string prefix,
+               std::vector<std::string>& problems);
+
+  /// The key's value; nullptr when it is missing or null.
+  const nlohmann::json* Find(std::string_view key) const;
+  /// True when the key is there, even as null.
+  bool Contains(std::string_view key) const;
+
+  int64_t Integer(std::string_view key, int64_t min, int64_t max,
+                  std::optional<int64_t> fallback = {});
+  /// A finite number in [min, max].
+  double Number(std::string_view key, double min, double max, std::optional<double> fallback = {});
+  bool Boolean(std::string_view key, std::optional<bool> fallback = {});
+  std::string String(std::string_view key, std::optional<std::string> fallback = {});
+
+  /// Adds `"prefix+key" is VALUE; REQUIREMENT`.
+  void Refuse(std::string_view key, std::string_view requirement);
+
+ private:
+  const nlohmann::json* Need(std::string_view key, bool has_fallback, std::string_view kind);
+
+  const nlohmann::json& object_;
+  std::string prefix_;
+  std::vector<std::string>& problems_;
+};
+
+}  // namespace outrider

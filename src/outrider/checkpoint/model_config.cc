@@ -1,0 +1,67 @@
+#include "outrider/checkpoint/model_config.h"
+
+#include <cmath>
+#include <system_error>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/file.h"
+
+namespace outrider {
+namespace {
+
+constexpr uint64_t kMaxConfigBytes = uint64_t{4} << 20;
+
+/// DeepSeek's yarn_get_mscale: 0.1 · a · ln s + 1.
+double YarnMagnitude(double factor, double exponent) {
+  return 0.1 * exponent * std::log(factor) + 1;
+}
+
+}  // namespace
+
+std::string_view ModelFamilyName(ModelFamily family) {
+  switch (family) {
+    case ModelFamily::kDeepSeekV2:
+      return "deepseek_v2";
+    case ModelFamily::kDeepSeekV3:
+      return "deepseek_v3";
+    case ModelFamily::kGlm4MoeLite:
+      return "glm4_moe_lite";
+  }
+  OUTRIDER_CHECK(false);
+  return "";
+}
+
+bool ModelConfig::IsMoeLayer(int64_t layer) const {
+  if (n_routed_experts == 0) return false;
+  if (layer >= num_hidden_layers) return true;
+  return layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
+}
+
+double ModelConfig::SoftmaxScale() const {
+  const double magnitude = yarn ? YarnMagnitude(yarn->factor, yarn->mscale_all_dim) : 1;
+  return magnitude * magnitude / std::sqrt(static_cast<double>(qk_head_dim()));
+}
+
+double ModelConfig::RopeMagnitude() const {
+  if (!yarn) return 1;
+  return YarnMagnitude(yarn->factor, yarn->mscale) /
+         YarnMagnitude(yarn->factor, yarn->mscale_all_dim);
+}
+
+ModelConfig ReadModelConfig(const std::filesystem::path& directory) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored)) {
+    throw NotFound("{}: is not a directory; a Hugging Face model directory is needed",
+                   directory.string());
+  }
+  const std::filesystem::path path = directory / "config.json";
+  const std::filesystem::path generation_path = directory / "generation_config.json";
+  const std::string text = ReadTextFile(path, kMaxConfigBytes);
+  if (!std::filesystem::exists(generation_path, ignored)) {
+    return ParseModelConfig(text, std::nullopt, path.string());
+  }
+  const std::string generation = ReadTextFile(generation_path, kMaxConfigBytes);
+  return ParseModelConfig(text, generation, path.string());
+}
+
+}  // namespace outrider
