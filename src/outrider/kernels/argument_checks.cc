@@ -23,8 +23,8 @@ void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype) {
                    job.w->cols);
     OUTRIDER_CHECK(job.y.cols == job.w->rows, "y has {} columns, the weight {} rows", job.y.cols,
                    job.w->rows);
-    OUTRIDER_CHECK(job.x_rows != nullptr || job.x.rows == job.y.rows, "{} rows in, {} rows out",
-                   job.x.rows, job.y.rows);
+    OUTRIDER_CHECK(job.x_rows != nullptr || job.x.rows == job.y.rows || job.y.rows == 0,
+                   "{} rows in, {} rows out", job.x.rows, job.y.rows);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "outrider/kernels/kernel_table.h"
 
+#include "outrider/base/error.h"
+#include "outrider/kernels/cpu/avx2/avx2_kernels.h"
 #include "outrider/kernels/reference/reference_kernels.h"
 
 namespace outrider {
@@ -7,10 +9,11 @@ namespace outrider {
 const KernelTable& GetKernels(Isa isa) {
   switch (isa) {
     case Isa::kReference:
+      return reference::Kernels();
     case Isa::kAvx2:
     case Isa::kAvx512:
     case Isa::kAmx:
-      return reference::Kernels();
+      return cpu::avx2::Kernels();
   }
   OUTRIDER_CHECK(false);
 }

@@ -1,0 +1,258 @@
+// Panel products with AVX2 and FMA.
+//
+// A tile is R rows of x times P panels of 16 outputs, its R * P * 2 sums in registers. Each sum is
+// one chain of FMAs over k, which alone would wait 4 cycles per k: a tile therefore holds at least
+// eight independent chains, by more panels where rows are few. A bfloat16 pair of k's arrives as
+// one 32-bit lane per output; shifted left it is the even k, masked it is the odd one, so the
+// widened weights never touch memory.
+//
+// Up to kRowTile rows one tile covers all rows and the weights stream through once. For more rows,
+// k runs in blocks of kBlock: the block of a panel stays in L1 while the row tiles pass over it,
+// and the sums wait in memory between blocks, as float32, which keeps the chain (and its bits) the
+// same.
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/leaves.h"
+#include "outrider/kernels/cpu/avx2/vectors.h"
+
+namespace outrider::cpu::avx2 {
+
+namespace {
+
+constexpr int64_t kBlock = 256;           // k's per block, even
+constexpr int64_t kPrefetchBytes = 1536;  // ahead in each stream, for products of one row tile
+
+struct TileArgs {
+  const std::byte* w;  // the first panel, at the tile's first k
+  int64_t panel_bytes;
+  const float* const* x;  // R pointers
+  int64_t first_k;
+  int64_t count_k;
+  bool from_zero;  // else from sums
+  float* sums;     // panel p, row r at sums + p * panel_sums + r * 16
+  int64_t panel_sums;
+  const std::byte* prefetch;  // read ahead from here, prefetch_step bytes per pair of k's
+  int64_t prefetch_step;
+};
+
+inline void Prefetch(const std::byte* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
+
+/// Adds x[r][k] * w[k] to the tile's sums for every row, for panels' 16 weights each.
+template <int R, int P>
+inline __attribute__((always_inline)) void AddProducts(const float* const* x, int64_t k,
+                                                       const __m256 (&w)[P][2],
+                                                       __m256 (&acc)[R][P][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m256 xk = _mm256_broadcast_ss(x[r] + k);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      acc[r][p][0] = _mm256_fmadd_ps(xk, w[p][0], acc[r][p][0]);
+      acc[r][p][1] = _mm256_fmadd_ps(xk, w[p][1], acc[r][p][1]);
+    }
+  }
+}
+
+template <int R, int P, bool kIsBFloat16>
+void Tile(const TileArgs& args) {
+  __m256 acc[R][P][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const float* sums = args.sums + p * args.panel_sums + r * 16;
+      acc[r][p][0] = args.from_zero ? _mm256_setzero_ps() : _mm256_load_ps(sums);
+      acc[r][p][1] = args.from_zero ? _mm256_setzero_ps() : _mm256_load_ps(sums + 8);
+    }
+  }
+  const float* x[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = args.x[r] + args.first_k;
+
+  const std::byte* w = args.w;
+  const int64_t panel_bytes = args.panel_bytes;
+  const std::byte* prefetch = args.prefetch;
+  const int64_t pairs = args.count_k / 2;
+  for (int64_t i = 0; i < pairs; ++i) {
+    __m256 even[P][2];
+    __m256 odd[P][2];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const std::byte* wp = w + p * panel_bytes;
+      Prefetch(prefetch + p * panel_bytes);
+      if constexpr (!kIsBFloat16) Prefetch(prefetch + p * panel_bytes + 64);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kIsBFloat16) {
+          const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(wp) + half);
+          even[p][half] = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+          odd[p][half] = _mm256_castsi256_ps(
+              _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+        } else {
+          even[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + half * 8);
+          odd[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + 16 + half * 8);
+        }
+      }
+    }
+    AddProducts<R, P>(x, 2 * i, even, acc);
+    AddProducts<R, P>(x, 2 * i + 1, odd, acc);
+    w += kIsBFloat16 ? 64 : 128;
+    prefetch += args.prefetch_step;
+  }
+  if (args.count_k % 2 != 0) {
+    __m256 last[P][2];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const std::byte* wp = w + p * panel_bytes;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kIsBFloat16) {
+          const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(wp) + half);
+          last[p][half] = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+        } else {
+          last[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + half * 8);
+        }
+      }
+    }
+    AddProducts<R, P>(x, 2 * pairs, last, acc);
+  }
+
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      float* sums = args.sums + p * args.panel_sums + r * 16;
+      _mm256_store_ps(sums, acc[r][p][0]);
+      _mm256_store_ps(sums + 8, acc[r][p][1]);
+    }
+  }
+}
+
+using TileFunction = void (*)(const TileArgs&);
+
+/// kTiles[format is bfloat16][rows - 1][panels - 1].
+constexpr TileFunction kTiles[2][6][4] = {
+    {{Tile<1, 1, false>, Tile<1, 2, false>, Tile<1, 3, false>, Tile<1, 4, false>},
+     {Tile<2, 1, false>, Tile<2, 2, false>, nullptr, nullptr},
+     {Tile<3, 1, false>, Tile<3, 2, false>, nullptr, nullptr},
+     {Tile<4, 1, false>, nullptr, nullptr, nullptr},
+     {Tile<5, 1, false>, nullptr, nullptr, nullptr},
+     {Tile<6, 1, false>, nullptr, nullptr, nullptr}},
+    {{Tile<1, 1, true>, Tile<1, 2, true>, Tile<1, 3, true>, Tile<1, 4, true>},
+     {Tile<2, 1, true>, Tile<2, 2, true>, nullptr, nullptr},
+     {Tile<3, 1, true>, Tile<3, 2, true>, nullptr, nullptr},
+     {Tile<4, 1, true>, nullptr, nullptr, nullptr},
+     {Tile<5, 1, true>, nullptr, nullptr, nullptr},
+     {Tile<6, 1, true>, nullptr, nullptr, nullptr}}};
+constexpr int64_t kTilePanels[6] = {4, 2, 2, 1, 1, 1};
+
+/// Moves the finished sums of panel p of `product` to y.
+void Finish(const PanelProduct& product, int64_t p, const float* sums) {
+  const int64_t count = product.columns - p * 16 < 16 ? product.columns - p * 16 : 16;
+  for (int64_t r = 0; r < product.rows; ++r) {
+    const float* from = sums + r * 16;
+    float* y = product.y + r * product.y_stride + p * 16;
+    if (count == 16) {
+      __m256 low = _mm256_load_ps(from);
+      __m256 high = _mm256_load_ps(from + 8);
+      if (product.accumulate) {
+        low = _mm256_add_ps(_mm256_loadu_ps(y), low);
+        high = _mm256_add_ps(_mm256_loadu_ps(y + 8), high);
+      }
+      _mm256_storeu_ps(y, low);
+      _mm256_storeu_ps(y + 8, high);
+    } else {
+      for (int64_t n = 0; n < count; ++n) y[n] = product.accumulate ? y[n] + from[n] : from[n];
+    }
+  }
+}
+
+/// All rows in one tile: every panel is read once, from its start to its end.
+void MultiplyFewRows(const PanelProduct& product) {
+  const auto& tiles = kTiles[product.format == DType::kBF16 ? 1 : 0][product.rows - 1];
+  const int64_t most_panels = kTilePanels[product.rows - 1];
+  for (int64_t p = 0; p < product.num_panels;) {
+    const int64_t left = product.num_panels - p;
+    const int64_t panels = left < most_panels ? left : most_panels;
+    const std::byte* w = product.panels + p * product.panel_bytes;
+    tiles[panels - 1]({.w = w,
+                       .panel_bytes = product.panel_bytes,
+                       .x = product.x,
+                       .first_k = 0,
+                       .count_k = product.cols,
+                       .from_zero = true,
+                       .sums = product.sums,
+                       .panel_sums = product.rows * 16,
+                       .prefetch = w + kPrefetchBytes,
+                       .prefetch_step = product.format == DType::kBF16 ? 64 : 128});
+    for (int64_t i = 0; i < panels; ++i) {
+      Finish(product, p + i, product.sums + i * product.rows * 16);
+    }
+    p += panels;
+  }
+}
+
+/// Panels [first, first + panels) for all rows, k in blocks.
+void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels) {
+  const auto& tiles = kTiles[product.format == DType::kBF16 ? 1 : 0];
+  const int64_t bytes_per_k = product.format == DType::kBF16 ? 32 : 64;
+  const int64_t num_tiles = (product.rows + kRowTile - 1) / kRowTile;
+  const int64_t small_tile = product.rows / num_tiles;
+  const int64_t large_tiles = product.rows % num_tiles;  // have small_tile + 1 rows
+  for (int64_t k = 0; k < product.cols; k += kBlock) {
+    const int64_t count_k = product.cols - k < kBlock ? product.cols - k : kBlock;
+    for (int64_t p = 0; p < panels; ++p) {
+      const std::byte* w = product.panels + (first + p) * product.panel_bytes + k * bytes_per_k;
+      // The block of weights that comes next is fetched while the row tiles use this one.
+      const std::byte* next = p + 1 < panels ? w + product.panel_bytes
+                                             : w - p * product.panel_bytes + kBlock * bytes_per_k;
+      const int64_t step = count_k * bytes_per_k / num_tiles;
+      float* sums = product.sums + p * product.rows * 16;
+      int64_t row = 0;
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        const int64_t rows = small_tile + (t < large_tiles ? 1 : 0);
+        tiles[rows - 1][0]({.w = w,
+                            .panel_bytes = product.panel_bytes,
+                            .x = product.x + row,
+                            .first_k = k,
+                            .count_k = count_k,
+                            .from_zero = k == 0,
+                            .sums = sums + row * 16,
+                            .panel_sums = 0,
+                            .prefetch = next + t * step,
+                            .prefetch_step = 2 * bytes_per_k / num_tiles});
+        row += rows;
+      }
+    }
+  }
+  for (int64_t p = 0; p < panels; ++p) {
+    Finish(product, first + p, product.sums + p * product.rows * 16);
+  }
+}
+
+}  // namespace
+
+void MultiplyPanels(const PanelProduct& product) {
+  if (product.rows <= kRowTile) {
+    MultiplyFewRows(product);
+    return;
+  }
+  for (int64_t p = 0; p < product.num_panels; p += kPanelGroup) {
+    const int64_t left = product.num_panels - p;
+    MultiplyManyRows(product, p, left < kPanelGroup ? left : kPanelGroup);
+  }
+}
+
+void RoundToBFloat16Row(const float* x, int64_t n, float* y) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, RoundToBFloat16(_mm256_loadu_ps(x + i)));
+  if (i < n) {
+    const __m256i mask = TailMask(n - i);
+    _mm256_maskstore_ps(y + i, mask, RoundToBFloat16(_mm256_maskload_ps(x + i, mask)));
+  }
+}
+
+}  // namespace outrider::cpu::avx2

@@ -1,0 +1,172 @@
+#include "outrider/kernels/cpu/matmul.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "outrider/base/scratch.h"
+#include "outrider/kernels/argument_checks.h"
+#include "outrider/kernels/cpu/task_size.h"
+
+namespace outrider::cpu {
+
+namespace {
+
+// Rows that pass over a panel together: their share of x in one block of k fits into L2.
+constexpr int64_t kRowBlock = 192;
+constexpr int64_t kLeastRowBlock = 24;
+
+// Time of a product whose weights are in a cache, for the choice of tasks.
+constexpr double kNanosecondsPerByte = 1.0 / 40;
+constexpr double kNanosecondsPerFma = 1.0 / 45;
+
+struct Task {
+  const MatMulJob* job;
+  const float* const* x;  // pointers of the job's rows
+  int64_t first_panel, num_panels;
+  int64_t first_row, num_rows;
+};
+
+/// What a call borrows; belongs to the calling thread.
+struct CallScratch {
+  Scratch rounded;
+  std::vector<const float*> rows;       // one pointer per row of every job
+  std::vector<const float*> rounded_x;  // per job: its x after rounding
+  std::vector<int64_t> rounded_stride;
+  std::vector<Task> tasks;
+};
+
+bool SameRows(MatrixView<const float> a, MatrixView<const float> b) {
+  return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
+}
+
+/// Elements between rounded rows: whole cache lines, and not a multiple of a page, so that the rows
+/// of a tile do not compete for the same lines of L1.
+int64_t RoundedStride(int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
+
+/// Rounds every distinct x of the call once; fills scratch.rounded_x and rounded_stride.
+void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
+               CallScratch& scratch) {
+  int64_t total = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (i > 0 && SameRows(jobs[i].x, jobs[i - 1].x)) continue;
+    total += jobs[i].x.rows * RoundedStride(jobs[i].x.cols);
+  }
+  float* next = scratch.rounded.Take<float>(total);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const MatrixView<const float> x = jobs[i].x;
+    if (i > 0 && SameRows(x, jobs[i - 1].x)) {
+      scratch.rounded_x.push_back(scratch.rounded_x.back());
+      scratch.rounded_stride.push_back(scratch.rounded_stride.back());
+      continue;
+    }
+    const int64_t stride = RoundedStride(x.cols);
+    const double nanoseconds = static_cast<double>(x.rows * x.cols) * kNanosecondsPerByte * 8;
+    RunTasks(pool, x.rows, nanoseconds,
+             [&](int64_t r) { leaves.round_to_bfloat16(x.row(r), x.cols, next + r * stride); });
+    scratch.rounded_x.push_back(next);
+    scratch.rounded_stride.push_back(stride);
+    next += x.rows * stride;
+  }
+}
+
+/// Fills scratch.rows: where the K floats of every row of every job are.
+void FindRows(std::span<const MatMulJob> jobs, bool rounded, CallScratch& scratch) {
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const MatMulJob& job = jobs[i];
+    const float* data = rounded ? scratch.rounded_x[i] : job.x.data;
+    const int64_t stride = rounded ? scratch.rounded_stride[i] : job.x.stride;
+    for (int64_t r = 0; r < job.y.rows; ++r) {
+      scratch.rows.push_back(data + (job.x_rows != nullptr ? job.x_rows[r] : r) * stride);
+    }
+  }
+}
+
+double PanelNanoseconds(const MatMulJob& job, int64_t rows) {
+  const double bytes = static_cast<double>(PanelBytes(job.w->format, job.w->cols));
+  const double fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
+  return std::max(bytes * kNanosecondsPerByte, fmas * kNanosecondsPerFma);
+}
+
+/// Fills scratch.tasks; returns the estimated time of all of them together.
+double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scratch) {
+  double total = 0;
+  for (const MatMulJob& job : jobs) {
+    total += static_cast<double>(job.w->panels()) * PanelNanoseconds(job, job.y.rows);
+  }
+  const double per_task = TaskNanoseconds(total, threads);
+  const float* const* x = scratch.rows.data();
+  for (const MatMulJob& job : jobs) {
+    const int64_t rows = job.y.rows;
+    if (rows == 0) continue;
+    const int64_t panels = job.w->panels();
+    int64_t row_block = kRowBlock;
+    while (panels * ((rows + row_block - 1) / row_block) < 2 * threads &&
+           row_block > kLeastRowBlock) {
+      row_block /= 2;
+    }
+    const int64_t blocks = (rows + row_block - 1) / row_block;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t first_row = rows * b / blocks;
+      const int64_t num_rows = rows * (b + 1) / blocks - first_row;
+      const double nanoseconds = PanelNanoseconds(job, num_rows);
+      const int64_t wanted =
+          std::max<int64_t>(1, static_cast<int64_t>(per_task / nanoseconds)) + kPanelGroup - 1;
+      const int64_t step = wanted / kPanelGroup * kPanelGroup;
+      for (int64_t p = 0; p < panels; p += step) {
+        scratch.tasks.push_back({.job = &job,
+                                 .x = x + first_row,
+                                 .first_panel = p,
+                                 .num_panels = std::min(step, panels - p),
+                                 .first_row = first_row,
+                                 .num_rows = num_rows});
+      }
+    }
+    x += rows;
+  }
+  return total;
+}
+
+void RunTask(const LeafKernels& leaves, const Task& task) {
+  thread_local Scratch scratch;
+  const Scratch::Frame frame(scratch);
+  const MatMulJob& job = *task.job;
+  const PackedMatrix& w = *job.w;
+  const int64_t panel_bytes = static_cast<int64_t>(PanelBytes(w.format, w.cols));
+  const int64_t first_column = task.first_panel * kPanelRows;
+  leaves.multiply_panels({
+      .format = w.format,
+      .panels = w.data + task.first_panel * panel_bytes,
+      .panel_bytes = panel_bytes,
+      .num_panels = task.num_panels,
+      .cols = w.cols,
+      .x = task.x,
+      .rows = task.num_rows,
+      .y = job.y.row(task.first_row) + first_column,
+      .y_stride = job.y.stride,
+      .columns = std::min(task.num_panels * kPanelRows, w.rows - first_column),
+      .accumulate = job.accumulate,
+      .sums = scratch.Take<float>(PanelProductScratch(task.num_rows)),
+  });
+}
+
+}  // namespace
+
+void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
+            DType operand_dtype) {
+  CheckMatMul(jobs, operand_dtype);
+  thread_local CallScratch scratch;
+  scratch.rows.clear();
+  scratch.rounded_x.clear();
+  scratch.rounded_stride.clear();
+  scratch.tasks.clear();
+  const Scratch::Frame frame(scratch.rounded);
+  const bool rounded = operand_dtype == DType::kBF16;
+  if (rounded) RoundRows(leaves, pool, jobs, scratch);
+  FindRows(jobs, rounded, scratch);
+  const double nanoseconds = MakeTasks(jobs, pool.size(), scratch);
+  const Task* tasks = scratch.tasks.data();
+  RunTasks(pool, static_cast<int64_t>(scratch.tasks.size()), nanoseconds,
+           [&](int64_t i) { RunTask(leaves, tasks[i]); });
+}
+
+}  // namespace outrider::cpu
