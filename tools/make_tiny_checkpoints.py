@@ -1,0 +1,412 @@
+#!/usr/bin/env python3
+"""Writes the tiny random checkpoints of tests/golden/ and what transformers computes with them.
+
+Run by hand (needs torch, transformers and safetensors from PyPI; see tests/golden/README.md):
+
+  python tools/make_tiny_checkpoints.py [NAME ...]      # all, or the named ones
+
+Each checkpoint is a Hugging Face directory whose tensors have the published names and element
+types. transformers' own class computes the golden files in float32 from the weights as stored: the
+files are read back, FP8 blocks are multiplied out, and the result is loaded into the class. Prompts
+are drawn until no routing choice and no greedy token of the golden files is a near tie, so another
+order of summation cannot flip one. docs/golden-files.md describes the files.
+"""
+import argparse
+import copy
+import json
+import pathlib
+import shutil
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BLOCK = 128  # rows and columns that share one FP8 scale
+PROMPT_LENGTHS = (33, 7)
+NEW_TOKENS = 24
+MIN_ROUTING_MARGIN = 1e-4  # between the last chosen and the first rejected expert or group
+MIN_ARGMAX_MARGIN = 1e-2  # between the two largest logits of a greedy step
+VOCAB = 264  # 6 special tokens, 256 bytes, 2 unused
+FIRST_BYTE_TOKEN = 6
+
+COMMON = dict(vocab_size=VOCAB, hidden_act="silu", attention_bias=False, attention_dropout=0.0,
+              bos_token_id=0, eos_token_id=1, initializer_range=0.02, use_cache=True,
+              tie_word_embeddings=False, num_hidden_layers=3)
+
+DEEPSEEK_V2 = COMMON | dict(
+    architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", hidden_size=64,
+    intermediate_size=96, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=4,
+    q_lora_rank=48, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
+    n_routed_experts=16, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
+    topk_method="group_limited_greedy", scoring_func="softmax", norm_topk_prob=False,
+    routed_scaling_factor=4.0, first_k_dense_replace=1, moe_layer_freq=1, ep_size=1,
+    rms_norm_eps=1e-6, max_position_embeddings=2560, rope_theta=10000,
+    rope_scaling=dict(type="yarn", factor=40, original_max_position_embeddings=64, beta_fast=32,
+                      beta_slow=1, mscale=0.707, mscale_all_dim=0.707),
+    torch_dtype="bfloat16")
+
+DEEPSEEK_V2_LITE = DEEPSEEK_V2 | dict(
+    q_lora_rank=None, n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1,
+    topk_method="greedy", routed_scaling_factor=1.0, torch_dtype="float16")
+
+GLM4_MOE_LITE = COMMON | dict(
+    architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite", hidden_size=64,
+    intermediate_size=96, moe_intermediate_size=32, num_attention_heads=3, num_key_value_heads=3,
+    q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=48, qk_rope_head_dim=16, v_head_dim=64,
+    n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1,
+    topk_method="noaux_tc", norm_topk_prob=True, routed_scaling_factor=1.8, first_k_dense_replace=1,
+    num_nextn_predict_layers=0, rms_norm_eps=1e-5, max_position_embeddings=1024,
+    partial_rotary_factor=1.0, rope_theta=1000000, rope_scaling=None, pad_token_id=1,
+    eos_token_id=[1, 3], dtype="float32")
+
+KIMI_TEXT = COMMON | dict(
+    architectures=["DeepseekV3ForCausalLM"], model_type="kimi_k2", hidden_size=144,
+    intermediate_size=160, moe_intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
+    q_lora_rank=144, kv_lora_rank=512, qk_nope_head_dim=48, qk_rope_head_dim=64, v_head_dim=32,
+    n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1,
+    topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True,
+    routed_scaling_factor=2.827, first_k_dense_replace=1, moe_layer_freq=1, ep_size=1,
+    num_nextn_predict_layers=0, rms_norm_eps=1e-5, max_position_embeddings=4096, rope_theta=50000.0,
+    rope_scaling=dict(type="yarn", factor=64.0, original_max_position_embeddings=64, beta_fast=1.0,
+                      beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+    dtype="bfloat16",
+    quantization_config=dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic",
+                             weight_block_size=[BLOCK, BLOCK]))
+
+KIMI = dict(architectures=["KimiK25ForConditionalGeneration"], model_type="kimi_k25",
+            bos_token_id=0, eos_token_id=1, pad_token_id=1, media_placeholder_token_id=5,
+            tie_word_embeddings=False, dtype="bfloat16", text_config=KIMI_TEXT,
+            vision_config=dict(model_type="kimi_k25_vision", vt_hidden_size=8, patch_size=2))
+
+# What the classes allow and no published checkpoint of these families combines: half-split rotary
+# pairs, attention biases, tied embeddings, sharp cos/sin magnitude, transformers 5's rope keys.
+V3_OPTIONS = COMMON | dict(
+    architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", hidden_size=64,
+    intermediate_size=96, moe_intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
+    q_lora_rank=48, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48,
+    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3, n_group=4, topk_group=2,
+    topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=False,
+    routed_scaling_factor=1.5, first_k_dense_replace=1, moe_layer_freq=1,
+    num_nextn_predict_layers=0, rms_norm_eps=1e-6, max_position_embeddings=512,
+    attention_bias=True, rope_interleave=False, tie_word_embeddings=True,
+    rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0,
+                         original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
+                         mscale=1.0, mscale_all_dim=0.5),
+    dtype="bfloat16")
+
+CHECKPOINTS = {
+    "tiny-v2": dict(config=DEEPSEEK_V2, seed=1),
+    "tiny-v2-lite": dict(config=DEEPSEEK_V2_LITE, seed=2),
+    "tiny-glm4-moe-lite": dict(config=GLM4_MOE_LITE, seed=3, shards=2),
+    "tiny-kimi-k25-fp8": dict(config=KIMI, seed=4),
+    "tiny-v3-options": dict(config=V3_OPTIONS, seed=5),
+}
+
+
+def text_config(config):
+    return config.get("text_config", config)
+
+
+def is_moe(config, layer):
+    return layer >= config["first_k_dense_replace"]
+
+
+def random_weights(config, seed):
+    """The text model's tensors {published name: float32}, without a prefix.
+
+    Matrices are normal with standard deviation gain / sqrt(columns), so logits come out with a
+    standard deviation of about 1. Embeddings and latents are small on purpose: the epsilons of the
+    norms behind them then change the logits by far more than the tests' tolerance.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    normal = lambda *shape: torch.randn(*shape, generator=generator)
+
+    def matrix(name, rows, cols, gain=1.0):
+        weights[name + ".weight"] = normal(rows, cols) * (gain / cols**0.5)
+
+    def norm(name, size):
+        weights[name + ".weight"] = (1 + 0.25 * normal(size)).clamp(0.25, 1.75)
+
+    def mlp(name, width):
+        matrix(name + ".gate_proj", width, hidden, 1.5)
+        matrix(name + ".up_proj", width, hidden, 1.5)
+        matrix(name + ".down_proj", hidden, width, 1.0)
+
+    def bias(name, size, scale):
+        if config["attention_bias"]:
+            weights[name + ".bias"] = scale * normal(size)
+
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    tied = config["tie_word_embeddings"]
+    weights["model.embed_tokens.weight"] = normal(config["vocab_size"], hidden) * (
+        hidden**-0.5 if tied else 0.03)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        attention = prefix + "self_attn."
+        norm(prefix + "input_layernorm", hidden)
+        if config["q_lora_rank"] is None:
+            matrix(attention + "q_proj", heads * (nope + rope), hidden, 1.5)
+        else:
+            matrix(attention + "q_a_proj", config["q_lora_rank"], hidden, 0.03)
+            bias(attention + "q_a_proj", config["q_lora_rank"], 0.01)
+            norm(attention + "q_a_layernorm", config["q_lora_rank"])
+            matrix(attention + "q_b_proj", heads * (nope + rope), config["q_lora_rank"], 1.5)
+        matrix(attention + "kv_a_proj_with_mqa", latent + rope, hidden)
+        weights[attention + "kv_a_proj_with_mqa.weight"][:latent] *= 0.03
+        bias(attention + "kv_a_proj_with_mqa", latent + rope, 0.01)
+        norm(attention + "kv_a_layernorm", latent)
+        matrix(attention + "kv_b_proj", heads * (nope + value), latent)
+        matrix(attention + "o_proj", hidden, heads * value)
+        bias(attention + "o_proj", hidden, 0.1)
+        norm(prefix + "post_attention_layernorm", hidden)
+        if not is_moe(config, layer):
+            mlp(prefix + "mlp", config["intermediate_size"])
+            continue
+        matrix(prefix + "mlp.gate", config["n_routed_experts"], hidden, 2.0)
+        if config["topk_method"] == "noaux_tc":  # low enough that some biased scores are negative
+            weights[prefix + "mlp.gate.e_score_correction_bias"] = (
+                0.25 * normal(config["n_routed_experts"]) - 0.4)
+        for expert in range(config["n_routed_experts"]):
+            mlp(f"{prefix}mlp.experts.{expert}", config["moe_intermediate_size"])
+        mlp(prefix + "mlp.shared_experts",
+            config["n_shared_experts"] * config["moe_intermediate_size"])
+    norm("model.norm", hidden)
+    if not tied:
+        matrix("lm_head", config["vocab_size"], hidden, 1.5)
+    return weights
+
+
+def spread(per_block, shape):
+    """[block rows, block columns] -> [rows, columns]."""
+    return per_block.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:shape[0], :shape[1]]
+
+
+def to_fp8_blocks(weight):
+    """(e4m3 values, float32 weight_scale_inv): a block's largest value becomes e4m3's largest."""
+    rows, cols = weight.shape
+    scales = torch.empty(-(-rows // BLOCK), -(-cols // BLOCK))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            block = weight[i * BLOCK:(i + 1) * BLOCK, j * BLOCK:(j + 1) * BLOCK]
+            scales[i, j] = block.abs().max() / 448
+    return (weight / spread(scales, weight.shape)).to(torch.float8_e4m3fn), scales
+
+
+def is_fp8(name):
+    """DeepSeek's rule: the linear layers of attention and feed-forward, not the router."""
+    return name.endswith("_proj.weight") or name.endswith("kv_a_proj_with_mqa.weight")
+
+
+def stored_tensors(config, weights, seed):
+    """{name in the file: tensor of the stored type}."""
+    text = text_config(config)
+    dtype = getattr(torch, text.get("dtype") or text["torch_dtype"])
+    prefix = "language_model." if text is not config else ""
+    generator = torch.Generator().manual_seed(seed + 1000)
+    stored = {}
+    for name, weight in weights.items():
+        if "quantization_config" in text and is_fp8(name):
+            shape = [-(-size // BLOCK) for size in weight.shape]
+            weight = weight * spread(0.5 + torch.rand(shape, generator=generator), weight.shape)
+            values, scales = to_fp8_blocks(weight)
+            stored[prefix + name] = values
+            stored[prefix + name + "_scale_inv"] = scales
+        else:
+            keep = "e_score_correction_bias" in name  # DeepSeek stores it as float32
+            stored[prefix + name] = weight if keep else weight.to(dtype)
+    if "vision_config" in config:  # the parts that a text engine has to pass over
+        noise = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
+        stored["vision_tower.patch_embed.proj.weight"] = noise(8, 3, 2, 2)
+        stored["mm_projector.proj.0.weight"] = noise(8, 8)
+    return stored
+
+
+def write_shards(stored, directory, count):
+    if count == 1:
+        save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    total = sum(t.numel() * t.element_size() for t in stored.values())
+    shards, size = [{} for _ in range(count)], 0
+    for name, tensor in stored.items():
+        shards[size * count // total][name] = tensor
+        size += tensor.numel() * tensor.element_size()
+    weight_map = {}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    write_json(directory / "model.safetensors.index.json",
+               dict(metadata=dict(total_size=total), weight_map=weight_map))
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(directory):
+    """One token per byte: the bundled model's tokenizer with its merges left out."""
+    bundled = ROOT / "models" / "tiny-v3-mtp3"
+    tokenizer = json.loads((bundled / "tokenizer.json").read_text(encoding="utf-8"))
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    assert sorted(special.values()) == list(range(FIRST_BYTE_TOKEN)), special
+    letters = [t for t in tokenizer["model"]["vocab"] if len(t) == 1 and t not in special]
+    letters.sort(key=tokenizer["model"]["vocab"].get)
+    assert len(letters) == 256, len(letters)
+    tokenizer["model"]["vocab"] = special | {
+        letter: FIRST_BYTE_TOKEN + i for i, letter in enumerate(letters)}
+    tokenizer["model"]["merges"] = []
+    write_json(directory / "tokenizer.json", tokenizer)
+    shutil.copy(bundled / "tokenizer_config.json", directory / "tokenizer_config.json")
+
+
+def load_transformers(directory, config, scratch):
+    """transformers' model in float32 with the weights as the files of `directory` hold them."""
+    text = copy.deepcopy(text_config(config))
+    prefix = "language_model." if text_config(config) is not config else ""
+    stored = {}
+    for file in sorted(directory.glob("model*.safetensors")):
+        stored |= load_file(file)
+    plain = {}
+    for name, tensor in stored.items():
+        if not name.startswith(prefix) or name.endswith("_scale_inv"):
+            continue
+        tensor = tensor.float()
+        if name + "_scale_inv" in stored:
+            tensor = tensor * spread(stored[name + "_scale_inv"], tensor.shape)
+        plain[name.removeprefix(prefix)] = tensor.contiguous()
+    text.pop("quantization_config", None)
+    if text["model_type"] == "kimi_k2":  # as transformers' own Kimi_K25Config does
+        text["model_type"] = "deepseek_v3"
+    save_file(plain, scratch / "model.safetensors", metadata={"format": "pt"})
+    write_json(scratch / "config.json", text)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        scratch, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
+        output_loading_info=True)
+    problems = {key: value for key, value in info.items() if value}
+    assert not problems, problems
+    return model.eval()
+
+
+def margin(scores, count):
+    """Smallest gap between the count-th and the next largest of each row's scores."""
+    if count >= scores.shape[-1]:
+        return float("inf")
+    best = scores.topk(count + 1, -1)[0]
+    return (best[..., -2] - best[..., -1]).min().item()
+
+
+def routing_margin(config, logits, bias):
+    """Smallest margin of the group choice and of the expert choice; logits [rows, experts]."""
+    logits = logits.double()
+    greedy = config["topk_method"] != "noaux_tc"
+    scores = logits.softmax(-1) if greedy else logits.sigmoid() + bias.double()
+    smallest = float("inf")
+    if config["topk_method"] != "greedy":
+        groups = scores.view(len(scores), config["n_group"], -1)
+        ranking = groups.amax(-1) if greedy else groups.topk(2, -1)[0].sum(-1)
+        smallest = margin(ranking, config["topk_group"])
+        kept = torch.zeros_like(ranking).scatter_(1, ranking.topk(config["topk_group"])[1], 1)
+        scores = groups.masked_fill(kept[..., None] == 0, float("-inf")).flatten(1)
+    return min(smallest, margin(scores, config["num_experts_per_tok"]))
+
+
+class RouterLog:
+    """Keeps what each router of a model gave in the last forward pass."""
+
+    def __init__(self, model):
+        self.routers, self.logits = [], {}
+        for name, module in model.named_modules():
+            if type(module).__name__.endswith("TopkRouter"):
+                self.routers.append((name, module))
+                module.register_forward_hook(
+                    lambda _, __, out, name=name: self.logits.__setitem__(name, out[0]))
+
+    def margin(self, config):
+        return min(routing_margin(config, self.logits[name],
+                                  getattr(module, "e_score_correction_bias", None))
+                   for name, module in self.routers)
+
+
+@torch.no_grad()
+def find_prompt(model, routers, config, length, generator):
+    """A prompt whose golden figures hold no near tie: (ids, greedy continuation, margins)."""
+    for attempt in range(2000):
+        ids = [0] + torch.randint(FIRST_BYTE_TOKEN, VOCAB - 2, (length - 1,),
+                                  generator=generator).tolist()
+        x = torch.tensor([ids])
+        model(x, use_cache=False)
+        if routers.margin(config) < MIN_ROUTING_MARGIN:
+            continue
+        full = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=NEW_TOKENS,
+                              do_sample=False, pad_token_id=1)
+        new = full[0, length:].tolist()
+        if len(new) < NEW_TOKENS or len(set(new)) < 10:
+            continue
+        logits = model(full, use_cache=False).logits[0, length - 1:-1]
+        routing, argmax = routers.margin(config), margin(logits, 1)
+        if routing >= MIN_ROUTING_MARGIN and argmax >= MIN_ARGMAX_MARGIN:
+            assert logits.argmax(-1).tolist() == new  # with and without the cache
+            return ids, new, dict(attempts=attempt + 1, routing=routing, argmax=argmax)
+    raise SystemExit(f"no prompt of {length} tokens without a near tie; try another seed")
+
+
+@torch.no_grad()
+def write_golden(directory, model, config, seed):
+    routers = RouterLog(model)
+    generator = torch.Generator().manual_seed(seed + 2000)
+    tensors, greedy = {}, []
+    for case, length in enumerate(PROMPT_LENGTHS):
+        ids, new, found = find_prompt(model, routers, config, length, generator)
+        out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        tensors[f"case{case}.ids"] = torch.tensor(ids, dtype=torch.int32)
+        tensors[f"case{case}.logits"] = out.logits[0]
+        if case == 0:
+            for i, hidden in enumerate(out.hidden_states):
+                tensors[f"case{case}.hidden_states.{i}"] = hidden[0]
+        greedy.append(dict(prompt_ids=ids, greedy_ids=new))
+        print(f"  case {case}: {length} tokens, std of logits {out.logits.std():.3f}, "
+              f"smallest margins: routing {found['routing']:.1e}, argmax {found['argmax']:.1e} "
+              f"(prompt {found['attempts']})", flush=True)
+    save_file({k: v.float().contiguous() if v.is_floating_point() else v
+               for k, v in tensors.items()}, directory / "golden.safetensors")
+    write_json(directory / "golden_greedy.json", greedy)
+
+
+def make(name, config, seed, shards=1):
+    directory = ROOT / "tests" / "golden" / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    text = text_config(config)
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json",
+               dict(_from_model_config=True, bos_token_id=0, eos_token_id=text["eos_token_id"]))
+    write_tokenizer(directory)
+    write_shards(stored_tensors(config, random_weights(text, seed), seed), directory, shards)
+    print(name, flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = load_transformers(directory, config, pathlib.Path(scratch))
+    write_golden(directory, model, text, seed)
+    total = sum(file.stat().st_size for file in directory.iterdir())
+    print(f"  {total / 1024:.0f} KiB", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CHECKPOINTS))
+    names = parser.parse_args().names or list(CHECKPOINTS)
+    unknown = sorted(set(names) - set(CHECKPOINTS))
+    if unknown:
+        parser.error(f"unknown checkpoint {unknown[0]}; known: {', '.join(CHECKPOINTS)}")
+    torch.set_num_threads(1)  # one fixed order of summation
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
+    for name in names:
+        make(name, **CHECKPOINTS[name])
+
+
+if __name__ == "__main__":
+    main()
