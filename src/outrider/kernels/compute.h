@@ -1,0 +1,16 @@
+// What every forward pass needs: the kernels, the threads, the operand type, scratch memory.
+#pragma once
+
+#include "outrider/base/scratch.h"
+#include "outrider/kernels/kernel_table.h"
+
+namespace outrider {
+
+struct Compute {
+  const KernelTable& kernels;
+  ThreadPool& pool;
+  Scratch& scratch;
+  DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
+};
+
+}  // namespace outrider

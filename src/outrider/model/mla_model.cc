@@ -1,0 +1,129 @@
+#include "outrider/model/mla_model.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "outrider/model/decoder_layer.h"
+#include "outrider/model/rotary.h"
+
+namespace outrider {
+
+namespace {
+
+// The drafters' arg-max goes through the vocabulary of this many rows at a time.
+constexpr int64_t kArgMaxTile = 32;
+
+MlaShape ShapeOf(const ModelConfig& c) {
+  MlaShape s;
+  s.hidden = static_cast<int32_t>(c.hidden_size);
+  s.heads = static_cast<int32_t>(c.num_attention_heads);
+  s.q_lora = static_cast<int32_t>(c.q_lora_rank);
+  s.latent = static_cast<int32_t>(c.kv_lora_rank);
+  s.nope = static_cast<int32_t>(c.qk_nope_head_dim);
+  s.rope = static_cast<int32_t>(c.qk_rope_head_dim);
+  s.value = static_cast<int32_t>(c.v_head_dim);
+  s.softmax_scale = static_cast<float>(c.SoftmaxScale());
+  s.norm_eps = static_cast<float>(c.latent_norm_eps);
+  s.rope_interleaved = c.rope_interleaved;
+  return s;
+}
+
+}  // namespace
+
+MlaModel::MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& kernels,
+                   ThreadPool& pool, DType operand_dtype)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      kernels_(kernels),
+      pool_(pool),
+      operand_dtype_(operand_dtype),
+      shape_(ShapeOf(config_)),
+      rotary_frequencies_(RotaryFrequencies(config_)) {}
+
+int32_t MlaModel::num_cache_layers() const {
+  return static_cast<int32_t>(config_.num_hidden_layers) + num_mtp_modules();
+}
+
+RotaryRows MlaModel::Rotary(const BatchLayout& layout) {
+  return MakeRotaryRows(rotary_frequencies_, static_cast<float>(config_.RopeMagnitude()),
+                        shape_.rope_interleaved, layout.positions(), scratch_);
+}
+
+void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden) {
+  Forward(layout, cache, hidden, [](int64_t, MatrixView<const float>) {});
+}
+
+void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+                       LayerObserver observer) {
+  const Scratch::Frame frame(scratch_);
+  const Compute compute = MakeCompute();
+  const int64_t rows = layout.num_rows();
+  const RotaryRows rotary = Rotary(layout);
+  const MatrixView<float> x = scratch_.Matrix(rows, config_.hidden_size);
+  for (int64_t r = 0; r < rows; ++r) {
+    weights_.embedding.Read(layout.token_ids()[static_cast<size_t>(r)], x.row(r));
+  }
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    DecoderLayerForward(compute, config_, shape_, weights_.layers[i], layout, rotary,
+                        cache.layer(static_cast<int32_t>(i)), x);
+    observer(static_cast<int64_t>(i), x);
+  }
+  kernels_.rms_norm(pool_, x, weights_.final_norm, static_cast<float>(config_.rms_norm_eps),
+                    hidden.Rows(0, rows));
+}
+
+void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
+                          MatrixView<const float> previous, MatrixView<float> hidden) {
+  const Scratch::Frame frame(scratch_);
+  const Compute compute = MakeCompute();
+  const MtpWeights& w = weights_.mtp[static_cast<size_t>(m)];
+  const int64_t rows = layout.num_rows();
+  const int64_t width = config_.hidden_size;
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const RotaryRows rotary = Rotary(layout);
+  const MatrixView<float> pair = scratch_.Matrix(rows, 2 * width);
+  const MatrixView<float> embedding = pair.Columns(0, width);
+  for (int64_t r = 0; r < rows; ++r) {
+    weights_.embedding.Read(layout.token_ids()[static_cast<size_t>(r)], embedding.row(r));
+    if (config_.mtp_zero_first_embedding && layout.positions()[static_cast<size_t>(r)] == 0) {
+      std::fill_n(embedding.row(r), width, 0.0F);
+    }
+  }
+  kernels_.rms_norm(pool_, embedding, w.embedding_norm, eps, embedding);
+  kernels_.rms_norm(pool_, previous.Rows(0, rows), w.hidden_norm, eps, pair.Columns(width, width));
+  const MatrixView<float> x = scratch_.Matrix(rows, width);
+  kernels_.matmul(pool_, std::array{MatMulJob{.x = pair, .w = &w.projection, .y = x}},
+                  operand_dtype_);
+  const auto layer = static_cast<int32_t>(config_.num_hidden_layers) + m;
+  DecoderLayerForward(compute, config_, shape_, w.layer, layout, rotary, cache.layer(layer), x);
+  kernels_.rms_norm(pool_, x, w.output_norm, eps, hidden.Rows(0, rows));
+}
+
+void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
+                      MatrixView<float> logits) {
+  OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
+  kernels_.matmul(
+      pool_,
+      std::array{MatMulJob{.x = hidden, .x_rows = rows.data(), .w = &weights_.head, .y = logits}},
+      operand_dtype_);
+}
+
+void MlaModel::ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
+                            int32_t* tokens) {
+  const Scratch::Frame frame(scratch_);
+  const auto total = static_cast<int64_t>(rows.size());
+  const MatrixView<float> logits =
+      scratch_.Matrix(std::min(kArgMaxTile, total), config_.vocab_size);
+  for (int64_t first = 0; first < total; first += kArgMaxTile) {
+    const int64_t count = std::min(kArgMaxTile, total - first);
+    Logits(hidden, rows.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+           logits.Rows(0, count));
+    for (int64_t i = 0; i < count; ++i) {
+      const float* row = logits.row(i);
+      tokens[first + i] = static_cast<int32_t>(std::max_element(row, row + config_.vocab_size) - row);
+    }
+  }
+}
+
+}  // namespace outrider

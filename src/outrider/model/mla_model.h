@@ -1,0 +1,71 @@
+// A DeepSeek-style network (V2, V3, R1, Kimi-K2, GLM-4.7-Flash): the target, its MTP modules, its head.
+// Stateless between calls: what a step leaves behind is in the KV cache.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/batch/batch_layout.h"
+#include "outrider/kv/kv_cache.h"
+#include "outrider/model/model_weights.h"
+
+namespace outrider {
+
+/// Called after each layer with (layer, residual stream [rows, hidden]); for tests.
+using LayerObserver = FunctionRef<void(int64_t layer, MatrixView<const float> x)>;
+
+class MlaModel {
+ public:
+  /// `kernels` and `pool` must outlive the model. operand_dtype: kF32 or kBF16.
+  MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& kernels, ThreadPool& pool,
+           DType operand_dtype);
+
+  const ModelConfig& config() const { return config_; }
+  const KernelTable& kernels() const { return kernels_; }
+  int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
+  int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
+  int32_t num_mtp_modules() const { return static_cast<int32_t>(weights_.mtp.size()); }
+  /// Layers of the cache that the model writes: the target's, then one per MTP module.
+  int32_t num_cache_layers() const;
+  /// Values per token and layer of the cache: L + R.
+  int32_t cache_width() const { return shape_.latent + shape_.rope; }
+
+  /// Runs the target over layout's rows. hidden [rows, hidden]: the outputs after the final norm.
+  void Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden);
+  void Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+               LayerObserver observer);
+
+  /// Runs MTP module m over layout's rows, whose token ids are those that follow each row's position
+  /// by m + 1: x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, shared_head.norm.
+  /// previous [rows, hidden]: the target's Forward output (m = 0), or module m - 1's. hidden may be
+  /// previous.
+  void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
+                  MatrixView<const float> previous, MatrixView<float> hidden);
+
+  /// logits[i] = head(hidden.row(rows[i])); logits [rows.size(), vocab].
+  void Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
+              MatrixView<float> logits);
+
+  /// The most likely token of each given row, ties by lower id; the head's arg-max only.
+  void ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows, int32_t* tokens);
+
+  /// Bytes of intermediate memory held.
+  size_t workspace_bytes() const { return scratch_.capacity(); }
+  const ModelWeights& weights() const { return weights_; }
+
+ private:
+  Compute MakeCompute() { return {kernels_, pool_, scratch_, operand_dtype_}; }
+  RotaryRows Rotary(const BatchLayout& layout);
+
+  ModelConfig config_;
+  ModelWeights weights_;
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  DType operand_dtype_;
+  MlaShape shape_;
+  std::vector<float> rotary_frequencies_;
+  Scratch scratch_;
+};
+
+}  // namespace outrider

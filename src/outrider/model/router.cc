@@ -1,0 +1,98 @@
+#include "outrider/model/router.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace outrider {
+
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+void Score(RouterScoring scoring, float* row, int64_t n) {
+  if (scoring == RouterScoring::kSigmoid) {
+    for (int64_t i = 0; i < n; ++i) row[i] = 1.0F / (1.0F + std::exp(-row[i]));
+    return;
+  }
+  const float max = *std::max_element(row, row + n);
+  float sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    row[i] = std::exp(row[i] - max);
+    sum += row[i];
+  }
+  for (int64_t i = 0; i < n; ++i) row[i] /= sum;
+}
+
+/// The index of the largest value, the lowest index among equals.
+int64_t ArgMax(const float* values, int64_t n) { return std::max_element(values, values + n) - values; }
+
+/// How good a group is: its best choice, or the sum of its best two (kNoAuxTc).
+float GroupScore(RouterMethod method, const float* choice, int64_t size) {
+  float first = kMinusInfinity;
+  float second = kMinusInfinity;
+  for (int64_t i = 0; i < size; ++i) {
+    if (choice[i] > first) {
+      second = first;
+      first = choice[i];
+    } else if (choice[i] > second) {
+      second = choice[i];
+    }
+  }
+  return method == RouterMethod::kNoAuxTc && size > 1 ? first + second : first;
+}
+
+/// Sets the choices of all but the best topk_group groups to -infinity.
+void DropGroups(const ModelConfig& config, float* choice) {
+  const int64_t size = config.n_routed_experts / config.n_group;
+  constexpr int64_t kMaxGroups = 64;
+  float scores[kMaxGroups];
+  OUTRIDER_CHECK(config.n_group <= kMaxGroups);
+  for (int64_t g = 0; g < config.n_group; ++g) {
+    scores[g] = GroupScore(config.router_method, choice + g * size, size);
+  }
+  bool keep[kMaxGroups] = {};
+  for (int64_t i = 0; i < config.topk_group; ++i) {
+    const int64_t best = ArgMax(scores, config.n_group);
+    keep[best] = true;
+    scores[best] = kMinusInfinity;
+  }
+  for (int64_t g = 0; g < config.n_group; ++g) {
+    if (!keep[g]) std::fill_n(choice + g * size, size, kMinusInfinity);
+  }
+}
+
+}  // namespace
+
+void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float* bias,
+               int32_t* expert_ids, float* weights) {
+  const int64_t experts = config.n_routed_experts;
+  const int64_t top_k = config.num_experts_per_tok;
+  constexpr int64_t kMaxExperts = 1024;
+  OUTRIDER_CHECK(experts <= kMaxExperts);
+  float choice[kMaxExperts];
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    float* scores = logits.row(r);
+    Score(config.router_scoring, scores, experts);
+    for (int64_t e = 0; e < experts; ++e) choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
+    if (config.router_method != RouterMethod::kGreedy && config.n_group > 1) {
+      DropGroups(config, choice);
+    }
+    int32_t* ids = expert_ids + r * top_k;
+    float* w = weights + r * top_k;
+    float sum = 0;
+    for (int64_t j = 0; j < top_k; ++j) {
+      const int64_t best = ArgMax(choice, experts);
+      choice[best] = kMinusInfinity;
+      ids[j] = static_cast<int32_t>(best);
+      w[j] = scores[best];
+      sum += w[j];
+    }
+    const float norm = config.norm_topk_prob && top_k > 1 ? sum + 1e-20F : 1.0F;
+    for (int64_t j = 0; j < top_k; ++j) {
+      w[j] = w[j] / norm * static_cast<float>(config.routed_scaling_factor);
+    }
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,145 @@
+// The network against transformers' float32 outputs: hidden states, logits, MTP modules.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tests/model/golden_file.h"
+#include "tests/model/loaded_model.h"
+
+namespace outrider {
+namespace {
+
+constexpr float kTolerance = 1e-3F;
+
+/// Largest |actual - golden| over the golden's rows, which are the last of `actual`.
+float MaxDifference(MatrixView<const float> actual, const std::vector<float>& golden) {
+  const auto rows = static_cast<int64_t>(golden.size()) / actual.cols;
+  OUTRIDER_CHECK(rows > 0 && rows <= actual.rows);
+  float worst = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* a = actual.row(actual.rows - rows + r);
+    for (int64_t i = 0; i < actual.cols; ++i) {
+      const float difference = std::fabs(a[i] - golden[static_cast<size_t>(r * actual.cols + i)]);
+      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+    }
+  }
+  return worst;
+}
+
+struct Rows {
+  Rows(int64_t rows, int64_t cols) : values(static_cast<size_t>(rows * cols)) {
+    view = {values.data(), rows, cols};
+  }
+  std::vector<float> values;
+  MatrixView<float> view;
+};
+
+class GoldenTest : public testing::TestWithParam<const char*> {};
+
+/// The whole prompt in one chunk (prompt role), or token after token in the absorbed form.
+struct Run {
+  Run(LoadedModel& loaded, const std::vector<int32_t>& ids, Phase phase, int32_t chunk)
+      : model(*loaded.model),
+        cache(loaded.MakeCache(64, 16)),
+        hidden(static_cast<int64_t>(ids.size()), model.hidden_size()),
+        tokens(ids) {
+    for (int32_t first = 0; first < Length(); first += chunk) {
+      const int32_t count = std::min(chunk, Length() - first);
+      layout.Assign(std::vector{Work(first, count, phase, 0)});
+      model.Forward(layout, cache, hidden.view.Rows(first, count));
+    }
+  }
+
+  int32_t Length() const { return static_cast<int32_t>(tokens.size()); }
+
+  RequestWork Work(int32_t first, int32_t count, Phase phase, int32_t shift) const {
+    return {.slot = 0,
+            .phase = phase,
+            .context_length = first,
+            .tokens = std::span(tokens).subspan(static_cast<size_t>(first + shift),
+                                                static_cast<size_t>(count)),
+            .draft_tokens = {},
+            .samples = false,
+            .block_table = blocks};
+  }
+
+  Rows Logits(MatrixView<const float> rows) const {
+    std::vector<int32_t> all(static_cast<size_t>(rows.rows));
+    std::iota(all.begin(), all.end(), 0);
+    Rows logits(rows.rows, model.vocab_size());
+    model.Logits(rows, all, logits.view);
+    return logits;
+  }
+
+  MlaModel& model;
+  KvCache cache;
+  Rows hidden;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> blocks = FirstBlocks(64);
+  BatchLayout layout{16};
+};
+
+TEST(TinyGoldenTest, HiddenStatesOfEveryLayer) {
+  LoadedModel loaded(TinyModelDirectory());
+  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+  const auto ids = golden.Read<int32_t>("case0.ids");
+  Run run(loaded, ids, Phase::kPromptChunk, 1000);
+  run.layout.Assign(std::vector{run.Work(0, run.Length(), Phase::kPromptChunk, 0)});
+  const int64_t layers = run.model.config().num_hidden_layers;
+  int checked = 0;
+  run.model.Forward(run.layout, run.cache, run.hidden.view,
+                    [&](int64_t layer, MatrixView<const float> x) {
+                      if (layer + 1 == layers) return;  // the list holds its normalised form
+                      const auto want =
+                          golden.Read<float>(fmt::format("case0.hidden_states.{}", layer + 1));
+                      EXPECT_LT(MaxDifference(x, want), kTolerance) << "layer " << layer;
+                      ++checked;
+                    });
+  EXPECT_EQ(checked, layers - 1);
+  const auto last = golden.Read<float>(fmt::format("case0.hidden_states.{}", layers));
+  EXPECT_LT(MaxDifference(run.hidden.view, last), kTolerance);
+}
+
+TEST(TinyGoldenTest, LogitsInBothFormsAndInChunks) {
+  LoadedModel loaded(TinyModelDirectory());
+  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+  for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
+    const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
+    const auto want = golden.Read<float>(fmt::format("case{}.logits", c));
+    for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+      for (const int32_t chunk : {1024, 7}) {
+        const Run run(loaded, ids, phase, chunk);
+        EXPECT_LT(MaxDifference(run.Logits(run.hidden.view).view, want), kTolerance)
+            << "case " << c << " phase " << static_cast<int>(phase) << " chunk " << chunk;
+      }
+    }
+  }
+}
+
+TEST(TinyGoldenTest, EveryMtpModule) {
+  LoadedModel loaded(TinyModelDirectory());
+  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+  ASSERT_EQ(loaded.model->num_mtp_modules(), 3);
+  for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
+    const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
+    Run run(loaded, ids, Phase::kPromptChunk, 1024);
+    for (int m = 0; m < 3; ++m) {
+      const int32_t rows = run.Length() - 1 - m;
+      run.layout.Assign(std::vector{run.Work(0, rows, Phase::kPromptChunk, m + 1)});
+      const MatrixView<float> hidden = run.hidden.view.Rows(0, rows);
+      run.model.ForwardMtp(m, run.layout, run.cache, hidden, hidden);
+      EXPECT_LT(MaxDifference(hidden, golden.Read<float>(fmt::format("case{}.mtp{}.hidden", c, m))),
+                kTolerance)
+          << "case " << c << " module " << m;
+      EXPECT_LT(MaxDifference(run.Logits(hidden).view,
+                              golden.Read<float>(fmt::format("case{}.mtp{}.logits", c, m))),
+                kTolerance)
+          << "case " << c << " module " << m;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider

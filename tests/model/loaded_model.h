@@ -1,0 +1,49 @@
+// A checkpoint loaded for tests, with a cache and one-request layouts.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "outrider/model/mla_model.h"
+
+namespace outrider {
+
+struct LoadedModel {
+  explicit LoadedModel(const std::filesystem::path& directory, DType dtype = DType::kF32,
+                       Isa isa = SelectIsa(), int threads = 2)
+      : pool(threads) {
+    ModelConfig config = ReadModelConfig(directory);
+    const auto source = OpenCheckpoint(directory, config);
+    const int mtp = CountMtpLayers(*source, config);
+    ModelWeights weights = LoadModelWeights(config, mtp, *source, dtype, pool, nullptr);
+    model = std::make_unique<MlaModel>(std::move(config), std::move(weights), GetKernels(isa), pool,
+                                       dtype);
+  }
+
+  KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {
+    return {model->num_cache_layers(), num_blocks, block_size, model->cache_width(), dtype};
+  }
+
+  ThreadPool pool;
+  std::unique_ptr<MlaModel> model;
+};
+
+inline std::filesystem::path TinyModelDirectory() {
+  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
+}
+
+inline std::filesystem::path GoldenDirectory() {
+  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
+}
+
+/// 0, 1, ..., n - 1: the block table of a request that has the cache to itself.
+inline std::vector<int32_t> FirstBlocks(int32_t n) {
+  std::vector<int32_t> blocks(static_cast<size_t>(n));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return blocks;
+}
+
+}  // namespace outrider

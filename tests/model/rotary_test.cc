@@ -1,0 +1,53 @@
+#include "outrider/model/rotary.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace outrider {
+namespace {
+
+ModelConfig Config() {
+  ModelConfig config;
+  config.qk_rope_head_dim = 64;
+  config.rope_theta = 10000;
+  return config;
+}
+
+TEST(RotaryTest, PlainFrequencies) {
+  const auto f = RotaryFrequencies(Config());
+  ASSERT_EQ(f.size(), 32U);
+  EXPECT_FLOAT_EQ(f[0], 1.0F);
+  EXPECT_NEAR(f[16], 0.01F, 1e-7);
+}
+
+TEST(RotaryTest, YarnKeepsFastAndInterpolatesSlowDimensions) {
+  ModelConfig config = Config();
+  config.yarn = YarnScaling{.factor = 40,
+                            .original_max_position_embeddings = 4096,
+                            .beta_fast = 32,
+                            .beta_slow = 1,
+                            .mscale = 1,
+                            .mscale_all_dim = 1};
+  const auto plain = RotaryFrequencies(Config());
+  const auto yarn = RotaryFrequencies(config);
+  // DeepSeek-V3: the ramp runs from dimension 10 to 23.
+  for (size_t i = 0; i <= 10; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i]) << i;
+  for (size_t i = 23; i < 32; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i] / 40) << i;
+  EXPECT_LT(yarn[16], plain[16]);
+  EXPECT_GT(yarn[16], plain[16] / 40);
+}
+
+TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {
+  Scratch scratch;
+  const std::vector<float> frequencies = {1.0F, 0.5F};
+  const std::vector<int32_t> positions = {0, 3};
+  const RotaryRows rows = MakeRotaryRows(frequencies, 2.0F, true, positions, scratch);
+  EXPECT_EQ(rows.cos.row(0)[0], 2.0F);
+  EXPECT_EQ(rows.sin.row(0)[1], 0.0F);
+  EXPECT_FLOAT_EQ(rows.cos.row(1)[1], 2.0F * std::cos(1.5F));
+  EXPECT_FLOAT_EQ(rows.sin.row(1)[0], 2.0F * std::sin(3.0F));
+}
+
+}  // namespace
+}  // namespace outrider
