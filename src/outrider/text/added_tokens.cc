@@ -1,0 +1,110 @@
+#include "outrider/text/added_tokens.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/text/utf8.h"
+
+namespace outrider {
+namespace {
+
+// Unicode's White_Space, by the UTF-8 bytes of the character.
+bool IsWhiteSpace(std::string_view character) {
+  if (character.size() == 1) {
+    return character[0] == ' ' || (character[0] >= '\t' && character[0] <= '\r');
+  }
+  static constexpr std::string_view kSpaces[] = {"\u0085", "\u00A0", "\u1680", "\u2000", "\u2001",
+                                                 "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+                                                 "\u2007", "\u2008", "\u2009", "\u200A", "\u2028",
+                                                 "\u2029", "\u202F", "\u205F", "\u3000"};
+  return std::find(std::begin(kSpaces), std::end(kSpaces), character) != std::end(kSpaces);
+}
+
+size_t SpaceAtStart(std::string_view text) {
+  size_t size = 0;
+  while (size < text.size()) {
+    const size_t next = ReadUtf8(text.substr(size)).size;
+    if (!IsWhiteSpace(text.substr(size, next))) break;
+    size += next;
+  }
+  return size;
+}
+
+size_t SpaceAtEnd(std::string_view text) {
+  size_t start = text.size();
+  while (start > 0) {
+    size_t character = start - 1;
+    while (character > 0 && (static_cast<uint8_t>(text[character]) & 0xC0) == 0x80) --character;
+    if (!IsWhiteSpace(text.substr(character, start - character))) break;
+    start = character;
+  }
+  return text.size() - start;
+}
+
+}  // namespace
+
+AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens)
+    : tokens_(std::move(tokens)), nodes_(1), first_(256, -1) {
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    int32_t node = 0;
+    for (const char c : tokens_[i].content) {
+      const auto byte = static_cast<uint8_t>(c);
+      int32_t child = Child(node, byte);
+      if (child < 0) {
+        child = static_cast<int32_t>(nodes_.size());
+        nodes_.emplace_back();
+        auto& children = nodes_[node].children;
+        children.insert(std::lower_bound(children.begin(), children.end(), std::pair{byte, 0}),
+                        {byte, child});
+      }
+      node = child;
+    }
+    nodes_[node].token = static_cast<int32_t>(i);
+  }
+  for (const auto& [byte, child] : nodes_[0].children) first_[byte] = child;
+}
+
+int32_t AddedTokenMatcher::Child(int32_t node, uint8_t byte) const {
+  const auto& children = nodes_[node].children;
+  const auto child = std::lower_bound(children.begin(), children.end(), std::pair{byte, 0});
+  return child != children.end() && child->first == byte ? child->second : -1;
+}
+
+// Index of the longest token that begins at `position`, or -1.
+int32_t AddedTokenMatcher::LongestAt(std::string_view text, size_t position) const {
+  int32_t node = first_[static_cast<uint8_t>(text[position])];
+  int32_t longest = -1;
+  while (node >= 0) {
+    if (nodes_[node].token >= 0) longest = nodes_[node].token;
+    if (++position == text.size()) break;
+    node = Child(node, static_cast<uint8_t>(text[position]));
+  }
+  return longest;
+}
+
+void AddedTokenMatcher::Match(std::string_view text, bool parse_special,
+                              FunctionRef<void(std::string_view, int32_t)> emit) const {
+  size_t done = 0;  // everything before it was emitted
+  size_t position = tokens_.empty() ? text.size() : 0;
+  while (position < text.size()) {
+    const int32_t index = LongestAt(text, position);
+    if (index < 0) {
+      ++position;
+      continue;
+    }
+    const AddedToken& token = tokens_[index];
+    size_t start = position;
+    position += token.content.size();
+    if (token.special && !parse_special) continue;
+    size_t end = position;
+    if (start < done) continue;  // the white space of the token before reached into this one
+    if (token.lstrip) start -= SpaceAtEnd(text.substr(done, start - done));
+    if (token.rstrip) end += SpaceAtStart(text.substr(end));
+    if (start > done) emit(text.substr(done, start - done), -1);
+    emit(text.substr(start, end - start), token.id);
+    done = end;
+  }
+  if (done < text.size()) emit(text.substr(done), -1);
+}
+
+}  // namespace outrider

@@ -1,0 +1,93 @@
+#include "outrider/text/utf8.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace outrider {
+namespace {
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// Appends `bytes` with its invalid parts replaced, and returns where an unfinished last character
+// begins (the size of `bytes` when there is none).
+size_t AppendRepaired(std::string_view bytes, std::string* out) {
+  size_t position = 0;
+  while (position < bytes.size()) {
+    const size_t valid = ValidUtf8Prefix(bytes.substr(position));
+    out->append(bytes, position, valid);
+    position += valid;
+    if (position == bytes.size()) break;
+    const Utf8Unit unit = ReadUtf8(bytes.substr(position));
+    if (unit.kind == Utf8Kind::kIncomplete) return position;
+    out->append(kReplacement);
+    position += unit.size;
+  }
+  return position;
+}
+
+}  // namespace
+
+Utf8Unit ReadUtf8(std::string_view bytes) {
+  const auto lead = static_cast<uint8_t>(bytes[0]);
+  if (lead < 0x80) return {Utf8Kind::kValid, 1};
+  if (lead < 0xC2 || lead > 0xF4) return {Utf8Kind::kInvalid, 1};
+  const size_t size = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  uint8_t low = 0x80;
+  uint8_t high = 0xBF;
+  if (lead == 0xE0) low = 0xA0;
+  if (lead == 0xED) high = 0x9F;
+  if (lead == 0xF0) low = 0x90;
+  if (lead == 0xF4) high = 0x8F;
+  for (size_t i = 1; i < size; ++i) {
+    if (i == bytes.size()) return {Utf8Kind::kIncomplete, i};
+    const auto byte = static_cast<uint8_t>(bytes[i]);
+    if (byte < low || byte > high) return {Utf8Kind::kInvalid, i};
+    low = 0x80;
+    high = 0xBF;
+  }
+  return {Utf8Kind::kValid, size};
+}
+
+size_t ValidUtf8Prefix(std::string_view bytes) {
+  size_t position = 0;
+  while (position < bytes.size()) {
+    if (position + 8 <= bytes.size()) {
+      uint64_t eight;
+      std::memcpy(&eight, bytes.data() + position, sizeof(eight));
+      if ((eight & 0x8080808080808080U) == 0) {
+        position += 8;
+        continue;
+      }
+    }
+    const Utf8Unit unit = ReadUtf8(bytes.substr(position));
+    if (unit.kind != Utf8Kind::kValid) break;
+    position += unit.size;
+  }
+  return position;
+}
+
+std::string ReplaceInvalidUtf8(std::string_view bytes) {
+  std::string out;
+  out.reserve(bytes.size());
+  if (AppendRepaired(bytes, &out) != bytes.size()) out.append(kReplacement);
+  return out;
+}
+
+void Utf8Stream::Push(std::string_view bytes, std::string* out) {
+  std::string joined;
+  if (!held_.empty()) {
+    joined = held_;
+    joined.append(bytes);
+    bytes = joined;
+  }
+  const size_t rest = AppendRepaired(bytes, out);
+  held_.assign(bytes.substr(rest));
+}
+
+void Utf8Stream::Flush(std::string* out) {
+  if (!held_.empty()) out->append(kReplacement);
+  held_.clear();
+}
+
+}  // namespace outrider
