@@ -36,11 +36,11 @@ struct Rows {
   MatrixView<float> view;
 };
 
-class GoldenTest : public testing::TestWithParam<const char*> {};
+
 
 /// The whole prompt in one chunk (prompt role), or token after token in the absorbed form.
-struct Run {
-  Run(LoadedModel& loaded, const std::vector<int32_t>& ids, Phase phase, int32_t chunk)
+struct PromptRun {
+  PromptRun(LoadedModel& loaded, const std::vector<int32_t>& ids, Phase phase, int32_t chunk)
       : model(*loaded.model),
         cache(loaded.MakeCache(64, 16)),
         hidden(static_cast<int64_t>(ids.size()), model.hidden_size()),
@@ -85,7 +85,7 @@ TEST(TinyGoldenTest, HiddenStatesOfEveryLayer) {
   LoadedModel loaded(TinyModelDirectory());
   const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
   const auto ids = golden.Read<int32_t>("case0.ids");
-  Run run(loaded, ids, Phase::kPromptChunk, 1000);
+  PromptRun run(loaded, ids, Phase::kPromptChunk, 1000);
   run.layout.Assign(std::vector{run.Work(0, run.Length(), Phase::kPromptChunk, 0)});
   const int64_t layers = run.model.config().num_hidden_layers;
   int checked = 0;
@@ -110,7 +110,7 @@ TEST(TinyGoldenTest, LogitsInBothFormsAndInChunks) {
     const auto want = golden.Read<float>(fmt::format("case{}.logits", c));
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
       for (const int32_t chunk : {1024, 7}) {
-        const Run run(loaded, ids, phase, chunk);
+        const PromptRun run(loaded, ids, phase, chunk);
         EXPECT_LT(MaxDifference(run.Logits(run.hidden.view).view, want), kTolerance)
             << "case " << c << " phase " << static_cast<int>(phase) << " chunk " << chunk;
       }
@@ -124,7 +124,7 @@ TEST(TinyGoldenTest, EveryMtpModule) {
   ASSERT_EQ(loaded.model->num_mtp_modules(), 3);
   for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
     const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
-    Run run(loaded, ids, Phase::kPromptChunk, 1024);
+    PromptRun run(loaded, ids, Phase::kPromptChunk, 1024);
     for (int m = 0; m < 3; ++m) {
       const int32_t rows = run.Length() - 1 - m;
       run.layout.Assign(std::vector{run.Work(0, rows, Phase::kPromptChunk, m + 1)});
