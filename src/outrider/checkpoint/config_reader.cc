@@ -50,9 +50,9 @@ std::string Shown(const json& value) {
   return text;
 }
 
-ConfigReader::ConfigReader(const json& object, std::string prefix,
+ConfigReader::ConfigReader(const json& object, std::string owner,
                            std::vector<std::string>& problems)
-    : object_(object), prefix_(std::move(prefix)), problems_(problems) {
+    : object_(object), owner_(std::move(owner)), problems_(problems) {
   OUTRIDER_CHECK(object.is_object());
 }
 
@@ -65,7 +65,7 @@ bool ConfigReader::Contains(std::string_view key) const { return object_.contain
 
 void ConfigReader::Refuse(std::string_view key, std::string_view requirement) {
   const auto it = object_.find(key);
-  problems_.push_back(fmt::format("\"{}{}\" is {}; {}", prefix_, key,
+  problems_.push_back(fmt::format("\"{}\"{}{} is {}: {}", key, owner_.empty() ? "" : " of ", owner_,
                                   it == object_.end() ? "missing" : Shown(*it), requirement));
 }
 

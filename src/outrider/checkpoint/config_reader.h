@@ -22,10 +22,9 @@ std::string Shown(const nlohmann::json& value);
 /// yields a value in range (of integers the largest), so that reading can go on.
 class ConfigReader {
  public:
-  /// `prefix` precedes key names in messages, e.g. "rope_scaling.". Both references must outlive
-  /// the reader.
-  ConfigReader(const nlohmann::json& object, std::string prefix,
-               std::vector<std::string>& problems);
+  /// `owner` follows key names in messages, e.g. "rope_scaling"; may be empty. Both references must
+  /// outlive the reader.
+  ConfigReader(const nlohmann::json& object, std::string owner, std::vector<std::string>& problems);
 
   /// The key's value; nullptr when it is missing or null.
   const nlohmann::json* Find(std::string_view key) const;
@@ -39,14 +38,14 @@ class ConfigReader {
   bool Boolean(std::string_view key, std::optional<bool> fallback = {});
   std::string String(std::string_view key, std::optional<std::string> fallback = {});
 
-  /// Adds `"prefix+key" is VALUE; REQUIREMENT`.
+  /// Adds the problem `"KEY" of OWNER is VALUE: REQUIREMENT`.
   void Refuse(std::string_view key, std::string_view requirement);
 
  private:
   const nlohmann::json* Need(std::string_view key, bool has_fallback, std::string_view kind);
 
   const nlohmann::json& object_;
-  std::string prefix_;
+  std::string owner_;
   std::vector<std::string>& problems_;
 };
 

@@ -63,7 +63,7 @@ class Parser {
       : model_(model),
         nested_(&outer != &text),
         outer_(outer, "", problems_),
-        text_(text, nested_ ? "text_config." : "", problems_) {}
+        text_(text, nested_ ? "text_config" : "", problems_) {}
 
   ModelConfig Parse();
   void ParseGenerationConfig(const json& generation);
@@ -172,7 +172,7 @@ void Parser::ParseRope() {
     text_.Refuse(key, "an object or null is needed");
     object = nullptr;
   }
-  ConfigReader rope(object != nullptr ? *object : kNothing, fmt::format("{}.", key), problems_);
+  ConfigReader rope(object != nullptr ? *object : kNothing, std::string(key), problems_);
   ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : text_;
   config_.rope_theta = theta.Number("rope_theta", 1, 1e12);
   for (ConfigReader* reader : {&text_, &rope}) {
@@ -338,7 +338,7 @@ void Parser::ParseQuantization() {
     reader.Refuse(kKey, "an object or null is needed");
     return;
   }
-  ConfigReader quantization(*object, "quantization_config.", problems_);
+  ConfigReader quantization(*object, "quantization_config", problems_);
   config_.quantization.method = quantization.String("quant_method");
   if (config_.quantization.method != "fp8") return;  // OpenCheckpoint refuses it; shapes are known
   if (quantization.String("fmt", std::string("e4m3")) != "e4m3") {
@@ -378,7 +378,7 @@ void Parser::ParseTokens(ConfigReader& reader) {
 }
 
 void Parser::ParseGenerationConfig(const json& generation) {
-  ConfigReader reader(generation, "generation_config.json: ", problems_);
+  ConfigReader reader(generation, "generation_config.json", problems_);
   ParseTokens(reader);
   if (reader.Find("temperature") != nullptr) {
     config_.default_temperature = reader.Number("temperature", 0, 1000);

@@ -60,7 +60,7 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
-  /// Whether Open(name, ...) can succeed. Scales of FP8 tensors are not tensors of their own.
+  /// Whether there is such a tensor. Scales of FP8 tensors are not tensors of their own.
   virtual bool Has(std::string_view name) const = 0;
 
   /// Opens a tensor of the given shape. Throws Error when it is missing, has another shape, a dtype
@@ -88,9 +88,9 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
                                              const ModelConfig& config);
 
 /// Random weights for timing shapes without a checkpoint. A value is a function of (seed, name,
-/// element index), exact in bfloat16. Matrices [.., K] are uniform with standard deviation
-/// K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep their magnitude. Has()
-/// knows the tensors of the trunk and of the declared MTP modules.
+/// element index), exact in bfloat16; Open answers any name and shape. Matrices [.., K] are uniform
+/// with standard deviation K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep
+/// their magnitude. Has() knows the tensors of the trunk and of the declared MTP modules.
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor

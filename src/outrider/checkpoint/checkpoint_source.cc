@@ -1,0 +1,312 @@
+// OpenCheckpoint: the tensors of a Hugging Face directory's safetensors files.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/config_reader.h"
+#include "outrider/checkpoint/safetensors.h"
+#include "outrider/checkpoint/stored_tensor.h"
+#include "outrider/checkpoint/weight_source.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+constexpr std::string_view kScaleSuffix = "_scale_inv";
+constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;  // Kimi-K2's has about 16 MB
+constexpr size_t kMaxListed = 20;
+
+struct Entry {
+  std::shared_ptr<const File> file;
+  TensorInfo info;
+};
+using Entries = std::map<std::string, Entry, std::less<>>;
+
+enum class ProblemKind { kMissing, kShape, kDType, kScales, kUnexpected };
+
+/// What is wrong with one tensor: its name, and how it is where that needs saying.
+struct Problem {
+  ProblemKind kind;
+  std::string text;
+};
+
+std::string ShapeText(std::span<const int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+/// A name from a file, as untrusted text, fit for a message.
+std::string Quoted(const std::string& text) { return Shown(json(text)); }
+
+/// The same without quotes where the name needs none.
+std::string Printable(const std::string& name) {
+  constexpr size_t kLongest = 200;
+  const bool plain = name.size() <= kLongest && std::all_of(name.begin(), name.end(), [](char c) {
+                       return c > ' ' && c <= '~';
+                     });
+  return plain ? name : Quoted(name);
+}
+
+class CheckpointSource : public WeightSource {
+ public:
+  CheckpointSource(std::string where, Entries entries, const Quantization& quantization)
+      : where_(std::move(where)),
+        entries_(std::move(entries)),
+        block_rows_(quantization.block_rows),
+        block_cols_(quantization.block_cols) {
+    for (const auto& [name, entry] : entries_) {
+      total_bytes_ += static_cast<int64_t>(entry.info.end - entry.info.begin);
+    }
+    MoveScalesAside();
+  }
+
+  bool Has(std::string_view name) const override { return entries_.contains(name); }
+
+  std::unique_ptr<WeightTensor> Open(const std::string& name,
+                                     std::span<const int64_t> shape) const override;
+
+  void Check(std::span<const ExpectedTensor> expected,
+             FunctionRef<bool(std::string_view)> ignorable) const override;
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> result;
+    for (const auto& [name, entry] : entries_) result.push_back(name);
+    return result;
+  }
+
+  int64_t total_stored_bytes() const override { return total_bytes_; }
+
+ private:
+  void MoveScalesAside();
+  std::optional<Problem> Examine(std::string_view name, std::span<const int64_t> shape) const;
+  std::optional<Problem> ExamineScales(const Entry& entry) const;
+  BlockScales ReadScales(const Entry& scales) const;
+
+  std::string where_;
+  Entries entries_;
+  Entries scales_;  // of FP8 tensors, by the name of the tensor they scale
+  int64_t block_rows_;
+  int64_t block_cols_;
+  int64_t total_bytes_ = 0;
+};
+
+void CheckpointSource::MoveScalesAside() {
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    auto next = std::next(it);
+    if (it->first.ends_with(kScaleSuffix)) {
+      const auto name =
+          std::string_view(it->first).substr(0, it->first.size() - kScaleSuffix.size());
+      const auto base = entries_.find(name);
+      if (base != entries_.end() && base->second.info.dtype == DType::kF8E4M3) {
+        scales_.emplace(name, std::move(it->second));
+        entries_.erase(it);
+      }
+    }
+    it = next;
+  }
+}
+
+std::optional<Problem> CheckpointSource::Examine(std::string_view name,
+                                                 std::span<const int64_t> shape) const {
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) return Problem{ProblemKind::kMissing, std::string(name)};
+  const TensorInfo& info = it->second.info;
+  if (!std::equal(shape.begin(), shape.end(), info.shape.begin(), info.shape.end())) {
+    return Problem{ProblemKind::kShape,
+                   fmt::format("{} is {}, not {}", name, ShapeText(info.shape), ShapeText(shape))};
+  }
+  if (!info.dtype || !IsReadable(*info.dtype)) {
+    return Problem{ProblemKind::kDType, fmt::format("{} is {}", name, Shown(info.dtype_name))};
+  }
+  return info.dtype == DType::kF8E4M3 ? ExamineScales(it->second) : std::nullopt;
+}
+
+std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry) const {
+  const std::string& name = entry.info.name;
+  const auto problem = [&name](std::string_view text) {
+    return Problem{ProblemKind::kScales, fmt::format("{} {}", name, text)};
+  };
+  if (block_rows_ == 0) return problem("(config.json gives no weight_block_size)");
+  const auto it = scales_.find(name);
+  if (it == scales_.end()) return problem(fmt::format("(no {}{})", name, kScaleSuffix));
+  const TensorInfo& scales = it->second.info;
+  if (scales.dtype != DType::kF32 && scales.dtype != DType::kBF16) {
+    return problem(fmt::format("(scales are {}, not F32 or BF16)", Shown(scales.dtype_name)));
+  }
+  if (entry.info.shape.size() != 2) return problem("(only matrices have blocks)");
+  const std::vector<int64_t> needed = {(entry.info.shape[0] + block_rows_ - 1) / block_rows_,
+                                       (entry.info.shape[1] + block_cols_ - 1) / block_cols_};
+  if (scales.shape == needed) return std::nullopt;
+  return problem(
+      fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
+}
+
+BlockScales CheckpointSource::ReadScales(const Entry& scales) const {
+  const StoredTensor tensor(scales.file, scales.info, {});
+  BlockScales result{.block_rows = block_rows_,
+                     .block_cols = block_cols_,
+                     .stored_bytes = tensor.stored_bytes(),
+                     .values = std::vector<float>(tensor.rows() * tensor.cols())};
+  tensor.ReadRows(0, tensor.rows(), result.values.data());
+  if (!std::all_of(result.values.begin(), result.values.end(),
+                   [](float scale) { return std::isfinite(scale); })) {
+    throw InvalidArgument("{}: {} holds a value that is not finite", scales.file->path().string(),
+                          scales.info.name);
+  }
+  return result;
+}
+
+std::unique_ptr<WeightTensor> CheckpointSource::Open(const std::string& name,
+                                                     std::span<const int64_t> shape) const {
+  const std::optional<Problem> problem = Examine(name, shape);
+  if (problem) {
+    switch (problem->kind) {
+      case ProblemKind::kMissing:
+        throw InvalidArgument("{}: no tensor {}", where_, problem->text);
+      case ProblemKind::kDType:
+        throw InvalidArgument("{}: tensor {}; F32, BF16, F16 and F8_E4M3 can be read", where_,
+                              problem->text);
+      case ProblemKind::kScales:
+        throw InvalidArgument("{}: tensor is FP8 without usable scales: {}", where_, problem->text);
+      default:
+        throw InvalidArgument("{}: tensor {}", where_, problem->text);
+    }
+  }
+  const Entry& entry = entries_.find(name)->second;
+  const bool fp8 = entry.info.dtype == DType::kF8E4M3;
+  return std::make_unique<StoredTensor>(
+      entry.file, entry.info, fp8 ? ReadScales(scales_.find(name)->second) : BlockScales{});
+}
+
+void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
+                             FunctionRef<bool(std::string_view)> ignorable) const {
+  std::map<ProblemKind, std::vector<std::string>> problems;
+  std::set<std::string_view> expected_names;
+  for (const ExpectedTensor& tensor : expected) {
+    expected_names.insert(tensor.name);
+    if (auto problem = Examine(tensor.name, tensor.shape)) {
+      problems[problem->kind].push_back(std::move(problem->text));
+    }
+  }
+  for (const auto& [name, entry] : entries_) {
+    if (!expected_names.contains(name) && !ignorable(name)) {
+      problems[ProblemKind::kUnexpected].push_back(Printable(name));
+    }
+  }
+  if (problems.empty()) return;
+
+  std::vector<std::string> parts;
+  for (auto& [kind, texts] : problems) {
+    const char* title = kind == ProblemKind::kMissing ? "missing"
+                        : kind == ProblemKind::kShape ? "of another shape"
+                        : kind == ProblemKind::kDType
+                            ? "of a type other than F32, BF16, F16 and F8_E4M3"
+                        : kind == ProblemKind::kScales ? "FP8 without usable scales"
+                                                       : "unexpected";
+    const size_t count = texts.size();
+    if (count > kMaxListed) texts.resize(kMaxListed);
+    parts.push_back(fmt::format(
+        "{} {}: {}{}", count, title, fmt::join(texts, ", "),
+        count > kMaxListed ? fmt::format(" and {} more", count - kMaxListed) : std::string()));
+  }
+  throw InvalidArgument("{}: the tensors do not fit config.json: {}", where_,
+                        fmt::join(parts, "; "));
+}
+
+/// Adds the tensors of one file. With `wanted`, only those, and each must be there.
+void AddFile(const fs::path& path, const std::vector<std::string>* wanted, Entries& entries) {
+  auto file = std::make_shared<const File>(path);
+  Entries found;
+  for (TensorInfo& info : ReadSafetensorsHeader(path)) {
+    std::string name = info.name;
+    found.emplace(std::move(name), Entry{file, std::move(info)});
+  }
+  if (wanted == nullptr) {
+    entries.merge(found);
+    return;
+  }
+  for (const std::string& name : *wanted) {
+    auto node = found.extract(name);
+    if (node.empty()) {
+      throw InvalidArgument("{}: has no tensor {}, which {} says it has", path.string(),
+                            Quoted(name), kIndexFile);
+    }
+    entries.insert(std::move(node));
+  }
+}
+
+/// The file name that the index gives for one tensor; it must stay inside of the directory.
+std::string CheckedFileName(const json& value, const std::string& tensor, std::string_view where) {
+  if (!value.is_string()) {
+    throw InvalidArgument("{}: weight_map gives {} for tensor {}, not a file name", where,
+                          Shown(value), Quoted(tensor));
+  }
+  std::string name = value.get<std::string>();
+  const fs::path path(name);
+  const bool leaves =
+      path.is_absolute() || std::find(path.begin(), path.end(), fs::path("..")) != path.end();
+  if (leaves || name.empty() || name.find('\0') != std::string::npos) {
+    throw InvalidArgument(
+        "{}: weight_map gives {} for tensor {}; a file in the same directory is "
+        "needed",
+        where, Shown(value), Quoted(tensor));
+  }
+  return name;
+}
+
+void AddIndexedFiles(const fs::path& directory, const fs::path& index_path, Entries& entries) {
+  const std::string where = index_path.string();
+  const json index = ParseJson(ReadTextFile(index_path, kMaxIndexBytes), where);
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (map == index.end() || !map->is_object() || map->empty()) {
+    throw InvalidArgument("{}: needs an object \"weight_map\" of tensor names and files", where);
+  }
+  std::map<std::string, std::vector<std::string>> files;
+  for (const auto& [tensor, file] : map->items()) {
+    files[CheckedFileName(file, tensor, where)].push_back(tensor);
+  }
+  std::string missing;
+  for (const auto& [file, tensors] : files) {
+    std::error_code ignored;
+    if (!fs::exists(directory / file, ignored)) missing += (missing.empty() ? "" : ", ") + file;
+  }
+  if (!missing.empty()) {
+    throw NotFound("{}: files that {} names are missing: {}", directory.string(), kIndexFile,
+                   missing);
+  }
+  for (const auto& [file, tensors] : files) AddFile(directory / file, &tensors, entries);
+}
+
+}  // namespace
+
+std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const ModelConfig& config) {
+  const Quantization& quantization = config.quantization;
+  if (!quantization.method.empty() && quantization.method != "fp8") {
+    throw InvalidArgument(
+        "{}: quantization {} cannot be loaded; \"fp8\" with weight_block_size, or "
+        "none, can",
+        directory.string(), Quoted(quantization.method));
+  }
+  Entries entries;
+  std::error_code ignored;
+  if (fs::exists(directory / kSingleFile, ignored)) {
+    AddFile(directory / kSingleFile, nullptr, entries);
+  } else if (fs::exists(directory / kIndexFile, ignored)) {
+    AddIndexedFiles(directory, directory / kIndexFile, entries);
+  } else {
+    throw NotFound("{}: has neither {} nor {}", directory.string(), kSingleFile, kIndexFile);
+  }
+  return std::make_unique<CheckpointSource>(directory.string(), std::move(entries), quantization);
+}
+
+}  // namespace outrider

@@ -1,0 +1,179 @@
+// MakeDummyWeights: random numbers in place of a checkpoint.
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/weight_source.h"
+
+namespace outrider {
+namespace {
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+/// generators", OOPSLA 2014): a bijection that spreads every bit of x.
+constexpr uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+constexpr uint64_t kStep = 0x9E3779B97F4A7C15;  // SplitMix64's increment
+
+/// FNV-1a of the name, mixed with the seed: where the tensor's stream of numbers starts.
+uint64_t StreamKey(uint64_t seed, std::string_view name) {
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001B3;
+  return Mix(Mix(seed + kStep) ^ hash);
+}
+
+/// The four values of group g: elements 4g .. 4g + 3 of the tensor, in row-major order. Each takes
+/// 16 of the 64 bits: u in (-1, 1), uniform, in steps of 2^-15; then center + half_width · u.
+inline void Generate(uint64_t key, uint64_t group, float center, float half_width, float* out) {
+  const uint64_t bits = Mix(key + group * kStep);
+  for (int i = 0; i < 4; ++i) {
+    const auto integer = static_cast<int16_t>(bits >> (16 * i));
+    const float u = (static_cast<float>(integer) + 0.5F) * 0x1p-15F;
+    out[i] = RoundToBFloat16(center + half_width * u);
+  }
+}
+
+class DummyTensor : public WeightTensor {
+ public:
+  DummyTensor(std::span<const int64_t> shape, uint64_t key, float center, float half_width)
+      : WeightTensor({shape.begin(), shape.end()}),
+        key_(key),
+        center_(center),
+        half_width_(half_width) {}
+
+  DType stored_dtype() const override { return DType::kBF16; }
+  int64_t stored_bytes() const override { return 0; }
+  bool exact_in_bfloat16() const override { return true; }
+
+  void ReadRows(int64_t first_row, int64_t count, float* out) const override {
+    OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+    auto index = static_cast<uint64_t>(first_row * cols());
+    const uint64_t end = index + static_cast<uint64_t>(count * cols());
+    while (index < end) {
+      if (index % 4 == 0 && end - index >= 4) {
+        Generate(key_, index / 4, center_, half_width_, out);
+        index += 4;
+        out += 4;
+      } else {  // a group that the range cuts
+        float group[4];
+        Generate(key_, index / 4, center_, half_width_, group);
+        *out++ = group[index++ % 4];
+      }
+    }
+  }
+
+ private:
+  uint64_t key_;
+  float center_;
+  float half_width_;
+};
+
+/// Takes `prefix` off the front of `text`, if it is there.
+bool Consume(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+/// Takes "123." off the front of `text`.
+std::optional<int64_t> ConsumeNumber(std::string_view& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(end - text.data());
+  return Consume(text, ".") ? std::optional(number) : std::nullopt;
+}
+
+bool IsMlpWeight(std::string_view name) {
+  return name == "gate_proj.weight" || name == "up_proj.weight" || name == "down_proj.weight";
+}
+
+class DummySource : public WeightSource {
+ public:
+  DummySource(ModelConfig config, uint64_t seed) : config_(std::move(config)), seed_(seed) {}
+
+  bool Has(std::string_view name) const override;
+
+  std::unique_ptr<WeightTensor> Open(const std::string& name,
+                                     std::span<const int64_t> shape) const override {
+    float center = 0;
+    float half_width = 0;
+    if (shape.size() >= 2) {
+      const double deviation = name.ends_with("embed_tokens.weight")
+                                   ? 1.0
+                                   : 1.0 / std::sqrt(static_cast<double>(shape.back()));
+      half_width = static_cast<float>(deviation * std::sqrt(3.0));  // of a uniform distribution
+    } else if (!name.ends_with("bias")) {
+      center = 1;
+      half_width = 1.0F / 16;
+    }
+    return std::make_unique<DummyTensor>(shape, StreamKey(seed_, name), center, half_width);
+  }
+
+  void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
+  std::vector<std::string> names() const override { return {}; }
+  int64_t total_stored_bytes() const override { return 0; }
+
+ private:
+  bool HasAttention(std::string_view name) const;
+  bool HasMlp(std::string_view name, bool moe) const;
+
+  ModelConfig config_;
+  uint64_t seed_;
+};
+
+bool DummySource::Has(std::string_view name) const {
+  if (!Consume(name, config_.tensor_prefix)) return false;
+  if (name == "lm_head.weight") return !config_.tie_word_embeddings;
+  if (!Consume(name, "model.")) return false;
+  if (name == "embed_tokens.weight" || name == "norm.weight") return true;
+  if (!Consume(name, "layers.")) return false;
+  const std::optional<int64_t> layer = ConsumeNumber(name);
+  if (!layer || *layer >= config_.num_hidden_layers + config_.num_nextn_predict_layers)
+    return false;
+  if (Consume(name, "self_attn.")) return HasAttention(name);
+  if (Consume(name, "mlp.")) return HasMlp(name, config_.IsMoeLayer(*layer));
+  if (name == "input_layernorm.weight" || name == "post_attention_layernorm.weight") return true;
+  // MTP modules share the trunk's embedding and head.
+  return *layer >= config_.num_hidden_layers &&
+         (name == "eh_proj.weight" || name == "enorm.weight" || name == "hnorm.weight" ||
+          name == "shared_head.norm.weight");
+}
+
+bool DummySource::HasAttention(std::string_view name) const {
+  const bool low_rank = config_.q_lora_rank > 0;
+  if (name == "q_proj.weight") return !low_rank;
+  if (name == "q_a_proj.weight" || name == "q_a_layernorm.weight" || name == "q_b_proj.weight") {
+    return low_rank;
+  }
+  if (name == "q_a_proj.bias") return low_rank && config_.attention_bias;
+  if (name == "kv_a_proj_with_mqa.bias" || name == "o_proj.bias") return config_.attention_bias;
+  return name == "kv_a_proj_with_mqa.weight" || name == "kv_a_layernorm.weight" ||
+         name == "kv_b_proj.weight" || name == "o_proj.weight";
+}
+
+bool DummySource::HasMlp(std::string_view name, bool moe) const {
+  if (!moe) return IsMlpWeight(name);
+  if (name == "gate.weight") return true;
+  if (name == "gate.e_score_correction_bias") {
+    return config_.router_method == RouterMethod::kNoAuxTc;
+  }
+  if (Consume(name, "shared_experts.")) return config_.n_shared_experts > 0 && IsMlpWeight(name);
+  if (!Consume(name, "experts.")) return false;
+  const std::optional<int64_t> expert = ConsumeNumber(name);
+  return expert && *expert < config_.n_routed_experts && IsMlpWeight(name);
+}
+
+}  // namespace
+
+std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed) {
+  return std::make_unique<DummySource>(config, seed);
+}
+
+}  // namespace outrider

@@ -1,0 +1,24 @@
+#include "outrider/checkpoint/weight_source.h"
+
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+WeightTensor::WeightTensor(std::vector<int64_t> shape) : shape_(std::move(shape)) {
+  if (shape_.empty()) return;
+  cols_ = shape_.back();
+  for (size_t i = 0; i + 1 < shape_.size(); ++i) rows_ *= shape_[i];
+}
+
+int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
+  int count = 0;
+  while (source.Has(fmt::format("{}model.layers.{}.eh_proj.weight", config.tensor_prefix,
+                                config.num_hidden_layers + count))) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace outrider
