@@ -1,0 +1,126 @@
+#include <fmt/format.h>
+
+#include <array>
+
+#include "outrider/base/dtype.h"
+#include "outrider/cli/option_rows.h"
+#include "outrider/cli/speculative_config.h"
+
+namespace outrider::cli {
+
+namespace {
+
+std::optional<DType> ParseComputeDType(const OptionValue& value) {
+  static const std::array<std::string, 3> kNames = {"auto", "float32", "bfloat16"};
+  static constexpr std::array<std::optional<DType>, 3> kTypes = {std::nullopt, DType::kF32,
+                                                                 DType::kBF16};
+  return kTypes.at(ParseChoice(value.where, Text(value), kNames));
+}
+
+/// "1 GiB" for a default that is a whole number of GiB.
+std::string SizeText(int64_t bytes) { return fmt::format("{}GiB", bytes >> 30); }
+
+}  // namespace
+
+std::vector<OptionRow> EngineOptionRows() {
+  const CommandSet every = {Command::kServe, Command::kGenerate, Command::kBenchLatency,
+                            Command::kBenchThroughput, Command::kExplain};
+  const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
+  const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput};
+  const OptionKind one = OptionKind::kValue;
+  const EngineOptions defaults;
+  std::vector<OptionRow> rows = {
+      {"model", one, "Model", "DIR", "",
+       "Hugging Face checkpoint directory (the positional argument MODEL)", every,
+       [](Settings& s, const OptionValue& v) { s.engine.model = Text(v); }},
+      {"tokenizer", one, "Model", "DIR", "the model's",
+       "Directory with the tokenizer.json to use instead of the model's", every,
+       [](Settings& s, const OptionValue& v) { s.engine.tokenizer = Text(v); }},
+      {"load-format", one, "Model", "auto|dummy", "auto",
+       "auto reads safetensors; dummy makes random weights from config.json alone, to time any "
+       "shape",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         static const std::array<std::string, 2> kNames = {"auto", "dummy"};
+         s.engine.load_format =
+             ParseChoice(v.where, Text(v), kNames) == 0 ? LoadFormat::kAuto : LoadFormat::kDummy;
+       }},
+      {"dtype", one, "Model", "auto|float32|bfloat16", "auto",
+       "Type to compute in; auto: as the checkpoint says (float16 runs as float32)", every,
+       [](Settings& s, const OptionValue& v) { s.engine.dtype = ParseComputeDType(v); }},
+      {"max-model-len", one, "Model", "N", "the model's",
+       "Longest context in tokens, prompt and answer together; the default shrinks to what the KV "
+       "cache holds",
+       every, [](Settings& s, const OptionValue& v) { s.engine.max_model_len = Int32(v, 1); }},
+
+      {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16", "auto",
+       "Type of cache entries; auto: the compute type", every,
+       [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseComputeDType(v); }},
+      {"kv-cache-memory-bytes", one, "KV cache", "SIZE", SizeText(defaults.kv_cache_memory_bytes),
+       "Memory for the KV cache of all layers, MTP layers included: 512M, 4GiB, ...", every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.kv_cache_memory_bytes = ParseSize(v.where, Text(v));
+       }},
+      {"block-size", one, "KV cache", "N", fmt::to_string(defaults.block_size),
+       "Tokens per page of the KV cache", every,
+       [](Settings& s, const OptionValue& v) { s.engine.block_size = Int32(v, 1, 4096); }},
+
+      {"max-num-seqs", one, "Batching", "N", fmt::to_string(defaults.max_num_seqs),
+       "Most requests that run at the same time", every,
+       [](Settings& s, const OptionValue& v) { s.engine.max_num_seqs = Int32(v, 1, 65536); }},
+      {"max-num-batched-tokens", one, "Batching", "N",
+       fmt::to_string(defaults.max_num_batched_tokens),
+       "Most rows (prompt tokens and verify rows) of a step", every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.max_num_batched_tokens = Int32(v, 1, 1 << 20);
+       }},
+      {"num-threads", one, "Batching", "N", "all processors this process may use",
+       "Threads that compute", every,
+       [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 0, 1024); }},
+
+      {"speculative-config", one, "Speculation", "JSON", "",
+       R"(Speculation as one object: {"method": "mtp", "num_speculative_tokens": 3}; its keys can )"
+       "also be given one by one, as in --speculative-config.num_speculative_tokens 3",
+       not_bench,
+       [](Settings& s, const OptionValue& v) {
+         ApplySpeculativeConfig(v.where, Text(v), s.engine.speculation);
+       }},
+  };
+  const auto set_method = [](Settings& s, const OptionValue& v) {
+    SetSpeculationMethod(v.where, Text(v), s.engine.speculation);
+  };
+  const auto set_tokens = [](Settings& s, const OptionValue& v) {
+    SetNumSpeculativeTokens(v.where, Text(v), s.engine.speculation);
+  };
+  const std::string tokens_default = "the number of MTP modules; 3 for a single one; 0 without";
+  rows.insert(
+      rows.end(),
+      {{"speculative-config.method", one, "Speculation", "mtp", "", "The key method alone",
+        not_bench, set_method},
+       {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
+        "The key num_speculative_tokens alone", not_bench, set_tokens},
+       {"spec-method", one, "Speculation", "mtp", "mtp",
+        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules", not_bench,
+        set_method},
+       {"spec-tokens", one, "Speculation", "N", tokens_default,
+        "Draft tokens per request and step; 0 turns speculation off", not_bench, set_tokens},
+
+       {"seed", one, "Sampling", "N", fmt::to_string(defaults.seed),
+        "Seeds requests that bring no seed of their own", seeded,
+        [](Settings& s, const OptionValue& v) { s.engine.seed = ParseUnsigned(v.where, Text(v)); }},
+       {"log-level", one, "Logging", "debug|info|warning|error", "info for serve, else warning",
+        "Least level that is logged to standard error", every,
+        [](Settings& s, const OptionValue& v) {
+          static const std::array<std::string, 4> kLevels = {"debug", "info", "warning", "error"};
+          s.log_level = kLevels.at(ParseChoice(v.where, Text(v), kLevels));
+        }},
+       {"log-format", one, "Logging", "text|json", "text", "Log lines for people or for machines",
+        every, [](Settings& s, const OptionValue& v) {
+          static const std::array<std::string, 2> kFormats = {"text", "json"};
+          s.log_format =
+              ParseChoice(v.where, Text(v), kFormats) == 0 ? LogFormat::kText : LogFormat::kJson;
+        }}});
+  return rows;
+}
+
+}  // namespace outrider::cli

@@ -1,0 +1,32 @@
+// The parts of the option table, one per file; OptionTable() joins them.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "outrider/cli/option_table.h"
+#include "outrider/cli/option_value.h"
+
+namespace outrider::cli {
+
+std::vector<OptionRow> EngineOptionRows();
+std::vector<OptionRow> ServeOptionRows();
+std::vector<OptionRow> GenerateOptionRows();
+std::vector<OptionRow> BenchOptionRows();
+
+/// The text of an option that takes one value.
+inline const std::string& Text(const OptionValue& value) { return value.texts.front(); }
+
+inline int32_t Int32(const OptionValue& value, int32_t min,
+                     int32_t max = std::numeric_limits<int32_t>::max()) {
+  return static_cast<int32_t>(ParseInteger(value.where, Text(value), min, max));
+}
+
+inline double Number(const OptionValue& value, double min, double max) {
+  return ParseNumber(value.where, Text(value), min, max);
+}
+
+inline bool Switch(const OptionValue& value) { return ParseSwitch(value.where, Text(value)); }
+
+}  // namespace outrider::cli

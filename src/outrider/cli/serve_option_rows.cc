@@ -1,0 +1,87 @@
+#include <fmt/format.h>
+
+#include <array>
+
+#include "outrider/base/error.h"
+#include "outrider/cli/option_rows.h"
+
+namespace outrider::cli {
+
+namespace {
+
+uint16_t ParsePort(const OptionValue& value) {
+  // Kubernetes gives every pod variables for each service: for one called "outrider",
+  // OUTRIDER_PORT=tcp://ADDRESS:PORT.
+  if (Text(value).find("://") != std::string::npos) {
+    throw InvalidArgument(
+        "{}: '{}' is a service address, not a port; Kubernetes sets it for a service called "
+        "outrider: set enableServiceLinks to false or rename the service",
+        value.where, Text(value));
+  }
+  return static_cast<uint16_t>(Int32(value, 0, 65535));
+}
+
+void RequireNoEmptyText(const OptionValue& value) {
+  for (const std::string& text : value.texts) {
+    if (text.empty()) throw InvalidArgument("{}: must not be empty", value.where);
+  }
+}
+
+}  // namespace
+
+std::vector<OptionRow> ServeOptionRows() {
+  const CommandSet serve = {Command::kServe};
+  const OptionKind one = OptionKind::kValue;
+  const OptionKind many = OptionKind::kRepeated;
+  const ServeSettings defaults;
+  const EngineOptions engine_defaults;
+  return {
+      {"host", one, "Server", "ADDRESS", defaults.host,
+       "Address to listen on; 0.0.0.0 for every interface", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.host = Text(v);
+       }},
+      {"port", one, "Server", "N", fmt::to_string(defaults.port),
+       "Port to listen on; 0 takes a free one", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.port = ParsePort(v); }},
+      {"uds", one, "Server", "PATH", "", "Unix socket to listen on instead of host and port", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
+      {"api-key", many, "Server", "KEY", "",
+       "Key that requests must bring as a bearer token; any of several", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.api_keys = v.texts;
+       },
+       /*secret=*/true},
+      {"served-model-name", many, "Server", "NAME", "the model path as given",
+       "Name of the model in the API; with several, the first is used in responses", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.served_model_names = v.texts;
+       }},
+      {"shutdown-timeout", one, "Server", "SECONDS", fmt::to_string(defaults.shutdown_timeout),
+       "Time that running requests get to finish after SIGINT or SIGTERM; a second signal ends at "
+       "once",
+       serve,
+       [](Settings& s, const OptionValue& v) { s.serve.shutdown_timeout = Number(v, 0, 86400); }},
+      {"max-num-queued-reqs", one, "Server", "N", "no limit",
+       "Most requests that wait; more are refused with status 503", serve,
+       [](Settings& s, const OptionValue& v) { s.engine.max_num_queued_reqs = Int32(v, 0); }},
+      {"max-logprobs", one, "Server", "N", fmt::to_string(engine_defaults.max_logprobs),
+       "Most log-probabilities per token that a request may ask for", serve,
+       [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
+      {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
+       "What responses tell about their own speculation", serve,
+       [](Settings& s, const OptionValue& v) {
+         static const std::array<std::string, 3> kNames = {"off", "summary", "detailed"};
+         s.serve.per_request_spec_decode_metrics =
+             static_cast<SpeculationDetail>(ParseChoice(v.where, Text(v), kNames));
+       }},
+      {"stats-interval", one, "Logging", "SECONDS", fmt::to_string(defaults.stats_interval),
+       "Time between lines of statistics, which are silent when idle; 0 for none", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.stats_interval = Number(v, 0, 86400); }},
+  };
+}
+
+}  // namespace outrider::cli

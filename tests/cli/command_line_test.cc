@@ -1,0 +1,355 @@
+#include "outrider/cli/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/cli/option_table.h"
+
+namespace outrider::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Variables = std::map<std::string, std::string>;
+
+Invocation Parse(const std::vector<std::string>& arguments, const Variables& variables = {}) {
+  return ParseCommandLine(arguments, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    if (found == variables.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+/// The message of the error that the command line causes.
+std::string ErrorOf(const std::vector<std::string>& arguments, const Variables& variables = {}) {
+  try {
+    Parse(arguments, variables);
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), Not(HasSubstr("\n"))) << "an error is one line";
+    return error.what();
+  }
+  return "no error";
+}
+
+class ConfigFixture : public ::testing::Test {
+ protected:
+  std::string Write(const std::string& yaml) {
+    const std::filesystem::path path =
+        std::filesystem::path(::testing::TempDir()) /
+        (std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + ".yaml");
+    std::ofstream(path) << yaml;
+    return path.string();
+  }
+};
+
+TEST(CommandLine, CommandsAndTheirModel) {
+  EXPECT_EQ(Parse({"serve", "m"}).command, Command::kServe);
+  EXPECT_EQ(Parse({"generate", "m", "--prompt", "x"}).command, Command::kGenerate);
+  EXPECT_EQ(Parse({"bench", "latency", "m"}).command, Command::kBenchLatency);
+  EXPECT_EQ(Parse({"bench", "throughput", "m"}).command, Command::kBenchThroughput);
+  EXPECT_EQ(Parse({"explain", "models/tiny"}).settings.engine.model, "models/tiny");
+  EXPECT_EQ(Parse({"explain", "serve"}).settings.engine.model, "serve");
+}
+
+TEST(CommandLine, DefaultsAreTheStructs) {
+  const Invocation invocation = Parse({"serve", "m"});
+  EXPECT_EQ(invocation.settings.engine.block_size, EngineOptions().block_size);
+  EXPECT_EQ(invocation.settings.engine.kv_cache_memory_bytes,
+            EngineOptions().kv_cache_memory_bytes);
+  EXPECT_EQ(invocation.settings.serve.port, 8000);
+  EXPECT_FALSE(invocation.settings.engine.speculation.num_speculative_tokens.has_value());
+  EXPECT_THAT(invocation.non_defaults, ElementsAre("model=m"));
+}
+
+TEST_F(ConfigFixture, ArgumentsWinOverEnvironmentOverFileOverDefault) {
+  const std::string file = Write("port: 1\nmax-num-seqs: 1\nmax_model_len: 1\nblock-size: 16\n");
+  const Variables variables = {{"OUTRIDER_PORT", "2"}, {"OUTRIDER_MAX_NUM_SEQS", "2"}};
+  const Settings settings =
+      Parse({"serve", "m", "--config", file, "--port", "3"}, variables).settings;
+  EXPECT_EQ(settings.serve.port, 3);
+  EXPECT_EQ(settings.engine.max_num_seqs, 2);
+  EXPECT_EQ(settings.engine.max_model_len, 1);
+  EXPECT_EQ(settings.engine.block_size, 16);
+  EXPECT_EQ(settings.engine.max_num_batched_tokens, EngineOptions().max_num_batched_tokens);
+}
+
+TEST_F(ConfigFixture, TheFileCanComeFromTheEnvironmentAndNameTheModel) {
+  const std::string file = Write("model: models/tiny\nport: 77\n");
+  const Settings settings = Parse({"serve"}, {{"OUTRIDER_CONFIG", file}}).settings;
+  EXPECT_EQ(settings.engine.model, "models/tiny");
+  EXPECT_EQ(settings.serve.port, 77);
+}
+
+TEST_F(ConfigFixture, SpeculationFromEverySourceAndSpelling) {
+  const auto tokens = [](const Invocation& invocation) {
+    return invocation.settings.engine.speculation.num_speculative_tokens.value_or(-1);
+  };
+  const std::string json = R"({"method": "mtp", "num_speculative_tokens": 2})";
+  EXPECT_EQ(tokens(Parse({"serve", "m", "--speculative-config", json})), 2);
+  EXPECT_EQ(tokens(Parse({"serve", "m", "--speculative-config.num_speculative_tokens", "3"})), 3);
+  EXPECT_EQ(tokens(Parse({"serve", "m", "--speculative-config", json, "--spec-tokens", "0"})), 0);
+  EXPECT_EQ(tokens(Parse({"serve", "m"}, {{"OUTRIDER_SPECULATIVE_CONFIG", json}})), 2);
+  EXPECT_EQ(tokens(Parse({"serve", "m"}, {{"OUTRIDER_SPEC_TOKENS", "1"}})), 1);
+  const std::string file = Write("speculative-config:\n  num_speculative_tokens: 1\n");
+  EXPECT_EQ(tokens(Parse({"serve", "m", "--config", file})), 1);
+  // A short flag on the command line wins over the long form in the environment.
+  EXPECT_EQ(
+      tokens(Parse({"serve", "m", "--spec-tokens", "0"}, {{"OUTRIDER_SPECULATIVE_CONFIG", json}})),
+      0);
+  const std::string file_json = Write("speculative-config: '" + json + "'\n");
+  EXPECT_EQ(tokens(Parse({"serve", "m", "--config", file_json})), 2);
+}
+
+TEST_F(ConfigFixture, ListsFromEverySource) {
+  EXPECT_THAT(Parse({"serve", "m", "--api-key", "a", "--api-key", "b,c"}).settings.serve.api_keys,
+              ElementsAre("a", "b,c"));
+  EXPECT_THAT(Parse({"serve", "m"}, {{"OUTRIDER_API_KEY", "a, b"}}).settings.serve.api_keys,
+              ElementsAre("a", "b"));
+  const std::string file = Write("api-key: [x, 'y,z']\nserved-model-name: tiny\n");
+  const Settings settings = Parse({"serve", "m", "--config", file}).settings;
+  EXPECT_THAT(settings.serve.api_keys, ElementsAre("x", "y,z"));
+  EXPECT_THAT(settings.serve.served_model_names, ElementsAre("tiny"));
+  const std::string list = Write("spec-tokens: [0, 3]\n");
+  EXPECT_THAT(Parse({"bench", "latency", "m", "--config", list}).settings.bench.spec_tokens,
+              ElementsAre(0, 3));
+}
+
+TEST(CommandLine, EngineValues) {
+  const Settings settings = Parse({"serve",
+                                   "m",
+                                   "--dtype",
+                                   "float32",
+                                   "--kv-cache-dtype",
+                                   "bfloat16",
+                                   "--load-format",
+                                   "dummy",
+                                   "--kv-cache-memory-bytes",
+                                   "512M",
+                                   "--max-num-queued-reqs",
+                                   "7",
+                                   "--seed",
+                                   "18446744073709551615",
+                                   "--num-threads",
+                                   "2",
+                                   "--tokenizer",
+                                   "t",
+                                   "--max-logprobs",
+                                   "5",
+                                   "--log-format",
+                                   "json",
+                                   "--log-level",
+                                   "debug"})
+                                .settings;
+  EXPECT_EQ(settings.engine.dtype, DType::kF32);
+  EXPECT_EQ(settings.engine.kv_cache_dtype, DType::kBF16);
+  EXPECT_EQ(settings.engine.load_format, LoadFormat::kDummy);
+  EXPECT_EQ(settings.engine.kv_cache_memory_bytes, int64_t{512} << 20);
+  EXPECT_EQ(settings.engine.max_num_queued_reqs, 7);
+  EXPECT_EQ(settings.engine.seed, 18446744073709551615U);
+  EXPECT_EQ(settings.engine.num_threads, 2);
+  EXPECT_EQ(settings.engine.tokenizer, "t");
+  EXPECT_EQ(settings.engine.max_logprobs, 5);
+  EXPECT_EQ(settings.log_format, LogFormat::kJson);
+  EXPECT_EQ(settings.log_level, "debug");
+  EXPECT_FALSE(Parse({"serve", "m", "--dtype", "auto"}).settings.engine.dtype.has_value());
+}
+
+TEST(CommandLine, GenerateValues) {
+  const GenerateSettings settings = Parse({"generate",
+                                           "m",
+                                           "--chat",
+                                           "hi",
+                                           "--system",
+                                           "be brief",
+                                           "--temperature",
+                                           "0",
+                                           "--top-k",
+                                           "5",
+                                           "--top-p",
+                                           "0.9",
+                                           "--min-p",
+                                           "0.1",
+                                           "--seed",
+                                           "4",
+                                           "--max-tokens",
+                                           "32",
+                                           "--stop",
+                                           "a,b",
+                                           "--stop",
+                                           "\n",
+                                           "--stop-token-id",
+                                           "1",
+                                           "--stop-token-id",
+                                           "2",
+                                           "--ignore-eos",
+                                           "--logprobs",
+                                           "2",
+                                           "--json"})
+                                        .settings.generate;
+  EXPECT_EQ(settings.chat, "hi");
+  EXPECT_EQ(settings.system, "be brief");
+  EXPECT_EQ(settings.temperature, 0);
+  EXPECT_EQ(settings.top_k, 5);
+  EXPECT_EQ(settings.top_p, 0.9);
+  EXPECT_EQ(settings.min_p, 0.1);
+  EXPECT_EQ(settings.seed, 4U);
+  EXPECT_EQ(settings.max_tokens, 32);
+  EXPECT_THAT(settings.stop, ElementsAre("a,b", "\n"));
+  EXPECT_THAT(settings.stop_token_ids, ElementsAre(1, 2));
+  EXPECT_TRUE(settings.ignore_eos);
+  EXPECT_EQ(settings.logprobs, 2);
+  EXPECT_TRUE(settings.json);
+  EXPECT_THAT(
+      Parse({"generate", "m", "--prompt-token-ids", "1,2,3"}).settings.generate.prompt_token_ids,
+      ElementsAre(1, 2, 3));
+}
+
+TEST(CommandLine, TheLastValueAndASwitchTurnedOff) {
+  EXPECT_EQ(Parse({"serve", "m", "--port", "1", "--port=2"}).settings.serve.port, 2);
+  EXPECT_FALSE(Parse({"generate", "m", "--prompt", "x", "--json=false"}, {{"OUTRIDER_JSON", "1"}})
+                   .settings.generate.json);
+  EXPECT_EQ(Parse({"generate", "m", "--prompt", "-"}).settings.generate.prompt, "-");
+  EXPECT_EQ(Parse({"generate", "m", "--prompt", "--json"}).settings.generate.prompt, "--json");
+}
+
+TEST(CommandLine, HelpAndVersion) {
+  EXPECT_FALSE(Parse({"--help"}).command.has_value());
+  EXPECT_THAT(Parse({"--help"}).text, HasSubstr("outrider COMMAND MODEL"));
+  EXPECT_THAT(Parse({"bench", "--help"}).text, HasSubstr("latency|throughput"));
+  EXPECT_THAT(Parse({"serve", "--help"}).text,
+              AllOf(HasSubstr("--port N"), HasSubstr("Speculation:"), Not(HasSubstr("--prompt"))));
+  EXPECT_THAT(Parse({"bench", "latency", "-h"}).text, HasSubstr("--input-len"));
+  EXPECT_THAT(Parse({"--version"}).text, HasSubstr("outrider 0."));
+}
+
+TEST(CommandLine, NonDefaultsAreListedWithoutSecrets) {
+  EXPECT_THAT(Parse({"serve", "m", "--port", "8000", "--api-key", "sesame"},
+                    {{"OUTRIDER_SPEC_TOKENS", "2"}})
+                  .non_defaults,
+              ElementsAre("api-key=***", "model=m", "spec-tokens=2"));
+}
+
+TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
+  EXPECT_THAT(ErrorOf({"serve", "m", "--max-modle-len", "5"}),
+              AllOf(HasSubstr("unknown option --max-modle-len"),
+                    HasSubstr("did you mean --max-model-len?")));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--prot=5"}),
+              AllOf(HasSubstr("unknown option --prot "), HasSubstr("--port")));
+  EXPECT_THAT(ErrorOf({"generate", "m", "--prompt", "x", "--port", "5"}),
+              HasSubstr("it is an option of outrider serve"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "-x"}), HasSubstr("unknown option -x"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "n"}), HasSubstr("unexpected argument 'n'"));
+  EXPECT_THAT(ErrorOf({"srve", "m"}), AllOf(HasSubstr("'srve'"), HasSubstr("mean serve?")));
+  EXPECT_THAT(ErrorOf({"bench", "latncy", "m"}),
+              AllOf(HasSubstr("'latncy'"), HasSubstr("mean latency?")));
+  EXPECT_THAT(ErrorOf({"--port", "3", "serve", "m"}), HasSubstr("unknown option --port"));
+}
+
+TEST(CommandLine, WhatIsMissing) {
+  EXPECT_THAT(ErrorOf({}), HasSubstr("needs a command"));
+  EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency or throughput"));
+  EXPECT_THAT(ErrorOf({"serve"}), HasSubstr("outrider serve needs MODEL"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--port"}), HasSubstr("--port"));
+  EXPECT_THAT(ErrorOf({"generate", "m"}), HasSubstr("needs one of --prompt"));
+  EXPECT_THAT(ErrorOf({"generate", "m", "--prompt", "a", "--chat", "b"}), HasSubstr("only one of"));
+  EXPECT_THAT(ErrorOf({"generate", "m", "--prompt", "a", "--system", "b"}), HasSubstr("--system"));
+}
+
+TEST_F(ConfigFixture, FileErrorsNameFileLineAndKey) {
+  const std::string unknown = Write("block-size: 16\nprot: 1\n");
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", unknown}),
+              AllOf(HasSubstr(unknown + ", line 2"), HasSubstr("'prot'"), HasSubstr("mean port?")));
+  const std::string bad = Write("port: 99999\n");
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", bad}),
+              AllOf(HasSubstr(bad), HasSubstr("port"), HasSubstr("99999")));
+  // A bad value is an error even where another source wins.
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", bad, "--port", "1"}), HasSubstr("99999"));
+  const std::string list = Write("port: [1, 2]\n");
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", list}), HasSubstr("one value, not a list"));
+  const std::string key = Write("speculative-config: {num_spec_tokens: 3}\n");
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", key}), HasSubstr("num_spec_tokens"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--config", "/nonexistent.yaml"}),
+              HasSubstr("/nonexistent.yaml"));
+  // What only another command knows may stand in a shared file.
+  const std::string shared = Write("port: 1\nspec-tokens: 2\n");
+  EXPECT_EQ(Parse({"explain", "m", "--config", shared})
+                .settings.engine.speculation.num_speculative_tokens,
+            2);
+}
+
+TEST(CommandLine, EnvironmentErrorsNameTheVariable) {
+  EXPECT_THAT(ErrorOf({"serve", "m"}, {{"OUTRIDER_BLOCK_SIZE", "big"}}),
+              AllOf(HasSubstr("OUTRIDER_BLOCK_SIZE"), HasSubstr("'big'")));
+  EXPECT_THAT(ErrorOf({"serve", "m"}, {{"OUTRIDER_PORT", "tcp://10.0.0.1:8000"}}),
+              AllOf(HasSubstr("OUTRIDER_PORT"), HasSubstr("Kubernetes")));
+  EXPECT_EQ(Parse({"serve", "m"}, {{"OUTRIDER_PORT", ""}}).settings.serve.port, 8000);
+}
+
+TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
+  const auto error = [](const std::string& json) {
+    return ErrorOf({"serve", "m", "--speculative-config", json});
+  };
+  EXPECT_THAT(error(R"({"num_spec_tokens": 3})"),
+              AllOf(HasSubstr("--speculative-config"), HasSubstr("'num_spec_tokens'"),
+                    HasSubstr("num_speculative_tokens")));
+  EXPECT_THAT(error(R"({"methd": "mtp"})"), HasSubstr("did you mean method?"));
+  EXPECT_THAT(error(R"({"method": "eagle"})"), AllOf(HasSubstr("method"), HasSubstr("'eagle'")));
+  EXPECT_THAT(error(R"({"method": 3})"), HasSubstr("must be a string, not 3"));
+  EXPECT_THAT(error(R"({"num_speculative_tokens": "3"})"), HasSubstr("must be a whole number"));
+  EXPECT_THAT(error(R"({"num_speculative_tokens": 2.5})"), HasSubstr("must be a whole number"));
+  EXPECT_THAT(error(R"({"num_speculative_tokens": -1})"), HasSubstr("from 0 to 16"));
+  EXPECT_THAT(error(R"({"method": "mtp", "method": "mtp"})"), HasSubstr("appears twice"));
+  EXPECT_THAT(error("[1]"), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error("{"), AllOf(HasSubstr("is not JSON"), HasSubstr("for example")));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--speculative-config.methd", "mtp"}),
+              HasSubstr("did you mean --speculative-config.method?"));
+}
+
+TEST(CommandLine, EveryOptionRefusesABadValueByItsName) {
+  for (const Command command : kAllCommands) {
+    for (const std::string& name : OptionNames(command)) {
+      const OptionRow* row = FindOption(command, name);
+      ASSERT_NE(row, nullptr) << name;
+      const bool numeric = row->value_name == "N" || row->value_name == "P" ||
+                           row->value_name == "T" || row->value_name == "SECONDS" ||
+                           row->value_name == "ID" || row->value_name == "IDS" ||
+                           row->value_name == "LIST" || row->value_name == "SIZE";
+      const bool choice = row->value_name.find('|') != std::string::npos;
+      if (!numeric && !choice) continue;
+      Settings settings;
+      try {
+        row->set(settings, {"--" + name, {"!bad!"}});
+        ADD_FAILURE() << name << " takes anything";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("--" + name + ": "), HasSubstr("!bad!")));
+      }
+    }
+  }
+}
+
+TEST(CommandLine, NoCommandHasAnOptionTwice) {
+  for (const Command command : kAllCommands) {
+    std::vector<std::string> names = OptionNames(command);
+    std::sort(names.begin(), names.end());
+    EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << CommandName(command);
+    EXPECT_THAT(names, Not(IsEmpty()));
+  }
+  EXPECT_EQ(FindOption(Command::kServe, "max-model-len")->EnvironmentName(),
+            "OUTRIDER_MAX_MODEL_LEN");
+}
+
+}  // namespace
+}  // namespace outrider::cli
