@@ -25,122 +25,18 @@ import pathlib
 import platform
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.parse
 
 import textgen
+from serve_process import Client, RunningServer, Server, ServerError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EVAL_SEED = 20261120  # problems that the bundled model was not trained on
 SHOTS_SEED, NUM_SHOTS = 7, 5
 MAX_TOKENS = 128  # the longest right answer takes fewer
-REQUEST_SECONDS = 600
-
-
-class EvaluationError(Exception):
-    """Why nothing could be measured; its text is for the user."""
-
-
-class Server:
-    """An `outrider serve` process, or a server that runs already. Use as a context manager."""
-
-    def __init__(self, args, spec_tokens):
-        self._args, self._spec_tokens, self._process, self._log = args, spec_tokens, None, None
-        self.address = ("127.0.0.1", args.port or free_port())
-        if args.url:
-            url = urllib.parse.urlsplit(args.url)
-            if url.scheme != "http" or not url.hostname or url.path.strip("/"):
-                raise EvaluationError(f"--url {args.url}: expected http://HOST:PORT")
-            self.address = (url.hostname, url.port or 80)
-
-    def __enter__(self):
-        try:
-            if not self._args.url:
-                self._start()
-            self._wait_until_healthy()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        if self._process and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._log:
-            self._log.close()
-
-    def _start(self):
-        binary = pathlib.Path(self._args.outrider)
-        if not os.access(binary, os.X_OK):
-            raise EvaluationError(f"{binary}: no such executable; build it or name it with "
-                                  "--outrider")
-        command = [str(binary), "serve", str(self._args.model), "--port", str(self.address[1]),
-                   "--spec-tokens", str(self._spec_tokens), *self._args.server_args]
-        self._log = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log,
-                                         stderr=subprocess.STDOUT)
-
-    def _wait_until_healthy(self):
-        patience = self._args.start_timeout if self._process else 5
-        deadline, problem = time.monotonic() + patience, "no answer"
-        while time.monotonic() < deadline:
-            if self._process and self._process.poll() is not None:
-                raise EvaluationError(f"the server ended with status {self._process.returncode} "
-                                      f"before it was ready:\n{self.last_log_lines()}")
-            try:
-                status, _ = Client(self.address, timeout=5).call("GET", "/health")
-                if status == 200:
-                    return
-                problem = f"/health answered {status}"
-            except (OSError, http.client.HTTPException) as error:
-                problem = str(error)
-            time.sleep(0.05)
-        raise EvaluationError(f"no server at {self.address[0]}:{self.address[1]} after "
-                              f"{patience:.0f} s ({problem})\n{self.last_log_lines()}")
-
-    def last_log_lines(self, count=20):
-        if not self._log:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16)))
-        text = tail.decode(errors="replace")
-        return "\n".join("  | " + line for line in text.splitlines()[-count:])
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Client:
-    """One connection, kept open between calls."""
-
-    def __init__(self, address, timeout=REQUEST_SECONDS):
-        self._connection = http.client.HTTPConnection(*address, timeout=timeout)
-
-    def call(self, method, path, body=None):
-        """(status, text of the answer)."""
-        self._connection.request(method, path, body and json.dumps(body),
-                                 {"Content-Type": "application/json"} if body else {})
-        answer = self._connection.getresponse()
-        return answer.status, answer.read().decode()
-
-    def post(self, path, body):
-        status, text = self.call("POST", path, body)
-        if status != 200:
-            raise EvaluationError(f"POST {path} answered {status}: {text.strip()}")
-        return json.loads(text)
 
 
 @dataclasses.dataclass
@@ -219,7 +115,7 @@ def ask_all(server, form, problems, concurrency, what):
         answers = list(pool.map(one, problems))
         return answers, time.monotonic() - start
     except (OSError, http.client.HTTPException, KeyError, ValueError) as error:
-        raise EvaluationError(f"a request failed: {type(error).__name__}: {error}\n"
+        raise ServerError(f"a request failed: {type(error).__name__}: {error}\n"
                               f"{server.last_log_lines()}") from error
     finally:  # not waiting: on errors, running requests end when the server does
         pool.shutdown(wait=False, cancel_futures=True)
@@ -271,7 +167,7 @@ def acceptance_of_server(address):
     """From the counters of /metrics, since the server started."""
     status, text = Client(address).call("GET", "/metrics")
     if status != 200:
-        raise EvaluationError(f"GET /metrics answered {status}: {text.strip()}")
+        raise ServerError(f"GET /metrics answered {status}: {text.strip()}")
     totals, positions = {}, {}
     for name, labels, value in re.findall(
             r"^vllm:spec_decode_(num_\w+?)(?:_total)?(\{.*\})? ([0-9.e+]+)$", text, re.MULTILINE):
@@ -344,7 +240,10 @@ def evaluate(args):
     problems = textgen.eval_set(EVAL_SEED, args.problems)
     rows, failures = [], []
     for spec_tokens in [None] if args.url else args.spec_tokens:
-        with Server(args, spec_tokens) as server:
+        with (RunningServer(args.url) if args.url else
+              Server(args.outrider, args.model,
+                     ["--spec-tokens", str(spec_tokens), *args.server_args], args.port,
+                     args.start_timeout)) as server:
             ask_all(server, args.form, textgen.eval_set(1, 2), 1, "warm-up")
             for concurrency in args.concurrency:
                 rows.append(measure(server, args, spec_tokens, concurrency, problems, failures))
@@ -449,7 +348,7 @@ def parse_arguments():
     parser.add_argument("--model", default=ROOT / "models" / "tiny-v3-mtp3", type=pathlib.Path,
                         help="checkpoint directory (default: models/tiny-v3-mtp3)")
     parser.add_argument("--url", help="ask this running server instead of starting any")
-    parser.add_argument("--port", type=int, default=0, help="for the started servers; 0: a free one")
+    parser.add_argument("--port", type=int, default=0, help="of the servers; 0: a free one")
     parser.add_argument("--problems", type=int, default=200, metavar="N")
     parser.add_argument("--form", choices=("chat", "five-shot"), default="chat")
     parser.add_argument("--concurrency", type=numbers(1), default=[1, 32], metavar="N,...")
@@ -470,12 +369,12 @@ def main():
     args = parse_arguments()
 
     def stop(*_):
-        raise EvaluationError("stopped by SIGTERM")  # the server is stopped on the way out
+        raise ServerError("stopped by SIGTERM")  # the server is stopped on the way out
 
     signal.signal(signal.SIGTERM, stop)
     try:
         rows, failures = evaluate(args)
-    except EvaluationError as error:
+    except (ServerError, OSError, http.client.HTTPException) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
