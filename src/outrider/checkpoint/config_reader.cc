@@ -113,13 +113,24 @@ bool ConfigReader::Boolean(std::string_view key, std::optional<bool> fallback) {
   return fallback.value_or(false);
 }
 
-std::string ConfigReader::String(std::string_view key, std::optional<std::string> fallback) {
-  constexpr std::string_view kKind = "a string is needed";
-  const json* value = Need(key, fallback.has_value(), kKind);
-  if (value == nullptr) return fallback.value_or("");
-  if (value->is_string()) return value->get<std::string>();
-  Refuse(key, kKind);
-  return fallback.value_or("");
+std::string ConfigReader::String(std::string_view key) {
+  const json* value = Find(key);
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  Refuse(key, "a string is needed");
+  return "";
+}
+
+std::string ConfigReader::Choice(std::string_view key,
+                                 std::initializer_list<std::string_view> allowed,
+                                 std::string_view requirement, std::string_view fallback) {
+  const json* value = Find(key);
+  if (value == nullptr && !fallback.empty()) return std::string(fallback);
+  if (value != nullptr && value->is_string()) {
+    std::string text = value->get<std::string>();
+    if (std::find(allowed.begin(), allowed.end(), text) != allowed.end()) return text;
+  }
+  Refuse(key, requirement);
+  return "";
 }
 
 }  // namespace outrider

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -36,7 +37,11 @@ class ConfigReader {
   /// A finite number in [min, max].
   double Number(std::string_view key, double min, double max, std::optional<double> fallback = {});
   bool Boolean(std::string_view key, std::optional<bool> fallback = {});
-  std::string String(std::string_view key, std::optional<std::string> fallback = {});
+  std::string String(std::string_view key);
+  /// One of the strings `allowed`; `requirement` says so in the problem. Returns "" when it is
+  /// none.
+  std::string Choice(std::string_view key, std::initializer_list<std::string_view> allowed,
+                     std::string_view requirement, std::string_view fallback = {});
 
   /// Adds the problem `"KEY" of OWNER is VALUE: REQUIREMENT`.
   void Refuse(std::string_view key, std::string_view requirement);

@@ -185,14 +185,11 @@ void Parser::ParseRope() {
 
 void Parser::ParseYarn(ConfigReader& rope) {
   const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  const bool scaled = rope.Find("factor") != nullptr;
-  const std::string type =
-      scaled ? rope.String(type_key) : rope.String(type_key, std::string("default"));
-  if (type == "default") return;
-  if (type != "yarn") {
-    rope.Refuse(type_key, "\"yarn\" and \"default\" are supported");
-    return;
-  }
+  // Without a type there is no scaling, unless other keys ask for some.
+  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
+  const std::string type = rope.Choice(type_key, {"default", "yarn"},
+                                       "\"yarn\" and \"default\" are supported", fallback);
+  if (type != "yarn") return;
   const size_t before = problems_.size();
   YarnScaling yarn;
   yarn.factor = rope.Number("factor", 1, 1e6);
@@ -219,7 +216,7 @@ void Parser::ParseYarn(ConfigReader& rope) {
 }
 
 void Parser::ParseFeedForward() {
-  if (text_.String("hidden_act") != "silu") text_.Refuse("hidden_act", "\"silu\" is supported");
+  text_.Choice("hidden_act", {"silu"}, "\"silu\" is supported");
   if (text_.Boolean("mlp_bias", false)) text_.Refuse("mlp_bias", "MLPs have no biases");
   config_.intermediate_size = text_.Integer("intermediate_size", 1, kMaxSize);
   if (text_.Contains("n_routed_experts") && text_.Find("n_routed_experts") == nullptr) {
@@ -267,22 +264,19 @@ void Parser::ParseRouter() {
   config_.router_scoring = v2 ? RouterScoring::kSoftmax : RouterScoring::kSigmoid;
   // Configs that transformers 5 writes have no scoring_func, and topk_method for deepseek_v2 only:
   // its classes know one scoring each. GLM-4.7-Flash is published without scoring_func as well.
-  const std::string scoring = v2 ? "softmax" : "sigmoid";
-  if (text_.String("scoring_func", scoring) != scoring) {
-    text_.Refuse("scoring_func", fmt::format("{} uses \"{}\"", model_.model_type, scoring));
-  }
-  const std::string method =
-      v2 ? text_.String("topk_method") : text_.String("topk_method", std::string("noaux_tc"));
-  if (v2 && method == "greedy") {
-    config_.router_method = RouterMethod::kGreedy;
-  } else if (v2 && method == "group_limited_greedy") {
-    config_.router_method = RouterMethod::kGroupLimitedGreedy;
-  } else if (!v2 && method == "noaux_tc") {
-    config_.router_method = RouterMethod::kNoAuxTc;
+  if (v2) {
+    text_.Choice("scoring_func", {"softmax"}, "deepseek_v2 uses \"softmax\"", "softmax");
+    const std::string method =
+        text_.Choice("topk_method", {"greedy", "group_limited_greedy"},
+                     "deepseek_v2 uses \"greedy\" or \"group_limited_greedy\"");
+    config_.router_method =
+        method == "greedy" ? RouterMethod::kGreedy : RouterMethod::kGroupLimitedGreedy;
   } else {
-    text_.Refuse("topk_method",
-                 fmt::format("{} uses {}", model_.model_type,
-                             v2 ? "\"greedy\" or \"group_limited_greedy\"" : "\"noaux_tc\""));
+    text_.Choice("scoring_func", {"sigmoid"}, fmt::format("{} uses \"sigmoid\"", model_.model_type),
+                 "sigmoid");
+    text_.Choice("topk_method", {"noaux_tc"},
+                 fmt::format("{} uses \"noaux_tc\"", model_.model_type), "noaux_tc");
+    config_.router_method = RouterMethod::kNoAuxTc;
   }
   config_.norm_topk_prob = text_.Boolean("norm_topk_prob");
   if (v2 && config_.norm_topk_prob) {
@@ -319,14 +313,9 @@ void Parser::ParseDType() {
   ConfigReader& reader =
       text_.Find("dtype") == nullptr && text_.Find("torch_dtype") == nullptr ? outer_ : text_;
   const std::string_view key = reader.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  const std::string name = reader.String(key);
-  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    if (name == DTypeName(dtype)) {
-      config_.dtype = dtype;
-      return;
-    }
-  }
-  if (!name.empty()) reader.Refuse(key, R"("bfloat16", "float16" or "float32" is needed)");
+  const std::string name = reader.Choice(key, {"bfloat16", "float16", "float32"},
+                                         R"("bfloat16", "float16" or "float32" is needed)");
+  config_.dtype = name == "float32" ? DType::kF32 : name == "float16" ? DType::kF16 : DType::kBF16;
 }
 
 void Parser::ParseQuantization() {
@@ -341,9 +330,7 @@ void Parser::ParseQuantization() {
   ConfigReader quantization(*object, "quantization_config", problems_);
   config_.quantization.method = quantization.String("quant_method");
   if (config_.quantization.method != "fp8") return;  // OpenCheckpoint refuses it; shapes are known
-  if (quantization.String("fmt", std::string("e4m3")) != "e4m3") {
-    quantization.Refuse("fmt", "\"e4m3\" is supported");
-  }
+  quantization.Choice("fmt", {"e4m3"}, "\"e4m3\" is supported", "e4m3");
   const json* block = quantization.Find("weight_block_size");
   const auto is_size = [](const json& value) {
     return value.is_number_unsigned() && value.get<uint64_t>() >= 1 &&

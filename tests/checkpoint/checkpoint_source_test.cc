@@ -1,0 +1,444 @@
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "outrider/base/dtype.h"
+#include "outrider/checkpoint/safetensors.h"
+#include "outrider/checkpoint/weight_source.h"
+#include "tests/checkpoint/checkpoint_writer.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::Bytes;
+using ::testing::ElementsAre;
+using testing::ErrorOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::TemporaryDirectory;
+using testing::TensorToWrite;
+using testing::WriteFile;
+using testing::WriteSafetensors;
+
+const std::filesystem::path kTiny =
+    std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
+
+ModelConfig Fp8Config(int64_t block_rows = 128, int64_t block_cols = 128) {
+  ModelConfig config;
+  config.quantization = {.method = "fp8", .block_rows = block_rows, .block_cols = block_cols};
+  return config;
+}
+
+constexpr auto kNothing = [](std::string_view) { return false; };
+
+std::vector<float> ReadAll(const WeightTensor& tensor) {
+  std::vector<float> values(tensor.rows() * tensor.cols());
+  tensor.ReadRows(0, tensor.rows(), values.data());
+  return values;
+}
+
+/// e4m3fn by its definition: sign, four exponent bits with bias 7, three fraction bits.
+double Fp8Value(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15;
+  const int fraction = bits & 7;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+/// The bytes of a tensor of the bundled model, read without the code under test, except for where
+/// they are.
+template <typename T>
+std::vector<T> RawTensor(const std::string& name) {
+  for (const char* file :
+       {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+    for (const TensorInfo& info : ReadSafetensorsHeader(kTiny / file)) {
+      if (info.name != name) continue;
+      std::vector<T> values((info.end - info.begin) / sizeof(T));
+      std::ifstream in(kTiny / file, std::ios::binary);
+      in.seekg(static_cast<std::streamoff>(info.begin));
+      in.read(reinterpret_cast<char*>(values.data()),
+              static_cast<std::streamsize>(values.size() * sizeof(T)));
+      return values;
+    }
+  }
+  ADD_FAILURE() << "no tensor " << name;
+  return {};
+}
+
+class TinyModelTest : public ::testing::Test {
+ protected:
+  const ModelConfig config_ = ReadModelConfig(kTiny);
+  const std::unique_ptr<WeightSource> source_ = OpenCheckpoint(kTiny, config_);
+};
+
+TEST_F(TinyModelTest, HasItsTensors) {
+  EXPECT_TRUE(source_->Has("lm_head.weight"));
+  EXPECT_TRUE(source_->Has("model.layers.7.eh_proj.weight"));
+  EXPECT_FALSE(source_->Has("model.layers.8.eh_proj.weight"));
+  EXPECT_FALSE(source_->Has("model.layers.0.mlp.gate_proj.weight_scale_inv"));
+  EXPECT_EQ(CountMtpLayers(*source_, config_), 3);
+  // All bytes of both files but headers (8 + 51656, 8 + 5040).
+  EXPECT_EQ(source_->total_stored_bytes(), 15599136 + 4404600 - 51664 - 5048);
+}
+
+TEST_F(TinyModelTest, CountsMtpLayersThatTheConfigDoesNotDeclare) {
+  ModelConfig config = config_;
+  config.num_nextn_predict_layers = 0;
+  EXPECT_EQ(CountMtpLayers(*source_, config), 3);
+  config.tensor_prefix = "language_model.";
+  EXPECT_EQ(CountMtpLayers(*source_, config), 0);
+}
+
+TEST_F(TinyModelTest, EveryFp8TensorEqualsAnIndependentComputation) {
+  int checked = 0;
+  for (const std::string& name : source_->names()) {
+    const auto raw = [&] {
+      for (const char* file :
+           {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+        for (const TensorInfo& info : ReadSafetensorsHeader(kTiny / file)) {
+          if (info.name == name) return info;
+        }
+      }
+      return TensorInfo{};
+    }();
+    if (raw.dtype != DType::kF8E4M3 || checked == 12) continue;
+    ++checked;
+    const auto tensor = source_->Open(name, raw.shape);
+    EXPECT_TRUE(tensor->exact_in_bfloat16());
+    EXPECT_EQ(tensor->stored_dtype(), DType::kF8E4M3);
+    const std::vector<float> values = ReadAll(*tensor);
+    const std::vector<uint8_t> bytes = RawTensor<uint8_t>(name);
+    const std::vector<float> scales = RawTensor<float>(name + "_scale_inv");
+    EXPECT_EQ(tensor->stored_bytes(), bytes.size() + 4 * scales.size());
+    const int64_t cols = raw.shape[1];
+    for (int64_t i = 0; i < raw.shape[0] * cols; ++i) {
+      const int64_t scale = i / cols / 128 * ((cols + 127) / 128) + i % cols / 128;
+      ASSERT_EQ(values[i], Fp8Value(bytes[i]) * scales[scale]) << name << " element " << i;
+      ASSERT_EQ(values[i], RoundToBFloat16(values[i]));
+    }
+  }
+  EXPECT_EQ(checked, 12);
+}
+
+TEST_F(TinyModelTest, ReadsBfloat16AndFloat32) {
+  const std::string name = "model.layers.6.eh_proj.weight";
+  const auto tensor = source_->Open(name, std::vector<int64_t>{256, 512});
+  EXPECT_TRUE(tensor->exact_in_bfloat16());
+  const std::vector<uint16_t> bits = RawTensor<uint16_t>(name);
+  const std::vector<float> values = ReadAll(*tensor);
+  for (size_t i = 0; i < bits.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), uint32_t{bits[i]} << 16);
+  }
+  const std::string bias = "model.layers.7.mlp.gate.e_score_correction_bias";
+  const auto vector = source_->Open(bias, std::vector<int64_t>{8});
+  EXPECT_EQ(vector->rows(), 1);
+  EXPECT_EQ(vector->cols(), 8);
+  EXPECT_FALSE(vector->exact_in_bfloat16());
+  EXPECT_EQ(ReadAll(*vector), RawTensor<float>(bias));
+}
+
+TEST_F(TinyModelTest, AnyRangeOfRowsAndAnyThread) {
+  const auto tensor = source_->Open("model.layers.0.self_attn.kv_a_proj_with_mqa.weight",
+                                    std::vector<int64_t>{576, 256});
+  const std::vector<float> whole = ReadAll(*tensor);
+  std::vector<std::thread> threads;
+  std::vector<int> equal(4, 0);
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<float> part;
+      bool all = true;
+      for (int64_t first = t; first < 576; first += 37) {
+        const int64_t count = std::min<int64_t>(576 - first, 131);
+        part.assign(count * 256, NAN);
+        tensor->ReadRows(first, count, part.data());
+        all &= std::equal(part.begin(), part.end(), whole.begin() + first * 256);
+      }
+      equal[t] = all ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(equal, ::testing::Each(1));
+  std::vector<float> none;
+  tensor->ReadRows(576, 0, none.data());
+}
+
+TEST_F(TinyModelTest, ATensorOutlivesItsSource) {
+  auto source = OpenCheckpoint(kTiny, config_);
+  const auto tensor = source->Open("model.norm.weight", std::vector<int64_t>{256});
+  source.reset();
+  EXPECT_THAT(ReadAll(*tensor), Not(::testing::Contains(0.0F)));
+}
+
+/// A directory with one model.safetensors.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::vector<TensorToWrite>& tensors) {
+    WriteSafetensors(directory_.path() / "model.safetensors", tensors);
+  }
+  std::unique_ptr<WeightSource> Open(const ModelConfig& config) const {
+    return OpenCheckpoint(directory_.path(), config);
+  }
+  const std::filesystem::path& path() const { return directory_.path(); }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+TEST(CheckpointTest, RaggedFp8BlocksOfAnySize) {
+  std::mt19937 random(1);
+  const int64_t rows = 7;
+  const int64_t cols = 11;
+  std::string bytes(rows * cols, '\0');
+  for (char& byte : bytes) {
+    do byte = static_cast<char>(random());
+    while ((byte & 0x7f) == 0x7f);
+  }
+  std::vector<float> scales(4 * 3);  // blocks of 2 x 4
+  for (float& scale : scales) scale = static_cast<float>(random() % 1000) / 777.0F;
+  const Checkpoint checkpoint({{"a.weight", "F8_E4M3", {rows, cols}, bytes},
+                               {"a.weight_scale_inv", "F32", {4, 3}, Bytes(scales)}});
+  const auto tensor =
+      checkpoint.Open(Fp8Config(2, 4))->Open("a.weight", std::vector<int64_t>{rows, cols});
+  EXPECT_FALSE(tensor->exact_in_bfloat16());
+  const std::vector<float> values = ReadAll(*tensor);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const double exact = Fp8Value(bytes[r * cols + c]) * double{scales[r / 2 * 3 + c / 4]};
+      EXPECT_EQ(values[r * cols + c], static_cast<float>(exact));
+    }
+  }
+}
+
+TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
+  const auto exact = [](std::vector<float> scales) {
+    const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, '\x31')},
+                                 {"a_scale_inv", "F32", {1, 2}, Bytes(scales)}});
+    return checkpoint.Open(Fp8Config())
+        ->Open("a", std::vector<int64_t>{1, 256})
+        ->exact_in_bfloat16();
+  };
+  EXPECT_TRUE(exact({1.0F, 0x1p-13F}));
+  EXPECT_TRUE(exact({0x1p118F, -0x1p-117F}));
+  EXPECT_FALSE(exact({0x1p119F, 1.0F}));
+  EXPECT_FALSE(exact({1.0F, 0x1p-118F}));
+  EXPECT_FALSE(exact({1.0F, 1.5F}));
+  EXPECT_FALSE(exact({1.0F, 0.0F}));
+}
+
+TEST(CheckpointTest, Float16AndBfloat16Scales) {
+  const std::vector<uint16_t> halves = {0x3c00, 0xc000, 0x0001, 0x7bff};  // 1, -2, 2^-24, 65504
+  const std::vector<uint16_t> scale = {0x4000};                           // bfloat16 2
+  const Checkpoint checkpoint({{"h", "F16", {2, 2}, Bytes(halves)},
+                               {"w", "F8_E4M3", {1, 2}, "\x38\x40"},  // 1, 2
+                               {"w_scale_inv", "BF16", {1, 1}, Bytes(scale)}});
+  const auto source = checkpoint.Open(Fp8Config());
+  const auto tensor = source->Open("h", std::vector<int64_t>{2, 2});
+  EXPECT_THAT(ReadAll(*tensor), ElementsAre(1, -2, 0x1p-24F, 65504));
+  EXPECT_FALSE(tensor->exact_in_bfloat16());
+  EXPECT_THAT(ReadAll(*source->Open("w", std::vector<int64_t>{1, 2})), ElementsAre(2, 4));
+  EXPECT_THAT(source->names(), ElementsAre("h", "w"));
+}
+
+TEST(CheckpointTest, RowsLargerThanTheScratchBuffer) {
+  const int64_t cols = 300'000;
+  std::vector<uint16_t> bits(3 * cols);
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(i % 0x7f00);
+  const Checkpoint checkpoint({{"a", "BF16", {3, cols}, Bytes(bits)}});
+  const std::vector<float> values =
+      ReadAll(*checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{3, cols}));
+  for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(values[i], ToFloat(BFloat16{bits[i]}));
+}
+
+TEST(CheckpointTest, ScalarsAndStacks) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8};
+  const Checkpoint checkpoint({{"scalar", "F32", {}, Bytes(std::vector<float>{9})},
+                               {"stack", "F32", {2, 2, 2}, Bytes(values)}});
+  const auto source = checkpoint.Open(ModelConfig());
+  EXPECT_THAT(ReadAll(*source->Open("scalar", {})), ElementsAre(9));
+  const auto stack = source->Open("stack", std::vector<int64_t>{2, 2, 2});
+  EXPECT_EQ(stack->rows(), 4);
+  EXPECT_EQ(ReadAll(*stack), values);
+}
+
+TEST(CheckpointTest, CheckNamesEverythingInOneError) {
+  const Checkpoint checkpoint({{"bad_shape", "F32", {2}, std::string(8, '\0')},
+                               {"good", "F32", {2}, std::string(8, '\0')},
+                               {"half_scaled", "F8_E4M3", {129, 1}, std::string(129, '\0')},
+                               {"half_scaled_scale_inv", "F32", {1, 1}, std::string(4, '\0')},
+                               {"ids", "I64", {1}, std::string(8, '\0')},
+                               {"int_scaled", "F8_E4M3", {1, 1}, std::string(1, '\0')},
+                               {"int_scaled_scale_inv", "I32", {1, 1}, std::string(4, '\0')},
+                               {"lonely_scale_inv", "F32", {1}, std::string(4, '\0')},
+                               {"odd", "F4", {1}, std::string(1, '\0')},
+                               {"rotary.inv_freq", "F32", {1}, std::string(4, '\0')},
+                               {"unscaled", "F8_E4M3", {1, 1}, std::string(1, '\0')},
+                               {"vector", "F8_E4M3", {1}, std::string(1, '\0')},
+                               {"vector_scale_inv", "F32", {1}, std::string(4, '\0')}});
+  const std::vector<ExpectedTensor> expected = {{"good", {2}},          {"bad_shape", {1, 2}},
+                                                {"gone", {1}},          {"also_gone", {2}},
+                                                {"unscaled", {1, 1}},   {"half_scaled", {129, 1}},
+                                                {"int_scaled", {1, 1}}, {"ids", {1}},
+                                                {"odd", {1}},           {"vector", {1}}};
+  const auto source = checkpoint.Open(Fp8Config());
+  const std::string message = ErrorOf([&] {
+    source->Check(expected, [](std::string_view name) { return name.ends_with("inv_freq"); });
+  });
+  EXPECT_EQ(message,
+            "invalid_argument: " + checkpoint.path().string() +
+                ": the tensors do not fit config.json: 2 missing: gone, also_gone; "
+                "1 of another shape: bad_shape is [2], not [1, 2]; "
+                "2 of a type other than F32, BF16, F16 and F8_E4M3: ids is \"I64\", odd is \"F4\"; "
+                "4 FP8 without usable scales: unscaled (no unscaled_scale_inv), "
+                "half_scaled (scales are [1, 1], not [2, 1]), "
+                "int_scaled (scales are \"I32\", not F32 or BF16), "
+                "vector (only matrices have blocks); "
+                "1 unexpected: lonely_scale_inv");
+  const auto open_error = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    return ErrorOf([&] { source->Open(name, shape); });
+  };
+  EXPECT_THAT(open_error("gone", {1}), HasSubstr(": no tensor gone"));
+  EXPECT_THAT(open_error("bad_shape", {1, 2}), HasSubstr(": tensor bad_shape is [2], not [1, 2]"));
+  EXPECT_THAT(open_error("ids", {1}),
+              HasSubstr(": tensor ids is \"I64\"; F32, BF16, F16 and F8_E4M3 can be read"));
+  EXPECT_THAT(open_error("unscaled", {1, 1}),
+              HasSubstr("tensor is FP8 without usable scales: unscaled (no unscaled_scale_inv)"));
+  source->Check(std::vector<ExpectedTensor>{{"good", {2}}}, [](std::string_view) { return true; });
+}
+
+TEST(CheckpointTest, LongListsAreCutAndCounted) {
+  std::vector<TensorToWrite> tensors;
+  for (int i = 0; i < 30; ++i) tensors.push_back({fmt::format("t{:02}", i), "F32", {0}, ""});
+  tensors.push_back({"a\\nb", "F32", {0}, ""});  // JSON for a line break in the name
+  const Checkpoint checkpoint(tensors);
+  const std::string message = ErrorOf([&] { checkpoint.Open(ModelConfig())->Check({}, kNothing); });
+  EXPECT_THAT(message, AllOf(HasSubstr("31 unexpected: \"a\\nb\", t00, t01"),
+                             HasSubstr("t18 and 11 more"), Not(HasSubstr("t19"))));
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+TEST(CheckpointTest, Fp8NeedsABlockSizeInTheConfig) {
+  const Checkpoint checkpoint(
+      {{"a", "F8_E4M3", {1, 1}, "x"}, {"a_scale_inv", "F32", {1, 1}, std::string(4, '\0')}});
+  EXPECT_THAT(
+      ErrorOf([&] { checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{1, 1}); }),
+      HasSubstr("a (config.json gives no weight_block_size)"));
+}
+
+TEST(CheckpointTest, ScalesMustBeFinite) {
+  const Checkpoint checkpoint(
+      {{"a", "F8_E4M3", {1, 1}, "x"},
+       {"a_scale_inv", "F32", {1, 1}, Bytes(std::vector<float>{INFINITY})}});
+  EXPECT_THAT(ErrorOf([&] { checkpoint.Open(Fp8Config())->Open("a", std::vector<int64_t>{1, 1}); }),
+              HasSubstr("model.safetensors: a_scale_inv holds a value that is not finite"));
+}
+
+TEST(CheckpointTest, OtherQuantizationsAreRefusedByName) {
+  ModelConfig config;
+  config.quantization.method = "compressed-tensors";
+  EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(kTiny, config); }),
+              HasSubstr("quantization \"compressed-tensors\" cannot be loaded; \"fp8\""));
+}
+
+TEST(CheckpointTest, NoWeights) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(ErrorOf([&] { OpenCheckpoint(directory.path(), ModelConfig()); }),
+            "not_found: " + directory.path().string() +
+                ": has neither model.safetensors nor model.safetensors.index.json");
+}
+
+TEST(CheckpointTest, AFileCutOffAfterItsHeaderWasRead) {
+  const Checkpoint checkpoint({{"a", "F32", {1000}, std::string(4000, '\0')}});
+  const auto tensor = checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{1000});
+  std::filesystem::resize_file(checkpoint.path() / "model.safetensors", 1000);
+  EXPECT_THAT(ErrorOf([&] { ReadAll(*tensor); }),
+              HasSubstr("model.safetensors: ends at byte 1000, "));
+}
+
+/// A directory with two shards, a [2] in one.safetensors and b [1] in two.safetensors, and an
+/// index.
+class ShardTest : public ::testing::Test {
+ protected:
+  ShardTest() {
+    WriteSafetensors(path() / "one.safetensors",
+                     {{"a", "F32", {2}, Bytes(std::vector<float>{1, 2})}});
+    WriteSafetensors(path() / "two.safetensors", {{"b", "F32", {1}, Bytes(std::vector<float>{3})},
+                                                  {"c", "F32", {1}, std::string(4, '\0')}});
+  }
+  const std::filesystem::path& path() const { return directory_.path(); }
+  std::unique_ptr<WeightSource> OpenWith(const json& weight_map) const {
+    WriteFile(path() / "model.safetensors.index.json",
+              json{{"metadata", {{"total_size", 12}}}, {"weight_map", weight_map}}.dump());
+    return OpenCheckpoint(path(), ModelConfig());
+  }
+  std::string ErrorOfMap(const json& weight_map) const {
+    return ErrorOf([&] { OpenWith(weight_map); });
+  }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+TEST_F(ShardTest, TensorsComeFromTheFilesOfTheIndex) {
+  const auto source = OpenWith({{"a", "one.safetensors"}, {"b", "two.safetensors"}});
+  EXPECT_THAT(ReadAll(*source->Open("a", std::vector<int64_t>{2})), ElementsAre(1, 2));
+  EXPECT_THAT(ReadAll(*source->Open("b", std::vector<int64_t>{1})), ElementsAre(3));
+  EXPECT_THAT(source->names(), ElementsAre("a", "b"));  // c is not in the index
+  EXPECT_EQ(source->total_stored_bytes(), 12);
+}
+
+TEST_F(ShardTest, MissingFilesAreListed) {
+  EXPECT_EQ(ErrorOfMap({{"a", "x.safetensors"}, {"b", "y.safetensors"}, {"c", "two.safetensors"}}),
+            "not_found: " + path().string() +
+                ": files that model.safetensors.index.json names are missing: x.safetensors, "
+                "y.safetensors");
+}
+
+TEST_F(ShardTest, ATensorThatIsNotInItsFile) {
+  EXPECT_THAT(ErrorOfMap({{"b", "one.safetensors"}}),
+              HasSubstr("one.safetensors: has no tensor \"b\", which model.safetensors.index.json "
+                        "says it has"));
+}
+
+TEST_F(ShardTest, PathsThatLeaveTheDirectory) {
+  for (const std::string& name :
+       {std::string("../one.safetensors"), std::string("/etc/passwd"), std::string(""),
+        std::string("x/../../one.safetensors"), std::string("one.safetensors\0x", 17)}) {
+    EXPECT_THAT(ErrorOfMap({{"a", name}}),
+                HasSubstr("for tensor \"a\"; a file in the same directory is needed"));
+  }
+}
+
+TEST_F(ShardTest, BrokenIndexes) {
+  EXPECT_THAT(ErrorOfMap({{"a", 3}}),
+              HasSubstr("weight_map gives 3 for tensor \"a\", not a file name"));
+  EXPECT_THAT(ErrorOfMap(json::object()), HasSubstr("needs an object \"weight_map\""));
+  EXPECT_THAT(ErrorOfMap(json::array()), HasSubstr("needs an object \"weight_map\""));
+  const std::filesystem::path index = path() / "model.safetensors.index.json";
+  WriteFile(index, "[]");
+  EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(path(), ModelConfig()); }),
+              HasSubstr("needs an object \"weight_map\""));
+  WriteFile(index, "{");
+  EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(path(), ModelConfig()); }),
+              HasSubstr("index.json: not valid JSON at line 1, column 2"));
+  WriteFile(index, std::string(10000, '['));
+  EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(path(), ModelConfig()); }),
+              HasSubstr("JSON nested more than 64 deep"));
+}
+
+TEST_F(ShardTest, ASingleFileIsPreferred) {
+  WriteSafetensors(path() / "model.safetensors", {{"z", "F32", {0}, ""}});
+  EXPECT_THAT(OpenWith({{"a", "one.safetensors"}})->names(), ElementsAre("z"));
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,302 @@
+// Every complaint about a config.json: what it says and that one error tells all.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "outrider/checkpoint/model_config.h"
+#include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/checkpoint/published_configs.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::ErrorOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+std::string ErrorOfText(std::string_view text, std::optional<std::string_view> generation = {}) {
+  return ErrorOf([&] { ParseModelConfig(text, generation, "c"); });
+}
+
+/// The whole error for `base` with one key set to `value`.
+std::string ErrorWith(const char* base, const std::string& key, const json& value) {
+  json config = json::parse(base);
+  config[key] = value;
+  return ErrorOfText(config.dump());
+}
+std::string ErrorV3(const std::string& key, const json& value) {
+  return ErrorWith(testing::kDeepSeekV3, key, value);
+}
+std::string ErrorV2(const std::string& key, const json& value) {
+  return ErrorWith(testing::kDeepSeekV2, key, value);
+}
+std::string ErrorYarn(const std::string& key, const json& value) {
+  json config = json::parse(testing::kDeepSeekV3);
+  config["rope_scaling"][key] = value;
+  return ErrorOfText(config.dump());
+}
+std::string ErrorGeneration(std::string_view generation) {
+  return ErrorOfText(testing::kDeepSeekV3, generation);
+}
+/// The error when that problem is the only one.
+std::string Only(const std::string& problem) { return "invalid_argument: c: " + problem; }
+
+TEST(ConfigErrorsTest, NotJson) {
+  EXPECT_EQ(ErrorOfText(""), Only("not valid JSON at line 1, column 1"));
+  EXPECT_EQ(ErrorOfText("{\n \"a\": }"), Only("not valid JSON at line 2, column 7"));
+  EXPECT_EQ(ErrorOfText("{\"a\": 1e999}"), Only("holds a number that is out of range"));
+  EXPECT_EQ(ErrorOfText("[1]"), Only("is [1], not an object"));
+  EXPECT_EQ(ErrorOfText(std::string(10000, '[')), Only("JSON nested more than 64 deep"));
+}
+
+TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
+  const std::string known =
+      "known are deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, and models with one of these as "
+      "text_config";
+  EXPECT_EQ(ErrorOfText("{}"), Only("\"model_type\" is missing; " + known));
+  EXPECT_EQ(ErrorV3("model_type", "llama"), Only("\"model_type\" is \"llama\"; " + known));
+  EXPECT_EQ(ErrorV3("model_type", 3), Only("\"model_type\" is 3; " + known));
+  EXPECT_EQ(ErrorOfText(R"({"model_type": "x", "text_config": {"model_type": "y"}})"),
+            Only("\"model_type\" is \"x\"; " + known));
+  EXPECT_EQ(
+      ErrorV3("architectures", json::array({"DeepseekV32ForCausalLM"})),
+      Only("\"architectures\" is [\"DeepseekV32ForCausalLM\"]: model_type deepseek_v3 is known "
+           "with [\"DeepseekV3ForCausalLM\"]"));
+  EXPECT_EQ(ErrorV3("architectures", "x"),
+            Only("\"architectures\" is \"x\": a list of names is needed"));
+}
+
+TEST(ConfigErrorsTest, EachRequiredKeyIsMissedByName) {
+  for (const char* base : {testing::kDeepSeekV2, testing::kDeepSeekV3, testing::kGlm47Flash}) {
+    for (const char* key : {"vocab_size",
+                            "hidden_size",
+                            "num_hidden_layers",
+                            "max_position_embeddings",
+                            "rms_norm_eps",
+                            "num_attention_heads",
+                            "q_lora_rank",
+                            "kv_lora_rank",
+                            "qk_nope_head_dim",
+                            "qk_rope_head_dim",
+                            "v_head_dim",
+                            "rope_theta",
+                            "hidden_act",
+                            "intermediate_size",
+                            "n_routed_experts",
+                            "n_shared_experts",
+                            "moe_intermediate_size",
+                            "num_experts_per_tok",
+                            "n_group",
+                            "topk_group",
+                            "first_k_dense_replace",
+                            "norm_topk_prob",
+                            "routed_scaling_factor"}) {
+      json config = json::parse(base);
+      ASSERT_EQ(config.erase(key), 1) << key;
+      EXPECT_THAT(
+          ErrorOfText(config.dump()),
+          AllOf(StartsWith(Only(fmt::format("\"{}\" is missing: ", key))), Not(HasSubstr("; "))));
+    }
+  }
+  json config = json::parse(testing::kDeepSeekV2);
+  config.erase("topk_method");
+  EXPECT_EQ(ErrorOfText(config.dump()), Only("\"topk_method\" is missing: deepseek_v2 uses "
+                                             "\"greedy\" or \"group_limited_greedy\""));
+  config = json::parse(testing::kDeepSeekV3);
+  config.erase("torch_dtype");
+  EXPECT_EQ(ErrorOfText(config.dump()),
+            Only("\"torch_dtype\" is missing: \"bfloat16\", \"float16\" or \"float32\" is needed"));
+}
+
+TEST(ConfigErrorsTest, AllProblemsInOneLine) {
+  json config = json::parse(testing::kDeepSeekV3);
+  config["hidden_size"] = -1;
+  config["vocab_size"] = "many";
+  config["rope_scaling"]["factor"] = 0;
+  const std::string message = ErrorOfText(config.dump(), R"({"top_p": 2})");
+  EXPECT_EQ(message,
+            Only("\"vocab_size\" is \"many\": an integer from 1 to 16777216 is needed; "
+                 "\"hidden_size\" is -1: an integer from 1 to 16777216 is needed; "
+                 "\"factor\" of rope_scaling is 0: a number from 1 to 1000000 is needed; "
+                 "\"top_p\" of generation_config.json is 2: a number from 0 to 1 is needed"));
+}
+
+TEST(ConfigErrorsTest, WrongTypesAndAbsurdNumbers) {
+  const std::string size = ": an integer from 1 to 16777216 is needed";
+  EXPECT_EQ(ErrorV3("hidden_size", 0), Only("\"hidden_size\" is 0" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", 7168.0), Only("\"hidden_size\" is 7168.0" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", true), Only("\"hidden_size\" is true" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", nullptr), Only("\"hidden_size\" is null" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", json::object()), Only("\"hidden_size\" is an object" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", UINT64_MAX),
+            Only("\"hidden_size\" is 18446744073709551615" + size));
+  EXPECT_EQ(ErrorV3("hidden_size", std::string(100, 'a')),
+            Only("\"hidden_size\" is \"" + std::string(59, 'a') + "..." + size));
+  EXPECT_EQ(ErrorV3("num_hidden_layers", 5000),
+            Only("\"num_hidden_layers\" is 5000: an integer from 1 to 4096 is needed"));
+  EXPECT_EQ(ErrorV3("rms_norm_eps", 0),
+            Only("\"rms_norm_eps\" is 0: a number from 1e-12 to 0.1 is needed"));
+  EXPECT_EQ(ErrorV3("rms_norm_eps", "tiny"),
+            Only("\"rms_norm_eps\" is \"tiny\": a number from 1e-12 to 0.1 is needed"));
+  EXPECT_EQ(ErrorV3("attention_bias", 1), Only("\"attention_bias\" is 1: true or false is needed"));
+  EXPECT_EQ(ErrorV3("hidden_act", 1), Only("\"hidden_act\" is 1: \"silu\" is supported"));
+}
+
+TEST(ConfigErrorsTest, SizesWhoseProductIsAbsurd) {
+  EXPECT_THAT(ErrorV3("hidden_size", 1 << 24),
+              AllOf(StartsWith(Only("the sizes multiply to about 1.")),
+                    HasSubstr("parameters, at most 1e+14 make sense; check \"hidden_size\"")));
+}
+
+TEST(ConfigErrorsTest, Attention) {
+  EXPECT_EQ(ErrorV3("qk_rope_head_dim", 63), Only("\"qk_rope_head_dim\" is 63: an even number is "
+                                                  "needed, as pairs are rotated"));
+  EXPECT_EQ(ErrorV3("num_key_value_heads", 1),
+            Only("\"num_key_value_heads\" is 1: latent attention has as many as "
+                 "\"num_attention_heads\", 128"));
+  EXPECT_EQ(ErrorV3("num_attention_heads", 0),
+            Only("\"num_attention_heads\" is 0: an integer from 1 to 65536 is needed"));
+  EXPECT_EQ(ErrorV3("q_lora_rank", 0),
+            Only("\"q_lora_rank\" is 0: an integer from 1 to 16777216 is needed"));
+  EXPECT_EQ(ErrorV2("rope_interleave", false),
+            Only("\"rope_interleave\" is false: deepseek_v2 rotates interleaved pairs"));
+  EXPECT_EQ(ErrorV3("partial_rotary_factor", 0.5),
+            Only("\"partial_rotary_factor\" is 0.5: latent attention rotates all of "
+                 "qk_rope_head_dim"));
+}
+
+TEST(ConfigErrorsTest, RopeScaling) {
+  EXPECT_EQ(ErrorV3("rope_scaling", 4), Only("\"rope_scaling\" is 4: an object or null is needed"));
+  EXPECT_EQ(ErrorV3("rope_theta", 0),
+            Only("\"rope_theta\" is 0: a number from 1 to 1000000000000 is needed"));
+  EXPECT_EQ(ErrorYarn("type", "linear"),
+            Only("\"type\" of rope_scaling is \"linear\": \"yarn\" and "
+                 "\"default\" are supported"));
+  EXPECT_EQ(ErrorYarn("rope_type", "llama3"), Only("\"rope_type\" of rope_scaling is \"llama3\": "
+                                                   "\"yarn\" and \"default\" are supported"));
+  EXPECT_EQ(ErrorYarn("type", nullptr),
+            Only("\"type\" of rope_scaling is null: \"yarn\" and \"default\" are supported"));
+  EXPECT_EQ(
+      ErrorYarn("original_max_position_embeddings", nullptr),
+      Only("\"original_max_position_embeddings\" of rope_scaling is null: an integer from 1 to "
+           "2147483647 is needed"));
+  EXPECT_EQ(ErrorYarn("beta_fast", 0.5), Only("\"beta_fast\" of rope_scaling is 0.5: it may not be "
+                                              "below \"beta_slow\", 1"));
+  EXPECT_EQ(ErrorYarn("mscale_all_dim", 0.0), "nothing was thrown");
+  EXPECT_EQ(ErrorYarn("mscale", 0.0), Only("\"mscale\" of rope_scaling is 0.0: it needs "
+                                           "\"mscale_all_dim\" beside it, both above 0"));
+  EXPECT_EQ(ErrorYarn("attention_factor", 1.0),
+            Only("\"attention_factor\" of rope_scaling is 1.0: use \"mscale\" and "
+                 "\"mscale_all_dim\""));
+}
+
+TEST(ConfigErrorsTest, Experts) {
+  EXPECT_EQ(ErrorV3("num_experts_per_tok", 257),
+            Only("\"num_experts_per_tok\" is 257: an integer from 1 to 256 is needed"));
+  EXPECT_EQ(ErrorV3("n_group", 7),
+            Only("\"n_group\" is 7: it must divide \"n_routed_experts\", 256"));
+  EXPECT_EQ(ErrorV3("n_group", 256), Only("\"n_group\" is 256: a group needs two experts, as its "
+                                          "best two rank it"));
+  EXPECT_EQ(ErrorV3("topk_group", 9),
+            Only("\"topk_group\" is 9: an integer from 1 to 8 is needed"));
+  EXPECT_EQ(ErrorV3("num_experts_per_tok", 129),
+            Only("\"num_experts_per_tok\" is 129: the chosen groups hold 128 experts"));
+  EXPECT_EQ(ErrorV3("first_k_dense_replace", 62),
+            Only("\"first_k_dense_replace\" is 62: an integer from 0 to 61 is needed"));
+  EXPECT_EQ(ErrorV3("moe_layer_freq", 0),
+            Only("\"moe_layer_freq\" is 0: an integer from 1 to 4096 is needed"));
+  EXPECT_EQ(ErrorV3("scoring_func", "softmax"),
+            Only("\"scoring_func\" is \"softmax\": deepseek_v3 uses \"sigmoid\""));
+  EXPECT_EQ(ErrorV2("scoring_func", "sigmoid"),
+            Only("\"scoring_func\" is \"sigmoid\": deepseek_v2 uses \"softmax\""));
+  EXPECT_EQ(ErrorV3("topk_method", "greedy"),
+            Only("\"topk_method\" is \"greedy\": deepseek_v3 uses \"noaux_tc\""));
+  EXPECT_EQ(ErrorV2("topk_method", "noaux_tc"),
+            Only("\"topk_method\" is \"noaux_tc\": deepseek_v2 uses \"greedy\" or "
+                 "\"group_limited_greedy\""));
+  EXPECT_EQ(ErrorV2("norm_topk_prob", true),
+            Only("\"norm_topk_prob\" is true: deepseek_v2 does not renormalise expert weights"));
+  EXPECT_EQ(ErrorV3("mlp_bias", true), Only("\"mlp_bias\" is true: MLPs have no biases"));
+  EXPECT_EQ(ErrorV3("hidden_act", "gelu"),
+            Only("\"hidden_act\" is \"gelu\": \"silu\" is supported"));
+}
+
+TEST(ConfigErrorsTest, MlpLayerTypes) {
+  json config = json::parse(testing::kGlm47Flash);
+  config.erase("first_k_dense_replace");
+  const std::string requirement = ": 47 entries are needed, \"dense\" first, then \"sparse\"";
+  config["mlp_layer_types"] = {"dense", "sparse"};
+  EXPECT_EQ(ErrorOfText(config.dump()),
+            Only("\"mlp_layer_types\" is [\"dense\",\"sparse\"]" + requirement));
+  config["mlp_layer_types"] = std::vector<std::string>(47, "sparse");
+  config["mlp_layer_types"][5] = "dense";
+  EXPECT_EQ(ErrorOfText(config.dump()), Only("\"mlp_layer_types\" is a long list" + requirement));
+}
+
+TEST(ConfigErrorsTest, TypesAndQuantization) {
+  EXPECT_EQ(ErrorV3("torch_dtype", "int8"), Only("\"torch_dtype\" is \"int8\": \"bfloat16\", "
+                                                 "\"float16\" or \"float32\" is needed"));
+  EXPECT_EQ(ErrorV3("quantization_config", 8),
+            Only("\"quantization_config\" is 8: an object or null is needed"));
+  EXPECT_EQ(ErrorV3("quantization_config", json::object()),
+            Only("\"quant_method\" of quantization_config is missing: a string is needed"));
+  EXPECT_EQ(ErrorV3("quantization_config", {{"quant_method", "fp8"}}),
+            Only("\"weight_block_size\" of quantization_config is missing: rows and columns of a "
+                 "block are needed: [128, 128]"));
+  for (const json& block :
+       {json::parse("[128]"), json::parse("[0,128]"), json::parse("[128,-1]")}) {
+    EXPECT_EQ(
+        ErrorV3("quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", block}}),
+        Only("\"weight_block_size\" of quantization_config is " + block.dump() +
+             ": rows and columns of a block are needed: [128, 128]"));
+  }
+  EXPECT_EQ(ErrorV3("quantization_config",
+                    {{"quant_method", "fp8"}, {"fmt", "e5m2"}, {"weight_block_size", {128, 128}}}),
+            Only("\"fmt\" of quantization_config is \"e5m2\": \"e4m3\" is supported"));
+}
+
+TEST(ConfigErrorsTest, Tokens) {
+  const std::string ids = ": token ids from 0 to 129279 are needed";
+  EXPECT_EQ(ErrorV3("eos_token_id", -1), Only("\"eos_token_id\" is -1" + ids));
+  EXPECT_EQ(ErrorV3("eos_token_id", 129280), Only("\"eos_token_id\" is 129280" + ids));
+  EXPECT_EQ(ErrorV3("eos_token_id", json::array({1, "x"})),
+            Only("\"eos_token_id\" is [1,\"x\"]" + ids));
+  EXPECT_EQ(ErrorV3("bos_token_id", 129280),
+            Only("\"bos_token_id\" is 129280: an integer from 0 to 129279 is needed"));
+}
+
+TEST(ConfigErrorsTest, GenerationConfig) {
+  EXPECT_EQ(ErrorGeneration("{"),
+            Only("generation_config.json beside it: not valid JSON at line 1, column 2"));
+  EXPECT_EQ(ErrorGeneration("3"), Only("generation_config.json beside it: is 3, not an object"));
+  EXPECT_EQ(ErrorGeneration(R"({"temperature": -1})"),
+            Only("\"temperature\" of generation_config.json is -1: a number from 0 to 1000 is "
+                 "needed"));
+  EXPECT_EQ(ErrorGeneration(R"({"top_k": 1.5})"),
+            Only("\"top_k\" of generation_config.json is 1.5: an integer from -1 to 2147483647 is "
+                 "needed"));
+  EXPECT_THAT(
+      ErrorGeneration(R"({"eos_token_id": "</s>"})"),
+      StartsWith(Only("\"eos_token_id\" of generation_config.json is \"</s>\": token ids")));
+}
+
+TEST(ConfigErrorsTest, KeysOfATextConfigAreNamedSo) {
+  json config = json::parse(testing::kKimiK25);
+  config["text_config"]["v_head_dim"] = 0;
+  EXPECT_EQ(ErrorOfText(config.dump()),
+            Only("\"v_head_dim\" of text_config is 0: an integer from 1 to 65536 is needed"));
+}
+
+TEST(ConfigErrorsTest, MessagesAreOneLine) {
+  const std::string message = ErrorV3("torch_dtype", "a\nb\x01");
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  EXPECT_THAT(message, HasSubstr(R"("a\nb\u0001")"));
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,257 @@
+#include "outrider/checkpoint/model_config.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/checkpoint/published_configs.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ModelConfig Parse(const std::string& text) { return ParseModelConfig(text, std::nullopt, "c"); }
+
+/// kDeepSeekV3 with keys replaced or, where `changes` says null, set to null.
+ModelConfig ParseV3With(const json& changes) {
+  json config = json::parse(testing::kDeepSeekV3);
+  config.update(changes);
+  return Parse(config.dump());
+}
+
+TEST(ModelConfigTest, DeepSeekV3) {
+  const ModelConfig c = Parse(testing::kDeepSeekV3);
+  EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(c.model_type, "deepseek_v3");
+  EXPECT_EQ(c.architecture, "DeepseekV3ForCausalLM");
+  EXPECT_EQ(c.tensor_prefix, "");
+  EXPECT_EQ(c.vocab_size, 129280);
+  EXPECT_EQ(c.hidden_size, 7168);
+  EXPECT_EQ(c.num_hidden_layers, 61);
+  EXPECT_EQ(c.num_nextn_predict_layers, 1);
+  EXPECT_EQ(c.max_position_embeddings, 163840);
+  EXPECT_FALSE(c.tie_word_embeddings);
+  EXPECT_EQ(c.rms_norm_eps, 1e-6);
+  EXPECT_EQ(c.latent_norm_eps, 1e-6);
+  EXPECT_EQ(c.num_attention_heads, 128);
+  EXPECT_EQ(c.q_lora_rank, 1536);
+  EXPECT_EQ(c.kv_lora_rank, 512);
+  EXPECT_EQ(c.qk_nope_head_dim, 128);
+  EXPECT_EQ(c.qk_rope_head_dim, 64);
+  EXPECT_EQ(c.qk_head_dim(), 192);
+  EXPECT_EQ(c.v_head_dim, 128);
+  EXPECT_FALSE(c.attention_bias);
+  EXPECT_TRUE(c.rope_interleaved);
+  EXPECT_EQ(c.rope_theta, 10000);
+  ASSERT_TRUE(c.yarn);
+  EXPECT_EQ(c.yarn->factor, 40);
+  EXPECT_EQ(c.yarn->original_max_position_embeddings, 4096);
+  EXPECT_EQ(c.yarn->beta_fast, 32);
+  EXPECT_EQ(c.yarn->beta_slow, 1);
+  EXPECT_EQ(c.yarn->mscale, 1);
+  EXPECT_EQ(c.yarn->mscale_all_dim, 1);
+  EXPECT_EQ(c.intermediate_size, 18432);
+  EXPECT_EQ(c.moe_intermediate_size, 2048);
+  EXPECT_EQ(c.n_routed_experts, 256);
+  EXPECT_EQ(c.n_shared_experts, 1);
+  EXPECT_EQ(c.num_experts_per_tok, 8);
+  EXPECT_EQ(c.n_group, 8);
+  EXPECT_EQ(c.topk_group, 4);
+  EXPECT_EQ(c.first_k_dense_replace, 3);
+  EXPECT_EQ(c.moe_layer_freq, 1);
+  EXPECT_EQ(c.router_scoring, RouterScoring::kSigmoid);
+  EXPECT_EQ(c.router_method, RouterMethod::kNoAuxTc);
+  EXPECT_TRUE(c.norm_topk_prob);
+  EXPECT_EQ(c.routed_scaling_factor, 2.5);
+  EXPECT_FALSE(c.mtp_zero_first_embedding);
+  EXPECT_EQ(c.dtype, DType::kBF16);
+  EXPECT_EQ(c.quantization.method, "fp8");
+  EXPECT_EQ(c.quantization.block_rows, 128);
+  EXPECT_EQ(c.quantization.block_cols, 128);
+  EXPECT_EQ(c.bos_token_id, 0);
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(1));
+  EXPECT_FALSE(c.default_temperature);
+  // (192)^-1/2 · (0.1 ln 40 + 1)^2
+  EXPECT_NEAR(c.SoftmaxScale(), 0.13523, 5e-6);
+  EXPECT_EQ(c.RopeMagnitude(), 1);
+}
+
+TEST(ModelConfigTest, DeepSeekV2Lite) {
+  const ModelConfig c = Parse(testing::kDeepSeekV2Lite);
+  EXPECT_EQ(c.family, ModelFamily::kDeepSeekV2);
+  EXPECT_EQ(c.q_lora_rank, 0);
+  EXPECT_EQ(c.num_attention_heads, 16);
+  EXPECT_EQ(c.n_shared_experts, 2);
+  EXPECT_EQ(c.num_nextn_predict_layers, 0);
+  EXPECT_EQ(c.router_scoring, RouterScoring::kSoftmax);
+  EXPECT_EQ(c.router_method, RouterMethod::kGreedy);
+  EXPECT_FALSE(c.norm_topk_prob);
+  EXPECT_EQ(c.quantization.method, "");
+  EXPECT_EQ(c.bos_token_id, 100000);
+  EXPECT_NEAR(c.SoftmaxScale(), 0.11472, 5e-6);
+  EXPECT_EQ(c.RopeMagnitude(), 1);
+}
+
+TEST(ModelConfigTest, DeepSeekV2) {
+  const ModelConfig c = Parse(testing::kDeepSeekV2);
+  EXPECT_EQ(c.q_lora_rank, 1536);
+  EXPECT_EQ(c.router_method, RouterMethod::kGroupLimitedGreedy);
+  EXPECT_EQ(c.n_group, 8);
+  EXPECT_EQ(c.topk_group, 3);
+  EXPECT_EQ(c.routed_scaling_factor, 16);
+}
+
+TEST(ModelConfigTest, KimiK2) {
+  const ModelConfig c = Parse(testing::kKimiK2);
+  EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(c.model_type, "kimi_k2");
+  EXPECT_EQ(c.n_routed_experts, 384);
+  EXPECT_EQ(c.n_group, 1);
+  EXPECT_EQ(c.rope_theta, 50000);
+  EXPECT_EQ(c.yarn->beta_fast, c.yarn->beta_slow);
+  EXPECT_EQ(c.first_k_dense_replace, 1);
+}
+
+TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
+  const ModelConfig c = Parse(testing::kKimiK25);
+  EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(c.model_type, "kimi_k2");
+  EXPECT_EQ(c.tensor_prefix, "language_model.");
+  EXPECT_EQ(c.rms_norm_eps, 1e-5);
+  EXPECT_EQ(c.latent_norm_eps, 1e-6);
+  EXPECT_EQ(c.quantization.method, "compressed-tensors");
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(163586));
+  EXPECT_FALSE(c.default_top_k);  // only generation_config.json counts
+}
+
+TEST(ModelConfigTest, KeysMissingFromTextConfigComeFromAround) {
+  json config = json::parse(testing::kKimiK25);
+  for (const char* key : {"dtype", "bos_token_id", "eos_token_id"})
+    config["text_config"].erase(key);
+  const ModelConfig c = Parse(config.dump());
+  EXPECT_EQ(c.dtype, DType::kBF16);
+  EXPECT_EQ(c.bos_token_id, 163584);
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(163586));
+}
+
+TEST(ModelConfigTest, Glm47Flash) {
+  const ModelConfig c = Parse(testing::kGlm47Flash);
+  EXPECT_EQ(c.family, ModelFamily::kGlm4MoeLite);
+  EXPECT_TRUE(c.rope_interleaved);
+  EXPECT_FALSE(c.yarn);
+  EXPECT_EQ(c.rope_theta, 1e6);
+  EXPECT_EQ(c.rms_norm_eps, 1e-5);
+  EXPECT_EQ(c.latent_norm_eps, 1e-6);
+  EXPECT_EQ(c.router_scoring, RouterScoring::kSigmoid);
+  EXPECT_EQ(c.router_method, RouterMethod::kNoAuxTc);
+  EXPECT_EQ(c.moe_layer_freq, 1);
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(154820, 154827, 154829));
+  EXPECT_FALSE(c.bos_token_id);
+  EXPECT_EQ(c.SoftmaxScale(), 1.0 / 16);
+  EXPECT_EQ(c.RopeMagnitude(), 1);
+}
+
+TEST(ModelConfigTest, WhatTransformers5Writes) {
+  json config = json::parse(testing::kGlm47Flash);
+  config.erase("first_k_dense_replace");
+  config.erase("topk_method");
+  config.erase("rope_scaling");
+  config.erase("rope_theta");
+  config["rope_parameters"] = {{"rope_theta", 5000.0}, {"rope_type", "default"}};
+  config["mlp_layer_types"] = std::vector<std::string>(47, "sparse");
+  config["mlp_layer_types"][0] = "dense";
+  config["mlp_layer_types"][1] = "dense";
+  const ModelConfig glm = Parse(config.dump());
+  EXPECT_EQ(glm.rope_theta, 5000);
+  EXPECT_FALSE(glm.yarn);
+  EXPECT_EQ(glm.first_k_dense_replace, 2);
+  EXPECT_EQ(glm.router_method, RouterMethod::kNoAuxTc);
+
+  json v3 = json::parse(testing::kDeepSeekV3);
+  for (const char* key : {"topk_method", "scoring_func", "moe_layer_freq", "rope_theta"}) {
+    v3.erase(key);
+  }
+  v3["rope_parameters"] = v3["rope_scaling"];
+  v3["rope_parameters"]["rope_type"] = "yarn";
+  v3["rope_parameters"]["rope_theta"] = 10000.0;
+  v3.erase("rope_scaling");
+  EXPECT_NEAR(Parse(v3.dump()).SoftmaxScale(), 0.13523, 5e-6);
+  EXPECT_EQ(Parse(v3.dump()).rope_theta, 10000);
+}
+
+TEST(ModelConfigTest, RopeMagnitudeIsTheRatioOfBothScales) {
+  const ModelConfig c = ParseV3With({{"rope_scaling",
+                                      {{"type", "yarn"},
+                                       {"factor", 40},
+                                       {"original_max_position_embeddings", 4096},
+                                       {"mscale", 1.0},
+                                       {"mscale_all_dim", 0.5}}}});
+  EXPECT_DOUBLE_EQ(c.RopeMagnitude(), (0.1 * std::log(40) + 1) / (0.05 * std::log(40) + 1));
+  EXPECT_DOUBLE_EQ(c.SoftmaxScale(), std::pow(0.05 * std::log(40) + 1, 2) / std::sqrt(192));
+  EXPECT_EQ(c.yarn->beta_fast, 32);
+}
+
+TEST(ModelConfigTest, DenseModel) {
+  for (const json& experts : {json(nullptr), json(0)}) {
+    const ModelConfig c = ParseV3With({{"n_routed_experts", experts}});
+    EXPECT_EQ(c.n_routed_experts, 0);
+    EXPECT_FALSE(c.IsMoeLayer(60));
+    EXPECT_FALSE(c.IsMoeLayer(61));
+  }
+}
+
+TEST(ModelConfigTest, WhichLayersHaveExperts) {
+  const ModelConfig c = ParseV3With({{"moe_layer_freq", 2}});
+  EXPECT_FALSE(c.IsMoeLayer(2));
+  EXPECT_FALSE(c.IsMoeLayer(3));
+  EXPECT_TRUE(c.IsMoeLayer(4));
+  EXPECT_TRUE(c.IsMoeLayer(61));  // the MTP module
+}
+
+TEST(ModelConfigTest, OtherDTypes) {
+  EXPECT_EQ(ParseV3With({{"torch_dtype", "float16"}}).dtype, DType::kF16);
+  EXPECT_EQ(ParseV3With({{"dtype", "float32"}}).dtype, DType::kF32);
+}
+
+TEST(ModelConfigTest, GenerationConfigGoesFirst) {
+  const ModelConfig c = ParseModelConfig(
+      testing::kDeepSeekV3,
+      R"({"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.95, "top_k": 20})", "c");
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(5, 6));
+  EXPECT_EQ(c.bos_token_id, 0);
+  EXPECT_EQ(c.default_temperature, 0.6);
+  EXPECT_EQ(c.default_top_p, 0.95);
+  EXPECT_EQ(c.default_top_k, 20);
+}
+
+TEST(ModelConfigTest, ReadsTheBundledModel) {
+  const ModelConfig c =
+      ReadModelConfig(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3");
+  EXPECT_EQ(c.hidden_size, 256);
+  EXPECT_EQ(c.num_nextn_predict_layers, 3);
+  EXPECT_EQ(c.yarn->factor, 4);
+  EXPECT_THAT(c.eos_token_ids, ElementsAre(1));
+}
+
+TEST(ModelConfigTest, DirectoriesThatCannotBeRead) {
+  const testing::TemporaryDirectory directory;
+  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path() / "none"); }),
+              HasSubstr("none: is not a directory; a Hugging Face model directory is needed"));
+  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path()); }),
+              HasSubstr("not_found: " + (directory.path() / "config.json").string() +
+                        ": cannot be opened"));
+  testing::WriteFile(directory.path() / "config.json", testing::kDeepSeekV3);
+  testing::WriteFile(directory.path() / "generation_config.json", "{\"top_p\": 7}");
+  EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path()); }),
+              HasSubstr("\"top_p\" of generation_config.json is 7: a number from 0 to 1"));
+}
+
+}  // namespace
+}  // namespace outrider
