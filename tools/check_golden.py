@@ -116,7 +116,7 @@ class Network:
         return self.linear(gate * self.linear(x, name + ".up_proj"), name + ".down_proj")
 
     def rotate(self, x):
-        """x [T, ..., rope] at positions 0, 1, ...; out: all first parts of pairs, then all second."""
+        """x [T, ..., rope] at positions 0, 1, ...; out: first parts of all pairs, then second."""
         angles = torch.arange(len(x)).double()[:, None] * self.frequencies
         angles = angles.view(len(x), *[1] * (x.dim() - 2), -1)
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
