@@ -20,8 +20,11 @@ namespace outrider::cpu::avx2 {
 
 namespace {
 
-constexpr int64_t kBlock = 256;           // k's per block, even
-constexpr int64_t kPrefetchBytes = 1536;  // ahead in each stream, for products of one row tile
+constexpr int64_t kBlock = 256;  // k's per block, even
+// Read ahead of the multiplication, for products of one row tile: over the streams of a tile, and
+// in the one stream of a tile of one panel.
+constexpr int64_t kReadAheadBytes = 8192;
+constexpr int64_t kReadAheadOneStream = 4096;
 
 struct TileArgs {
   const std::byte* w;  // the first panel, at the tile's first k
@@ -40,18 +43,44 @@ inline void Prefetch(const std::byte* line) {
   _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
 }
 
-/// Adds x[r][k] * w[k] to the tile's sums for every row, for panels' 16 weights each.
-template <int R, int P>
-inline __attribute__((always_inline)) void AddProducts(const float* const* x, int64_t k,
-                                                       const __m256 (&w)[P][2],
+/// The compiler would otherwise read all of x and both halves of a pair of k's early, and then have
+/// too few registers for the sums.
+inline __attribute__((always_inline)) void KeepLoadsInPlace() { asm volatile("" ::: "memory"); }
+
+/// sum += a * b, fused, in the register that holds the sum. (For the intrinsic GCC 12 may choose
+/// the form that overwrites a factor instead, and then moves sums to the stack.)
+inline __attribute__((always_inline)) void MultiplyAdd(__m256 a, __m256 b, __m256& sum) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+}
+
+/// The 8 weights of one half of a panel at the even (parity 0) or odd k of a pair.
+template <bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) __m256 Weights(const std::byte* pair, int half) {
+  if constexpr (!kIsBFloat16) {
+    return _mm256_load_ps(reinterpret_cast<const float*>(pair) + kParity * 16 + half * 8);
+  } else {
+    const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair) + half);
+    if constexpr (kParity == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+  }
+}
+
+/// Adds x[r][k] * W[n][k] to the sums of every row and panel, for one k of the pair at w.
+template <int R, int P, bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) void AddProducts(const float* const (&x)[R], int64_t k,
+                                                       const std::byte* w, int64_t panel_bytes,
                                                        __m256 (&acc)[R][P][2]) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const __m256 xk = _mm256_broadcast_ss(x[r] + k);
+  for (int p = 0; p < P; ++p) {
+    const __m256 w0 = Weights<kIsBFloat16, kParity>(w + p * panel_bytes, 0);
+    const __m256 w1 = Weights<kIsBFloat16, kParity>(w + p * panel_bytes, 1);
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      acc[r][p][0] = _mm256_fmadd_ps(xk, w[p][0], acc[r][p][0]);
-      acc[r][p][1] = _mm256_fmadd_ps(xk, w[p][1], acc[r][p][1]);
+    for (int r = 0; r < R; ++r) {
+      const __m256 xk = _mm256_broadcast_ss(x[r] + k);
+      MultiplyAdd(xk, w0, acc[r][p][0]);
+      MultiplyAdd(xk, w1, acc[r][p][1]);
+      KeepLoadsInPlace();
     }
   }
 }
@@ -75,49 +104,22 @@ void Tile(const TileArgs& args) {
   const std::byte* w = args.w;
   const int64_t panel_bytes = args.panel_bytes;
   const std::byte* prefetch = args.prefetch;
-  const int64_t pairs = args.count_k / 2;
+  const int64_t prefetch_step = args.prefetch_step;
+  const int64_t count_k = args.count_k;
+  const int64_t pairs = count_k / 2;
   for (int64_t i = 0; i < pairs; ++i) {
-    __m256 even[P][2];
-    __m256 odd[P][2];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      const std::byte* wp = w + p * panel_bytes;
       Prefetch(prefetch + p * panel_bytes);
       if constexpr (!kIsBFloat16) Prefetch(prefetch + p * panel_bytes + 64);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (kIsBFloat16) {
-          const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(wp) + half);
-          even[p][half] = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-          odd[p][half] = _mm256_castsi256_ps(
-              _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-        } else {
-          even[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + half * 8);
-          odd[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + 16 + half * 8);
-        }
-      }
     }
-    AddProducts<R, P>(x, 2 * i, even, acc);
-    AddProducts<R, P>(x, 2 * i + 1, odd, acc);
+    AddProducts<R, P, kIsBFloat16, 0>(x, 2 * i, w, panel_bytes, acc);
+    AddProducts<R, P, kIsBFloat16, 1>(x, 2 * i + 1, w, panel_bytes, acc);
     w += kIsBFloat16 ? 64 : 128;
-    prefetch += args.prefetch_step;
+    prefetch += prefetch_step;
   }
-  if (args.count_k % 2 != 0) {
-    __m256 last[P][2];
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      const std::byte* wp = w + p * panel_bytes;
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (kIsBFloat16) {
-          const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(wp) + half);
-          last[p][half] = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-        } else {
-          last[p][half] = _mm256_load_ps(reinterpret_cast<const float*>(wp) + half * 8);
-        }
-      }
-    }
-    AddProducts<R, P>(x, 2 * pairs, last, acc);
+  if (count_k % 2 != 0) {
+    AddProducts<R, P, kIsBFloat16, 0>(x, 2 * pairs, w, panel_bytes, acc);
   }
 
 #pragma GCC unroll 8
@@ -170,24 +172,40 @@ void Finish(const PanelProduct& product, int64_t p, const float* sums) {
   }
 }
 
-/// All rows in one tile: every panel is read once, from its start to its end.
+/// All rows in one tile: every panel is read once, from its start to its end. The panels of a tile
+/// are as many streams; each reads ahead in itself and, towards its end, in its successor of the
+/// next tile.
 void MultiplyFewRows(const PanelProduct& product) {
-  const auto& tiles = kTiles[product.format == DType::kBF16 ? 1 : 0][product.rows - 1];
+  const bool is_bfloat16 = product.format == DType::kBF16;
+  const auto& tiles = kTiles[is_bfloat16 ? 1 : 0][product.rows - 1];
   const int64_t most_panels = kTilePanels[product.rows - 1];
+  const int64_t bytes_per_k = is_bfloat16 ? 32 : 64;
+  const int64_t bytes_ahead =
+      most_panels == 1 ? kReadAheadOneStream : kReadAheadBytes / most_panels;
+  const int64_t pairs_ahead = bytes_ahead / (2 * bytes_per_k);
   for (int64_t p = 0; p < product.num_panels;) {
     const int64_t left = product.num_panels - p;
     const int64_t panels = left < most_panels ? left : most_panels;
+    const int64_t split = product.cols / 2 > pairs_ahead ? (product.cols / 2 - pairs_ahead) * 2 : 0;
     const std::byte* w = product.panels + p * product.panel_bytes;
-    tiles[panels - 1]({.w = w,
-                       .panel_bytes = product.panel_bytes,
-                       .x = product.x,
-                       .first_k = 0,
-                       .count_k = product.cols,
-                       .from_zero = true,
-                       .sums = product.sums,
-                       .panel_sums = product.rows * 16,
-                       .prefetch = w + kPrefetchBytes,
-                       .prefetch_step = product.format == DType::kBF16 ? 64 : 128});
+    const std::byte* next = w + panels * product.panel_bytes;
+    TileArgs args = {.w = w,
+                     .panel_bytes = product.panel_bytes,
+                     .x = product.x,
+                     .first_k = 0,
+                     .count_k = split,
+                     .from_zero = true,
+                     .sums = product.sums,
+                     .panel_sums = product.rows * 16,
+                     .prefetch = w + pairs_ahead * 2 * bytes_per_k,
+                     .prefetch_step = 2 * bytes_per_k};
+    if (split > 0) tiles[panels - 1](args);
+    args.w = w + split * bytes_per_k;
+    args.first_k = split;
+    args.count_k = product.cols - split;
+    args.from_zero = split == 0;
+    args.prefetch = next;
+    tiles[panels - 1](args);
     for (int64_t i = 0; i < panels; ++i) {
       Finish(product, p + i, product.sums + i * product.rows * 16);
     }
