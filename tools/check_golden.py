@@ -32,7 +32,6 @@ WRONG_RULES = {
     "no YaRN frequencies": "yarn",
     "no softmax multiplier of YaRN": "softmax_scale",
     "no cos/sin magnitude": "magnitude",
-    "no attention biases": "bias",
     "router bias left out": "router_bias",
     "biased scores as weights": "biased_weights",
     "the other group score": "group_score",
@@ -107,9 +106,7 @@ class Network:
         return x / (variance + (self.eps if eps is None else eps)).sqrt() * self.t[name + ".weight"]
 
     def linear(self, x, name):
-        y = x @ self.t[name + ".weight"].T
-        return y + self.t[name + ".bias"] if (
-            name + ".bias" in self.t and self.wrong != "bias") else y
+        return x @ self.t[name + ".weight"].T
 
     def mlp(self, x, name):
         gate = torch.nn.functional.silu(self.linear(x, name + ".gate_proj"))

@@ -80,8 +80,8 @@ KIMI = dict(architectures=["KimiK25ForConditionalGeneration"], model_type="kimi_
             tie_word_embeddings=False, dtype="bfloat16", text_config=KIMI_TEXT,
             vision_config=dict(model_type="kimi_k25_vision", vt_hidden_size=8, patch_size=2))
 
-# What the classes allow and no published checkpoint of these families combines: half-split rotary
-# pairs, attention biases, tied embeddings, sharp cos/sin magnitude, transformers 5's rope keys.
+# What the class allows and no published checkpoint of these families combines: half-split rotary
+# pairs, tied embeddings, cos/sin magnitude other than 1, transformers 5's rope keys.
 V3_OPTIONS = COMMON | dict(
     architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", hidden_size=64,
     intermediate_size=96, moe_intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
@@ -90,7 +90,7 @@ V3_OPTIONS = COMMON | dict(
     topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=False,
     routed_scaling_factor=1.5, first_k_dense_replace=1, moe_layer_freq=1,
     num_nextn_predict_layers=0, rms_norm_eps=1e-6, max_position_embeddings=512,
-    attention_bias=True, rope_interleave=False, tie_word_embeddings=True,
+    rope_interleave=False, tie_word_embeddings=True,
     rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0,
                          original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
                          mscale=1.0, mscale_all_dim=0.5),
@@ -135,10 +135,6 @@ def random_weights(config, seed):
         matrix(name + ".up_proj", width, hidden, 1.5)
         matrix(name + ".down_proj", hidden, width, 1.0)
 
-    def bias(name, size, scale):
-        if config["attention_bias"]:
-            weights[name + ".bias"] = scale * normal(size)
-
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
     nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
@@ -153,16 +149,13 @@ def random_weights(config, seed):
             matrix(attention + "q_proj", heads * (nope + rope), hidden, 1.5)
         else:
             matrix(attention + "q_a_proj", config["q_lora_rank"], hidden, 0.03)
-            bias(attention + "q_a_proj", config["q_lora_rank"], 0.01)
             norm(attention + "q_a_layernorm", config["q_lora_rank"])
             matrix(attention + "q_b_proj", heads * (nope + rope), config["q_lora_rank"], 1.5)
         matrix(attention + "kv_a_proj_with_mqa", latent + rope, hidden)
         weights[attention + "kv_a_proj_with_mqa.weight"][:latent] *= 0.03
-        bias(attention + "kv_a_proj_with_mqa", latent + rope, 0.01)
         norm(attention + "kv_a_layernorm", latent)
         matrix(attention + "kv_b_proj", heads * (nope + value), latent)
         matrix(attention + "o_proj", hidden, heads * value)
-        bias(attention + "o_proj", hidden, 0.1)
         norm(prefix + "post_attention_layernorm", hidden)
         if not is_moe(config, layer):
             mlp(prefix + "mlp", config["intermediate_size"])
