@@ -41,20 +41,10 @@ class Engine : public GenerationService {
   int32_t num_speculative_tokens() const;
 
  private:
+  struct Mailbox;
+
   std::unique_ptr<EngineCore> core_;
-};
-
-/// Runs an engine's steps on a thread of its own until destroyed. Destruction aborts what is running.
-class EngineThread {
- public:
-  explicit EngineThread(Engine& engine);
-  ~EngineThread();
-  EngineThread(const EngineThread&) = delete;
-  EngineThread& operator=(const EngineThread&) = delete;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<Mailbox> mailbox_;
 };
 
 }  // namespace outrider

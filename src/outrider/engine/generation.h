@@ -10,27 +10,15 @@
 #include <variant>
 #include <vector>
 
+#include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampling_params.h"
+#include "outrider/schedule/scheduler.h"
 
 namespace outrider {
-
-/// Names a request inside one engine; never reused.
-using RequestId = uint64_t;
 
 struct GenerationRequest {
   std::vector<int32_t> prompt_token_ids;  // 1 .. max_model_len - 1 tokens
   SamplingParams sampling;
-};
-
-struct TokenLogprob {
-  int32_t token_id = 0;
-  float logprob = 0;  // natural logarithm of the model's probability, before any sampling field
-};
-
-/// The log-probabilities at one emitted position.
-struct PositionLogprobs {
-  TokenLogprob chosen;
-  std::vector<TokenLogprob> top;  // most likely first; ties by token id
 };
 
 enum class FinishReason { kStop, kLength, kAbort };
@@ -48,7 +36,9 @@ struct SpeculationCounts {
 
   /// 1 + accepted / drafts: tokens per verify step; 1 when nothing was drafted.
   double MeanAcceptanceLength() const;
-  void Add(const SpeculationCounts& other);
+
+  /// Counts one verify step of one request; nothing when it had no drafts.
+  void AddStep(int32_t drafted, int32_t accepted);
 };
 
 /// Times are seconds on the steady clock from the request's submission.

@@ -1,0 +1,115 @@
+#include "outrider/engine/engine.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/engine/engine_core.h"
+
+namespace outrider {
+
+/// What other threads leave for the stepping thread, and what it leaves for them.
+struct Engine::Mailbox {
+  struct Submission {
+    RequestId id;
+    GenerationRequest request;
+    OutputSink sink;
+  };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::variant<Submission, RequestId>> messages;  // a RequestId asks to abort
+  int64_t num_queued = 0;                                      // submissions among the messages
+  RequestId next_id = 1;
+  bool woken = false;
+  EngineCounters counters;
+};
+
+Engine::Engine(std::unique_ptr<EngineCore> core)
+    : core_(std::move(core)), mailbox_(std::make_unique<Mailbox>()) {}
+
+Engine::~Engine() = default;
+
+RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
+  core_->Validate(request);
+  const std::lock_guard lock(mailbox_->mutex);
+  const auto limit = core_->parts().max_num_queued_reqs;
+  const int64_t waiting = mailbox_->counters.num_requests_waiting + mailbox_->num_queued;
+  if (limit && waiting >= *limit) {
+    throw Error(ErrorCode::kOverloaded,
+                fmt::format("{} requests are waiting (--max-num-queued-reqs {}): try again later",
+                            waiting, *limit));
+  }
+  const RequestId id = mailbox_->next_id++;
+  mailbox_->messages.emplace_back(Mailbox::Submission{id, std::move(request), std::move(sink)});
+  ++mailbox_->num_queued;
+  mailbox_->changed.notify_one();
+  return id;
+}
+
+void Engine::Abort(RequestId id) {
+  const std::lock_guard lock(mailbox_->mutex);
+  mailbox_->messages.emplace_back(id);
+  mailbox_->changed.notify_one();
+}
+
+EngineCounters Engine::Counters() const {
+  const std::lock_guard lock(mailbox_->mutex);
+  EngineCounters counters = mailbox_->counters;
+  counters.num_requests_waiting += mailbox_->num_queued;
+  return counters;
+}
+
+bool Engine::Step() {
+  std::vector<std::variant<Mailbox::Submission, RequestId>> messages;
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    messages.swap(mailbox_->messages);
+    mailbox_->num_queued = 0;
+  }
+  for (auto& message : messages) {
+    if (auto* submission = std::get_if<Mailbox::Submission>(&message)) {
+      core_->Add(submission->id, std::move(submission->request), std::move(submission->sink));
+    } else {
+      core_->Abort(std::get<RequestId>(message));
+    }
+  }
+  const bool ran = core_->Step();
+  const std::lock_guard lock(mailbox_->mutex);
+  mailbox_->counters = core_->Counters();
+  return ran || !messages.empty();
+}
+
+void Engine::WaitForWork(double seconds) {
+  std::unique_lock lock(mailbox_->mutex);
+  mailbox_->changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return mailbox_->woken || !mailbox_->messages.empty();
+  });
+  mailbox_->woken = false;
+}
+
+void Engine::Wake() {
+  const std::lock_guard lock(mailbox_->mutex);
+  mailbox_->woken = true;
+  mailbox_->changed.notify_all();
+}
+
+bool Engine::Idle() const {
+  const std::lock_guard lock(mailbox_->mutex);
+  return mailbox_->messages.empty() && mailbox_->counters.num_requests_running == 0 &&
+         mailbox_->counters.num_requests_waiting == 0;
+}
+
+int32_t Engine::max_model_len() const { return core_->parts().scheduler.max_model_len; }
+
+int32_t Engine::vocab_size() const { return core_->parts().model->vocab_size(); }
+
+int32_t Engine::num_speculative_tokens() const {
+  return core_->parts().drafter ? core_->parts().drafter->max_drafts() : 0;
+}
+
+}  // namespace outrider

@@ -1,0 +1,278 @@
+#include "outrider/engine/engine_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/random.h"
+
+namespace outrider {
+
+namespace {
+
+// Logits are made and sampled for about this many rows at a time, which bounds their memory.
+constexpr int32_t kLogitsTile = 64;
+
+/// Adds the time from its construction to its end to `seconds`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() {
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// The seed of a request that brings none.
+uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
+  const auto r = Philox4x32(engine_seed, {static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32),
+                                          0x5eed, 0});
+  return (static_cast<uint64_t>(r[0]) << 32) | r[1];
+}
+
+}  // namespace
+
+EngineCore::EngineCore(EngineParts parts)
+    : parts_(std::move(parts)),
+      scheduler_(parts_.scheduler),
+      layout_(parts_.scheduler.block_size) {}
+
+void EngineCore::Validate(const GenerationRequest& request) const {
+  const int32_t vocab = parts_.model->vocab_size();
+  request.sampling.Validate(vocab, parts_.max_logprobs);
+  if (request.prompt_token_ids.empty()) {
+    throw InvalidArgument("the prompt is empty: give at least one token");
+  }
+  const int32_t limit = parts_.scheduler.max_model_len - 1;
+  if (request.prompt_token_ids.size() > static_cast<size_t>(limit)) {
+    throw InvalidArgument(
+        "the prompt has {} tokens: this model takes at most {} (context of {}, one left to generate)",
+        request.prompt_token_ids.size(), limit, limit + 1);
+  }
+  for (const int32_t id : request.prompt_token_ids) {
+    if (id < 0 || id >= vocab) {
+      throw InvalidArgument("the prompt holds token id {}: ids of this model are 0 to {}", id,
+                            vocab - 1);
+    }
+  }
+  if (!request.sampling.stop.empty() && parts_.tokenizer == nullptr) {
+    throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
+  }
+}
+
+void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
+  const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
+  auto state = std::make_unique<RequestState>(id, std::move(request), std::move(sink),
+                                              parts_.tokenizer, parts_.model->config().eos_token_ids,
+                                              parts_.scheduler.max_model_len, seed);
+  scheduler_.Add(id, state->prompt_length());
+  requests_.emplace(id, std::move(state));
+}
+
+void EngineCore::Abort(RequestId id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  it->second->Abort();
+  CountFinish(FinishReason::kAbort);
+  Remove(id);
+}
+
+void EngineCore::Remove(RequestId id) {
+  scheduler_.Remove(id);
+  requests_.erase(id);
+}
+
+void EngineCore::CountFinish(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      ++counters_.finished_stop;
+      break;
+    case FinishReason::kLength:
+      ++counters_.finished_length;
+      break;
+    case FinishReason::kAbort:
+      ++counters_.finished_abort;
+      break;
+  }
+}
+
+EngineCounters EngineCore::Counters() const {
+  EngineCounters c = counters_;
+  c.num_requests_running = scheduler_.num_running();
+  c.num_requests_waiting = scheduler_.num_waiting();
+  c.kv_cache_usage = scheduler_.pool().Usage();
+  return c;
+}
+
+bool EngineCore::Step() {
+  const StepPlan* plan = nullptr;
+  {
+    const Stopwatch watch(counters_.plan_seconds);
+    plan = &scheduler_.Plan();
+    ApplyPlan(*plan);
+  }
+  if (plan->requests.empty()) return false;
+  {
+    const Stopwatch watch(counters_.model_seconds);
+    Forward();
+  }
+  {
+    const Stopwatch watch(counters_.sample_seconds);
+    VerifyRows(*plan);
+  }
+  {
+    const Stopwatch watch(counters_.plan_seconds);
+    EmitTokens(*plan);
+  }
+  if (parts_.drafter) {
+    const Stopwatch watch(counters_.draft_seconds);
+    ProposeDrafts(*plan);
+  }
+  const Stopwatch watch(counters_.plan_seconds);
+  Commit(*plan);
+  ++counters_.num_steps;
+  return true;
+}
+
+void EngineCore::ApplyPlan(const StepPlan& plan) {
+  for (const RequestId id : plan.preempted) {
+    RequestState& state = StateOf(id);
+    state.drafts.clear();
+    state.Preempted();
+    ++counters_.num_preemptions;
+  }
+  for (const RequestId id : plan.admitted) StateOf(id).Scheduled();
+  work_.clear();
+  for (const PlannedRequest& planned : plan.requests) {
+    const RequestState& state = StateOf(planned.id);
+    if (planned.context_length == 0 && parts_.drafter) parts_.drafter->Reset(planned.slot);
+    const std::span<const int32_t> tokens(state.tokens());
+    work_.push_back({.slot = planned.slot,
+                     .phase = planned.phase,
+                     .context_length = planned.context_length,
+                     .tokens = tokens.subspan(static_cast<size_t>(planned.context_length),
+                                              static_cast<size_t>(planned.num_tokens)),
+                     .draft_tokens = std::span(state.drafts)
+                                         .first(static_cast<size_t>(planned.num_drafts)),
+                     .samples = planned.samples,
+                     .block_table = planned.block_table->blocks()});
+    if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
+  }
+  layout_.Assign(work_);
+  if (outcomes_.size() < plan.requests.size()) outcomes_.resize(plan.requests.size());
+}
+
+void EngineCore::Forward() {
+  const int64_t width = parts_.model->hidden_size();
+  hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
+  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
+}
+
+void EngineCore::VerifyRows(const StepPlan& plan) {
+  const auto requests = layout_.requests();
+  size_t first = 0;
+  while (first < requests.size()) {
+    size_t end = first;
+    int32_t rows = 0;
+    while (end < requests.size() && (rows == 0 || rows + requests[end].num_logits_rows <= kLogitsTile)) {
+      rows += requests[end++].num_logits_rows;
+    }
+    if (rows > 0) VerifyTile(plan, first, end - first);
+    first = end;
+  }
+}
+
+void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
+  const auto requests = layout_.requests().subspan(first, count);
+  const int32_t first_logits_row = requests.front().first_logits_row;
+  const int32_t rows =
+      requests.back().first_logits_row + requests.back().num_logits_rows - first_logits_row;
+  const int64_t vocab = parts_.model->vocab_size();
+  const int64_t width = parts_.model->hidden_size();
+  logits_.resize(static_cast<size_t>(rows * vocab));
+  const MatrixView<float> logits(logits_.data(), rows, vocab);
+  parts_.model->Logits({hidden_.data(), layout_.num_rows(), width},
+                       layout_.logits_rows().subspan(static_cast<size_t>(first_logits_row),
+                                                     static_cast<size_t>(rows)),
+                       logits);
+  for (const RequestRows& request : requests) {
+    if (request.num_logits_rows == 0) continue;
+    const auto index = static_cast<size_t>(request.work_index);
+    const RequestState& state = StateOf(plan.requests[index].id);
+    verifier_.Verify(state.sampling(), state.seed(), state.num_tokens(),
+                     logits.Rows(request.first_logits_row - first_logits_row,
+                                 request.num_logits_rows),
+                     work_[index].draft_tokens, &outcomes_[index].verified);
+  }
+}
+
+void EngineCore::EmitTokens(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    Outcome& outcome = outcomes_[i];
+    outcome.num_emitted = 0;
+    outcome.num_drafts = 0;
+    if (!planned.samples) continue;
+    RequestState& state = StateOf(planned.id);
+    counters_.speculation.AddStep(planned.num_drafts, outcome.verified.num_accepted);
+    outcome.num_emitted = state.Emit(outcome.verified, planned.num_drafts);
+    counters_.generation_tokens += outcome.num_emitted;
+  }
+}
+
+void EngineCore::ProposeDrafts(const StepPlan& plan) {
+  draft_requests_.clear();
+  draft_plan_index_.clear();
+  const int32_t k = parts_.drafter->max_drafts();
+  for (const RequestRows& rows : layout_.requests()) {
+    const auto index = static_cast<size_t>(rows.work_index);
+    const PlannedRequest& planned = plan.requests[index];
+    const RequestState& state = StateOf(planned.id);
+    if (state.finished()) continue;
+    const int32_t accepted = planned.samples ? outcomes_[index].verified.num_accepted : 0;
+    draft_requests_.push_back(
+        {.slot = rows.slot,
+         .tokens = state.tokens(),
+         .prompt_length = state.prompt_length(),
+         .first_position = rows.context_length,
+         .frontier = rows.context_length + planned.num_tokens + accepted - 1,
+         .first_row = rows.first_row,
+         .num_drafts = planned.samples ? state.UsefulDrafts(k) : 0,
+         .block_table = planned.block_table->blocks()});
+    draft_plan_index_.push_back(index);
+  }
+  const auto count = static_cast<int64_t>(draft_requests_.size());
+  drafts_.resize(static_cast<size_t>(count * k));
+  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
+  const int64_t width = parts_.model->hidden_size();
+  parts_.drafter->Propose(draft_requests_, {hidden_.data(), layout_.num_rows(), width}, drafts);
+  for (size_t i = 0; i < draft_requests_.size(); ++i) {
+    const size_t index = draft_plan_index_[i];
+    const int32_t n = draft_requests_[i].num_drafts;
+    const int32_t* row = drafts.row(static_cast<int64_t>(i));
+    StateOf(plan.requests[index].id).drafts.assign(row, row + n);
+    outcomes_[index].num_drafts = n;
+  }
+}
+
+void EngineCore::Commit(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    const RequestState& state = StateOf(planned.id);
+    if (state.finished()) {
+      CountFinish(*state.finish_reason());
+      Remove(planned.id);
+      continue;
+    }
+    const Outcome& outcome = outcomes_[i];
+    scheduler_.Commit(planned, planned.samples ? outcome.verified.num_accepted : 0,
+                      outcome.num_emitted, outcome.num_drafts);
+  }
+}
+
+}  // namespace outrider

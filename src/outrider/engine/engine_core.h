@@ -1,0 +1,92 @@
+// The step itself, on one thread: plan, layout, forward, verify, propose, commit.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "outrider/batch/batch_layout.h"
+#include "outrider/engine/generation_service.h"
+#include "outrider/engine/request_state.h"
+#include "outrider/kv/kv_cache.h"
+#include "outrider/model/mla_model.h"
+#include "outrider/sampling/verifier.h"
+#include "outrider/schedule/scheduler.h"
+#include "outrider/speculate/drafter.h"
+#include "outrider/text/tokenizer.h"
+
+namespace outrider {
+
+/// What an engine is made of.
+struct EngineParts {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<MlaModel> model;
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<Drafter> drafter;      // null: no speculation
+  const Tokenizer* tokenizer = nullptr;  // null: no text
+  SchedulerConfig scheduler;
+  std::optional<int32_t> max_num_queued_reqs;
+  int32_t max_logprobs = 20;
+  uint64_t seed = 0;
+};
+
+class EngineCore {
+ public:
+  explicit EngineCore(EngineParts parts);
+
+  const EngineParts& parts() const { return parts_; }
+
+  /// Throws Error when the request can never run here.
+  void Validate(const GenerationRequest& request) const;
+
+  void Add(RequestId id, GenerationRequest request, OutputSink sink);
+  void Abort(RequestId id);
+
+  /// Runs one step; false when there is nothing to run.
+  bool Step();
+
+  bool Idle() const { return requests_.empty(); }
+  EngineCounters Counters() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  RequestState& StateOf(RequestId id) { return *requests_.at(id); }
+  void ApplyPlan(const StepPlan& plan);
+  void Forward();
+  void VerifyRows(const StepPlan& plan);
+  void VerifyTile(const StepPlan& plan, size_t first, size_t count);
+  void EmitTokens(const StepPlan& plan);
+  void ProposeDrafts(const StepPlan& plan);
+  void Commit(const StepPlan& plan);
+  void Remove(RequestId id);
+  void CountFinish(FinishReason reason);
+
+  /// What became of one planned request in this step.
+  struct Outcome {
+    VerifiedTokens verified;
+    int32_t num_emitted = 0;
+    int32_t num_drafts = 0;  // proposed for the next step
+  };
+
+  EngineParts parts_;
+  Scheduler scheduler_;
+  Verifier verifier_;
+  std::map<RequestId, std::unique_ptr<RequestState>> requests_;
+  EngineCounters counters_;
+
+  // Of the step in flight; kept to reuse memory.
+  BatchLayout layout_;
+  std::vector<RequestWork> work_;
+  std::vector<Outcome> outcomes_;  // by index in the plan
+  std::vector<float> hidden_;      // [rows, hidden]
+  std::vector<float> logits_;      // [tile rows, vocab]
+  std::vector<DraftRequest> draft_requests_;
+  std::vector<size_t> draft_plan_index_;
+  std::vector<int32_t> drafts_;  // [draft requests, k]
+};
+
+}  // namespace outrider

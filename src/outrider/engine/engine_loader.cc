@@ -1,0 +1,252 @@
+#include "outrider/engine/engine_loader.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "outrider/base/cpu_features.h"
+#include "outrider/base/error.h"
+#include "outrider/base/thread_pool.h"
+#include "outrider/checkpoint/weight_source.h"
+#include "outrider/engine/engine_core.h"
+#include "outrider/model/model_weights.h"
+#include "outrider/speculate/mtp_chain_drafter.h"
+#include "outrider/speculate/mtp_drafter.h"
+
+namespace outrider {
+
+namespace {
+
+/// How many times a single module is applied when nobody says.
+constexpr int32_t kDefaultRepeats = 3;
+
+template <typename T>
+void CheckPositive(const char* flag, T value) {
+  if (value <= 0) throw InvalidArgument("{} is {}: it must be at least 1", flag, value);
+}
+
+void CheckDType(const char* flag, std::optional<DType> dtype) {
+  if (dtype && *dtype != DType::kF32 && *dtype != DType::kBF16) {
+    throw InvalidArgument("{} is {}: use float32 or bfloat16", flag, DTypeName(*dtype));
+  }
+}
+
+void CheckOptions(const EngineOptions& o) {
+  CheckPositive("--block-size", o.block_size);
+  CheckPositive("--max-num-seqs", o.max_num_seqs);
+  CheckPositive("--max-num-batched-tokens", o.max_num_batched_tokens);
+  CheckPositive("--kv-cache-memory-bytes", o.kv_cache_memory_bytes);
+  if (o.max_model_len) CheckPositive("--max-model-len", *o.max_model_len);
+  if (o.max_num_queued_reqs) CheckPositive("--max-num-queued-reqs", *o.max_num_queued_reqs);
+  if (o.num_threads < 0) throw InvalidArgument("--threads is {}: use 0 for all", o.num_threads);
+  CheckDType("--dtype", o.dtype);
+  CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
+  if (o.speculation.method != "mtp") {
+    throw InvalidArgument("speculative method '{}' is unknown: use mtp", o.speculation.method);
+  }
+  const auto k = o.speculation.num_speculative_tokens;
+  constexpr int32_t kMostDrafts = 32;
+  if (k && (*k < 0 || *k > kMostDrafts)) {
+    throw InvalidArgument("num_speculative_tokens is {}: it must be 0 to {}", *k, kMostDrafts);
+  }
+}
+
+/// Everything about an engine that is decided before weights are read.
+class EnginePlan {
+ public:
+  explicit EnginePlan(const EngineOptions& options) : options_(options) {
+    CheckOptions(options);
+    config_ = ReadModelConfig(options.model);
+    source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
+                                                        : OpenCheckpoint(options.model, config_);
+    Decide("model", fmt::format("{} ({})", options.model, ModelFamilyName(config_.family)),
+           options.load_format == LoadFormat::kDummy ? "--load-format dummy: random weights"
+                                                     : fmt::format("model_type {}", config_.model_type));
+    PlanNumbers();
+    PlanDrafter();
+    PlanCache();
+  }
+
+  const ModelConfig& config() const { return config_; }
+  const WeightSource& source() const { return *source_; }
+  const std::vector<Decision>& decisions() const { return decisions_; }
+  DType dtype() const { return dtype_; }
+  DType kv_dtype() const { return kv_dtype_; }
+  int32_t k() const { return k_; }
+  int32_t modules_used() const { return modules_used_; }
+  bool chained() const { return modules_present_ > 1; }
+  const SchedulerConfig& scheduler() const { return scheduler_; }
+  int32_t cache_layers() const {
+    return static_cast<int32_t>(config_.num_hidden_layers) + modules_used_;
+  }
+  int32_t cache_width() const {
+    return static_cast<int32_t>(config_.kv_lora_rank + config_.qk_rope_head_dim);
+  }
+
+  MemoryReport Memory(const ModelWeights& sizes) const {
+    MemoryReport memory;
+    memory.weight_bytes = sizes.target_bytes;
+    memory.mtp_bytes = sizes.mtp_bytes;
+    memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+    memory.kv_tokens = int64_t{scheduler_.num_blocks} * scheduler_.block_size;
+    memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
+    return memory;
+  }
+
+ private:
+  void Decide(std::string what, std::string value, std::string why) {
+    decisions_.push_back({std::move(what), std::move(value), std::move(why)});
+  }
+
+  void PlanNumbers() {
+    dtype_ = options_.dtype.value_or(config_.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+    kv_dtype_ = options_.kv_cache_dtype.value_or(dtype_);
+    Decide("dtype", std::string(DTypeName(dtype_)),
+           options_.dtype ? "--dtype"
+                          : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
+    Decide("kernels", std::string(GetKernels(SelectIsa()).name),
+           fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
+    Decide("prompt tokens", "expanded (MHA) form",
+           "fewer operations per token; keys and values are made from the latent cache");
+    Decide("generated tokens", "absorbed (MQA) form",
+           "reads the latent cache once for all heads and verify rows");
+  }
+
+  void PlanDrafter() {
+    modules_present_ = CountMtpLayers(*source_, config_);
+    const auto wanted = options_.speculation.num_speculative_tokens;
+    if (wanted.value_or(1) == 0) {
+      Decide("drafter", "none", "num_speculative_tokens is 0");
+      return;
+    }
+    if (modules_present_ == 0) {
+      if (wanted) {
+        throw InvalidArgument("num_speculative_tokens is {}, but {} holds no MTP layer: use 0",
+                              *wanted, options_.model);
+      }
+      Decide("drafter", "none", "the checkpoint has no MTP layer");
+      return;
+    }
+    if (chained()) {
+      k_ = wanted.value_or(modules_present_);
+      if (k_ > modules_present_) {
+        throw InvalidArgument(
+            "num_speculative_tokens is {}, but {} has {} chained MTP modules: use 0 to {}", k_,
+            options_.model, modules_present_, modules_present_);
+      }
+      modules_used_ = k_;
+      Decide("drafter", fmt::format("MtpChainDrafter, k = {}", k_),
+             fmt::format("{} MTP modules, each reads the one before", modules_present_));
+    } else {
+      k_ = wanted.value_or(kDefaultRepeats);
+      modules_used_ = 1;
+      Decide("drafter", fmt::format("MtpDrafter, k = {}", k_), "one MTP module, applied k times");
+    }
+  }
+
+  void PlanCache() {
+    const int64_t per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+    const int64_t budget_blocks = std::min<int64_t>(
+        options_.kv_cache_memory_bytes / (per_token * options_.block_size), INT32_MAX);
+    const int64_t trained = config_.max_position_embeddings;
+    if (options_.max_model_len && *options_.max_model_len > trained) {
+      throw InvalidArgument("--max-model-len is {}, but the model was made for {} positions",
+                            *options_.max_model_len, trained);
+    }
+    const int64_t wanted = options_.max_model_len.value_or(static_cast<int32_t>(trained));
+    const int64_t holds = budget_blocks * options_.block_size;
+    if (holds < 2 || (options_.max_model_len && holds < wanted)) {
+      throw InvalidArgument(
+          "--kv-cache-memory-bytes {} holds {} tokens of {} bytes: a context of {} needs {}",
+          options_.kv_cache_memory_bytes, holds, per_token, wanted,
+          BlocksFor(wanted, options_.block_size) * options_.block_size * per_token);
+    }
+    const int64_t length = std::min(wanted, holds);
+    if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);
+    const int64_t useful = BlocksFor(length, options_.block_size) * options_.max_num_seqs;
+    scheduler_ = {.num_blocks = static_cast<int32_t>(std::min(budget_blocks, useful)),
+                  .block_size = options_.block_size,
+                  .max_num_seqs = options_.max_num_seqs,
+                  .max_num_batched_tokens = options_.max_num_batched_tokens,
+                  .max_model_len = static_cast<int32_t>(length),
+                  .lookahead_tokens = 0};
+    Decide("context", fmt::format("{} tokens", length),
+           length < wanted ? "shrunk to what the KV cache holds"
+                           : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
+    Decide("KV cache",
+           fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers",
+                       scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), per_token,
+                       cache_layers()),
+           scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
+                                           : "--kv-cache-memory-bytes");
+  }
+
+  const EngineOptions& options_;
+  ModelConfig config_;
+  std::unique_ptr<WeightSource> source_;
+  std::vector<Decision> decisions_;
+  DType dtype_ = DType::kBF16;
+  DType kv_dtype_ = DType::kBF16;
+  int32_t modules_present_ = 0;
+  int32_t modules_used_ = 0;
+  int32_t k_ = 0;
+  SchedulerConfig scheduler_;
+};
+
+void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
+  const std::filesystem::path directory = options.tokenizer.empty() ? options.model : options.tokenizer;
+  const bool present = std::filesystem::exists(directory / "tokenizer.json");
+  if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
+  loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
+  loaded.chat_template = ChatTemplate::FromModelDirectory(directory);
+}
+
+std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, MlaModel& model, KvCache& cache) {
+  const int32_t slots = plan.scheduler().max_num_seqs;
+  if (plan.k() == 0) return nullptr;
+  if (plan.chained()) return std::make_unique<MtpChainDrafter>(model, cache, plan.k(), slots);
+  return std::make_unique<MtpDrafter>(model, cache, plan.k(), slots);
+}
+
+}  // namespace
+
+LoadedEngine ExplainEngine(const EngineOptions& options) {
+  const EnginePlan plan(options);
+  LoadedEngine loaded;
+  loaded.config = plan.config();
+  loaded.decisions = plan.decisions();
+  loaded.memory = plan.Memory(
+      MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.dtype()));
+  return loaded;
+}
+
+LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress) {
+  const EnginePlan plan(options);
+  LoadedEngine loaded;
+  loaded.config = plan.config();
+  loaded.decisions = plan.decisions();
+  LoadText(options, loaded);
+
+  EngineParts parts;
+  parts.pool = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
+                                                                    : AvailableProcessors());
+  ModelWeights weights = LoadModelWeights(plan.config(), plan.modules_used(), plan.source(),
+                                          plan.dtype(), *parts.pool, progress);
+  loaded.memory = plan.Memory(weights);
+  parts.model = std::make_unique<MlaModel>(plan.config(), std::move(weights),
+                                           GetKernels(SelectIsa()), *parts.pool, plan.dtype());
+  parts.scheduler = plan.scheduler();
+  parts.cache = std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
+                                          parts.scheduler.block_size, plan.cache_width(),
+                                          plan.kv_dtype());
+  parts.drafter = MakeDrafter(plan, *parts.model, *parts.cache);
+  if (parts.drafter) parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
+  parts.tokenizer = loaded.tokenizer.get();
+  parts.max_num_queued_reqs = options.max_num_queued_reqs;
+  parts.max_logprobs = options.max_logprobs;
+  parts.seed = options.seed;
+  loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
+  return loaded;
+}
+
+}  // namespace outrider

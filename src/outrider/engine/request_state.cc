@@ -1,0 +1,98 @@
+#include "outrider/engine/request_state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace outrider {
+
+RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink sink,
+                           const Tokenizer* tokenizer, const std::vector<int32_t>& eos_token_ids,
+                           int32_t max_model_len, uint64_t seed)
+    : id_(id),
+      sampling_(std::move(request.sampling)),
+      seed_(seed),
+      tokens_(std::move(request.prompt_token_ids)),
+      prompt_length_(static_cast<int32_t>(tokens_.size())),
+      max_total_tokens_(static_cast<int32_t>(
+          std::min<int64_t>(max_model_len, int64_t{prompt_length_} + sampling_.max_tokens))),
+      sink_(std::move(sink)),
+      eos_token_ids_(eos_token_ids),
+      stop_matcher_(sampling_.stop, sampling_.include_stop_str_in_output) {
+  if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, sampling_.skip_special_tokens);
+  tokens_.reserve(static_cast<size_t>(max_total_tokens_));
+  stats_.prompt_tokens = prompt_length_;
+}
+
+double RequestState::Elapsed() const {
+  return std::chrono::duration<double>(Clock::now() - submitted_).count();
+}
+
+void RequestState::Scheduled() {
+  if (stats_.queue_seconds == 0) stats_.queue_seconds = Elapsed();
+}
+
+int32_t RequestState::UsefulDrafts(int32_t wanted) const {
+  // The last of the remaining tokens is the bonus token of the verify step.
+  return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, wanted);
+}
+
+int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {
+  OutputDelta delta;
+  delta.num_draft_tokens = num_drafts;
+  delta.num_accepted_tokens = verified.num_accepted;
+  stats_.speculation.AddStep(num_drafts, verified.num_accepted);
+  if (num_tokens() == prompt_length_) stats_.first_token_seconds = Elapsed();
+  for (size_t i = 0; i < verified.tokens.size() && !finished(); ++i) {
+    if (sampling_.logprobs) delta.logprobs.push_back(verified.logprobs[i]);
+    TakeToken(verified.tokens[i], delta);
+  }
+  const auto taken = static_cast<int32_t>(delta.token_ids.size());
+  sink_(id_, std::move(delta));
+  return taken;
+}
+
+void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
+  tokens_.push_back(token);
+  delta.token_ids.push_back(token);
+  const auto& stops = sampling_.stop_token_ids;
+  const bool eos = !sampling_.ignore_eos && std::find(eos_token_ids_.begin(), eos_token_ids_.end(),
+                                                      token) != eos_token_ids_.end();
+  const bool stop_token = eos || std::find(stops.begin(), stops.end(), token) != stops.end();
+  // The token that ends a request is not part of its text.
+  if (detokenizer_ && !stop_token) delta.text += stop_matcher_.Push(detokenizer_->Push(token));
+  if (stop_matcher_.stopped()) {
+    delta.stop_reason = sampling_.stop[*stop_matcher_.stopped_by()];
+    Finish(FinishReason::kStop, delta);
+  } else if (stop_token) {
+    if (!eos) delta.stop_reason = token;
+    Finish(FinishReason::kStop, delta);
+  } else if (num_tokens() >= max_total_tokens_) {
+    Finish(FinishReason::kLength, delta);
+  }
+}
+
+void RequestState::Finish(FinishReason reason, OutputDelta& delta) {
+  finish_reason_ = reason;
+  if (detokenizer_ && !stop_matcher_.stopped()) {
+    delta.text += stop_matcher_.Push(detokenizer_->Flush());
+    if (stop_matcher_.stopped()) {
+      delta.stop_reason = sampling_.stop[*stop_matcher_.stopped_by()];
+      finish_reason_ = FinishReason::kStop;
+    } else {
+      delta.text += stop_matcher_.Flush();
+    }
+  }
+  stats_.completion_tokens = num_tokens() - prompt_length_;
+  stats_.total_seconds = Elapsed();
+  delta.finish_reason = finish_reason_;
+  delta.stats = stats_;
+}
+
+void RequestState::Abort() {
+  OutputDelta delta;
+  Finish(FinishReason::kAbort, delta);
+  finish_reason_ = delta.finish_reason = FinishReason::kAbort;
+  sink_(id_, std::move(delta));
+}
+
+}  // namespace outrider

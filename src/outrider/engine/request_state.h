@@ -1,0 +1,71 @@
+// Everything the engine knows of one request: its tokens, its text so far, its figures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/generation.h"
+#include "outrider/sampling/verifier.h"
+#include "outrider/text/stop_matcher.h"
+#include "outrider/text/stream_detokenizer.h"
+
+namespace outrider {
+
+class RequestState {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `eos_token_ids` end the request unless it ignores them; max_model_len bounds its tokens.
+  /// tokenizer may be null: then there is no text.
+  RequestState(RequestId id, GenerationRequest request, OutputSink sink, const Tokenizer* tokenizer,
+               const std::vector<int32_t>& eos_token_ids, int32_t max_model_len, uint64_t seed);
+
+  RequestId id() const { return id_; }
+  const SamplingParams& sampling() const { return sampling_; }
+  uint64_t seed() const { return seed_; }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens_.size()); }
+  int32_t prompt_length() const { return prompt_length_; }
+
+  /// How many drafts of `wanted` the request can still use: it ends at max_tokens or max_model_len.
+  int32_t UsefulDrafts(int32_t wanted) const;
+
+  /// Takes the tokens that a step verified, up to the first that ends the request, and delivers them.
+  /// Returns how many were taken.
+  int32_t Emit(const VerifiedTokens& verified, int32_t num_drafts);
+
+  /// Ends the request early; delivers the last delta.
+  void Abort();
+
+  bool finished() const { return finish_reason_.has_value(); }
+  std::optional<FinishReason> finish_reason() const { return finish_reason_; }
+
+  void Scheduled();
+  void Preempted() { ++stats_.num_preemptions; }
+
+  std::vector<int32_t> drafts;  // guesses that follow tokens(), to be verified next
+
+ private:
+  void TakeToken(int32_t token, OutputDelta& delta);
+  void Finish(FinishReason reason, OutputDelta& delta);
+  double Elapsed() const;
+
+  RequestId id_;
+  SamplingParams sampling_;
+  uint64_t seed_;
+  std::vector<int32_t> tokens_;
+  int32_t prompt_length_;
+  int32_t max_total_tokens_;
+  OutputSink sink_;
+  const std::vector<int32_t>& eos_token_ids_;
+  std::optional<StreamDetokenizer> detokenizer_;
+  StopMatcher stop_matcher_;
+  std::optional<FinishReason> finish_reason_;
+  Clock::time_point submitted_ = Clock::now();
+  RequestStats stats_;
+};
+
+}  // namespace outrider

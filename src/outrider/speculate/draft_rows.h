@@ -1,0 +1,56 @@
+// The rows of one pass of an MTP drafter: for each request the positions [start, frontier], split by
+// role into a part in the expanded form and a part in the absorbed form.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/batch/batch_layout.h"
+#include "outrider/speculate/drafter.h"
+
+namespace outrider {
+
+/// What one pass runs of one request.
+struct DraftWindow {
+  const DraftRequest* request = nullptr;
+  int32_t start = 0;          // first position
+  int32_t end = 0;            // one past the last position
+  int32_t role_boundary = 0;  // positions below run expanded, the others absorbed
+};
+
+class DraftRows {
+ public:
+  explicit DraftRows(int32_t block_size) : layout_(block_size) {}
+
+  /// Lays out the windows. Row p of window w gets the token TokenAt(w, p).
+  template <typename TokenAt>
+  void Assign(std::span<const DraftWindow> windows, TokenAt token_at) {
+    tokens_.clear();
+    for (size_t w = 0; w < windows.size(); ++w) {
+      for (int32_t p = windows[w].start; p < windows[w].end; ++p) tokens_.push_back(token_at(w, p));
+    }
+    LayOut(windows);
+  }
+
+  const BatchLayout& layout() const { return layout_; }
+
+  /// The row of `position` of window w.
+  int32_t RowOf(size_t window, int32_t position) const;
+
+ private:
+  void LayOut(std::span<const DraftWindow> windows);
+
+  struct Part {
+    int32_t first_position;
+    int32_t first_row;
+  };
+
+  BatchLayout layout_;
+  std::vector<int32_t> tokens_;  // in order of windows and positions
+  std::vector<RequestWork> work_;
+  std::vector<size_t> work_part_;    // [work] the index into parts_
+  std::vector<Part> parts_;          // two per window: expanded, absorbed
+};
+
+}  // namespace outrider

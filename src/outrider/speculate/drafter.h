@@ -1,0 +1,44 @@
+// A drafter guesses the next tokens of each request after every step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "outrider/base/matrix_view.h"
+
+namespace outrider {
+
+/// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
+/// positions first_position .. frontier (rejected drafts left out).
+struct DraftRequest {
+  int32_t slot = 0;
+  std::span<const int32_t> tokens;  // all known tokens, those just sampled included
+  int32_t prompt_length = 0;
+  int32_t first_position = 0;
+  int32_t frontier = 0;   // last position whose token is known and whose hidden row exists
+  int32_t first_row = 0;  // row of first_position in the step's hidden rows
+  int32_t num_drafts = 0;  // wanted, at most k; 0: only keep the drafter's state up to date
+  std::span<const int32_t> block_table;
+};
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+
+  /// The largest number of drafts per request, k.
+  virtual int32_t max_drafts() const = 0;
+
+  /// Positions beyond the frontier that Propose writes to the cache.
+  virtual int32_t lookahead() const = 0;
+
+  /// drafts.row(i)[0 .. num_drafts) of request i follow its last known token; drafts [requests, k].
+  /// hidden [rows, hidden]: the target's output of the step. Every row of a request must be shown
+  /// exactly once, in order, since its Reset.
+  virtual void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
+                       MatrixView<int32_t> drafts) = 0;
+
+  /// A slot has a new occupant (or the same one from position 0 on, after a preemption).
+  virtual void Reset(int32_t slot) = 0;
+};
+
+}  // namespace outrider

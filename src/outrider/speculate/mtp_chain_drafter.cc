@@ -1,0 +1,113 @@
+#include "outrider/speculate/mtp_chain_drafter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots)
+    : model_(model),
+      cache_(cache),
+      k_(k),
+      slots_(static_cast<size_t>(num_slots)),
+      ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k - 1) *
+            static_cast<size_t>(model.hidden_size())),
+      rows_(cache.block_size()) {
+  OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
+}
+
+void MtpChainDrafter::Reset(int32_t slot) { slots_[static_cast<size_t>(slot)] = SlotState{}; }
+
+float* MtpChainDrafter::Ring(int32_t slot, int32_t position) {
+  const int64_t index = int64_t{slot} * (k_ - 1) + position % (k_ - 1);
+  return ring_.data() + index * model_.hidden_size();
+}
+
+int32_t MtpChainDrafter::LastRightToken(const DraftRequest& request) const {
+  const SlotState& state = slots_[static_cast<size_t>(request.slot)];
+  int32_t right = state.last_known;
+  for (const int32_t draft : state.drafts) {
+    const auto next = static_cast<size_t>(right) + 1;
+    if (next >= request.tokens.size() || request.tokens[next] != draft) break;
+    ++right;
+  }
+  return right;
+}
+
+void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
+                                   MatrixView<const float> hidden) {
+  const int64_t width = model_.hidden_size();
+  hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& r = requests[i];
+    for (int32_t p = windows_[i].start; p <= r.frontier; ++p) {
+      const float* source = p >= r.first_position ? hidden.row(r.first_row + p - r.first_position)
+                                                  : Ring(r.slot, p);
+      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, source,
+                  static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+}
+
+void MtpChainDrafter::Remember(const DraftRequest& r, MatrixView<const float> hidden,
+                               std::span<const int32_t> drafts) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  state.frontier = r.frontier;
+  state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
+  state.drafts.assign(drafts.begin(), drafts.end());
+  for (int32_t p = std::max(r.first_position, r.frontier - (k_ - 2)); p <= r.frontier; ++p) {
+    std::memcpy(Ring(r.slot, p), hidden.row(r.first_row + p - r.first_position),
+                static_cast<size_t>(model_.hidden_size()) * sizeof(float));
+  }
+}
+
+void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
+                              MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
+  if (requests.empty()) return;
+  windows_.clear();
+  for (const DraftRequest& r : requests) {
+    const SlotState& state = slots_[static_cast<size_t>(r.slot)];
+    OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
+                   state.frontier, r.first_position);
+    int32_t start = r.first_position;
+    if (start > 0) start = std::clamp(LastRightToken(r) - (k_ - 1), 0, start);
+    // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
+    // start, so that a row's form depends on its position only.
+    windows_.push_back({&r, start, r.frontier + 1, r.prompt_length - (k_ - 1)});
+  }
+  for (int32_t m = 0; m < k_; ++m) {
+    rows_.Assign(windows_, [&](size_t w, int32_t p) {
+      const DraftRequest& r = requests[w];
+      const int32_t index = p + 1 + m;
+      const auto known = static_cast<int32_t>(r.tokens.size());
+      if (index < known) return r.tokens[static_cast<size_t>(index)];
+      // Before the end of a prompt is sampled there are no drafts: any token will do, the row runs
+      // again.
+      return index - known < std::min(m, r.num_drafts)
+                 ? drafts.row(static_cast<int64_t>(w))[index - known]
+                 : 0;
+    });
+    if (m == 0) GatherHidden(requests, hidden);
+    const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
+    model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
+
+    sample_rows_.clear();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (m < requests[i].num_drafts) sample_rows_.push_back(rows_.RowOf(i, requests[i].frontier));
+    }
+    sampled_.resize(sample_rows_.size());
+    model_.ArgMaxTokens(rows, sample_rows_, sampled_.data());
+    size_t next = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (m < requests[i].num_drafts) drafts.row(static_cast<int64_t>(i))[m] = sampled_[next++];
+    }
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Remember(requests[i], hidden,
+             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,104 @@
+#include "outrider/speculate/mtp_drafter.h"
+
+#include <cstring>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots)
+    : model_(model),
+      cache_(cache),
+      k_(k),
+      frontier_(static_cast<size_t>(num_slots), -1),
+      rows_(cache.block_size()) {
+  OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
+}
+
+void MtpDrafter::FirstPass(std::span<const DraftRequest> requests,
+                           MatrixView<const float> hidden) {
+  windows_.clear();
+  for (const DraftRequest& r : requests) {
+    int32_t& frontier = frontier_[static_cast<size_t>(r.slot)];
+    OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot, frontier,
+                   r.first_position);
+    frontier = r.frontier;
+    windows_.push_back({&r, r.first_position, r.frontier + 1, r.prompt_length});
+  }
+  rows_.Assign(windows_, [&](size_t w, int32_t p) {
+    return requests[w].tokens[static_cast<size_t>(p) + 1];
+  });
+  const auto width = static_cast<int64_t>(model_.hidden_size());
+  hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& r = requests[i];
+    for (int32_t p = r.first_position; p <= r.frontier; ++p) {
+      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
+                  hidden.row(r.first_row + p - r.first_position),
+                  static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+  active_.clear();
+  active_rows_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].num_drafts == 0) continue;
+    active_.push_back(i);
+    active_rows_.push_back(rows_.RowOf(i, requests[i].frontier));
+  }
+}
+
+void MtpDrafter::NextPass(std::span<const DraftRequest> requests, int32_t step,
+                          MatrixView<int32_t> drafts) {
+  const auto width = static_cast<int64_t>(model_.hidden_size());
+  windows_.clear();
+  size_t kept = 0;
+  next_hidden_.clear();
+  for (size_t a = 0; a < active_.size(); ++a) {
+    const DraftRequest& r = requests[active_[a]];
+    if (step >= r.num_drafts) continue;
+    active_[kept++] = active_[a];
+    const int32_t position = r.frontier + step;
+    windows_.push_back({&r, position, position + 1, 0});
+    const float* row = hidden_.data() + active_rows_[a] * width;
+    next_hidden_.insert(next_hidden_.end(), row, row + width);
+  }
+  active_.resize(kept);
+  rows_.Assign(windows_, [&](size_t w, int32_t) {
+    return drafts.row(static_cast<int64_t>(active_[w]))[step - 1];
+  });
+  // The layout may order the rows anew.
+  active_rows_.resize(kept);
+  hidden_.resize(next_hidden_.size());
+  for (size_t w = 0; w < kept; ++w) {
+    active_rows_[w] = rows_.RowOf(w, windows_[w].start);
+    std::memcpy(hidden_.data() + active_rows_[w] * width,
+                next_hidden_.data() + static_cast<int64_t>(w) * width,
+                static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
+                              MatrixView<int32_t> drafts) {
+  const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
+  model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
+  sampled_.resize(active_.size());
+  model_.ArgMaxTokens(rows, active_rows_, sampled_.data());
+  for (size_t a = 0; a < active_.size(); ++a) {
+    OUTRIDER_CHECK(step < requests[active_[a]].num_drafts);
+    drafts.row(static_cast<int64_t>(active_[a]))[step] = sampled_[a];
+  }
+}
+
+void MtpDrafter::Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
+                         MatrixView<int32_t> drafts) {
+  if (requests.empty()) return;
+  FirstPass(requests, hidden);
+  SampleDrafts(0, requests, drafts);
+  for (int32_t step = 1; step < k_; ++step) {
+    NextPass(requests, step, drafts);
+    if (active_.empty()) return;
+    SampleDrafts(step, requests, drafts);
+  }
+}
+
+}  // namespace outrider

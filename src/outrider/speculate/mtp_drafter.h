@@ -1,0 +1,47 @@
+// One MTP module applied k times (DeepSeek-V3/R1 inference style).
+//
+// The first pass runs the module over the step's rows, with the target's hidden rows and each row's
+// next token; the passes after it run one row per request, one position further each, on the draft
+// before and the module's own output. What those passes write beyond the frontier is approximate and
+// is written again, from target hidden rows, by the next first pass.
+#pragma once
+
+#include <vector>
+
+#include "outrider/model/mla_model.h"
+#include "outrider/speculate/draft_rows.h"
+#include "outrider/speculate/drafter.h"
+
+namespace outrider {
+
+class MtpDrafter : public Drafter {
+ public:
+  /// Uses module 0 of the model.
+  MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots);
+
+  int32_t max_drafts() const override { return k_; }
+  int32_t lookahead() const override { return k_ - 1; }
+  void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
+               MatrixView<int32_t> drafts) override;
+  void Reset(int32_t slot) override { frontier_[static_cast<size_t>(slot)] = -1; }
+
+ private:
+  void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
+  void NextPass(std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
+  void SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
+                    MatrixView<int32_t> drafts);
+
+  MlaModel& model_;
+  KvCache& cache_;
+  int32_t k_;
+  std::vector<int32_t> frontier_;  // [slots] last position that the module has seen
+  DraftRows rows_;
+  std::vector<DraftWindow> windows_;
+  std::vector<size_t> active_;  // requests that want more drafts, in order
+  std::vector<int32_t> active_rows_;  // the row of each one's last output
+  std::vector<float> hidden_;
+  std::vector<float> next_hidden_;
+  std::vector<int32_t> sampled_;
+};
+
+}  // namespace outrider
