@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include "outrider/base/error.h"
-#include "outrider/checkpoint/file.h"
+#include "outrider/base/file.h"
 
 namespace outrider {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/config_reader.h"
-#include "outrider/checkpoint/file.h"
+#include "outrider/base/file.h"
 
 namespace outrider {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "outrider/checkpoint/file.h"
+#include "outrider/base/file.h"
 #include "outrider/checkpoint/safetensors.h"
 #include "outrider/checkpoint/weight_source.h"
 

@@ -12,7 +12,7 @@
 #include "outrider/text/byte_level.h"
 #include "outrider/text/byte_pair_encoder.h"
 #include "outrider/text/splitter.h"
-#include "outrider/text/text_file.h"
+#include "outrider/base/file.h"
 #include "outrider/text/tokenizer_config.h"
 #include "outrider/text/tokenizer_json.h"
 #include "outrider/text/utf8.h"

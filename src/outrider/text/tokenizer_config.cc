@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "outrider/base/error.h"
-#include "outrider/text/text_file.h"
+#include "outrider/base/file.h"
 
 namespace outrider {
 namespace {

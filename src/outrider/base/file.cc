@@ -1,4 +1,4 @@
-#include "outrider/checkpoint/file.h"
+#include "outrider/base/file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,0 +1,71 @@
+#include "outrider/text/chat_template.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/file.h"
+#include "outrider/text/tokenizer_config.h"
+
+namespace outrider {
+namespace {
+
+constexpr size_t kMaxSourceBytes = 1UL << 20;
+
+}  // namespace
+
+ChatTemplate ChatTemplate::FromString(std::string source,
+                                      std::map<std::string, std::string> special_tokens,
+                                      std::string name) {
+  if (source.size() > kMaxSourceBytes) {
+    throw Error(ErrorCode::kTooLarge, fmt::format("{}: has {} bytes, over the limit of {}", name,
+                                                  source.size(), kMaxSourceBytes));
+  }
+  ChatTemplate chat;
+  chat.name_ = std::move(name);
+  chat.source_ = std::move(source);
+  chat.tool_use_source_ = chat.source_;
+  chat.special_tokens_ =
+      nlohmann::json(special_tokens).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return chat;
+}
+
+std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
+    const std::filesystem::path& directory) {
+  TokenizerConfig config = ReadTokenizerConfig(directory);
+  const std::filesystem::path file = directory / "chat_template.jinja";
+  if (std::filesystem::exists(file)) {
+    return FromString(ReadTextFile(file, kMaxSourceBytes), std::move(config.special_tokens),
+                      file.string());
+  }
+  if (config.chat_templates.empty()) return std::nullopt;
+  const std::string name = (directory / "tokenizer_config.json").string() + ": chat_template";
+  const auto chosen = config.chat_templates.find("default");
+  if (chosen == config.chat_templates.end()) {
+    throw InvalidArgument("{}: the list has no template named \"default\"", name);
+  }
+  ChatTemplate chat = FromString(chosen->second, std::move(config.special_tokens), name);
+  const auto tool_use = config.chat_templates.find("tool_use");
+  if (tool_use != config.chat_templates.end()) chat.tool_use_source_ = tool_use->second;
+  return chat;
+}
+
+std::string ChatTemplate::Render(const std::string& messages_json,
+                                 const RenderOptions& options) const {
+  if (options.add_generation_prompt && options.continue_final_message) {
+    throw InvalidArgument(
+        "add_generation_prompt and continue_final_message exclude each other; set one of them to "
+        "false");
+  }
+  return RenderTemplate({.name = name_,
+                         .source = options.tools_json.empty() ? source_ : tool_use_source_,
+                         .special_tokens = special_tokens_,
+                         .messages = messages_json,
+                         .tools = options.tools_json,
+                         .extra = options.extra_json,
+                         .add_generation_prompt = options.add_generation_prompt,
+                         .continue_final_message = options.continue_final_message,
+                         .limits = options.limits});
+}
+
+}  // namespace outrider

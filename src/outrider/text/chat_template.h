@@ -1,0 +1,54 @@
+// A model's chat template: turns a conversation into the text of a prompt, as transformers'
+// apply_chat_template does, with the real Jinja2 (template_interpreter.h).
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "outrider/text/template_interpreter.h"
+
+namespace outrider {
+
+struct RenderOptions {
+  std::string tools_json;  // JSON array of tools, or empty
+  std::string extra_json;  // JSON object of more variables (chat_template_kwargs), or empty
+  bool add_generation_prompt = true;    // end with what begins the assistant's turn
+  bool continue_final_message = false;  // end within the last message, for the model to continue it
+  TemplateLimits limits;
+};
+
+/// Immutable; may be rendered from any thread.
+class ChatTemplate {
+ public:
+  /// The template of a model directory: chat_template.jinja, or chat_template in
+  /// tokenizer_config.json, one string or a list of named ones ("default"; "tool_use" when there
+  /// are tools). Special tokens come from tokenizer_config.json. Nothing if the model has no
+  /// template; Error if it is malformed.
+  static std::optional<ChatTemplate> FromModelDirectory(const std::filesystem::path& directory);
+
+  /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
+  /// variables; `name` is used in messages.
+  static ChatTemplate FromString(std::string source,
+                                 std::map<std::string, std::string> special_tokens,
+                                 std::string name = "chat template");
+
+  /// The prompt for `messages_json`, a JSON array of objects with "role" and "content". Throws
+  /// Error, always one line: kInvalidArgument for what is wrong with the request, or with the
+  /// template, with its line; kUnavailable if Python is.
+  std::string Render(const std::string& messages_json, const RenderOptions& options) const;
+
+  /// Jinja source of the template that is used without tools.
+  const std::string& source() const { return source_; }
+
+ private:
+  ChatTemplate() = default;
+
+  std::string name_;
+  std::string source_;
+  std::string tool_use_source_;  // used with tools; the same as source_ if there is just one
+  std::string special_tokens_;   // JSON object
+};
+
+}  // namespace outrider

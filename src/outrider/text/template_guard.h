@@ -1,0 +1,29 @@
+// Keeps one run of Python code within limits: a trace function ends it at a deadline, wherever it
+// loops, and an allocator refuses memory beyond a budget.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace outrider {
+
+/// While it lives, Python code on this thread is limited. Needs the GIL, and
+/// InstallTemplateAllocator before Python was initialised. Exceeding a limit raises a Python
+/// exception (TimeoutError, MemoryError) that is raised again at every further line, so no handler
+/// can outlive it.
+class TemplateGuard {
+ public:
+  TemplateGuard(std::chrono::steady_clock::time_point deadline, size_t memory_bytes);
+  ~TemplateGuard();
+  TemplateGuard(const TemplateGuard&) = delete;
+  TemplateGuard& operator=(const TemplateGuard&) = delete;
+
+  bool out_of_time() const;
+  bool out_of_memory() const;
+};
+
+/// Makes Python allocate through malloc, with the guard's accounts. Call between Py_PreInitialize
+/// and Py_InitializeFromConfig.
+void InstallTemplateAllocator();
+
+}  // namespace outrider

@@ -1,0 +1,200 @@
+#include "outrider/text/template_interpreter.h"
+
+#include <pybind11/embed.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/text/template_guard.h"
+#include "outrider/text/template_program.h"
+#include "outrider/text/utf8.h"
+
+namespace outrider {
+namespace {
+
+namespace py = pybind11;
+using Clock = std::chrono::steady_clock;
+
+// How long after its deadline a job may still run before its callers give up on it. It can only be
+// inside one operation of CPython that neither returns nor allocates.
+constexpr std::chrono::seconds kGrace{1};
+
+// Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
+// GIL with this thread.
+void StartPython() {
+  OUTRIDER_CHECK(Py_IsInitialized() == 0, "another part of this process runs Python");
+  const auto require = [](PyStatus status) {
+    if (PyStatus_Exception(status) != 0) {
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("Python, which renders chat templates, cannot start: {}",
+                              status.err_msg == nullptr ? "unknown error" : status.err_msg));
+    }
+  };
+  PyPreConfig before;
+  PyPreConfig_InitIsolatedConfig(&before);
+  before.utf8_mode = 1;
+  before.allocator = PYMEM_ALLOCATOR_MALLOC;
+  require(Py_PreInitialize(&before));
+  InstallTemplateAllocator();
+  PyConfig config;
+  PyConfig_InitIsolatedConfig(&config);
+  config.install_signal_handlers = 0;
+  config.site_import = 0;
+  config.write_bytecode = 0;
+  config.pathconfig_warnings = 0;
+  PyStatus status =
+      PyConfig_SetBytesString(&config, &config.program_name, OUTRIDER_PYTHON_EXECUTABLE);
+  if (PyStatus_Exception(status) == 0) status = Py_InitializeFromConfig(&config);
+  PyConfig_Clear(&config);
+  require(status);
+}
+
+// The function `render` of the template program.
+py::object LoadProgram() {
+  py::module_::import("sys").attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
+  py::dict globals;
+  globals["__name__"] = "outrider_chat_template";
+  globals["__builtins__"] = py::module_::import("builtins");
+  py::exec(kTemplateProgram, globals);
+  return globals["render"];
+}
+
+py::str Text(const std::string& text) { return py::str(ReplaceInvalidUtf8(text)); }
+
+struct Outcome {
+  std::string kind;  // as chat_template.py returns it, or "time"
+  std::string text;
+};
+
+Outcome RunJob(const py::object& render, const TemplateJob& job, Clock::time_point deadline) {
+  py::dict variables;
+  variables["special_tokens"] = Text(job.special_tokens);
+  variables["messages"] = Text(job.messages);
+  variables["tools"] = Text(job.tools);
+  variables["extra"] = Text(job.extra);
+  variables["add_generation_prompt"] = job.add_generation_prompt;
+  variables["continue_final_message"] = job.continue_final_message;
+  const py::str source = Text(job.source);
+  const TemplateGuard guard(deadline, job.limits.memory_bytes);
+  try {
+    const py::tuple result = render(source, variables, job.limits.characters);
+    if (!guard.out_of_time() && !guard.out_of_memory()) {
+      return {result[0].cast<std::string>(), result[1].cast<std::string>()};
+    }
+  } catch (const py::error_already_set& error) {
+    if (!guard.out_of_time() && !guard.out_of_memory()) return {"template", error.what()};
+  }
+  return {guard.out_of_time() ? "time" : "memory", {}};
+}
+
+// The thread that owns Python, and the jobs that wait for it. Never destroyed: Python is not
+// finalised.
+class Interpreter {
+ public:
+  static Interpreter& Get() {
+    static Interpreter* const kInterpreter = new Interpreter;
+    return *kInterpreter;
+  }
+
+  Outcome Run(const TemplateJob& job) {
+    const auto ticket = std::make_shared<Ticket>(job);
+    std::unique_lock lock(mutex_);
+    queue_.push_back(ticket);
+    changed_.notify_all();
+    while (!ticket->done) {
+      changed_.wait_for(lock, std::chrono::milliseconds(200));
+      if (running_ && Clock::now() > deadline_ + kGrace) {
+        std::erase(queue_, ticket);
+        throw Error(
+            ErrorCode::kUnavailable,
+            "a chat template is caught in an operation that cannot be interrupted; no template "
+            "can be rendered until it ends");
+      }
+    }
+    if (!ticket->failure.empty()) throw Error(ErrorCode::kUnavailable, ticket->failure);
+    return std::move(ticket->outcome);
+  }
+
+ private:
+  struct Ticket {
+    explicit Ticket(TemplateJob what) : job(std::move(what)) {}
+
+    TemplateJob job;
+    bool done = false;
+    Outcome outcome;
+    std::string failure;  // Python itself could not run
+  };
+
+  Interpreter() {
+    std::thread([this] { Work(); }).detach();
+  }
+
+  [[noreturn]] void Work() {
+    std::string failure;
+    auto* const render = new py::object;  // lives as long as Python
+    try {
+      StartPython();
+      *render = LoadProgram();
+      PyEval_SaveThread();
+    } catch (const Error& error) {
+      failure = error.what();
+    } catch (const std::exception& error) {
+      const std::string_view what = error.what();
+      failure = fmt::format("Python, which renders chat templates, cannot load Jinja2: {}",
+                            what.substr(0, what.find('\n')));
+    }
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      const std::shared_ptr<Ticket> ticket = std::move(queue_.front());
+      queue_.pop_front();
+      running_ = true;
+      deadline_ = Clock::now() + ticket->job.limits.time;
+      lock.unlock();
+      Outcome outcome;
+      if (failure.empty()) {
+        const py::gil_scoped_acquire gil;
+        outcome = RunJob(*render, ticket->job, deadline_);
+      }
+      lock.lock();
+      running_ = false;
+      ticket->outcome = std::move(outcome);
+      ticket->failure = failure;
+      ticket->done = true;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Ticket>> queue_;
+  bool running_ = false;
+  Clock::time_point deadline_;  // of the running job; written by the thread that runs it
+};
+
+}  // namespace
+
+std::string RenderTemplate(const TemplateJob& job) {
+  Outcome outcome = Interpreter::Get().Run(job);
+  if (outcome.kind == "ok") return std::move(outcome.text);
+  if (outcome.kind == "request") throw Error(ErrorCode::kInvalidArgument, outcome.text);
+  if (outcome.kind == "time") {
+    throw InvalidArgument("{}: the chat template ran longer than {} ms", job.name,
+                          job.limits.time.count());
+  }
+  if (outcome.kind == "memory") {
+    throw InvalidArgument("{}: the chat template needs more than {} MiB of memory", job.name,
+                          job.limits.memory_bytes >> 20);
+  }
+  throw InvalidArgument("{}: {}", job.name, outcome.text);
+}
+
+}  // namespace outrider

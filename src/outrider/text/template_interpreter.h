@@ -1,0 +1,37 @@
+// The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
+// on a thread of its own until the process ends, and keeps each template within limits of time and
+// memory.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+namespace outrider {
+
+struct TemplateLimits {
+  std::chrono::milliseconds time{2000};
+  size_t characters = 32UL << 20;     // of the rendered prompt
+  size_t memory_bytes = 512UL << 20;  // what Python may allocate for one rendering
+};
+
+/// One rendering. The JSON texts go to Python as they are: the order of keys matters to templates.
+struct TemplateJob {
+  std::string name;            // of the template, for messages: a path
+  std::string source;          // Jinja
+  std::string special_tokens;  // JSON object of variables, such as bos_token
+  std::string messages;        // JSON array
+  std::string tools;           // JSON array, or empty
+  std::string extra;           // JSON object of more variables, or empty
+  bool add_generation_prompt = false;
+  bool continue_final_message = false;
+  TemplateLimits limits;
+};
+
+/// The rendered prompt, valid UTF-8. Jobs run one after the other; callers wait their turn. Throws
+/// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
+/// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
+/// an operation that cannot be interrupted.
+std::string RenderTemplate(const TemplateJob& job);
+
+}  // namespace outrider
