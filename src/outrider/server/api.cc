@@ -1,0 +1,269 @@
+#include "outrider/server/api.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <random>
+#include <utility>
+#include <variant>
+
+#include "outrider/base/error.h"
+#include "outrider/server/openai/answer_writer.h"
+#include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/json_text.h"
+#include "outrider/server/version.h"
+
+namespace outrider {
+namespace {
+
+using openai::ApiError;
+using openai::ErrorResponse;
+using openai::JsonString;
+using openai::RequestError;
+
+constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
+constexpr std::string_view kModelPrefix = "/v1/models/";
+
+// Equal in time that does not tell how much of a guess was right.
+bool SameSecret(std::string_view guess, std::string_view secret) {
+  size_t difference = guess.size() ^ secret.size();
+  for (size_t i = 0; i < guess.size(); ++i) {
+    difference |= static_cast<uint8_t>(guess[i]) ^ static_cast<uint8_t>(secret[i % secret.size()]);
+  }
+  return difference == 0;
+}
+
+// An id a client gave, if it can stand in a header and a log line.
+bool IsUsableRequestId(std::string_view id) {
+  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+           c == '_' || c == '.' || c == ':';
+  });
+}
+
+uint64_t RandomStart() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+HttpResponse TextResponse(std::string type, std::string body) {
+  HttpResponse response;
+  response.content_type = std::move(type);
+  response.body = std::move(body);
+  return response;
+}
+
+ApiError Unavailable() {
+  return {.status = 503,
+          .message = "the server is shutting down",
+          .param = "",
+          .code = "shutting_down"};
+}
+
+}  // namespace
+
+struct Api::Route {
+  std::string_view method;
+  std::string_view path;
+  Endpoint endpoint;
+};
+
+Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder)
+    : options_(std::move(options)),
+      service_(service),
+      encoder_(encoder),
+      metrics_(std::make_shared<ServerMetrics>(options_.served_model_names.at(0),
+                                               options_.limits.max_model_len)),
+      start_time_(std::time(nullptr)),
+      next_id_(RandomStart()),
+      work_(kMaxWaitingRequests) {}
+
+const Api::Route* Api::FindRoute(std::string_view path) {
+  static constexpr std::array<Route, 6> kRoutes = {{
+      {"GET", "/health", Endpoint::kHealth},
+      {"GET", "/version", Endpoint::kVersion},
+      {"GET", "/metrics", Endpoint::kMetrics},
+      {"GET", "/v1/models", Endpoint::kModels},
+      {"POST", "/v1/completions", Endpoint::kCompletions},
+      {"POST", "/v1/chat/completions", Endpoint::kChat},
+  }};
+  static constexpr Route kModelRoute = {"GET", kModelPrefix, Endpoint::kModel};
+  for (const Route& route : kRoutes) {
+    if (route.path == path) return &route;
+  }
+  return path.starts_with(kModelPrefix) ? &kModelRoute : nullptr;
+}
+
+bool Api::MayAsk(const HttpRequest& head) const {
+  if (options_.api_key.empty()) return true;
+  const std::string_view header = head.Header("Authorization").value_or("");
+  constexpr std::string_view kScheme = "Bearer ";
+  return header.starts_with(kScheme) && SameSecret(header.substr(kScheme.size()), options_.api_key);
+}
+
+std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
+  const Route* route = FindRoute(head.path);
+  if ((route == nullptr || route->endpoint != Endpoint::kHealth) && !MayAsk(head)) {
+    return ErrorResponse({.status = 401,
+                          .message = "a valid API key is needed: send it as "
+                                     "\"Authorization: Bearer KEY\"",
+                          .param = "",
+                          .code = "invalid_api_key"});
+  }
+  if (route == nullptr) {
+    return ErrorResponse(
+        {.status = 404,
+         .message = fmt::format("no such route: {} {}", head.method, head.path.substr(0, 200)),
+         .param = "",
+         .code = "not_found"});
+  }
+  const bool is_get = route->method == "GET";
+  if (head.method == "OPTIONS") {
+    HttpResponse response = TextResponse("", "");
+    response.status = 204;
+    response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
+    return response;
+  }
+  if (head.method != route->method && !(is_get && head.method == "HEAD")) {
+    HttpResponse response =
+        ErrorResponse({.status = 405,
+                       .message = fmt::format("{} takes {}, not {}", head.path.substr(0, 200),
+                                              route->method, head.method.substr(0, 32)),
+                       .param = "",
+                       .code = "method_not_allowed"});
+    response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
+    return response;
+  }
+  if (draining_ && !is_get) return ErrorResponse(Unavailable());
+  return std::nullopt;
+}
+
+HttpResponse Api::RefusalOf(int status, const std::string& message) {
+  return ErrorResponse({.status = status,
+                        .message = message,
+                        .param = "",
+                        .code = status == 413 ? "too_large" : ""});
+}
+
+std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) {
+  switch (FindRoute(request.path)->endpoint) {
+    case Endpoint::kHealth:
+      return MakeReadyProducer(Health());
+    case Endpoint::kVersion:
+      return MakeReadyProducer(TextResponse(
+          "application/json", fmt::format(R"({{"version":{}}})", JsonString(kVersion))));
+    case Endpoint::kMetrics:
+      return MakeReadyProducer(TextResponse("text/plain; version=0.0.4; charset=utf-8",
+                                            metrics_->Render(service_.Counters())));
+    case Endpoint::kModels:
+      return MakeReadyProducer(Models());
+    case Endpoint::kModel:
+      return MakeReadyProducer(Model(std::string_view(request.path).substr(kModelPrefix.size())));
+    case Endpoint::kCompletions:
+      return Generate(false, std::move(request), std::move(waker));
+    case Endpoint::kChat:
+      return Generate(true, std::move(request), std::move(waker));
+  }
+  OUTRIDER_CHECK(false, "no handler for {}", request.path);
+  return nullptr;
+}
+
+HttpResponse Api::Health() const {
+  return draining_ ? ErrorResponse(Unavailable()) : TextResponse("", "");
+}
+
+std::string Api::ModelJson(const std::string& name) const {
+  return fmt::format(
+      R"({{"id":{},"object":"model","created":{},"owned_by":"outrider","root":{},"max_model_len":{}}})",
+      JsonString(name), start_time_, JsonString(options_.model_root),
+      options_.limits.max_model_len);
+}
+
+HttpResponse Api::Models() const {
+  std::string list;
+  for (const std::string& name : options_.served_model_names) {
+    if (!list.empty()) list += ',';
+    list += ModelJson(name);
+  }
+  return TextResponse("application/json", R"({"object":"list","data":[)" + list + "]}");
+}
+
+bool Api::IsServed(std::string_view name) const {
+  const auto& names = options_.served_model_names;
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+HttpResponse Api::Model(std::string_view name) const {
+  if (IsServed(name)) return TextResponse("application/json", ModelJson(std::string(name)));
+  return ErrorResponse({.status = 404,
+                        .message = fmt::format("there is no model {}; this server has {}",
+                                               JsonString(name.substr(0, 200)),
+                                               JsonString(options_.served_model_names[0])),
+                        .param = "model",
+                        .code = "model_not_found"});
+}
+
+std::shared_ptr<HttpProducer> Api::Generate(bool chat, HttpRequest request, HttpWaker waker) {
+  const uint64_t number = next_id_++;
+  std::string request_id(request.Header("X-Request-Id").value_or(""));
+  if (!IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
+  auto exchange = std::make_shared<GenerationExchange>(
+      service_, metrics_, std::move(waker),
+      std::vector<HttpHeader>{{"X-Request-Id", std::move(request_id)}});
+  auto body = std::make_shared<std::string>(std::move(request.body));
+  const bool taken = work_.TryAdd([this, chat, exchange, body] {
+    if (exchange->ended()) return;
+    try {
+      Start(*exchange, chat, *body);
+    } catch (const Error& error) {
+      exchange->Fail(openai::FromError(error));
+    }
+  });
+  if (!taken) {
+    exchange->Fail({.status = 503,
+                    .message = "too many requests wait; try again later",
+                    .param = "",
+                    .code = ErrorCodeName(ErrorCode::kOverloaded)});
+  }
+  return exchange;
+}
+
+// On the work thread: from a body to requests in the engine.
+void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body) {
+  openai::TokenRequest request = chat ? openai::ParseChatRequest(body, options_.limits)
+                                      : openai::ParseCompletionRequest(body, options_.limits);
+  if (!request.model.empty() && !IsServed(request.model)) {
+    throw RequestError(ErrorCode::kNotFound, "model",
+                       fmt::format("there is no model {}; this server has {}",
+                                   JsonString(request.model.substr(0, 200)),
+                                   JsonString(options_.served_model_names[0])),
+                       "model_not_found");
+  }
+  openai::AnswerInfo info;
+  info.id = fmt::format("{}-{:016x}", chat ? "chatcmpl" : "cmpl", next_id_++);
+  info.model = request.model.empty() ? options_.served_model_names[0] : request.model;
+  info.created = std::time(nullptr);
+  info.options = request.answer;
+  if (chat) {
+    info.prompts.push_back(encoder_.EncodeChat(request.chat));
+  }
+  for (openai::CompletionPrompt& prompt : request.prompts) {
+    auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
+    info.prompts.push_back(ids != nullptr ? std::move(*ids)
+                                          : encoder_.EncodeText(std::get<std::string>(prompt),
+                                                                request.add_special_tokens));
+  }
+  std::vector<GenerationRequest> requests;
+  for (const std::vector<int32_t>& prompt : info.prompts) {
+    GenerationRequest& one = requests.emplace_back();
+    one.prompt_token_ids = prompt;
+    one.sampling = request.sampling;
+    one.sampling.max_tokens = openai::ResolveMaxTokens(request, static_cast<int64_t>(prompt.size()),
+                                                       options_.limits.max_model_len);
+  }
+  exchange.Start(openai::AnswerWriter(std::move(info), encoder_), std::move(requests));
+}
+
+}  // namespace outrider

@@ -1,0 +1,65 @@
+// The routes of the API: finds what a request asks for, checks who asks, and brings protocol and
+// engine together.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/server/generation_exchange.h"
+#include "outrider/server/http_message.h"
+#include "outrider/server/metrics.h"
+#include "outrider/server/openai/request.h"
+#include "outrider/server/prompt_encoder.h"
+#include "outrider/server/work_thread.h"
+
+namespace outrider {
+
+struct ApiOptions {
+  std::vector<std::string> served_model_names;  // at least one; answers carry the first
+  std::string model_root;                       // what /v1/models tells as "root"
+  std::string api_key;                          // "": everybody may ask
+  openai::RequestLimits limits;
+};
+
+class Api : public HttpApplication {
+ public:
+  /// `service` and `encoder` must outlive the API.
+  Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder);
+
+  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
+  std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) override;
+  HttpResponse RefusalOf(int status, const std::string& message) override;
+  void OnDrain() override { draining_ = true; }
+
+ private:
+  struct Route;
+  enum class Endpoint { kHealth, kVersion, kMetrics, kModels, kModel, kCompletions, kChat };
+
+  static const Route* FindRoute(std::string_view path);
+  bool MayAsk(const HttpRequest& head) const;
+  HttpResponse Health() const;
+  HttpResponse Metrics() const;
+  HttpResponse Models() const;
+  HttpResponse Model(std::string_view name) const;
+  std::string ModelJson(const std::string& name) const;
+  bool IsServed(std::string_view name) const;
+  std::shared_ptr<HttpProducer> Generate(bool chat, HttpRequest request, HttpWaker waker);
+  void Start(GenerationExchange& exchange, bool chat, const std::string& body);
+
+  const ApiOptions options_;
+  GenerationService& service_;
+  const PromptEncoder& encoder_;
+  const std::shared_ptr<ServerMetrics> metrics_;
+  const int64_t start_time_;  // seconds since 1970
+  bool draining_ = false;     // I/O thread
+  std::atomic<uint64_t> next_id_;
+  WorkThread work_;  // last: its jobs use the rest
+};
+
+}  // namespace outrider

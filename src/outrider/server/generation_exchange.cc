@@ -1,0 +1,223 @@
+#include "outrider/server/generation_exchange.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace outrider {
+namespace {
+
+// Deltas kept apart for a client that is behind; later ones join the last of their choice.
+constexpr size_t kMaxSeparateDeltas = 64;
+
+void Merge(OutputDelta&& from, OutputDelta* into) {
+  into->token_ids.insert(into->token_ids.end(), from.token_ids.begin(), from.token_ids.end());
+  into->text += from.text;
+  into->logprobs.insert(into->logprobs.end(), std::make_move_iterator(from.logprobs.begin()),
+                        std::make_move_iterator(from.logprobs.end()));
+  into->num_draft_tokens += from.num_draft_tokens;
+  into->num_accepted_tokens += from.num_accepted_tokens;
+  if (from.finish_reason) {
+    into->finish_reason = from.finish_reason;
+    into->stop_reason = std::move(from.stop_reason);
+    into->stats = std::move(from.stats);
+  }
+}
+
+}  // namespace
+
+GenerationExchange::GenerationExchange(GenerationService& service,
+                                       std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
+                                       std::vector<HttpHeader> headers)
+    : service_(service),
+      metrics_(std::move(metrics)),
+      waker_(std::move(waker)),
+      headers_(std::move(headers)) {}
+
+void GenerationExchange::Start(openai::AnswerWriter writer,
+                               std::vector<GenerationRequest> requests) {
+  feeds_.resize(requests.size());
+  writer_.emplace(std::move(writer));
+  num_unfinished_ = requests.size();
+  try {
+    for (size_t i = 0; i < requests.size() && !ended(); ++i) {
+      metrics_->ObserveSubmission(requests[i].sampling.max_tokens);
+      const RequestId id = service_.Submit(
+          std::move(requests[i]), [self = shared_from_this(), i](RequestId, OutputDelta&& delta) {
+            self->OnDelta(i, std::move(delta));
+          });
+      std::lock_guard<std::mutex> lock(mutex_);
+      ids_.push_back(id);
+    }
+  } catch (const Error& error) {
+    Fail(openai::FromError(error));
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    submitted_ = true;
+  }
+  if (ended()) AbortRequests();  // one was refused, or the client went away meanwhile
+  waker_.Wake();                 // a stream's head need not wait for its first token
+}
+
+void GenerationExchange::Fail(openai::ApiError error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return;
+    error_ = std::move(error);
+    ended_ = true;
+    pending_.clear();
+  }
+  waker_.Wake();
+}
+
+bool GenerationExchange::ended() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_;
+}
+
+void GenerationExchange::AbortRequests() {
+  std::vector<RequestId> ids;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ids.swap(ids_);
+  }
+  for (const RequestId id : ids) service_.Abort(id);
+}
+
+void GenerationExchange::Observe(size_t choice, const OutputDelta& delta) {
+  Feed& feed = feeds_[choice];
+  if (!delta.token_ids.empty()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (feed.has_token) {
+      metrics_->ObserveTokenInterval(std::chrono::duration<double>(now - feed.last_token).count());
+    }
+    feed.has_token = true;
+    feed.last_token = now;
+  }
+  if (delta.finish_reason && *delta.finish_reason != FinishReason::kAbort) {
+    metrics_->ObserveFinished(delta.stats);
+  }
+}
+
+void GenerationExchange::OnDelta(size_t choice, OutputDelta&& delta) {
+  Observe(choice, delta);
+  if (delta.finish_reason == FinishReason::kAbort) {
+    Fail({.status = 503,
+          .message = "the engine ended this request; try again",
+          .param = "",
+          .code = "aborted"});
+    return;
+  }
+  bool wake = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return;
+    AddPending(choice, std::move(delta));
+    wake = !std::exchange(woken_, true);
+  }
+  if (wake) waker_.Wake();
+}
+
+void GenerationExchange::AddPending(size_t choice, OutputDelta&& delta) {
+  if (pending_.size() >= kMaxSeparateDeltas) {
+    const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Pending& pending) {
+      return pending.choice == choice;
+    });
+    if (last != pending_.rend()) {
+      Merge(std::move(delta), &last->delta);
+      return;
+    }
+  }
+  pending_.push_back({choice, std::move(delta)});
+}
+
+void GenerationExchange::Abandon() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+    pending_.clear();
+  }
+  AbortRequests();
+}
+
+void GenerationExchange::Cancel() {
+  Fail({.status = 503,
+        .message = "the server is shutting down",
+        .param = "",
+        .code = "shutting_down"});
+}
+
+void GenerationExchange::Produce(HttpOutput* output) {
+  std::vector<Pending> deltas;
+  std::optional<openai::ApiError> error;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    woken_ = false;
+    if (finished_ || (!submitted_ && !error_)) return;
+    deltas.swap(pending_);
+    error = error_;
+  }
+  if (error) {
+    AbortRequests();
+    ProduceError(*error, output);
+  } else if (writer_->options().stream) {
+    ProduceStream(std::move(deltas), output);
+  } else {
+    ProduceWhole(std::move(deltas), output);
+  }
+  if (!output->end) return;
+  finished_ = true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  ids_.clear();
+}
+
+void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput* output) {
+  if (head_sent_) {
+    output->body = openai::ErrorEvent(openai::ErrorJson(error));
+  } else {
+    HttpResponse response = openai::ErrorResponse(error);
+    output->body = std::move(response.body);
+    response.body.clear();
+    response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
+    output->head = std::move(response);
+  }
+  output->end = true;
+}
+
+void GenerationExchange::ProduceStream(std::vector<Pending> deltas, HttpOutput* output) {
+  if (!head_sent_) {
+    HttpResponse head;
+    head.content_type = "text/event-stream; charset=utf-8";
+    head.headers = headers_;
+    head.headers.push_back({"Cache-Control", "no-cache"});
+    head.headers.push_back({"X-Accel-Buffering", "no"});
+    output->head = std::move(head);
+    output->idle_filler = ": ping\n\n";
+    head_sent_ = true;
+  }
+  for (const Pending& pending : deltas) {
+    writer_->WriteDelta(pending.choice, pending.delta, &output->body);
+    if (pending.delta.finish_reason) --num_unfinished_;
+  }
+  if (num_unfinished_ == 0) {
+    writer_->WriteEnd(&output->body);
+    output->end = true;
+  }
+}
+
+void GenerationExchange::ProduceWhole(std::vector<Pending> deltas, HttpOutput* output) {
+  for (Pending& pending : deltas) {
+    if (pending.delta.finish_reason) --num_unfinished_;
+    writer_->Collect(pending.choice, std::move(pending.delta));
+  }
+  if (num_unfinished_ > 0) return;
+  HttpResponse head;
+  head.headers = headers_;
+  output->head = std::move(head);
+  output->body = writer_->Body();
+  output->end = true;
+}
+
+}  // namespace outrider

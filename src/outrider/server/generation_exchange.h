@@ -1,0 +1,82 @@
+// One API request between three threads: the work thread starts it, the engine feeds it, the I/O
+// thread formats and sends what came. What a slow client leaves waiting is merged, not piled up.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/server/http_message.h"
+#include "outrider/server/metrics.h"
+#include "outrider/server/openai/answer_writer.h"
+#include "outrider/server/openai/api_error.h"
+
+namespace outrider {
+
+class GenerationExchange : public HttpProducer,
+                           public std::enable_shared_from_this<GenerationExchange> {
+ public:
+  /// `service` must outlive the connection; the engine may keep the exchange for longer, in the
+  /// sinks of aborted requests. `headers` go with whatever the answer is.
+  GenerationExchange(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
+                     HttpWaker waker, std::vector<HttpHeader> headers);
+
+  /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
+  /// the answer is the error. Work thread.
+  void Start(openai::AnswerWriter writer, std::vector<GenerationRequest> requests);
+  /// The answer is this error. Any thread.
+  void Fail(openai::ApiError error);
+  /// Nobody waits for the answer any more. Any thread.
+  bool ended() const;
+
+  // I/O thread.
+  void Produce(HttpOutput* output) override;
+  void Abandon() override;
+  void Cancel() override;
+
+ private:
+  struct Pending {
+    size_t choice;
+    OutputDelta delta;
+  };
+  struct Feed {  // the engine's side of one choice; engine thread only
+    std::chrono::steady_clock::time_point last_token;
+    bool has_token = false;
+  };
+
+  void OnDelta(size_t choice, OutputDelta&& delta);
+  void Observe(size_t choice, const OutputDelta& delta);
+  void AddPending(size_t choice, OutputDelta&& delta);
+  void AbortRequests();  // not on the engine's thread
+  void ProduceError(const openai::ApiError& error, HttpOutput* output);
+  void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
+  void ProduceWhole(std::vector<Pending> deltas, HttpOutput* output);
+
+  GenerationService& service_;
+  const std::shared_ptr<ServerMetrics> metrics_;
+  const HttpWaker waker_;
+  const std::vector<HttpHeader> headers_;
+  std::vector<Feed> feeds_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::vector<Pending> pending_;
+  std::vector<RequestId> ids_;  // submitted and not known to have ended
+  bool submitted_ = false;      // all of them
+  std::optional<openai::ApiError> error_;
+  bool ended_ = false;
+  bool woken_ = false;  // Wake was called since the last Produce
+
+  // Written before submitted_ is set, then I/O thread only.
+  std::optional<openai::AnswerWriter> writer_;
+  bool head_sent_ = false;
+  bool finished_ = false;
+  size_t num_unfinished_ = 0;
+};
+
+}  // namespace outrider

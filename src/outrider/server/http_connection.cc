@@ -1,0 +1,378 @@
+#include "outrider/server/http_connection.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/status.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <ctime>
+#include <exception>
+#include <iterator>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+// Unparsed input beyond this is left in the socket: a client that pipelines more waits.
+constexpr size_t kMaxInput = size_t{64} << 10;
+constexpr double kLingerSeconds = 2;
+
+std::string HttpDate() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::array<char, 40> text;
+  const size_t size = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &utc);
+  return std::string(text.data(), size);
+}
+
+// "/path?query", or the same after "http://host" as proxies write it.
+void SplitTarget(std::string_view target, HttpRequest* request) {
+  if (target.starts_with("http://") || target.starts_with("https://")) {
+    const size_t host = target.find("//") + 2;
+    const size_t path = target.find('/', host);
+    target = path == std::string_view::npos ? "/" : target.substr(path);
+  }
+  const size_t question = target.find('?');
+  request->path = target.substr(0, question);
+  if (question != std::string_view::npos) request->query = target.substr(question + 1);
+}
+
+void RethrowFailure(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+struct HttpConnection::Parser {
+  http::request_parser<http::string_body> http;
+  std::optional<HttpResponse> refusal;
+};
+
+HttpConnection::HttpConnection(Socket socket, HttpServerState& server)
+    : socket_(std::move(socket)),
+      server_(server),
+      signal_timer_(socket_.get_executor(), Clock::time_point::max()),
+      room_timer_(socket_.get_executor(), Clock::time_point::max()) {}
+
+void HttpConnection::Start() {
+  const auto self = shared_from_this();
+  asio::co_spawn(
+      socket_.get_executor(), [self] { return self->ServeLoop(); },
+      [self](const std::exception_ptr& failure) { RethrowFailure(failure); });
+  asio::co_spawn(
+      socket_.get_executor(), [self] { return self->ReadLoop(); },
+      [self](const std::exception_ptr& failure) { RethrowFailure(failure); });
+}
+
+void HttpConnection::Signal() {
+  signalled_ = true;
+  signal_timer_.cancel();
+}
+
+asio::awaitable<void> HttpConnection::WaitForSignal() {
+  error_code ignored;
+  while (!signalled_) {
+    co_await signal_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  signalled_ = false;
+}
+
+void HttpConnection::SetPhase(Phase phase, double seconds) {
+  phase_ = phase;
+  deadline_ = Clock::now() +
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+void HttpConnection::CheckTime(Clock::time_point now) {
+  if (phase_ == Phase::kAnswer) {
+    const std::chrono::duration<double> silence = now - last_write_;
+    if (filler_.empty() || silence.count() < server_.limits.ping_seconds) return;
+    filler_due_ = true;
+    Signal();
+  } else if (now > deadline_) {
+    if (phase_ == Phase::kWrite) {
+      spdlog::debug("a client did not read for {} s: disconnected", server_.limits.write_seconds);
+      OnPeerGone(true);
+    } else {
+      timed_out_ = true;
+      Signal();
+    }
+  }
+}
+
+void HttpConnection::Drain() {
+  if (phase_ == Phase::kIdle && input_.empty()) Close();
+}
+
+void HttpConnection::Cancel() {
+  if (!producer_) return;
+  producer_->Cancel();
+  Signal();
+}
+
+void HttpConnection::Close() {
+  if (phase_ != Phase::kClosed) OnPeerGone(true);
+}
+
+void HttpConnection::Release() {
+  const std::shared_ptr<HttpProducer> producer = std::exchange(producer_, nullptr);
+  if (producer) producer->Abandon();
+}
+
+void HttpConnection::OnPeerGone(bool broken) {
+  peer_gone_ = true;
+  Release();
+  if (broken) {
+    error_code ignored;
+    socket_.close(ignored);
+  }
+  Signal();
+}
+
+asio::awaitable<void> HttpConnection::ReadLoop() {
+  error_code error;
+  for (;;) {
+    while (input_.size() >= kMaxInput && phase_ != Phase::kClosed) {
+      co_await room_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    }
+    const size_t size = co_await socket_.async_read_some(
+        asio::buffer(read_buffer_), asio::redirect_error(asio::use_awaitable, error));
+    if (phase_ == Phase::kClosed) co_return;
+    if (error) {
+      OnPeerGone(error != asio::error::eof);
+      co_return;
+    }
+    if (phase_ == Phase::kLinger) continue;
+    input_.append(read_buffer_.data(), size);
+    if (phase_ != Phase::kAnswer && phase_ != Phase::kWrite) Signal();
+  }
+}
+
+asio::awaitable<void> HttpConnection::ServeLoop() {
+  while (co_await ServeOne()) {
+  }
+  if (!peer_gone_) co_await Linger();
+  phase_ = Phase::kClosed;
+  error_code ignored;
+  socket_.close(ignored);
+  room_timer_.cancel();
+  server_.on_closed(this);
+}
+
+asio::awaitable<bool> HttpConnection::ServeOne() {
+  Parser parser;
+  parser.http.header_limit(static_cast<uint32_t>(server_.limits.max_header_bytes));
+  parser.http.body_limit(static_cast<uint64_t>(server_.limits.max_body_bytes));
+  std::optional<HttpRequest> request = co_await ReadRequest(parser);
+  if (parser.refusal) {
+    // What is left of a refused request's body is not worth reading.
+    if (!parser.http.is_done()) keep_alive_ = false;
+    co_return co_await Refuse(std::move(*parser.refusal));
+  }
+  if (!request) co_return false;
+  co_return co_await Answer(std::move(*request));
+}
+
+// Nothing: a refusal is in the parser, or there is nobody to answer.
+asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& parser) {
+  HttpRequest request;
+  bool head_seen = false;
+  SetPhase(Phase::kIdle, server_.limits.idle_seconds);
+  timed_out_ = false;
+  for (;;) {
+    // Some clients end a body with an extra line (RFC 9112, section 2.2).
+    while (phase_ == Phase::kIdle && input_.starts_with("\r\n")) input_.erase(0, 2);
+    if (!input_.empty() && phase_ == Phase::kIdle) {
+      SetPhase(Phase::kHead, server_.limits.header_seconds);
+    }
+    error_code error;
+    size_t used = 0;
+    while (used < input_.size() && !parser.http.is_done() && !error) {
+      used += parser.http.put(asio::buffer(input_.data() + used, input_.size() - used), error);
+      if (parser.http.is_header_done() && !head_seen) break;
+    }
+    input_.erase(0, used);
+    room_timer_.cancel();
+    if (error && error != http::error::need_more) {
+      const int status = error == http::error::header_limit ? 431
+                         : error == http::error::body_limit ? 413
+                                                            : 400;
+      const std::string message =
+          status == 431   ? fmt::format("the request's head is larger than {} bytes",
+                                        server_.limits.max_header_bytes)
+          : status == 413 ? fmt::format("the request's body is larger than {} bytes",
+                                        server_.limits.max_body_bytes)
+                          : fmt::format("not a valid HTTP request: {}", error.message());
+      parser.refusal = server_.application->RefusalOf(status, message);
+      http_1_0_ = false;
+      head_only_ = false;
+      keep_alive_ = false;
+      co_return std::nullopt;
+    }
+    if (parser.http.is_header_done() && !head_seen) {
+      head_seen = true;
+      const auto& message = parser.http.get();
+      http_1_0_ = message.version() < 11;
+      keep_alive_ = parser.http.keep_alive();
+      request.method = std::string(message.method_string());
+      head_only_ = request.method == "HEAD";
+      SplitTarget(message.target(), &request);
+      for (const auto& field : message) {
+        request.headers.push_back({std::string(field.name_string()), std::string(field.value())});
+      }
+      parser.refusal = server_.application->CheckHead(request);
+      if (parser.refusal) co_return std::nullopt;
+      SetPhase(Phase::kBody, server_.limits.body_seconds);
+      if (!parser.http.is_done() && input_.empty() && request.Header("Expect")) {
+        output_ = "HTTP/1.1 100 Continue\r\n\r\n";
+        if (!co_await Write()) co_return std::nullopt;
+        SetPhase(Phase::kBody, server_.limits.body_seconds);
+      }
+      continue;
+    }
+    if (parser.http.is_done()) {
+      request.body = std::move(parser.http.get().body());
+      co_return request;
+    }
+    if (peer_gone_) co_return std::nullopt;
+    if (timed_out_) {
+      if (phase_ != Phase::kIdle) {
+        parser.refusal = server_.application->RefusalOf(
+            408, fmt::format("the request's {} did not arrive in time",
+                             phase_ == Phase::kHead ? "head" : "body"));
+        keep_alive_ = false;
+      }
+      co_return std::nullopt;
+    }
+    co_await WaitForSignal();
+  }
+}
+
+asio::awaitable<bool> HttpConnection::Refuse(HttpResponse response) {
+  AppendHead(response, response.body.size());
+  if (!head_only_) output_ += response.body;
+  const bool written = co_await Write();
+  co_return written&& keep_alive_;
+}
+
+asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
+  phase_ = Phase::kAnswer;
+  last_write_ = Clock::now();
+  filler_.clear();
+  filler_due_ = false;
+  chunked_ = false;
+  producer_ = server_.application->Handle(std::move(request),
+                                          HttpWaker(server_.wake_list, weak_from_this()));
+  for (;;) {
+    HttpOutput out;
+    producer_->Produce(&out);
+    if (out.head) {
+      const bool whole = out.end;
+      chunked_ = !whole && !http_1_0_;
+      if (!whole && http_1_0_) keep_alive_ = false;  // the end of the connection ends the body
+      AppendHead(*out.head, whole ? std::optional<size_t>(out.body.size()) : std::nullopt);
+      filler_ = std::move(out.idle_filler);
+    } else if (filler_due_ && out.body.empty() && !out.end) {
+      out.body = filler_;
+    }
+    filler_due_ = false;
+    if (!head_only_) {
+      if (!out.body.empty()) AppendChunk(out.body);
+      if (out.end && chunked_) output_ += "0\r\n\r\n";
+    }
+    const bool wrote = !output_.empty();
+    if (wrote && !co_await Write()) {
+      Release();
+      co_return false;
+    }
+    if (out.end) {
+      producer_.reset();
+      co_return keep_alive_;
+    }
+    if (!producer_) co_return false;  // abandoned while writing
+    if (wrote) continue;
+    if (peer_gone_) {
+      Release();
+      co_return false;
+    }
+    co_await WaitForSignal();
+    if (!producer_) co_return false;
+  }
+}
+
+asio::awaitable<bool> HttpConnection::Write() {
+  SetPhase(Phase::kWrite, server_.limits.write_seconds);
+  error_code error;
+  co_await asio::async_write(socket_, asio::buffer(output_),
+                             asio::redirect_error(asio::use_awaitable, error));
+  output_.clear();
+  phase_ = Phase::kAnswer;
+  last_write_ = Clock::now();
+  co_return !error;
+}
+
+// A socket closed with unread input would reset the connection and could destroy the answer on its
+// way: say that no more comes, then read until the client closes.
+asio::awaitable<void> HttpConnection::Linger() {
+  SetPhase(Phase::kLinger, kLingerSeconds);
+  timed_out_ = false;
+  input_.clear();
+  room_timer_.cancel();
+  error_code error;
+  socket_.shutdown(Socket::shutdown_send, error);
+  while (!error && !peer_gone_ && !timed_out_) co_await WaitForSignal();
+}
+
+void HttpConnection::AppendHead(const HttpResponse& response,
+                                std::optional<size_t> content_length) {
+  if (server_.draining) keep_alive_ = false;
+  const auto reason =
+      http::obsolete_reason(http::int_to_status(static_cast<unsigned>(response.status)));
+  auto out = std::back_inserter(output_);
+  fmt::format_to(out, "HTTP/1.1 {} {}\r\nServer: outrider\r\nDate: {}\r\n", response.status,
+                 std::string_view(reason.data(), reason.size()), HttpDate());
+  if (!response.content_type.empty()) {
+    fmt::format_to(out, "Content-Type: {}\r\n", response.content_type);
+  }
+  for (const HttpHeader& header : response.headers) {
+    fmt::format_to(out, "{}: {}\r\n", header.name, header.value);
+  }
+  if (content_length) {
+    fmt::format_to(out, "Content-Length: {}\r\n", *content_length);
+  } else if (!http_1_0_) {
+    output_ += "Transfer-Encoding: chunked\r\n";
+  }
+  if (!keep_alive_) {
+    output_ += "Connection: close\r\n";
+  } else if (http_1_0_) {
+    output_ += "Connection: keep-alive\r\n";
+  }
+  output_ += "\r\n";
+}
+
+void HttpConnection::AppendChunk(const std::string& data) {
+  if (chunked_) {
+    fmt::format_to(std::back_inserter(output_), "{:x}\r\n", data.size());
+    output_ += data;
+    output_ += "\r\n";
+  } else {
+    output_ += data;
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,268 @@
+#include "outrider/server/http_server.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <boost/asio/basic_socket_acceptor.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <unordered_map>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/server/http_connection.h"
+#include "outrider/server/http_wake_list.h"
+
+namespace outrider {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Unix = asio::local::stream_protocol;
+using Protocol = asio::generic::stream_protocol;
+using Acceptor = asio::basic_socket_acceptor<Protocol>;
+using Clock = std::chrono::steady_clock;
+
+// How often deadlines are looked at, and how long a full process waits before it accepts again.
+constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::seconds kLastWords{1};  // for answers that were cancelled at shutdown
+
+// Thousands of streams need thousands of descriptors; the soft limit is often 1024.
+void RaiseOpenFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    spdlog::warn("the limit of open files stays at {}: {}", before, std::strerror(errno));
+  }
+}
+
+void Listen(Acceptor& acceptor, const Protocol::endpoint& endpoint, bool reuse, error_code& error) {
+  if (!acceptor.open(endpoint.protocol(), error)) {
+    if (reuse) acceptor.set_option(asio::socket_base::reuse_address(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  }
+  if (error) {
+    error_code ignored;
+    acceptor.close(ignored);
+  }
+}
+
+void ListenOnTcp(asio::io_context& io, Acceptor& acceptor, const std::string& host, uint16_t port) {
+  error_code error;
+  tcp::resolver resolver(io);
+  const auto found = resolver.resolve(host, std::to_string(port), tcp::resolver::passive, error);
+  if (error) {
+    throw InvalidArgument("host \"{}\" is not an address of this machine: {}", host,
+                          error.message());
+  }
+  for (const auto& entry : found) {
+    Listen(acceptor, entry.endpoint(), true, error);
+    if (!error) return;
+  }
+  if (error == asio::error::address_in_use) {
+    throw InvalidArgument(
+        "port {} on {} is in use; stop what listens there or choose another --port", port, host);
+  }
+  throw InvalidArgument("cannot listen on {} port {}: {}", host, port, error.message());
+}
+
+void ListenOnUnixSocket(asio::io_context& io, Acceptor& acceptor, const std::string& path) {
+  Unix::endpoint endpoint;
+  try {
+    endpoint = Unix::endpoint(path);
+  } catch (const boost::system::system_error&) {
+    throw InvalidArgument("unix socket path \"{}\" is too long ({} bytes)", path, path.size());
+  }
+  error_code error;
+  Unix::socket probe(io);
+  probe.connect(endpoint, error);
+  if (!error) {
+    throw InvalidArgument(
+        "unix socket {} is in use; stop what listens there or choose another --uds", path);
+  }
+  if (error == asio::error::connection_refused) unlink(path.c_str());  // left by a dead server
+  Listen(acceptor, endpoint, false, error);
+  if (error) throw InvalidArgument("cannot listen on unix socket {}: {}", path, error.message());
+}
+
+void RethrowFailure(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+class HttpServer::Impl {
+ public:
+  Impl(HttpServerOptions options, HttpApplication& application)
+      : options_(std::move(options)), acceptor_(io_), tick_(io_), stop_timer_(io_), signals_(io_) {
+    RaiseOpenFileLimit();
+    if (!options_.uds.empty()) {
+      ListenOnUnixSocket(io_, acceptor_, options_.uds);
+      address_ = "unix:" + options_.uds;
+    } else {
+      ListenOnTcp(io_, acceptor_, options_.host, options_.port);
+      tcp::endpoint bound;
+      const auto local = acceptor_.local_endpoint();
+      bound.resize(local.size());
+      std::memcpy(bound.data(), local.data(), local.size());
+      port_ = bound.port();
+      const bool ipv6 = options_.host.find(':') != std::string::npos;
+      const std::string shown = ipv6 ? '[' + options_.host + ']' : options_.host;
+      address_ = fmt::format("http://{}:{}", shown, port_);
+    }
+    state_.limits = options_.limits;
+    state_.application = &application;
+    state_.wake_list =
+        std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
+    state_.on_closed = [this](HttpConnection* connection) { OnClosed(connection); };
+  }
+
+  ~Impl() {
+    state_.wake_list->Close();
+    if (!options_.uds.empty()) unlink(options_.uds.c_str());
+  }
+
+  void Run() {
+    asio::co_spawn(io_, AcceptLoop(), RethrowFailure);
+    asio::co_spawn(io_, TickLoop(), RethrowFailure);
+    if (options_.handle_signals) {
+      signals_.add(SIGINT);
+      signals_.add(SIGTERM);
+      asio::co_spawn(io_, SignalLoop(), RethrowFailure);
+    }
+    io_.run();
+    // Answers that never finished: their requests must not run on in the engine.
+    for (auto& [key, connection] : std::exchange(connections_, {})) connection->Close();
+  }
+
+  void Stop() {
+    asio::post(io_, [this] { BeginStop(); });
+  }
+
+  uint16_t port() const { return port_; }
+  const std::string& address() const { return address_; }
+
+ private:
+  asio::awaitable<void> AcceptLoop() {
+    asio::steady_timer pause(io_);
+    bool warned = false;
+    for (;;) {
+      HttpConnection::Socket socket(io_);
+      error_code error;
+      co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
+      if (error == asio::error::operation_aborted) co_return;
+      if (error) {
+        if (!std::exchange(warned, true)) {
+          spdlog::warn("cannot accept a connection: {}", error.message());
+        }
+        pause.expires_after(kTick);
+        co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+        continue;
+      }
+      warned = false;
+      if (options_.uds.empty()) socket.set_option(tcp::no_delay(true), error);
+      auto connection = std::make_shared<HttpConnection>(std::move(socket), state_);
+      connections_.emplace(connection.get(), connection);
+      connection->Start();
+    }
+  }
+
+  asio::awaitable<void> TickLoop() {
+    error_code ignored;
+    for (;;) {
+      tick_.expires_after(kTick);
+      co_await tick_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      const Clock::time_point now = Clock::now();
+      for (auto& [key, connection] : connections_) connection->CheckTime(now);
+    }
+  }
+
+  asio::awaitable<void> SignalLoop() {
+    error_code error;
+    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (error) co_return;
+    spdlog::info("stopping: {} connections, at most {} s; a second signal ends at once",
+                 connections_.size(), options_.shutdown_seconds);
+    BeginStop();
+    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (!error) io_.stop();
+  }
+
+  void WakeWaiting() {
+    for (const auto& waiting : state_.wake_list->Take()) {
+      if (const auto connection = waiting.lock()) connection->OnWake();
+    }
+  }
+
+  void OnClosed(HttpConnection* connection) {
+    connections_.erase(connection);
+    if (state_.draining && to_finish_.erase(connection) != 0) EndIfFinished();
+  }
+
+  // New clients are still answered, with refusals, until the old ones are done.
+  void BeginStop() {
+    if (state_.draining) return;
+    state_.draining = true;
+    state_.application->OnDrain();
+    to_finish_ = connections_;
+    for (auto& [key, connection] : to_finish_) connection->Drain();
+    stop_timer_.expires_after(std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(options_.shutdown_seconds)));
+    stop_timer_.async_wait([this](error_code error) {
+      if (error) return;
+      spdlog::warn("{} requests did not finish in {} s: cancelled", to_finish_.size(),
+                   options_.shutdown_seconds);
+      for (auto& [key, connection] : to_finish_) connection->Cancel();
+      stop_timer_.expires_after(kLastWords);
+      stop_timer_.async_wait([this](error_code) { io_.stop(); });
+    });
+    EndIfFinished();
+  }
+
+  void EndIfFinished() {
+    if (to_finish_.empty()) io_.stop();
+  }
+
+  using Connections = std::unordered_map<HttpConnection*, std::shared_ptr<HttpConnection>>;
+
+  HttpServerOptions options_;
+  HttpServerState state_;
+  asio::io_context io_{1};
+  Acceptor acceptor_;
+  asio::steady_timer tick_;
+  asio::steady_timer stop_timer_;
+  asio::signal_set signals_;
+  Connections connections_;
+  Connections to_finish_;  // at shutdown: those that were there when it began
+  uint16_t port_ = 0;
+  std::string address_;
+};
+
+void HttpWaker::Wake() const { list_->Add(connection_); }
+
+HttpServer::HttpServer(HttpServerOptions options, HttpApplication& application)
+    : impl_(std::make_unique<Impl>(std::move(options), application)) {}
+HttpServer::~HttpServer() = default;
+void HttpServer::Run() { impl_->Run(); }
+void HttpServer::Stop() { impl_->Stop(); }
+uint16_t HttpServer::port() const { return impl_->port(); }
+std::string HttpServer::address() const { return impl_->address(); }
+
+}  // namespace outrider

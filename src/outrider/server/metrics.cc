@@ -1,0 +1,208 @@
+#include "outrider/server/metrics.h"
+
+#include <fmt/format.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace outrider {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::Histogram;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = prometheus::Labels;
+
+// vLLM's buckets, in seconds; inter-token times get finer ones below, where MTP on small models is.
+const std::vector<double> kFirstTokenBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
+                                                0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
+                                                20,    40,    80,   160,  640,  2560};
+const std::vector<double> kTokenIntervalBuckets = {
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.4,   0.5,    0.75,  1,    2.5,   5,    7.5,   10,  20,   40,  80};
+const std::vector<double> kRequestBuckets = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                             30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+
+// 1, 2, 5, 10, 20, 50, ... up to the longest context.
+std::vector<double> CountBuckets(int32_t max_model_len) {
+  std::vector<double> buckets;
+  for (double decade = 1;; decade *= 10) {
+    for (const double digit : {1, 2, 5}) {
+      if (!buckets.empty() && digit * decade > max_model_len) return buckets;
+      buckets.push_back(digit * decade);
+    }
+  }
+}
+
+// Families that are copied from an EngineCounters at each scrape.
+class SnapshotFamilies {
+ public:
+  explicit SnapshotFamilies(const Labels& labels) : labels_(labels) {}
+
+  void Gauge(const std::string& name, const std::string& help, double value) {
+    Family(name, help, MetricType::Gauge).metric.push_back(Metric({}));
+    families_.back().metric.back().gauge.value = value;
+  }
+
+  void Counter(const std::string& name, const std::string& help, double value) {
+    StartCounter(name, help);
+    AddToCounter({}, value);
+  }
+
+  void StartCounter(const std::string& name, const std::string& help) {
+    Family(name, help, MetricType::Counter);
+  }
+
+  void AddToCounter(const Labels& labels, double value) {
+    families_.back().metric.push_back(Metric(labels));
+    families_.back().metric.back().counter.value = value;
+  }
+
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  MetricFamily& Family(const std::string& name, const std::string& help, MetricType type) {
+    MetricFamily& family = families_.emplace_back();
+    family.name = name;
+    family.help = help;
+    family.type = type;
+    return family;
+  }
+
+  ClientMetric Metric(const Labels& more) const {
+    ClientMetric metric;
+    for (const auto& [name, value] : labels_) metric.label.push_back({name, value});
+    for (const auto& [name, value] : more) metric.label.push_back({name, value});
+    return metric;
+  }
+
+  const Labels labels_;
+  std::vector<MetricFamily> families_;
+};
+
+std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const Labels& labels) {
+  const auto count = [](int64_t value) { return static_cast<double>(value); };
+  const SpeculationCounts& speculation = counters.speculation;
+  SnapshotFamilies out(labels);
+  out.Gauge("vllm:num_requests_running", "Requests in the engine's batch.",
+            count(counters.num_requests_running));
+  out.Gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch.",
+            count(counters.num_requests_waiting));
+  out.Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.",
+            counters.kv_cache_usage);
+  out.Counter("vllm:prompt_tokens_total", "Prompt tokens computed.", count(counters.prompt_tokens));
+  out.Counter("vllm:generation_tokens_total", "Tokens emitted.", count(counters.generation_tokens));
+  out.StartCounter("vllm:request_success_total", "Requests that ended, by reason.");
+  out.AddToCounter({{"finished_reason", "stop"}}, count(counters.finished_stop));
+  out.AddToCounter({{"finished_reason", "length"}}, count(counters.finished_length));
+  out.AddToCounter({{"finished_reason", "abort"}}, count(counters.finished_abort));
+  out.Counter("vllm:num_preemptions_total", "Requests put back for want of KV cache.",
+              count(counters.num_preemptions));
+  out.Counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+              count(counters.prefix_cache_queries));
+  out.Counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+              count(counters.prefix_cache_hits));
+  out.Counter("vllm:spec_decode_num_drafts_total", "Verify steps with at least one draft token.",
+              count(speculation.num_drafts));
+  out.Counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens verified.",
+              count(speculation.num_draft_tokens));
+  out.Counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.",
+              count(speculation.num_accepted_tokens));
+  out.StartCounter("vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                   "Draft tokens accepted, by their position in the draft.");
+  for (size_t i = 0; i < speculation.accepted_per_position.size(); ++i) {
+    out.AddToCounter({{"position", std::to_string(i)}},
+                     count(speculation.accepted_per_position[i]));
+  }
+  out.Counter("outrider:steps_total", "Steps of the engine.", count(counters.num_steps));
+  out.StartCounter("outrider:step_seconds_total", "Time spent in steps, by part.");
+  out.AddToCounter({{"phase", "plan"}}, counters.plan_seconds);
+  out.AddToCounter({{"phase", "model"}}, counters.model_seconds);
+  out.AddToCounter({{"phase", "sample"}}, counters.sample_seconds);
+  out.AddToCounter({{"phase", "draft"}}, counters.draft_seconds);
+  return out.Take();
+}
+
+}  // namespace
+
+struct ServerMetrics::Impl {
+  Impl(const std::string& model_name, int32_t max_model_len)
+      : labels({{"model_name", model_name}, {"engine", "0"}}),
+        counts(CountBuckets(max_model_len)) {}
+
+  Histogram& Add(const std::string& name, const std::string& help,
+                 const std::vector<double>& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels,
+                                                                                     buckets);
+  }
+
+  const Labels labels;
+  const std::vector<double> counts;
+  prometheus::Registry registry;
+  Histogram& first_token = Add("vllm:time_to_first_token_seconds",
+                               "From submission to the first token.", kFirstTokenBuckets);
+  Histogram& token_interval =
+      Add("vllm:inter_token_latency_seconds", "Between two steps of a request that emitted tokens.",
+          kTokenIntervalBuckets);
+  Histogram& per_token =
+      Add("vllm:request_time_per_output_token_seconds",
+          "Mean time per token after the first, by request.", kTokenIntervalBuckets);
+  Histogram& total = Add("vllm:e2e_request_latency_seconds", "From submission to the last token.",
+                         kRequestBuckets);
+  Histogram& queue =
+      Add("vllm:request_queue_time_seconds", "From submission to the first step.", kRequestBuckets);
+  Histogram& prefill = Add("vllm:request_prefill_time_seconds",
+                           "From the first step to the first token.", kRequestBuckets);
+  Histogram& decode =
+      Add("vllm:request_decode_time_seconds", "From the first token to the last.", kRequestBuckets);
+  Histogram& inference = Add("vllm:request_inference_time_seconds",
+                             "From the first step to the last token.", kRequestBuckets);
+  Histogram& prompt_tokens =
+      Add("vllm:request_prompt_tokens", "Prompt tokens, by request.", counts);
+  Histogram& generation_tokens =
+      Add("vllm:request_generation_tokens", "Emitted tokens, by request.", counts);
+  Histogram& max_tokens =
+      Add("vllm:request_params_max_tokens", "Tokens a request may emit at most.", counts);
+  Histogram& choices =
+      Add("vllm:request_params_n", "Choices asked for, by request.", {1, 2, 5, 10, 20});
+};
+
+ServerMetrics::ServerMetrics(const std::string& model_name, int32_t max_model_len)
+    : impl_(std::make_unique<Impl>(model_name, max_model_len)) {}
+ServerMetrics::~ServerMetrics() = default;
+
+void ServerMetrics::ObserveSubmission(int32_t max_tokens) {
+  impl_->max_tokens.Observe(max_tokens);
+  impl_->choices.Observe(1);
+}
+
+void ServerMetrics::ObserveTokenInterval(double seconds) { impl_->token_interval.Observe(seconds); }
+
+void ServerMetrics::ObserveFinished(const RequestStats& stats) {
+  const double decode_seconds = std::max(0.0, stats.total_seconds - stats.first_token_seconds);
+  impl_->first_token.Observe(stats.first_token_seconds);
+  impl_->total.Observe(stats.total_seconds);
+  impl_->queue.Observe(stats.queue_seconds);
+  impl_->prefill.Observe(std::max(0.0, stats.first_token_seconds - stats.queue_seconds));
+  impl_->decode.Observe(decode_seconds);
+  impl_->inference.Observe(std::max(0.0, stats.total_seconds - stats.queue_seconds));
+  impl_->prompt_tokens.Observe(static_cast<double>(stats.prompt_tokens));
+  impl_->generation_tokens.Observe(static_cast<double>(stats.completion_tokens));
+  if (stats.completion_tokens > 1) {
+    impl_->per_token.Observe(decode_seconds / static_cast<double>(stats.completion_tokens - 1));
+  }
+}
+
+std::string ServerMetrics::Render(const EngineCounters& counters) const {
+  std::vector<MetricFamily> families = EngineFamilies(counters, impl_->labels);
+  for (MetricFamily& family : impl_->registry.Collect()) families.push_back(std::move(family));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace outrider

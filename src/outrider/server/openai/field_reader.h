@@ -1,0 +1,56 @@
+// Reads the fields of one JSON object of a request, strictly: wrong types and values name the
+// field, what it holds and what would be right; fields nobody asked for are refused, with the
+// nearest name.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace outrider::openai {
+
+class FieldReader {
+ public:
+  /// `where` prefixes field names in messages: "" for the body, "messages[2]" and the like below
+  /// it. Throws RequestError when `value` is not an object. Keeps a reference to it.
+  FieldReader(const nlohmann::json& value, std::string where);
+
+  // Each getter marks the field as known. A field that is absent or null reads as nothing.
+  // All throw RequestError on a wrong type or a value out of range (bounds included).
+  std::optional<bool> Bool(std::string_view name);
+  std::optional<int64_t> Integer(std::string_view name, int64_t min, int64_t max);
+  std::optional<double> Number(std::string_view name, double min, double max);
+  std::optional<std::string> String(std::string_view name);
+  std::vector<int32_t> TokenIds(std::string_view name, int32_t vocab_size);
+  /// The raw value; null when absent or null.
+  const nlohmann::json* Find(std::string_view name);
+
+  /// A field that other servers have and this one does not, with the values that ask for nothing:
+  /// any other value is refused as "not supported yet".
+  void Unsupported(std::string_view name, const std::vector<nlohmann::json>& neutral);
+
+  /// Throws for the first field that no getter asked for.
+  void RefuseUnknown() const;
+
+  /// "where.name", as messages and `param` spell it.
+  std::string PathOf(std::string_view name) const;
+
+  /// Throws RequestError: "path: what".
+  [[noreturn]] void Refuse(std::string_view name, const std::string& what) const;
+
+ private:
+  const nlohmann::json& object_;
+  std::string where_;
+  std::vector<std::string_view> known_;
+};
+
+/// A short spelling of a JSON value for messages: at most about 60 bytes.
+std::string Shorten(const nlohmann::json& value);
+
+/// Checks one array element (or lone value) as a token id; `path` names it in the error.
+int32_t ReadTokenId(const nlohmann::json& value, int32_t vocab_size, const std::string& path);
+
+}  // namespace outrider::openai

@@ -1,0 +1,83 @@
+#include "outrider/server/openai/logprobs_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "outrider/text/utf8.h"
+
+namespace outrider::openai {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no infinity; vLLM writes this for tokens that cannot come.
+double Finite(float logprob) { return std::max(static_cast<double>(logprob), -9999.0); }
+
+std::string TokenText(const PromptEncoder& encoder, int32_t token_id) {
+  return ReplaceInvalidUtf8(encoder.TokenBytes(token_id));
+}
+
+int64_t CountCharacters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
+}
+
+Json ChatEntry(const TokenLogprob& token, const PromptEncoder& encoder) {
+  Json bytes = Json::array();
+  for (const char c : encoder.TokenBytes(token.token_id)) {
+    bytes.push_back(static_cast<uint8_t>(c));
+  }
+  return {{"token", TokenText(encoder, token.token_id)},
+          {"logprob", Finite(token.logprob)},
+          {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+std::string ChatLogprobsJson(std::span<const PositionLogprobs> positions,
+                             const PromptEncoder& encoder) {
+  Json content = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    Json entry = ChatEntry(position.chosen, encoder);
+    Json top = Json::array();
+    for (const TokenLogprob& token : position.top) top.push_back(ChatEntry(token, encoder));
+    entry["top_logprobs"] = std::move(top);
+    content.push_back(std::move(entry));
+  }
+  return Json{{"content", std::move(content)}}.dump();
+}
+
+std::string CompletionLogprobsJson(std::span<const PositionLogprobs> positions,
+                                   const PromptEncoder& encoder, int64_t* text_offset) {
+  Json tokens = Json::array();
+  Json token_logprobs = Json::array();
+  Json top_logprobs = Json::array();
+  Json text_offsets = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    const std::string text = TokenText(encoder, position.chosen.token_id);
+    Json top = Json::object();
+    const auto add = [&](std::string key, float logprob) {
+      const auto [entry, inserted] = top.emplace(std::move(key), Finite(logprob));
+      if (!inserted && entry->get<double>() < Finite(logprob)) *entry = Finite(logprob);
+    };
+    for (const TokenLogprob& token : position.top) {
+      add(TokenText(encoder, token.token_id), token.logprob);
+    }
+    add(text, position.chosen.logprob);
+    tokens.push_back(text);
+    token_logprobs.push_back(Finite(position.chosen.logprob));
+    top_logprobs.push_back(std::move(top));
+    text_offsets.push_back(*text_offset);
+    *text_offset += CountCharacters(text);
+  }
+  return Json{{"tokens", std::move(tokens)},
+              {"token_logprobs", std::move(token_logprobs)},
+              {"top_logprobs", std::move(top_logprobs)},
+              {"text_offset", std::move(text_offsets)}}
+      .dump();
+}
+
+}  // namespace outrider::openai

@@ -1,0 +1,13 @@
+// The messages of a chat request: checked, and brought into the one form that chat templates take.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace outrider::openai {
+
+/// `messages` as a JSON array of {"role", "content"[, "name"]}: text parts are joined by line ends,
+/// role "developer" becomes "system". Throws RequestError naming the message that is wrong.
+std::string ParseMessages(const nlohmann::json* messages);
+
+}  // namespace outrider::openai

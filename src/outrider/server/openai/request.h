@@ -1,0 +1,69 @@
+// A validated request for tokens, from either OpenAI endpoint.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "outrider/sampling/sampling_params.h"
+#include "outrider/server/prompt_encoder.h"
+
+namespace outrider::openai {
+
+/// Values for sampling fields that a request leaves out: those of the model's
+/// generation_config.json. What is unset here too has OpenAI's default (temperature 1, top_p 1, all
+/// tokens).
+struct SamplingDefaults {
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<int32_t> top_k;
+};
+
+/// What the parser must know of the model and the server.
+struct RequestLimits {
+  int32_t vocab_size = 0;
+  int32_t max_model_len = 0;
+  int32_t max_logprobs = 20;
+  bool speculation_metrics = false;  // for requests that do not say
+  SamplingDefaults defaults;
+};
+
+/// What the answer is to hold.
+struct AnswerOptions {
+  bool chat = false;
+  bool stream = false;
+  bool include_usage = false;     // a last chunk with the usage
+  bool continuous_usage = false;  // the usage in every chunk
+  bool return_token_ids = false;
+  bool speculation_metrics = false;
+  std::optional<int32_t> logprobs;  // alternatives to list beside each token
+};
+
+/// A text or token ids.
+using CompletionPrompt = std::variant<std::string, std::vector<int32_t>>;
+
+struct TokenRequest {
+  std::string model;                      // "": the client did not say
+  std::vector<CompletionPrompt> prompts;  // completions: at least one
+  bool add_special_tokens = true;         // to text prompts of completions
+  ChatPrompt chat;                        // chat completions
+  SamplingParams sampling;                // max_tokens is not set yet
+  std::optional<int32_t> max_tokens;
+  AnswerOptions answer;
+};
+
+/// Parse a body of /v1/completions and /v1/chat/completions. Every field is checked; RequestError
+/// names the one that is wrong and says what would be right.
+TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits);
+
+/// How many tokens a prompt of `prompt_tokens` may generate: what was asked for, or 16 for
+/// completions, or the rest of the context for chat. Throws RequestError
+/// ("context_length_exceeded") when prompt and answer do not fit into `max_model_len`.
+int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens, int32_t max_model_len);
+
+}  // namespace outrider::openai

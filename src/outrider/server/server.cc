@@ -1,0 +1,60 @@
+#include "outrider/server/server.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/server/api.h"
+
+namespace outrider {
+namespace {
+
+ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encoder) {
+  if (options.served_model_names.empty()) {
+    throw InvalidArgument("the server needs a name for its model: --served-model-name");
+  }
+  if (options.max_model_len < 2) {
+    throw InvalidArgument("max_model_len is {}; a prompt and an answer need at least 2",
+                          options.max_model_len);
+  }
+  ApiOptions api;
+  api.served_model_names = options.served_model_names;
+  api.model_root = options.model_root;
+  api.api_key = options.api_key;
+  api.limits.vocab_size = encoder.vocab_size();
+  api.limits.max_model_len = options.max_model_len;
+  api.limits.max_logprobs = options.max_logprobs;
+  api.limits.speculation_metrics = options.speculation_metrics;
+  api.limits.defaults = options.sampling_defaults;
+  return api;
+}
+
+}  // namespace
+
+struct Server::Impl {
+  Impl(ServerOptions options, GenerationService& service, const PromptEncoder& encoder)
+      : model_name(options.served_model_names.empty() ? "" : options.served_model_names[0]),
+        api(ApiOptionsOf(options, encoder), service, encoder),
+        http(std::move(options.http), api) {}
+
+  std::string model_name;
+  Api api;
+  HttpServer http;
+};
+
+Server::Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder)
+    : impl_(std::make_unique<Impl>(std::move(options), service, encoder)) {}
+Server::~Server() = default;
+
+void Server::Run() {
+  spdlog::info("ready: {} serves model \"{}\" on {}/v1", "outrider", impl_->model_name,
+               impl_->http.address());
+  impl_->http.Run();
+}
+
+void Server::Stop() { impl_->http.Stop(); }
+
+uint16_t Server::port() const { return impl_->http.port(); }
+
+}  // namespace outrider

@@ -1,0 +1,51 @@
+// The server as the command line starts it: options in, an OpenAI-compatible HTTP API out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/server/http_server.h"
+#include "outrider/server/openai/request.h"
+#include "outrider/server/prompt_encoder.h"
+
+namespace outrider {
+
+struct ServerOptions {
+  HttpServerOptions http;                       // address, limits, how to stop
+  std::vector<std::string> served_model_names;  // at least one; the first is the name in answers
+  std::string model_root;                       // the checkpoint, for /v1/models
+  std::string api_key;                          // "": none is needed; guards everything but /health
+  int32_t max_model_len = 0;                    // the engine's
+  int32_t max_logprobs = 20;
+  bool speculation_metrics = false;  // `metrics.speculative_decoding` in answers by default
+  openai::SamplingDefaults sampling_defaults;  // of generation_config.json
+};
+
+class Server {
+ public:
+  /// Binds the address. Throws Error when it cannot be had or the options make no sense. `service`
+  /// and `encoder` must outlive the server.
+  Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  /// Logs one line and serves until stopped; the calling thread is the I/O thread.
+  void Run();
+
+  /// Makes Run return: refuses what is new with 503, lets what runs finish for
+  /// `http.shutdown_seconds`, aborts the rest. Thread-safe.
+  void Stop();
+
+  /// The TCP port that was bound; 0 on a unix socket.
+  uint16_t port() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,34 @@
+// The prompt encoder of a real model: its tokenizer and its chat template.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "outrider/server/prompt_encoder.h"
+#include "outrider/text/chat_template.h"
+#include "outrider/text/tokenizer.h"
+
+namespace outrider {
+
+class TextPromptEncoder : public PromptEncoder {
+ public:
+  /// `chat_template` may be null: then chat requests are refused. `vocab_size` is the model's,
+  /// which may be larger than the tokenizer's. Both pointees must outlive the encoder.
+  TextPromptEncoder(const Tokenizer& tokenizer, const ChatTemplate* chat_template,
+                    int32_t vocab_size)
+      : tokenizer_(tokenizer), chat_template_(chat_template), vocab_size_(vocab_size) {}
+
+  std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
+  std::vector<int32_t> EncodeChat(const ChatPrompt& chat) const override;
+  std::string TokenBytes(int32_t token_id) const override;
+  int32_t vocab_size() const override { return vocab_size_; }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const ChatTemplate* chat_template_;
+  int32_t vocab_size_;
+};
+
+}  // namespace outrider
