@@ -34,12 +34,78 @@ inline constexpr int64_t kPanelGroup = 4;
 
 constexpr int64_t PanelProductScratch(int64_t rows) { return kPanelGroup * 16 * rows; }
 
+/// Key positions that one call of attend_keys takes at most.
+inline constexpr int64_t kKeyBlock = 32;
+/// Rows are handled in lanes: arrays over rows are padded to a multiple of this.
+inline constexpr int64_t kRowLanes = 8;
+constexpr int64_t PaddedRows(int64_t rows) {
+  return (rows + kRowLanes - 1) / kRowLanes * kRowLanes;
+}
+
+/// Widths of rows of floats in scratch memory: whole vectors.
+constexpr int64_t PaddedWidth(int64_t width) { return (width + 7) / 8 * 8; }
+
+/// One block of keys for a set of rows, by the running softmax. For every row r, over its first
+/// visible[r] keys t:
+///   s_t = scale * dot(q_r, k_t),  m' = max(m, max s_t),
+///   l' = l exp(m - m') + sum exp(s_t - m'),  o' = o exp(m - m') + sum exp(s_t - m') v_t.
+/// Keys past visible[r] have no influence on row r, whatever they hold. Widths are multiples of 8,
+/// padded with zeros.
+struct KeyBlock {
+  const float* q = nullptr;  // [rows, width]
+  int64_t rows = 0;
+  int64_t width = 0;
+  const float* keys = nullptr;    // [num_keys, width]
+  const float* values = nullptr;  // [num_keys, value_width], a key's values value_stride apart
+  int64_t num_keys = 0;           // 1 .. kKeyBlock
+  int64_t value_width = 0;
+  int64_t value_stride = 0;
+  const int32_t* visible = nullptr;  // [rows], 0 .. num_keys
+  float scale = 0;
+  float* max = nullptr;     // m, [rows]; -infinity before the first key
+  float* sum = nullptr;     // l, [rows]
+  float* out = nullptr;     // o, [rows, value_width]
+  float* scores = nullptr;  // scratch, kKeyBlock * PaddedRows(rows)
+  // q, keys, values, out and scores are aligned to 32 bytes. While this block is computed, the
+  // entries of the next one are fetched (there may be none).
+  const std::byte* const* next_entries = nullptr;
+  int64_t num_next = 0;
+  int64_t entry_bytes = 0;
+};
+
 /// The leaves of one instruction set.
 struct LeafKernels {
   void (*multiply_panels)(const PanelProduct& product);
 
   /// y[i] = x[i] rounded to bfloat16, for i < n.
   void (*round_to_bfloat16)(const float* x, int64_t n, float* y);
+
+  void (*attend_keys)(const KeyBlock& block);
+
+  /// Merges a partial softmax (its maximum, sum and unnormalised out of n values) into a running
+  /// one: both are scaled to the larger maximum and added.
+  void (*merge_partial)(float partial_max, float partial_sum, const float* partial_out, int64_t n,
+                        float& max, float& sum, float* out);
+
+  /// x[i] /= divisor.
+  void (*divide)(float divisor, int64_t n, float* x);
+
+  /// y[i] = weight[i] * (x[i] / sqrt(mean of x^2 + eps)); y may be x.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+
+  /// y[i] = silu(gate[i]) * up[i].
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
+
+  /// Rotates the 2 * half values at x in place: pairs (2i, 2i + 1), or (i, i + half).
+  void (*rotate)(const float* cos, const float* sin, int64_t half, bool interleaved, float* x);
+
+  /// bfloat16 to float and back (nearest even).
+  void (*widen)(const BFloat16* x, int64_t n, float* y);
+  void (*narrow)(const float* x, int64_t n, BFloat16* y);
+
+  /// out[i] += sum over j in order of weights[j] * y[j][i], a chain of FMAs from zero.
+  void (*add_weighted)(const float* const* y, const float* weights, int64_t count, int64_t n,
+                       float* out);
 };
 
 }  // namespace outrider::cpu

@@ -1,8 +1,9 @@
 #include "outrider/kernels/cpu/avx2/avx2_kernels.h"
 
+#include "outrider/kernels/cpu/attention.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/matmul.h"
-#include "outrider/kernels/reference/reference_kernels.h"
+#include "outrider/kernels/cpu/row_kernels.h"
 
 namespace outrider::cpu::avx2 {
 
@@ -11,26 +12,39 @@ namespace {
 constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .round_to_bfloat16 = RoundToBFloat16Row,
+    .attend_keys = AttendKeys,
+    .merge_partial = MergePartial,
+    .divide = DivideRow,
+    .rms_norm = RmsNormRow,
+    .silu_mul = SiluMulRow,
+    .rotate = RotateRow,
+    .widen = WidenRow,
+    .narrow = NarrowRow,
+    .add_weighted = AddWeightedRows,
 };
 
-void RunMatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype) {
-  MatMul(kLeaves, pool, jobs, operand_dtype);
-}
+/// The driver `kDriver` with these leaves, as an entry of the table.
+template <auto kDriver>
+struct Entry;
+template <typename... Args, void (*kDriver)(const LeafKernels&, Args...)>
+struct Entry<kDriver> {
+  static void Run(Args... args) { kDriver(kLeaves, args...); }
+};
 
 }  // namespace
 
 const KernelTable& Kernels() {
   static constexpr KernelTable kTable = {
       .name = "avx2",
-      .matmul = RunMatMul,
-      .rms_norm = reference::RmsNorm,
-      .silu_mul = reference::SiluMul,
-      .rotate = reference::Rotate,
-      .write_latent = reference::WriteLatent,
-      .gather_latent = reference::GatherLatent,
-      .absorbed_attention = reference::AbsorbedAttention,
-      .expanded_attention = reference::ExpandedAttention,
-      .combine_experts = reference::CombineExperts,
+      .matmul = Entry<MatMul>::Run,
+      .rms_norm = Entry<RmsNorm>::Run,
+      .silu_mul = Entry<SiluMul>::Run,
+      .rotate = Entry<Rotate>::Run,
+      .write_latent = Entry<WriteLatent>::Run,
+      .gather_latent = Entry<GatherLatent>::Run,
+      .absorbed_attention = Entry<AbsorbedAttention>::Run,
+      .expanded_attention = Entry<ExpandedAttention>::Run,
+      .combine_experts = Entry<CombineExperts>::Run,
   };
   return kTable;
 }

@@ -9,4 +9,17 @@ namespace outrider::cpu::avx2 {
 void MultiplyPanels(const PanelProduct& product);
 void RoundToBFloat16Row(const float* x, int64_t n, float* y);
 
+void AttendKeys(const KeyBlock& block);
+void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
+                  float& max, float& sum, float* out);
+void DivideRow(float divisor, int64_t n, float* x);
+
+void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y);
+void SiluMulRow(const float* gate, const float* up, int64_t n, float* y);
+void RotateRow(const float* cos, const float* sin, int64_t half, bool interleaved, float* x);
+void WidenRow(const BFloat16* x, int64_t n, float* y);
+void NarrowRow(const float* x, int64_t n, BFloat16* y);
+void AddWeightedRows(const float* const* y, const float* weights, int64_t count, int64_t n,
+                     float* out);
+
 }  // namespace outrider::cpu::avx2

@@ -47,12 +47,6 @@ inline void Prefetch(const std::byte* line) {
 /// too few registers for the sums.
 inline __attribute__((always_inline)) void KeepLoadsInPlace() { asm volatile("" ::: "memory"); }
 
-/// sum += a * b, fused, in the register that holds the sum. (For the intrinsic GCC 12 may choose
-/// the form that overwrites a factor instead, and then moves sums to the stack.)
-inline __attribute__((always_inline)) void MultiplyAdd(__m256 a, __m256 b, __m256& sum) {
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
-}
-
 /// The 8 weights of one half of a panel at the even (parity 0) or odd k of a pair.
 template <bool kIsBFloat16, int kParity>
 inline __attribute__((always_inline)) __m256 Weights(const std::byte* pair, int half) {

@@ -26,5 +26,52 @@ inline __m256 RoundToBFloat16(__m256 x) {
       _mm256_and_si256(result, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
+/// sum += a * b, fused, in the register that holds the sum. (For the intrinsic GCC 12 may choose
+/// the form that overwrites a factor instead, and then moves sums to the stack.)
+inline __attribute__((always_inline)) void MultiplyAdd(__m256 a, __m256 b, __m256& sum) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+}
+
+/// Eight bfloat16 as float.
+inline __m256 WidenBFloat16(const void* from) {
+  const __m128i narrow = _mm_loadu_si128(static_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+}
+
+/// ((v0 + v1) + (v2 + v3)) + ((v4 + v5) + (v6 + v7)) of each of four vectors.
+inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 quarters = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(quarters), _mm256_extractf128_ps(quarters, 1));
+}
+
+/// exp(x) to within 1 ulp, gradual underflow and overflow included; exp(0) is 1, NaN stays NaN.
+///
+/// With n = round(x / ln 2) and r = x - n ln 2, |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite
+/// 1980), exp(x) = 2^n (1 + r + r^2 q(r)). q is a polynomial of degree 4 whose largest relative
+/// error in exp(r) is 3e-9. 2^n is applied in two halves so that neither overflows on its own.
+inline __m256 Exp(__m256 x) {
+  // In this order of operands min and max return x when x is NaN.
+  x = _mm256_min_ps(_mm256_set1_ps(89.0f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
+                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e43p-1f), x);
+  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
+  __m256 q = _mm256_set1_ps(0x1.6a25b0p-10f);
+  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.1239e2p-7f));
+  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.5558f0p-5f));
+  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.555492p-3f));
+  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.fffffcp-2f));
+  const __m256 fraction = _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r);
+  const __m256 power = _mm256_add_ps(fraction, _mm256_set1_ps(1.0f));
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i first = _mm256_srai_epi32(whole, 1);
+  const __m256i second = _mm256_sub_epi32(whole, first);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i scale1 = _mm256_slli_epi32(_mm256_add_epi32(first, bias), 23);
+  const __m256i scale2 = _mm256_slli_epi32(_mm256_add_epi32(second, bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(power, _mm256_castsi256_ps(scale1)),
+                       _mm256_castsi256_ps(scale2));
+}
+
 }  // namespace
 }  // namespace outrider::cpu::avx2

@@ -1,0 +1,26 @@
+// Kernels on single rows, the latent cache and the sum of experts: fan-out over rows around the
+// leaves.
+#pragma once
+
+#include "outrider/kernels/cpu/leaf_kernels.h"
+#include "outrider/kernels/kernel_table.h"
+
+namespace outrider::cpu {
+
+void RmsNorm(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
+             const float* weight, float eps, MatrixView<float> y);
+void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
+             MatrixView<float> y);
+void Rotate(const LeafKernels& leaves, ThreadPool& pool, MatrixView<float> x, int32_t groups,
+            int32_t group_stride, int32_t offset, const RotaryRows& rotary);
+void WriteLatent(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> kv,
+                 const float* weight, float eps, const RotaryRows& rotary,
+                 const int64_t* slot_mapping, LatentCache cache);
+void GatherLatent(const LeafKernels& leaves, ThreadPool& pool, LatentCache cache,
+                  const int32_t* block_table, int32_t first_position, MatrixView<float> latent,
+                  MatrixView<float> rope);
+void CombineExperts(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> y,
+                    const int32_t* rows, const float* weights, int32_t top_k,
+                    MatrixView<float> out);
+
+}  // namespace outrider::cpu
