@@ -1,0 +1,89 @@
+// Engines over the bundled model with any configuration, for tests.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "outrider/engine/engine.h"
+#include "outrider/engine/engine_core.h"
+#include "outrider/speculate/mtp_chain_drafter.h"
+#include "outrider/speculate/mtp_drafter.h"
+#include "tests/model/loaded_model.h"
+
+namespace outrider {
+
+enum class DrafterKind { kNone, kChain, kRepeated };
+
+struct TestEngineOptions {
+  DType dtype = DType::kBF16;
+  DrafterKind drafter = DrafterKind::kChain;
+  int32_t k = 3;
+  int32_t block_size = 16;
+  int32_t num_blocks = 512;
+  int32_t max_num_seqs = 32;
+  int32_t max_num_batched_tokens = 256;
+  int32_t max_model_len = 1024;
+  int32_t threads = 2;
+};
+
+inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
+                                              const Tokenizer* tokenizer = nullptr) {
+  EngineParts parts;
+  parts.pool = std::make_unique<ThreadPool>(options.threads);
+  ModelConfig config = ReadModelConfig(TinyModelDirectory());
+  const auto source = OpenCheckpoint(TinyModelDirectory(), config);
+  ModelWeights weights = LoadModelWeights(config, 3, *source, options.dtype, *parts.pool, nullptr);
+  parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
+                                           GetKernels(SelectIsa()), *parts.pool, options.dtype);
+  parts.cache = std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
+                                          options.block_size, parts.model->cache_width(),
+                                          options.dtype);
+  if (options.drafter == DrafterKind::kChain) {
+    parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
+                                                      options.max_num_seqs);
+  } else if (options.drafter == DrafterKind::kRepeated) {
+    parts.drafter =
+        std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k, options.max_num_seqs);
+  }
+  parts.tokenizer = tokenizer;
+  parts.scheduler = {.num_blocks = options.num_blocks,
+                     .block_size = options.block_size,
+                     .max_num_seqs = options.max_num_seqs,
+                     .max_num_batched_tokens = options.max_num_batched_tokens,
+                     .max_model_len = options.max_model_len,
+                     .lookahead_tokens = parts.drafter ? parts.drafter->lookahead() : 0};
+  return std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
+}
+
+/// Everything that a request gave.
+struct Generated {
+  std::vector<int32_t> tokens;
+  std::vector<PositionLogprobs> logprobs;
+  std::string text;
+  std::optional<FinishReason> finish_reason;
+  RequestStats stats;
+
+  void Take(OutputDelta&& delta) {
+    tokens.insert(tokens.end(), delta.token_ids.begin(), delta.token_ids.end());
+    logprobs.insert(logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    text += delta.text;
+    if (delta.finish_reason) {
+      finish_reason = delta.finish_reason;
+      stats = delta.stats;
+    }
+  }
+};
+
+inline RequestId Submit(Engine& engine, GenerationRequest request, Generated* out) {
+  return engine.Submit(std::move(request),
+                       [out](RequestId, OutputDelta&& delta) { out->Take(std::move(delta)); });
+}
+
+inline void RunUntilIdle(Engine& engine) {
+  while (engine.Step()) {
+  }
+}
+
+}  // namespace outrider
