@@ -1,0 +1,151 @@
+// PTX of Hopper (sm_90a) that CUDA C++ does not expose: mbarriers, bulk tensor copies, wgmma fences
+// and descriptors, named barriers, register reallocation, dependent launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace outrider::cuda {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- mbarriers ----
+
+__device__ __forceinline__ void BarrierInit(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(count));
+}
+
+/// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void BarrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+/// Waits until the phase with this parity has completed.
+__device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra wait;\n"
+      "done:\n}\n" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- bulk tensor copies ----
+
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+inline constexpr uint64_t kEvictNormal = 0x16F0000000000000ull;
+
+__device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void TensorLoad4d(void* destination, const CUtensorMap* map,
+                                             uint64_t* barrier, uint64_t policy, int c0, int c1,
+                                             int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(SharedAddress(destination)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+      : "memory");
+}
+
+/// Orders this thread's ordinary shared-memory stores before later accesses of the tensor cores and
+/// the copy engine.
+__device__ __forceinline__ void ProxyFence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- wgmma ----
+
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving accesses of accumulators across a fence or a wait.
+template <int kCount>
+__device__ __forceinline__ void PinRegisters(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+/// Matrix descriptor with 128-byte swizzle. For K-major operands `stride` is the distance in bytes
+/// between groups of 8 rows and `leading` is unused; for MN-major operands `leading` is the distance
+/// between groups of 64 columns and `stride` the one between groups of 8 rows (K).
+__device__ __forceinline__ uint64_t MakeDescriptor(uint32_t address, uint32_t leading,
+                                                   uint32_t stride) {
+  return (uint64_t{1} << 62) | (uint64_t{stride >> 4} << 32) | (uint64_t{leading >> 4} << 16) |
+         uint64_t{(address & 0x3FFFF) >> 4};
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void RaiseRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void LowerRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ---- named barriers ----
+
+__device__ __forceinline__ void NamedSync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void NamedArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- arithmetic and stores ----
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ void StoreMatrix4(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                             uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// ---- dependent launch ----
+
+__device__ __forceinline__ void LaunchDependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForPriorGrid() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,124 @@
+// What the MLA decode plan, its main kernel and its combine kernel share: the work list's records,
+// where they lie in the workspace, and the arithmetic that folds splits.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/mla_decode.h"
+
+namespace outrider::cuda {
+
+/// One block's task: a row tile of a request against keys [key_begin, key_end), whole splits.
+struct alignas(32) MlaItem {
+  int request;
+  int key_begin;
+  int key_end;
+  int partial_unit;  // first 16-row unit of the partial result, or -1: write the output
+  int first_row;     // of the tile in q's rows (token * heads + head)
+  int rows;          // low 8 bits: rows of the tile; above: first row's index in its request
+  int seq_len;
+  int context;  // seq_len - query length
+};
+
+/// A row tile whose partial results must be folded.
+struct alignas(32) MlaFoldTile {
+  int first_row;
+  int rows;
+  int first_unit;
+  int count;  // partial results, in order of position, (rows + 15) / 16 units apart
+  int pad[4];
+};
+
+struct MlaCounters {
+  int num_items;
+  int next_item;  // beyond the first item of each block; the combine kernel sets it back to 0
+  int num_fold_tiles;
+  int used_units;
+};
+
+inline constexpr int kMlaUnitRows = 16;
+inline constexpr int kMlaMaxBlocks = 132;
+
+/// Pointers into the workspace.
+struct MlaWorkspace {
+  MlaCounters* counters;
+  MlaItem* items;
+  MlaFoldTile* fold_tiles;
+  int4* tile_plans;        // scratch of the plan, per row tile
+  float2* partial_stats;   // [units, 16]: reference (log2 domain) and sum
+  float* partial_outputs;  // [units, 16, 512], not divided by the sum
+  float* running;          // [blocks, 64 * 512] in the order of the block's registers
+  int num_units;
+  size_t bytes;
+};
+
+/// First split boundary after `key`.
+__host__ __device__ inline int NextSplit(const MlaSplits& splits, int key) {
+  int start = 0;
+  int size = splits.base;
+  if (key >= splits.end1) {
+    start = splits.end1;
+    size = 4 * splits.base;
+  } else if (key >= splits.end0) {
+    start = splits.end0;
+    size = 2 * splits.base;
+  }
+  return start + ((key - start) / size + 1) * size;
+}
+
+/// Number of splits that cover `keys` keys.
+__host__ __device__ inline int CountSplits(const MlaSplits& splits, int keys) {
+  const int n0 = splits.end0 / splits.base;
+  const int n1 = (splits.end1 - splits.end0) / (2 * splits.base);
+  if (keys <= splits.end0) return (keys + splits.base - 1) / splits.base;
+  if (keys <= splits.end1) {
+    return n0 + (keys - splits.end0 + 2 * splits.base - 1) / (2 * splits.base);
+  }
+  return n0 + n1 + (keys - splits.end1 + 4 * splits.base - 1) / (4 * splits.base);
+}
+
+/// First key of split `index`.
+__host__ __device__ inline int SplitBegin(const MlaSplits& splits, int index) {
+  const int n0 = splits.end0 / splits.base;
+  const int n1 = (splits.end1 - splits.end0) / (2 * splits.base);
+  if (index <= n0) return index * splits.base;
+  if (index <= n0 + n1) return splits.end0 + (index - n0) * 2 * splits.base;
+  return splits.end1 + (index - n0 - n1) * 4 * splits.base;
+}
+
+/// Weights with which a running result (reference, sum) and the next split's are added. A split
+/// without visible keys (-inf, 0) leaves the running result's bits alone.
+__device__ __forceinline__ void FoldWeights(float running, float next, float* reference, float* a,
+                                            float* b) {
+  *reference = fmaxf(running, next);
+  const float r = *reference == -INFINITY ? 0.0f : *reference;
+  *a = Exp2(running - r);
+  *b = Exp2(next - r);
+}
+__device__ __forceinline__ float Fold(float running, float next, float a, float b) {
+  return __fmaf_rn(next, b, __fmul_rn(running, a));
+}
+
+/// The factor that turns an accumulated row into its output, and the row's log-sum-exp.
+__device__ __forceinline__ float FinishRow(float reference, float sum, float value_scale,
+                                           const float* sink, int head, float* lse) {
+  constexpr float kLn2 = 0.6931471805599453f;
+  constexpr float kLog2e = 1.4426950408889634f;
+  if (!(sum > 0.0f)) {
+    *lse = -INFINITY;
+    return 0.0f;
+  }
+  const float lse2 = reference + log2f(sum);
+  *lse = lse2 * kLn2;
+  float factor = __fdividef(value_scale, sum);
+  if (sink != nullptr) factor = __fdividef(factor, 1.0f + Exp2(sink[head] * kLog2e - lse2));
+  return factor;
+}
+
+/// Output rounding; the sum turns -0 into +0, which an empty split would otherwise do by chance.
+__device__ __forceinline__ uint32_t OutputPair(float x, float y, float factor) {
+  return PackBf16(__fadd_rn(__fmul_rn(x, factor), 0.0f), __fadd_rn(__fmul_rn(y, factor), 0.0f));
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,218 @@
+// Host side of the MLA decode kernel: checks, workspace, tensor maps, launches.
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "outrider/kernels/cuda/mla_decode_combine.cuh"
+#include "outrider/kernels/cuda/mla_decode_plan.cuh"
+#include "outrider/kernels/cuda/mla_decode_sm90.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr size_t kAlign = 256;
+// Partial results: at most this many 16-row units (32 KB each). A plan that needs more leaves tiles
+// whole.
+constexpr int kMaxUnits = 8192;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+MlaSplits SplitsOf(const MlaDecodeParams& params) {
+  return params.splits.base == 0 ? DefaultMlaSplits(params.heads) : params.splits;
+}
+
+MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
+  // Splits of 128 keys up to 128 k are the most that a choice of splits can ask for in practice; the
+  // plan's items are bounded by tiles plus partial results.
+  const size_t tiles = static_cast<size_t>(limits.max_tokens) * limits.heads / kMlaTileRows +
+                       limits.max_requests + 1;
+  const size_t max_splits = static_cast<size_t>(limits.max_seq_len) / 128 + 1;
+  const size_t rows = static_cast<size_t>(limits.max_tokens) * limits.heads;
+  const size_t units = std::min<size_t>(
+      kMaxUnits, (rows / kMlaUnitRows + limits.max_requests + 1) * max_splits);
+  const size_t items = tiles + units;
+  MlaWorkspace workspace;
+  uint8_t* base = static_cast<uint8_t*>(memory);
+  size_t offset = 0;
+  auto take = [&](size_t bytes) {
+    uint8_t* at = base == nullptr ? nullptr : base + offset;
+    offset += Aligned(bytes);
+    return at;
+  };
+  workspace.counters = reinterpret_cast<MlaCounters*>(take(sizeof(MlaCounters)));
+  workspace.items = reinterpret_cast<MlaItem*>(take(items * sizeof(MlaItem)));
+  workspace.fold_tiles = reinterpret_cast<MlaFoldTile*>(take(tiles * sizeof(MlaFoldTile)));
+  workspace.tile_plans = reinterpret_cast<int4*>(take(tiles * sizeof(int4)));
+  workspace.partial_stats =
+      reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
+  workspace.partial_outputs =
+      reinterpret_cast<float*>(take(units * kMlaUnitRows * kMlaValueDim * sizeof(float)));
+  workspace.running = reinterpret_cast<float*>(
+      take(static_cast<size_t>(kMlaMaxBlocks) * kMlaTileRows * kMlaValueDim * sizeof(float)));
+  workspace.num_units = static_cast<int>(units);
+  workspace.bytes = offset;
+  return workspace;
+}
+
+bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
+  const MlaSplits splits = SplitsOf(params);
+  const bool page_ok = params.page_size == 16 || params.page_size == 32 || params.page_size == 64 ||
+                       params.page_size == 256;
+  const bool splits_ok = splits.base >= 128 && splits.base % 128 == 0 && splits.end0 >= 0 &&
+                         splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
+                         (splits.end1 - splits.end0) % (2 * splits.base) == 0;
+  return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 8 &&
+         params.heads <= 128 && params.heads % 8 == 0 && params.num_requests >= 0 &&
+         params.num_requests <= limits.max_requests && limits.max_requests <= 4096 &&
+         params.num_tokens >= 0 && params.num_tokens <= limits.max_tokens &&
+         limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
+}
+
+int NumBlocks() {
+  static const int blocks = [] {
+    int device = 0;
+    int count = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return std::min(count, kMlaMaxBlocks);
+  }();
+  return blocks;
+}
+
+using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
+
+EncodeFunction Encoder() {
+  static const EncodeFunction function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                               12000, cudaEnableDefault, &found);
+    const bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return ok ? reinterpret_cast<EncodeFunction>(entry) : nullptr;
+  }();
+  return function;
+}
+
+/// A matrix [rows, 576] of bf16 as {64 columns, 8 rows, 9 column groups, rows / 8}.
+bool EncodeMap(CUtensorMap* map, const void* matrix, uint64_t rows, int column_groups,
+               int row_groups) {
+  if (Encoder() == nullptr) return false;
+  const cuuint64_t sizes[4] = {64, 8, kMlaKeyDim / 64, rows / 8};
+  const cuuint64_t strides[3] = {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8};
+  const cuuint32_t box[4] = {64, 8, static_cast<cuuint32_t>(column_groups),
+                             static_cast<cuuint32_t>(row_groups)};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(matrix), sizes,
+                   strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <bool kE4m3, bool kScoresFirst>
+cudaError_t LaunchMain(const MlaKernelArguments& args, const MlaTensorMaps& maps,
+                       cudaStream_t stream) {
+  constexpr size_t kSharedBytes = sizeof(MlaShared) + 1024;
+  static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
+  auto kernel = DecodeMlaSm90<kE4m3, kScoresFirst>;
+  static const cudaError_t attribute = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
+  if (attribute != cudaSuccess) return attribute;
+  kernel<<<NumBlocks(), kMlaThreads, kSharedBytes, stream>>>(args, maps);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+MlaSplits DefaultMlaSplits(int heads) {
+  if (heads <= 16) return {256, 4096, 16384};
+  return {512, 8192, 32768};
+}
+
+size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {
+  return Carve(limits, nullptr).bytes;
+}
+
+cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
+                          void* workspace, cudaStream_t stream) {
+  if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
+  MlaPlanArguments args;
+  args.query_start_loc = params.query_start_loc;
+  args.seq_lens = params.seq_lens;
+  args.num_requests = params.num_requests;
+  args.heads = params.heads;
+  args.blocks = NumBlocks();
+  args.causal = params.visible == nullptr;
+  args.relaxed = params.relaxed;
+  args.splits = SplitsOf(params);
+  args.workspace = Carve(limits, workspace);
+  PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limits, void* workspace,
+                      cudaStream_t stream) {
+  if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
+  if (params.num_requests == 0 || params.num_tokens == 0) return cudaSuccess;
+  const bool e4m3 = params.cache_type == MlaCacheType::kE4m3;
+  const float scale = e4m3 ? params.cache_scale : 1.0f;
+  MlaKernelArguments args;
+  args.workspace = Carve(limits, workspace);
+  args.block_table = params.block_table;
+  args.block_table_stride = params.block_table_stride;
+  args.cache = static_cast<const uint8_t*>(params.cache);
+  args.page_size = params.page_size;
+  args.heads = params.heads;
+  args.score_scale = params.softmax_scale * scale * 1.4426950408889634f;
+  args.value_scale = scale;
+  args.sink = params.sink;
+  args.visible = params.visible;
+  args.output = static_cast<__nv_bfloat16*>(params.output);
+  args.lse = params.lse;
+  args.splits = params.relaxed ? MlaSplits{0, 0, 0} : SplitsOf(params);
+
+  MlaTensorMaps maps;
+  const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
+  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
+  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 2)) return cudaErrorInvalidValue;
+  if (!e4m3) {
+    if (!EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, box_groups) ||
+        !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
+      return cudaErrorInvalidValue;
+    }
+  } else {
+    maps.kv_half = maps.q;
+    maps.kv_rotary = maps.q;
+  }
+  static const bool scores_first = std::getenv("OUTRIDER_MLA_SCORES_FIRST") != nullptr;
+  cudaError_t error = cudaSuccess;
+  if (e4m3) {
+    error = LaunchMain<true, false>(args, maps, stream);
+  } else if (scores_first) {
+    error = LaunchMain<false, true>(args, maps, stream);
+  } else {
+    error = LaunchMain<false, false>(args, maps, stream);
+  }
+  if (error != cudaSuccess) return error;
+
+  MlaCombineArguments combine;
+  combine.workspace = args.workspace;
+  combine.heads = params.heads;
+  combine.value_scale = args.value_scale;
+  combine.sink = params.sink;
+  combine.output = args.output;
+  combine.lse = args.lse;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(NumBlocks() * 4);
+  config.blockDim = dim3(kCombineThreads);
+  config.stream = stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, CombineMlaDecode, combine);
+}
+
+}  // namespace outrider::cuda

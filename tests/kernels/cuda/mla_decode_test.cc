@@ -1,0 +1,251 @@
+// The Hopper MLA decode kernel against a double-precision reference, and the equality of a row's
+// bits over windows, batches, runs and graph replays. Needs a GPU of compute capability 9.0.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/kernels/cuda/mla_decode_world.h"
+
+namespace outrider::cuda {
+namespace {
+
+class MlaDecodeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
+    cudaDeviceProp properties;
+    ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    if (properties.major != 9) GTEST_SKIP() << "not a Hopper GPU: " << properties.name;
+  }
+
+  /// Compares some rows of a batch with the reference.
+  static void CheckBatch(const MlaWorld& world, const std::vector<BatchRequest>& batch,
+                         const BatchResult& result,
+                         const std::vector<std::vector<uint32_t>>& masks = {}) {
+    double worst = 0;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      for (int t = 0; t < batch[i].query_len; ++t) {
+        const bool edge = t == 0 || t == batch[i].query_len - 1;
+        if (!edge && (t + static_cast<int>(i)) % 5 != 0) continue;
+        for (int head : {0, world.options().heads / 2 + 1, world.options().heads - 1}) {
+          const auto [output, lse] = world.Error(batch[i], t, head, result[i][t],
+                                                 masks.empty() ? nullptr : &masks[i][t]);
+          worst = std::max(worst, output);
+          ASSERT_LT(output, 8e-3) << "request " << i << " length " << batch[i].seq_len << " window "
+                                  << batch[i].query_len << " token " << t << " head " << head;
+          ASSERT_LT(lse, 1e-3) << "request " << i << " length " << batch[i].seq_len << " window "
+                               << batch[i].query_len << " token " << t << " head " << head;
+        }
+      }
+    }
+    RecordProperty("worst_relative_error", std::to_string(worst));
+  }
+
+  static int Windows(int length, int wanted) { return std::min(length, wanted); }
+};
+
+const std::vector<int> kEdgeLengths = {1,   2,   15,  16,  17,  31,  33,   63,   64,   65,  127,
+                                       128, 129, 191, 255, 256, 257, 511,  512,  513,  1023, 1025,
+                                       640, 700, 960, 300, 77,  2047, 2049, 4095, 4097, 4353};
+
+struct Shape {
+  int heads;
+  int page_size;
+  MlaCacheType type;
+};
+
+class MlaDecodeShapes : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
+
+TEST_P(MlaDecodeShapes, MatchesReferenceOnMixedWindows) {
+  WorldOptions options;
+  options.heads = GetParam().heads;
+  options.page_size = GetParam().page_size;
+  options.cache_type = GetParam().type;
+  options.lengths = kEdgeLengths;
+  options.seed = 7 + options.heads + options.page_size;
+  MlaWorld world(options);
+  std::mt19937 random(5);
+  std::vector<BatchRequest> batch;
+  for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+    batch.push_back({i, options.lengths[i], Windows(options.lengths[i], 1 + static_cast<int>(random() % 32))});
+    if (i % 7 == 3) batch.push_back({i, options.lengths[i], 0});  // takes part with no token
+  }
+  CheckBatch(world, batch, world.Run(batch));
+  CheckBatch(world, batch, world.Run(batch, /*relaxed=*/true));
+  std::vector<BatchRequest> single;
+  for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+    single.push_back({i, options.lengths[i], 1});
+  }
+  CheckBatch(world, single, world.Run(single));
+  CheckBatch(world, {single[27]}, world.Run({single[27]}));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, MlaDecodeShapes,
+    ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{8, 16, MlaCacheType::kBf16},
+                      Shape{32, 32, MlaCacheType::kBf16}, Shape{64, 256, MlaCacheType::kBf16},
+                      Shape{128, 64, MlaCacheType::kBf16}, Shape{24, 64, MlaCacheType::kBf16},
+                      Shape{16, 64, MlaCacheType::kE4m3}, Shape{8, 16, MlaCacheType::kE4m3},
+                      Shape{32, 32, MlaCacheType::kE4m3}, Shape{64, 256, MlaCacheType::kE4m3},
+                      Shape{128, 64, MlaCacheType::kE4m3}),
+    [](const ::testing::TestParamInfo<Shape>& shape) {
+      return "heads" + std::to_string(shape.param.heads) + "page" +
+             std::to_string(shape.param.page_size) +
+             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
+    });
+
+TEST_F(MlaDecodeTest, LongContext) {
+  WorldOptions options;
+  options.lengths = {131072, 40000, 9001};
+  MlaWorld world(options);
+  const std::vector<BatchRequest> batch = {{0, 131072, 2}, {1, 40000, 5}, {2, 9001, 1}};
+  const BatchResult result = world.Run(batch);
+  CheckBatch(world, batch, result);
+  EXPECT_EQ(world.Run({{0, 131072, 1}})[0][0], result[0][1]);
+}
+
+TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
+  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+    WorldOptions options;
+    options.sink = true;
+    options.cache_type = type;
+    options.lengths = {40, 100, 257, 640, 1500, 5000};
+    MlaWorld world(options);
+    std::vector<BatchRequest> batch;
+    std::vector<std::vector<uint32_t>> masks;
+    std::mt19937 random(11);
+    for (int i = 0; i < 6; ++i) {
+      const int window = 1 + static_cast<int>(random() % 32);
+      batch.push_back({i, options.lengths[i], window});
+      std::vector<uint32_t> mask;
+      for (int t = 0; t < window; ++t) mask.push_back(static_cast<uint32_t>(random()) | 1u << t);
+      masks.push_back(mask);
+    }
+    batch.push_back({0, 0, 0});
+    masks.push_back({});
+    batch.push_back({0, 0, 1});  // a row without keys
+    masks.push_back({1});
+    const BatchResult masked = world.Run(batch, false, masks);
+    batch.resize(6);
+    CheckBatch(world, batch, masked, masks);
+    for (uint16_t value : masked[7][0].output) ASSERT_EQ(value, 0);
+    ASSERT_EQ(masked[7][0].lse[0], 0xFF800000u);
+    CheckBatch(world, batch, world.Run(batch));
+    // A causal mask gives the causal bits.
+    for (size_t i = 0; i < 6; ++i) {
+      for (int t = 0; t < batch[i].query_len; ++t) masks[i][t] = (2ull << t) - 1;
+    }
+    masks.resize(6);
+    EXPECT_EQ(world.Run(batch, false, masks), world.Run(batch));
+  }
+}
+
+class MlaDecodeBits : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
+
+TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
+  for (WorldData data : {WorldData::kNormal, WorldData::kGrowing, WorldData::kRepeated}) {
+    WorldOptions options;
+    options.heads = GetParam().heads;
+    options.page_size = GetParam().page_size;
+    options.cache_type = GetParam().type;
+    options.sink = data == WorldData::kGrowing;
+    options.data = data;
+    options.lengths = {48, 80, 140, 272, 530, 1040, 2060, 4112, 8200, 300, 64, 5000};
+    MlaWorld world(options);
+    // Every position of the last 32 as a single row, alone in its batch for some, together for all.
+    std::map<std::pair<int, int>, RowBits> single;
+    for (int back = 0; back < 32; ++back) {
+      std::vector<BatchRequest> batch;
+      for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+        batch.push_back({i, options.lengths[i] - back, 1});
+      }
+      const BatchResult result = world.Run(batch);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        single[{static_cast<int>(i), batch[i].seq_len - 1}] = result[i][0];
+      }
+    }
+    int compared = 0;
+    auto compare = [&](const std::vector<BatchRequest>& batch) {
+      const BatchResult result = world.Run(batch);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        for (int t = 0; t < batch[i].query_len; ++t) {
+          const int position = batch[i].seq_len - batch[i].query_len + t;
+          const auto it = single.find({batch[i].request, position});
+          if (it == single.end()) continue;
+          ++compared;
+          ASSERT_TRUE(it->second == result[i][t])
+              << "request of length " << options.lengths[batch[i].request] << " window "
+              << batch[i].query_len << " token " << t << " of " << batch.size() << " requests, data "
+              << static_cast<int>(data);
+        }
+      }
+    };
+    for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+      compare({{i, options.lengths[i], 1}});
+      compare({{i, options.lengths[i], Windows(options.lengths[i], 32)}});
+      if (HasFatalFailure()) return;
+    }
+    std::mt19937 random(3);
+    for (int window = 1; window <= 32; ++window) {
+      std::vector<BatchRequest> batch;
+      for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+        batch.push_back({i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
+      }
+      compare(batch);
+      if (HasFatalFailure()) return;
+    }
+    for (int round = 0; round < 12; ++round) {
+      std::vector<BatchRequest> batch;
+      const int count = 1 + static_cast<int>(random() % 200);
+      for (int n = 0; n < count; ++n) {
+        const int i = static_cast<int>(random() % options.lengths.size());
+        const int window = random() % 4 == 0 ? 1 + static_cast<int>(random() % 32) : 1;
+        batch.push_back({i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
+      }
+      compare(batch);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_GT(compared, 2000);
+    // Run to run, graph against eager.
+    std::vector<BatchRequest> batch;
+    for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+      batch.push_back({i, options.lengths[i], 1 + i % 8});
+    }
+    const BatchResult first = world.Run(batch);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(world.Run(batch), first);
+    EXPECT_EQ(world.Run(batch, false, {}, /*graph=*/true), first);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, MlaDecodeBits,
+    ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
+                      Shape{8, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
+                      Shape{64, 32, MlaCacheType::kE4m3}),
+    [](const ::testing::TestParamInfo<Shape>& shape) {
+      return "heads" + std::to_string(shape.param.heads) + "page" +
+             std::to_string(shape.param.page_size) +
+             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
+    });
+
+TEST(MlaDecodeArguments, AreChecked) {
+  MlaDecodeLimits limits = {16, 4, 4096, 16};
+  EXPECT_GT(MlaDecodeWorkspaceBytes(limits), 0u);
+  MlaDecodeParams params;
+  params.heads = 16;
+  params.page_size = 48;
+  int workspace = 0;
+  EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
+  params.page_size = 64;
+  params.heads = 12;
+  EXPECT_EQ(MlaDecode(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
+  params.heads = 16;
+  params.num_requests = 5;
+  EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace outrider::cuda
