@@ -138,11 +138,11 @@ class Acceptance:
     def per_position(self):
         return [n / self.drafts for n in self.accepted_per_position] if self.drafts else []
 
-    def minus(self, other):
+    def __add__(self, other):
         pairs = itertools.zip_longest(self.accepted_per_position, other.accepted_per_position,
                                       fillvalue=0)
-        return Acceptance(self.drafts - other.drafts, self.draft_tokens - other.draft_tokens,
-                          trimmed([a - b for a, b in pairs]))
+        return Acceptance(self.drafts + other.drafts, self.draft_tokens + other.draft_tokens,
+                          trimmed([a + b for a, b in pairs]))
 
 
 def trimmed(counts):
@@ -203,8 +203,18 @@ class Row:
         return self.tokens / self.seconds
 
 
+def check_counters(server, expected, name, failures):
+    """Compares /metrics with what the responses said; it may lag a moment behind them."""
+    deadline = time.monotonic() + 2
+    while (counted := acceptance_of_server(server.address)) != expected:
+        if time.monotonic() > deadline:
+            failures.append(f"{name}: /metrics says {counted}, but by the responses it should be "
+                            f"{expected}")
+            return
+        time.sleep(0.05)
+
+
 def measure(server, args, spec_tokens, concurrency, problems, failures):
-    before = acceptance_of_server(server.address)
     name = "" if spec_tokens is None else f"k={spec_tokens}, "
     answers, seconds = ask_all(server, args.form, problems, concurrency,
                                f"{name}concurrency {concurrency}")
@@ -216,13 +226,6 @@ def measure(server, args, spec_tokens, concurrency, problems, failures):
     if spec_tokens and not row.acceptance.drafts:
         failures.append(f"{row.name()}: the responses report no speculation "
                         "(metrics.speculative_decoding)")
-    deadline = time.monotonic() + 2  # counters may lag behind the last response
-    while (counted := acceptance_of_server(server.address).minus(before)) != row.acceptance:
-        if time.monotonic() > deadline:
-            failures.append(f"{row.name()}: /metrics counted {counted}, but the responses say "
-                            f"{row.acceptance}")
-            break
-        time.sleep(0.05)
     if row.accuracy < args.min_accuracy:
         wrong = next(i for i, (a, p) in enumerate(zip(answers, problems)) if not is_right(a, p))
         failures.append(
@@ -244,9 +247,13 @@ def evaluate(args):
               Server(args.outrider, args.model,
                      ["--spec-tokens", str(spec_tokens), *args.server_args], args.port,
                      args.start_timeout)) as server:
-            ask_all(server, args.form, textgen.eval_set(1, 2), 1, "warm-up")
+            drafted = acceptance_of_server(server.address)
+            warm_up, _ = ask_all(server, args.form, textgen.eval_set(1, 2), 1, "warm-up")
+            drafted += acceptance_of_answers(warm_up)
             for concurrency in args.concurrency:
                 rows.append(measure(server, args, spec_tokens, concurrency, problems, failures))
+                drafted += rows[-1].acceptance
+                check_counters(server, drafted, rows[-1].name(), failures)
     plain = {row.concurrency: row for row in rows if row.spec_tokens == 0}
     for row in rows:
         if row.concurrency in plain:
