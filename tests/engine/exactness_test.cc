@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Case{"plain", {.drafter = DrafterKind::kNone}}, Case{"chain1", {.k = 1}},
         Case{"chain2", {.k = 2, .block_size = 8, .max_num_batched_tokens = 37}},
-        Case{"chain3", {.k = 3, .block_size = 64, .num_blocks = 128}},
+        Case{"chain3", {.k = 3, .block_size = 64, .num_blocks = 128, .threads = 2}},
         Case{"chain3_float32", {.dtype = DType::kF32, .max_num_batched_tokens = 64}},
         Case{"chain3_preempted", {.k = 3, .num_blocks = 30, .max_model_len = 400}},
         Case{"repeated3", {.drafter = DrafterKind::kRepeated, .k = 3}},

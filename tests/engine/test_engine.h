@@ -25,7 +25,7 @@ struct TestEngineOptions {
   int32_t max_num_seqs = 32;
   int32_t max_num_batched_tokens = 256;
   int32_t max_model_len = 1024;
-  int32_t threads = 2;
+  int32_t threads = 1;
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,

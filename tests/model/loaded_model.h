@@ -13,7 +13,7 @@ namespace outrider {
 
 struct LoadedModel {
   explicit LoadedModel(const std::filesystem::path& directory, DType dtype = DType::kF32,
-                       Isa isa = SelectIsa(), int threads = 2)
+                       Isa isa = SelectIsa(), int threads = 1)
       : pool(threads) {
     ModelConfig config = ReadModelConfig(directory);
     const auto source = OpenCheckpoint(directory, config);

@@ -13,7 +13,7 @@ namespace {
 
 // Long enough to bridge the host work between two steps, short enough that an idle server costs
 // nothing.
-constexpr auto kSpinTime = std::chrono::microseconds(200);
+constexpr auto kSpinTime = std::chrono::microseconds(100);
 
 inline void Pause() { __builtin_ia32_pause(); }
 
@@ -65,7 +65,10 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task
   generation_.fetch_add(1);  // seq_cst: pairs with the sleeper's registration below
   if (sleeping_.load() > 0) generation_.notify_all();
   RunTasks(0);
-  while (working_.load(std::memory_order_acquire) != 0) Pause();
+  // The others are finishing their last task. One that takes long has lost its processor to another
+  // process: then give it ours.
+  const auto done = [&] { return working_.load(std::memory_order_acquire) == 0; };
+  while (!SpinUntil(done)) std::this_thread::yield();
 }
 
 void ThreadPool::WorkerLoop(int thread) {
