@@ -1,6 +1,8 @@
 // transformers' greedy continuations, token for token, with and without speculation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -9,21 +11,28 @@
 namespace outrider {
 namespace {
 
-class GoldenGreedyTest : public testing::TestWithParam<DrafterKind> {};
+struct Case {
+  const char* golden;
+  DrafterKind drafter;
+};
+
+class GoldenGreedyTest : public testing::TestWithParam<Case> {};
 
 TEST_P(GoldenGreedyTest, EqualsTransformers) {
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
+  std::ifstream file(GoldenDirectory() / GetParam().golden / "golden_greedy.json");
   const auto golden = nlohmann::json::parse(file);
   TestEngineOptions options;
   options.dtype = DType::kF32;
-  options.drafter = GetParam();
+  options.checkpoint = CheckpointDirectory(GetParam().golden);
+  options.drafter = GetParam().drafter;
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> results(golden.size());
   for (size_t i = 0; i < golden.size(); ++i) {
     GenerationRequest request;
     request.prompt_token_ids = golden[i]["prompt_ids"].get<std::vector<int32_t>>();
     request.sampling.temperature = 0;
-    request.sampling.max_tokens = 128;
+    request.sampling.max_tokens = static_cast<int32_t>(golden[i]["greedy_ids"].size());
+    request.sampling.ignore_eos = true;  // the golden list may go on after it
     Submit(*engine, std::move(request), &results[i]);
   }
   RunUntilIdle(*engine);
@@ -31,14 +40,29 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
     EXPECT_EQ(results[i].tokens, golden[i]["greedy_ids"].get<std::vector<int32_t>>()) << i;
     EXPECT_TRUE(results[i].finish_reason.has_value()) << i;
   }
-  if (GetParam() == DrafterKind::kChain) {
+  if (GetParam().drafter == DrafterKind::kChain) {
     EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(), 3.3);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Drafters, GoldenGreedyTest,
-                         testing::Values(DrafterKind::kNone, DrafterKind::kChain,
-                                         DrafterKind::kRepeated));
+std::string CaseName(const testing::TestParamInfo<Case>& test) {
+  constexpr std::array kDrafters = {"", "_chain", "_repeated"};
+  std::string name =
+      std::string(test.param.golden) + kDrafters[static_cast<size_t>(test.param.drafter)];
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, GoldenGreedyTest,
+    testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kNone},
+                    Case{"tiny-v3-mtp3", DrafterKind::kChain},
+                    Case{"tiny-v3-mtp3", DrafterKind::kRepeated},
+                    Case{"tiny-v3-options", DrafterKind::kNone}, Case{"tiny-v2", DrafterKind::kNone},
+                    Case{"tiny-v2-lite", DrafterKind::kNone},
+                    Case{"tiny-glm4-moe-lite", DrafterKind::kNone},
+                    Case{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
+    CaseName);
 
 }  // namespace
 }  // namespace outrider

@@ -17,6 +17,7 @@ namespace outrider {
 enum class DrafterKind { kNone, kChain, kRepeated };
 
 struct TestEngineOptions {
+  std::filesystem::path checkpoint = TinyModelDirectory();
   DType dtype = DType::kBF16;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
@@ -32,9 +33,10 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
                                               const Tokenizer* tokenizer = nullptr) {
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
-  ModelConfig config = ReadModelConfig(TinyModelDirectory());
-  const auto source = OpenCheckpoint(TinyModelDirectory(), config);
-  ModelWeights weights = LoadModelWeights(config, 3, *source, options.dtype, *parts.pool, nullptr);
+  ModelConfig config = ReadModelConfig(options.checkpoint);
+  const auto source = OpenCheckpoint(options.checkpoint, config);
+  const int mtp = options.drafter == DrafterKind::kNone ? 0 : CountMtpLayers(*source, config);
+  ModelWeights weights = LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
                                            GetKernels(SelectIsa()), *parts.pool, options.dtype);
   parts.cache = std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,

@@ -81,9 +81,14 @@ struct PromptRun {
   BatchLayout layout{16};
 };
 
-TEST(TinyGoldenTest, HiddenStatesOfEveryLayer) {
-  LoadedModel loaded(TinyModelDirectory());
-  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+/// Names a folder of tests/golden; the checkpoint lies beside the golden file, or in models/.
+class FamilyGoldenTest : public testing::TestWithParam<const char*> {
+ protected:
+  LoadedModel loaded{CheckpointDirectory(GetParam())};
+  GoldenFile golden{GoldenDirectory() / GetParam() / "golden.safetensors"};
+};
+
+TEST_P(FamilyGoldenTest, HiddenStatesOfEveryLayer) {
   const auto ids = golden.Read<int32_t>("case0.ids");
   PromptRun run(loaded, ids, Phase::kPromptChunk, 1000);
   run.layout.Assign(std::vector{run.Work(0, run.Length(), Phase::kPromptChunk, 0)});
@@ -102,9 +107,8 @@ TEST(TinyGoldenTest, HiddenStatesOfEveryLayer) {
   EXPECT_LT(MaxDifference(run.hidden.view, last), kTolerance);
 }
 
-TEST(TinyGoldenTest, LogitsInBothFormsAndInChunks) {
-  LoadedModel loaded(TinyModelDirectory());
-  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
+  ASSERT_TRUE(golden.Has("case0.ids"));
   for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
     const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
     const auto want = golden.Read<float>(fmt::format("case{}.logits", c));
@@ -118,7 +122,17 @@ TEST(TinyGoldenTest, LogitsInBothFormsAndInChunks) {
   }
 }
 
-TEST(TinyGoldenTest, EveryMtpModule) {
+INSTANTIATE_TEST_SUITE_P(Families, FamilyGoldenTest,
+                         testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2",
+                                         "tiny-v2-lite", "tiny-glm4-moe-lite",
+                                         "tiny-kimi-k25-fp8"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(MtpGoldenTest, EveryModule) {
   LoadedModel loaded(TinyModelDirectory());
   const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
   ASSERT_EQ(loaded.model->num_mtp_modules(), 3);

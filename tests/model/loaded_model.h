@@ -39,6 +39,11 @@ inline std::filesystem::path GoldenDirectory() {
   return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 }
 
+/// The checkpoint that a folder of tests/golden belongs to.
+inline std::filesystem::path CheckpointDirectory(const std::string& golden) {
+  return golden == "tiny-v3-mtp3" ? TinyModelDirectory() : GoldenDirectory() / golden;
+}
+
 /// 0, 1, ..., n - 1: the block table of a request that has the cache to itself.
 inline std::vector<int32_t> FirstBlocks(int32_t n) {
   std::vector<int32_t> blocks(static_cast<size_t>(n));
