@@ -16,7 +16,7 @@ namespace outrider::cpu {
 
 namespace {
 
-constexpr int64_t kLargestTile = 128;
+constexpr int64_t kLargestTile = 256;
 constexpr int64_t kSmallestTile = 8;
 constexpr int64_t kTasksPerThread = 8;
 constexpr double kNanosecondsPerFma = 1.0 / 40;
@@ -117,6 +117,7 @@ class Call {
     float* values = scratch.Take<float>(kKeyBlock * value_width);
     int32_t* visible = scratch.Take<int32_t>(rows);
     float* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
+    const int64_t head_column = task.head * (args_.nope + args_.value);
     for (size_t b = task.request.first; b < task.request.last; ++b) {
       const ExpandedBlock& block = *blocks_[b];
       for (int64_t t = 0; t < block.num_keys; t += kKeyBlock) {
@@ -125,30 +126,40 @@ class Call {
         const int64_t num_keys = std::min(kKeyBlock, block.num_keys - t);
         for (int64_t i = 0; i < num_keys; ++i) {
           const int64_t row = block.kv_row + t + i;
-          const float* kv = args_.kv.row(row) + task.head * (args_.nope + args_.value);
+          const float* kv = args_.kv.row(row) + head_column;
           CopyPadded(kv, args_.nope, keys + i * width);
           CopyPadded(args_.k_rope.row(row), args_.rope, keys + i * width + nope);
           CopyPadded(kv + args_.nope, args_.value, values + i * value_width);
+        }
+        const std::byte* next[kKeyBlock];
+        const int64_t num_next = std::clamp<int64_t>(block.num_keys - t - kKeyBlock, 0, kKeyBlock);
+        for (int64_t i = 0; i < num_next; ++i) {
+          next[i] = reinterpret_cast<const std::byte*>(
+              args_.kv.row(block.kv_row + t + kKeyBlock + i) + head_column);
         }
         // Rows before first_key see none of these keys and keep what they have.
         const int64_t skipped = std::max<int64_t>(0, first_key - first_position);
         for (int64_t i = skipped; i < rows; ++i) {
           visible[i] = static_cast<int32_t>(std::min(num_keys, first_position + i - first_key + 1));
         }
-        leaves_.attend_keys({.q = q + skipped * width,
-                             .rows = rows - skipped,
-                             .width = width,
-                             .keys = keys,
-                             .values = values,
-                             .num_keys = num_keys,
-                             .value_width = value_width,
-                             .value_stride = value_width,
-                             .visible = visible + skipped,
-                             .scale = args_.scale,
-                             .max = max + skipped,
-                             .sum = sum + skipped,
-                             .out = out + skipped * value_width,
-                             .scores = scores});
+        leaves_.attend_keys(
+            {.q = q + skipped * width,
+             .rows = rows - skipped,
+             .width = width,
+             .keys = keys,
+             .values = values,
+             .num_keys = num_keys,
+             .value_width = value_width,
+             .value_stride = value_width,
+             .visible = visible + skipped,
+             .scale = args_.scale,
+             .max = max + skipped,
+             .sum = sum + skipped,
+             .out = out + skipped * value_width,
+             .scores = scores,
+             .next_entries = next,
+             .num_next = num_next,
+             .entry_bytes = (args_.nope + args_.value) * static_cast<int64_t>(sizeof(float))});
       }
     }
 

@@ -23,7 +23,9 @@ constexpr int64_t kTileVectors = 3;
 int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/// scores[t * stride + r] = scale * dot(q[r], keys[t]) for R rows and T keys.
+/// scores[t * stride + r] = scale * dot(q[r], keys[t]) for R rows and T keys. Writes kTileRows
+/// scores per key also where R is less: only the last tile has fewer rows, and behind it is
+/// padding.
 template <int R, int T>
 void ScoreTile(const float* q, const float* keys, int64_t width, float scale, float* scores,
                int64_t stride) {
@@ -47,10 +49,7 @@ void ScoreTile(const float* q, const float* keys, int64_t width, float scale, fl
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     const __m128 dots = SumsOfLanes(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
-    alignas(16) float scaled[4];
-    _mm_store_ps(scaled, _mm_mul_ps(dots, _mm_set1_ps(scale)));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) scores[t * stride + r] = scaled[r];
+    _mm_store_ps(scores + t * stride, _mm_mul_ps(dots, _mm_set1_ps(scale)));
   }
 }
 
@@ -179,8 +178,11 @@ constexpr OutputFunction kOutputTiles[kTileRows][kTileVectors] = {
     {OutputTile<4, 1>, OutputTile<4, 2>, OutputTile<4, 3>}};
 
 void Output(const KeyBlock& block, int64_t stride) {
-  for (int64_t c = 0; c < block.value_width; c += kTileVectors * 8) {
-    const int64_t vectors = Least(kTileVectors, (block.value_width - c) / 8);
+  int64_t vectors = 0;
+  for (int64_t c = 0; c < block.value_width; c += vectors * 8) {
+    // Two tiles of two vectors instead of three and one, which would have too few chains.
+    const int64_t left = (block.value_width - c) / 8;
+    vectors = left == 4 ? 2 : Least(kTileVectors, left);
     for (int64_t r = 0; r < block.rows; r += kTileRows) {
       const int64_t rows = Least(kTileRows, block.rows - r);
       int64_t shared = block.num_keys;
@@ -234,18 +236,17 @@ void MergePartial(float partial_max, float partial_sum, const float* partial_out
   const __m256 keep8 = _mm256_set1_ps(keep);
   const __m256 take8 = _mm256_set1_ps(take);
   for (int64_t i = 0; i < n; i += 8) {
-    const __m256i mask = TailMask(Least(8, n - i));
-    const __m256 kept = _mm256_mul_ps(_mm256_maskload_ps(out + i, mask), keep8);
-    const __m256 taken = _mm256_mul_ps(_mm256_maskload_ps(partial_out + i, mask), take8);
-    _mm256_maskstore_ps(out + i, mask, _mm256_add_ps(kept, taken));
+    const Lanes at(LanesAt(i, n));
+    const __m256 kept = _mm256_mul_ps(at.Load(out + i), keep8);
+    at.Store(out + i, _mm256_add_ps(kept, _mm256_mul_ps(at.Load(partial_out + i), take8)));
   }
 }
 
 void DivideRow(float divisor, int64_t n, float* x) {
   const __m256 d = _mm256_set1_ps(divisor);
   for (int64_t i = 0; i < n; i += 8) {
-    const __m256i mask = TailMask(Least(8, n - i));
-    _mm256_maskstore_ps(x + i, mask, _mm256_div_ps(_mm256_maskload_ps(x + i, mask), d));
+    const Lanes at(LanesAt(i, n));
+    at.Store(x + i, _mm256_div_ps(at.Load(x + i), d));
   }
 }
 

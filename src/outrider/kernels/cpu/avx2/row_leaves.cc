@@ -11,32 +11,6 @@
 
 namespace outrider::cpu::avx2 {
 
-namespace {
-
-/// Loads and stores of up to 8 lanes that do not touch memory past the end of a row.
-struct Lanes {
-  explicit Lanes(int64_t count) : count_(count), mask_(TailMask(count)) {}
-
-  __m256 Load(const float* x) const {
-    return count_ == 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, mask_);
-  }
-  void Store(float* y, __m256 v) const {
-    if (count_ == 8) {
-      _mm256_storeu_ps(y, v);
-    } else {
-      _mm256_maskstore_ps(y, mask_, v);
-    }
-  }
-
- private:
-  int64_t count_;
-  __m256i mask_;
-};
-
-inline int64_t LanesAt(int64_t i, int64_t n) { return n - i < 8 ? n - i : 8; }
-
-}  // namespace
-
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y) {
   __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
                     _mm256_setzero_ps()};

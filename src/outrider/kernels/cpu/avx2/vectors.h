@@ -14,6 +14,28 @@ inline __m256i TailMask(int64_t n) {
                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+/// Loads and stores of up to 8 lanes that do not touch memory past the end of a row.
+struct Lanes {
+  explicit Lanes(int64_t count) : count_(count), mask_(TailMask(count)) {}
+
+  __m256 Load(const float* x) const {
+    return count_ == 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, mask_);
+  }
+  void Store(float* y, __m256 v) const {
+    if (count_ == 8) {
+      _mm256_storeu_ps(y, v);
+    } else {
+      _mm256_maskstore_ps(y, mask_, v);
+    }
+  }
+
+ private:
+  int64_t count_;
+  __m256i mask_;
+};
+
+inline int64_t LanesAt(int64_t i, int64_t n) { return n - i < 8 ? n - i : 8; }
+
 /// x rounded to the nearest bfloat16 (ties to even), as float; NaN stays NaN.
 inline __m256 RoundToBFloat16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
@@ -38,10 +60,13 @@ inline __m256 WidenBFloat16(const void* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
-/// ((v0 + v1) + (v2 + v3)) + ((v4 + v5) + (v6 + v7)) of each of four vectors.
+/// ((v0 + v2) + (v1 + v3)) + ((v4 + v6) + (v5 + v7)) of each of four vectors.
 inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 quarters = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(quarters), _mm256_extractf128_ps(quarters, 1));
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256 halves =
+      _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
 /// exp(x) to within 1 ulp, gradual underflow and overflow included; exp(0) is 1, NaN stays NaN.
