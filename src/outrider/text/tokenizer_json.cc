@@ -193,7 +193,7 @@ class Parser {
     spec_.vocab_size = std::max(spec_.vocab_size, id + 1);
   }
 
-  void CheckIds() const {
+  void CheckIds() {
     std::vector<const std::string*> by_id(spec_.vocab_size, nullptr);
     for (const auto& [token, id] : spec_.ids) {
       if (by_id[id] != nullptr) {
@@ -202,6 +202,7 @@ class Parser {
       }
       by_id[id] = &token;
     }
+    for (const std::string* token : by_id) known_.push_back(token != nullptr);
   }
 
   void ReadAddedTokens(const Json& tokens) {
@@ -348,9 +349,8 @@ class Parser {
     }
     for (const Json& value : Optional(*token, "ids")) {
       const int32_t id = Id(value, place);
-      const bool known = std::any_of(spec_.ids.begin(), spec_.ids.end(),
-                                     [id](const auto& entry) { return entry.second == id; });
-      if (!known) Fail(place, "gives {} the id {}, which is no token", Quote(name), id);
+      if (id >= spec_.vocab_size || !known_[id])
+        Fail(place, "gives {} the id {}, which is no token", Quote(name), id);
       if (ids->size() >= kMaxSteps) Fail(place, "adds more than {} tokens", kMaxSteps);
       ids->push_back(id);
     }
@@ -368,6 +368,7 @@ class Parser {
 
   std::string_view where_;
   TokenizerSpec spec_;
+  std::vector<bool> known_;  // by id: whether it belongs to a token
   bool byte_level_ = false;
 };
 
