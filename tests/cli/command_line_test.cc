@@ -114,14 +114,17 @@ TEST_F(ConfigFixture, SpeculationFromEverySourceAndSpelling) {
 }
 
 TEST_F(ConfigFixture, ListsFromEverySource) {
-  EXPECT_THAT(Parse({"serve", "m", "--api-key", "a", "--api-key", "b,c"}).settings.serve.api_keys,
+  const auto names = [](const std::vector<std::string>& arguments, const Variables& variables) {
+    return Parse(arguments, variables).settings.serve.served_model_names;
+  };
+  EXPECT_THAT(names({"serve", "m", "--served-model-name", "a", "--served-model-name", "b,c"}, {}),
               ElementsAre("a", "b,c"));
-  EXPECT_THAT(Parse({"serve", "m"}, {{"OUTRIDER_API_KEY", "a, b"}}).settings.serve.api_keys,
+  EXPECT_THAT(names({"serve", "m"}, {{"OUTRIDER_SERVED_MODEL_NAME", "a, b"}}),
               ElementsAre("a", "b"));
-  const std::string file = Write("api-key: [x, 'y,z']\nserved-model-name: tiny\n");
-  const Settings settings = Parse({"serve", "m", "--config", file}).settings;
-  EXPECT_THAT(settings.serve.api_keys, ElementsAre("x", "y,z"));
-  EXPECT_THAT(settings.serve.served_model_names, ElementsAre("tiny"));
+  const std::string file = Write("served-model-name: [x, 'y,z']\n");
+  EXPECT_THAT(names({"serve", "m", "--config", file}, {}), ElementsAre("x", "y,z"));
+  const std::string scalar = Write("served-model-name: tiny\n");
+  EXPECT_THAT(names({"serve", "m", "--config", scalar}, {}), ElementsAre("tiny"));
   const std::string list = Write("spec-tokens: [0, 3]\n");
   EXPECT_THAT(Parse({"bench", "latency", "m", "--config", list}).settings.bench.spec_tokens,
               ElementsAre(0, 3));
@@ -310,7 +313,7 @@ TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
   EXPECT_THAT(error(R"({"method": 3})"), HasSubstr("must be a string, not 3"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": "3"})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": 2.5})"), HasSubstr("must be a whole number"));
-  EXPECT_THAT(error(R"({"num_speculative_tokens": -1})"), HasSubstr("from 0 to 16"));
+  EXPECT_THAT(error(R"({"num_speculative_tokens": -1})"), HasSubstr("from 0 to 32"));
   EXPECT_THAT(error(R"({"method": "mtp", "method": "mtp"})"), HasSubstr("appears twice"));
   EXPECT_THAT(error("[1]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(error("{"), AllOf(HasSubstr("is not JSON"), HasSubstr("for example")));

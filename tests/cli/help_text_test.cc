@@ -48,8 +48,9 @@ TEST(HelpText, TheDocumentedTableIsTheRealOne) {
     std::ofstream(path) << page;
     return;
   }
-  EXPECT_EQ(page.substr(start, last - start), table)
-      << "run: OUTRIDER_UPDATE_DOCS=1 cli_test --gtest_filter='HelpText.*'";
+  EXPECT_TRUE(page.substr(start, last - start) == table)
+      << path << " is out of date; run: OUTRIDER_UPDATE_DOCS=1 cli_test "
+      << "--gtest_filter='HelpText.*'";
 }
 
 }  // namespace

@@ -47,11 +47,11 @@ std::vector<OptionRow> ServeOptionRows() {
        [](Settings& s, const OptionValue& v) { s.serve.port = ParsePort(v); }},
       {"uds", one, "Server", "PATH", "", "Unix socket to listen on instead of host and port", serve,
        [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
-      {"api-key", many, "Server", "KEY", "",
-       "Key that requests must bring as a bearer token; any of several", serve,
+      {"api-key", one, "Server", "KEY", "",
+       "Key that requests must bring as a bearer token (all but /health)", serve,
        [](Settings& s, const OptionValue& v) {
          RequireNoEmptyText(v);
-         s.serve.api_keys = v.texts;
+         s.serve.api_key = Text(v);
        },
        /*secret=*/true},
       {"served-model-name", many, "Server", "NAME", "the model path as given",
@@ -67,16 +67,15 @@ std::vector<OptionRow> ServeOptionRows() {
        [](Settings& s, const OptionValue& v) { s.serve.shutdown_timeout = Number(v, 0, 86400); }},
       {"max-num-queued-reqs", one, "Server", "N", "no limit",
        "Most requests that wait; more are refused with status 503", serve,
-       [](Settings& s, const OptionValue& v) { s.engine.max_num_queued_reqs = Int32(v, 0); }},
+       [](Settings& s, const OptionValue& v) { s.engine.max_num_queued_reqs = Int32(v, 1); }},
       {"max-logprobs", one, "Server", "N", fmt::to_string(engine_defaults.max_logprobs),
        "Most log-probabilities per token that a request may ask for", serve,
        [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
-      {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
-       "What responses tell about their own speculation", serve,
+      {"per-request-spec-decode-metrics", one, "Server", "off|summary", "off",
+       "Whether responses tell about their own speculation, in metrics.speculative_decoding", serve,
        [](Settings& s, const OptionValue& v) {
-         static const std::array<std::string, 3> kNames = {"off", "summary", "detailed"};
-         s.serve.per_request_spec_decode_metrics =
-             static_cast<SpeculationDetail>(ParseChoice(v.where, Text(v), kNames));
+         static const std::array<std::string, 2> kNames = {"off", "summary"};
+         s.serve.per_request_spec_decode_metrics = ParseChoice(v.where, Text(v), kNames) == 1;
        }},
       {"stats-interval", one, "Logging", "SECONDS", fmt::to_string(defaults.stats_interval),
        "Time between lines of statistics, which are silent when idle; 0 for none", serve,

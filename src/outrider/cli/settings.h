@@ -23,19 +23,16 @@ inline constexpr std::array kAllCommands = {Command::kServe, Command::kGenerate,
 /// "serve", "generate", "bench latency", ...
 std::string CommandName(Command command);
 
-/// How much a response tells about its own speculation.
-enum class SpeculationDetail : uint8_t { kOff, kSummary, kDetailed };
-
 /// `outrider serve`.
 struct ServeSettings {
   std::string host = "127.0.0.1";
-  uint16_t port = 8000;  // 0: any free port
-  std::string uds;       // a Unix socket's path instead of host and port
-  std::vector<std::string> api_keys;
+  uint16_t port = 8000;                         // 0: any free port
+  std::string uds;                              // a Unix socket's path instead of host and port
+  std::string api_key;                          // empty: none is needed
   std::vector<std::string> served_model_names;  // empty: the model path as given
   double shutdown_timeout = 30;                 // seconds that running requests get to finish
   double stats_interval = 10;                   // seconds between statistics lines, 0: none
-  SpeculationDetail per_request_spec_decode_metrics = SpeculationDetail::kOff;
+  bool per_request_spec_decode_metrics = false;
 };
 
 /// `outrider generate`. Exactly one of the three prompts is set.
@@ -50,7 +47,7 @@ struct GenerateSettings {
   std::optional<int32_t> top_k;
   std::optional<double> top_p;
   std::optional<double> min_p;
-  std::optional<uint64_t> seed;
+  uint64_t seed = 0;
   std::optional<int32_t> max_tokens;  // unset: to the end of the context, at most 512
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;

@@ -20,6 +20,6 @@ void SetNumSpeculativeTokens(std::string_view where, std::string_view text,
                              SpeculationOptions& options);
 
 /// The largest number of draft tokens that may be asked for.
-inline constexpr int32_t kMaxSpeculativeTokens = 16;
+inline constexpr int32_t kMaxSpeculativeTokens = 32;
 
 }  // namespace outrider::cli

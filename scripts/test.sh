@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Every test that this machine can run, from a fresh clone on.
+#
+#   scripts/test.sh           release, address+undefined and thread sanitizers, fuzzers, clang-format,
+#                             clang-tidy, a real OpenAI client, CUDA where nvcc is
+#   scripts/test.sh --quick   release tests only
+#
+# OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_TIDY_SECONDS (default 240
+# when CI is set, else no limit): see scripts/lint.sh. The last line reads "N passed, N failed"; the
+# exit status is 1 when anything failed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+quick=false
+case "${1:-}" in
+  "") ;;
+  --quick) quick=true ;;
+  -h | --help)
+    sed -n '2,/^set/p' scripts/test.sh | sed -n 's/^# \{0,1\}//p'
+    exit 0
+    ;;
+  *)
+    echo "test: error: unknown argument '$1'; use --quick or nothing" >&2
+    exit 2
+    ;;
+esac
+export OUTRIDER_FUZZ_SECONDS=${OUTRIDER_FUZZ_SECONDS:-5}
+if [ -n "${CI:-}" ]; then export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-240}; fi
+jobs=$(nproc)
+
+passed=0
+failed=0
+summary=()
+# record NAME PASSED FAILED SECONDS
+record() {
+  passed=$((passed + $2))
+  failed=$((failed + $3))
+  summary+=("$(printf '%-34s %5d passed %5d failed %6d s' "$1" "$2" "$3" "$4")")
+}
+note() { summary+=("$(printf '%-34s %s' "$1" "$2")"); }
+say() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+
+# check NAME COMMAND...: one pass or failure by the exit status.
+check() {
+  local name=$1 start=$SECONDS
+  shift
+  say "$name"
+  if "$@"; then record "$name" 1 0 $((SECONDS - start)); else record "$name" 0 1 $((SECONDS - start)); fi
+}
+
+# build NAME PRESET [CMAKE ARGUMENT...] [-- TARGET...]: configures and builds; a failure counts as
+# one. What cmake prints while configuring is shown only when it fails.
+build() {
+  local name=$1 preset=$2 start=$SECONDS log arguments=() targets=()
+  shift 2
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    arguments+=("$1")
+    shift
+  done
+  if [ $# -gt 1 ]; then targets=(--target "${@:2}"); fi
+  say "$name"
+  log=$(mktemp)
+  if ! cmake --preset "$preset" "${arguments[@]}" >"$log" 2>&1; then
+    cat "$log"
+    rm -f "$log"
+    record "$name" 0 1 $((SECONDS - start))
+    return 1
+  fi
+  rm -f "$log"
+  if cmake --build --preset "$preset" "${targets[@]}"; then
+    record "$name" 1 0 $((SECONDS - start))
+  else
+    record "$name" 0 1 $((SECONDS - start))
+    return 1
+  fi
+}
+
+# run_ctest NAME DIRECTORY: adds each test of a build's directory to the counts.
+run_ctest() {
+  local name=$1 directory=$2 start=$SECONDS log line status
+  say "$name"
+  log=$(mktemp)
+  ctest --test-dir "$directory" -j "$jobs" --output-on-failure --no-tests=error --progress 2>&1 |
+    tee "$log" | grep -v '^\(Internal\|Test project\)'
+  status=${PIPESTATUS[0]}
+  line=$(grep -E 'tests passed, [0-9]+ tests failed out of [0-9]+' "$log" || true)
+  rm -f "$log"
+  if [[ $line =~ ([0-9]+)\ tests\ failed\ out\ of\ ([0-9]+) ]]; then
+    record "$name" $((BASH_REMATCH[2] - BASH_REMATCH[1])) "${BASH_REMATCH[1]}" $((SECONDS - start))
+  else
+    record "$name" 0 1 $((SECONDS - start))
+  fi
+  return "$status"
+}
+
+# The Python that has the openai package, in a virtual environment under build/.
+client_python() {
+  local python=$PWD/build/venv/bin/python log
+  if ! "$python" -c 'import openai' 2>/dev/null; then
+    log=$(mktemp)
+    if ! { /usr/bin/python3 -m venv build/venv && "$python" -m pip install -q openai; } >"$log" 2>&1; then
+      tail -n 3 "$log" >&2
+      rm -f "$log"
+      return 1
+    fi
+    rm -f "$log"
+  fi
+  echo "$python"
+}
+
+say "Packages"
+scripts/setup.sh --tests || exit 1
+
+if ! $quick; then
+  say "A virtual environment with the openai client"
+  if python=$(client_python); then
+    export OUTRIDER_PYTHON_TESTS=$python
+    echo "$python"
+  else
+    note "openai client" "skipped: the package could not be installed"
+  fi
+fi
+
+build "release: build" release -DOUTRIDER_BUILD_TESTS=ON && run_ctest "release: tests" build/release
+
+if ! $quick; then
+  check "clang-format" scripts/lint.sh format
+  build "asan+ubsan: build" asan && run_ctest "asan+ubsan: tests" build/asan
+  # Threads meet in the pool, the template interpreter, the engine's thread and the server.
+  if build "tsan: build" tsan -- base_test text_test engine_test server_test; then
+    for room in base text engine server; do
+      run_ctest "tsan: tests of $room" "build/tsan/tests/$room"
+    done
+  fi
+  build "fuzzers: build" fuzz && run_ctest "fuzzers: $OUTRIDER_FUZZ_SECONDS s each" build/fuzz
+  check "clang-tidy" scripts/lint.sh tidy build/release
+  if command -v nvcc >/dev/null; then
+    build "cuda: build" cuda
+  else
+    note "cuda" "skipped: no nvcc on this machine; the CUDA kernels were not compiled"
+  fi
+fi
+
+say "Summary"
+printf '%s\n' "${summary[@]}"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

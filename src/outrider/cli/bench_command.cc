@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <utility>
+
+#include "outrider/base/cpu_features.h"
+#include "outrider/base/error.h"
+#include "outrider/base/thread_pool.h"
+#include "outrider/cli/bench_load.h"
+#include "outrider/cli/bench_report.h"
+#include "outrider/cli/bench_run.h"
+#include "outrider/cli/commands.h"
+#include "outrider/cli/engine_start.h"
+#include "outrider/cli/interrupt.h"
+
+namespace outrider::cli {
+
+namespace {
+
+constexpr int32_t kLatencyPrompts = 8;
+constexpr int32_t kThroughputPrompts = 64;
+constexpr int32_t kWarmUpTokens = 16;
+constexpr uint64_t kWarmUpSeed = 0x7761726d7570;
+
+/// What every row of a table runs.
+struct Load {
+  std::vector<GenerationRequest> requests;
+  int32_t batch_size = 1;
+};
+
+/// Ids that the tokenizer knows: the padding of a vocabulary was never trained.
+int32_t VocabularySize(const LoadedEngine& loaded) {
+  const int32_t size = loaded.engine->vocab_size();
+  return loaded.tokenizer == nullptr ? size : std::min(size, loaded.tokenizer->vocab_size());
+}
+
+std::vector<std::vector<int32_t>> Prompts(const BenchSettings& bench, const LoadedEngine& loaded,
+                                          int32_t random_count, uint64_t seed) {
+  if (bench.prompts_file.empty()) {
+    return RandomPrompts(random_count, bench.input_len, VocabularySize(loaded), seed);
+  }
+  const TextPromptEncoder encoder = MakePromptEncoder(loaded);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const PromptLine& line : ReadPromptsFile(bench.prompts_file)) {
+    prompts.push_back(line.chat ? EncodeChatMessage(encoder, line.text, nullptr)
+                                : encoder.EncodeText(line.text, /*add_special_tokens=*/true));
+  }
+  return prompts;
+}
+
+Load MakeLoad(const BenchSettings& bench, bool latency, const LoadedEngine& loaded, uint64_t seed) {
+  const int32_t default_count = latency ? kLatencyPrompts : kThroughputPrompts;
+  const int32_t count = bench.num_prompts.value_or(default_count);
+  const auto prompts = Prompts(bench, loaded, count, seed);
+  SamplingParams sampling;
+  sampling.temperature = static_cast<float>(bench.temperature);
+  sampling.max_tokens = bench.output_len;
+  sampling.ignore_eos = bench.ignore_eos || bench.prompts_file.empty();
+  Load load;
+  load.requests = MakeRequests(
+      prompts, bench.num_prompts.value_or(static_cast<int32_t>(prompts.size())), sampling, seed);
+  load.batch_size =
+      bench.batch_size.value_or(latency ? 1 : static_cast<int32_t>(load.requests.size()));
+  return load;
+}
+
+/// Prompts for warming up: their own, so that no cache knows the measured ones.
+std::vector<GenerationRequest> WarmUpRequests(const Load& load, const LoadedEngine& loaded) {
+  const int32_t length = std::clamp(loaded.engine->max_model_len() / 2, 1, kWarmUpTokens);
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  sampling.ignore_eos = true;
+  sampling.max_tokens = length;
+  const auto prompts = RandomPrompts(load.batch_size, length, VocabularySize(loaded), kWarmUpSeed);
+  return MakeRequests(prompts, load.batch_size, sampling, kWarmUpSeed);
+}
+
+BenchRow Measure(const Load& load, const LoadedEngine& loaded,
+                 const std::atomic<bool>& interrupted) {
+  const auto step = [&] { loaded.engine->Step(); };
+  RunLoad(*loaded.engine, step, WarmUpRequests(load, loaded), load.batch_size, interrupted);
+  BenchRow row = RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
+  row.spec_tokens = loaded.engine->num_speculative_tokens();
+  return row;
+}
+
+void WriteJson(const std::string& path, const std::string& json) {
+  if (path == "-") {
+    std::cout << json << std::flush;
+    return;
+  }
+  std::ofstream file(path, std::ios::binary);
+  file << json;
+  file.close();
+  if (!file) throw InvalidArgument("--json: cannot write '{}'", path);
+}
+
+}  // namespace
+
+int RunBench(const Settings& settings, Command command) {
+  const BenchSettings& bench = settings.bench;
+  const bool latency = command == Command::kBenchLatency;
+  const InterruptFlag interrupt;
+  BenchReport report;
+  report.command = latency ? "latency" : "throughput";
+  report.model = settings.engine.model;
+  report.prompts = bench.prompts_file.empty() ? "random" : bench.prompts_file;
+  report.output_len = bench.output_len;
+  report.temperature = bench.temperature;
+  report.isa = IsaName(SelectIsa());
+  report.cpu = CpuName();
+  report.num_threads =
+      settings.engine.num_threads > 0 ? settings.engine.num_threads : AvailableProcessors();
+
+  // Each k gets an engine of its own. Without a list, the model's default k is measured first,
+  // since only a loaded engine knows it.
+  std::vector<int32_t> waiting = bench.spec_tokens;
+  bool ask_engine = waiting.empty();
+  while (ask_engine || !waiting.empty()) {
+    EngineOptions options = settings.engine;
+    if (!ask_engine) {
+      options.speculation.num_speculative_tokens = waiting.front();
+      waiting.erase(waiting.begin());
+    }
+    LoadedEngine loaded = LoadWithProgress(options, StandardErrorStyle(ProgressStyle::kNone));
+    const Load load = MakeLoad(bench, latency, loaded, settings.engine.seed);
+    report.model_type = loaded.config.model_type;
+    report.dtype = DTypeName(options.dtype.value_or(
+        loaded.config.dtype == DType::kF16 ? DType::kF32 : loaded.config.dtype));
+    report.num_prompts = static_cast<int32_t>(load.requests.size());
+    report.batch_size = load.batch_size;
+    size_t prompt_tokens = 0;
+    for (const GenerationRequest& request : load.requests) {
+      prompt_tokens += request.prompt_token_ids.size();
+    }
+    report.prompt_tokens_mean =
+        static_cast<double>(prompt_tokens) / static_cast<double>(load.requests.size());
+    report.rows.push_back(Measure(load, loaded, interrupt.interrupted()));
+    const BenchRow& row = report.rows.back();
+    std::cerr << fmt::format("k = {}: {:.1f} tokens/s\n", row.spec_tokens, row.TokensPerSecond());
+    if (ask_engine) {
+      ask_engine = false;
+      for (int32_t k = 0; k < row.spec_tokens; ++k) waiting.push_back(k);
+    }
+  }
+  std::sort(report.rows.begin(), report.rows.end(),
+            [](const BenchRow& a, const BenchRow& b) { return a.spec_tokens < b.spec_tokens; });
+
+  (bench.json == "-" ? std::cerr : std::cout) << BenchTable(report) << std::flush;
+  if (!bench.json.empty()) WriteJson(bench.json, BenchJson(report));
+  return report.OutputsEqual() ? 0 : 1;
+}
+
+}  // namespace outrider::cli

@@ -1,0 +1,23 @@
+// The commands of the `outrider` program. Each runs one invocation and returns the exit status;
+// what a user got wrong throws Error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "outrider/cli/settings.h"
+
+namespace outrider::cli {
+
+/// Serves until SIGINT or SIGTERM. `non_defaults` is for the first log line.
+int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults);
+
+/// Answers one prompt. 130 when interrupted.
+int RunGenerate(const Settings& settings);
+
+/// `command` is kBenchLatency or kBenchThroughput. 1 when the outputs of the rows differ.
+int RunBench(const Settings& settings, Command command);
+
+int RunExplain(const Settings& settings);
+
+}  // namespace outrider::cli

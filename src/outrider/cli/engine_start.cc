@@ -1,0 +1,49 @@
+#include "outrider/cli/engine_start.h"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "outrider/base/error.h"
+
+namespace outrider::cli {
+
+LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style) {
+  LoadProgressPrinter printer(std::cerr, style);
+  return LoadEngine(options, [&](int64_t done, int64_t total) { printer.Update(done, total); });
+}
+
+TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
+  if (loaded.tokenizer == nullptr) {
+    throw InvalidArgument(
+        "the model has no tokenizer.json: name a directory that has one with --tokenizer");
+  }
+  return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
+          static_cast<int32_t>(loaded.config.vocab_size)};
+}
+
+std::vector<int32_t> EncodeChatMessage(const TextPromptEncoder& encoder, const std::string& message,
+                                       const std::string* system) {
+  nlohmann::json messages = nlohmann::json::array();
+  if (system != nullptr) messages.push_back({{"role", "system"}, {"content", *system}});
+  messages.push_back({{"role", "user"}, {"content", message}});
+  ChatPrompt prompt;
+  // Text from a terminal or a file may hold invalid UTF-8, which JSON cannot.
+  prompt.messages_json = messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return encoder.EncodeChat(prompt);
+}
+
+openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {
+  openai::SamplingDefaults defaults;
+  if (config.default_temperature.has_value()) {
+    defaults.temperature = static_cast<float>(*config.default_temperature);
+  }
+  if (config.default_top_p.has_value()) {
+    defaults.top_p = static_cast<float>(*config.default_top_p);
+  }
+  if (config.default_top_k.has_value()) {
+    defaults.top_k = static_cast<int32_t>(*config.default_top_k);
+  }
+  return defaults;
+}
+
+}  // namespace outrider::cli

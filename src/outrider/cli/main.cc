@@ -1,0 +1,54 @@
+// The `outrider` program: arguments in, exit status out. Everything a user can get wrong ends as
+// one line on standard error and status 2.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/base/logging.h"
+#include "outrider/cli/command_line.h"
+#include "outrider/cli/commands.h"
+
+namespace outrider::cli {
+namespace {
+
+int Run(const Invocation& invocation) {
+  if (!invocation.command.has_value()) {
+    std::fputs(invocation.text.c_str(), stdout);
+    return 0;
+  }
+  const Settings& settings = invocation.settings;
+  const Command command = *invocation.command;
+  const std::string level = command == Command::kServe ? "info" : "warning";
+  InitLogging(settings.log_level.empty() ? level : settings.log_level, settings.log_format);
+  switch (command) {
+    case Command::kServe:
+      return RunServe(settings, invocation.non_defaults);
+    case Command::kGenerate:
+      return RunGenerate(settings);
+    case Command::kBenchLatency:
+    case Command::kBenchThroughput:
+      return RunBench(settings, command);
+    case Command::kExplain:
+      return RunExplain(settings);
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace outrider::cli
+
+int main(int argc, char** argv) {
+  try {
+    const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+    return outrider::cli::Run(
+        outrider::cli::ParseCommandLine(arguments, outrider::cli::ProcessEnvironment));
+  } catch (const outrider::Error& error) {
+    std::fprintf(stderr, "outrider: error: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "outrider: internal error: %s\n", error.what());
+    return 1;
+  }
+}

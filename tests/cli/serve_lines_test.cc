@@ -1,0 +1,154 @@
+// What serve prints: load progress, memory, statistics; and what explain prints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "outrider/checkpoint/model_config.h"
+#include "outrider/cli/byte_size.h"
+#include "outrider/cli/explain_report.h"
+#include "outrider/cli/load_progress.h"
+#include "outrider/cli/memory_table.h"
+#include "outrider/cli/parameter_count.h"
+#include "outrider/cli/stats_log.h"
+
+namespace outrider::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+TEST(ByteSize, Text) {
+  EXPECT_EQ(ByteSizeText(0), "0 B");
+  EXPECT_EQ(ByteSizeText(1023), "1023 B");
+  EXPECT_EQ(ByteSizeText(1024), "1.0 KiB");
+  EXPECT_EQ(ByteSizeText((1 << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(ByteSizeText(int64_t{3} << 29), "1.5 GiB");
+  EXPECT_EQ(ByteSizeText(int64_t{5} << 50), "5120.0 TiB");
+}
+
+TEST(LoadProgress, ALogGetsALineAtEveryQuarter) {
+  std::ostringstream out;
+  LoadProgressPrinter printer(out, ProgressStyle::kLines);
+  for (int64_t done = 0; done <= 1000; done += 10) printer.Update(done, 1000);
+  const std::string text = out.str();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5);
+  EXPECT_THAT(text, HasSubstr("Loading safetensors checkpoint shards: 50% | 500 B of 1000 B\n"));
+  EXPECT_THAT(text, HasSubstr("100% | 1000 B of 1000 B in "));
+  EXPECT_THAT(text, Not(HasSubstr("\r")));
+}
+
+TEST(LoadProgress, ATerminalGetsOneLineRewritten) {
+  std::ostringstream out;
+  LoadProgressPrinter printer(out, ProgressStyle::kRewrite);
+  for (const int64_t done : {0, 1, 2, 500, 1000, 1000}) printer.Update(done, 1000);
+  const std::string text = out.str();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\r'), 3) << "0%, 50% and 100%";
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+  EXPECT_EQ(text.back(), '\n');
+}
+
+TEST(LoadProgress, SilentWhenAskedOrEmpty) {
+  std::ostringstream out;
+  LoadProgressPrinter(out, ProgressStyle::kNone).Update(1, 1);
+  LoadProgressPrinter(out, ProgressStyle::kLines).Update(0, 0);
+  EXPECT_THAT(out.str(), IsEmpty());
+}
+
+TEST(MemoryTable, Lines) {
+  MemoryReport memory;
+  memory.weight_bytes = 40 << 20;
+  memory.mtp_bytes = 10 << 20;
+  memory.kv_cache_bytes = 1 << 30;
+  memory.kv_bytes_per_token = 2048;
+  memory.kv_tokens = 8192;
+  memory.workspace_bytes = 6 << 20;
+  EXPECT_THAT(MemoryLines(memory, 4096),
+              ElementsAre(AllOf(HasSubstr("weights"), HasSubstr("40.0 MiB")),
+                          AllOf(HasSubstr("MTP modules"), HasSubstr("10.0 MiB")),
+                          AllOf(HasSubstr("KV cache"), HasSubstr("1.0 GiB"),
+                                HasSubstr("8192 tokens, 2.0 KiB each, 2.0 requests of 4096")),
+                          AllOf(HasSubstr("workspace"), HasSubstr("6.0 MiB")),
+                          AllOf(HasSubstr("in all"), HasSubstr("1.1 GiB"))));
+}
+
+EngineCounters WorkingCounters() {
+  EngineCounters counters;
+  counters.num_requests_running = 2;
+  counters.num_requests_waiting = 1;
+  counters.kv_cache_usage = 0.125;
+  counters.prompt_tokens = 1000;
+  counters.generation_tokens = 500;
+  counters.prefix_cache_queries = 200;
+  counters.prefix_cache_hits = 50;
+  counters.speculation.num_drafts = 100;
+  counters.speculation.num_draft_tokens = 300;
+  counters.speculation.num_accepted_tokens = 240;
+  counters.speculation.accepted_per_position = {90, 80, 70};
+  return counters;
+}
+
+TEST(StatsLog, LinesWithTheKnownWords) {
+  EXPECT_THAT(
+      StatsLines(EngineCounters(), WorkingCounters(), 10),
+      ElementsAre("Avg prompt throughput: 100.0 tokens/s, Avg generation throughput: 50.0 "
+                  "tokens/s, Running: 2 reqs, Waiting: 1 reqs, KV cache usage: 12.5%, Prefix cache "
+                  "hit rate: 25.0%",
+                  "SpecDecoding metrics: Mean acceptance length: 3.40, Accepted throughput: 24.0 "
+                  "tokens/s, Drafted throughput: 30.0 tokens/s, Accepted: 240 tokens, Drafted: 300 "
+                  "tokens, Per-position acceptance rate: 0.900, 0.800, 0.700, Avg Draft acceptance "
+                  "rate: 80.0%"));
+}
+
+TEST(StatsLog, SilentWhenIdleAndOnlyTheDifferenceCounts) {
+  EngineCounters idle = WorkingCounters();
+  idle.num_requests_running = 0;
+  idle.num_requests_waiting = 0;
+  EXPECT_THAT(StatsLines(idle, idle, 10), IsEmpty());
+  EXPECT_THAT(StatsLines(EngineCounters(), EngineCounters(), 10), IsEmpty());
+  // Requests that wait without progress are worth a line, but there is nothing to say of drafts.
+  EXPECT_THAT(StatsLines(WorkingCounters(), WorkingCounters(), 10),
+              ElementsAre(HasSubstr("Avg prompt throughput: 0.0 tokens/s")));
+}
+
+LoadedEngine BundledModel() {
+  LoadedEngine explained;
+  explained.config = ReadModelConfig(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3");
+  explained.memory.kv_tokens = 1234;
+  explained.decisions = {{"drafter", "MtpChainDrafter, k = 3", "the checkpoint has 3 MTP modules"}};
+  return explained;
+}
+
+TEST(ParameterCount, EqualsTheTensorsOfTheBundledModel) {
+  const ParameterCount count = CountParameters(BundledModel().config);
+  EXPECT_EQ(count.target, 10'336'480);  // summed over the tensors' shapes
+  EXPECT_EQ(count.mtp, 6'205'272);
+  // Six of eight experts, each 3 matrices of 256 x 128, are idle in each of four layers.
+  EXPECT_EQ(count.target - count.target_active, int64_t{4} * 6 * 3 * 256 * 128);
+}
+
+TEST(ExplainReport, Text) {
+  const std::string text = ExplainText("models/tiny", BundledModel());
+  EXPECT_THAT(text, AllOf(HasSubstr("deepseek_v3"), HasSubstr("5: 1 dense, 4 with experts"),
+                          HasSubstr("8 routed in 4 groups"), HasSubstr("YaRN, factor 4"),
+                          HasSubstr("10.3 M"), HasSubstr("1234 tokens"),
+                          HasSubstr("MtpChainDrafter, k = 3")));
+}
+
+TEST(ExplainReport, Json) {
+  const Json object = Json::parse(ExplainJson("models/tiny", BundledModel()));
+  EXPECT_EQ(object["shapes"]["kv_lora_rank"], 512);
+  EXPECT_EQ(object["parameters"]["target"], 10336480);
+  EXPECT_EQ(object["memory"]["kv_tokens"], 1234);
+  EXPECT_EQ(object["decisions"][0]["what"], "drafter");
+}
+
+}  // namespace
+}  // namespace outrider::cli
