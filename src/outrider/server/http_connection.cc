@@ -165,6 +165,8 @@ asio::awaitable<void> HttpConnection::ReadLoop() {
 
 asio::awaitable<void> HttpConnection::ServeLoop() {
   while (co_await ServeOne()) {
+    // The server began to stop while an answer was sent that promised to keep the connection.
+    if (server_.draining) Close();
   }
   if (!peer_gone_) co_await Linger();
   phase_ = Phase::kClosed;

@@ -124,7 +124,7 @@ class HttpServer::Impl {
       std::memcpy(bound.data(), local.data(), local.size());
       port_ = bound.port();
       const bool ipv6 = options_.host.find(':') != std::string::npos;
-      const std::string shown = ipv6 ? '[' + options_.host + ']' : options_.host;
+      const std::string shown = ipv6 ? fmt::format("[{}]", options_.host) : options_.host;
       address_ = fmt::format("http://{}:{}", shown, port_);
     }
     state_.limits = options_.limits;
@@ -148,6 +148,8 @@ class HttpServer::Impl {
       asio::co_spawn(io_, SignalLoop(), RethrowFailure);
     }
     io_.run();
+    error_code ignored;
+    acceptor_.close(ignored);  // who comes now is told by the system
     // Answers that never finished: their requests must not run on in the engine.
     for (auto& [key, connection] : std::exchange(connections_, {})) connection->Close();
   }

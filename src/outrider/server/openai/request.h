@@ -40,7 +40,7 @@ struct AnswerOptions {
   bool continuous_usage = false;  // the usage in every chunk
   bool return_token_ids = false;
   bool speculation_metrics = false;
-  std::optional<int32_t> logprobs;  // alternatives to list beside each token
+  std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
 };
 
 /// A text or token ids.

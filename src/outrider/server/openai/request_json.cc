@@ -41,7 +41,7 @@ json ParseRequestJson(std::string_view body) {
       const auto& name = parsed.get_ref<const std::string&>();
       if (!names.insert(name).second) {
         throw RequestError(ErrorCode::kInvalidArgument, name.substr(0, 64),
-                           "a field is given twice");
+                           fmt::format("{}: is given twice", name.substr(0, 64)));
       }
     }
     return true;

@@ -1,0 +1,53 @@
+// Request bodies of both endpoints: any bytes give a request within its documented ranges or an
+// Error of one line.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "outrider/base/error.h"
+#include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/request.h"
+
+namespace {
+
+using outrider::openai::RequestLimits;
+using outrider::openai::TokenRequest;
+
+void Check(const TokenRequest& request, const RequestLimits& limits) {
+  const outrider::SamplingParams& sampling = request.sampling;
+  OUTRIDER_CHECK(sampling.temperature >= 0 && sampling.temperature <= 2);
+  OUTRIDER_CHECK(sampling.top_p > 0 && sampling.top_p <= 1);
+  OUTRIDER_CHECK(sampling.min_p >= 0 && sampling.min_p <= 1);
+  OUTRIDER_CHECK(sampling.top_k >= 0);
+  OUTRIDER_CHECK(!request.max_tokens || *request.max_tokens >= 1);
+  OUTRIDER_CHECK(request.answer.logprobs.value_or(0) <= limits.max_logprobs);
+  for (const int32_t id : sampling.stop_token_ids) {
+    OUTRIDER_CHECK(id >= 0 && id < limits.vocab_size);
+  }
+  OUTRIDER_CHECK(request.answer.chat ? request.prompts.empty() : !request.prompts.empty());
+}
+
+template <typename Parse>
+void Try(const Parse& parse, std::string_view body, const RequestLimits& limits) {
+  try {
+    Check(parse(body, limits), limits);
+  } catch (const outrider::Error& error) {
+    const std::string message = error.what();
+    OUTRIDER_CHECK(!message.empty() && message.size() < 1000, "{}", message);
+    // Bodies of errors must be JSON whatever was in the request.
+    OUTRIDER_CHECK(outrider::openai::ErrorJson(outrider::openai::FromError(error)).size() > 10);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  RequestLimits limits;
+  limits.vocab_size = 1000;
+  limits.max_model_len = 4096;
+  Try(outrider::openai::ParseCompletionRequest, body, limits);
+  Try(outrider::openai::ParseChatRequest, body, limits);
+  return 0;
+}

@@ -1,0 +1,281 @@
+// The API from end to end: requests over loopback, the stub engine behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/server/running_server.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string TextOf(const std::vector<std::string>& events) {
+  std::string text;
+  for (const std::string& event : events) {
+    if (event == "[DONE]") break;
+    const json chunk = json::parse(event);
+    for (const json& choice : chunk.at("choices")) {
+      text += choice.contains("delta") ? choice["delta"].value("content", "")
+                                       : choice.value("text", "");
+    }
+  }
+  return text;
+}
+
+json ErrorOf(const ClientResponse& response) { return json::parse(response.body).at("error"); }
+
+TEST(GenerationApiTest, CompletesAPrompt) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse response =
+      client.Post("/v1/completions", R"({"model":"stub","prompt":"abc","max_tokens":5})",
+                  "X-Request-Id: my-id\r\n");
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(response.headers.at("x-request-id"), "my-id");
+  const json body = json::parse(response.body);
+  EXPECT_EQ(body["object"], "text_completion");
+  EXPECT_EQ(body["model"], "stub");
+  EXPECT_TRUE(body["id"].get<std::string>().starts_with("cmpl-"));
+  const json& choice = body["choices"].at(0);
+  EXPECT_EQ(choice["text"], "abc");  // BOS, which has no text, comes first
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_TRUE(choice["logprobs"].is_null());
+  EXPECT_EQ(body["usage"], (json{{"prompt_tokens", 4},
+                                 {"completion_tokens", 5},
+                                 {"total_tokens", 9},
+                                 {"prompt_tokens_details", {{"cached_tokens", 1}}}}));
+}
+
+TEST(GenerationApiTest, StreamsACompletion) {
+  RunningServer running({.step_time = std::chrono::milliseconds(2)});
+  HttpClient client(running.port());
+  const ClientResponse response = client.Post(
+      "/v1/completions",
+      R"({"prompt":"abc.","stream":true,"max_tokens":50,"stream_options":{"include_usage":true}})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_TRUE(response.chunked);
+  EXPECT_EQ(response.headers.at("content-type"), "text/event-stream; charset=utf-8");
+  EXPECT_EQ(response.headers.at("cache-control"), "no-cache");
+  const std::vector<std::string> events = EventsOf(response.body);
+  ASSERT_EQ(events.size(), 6);  // a b c . usage [DONE]
+  EXPECT_EQ(TextOf(events), "abc.");
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_EQ(json::parse(events[3])["choices"][0]["finish_reason"], "stop");
+  EXPECT_TRUE(json::parse(events[0])["usage"].is_null());
+  const json usage = json::parse(events[4]);
+  EXPECT_TRUE(usage["choices"].empty());
+  EXPECT_EQ(usage["usage"]["completion_tokens"], 5);
+}
+
+TEST(GenerationApiTest, ChatsWithAndWithoutStreaming) {
+  RunningServer running({.tokens_per_step = 4});
+  HttpClient client(running.port());
+  const ClientResponse whole =
+      client.Post("/v1/chat/completions",
+                  R"({"messages":[{"role":"user","content":[{"type":"text","text":"hello."}]}]})");
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  const json body = json::parse(whole.body);
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["choices"][0]["message"], (json{{"role", "assistant"}, {"content", "hello."}}));
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  const ClientResponse stream = client.Post(
+      "/v1/chat/completions", R"({"messages":[{"role":"user","content":"hello."}],"stream":true})");
+  const std::vector<std::string> events = EventsOf(stream.body);
+  EXPECT_EQ(TextOf(events), "hello.");
+  EXPECT_EQ(json::parse(events[0])["choices"][0]["delta"],
+            (json{{"role", "assistant"}, {"content", ""}}));
+  EXPECT_EQ(json::parse(events[0])["object"], "chat.completion.chunk");
+  EXPECT_EQ(events.back(), "[DONE]");
+}
+
+// A default of chat is the whole context.
+TEST(GenerationApiTest, ChatMayFillTheContext) {
+  RunningServer running({.tokens_per_step = 100});
+  HttpClient client(running.port());
+  const json body = json::parse(
+      client.Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"abc"}]})")
+          .body);
+  EXPECT_EQ(body["usage"]["total_tokens"], 4096);
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+}
+
+TEST(GenerationApiTest, AnswersListsOfPromptsByIndex) {
+  RunningServer running({.tokens_per_step = 2});
+  HttpClient client(running.port());
+  const json body = json::parse(
+      client.Post("/v1/completions", R"({"prompt":["xyz.","b.",""],"max_tokens":8})").body);
+  ASSERT_EQ(body["choices"].size(), 3) << body;
+  EXPECT_EQ(body["choices"][0]["index"], 0);
+  EXPECT_EQ(body["choices"][0]["text"], "xyz.");
+  EXPECT_EQ(body["choices"][1]["text"], "b.");
+  EXPECT_EQ(body["choices"][2]["text"], "");
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 9);
+  const json ids = json::parse(
+      client
+          .Post("/v1/completions",
+                R"({"prompt":[[120,46],[121,122]],"max_tokens":3,"return_token_ids":true})")
+          .body);
+  EXPECT_EQ(ids["choices"][0]["text"], "x.");
+  EXPECT_EQ(ids["choices"][0]["prompt_token_ids"], (json{120, 46}));
+  EXPECT_EQ(ids["choices"][1]["token_ids"], (json{121, 122, 121}));
+  const std::vector<std::string> events =
+      EventsOf(client.Post("/v1/completions", R"({"prompt":["a.","bc."],"stream":true})").body);
+  std::string texts[2];
+  int finished = 0;
+  for (const std::string& event : events) {
+    if (event == "[DONE]") continue;
+    const json choice = json::parse(event)["choices"][0];
+    texts[choice["index"].get<int>()] += choice["text"];
+    finished += choice["finish_reason"].is_null() ? 0 : 1;
+  }
+  EXPECT_THAT(texts, ElementsAre("a.", "bc."));
+  EXPECT_EQ(finished, 2);
+}
+
+TEST(GenerationApiTest, ReportsSpeculationWhenAsked) {
+  RunningServer running({.tokens_per_step = 4});
+  HttpClient client(running.port());
+  const std::string request =
+      R"({"prompt":[120,121],"max_tokens":10,"per_request_spec_decode_metrics":"summary")";
+  const json expected = {{"speculative_decoding",
+                          {{"mean_acceptance_length", 3.33333},
+                           {"draft_acceptance_rate", 0.777778},
+                           {"acceptance_histogram", {0, 1, 0, 2}},
+                           {"num_spec_steps", 3},
+                           {"num_accepted_draft_tokens", 7},
+                           {"num_draft_tokens", 9},
+                           {"num_spec_tokens", 3}}}};
+  EXPECT_EQ(json::parse(client.Post("/v1/completions", request + "}").body)["metrics"], expected);
+  // In a stream: with the last event before [DONE].
+  std::vector<std::string> events =
+      EventsOf(client.Post("/v1/completions", request + R"(,"stream":true})").body);
+  EXPECT_EQ(json::parse(events.at(events.size() - 2))["metrics"], expected);
+  EXPECT_FALSE(json::parse(events.at(events.size() - 3)).contains("metrics"));
+  events =
+      EventsOf(client
+                   .Post("/v1/completions",
+                         request + R"(,"stream":true,"stream_options":{"include_usage":true}})")
+                   .body);
+  const json last = json::parse(events.at(events.size() - 2));
+  EXPECT_TRUE(last["choices"].empty());
+  EXPECT_EQ(last["metrics"], expected);
+  EXPECT_FALSE(
+      json::parse(client.Post("/v1/completions", R"({"prompt":"a"})").body).contains("metrics"));
+}
+
+TEST(GenerationApiTest, ListsModels) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json models = json::parse(client.Get("/v1/models").body);
+  EXPECT_EQ(models["object"], "list");
+  ASSERT_EQ(models["data"].size(), 2);
+  EXPECT_EQ(models["data"][0]["id"], "stub");
+  EXPECT_EQ(models["data"][0]["root"], "/models/stub");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 4096);
+  EXPECT_EQ(json::parse(client.Get("/v1/models/stub-alias").body)["id"], "stub-alias");
+  EXPECT_EQ(client.Get("/v1/models/other").status, 404);
+  const json answer =
+      json::parse(client.Post("/v1/completions", R"({"prompt":"a","model":"stub-alias"})").body);
+  EXPECT_EQ(answer["model"], "stub-alias");
+}
+
+TEST(GenerationApiTest, RefusesBadRequestsWithOpenAiErrors) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse unknown = client.Post("/v1/completions", R"({"prompt":"a","temprature":1})");
+  EXPECT_EQ(unknown.status, 400);
+  EXPECT_EQ(ErrorOf(unknown), (json{{"message",
+                                     "temprature: unknown field; did you mean "
+                                     "\"temperature\"?"},
+                                    {"type", "invalid_request_error"},
+                                    {"param", "temprature"},
+                                    {"code", nullptr}}));
+  const ClientResponse malformed = client.Post("/v1/chat/completions", "{\"messages\": [");
+  EXPECT_EQ(malformed.status, 400);
+  EXPECT_EQ(ErrorOf(malformed)["code"], "invalid_json");
+  const ClientResponse model = client.Post("/v1/completions", R"({"prompt":"a","model":"gpt"})");
+  EXPECT_EQ(model.status, 404);
+  EXPECT_EQ(ErrorOf(model)["code"], "model_not_found");
+  const ClientResponse long_prompt =
+      client.Post("/v1/completions", json{{"prompt", std::string(4096, 'x')}}.dump());
+  EXPECT_EQ(long_prompt.status, 400);
+  EXPECT_EQ(ErrorOf(long_prompt)["code"], "context_length_exceeded");
+  EXPECT_THAT(ErrorOf(long_prompt)["message"].get<std::string>(), HasSubstr("4097 tokens"));
+  const ClientResponse stream = client.Post("/v1/completions", R"({"prompt":[],"stream":true})");
+  EXPECT_EQ(stream.status, 400);
+  // All of it on one connection, which still works.
+  EXPECT_EQ(client.Get("/health").status, 200);
+}
+
+TEST(GenerationApiTest, TellsWhenTheEngineIsFull) {
+  RunningServer running({.step_time = std::chrono::milliseconds(1), .max_requests = 2});
+  HttpClient client(running.port());
+  for (const char* stream : {"false", "true"}) {
+    const ClientResponse response =
+        client.Post("/v1/completions", R"({"prompt":["a","b","c"],"max_tokens":1000,"stream":)" +
+                                           std::string(stream) + "}");
+    EXPECT_EQ(response.status, 503);
+    EXPECT_EQ(response.headers.at("retry-after"), "1");
+    EXPECT_EQ(ErrorOf(response)["message"], "the queue is full");
+    // The two prompts that were taken do not run on.
+    EXPECT_TRUE(Eventually([&] { return running.engine.num_running() == 0; }));
+  }
+  EXPECT_EQ(running.engine.num_aborted(), 4);
+}
+
+TEST(GenerationApiTest, GuardsEverythingButHealthByAKey) {
+  ServerOptions options = TestServerOptions();
+  options.api_key = "secret";
+  RunningServer running({}, options);
+  HttpClient client(running.port());
+  EXPECT_EQ(client.Get("/health").status, 200);
+  const ClientResponse refused = client.Get("/v1/models");
+  EXPECT_EQ(refused.status, 401);
+  EXPECT_EQ(ErrorOf(refused)["code"], "invalid_api_key");
+  for (const char* path : {"/metrics", "/version", "/nowhere"}) {
+    EXPECT_EQ(client.Get(path).status, 401) << path;
+  }
+  for (const char* key : {"Bearer secre", "Bearer secrets", "Bearer ", "secret", "Basic secret"}) {
+    EXPECT_EQ(client.Get("/v1/models", "Authorization: " + std::string(key) + "\r\n").status, 401)
+        << key;
+  }
+  EXPECT_EQ(client.Get("/v1/models", "authorization: Bearer secret\r\n").status, 200);
+  // A body is not read before the key is seen.
+  HttpClient post(running.port());
+  post.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n");
+  EXPECT_EQ(post.Receive().status, 401);
+}
+
+TEST(GenerationApiTest, ServesManyClientsAtOnce) {
+  RunningServer running({.tokens_per_step = 3, .step_time = std::chrono::microseconds(200)});
+  std::vector<std::thread> clients;
+  std::atomic<int> good{0};
+  for (int c = 0; c < 16; ++c) {
+    clients.emplace_back([&, c] {
+      HttpClient client(running.port());
+      for (int i = 0; i < 8; ++i) {
+        const std::string prompt(1 + (c * 7 + i) % 30, static_cast<char>('a' + c));
+        const bool stream = i % 2 == 0;
+        const ClientResponse response = client.Post(
+            "/v1/completions",
+            json{{"prompt", prompt + "."}, {"max_tokens", 100}, {"stream", stream}}.dump());
+        const std::string text =
+            stream ? TextOf(EventsOf(response.body))
+                   : json::parse(response.body)["choices"][0]["text"].get<std::string>();
+        if (text == prompt + ".") ++good;
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(good, 16 * 8);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,296 @@
+// HTTP itself: methods, routes, limits, keep-alive, bad input, addresses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "tests/server/running_server.h"
+
+namespace outrider {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(HttpServerTest, AnswersSimpleRoutes) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse health = client.Get("/health");
+  EXPECT_EQ(health.status, 200);
+  EXPECT_EQ(health.body, "");
+  const ClientResponse version = client.Get("/version?verbose=1");
+  EXPECT_EQ(version.status, 200);
+  EXPECT_EQ(version.headers.at("content-type"), "application/json");
+  EXPECT_THAT(version.body, HasSubstr("\"version\":\"0."));
+  EXPECT_EQ(client.Get("http://some.host/health").status, 200);
+  EXPECT_EQ(client.Get("http://some.host/health?x").status, 200);
+}
+
+TEST(HttpServerTest, RefusesUnknownRoutesAndMethods) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse missing = client.Get("/v2/completions");
+  EXPECT_EQ(missing.status, 404);
+  EXPECT_THAT(missing.body, HasSubstr("no such route: GET /v2/completions"));
+  const ClientResponse wrong = client.Get("/v1/completions");
+  EXPECT_EQ(wrong.status, 405);
+  EXPECT_EQ(wrong.headers.at("allow"), "POST, OPTIONS");
+  // The three above and this one came over one connection.
+  client.SendRequest("DELETE", "/health");
+  EXPECT_EQ(client.Receive().status, 405);
+}
+
+TEST(HttpServerTest, AnswersHeadAndOptions) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse full = client.Get("/version");
+  client.SendRequest("HEAD", "/version");
+  const ClientResponse head = client.Receive(true);
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.headers.at("content-length"), full.headers.at("content-length"));
+  client.SendRequest("OPTIONS", "/v1/chat/completions");
+  const ClientResponse options = client.Receive();
+  EXPECT_EQ(options.status, 204);
+  EXPECT_EQ(options.headers.at("allow"), "POST, OPTIONS");
+  EXPECT_EQ(client.Get("/health").status, 200);
+}
+
+TEST(HttpServerTest, AnswersPipelinedRequestsInOrder) {
+  RunningServer running({.step_time = std::chrono::milliseconds(2)});
+  HttpClient client(running.port());
+  const std::string body = R"({"prompt":"ab","max_tokens":3})";
+  client.Send(
+      "GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body +
+      "\r\n"  // an extra line end between requests is allowed
+      "GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_THAT(client.Receive().body, HasSubstr("version"));
+  EXPECT_THAT(client.Receive().body, HasSubstr("text_completion"));
+  EXPECT_EQ(client.Receive().status, 200);
+}
+
+TEST(HttpServerTest, AcceptsPipelinesLargerThanItsBuffer) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const std::string one =
+      "GET /health HTTP/1.1\r\nHost: a\r\nX-Filler: " + std::string(1000, 'x') + "\r\n\r\n";
+  constexpr int kCount = 500;
+  std::thread sender([&] {
+    for (int i = 0; i < kCount; ++i) client.Send(one);
+  });
+  for (int i = 0; i < kCount; ++i) ASSERT_EQ(client.Receive().status, 200) << i;
+  sender.join();
+}
+
+TEST(HttpServerTest, AcceptsChunkedBodies) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "9\r\n{\"prompt\"\r\n");
+  client.Send("1");
+  client.Send("5\r\n:\"ab\",\"max_tokens\":4}\r\n0\r\n\r\n");
+  const ClientResponse response = client.Receive();
+  EXPECT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(client.Get("/health").status, 200);
+}
+
+TEST(HttpServerTest, AcceptsABodyByteByByte) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const std::string request =
+      "POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\n\r\n{\"prompt\":\"ab\"}";
+  for (const char c : request) client.Send(std::string_view(&c, 1));
+  EXPECT_EQ(client.Receive().status, 200);
+}
+
+TEST(HttpServerTest, SaysContinueBeforeALongBody) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 100);
+  client.Send("{\"prompt\":\"ab\"}");
+  EXPECT_EQ(client.Receive().status, 200);
+}
+
+TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.max_body_bytes = 1000;
+  RunningServer running({}, options);
+  HttpClient announced(running.port());
+  announced.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n");
+  const ClientResponse response = announced.Receive();
+  EXPECT_EQ(response.status, 413);
+  EXPECT_THAT(response.body, HasSubstr("larger than 1000 bytes"));
+  EXPECT_EQ(response.headers.at("connection"), "close");
+  EXPECT_TRUE(announced.AtEnd());
+
+  HttpClient chunked(running.port());
+  chunked.Send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (int i = 0; i < 3; ++i) chunked.Send("200\r\n" + std::string(512, ' ') + "\r\n");
+  EXPECT_EQ(chunked.Receive().status, 413);
+
+  HttpClient exact(running.port());
+  std::string body = R"({"prompt":"ab"})";
+  body.resize(1000, ' ');
+  EXPECT_EQ(exact.Post("/v1/completions", body).status, 200);
+}
+
+// The client sends on while it is refused, and must still be able to read why.
+TEST(HttpServerTest, ARefusalReachesAClientThatIsStillSending) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 90000000\r\n\r\n");
+  for (int i = 0; i < 100; ++i) client.Send(std::string(50000, 'x'));
+  EXPECT_EQ(client.Receive().status, 413);
+}
+
+TEST(HttpServerTest, RefusesLargeHeads) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.SendRequest("GET", "/health", "", "X-Large: " + std::string(20000, 'x') + "\r\n");
+  const ClientResponse response = client.Receive();
+  EXPECT_EQ(response.status, 431);
+  EXPECT_THAT(response.body, HasSubstr("larger than 16384 bytes"));
+}
+
+TEST(HttpServerTest, RefusesWhatIsNotHttp) {
+  RunningServer running;
+  const std::vector<std::string> requests = {
+      "hello\r\n\r\n",
+      "GET /health HTTP/2.0\r\n\r\n",
+      "GET /health\r\n\r\n",
+      "GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+      "POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+      "POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+      "POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc",
+      "POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+      std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15),
+  };
+  for (const std::string& request : requests) {
+    HttpClient client(running.port());
+    client.Send(request);
+    const ClientResponse response = client.Receive();
+    EXPECT_EQ(response.status, 400) << request;
+    EXPECT_THAT(response.body, HasSubstr("{\"error\":{\"message\":\"not a valid HTTP request"));
+    EXPECT_TRUE(client.AtEnd()) << request;
+  }
+}
+
+TEST(HttpServerTest, ClosesWhenAsked) {
+  RunningServer running;
+  HttpClient close(running.port());
+  EXPECT_EQ(close.Get("/health", "Connection: close\r\n").headers.at("connection"), "close");
+  EXPECT_TRUE(close.AtEnd());
+  HttpClient old(running.port());
+  old.Send("GET /version HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(old.Receive().status, 200);
+  EXPECT_TRUE(old.AtEnd());
+}
+
+// Without chunks the end of a stream is the end of the connection.
+TEST(HttpServerTest, StreamsToHttp10Clients) {
+  RunningServer running;
+  HttpClient old(running.port());
+  old.Send(
+      "POST /v1/completions HTTP/1.0\r\nContent-Length: 45\r\n\r\n"
+      R"({"prompt":"abc","max_tokens":3,"stream":true})");
+  const ClientResponse response = old.Receive();
+  EXPECT_FALSE(response.chunked);
+  EXPECT_EQ(EventsOf(response.body).back(), "[DONE]");
+}
+
+TEST(HttpServerTest, AnswersAClientThatOnlyClosedItsSide) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.SendRequest("GET", "/version");
+  client.ShutdownSend();
+  EXPECT_EQ(client.Receive().status, 200);
+}
+
+TEST(HttpServerTest, EndsSlowHeadsAndBodies) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.header_seconds = 0.2;
+  options.http.limits.body_seconds = 0.2;
+  RunningServer running({}, options);
+  HttpClient head(running.port());
+  head.Send("GET /health HT");
+  const ClientResponse slow_head = head.Receive();
+  EXPECT_EQ(slow_head.status, 408);
+  EXPECT_THAT(slow_head.body, HasSubstr("head did not arrive in time"));
+  HttpClient body(running.port());
+  body.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\n\r\n{");
+  const ClientResponse slow_body = body.Receive();
+  EXPECT_EQ(slow_body.status, 408);
+  EXPECT_THAT(slow_body.body, HasSubstr("body did not arrive in time"));
+}
+
+TEST(HttpServerTest, ClosesIdleConnections) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.idle_seconds = 0.2;
+  RunningServer running({}, options);
+  HttpClient client(running.port());
+  EXPECT_EQ(client.Get("/health").status, 200);
+  EXPECT_TRUE(client.AtEnd());
+}
+
+TEST(HttpServerTest, SaysThatAPortIsInUse) {
+  RunningServer running;
+  ServerOptions options = TestServerOptions();
+  options.http.port = running.port();
+  BytePromptEncoder encoder;
+  try {
+    Server second(options, running.engine, encoder);
+    FAIL() << "two servers on one port";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(std::string(error.what()),
+              "port " + std::to_string(running.port()) +
+                  " on 127.0.0.1 is in use; stop what listens there or choose another --port");
+  }
+}
+
+TEST(HttpServerTest, SaysThatAnAddressCannotBeHad) {
+  RunningServer running;
+  BytePromptEncoder encoder;
+  ServerOptions options = TestServerOptions();
+  options.http.host = "192.0.2.1";  // reserved for documentation
+  EXPECT_THROW(Server(options, running.engine, encoder), Error);
+  options.http.host = "not a host";
+  EXPECT_THROW(Server(options, running.engine, encoder), Error);
+}
+
+TEST(HttpServerTest, ListensOnAUnixSocket) {
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("outrider-" + std::to_string(getpid()) + ".sock");
+  ServerOptions options = TestServerOptions();
+  options.http.uds = path;
+  {
+    RunningServer running({}, options);
+    HttpClient client(path);
+    EXPECT_EQ(client.Get("/health").status, 200);
+    EXPECT_EQ(running.port(), 0);
+    BytePromptEncoder encoder;
+    EXPECT_THROW(Server(options, running.engine, encoder), Error);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(HttpServerTest, RaisesTheLimitOfOpenFiles) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit low{.rlim_cur = 64, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  RunningServer running;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,116 @@
+// Names, labels and values of /metrics, as dashboards made for vLLM expect them.
+#include "outrider/server/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/server/running_server.h"
+
+namespace outrider {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kLabels = R"({engine="0",model_name="m"})";
+
+TEST(ServerMetricsTest, RendersTheEnginesCounters) {
+  EngineCounters counters;
+  counters.num_requests_running = 3;
+  counters.num_requests_waiting = 2;
+  counters.kv_cache_usage = 0.5;
+  counters.prompt_tokens = 1000;
+  counters.generation_tokens = 20;
+  counters.num_preemptions = 4;
+  counters.prefix_cache_queries = 50;
+  counters.prefix_cache_hits = 40;
+  counters.finished_stop = 5;
+  counters.finished_length = 6;
+  counters.finished_abort = 7;
+  counters.speculation = {.num_drafts = 10,
+                          .num_draft_tokens = 30,
+                          .num_accepted_tokens = 21,
+                          .accepted_per_position = {9, 7, 5}};
+  counters.num_steps = 11;
+  counters.draft_seconds = 1.5;
+  const std::string text = ServerMetrics("m", 4096).Render(counters);
+  const auto line = [](const std::string& name, const std::string& value) {
+    return "\n" + name + kLabels + " " + value + "\n";
+  };
+  EXPECT_THAT(text, HasSubstr(line("vllm:num_requests_running", "3")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:num_requests_waiting", "2")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:kv_cache_usage_perc", "0.5")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:prompt_tokens_total", "1000")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:generation_tokens_total", "20")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:num_preemptions_total", "4")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:prefix_cache_queries_total", "50")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:prefix_cache_hits_total", "40")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_drafts_total", "10")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_draft_tokens_total", "30")));
+  EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_accepted_tokens_total", "21")));
+  EXPECT_THAT(text, HasSubstr("# TYPE vllm:num_requests_running gauge\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE vllm:generation_tokens_total counter\n"));
+  EXPECT_THAT(text, HasSubstr(R"(vllm:request_success_total{engine="0",model_name="m",)"
+                              R"(finished_reason="length"} 6)"));
+  EXPECT_THAT(text, HasSubstr(R"(vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",)"
+                              R"(model_name="m",position="2"} 5)"));
+  EXPECT_THAT(text, HasSubstr(R"(outrider:step_seconds_total{engine="0",model_name="m",)"
+                              R"(phase="draft"} 1.5)"));
+}
+
+TEST(ServerMetricsTest, ObservesRequests) {
+  ServerMetrics metrics("m", 4096);
+  metrics.ObserveSubmission(100);
+  metrics.ObserveTokenInterval(0.003);
+  RequestStats stats;
+  stats.prompt_tokens = 30;
+  stats.completion_tokens = 11;
+  stats.queue_seconds = 0.25;
+  stats.first_token_seconds = 0.5;
+  stats.total_seconds = 1.5;
+  metrics.ObserveFinished(stats);
+  const std::string text = metrics.Render({});
+  const auto expect = [&](const std::string& name, const std::string& sum) {
+    EXPECT_THAT(text, HasSubstr(name + "_count" + kLabels + " 1\n"));
+    EXPECT_THAT(text, HasSubstr(name + "_sum" + kLabels + " " + sum + "\n"));
+  };
+  expect("vllm:time_to_first_token_seconds", "0.5");
+  expect("vllm:inter_token_latency_seconds", "0.003");
+  expect("vllm:request_time_per_output_token_seconds", "0.1");
+  expect("vllm:e2e_request_latency_seconds", "1.5");
+  expect("vllm:request_queue_time_seconds", "0.25");
+  expect("vllm:request_prefill_time_seconds", "0.25");
+  expect("vllm:request_decode_time_seconds", "1");
+  expect("vllm:request_inference_time_seconds", "1.25");
+  expect("vllm:request_prompt_tokens", "30");
+  expect("vllm:request_generation_tokens", "11");
+  expect("vllm:request_params_max_tokens", "100");
+  expect("vllm:request_params_n", "1");
+  EXPECT_THAT(text, HasSubstr(R"(vllm:request_prompt_tokens_bucket{engine="0",model_name="m",)"
+                              R"(le="2000"} 1)"));
+  EXPECT_THAT(text, Not(HasSubstr(R"(le="5000")")));
+}
+
+TEST(ServerMetricsTest, AreServedAndCountWhatRan) {
+  RunningServer running({.tokens_per_step = 4});
+  HttpClient client(running.port());
+  ASSERT_EQ(client.Post("/v1/completions", R"({"prompt":"ab","max_tokens":8})").status, 200);
+  ClientResponse metrics;
+  // The stub counts a step after it has handed the step's output out.
+  ASSERT_TRUE(Eventually([&] {
+    metrics = client.Get("/metrics");
+    return metrics.body.find(R"(finished_reason="length"} 1)") != std::string::npos;
+  }));
+  EXPECT_EQ(metrics.headers.at("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_THAT(metrics.body,
+              HasSubstr(R"(generation_tokens_total{engine="0",model_name="stub"} 8)"));
+  EXPECT_THAT(metrics.body, HasSubstr(R"(e2e_request_latency_seconds_count{engine="0",)"
+                                      R"(model_name="stub"} 1)"));
+  EXPECT_THAT(metrics.body, HasSubstr(R"(inter_token_latency_seconds_count{engine="0",)"
+                                      R"(model_name="stub"} 1)"));
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,325 @@
+// Request bodies in, structs or errors out.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/request.h"
+
+namespace outrider::openai {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+RequestLimits Limits() {
+  RequestLimits limits;
+  limits.vocab_size = 100;
+  limits.max_model_len = 50;
+  return limits;
+}
+
+TokenRequest Completion(const std::string& fields) {
+  return ParseCompletionRequest(R"({"prompt":"p")" + fields + "}", Limits());
+}
+
+TokenRequest Chat(const std::string& fields) {
+  return ParseChatRequest(R"({"messages":[{"role":"user","content":"hi"}])" + fields + "}",
+                          Limits());
+}
+
+// "param | message" of the error that a body causes.
+template <typename Parse>
+std::string ErrorOf(const Parse& parse) {
+  try {
+    parse();
+  } catch (const RequestError& error) {
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error.param() + " | " + error.what();
+  }
+  return "no error";
+}
+
+std::string CompletionError(const std::string& fields) {
+  return ErrorOf([&] { Completion(fields); });
+}
+
+std::string ChatError(const std::string& fields) {
+  return ErrorOf([&] { Chat(fields); });
+}
+
+std::string BodyError(const std::string& body) {
+  return ErrorOf([&] { ParseCompletionRequest(body, Limits()); });
+}
+
+TEST(ParseRequestTest, DefaultsAreOpenAis) {
+  const TokenRequest request = Completion("");
+  EXPECT_EQ(request.sampling.temperature, 1.0F);
+  EXPECT_EQ(request.sampling.top_p, 1.0F);
+  EXPECT_EQ(request.sampling.top_k, 0);
+  EXPECT_EQ(request.sampling.min_p, 0.0F);
+  EXPECT_FALSE(request.sampling.seed.has_value());
+  EXPECT_FALSE(request.max_tokens.has_value());
+  EXPECT_TRUE(request.add_special_tokens);
+  EXPECT_TRUE(request.sampling.skip_special_tokens);
+  EXPECT_FALSE(request.answer.stream);
+  EXPECT_FALSE(request.answer.logprobs.has_value());
+  EXPECT_FALSE(request.answer.speculation_metrics);
+}
+
+TEST(ParseRequestTest, TheModelsDefaultsStandBetween) {
+  RequestLimits limits = Limits();
+  limits.defaults = {.temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7};
+  limits.speculation_metrics = true;
+  const TokenRequest request = ParseCompletionRequest(R"({"prompt":"p","top_p":0.5})", limits);
+  EXPECT_EQ(request.sampling.temperature, 0.6F);
+  EXPECT_EQ(request.sampling.top_p, 0.5F);
+  EXPECT_EQ(request.sampling.min_p, 0.1F);
+  EXPECT_EQ(request.sampling.top_k, 7);
+  EXPECT_TRUE(request.answer.speculation_metrics);
+  EXPECT_FALSE(
+      ParseCompletionRequest(R"({"prompt":"p","per_request_spec_decode_metrics":"off"})", limits)
+          .answer.speculation_metrics);
+}
+
+TEST(ParseRequestTest, ReadsEverySamplingField) {
+  const TokenRequest request = Completion(
+      R"(,"model":"m","temperature":0,"top_p":0.25,"top_k":-1,"min_p":1,"seed":-1,"stop":"x",)"
+      R"("stop_token_ids":[1,99],"ignore_eos":true,"include_stop_str_in_output":true,)"
+      R"("skip_special_tokens":false,"max_tokens":7,"logprobs":20,"stream":true,)"
+      R"("stream_options":{"include_usage":true,"continuous_usage_stats":true},)"
+      R"("return_token_ids":true,"add_special_tokens":false,"user":"someone")");
+  EXPECT_EQ(request.model, "m");
+  EXPECT_EQ(request.sampling.temperature, 0.0F);
+  EXPECT_EQ(request.sampling.top_p, 0.25F);
+  EXPECT_EQ(request.sampling.top_k, 0);
+  EXPECT_EQ(request.sampling.min_p, 1.0F);
+  EXPECT_EQ(request.sampling.seed, ~uint64_t{0});
+  EXPECT_THAT(request.sampling.stop, ElementsAre("x"));
+  EXPECT_THAT(request.sampling.stop_token_ids, ElementsAre(1, 99));
+  EXPECT_TRUE(request.sampling.ignore_eos);
+  EXPECT_TRUE(request.sampling.include_stop_str_in_output);
+  EXPECT_FALSE(request.sampling.skip_special_tokens);
+  EXPECT_EQ(request.max_tokens, 7);
+  EXPECT_EQ(request.sampling.logprobs, 20);
+  EXPECT_EQ(request.answer.logprobs, 20);
+  EXPECT_TRUE(request.answer.include_usage);
+  EXPECT_TRUE(request.answer.continuous_usage);
+  EXPECT_TRUE(request.answer.return_token_ids);
+  EXPECT_FALSE(request.add_special_tokens);
+}
+
+TEST(ParseRequestTest, NullIsTheSameAsLeavingOut) {
+  const TokenRequest request =
+      Completion(R"(,"temperature":null,"stop":null,"stream":null,"stream_options":null,"n":null)");
+  EXPECT_EQ(request.sampling.temperature, 1.0F);
+  EXPECT_TRUE(request.sampling.stop.empty());
+}
+
+TEST(ParseRequestTest, RefusesWrongTypesAndRanges) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"(,"temperature":"1")", "temperature | temperature: must be a number, not \"1\""},
+      {R"(,"temperature":2.5)",
+       "temperature | temperature: 2.5 is out of range: must be from 0 to 2"},
+      {R"(,"temperature":-0.1)",
+       "temperature | temperature: -0.1 is out of range: must be from 0 to 2"},
+      {R"(,"top_p":0)", "top_p | top_p: 0 is out of range: must be above 0, at most 1"},
+      {R"(,"top_p":1.01)", "top_p | top_p: 1.01 is out of range: must be from 0 to 1"},
+      {R"(,"top_k":-2)", "top_k | top_k: -2 is out of range: must be from -1 to 2147483647"},
+      {R"(,"top_k":1.5)", "top_k | top_k: must be an integer, not 1.5"},
+      {R"(,"top_k":18446744073709551615)",
+       "top_k | top_k: 18446744073709551615 is out of range: must be from -1 to 2147483647"},
+      {R"(,"max_tokens":0)",
+       "max_tokens | max_tokens: 0 is out of range: must be from 1 to 2147483647"},
+      {R"(,"max_tokens":true)", "max_tokens | max_tokens: must be an integer, not true"},
+      {R"(,"max_tokens":1e300)", "max_tokens | max_tokens: must be an integer, not 1e+300"},
+      {R"(,"seed":1.5)", "seed | seed: must be a 64-bit integer, not 1.5"},
+      {R"(,"stream":1)", "stream | stream: must be true or false, not 1"},
+      {R"(,"logprobs":21)", "logprobs | logprobs: 21 is out of range: must be from 0 to 20"},
+      {R"(,"logprobs":true)", "logprobs | logprobs: must be an integer, not true"},
+      {R"(,"stop":[""])", "stop | stop: must hold strings that are not empty, not \"\""},
+      {R"(,"stop":{})", "stop | stop: must be a string or an array of strings, not an object"},
+      {R"(,"stop_token_ids":[5,100])",
+       "stop_token_ids[1] | stop_token_ids[1]: 100 is not a token id: must be an integer from 0 to "
+       "99"},
+      {R"(,"stop_token_ids":[-1])",
+       "stop_token_ids[0] | stop_token_ids[0]: -1 is not a token id: must be an integer from 0 to "
+       "99"},
+      {R"(,"stream_options":{"include_usage":true})",
+       "stream_options | stream_options: is only allowed with \"stream\": true"},
+      {R"(,"stream":true,"stream_options":{"include_usag":true})",
+       "stream_options.include_usag | stream_options.include_usag: unknown field; did you mean "
+       "\"include_usage\"?"},
+      {R"(,"model":7)", "model | model: must be a string, not 7"},
+      {R"(,"user":7)", "user | user: must be a string, not 7"},
+      {R"(,"per_request_spec_decode_metrics":"all")",
+       "per_request_spec_decode_metrics | per_request_spec_decode_metrics: must be \"summary\" or "
+       "\"off\", not \"all\""},
+  };
+  for (const auto& [fields, expected] : cases) EXPECT_EQ(CompletionError(fields), expected);
+  std::string many = R"(,"stop":["a")";
+  for (int i = 0; i < 16; ++i) many += R"(,"a")";
+  EXPECT_EQ(CompletionError(many + "]"), "stop | stop: has 17 strings; at most 16 are allowed");
+}
+
+TEST(ParseRequestTest, RefusesUnknownFieldsAndSuggests) {
+  EXPECT_EQ(CompletionError(R"(,"max_token":1)"),
+            "max_token | max_token: unknown field; did you mean \"max_tokens\"?");
+  EXPECT_EQ(CompletionError(R"(,"wholly_different":1)"),
+            "wholly_different | wholly_different: unknown field");
+  EXPECT_THAT(CompletionError(",\"" + std::string(100000, 'x') + "\":1"), HasSubstr("xxx...: unk"));
+  EXPECT_THAT(CompletionError(R"(,"messages":[])"), HasSubstr("messages: unknown field"));
+  EXPECT_THAT(ChatError(R"(,"prompt":"x")"), HasSubstr("prompt: unknown field"));
+}
+
+TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
+  const std::string not_yet = ": not supported yet by this server; leave it out";
+  const std::vector<std::string> refused = {R"("n":2)",
+                                            R"("echo":true)",
+                                            R"("presence_penalty":0.5)",
+                                            R"("frequency_penalty":-1)",
+                                            R"("repetition_penalty":1.1)",
+                                            R"("logit_bias":{"5":1})",
+                                            R"("min_tokens":1)",
+                                            R"("best_of":2)",
+                                            R"("guided_json":{})",
+                                            R"("guided_regex":"a*")",
+                                            R"("structured_outputs":{"regex":"a"})",
+                                            R"("response_format":{"type":"json_object"})",
+                                            R"("prompt_logprobs":1)",
+                                            R"("truncate_prompt_tokens":5)",
+                                            R"("allowed_token_ids":[])",
+                                            R"("suffix":"x")"};
+  for (const std::string& field : refused) {
+    const std::string name = field.substr(1, field.find('"', 1) - 1);
+    EXPECT_EQ(CompletionError("," + field), std::string(name).append(" | ") + name + not_yet);
+  }
+  EXPECT_EQ(CompletionError(R"(,"n":1,"echo":false,"presence_penalty":0,"frequency_penalty":0.0,)"
+                            R"("repetition_penalty":1.0,"logit_bias":{},"min_tokens":0,)"
+                            R"("best_of":1,"suffix":null,"response_format":{"type":"text"})"),
+            "no error");
+  for (const char* field : {R"("tools":[{"type":"function"}])", R"("tool_choice":"required")",
+                            R"("reasoning_effort":"high")", R"("chat_template":"x")",
+                            R"("continue_final_message":true)", R"("modalities":["audio"])"}) {
+    EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
+  }
+  EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
+                      R"("modalities":["text"],"service_tier":"auto","store":false)"),
+            "no error");
+}
+
+TEST(ParseRequestTest, ReadsPromptsOfEveryShape) {
+  const auto prompts = [](const std::string& prompt) {
+    return ParseCompletionRequest(R"({"prompt":)" + prompt + "}", Limits()).prompts;
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_THAT(prompts(R"("abc")"), ElementsAre(CompletionPrompt("abc")));
+  EXPECT_THAT(prompts(R"(["abc",""])"), ElementsAre(CompletionPrompt("abc"), CompletionPrompt("")));
+  EXPECT_THAT(prompts("[1,2]"), ElementsAre(CompletionPrompt(Ids{1, 2})));
+  EXPECT_THAT(prompts("[[1],[2,3]]"),
+              ElementsAre(CompletionPrompt(Ids{1}), CompletionPrompt(Ids{2, 3})));
+}
+
+TEST(ParseRequestTest, RefusesPromptsOfOtherShapes) {
+  EXPECT_THAT(BodyError("{}"), HasSubstr("prompt: is missing"));
+  EXPECT_THAT(BodyError(R"({"prompt":null})"), HasSubstr("prompt: is missing"));
+  EXPECT_THAT(BodyError(R"({"prompt":5})"), HasSubstr("prompt: must be a string, an array"));
+  EXPECT_THAT(BodyError(R"({"prompt":[]})"), HasSubstr("empty array"));
+  EXPECT_THAT(BodyError(R"({"prompt":[1,"a"]})"), HasSubstr("prompt[1]: \"a\" is not a token id"));
+  EXPECT_THAT(BodyError(R"({"prompt":["a",1]})"), HasSubstr("prompt[1]: must be a string or an"));
+  EXPECT_THAT(BodyError(R"({"prompt":[[1,100]]})"),
+              HasSubstr("prompt[0][1]: 100 is not a token id"));
+  EXPECT_THAT(BodyError(R"({"prompt":[1.5]})"), HasSubstr("prompt[0]: 1.5 is not a token id"));
+  std::string many = R"({"prompt":["a")";
+  for (int i = 0; i < 1024; ++i) many += R"(,"a")";
+  EXPECT_THAT(BodyError(many + "]}"), HasSubstr("has 1025 prompts; at most 1024"));
+}
+
+TEST(ParseRequestTest, RefusesWhatIsNotAJsonObject) {
+  EXPECT_THAT(BodyError(""), HasSubstr("the request body is empty"));
+  EXPECT_THAT(BodyError("{\n\"prompt\":"), HasSubstr("not valid JSON: error at line 2"));
+  EXPECT_THAT(BodyError("[1]"), HasSubstr("must be a JSON object, not an array"));
+  EXPECT_THAT(BodyError("{} {}"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(BodyError("{\"prompt\":\"\xff\"}"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(BodyError(R"({"prompt":"\ud800"})"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(BodyError(R"({"prompt":"a","temperature":1e999})"),
+              HasSubstr("no floating-point type can hold"));
+  EXPECT_THAT(BodyError(R"({"prompt":"a","prompt":"b"})"),
+              HasSubstr("prompt | prompt: is given twice"));
+  EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 32 levels"));
+  EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(100, '[') + std::string(100, ']') + "}"),
+              HasSubstr("more than 32 levels"));
+}
+
+TEST(ParseRequestTest, BringsMessagesIntoOneForm) {
+  const TokenRequest request = ParseChatRequest(
+      R"({"messages":[{"role":"developer","content":"be kind"},)"
+      R"({"role":"user","name":null,"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},)"
+      R"({"role":"assistant","content":"c","refusal":null,"tool_calls":[],"annotations":[]},)"
+      R"({"role":"user","name":"me","content":"d"}],)"
+      R"("add_generation_prompt":false,"chat_template_kwargs":{"enable_thinking":false}})",
+      Limits());
+  EXPECT_EQ(json::parse(request.chat.messages_json),
+            (json{{{"role", "system"}, {"content", "be kind"}},
+                  {{"role", "user"}, {"content", "a\nb"}},
+                  {{"role", "assistant"}, {"content", "c"}},
+                  {{"role", "user"}, {"content", "d"}, {"name", "me"}}}));
+  EXPECT_FALSE(request.chat.add_generation_prompt);
+  EXPECT_EQ(request.chat.template_arguments_json, R"({"enable_thinking":false})");
+}
+
+TEST(ParseRequestTest, RefusesBadMessages) {
+  const auto error = [](const std::string& messages) {
+    return ErrorOf([&] { ParseChatRequest(R"({"messages":)" + messages + "}", Limits()); });
+  };
+  EXPECT_THAT(ErrorOf([&] { ParseChatRequest("{}", Limits()); }),
+              HasSubstr("messages: must be an array of at least one message"));
+  EXPECT_THAT(error("[]"), HasSubstr("messages: must be an array of at least one message"));
+  EXPECT_THAT(error(R"(["hi"])"), HasSubstr("messages[0] must be a JSON object, not a string"));
+  EXPECT_THAT(error(R"([{"content":"a"}])"), HasSubstr("messages[0].role: is missing"));
+  EXPECT_THAT(error(R"([{"role":"bot","content":"a"}])"), HasSubstr("\"bot\" is unknown"));
+  EXPECT_THAT(error(R"([{"role":"tool","content":"a"}])"), HasSubstr("not supported yet"));
+  EXPECT_THAT(error(R"([{"role":"user"}])"), HasSubstr("messages[0].content: is missing"));
+  EXPECT_THAT(error(R"([{"role":"user","content":5}])"), HasSubstr("must be a string or an array"));
+  EXPECT_THAT(error(R"([{"role":"user","content":[{"type":"image_url","image_url":{}}]}])"),
+              HasSubstr("messages[0].content[0].type: \"image_url\" is not supported"));
+  EXPECT_THAT(error(R"([{"role":"user","content":[{"type":"text"}]}])"),
+              HasSubstr("messages[0].content[0].text: is missing"));
+  EXPECT_THAT(error(R"([{"role":"user","content":"a","contents":1}])"),
+              HasSubstr("messages[0].contents: unknown field; did you mean \"content\"?"));
+  EXPECT_THAT(error(R"([{"role":"assistant","content":"a","tool_calls":[{}]}])"),
+              HasSubstr("messages[0].tool_calls: not supported yet"));
+}
+
+TEST(ParseRequestTest, ReadsChatLogprobsAndTokenLimits) {
+  EXPECT_FALSE(Chat("").answer.logprobs.has_value());
+  EXPECT_EQ(Chat(R"(,"logprobs":true)").answer.logprobs, 0);
+  EXPECT_EQ(Chat(R"(,"logprobs":true,"top_logprobs":5)").sampling.logprobs, 5);
+  EXPECT_FALSE(Chat(R"(,"logprobs":false,"top_logprobs":0)").answer.logprobs.has_value());
+  EXPECT_THAT(ChatError(R"(,"top_logprobs":5)"), HasSubstr("only allowed with \"logprobs\""));
+  EXPECT_THAT(ChatError(R"(,"logprobs":5)"), HasSubstr("must be true or false"));
+  EXPECT_EQ(Chat(R"(,"max_tokens":3)").max_tokens, 3);
+  EXPECT_EQ(Chat(R"(,"max_tokens":3,"max_completion_tokens":4)").max_tokens, 4);
+}
+
+TEST(ParseRequestTest, FitsTokensIntoTheContext) {
+  EXPECT_EQ(ResolveMaxTokens(Completion(""), 10, 50), 16);
+  EXPECT_EQ(ResolveMaxTokens(Completion(""), 40, 50), 10);
+  EXPECT_EQ(ResolveMaxTokens(Completion(R"(,"max_tokens":40)"), 10, 50), 40);
+  EXPECT_EQ(ResolveMaxTokens(Chat(""), 10, 50), 40);
+  EXPECT_EQ(ResolveMaxTokens(Chat(""), 49, 50), 1);
+  EXPECT_EQ(ErrorOf([] { ResolveMaxTokens(Completion(R"(,"max_tokens":41)"), 10, 50); }),
+            "max_tokens | max_tokens: 41 do not fit; the prompt has 10 tokens, so at most 40 are "
+            "left of the model's context of 50");
+  EXPECT_EQ(ErrorOf([] { ResolveMaxTokens(Chat(""), 50, 50); }),
+            "messages | messages: has 50 tokens; the model's context of 50 holds prompts of at "
+            "most 49");
+  EXPECT_THAT(ErrorOf([] { ResolveMaxTokens(Completion(""), 0, 50); }), HasSubstr("is empty"));
+}
+
+}  // namespace
+}  // namespace outrider::openai

@@ -1,0 +1,188 @@
+#include "tests/server/stub_generation_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+constexpr int32_t kBos = 256;
+constexpr int32_t kAssistant = 257;
+constexpr int32_t kStop = '.';
+
+double Seconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace
+
+std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
+                                                   bool add_special_tokens) const {
+  std::vector<int32_t> ids;
+  if (add_special_tokens) ids.push_back(kBos);
+  for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+  return ids;
+}
+
+std::vector<int32_t> BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
+  const std::string_view json = chat.messages_json;
+  constexpr std::string_view kContent = "\"content\":\"";
+  const size_t begin = json.rfind(kContent) + kContent.size();
+  std::vector<int32_t> ids = EncodeText(json.substr(begin, json.find('"', begin) - begin), true);
+  if (chat.add_generation_prompt) ids.push_back(kAssistant);
+  return ids;
+}
+
+std::string BytePromptEncoder::TokenBytes(int32_t token_id) const {
+  if (token_id < 256) return std::string(1, static_cast<char>(token_id));
+  return token_id == kBos ? "<bos>" : "<assistant>";
+}
+
+StubGenerationService::StubGenerationService(StubOptions options)
+    : options_(options), thread_([this] { Run(); }) {}
+
+StubGenerationService::~StubGenerationService() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink sink) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (options_.max_requests && num_running_ >= *options_.max_requests) {
+    throw Error(ErrorCode::kOverloaded, "the queue is full");
+  }
+  last_sampling_ = request.sampling;
+  const RequestId id = next_id_++;
+  Request added;
+  added.stats.prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
+  added.stats.cached_tokens = 1;
+  added.request = std::move(request);
+  added.sink = std::move(sink);
+  added.submitted = std::chrono::steady_clock::now();
+  added_.emplace_back(id, std::move(added));
+  ++num_running_;
+  changed_.notify_one();
+  return id;
+}
+
+void StubGenerationService::Abort(RequestId id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  to_abort_.push_back(id);
+  changed_.notify_one();
+}
+
+EngineCounters StubGenerationService::Counters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  EngineCounters counters = counters_;
+  counters.num_requests_running = static_cast<int64_t>(num_running_);
+  counters.kv_cache_usage = 0.25;
+  return counters;
+}
+
+size_t StubGenerationService::num_running() const { return num_running_; }
+
+SamplingParams StubGenerationService::last_sampling() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_sampling_;
+}
+
+OutputDelta StubGenerationService::Step(Request& request) const {
+  RequestStats& stats = request.stats;
+  const SamplingParams& sampling = request.request.sampling;
+  const std::vector<int32_t>& prompt = request.request.prompt_token_ids;
+  OutputDelta delta;
+  if (request.aborted) {
+    delta.finish_reason = FinishReason::kAbort;
+  }
+  for (int32_t i = 0; i < options_.tokens_per_step && !delta.finish_reason; ++i) {
+    const int32_t id = prompt[static_cast<size_t>(stats.completion_tokens) % prompt.size()];
+    delta.token_ids.push_back(id);
+    if (id < 256) delta.text += static_cast<char>(id);
+    if (sampling.logprobs) {
+      PositionLogprobs logprobs;
+      logprobs.chosen = {id, -0.5F};
+      for (int32_t k = 0; k < *sampling.logprobs; ++k) {
+        logprobs.top.push_back({(id + k) % 256, -0.5F - static_cast<float>(k)});
+      }
+      delta.logprobs.push_back(std::move(logprobs));
+    }
+    ++stats.completion_tokens;
+    if (id == kStop && !sampling.ignore_eos) {
+      delta.finish_reason = FinishReason::kStop;
+    } else if (stats.completion_tokens >= sampling.max_tokens) {
+      delta.finish_reason = FinishReason::kLength;
+    }
+  }
+  const auto now = Seconds(std::chrono::steady_clock::now() - request.submitted);
+  if (stats.first_token_seconds == 0) stats.first_token_seconds = now;
+  if (options_.tokens_per_step > 1 && !delta.token_ids.empty()) {
+    const auto accepted = static_cast<int32_t>(delta.token_ids.size()) - 1;
+    delta.num_draft_tokens = options_.tokens_per_step - 1;
+    delta.num_accepted_tokens = accepted;
+    stats.speculation.AddStep(delta.num_draft_tokens, accepted);
+  }
+  if (delta.finish_reason) {
+    stats.total_seconds = now;
+    delta.stats = stats;
+  }
+  return delta;
+}
+
+void StubGenerationService::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] {
+      return stopping_ || !added_.empty() || !to_abort_.empty() || !running_.empty();
+    });
+    if (stopping_) return;
+    for (auto& [id, request] : added_) running_.emplace(id, std::move(request));
+    added_.clear();
+    for (const RequestId id : to_abort_) {
+      const auto found = running_.find(id);
+      if (found != running_.end()) found->second.aborted = true;
+    }
+    to_abort_.clear();
+    lock.unlock();
+    EngineCounters step;
+    size_t finished = 0;
+    std::vector<std::pair<int32_t, int32_t>> drafts;
+    for (auto it = running_.begin(); it != running_.end();) {
+      OutputDelta delta = Step(it->second);
+      if (delta.num_draft_tokens > 0) {
+        drafts.emplace_back(delta.num_draft_tokens, delta.num_accepted_tokens);
+      }
+      step.generation_tokens += static_cast<int64_t>(delta.token_ids.size());
+      const std::optional<FinishReason> reason = delta.finish_reason;
+      if (reason) {
+        step.prompt_tokens += delta.stats.prompt_tokens;
+        ++finished;
+      }
+      if (reason == FinishReason::kAbort) ++num_aborted_;
+      step.finished_abort += reason == FinishReason::kAbort ? 1 : 0;
+      step.finished_stop += reason == FinishReason::kStop ? 1 : 0;
+      step.finished_length += reason == FinishReason::kLength ? 1 : 0;
+      it->second.sink(it->first, std::move(delta));
+      it = reason ? running_.erase(it) : std::next(it);
+    }
+    if (options_.step_time.count() > 0) std::this_thread::sleep_for(options_.step_time);
+    lock.lock();
+    num_running_ -= finished;
+    ++counters_.num_steps;
+    counters_.prompt_tokens += step.prompt_tokens;
+    counters_.generation_tokens += step.generation_tokens;
+    counters_.finished_abort += step.finished_abort;
+    counters_.finished_stop += step.finished_stop;
+    counters_.finished_length += step.finished_length;
+    for (const auto& [drafted, accepted] : drafts) {
+      counters_.speculation.AddStep(drafted, accepted);
+    }
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,80 @@
+// An engine for server tests: no model, one thread, steps of given length. A request's output
+// repeats its prompt's tokens in a circle until max_tokens; token 46 ('.') ends it with "stop".
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/server/prompt_encoder.h"
+
+namespace outrider {
+
+/// A token is a byte; 256 is BOS, 257 begins the assistant's turn. Vocabulary of 300.
+class BytePromptEncoder : public PromptEncoder {
+ public:
+  std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
+  /// The last message's content, as found by a plain search: BOS, content, 257.
+  std::vector<int32_t> EncodeChat(const ChatPrompt& chat) const override;
+  std::string TokenBytes(int32_t token_id) const override;
+  int32_t vocab_size() const override { return 300; }
+};
+
+struct StubOptions {
+  int32_t tokens_per_step = 1;  // more than one looks like accepted drafts
+  std::chrono::microseconds step_time{0};
+  std::optional<size_t> max_requests = std::nullopt;  // more are refused as kOverloaded
+};
+
+class StubGenerationService : public GenerationService {
+ public:
+  explicit StubGenerationService(StubOptions options);
+  ~StubGenerationService() override;
+
+  RequestId Submit(GenerationRequest request, OutputSink sink) override;
+  void Abort(RequestId id) override;
+  EngineCounters Counters() const override;
+
+  /// Requests that were aborted while they ran.
+  int64_t num_aborted() const { return num_aborted_; }
+  size_t num_running() const;
+  /// The sampling parameters of the request submitted last.
+  SamplingParams last_sampling() const;
+
+ private:
+  struct Request {
+    GenerationRequest request;
+    OutputSink sink;
+    std::chrono::steady_clock::time_point submitted;
+    RequestStats stats;
+    bool aborted = false;
+  };
+
+  void Run();
+  OutputDelta Step(Request& request) const;
+
+  const StubOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<RequestId, Request> running_;
+  std::vector<std::pair<RequestId, Request>> added_;
+  std::vector<RequestId> to_abort_;
+  EngineCounters counters_;
+  SamplingParams last_sampling_;
+  RequestId next_id_ = 1;
+  bool stopping_ = false;
+  std::atomic<int64_t> num_aborted_{0};
+  std::atomic<size_t> num_running_{0};
+  std::thread thread_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,41 @@
+// The server with the stub engine behind it, for tests with real clients.
+// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS]]]; prints the port it got.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/server/server.h"
+#include "tests/server/stub_generation_service.h"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const auto number = [&](size_t index, int fallback) {
+    return index < arguments.size() ? std::stoi(arguments[index]) : fallback;
+  };
+  outrider::ServerOptions options;
+  options.http.port = static_cast<uint16_t>(number(0, 0));
+  options.http.handle_signals = true;
+  options.http.shutdown_seconds = 2;
+  options.served_model_names = {"stub"};
+  options.model_root = "stub";
+  options.max_model_len = 4096;
+  try {
+    outrider::BytePromptEncoder encoder;
+    outrider::StubGenerationService engine({.tokens_per_step = number(1, 3),
+                                            .step_time = std::chrono::microseconds(number(2, 1000)),
+                                            .max_requests = std::nullopt});
+    outrider::Server server(options, engine, encoder);
+    fmt::print("{}\n", server.port());
+    std::fflush(stdout);
+    server.Run();
+  } catch (const outrider::Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 2;
+  }
+  return 0;
+}
