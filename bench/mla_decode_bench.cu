@@ -21,6 +21,9 @@
 #include "tests/kernels/cuda/mla_decode_world.h"
 
 namespace outrider::cuda {
+#ifdef MLA_TRACE
+void DumpTrace();
+#endif
 namespace {
 
 __device__ uint32_t Mix(uint64_t x) {
@@ -260,6 +263,9 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
   if (test.peer_us > 0) std::printf("peer %7.1f (%.2fx)  ", test.peer_us, test.peer_us / us);
   std::printf("%s %.1e\n", error < 8e-3 ? "ok" : "WRONG", error);
   std::fflush(stdout);
+#ifdef MLA_TRACE
+  DumpTrace();
+#endif
   for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   cudaGraphExecDestroy(chain);
   cudaGraphExecDestroy(plan);

@@ -21,6 +21,7 @@ inline constexpr int kCombineThreads = 128;
 
 __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineArguments args) {
   WaitForPriorGrid();
+  LaunchDependents();
   const MlaWorkspace& workspace = args.workspace;
   if (blockIdx.x == 0 && threadIdx.x == 0) workspace.counters->next_item = 0;
   const int num_rows = workspace.counters->num_fold_tiles * kMlaTileRows;

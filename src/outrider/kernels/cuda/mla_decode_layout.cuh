@@ -87,17 +87,24 @@ __host__ __device__ inline int SplitBegin(const MlaSplits& splits, int index) {
   return splits.end1 + (index - n0 - n1) * 4 * splits.base;
 }
 
-/// Weights with which a running result (reference, sum) and the next split's are added. A split
-/// without visible keys (-inf, 0) leaves the running result's bits alone.
+/// Weights with which a running result (reference, sum) and the next split's are added. Like within a
+/// split, the reference moves only when it has grown by more than 2^8, so `a` is nearly always 1 and
+/// the next split can be added to memory without reading it. A split without visible keys (-inf, 0)
+/// leaves the running result alone.
 __device__ __forceinline__ void FoldWeights(float running, float next, float* reference, float* a,
                                             float* b) {
-  *reference = fmaxf(running, next);
-  const float r = *reference == -INFINITY ? 0.0f : *reference;
-  *a = Exp2(running - r);
-  *b = Exp2(next - r);
+  const bool grow = next - running > 8.0f;
+  *reference = grow ? next : running;
+  *a = grow ? Exp2(running - next) : 1.0f;
+  *b = grow ? 1.0f : next == -INFINITY ? 0.0f : Exp2(next - running);
 }
+/// running * a + next * b. The sum flushes subnormal numbers as reductions in global memory do.
 __device__ __forceinline__ float Fold(float running, float next, float a, float b) {
-  return __fmaf_rn(next, b, __fmul_rn(running, a));
+  float sum;
+  asm("add.rn.ftz.f32 %0, %1, %2;"
+      : "=f"(sum)
+      : "f"(__fmul_rn(running, a)), "f"(__fmul_rn(next, b)));
+  return sum;
 }
 
 /// The factor that turns an accumulated row into its output, and the row's log-sum-exp.

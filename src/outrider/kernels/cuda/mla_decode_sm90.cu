@@ -2,7 +2,7 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <bit>
 
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
@@ -31,7 +31,7 @@ MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
   const size_t rows = static_cast<size_t>(limits.max_tokens) * limits.heads;
   const size_t units = std::min<size_t>(
       kMaxUnits, (rows / kMlaUnitRows + limits.max_requests + 1) * max_splits);
-  const size_t items = tiles + units;
+  const size_t items = tiles + units + 2 * kMlaMaxBlocks;  // blocks look past the end
   MlaWorkspace workspace;
   uint8_t* base = static_cast<uint8_t*>(memory);
   size_t offset = 0;
@@ -109,20 +109,40 @@ bool EncodeMap(CUtensorMap* map, const void* matrix, uint64_t rows, int column_g
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <bool kE4m3, bool kScoresFirst>
+/// Launches a kernel that may start while the one before it finishes; it waits for it itself.
+template <typename... Parameters, typename... Arguments>
+cudaError_t LaunchDependent(void (*kernel)(Parameters...), int blocks, int threads, size_t shared,
+                            cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <bool kE4m3>
 cudaError_t LaunchMain(const MlaKernelArguments& args, const MlaTensorMaps& maps,
                        cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(MlaShared) + 1024;
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  auto kernel = DecodeMlaSm90<kE4m3, kScoresFirst>;
+  auto kernel = DecodeMlaSm90<kE4m3>;
   static const cudaError_t attribute = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
   if (attribute != cudaSuccess) return attribute;
-  kernel<<<NumBlocks(), kMlaThreads, kSharedBytes, stream>>>(args, maps);
-  return cudaGetLastError();
+  return LaunchDependent(kernel, NumBlocks(), kMlaThreads, kSharedBytes, stream, args, maps);
 }
 
 }  // namespace
+
+#ifdef MLA_TRACE
+void CopyTrace(long long* out) { cudaMemcpyFromSymbol(out, trace_times, sizeof(trace_times)); }
+#endif
 
 MlaSplits DefaultMlaSplits(int heads) {
   if (heads <= 16) return {256, 4096, 16384};
@@ -161,7 +181,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.block_table = params.block_table;
   args.block_table_stride = params.block_table_stride;
   args.cache = static_cast<const uint8_t*>(params.cache);
-  args.page_size = params.page_size;
+  args.page_shift = std::countr_zero(static_cast<unsigned>(params.page_size));
   args.heads = params.heads;
   args.score_scale = params.softmax_scale * scale * 1.4426950408889634f;
   args.value_scale = scale;
@@ -175,7 +195,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
-  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 2)) return cudaErrorInvalidValue;
+  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 1)) return cudaErrorInvalidValue;
   if (!e4m3) {
     if (!EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, box_groups) ||
         !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
@@ -185,15 +205,8 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
     maps.kv_half = maps.q;
     maps.kv_rotary = maps.q;
   }
-  static const bool scores_first = std::getenv("OUTRIDER_MLA_SCORES_FIRST") != nullptr;
-  cudaError_t error = cudaSuccess;
-  if (e4m3) {
-    error = LaunchMain<true, false>(args, maps, stream);
-  } else if (scores_first) {
-    error = LaunchMain<false, true>(args, maps, stream);
-  } else {
-    error = LaunchMain<false, false>(args, maps, stream);
-  }
+  const cudaError_t error =
+      e4m3 ? LaunchMain<true>(args, maps, stream) : LaunchMain<false>(args, maps, stream);
   if (error != cudaSuccess) return error;
 
   MlaCombineArguments combine;
@@ -203,16 +216,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   combine.sink = params.sink;
   combine.output = args.output;
   combine.lse = args.lse;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(NumBlocks() * 4);
-  config.blockDim = dim3(kCombineThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, CombineMlaDecode, combine);
+  return LaunchDependent(CombineMlaDecode, NumBlocks() * 4, kCombineThreads, 0, stream, combine);
 }
 
 }  // namespace outrider::cuda

@@ -1,18 +1,21 @@
-// MLA decode on Hopper: 64 rows against tiles of 64 keys, two consumer warpgroups and one producer
-// warpgroup per block, one block per multiprocessor, items pulled from a device-side list.
+// MLA decode on Hopper: 64 rows against tiles of 64 keys, four warpgroups per block with a role each,
+// one block per multiprocessor, items pulled from a device-side list.
 //
 // Rows are (token, head) pairs of one request, so a window of any length fills tiles without
 // padding between tokens. The output of 64 rows, 512 float32 columns each, takes half of the
-// register file, so one tile is resident and its columns are halved between the consumers.
+// register file, so one tile of rows is resident.
+//   producer  fetches items, queries and keys; for an e4m3 cache it also converts to bf16 (exact;
+//             the tensor's scale goes into the softmax scale and the output).
+//   scores    S = Q K^T over all 576 dimensions, references (maxima), probabilities P to shared
+//             memory, sums; everything that is one number per row.
+//   outputs   two warpgroups with 256 columns each: O = O * alpha_t + P_t V_t.
+// While scores turns S of a tile into P, outputs multiplies the tile before. Every role takes tiles in
+// order and waits only for what it needs, so neither a late key nor a late P holds up the other.
 //
-// A tile of keys goes through three phases. Its owner (warpgroup t mod 2) multiplies S = Q K^T over
-// all 576 dimensions, keeps the row maxima and turns S into probabilities P; P goes to shared memory
-// for the other warpgroup. Then both add P V to their halves of O, the owner reading P from its
-// registers. While one warpgroup computes probabilities, the other's products keep the tensor cores
-// busy. The arithmetic is that of a single sequence over tiles: O = O * alpha_t + P_t V_t with the
-// reference (maximum) m_t handed from owner to owner, so a tile whose keys a row does not see leaves
-// the row's bits alone. The reference moves only when the maximum has grown by more than 2^8 since
-// (each row decides for itself); alpha is exactly 1 otherwise and the rescaling is skipped.
+// The arithmetic is that of a single sequence over tiles, with the reference m_t of each row; a tile
+// whose keys a row does not see leaves the row's bits alone. The reference moves only when the
+// maximum has grown by more than 2^8 since (each row decides for itself); alpha is exactly 1
+// otherwise and the rescaling is skipped.
 //
 // At a split's end (MlaSplits) O, the reference and the sum are folded into a running result in
 // global memory, private to the block and small enough to stay in L2, and O starts again. An item
@@ -21,9 +24,8 @@
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
 // memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the wgmma
 // descriptors are uniform whatever the page size. A stage has three parts with barriers of their
-// own: columns 0-255 and 256-511 (each freed by the warpgroup whose half of V it is) and 512-575.
-// An e4m3 cache is converted on the way by the producer warpgroup: e4m3 to bf16 is exact, and the
-// scale of the tensor goes into the softmax scale and the output.
+// own: columns 0-255 and 256-511 (each freed by the warpgroup whose half of V it is) and 512-575; a
+// producer warp each, since there is room for two stages only and a late copy is felt at once.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_layout.cuh"
@@ -31,12 +33,20 @@
 
 namespace outrider::cuda {
 
+#ifdef MLA_TRACE
+__device__ long long trace_times[12][64];
+#define TRACE(event, tile) \
+  if (blockIdx.x == 0 && (tile) < 64) trace_times[event][tile] = clock64()
+#else
+#define TRACE(event, tile)
+#endif
+
 struct MlaKernelArguments {
   MlaWorkspace workspace;
   const int* block_table;
   int block_table_stride;
   const uint8_t* cache;  // e4m3
-  int page_size;
+  int page_shift;  // log2 of the page size
   int heads;
   float score_scale;  // softmax_scale * cache_scale * log2(e)
   float value_scale;
@@ -48,14 +58,15 @@ struct MlaKernelArguments {
 };
 
 struct MlaTensorMaps {
-  CUtensorMap q;         // box 64 columns, 8 rows, 9 column groups, 2 row groups
-  CUtensorMap kv_half;   // box 64, 8, 4, min(page, 64) / 8
+  CUtensorMap q;          // box 64 columns, 8 rows, 9 column groups, 1 row group
+  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 64) / 8
   CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
 };
 
-inline constexpr int kConsumerThreads = 256;
-inline constexpr int kProducerThreads = 128;
-inline constexpr int kMlaThreads = kConsumerThreads + kProducerThreads;
+inline constexpr int kOutputThreads = 256;    // warpgroups 0 and 1
+inline constexpr int kScoreThreads = 128;     // warpgroup 2
+inline constexpr int kProducerThreads = 128;  // warpgroup 3
+inline constexpr int kMlaThreads = kOutputThreads + kScoreThreads + kProducerThreads;
 inline constexpr int kStages = 2;
 inline constexpr uint32_t kGroupBytes = 1024;  // 8 rows of 64 columns
 inline constexpr uint32_t kQBytes = 64 * kMlaKeyDim * 2;
@@ -67,21 +78,22 @@ struct MlaShared {
   alignas(1024) uint8_t q[kQBytes];              // [8 row groups][9][1024]
   alignas(1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
   alignas(1024) uint8_t p[64 * 64 * 2];          // [8 row groups][1024]
-  float reference[kMlaTileRows];
   float alpha[kMlaTileRows];
-  float sums[2][2][kMlaTileRows];  // by split parity and warpgroup
+  float fold[2][2][kMlaTileRows];  // by split parity: weights of the running result and the split
+  float factor[2][kMlaTileRows];   // by split parity: accumulated row to output
+  int next_index;
   MlaItem item[2];
   uint64_t kv_full[kStages][3];
-  uint64_t kv_empty[kStages][2];
+  uint64_t kv_empty[kStages][3];
+  uint64_t p_full;
+  uint64_t p_empty;
   uint64_t q_full;
   uint64_t q_empty;
   uint64_t item_full[2];
   uint64_t item_empty[2];
 };
 
-// Named barriers: probabilities of even and odd tiles are ready; a split's end.
-inline constexpr int kProbabilitiesReady = 1;
-inline constexpr int kSplitEnd = 3;
+inline constexpr int kProducerBarrier = 1;
 
 // ---------------------------------------------------------------------------------------------
 // Producer
@@ -98,54 +110,47 @@ __device__ __forceinline__ uint32_t E4m3ToBf16(uint32_t high_bytes) {
 template <bool kE4m3>
 __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const MlaTensorMaps& maps,
                                         MlaShared& shared) {
-  const int thread = threadIdx.x - kConsumerThreads;
+  const int thread = threadIdx.x - kOutputThreads - kScoreThreads;
+  const int warp = thread / 32;
   const int lane = thread % 32;
-  if (!kE4m3 && thread >= 32) return;
+  const int box_shift = min(args.page_shift, 6);
+  const int boxes = kMlaTileKeys >> box_shift;
+  const int page_mask = (1 << args.page_shift) - 1;
   const int num_items = args.workspace.counters->num_items;
-  const int keys_per_box = min(args.page_size, kMlaTileKeys);
-  const int boxes = kMlaTileKeys / keys_per_box;
   uint32_t tile_count = 0;
   uint32_t item_count = 0;
   int index = blockIdx.x;
   while (true) {
     const int slot = item_count & 1;
-    MlaItem item;
-    if (index < num_items) {
-      item = args.workspace.items[index];
-    } else {
-      item.request = -1;
-    }
-    // Hand the item over.
-    if (kE4m3) NamedSync(4, kProducerThreads);
+    // The list has room for indices past its end.
+    MlaItem item = args.workspace.items[index];
+    if (index >= num_items) item.request = -1;
     if (thread == 0) {
       BarrierWait(&shared.item_empty[slot], ((item_count >> 1) & 1) ^ 1);
       shared.item[slot] = item;
       BarrierArrive(&shared.item_full[slot]);
     }
-    __syncwarp();
     if (item.request < 0) break;
     int next = 0;
-    if (lane == 0 && thread < 32) {
-      next = gridDim.x + atomicAdd(&args.workspace.counters->next_item, 1);
-    }
-    // Queries, 16 rows per copy; rows past the tile keep what was there and are never stored.
+    if (thread == 0) next = gridDim.x + atomicAdd(&args.workspace.counters->next_item, 1);
+    // Queries, 8 rows per copy; rows past the tile keep what was there and are never stored.
     if (thread == 0) {
-      const int groups = ((item.rows & 255) + 15) / 16;
+      const int groups = (item.rows & 255) / 8;
       BarrierWait(&shared.q_empty, (item_count & 1) ^ 1);
-      BarrierArriveExpect(&shared.q_full, groups * (16 * kMlaKeyDim * 2));
+      BarrierArriveExpect(&shared.q_full, groups * 9 * kGroupBytes);
       for (int i = 0; i < groups; ++i) {
-        TensorLoad4d(shared.q + i * 18 * kGroupBytes, &maps.q, &shared.q_full, kEvictNormal, 0, 0, 0,
-                     item.first_row / 8 + 2 * i);
+        TensorLoad4d(shared.q + i * 9 * kGroupBytes, &maps.q, &shared.q_full, kEvictNormal, 0, 0, 0,
+                     item.first_row / 8 + i);
       }
     }
     const int* table =
         args.block_table + static_cast<size_t>(item.request) * args.block_table_stride;
-    const int last_page = max(0, (item.seq_len - 1) / args.page_size);
+    const int last_page = max(0, (item.seq_len - 1) >> args.page_shift);
     const int tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
     // Block table entries, 32 boxes at a time, one batch ahead.
     auto entry = [&](int box) {
-      const int key = item.key_begin + box * keys_per_box;
-      return __ldg(&table[min(key / args.page_size, last_page)]);
+      const int key = item.key_begin + (box << box_shift);
+      return __ldg(&table[min(key >> args.page_shift, last_page)]);
     };
     int pages = 0;
     int pages_ahead = tiles > 0 ? entry(lane) : 0;
@@ -158,43 +163,48 @@ __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const Ml
       }
       uint8_t* destination = shared.kv[stage];
       if constexpr (!kE4m3) {
-        const uint32_t box_groups = keys_per_box / 8;
-        for (int part = 0; part < 3; ++part) {
-          if (lane == 0) {
-            if (part < 2) BarrierWait(&shared.kv_empty[stage][part], parity);
-            BarrierArriveExpect(&shared.kv_full[stage][part], part < 2 ? kHalfBytes : kRotaryBytes);
-          }
-          for (int box = 0; box < boxes; ++box) {
-            const int page = __shfl_sync(~0u, pages, (tile * boxes + box) % 32);
-            const int key = item.key_begin + tile * kMlaTileKeys + box * keys_per_box;
-            const int row_group = (page * args.page_size + key % args.page_size) / 8;
-            if (lane == 0) {
-              if (part < 2) {
-                TensorLoad4d(destination + part * kHalfBytes + box * box_groups * 4 * kGroupBytes,
-                             &maps.kv_half, &shared.kv_full[stage][part], kEvictFirst, 0, 0,
-                             4 * part, row_group);
-              } else {
-                TensorLoad4d(destination + 2 * kHalfBytes + box * box_groups * kGroupBytes,
-                             &maps.kv_rotary, &shared.kv_full[stage][part], kEvictFirst, 0, 0, 8,
-                             row_group);
-              }
+        const uint32_t box_groups = 8 / boxes;
+        // The first row group of box `number` of this item.
+        auto row_group_of = [&](int number, int entries) {
+          const int page = __shfl_sync(~0u, entries, number % 32);
+          const int key = item.key_begin + (number << box_shift);
+          return ((page << args.page_shift) + (key & page_mask)) / 8;
+        };
+        int row_groups[4];
+#pragma unroll
+        for (int box = 0; box < 4; ++box) {
+          if (box < boxes) row_groups[box] = row_group_of(tile * boxes + box, pages);
+        }
+        if (lane == 0 && warp < 3) {
+          BarrierWait(&shared.kv_empty[stage][warp], parity);
+          if (warp == 0) TRACE(0, tile_count);
+          BarrierArriveExpect(&shared.kv_full[stage][warp], warp < 2 ? kHalfBytes : kRotaryBytes);
+          const CUtensorMap* map = warp < 2 ? &maps.kv_half : &maps.kv_rotary;
+          const uint32_t box_bytes = box_groups * (warp < 2 ? 4 : 1) * kGroupBytes;
+#pragma unroll
+          for (int box = 0; box < 4; ++box) {
+            if (box < boxes) {
+              TensorLoad4d(destination + warp * kHalfBytes + box * box_bytes, map,
+                           &shared.kv_full[stage][warp], kEvictFirst, 0, 0, 4 * warp,
+                           row_groups[box]);
             }
           }
+          if (warp == 0) TRACE(1, tile_count);
         }
+        __syncwarp();
       } else {
         // 64 rows x 36 chunks of 16 bytes; thread t takes row t / 2, every other chunk.
         const int row = thread / 2;
         const int key = item.key_begin + tile * kMlaTileKeys + row;
-        const int page = __shfl_sync(~0u, pages, (tile * boxes + row / keys_per_box) % 32);
+        const int page = __shfl_sync(~0u, pages, (tile * boxes + (row >> box_shift)) % 32);
         const uint4* source = reinterpret_cast<const uint4*>(
             args.cache +
-            (static_cast<size_t>(page) * args.page_size + key % args.page_size) * kMlaKeyDim);
+            ((static_cast<size_t>(page) << args.page_shift) + (key & page_mask)) * kMlaKeyDim);
         constexpr int kChunks = kMlaKeyDim / 16 / 2;
         uint4 raw[kChunks];
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) raw[i] = __ldcs(&source[2 * i + thread % 2]);
-        BarrierWait(&shared.kv_empty[stage][0], parity);
-        BarrierWait(&shared.kv_empty[stage][1], parity);
+        for (int part = 0; part < 3; ++part) BarrierWait(&shared.kv_empty[stage][part], parity);
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
           const int chunk = 2 * i + thread % 2;  // 16 columns
@@ -224,33 +234,50 @@ __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const Ml
       }
     }
     ++item_count;
-    if (kE4m3) {
-      // The next index travels through the item slot that only this warpgroup reads here.
-      __shared__ int next_index;
-      if (thread == 0) next_index = next;
-      NamedSync(4, kProducerThreads);
-      index = next_index;
-    } else {
-      index = __shfl_sync(~0u, next, 0);
-    }
+    if (thread == 0) shared.next_index = next;
+    NamedSync(kProducerBarrier, kProducerThreads);
+    index = shared.next_index;
+    NamedSync(kProducerBarrier, kProducerThreads);
   }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Consumers
 
-/// What a consumer thread carries through an item. Rows: lane / 4 and lane / 4 + 8 of its warp's 16.
-struct ConsumerState {
-  float reference[2];      // of the current split, unscaled
-  float sum[2];            // of this warpgroup's tiles of the split, this thread's columns
-  float run_reference[2];  // of the splits folded so far, scaled (log2)
-  float run_sum[2];
-  int limit[2];            // keys before this one may be visible
-  uint32_t visible[2];     // mask over keys from `context`
+/// The tiles of an item and where its splits end; scores and outputs walk it alike.
+struct SplitWalk {
+  int tiles;
+  int split_end;
+  bool first_in_split = true;
+  bool first_split = true;
+
+  __device__ SplitWalk(const MlaItem& item, const MlaSplits& splits) {
+    tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
+    split_end =
+        splits.base == 0 ? item.key_end : min(item.key_end, NextSplit(splits, item.key_begin));
+  }
+  __device__ bool Ends(const MlaItem& item, int tile) const {
+    return item.key_begin + (tile + 1) * kMlaTileKeys >= split_end;
+  }
+  __device__ bool Last(const MlaItem& item) const { return split_end >= item.key_end; }
+  __device__ void Advance(const MlaItem& item, const MlaSplits& splits) {
+    split_end = min(item.key_end, NextSplit(splits, split_end));
+    first_in_split = true;
+    first_split = false;
+  }
 };
 
+__device__ __forceinline__ MlaItem TakeItem(MlaShared& shared, uint32_t item_count) {
+  const int slot = item_count & 1;
+  BarrierWait(&shared.item_full[slot], (item_count >> 1) & 1);
+  const MlaItem item = shared.item[slot];
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) BarrierArrive(&shared.item_empty[slot]);
+  return item;
+}
+
 __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uint32_t parity,
-                                               float (&scores)[32]) {
+                                               float (&scores)[32], int trace_tile) {
   const uint32_t q = SharedAddress(shared.q);
   const uint32_t kv = SharedAddress(shared.kv[stage]);
   PinRegisters(scores);
@@ -258,10 +285,12 @@ __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uin
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
     BarrierWait(&shared.kv_full[stage][part], parity);
+    if (threadIdx.x == 256) TRACE(2 + part, trace_tile);
 #pragma unroll
     for (int step = 0; step < (part < 2 ? 16 : 4); ++step) {
       const int group = part * 4 + step / 4;
-      const uint64_t a = MakeDescriptor(q + group * kGroupBytes + step % 4 * 32, 16, 9 * kGroupBytes);
+      const uint64_t a =
+          MakeDescriptor(q + group * kGroupBytes + step % 4 * 32, 16, 9 * kGroupBytes);
       const uint64_t b =
           part < 2 ? MakeDescriptor(kv + part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32,
                                     16, 4 * kGroupBytes)
@@ -270,246 +299,78 @@ __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uin
     }
   }
   WgmmaCommit();
+  WgmmaWait<0>();
+  PinRegisters(scores);
 }
 
-__device__ __forceinline__ uint64_t ValueDescriptor(const MlaShared& shared, int stage, int group,
-                                                    int step) {
-  return MakeDescriptor(
-      SharedAddress(shared.kv[stage]) + group * kHalfBytes + step * 2 * 4 * kGroupBytes, kGroupBytes,
-      4 * kGroupBytes);
-}
-
-__device__ __forceinline__ void Rescale(float (&output)[128], float alpha0, float alpha1) {
-  if (__any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
-#pragma unroll
-    for (int i = 0; i < 128; i += 4) {
-      output[i] *= alpha0;
-      output[i + 1] *= alpha0;
-      output[i + 2] *= alpha1;
-      output[i + 3] *= alpha1;
-    }
+/// Values past the end of a request may be anything, and 0 * NaN must not happen.
+__device__ __forceinline__ void ClearRows(uint8_t* kv, int begin, int thread) {
+  for (int at = begin * 64 + thread; at < 64 * 64; at += kScoreThreads) {
+    const int row = at / 64;
+    const int chunk = at % 64;
+    *reinterpret_cast<uint4*>(kv + chunk / 32 * kHalfBytes + row / 8 * 4 * kGroupBytes +
+                              chunk % 32 / 8 * kGroupBytes + row % 8 * 128 + chunk % 8 * 16) =
+        make_uint4(0, 0, 0, 0);
   }
 }
 
-template <bool kScoresFirst>
-__device__ __forceinline__ void Consume(const MlaKernelArguments& args, MlaShared& shared) {
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, MlaShared& shared) {
   const int thread = threadIdx.x % 128;
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int row0 = warp * 16 + lane / 4;  // and row0 + 8
-  const uint32_t p_address = SharedAddress(shared.p);
   // stmatrix: lane l gives the address of row l % 8 of matrix l / 8 (rows +8, then columns +8).
   const int store_row = warp * 16 + (lane / 8 % 2) * 8 + lane % 8;
-  const uint32_t store_base = p_address + store_row * 128;
+  const uint32_t store_base = SharedAddress(shared.p) + store_row * 128;
   const int store_chunk = lane / 16;
 
-  float output[128];
   float scores[32];
-  ConsumerState state;
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
-  float4* running = reinterpret_cast<float4*>(args.workspace.running) +
-                    static_cast<size_t>(blockIdx.x) * (64 * kMlaValueDim / 4) + threadIdx.x;
-
   for (uint32_t item_count = 0;; ++item_count) {
-    const int slot = item_count & 1;
-    BarrierWait(&shared.item_full[slot], (item_count >> 1) & 1);
-    const MlaItem item = shared.item[slot];
-    __syncwarp();
-    if (lane == 0) BarrierArrive(&shared.item_empty[slot]);
+    const MlaItem item = TakeItem(shared, item_count);
     if (item.request < 0) break;
-    const int tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
+    SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
     const int row_in_request = item.rows >> 8;
-    const bool relaxed_end = args.splits.base == 0;
-    int split_end = relaxed_end ? item.key_end : min(item.key_end, NextSplit(args.splits, item.key_begin));
-    bool first_in_split = true;
-    bool first_split = true;
+    int limit[2];         // keys before this one may be visible
+    uint32_t visible[2];  // mask over keys from `context`
+    float reference[2];   // of the current split, unscaled
+    float sum[2];         // of this thread's columns
+    float run_reference[2];  // of the splits folded so far, scaled (log2)
+    float run_sum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(row0 + 8 * i, rows - 1);
       const int token = (row_in_request + row) / args.heads;
-      state.limit[i] = args.visible != nullptr ? item.seq_len : item.context + token + 1;
-      state.visible[i] = 0;
-      if (args.visible != nullptr) {
-        state.visible[i] = args.visible[(item.first_row + row) / args.heads];
-      }
-      state.reference[i] = -INFINITY;
-      state.sum[i] = 0.0f;
-      state.run_reference[i] = -INFINITY;
-      state.run_sum[i] = 0.0f;
+      limit[i] = args.visible != nullptr ? item.seq_len : item.context + token + 1;
+      visible[i] =
+          args.visible != nullptr ? args.visible[(item.first_row + row) / args.heads] : 0;
+      reference[i] = -INFINITY;
+      sum[i] = 0.0f;
+      run_reference[i] = -INFINITY;
+      run_sum[i] = 0.0f;
     }
     // Keys before this one are visible to every row of the tile.
     const int all_visible = args.visible != nullptr
                                 ? item.context
                                 : item.context + row_in_request / args.heads + 1;
     BarrierWait(&shared.q_full, item_count & 1);
-
-    auto stage_of = [&](int tile) { return static_cast<int>((tile_count + tile) % kStages); };
-    auto parity_of = [&](int tile) { return ((tile_count + tile) / kStages) & 1; };
-    auto release = [&](int tile) {
-      if (lane == 0) BarrierArrive(&shared.kv_empty[stage_of(tile)][group]);
-    };
-    auto issue_scores = [&](int tile) { MultiplyScores(shared, stage_of(tile), parity_of(tile), scores); };
-
-    // Folds at the end of the split that ends with `tile`, for a warpgroup whose products are done.
-    auto end_split = [&](int tile) {
-      const int end_key = item.key_begin + (tile + 1) * kMlaTileKeys;
-      if (end_key < split_end) return;
-      const int buffer = split_count & 1;
-      ++split_count;
-      float m[2], l[2], a[2], b[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        l[i] = state.sum[i];
-        l[i] += __shfl_xor_sync(~0u, l[i], 1);
-        l[i] += __shfl_xor_sync(~0u, l[i], 2);
-        if (lane % 4 == 0) shared.sums[buffer][group][row0 + 8 * i] = l[i];
-      }
-      NamedSync(kSplitEnd, kConsumerThreads);
-      const bool last = split_end >= item.key_end;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        l[i] = shared.sums[buffer][0][row0 + 8 * i] + shared.sums[buffer][1][row0 + 8 * i];
-        m[i] = state.reference[i] == -INFINITY ? -INFINITY : state.reference[i] * args.score_scale;
-      }
-      if (!first_split) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          FoldWeights(state.run_reference[i], m[i], &m[i], &a[i], &b[i]);
-          l[i] = Fold(state.run_sum[i], l[i], a[i], b[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const float4 before = __ldcg(&running[i * kConsumerThreads]);
-          output[4 * i] = Fold(before.x, output[4 * i], a[0], b[0]);
-          output[4 * i + 1] = Fold(before.y, output[4 * i + 1], a[0], b[0]);
-          output[4 * i + 2] = Fold(before.z, output[4 * i + 2], a[1], b[1]);
-          output[4 * i + 3] = Fold(before.w, output[4 * i + 3], a[1], b[1]);
-        }
-      }
-      if (!last) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          __stcg(&running[i * kConsumerThreads],
-                 make_float4(output[4 * i], output[4 * i + 1], output[4 * i + 2], output[4 * i + 3]));
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          state.run_reference[i] = m[i];
-          state.run_sum[i] = l[i];
-          state.reference[i] = -INFINITY;
-          state.sum[i] = 0.0f;
-        }
-        first_split = false;
-        first_in_split = true;
-        split_end = min(item.key_end, NextSplit(args.splits, split_end));
-        return;
-      }
-      const int column = group * 256 + lane % 4 * 2;
-      if (item.partial_unit >= 0) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = row0 + 8 * i;
-          if (row >= rows) continue;
-          const size_t at = static_cast<size_t>(item.partial_unit) * kMlaUnitRows + row;
-          float* out = args.workspace.partial_outputs + at * kMlaValueDim + column;
-#pragma unroll
-          for (int j = 0; j < 32; ++j) {
-            __stcg(reinterpret_cast<float2*>(out + 8 * j),
-                   make_float2(output[4 * j + 2 * i], output[4 * j + 2 * i + 1]));
-          }
-          if (group == 0 && lane % 4 == 0) {
-            args.workspace.partial_stats[at] = make_float2(m[i], l[i]);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = row0 + 8 * i;
-          if (row >= rows) continue;
-          const size_t at = static_cast<size_t>(item.first_row) + row;
-          float lse;
-          const float factor = FinishRow(m[i], l[i], args.value_scale, args.sink,
-                                         static_cast<int>(at % args.heads), &lse);
-          __nv_bfloat16* out = args.output + at * kMlaValueDim + column;
-#pragma unroll
-          for (int j = 0; j < 32; ++j) {
-            *reinterpret_cast<uint32_t*>(out + 8 * j) =
-                OutputPair(output[4 * j + 2 * i], output[4 * j + 2 * i + 1], factor);
-          }
-          if (group == 0 && lane % 4 == 0) args.lse[at] = lse;
-        }
-      }
-    };
-
-    if (tiles == 0) {  // no key at all: a row of zeros
+    if (walk.tiles == 0) {
       if (lane == 0) BarrierArrive(&shared.q_empty);
-#pragma unroll
-      for (int i = 0; i < 128; ++i) output[i] = 0.0f;
-      end_split(0);
+      for (int row = thread; row < rows; row += kScoreThreads) {
+        args.lse[item.first_row + row] = -INFINITY;
+      }
       continue;
     }
 
-    // The other warpgroup's tile: take its reference and probabilities, add its values.
-    auto add_remote = [&](int tile) {
-      NamedSync(kProbabilitiesReady + (tile & 1), kConsumerThreads);
-      const float alpha0 = shared.alpha[row0];
-      const float alpha1 = shared.alpha[row0 + 8];
-      state.reference[0] = shared.reference[row0];
-      state.reference[1] = shared.reference[row0 + 8];
-      state.sum[0] *= alpha0;
-      state.sum[1] *= alpha1;
-      if (!first_in_split) Rescale(output, alpha0, alpha1);
-      PinRegisters(output);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        WgmmaM64N256_SS_MN(output, MakeDescriptor(p_address + step * 32, 16, kGroupBytes),
-                           ValueDescriptor(shared, stage_of(tile), group, step),
-                           !first_in_split || step != 0);
-      }
-      WgmmaCommit();
-      first_in_split = false;
-    };
-
-    if (group < tiles) {
-      issue_scores(group);
-      if constexpr (!kScoresFirst) WgmmaWait<0>();
-    }
-    bool q_released = false;
-    for (int tile = group; tile < tiles; tile += 2) {
-      if (tile > 0) {
-        add_remote(tile - 1);
-        if constexpr (kScoresFirst) {
-          WgmmaWait<1>();
-        } else {
-          WgmmaWait<0>();
-          PinRegisters(output);
-          release(tile - 1);
-          end_split(tile - 1);
-          if (tile != group) {
-            issue_scores(tile);
-            WgmmaWait<0>();
-          }
-        }
-      } else if constexpr (kScoresFirst) {
-        WgmmaWait<0>();
-      }
-      PinRegisters(scores);
-      if (tile + 2 >= tiles) {
-        q_released = true;
-        if (lane == 0) BarrierArrive(&shared.q_empty);
-      }
-      // A new split starts with this tile when the one before ended the last.
-      if constexpr (kScoresFirst) {
-        if (tile > 0 && item.key_begin + tile * kMlaTileKeys >= split_end) {
-          WgmmaWait<0>();
-          PinRegisters(output);
-          release(tile - 1);
-          end_split(tile - 1);
-        }
+    for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
+      const int stage = tile_count % kStages;
+      MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores, tile_count);
+      if (thread == 0) TRACE(5, tile_count);
+      if (lane == 0) {
+        BarrierArrive(&shared.kv_empty[stage][2]);
+        if (tile + 1 == walk.tiles) BarrierArrive(&shared.q_empty);
       }
 
       const int key0 = item.key_begin + tile * kMlaTileKeys;
@@ -518,28 +379,18 @@ __device__ __forceinline__ void Consume(const MlaKernelArguments& args, MlaShare
         for (int j = 0; j < 32; ++j) {
           const int i = j / 2 % 2;
           const int key = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
-          bool seen = key < state.limit[i];
+          bool seen = key < limit[i];
           if (args.visible != nullptr) {
             const int offset = key - item.context;
-            seen = seen && (offset < 0 || (offset < 32 && (state.visible[i] >> offset & 1)));
+            seen = seen && (offset < 0 || (offset < 32 && (visible[i] >> offset & 1)));
           }
           if (!seen) scores[j] = -INFINITY;
         }
         if (key0 + kMlaTileKeys > item.seq_len) {
-          // Values past the end may be anything; 0 * NaN must not happen.
-          uint8_t* kv = shared.kv[stage_of(tile)];
-          const int begin = max(0, item.seq_len - key0);
-          for (int at = begin * 64 + thread; at < 64 * 64; at += 128) {
-            const int row = at / 64;
-            const int chunk = at % 64;
-            *reinterpret_cast<uint4*>(kv + chunk / 32 * kHalfBytes + row / 8 * 4 * kGroupBytes +
-                                      chunk % 32 / 8 * kGroupBytes + row % 8 * 128 +
-                                      chunk % 8 * 16) = make_uint4(0, 0, 0, 0);
-          }
-          ProxyFence();
+          ClearRows(shared.kv[stage], max(0, item.seq_len - key0), thread);
         }
       }
-      // References, probabilities, sums.
+
       float alpha[2];
       float negative[2];
 #pragma unroll
@@ -551,12 +402,11 @@ __device__ __forceinline__ void Consume(const MlaKernelArguments& args, MlaShare
         }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        const float before = state.reference[i];
+        const float before = reference[i];
         const bool grow = (top - before) * args.score_scale > 8.0f;
-        const float reference = grow ? top : before;
+        reference[i] = grow ? top : before;
         alpha[i] = grow ? Exp2((before - top) * args.score_scale) : 1.0f;
-        negative[i] = reference == -INFINITY ? 0.0f : -reference * args.score_scale;
-        state.reference[i] = reference;
+        negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i] * args.score_scale;
       }
       uint32_t probabilities[4][4];
       float part[2][2] = {};
@@ -572,15 +422,11 @@ __device__ __forceinline__ void Consume(const MlaKernelArguments& args, MlaShare
         }
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) state.sum[i] = state.sum[i] * alpha[i] + (part[i][0] + part[i][1]);
+      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
 
-      if constexpr (kScoresFirst) {
-        if (tile > 0 && !first_in_split) {
-          WgmmaWait<0>();
-          PinRegisters(output);
-          release(tile - 1);
-        }
-      }
+      // Hand over once the outputs have taken the tile before.
+      if (thread == 0) TRACE(6, tile_count);
+      BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16),
@@ -588,49 +434,203 @@ __device__ __forceinline__ void Consume(const MlaKernelArguments& args, MlaShare
                      probabilities[step][3]);
       }
       if (lane % 4 == 0) {
+        shared.alpha[row0] = alpha[0];
+        shared.alpha[row0 + 8] = alpha[1];
+      }
+      if (walk.Ends(item, tile)) {
+        const int buffer = split_count++ & 1;
+        const bool last = walk.Last(item);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          shared.reference[row0 + 8 * i] = state.reference[i];
-          shared.alpha[row0 + 8 * i] = alpha[i];
+          const int row = row0 + 8 * i;
+          float l = sum[i];
+          l += __shfl_xor_sync(~0u, l, 1);
+          l += __shfl_xor_sync(~0u, l, 2);
+          float m = reference[i] == -INFINITY ? -INFINITY : reference[i] * args.score_scale;
+          if (!walk.first_split) {
+            float a, b;
+            FoldWeights(run_reference[i], m, &m, &a, &b);
+            l = Fold(run_sum[i], l, a, b);
+            if (lane % 4 == 0) {
+              shared.fold[buffer][0][row] = a;
+              shared.fold[buffer][1][row] = b;
+            }
+          }
+          run_reference[i] = m;
+          run_sum[i] = l;
+          reference[i] = -INFINITY;
+          sum[i] = 0.0f;
+          if (last && lane % 4 == 0 && row < rows) {
+            if (item.partial_unit >= 0) {
+              args.workspace.partial_stats[item.partial_unit * kMlaUnitRows + row] =
+                  make_float2(m, l);
+            } else {
+              const int at = item.first_row + row;
+              float lse;
+              shared.factor[buffer][row] =
+                  FinishRow(m, l, args.value_scale, args.sink, at % args.heads, &lse);
+              args.lse[at] = lse;
+            }
+          }
         }
+        if (!last) walk.Advance(item, args.splits);
       }
       ProxyFence();
-      NamedArrive(kProbabilitiesReady + (tile & 1), kConsumerThreads);
-      if (!first_in_split) Rescale(output, alpha[0], alpha[1]);
-      PinRegisters(output);
-      WgmmaFence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        WgmmaM64N256_RS_MN(output, probabilities[step],
-                           ValueDescriptor(shared, stage_of(tile), group, step),
-                           !first_in_split || step != 0);
-      }
-      WgmmaCommit();
-      first_in_split = false;
-      WgmmaWait<0>();
-      PinRegisters(output);
-      release(tile);
-      if constexpr (kScoresFirst) {
-        if (tile + 2 < tiles) issue_scores(tile + 2);
-        // The products of the next tile run while this split is folded. A split that another tile
-        // of this warpgroup's partner ends is folded there.
-      }
-      end_split(tile);
+      __syncwarp();
+      if (lane == 0) BarrierArrive(&shared.p_full);
+      if (thread == 0) TRACE(7, tile_count);
     }
-    if (!q_released && lane == 0) BarrierArrive(&shared.q_empty);
-    // The last tile, when it is the other warpgroup's.
-    if ((tiles - 1) % 2 != group) {
-      add_remote(tiles - 1);
-      WgmmaWait<0>();
-      PinRegisters(output);
-      release(tiles - 1);
-      end_split(tiles - 1);
-    }
-    tile_count += tiles;
   }
 }
 
-template <bool kE4m3, bool kScoresFirst>
+__device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args,
+                                                  MlaShared& shared) {
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int lane = threadIdx.x % 32;
+  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row0 + 8
+  const int column = group * 256 + lane % 4 * 2;
+  const uint32_t p = SharedAddress(shared.p);
+  float4* running = reinterpret_cast<float4*>(args.workspace.running) +
+                    static_cast<size_t>(blockIdx.x) * (64 * kMlaValueDim / 4) + threadIdx.x;
+  // Two halves of 128 columns: at 512 threads the compiler refuses wider products.
+  float output[2][64];
+  uint32_t tile_count = 0;
+  uint32_t split_count = 0;
+  for (uint32_t item_count = 0;; ++item_count) {
+    const MlaItem item = TakeItem(shared, item_count);
+    if (item.request < 0) break;
+    SplitWalk walk(item, args.splits);
+    const int rows = item.rows & 255;
+    const bool warp_rows = row0 - lane / 4 < rows;  // this warp has rows of the item
+    if (walk.tiles == 0) {
+      for (int row = threadIdx.x / 32; row < rows; row += kOutputThreads / 32) {
+        uint4* out = reinterpret_cast<uint4*>(
+            args.output + (static_cast<size_t>(item.first_row) + row) * kMlaValueDim);
+        out[lane] = make_uint4(0, 0, 0, 0);
+        out[lane + 32] = make_uint4(0, 0, 0, 0);
+      }
+      continue;
+    }
+    for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
+      const int stage = tile_count % kStages;
+      BarrierWait(&shared.p_full, tile_count & 1);
+      if (threadIdx.x == 0) TRACE(8, tile_count);
+      const float alpha0 = shared.alpha[row0];
+      const float alpha1 = shared.alpha[row0 + 8];
+      if (!walk.first_in_split && __any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < 128; ++i) output[i / 64][i % 64] *= i & 2 ? alpha1 : alpha0;
+      }
+      const uint32_t values = SharedAddress(shared.kv[stage]) + group * kHalfBytes;
+      PinRegisters(output[0]);
+      PinRegisters(output[1]);
+      WgmmaFence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          WgmmaM64N128_SS_MN(output[half], MakeDescriptor(p + step * 32, 16, kGroupBytes),
+                             MakeDescriptor(values + (step * 2 * 4 + half * 2) * kGroupBytes,
+                                            kGroupBytes, 4 * kGroupBytes),
+                             !walk.first_in_split || step != 0);
+        }
+      }
+      WgmmaCommit();
+      WgmmaWait<0>();
+      PinRegisters(output[0]);
+      PinRegisters(output[1]);
+      if (threadIdx.x == 0) TRACE(9, tile_count);
+      if (lane == 0) {
+        BarrierArrive(&shared.kv_empty[stage][group]);
+        BarrierArrive(&shared.p_empty);
+      }
+      walk.first_in_split = false;
+      if (!walk.Ends(item, tile)) continue;
+      if (threadIdx.x == 0) TRACE(10, tile_count);
+
+      const int buffer = split_count++ & 1;
+      const bool last = walk.Last(item);
+      if (warp_rows) {
+        float a0 = 1.0f, a1 = 1.0f, b0 = 1.0f, b1 = 1.0f;
+        if (!walk.first_split) {
+          a0 = shared.fold[buffer][0][row0];
+          a1 = shared.fold[buffer][0][row0 + 8];
+          b0 = shared.fold[buffer][1][row0];
+          b1 = shared.fold[buffer][1][row0 + 8];
+        }
+        const bool add = !walk.first_split && !last && !__any_sync(~0u, a0 != 1.0f || a1 != 1.0f);
+        if (add) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) {
+            AddToGlobal(&running[i * kOutputThreads], __fmul_rn(output[i / 16][4 * i % 64], b0),
+                        __fmul_rn(output[i / 16][4 * i % 64 + 1], b0),
+                        __fmul_rn(output[i / 16][4 * i % 64 + 2], b1),
+                        __fmul_rn(output[i / 16][4 * i % 64 + 3], b1));
+          }
+        } else if (!walk.first_split) {
+          constexpr int kBatch = 8;
+#pragma unroll
+          for (int first = 0; first < 32; first += kBatch) {
+            float4 before[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+              before[i] = LoadGlobal(&running[(first + i) * kOutputThreads]);
+            }
+#pragma unroll
+            for (int k = 0; k < kBatch; ++k) {
+              const int i = first + k;
+              float* o = &output[i / 16][4 * i % 64];
+              o[0] = Fold(before[k].x, o[0], a0, b0);
+              o[1] = Fold(before[k].y, o[1], a0, b0);
+              o[2] = Fold(before[k].z, o[2], a1, b1);
+              o[3] = Fold(before[k].w, o[3], a1, b1);
+            }
+          }
+        }
+        if (!last && !add) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) {
+            __stcg(&running[i * kOutputThreads],
+                   make_float4(output[i / 16][4 * i % 64], output[i / 16][4 * i % 64 + 1],
+                               output[i / 16][4 * i % 64 + 2], output[i / 16][4 * i % 64 + 3]));
+          }
+        }
+      }
+      if (!last) {
+        walk.Advance(item, args.splits);
+      } else if (item.partial_unit >= 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = row0 + 8 * i;
+          if (row >= rows) continue;
+          const size_t at = static_cast<size_t>(item.partial_unit) * kMlaUnitRows + row;
+          float* out = args.workspace.partial_outputs + at * kMlaValueDim + column;
+#pragma unroll
+          for (int j = 0; j < 32; ++j) {
+            __stcg(reinterpret_cast<float2*>(out + 8 * j),
+                   make_float2(output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1]));
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = row0 + 8 * i;
+          if (row >= rows) continue;
+          const float factor = shared.factor[buffer][row];
+          __nv_bfloat16* out =
+              args.output + (static_cast<size_t>(item.first_row) + row) * kMlaValueDim + column;
+#pragma unroll
+          for (int j = 0; j < 32; ++j) {
+            *reinterpret_cast<uint32_t*>(out + 8 * j) =
+                OutputPair(output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1], factor);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <bool kE4m3>
 __global__ void __launch_bounds__(kMlaThreads, 1)
     DecodeMlaSm90(const __grid_constant__ MlaKernelArguments args,
                   const __grid_constant__ MlaTensorMaps maps) {
@@ -642,13 +642,15 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
       for (int part = 0; part < 3; ++part) {
         BarrierInit(&shared.kv_full[stage][part], kE4m3 ? kProducerThreads : 1);
       }
-      for (int part = 0; part < 2; ++part) BarrierInit(&shared.kv_empty[stage][part], 4);
+      for (int part = 0; part < 3; ++part) BarrierInit(&shared.kv_empty[stage][part], 4);
     }
+    BarrierInit(&shared.p_full, 4);
+    BarrierInit(&shared.p_empty, 8);
     BarrierInit(&shared.q_full, 1);
-    BarrierInit(&shared.q_empty, 8);
+    BarrierInit(&shared.q_empty, 4);
     for (int slot = 0; slot < 2; ++slot) {
       BarrierInit(&shared.item_full[slot], 1);
-      BarrierInit(&shared.item_empty[slot], 8);
+      BarrierInit(&shared.item_empty[slot], 12);
     }
     BarrierInitFence();
     PrefetchTensorMap(&maps.q);
@@ -656,13 +658,18 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     PrefetchTensorMap(&maps.kv_rotary);
   }
   __syncthreads();
+  WaitForPriorGrid();
   LaunchDependents();
-  if (threadIdx.x >= kConsumerThreads) {
-    LowerRegisters<kE4m3 ? 104 : 40>();
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (role == 3) {
+    LowerRegisters<kE4m3 ? 88 : 40>();
     Produce<kE4m3>(args, maps, shared);
+  } else if (role == 2) {
+    LowerRegisters<104>();
+    ComputeScores(args, shared);
   } else {
-    RaiseRegisters<kE4m3 ? 200 : 232>();
-    Consume<kScoresFirst>(args, shared);
+    RaiseRegisters<kE4m3 ? 160 : 184>();
+    AccumulateOutputs(args, shared);
   }
 }
 
