@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <memory>
+#include <string_view>
 
 #include "outrider/base/error.h"
 
@@ -47,6 +48,21 @@ class UpperLevelFlag : public spdlog::custom_flag_formatter {
   }
 };
 
+/// %K: "[file.cc:12] ", or nothing for a message that does not say where it comes from.
+class SourceFlag : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm& /*time*/,
+              spdlog::memory_buf_t& out) override {
+    if (message.source.empty()) return;
+    const std::string_view path = message.source.filename;
+    fmt::format_to(std::back_inserter(out), "[{}:{}] ", path.substr(path.rfind('/') + 1),
+                   message.source.line);
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<SourceFlag>();
+  }
+};
+
 }  // namespace
 
 void InitLogging(const std::string& level, LogFormat format) {
@@ -61,16 +77,15 @@ void InitLogging(const std::string& level, LogFormat format) {
     throw InvalidArgument("log level '{}' is unknown: use debug, info, warning or error", level);
   }
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
-  formatter->add_flag<JsonMessageFlag>('Q').add_flag<UpperLevelFlag>('U');
+  formatter->add_flag<JsonMessageFlag>('Q').add_flag<UpperLevelFlag>('U').add_flag<SourceFlag>('K');
   formatter->set_pattern(format == LogFormat::kText
-                             ? "%U %m-%d %H:%M:%S [%s:%#] %v"
+                             ? "%U %m-%d %H:%M:%S %K%v"
                              : R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","message":"%Q"})");
-  auto logger =
-      std::make_shared<spdlog::logger>("outrider", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>("outrider",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_formatter(std::move(formatter));
   logger->set_level(parsed);
   spdlog::set_default_logger(std::move(logger));
 }
 
 }  // namespace outrider
-
