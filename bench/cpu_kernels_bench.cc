@@ -11,7 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
-#include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -69,7 +69,7 @@ Limits Measure(ThreadPool& pool) {
 
 void FillRandom(std::byte* data, size_t bytes) {
   // bfloat16 values of magnitude 2^-8 to 2^-5, from a linear congruential generator.
-  uint16_t* out = reinterpret_cast<uint16_t*>(data);
+  auto* out = reinterpret_cast<uint16_t*>(data);
   uint32_t state = 1;
   for (size_t i = 0; i < bytes / 2; ++i) {
     state = state * 1664525 + 1013904223;
@@ -261,13 +261,14 @@ void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
     } else {
       FillNormal(storage.as<float>(), static_cast<int64_t>(storage.size() / 4));
     }
-    std::vector<int32_t> table;
-    for (int32_t b = 0; b < blocks * c.requests; ++b) table.push_back(blocks * c.requests - 1 - b);
+    std::vector<int32_t> table(static_cast<size_t>(blocks * c.requests));
+    std::iota(table.rbegin(), table.rend(), 0);
     const int32_t rows = c.rows * c.requests;
     std::vector<float> q(static_cast<size_t>(rows * c.heads * 576));
     std::vector<float> out(static_cast<size_t>(rows * c.heads * kLatent));
     FillNormal(q.data(), static_cast<int64_t>(q.size()));
     std::vector<AttentionSpan> spans;
+    spans.reserve(static_cast<size_t>(c.requests));
     for (int32_t r = 0; r < c.requests; ++r) {
       spans.push_back({.first_row = r * c.rows,
                        .query_length = c.rows,

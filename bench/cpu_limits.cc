@@ -35,7 +35,7 @@ double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int pa
   for (int pass = 0; pass < passes; ++pass) {
     const double start = Now(pool);
     pool.ParallelFor(chunks, [&](int64_t i, int /*thread*/) {
-      const float* p = reinterpret_cast<const float*>(data + i * chunk);
+      const auto* p = reinterpret_cast<const float*>(data + i * chunk);
       __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
                         _mm256_setzero_ps()};
       for (int64_t j = 0; j < chunk / 4; j += 32) {
@@ -68,7 +68,7 @@ double FmaGflops(ThreadPool& pool) {
       const __m256 b = _mm256_set1_ps(0.001f);
       for (int64_t step = 0; step < kSteps; ++step) {
 #pragma GCC unroll 12
-        for (int c = 0; c < kChains; ++c) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
+        for (__m256& chain : acc) chain = _mm256_fmadd_ps(chain, a, b);
       }
       __m256 sum = acc[0];
       for (int c = 1; c < kChains; ++c) sum = _mm256_add_ps(sum, acc[c]);

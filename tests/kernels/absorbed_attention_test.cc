@@ -236,7 +236,7 @@ TEST_P(AbsorbedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
     const LatentCache cache = batch.paged.cache();
     const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
     std::byte* unread = cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
-    const size_t bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
+    const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
     ASAN_POISON_MEMORY_REGION(unread, bytes);
     const TestMatrix out = batch.Run(kernels, pool);
     ASAN_UNPOISON_MEMORY_REGION(unread, bytes);

@@ -25,8 +25,8 @@ TEST(PackedMatrix, ElementsLieWhereTheLayoutSays) {
       std::vector<std::byte> bf16(PanelBytes(DType::kBF16, cols), std::byte{0xff});
       PackPanel(DType::kF32, rows.data(), count, cols, f32.data());
       PackPanel(DType::kBF16, rows.data(), count, cols, bf16.data());
-      const float* f = reinterpret_cast<const float*>(f32.data());
-      const BFloat16* b = reinterpret_cast<const BFloat16*>(bf16.data());
+      const auto* f = reinterpret_cast<const float*>(f32.data());
+      const auto* b = reinterpret_cast<const BFloat16*>(bf16.data());
       for (int64_t n = 0; n < 16; ++n) {
         for (int64_t k = 0; k < (cols + 1) / 2 * 2; ++k) {
           const bool present = n < count && k < cols;
@@ -45,7 +45,7 @@ TEST(PackedMatrix, BFloat16RoundsToNearestEven) {
   const float rows[] = {1.00390625f, 1.01171875f, -1.005859375f, 3.0f};
   std::vector<std::byte> panel(PanelBytes(DType::kBF16, 4));
   PackPanel(DType::kBF16, rows, 1, 4, panel.data());
-  const BFloat16* b = reinterpret_cast<const BFloat16*>(panel.data());
+  const auto* b = reinterpret_cast<const BFloat16*>(panel.data());
   EXPECT_EQ(ToFloat(b[0]), 1.0f);
   EXPECT_EQ(ToFloat(b[1]), 1.015625f);
   EXPECT_EQ(ToFloat(b[32]), -1.0078125f);

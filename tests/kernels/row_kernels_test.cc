@@ -12,7 +12,7 @@ class RowKernelsTest : public KernelTest {};
 
 /// |a - b| in units of the last place of b.
 double UlpsApart(float a, double b) {
-  const float rounded = static_cast<float>(b);
+  const auto rounded = static_cast<float>(b);
   const float ulp = std::nextafter(std::abs(rounded), INFINITY) - std::abs(rounded);
   return std::abs(a - b) / ulp;
 }
@@ -56,7 +56,7 @@ TEST_P(RowKernelsTest, RmsNormWorksInPlaceAndRowByRow) {
 TEST_P(RowKernelsTest, SiluMulIsAccurateOverTheWholeRangeOfFloats) {
   std::vector<float> gates = {0.0f, -0.0f, 1e-40f, 88.0f, -87.4f, -88.8f, -103.5f, -105.0f, 1e30f};
   for (float v = -100; v < 100; v += 0.0137f) gates.push_back(v);
-  const int64_t n = static_cast<int64_t>(gates.size());
+  const auto n = static_cast<int64_t>(gates.size());
   TestMatrix x(1, 2 * n);
   std::copy(gates.begin(), gates.end(), x.values.begin());
   std::fill(x.values.begin() + n, x.values.end(), 1.0f);
@@ -143,7 +143,7 @@ TEST_P(RowKernelsTest, CombineExpertsAddsAWeightedChain) {
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t i = 0; i < n; ++i) {
           float sum = 0;
-          for (size_t j = static_cast<size_t>(r * top_k); j < static_cast<size_t>((r + 1) * top_k);
+          for (auto j = static_cast<size_t>(r * top_k); j < static_cast<size_t>((r + 1) * top_k);
                ++j) {
             sum = std::fma(weights[j], y.view().row(sources[j])[i], sum);
           }

@@ -31,13 +31,13 @@ void PackPanel(DType format, const float* rows, int64_t count, int64_t cols, std
       count == kPanelRows && (format == DType::kF32 || cols % 2 == 0);
   if (!every_element_is_written) std::memset(panel, 0, bytes);
   if (format == DType::kF32) {
-    float* out = reinterpret_cast<float*>(panel);
+    auto* out = reinterpret_cast<float*>(panel);
     for (int64_t k = 0; k < cols; ++k) {
       for (int64_t n = 0; n < count; ++n) out[k * kPanelRows + n] = rows[n * cols + k];
     }
     return;
   }
-  BFloat16* out = reinterpret_cast<BFloat16*>(panel);
+  auto* out = reinterpret_cast<BFloat16*>(panel);
   for (int64_t k = 0; k < cols; ++k) {
     BFloat16* pair = out + k / 2 * 2 * kPanelRows + k % 2;
     for (int64_t n = 0; n < count; ++n) pair[n * 2] = ToBFloat16(rows[n * cols + k]);

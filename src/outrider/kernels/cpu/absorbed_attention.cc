@@ -56,7 +56,7 @@ class Call {
     const double nanoseconds = EstimateNanoseconds();
     CutTiles(nanoseconds < kInlineNanoseconds ? kLargestTile : TileRows(), scratch, tiles);
     if (tiles.empty()) return;
-    const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+    const auto num_tiles = static_cast<int64_t>(tiles.size());
     const int64_t wave = std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() / num_tiles);
     int64_t splits = 0;
     for (const Tile& tile : tiles) splits = std::max(splits, SplitsOf(Keys(tile, tile.last - 1)));

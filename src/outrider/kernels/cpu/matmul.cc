@@ -82,8 +82,8 @@ void FindRows(std::span<const MatMulJob> jobs, bool rounded, CallScratch& scratc
 }
 
 double PanelNanoseconds(const MatMulJob& job, int64_t rows) {
-  const double bytes = static_cast<double>(PanelBytes(job.w->format, job.w->cols));
-  const double fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
+  const auto bytes = static_cast<double>(PanelBytes(job.w->format, job.w->cols));
+  const auto fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
   return std::max(bytes * kNanosecondsPerByte, fmas * kNanosecondsPerFma);
 }
 
@@ -131,7 +131,7 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   const Scratch::Frame frame(scratch);
   const MatMulJob& job = *task.job;
   const PackedMatrix& w = *job.w;
-  const int64_t panel_bytes = static_cast<int64_t>(PanelBytes(w.format, w.cols));
+  const auto panel_bytes = static_cast<int64_t>(PanelBytes(w.format, w.cols));
   const int64_t first_column = task.first_panel * kPanelRows;
   leaves.multiply_panels({
       .format = w.format,

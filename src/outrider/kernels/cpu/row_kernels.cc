@@ -101,11 +101,11 @@ void GatherLatent(const LeafKernels& leaves, ThreadPool& pool, LatentCache cache
                          position % cache.block_size;
     const int64_t first = cache.SlotOffset(slot);
     if (cache.dtype == DType::kF32) {
-      const float* entry = reinterpret_cast<const float*>(cache.data) + first;
+      const auto* entry = reinterpret_cast<const float*>(cache.data) + first;
       std::copy(entry, entry + latent.cols, latent.row(r));
       std::copy(entry + latent.cols, entry + cache.width, rope.row(r));
     } else {
-      const BFloat16* entry = reinterpret_cast<const BFloat16*>(cache.data) + first;
+      const auto* entry = reinterpret_cast<const BFloat16*>(cache.data) + first;
       leaves.widen(entry, latent.cols, latent.row(r));
       leaves.widen(entry + latent.cols, rope.cols, rope.row(r));
     }

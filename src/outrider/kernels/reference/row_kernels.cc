@@ -10,7 +10,7 @@ namespace outrider::reference {
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y) {
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += double{x[i]} * x[i];
-  const float mean = static_cast<float>(sum / static_cast<double>(n));
+  const auto mean = static_cast<float>(sum / static_cast<double>(n));
   const float scale = 1.0f / std::sqrt(mean + eps);
   for (int64_t i = 0; i < n; ++i) y[i] = weight[i] * (x[i] * scale);
 }
