@@ -10,8 +10,8 @@ namespace {
 
 TEST(DTypeTest, BFloat16RoundsToNearestEven) {
   EXPECT_EQ(RoundToBFloat16(1.0F), 1.0F);
-  EXPECT_EQ(RoundToBFloat16(1.0F + 0x1p-9F), 1.0F);            // below half a unit
-  EXPECT_EQ(RoundToBFloat16(1.0F + 0x1p-8F), 1.0F);            // a tie goes to even
+  EXPECT_EQ(RoundToBFloat16(1.0F + 0x1p-9F), 1.0F);  // below half a unit
+  EXPECT_EQ(RoundToBFloat16(1.0F + 0x1p-8F), 1.0F);  // a tie goes to even
   EXPECT_EQ(RoundToBFloat16(1.0F + 3 * 0x1p-8F), 1.0F + 0x1p-6F);
   EXPECT_TRUE(std::isnan(RoundToBFloat16(std::numeric_limits<float>::quiet_NaN())));
   EXPECT_TRUE(std::isinf(RoundToBFloat16(std::numeric_limits<float>::max())));

@@ -35,8 +35,8 @@ class LayoutBuilder {
     std::vector<RequestWork> work;
     for (size_t i = 0; i < parts_.size(); ++i) {
       const Part& p = parts_[i];
-      work.push_back({static_cast<int32_t>(i) + 50, p.phase, p.context, p.tokens, p.drafts, p.samples,
-                      p.blocks});
+      work.push_back({static_cast<int32_t>(i) + 50, p.phase, p.context, p.tokens, p.drafts,
+                      p.samples, p.blocks});
     }
     BatchLayout layout(kBlockSize);
     layout.Assign(work);

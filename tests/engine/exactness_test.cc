@@ -25,9 +25,10 @@ std::vector<GenerationRequest> RandomRequests(uint32_t seed, int count) {
     // A short pattern repeated: drafts are then sometimes right, sometimes wrong.
     const int period = uniform(2, 12);
     for (int t = 1; t < length; ++t) {
-      request.prompt_token_ids.push_back(t > period && uniform(0, 9) > 0
-                                             ? request.prompt_token_ids[static_cast<size_t>(t - period)]
-                                             : uniform(6, 1548));
+      request.prompt_token_ids.push_back(
+          t > period && uniform(0, 9) > 0
+              ? request.prompt_token_ids[static_cast<size_t>(t - period)]
+              : uniform(6, 1548));
     }
     SamplingParams& sampling = request.sampling;
     sampling.temperature = uniform(0, 1) == 0 ? 0.0F : static_cast<float>(uniform(1, 15)) / 10;
@@ -120,7 +121,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"chain3_preempted", {.k = 3, .num_blocks = 26, .max_model_len = 400}},
         Case{"repeated3", {.drafter = DrafterKind::kRepeated, .k = 3}},
         Case{"repeated5_small_chunks",
-             {.drafter = DrafterKind::kRepeated, .k = 5, .block_size = 4, .num_blocks = 2048,
+             {.drafter = DrafterKind::kRepeated,
+              .k = 5,
+              .block_size = 4,
+              .num_blocks = 2048,
               .max_num_batched_tokens = 19}},
         Case{"repeated2_preempted",
              {.drafter = DrafterKind::kRepeated, .k = 2, .num_blocks = 26, .max_model_len = 400}}),

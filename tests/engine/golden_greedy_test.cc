@@ -53,16 +53,16 @@ std::string CaseName(const testing::TestParamInfo<Case>& test) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, GoldenGreedyTest,
-    testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kNone},
-                    Case{"tiny-v3-mtp3", DrafterKind::kChain},
-                    Case{"tiny-v3-mtp3", DrafterKind::kRepeated},
-                    Case{"tiny-v3-options", DrafterKind::kNone}, Case{"tiny-v2", DrafterKind::kNone},
-                    Case{"tiny-v2-lite", DrafterKind::kNone},
-                    Case{"tiny-glm4-moe-lite", DrafterKind::kNone},
-                    Case{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
+                         testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kNone},
+                                         Case{"tiny-v3-mtp3", DrafterKind::kChain},
+                                         Case{"tiny-v3-mtp3", DrafterKind::kRepeated},
+                                         Case{"tiny-v3-options", DrafterKind::kNone},
+                                         Case{"tiny-v2", DrafterKind::kNone},
+                                         Case{"tiny-v2-lite", DrafterKind::kNone},
+                                         Case{"tiny-glm4-moe-lite", DrafterKind::kNone},
+                                         Case{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
+                         CaseName);
 
 }  // namespace
 }  // namespace outrider

@@ -36,12 +36,13 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = OpenCheckpoint(options.checkpoint, config);
   const int mtp = options.drafter == DrafterKind::kNone ? 0 : CountMtpLayers(*source, config);
-  ModelWeights weights = LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
+  ModelWeights weights =
+      LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
                                            GetKernels(SelectIsa()), *parts.pool, options.dtype);
-  parts.cache = std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
-                                          options.block_size, parts.model->cache_width(),
-                                          options.dtype);
+  parts.cache =
+      std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
+                                options.block_size, parts.model->cache_width(), options.dtype);
   if (options.drafter == DrafterKind::kChain) {
     parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
                                                       options.max_num_seqs);

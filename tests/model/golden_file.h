@@ -30,7 +30,9 @@ class GoldenFile {
   }
 
   bool Has(const std::string& name) const { return entries_.contains(name); }
-  const std::vector<int64_t>& Shape(const std::string& name) const { return entries_.at(name).shape; }
+  const std::vector<int64_t>& Shape(const std::string& name) const {
+    return entries_.at(name).shape;
+  }
 
   template <typename T>
   std::vector<T> Read(const std::string& name) const {

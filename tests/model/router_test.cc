@@ -54,7 +54,8 @@ TEST(RouterTest, GroupsAreRankedByTheirBestTwoOrTheirBest) {
   EXPECT_EQ(Route(Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc), logits, bias.data()).ids,
             (std::vector<int32_t>{2, 3}));
   EXPECT_EQ(
-      Route(Config(RouterScoring::kSoftmax, RouterMethod::kGroupLimitedGreedy), logits, nullptr).ids,
+      Route(Config(RouterScoring::kSoftmax, RouterMethod::kGroupLimitedGreedy), logits, nullptr)
+          .ids,
       (std::vector<int32_t>{0, 2}));
 }
 

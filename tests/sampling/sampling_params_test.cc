@@ -35,7 +35,8 @@ TEST(SamplingParamsTest, ErrorsNameFieldValueAndRange) {
     return AllOf(HasSubstr(field), HasSubstr(value));
   };
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = -1; }), names("temperature", "-1"));
-  EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = NAN; }), names("temperature", "nan"));
+  EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = NAN; }),
+              names("temperature", "nan"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_k = -2; }), names("top_k", "-2"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_p = 0; }), names("top_p", "(0, 1]"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_p = 1.5F; }), names("top_p", "1.5"));

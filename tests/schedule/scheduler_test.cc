@@ -212,8 +212,8 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
                 std::min(r.context_length + rows + config.lookahead_tokens, config.max_model_len));
       (r.phase == Phase::kDecode && r.num_tokens == 1 ? decode_rows : other_rows) += rows;
     }
-    RC_ASSERT(other_rows <= std::max(config.max_num_batched_tokens - decode_rows,
-                                     Scheduler::kMinPromptTokens));
+    RC_ASSERT(other_rows <=
+              std::max(config.max_num_batched_tokens - decode_rows, Scheduler::kMinPromptTokens));
     for (const int32_t b : blocks) RC_ASSERT(blocks.count(b) == 1U);
     // Who can decode is never passed over.
     for (const auto& [id, s] : live) {

@@ -121,10 +121,10 @@ class Simulation {
                                .first_row = 0,
                                .num_drafts = n,
                                .block_table = blocks_};
-    drafter.Propose({&request, 1},
-                    {const_cast<float*>(hidden.data()),
-                     static_cast<int64_t>(hidden.size()) / width, width},
-                    {drafts.data(), 1, k_});
+    drafter.Propose(
+        {&request, 1},
+        {const_cast<float*>(hidden.data()), static_cast<int64_t>(hidden.size()) / width, width},
+        {drafts.data(), 1, k_});
   }
 
   static void ExpectSameEntry(LatentCache a, LatentCache b, int32_t position) {

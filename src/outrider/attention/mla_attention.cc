@@ -141,19 +141,19 @@ class ExpandedForm {
     }
     compute_.kernels.matmul(compute_.pool, {jobs_, static_cast<size_t>(2 * s_.heads)},
                             compute_.operand_dtype);
-    compute_.kernels.expanded_attention(
-        compute_.pool, {.q = q_,
-                        .heads = s_.heads,
-                        .nope = s_.nope,
-                        .rope = s_.rope,
-                        .value = s_.value,
-                        .scale = s_.softmax_scale,
-                        .kv = kv,
-                        .k_rope = k_rope_.Rows(0, num_keys_),
-                        .blocks = {blocks_, static_cast<size_t>(num_blocks_)},
-                        .out = out_,
-                        .running_max = running_max_,
-                        .running_sum = running_sum_});
+    compute_.kernels.expanded_attention(compute_.pool,
+                                        {.q = q_,
+                                         .heads = s_.heads,
+                                         .nope = s_.nope,
+                                         .rope = s_.rope,
+                                         .value = s_.value,
+                                         .scale = s_.softmax_scale,
+                                         .kv = kv,
+                                         .k_rope = k_rope_.Rows(0, num_keys_),
+                                         .blocks = {blocks_, static_cast<size_t>(num_blocks_)},
+                                         .out = out_,
+                                         .running_max = running_max_,
+                                         .running_sum = running_sum_});
     num_blocks_ = 0;
     num_keys_ = 0;
   }
@@ -203,7 +203,8 @@ void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights&
         .Run(layout.requests().subspan(static_cast<size_t>(layout.num_decode_requests())));
   }
   compute.kernels.matmul(
-      compute.pool, std::array{MatMulJob{.x = out, .w = &weights.o, .y = residual, .accumulate = true}},
+      compute.pool,
+      std::array{MatMulJob{.x = out, .w = &weights.o, .y = residual, .accumulate = true}},
       compute.operand_dtype);
 }
 

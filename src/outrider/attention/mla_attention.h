@@ -25,12 +25,12 @@ struct MlaShape {
 
 /// The weights of one layer's attention; views into memory that the model owns.
 struct MlaWeights {
-  PackedMatrix q_a;    // [q_lora, hidden]; absent without q_lora
-  PackedMatrix q_b;    // [heads * (P + R), q_lora]; without q_lora [.., hidden]
-  PackedMatrix kv_a;   // [L + R, hidden]
-  PackedMatrix o;      // [hidden, heads * V]
-  const float* q_a_norm = nullptr;   // [q_lora]
-  const float* kv_a_norm = nullptr;  // [L]
+  PackedMatrix q_a;                    // [q_lora, hidden]; absent without q_lora
+  PackedMatrix q_b;                    // [heads * (P + R), q_lora]; without q_lora [.., hidden]
+  PackedMatrix kv_a;                   // [L + R, hidden]
+  PackedMatrix o;                      // [hidden, heads * V]
+  const float* q_a_norm = nullptr;     // [q_lora]
+  const float* kv_a_norm = nullptr;    // [L]
   std::vector<PackedMatrix> key_up;    // per head W_UK [P, L]: expands keys
   std::vector<PackedMatrix> key_up_t;  // per head W_UK^T [L, P]: absorbs queries
   std::vector<PackedMatrix> value_up;  // per head W_UV [V, L]

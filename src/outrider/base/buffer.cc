@@ -15,8 +15,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 Buffer::Buffer(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                 -1, 0);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     throw Error(ErrorCode::kTooLarge,
                 fmt::format("cannot allocate {} bytes of memory: {}", bytes, std::strerror(errno)));

@@ -6,7 +6,8 @@
 
 namespace outrider {
 
-/// The CPU instruction sets that kernels are written for, in rising order. Each includes the former.
+/// The CPU instruction sets that kernels are written for, in rising order. Each includes the
+/// former.
 enum class Isa { kReference, kAvx2, kAvx512, kAmx };
 
 /// "reference", "avx2", "avx512", "amx".

@@ -17,7 +17,8 @@ size_t DTypeSize(DType dtype);
 /// The field's name: "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int32", "int64".
 std::string_view DTypeName(DType dtype);
 
-/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "I8", "I32", "I64"), if known.
+/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "I8", "I32", "I64"), if
+/// known.
 std::optional<DType> DTypeFromSafetensors(std::string_view name);
 
 /// The upper half of a float; the type of weights and cache entries.
@@ -25,7 +26,9 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float ToFloat(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline float ToFloat(BFloat16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 inline float ToFloat(float x) { return x; }
 
 /// Round to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.

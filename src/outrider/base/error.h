@@ -47,7 +47,7 @@ Error NotFound(fmt::format_string<Args...> format, Args&&... args) {
 }  // namespace outrider
 
 // OUTRIDER_CHECK(condition) or OUTRIDER_CHECK(condition, "format {}", value).
-#define OUTRIDER_CHECK(condition, ...)                                                       \
-  (static_cast<bool>(condition)                                                              \
-       ? void(0)                                                                             \
+#define OUTRIDER_CHECK(condition, ...) \
+  (static_cast<bool>(condition)        \
+       ? void(0)                       \
        : ::outrider::CheckFailed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)))

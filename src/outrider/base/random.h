@@ -24,13 +24,19 @@ constexpr std::array<uint32_t, 4> Philox4x32(uint64_t key, std::array<uint32_t, 
 }
 
 /// What a random number is for. Streams are independent of each other.
-enum class RandomStream : uint32_t { kTarget = 0, kDraft = 1, kAccept = 2, kResidual = 3, kWeights = 4 };
+enum class RandomStream : uint32_t {
+  kTarget = 0,
+  kDraft = 1,
+  kAccept = 2,
+  kResidual = 3,
+  kWeights = 4
+};
 
 /// Uniform in (0, 1) in steps of 2^-52: never 0, never 1.
 constexpr double UniformDouble(uint64_t seed, uint64_t position, RandomStream stream) {
-  const auto r = Philox4x32(seed, {static_cast<uint32_t>(position),
-                                   static_cast<uint32_t>(position >> 32),
-                                   static_cast<uint32_t>(stream), 0});
+  const auto r =
+      Philox4x32(seed, {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                        static_cast<uint32_t>(stream), 0});
   const uint64_t bits = ((static_cast<uint64_t>(r[0]) << 32) | r[1]) >> 12;
   return (static_cast<double>(bits) + 0.5) * 0x1.0p-52;
 }

@@ -1,5 +1,5 @@
-// Memory for the intermediate values of a step: a stack that grows to its high-water mark and is then
-// reused, so a steady state allocates nothing.
+// Memory for the intermediate values of a step: a stack that grows to its high-water mark and is
+// then reused, so a steady state allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,9 @@ class Scratch {
   }
 
   /// An uninitialised [rows, cols] matrix.
-  MatrixView<float> Matrix(int64_t rows, int64_t cols) { return {Take<float>(rows * cols), rows, cols}; }
+  MatrixView<float> Matrix(int64_t rows, int64_t cols) {
+    return {Take<float>(rows * cols), rows, cols};
+  }
 
   /// Bytes held, used or not.
   size_t capacity() const;

@@ -24,8 +24,8 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Runs task(index, thread) for index 0..count-1, thread in 0..size()-1; returns when all are done.
-  /// One caller at a time; a task must not throw and must not call back into the pool.
+  /// Runs task(index, thread) for index 0..count-1, thread in 0..size()-1; returns when all are
+  /// done. One caller at a time; a task must not throw and must not call back into the pool.
   void ParallelFor(int64_t count, FunctionRef<void(int64_t index, int thread)> task);
 
  private:

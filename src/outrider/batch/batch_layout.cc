@@ -8,7 +8,9 @@ namespace outrider {
 
 namespace {
 
-size_t QueryLength(const RequestWork& work) { return work.tokens.size() + work.draft_tokens.size(); }
+size_t QueryLength(const RequestWork& work) {
+  return work.tokens.size() + work.draft_tokens.size();
+}
 
 }  // namespace
 

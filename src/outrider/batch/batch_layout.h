@@ -1,5 +1,5 @@
-// What one step runs, row by row. Built once per step, read by model, attention, sampler and drafter:
-// nobody else computes an offset.
+// What one step runs, row by row. Built once per step, read by model, attention, sampler and
+// drafter: nobody else computes an offset.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,20 @@ namespace outrider {
 /// when they are computed again after a preemption.
 enum class Phase : uint8_t {
   kDecode,
-  kPromptChunk,  // more of the prompt follows (or its next token is known already): nothing is sampled
+  kPromptChunk,  // more of the prompt follows (or its next token is known already): nothing is
+                 // sampled
   kPromptEnd,    // the last row of the prompt is sampled
 };
 
 /// One request's part of a step, as the plan asks for it.
 struct RequestWork {
-  int32_t slot = 0;            // request slot
+  int32_t slot = 0;  // request slot
   Phase phase = Phase::kDecode;
-  int32_t context_length = 0;  // tokens whose KV is in the cache
-  std::span<const int32_t> tokens;       // tokens known to be right, from position context_length on
+  int32_t context_length = 0;       // tokens whose KV is in the cache
+  std::span<const int32_t> tokens;  // tokens known to be right, from position context_length on
   std::span<const int32_t> draft_tokens;  // guesses that follow them (kDecode only)
-  bool samples = true;                   // false: no row of this request is sampled
-  std::span<const int32_t> block_table;  // covers context_length + tokens + draft_tokens
+  bool samples = true;                    // false: no row of this request is sampled
+  std::span<const int32_t> block_table;   // covers context_length + tokens + draft_tokens
 };
 
 /// One request in row order.
@@ -34,10 +35,10 @@ struct RequestRows {
   int32_t first_row = 0;
   int32_t query_length = 0;
   int32_t context_length = 0;
-  int32_t num_drafts = 0;        // the last num_drafts rows hold draft tokens
+  int32_t num_drafts = 0;  // the last num_drafts rows hold draft tokens
   int32_t first_logits_row = 0;
-  int32_t num_logits_rows = 0;   // 0, or 1 + num_drafts: the last known token and each draft
-  int32_t work_index = 0;        // position of this request in the work list
+  int32_t num_logits_rows = 0;  // 0, or 1 + num_drafts: the last known token and each draft
+  int32_t work_index = 0;       // position of this request in the work list
   const int32_t* block_table = nullptr;
 
   /// The row that holds `position`.
@@ -57,12 +58,14 @@ class BatchLayout {
   int32_t num_requests() const { return static_cast<int32_t>(requests_.size()); }
   int32_t num_decode_requests() const { return num_decode_requests_; }
   int32_t num_rows() const { return static_cast<int32_t>(token_ids_.size()); }
-  int32_t num_decode_rows() const { return query_start_loc_[static_cast<size_t>(num_decode_requests_)]; }
+  int32_t num_decode_rows() const {
+    return query_start_loc_[static_cast<size_t>(num_decode_requests_)];
+  }
   int32_t num_logits_rows() const { return static_cast<int32_t>(logits_rows_.size()); }
   int32_t block_size() const { return block_size_; }
 
-  std::span<const int32_t> token_ids() const { return token_ids_; }    // [rows]
-  std::span<const int32_t> positions() const { return positions_; }    // [rows]
+  std::span<const int32_t> token_ids() const { return token_ids_; }        // [rows]
+  std::span<const int32_t> positions() const { return positions_; }        // [rows]
   std::span<const int64_t> slot_mapping() const { return slot_mapping_; }  // [rows] cache slots
   std::span<const int32_t> query_start_loc() const { return query_start_loc_; }  // [requests + 1]
   std::span<const int32_t> seq_lens() const { return seq_lens_; }  // [requests] context + query

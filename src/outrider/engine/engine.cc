@@ -23,7 +23,7 @@ struct Engine::Mailbox {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::variant<Submission, RequestId>> messages;  // a RequestId asks to abort
-  int64_t num_queued = 0;                                      // submissions among the messages
+  int64_t num_queued = 0;                                     // submissions among the messages
   RequestId next_id = 1;
   bool woken = false;
   EngineCounters counters;
@@ -86,9 +86,8 @@ bool Engine::Step() {
 
 void Engine::WaitForWork(double seconds) {
   std::unique_lock lock(mailbox_->mutex);
-  mailbox_->changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
-    return mailbox_->woken || !mailbox_->messages.empty();
-  });
+  mailbox_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                             [&] { return mailbox_->woken || !mailbox_->messages.empty(); });
   mailbox_->woken = false;
 }
 

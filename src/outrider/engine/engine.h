@@ -1,4 +1,5 @@
-// The step loop: plan, layout, forward, verify, propose, commit. Requests join and leave at every step.
+// The step loop: plan, layout, forward, verify, propose, commit. Requests join and leave at every
+// step.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,8 @@ class Stopwatch {
 
 /// The seed of a request that brings none.
 uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
-  const auto r = Philox4x32(engine_seed, {static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32),
-                                          0x5eed, 0});
+  const auto r = Philox4x32(
+      engine_seed, {static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 0x5eed, 0});
   return (static_cast<uint64_t>(r[0]) << 32) | r[1];
 }
 
@@ -51,7 +51,8 @@ void EngineCore::Validate(const GenerationRequest& request) const {
   const int32_t limit = parts_.scheduler.max_model_len - 1;
   if (request.prompt_token_ids.size() > static_cast<size_t>(limit)) {
     throw InvalidArgument(
-        "the prompt has {} tokens: this model takes at most {} (context of {}, one left to generate)",
+        "the prompt has {} tokens: this model takes at most {} (context of {}, one left to "
+        "generate)",
         request.prompt_token_ids.size(), limit, limit + 1);
   }
   for (const int32_t id : request.prompt_token_ids) {
@@ -67,9 +68,9 @@ void EngineCore::Validate(const GenerationRequest& request) const {
 
 void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
-  auto state = std::make_unique<RequestState>(id, std::move(request), std::move(sink),
-                                              parts_.tokenizer, parts_.model->config().eos_token_ids,
-                                              parts_.scheduler.max_model_len, seed);
+  auto state = std::make_unique<RequestState>(
+      id, std::move(request), std::move(sink), parts_.tokenizer,
+      parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len, seed);
   scheduler_.Add(id, state->prompt_length());
   requests_.emplace(id, std::move(state));
 }
@@ -152,15 +153,15 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
     const RequestState& state = StateOf(planned.id);
     if (planned.context_length == 0 && parts_.drafter) parts_.drafter->Reset(planned.slot);
     const std::span<const int32_t> tokens(state.tokens());
-    work_.push_back({.slot = planned.slot,
-                     .phase = planned.phase,
-                     .context_length = planned.context_length,
-                     .tokens = tokens.subspan(static_cast<size_t>(planned.context_length),
-                                              static_cast<size_t>(planned.num_tokens)),
-                     .draft_tokens = std::span(state.drafts)
-                                         .first(static_cast<size_t>(planned.num_drafts)),
-                     .samples = planned.samples,
-                     .block_table = planned.block_table->blocks()});
+    work_.push_back(
+        {.slot = planned.slot,
+         .phase = planned.phase,
+         .context_length = planned.context_length,
+         .tokens = tokens.subspan(static_cast<size_t>(planned.context_length),
+                                  static_cast<size_t>(planned.num_tokens)),
+         .draft_tokens = std::span(state.drafts).first(static_cast<size_t>(planned.num_drafts)),
+         .samples = planned.samples,
+         .block_table = planned.block_table->blocks()});
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
@@ -179,7 +180,8 @@ void EngineCore::VerifyRows(const StepPlan& plan) {
   while (first < requests.size()) {
     size_t end = first;
     int32_t rows = 0;
-    while (end < requests.size() && (rows == 0 || rows + requests[end].num_logits_rows <= kLogitsTile)) {
+    while (end < requests.size() &&
+           (rows == 0 || rows + requests[end].num_logits_rows <= kLogitsTile)) {
       rows += requests[end++].num_logits_rows;
     }
     if (rows > 0) VerifyTile(plan, first, end - first);
@@ -204,10 +206,10 @@ void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
     if (request.num_logits_rows == 0) continue;
     const auto index = static_cast<size_t>(request.work_index);
     const RequestState& state = StateOf(plan.requests[index].id);
-    verifier_.Verify(state.sampling(), state.seed(), state.num_tokens(),
-                     logits.Rows(request.first_logits_row - first_logits_row,
-                                 request.num_logits_rows),
-                     work_[index].draft_tokens, &outcomes_[index].verified);
+    verifier_.Verify(
+        state.sampling(), state.seed(), state.num_tokens(),
+        logits.Rows(request.first_logits_row - first_logits_row, request.num_logits_rows),
+        work_[index].draft_tokens, &outcomes_[index].verified);
   }
 }
 
@@ -235,15 +237,14 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const RequestState& state = StateOf(planned.id);
     if (state.finished()) continue;
     const int32_t accepted = planned.samples ? outcomes_[index].verified.num_accepted : 0;
-    draft_requests_.push_back(
-        {.slot = rows.slot,
-         .tokens = state.tokens(),
-         .prompt_length = state.prompt_length(),
-         .first_position = rows.context_length,
-         .frontier = rows.context_length + planned.num_tokens + accepted - 1,
-         .first_row = rows.first_row,
-         .num_drafts = planned.samples ? state.UsefulDrafts(k) : 0,
-         .block_table = planned.block_table->blocks()});
+    draft_requests_.push_back({.slot = rows.slot,
+                               .tokens = state.tokens(),
+                               .prompt_length = state.prompt_length(),
+                               .first_position = rows.context_length,
+                               .frontier = rows.context_length + planned.num_tokens + accepted - 1,
+                               .first_row = rows.first_row,
+                               .num_drafts = planned.samples ? state.UsefulDrafts(k) : 0,
+                               .block_table = planned.block_table->blocks()});
     draft_plan_index_.push_back(index);
   }
   const auto count = static_cast<int64_t>(draft_requests_.size());

@@ -60,8 +60,9 @@ class EnginePlan {
     source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
                                                         : OpenCheckpoint(options.model, config_);
     Decide("model", fmt::format("{} ({})", options.model, ModelFamilyName(config_.family)),
-           options.load_format == LoadFormat::kDummy ? "--load-format dummy: random weights"
-                                                     : fmt::format("model_type {}", config_.model_type));
+           options.load_format == LoadFormat::kDummy
+               ? "--load-format dummy: random weights"
+               : fmt::format("model_type {}", config_.model_type));
     PlanNumbers();
     PlanDrafter();
     PlanCache();
@@ -171,8 +172,9 @@ class EnginePlan {
                   .max_model_len = static_cast<int32_t>(length),
                   .lookahead_tokens = 0};
     Decide("context", fmt::format("{} tokens", length),
-           length < wanted ? "shrunk to what the KV cache holds"
-                           : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
+           length < wanted
+               ? "shrunk to what the KV cache holds"
+               : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
     Decide("KV cache",
            fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers",
                        scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), per_token,
@@ -194,7 +196,8 @@ class EnginePlan {
 };
 
 void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
-  const std::filesystem::path directory = options.tokenizer.empty() ? options.model : options.tokenizer;
+  const std::filesystem::path directory =
+      options.tokenizer.empty() ? options.model : options.tokenizer;
   const bool present = std::filesystem::exists(directory / "tokenizer.json");
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
@@ -236,9 +239,9 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.model = std::make_unique<MlaModel>(plan.config(), std::move(weights),
                                            GetKernels(SelectIsa()), *parts.pool, plan.dtype());
   parts.scheduler = plan.scheduler();
-  parts.cache = std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
-                                          parts.scheduler.block_size, plan.cache_width(),
-                                          plan.kv_dtype());
+  parts.cache =
+      std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
+                                parts.scheduler.block_size, plan.cache_width(), plan.kv_dtype());
   parts.drafter = MakeDrafter(plan, *parts.model, *parts.cache);
   if (parts.drafter) parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
   parts.tokenizer = loaded.tokenizer.get();

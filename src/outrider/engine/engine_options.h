@@ -12,7 +12,8 @@ namespace outrider {
 enum class LoadFormat { kAuto, kDummy };
 
 struct SpeculationOptions {
-  /// "mtp" is the only method so far; speculation is on by default when the checkpoint has MTP layers.
+  /// "mtp" is the only method so far; speculation is on by default when the checkpoint has MTP
+  /// layers.
   std::string method = "mtp";
   /// 0 turns speculation off; unset: the number of MTP modules, or 3 for a single one.
   std::optional<int32_t> num_speculative_tokens;
@@ -22,16 +23,16 @@ struct EngineOptions {
   std::string model;      // a Hugging Face checkpoint directory
   std::string tokenizer;  // a directory with tokenizer.json; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
-  std::optional<DType> dtype;           // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
-  std::optional<DType> kv_cache_dtype;  // kF32 or kBF16; unset: dtype
+  std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
+  std::optional<DType> kv_cache_dtype;   // kF32 or kBF16; unset: dtype
   std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds
   int32_t block_size = 64;               // KV cache page, in tokens
   int32_t max_num_seqs = 256;
-  int32_t max_num_batched_tokens = 512;             // rows of a step
+  int32_t max_num_batched_tokens = 512;              // rows of a step
   int64_t kv_cache_memory_bytes = int64_t{1} << 30;  // KV cache of all layers, MTP layers included
   std::optional<int32_t> max_num_queued_reqs;        // unset: no limit
   int32_t max_logprobs = 20;
-  uint64_t seed = 0;       // seeds requests that bring none
+  uint64_t seed = 0;        // seeds requests that bring none
   int32_t num_threads = 0;  // 0: all processors this process may use
   SpeculationOptions speculation;
 };

@@ -32,7 +32,8 @@ struct SpeculationCounts {
   int64_t num_drafts = 0;
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_tokens = 0;
-  std::vector<int64_t> accepted_per_position;  // [k]: drafts whose token at this position was accepted
+  std::vector<int64_t>
+      accepted_per_position;  // [k]: drafts whose token at this position was accepted
 
   /// 1 + accepted / drafts: tokens per verify step; 1 when nothing was drafted.
   double MeanAcceptanceLength() const;
@@ -55,8 +56,8 @@ struct RequestStats {
 
 /// What one step did for one request.
 struct OutputDelta {
-  std::vector<int32_t> token_ids;  // emitted in this step, stop token included
-  std::string text;                // text that became certain; stop strings cut as asked
+  std::vector<int32_t> token_ids;          // emitted in this step, stop token included
+  std::string text;                        // text that became certain; stop strings cut as asked
   std::vector<PositionLogprobs> logprobs;  // one per token id, when asked for
   int32_t num_draft_tokens = 0;            // verified in this step
   int32_t num_accepted_tokens = 0;

@@ -36,8 +36,9 @@ class GenerationService {
  public:
   virtual ~GenerationService() = default;
 
-  /// Queues a request; `sink` is called from then on. Thread-safe. Throws Error: kInvalidArgument for
-  /// a request that can never run, kOverloaded when the queue is full, kUnavailable when stopping.
+  /// Queues a request; `sink` is called from then on. Thread-safe. Throws Error: kInvalidArgument
+  /// for a request that can never run, kOverloaded when the queue is full, kUnavailable when
+  /// stopping.
   virtual RequestId Submit(GenerationRequest request, OutputSink sink) = 0;
 
   /// Ends a request; its sink gets a last delta with FinishReason::kAbort unless it had finished.

@@ -33,8 +33,8 @@ class RequestState {
   /// How many drafts of `wanted` the request can still use: it ends at max_tokens or max_model_len.
   int32_t UsefulDrafts(int32_t wanted) const;
 
-  /// Takes the tokens that a step verified, up to the first that ends the request, and delivers them.
-  /// Returns how many were taken.
+  /// Takes the tokens that a step verified, up to the first that ends the request, and delivers
+  /// them. Returns how many were taken.
   int32_t Emit(const VerifiedTokens& verified, int32_t num_drafts);
 
   /// Ends the request early; delivers the last delta.

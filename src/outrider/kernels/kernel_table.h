@@ -1,9 +1,9 @@
 // All arithmetic on rows that the engine does, as one table of functions per CPU instruction set.
 //
-// Activations are float32 everywhere. Every entry is row-invariant: the bits that it writes for a row
-// depend on that row's inputs alone, never on how many rows or requests the call holds, on their
-// order, or on the number of threads. `reference/` gives the meaning of each entry in plain C++;
-// other backends are held to it by tests/kernels.
+// Activations are float32 everywhere. Every entry is row-invariant: the bits that it writes for a
+// row depend on that row's inputs alone, never on how many rows or requests the call holds, on
+// their order, or on the number of threads. `reference/` gives the meaning of each entry in plain
+// C++; other backends are held to it by tests/kernels.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,8 @@ inline constexpr int32_t kAbsorbedSplit = 256;
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
 ///   s_t = scale * dot(q[r, h], cache[t]),  out[r, h] = sum_t softmax(s)_t * cache[t][0:L].
 struct AbsorbedAttentionArgs {
-  MatrixView<const float> q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
+  MatrixView<const float>
+      q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
   int32_t heads = 0;
   int32_t latent = 0;  // L
   int32_t rope = 0;    // R

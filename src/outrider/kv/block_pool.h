@@ -30,7 +30,8 @@ class BlockPool {
 /// The blocks of one request, in order of position. Owns its references.
 class BlockTable {
  public:
-  /// Grows to cover `tokens` positions; false, and unchanged, when the pool has too few free blocks.
+  /// Grows to cover `tokens` positions; false, and unchanged, when the pool has too few free
+  /// blocks.
   bool Reserve(BlockPool& pool, int64_t tokens, int32_t block_size);
 
   /// Gives all blocks back.

@@ -18,8 +18,7 @@ void DenseMlp(const Compute& compute, const MlpWeights& w, MatrixView<const floa
   const int64_t width = w.down.cols;
   const MatrixView<float> gate_up = compute.scratch.Matrix(h.rows, 2 * width);
   const MatrixView<float> inner = compute.scratch.Matrix(h.rows, width);
-  compute.kernels.matmul(compute.pool,
-                         std::array{MatMulJob{.x = h, .w = &w.gate_up, .y = gate_up}},
+  compute.kernels.matmul(compute.pool, std::array{MatMulJob{.x = h, .w = &w.gate_up, .y = gate_up}},
                          compute.operand_dtype);
   compute.kernels.silu_mul(compute.pool, gate_up, inner);
   compute.kernels.matmul(
@@ -104,9 +103,8 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
   if (shared) compute.kernels.silu_mul(compute.pool, shared_gate_up, shared_inner);
   run(
       [&](const MlpWeights& expert, int64_t begin, int64_t count) {
-        return MatMulJob{.x = inner.Rows(begin, count),
-                         .w = &expert.down,
-                         .y = out.Rows(begin, count)};
+        return MatMulJob{
+            .x = inner.Rows(begin, count), .w = &expert.down, .y = out.Rows(begin, count)};
       },
       {.x = shared_inner, .w = &w.mlp.down, .y = shared ? out.Rows(pairs, rows) : out});
 

@@ -1,5 +1,5 @@
-// One pre-norm transformer layer: attention, then a dense MLP or a mixture of experts, each added to
-// the residual stream.
+// One pre-norm transformer layer: attention, then a dense MLP or a mixture of experts, each added
+// to the residual stream.
 #pragma once
 
 #include "outrider/attention/mla_attention.h"
@@ -7,8 +7,8 @@
 
 namespace outrider {
 
-/// x += attention(norm(x)); x += mlp(norm(x)) for the rows of `layout`; x [rows, hidden]. Writes the
-/// rows' keys to `cache`, the cache of this layer.
+/// x += attention(norm(x)); x += mlp(norm(x)) for the rows of `layout`; x [rows, hidden]. Writes
+/// the rows' keys to `cache`, the cache of this layer.
 void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
                          const LayerWeights& weights, const BatchLayout& layout,
                          const RotaryRows& rotary, LatentCache cache, MatrixView<float> x);

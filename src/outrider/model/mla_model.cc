@@ -121,7 +121,8 @@ void MlaModel::ArgMaxTokens(MatrixView<const float> hidden, std::span<const int3
            logits.Rows(0, count));
     for (int64_t i = 0; i < count; ++i) {
       const float* row = logits.row(i);
-      tokens[first + i] = static_cast<int32_t>(std::max_element(row, row + config_.vocab_size) - row);
+      tokens[first + i] =
+          static_cast<int32_t>(std::max_element(row, row + config_.vocab_size) - row);
     }
   }
 }

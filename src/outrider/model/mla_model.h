@@ -1,5 +1,5 @@
-// A DeepSeek-style network (V2, V3, R1, Kimi-K2, GLM-4.7-Flash): the target, its MTP modules, its head.
-// Stateless between calls: what a step leaves behind is in the KV cache.
+// A DeepSeek-style network (V2, V3, R1, Kimi-K2, GLM-4.7-Flash): the target, its MTP modules, its
+// head. Stateless between calls: what a step leaves behind is in the KV cache.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ class MlaModel {
   void Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
                LayerObserver observer);
 
-  /// Runs MTP module m over layout's rows, whose token ids are those that follow each row's position
-  /// by m + 1: x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, shared_head.norm.
-  /// previous [rows, hidden]: the target's Forward output (m = 0), or module m - 1's. hidden may be
-  /// previous.
+  /// Runs MTP module m over layout's rows, whose token ids are those that follow each row's
+  /// position by m + 1: x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer,
+  /// shared_head.norm. previous [rows, hidden]: the target's Forward output (m = 0), or module m -
+  /// 1's. hidden may be previous.
   void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
                   MatrixView<const float> previous, MatrixView<float> hidden);
 

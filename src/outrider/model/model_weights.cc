@@ -25,8 +25,8 @@ void DeclareAttention(WeightLoader& loader, const ModelConfig& c, MlaWeights* w,
   } else {
     loader.Matrix(&w->q_b, prefix + "q_proj.weight", query, c.hidden_size);
   }
-  loader.Matrix(&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
-                c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size);
+  loader.Matrix(&w->kv_a, prefix + "kv_a_proj_with_mqa.weight", c.kv_lora_rank + c.qk_rope_head_dim,
+                c.hidden_size);
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", c.kv_lora_rank);
   loader.SplitKvUp({&w->key_up, &w->key_up_t, &w->value_up, c.num_attention_heads,
                     c.qk_nope_head_dim, c.v_head_dim, c.kv_lora_rank},
@@ -90,10 +90,12 @@ void DeclareMtp(WeightLoader& loader, const ModelConfig& c, int num_modules, Mod
 
 /// Declares everything and checks it against what the loader reads from.
 void DeclareAll(WeightLoader& loader, const ModelConfig& config, int num_mtp_modules,
-                       ModelWeights* weights) {
+                ModelWeights* weights) {
   if (config.attention_bias) {
-    throw InvalidArgument("attention_bias true is not supported: no published model of the family "
-                          "{} has it", ModelFamilyName(config.family));
+    throw InvalidArgument(
+        "attention_bias true is not supported: no published model of the family "
+        "{} has it",
+        ModelFamilyName(config.family));
   }
   DeclareTarget(loader, config, weights);
   DeclareMtp(loader, config, num_mtp_modules, weights);

@@ -12,8 +12,8 @@
 namespace outrider {
 
 /// Inverse frequencies [R / 2] in float32. With YaRN (Peng et al., arXiv:2309.00071) they blend
-/// theta^(-2i/R) / factor and theta^(-2i/R) by a ramp between the dimensions that turn beta_fast and
-/// beta_slow times over the original context.
+/// theta^(-2i/R) / factor and theta^(-2i/R) by a ramp between the dimensions that turn beta_fast
+/// and beta_slow times over the original context.
 std::vector<float> RotaryFrequencies(const ModelConfig& config);
 
 /// cos and sin of position * frequency, times `magnitude`, for each row; memory from `scratch`.

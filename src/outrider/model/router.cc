@@ -25,7 +25,9 @@ void Score(RouterScoring scoring, float* row, int64_t n) {
 }
 
 /// The index of the largest value, the lowest index among equals.
-int64_t ArgMax(const float* values, int64_t n) { return std::max_element(values, values + n) - values; }
+int64_t ArgMax(const float* values, int64_t n) {
+  return std::max_element(values, values + n) - values;
+}
 
 /// How good a group is: its best choice, or the sum of its best two (kNoAuxTc).
 float GroupScore(RouterMethod method, const float* choice, int64_t size) {
@@ -74,7 +76,8 @@ void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float*
   for (int64_t r = 0; r < logits.rows; ++r) {
     float* scores = logits.row(r);
     Score(config.router_scoring, scores, experts);
-    for (int64_t e = 0; e < experts; ++e) choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
+    for (int64_t e = 0; e < experts; ++e)
+      choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
     if (config.router_method != RouterMethod::kGreedy && config.n_group > 1) {
       DropGroups(config, choice);
     }

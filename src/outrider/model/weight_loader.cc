@@ -44,8 +44,7 @@ void PackRows(const PackedMatrix& matrix, std::byte* memory, ThreadPool& pool,
     read(first, count, rows.data());
     for (int64_t r = 0; r < count; r += kPanelRows) {
       PackPanel(matrix.format, rows.data() + r * matrix.cols, std::min(kPanelRows, count - r),
-                matrix.cols,
-                memory + static_cast<size_t>((first + r) / kPanelRows) * panel_bytes);
+                matrix.cols, memory + static_cast<size_t>((first + r) / kPanelRows) * panel_bytes);
     }
   });
 }
@@ -54,7 +53,8 @@ void PackRows(const PackedMatrix& matrix, std::byte* memory, ThreadPool& pool,
 /// buffers that are computed, not stored.
 bool IsRedundant(std::string_view name) {
   return name.ends_with(".shared_head.head.weight") ||
-         (name.ends_with(".embed_tokens.weight") && name.find(".layers.") != std::string_view::npos) ||
+         (name.ends_with(".embed_tokens.weight") &&
+          name.find(".layers.") != std::string_view::npos) ||
          name.ends_with(".rotary_emb.inv_freq");
 }
 
@@ -163,7 +163,8 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
           const auto pack = [](const PackedMatrix& m, const float* data) {
             auto* panel = const_cast<std::byte*>(m.data);  // the view was made above, from `memory`
             for (int64_t r = 0; r < m.rows; r += kPanelRows) {
-              PackPanel(m.format, data + r * m.cols, std::min(kPanelRows, m.rows - r), m.cols, panel);
+              PackPanel(m.format, data + r * m.cols, std::min(kPanelRows, m.rows - r), m.cols,
+                        panel);
               panel += PanelBytes(m.format, m.cols);
             }
           };
@@ -175,13 +176,13 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
 }
 
 void WeightLoader::Vector(const float** out, const std::string& name, int64_t size) {
-  Declare({{name, {size}}},
-          [size](Piece&) { return static_cast<size_t>(size) * sizeof(float); },
-          [out](Piece& p, std::byte* memory, ThreadPool&) {
-            auto* data = reinterpret_cast<float*>(memory);
-            p.open[0]->ReadRows(0, 1, data);
-            *out = data;
-          });
+  Declare(
+      {{name, {size}}}, [size](Piece&) { return static_cast<size_t>(size) * sizeof(float); },
+      [out](Piece& p, std::byte* memory, ThreadPool&) {
+        auto* data = reinterpret_cast<float*>(memory);
+        p.open[0]->ReadRows(0, 1, data);
+        *out = data;
+      });
 }
 
 void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t rows, int64_t cols) {

@@ -1,5 +1,6 @@
-// Turns a checkpoint's tensors into packed weights: every weight is declared once, with its name and
-// shape; the declarations are checked against the checkpoint, then filled, in one block of memory.
+// Turns a checkpoint's tensors into packed weights: every weight is declared once, with its name
+// and shape; the declarations are checked against the checkpoint, then filled, in one block of
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct EmbeddingTable {
 
 class WeightLoader {
  public:
-  /// compute_dtype kBF16 rounds matrices to bfloat16; kF32 keeps their values, as bfloat16 where that
-  /// loses nothing. The source must outlive the loader.
+  /// compute_dtype kBF16 rounds matrices to bfloat16; kF32 keeps their values, as bfloat16 where
+  /// that loses nothing. The source must outlive the loader.
   WeightLoader(const WeightSource& source, DType compute_dtype)
       : source_(source), compute_dtype_(compute_dtype) {}
 
@@ -40,10 +41,11 @@ class WeightLoader {
   void Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols);
 
   /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
-  void Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows, int64_t cols);
+  void Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
+               int64_t cols);
 
-  /// kv_b_proj [heads * (nope + value), latent], split by head into W_UK [nope, latent], its transpose
-  /// and W_UV [value, latent].
+  /// kv_b_proj [heads * (nope + value), latent], split by head into W_UK [nope, latent], its
+  /// transpose and W_UV [value, latent].
   struct KvUp {
     std::vector<PackedMatrix>* key_up;
     std::vector<PackedMatrix>* key_up_t;
@@ -57,8 +59,8 @@ class WeightLoader {
 
   void Table(EmbeddingTable* out, const std::string& name, int64_t rows, int64_t cols);
 
-  /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP layers that were
-  /// not declared and copies of embedding and head inside MTP layers are not unexpected.
+  /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP layers that
+  /// were not declared and copies of embedding and head inside MTP layers are not unexpected.
   void Check(const ModelConfig& config) const;
 
   /// Bytes of all declared weights as computed with. Opens every tensor.

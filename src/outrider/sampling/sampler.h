@@ -1,5 +1,5 @@
-// Draws a token from a row of logits. The noise is a function of (seed, position) alone, so the same
-// row gives the same token whether it is decoded, verified, batched or computed again.
+// Draws a token from a row of logits. The noise is a function of (seed, position) alone, so the
+// same row gives the same token whether it is decoded, verified, batched or computed again.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@ namespace outrider {
 class Sampler {
  public:
   /// The token for `position`. Temperature 0: the largest logit, ties by lower id. Otherwise
-  /// softmax(logits / temperature), cut by min_p, then top_k, then top_p, renormalised, and inverted
-  /// at the uniform number of (seed, position), tokens in order of id, or of rank where cut.
+  /// softmax(logits / temperature), cut by min_p, then top_k, then top_p, renormalised, and
+  /// inverted at the uniform number of (seed, position), tokens in order of id, or of rank where
+  /// cut.
   int32_t Sample(const SamplingParams& params, uint64_t seed, int64_t position,
                  std::span<const float> logits);
 

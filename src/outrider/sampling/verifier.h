@@ -1,5 +1,5 @@
-// Sample and match: each position's token is drawn from the target, and a draft is accepted while it
-// equals what was drawn. So drafts change how many tokens a step yields, never which.
+// Sample and match: each position's token is drawn from the target, and a draft is accepted while
+// it equals what was drawn. So drafts change how many tokens a step yields, never which.
 #pragma once
 
 #include <cstdint>

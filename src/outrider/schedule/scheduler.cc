@@ -17,8 +17,7 @@ void InsertByArrival(Entries& entries, E* entry) {
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerConfig& config)
-    : config_(config), pool_(config.num_blocks) {
+Scheduler::Scheduler(const SchedulerConfig& config) : config_(config), pool_(config.num_blocks) {
   OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0);
   // The oldest request can always run to its end: that is what makes preemption safe.
   OUTRIDER_CHECK(BlocksFor(config.max_model_len, config.block_size) <= config.num_blocks);
@@ -62,9 +61,9 @@ const StepPlan& Scheduler::Plan() {
 }
 
 bool Scheduler::Reserve(Entry& entry, int32_t positions) {
-  return entry.blocks.Reserve(
-      pool_, std::min(positions + config_.lookahead_tokens, config_.max_model_len),
-      config_.block_size);
+  return entry.blocks.Reserve(pool_,
+                              std::min(positions + config_.lookahead_tokens, config_.max_model_len),
+                              config_.block_size);
 }
 
 void Scheduler::PlanDecodes() {

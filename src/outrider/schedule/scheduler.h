@@ -47,9 +47,10 @@ struct StepPlan {
 /// - Every request whose tokens but the last are cached is in every plan, with its drafts.
 /// - The rest of the token budget goes to prompts in order of arrival; a chunk never mixes prompt
 ///   tokens and generated tokens. However many rows decode, prompts get kMinPromptTokens.
-/// - A waiting request is admitted, in order of arrival, when a slot is free and the pool covers all
-///   its known tokens. Out of blocks for a decode row: the youngest request is preempted (its blocks
-///   freed, to be computed again), never the oldest, so the oldest always gets on.
+/// - A waiting request is admitted, in order of arrival, when a slot is free and the pool covers
+/// all
+///   its known tokens. Out of blocks for a decode row: the youngest request is preempted (its
+///   blocks freed, to be computed again), never the oldest, so the oldest always gets on.
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;

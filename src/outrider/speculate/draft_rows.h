@@ -1,5 +1,5 @@
-// The rows of one pass of an MTP drafter: for each request the positions [start, frontier], split by
-// role into a part in the expanded form and a part in the absorbed form.
+// The rows of one pass of an MTP drafter: for each request the positions [start, frontier], split
+// by role into a part in the expanded form and a part in the absorbed form.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,8 @@ class DraftRows {
   BatchLayout layout_;
   std::vector<int32_t> tokens_;  // in order of windows and positions
   std::vector<RequestWork> work_;
-  std::vector<size_t> work_part_;    // [work] the index into parts_
-  std::vector<Part> parts_;          // two per window: expanded, absorbed
+  std::vector<size_t> work_part_;  // [work] the index into parts_
+  std::vector<Part> parts_;        // two per window: expanded, absorbed
 };
 
 }  // namespace outrider

@@ -15,8 +15,8 @@ struct DraftRequest {
   std::span<const int32_t> tokens;  // all known tokens, those just sampled included
   int32_t prompt_length = 0;
   int32_t first_position = 0;
-  int32_t frontier = 0;   // last position whose token is known and whose hidden row exists
-  int32_t first_row = 0;  // row of first_position in the step's hidden rows
+  int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
+  int32_t first_row = 0;   // row of first_position in the step's hidden rows
   int32_t num_drafts = 0;  // wanted, at most k; 0: only keep the drafter's state up to date
   std::span<const int32_t> block_table;
 };

@@ -43,8 +43,8 @@ void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
     for (int32_t p = windows_[i].start; p <= r.frontier; ++p) {
-      const float* source = p >= r.first_position ? hidden.row(r.first_row + p - r.first_position)
-                                                  : Ring(r.slot, p);
+      const float* source =
+          p >= r.first_position ? hidden.row(r.first_row + p - r.first_position) : Ring(r.slot, p);
       std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, source,
                   static_cast<size_t>(width) * sizeof(float));
     }

@@ -1,12 +1,12 @@
-// k MTP modules in a chain, each reading the one before, as DeepSeek-V3 trains them (arXiv:2412.19437
-// §2.2).
+// k MTP modules in a chain, each reading the one before, as DeepSeek-V3 trains them
+// (arXiv:2412.19437 §2.2).
 //
 // Module m at position p reads the token t[p+1+m] and module m-1's output at p (the target's, for
-// m = 0). A row is final once t[p+1+m] is known to be right; rows beyond hold drafts. When drafts are
-// rejected, rows that read them are stale, so each pass runs again from the first row that is not
-// final in every module: positions [min(first new, last right token - (k-1)), frontier]. The target's
-// hidden rows of the last k-1 positions are kept per request slot for that. After every pass each
-// module's cache equals a recomputation from scratch given the known tokens.
+// m = 0). A row is final once t[p+1+m] is known to be right; rows beyond hold drafts. When drafts
+// are rejected, rows that read them are stale, so each pass runs again from the first row that is
+// not final in every module: positions [min(first new, last right token - (k-1)), frontier]. The
+// target's hidden rows of the last k-1 positions are kept per request slot for that. After every
+// pass each module's cache equals a recomputation from scratch given the known tokens.
 #pragma once
 
 #include <vector>
@@ -30,9 +30,9 @@ class MtpChainDrafter : public Drafter {
 
  private:
   struct SlotState {
-    int32_t frontier = -1;           // last position that the modules have seen
-    int32_t last_known = -1;         // index of the last token that was known then
-    std::vector<int32_t> drafts;     // what was put after it
+    int32_t frontier = -1;        // last position that the modules have seen
+    int32_t last_known = -1;      // index of the last token that was known then
+    std::vector<int32_t> drafts;  // what was put after it
   };
 
   int32_t LastRightToken(const DraftRequest& request) const;

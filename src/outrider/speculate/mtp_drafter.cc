@@ -15,19 +15,17 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 
-void MtpDrafter::FirstPass(std::span<const DraftRequest> requests,
-                           MatrixView<const float> hidden) {
+void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden) {
   windows_.clear();
   for (const DraftRequest& r : requests) {
     int32_t& frontier = frontier_[static_cast<size_t>(r.slot)];
-    OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot, frontier,
-                   r.first_position);
+    OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot,
+                   frontier, r.first_position);
     frontier = r.frontier;
     windows_.push_back({&r, r.first_position, r.frontier + 1, r.prompt_length});
   }
-  rows_.Assign(windows_, [&](size_t w, int32_t p) {
-    return requests[w].tokens[static_cast<size_t>(p) + 1];
-  });
+  rows_.Assign(windows_,
+               [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
   const auto width = static_cast<int64_t>(model_.hidden_size());
   hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -2,8 +2,8 @@
 //
 // The first pass runs the module over the step's rows, with the target's hidden rows and each row's
 // next token; the passes after it run one row per request, one position further each, on the draft
-// before and the module's own output. What those passes write beyond the frontier is approximate and
-// is written again, from target hidden rows, by the next first pass.
+// before and the module's own output. What those passes write beyond the frontier is approximate
+// and is written again, from target hidden rows, by the next first pass.
 #pragma once
 
 #include <vector>
@@ -37,7 +37,7 @@ class MtpDrafter : public Drafter {
   std::vector<int32_t> frontier_;  // [slots] last position that the module has seen
   DraftRows rows_;
   std::vector<DraftWindow> windows_;
-  std::vector<size_t> active_;  // requests that want more drafts, in order
+  std::vector<size_t> active_;        // requests that want more drafts, in order
   std::vector<int32_t> active_rows_;  // the row of each one's last output
   std::vector<float> hidden_;
   std::vector<float> next_hidden_;
