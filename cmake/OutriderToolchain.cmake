@@ -2,8 +2,11 @@
 
 find_program(OUTRIDER_CCACHE ccache)
 if(OUTRIDER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${OUTRIDER_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${OUTRIDER_CCACHE})
+  # Paths below the sources are hashed relative to the build folder, so that clones share a cache.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      ${OUTRIDER_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
 
 add_library(outrider_flags INTERFACE)
