@@ -3,8 +3,8 @@
 //
 // For query token i of a request with query length n and sequence length L (new tokens counted),
 // and head h, with cache row c_j = [latent 512 | rotary 64] of the request's key j:
-//   s_j = softmax_scale * <q_ih, c_j>     for the visible keys j: j <= L - n + i, or the token's mask
-//   O_ih = sum_j softmax(s)_j * c_j[0:512],   LSE_ih = ln sum_j exp(s_j)
+//   s_j = softmax_scale * <q_ih, c_j>     for the visible keys j: j <= L - n + i, or the token's
+//   mask O_ih = sum_j softmax(s)_j * c_j[0:512],   LSE_ih = ln sum_j exp(s_j)
 // With a sink, O_ih is multiplied by 1 / (1 + exp(sink_h - LSE_ih)); LSE stays without it.
 //
 // Row invariance: the bits of a row depend on its query, its visible keys and the head count alone,
@@ -64,8 +64,8 @@ struct MlaDecodeParams {
   MlaCacheType cache_type = MlaCacheType::kBf16;
   float cache_scale = 1.0f;  // e4m3 only: value = cache_scale * e4m3, for keys and values alike
   int num_blocks = 0;
-  int page_size = 64;  // 16, 32, 64 or 256
-  float softmax_scale = 1.0f;  // > 0
+  int page_size = 64;           // 16, 32, 64 or 256
+  float softmax_scale = 1.0f;   // > 0
   const float* sink = nullptr;  // optional [heads]
   // optional [num_tokens]: bit j of a token's mask says whether it sees key L - n + j; keys before
   // L - n are always seen. Replaces the causal rule.
@@ -73,7 +73,8 @@ struct MlaDecodeParams {
   void* output = nullptr;  // bf16 [num_tokens, heads, 512], 16-byte aligned
   float* lse = nullptr;    // [num_tokens, heads], natural logarithm; -inf for a row without keys
   MlaSplits splits = {0, 0, 0};  // base 0: DefaultMlaSplits(heads)
-  // Lets the plan fold whole requests in bigger splits (base * 4): no row invariance. For comparison.
+  // Lets the plan fold whole requests in bigger splits (base * 4): no row invariance. For
+  // comparison.
   bool relaxed = false;
 };
 

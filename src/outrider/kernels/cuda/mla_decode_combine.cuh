@@ -1,7 +1,7 @@
 // Folds the partial results of row tiles whose splits ran in several blocks: one warp-quad (128
 // threads) per row, four columns per thread. Splits are folded in order of position with the same
 // operations as a block that folds them itself, so both give equal bits. The loads do not depend on
-// each other: eight are in flight at a time.
+// each other: sixteen are in flight at a time.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_layout.cuh"
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineAr
     float4 sum_o = make_float4(0, 0, 0, 0);
     float reference = -INFINITY;
     float sum = 0.0f;
-    constexpr int kBatch = 8;
+    constexpr int kBatch = 16;
     for (int first = 0; first < tile.count; first += kBatch) {
       float4 next[kBatch];
       float2 stats[kBatch];

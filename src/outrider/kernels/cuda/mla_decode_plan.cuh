@@ -3,10 +3,12 @@
 // Rows (token, head) of each request are cut into tiles of 64. A tile's keys are its splits' up to
 // the last key that any of its rows sees. A tile that costs no more than a fair share of the whole
 // step (total / blocks) is one item: its block folds the splits as it goes and writes the output.
-// Of a longer tile the first splits, up to the share, are one item and every later split is an item
-// of its own; these leave partial results that the combine kernel folds in the same order with the
-// same arithmetic, so the cut does not show in the bits. Items are listed longest first (32 cost
-// classes); the order within a class is up to the hardware and changes nothing but the schedule.
+// A longer tile is cut into equal items of about a share each. The first of them folds its splits; a
+// later one leaves one partial result per split, and the combine kernel folds them in the same order
+// with the same arithmetic, so the cut does not show in the bits. Where whole tiles would leave many
+// blocks idle in the last round (141 tiles on 132 blocks), those left over are cut finely instead.
+// Items are listed longest first (32 cost classes); the order within a class is up to the hardware
+// and changes nothing but the schedule.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_layout.cuh"
@@ -42,12 +44,25 @@ __device__ __forceinline__ int CostClass(int keys, int longest) {
   return kPlanClasses - 1 - min(kPlanClasses - 1, scaled);
 }
 
+/// Relaxed pieces end at any even tile.
+__device__ __forceinline__ int PieceKeys(int piece) { return (piece + 127) / 128 * 128; }
+
+/// Where the item that begins at `begin` ends: whole splits, at least one, about `piece` keys.
+__device__ __forceinline__ int PieceEnd(const MlaPlanArguments& args, int begin, int keys,
+                                        int piece) {
+  if (args.relaxed) return min(keys, begin + PieceKeys(piece));
+  int end = NextSplit(args.splits, begin);
+  while (end < keys && end - begin < piece - piece / 8) end = NextSplit(args.splits, end);
+  return min(keys, end);
+}
+
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
   __shared__ unsigned long long total_cost;
   __shared__ int longest;
   __shared__ int class_count[kPlanClasses];
   __shared__ int used_units;
   __shared__ int num_fold_tiles;
+  __shared__ int whole;
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -57,6 +72,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     longest = 1;
     used_units = 0;
     num_fold_tiles = 0;
+    whole = 0;
   }
   __syncthreads();
 
@@ -76,8 +92,30 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     }
   }
   __syncthreads();
+  // A tenth more than the exact share, so that rounding to whole splits does not start a new round.
   const int share = static_cast<int>(
-      min(1ull << 30, (total_cost + args.blocks - 1) / static_cast<unsigned>(args.blocks)));
+      min(1ull << 30, total_cost * 11 / 10 / static_cast<unsigned>(args.blocks) + 1));
+
+  // Tiles that stay whole, numbered by `whole`; the last incomplete round of them is cut finely.
+  for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
+    const int query_begin = args.query_start_loc[request];
+    const int query_len = args.query_start_loc[request + 1] - query_begin;
+    const int rows = query_len * args.heads;
+    const int seq_len = args.seq_lens[request];
+    const int tile_base = query_begin * args.heads / kMlaTileRows + request;
+    for (int row = lane * kMlaTileRows; row < rows; row += 32 * kMlaTileRows) {
+      const int row_end = min(row + kMlaTileRows, rows);
+      const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
+      const bool large = keys + kItemCost > share / 8;
+      const bool fits = keys + kItemCost <= share;
+      args.workspace.tile_plans[tile_base + row / kMlaTileRows].x =
+          large && fits ? atomicAdd(&whole, 1) : -1;
+    }
+  }
+  __syncthreads();
+  const int rounds = (whole + args.blocks - 1) / args.blocks;
+  const bool uneven = whole > args.blocks && rounds * args.blocks > whole + whole / 8;
+  const int whole_limit = uneven ? (rounds - 1) * args.blocks : whole;
 
   // First pass: cut the tiles, count items per class. Second pass: write the items. The same lane
   // sees the same tile in both.
@@ -95,70 +133,65 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         int4* plan = &args.workspace.tile_plans[tile_base + row / kMlaTileRows];
         const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
         if (pass == 0) {
-          int head_end = keys;
-          int tail_size = 0;  // relaxed: keys of each later item
-          int tails = 0;
-          if (keys + kItemCost > share + share / 8) {
-            if (args.relaxed) {
-              const int pieces = (keys + kItemCost + share - 1) / share;
-              tail_size = ((keys + pieces - 1) / pieces + 127) / 128 * 128;
-              head_end = min(keys, tail_size);
-              tails = (keys - head_end + tail_size - 1) / tail_size;
-            } else {
-              int head_splits = max(1, CountSplits(args.splits, max(1, share - kItemCost)));
-              if (SplitBegin(args.splits, head_splits) > share && head_splits > 1) --head_splits;
-              head_end = min(keys, SplitBegin(args.splits, head_splits));
-              tails = CountSplits(args.splits, keys) - CountSplits(args.splits, head_end);
-            }
+          int piece = 0;  // keys per item; 0: whole
+          if (plan->x >= whole_limit) {
+            piece = max(1, share / 8);
+          } else if (keys + kItemCost > share) {
+            const int pieces = (keys + kItemCost + share - 1) / share;
+            piece = (keys + pieces - 1) / pieces;
           }
           int unit = -1;
-          if (tails > 0) {
-            const int need = (tails + 1) * units;
-            unit = atomicAdd(&used_units, need);
-            if (unit + need > args.workspace.num_units) {  // no room: leave the tile whole
-              head_end = keys;
-              tails = 0;
+          int partials = 0;
+          if (piece > 0) {
+            const int head_end = PieceEnd(args, 0, keys, piece);
+            partials = 1 + (args.relaxed ? (keys - head_end + PieceKeys(piece) - 1) / PieceKeys(piece)
+                                         : CountSplits(args.splits, keys) -
+                                               CountSplits(args.splits, head_end));
+            unit = partials > 1 ? atomicAdd(&used_units, partials * units) : 0;
+            if (partials == 1 || unit + partials * units > args.workspace.num_units) {
+              piece = 0;  // nothing to cut, or no room
+              partials = 0;
               unit = -1;
             }
           }
-          *plan = make_int4(head_end, tails, unit, tail_size);
-          atomicAdd(&class_count[CostClass(head_end, longest)], 1);
-          int begin = head_end;
-          for (int i = 0; i < tails; ++i) {
-            const int end =
-                min(keys, args.relaxed ? begin + tail_size : NextSplit(args.splits, begin));
+          *plan = make_int4(piece, partials, unit, 0);
+          int begin = 0;
+          do {
+            const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
             atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
             begin = end;
-          }
+          } while (begin < keys);
         } else {
-          const int head_end = plan->x;
-          const int tails = plan->y;
-          const int first_unit = plan->z;
-          const int tail_size = plan->w;
+          const int piece = plan->x;
+          const int partials = plan->y;
           MlaItem item;
           item.request = request;
           item.first_row = query_begin * args.heads + row;
           item.rows = tile_rows | (row << 8);
           item.seq_len = seq_len;
           item.context = seq_len - query_len;
+          item.partial_unit = plan->z;
           int begin = 0;
-          for (int i = 0; i <= tails; ++i) {
-            const int end =
-                i == 0 ? head_end
-                       : min(keys, args.relaxed ? begin + tail_size : NextSplit(args.splits, begin));
+          do {
+            const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
             item.key_begin = begin;
             item.key_end = end;
-            item.partial_unit = tails == 0 ? -1 : first_unit + i * units;
             const int slot = atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
             args.workspace.items[slot] = item;
+            if (partials > 0) {
+              item.partial_unit +=
+                  units * (begin == 0 || args.relaxed
+                               ? 1
+                               : CountSplits(args.splits, end) - CountSplits(args.splits, begin));
+            }
             begin = end;
-          }
-          if (tails > 0) {
+          } while (begin < keys);
+          if (partials > 0) {
             MlaFoldTile fold = {};
             fold.first_row = item.first_row;
             fold.rows = tile_rows;
-            fold.first_unit = first_unit;
-            fold.count = tails + 1;
+            fold.first_unit = plan->z;
+            fold.count = partials;
             args.workspace.fold_tiles[atomicAdd(&num_fold_tiles, 1)] = fold;
           }
         }

@@ -146,7 +146,7 @@ void CopyTrace(long long* out) { cudaMemcpyFromSymbol(out, trace_times, sizeof(t
 
 MlaSplits DefaultMlaSplits(int heads) {
   if (heads <= 16) return {256, 4096, 16384};
-  return {512, 8192, 32768};
+  return {512, 4096, 16384};
 }
 
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {

@@ -249,7 +249,8 @@ struct SplitWalk {
   int tiles;
   int split_end;
   bool first_in_split = true;
-  bool first_split = true;
+  bool first_split = true;  // nothing has been folded yet
+  int emitted = 0;          // partial results left so far
 
   __device__ SplitWalk(const MlaItem& item, const MlaSplits& splits) {
     tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
@@ -260,10 +261,18 @@ struct SplitWalk {
     return item.key_begin + (tile + 1) * kMlaTileKeys >= split_end;
   }
   __device__ bool Last(const MlaItem& item) const { return split_end >= item.key_end; }
+  /// Whether the split's end gives a result: always for an item that begins later than its request.
+  __device__ bool Emits(const MlaItem& item) const { return Last(item) || item.key_begin > 0; }
   __device__ void Advance(const MlaItem& item, const MlaSplits& splits) {
-    split_end = min(item.key_end, NextSplit(splits, split_end));
+    first_split = Emits(item);
+    emitted += first_split;
     first_in_split = true;
-    first_split = false;
+    if (!Last(item)) split_end = min(item.key_end, NextSplit(splits, split_end));
+  }
+  /// Where row `row` of the result goes among the partial results.
+  __device__ size_t PartialRow(const MlaItem& item, int rows, int row) const {
+    const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
+    return static_cast<size_t>(item.partial_unit + emitted * units) * kMlaUnitRows + row;
   }
 };
 
@@ -439,7 +448,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       }
       if (walk.Ends(item, tile)) {
         const int buffer = split_count++ & 1;
-        const bool last = walk.Last(item);
+        const bool emits = walk.Emits(item);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int row = row0 + 8 * i;
@@ -460,10 +469,9 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
           run_sum[i] = l;
           reference[i] = -INFINITY;
           sum[i] = 0.0f;
-          if (last && lane % 4 == 0 && row < rows) {
+          if (emits && lane % 4 == 0 && row < rows) {
             if (item.partial_unit >= 0) {
-              args.workspace.partial_stats[item.partial_unit * kMlaUnitRows + row] =
-                  make_float2(m, l);
+              args.workspace.partial_stats[walk.PartialRow(item, rows, row)] = make_float2(m, l);
             } else {
               const int at = item.first_row + row;
               float lse;
@@ -473,7 +481,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
             }
           }
         }
-        if (!last) walk.Advance(item, args.splits);
+        walk.Advance(item, args.splits);
       }
       ProxyFence();
       __syncwarp();
@@ -492,6 +500,10 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   const uint32_t p = SharedAddress(shared.p);
   float4* running = reinterpret_cast<float4*>(args.workspace.running) +
                     static_cast<size_t>(blockIdx.x) * (64 * kMlaValueDim / 4) + threadIdx.x;
+  // Of a tile of 16 rows the first warp of either warpgroup holds everything; its running result has
+  // room in shared memory, where the queries of rows 16 to 63 would be.
+  float4* running16 =
+      reinterpret_cast<float4*>(shared.q + 2 * 9 * kGroupBytes) + group * 32 + lane;
   // Two halves of 128 columns: at 512 threads the compiler refuses wider products.
   float output[2][64];
   uint32_t tile_count = 0;
@@ -502,6 +514,11 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
     const bool warp_rows = row0 - lane / 4 < rows;  // this warp has rows of the item
+    const bool in_shared = rows <= 16;
+    // The first warp has all rows of a small tile. Waiting for the queries keeps its arrivals for
+    // successive items apart.
+    const bool first_warp = threadIdx.x % 128 < 32;
+    if (first_warp) BarrierWait(&shared.q_full, item_count & 1);
     if (walk.tiles == 0) {
       for (int row = threadIdx.x / 32; row < rows; row += kOutputThreads / 32) {
         uint4* out = reinterpret_cast<uint4*>(
@@ -509,8 +526,12 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
         out[lane] = make_uint4(0, 0, 0, 0);
         out[lane + 32] = make_uint4(0, 0, 0, 0);
       }
+      if (first_warp && lane == 0) BarrierArrive(&shared.q_empty);
       continue;
     }
+    // Queries may be overwritten once the running result beside them is no longer needed.
+    const bool holds_q = in_shared && first_warp && !walk.Last(item);
+    if (first_warp && !holds_q && lane == 0) BarrierArrive(&shared.q_empty);
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
       BarrierWait(&shared.p_full, tile_count & 1);
@@ -549,7 +570,8 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       if (threadIdx.x == 0) TRACE(10, tile_count);
 
       const int buffer = split_count++ & 1;
-      const bool last = walk.Last(item);
+      const bool last = walk.Emits(item);
+      const bool item_ends = walk.Last(item);
       if (warp_rows) {
         float a0 = 1.0f, a1 = 1.0f, b0 = 1.0f, b1 = 1.0f;
         if (!walk.first_split) {
@@ -559,7 +581,27 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
           b1 = shared.fold[buffer][1][row0 + 8];
         }
         const bool add = !walk.first_split && !last && !__any_sync(~0u, a0 != 1.0f || a1 != 1.0f);
-        if (add) {
+        if (in_shared) {
+          if (!walk.first_split) {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+              const float4 before = running16[i * 64];
+              float* o = &output[i / 16][4 * i % 64];
+              o[0] = Fold(before.x, o[0], a0, b0);
+              o[1] = Fold(before.y, o[1], a0, b0);
+              o[2] = Fold(before.z, o[2], a1, b1);
+              o[3] = Fold(before.w, o[3], a1, b1);
+            }
+          }
+          if (!last) {
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+              running16[i * 64] =
+                  make_float4(output[i / 16][4 * i % 64], output[i / 16][4 * i % 64 + 1],
+                              output[i / 16][4 * i % 64 + 2], output[i / 16][4 * i % 64 + 3]);
+            }
+          }
+        } else if (add) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
             AddToGlobal(&running[i * kOutputThreads], __fmul_rn(output[i / 16][4 * i % 64], b0),
@@ -587,7 +629,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
             }
           }
         }
-        if (!last && !add) {
+        if (!in_shared && !last && !add) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
             __stcg(&running[i * kOutputThreads],
@@ -596,14 +638,17 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
           }
         }
       }
-      if (!last) {
-        walk.Advance(item, args.splits);
-      } else if (item.partial_unit >= 0) {
+      if (holds_q && item_ends) {
+        ProxyFence();
+        __syncwarp();
+        if (lane == 0) BarrierArrive(&shared.q_empty);
+      }
+      if (last && item.partial_unit >= 0) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int row = row0 + 8 * i;
           if (row >= rows) continue;
-          const size_t at = static_cast<size_t>(item.partial_unit) * kMlaUnitRows + row;
+          const size_t at = walk.PartialRow(item, rows, row);
           float* out = args.workspace.partial_outputs + at * kMlaValueDim + column;
 #pragma unroll
           for (int j = 0; j < 32; ++j) {
@@ -611,7 +656,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
                    make_float2(output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1]));
           }
         }
-      } else {
+      } else if (last) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int row = row0 + 8 * i;
@@ -626,6 +671,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
           }
         }
       }
+      walk.Advance(item, args.splits);
     }
   }
 }
@@ -647,7 +693,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     BarrierInit(&shared.p_full, 4);
     BarrierInit(&shared.p_empty, 8);
     BarrierInit(&shared.q_full, 1);
-    BarrierInit(&shared.q_empty, 4);
+    BarrierInit(&shared.q_empty, 4 + 2);  // scores; the first warp of either output warpgroup
     for (int slot = 0; slot < 2; ++slot) {
       BarrierInit(&shared.item_full[slot], 1);
       BarrierInit(&shared.item_empty[slot], 12);
