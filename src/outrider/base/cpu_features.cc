@@ -26,8 +26,8 @@ uint64_t Xcr0() {
 
 /// Asks the kernel once for the right to use AMX tile data (Linux arch_prctl ARCH_REQ_XCOMP_PERM).
 bool RequestAmxPermission() {
-  constexpr long kRequestPermission = 0x1023;
-  constexpr long kTileData = 18;
+  constexpr int64_t kRequestPermission = 0x1023;
+  constexpr int64_t kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 

@@ -28,7 +28,7 @@ struct EngineOptions {
   std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds
   int32_t block_size = 64;               // KV cache page, in tokens
   int32_t max_num_seqs = 256;
-  int32_t max_num_batched_tokens = 512;              // rows of a step
+  int32_t max_num_batched_tokens = 512;  // rows of a step; decode rows may exceed it (Scheduler)
   int64_t kv_cache_memory_bytes = int64_t{1} << 30;  // KV cache of all layers, MTP layers included
   std::optional<int32_t> max_num_queued_reqs;        // unset: no limit
   int32_t max_logprobs = 20;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace outrider {
 
@@ -44,23 +45,31 @@ float GroupScore(RouterMethod method, const float* choice, int64_t size) {
   return method == RouterMethod::kNoAuxTc && size > 1 ? first + second : first;
 }
 
+/// Memory that RouteRows reuses from call to call.
+struct RouterScratch {
+  std::vector<float> choice;        // [experts]
+  std::vector<float> group_scores;  // [n_group]
+  std::vector<bool> keep_group;     // [n_group]
+};
+
 /// Sets the choices of all but the best topk_group groups to -infinity.
-void DropGroups(const ModelConfig& config, float* choice) {
+void DropGroups(const ModelConfig& config, RouterScratch& scratch) {
   const int64_t size = config.n_routed_experts / config.n_group;
-  constexpr int64_t kMaxGroups = 64;
-  float scores[kMaxGroups];
-  OUTRIDER_CHECK(config.n_group <= kMaxGroups);
+  float* choice = scratch.choice.data();
+  float* scores = scratch.group_scores.data();
   for (int64_t g = 0; g < config.n_group; ++g) {
     scores[g] = GroupScore(config.router_method, choice + g * size, size);
   }
-  bool keep[kMaxGroups] = {};
+  scratch.keep_group.assign(static_cast<size_t>(config.n_group), false);
   for (int64_t i = 0; i < config.topk_group; ++i) {
     const int64_t best = ArgMax(scores, config.n_group);
-    keep[best] = true;
+    scratch.keep_group[static_cast<size_t>(best)] = true;
     scores[best] = kMinusInfinity;
   }
   for (int64_t g = 0; g < config.n_group; ++g) {
-    if (!keep[g]) std::fill_n(choice + g * size, size, kMinusInfinity);
+    if (!scratch.keep_group[static_cast<size_t>(g)]) {
+      std::fill_n(choice + g * size, size, kMinusInfinity);
+    }
   }
 }
 
@@ -70,16 +79,17 @@ void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float*
                int32_t* expert_ids, float* weights) {
   const int64_t experts = config.n_routed_experts;
   const int64_t top_k = config.num_experts_per_tok;
-  constexpr int64_t kMaxExperts = 1024;
-  OUTRIDER_CHECK(experts <= kMaxExperts);
-  float choice[kMaxExperts];
+  thread_local RouterScratch scratch;
+  scratch.choice.resize(static_cast<size_t>(experts));
+  scratch.group_scores.resize(static_cast<size_t>(config.n_group));
+  float* choice = scratch.choice.data();
   for (int64_t r = 0; r < logits.rows; ++r) {
     float* scores = logits.row(r);
     Score(config.router_scoring, scores, experts);
     for (int64_t e = 0; e < experts; ++e)
       choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
     if (config.router_method != RouterMethod::kGreedy && config.n_group > 1) {
-      DropGroups(config, choice);
+      DropGroups(config, scratch);
     }
     int32_t* ids = expert_ids + r * top_k;
     float* w = weights + r * top_k;
