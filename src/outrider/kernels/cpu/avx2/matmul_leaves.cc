@@ -24,7 +24,10 @@ constexpr int64_t kBlock = 256;  // k's per block, even
 // Read ahead of the multiplication, for products of one row tile: over the streams of a tile, and
 // in the one stream of a tile of one panel.
 constexpr int64_t kReadAheadBytes = 8192;
-constexpr int64_t kReadAheadOneStream = 4096;
+constexpr int64_t kReadAheadOneStream = 2048;
+// One stream alone keeps too few reads from memory in flight: it also fetches into L2 from this
+// far.
+constexpr int64_t kReadFarAhead = 16384;
 
 struct TileArgs {
   const std::byte* w;  // the first panel, at the tile's first k
@@ -105,6 +108,9 @@ void Tile(const TileArgs& args) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       Prefetch(prefetch + p * panel_bytes);
+      if constexpr (P == 1) {
+        _mm_prefetch(reinterpret_cast<const char*>(prefetch + kReadFarAhead), _MM_HINT_T1);
+      }
       if constexpr (!kIsBFloat16) Prefetch(prefetch + p * panel_bytes + 64);
     }
     AddProducts<R, P, kIsBFloat16, 0>(x, 2 * i, w, panel_bytes, acc);
