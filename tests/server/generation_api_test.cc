@@ -180,7 +180,8 @@ TEST(GenerationApiTest, ListsModels) {
   EXPECT_EQ(models["data"][0]["root"], "/models/stub");
   EXPECT_EQ(models["data"][0]["max_model_len"], 4096);
   EXPECT_EQ(json::parse(client.Get("/v1/models/stub-alias").body)["id"], "stub-alias");
-  EXPECT_EQ(client.Get("/v1/models/other").status, 404);
+  EXPECT_EQ(json::parse(client.Get("/v1/models/stub%2dalias").body)["id"], "stub-alias");
+  EXPECT_EQ(client.Get("/v1/models/other%zz%").status, 404);
   const json answer =
       json::parse(client.Post("/v1/completions", R"({"prompt":"a","model":"stub-alias"})").body);
   EXPECT_EQ(answer["model"], "stub-alias");

@@ -18,7 +18,7 @@ struct HttpHeader {
 
 struct HttpRequest {
   std::string method;  // "GET", "POST", ...
-  std::string path;    // of the target, without the query
+  std::string path;    // of the target, without the query, percent escapes decoded
   std::string query;   // what follows '?', may be empty
   std::vector<HttpHeader> headers;
   std::string body;

@@ -48,7 +48,7 @@ void RaiseOpenFileLimit() {
   const rlim_t before = limit.rlim_cur;
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    spdlog::warn("the limit of open files stays at {}: {}", before, std::strerror(errno));
+    SPDLOG_WARN("the limit of open files stays at {}: {}", before, std::strerror(errno));
   }
 }
 
@@ -172,7 +172,7 @@ class HttpServer::Impl {
       if (error == asio::error::operation_aborted) co_return;
       if (error) {
         if (!std::exchange(warned, true)) {
-          spdlog::warn("cannot accept a connection: {}", error.message());
+          SPDLOG_WARN("cannot accept a connection: {}", error.message());
         }
         pause.expires_after(kTick);
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
@@ -200,8 +200,8 @@ class HttpServer::Impl {
     error_code error;
     co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
     if (error) co_return;
-    spdlog::info("stopping: {} connections, at most {} s; a second signal ends at once",
-                 connections_.size(), options_.shutdown_seconds);
+    SPDLOG_INFO("stopping: {} connections, at most {} s; a second signal ends at once",
+                connections_.size(), options_.shutdown_seconds);
     BeginStop();
     co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
     if (!error) io_.stop();
@@ -229,8 +229,8 @@ class HttpServer::Impl {
         std::chrono::duration<double>(options_.shutdown_seconds)));
     stop_timer_.async_wait([this](error_code error) {
       if (error) return;
-      spdlog::warn("{} requests did not finish in {} s: cancelled", to_finish_.size(),
-                   options_.shutdown_seconds);
+      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(),
+                  options_.shutdown_seconds);
       for (auto& [key, connection] : to_finish_) connection->Cancel();
       stop_timer_.expires_after(kLastWords);
       stop_timer_.async_wait([this](error_code) { io_.stop(); });

@@ -48,8 +48,8 @@ Server::Server(ServerOptions options, GenerationService& service, const PromptEn
 Server::~Server() = default;
 
 void Server::Run() {
-  spdlog::info("ready: {} serves model \"{}\" on {}/v1", "outrider", impl_->model_name,
-               impl_->http.address());
+  SPDLOG_INFO("ready: {} serves model \"{}\" on {}/v1", "outrider", impl_->model_name,
+              impl_->http.address());
   impl_->http.Run();
 }
 
