@@ -310,6 +310,7 @@ def shown(path):
 def circumstances():
     return dict(command=" ".join(["python3", shown(sys.argv[0]), *sys.argv[1:]]), commit=commit(),
                 processor=processor_name(), cpus=len(os.sched_getaffinity(0)),
+                load_average=round(os.getloadavg()[0], 1),
                 date=time.strftime("%Y-%m-%d", time.gmtime()))
 
 
@@ -321,7 +322,8 @@ def report(rows, failures, args):
     return (f"{args.problems} held-out arithmetic problems, {args.form} form, temperature 0, "
             f"{args.url or shown(args.model)}.{note}\n\n{table(rows)}\n\n{verdict}\n\n"
             f"`{where['command']}`, commit {where['commit']}, {where['date']}, "
-            f"{where['cpus']} CPUs of {where['processor']}\n")
+            f"{where['cpus']} CPUs of {where['processor']}, load average "
+            f"{where['load_average']} at the end\n")
 
 
 def write_json(path, rows, failures, args):
