@@ -149,7 +149,7 @@ class Call {
     const int64_t rows = tile.last - task.first;
     const int64_t width = PaddedWidth(cache.width);
 
-    float* q = scratch.Take<float>(rows * width);
+    auto* q = scratch.Take<float>(rows * width);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = task.first + i;
       const float* from =
@@ -161,9 +161,9 @@ class Call {
     std::fill(task.sum, task.sum + rows, 0.0f);
     std::fill(task.out, task.out + rows * padded_latent_, 0.0f);
 
-    float* keys = scratch.Take<float>(kKeyBlock * width);
-    int32_t* visible = scratch.Take<int32_t>(rows);
-    float* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
+    auto* keys = scratch.Take<float>(kKeyBlock * width);
+    auto* visible = scratch.Take<int32_t>(rows);
+    auto* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
     const int64_t begin = task.split * kAbsorbedSplit;
     const int64_t end = std::min(begin + kAbsorbedSplit, Keys(tile, tile.last - 1));
     const std::byte* entries[2][kKeyBlock];

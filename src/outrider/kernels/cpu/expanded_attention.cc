@@ -92,10 +92,10 @@ class Call {
     const int64_t width = nope + PaddedWidth(args_.rope);
     const int64_t value_width = PaddedWidth(args_.value);
 
-    float* q = scratch.Take<float>(rows * width);
-    float* out = scratch.Take<float>(rows * value_width);
-    float* max = scratch.Take<float>(rows);
-    float* sum = scratch.Take<float>(rows);
+    auto* q = scratch.Take<float>(rows * width);
+    auto* out = scratch.Take<float>(rows * value_width);
+    auto* max = scratch.Take<float>(rows);
+    auto* sum = scratch.Take<float>(rows);
     const bool from_start = blocks_[task.request.first]->first_key == 0;
     for (int64_t i = 0; i < rows; ++i) {
       const float* from = args_.q.row(first_row + i) + task.head * (args_.nope + args_.rope);
@@ -113,10 +113,10 @@ class Call {
       }
     }
 
-    float* keys = scratch.Take<float>(kKeyBlock * width);
-    float* values = scratch.Take<float>(kKeyBlock * value_width);
-    int32_t* visible = scratch.Take<int32_t>(rows);
-    float* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
+    auto* keys = scratch.Take<float>(kKeyBlock * width);
+    auto* values = scratch.Take<float>(kKeyBlock * value_width);
+    auto* visible = scratch.Take<int32_t>(rows);
+    auto* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
     const int64_t head_column = task.head * (args_.nope + args_.value);
     for (size_t b = task.request.first; b < task.request.last; ++b) {
       const ExpandedBlock& block = *blocks_[b];

@@ -51,7 +51,7 @@ void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatM
     if (i > 0 && SameRows(jobs[i].x, jobs[i - 1].x)) continue;
     total += jobs[i].x.rows * RoundedStride(jobs[i].x.cols);
   }
-  float* next = scratch.rounded.Take<float>(total);
+  auto* next = scratch.rounded.Take<float>(total);
   for (size_t i = 0; i < jobs.size(); ++i) {
     const MatrixView<const float> x = jobs[i].x;
     if (i > 0 && SameRows(x, jobs[i - 1].x)) {

@@ -78,7 +78,7 @@ void WriteLatent(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const f
     if (slot_mapping[r] < 0) return;
     thread_local Scratch scratch;
     const Scratch::Frame frame(scratch);
-    float* entry = scratch.Take<float>(kv.cols);
+    auto* entry = scratch.Take<float>(kv.cols);
     leaves.rms_norm(kv.row(r), weight, eps, latent, entry);
     std::copy(kv.row(r) + latent, kv.row(r) + kv.cols, entry + latent);
     leaves.rotate(rotary.cos.row(r), rotary.sin.row(r), half, rotary.interleaved, entry + latent);
@@ -119,7 +119,7 @@ void CombineExperts(const LeafKernels& leaves, ThreadPool& pool, MatrixView<cons
   ForRows(pool, out.rows, static_cast<double>(out.cols * (top_k + 1)) * kCopyCost, [&](int64_t r) {
     thread_local Scratch scratch;
     const Scratch::Frame frame(scratch);
-    const float** sources = scratch.Take<const float*>(top_k);
+    auto* sources = scratch.Take<const float*>(top_k);
     for (int64_t j = 0; j < top_k; ++j) sources[j] = y.row(rows[r * top_k + j]);
     leaves.add_weighted(sources, weights + r * top_k, top_k, out.cols, out.row(r));
   });

@@ -40,6 +40,7 @@ struct TileArgs {
   int64_t panel_sums;
   const std::byte* prefetch;  // read ahead from here, prefetch_step bytes per pair of k's
   int64_t prefetch_step;
+  int64_t far_ahead;  // bytes from `prefetch` to what tiles of one panel fetch into L2
 };
 
 inline void Prefetch(const std::byte* line) {
@@ -102,6 +103,7 @@ void Tile(const TileArgs& args) {
   const int64_t panel_bytes = args.panel_bytes;
   const std::byte* prefetch = args.prefetch;
   const int64_t prefetch_step = args.prefetch_step;
+  const int64_t far_ahead = args.far_ahead;
   const int64_t count_k = args.count_k;
   const int64_t pairs = count_k / 2;
   for (int64_t i = 0; i < pairs; ++i) {
@@ -109,7 +111,7 @@ void Tile(const TileArgs& args) {
     for (int p = 0; p < P; ++p) {
       Prefetch(prefetch + p * panel_bytes);
       if constexpr (P == 1) {
-        _mm_prefetch(reinterpret_cast<const char*>(prefetch + kReadFarAhead), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(prefetch + far_ahead), _MM_HINT_T1);
       }
       if constexpr (!kIsBFloat16) Prefetch(prefetch + p * panel_bytes + 64);
     }
@@ -198,7 +200,8 @@ void MultiplyFewRows(const PanelProduct& product) {
                      .sums = product.sums,
                      .panel_sums = product.rows * 16,
                      .prefetch = w + pairs_ahead * 2 * bytes_per_k,
-                     .prefetch_step = 2 * bytes_per_k};
+                     .prefetch_step = 2 * bytes_per_k,
+                     .far_ahead = kReadFarAhead};
     if (split > 0) tiles[panels - 1](args);
     args.w = w + split * bytes_per_k;
     args.first_k = split;
@@ -241,7 +244,8 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
                             .sums = sums + row * 16,
                             .panel_sums = 0,
                             .prefetch = next + t * step,
-                            .prefetch_step = 2 * bytes_per_k / num_tiles});
+                            .prefetch_step = 2 * bytes_per_k / num_tiles,
+                            .far_ahead = 0});
         row += rows;
       }
     }

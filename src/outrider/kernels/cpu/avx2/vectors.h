@@ -4,9 +4,11 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <numbers>
 
 namespace outrider::cpu::avx2 {
-namespace {  // one copy per leaf file: these must not become shared symbols with AVX2 code
+// One copy per leaf file: these must not become shared symbols with AVX2 code.
+namespace {  // NOLINT(google-build-namespaces)
 
 /// All ones in the first n lanes, 0 <= n <= 8.
 inline __m256i TailMask(int64_t n) {
@@ -77,9 +79,9 @@ inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
 inline __m256 Exp(__m256 x) {
   // In this order of operands min and max return x when x is NaN.
   x = _mm256_min_ps(_mm256_set1_ps(89.0f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(std::numbers::log2e_v<float>)),
                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e43p-1f), x);
+  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(std::numbers::ln2_v<float>), x);
   r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
   __m256 q = _mm256_set1_ps(0x1.6a25b0p-10f);
   q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.1239e2p-7f));
