@@ -44,6 +44,10 @@ say() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 say "1/5 Packages"
 scripts/setup.sh
+url=http://127.0.0.1:$port
+if curl -s --max-time 2 -o /dev/null "$url/"; then
+  fail "port $port is in use: choose another with --port"
+fi
 
 say "2/5 Build"
 if [ ! -f build/release/build.ninja ]; then
@@ -68,7 +72,6 @@ stop() {
   rm -f "$log"
 }
 trap stop EXIT
-url=http://127.0.0.1:$port
 "$outrider" serve "$model" --port "$port" --per-request-spec-decode-metrics summary \
   2> >(tee "$log" >&2) &
 server=$!
