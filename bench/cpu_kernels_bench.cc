@@ -299,10 +299,11 @@ void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
     const double keys = static_cast<double>(c.context) * c.requests;
     const double rate = keys * 576 * static_cast<double>(DTypeSize(c.dtype)) / seconds;
     const double gflops = keys * c.rows * c.heads * 2 * (576 + 512) / seconds * 1e-9;
-    fmt::print("| {} | {}{} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.0f} | {:.2f} | {:.2f} |\n",
+    fmt::print("| {} | {}{} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.0f} | {:.2f} | {} |\n",
                c.heads, c.context, c.requests > 1 ? fmt::format(" × {} requests", c.requests) : "",
                c.rows, DTypeName(c.dtype), seconds * 1e6, rate * 1e-9, rate / limits.dram, gflops,
-               gflops / limits.gflops, seconds / one_row);
+               gflops / limits.gflops,
+               c.requests == 1 ? fmt::format("{:.2f}", seconds / one_row) : "");
   }
 }
 
