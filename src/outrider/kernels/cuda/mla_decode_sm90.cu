@@ -129,7 +129,7 @@ cudaError_t LaunchDependent(void (*kernel)(Parameters...), int blocks, int threa
 template <bool kE4m3>
 cudaError_t LaunchMain(const MlaKernelArguments& args, const MlaTensorMaps& maps,
                        cudaStream_t stream) {
-  constexpr size_t kSharedBytes = sizeof(MlaShared) + 1024;
+  constexpr size_t kSharedBytes = sizeof(MlaShared);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
   auto kernel = DecodeMlaSm90<kE4m3>;
   static const cudaError_t attribute = cudaFuncSetAttribute(

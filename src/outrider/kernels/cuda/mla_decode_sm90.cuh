@@ -85,7 +85,7 @@ struct MlaShared {
   MlaItem item[2];
   uint64_t kv_full[kStages][3];
   uint64_t kv_empty[kStages][3];
-  uint64_t p_full;
+  uint64_t p_full[2];  // keys 0-31 and 32-63 of the tile
   uint64_t p_empty;
   uint64_t q_full;
   uint64_t q_empty;
@@ -417,35 +417,38 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
         alpha[i] = grow ? Exp2((before - top) * args.score_scale) : 1.0f;
         negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i] * args.score_scale;
       }
-      uint32_t probabilities[4][4];
-      float part[2][2] = {};
-#pragma unroll
-      for (int j = 0; j < 32; j += 4) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float x = Exp2(__fmaf_rn(scores[j + 2 * i], args.score_scale, negative[i]));
-          const float y = Exp2(__fmaf_rn(scores[j + 2 * i + 1], args.score_scale, negative[i]));
-          part[i][0] += x;
-          part[i][1] += y;
-          probabilities[j / 8][j / 4 % 2 * 2 + i] = PackBf16(x, y);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
-
-      // Hand over once the outputs have taken the tile before.
+      // Hand over once the outputs have taken the tile before; the first half at once, so that they
+      // can start while the second is computed.
       if (thread == 0) TRACE(6, tile_count);
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16),
-                     probabilities[step][0], probabilities[step][1], probabilities[step][2],
-                     probabilities[step][3]);
-      }
       if (lane % 4 == 0) {
         shared.alpha[row0] = alpha[0];
         shared.alpha[row0 + 8] = alpha[1];
       }
+      float part[2][2] = {};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int i = k % 2;
+          const int j = step * 8 + k / 2 * 4 + 2 * i;
+          const float x = Exp2(__fmaf_rn(scores[j], args.score_scale, negative[i]));
+          const float y = Exp2(__fmaf_rn(scores[j + 1], args.score_scale, negative[i]));
+          part[i][0] += x;
+          part[i][1] += y;
+          packed[k] = PackBf16(x, y);
+        }
+        StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16), packed[0],
+                     packed[1], packed[2], packed[3]);
+        if (step == 1) {
+          ProxyFence();
+          __syncwarp();
+          if (lane == 0) BarrierArrive(&shared.p_full[0]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
       if (walk.Ends(item, tile)) {
         const int buffer = split_count++ & 1;
         const bool emits = walk.Emits(item);
@@ -485,7 +488,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       }
       ProxyFence();
       __syncwarp();
-      if (lane == 0) BarrierArrive(&shared.p_full);
+      if (lane == 0) BarrierArrive(&shared.p_full[1]);
       if (thread == 0) TRACE(7, tile_count);
     }
   }
@@ -534,7 +537,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
     if (first_warp && !holds_q && lane == 0) BarrierArrive(&shared.q_empty);
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
-      BarrierWait(&shared.p_full, tile_count & 1);
+      BarrierWait(&shared.p_full[0], tile_count & 1);
       if (threadIdx.x == 0) TRACE(8, tile_count);
       const float alpha0 = shared.alpha[row0];
       const float alpha1 = shared.alpha[row0 + 8];
@@ -548,6 +551,11 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       WgmmaFence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
+        if (step == 2) {
+          WgmmaCommit();
+          BarrierWait(&shared.p_full[1], tile_count & 1);
+          WgmmaFence();
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           WgmmaM64N128_SS_MN(output[half], MakeDescriptor(p + step * 32, 16, kGroupBytes),
@@ -680,9 +688,11 @@ template <bool kE4m3>
 __global__ void __launch_bounds__(kMlaThreads, 1)
     DecodeMlaSm90(const __grid_constant__ MlaKernelArguments args,
                   const __grid_constant__ MlaTensorMaps maps) {
-  extern __shared__ uint8_t shared_bytes[];
-  MlaShared& shared = *reinterpret_cast<MlaShared*>(
-      shared_bytes + (1024 - (SharedAddress(shared_bytes) & 1023)) % 1024);
+  // Without static shared memory the dynamic part begins at a multiple of 1024, which the swizzle
+  // needs; there are no bytes left to align it by hand.
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  MlaShared& shared = *reinterpret_cast<MlaShared*>(shared_bytes);
+  if (threadIdx.x == 0 && (SharedAddress(shared_bytes) & 1023) != 0) __trap();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       for (int part = 0; part < 3; ++part) {
@@ -690,7 +700,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
       }
       for (int part = 0; part < 3; ++part) BarrierInit(&shared.kv_empty[stage][part], 4);
     }
-    BarrierInit(&shared.p_full, 4);
+    for (int half = 0; half < 2; ++half) BarrierInit(&shared.p_full[half], 4);
     BarrierInit(&shared.p_empty, 8);
     BarrierInit(&shared.q_full, 1);
     BarrierInit(&shared.q_empty, 4 + 2);  // scores; the first warp of either output warpgroup
