@@ -33,7 +33,7 @@ inline float ToFloat(float x) { return x; }
 
 /// Round to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.
 inline BFloat16 ToBFloat16(float x) {
-  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const auto u = std::bit_cast<uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40)};
   return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }

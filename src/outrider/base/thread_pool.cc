@@ -46,10 +46,14 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::RunTasks(int thread) {
-  for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_;
-       i = next_.fetch_add(1, std::memory_order_relaxed)) {
-    (*task_)(i, thread);
+  int64_t done = 0;
+  for (;;) {
+    const int64_t left = unclaimed_.fetch_sub(1, std::memory_order_acquire);
+    if (left <= 0) break;
+    (*task_)(count_ - left, thread);
+    ++done;
   }
+  if (done > 0) unfinished_.fetch_sub(done, std::memory_order_release);
 }
 
 void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task) {
@@ -60,14 +64,14 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task
   }
   task_ = &task;
   count_ = count;
-  next_.store(0, std::memory_order_relaxed);
-  working_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  unfinished_.store(count, std::memory_order_relaxed);
+  unclaimed_.store(count, std::memory_order_release);
   generation_.fetch_add(1);  // seq_cst: pairs with the sleeper's registration below
   if (sleeping_.load() > 0) generation_.notify_all();
   RunTasks(0);
-  // The others are finishing their last task. One that takes long has lost its processor to another
-  // process: then give it ours.
-  const auto done = [&] { return working_.load(std::memory_order_acquire) == 0; };
+  // Only tasks that someone took are waited for: a thread that sleeps or has no processor delays
+  // nobody. One that takes long has lost its processor to another process: then give it ours.
+  const auto done = [&] { return unfinished_.load(std::memory_order_acquire) == 0; };
   while (!SpinUntil(done)) std::this_thread::yield();
 }
 
@@ -83,7 +87,6 @@ void ThreadPool::WorkerLoop(int thread) {
     seen = generation_.load(std::memory_order_acquire);
     if (stop_.load()) return;
     RunTasks(thread);
-    working_.fetch_sub(1, std::memory_order_release);
   }
 }
 

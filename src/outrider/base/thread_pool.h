@@ -35,11 +35,13 @@ class ThreadPool {
   void RunTasks(int thread);
 
   std::vector<std::thread> workers_;
+  // Written before a list is published and read only by those who claimed one of its tasks: until
+  // all claimed tasks are reported, the caller does not return.
   const Task* task_ = nullptr;
   int64_t count_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<int64_t> unclaimed_{0};    // publishes a list; below 0 once it is used up
+  alignas(64) std::atomic<int64_t> unfinished_{0};   // tasks that nobody has reported as done
   alignas(64) std::atomic<uint32_t> generation_{0};  // grows by one per task list
-  alignas(64) std::atomic<int> working_{0};          // workers that have not finished this list
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
 };
