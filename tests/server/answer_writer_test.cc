@@ -19,7 +19,7 @@ using nlohmann::json;
 AnswerInfo Info(AnswerOptions options, size_t choices = 1) {
   AnswerInfo info;
   info.id = options.chat ? "chatcmpl-1" : "cmpl-1";
-  info.model = "m";
+  info.model = std::string("m");
   info.created = 7;
   info.options = options;
   info.prompts.assign(choices, {1, 2, 3});
