@@ -2,11 +2,12 @@
 //
 //   mla_decode_bench [--filter TEXT] [--repeats N] [--base N --end0 N --end1 N] [--relaxed]
 //
-// Every case is captured into graphs, one per cache copy, and replayed in rotation so that the cache
-// read comes from memory (copies of more than 256 MB together). "us" is the median time between two
-// events around one replay of one layer (main kernel and combine); "chain" the time per layer when 16
-// layers follow each other in one graph. The floor is max(bytes / 4.3 TB/s, flops / 790 TFLOP/s).
-// FlashMLA's figures for the uniform cases are in reference tables of the same GPU model.
+// Every case is captured into graphs, one per cache copy, and replayed in rotation so that the
+// cache read comes from memory (copies of more than 256 MB together). "us" is the median time
+// between two events around one replay of one layer (main kernel and combine); "chain" the time per
+// layer when 16 layers follow each other in one graph. The floor is max(bytes / 4.3 TB/s, flops /
+// 790 TFLOP/s). FlashMLA's figures for the uniform cases are in reference tables of the same GPU
+// model.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -21,9 +22,6 @@
 #include "tests/kernels/cuda/mla_decode_world.h"
 
 namespace outrider::cuda {
-#ifdef MLA_TRACE
-void DumpTrace();
-#endif
 namespace {
 
 __device__ uint32_t Mix(uint64_t x) {
@@ -142,10 +140,10 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
   const double bytes = kv_tokens * row_bytes + rows * 2176;
   const double floor_us = std::max(bytes / 4.3e6, flops / 790e6);
   const size_t copy_bytes = pages_per_copy * test.page_size * row_bytes;
-  const int copies = static_cast<int>(std::min<size_t>(
-      64, std::max<size_t>(1, (size_t{512} << 20) / copy_bytes + 1)));
-  const size_t num_blocks = std::min(kPoolBytes / (test.page_size * row_bytes),
-                                     copies * pages_per_copy);
+  const int copies = static_cast<int>(
+      std::min<size_t>(64, std::max<size_t>(1, (size_t{512} << 20) / copy_bytes + 1)));
+  const size_t num_blocks =
+      std::min(kPoolBytes / (test.page_size * row_bytes), copies * pages_per_copy);
   if (num_blocks < copies * pages_per_copy) {
     std::printf("%-34s does not fit\n", test.name.c_str());
     return;
@@ -219,9 +217,10 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
     std::vector<uint8_t> page(test.page_size * row_bytes);
     for (int j = 0; j < keys; ++j) {
       if (j % test.page_size == 0) {
-        const size_t block = host_tables[0][static_cast<size_t>(request) * stride + j / test.page_size];
-        CudaOk(cudaMemcpy(page.data(), static_cast<uint8_t*>(pool) + block * page.size(), page.size(),
-                          cudaMemcpyDeviceToHost),
+        const size_t block =
+            host_tables[0][static_cast<size_t>(request) * stride + j / test.page_size];
+        CudaOk(cudaMemcpy(page.data(), static_cast<uint8_t*>(pool) + block * page.size(),
+                          page.size(), cudaMemcpyDeviceToHost),
                "page");
       }
       for (int d = 0; d < 576; ++d) {
@@ -233,7 +232,8 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
     }
     const MlaReferenceRow expected = ReferenceMlaRow(
         query.data(), keys, params.softmax_scale, std::nan(""),
-        [&](int j) { return cache.data() + static_cast<size_t>(j) * 576; }, [](int) { return true; });
+        [&](int j) { return cache.data() + static_cast<size_t>(j) * 576; },
+        [](int) { return true; });
     double difference = 0, norm = 0;
     for (int d = 0; d < 512; ++d) {
       const double delta = Bf16ToFloat(raw_o[d]) - expected.output[d];
@@ -257,15 +257,13 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
   std::vector<float> chain_times;
   for (int i = 0; i < 6; ++i) chain_times.push_back(timer.Microseconds(chain, stream) / 16);
   const double us = Median(times);
-  std::printf("%-34s %8.1f us  chain %8.1f  plan %5.1f  floor %7.1f (%4.1f%%)  %6.0f GB/s %6.1f TF  ",
-              test.name.c_str(), us, Median(chain_times), Median(plan_times), floor_us,
-              100 * floor_us / us, kv_tokens * row_bytes / us / 1e3, flops / us / 1e6);
+  std::printf(
+      "%-34s %8.1f us  chain %8.1f  plan %5.1f  floor %7.1f (%4.1f%%)  %6.0f GB/s %6.1f TF  ",
+      test.name.c_str(), us, Median(chain_times), Median(plan_times), floor_us, 100 * floor_us / us,
+      kv_tokens * row_bytes / us / 1e3, flops / us / 1e6);
   if (test.peer_us > 0) std::printf("peer %7.1f (%.2fx)  ", test.peer_us, test.peer_us / us);
   std::printf("%s %.1e\n", error < 8e-3 ? "ok" : "WRONG", error);
   std::fflush(stdout);
-#ifdef MLA_TRACE
-  DumpTrace();
-#endif
   for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   cudaGraphExecDestroy(chain);
   cudaGraphExecDestroy(plan);
@@ -318,9 +316,8 @@ std::vector<Case> Cases() {
   uniform(64, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
   uniform(128, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
   uniform(16, 1, 8, 4096, 0, 64, MlaCacheType::kE4m3);
-  // Ragged. The peer's better option is estimated from its uniform figures: padded to the longest.
+  // Ragged.
   for (int heads : {16, 128}) {
-    const double padded8 = heads == 16 ? 450.0 : 0;
     std::vector<int> mixed, spread, extend;
     for (int i = 0; i < 128; ++i) {
       mixed.push_back(i % 10 == 9 ? 8 : 1);
@@ -329,8 +326,8 @@ std::vector<Case> Cases() {
     }
     const std::string h = "h" + std::to_string(heads);
     const std::vector<int> lens(128, 8192);
-    (void)padded8;
-    cases.push_back({h + " 90% q1 10% q8 b128 ctx8192", heads, 64, MlaCacheType::kBf16, mixed, lens, 0});
+    cases.push_back(
+        {h + " 90% q1 10% q8 b128 ctx8192", heads, 64, MlaCacheType::kBf16, mixed, lens, 0});
     cases.push_back({h + " q 1..8 b128 ctx8192", heads, 64, MlaCacheType::kBf16, spread, lens, 0});
     cases.push_back({h + " one q32 b128 ctx8192", heads, 64, MlaCacheType::kBf16, extend, lens, 0});
   }

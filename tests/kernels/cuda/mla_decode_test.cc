@@ -31,8 +31,8 @@ class MlaDecodeTest : public ::testing::Test {
         const bool edge = t == 0 || t == batch[i].query_len - 1;
         if (!edge && (t + static_cast<int>(i)) % 5 != 0) continue;
         for (int head : {0, world.options().heads / 2 + 1, world.options().heads - 1}) {
-          const auto [output, lse] = world.Error(batch[i], t, head, result[i][t],
-                                                 masks.empty() ? nullptr : &masks[i][t]);
+          const auto [output, lse] =
+              world.Error(batch[i], t, head, result[i][t], masks.empty() ? nullptr : &masks[i][t]);
           worst = std::max(worst, output);
           ASSERT_LT(output, 8e-3) << "request " << i << " length " << batch[i].seq_len << " window "
                                   << batch[i].query_len << " token " << t << " head " << head;
@@ -47,8 +47,8 @@ class MlaDecodeTest : public ::testing::Test {
   static int Windows(int length, int wanted) { return std::min(length, wanted); }
 };
 
-const std::vector<int> kEdgeLengths = {1,   2,   15,  16,  17,  31,  33,   63,   64,   65,  127,
-                                       128, 129, 191, 255, 256, 257, 511,  512,  513,  1023, 1025,
+const std::vector<int> kEdgeLengths = {1,   2,   15,  16,  17,  31,   33,   63,   64,   65,   127,
+                                       128, 129, 191, 255, 256, 257,  511,  512,  513,  1023, 1025,
                                        640, 700, 960, 300, 77,  2047, 2049, 4095, 4097, 4353};
 
 struct Shape {
@@ -70,7 +70,8 @@ TEST_P(MlaDecodeShapes, MatchesReferenceOnMixedWindows) {
   std::mt19937 random(5);
   std::vector<BatchRequest> batch;
   for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
-    batch.push_back({i, options.lengths[i], Windows(options.lengths[i], 1 + static_cast<int>(random() % 32))});
+    batch.push_back(
+        {i, options.lengths[i], Windows(options.lengths[i], 1 + static_cast<int>(random() % 32))});
     if (i % 7 == 3) batch.push_back({i, options.lengths[i], 0});  // takes part with no token
   }
   CheckBatch(world, batch, world.Run(batch));
@@ -178,8 +179,8 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
           ++compared;
           ASSERT_TRUE(it->second == result[i][t])
               << "request of length " << options.lengths[batch[i].request] << " window "
-              << batch[i].query_len << " token " << t << " of " << batch.size() << " requests, data "
-              << static_cast<int>(data);
+              << batch[i].query_len << " token " << t << " of " << batch.size()
+              << " requests, data " << static_cast<int>(data);
         }
       }
     };
@@ -192,7 +193,8 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
     for (int window = 1; window <= 32; ++window) {
       std::vector<BatchRequest> batch;
       for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
-        batch.push_back({i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
+        batch.push_back(
+            {i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
       }
       compare(batch);
       if (HasFatalFailure()) return;
@@ -203,7 +205,8 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
       for (int n = 0; n < count; ++n) {
         const int i = static_cast<int>(random() % options.lengths.size());
         const int window = random() % 4 == 0 ? 1 + static_cast<int>(random() % 32) : 1;
-        batch.push_back({i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
+        batch.push_back(
+            {i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
       }
       compare(batch);
       if (HasFatalFailure()) return;
@@ -220,16 +223,17 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Hopper, MlaDecodeBits,
-    ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
-                      Shape{8, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
-                      Shape{64, 32, MlaCacheType::kE4m3}),
-    [](const ::testing::TestParamInfo<Shape>& shape) {
-      return "heads" + std::to_string(shape.param.heads) + "page" +
-             std::to_string(shape.param.page_size) +
-             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
-    });
+INSTANTIATE_TEST_SUITE_P(Hopper, MlaDecodeBits,
+                         ::testing::Values(Shape{16, 64, MlaCacheType::kBf16},
+                                           Shape{128, 64, MlaCacheType::kBf16},
+                                           Shape{8, 16, MlaCacheType::kBf16},
+                                           Shape{16, 64, MlaCacheType::kE4m3},
+                                           Shape{64, 32, MlaCacheType::kE4m3}),
+                         [](const ::testing::TestParamInfo<Shape>& shape) {
+                           return "heads" + std::to_string(shape.param.heads) + "page" +
+                                  std::to_string(shape.param.page_size) +
+                                  (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
+                         });
 
 TEST(MlaDecodeArguments, AreChecked) {
   MlaDecodeLimits limits = {16, 4, 4096, 16};

@@ -1,6 +1,6 @@
 // A cache with requests in it, from which MLA decode batches are drawn: each batch names requests,
-// lengths and windows, and what the kernel gives for a (request, position, head) row must not depend
-// on the batch.
+// lengths and windows, and what the kernel gives for a (request, position, head) row must not
+// depend on the batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,50 +15,10 @@
 #include <vector>
 
 #include "outrider/kernels/cuda/mla_decode.h"
+#include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/mla_decode_reference.h"
 
 namespace outrider::cuda {
-
-inline void CudaOk(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-  }
-}
-
-/// Device memory of `count` elements, filled with a byte pattern at first.
-template <typename T>
-class DeviceArray {
- public:
-  explicit DeviceArray(size_t count = 0, int fill = 0xFF) : count_(count) {
-    if (count == 0) return;
-    CudaOk(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc");
-    CudaOk(cudaMemset(data_, fill, count * sizeof(T)), "cudaMemset");
-  }
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-    if (!values.empty()) {
-      CudaOk(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "upload");
-    }
-  }
-  DeviceArray(DeviceArray&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(count_, other.count_);
-    return *this;
-  }
-  ~DeviceArray() { cudaFree(data_); }
-  T* data() const { return data_; }
-  size_t size() const { return count_; }
-  std::vector<T> Download() const {
-    std::vector<T> values(count_);
-    CudaOk(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "download");
-    return values;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t count_ = 0;
-};
 
 enum class WorldData { kNormal, kGrowing, kRepeated };
 
@@ -115,7 +75,8 @@ class MlaWorld {
         if (j % page == 0) table[j / page] = order[next++];
         const size_t slot = static_cast<size_t>(table[j / page]) * page + j % page;
         float size = 1.0f;
-        if (options_.data == WorldData::kGrowing) size = 0.2f + 3.0f * static_cast<float>(j % 777) / 777;
+        if (options_.data == WorldData::kGrowing)
+          size = 0.2f + 3.0f * static_cast<float>(j % 777) / 777;
         for (int d = 0; d < 576; ++d) {
           float value = normal(random_) * size;
           if (options_.data == WorldData::kRepeated && j >= 8) {
@@ -149,9 +110,7 @@ class MlaWorld {
     sink_ = DeviceArray<float>(sink);
   }
 
-  float cache_scale() const {
-    return options_.cache_type == MlaCacheType::kE4m3 ? 0.037f : 1.0f;
-  }
+  float cache_scale() const { return options_.cache_type == MlaCacheType::kE4m3 ? 0.037f : 1.0f; }
   const WorldOptions& options() const { return options_; }
 
   /// Runs a batch; with masks, `masks[i][t]` is the visibility of token t of batch request i.

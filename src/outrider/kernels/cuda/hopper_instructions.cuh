@@ -28,9 +28,10 @@ __device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
 }
 
 __device__ __forceinline__ void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 /// Waits until the phase with this parity has completed.
@@ -92,8 +93,8 @@ __device__ __forceinline__ void PinRegisters(float (&values)[kCount]) {
 }
 
 /// Matrix descriptor with 128-byte swizzle. For K-major operands `stride` is the distance in bytes
-/// between groups of 8 rows and `leading` is unused; for MN-major operands `leading` is the distance
-/// between groups of 64 columns and `stride` the one between groups of 8 rows (K).
+/// between groups of 8 rows and `leading` is unused; for MN-major operands `leading` is the
+/// distance between groups of 64 columns and `stride` the one between groups of 8 rows (K).
 __device__ __forceinline__ uint64_t MakeDescriptor(uint32_t address, uint32_t leading,
                                                    uint32_t stride) {
   return (uint64_t{1} << 62) | (uint64_t{stride >> 4} << 32) | (uint64_t{leading >> 4} << 16) |

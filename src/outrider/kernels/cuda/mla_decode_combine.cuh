@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineAr
     uint2 packed;
     packed.x = OutputPair(sum_o.x, sum_o.y, factor);
     packed.y = OutputPair(sum_o.z, sum_o.w, factor);
-    reinterpret_cast<uint2*>(args.output)[static_cast<size_t>(global_row) * (kMlaValueDim / 4) +
-                                          thread] = packed;
+    reinterpret_cast<uint2*>(
+        args.output)[static_cast<size_t>(global_row) * (kMlaValueDim / 4) + thread] = packed;
     if (thread == 0) args.lse[global_row] = lse;
   }
 }

@@ -87,10 +87,10 @@ __host__ __device__ inline int SplitBegin(const MlaSplits& splits, int index) {
   return splits.end1 + (index - n0 - n1) * 4 * splits.base;
 }
 
-/// Weights with which a running result (reference, sum) and the next split's are added. Like within a
-/// split, the reference moves only when it has grown by more than 2^8, so `a` is nearly always 1 and
-/// the next split can be added to memory without reading it. A split without visible keys (-inf, 0)
-/// leaves the running result alone.
+/// Weights with which a running result (reference, sum) and the next split's are added. Like within
+/// a split, the reference moves only when it has grown by more than 2^8, so `a` is nearly always 1
+/// and the next split can be added to memory without reading it. A split without visible keys
+/// (-inf, 0) leaves the running result alone.
 __device__ __forceinline__ void FoldWeights(float running, float next, float* reference, float* a,
                                             float* b) {
   const bool grow = next - running > 8.0f;

@@ -3,12 +3,12 @@
 // Rows (token, head) of each request are cut into tiles of 64. A tile's keys are its splits' up to
 // the last key that any of its rows sees. A tile that costs no more than a fair share of the whole
 // step (total / blocks) is one item: its block folds the splits as it goes and writes the output.
-// A longer tile is cut into equal items of about a share each. The first of them folds its splits; a
-// later one leaves one partial result per split, and the combine kernel folds them in the same order
-// with the same arithmetic, so the cut does not show in the bits. Where whole tiles would leave many
-// blocks idle in the last round (141 tiles on 132 blocks), those left over are cut finely instead.
-// Items are listed longest first (32 cost classes); the order within a class is up to the hardware
-// and changes nothing but the schedule.
+// A longer tile is cut into equal items of about a share each. The first of them folds its splits;
+// a later one leaves one partial result per split, and the combine kernel folds them in the same
+// order with the same arithmetic, so the cut does not show in the bits. Where whole tiles would
+// leave many blocks idle in the last round (141 tiles on 132 blocks), those left over are cut
+// finely instead. Items are listed longest first (32 cost classes); the order within a class is up
+// to the hardware and changes nothing but the schedule.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_layout.cuh"
@@ -144,9 +144,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
           int partials = 0;
           if (piece > 0) {
             const int head_end = PieceEnd(args, 0, keys, piece);
-            partials = 1 + (args.relaxed ? (keys - head_end + PieceKeys(piece) - 1) / PieceKeys(piece)
-                                         : CountSplits(args.splits, keys) -
-                                               CountSplits(args.splits, head_end));
+            partials =
+                1 + (args.relaxed
+                         ? (keys - head_end + PieceKeys(piece) - 1) / PieceKeys(piece)
+                         : CountSplits(args.splits, keys) - CountSplits(args.splits, head_end));
             unit = partials > 1 ? atomicAdd(&used_units, partials * units) : 0;
             if (partials == 1 || unit + partials * units > args.workspace.num_units) {
               piece = 0;  // nothing to cut, or no room

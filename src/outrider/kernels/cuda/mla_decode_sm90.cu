@@ -23,14 +23,14 @@ MlaSplits SplitsOf(const MlaDecodeParams& params) {
 }
 
 MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
-  // Splits of 128 keys up to 128 k are the most that a choice of splits can ask for in practice; the
-  // plan's items are bounded by tiles plus partial results.
+  // Splits of 128 keys up to 128 k are the most that a choice of splits can ask for in practice;
+  // the plan's items are bounded by tiles plus partial results.
   const size_t tiles = static_cast<size_t>(limits.max_tokens) * limits.heads / kMlaTileRows +
                        limits.max_requests + 1;
   const size_t max_splits = static_cast<size_t>(limits.max_seq_len) / 128 + 1;
   const size_t rows = static_cast<size_t>(limits.max_tokens) * limits.heads;
-  const size_t units = std::min<size_t>(
-      kMaxUnits, (rows / kMlaUnitRows + limits.max_requests + 1) * max_splits);
+  const size_t units =
+      std::min<size_t>(kMaxUnits, (rows / kMlaUnitRows + limits.max_requests + 1) * max_splits);
   const size_t items = tiles + units + 2 * kMlaMaxBlocks;  // blocks look past the end
   MlaWorkspace workspace;
   uint8_t* base = static_cast<uint8_t*>(memory);
@@ -44,8 +44,7 @@ MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
   workspace.items = reinterpret_cast<MlaItem*>(take(items * sizeof(MlaItem)));
   workspace.fold_tiles = reinterpret_cast<MlaFoldTile*>(take(tiles * sizeof(MlaFoldTile)));
   workspace.tile_plans = reinterpret_cast<int4*>(take(tiles * sizeof(int4)));
-  workspace.partial_stats =
-      reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
+  workspace.partial_stats = reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
   workspace.partial_outputs =
       reinterpret_cast<float*>(take(units * kMlaUnitRows * kMlaValueDim * sizeof(float)));
   workspace.running = reinterpret_cast<float*>(
@@ -140,13 +139,11 @@ cudaError_t LaunchMain(const MlaKernelArguments& args, const MlaTensorMaps& maps
 
 }  // namespace
 
-#ifdef MLA_TRACE
-void CopyTrace(long long* out) { cudaMemcpyFromSymbol(out, trace_times, sizeof(trace_times)); }
-#endif
-
 MlaSplits DefaultMlaSplits(int heads) {
-  if (heads <= 16) return {256, 4096, 16384};
-  return {512, 4096, 16384};
+  // Short splits keep a lone request's latency down, long ones the cost of folding: measured in
+  // bench/results/hopper_mla_decode.md.
+  if (heads <= 16) return {256, 4096, 8192};
+  return {512, 4096, 8192};
 }
 
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {

@@ -1,5 +1,5 @@
-// MLA decode on Hopper: 64 rows against tiles of 64 keys, four warpgroups per block with a role each,
-// one block per multiprocessor, items pulled from a device-side list.
+// MLA decode on Hopper: 64 rows against tiles of 64 keys, four warpgroups per block with a role
+// each, one block per multiprocessor, items pulled from a device-side list.
 //
 // Rows are (token, head) pairs of one request, so a window of any length fills tiles without
 // padding between tokens. The output of 64 rows, 512 float32 columns each, takes half of the
@@ -9,11 +9,11 @@
 //   scores    S = Q K^T over all 576 dimensions, references (maxima), probabilities P to shared
 //             memory, sums; everything that is one number per row.
 //   outputs   two warpgroups with 256 columns each: O = O * alpha_t + P_t V_t.
-// While scores turns S of a tile into P, outputs multiplies the tile before. Every role takes tiles in
-// order and waits only for what it needs, so neither a late key nor a late P holds up the other.
+// While scores turns S of a tile into P, outputs multiplies the tile before. Every role takes tiles
+// in order and waits only for what it needs, so neither a late key nor a late P holds up the other.
 //
-// The arithmetic is that of a single sequence over tiles, with the reference m_t of each row; a tile
-// whose keys a row does not see leaves the row's bits alone. The reference moves only when the
+// The arithmetic is that of a single sequence over tiles, with the reference m_t of each row; a
+// tile whose keys a row does not see leaves the row's bits alone. The reference moves only when the
 // maximum has grown by more than 2^8 since (each row decides for itself); alpha is exactly 1
 // otherwise and the rescaling is skipped.
 //
@@ -22,10 +22,11 @@
 // that covers only later splits of a long request leaves its result for the combine kernel.
 //
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
-// memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the wgmma
-// descriptors are uniform whatever the page size. A stage has three parts with barriers of their
-// own: columns 0-255 and 256-511 (each freed by the warpgroup whose half of V it is) and 512-575; a
-// producer warp each, since there is room for two stages only and a late copy is felt at once.
+// memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the
+// wgmma descriptors are uniform whatever the page size. A stage has three parts with barriers of
+// their own: columns 0-255 and 256-511 (each freed by the warpgroup whose half of V it is) and
+// 512-575; a producer warp each, since there is room for two stages only and a late copy is felt at
+// once.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_layout.cuh"
@@ -33,20 +34,12 @@
 
 namespace outrider::cuda {
 
-#ifdef MLA_TRACE
-__device__ long long trace_times[12][64];
-#define TRACE(event, tile) \
-  if (blockIdx.x == 0 && (tile) < 64) trace_times[event][tile] = clock64()
-#else
-#define TRACE(event, tile)
-#endif
-
 struct MlaKernelArguments {
   MlaWorkspace workspace;
   const int* block_table;
   int block_table_stride;
   const uint8_t* cache;  // e4m3
-  int page_shift;  // log2 of the page size
+  int page_shift;        // log2 of the page size
   int heads;
   float score_scale;  // softmax_scale * cache_scale * log2(e)
   float value_scale;
@@ -75,9 +68,10 @@ inline constexpr uint32_t kRotaryBytes = 64 * 64 * 2;
 inline constexpr uint32_t kStageBytes = 2 * kHalfBytes + kRotaryBytes;
 
 struct MlaShared {
-  alignas(1024) uint8_t q[kQBytes];              // [8 row groups][9][1024]
-  alignas(1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
-  alignas(1024) uint8_t p[64 * 64 * 2];          // [8 row groups][1024]
+  alignas(1024) uint8_t q[kQBytes];  // [8 row groups][9][1024]
+  alignas(
+      1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
+  alignas(1024) uint8_t p[64 * 64 * 2];        // [8 row groups][1024]
   float alpha[kMlaTileRows];
   float fold[2][2][kMlaTileRows];  // by split parity: weights of the running result and the split
   float factor[2][kMlaTileRows];   // by split parity: accumulated row to output
@@ -101,7 +95,8 @@ inline constexpr int kProducerBarrier = 1;
 /// Two e4m3 in the high bytes of each half of `high_bytes` to bf16, exactly (NaN becomes 480).
 __device__ __forceinline__ uint32_t E4m3ToBf16(uint32_t high_bytes) {
   const uint32_t shifted = (high_bytes & 0x80008000u) | ((high_bytes >> 4) & 0x07F007F0u);
-  const __nv_bfloat162 scale = __nv_bfloat162(__ushort_as_bfloat16(0x7B80), __ushort_as_bfloat16(0x7B80));
+  const __nv_bfloat162 scale =
+      __nv_bfloat162(__ushort_as_bfloat16(0x7B80), __ushort_as_bfloat16(0x7B80));
   const __nv_bfloat162 value = *reinterpret_cast<const __nv_bfloat162*>(&shifted);
   const __nv_bfloat162 result = __hmul2(value, scale);  // * 2^120
   return *reinterpret_cast<const uint32_t*>(&result);
@@ -177,7 +172,6 @@ __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const Ml
         }
         if (lane == 0 && warp < 3) {
           BarrierWait(&shared.kv_empty[stage][warp], parity);
-          if (warp == 0) TRACE(0, tile_count);
           BarrierArriveExpect(&shared.kv_full[stage][warp], warp < 2 ? kHalfBytes : kRotaryBytes);
           const CUtensorMap* map = warp < 2 ? &maps.kv_half : &maps.kv_rotary;
           const uint32_t box_bytes = box_groups * (warp < 2 ? 4 : 1) * kGroupBytes;
@@ -189,7 +183,6 @@ __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const Ml
                            row_groups[box]);
             }
           }
-          if (warp == 0) TRACE(1, tile_count);
         }
         __syncwarp();
       } else {
@@ -286,7 +279,7 @@ __device__ __forceinline__ MlaItem TakeItem(MlaShared& shared, uint32_t item_cou
 }
 
 __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uint32_t parity,
-                                               float (&scores)[32], int trace_tile) {
+                                               float (&scores)[32]) {
   const uint32_t q = SharedAddress(shared.q);
   const uint32_t kv = SharedAddress(shared.kv[stage]);
   PinRegisters(scores);
@@ -294,7 +287,6 @@ __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uin
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
     BarrierWait(&shared.kv_full[stage][part], parity);
-    if (threadIdx.x == 256) TRACE(2 + part, trace_tile);
 #pragma unroll
     for (int step = 0; step < (part < 2 ? 16 : 4); ++step) {
       const int group = part * 4 + step / 4;
@@ -342,10 +334,10 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
     const int row_in_request = item.rows >> 8;
-    int limit[2];         // keys before this one may be visible
-    uint32_t visible[2];  // mask over keys from `context`
-    float reference[2];   // of the current split, unscaled
-    float sum[2];         // of this thread's columns
+    int limit[2];            // keys before this one may be visible
+    uint32_t visible[2];     // mask over keys from `context`
+    float reference[2];      // of the current split, unscaled
+    float sum[2];            // of this thread's columns
     float run_reference[2];  // of the splits folded so far, scaled (log2)
     float run_sum[2];
 #pragma unroll
@@ -353,17 +345,15 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       const int row = min(row0 + 8 * i, rows - 1);
       const int token = (row_in_request + row) / args.heads;
       limit[i] = args.visible != nullptr ? item.seq_len : item.context + token + 1;
-      visible[i] =
-          args.visible != nullptr ? args.visible[(item.first_row + row) / args.heads] : 0;
+      visible[i] = args.visible != nullptr ? args.visible[(item.first_row + row) / args.heads] : 0;
       reference[i] = -INFINITY;
       sum[i] = 0.0f;
       run_reference[i] = -INFINITY;
       run_sum[i] = 0.0f;
     }
     // Keys before this one are visible to every row of the tile.
-    const int all_visible = args.visible != nullptr
-                                ? item.context
-                                : item.context + row_in_request / args.heads + 1;
+    const int all_visible =
+        args.visible != nullptr ? item.context : item.context + row_in_request / args.heads + 1;
     BarrierWait(&shared.q_full, item_count & 1);
     if (walk.tiles == 0) {
       if (lane == 0) BarrierArrive(&shared.q_empty);
@@ -375,8 +365,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
 
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
-      MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores, tile_count);
-      if (thread == 0) TRACE(5, tile_count);
+      MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores);
       if (lane == 0) {
         BarrierArrive(&shared.kv_empty[stage][2]);
         if (tile + 1 == walk.tiles) BarrierArrive(&shared.q_empty);
@@ -419,7 +408,6 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       }
       // Hand over once the outputs have taken the tile before; the first half at once, so that they
       // can start while the second is computed.
-      if (thread == 0) TRACE(6, tile_count);
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
       if (lane % 4 == 0) {
         shared.alpha[row0] = alpha[0];
@@ -489,7 +477,6 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       ProxyFence();
       __syncwarp();
       if (lane == 0) BarrierArrive(&shared.p_full[1]);
-      if (thread == 0) TRACE(7, tile_count);
     }
   }
 }
@@ -503,10 +490,9 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   const uint32_t p = SharedAddress(shared.p);
   float4* running = reinterpret_cast<float4*>(args.workspace.running) +
                     static_cast<size_t>(blockIdx.x) * (64 * kMlaValueDim / 4) + threadIdx.x;
-  // Of a tile of 16 rows the first warp of either warpgroup holds everything; its running result has
-  // room in shared memory, where the queries of rows 16 to 63 would be.
-  float4* running16 =
-      reinterpret_cast<float4*>(shared.q + 2 * 9 * kGroupBytes) + group * 32 + lane;
+  // Of a tile of 16 rows the first warp of either warpgroup holds everything; its running result
+  // has room in shared memory, where the queries of rows 16 to 63 would be.
+  float4* running16 = reinterpret_cast<float4*>(shared.q + 2 * 9 * kGroupBytes) + group * 32 + lane;
   // Two halves of 128 columns: at 512 threads the compiler refuses wider products.
   float output[2][64];
   uint32_t tile_count = 0;
@@ -538,7 +524,6 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
       BarrierWait(&shared.p_full[0], tile_count & 1);
-      if (threadIdx.x == 0) TRACE(8, tile_count);
       const float alpha0 = shared.alpha[row0];
       const float alpha1 = shared.alpha[row0 + 8];
       if (!walk.first_in_split && __any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
@@ -568,14 +553,12 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       WgmmaWait<0>();
       PinRegisters(output[0]);
       PinRegisters(output[1]);
-      if (threadIdx.x == 0) TRACE(9, tile_count);
       if (lane == 0) {
         BarrierArrive(&shared.kv_empty[stage][group]);
         BarrierArrive(&shared.p_empty);
       }
       walk.first_in_split = false;
       if (!walk.Ends(item, tile)) continue;
-      if (threadIdx.x == 0) TRACE(10, tile_count);
 
       const int buffer = split_count++ & 1;
       const bool last = walk.Emits(item);
@@ -661,7 +644,8 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
 #pragma unroll
           for (int j = 0; j < 32; ++j) {
             __stcg(reinterpret_cast<float2*>(out + 8 * j),
-                   make_float2(output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1]));
+                   make_float2(output[j / 16][4 * j % 64 + 2 * i],
+                               output[j / 16][4 * j % 64 + 2 * i + 1]));
           }
         }
       } else if (last) {
@@ -674,8 +658,8 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
               args.output + (static_cast<size_t>(item.first_row) + row) * kMlaValueDim + column;
 #pragma unroll
           for (int j = 0; j < 32; ++j) {
-            *reinterpret_cast<uint32_t*>(out + 8 * j) =
-                OutputPair(output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1], factor);
+            *reinterpret_cast<uint32_t*>(out + 8 * j) = OutputPair(
+                output[j / 16][4 * j % 64 + 2 * i], output[j / 16][4 * j % 64 + 2 * i + 1], factor);
           }
         }
       }
