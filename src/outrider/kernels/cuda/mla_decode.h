@@ -9,7 +9,9 @@
 //
 // Row invariance: the bits of a row depend on its query, its visible keys and the head count alone,
 // never on the batch, the query length or the number of multiprocessors. Keys are folded in splits
-// that begin at fixed absolute positions (MlaSplits), in order of position.
+// that begin at fixed absolute positions (MlaSplits), in order of position. One exception: an
+// infinity or NaN that a later token of the same request wrote into the cache reaches the earlier
+// rows of a window (0 * NaN). e4m3 NaN is read as 480.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,7 +30,7 @@ enum class MlaCacheType { kBf16, kE4m3 };
 
 /// Where splits begin: every `base` keys up to `end0`, every 2 * base up to `end1`, every 4 * base
 /// beyond. Part of a row's arithmetic: a model keeps one choice for ever. `base` is a multiple of
-/// 128; `end0` of 2 * base; `end1 - end0` of 2 * base and `end1` of 4 * base.
+/// 128, `end0` of `base`, `end1 - end0` of 2 * base.
 struct MlaSplits {
   int base;
   int end0;
@@ -52,7 +54,8 @@ struct MlaDecodeParams {
   int heads = 0;
   // bf16 [num_tokens, heads, 576], 16-byte aligned
   const void* q = nullptr;
-  // int32 [num_requests + 1], on the device; query lengths up to 32 with masks, any without
+  // int32 [num_requests + 1], on the device; query lengths up to 32 with masks, any without; 0: the
+  // request has no rows (padding of a captured graph)
   const int* query_start_loc = nullptr;
   // int32 [num_requests], on the device: keys of each request, the step's own tokens included
   const int* seq_lens = nullptr;
@@ -73,8 +76,8 @@ struct MlaDecodeParams {
   void* output = nullptr;  // bf16 [num_tokens, heads, 512], 16-byte aligned
   float* lse = nullptr;    // [num_tokens, heads], natural logarithm; -inf for a row without keys
   MlaSplits splits = {0, 0, 0};  // base 0: DefaultMlaSplits(heads)
-  // Lets the plan fold whole requests in bigger splits (base * 4): no row invariance. For
-  // comparison.
+  // Cuts requests by the batch's load at any tile and folds nothing within a block: results depend
+  // on the batch. For comparison.
   bool relaxed = false;
 };
 

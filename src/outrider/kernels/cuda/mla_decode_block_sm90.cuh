@@ -1,0 +1,105 @@
+// What the roles of an MLA decode block share: kernel arguments, the layout of shared memory, and
+// the walk over an item's tiles and splits. mla_decode_sm90.cuh tells the whole algorithm.
+#pragma once
+
+#include "outrider/kernels/cuda/mla_decode_layout.cuh"
+
+namespace outrider::cuda {
+
+struct MlaKernelArguments {
+  MlaWorkspace workspace;
+  const int* block_table;
+  int block_table_stride;
+  const uint8_t* cache;  // e4m3
+  int page_shift;        // log2 of the page size
+  int heads;
+  float score_scale;  // softmax_scale * cache_scale * log2(e)
+  float value_scale;
+  const float* sink;
+  const uint32_t* visible;
+  __nv_bfloat16* output;
+  float* lse;
+  MlaSplits splits;
+};
+
+struct MlaTensorMaps {
+  CUtensorMap q;          // box 64 columns, 8 rows, 9 column groups, 1 row group
+  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 64) / 8
+  CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
+};
+
+inline constexpr int kOutputThreads = 256;    // warpgroups 0 and 1
+inline constexpr int kScoreThreads = 128;     // warpgroup 2
+inline constexpr int kProducerThreads = 128;  // warpgroup 3
+inline constexpr int kMlaThreads = kOutputThreads + kScoreThreads + kProducerThreads;
+inline constexpr int kStages = 2;
+inline constexpr uint32_t kGroupBytes = 1024;  // 8 rows of 64 columns
+inline constexpr uint32_t kQBytes = 64 * kMlaKeyDim * 2;
+inline constexpr uint32_t kHalfBytes = 64 * 256 * 2;
+inline constexpr uint32_t kRotaryBytes = 64 * 64 * 2;
+inline constexpr uint32_t kStageBytes = 2 * kHalfBytes + kRotaryBytes;
+
+struct MlaShared {
+  alignas(1024) uint8_t q[kQBytes];  // [8 row groups][9][1024]
+  alignas(
+      1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
+  alignas(1024) uint8_t p[64 * 64 * 2];        // [8 row groups][1024]
+  float alpha[kMlaTileRows];
+  float fold[2][2][kMlaTileRows];  // by split parity: weights of the running result and the split
+  float factor[2][kMlaTileRows];   // by split parity: accumulated row to output
+  int next_index;
+  MlaItem item[2];
+  uint64_t kv_full[kStages][3];
+  uint64_t kv_empty[kStages][3];
+  uint64_t p_full[2];  // keys 0-31 and 32-63 of the tile
+  uint64_t p_empty;
+  uint64_t q_full;
+  uint64_t q_empty;
+  uint64_t item_full[2];
+  uint64_t item_empty[2];
+};
+
+inline constexpr int kProducerBarrier = 1;
+
+/// The tiles of an item and where its splits end; scores and outputs walk it alike.
+struct SplitWalk {
+  int tiles;
+  int split_end;
+  bool first_in_split = true;
+  bool first_split = true;  // nothing has been folded yet
+  int emitted = 0;          // partial results left so far
+
+  __device__ SplitWalk(const MlaItem& item, const MlaSplits& splits) {
+    tiles = (item.key_end - item.key_begin + kMlaTileKeys - 1) / kMlaTileKeys;
+    split_end =
+        splits.base == 0 ? item.key_end : min(item.key_end, NextSplit(splits, item.key_begin));
+  }
+  __device__ bool Ends(const MlaItem& item, int tile) const {
+    return item.key_begin + (tile + 1) * kMlaTileKeys >= split_end;
+  }
+  __device__ bool Last(const MlaItem& item) const { return split_end >= item.key_end; }
+  /// Whether the split's end gives a result: always for an item that begins later than its request.
+  __device__ bool Emits(const MlaItem& item) const { return Last(item) || item.key_begin > 0; }
+  __device__ void Advance(const MlaItem& item, const MlaSplits& splits) {
+    first_split = Emits(item);
+    emitted += first_split;
+    first_in_split = true;
+    if (!Last(item)) split_end = min(item.key_end, NextSplit(splits, split_end));
+  }
+  /// Where row `row` of the result goes among the partial results.
+  __device__ size_t PartialRow(const MlaItem& item, int rows, int row) const {
+    const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
+    return static_cast<size_t>(item.partial_unit + emitted * units) * kMlaUnitRows + row;
+  }
+};
+
+__device__ __forceinline__ MlaItem TakeItem(MlaShared& shared, uint32_t item_count) {
+  const int slot = item_count & 1;
+  BarrierWait(&shared.item_full[slot], (item_count >> 1) & 1);
+  const MlaItem item = shared.item[slot];
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) BarrierArrive(&shared.item_empty[slot]);
+  return item;
+}
+
+}  // namespace outrider::cuda

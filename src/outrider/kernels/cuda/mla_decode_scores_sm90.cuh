@@ -1,0 +1,214 @@
+// The scores warpgroup of the MLA decode kernel: S = Q K^T, references, probabilities, sums, and at
+// a split's end the weights with which the outputs are folded. Thread layout: that of a wgmma
+// result, two rows and 16 keys of a tile per thread.
+#pragma once
+
+#include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
+#include "outrider/kernels/cuda/wgmma_sm90.cuh"
+
+namespace outrider::cuda {
+
+__device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uint32_t parity,
+                                               float (&scores)[32]) {
+  const uint32_t q = SharedAddress(shared.q);
+  const uint32_t kv = SharedAddress(shared.kv[stage]);
+  PinRegisters(scores);
+  WgmmaFence();
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    BarrierWait(&shared.kv_full[stage][part], parity);
+#pragma unroll
+    for (int step = 0; step < (part < 2 ? 16 : 4); ++step) {
+      const int group = part * 4 + step / 4;
+      const uint64_t a =
+          MakeDescriptor(q + group * kGroupBytes + step % 4 * 32, 16, 9 * kGroupBytes);
+      const uint64_t b =
+          part < 2 ? MakeDescriptor(kv + part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32,
+                                    16, 4 * kGroupBytes)
+                   : MakeDescriptor(kv + 2 * kHalfBytes + step * 32, 16, kGroupBytes);
+      WgmmaM64N64_SS_KK(scores, a, b, part != 0 || step != 0);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  PinRegisters(scores);
+}
+
+/// Values past the end of a request may be anything, and 0 * NaN must not happen.
+__device__ __forceinline__ void ClearRows(uint8_t* kv, int begin, int thread) {
+  for (int at = begin * 64 + thread; at < 64 * 64; at += kScoreThreads) {
+    const int row = at / 64;
+    const int chunk = at % 64;
+    *reinterpret_cast<uint4*>(kv + chunk / 32 * kHalfBytes + row / 8 * 4 * kGroupBytes +
+                              chunk % 32 / 8 * kGroupBytes + row % 8 * 128 + chunk % 8 * 16) =
+        make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, MlaShared& shared) {
+  const int thread = threadIdx.x % 128;
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int row0 = warp * 16 + lane / 4;  // and row0 + 8
+  // stmatrix: lane l gives the address of row l % 8 of matrix l / 8 (rows +8, then columns +8).
+  const int store_row = warp * 16 + (lane / 8 % 2) * 8 + lane % 8;
+  const uint32_t store_base = SharedAddress(shared.p) + store_row * 128;
+  const int store_chunk = lane / 16;
+
+  float scores[32];
+  uint32_t tile_count = 0;
+  uint32_t split_count = 0;
+  for (uint32_t item_count = 0;; ++item_count) {
+    const MlaItem item = TakeItem(shared, item_count);
+    if (item.request < 0) break;
+    SplitWalk walk(item, args.splits);
+    const int rows = item.rows & 255;
+    const int row_in_request = item.rows >> 8;
+    int limit[2];            // keys before this one may be visible
+    uint32_t visible[2];     // mask over keys from `context`
+    float reference[2];      // of the current split, unscaled
+    float sum[2];            // of this thread's columns
+    float run_reference[2];  // of the splits folded so far, scaled (log2)
+    float run_sum[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(row0 + 8 * i, rows - 1);
+      const int token = (row_in_request + row) / args.heads;
+      limit[i] = args.visible != nullptr ? item.seq_len : item.context + token + 1;
+      visible[i] = args.visible != nullptr ? args.visible[(item.first_row + row) / args.heads] : 0;
+      reference[i] = -INFINITY;
+      sum[i] = 0.0f;
+      run_reference[i] = -INFINITY;
+      run_sum[i] = 0.0f;
+    }
+    // Keys before this one are visible to every row of the tile.
+    const int all_visible =
+        args.visible != nullptr ? item.context : item.context + row_in_request / args.heads + 1;
+    BarrierWait(&shared.q_full, item_count & 1);
+    if (walk.tiles == 0) {
+      if (lane == 0) BarrierArrive(&shared.q_empty);
+      for (int row = thread; row < rows; row += kScoreThreads) {
+        args.lse[item.first_row + row] = -INFINITY;
+      }
+      continue;
+    }
+
+    for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
+      const int stage = tile_count % kStages;
+      MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores);
+      if (lane == 0) {
+        BarrierArrive(&shared.kv_empty[stage][2]);
+        if (tile + 1 == walk.tiles) BarrierArrive(&shared.q_empty);
+      }
+
+      const int key0 = item.key_begin + tile * kMlaTileKeys;
+      if (key0 + kMlaTileKeys > all_visible) {
+#pragma unroll
+        for (int j = 0; j < 32; ++j) {
+          const int i = j / 2 % 2;
+          const int key = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
+          bool seen = key < limit[i];
+          if (args.visible != nullptr) {
+            const int offset = key - item.context;
+            seen = seen && (offset < 0 || (offset < 32 && (visible[i] >> offset & 1)));
+          }
+          if (!seen) scores[j] = -INFINITY;
+        }
+        if (key0 + kMlaTileKeys > item.seq_len) {
+          ClearRows(shared.kv[stage], max(0, item.seq_len - key0), thread);
+        }
+      }
+
+      float alpha[2];
+      float negative[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float top = scores[2 * i];
+#pragma unroll
+        for (int j = 0; j < 32; j += 4) {
+          top = fmaxf(top, fmaxf(scores[j + 2 * i], scores[j + 2 * i + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        const float before = reference[i];
+        const bool grow = (top - before) * args.score_scale > 8.0f;
+        reference[i] = grow ? top : before;
+        alpha[i] = grow ? Exp2((before - top) * args.score_scale) : 1.0f;
+        negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i] * args.score_scale;
+      }
+      // Hand over once the outputs have taken the tile before; the first half at once, so that they
+      // can start while the second is computed.
+      BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
+      if (lane % 4 == 0) {
+        shared.alpha[row0] = alpha[0];
+        shared.alpha[row0 + 8] = alpha[1];
+      }
+      float part[2][2] = {};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int i = k % 2;
+          const int j = step * 8 + k / 2 * 4 + 2 * i;
+          const float x = Exp2(__fmaf_rn(scores[j], args.score_scale, negative[i]));
+          const float y = Exp2(__fmaf_rn(scores[j + 1], args.score_scale, negative[i]));
+          part[i][0] += x;
+          part[i][1] += y;
+          packed[k] = PackBf16(x, y);
+        }
+        StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16), packed[0],
+                     packed[1], packed[2], packed[3]);
+        if (step == 1) {
+          ProxyFence();
+          __syncwarp();
+          if (lane == 0) BarrierArrive(&shared.p_full[0]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
+      if (walk.Ends(item, tile)) {
+        const int buffer = split_count++ & 1;
+        const bool emits = walk.Emits(item);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = row0 + 8 * i;
+          float l = sum[i];
+          l += __shfl_xor_sync(~0u, l, 1);
+          l += __shfl_xor_sync(~0u, l, 2);
+          float m = reference[i] == -INFINITY ? -INFINITY : reference[i] * args.score_scale;
+          if (!walk.first_split) {
+            float a, b;
+            FoldWeights(run_reference[i], m, &m, &a, &b);
+            l = Fold(run_sum[i], l, a, b);
+            if (lane % 4 == 0) {
+              shared.fold[buffer][0][row] = a;
+              shared.fold[buffer][1][row] = b;
+            }
+          }
+          run_reference[i] = m;
+          run_sum[i] = l;
+          reference[i] = -INFINITY;
+          sum[i] = 0.0f;
+          if (emits && lane % 4 == 0 && row < rows) {
+            if (item.partial_unit >= 0) {
+              args.workspace.partial_stats[walk.PartialRow(item, rows, row)] = make_float2(m, l);
+            } else {
+              const int at = item.first_row + row;
+              float lse;
+              shared.factor[buffer][row] =
+                  FinishRow(m, l, args.value_scale, args.sink, at % args.heads, &lse);
+              args.lse[at] = lse;
+            }
+          }
+        }
+        walk.Advance(item, args.splits);
+      }
+      ProxyFence();
+      __syncwarp();
+      if (lane == 0) BarrierArrive(&shared.p_full[1]);
+    }
+  }
+}
+
+}  // namespace outrider::cuda
