@@ -5,7 +5,7 @@
 #                             clang-tidy, a real OpenAI client, CUDA where nvcc is
 #   scripts/test.sh --quick   release tests only
 #
-# OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_TIDY_SECONDS (default 240
+# OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_TIDY_SECONDS (default 150
 # when CI is set, else no limit): see scripts/lint.sh. The last line reads "N passed, N failed"; the
 # exit status is 1 when anything failed.
 set -uo pipefail
@@ -25,7 +25,7 @@ case "${1:-}" in
     ;;
 esac
 export OUTRIDER_FUZZ_SECONDS=${OUTRIDER_FUZZ_SECONDS:-5}
-if [ -n "${CI:-}" ]; then export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-240}; fi
+if [ -n "${CI:-}" ]; then export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-150}; fi
 jobs=$(nproc)
 # Sanitizer builds take most of the time; this halves it and keeps line numbers.
 sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
