@@ -66,6 +66,10 @@ __device__ __forceinline__ void TensorLoad4d(void* destination, const CUtensorMa
       : "memory");
 }
 
+__device__ __forceinline__ void PrefetchL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /// Orders this thread's ordinary shared-memory stores before later accesses of the tensor cores and
 /// the copy engine.
 __device__ __forceinline__ void ProxyFence() {

@@ -108,35 +108,58 @@ __device__ __forceinline__ void Produce(const MlaKernelArguments& args, const Ml
         const uint4* source = reinterpret_cast<const uint4*>(
             args.cache +
             ((static_cast<size_t>(page) << args.page_shift) + (key & page_mask)) * kMlaKeyDim);
-        constexpr int kChunks = kMlaKeyDim / 16 / 2;
-        uint4 raw[kChunks];
+        // 18 chunks in three batches, two of which are on their way at a time.
+        constexpr int kBatch = 6;
+        uint4 raw[2][kBatch];
+        auto load = [&](int batch) {
 #pragma unroll
-        for (int i = 0; i < kChunks; ++i) raw[i] = __ldcs(&source[2 * i + thread % 2]);
-        for (int part = 0; part < 3; ++part) BarrierWait(&shared.kv_empty[stage][part], parity);
-#pragma unroll
-        for (int i = 0; i < kChunks; ++i) {
-          const int chunk = 2 * i + thread % 2;  // 16 columns
-          const int group = chunk / 4;           // 64 columns
-          uint8_t* base;
-          if (group < 8) {
-            base = destination + (group / 4) * kHalfBytes + (row / 8 * 4 + group % 4) * kGroupBytes;
-          } else {
-            base = destination + 2 * kHalfBytes + row / 8 * kGroupBytes;
+          for (int i = 0; i < kBatch; ++i) {
+            raw[batch % 2][i] = __ldcs(&source[2 * (batch * kBatch + i) + thread % 2]);
           }
-          base += row % 8 * 128;
-          const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
-          uint32_t out[8];
+        };
+        auto store = [&](int batch) {
 #pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            out[2 * w] = E4m3ToBf16(__byte_perm(words[w], 0, 0x1404));
-            out[2 * w + 1] = E4m3ToBf16(__byte_perm(words[w], 0, 0x3424));
+          for (int i = 0; i < kBatch; ++i) {
+            const int chunk = 2 * (batch * kBatch + i) + thread % 2;  // 16 columns
+            const int group = chunk / 4;                              // 64 columns
+            uint8_t* base = group < 8 ? destination + group / 4 * kHalfBytes +
+                                            (row / 8 * 4 + group % 4) * kGroupBytes
+                                      : destination + 2 * kHalfBytes + row / 8 * kGroupBytes;
+            base += row % 8 * 128;
+            const uint4 from = raw[batch % 2][i];
+            const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+            uint32_t out[8];
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+              out[2 * w] = E4m3ToBf16(__byte_perm(words[w], 0, 0x1404));
+              out[2 * w + 1] = E4m3ToBf16(__byte_perm(words[w], 0, 0x3424));
+            }
+            const int column = chunk % 4 * 2;
+            *reinterpret_cast<uint4*>(base + ((column ^ (row % 8)) * 16)) =
+                make_uint4(out[0], out[1], out[2], out[3]);
+            *reinterpret_cast<uint4*>(base + (((column + 1) ^ (row % 8)) * 16)) =
+                make_uint4(out[4], out[5], out[6], out[7]);
           }
-          const int column = chunk % 4 * 2;
-          *reinterpret_cast<uint4*>(base + ((column ^ (row % 8)) * 16)) =
-              make_uint4(out[0], out[1], out[2], out[3]);
-          *reinterpret_cast<uint4*>(base + (((column + 1) ^ (row % 8)) * 16)) =
-              make_uint4(out[4], out[5], out[6], out[7]);
+        };
+        load(0);
+        load(1);
+        // Ask L2 for the next tile's row: 576 bytes are five lines, three for one thread, two for
+        // the other.
+        if (tile + 1 < tiles) {
+          const int ahead = (tile + 1) * boxes + (row >> box_shift);
+          const int ahead_page =
+              __shfl_sync(~0u, ahead / 32 == tile * boxes / 32 ? pages : pages_ahead, ahead % 32);
+          const uint8_t* ahead_row =
+              args.cache + ((static_cast<size_t>(ahead_page) << args.page_shift) +
+                            ((key + kMlaTileKeys) & page_mask)) *
+                               kMlaKeyDim;
+          for (int line = thread % 2; line < 5; line += 2) PrefetchL2(ahead_row + line * 128);
         }
+        for (int part = 0; part < 3; ++part) BarrierWait(&shared.kv_empty[stage][part], parity);
+        store(0);
+        load(2);
+        store(1);
+        store(2);
         ProxyFence();
         for (int part = 0; part < 3; ++part) BarrierArrive(&shared.kv_full[stage][part]);
       }
