@@ -69,6 +69,7 @@ TEST_P(MlaDecodeShapes, MatchesReferenceOnMixedWindows) {
   MlaWorld world(options);
   std::mt19937 random(5);
   std::vector<BatchRequest> batch;
+  batch.reserve(256);
   for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
     batch.push_back(
         {i, options.lengths[i], Windows(options.lengths[i], 1 + static_cast<int>(random() % 32))});
@@ -77,6 +78,7 @@ TEST_P(MlaDecodeShapes, MatchesReferenceOnMixedWindows) {
   CheckBatch(world, batch, world.Run(batch));
   CheckBatch(world, batch, world.Run(batch, /*relaxed=*/true));
   std::vector<BatchRequest> single;
+  single.reserve(options.lengths.size());
   for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
     single.push_back({i, options.lengths[i], 1});
   }
@@ -116,17 +118,19 @@ TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
     options.lengths = {40, 100, 257, 640, 1500, 5000};
     MlaWorld world(options);
     std::vector<BatchRequest> batch;
+    batch.reserve(256);
     std::vector<std::vector<uint32_t>> masks;
     std::mt19937 random(11);
     for (int i = 0; i < 6; ++i) {
       const int window = 1 + static_cast<int>(random() % 32);
       batch.push_back({i, options.lengths[i], window});
       std::vector<uint32_t> mask;
+      mask.reserve(window);
       for (int t = 0; t < window; ++t) mask.push_back(static_cast<uint32_t>(random()) | 1u << t);
       masks.push_back(mask);
     }
     batch.push_back({0, 0, 0});
-    masks.push_back({});
+    masks.emplace_back();
     batch.push_back({0, 0, 1});  // a row without keys
     masks.push_back({1});
     const BatchResult masked = world.Run(batch, false, masks);
@@ -160,6 +164,7 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
     std::map<std::pair<int, int>, RowBits> single;
     for (int back = 0; back < 32; ++back) {
       std::vector<BatchRequest> batch;
+      batch.reserve(256);
       for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
         batch.push_back({i, options.lengths[i] - back, 1});
       }
@@ -192,6 +197,7 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
     std::mt19937 random(3);
     for (int window = 1; window <= 32; ++window) {
       std::vector<BatchRequest> batch;
+      batch.reserve(256);
       for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
         batch.push_back(
             {i, options.lengths[i] - static_cast<int>(random() % (33 - window)), window});
@@ -201,6 +207,7 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
     }
     for (int round = 0; round < 12; ++round) {
       std::vector<BatchRequest> batch;
+      batch.reserve(256);
       const int count = 1 + static_cast<int>(random() % 200);
       for (int n = 0; n < count; ++n) {
         const int i = static_cast<int>(random() % options.lengths.size());
@@ -214,6 +221,7 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
     EXPECT_GT(compared, 2000);
     // Run to run, graph against eager.
     std::vector<BatchRequest> batch;
+    batch.reserve(256);
     for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
       batch.push_back({i, options.lengths[i], 1 + i % 8});
     }

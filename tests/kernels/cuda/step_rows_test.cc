@@ -78,7 +78,7 @@ TEST_F(StepRowsTest, WriteLatentMatchesItsDefinition) {
         written[slots[row]] = true;
         std::vector<double> x(576);
         double squares = 0;
-        for (int d = 0; d < 576; ++d) x[d] = Bf16ToFloat(kv[size_t(row) * 576 + d]);
+        for (int d = 0; d < 576; ++d) x[d] = Bf16ToFloat(kv[static_cast<size_t>(row) * 576 + d]);
         for (int d = 0; d < 512; ++d) squares += x[d] * x[d];
         const double scale = 1 / std::sqrt(squares / 512 + 1e-6);
         for (int d = 0; d < 512; ++d) x[d] *= scale * weight[d];
@@ -181,7 +181,8 @@ TEST_F(StepRowsTest, GatherCopiesTheNamedRows) {
   const std::vector<uint16_t> got = output.Download();
   for (size_t i = 0; i < rows.size(); ++i) {
     for (int d = 0; d < kWidth; ++d) {
-      ASSERT_EQ(got[i * kWidth + d], rows[i] < 0 ? 0xABAB : input[size_t(rows[i]) * kWidth + d]);
+      ASSERT_EQ(got[i * kWidth + d],
+                rows[i] < 0 ? 0xABAB : input[static_cast<size_t>(rows[i]) * kWidth + d]);
     }
   }
   EXPECT_EQ(GatherRows(d_input.data(), d_rows.data(), 1, 12, output.data(), nullptr),
