@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/checkpoint/config_reader.h"
 #include "outrider/base/file.h"
+#include "outrider/checkpoint/config_reader.h"
 
 namespace outrider {
 namespace {

@@ -38,7 +38,7 @@ void CheckOptions(const EngineOptions& o) {
   CheckPositive("--kv-cache-memory-bytes", o.kv_cache_memory_bytes);
   if (o.max_model_len) CheckPositive("--max-model-len", *o.max_model_len);
   if (o.max_num_queued_reqs) CheckPositive("--max-num-queued-reqs", *o.max_num_queued_reqs);
-  if (o.num_threads < 0) throw InvalidArgument("--threads is {}: use 0 for all", o.num_threads);
+  if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
   CheckDType("--dtype", o.dtype);
   CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
   if (o.speculation.method != "mtp") {

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/file.h"
 #include "outrider/text/added_tokens.h"
 #include "outrider/text/byte_level.h"
 #include "outrider/text/byte_pair_encoder.h"
 #include "outrider/text/splitter.h"
-#include "outrider/base/file.h"
 #include "outrider/text/tokenizer_config.h"
 #include "outrider/text/tokenizer_json.h"
 #include "outrider/text/utf8.h"
