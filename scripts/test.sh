@@ -129,7 +129,7 @@ if ! $quick; then
   check "clang-format" scripts/lint.sh format
   build "asan+ubsan: build" asan "$sanitizer_flags" && run_ctest "asan+ubsan: tests" build/asan
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.
-  if build "tsan: build" tsan "$sanitizer_flags" -- base_test text_test engine_test server_test; then
+  if build "tsan: build" tsan "$sanitizer_flags" -- tests/{base,text,engine,server}/all; then
     for room in base text engine server; do
       run_ctest "tsan: tests of $room" "build/tsan/tests/$room"
     done

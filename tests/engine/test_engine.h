@@ -27,6 +27,8 @@ struct TestEngineOptions {
   int32_t max_num_batched_tokens = 256;
   int32_t max_model_len = 1024;
   int32_t threads = 1;
+  bool prefix_caching = true;
+  bool exact_prefix = false;
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
@@ -56,7 +58,10 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
                      .max_num_seqs = options.max_num_seqs,
                      .max_num_batched_tokens = options.max_num_batched_tokens,
                      .max_model_len = options.max_model_len,
-                     .lookahead_tokens = parts.drafter ? parts.drafter->lookahead() : 0};
+                     .lookahead_tokens = parts.drafter ? parts.drafter->lookahead() : 0,
+                     .tokens_ahead = parts.drafter ? parts.drafter->tokens_ahead() : 0,
+                     .exact_prefix = options.exact_prefix};
+  parts.prefix_caching = options.prefix_caching;
   return std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
 }
 

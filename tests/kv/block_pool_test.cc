@@ -24,6 +24,78 @@ TEST(BlockPoolDeathTest, ReleasingAFreeBlockIsABug) {
   EXPECT_DEATH(pool.Release(2), "check failed");
 }
 
+BlockKey Key(uint8_t tag) {
+  BlockKey key{};
+  key[0] = tag;
+  return key;
+}
+
+TEST(BlockPoolTest, APublishedBlockIsSharedWhileUsedAndAfterwards) {
+  BlockPool pool(2);
+  const int32_t block = pool.Allocate().value();
+  EXPECT_FALSE(pool.Share(Key(1)).has_value());
+  pool.Publish(block, Key(1));
+  EXPECT_EQ(pool.Share(Key(1)), block);
+  EXPECT_EQ(pool.references(block), 2);
+  pool.Release(block);
+  pool.Release(block);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.Share(Key(1)), block);
+  EXPECT_EQ(pool.num_free(), 1);
+}
+
+TEST(BlockPoolTest, ForgetsTheBlockUnusedForLongest) {
+  BlockPool pool(3);
+  for (uint8_t b = 0; b < 3; ++b) pool.Publish(pool.Allocate().value(), Key(b));
+  for (const int32_t b : {1, 0, 2}) pool.Release(b);
+  EXPECT_EQ(pool.Share(Key(1)), 1);  // used again: now the youngest
+  pool.Release(1);
+  EXPECT_EQ(pool.Allocate(), 0);
+  EXPECT_FALSE(pool.Share(Key(0)).has_value());
+  EXPECT_EQ(pool.Allocate(), 2);
+  EXPECT_EQ(pool.Share(Key(1)), 1);
+  EXPECT_FALSE(pool.Allocate().has_value());
+}
+
+TEST(BlockPoolTest, UnpublishedBlocksGoOutFirst) {
+  BlockPool pool(2);
+  const int32_t published = pool.Allocate().value();
+  const int32_t plain = pool.Allocate().value();
+  pool.Publish(published, Key(7));
+  pool.Release(plain);
+  pool.Release(published);
+  EXPECT_EQ(pool.Allocate(), plain);
+  EXPECT_EQ(pool.Share(Key(7)), published);
+}
+
+TEST(BlockPoolTest, ASecondBlockWithTheSameContentsStaysUnpublished) {
+  BlockPool pool(2);
+  const int32_t first = pool.Allocate().value();
+  const int32_t second = pool.Allocate().value();
+  pool.Publish(first, Key(3));
+  pool.Publish(second, Key(3));
+  pool.Release(second);
+  pool.Release(first);
+  EXPECT_EQ(pool.Allocate(), second);
+  EXPECT_EQ(pool.Share(Key(3)), first);
+}
+
+TEST(BlockTableTest, SharesTheLongestRunOfKnownBlocks) {
+  BlockPool pool(4);
+  BlockTable writer;
+  ASSERT_TRUE(writer.Reserve(pool, 3 * 16, 16));
+  for (const uint8_t b : {0, 2}) pool.Publish(writer.blocks()[b], Key(b));
+  BlockTable reader;
+  const std::vector<BlockKey> keys = {Key(0), Key(1), Key(2)};
+  EXPECT_EQ(reader.ShareBlocks(pool, keys), 1);
+  EXPECT_EQ(reader.blocks()[0], writer.blocks()[0]);
+  EXPECT_TRUE(reader.Reserve(pool, 2 * 16, 16));
+  EXPECT_FALSE(reader.Reserve(pool, 3 * 16, 16));
+  writer.Clear(pool);
+  reader.Clear(pool);
+  EXPECT_EQ(pool.num_free(), 4);
+}
+
 TEST(BlockTableTest, ReservesAllOrNothing) {
   BlockPool pool(4);
   BlockTable table;

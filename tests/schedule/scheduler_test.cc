@@ -28,6 +28,12 @@ std::vector<RequestId> Ids(const StepPlan& plan) {
   return ids;
 }
 
+std::vector<RequestId> Admitted(const StepPlan& plan) {
+  std::vector<RequestId> ids;
+  for (const Admission& a : plan.admitted) ids.push_back(a.id);
+  return ids;
+}
+
 /// Every sampled request emits one token and asks for `drafts` drafts, none accepted before.
 void CommitAll(Scheduler& scheduler, const StepPlan& plan, int32_t drafts) {
   for (const PlannedRequest& r : plan.requests) {
@@ -37,12 +43,12 @@ void CommitAll(Scheduler& scheduler, const StepPlan& plan, int32_t drafts) {
 
 TEST(SchedulerTest, PromptThenDecodeWithDrafts) {
   Scheduler scheduler(Config());
-  scheduler.Add(1, 10);
+  scheduler.Add({.id = 1, .prompt_length = 10});
   const StepPlan& plan = scheduler.Plan();
   ASSERT_EQ(plan.requests.size(), 1U);
   EXPECT_EQ(plan.requests[0].phase, Phase::kPromptEnd);
   EXPECT_EQ(plan.requests[0].num_tokens, 10);
-  EXPECT_THAT(plan.admitted, ElementsAre(1));
+  EXPECT_THAT(Admitted(plan), ElementsAre(1));
   scheduler.Commit(plan.requests[0], 0, 1, 3);
 
   const PlannedRequest decode = scheduler.Plan().requests.at(0);
@@ -66,7 +72,7 @@ TEST(SchedulerTest, LongPromptsAreCutAndOnlyTheEndIsSampled) {
   SchedulerConfig config = Config();
   config.max_num_batched_tokens = 16;
   Scheduler scheduler(config);
-  scheduler.Add(1, 40);
+  scheduler.Add({.id = 1, .prompt_length = 40});
   std::vector<int32_t> chunks;
   for (int i = 0; i < 3; ++i) {
     const StepPlan& plan = scheduler.Plan();
@@ -82,11 +88,11 @@ TEST(SchedulerTest, DecodesComeFirstAndPromptsFillTheBudget) {
   SchedulerConfig config = Config();
   config.max_num_batched_tokens = 70;
   Scheduler scheduler(config);
-  scheduler.Add(1, 5);
-  scheduler.Add(2, 5);
+  scheduler.Add({.id = 1, .prompt_length = 5});
+  scheduler.Add({.id = 2, .prompt_length = 5});
   CommitAll(scheduler, scheduler.Plan(), 2);
-  scheduler.Add(3, 50);
-  scheduler.Add(4, 50);
+  scheduler.Add({.id = 3, .prompt_length = 50});
+  scheduler.Add({.id = 4, .prompt_length = 50});
   const StepPlan& plan = scheduler.Plan();
   EXPECT_THAT(Ids(plan), ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(plan.requests[2].num_tokens, 50);
@@ -97,9 +103,9 @@ TEST(SchedulerTest, DecodeRowsNeverStarvePrompts) {
   SchedulerConfig config = Config();
   config.max_num_batched_tokens = 65;
   Scheduler scheduler(config);
-  for (RequestId id = 1; id <= 7; ++id) scheduler.Add(id, 2);
+  for (RequestId id = 1; id <= 7; ++id) scheduler.Add({.id = id, .prompt_length = 2});
   CommitAll(scheduler, scheduler.Plan(), 8);
-  scheduler.Add(8, 90);
+  scheduler.Add({.id = 8, .prompt_length = 90});
   const StepPlan& plan = scheduler.Plan();  // 7 * 9 = 63 decode rows of a budget of 65
   ASSERT_EQ(plan.requests.size(), 8U);
   EXPECT_EQ(plan.requests.back().num_tokens, Scheduler::kMinPromptTokens);
@@ -109,17 +115,17 @@ TEST(SchedulerTest, SlotsAndBlocksBoundAdmissionInOrderOfArrival) {
   SchedulerConfig config = Config();
   config.max_num_seqs = 2;
   Scheduler scheduler(config);
-  for (RequestId id = 1; id <= 3; ++id) scheduler.Add(id, 4);
+  for (RequestId id = 1; id <= 3; ++id) scheduler.Add({.id = id, .prompt_length = 4});
   EXPECT_THAT(Ids(scheduler.Plan()), ElementsAre(1, 2));
   scheduler.Remove(1);
-  EXPECT_THAT(scheduler.Plan().admitted, ElementsAre(3));
+  EXPECT_THAT(Admitted(scheduler.Plan()), ElementsAre(3));
 
   config = Config();
   config.num_blocks = 30;
   Scheduler tight(config);
-  tight.Add(1, 90);  // 24 blocks
-  tight.Add(2, 50);  // 14: must wait
-  tight.Add(3, 4);   // 2: would fit, but came later
+  tight.Add({.id = 1, .prompt_length = 90});  // 24 blocks
+  tight.Add({.id = 2, .prompt_length = 50});  // 14: must wait
+  tight.Add({.id = 3, .prompt_length = 4});   // 2: would fit, but came later
   EXPECT_THAT(Ids(tight.Plan()), ElementsAre(1));
 }
 
@@ -128,8 +134,8 @@ TEST(SchedulerTest, PreemptsTheYoungestAndReplaysItsTokens) {
   config.num_blocks = 25;
   config.lookahead_tokens = 0;
   Scheduler scheduler(config);
-  scheduler.Add(1, 39);  // 10 blocks
-  scheduler.Add(2, 39);
+  scheduler.Add({.id = 1, .prompt_length = 39});  // 10 blocks
+  scheduler.Add({.id = 2, .prompt_length = 39});
   CommitAll(scheduler, scheduler.Plan(), 0);
   int steps = 0;
   while (scheduler.num_waiting() == 0) {
@@ -181,7 +187,7 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
   for (int step = 0; step < 300; ++step) {
     if (random(0, 2) == 0 && live.size() < 12) {
       const int32_t prompt = random(1, config.max_model_len - 1);
-      scheduler.Add(next_id, prompt);
+      scheduler.Add({.id = next_id, .prompt_length = prompt});
       live[next_id++] = {prompt, prompt, 0, 0, random(prompt + 1, config.max_model_len)};
     }
     const StepPlan& plan = scheduler.Plan();

@@ -2,6 +2,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <utility>
@@ -108,7 +109,8 @@ class DummySource : public WeightSource {
       const double deviation = name.ends_with("embed_tokens.weight")
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
-      half_width = static_cast<float>(deviation * std::sqrt(3.0));  // of a uniform distribution
+      half_width =
+          static_cast<float>(deviation * std::numbers::sqrt3);  // of a uniform distribution
     } else if (!name.ends_with("bias")) {
       center = 1;
       half_width = 1.0F / 16;
@@ -135,8 +137,9 @@ bool DummySource::Has(std::string_view name) const {
   if (name == "embed_tokens.weight" || name == "norm.weight") return true;
   if (!Consume(name, "layers.")) return false;
   const std::optional<int64_t> layer = ConsumeNumber(name);
-  if (!layer || *layer >= config_.num_hidden_layers + config_.num_nextn_predict_layers)
+  if (!layer || *layer >= config_.num_hidden_layers + config_.num_nextn_predict_layers) {
     return false;
+  }
   if (Consume(name, "self_attn.")) return HasAttention(name);
   if (Consume(name, "mlp.")) return HasMlp(name, config_.IsMoeLayer(*layer));
   if (name == "input_layernorm.weight" || name == "post_attention_layernorm.weight") return true;

@@ -1,5 +1,7 @@
 #include "outrider/cli/command_line.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
@@ -46,7 +48,8 @@ ParsedCommand Declare(CLI::App& parent, Command command, const std::string& name
     const std::string flag = "--" + row.name;
     CLI::Option* option = nullptr;
     if (row.kind == OptionKind::kSwitch) {
-      option = parsed.app->add_flag_function(flag, [](int64_t) {})
+      const std::string both = row.default_text == "on" ? flag + ",!--no-" + row.name : flag;
+      option = parsed.app->add_flag_function(both, [](int64_t) {})
                    ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     } else {
       option = AddTextOption(*parsed.app, flag, row.value_name);
@@ -247,7 +250,8 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
 
   for (const auto& [name, text] : given) {
     const OptionRow* row = FindOption(command, name);
-    if (text != row->default_text) invocation.non_defaults.push_back(name + "=" + text);
+    if (text != row->default_text)
+      invocation.non_defaults.push_back(fmt::format("{}={}", name, text));
   }
   return invocation;
 }

@@ -64,6 +64,13 @@ std::vector<OptionRow> EngineOptionRows() {
       {"block-size", one, "KV cache", "N", fmt::to_string(defaults.block_size),
        "Tokens per page of the KV cache", every,
        [](Settings& s, const OptionValue& v) { s.engine.block_size = Int32(v, 1, 4096); }},
+      {"enable-prefix-caching", OptionKind::kSwitch, "KV cache", "", "on",
+       "Reuse the cache blocks of equal prompt beginnings", every,
+       [](Settings& s, const OptionValue& v) { s.engine.enable_prefix_caching = Switch(v); }},
+      {"exact-prefix", OptionKind::kSwitch, "KV cache", "", "",
+       "Reuse only blocks that were computed as a prompt, not those of answers: results stay "
+       "bit-for-bit the same where a prompt repeats an earlier answer",
+       every, [](Settings& s, const OptionValue& v) { s.engine.exact_prefix = Switch(v); }},
 
       {"max-num-seqs", one, "Batching", "N", fmt::to_string(defaults.max_num_seqs),
        "Most requests that run at the same time", every,

@@ -40,6 +40,7 @@ uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
 EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
+      hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
       layout_(parts_.scheduler.block_size) {}
 
 void EngineCore::Validate(const GenerationRequest& request) const {
@@ -71,7 +72,15 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   auto state = std::make_unique<RequestState>(
       id, std::move(request), std::move(sink), parts_.tokenizer,
       parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len, seed);
-  scheduler_.Add(id, state->prompt_length());
+  if (parts_.prefix_caching) {
+    state->block_keys = hasher_.Start(state->cache_salt());
+    state->block_keys.blocks.reserve(state->max_total_tokens() / parts_.scheduler.block_size);
+    hasher_.Extend(state->tokens(), state->block_keys);
+  }
+  scheduler_.Add({.id = id,
+                  .prompt_length = state->prompt_length(),
+                  .priority = state->priority(),
+                  .keys = parts_.prefix_caching ? &state->block_keys : nullptr});
   requests_.emplace(id, std::move(state));
 }
 
@@ -147,11 +156,17 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
     state.Preempted();
     ++counters_.num_preemptions;
   }
-  for (const RequestId id : plan.admitted) StateOf(id).Scheduled();
+  for (const Admission& admission : plan.admitted) {
+    RequestState& state = StateOf(admission.id);
+    if (state.Scheduled(admission.cached_tokens) && parts_.prefix_caching) {
+      counters_.prefix_cache_queries += state.prompt_length();
+      counters_.prefix_cache_hits += admission.cached_tokens;
+    }
+    if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
+  }
   work_.clear();
   for (const PlannedRequest& planned : plan.requests) {
     const RequestState& state = StateOf(planned.id);
-    if (planned.context_length == 0 && parts_.drafter) parts_.drafter->Reset(planned.slot);
     const std::span<const int32_t> tokens(state.tokens());
     work_.push_back(
         {.slot = planned.slot,
@@ -264,13 +279,14 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
 void EngineCore::Commit(const StepPlan& plan) {
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
-    const RequestState& state = StateOf(planned.id);
+    RequestState& state = StateOf(planned.id);
     if (state.finished()) {
       CountFinish(*state.finish_reason());
       Remove(planned.id);
       continue;
     }
     const Outcome& outcome = outcomes_[i];
+    if (parts_.prefix_caching) hasher_.Extend(state.tokens(), state.block_keys);
     scheduler_.Commit(planned, planned.samples ? outcome.verified.num_accepted : 0,
                       outcome.num_emitted, outcome.num_drafts);
   }

@@ -28,6 +28,7 @@ struct EngineParts {
   std::unique_ptr<Drafter> drafter;      // null: no speculation
   const Tokenizer* tokenizer = nullptr;  // null: no text
   SchedulerConfig scheduler;
+  bool prefix_caching = true;
   std::optional<int32_t> max_num_queued_reqs;
   int32_t max_logprobs = 20;
   uint64_t seed = 0;
@@ -74,6 +75,7 @@ class EngineCore {
 
   EngineParts parts_;
   Scheduler scheduler_;
+  BlockKeyHasher hasher_;
   Verifier verifier_;
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
   EngineCounters counters_;

@@ -170,7 +170,9 @@ class EnginePlan {
                   .max_num_seqs = options_.max_num_seqs,
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .max_model_len = static_cast<int32_t>(length),
-                  .lookahead_tokens = 0};
+                  .lookahead_tokens = 0,
+                  .tokens_ahead = 0,
+                  .exact_prefix = options_.exact_prefix};
     Decide("context", fmt::format("{} tokens", length),
            length < wanted
                ? "shrunk to what the KV cache holds"
@@ -181,6 +183,12 @@ class EnginePlan {
                        cache_layers()),
            scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
                                            : "--kv-cache-memory-bytes");
+    Decide("prefix caching",
+           options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
+           options_.enable_prefix_caching
+               ? (options_.exact_prefix ? "--exact-prefix"
+                                        : "prompts reuse the blocks of earlier prompts and answers")
+               : "--no-enable-prefix-caching");
   }
 
   const EngineOptions& options_;
@@ -243,7 +251,11 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
       std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
                                 parts.scheduler.block_size, plan.cache_width(), plan.kv_dtype());
   parts.drafter = MakeDrafter(plan, *parts.model, *parts.cache);
-  if (parts.drafter) parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
+  if (parts.drafter) {
+    parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
+    parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
+  }
+  parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;

@@ -30,7 +30,11 @@ struct EngineOptions {
   int32_t max_num_seqs = 256;
   int32_t max_num_batched_tokens = 512;  // rows of a step; decode rows may exceed it (Scheduler)
   int64_t kv_cache_memory_bytes = int64_t{1} << 30;  // KV cache of all layers, MTP layers included
-  std::optional<int32_t> max_num_queued_reqs;        // unset: no limit
+  bool enable_prefix_caching = true;  // requests reuse the blocks of equal prompt beginnings
+  /// Reuse only what was computed as a prompt: results then never depend on what else ran, also
+  /// where a prompt repeats an earlier answer.
+  bool exact_prefix = false;
+  std::optional<int32_t> max_num_queued_reqs;  // unset: no limit
   int32_t max_logprobs = 20;
   uint64_t seed = 0;        // seeds requests that bring none
   int32_t num_threads = 0;  // 0: all processors this process may use

@@ -10,6 +10,8 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
                            int32_t max_model_len, uint64_t seed)
     : id_(id),
       sampling_(std::move(request.sampling)),
+      cache_salt_(std::move(request.cache_salt)),
+      priority_(request.priority),
       seed_(seed),
       tokens_(std::move(request.prompt_token_ids)),
       prompt_length_(static_cast<int32_t>(tokens_.size())),
@@ -27,8 +29,11 @@ double RequestState::Elapsed() const {
   return std::chrono::duration<double>(Clock::now() - submitted_).count();
 }
 
-void RequestState::Scheduled() {
-  if (stats_.queue_seconds == 0) stats_.queue_seconds = Elapsed();
+bool RequestState::Scheduled(int32_t cached_tokens) {
+  if (std::exchange(scheduled_, true)) return false;
+  stats_.queue_seconds = Elapsed();
+  stats_.cached_tokens = cached_tokens;
+  return true;
 }
 
 int32_t RequestState::UsefulDrafts(int32_t wanted) const {

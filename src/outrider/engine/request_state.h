@@ -29,6 +29,9 @@ class RequestState {
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t prompt_length() const { return prompt_length_; }
+  int32_t max_total_tokens() const { return max_total_tokens_; }
+  const std::string& cache_salt() const { return cache_salt_; }
+  int32_t priority() const { return priority_; }
 
   /// How many drafts of `wanted` the request can still use: it ends at max_tokens or max_model_len.
   int32_t UsefulDrafts(int32_t wanted) const;
@@ -43,10 +46,12 @@ class RequestState {
   bool finished() const { return finish_reason_.has_value(); }
   std::optional<FinishReason> finish_reason() const { return finish_reason_; }
 
-  void Scheduled();
+  /// True the first time.
+  bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
 
   std::vector<int32_t> drafts;  // guesses that follow tokens(), to be verified next
+  BlockKeys block_keys;         // of tokens(), when prefix caching is on
 
  private:
   void TakeToken(int32_t token, OutputDelta& delta);
@@ -55,6 +60,9 @@ class RequestState {
 
   RequestId id_;
   SamplingParams sampling_;
+  std::string cache_salt_;
+  int32_t priority_;
+  bool scheduled_ = false;
   uint64_t seed_;
   std::vector<int32_t> tokens_;
   int32_t prompt_length_;

@@ -1,19 +1,47 @@
 #include "outrider/kv/block_pool.h"
 
+#include <ranges>
+
 #include "outrider/base/error.h"
 
 namespace outrider {
 
-BlockPool::BlockPool(int32_t num_blocks) : references_(static_cast<size_t>(num_blocks), 0) {
+BlockPool::BlockPool(int32_t num_blocks)
+    : references_(static_cast<size_t>(num_blocks), 0),
+      index_(num_blocks),
+      idle_(static_cast<size_t>(num_blocks) + 1, {num_blocks, num_blocks}) {
   OUTRIDER_CHECK(num_blocks > 0);
-  free_.reserve(references_.size());
-  for (int32_t b = num_blocks - 1; b >= 0; --b) free_.push_back(b);
+  unpublished_.reserve(references_.size());
+  for (int32_t b = num_blocks - 1; b >= 0; --b) unpublished_.push_back(b);
+}
+
+void BlockPool::Link(int32_t block) {
+  Neighbours& ring = idle_.back();
+  idle_[static_cast<size_t>(block)] = {ring.before, num_blocks()};
+  idle_[static_cast<size_t>(ring.before)].after = block;
+  ring.before = block;
+  ++num_idle_;
+}
+
+void BlockPool::Unlink(int32_t block) {
+  const auto [before, after] = idle_[static_cast<size_t>(block)];
+  idle_[static_cast<size_t>(before)].after = after;
+  idle_[static_cast<size_t>(after)].before = before;
+  --num_idle_;
 }
 
 std::optional<int32_t> BlockPool::Allocate() {
-  if (free_.empty()) return std::nullopt;
-  const int32_t block = free_.back();
-  free_.pop_back();
+  int32_t block = 0;
+  if (!unpublished_.empty()) {
+    block = unpublished_.back();
+    unpublished_.pop_back();
+  } else if (num_idle_ > 0) {
+    block = idle_.back().after;
+    Unlink(block);
+    index_.Erase(block);
+  } else {
+    return std::nullopt;
+  }
   references_[static_cast<size_t>(block)] = 1;
   return block;
 }
@@ -22,23 +50,50 @@ void BlockPool::Release(int32_t block) {
   OUTRIDER_CHECK(block >= 0 && block < num_blocks());
   int32_t& count = references_[static_cast<size_t>(block)];
   OUTRIDER_CHECK(count > 0, "block {} is free already", block);
-  if (--count == 0) free_.push_back(block);
+  if (--count > 0) return;
+  if (index_.Holds(block)) {
+    Link(block);
+  } else {
+    unpublished_.push_back(block);
+  }
+}
+
+void BlockPool::Publish(int32_t block, const BlockKey& key) {
+  OUTRIDER_CHECK(references(block) > 0);
+  index_.Insert(key, block);
+}
+
+std::optional<int32_t> BlockPool::Share(const BlockKey& key) {
+  const std::optional<int32_t> block = index_.Find(key);
+  if (block && references_[static_cast<size_t>(*block)]++ == 0) Unlink(*block);
+  return block;
 }
 
 double BlockPool::Usage() const {
   return 1.0 - static_cast<double>(num_free()) / static_cast<double>(num_blocks());
 }
 
+int32_t BlockTable::ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys) {
+  int32_t count = 0;
+  for (const BlockKey& key : keys) {
+    const std::optional<int32_t> block = pool.Share(key);
+    if (!block) break;
+    blocks_.push_back(*block);
+    ++count;
+  }
+  return count;
+}
+
 bool BlockTable::Reserve(BlockPool& pool, int64_t tokens, int32_t block_size) {
   const int64_t missing = BlocksFor(tokens, block_size) - static_cast<int64_t>(blocks_.size());
   if (missing > pool.num_free()) return false;
-  for (int64_t i = 0; i < missing; ++i) blocks_.push_back(*pool.Allocate());
+  for (int64_t i = 0; i < missing; ++i) blocks_.push_back(pool.Allocate().value());
   return true;
 }
 
 void BlockTable::Clear(BlockPool& pool) {
-  // The tail goes back first, so that the head is handed out first.
-  for (auto it = blocks_.rbegin(); it != blocks_.rend(); ++it) pool.Release(*it);
+  // The tail goes back first: it is handed out last while warm, and forgotten first when published.
+  for (const int32_t block : std::views::reverse(blocks_)) pool.Release(block);
   blocks_.clear();
 }
 

@@ -1,35 +1,65 @@
-// The pages of the KV cache as numbers: who owns which block. Knows nothing of tokens or tensors.
+// The pages of the KV cache as numbers: who owns which block, and what published blocks can be
+// shared. Knows nothing of tokens or tensors.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "outrider/kv/prefix_index.h"
+
 namespace outrider {
 
-/// Blocks 0 .. num_blocks-1 with reference counts. A block is free while its count is 0.
+/// Blocks 0 .. num_blocks-1 with reference counts. A block is free while its count is 0. A free
+/// block that was published keeps its contents until it is needed: the one unused for longest goes
+/// first.
 class BlockPool {
  public:
   explicit BlockPool(int32_t num_blocks);
 
-  /// Takes a free block with one reference, or nothing when none is free.
+  /// Takes a free block with one reference, or nothing when none is free. Unpublished blocks go
+  /// out first; a published one is forgotten by the prefix index.
   std::optional<int32_t> Allocate();
 
   /// Drops one reference; the last one frees the block.
   void Release(int32_t block);
 
+  /// Makes a referenced block findable. Nothing happens when it is already, or when another block
+  /// holds the same contents.
+  void Publish(int32_t block, const BlockKey& key);
+
+  /// The block published under `key`, with one more reference.
+  std::optional<int32_t> Share(const BlockKey& key);
+
   int32_t num_blocks() const { return static_cast<int32_t>(references_.size()); }
-  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t num_free() const { return static_cast<int32_t>(unpublished_.size()) + num_idle_; }
+  int32_t references(int32_t block) const { return references_[static_cast<size_t>(block)]; }
+  const PrefixIndex& index() const { return index_; }
   double Usage() const;
 
  private:
+  void Link(int32_t block);
+  void Unlink(int32_t block);
+
   std::vector<int32_t> references_;
-  std::vector<int32_t> free_;  // a stack: the block freed last is warm and goes out first
+  std::vector<int32_t> unpublished_;  // free; a stack: the block freed last is warm, goes out first
+  PrefixIndex index_;
+
+  // Free and published, a ring in order of release through the sentinel num_blocks.
+  struct Neighbours {
+    int32_t before;
+    int32_t after;
+  };
+  std::vector<Neighbours> idle_;
+  int32_t num_idle_ = 0;
 };
 
 /// The blocks of one request, in order of position. Owns its references.
 class BlockTable {
  public:
+  /// Appends the longest run of `keys` that the pool holds; its number of blocks.
+  int32_t ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys);
+
   /// Grows to cover `tokens` positions; false, and unchanged, when the pool has too few free
   /// blocks.
   bool Reserve(BlockPool& pool, int64_t tokens, int32_t block_size);

@@ -86,8 +86,9 @@ void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float*
   for (int64_t r = 0; r < logits.rows; ++r) {
     float* scores = logits.row(r);
     Score(config.router_scoring, scores, experts);
-    for (int64_t e = 0; e < experts; ++e)
+    for (int64_t e = 0; e < experts; ++e) {
       choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
+    }
     if (config.router_method != RouterMethod::kGreedy && config.n_group > 1) {
       DropGroups(config, scratch);
     }

@@ -6,16 +6,13 @@
 
 namespace outrider {
 
-namespace {
-
-template <typename Entries, typename E>
-void InsertByArrival(Entries& entries, E* entry) {
-  const auto place = std::lower_bound(entries.begin(), entries.end(), entry->id,
-                                      [](const E* e, RequestId id) { return e->id < id; });
-  entries.insert(place, entry);
+bool Scheduler::Before(const Entry* a, const Entry* b) {
+  return a->priority != b->priority ? a->priority < b->priority : a->id < b->id;
 }
 
-}  // namespace
+void Scheduler::InsertByTurn(auto& entries, Entry* entry) {
+  entries.insert(std::lower_bound(entries.begin(), entries.end(), entry, Before), entry);
+}
 
 Scheduler::Scheduler(const SchedulerConfig& config) : config_(config), pool_(config.num_blocks) {
   OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0);
@@ -24,14 +21,16 @@ Scheduler::Scheduler(const SchedulerConfig& config) : config_(config), pool_(con
   for (int32_t s = config.max_num_seqs - 1; s >= 0; --s) free_slots_.push_back(s);
 }
 
-void Scheduler::Add(RequestId id, int32_t prompt_length) {
-  OUTRIDER_CHECK(prompt_length > 0 && prompt_length < config_.max_model_len);
+void Scheduler::Add(const NewRequest& request) {
+  OUTRIDER_CHECK(request.prompt_length > 0 && request.prompt_length < config_.max_model_len);
   auto entry = std::make_unique<Entry>();
-  entry->id = id;
-  entry->prompt_length = prompt_length;
-  entry->num_tokens = prompt_length;
-  waiting_.push_back(entry.get());
-  const bool inserted = entries_.emplace(id, std::move(entry)).second;
+  entry->id = request.id;
+  entry->priority = request.priority;
+  entry->keys = request.keys;
+  entry->prompt_length = request.prompt_length;
+  entry->num_tokens = request.prompt_length;
+  InsertByTurn(waiting_, entry.get());
+  const bool inserted = entries_.emplace(request.id, std::move(entry)).second;
   OUTRIDER_CHECK(inserted);
 }
 
@@ -105,13 +104,49 @@ void Scheduler::AdmitWaiting() {
   if (!plan_.preempted.empty()) return;
   while (!waiting_.empty() && budget_ > 0 && !free_slots_.empty()) {
     Entry& entry = *waiting_.front();
-    if (!Reserve(entry, entry.num_tokens + 1)) return;
+    if (!Admit(entry)) return;
     waiting_.pop_front();
-    entry.slot = free_slots_.back();
-    free_slots_.pop_back();
-    InsertByArrival(running_, &entry);
-    plan_.admitted.push_back(entry.id);
+    InsertByTurn(running_, &entry);
     PlanChunk(entry);
+  }
+}
+
+bool Scheduler::Admit(Entry& entry) {
+  int32_t shared = 0;
+  if (entry.keys != nullptr) {
+    const std::span<const BlockKey> keys(entry.keys->blocks);
+    shared = entry.blocks.ShareBlocks(
+        pool_, keys.first(static_cast<size_t>(ShareablePromptBlocks(entry))));
+  }
+  if (!Reserve(entry, entry.num_tokens + 1)) {
+    entry.blocks.Clear(pool_);
+    return false;
+  }
+  entry.slot = free_slots_.back();
+  free_slots_.pop_back();
+  entry.num_computed = shared * config_.block_size;
+  entry.num_published = shared;
+  plan_.admitted.push_back({entry.id, entry.slot, entry.num_computed});
+  return true;
+}
+
+int32_t Scheduler::ShareablePromptBlocks(const Entry& entry) const {
+  const int32_t end = entry.prompt_length - std::max(config_.tokens_ahead, 1);
+  const auto known = static_cast<int32_t>(entry.keys->blocks.size());
+  return std::min(std::max(end, 0) / config_.block_size, known);
+}
+
+void Scheduler::Publish(Entry& entry) {
+  if (entry.keys == nullptr) return;
+  const int32_t ahead = config_.tokens_ahead;
+  // The drafter computes the last ahead - 1 prompt positions as if they were generated.
+  const int32_t last =
+      config_.exact_prefix ? entry.prompt_length - std::max(ahead - 1, 0) : entry.num_computed;
+  for (;;) {
+    const int32_t end = (entry.num_published + 1) * config_.block_size;
+    if (end > std::min(entry.num_computed, last) || end + ahead > entry.num_tokens) return;
+    const auto index = static_cast<size_t>(entry.num_published++);
+    pool_.Publish(entry.blocks.blocks()[index], entry.keys->blocks.at(index));
   }
 }
 
@@ -139,8 +174,9 @@ void Scheduler::Preempt(Entry& entry) {
   Release(entry);
   entry.num_computed = 0;
   entry.num_drafts = 0;
+  entry.num_published = 0;
   std::erase(running_, &entry);
-  InsertByArrival(waiting_, &entry);
+  InsertByTurn(waiting_, &entry);
 }
 
 void Scheduler::Release(Entry& entry) {
@@ -158,6 +194,7 @@ void Scheduler::Commit(const PlannedRequest& planned, int32_t num_accepted, int3
   entry.num_tokens += num_emitted;
   entry.num_drafts = num_drafts;
   OUTRIDER_CHECK(entry.num_computed < entry.num_tokens || !planned.samples);
+  Publish(entry);
 }
 
 }  // namespace outrider

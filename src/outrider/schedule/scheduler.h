@@ -23,6 +23,25 @@ struct SchedulerConfig {
   int32_t max_num_batched_tokens = 0;  // rows of a step; see Scheduler
   int32_t max_model_len = 0;           // positions a request may have
   int32_t lookahead_tokens = 0;        // positions that the drafter writes beyond the verified rows
+  int32_t tokens_ahead = 0;            // tokens after a block that its entries depend on
+  bool exact_prefix = false;           // publish only what was computed as a prompt
+};
+
+/// A request as it arrives.
+struct NewRequest {
+  RequestId id = 0;
+  int32_t prompt_length = 0;
+  int32_t priority = 0;  // lower runs first; equal ones in order of arrival
+  /// Keys of the request's blocks, which the caller extends as tokens become known; null: no prefix
+  /// caching for this request. Must outlive the request.
+  const BlockKeys* keys = nullptr;
+};
+
+/// A waiting request that was let in.
+struct Admission {
+  RequestId id = 0;
+  int32_t slot = 0;
+  int32_t cached_tokens = 0;  // prompt tokens found in the cache
 };
 
 /// One request's part of the step.
@@ -40,25 +59,28 @@ struct PlannedRequest {
 struct StepPlan {
   std::vector<RequestId> preempted;  // lost slot and cache in this plan; they wait again
   std::vector<PlannedRequest> requests;
-  std::vector<RequestId> admitted;  // got a slot in this plan; also in `requests`
+  std::vector<Admission> admitted;  // got a slot in this plan; also in `requests`
 };
 
 /// Rules:
 /// - Every request whose tokens but the last are cached is in every plan, with its drafts.
-/// - The rest of the token budget goes to prompts in order of arrival; a chunk never mixes prompt
+/// - Turns go by priority, then arrival.
+/// - The rest of the token budget goes to prompts by turn; a chunk never mixes prompt
 ///   tokens and generated tokens. However many rows decode, prompts get kMinPromptTokens.
-/// - A waiting request is admitted, in order of arrival, when a slot is free and the pool covers
-/// all
-///   its known tokens. Out of blocks for a decode row: the youngest request is preempted (its
-///   blocks freed, to be computed again), never the oldest, so the oldest always gets on.
+/// - A waiting request is admitted, in its turn, when a slot is free and the pool covers all its
+///   known tokens. Out of blocks for a decode row: the request whose turn is last is preempted (its
+///   blocks freed, to be computed again), never the first, so the first always gets on.
+/// - Full blocks of verified tokens are published once the drafter's entries in them are final. A
+///   request starts after the longest run of published blocks that holds its prompt and leaves it
+///   at least one prompt token to compute. Tokens generated before a preemption are computed again.
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;
 
   explicit Scheduler(const SchedulerConfig& config);
 
-  /// A new request. prompt_length < max_model_len. Ids must grow.
-  void Add(RequestId id, int32_t prompt_length);
+  /// prompt_length < max_model_len. Ids must grow.
+  void Add(const NewRequest& request);
 
   /// Forgets a finished or aborted request and frees what it holds.
   void Remove(RequestId id);
@@ -67,7 +89,8 @@ class Scheduler {
   const StepPlan& Plan();
 
   /// What the step did for a planned request: num_accepted of its drafts were right, num_emitted
-  /// tokens were added (0 when it was not sampled), and num_drafts are to be verified next.
+  /// tokens were added (0 when it was not sampled), and num_drafts are to be verified next. The
+  /// request's keys cover its known tokens, and the drafter has seen them.
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
@@ -78,17 +101,25 @@ class Scheduler {
  private:
   struct Entry {
     RequestId id = 0;
+    int32_t priority = 0;
+    const BlockKeys* keys = nullptr;
     int32_t slot = -1;
     int32_t prompt_length = 0;
     int32_t num_tokens = 0;    // known tokens: prompt and emitted
     int32_t num_computed = 0;  // of them, those whose KV is cached
     int32_t num_drafts = 0;
+    int32_t num_published = 0;  // leading blocks whose turn to be published has come
     BlockTable blocks;
 
     bool Decodes() const { return num_computed >= prompt_length && num_computed + 1 == num_tokens; }
   };
 
+  static bool Before(const Entry* a, const Entry* b);
+  static void InsertByTurn(auto& entries, Entry* entry);
   bool Reserve(Entry& entry, int32_t positions);
+  bool Admit(Entry& entry);
+  int32_t ShareablePromptBlocks(const Entry& entry) const;
+  void Publish(Entry& entry);
   void PlanDecodes();
   void PlanPrompts();
   void AdmitWaiting();
@@ -100,8 +131,8 @@ class Scheduler {
   BlockPool pool_;
   std::vector<int32_t> free_slots_;
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
-  std::vector<Entry*> running_;  // by arrival
-  std::deque<Entry*> waiting_;   // by arrival
+  std::vector<Entry*> running_;  // by turn
+  std::deque<Entry*> waiting_;   // by turn
   StepPlan plan_;
   int32_t budget_ = 0;  // rows left for prompts in the plan being made
 };

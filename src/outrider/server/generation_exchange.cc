@@ -162,7 +162,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
     AbortRequests();
     ProduceError(*error, output);
   } else if (writer_->options().stream) {
-    ProduceStream(std::move(deltas), output);
+    ProduceStream(deltas, output);
   } else {
     ProduceWhole(std::move(deltas), output);
   }
@@ -186,7 +186,7 @@ void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput*
   output->end = true;
 }
 
-void GenerationExchange::ProduceStream(std::vector<Pending> deltas, HttpOutput* output) {
+void GenerationExchange::ProduceStream(const std::vector<Pending>& deltas, HttpOutput* output) {
   if (!head_sent_) {
     HttpResponse head;
     head.content_type = "text/event-stream; charset=utf-8";

@@ -54,7 +54,7 @@ class GenerationExchange : public HttpProducer,
   void AddPending(size_t choice, OutputDelta&& delta);
   void AbortRequests();  // not on the engine's thread
   void ProduceError(const openai::ApiError& error, HttpOutput* output);
-  void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
+  void ProduceStream(const std::vector<Pending>& deltas, HttpOutput* output);
   void ProduceWhole(std::vector<Pending> deltas, HttpOutput* output);
 
   GenerationService& service_;

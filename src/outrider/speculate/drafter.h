@@ -37,8 +37,13 @@ class Drafter {
   virtual void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
                        MatrixView<int32_t> drafts) = 0;
 
-  /// A slot has a new occupant (or the same one from position 0 on, after a preemption).
-  virtual void Reset(int32_t slot) = 0;
+  /// How many tokens after a position its cached entries depend on: they are final, and can be
+  /// shared with requests that continue alike, once these are known.
+  virtual int32_t tokens_ahead() const = 0;
+
+  /// A slot has a new occupant (or the same one again, after a preemption). Its entries below
+  /// position `computed` are in the cache and final.
+  virtual void Reset(int32_t slot, int32_t computed) = 0;
 };
 
 }  // namespace outrider

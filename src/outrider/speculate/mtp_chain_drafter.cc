@@ -18,7 +18,13 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
 }
 
-void MtpChainDrafter::Reset(int32_t slot) { slots_[static_cast<size_t>(slot)] = SlotState{}; }
+void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
+  SlotState& state = slots_[static_cast<size_t>(slot)];
+  state.frontier = computed - 1;
+  // Row computed - 1 of the last module is final, so the token it read is known.
+  state.last_known = computed - 1 + (computed > 0 ? k_ : 0);
+  state.drafts.clear();
+}
 
 float* MtpChainDrafter::Ring(int32_t slot, int32_t position) {
   const int64_t index = int64_t{slot} * (k_ - 1) + position % (k_ - 1);

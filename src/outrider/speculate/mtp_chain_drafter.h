@@ -26,7 +26,8 @@ class MtpChainDrafter : public Drafter {
   int32_t lookahead() const override { return 0; }
   void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
                MatrixView<int32_t> drafts) override;
-  void Reset(int32_t slot) override;
+  int32_t tokens_ahead() const override { return k_; }
+  void Reset(int32_t slot, int32_t computed) override;
 
  private:
   struct SlotState {

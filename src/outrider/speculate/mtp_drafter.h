@@ -23,7 +23,10 @@ class MtpDrafter : public Drafter {
   int32_t lookahead() const override { return k_ - 1; }
   void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
                MatrixView<int32_t> drafts) override;
-  void Reset(int32_t slot) override { frontier_[static_cast<size_t>(slot)] = -1; }
+  int32_t tokens_ahead() const override { return 1; }
+  void Reset(int32_t slot, int32_t computed) override {
+    frontier_[static_cast<size_t>(slot)] = computed - 1;
+  }
 
  private:
   void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);

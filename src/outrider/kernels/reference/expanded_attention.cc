@@ -56,8 +56,9 @@ void AttendBlock(const ExpandedAttentionArgs& args, const ExpandedBlock& block, 
   }
   running_max = max;
   running_sum = static_cast<float>(sum);
-  for (int64_t i = 0; i < args.value; ++i)
+  for (int64_t i = 0; i < args.value; ++i) {
     out[i] = static_cast<float>(sums[static_cast<size_t>(i)]);
+  }
 }
 
 }  // namespace

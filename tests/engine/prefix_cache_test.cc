@@ -1,0 +1,135 @@
+// Prefix hits change what is computed, never what comes out.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <random>
+
+#include "tests/engine/test_engine.h"
+
+namespace outrider {
+namespace {
+
+std::vector<int32_t> RandomTokens(std::mt19937& random, int32_t count) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(6 + random() % 1500));
+  return tokens;
+}
+
+GenerationRequest Request(std::vector<int32_t> prompt, float temperature) {
+  GenerationRequest request;
+  request.prompt_token_ids = std::move(prompt);
+  request.sampling.temperature = temperature;
+  request.sampling.seed = 7;
+  request.sampling.max_tokens = 12;
+  request.sampling.ignore_eos = true;
+  request.sampling.logprobs = 2;
+  return request;
+}
+
+void ExpectSame(const Generated& a, const Generated& b, const std::string& what) {
+  ASSERT_EQ(a.tokens, b.tokens) << what;
+  for (size_t i = 0; i < a.logprobs.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a.logprobs[i].chosen.logprob),
+              std::bit_cast<uint32_t>(b.logprobs[i].chosen.logprob))
+        << what << " token " << i;
+  }
+}
+
+Generated RunOne(Engine& engine, const GenerationRequest& request) {
+  Generated out;
+  Submit(engine, request, &out);
+  RunUntilIdle(engine);
+  return out;
+}
+
+class PrefixCacheTest : public testing::TestWithParam<DrafterKind> {};
+
+TEST_P(PrefixCacheTest, SharedBeginningsOfManyLengthsGiveTheBitsOfAColdCache) {
+  TestEngineOptions options{.drafter = GetParam(), .k = 3, .max_num_batched_tokens = 41};
+  options.block_size = 8;
+  const auto warm = MakeTestEngine(options);
+  options.prefix_caching = false;
+  const auto cold = MakeTestEngine(options);
+  std::mt19937 random(3);
+  const std::vector<int32_t> common = RandomTokens(random, 64);
+  int64_t cached = 0;
+  // Hits that end on a block's edge, and within 1 .. 4 tokens of the prompt's end.
+  for (const size_t shared : {64U, 63U, 40U, 33U, 9U}) {
+    for (const int32_t own : {0, 1, 3, 20}) {
+      std::vector<int32_t> prompt(common.begin(), common.begin() + static_cast<int64_t>(shared));
+      const std::vector<int32_t> rest = RandomTokens(random, own);
+      prompt.insert(prompt.end(), rest.begin(), rest.end());
+      const GenerationRequest request = Request(prompt, own % 2 == 0 ? 0.0F : 1.0F);
+      const Generated a = RunOne(*warm, request);
+      const Generated b = RunOne(*cold, request);
+      ExpectSame(a, b, fmt::format("shared {} own {}", shared, own));
+      if (HasFatalFailure()) return;
+      // Drafter entries behind a hit are as good as computed ones: the same drafts are accepted.
+      ASSERT_EQ(a.stats.speculation.num_accepted_tokens, b.stats.speculation.num_accepted_tokens);
+      ASSERT_EQ(b.stats.cached_tokens, 0);
+      cached += a.stats.cached_tokens;
+    }
+  }
+  EXPECT_GT(cached, 200);
+  EXPECT_EQ(warm->Counters().prefix_cache_hits, cached);
+  EXPECT_EQ(warm->Counters().kv_cache_usage, 0);
+}
+
+TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
+  TestEngineOptions options{.drafter = GetParam(), .k = 2, .exact_prefix = true};
+  options.block_size = 4;
+  const auto warm = MakeTestEngine(options);
+  options.prefix_caching = false;
+  const auto cold = MakeTestEngine(options);
+  std::mt19937 random(4);
+  std::vector<int32_t> conversation = RandomTokens(random, 21);
+  for (int turn = 0; turn < 4; ++turn) {
+    const GenerationRequest request = Request(conversation, 0.8F);
+    const Generated a = RunOne(*warm, request);
+    ExpectSame(a, RunOne(*cold, request), fmt::format("turn {}", turn));
+    if (HasFatalFailure()) return;
+    EXPECT_GE(a.stats.cached_tokens, turn == 0 ? 0 : 12);
+    conversation.insert(conversation.end(), a.tokens.begin(), a.tokens.end());
+    const std::vector<int32_t> question = RandomTokens(random, 5);
+    conversation.insert(conversation.end(), question.begin(), question.end());
+  }
+}
+
+TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
+  TestEngineOptions options{.drafter = GetParam(), .k = 3};
+  options.block_size = 4;
+  const auto engine = MakeTestEngine(options);
+  std::mt19937 random(5);
+  std::vector<int32_t> conversation = RandomTokens(random, 21);
+  const Generated first = RunOne(*engine, Request(conversation, 0));
+  conversation.insert(conversation.end(), first.tokens.begin(), first.tokens.end());
+  const size_t so_far = conversation.size();
+  for (const int32_t token : RandomTokens(random, 6)) conversation.push_back(token);
+  const Generated second = RunOne(*engine, Request(conversation, 0));
+  // All but what the last verify step computed.
+  EXPECT_GT(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 12);
+}
+
+TEST_P(PrefixCacheTest, OtherSaltsShareNothing) {
+  TestEngineOptions options{.drafter = GetParam()};
+  options.block_size = 4;
+  const auto engine = MakeTestEngine(options);
+  std::mt19937 random(6);
+  GenerationRequest request = Request(RandomTokens(random, 40), 0);
+  RunOne(*engine, request);
+  request.cache_salt = "tenant";
+  EXPECT_EQ(RunOne(*engine, request).stats.cached_tokens, 0);
+  EXPECT_EQ(RunOne(*engine, request).stats.cached_tokens, 36);
+}
+
+INSTANTIATE_TEST_SUITE_P(Drafters, PrefixCacheTest,
+                         testing::Values(DrafterKind::kNone, DrafterKind::kChain,
+                                         DrafterKind::kRepeated),
+                         [](const auto& test) {
+                           return test.param == DrafterKind::kNone
+                                      ? "None"
+                                      : (test.param == DrafterKind::kChain ? "Chain" : "Repeated");
+                         });
+
+}  // namespace
+}  // namespace outrider

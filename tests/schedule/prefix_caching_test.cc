@@ -1,0 +1,298 @@
+// Prefix caching seen from the scheduler: scenarios, then random workloads over a symbolic cache
+// whose cells hold a hash of exactly the tokens that the real entry would depend on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+
+#include "outrider/schedule/scheduler.h"
+
+namespace outrider {
+namespace {
+
+using ::testing::ElementsAre;
+
+SchedulerConfig Config(int32_t tokens_ahead) {
+  return {.num_blocks = 16,
+          .block_size = 4,
+          .max_num_seqs = 4,
+          .max_num_batched_tokens = 128,
+          .max_model_len = 60,
+          .lookahead_tokens = 0,
+          .tokens_ahead = tokens_ahead};
+}
+
+/// A scheduler and requests with tokens; the test decides what is accepted.
+class World {
+ public:
+  explicit World(const SchedulerConfig& config)
+      : config_(config), scheduler_(config), hasher_(config.block_size, config.tokens_ahead) {}
+
+  Scheduler& scheduler() { return scheduler_; }
+
+  void Add(RequestId id, std::vector<int32_t> prompt, std::string_view salt = "") {
+    Request& r = requests_[id];
+    r.prompt_length = static_cast<int32_t>(prompt.size());
+    r.tokens = std::move(prompt);
+    r.keys = hasher_.Start(salt);
+    hasher_.Extend(r.tokens, r.keys);
+    scheduler_.Add({.id = id, .prompt_length = r.prompt_length, .keys = &r.keys});
+  }
+
+  /// Plans; the cached tokens of each admitted request.
+  std::map<RequestId, int32_t> Plan() {
+    plan_ = scheduler_.Plan();
+    std::map<RequestId, int32_t> cached;
+    for (const Admission& a : plan_.admitted) cached[a.id] = a.cached_tokens;
+    return cached;
+  }
+
+  /// Every sampled request gets `token` and no drafts.
+  void Commit(int32_t token) {
+    for (const PlannedRequest& planned : plan_.requests) {
+      Request& r = requests_.at(planned.id);
+      if (planned.samples) r.tokens.push_back(token);
+      hasher_.Extend(r.tokens, r.keys);
+      scheduler_.Commit(planned, 0, planned.samples ? 1 : 0, 0);
+    }
+  }
+
+  void Finish(RequestId id) {
+    scheduler_.Remove(id);
+    requests_.erase(id);
+  }
+
+ private:
+  struct Request {
+    int32_t prompt_length = 0;
+    std::vector<int32_t> tokens;
+    BlockKeys keys;
+  };
+
+  SchedulerConfig config_;
+  Scheduler scheduler_;
+  BlockKeyHasher hasher_;
+  std::map<RequestId, Request> requests_;
+  StepPlan plan_;
+};
+
+std::vector<int32_t> Tokens(int32_t count, int32_t first = 0) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back(first + i);
+  return tokens;
+}
+
+TEST(PrefixCachingTest, AnEqualPromptStartsAfterTheCachedBlocks) {
+  World world(Config(0));
+  world.Add(1, Tokens(10));
+  EXPECT_EQ(world.Plan().at(1), 0);
+  world.Commit(99);
+  world.Add(2, Tokens(10));
+  world.Add(3, Tokens(8));             // its last token must be computed: one block of two
+  world.Add(4, Tokens(10), "secret");  // another salt
+  const auto cached = world.Plan();
+  EXPECT_EQ(cached.at(2), 8);
+  EXPECT_EQ(cached.at(3), 4);
+  EXPECT_EQ(cached.at(4), 0);
+}
+
+TEST(PrefixCachingTest, TheDrafterSeesTheTokensAfterAHit) {
+  // Entries of the drafter depend on three tokens ahead: a block is found only by prompts that
+  // continue as its writer's did.
+  World world(Config(3));
+  std::vector<int32_t> longer = Tokens(12);
+  world.Add(1, longer);
+  world.Plan();
+  world.Commit(99);
+  world.Add(2, longer);  // 12 - 3 leaves two blocks
+  longer[9] = 77;
+  world.Add(3, longer);  // differs two tokens after block 1
+  const auto cached = world.Plan();
+  EXPECT_EQ(cached.at(2), 8);
+  EXPECT_EQ(cached.at(3), 4);
+  world.Commit(99);
+  // Request 3 could not use block 1, so it published its own version of it.
+  world.Finish(1);
+  world.Finish(2);
+  world.Add(4, longer);
+  EXPECT_EQ(world.Plan().at(4), 8);
+}
+
+TEST(PrefixCachingTest, AnswersAreCachedUnlessExactPrefixIsOn) {
+  for (const bool exact : {false, true}) {
+    SchedulerConfig config = Config(1);
+    config.exact_prefix = exact;
+    World world(config);
+    world.Add(1, Tokens(6));
+    for (int32_t token = 6; token < 15; ++token) {
+      world.Plan();
+      world.Commit(token);
+    }
+    world.Finish(1);
+    world.Add(2, Tokens(20));
+    EXPECT_EQ(world.Plan().at(2), exact ? 4 : 12);
+  }
+}
+
+TEST(PrefixCachingTest, CachedBlocksGiveWayToRunningRequests) {
+  SchedulerConfig config = Config(0);
+  config.num_blocks = 15;  // one request of max_model_len
+  World world(config);
+  world.Add(1, Tokens(40));
+  world.Plan();
+  world.Commit(99);
+  world.Finish(1);
+  EXPECT_EQ(world.scheduler().pool().num_free(), 15);
+  world.Add(2, Tokens(50, 1000));
+  EXPECT_EQ(world.Plan().at(2), 0);
+  world.Commit(99);
+  world.Finish(2);
+  world.Add(3, Tokens(40));
+  // 13 of 15 blocks were taken: 5 unpublished ones first, then the tail of request 1.
+  EXPECT_EQ(world.Plan().at(3), 8);
+}
+
+TEST(PrefixCachingTest, PrioritiesComeBeforeArrival) {
+  SchedulerConfig config = Config(0);
+  config.max_num_seqs = 2;
+  Scheduler scheduler(config);
+  scheduler.Add({.id = 1, .prompt_length = 4, .priority = 5});
+  scheduler.Add({.id = 2, .prompt_length = 4});
+  scheduler.Add({.id = 3, .prompt_length = 4, .priority = -1});
+  std::vector<RequestId> order;
+  for (const PlannedRequest& r : scheduler.Plan().requests) order.push_back(r.id);
+  EXPECT_THAT(order, ElementsAre(3, 2));
+}
+
+/// FNV-1a over tokens [0, end).
+uint64_t HashOf(const std::vector<int32_t>& tokens, int32_t end) {
+  uint64_t hash = 1469598103934665603ULL;
+  for (int32_t i = 0; i < end; ++i) {
+    hash = (hash ^ static_cast<uint32_t>(tokens.at(static_cast<size_t>(i)))) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, ()) {
+  SchedulerConfig config;
+  config.block_size = *rc::gen::inRange(1, 6);
+  config.max_model_len = *rc::gen::inRange(12, 60);
+  config.num_blocks = static_cast<int32_t>(BlocksFor(config.max_model_len, config.block_size)) +
+                      *rc::gen::inRange(0, 20);
+  config.max_num_seqs = *rc::gen::inRange(1, 6);
+  config.max_num_batched_tokens = *rc::gen::inRange(4, 100);
+  config.tokens_ahead = *rc::gen::inRange(0, 4);
+  config.exact_prefix = *rc::gen::arbitrary<bool>();
+  const int32_t ahead = config.tokens_ahead;
+  Scheduler scheduler(config);
+  BlockKeyHasher hasher(config.block_size, ahead);
+
+  struct Request {
+    int32_t prompt = 0;
+    int32_t limit = 0;
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> drafts;
+    int32_t drafter_final = 0;  // drafter entries below this position are final
+    BlockKeys keys;
+  };
+  std::map<RequestId, Request> live;
+  const auto cells = static_cast<size_t>(config.num_blocks * config.block_size);
+  std::vector<uint64_t> target(cells, 0);   // of position p: hash of tokens [0, p]
+  std::vector<uint64_t> drafter(cells, 0);  // of position p: hash of tokens [0, p + ahead]
+  const auto cell = [&](const PlannedRequest& r, int32_t p) {
+    return static_cast<size_t>(
+        r.block_table->blocks().at(static_cast<size_t>(p / config.block_size)) * config.block_size +
+        p % config.block_size);
+  };
+  uint64_t state = *rc::gen::arbitrary<uint64_t>();
+  const auto random = [&](int32_t low, int32_t high) {  // [low, high]
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return low + static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(high - low + 1));
+  };
+  RequestId next_id = 1;
+  for (int step = 0; step < 200; ++step) {
+    if (random(0, 1) == 0 && live.size() < 10) {
+      Request& r = live[next_id];
+      r.prompt = random(1, config.max_model_len - 1);
+      r.limit = random(r.prompt + 1, config.max_model_len);
+      // Prompts are beginnings of a few texts, so that they share and diverge.
+      const int32_t turn = random(0, 2) == 0 ? random(0, r.prompt) : r.prompt;
+      for (int32_t i = 0; i < r.prompt; ++i) r.tokens.push_back(i < turn ? 1 : random(1, 2));
+      r.keys = hasher.Start(random(0, 9) == 0 ? "salt" : "");
+      hasher.Extend(r.tokens, r.keys);
+      scheduler.Add({.id = next_id++, .prompt_length = r.prompt, .keys = &r.keys});
+    }
+    const StepPlan plan = scheduler.Plan();
+    for (const RequestId id : plan.preempted) live.at(id).drafts.clear();
+    for (const Admission& a : plan.admitted) {
+      Request& r = live.at(a.id);
+      RC_ASSERT(a.cached_tokens < r.prompt);
+      r.drafter_final = a.cached_tokens;
+    }
+    // What is read is right, also after others have run.
+    for (const PlannedRequest& planned : plan.requests) {
+      const Request& r = live.at(planned.id);
+      for (int32_t p = 0; p < planned.context_length; ++p) {
+        RC_ASSERT(target[cell(planned, p)] == HashOf(r.tokens, p + 1));
+      }
+      for (int32_t p = 0; p < r.drafter_final; ++p) {
+        RC_ASSERT(drafter[cell(planned, p)] == HashOf(r.tokens, p + ahead + 1));
+      }
+    }
+    // All rows write before any request commits: published blocks are never written.
+    for (const PlannedRequest& planned : plan.requests) {
+      const Request& r = live.at(planned.id);
+      std::vector<int32_t> with_drafts = r.tokens;
+      with_drafts.insert(with_drafts.end(), r.drafts.begin(), r.drafts.end());
+      const int32_t end = planned.context_length + planned.num_tokens + planned.num_drafts;
+      for (int32_t p = planned.context_length; p < end; ++p) {
+        RC_ASSERT(scheduler.pool().references(static_cast<int32_t>(cell(planned, p)) /
+                                              config.block_size) == 1);
+        target[cell(planned, p)] = HashOf(with_drafts, p + 1);
+      }
+    }
+    for (const PlannedRequest& planned : plan.requests) {
+      Request& r = live.at(planned.id);
+      int32_t accepted = 0;
+      int32_t emitted = 0;
+      if (planned.samples) {
+        accepted = random(0, planned.num_drafts);
+        const auto first = r.drafts.begin();
+        r.tokens.insert(r.tokens.end(), first, first + accepted);
+        int32_t next = random(1, 2);
+        if (accepted < planned.num_drafts && next == r.drafts[static_cast<size_t>(accepted)]) {
+          next = 3 - next;
+        }
+        r.tokens.push_back(next);
+        emitted = accepted + 1;
+        if (static_cast<int32_t>(r.tokens.size()) >= r.limit || random(0, 19) == 0) {
+          scheduler.Remove(planned.id);
+          live.erase(planned.id);
+          continue;
+        }
+        const int32_t useful = r.limit - static_cast<int32_t>(r.tokens.size()) - 1;
+        r.drafts.clear();
+        for (int32_t i = std::min(random(0, 3), useful); i > 0; --i)
+          r.drafts.push_back(random(1, 2));
+      }
+      const auto known = static_cast<int32_t>(r.tokens.size());
+      const int32_t computed = planned.context_length + planned.num_tokens + accepted;
+      for (int32_t p = r.drafter_final; p < computed; ++p) {
+        // Entries that depend on unknown tokens are provisional: any value will do.
+        drafter[cell(planned, p)] = p + ahead < known ? HashOf(r.tokens, p + ahead + 1) : 7;
+      }
+      r.drafter_final = std::min(computed, std::max(known - ahead, 0));
+      hasher.Extend(r.tokens, r.keys);
+      scheduler.Commit(planned, accepted, emitted, static_cast<int32_t>(r.drafts.size()));
+    }
+  }
+  while (!live.empty()) {
+    scheduler.Remove(live.begin()->first);
+    live.erase(live.begin());
+  }
+  RC_ASSERT(scheduler.pool().num_free() == config.num_blocks);
+}
+
+}  // namespace
+}  // namespace outrider
