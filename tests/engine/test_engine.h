@@ -10,17 +10,20 @@
 #include "outrider/engine/engine_core.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
+#include "outrider/speculate/ngram_drafter.h"
 #include "tests/model/loaded_model.h"
 
 namespace outrider {
 
-enum class DrafterKind { kNone, kChain, kRepeated };
+enum class DrafterKind { kNone, kChain, kRepeated, kNgram };
 
 struct TestEngineOptions {
   std::filesystem::path checkpoint = TinyModelDirectory();
   DType dtype = DType::kBF16;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
+  std::vector<DraftRange> draft_ranges = {};
+  DraftForm draft_form = DraftForm::kCompacted;
   int32_t block_size = 16;
   int32_t num_blocks = 512;
   int32_t max_num_seqs = 32;
@@ -37,7 +40,9 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = OpenCheckpoint(options.checkpoint, config);
-  const int mtp = options.drafter == DrafterKind::kNone ? 0 : CountMtpLayers(*source, config);
+  const bool uses_mtp =
+      options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
+  const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   ModelWeights weights =
       LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
@@ -47,11 +52,14 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
                                 options.block_size, parts.model->cache_width(), options.dtype);
   if (options.drafter == DrafterKind::kChain) {
     parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
-                                                      options.max_num_seqs);
+                                                      options.max_num_seqs, options.draft_form);
   } else if (options.drafter == DrafterKind::kRepeated) {
-    parts.drafter =
-        std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k, options.max_num_seqs);
+    parts.drafter = std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k,
+                                                 options.max_num_seqs, options.draft_form);
+  } else if (options.drafter == DrafterKind::kNgram) {
+    parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
+  if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   parts.tokenizer = tokenizer;
   parts.scheduler = {.num_blocks = options.num_blocks,
                      .block_size = options.block_size,

@@ -102,13 +102,14 @@ std::vector<OptionRow> EngineOptionRows() {
   const std::string tokens_default = "the number of MTP modules; 3 for a single one; 0 without";
   rows.insert(
       rows.end(),
-      {{"speculative-config.method", one, "Speculation", "mtp", "", "The key method alone",
+      {{"speculative-config.method", one, "Speculation", "mtp|ngram", "", "The key method alone",
         not_bench, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
-       {"spec-method", one, "Speculation", "mtp", "mtp",
-        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules", not_bench,
-        set_method},
+       {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
+        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: looked "
+        "up earlier in the same text",
+        not_bench, set_method},
        {"spec-tokens", one, "Speculation", "N", tokens_default,
         "Draft tokens per request and step; 0 turns speculation off", not_bench, set_tokens},
 

@@ -1,5 +1,8 @@
 #include "outrider/cli/speculative_config.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -40,8 +43,9 @@ Json ParseUnique(std::string_view where, std::string_view text) {
 
 void SetSpeculationMethod(std::string_view where, std::string_view text,
                           SpeculationOptions& options) {
-  static const std::array<std::string, 1> kMethods = {"mtp"};
-  options.method = kMethods.at(ParseChoice(where, text, kMethods));
+  static const std::array<std::string, 2> kMethods = {"mtp", "ngram"};
+  options.method =
+      ParseChoice(where, text, kMethods) == 0 ? DraftMethod::kMtp : DraftMethod::kNgram;
 }
 
 void SetNumSpeculativeTokens(std::string_view where, std::string_view text,
@@ -50,29 +54,100 @@ void SetNumSpeculativeTokens(std::string_view where, std::string_view text,
       static_cast<int32_t>(ParseInteger(where, text, 0, kMaxSpeculativeTokens));
 }
 
+namespace {
+
+int32_t WholeNumber(std::string_view where, const Json& value, int32_t low, int32_t high) {
+  if (!value.is_number_integer()) {
+    throw InvalidArgument("{}: must be a whole number, not {}", where, value.dump());
+  }
+  return static_cast<int32_t>(ParseInteger(where, value.dump(), low, high));
+}
+
+std::string String(std::string_view where, const Json& value) {
+  if (!value.is_string()) {
+    throw InvalidArgument("{}: must be a string, not {}", where, value.dump());
+  }
+  return value.get<std::string>();
+}
+
+bool Boolean(std::string_view where, const Json& value) {
+  if (!value.is_boolean()) {
+    throw InvalidArgument("{}: must be true or false, not {}", where, value.dump());
+  }
+  return value.get<bool>();
+}
+
+/// [[low, high, tokens], ...]
+std::vector<DraftRange> DraftRanges(std::string_view where, const Json& value) {
+  std::vector<DraftRange> ranges;
+  const auto refuse = [&](const Json& what) {
+    throw InvalidArgument("{}: must be a list of [low, high, tokens], not {}", where, what.dump());
+  };
+  if (!value.is_array()) refuse(value);
+  for (const Json& range : value) {
+    if (!range.is_array() || range.size() != 3) refuse(range);
+    ranges.push_back({WholeNumber(where, range[0], 1, INT32_MAX),
+                      WholeNumber(where, range[1], 1, INT32_MAX),
+                      WholeNumber(where, range[2], 0, kMaxSpeculativeTokens)});
+  }
+  return ranges;
+}
+
+struct Key {
+  std::string name;
+  void (*set)(std::string_view where, const Json& value, SpeculationOptions& options);
+};
+
+constexpr int32_t kMostCompared = 64;
+
+const std::vector<Key>& Keys() {
+  using W = std::string_view;
+  using O = SpeculationOptions;
+  static const std::vector<Key> keys = {
+      {"method",
+       [](W where, const Json& v, O& o) { SetSpeculationMethod(where, String(where, v), o); }},
+      {"num_speculative_tokens",
+       [](W where, const Json& v, O& o) {
+         o.num_speculative_tokens = WholeNumber(where, v, 0, kMaxSpeculativeTokens);
+       }},
+      {"num_speculative_tokens_per_batch_size",
+       [](W where, const Json& v, O& o) {
+         o.num_speculative_tokens_per_batch_size = DraftRanges(where, v);
+       }},
+      {"prompt_lookup_min",
+       [](W where, const Json& v, O& o) {
+         o.prompt_lookup_min = WholeNumber(where, v, 1, kMostCompared);
+       }},
+      {"prompt_lookup_max",
+       [](W where, const Json& v, O& o) {
+         o.prompt_lookup_max = WholeNumber(where, v, 1, kMostCompared);
+       }},
+      {"disable_padded_drafter_batch",
+       [](W where, const Json& v, O& o) {
+         o.draft_form = Boolean(where, v) ? DraftForm::kCompacted : DraftForm::kPadded;
+       }},
+  };
+  return keys;
+}
+
+}  // namespace
+
 void ApplySpeculativeConfig(std::string_view where, std::string_view json,
                             SpeculationOptions& options) {
-  static const std::array<std::string, 2> kKeys = {"method", "num_speculative_tokens"};
   const Json config = ParseUnique(where, json);
   if (!config.is_object()) {
     throw InvalidArgument("{}: must be a JSON object, not {}", where, config.type_name());
   }
-  for (const auto& [key, value] : config.items()) {
-    const std::string key_where = fmt::format("{}: {}", where, key);
-    if (key == "method") {
-      if (!value.is_string()) {
-        throw InvalidArgument("{}: must be a string, not {}", key_where, value.dump());
-      }
-      SetSpeculationMethod(key_where, value.get<std::string>(), options);
-    } else if (key == "num_speculative_tokens") {
-      if (!value.is_number_integer()) {
-        throw InvalidArgument("{}: must be a whole number, not {}", key_where, value.dump());
-      }
-      SetNumSpeculativeTokens(key_where, value.dump(), options);
-    } else {
-      throw InvalidArgument("{}: unknown key '{}'; known are method and num_speculative_tokens{}",
-                            where, key, Suggestion(key, kKeys));
+  for (const auto& [name, value] : config.items()) {
+    const auto key =
+        std::find_if(Keys().begin(), Keys().end(), [&](const Key& k) { return k.name == name; });
+    if (key == Keys().end()) {
+      std::vector<std::string> names;
+      for (const Key& k : Keys()) names.push_back(k.name);
+      throw InvalidArgument("{}: unknown key '{}'; known are {}{}", where, name,
+                            fmt::join(names, ", "), Suggestion(name, names));
     }
+    key->set(fmt::format("{}: {}", where, name), value, options);
   }
 }
 

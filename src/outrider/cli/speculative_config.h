@@ -7,7 +7,7 @@
 
 namespace outrider::cli {
 
-/// Lays the keys of `json` ({"method": "mtp", "num_speculative_tokens": 3}, both optional) over
+/// Lays the keys of `json` ({"method": "mtp", "num_speculative_tokens": 3}; all optional) over
 /// `options`. Throws Error{kInvalidArgument} on text that is not an object, unknown or repeated
 /// keys and bad values, naming `where` and the key.
 void ApplySpeculativeConfig(std::string_view where, std::string_view json,

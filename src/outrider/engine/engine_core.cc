@@ -5,6 +5,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
+#include "outrider/batch/padded_drafts.h"
 
 namespace outrider {
 
@@ -61,6 +62,12 @@ void EngineCore::Validate(const GenerationRequest& request) const {
       throw InvalidArgument("the prompt holds token id {}: ids of this model are 0 to {}", id,
                             vocab - 1);
     }
+  }
+  const int32_t k = parts_.drafter ? parts_.drafter->max_drafts() : 0;
+  const auto wanted = request.num_speculative_tokens;
+  if (wanted && (*wanted < 0 || *wanted > k)) {
+    throw InvalidArgument(
+        "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
   }
   if (!request.sampling.stop.empty() && parts_.tokenizer == nullptr) {
     throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
@@ -246,6 +253,11 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   draft_requests_.clear();
   draft_plan_index_.clear();
   const int32_t k = parts_.drafter->max_drafts();
+  const auto decodes = std::count_if(
+      plan.requests.begin(), plan.requests.end(),
+      [&](const PlannedRequest& p) { return p.samples && !StateOf(p.id).finished(); });
+  // At 0 drafts the drafter's state is still kept up to date.
+  const int32_t wanted = parts_.draft_schedule.TokensFor(static_cast<int32_t>(decodes));
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
     const PlannedRequest& planned = plan.requests[index];
@@ -256,9 +268,10 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
                                .tokens = state.tokens(),
                                .prompt_length = state.prompt_length(),
                                .first_position = rows.context_length,
-                               .frontier = rows.context_length + planned.num_tokens + accepted - 1,
+                               .frontier = StartOfDrafts(rows, accepted).frontier,
                                .first_row = rows.first_row,
-                               .num_drafts = planned.samples ? state.UsefulDrafts(k) : 0,
+                               .num_rows = rows.query_length,
+                               .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
                                .block_table = planned.block_table->blocks()});
     draft_plan_index_.push_back(index);
   }
@@ -269,10 +282,10 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   parts_.drafter->Propose(draft_requests_, {hidden_.data(), layout_.num_rows(), width}, drafts);
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const size_t index = draft_plan_index_[i];
-    const int32_t n = draft_requests_[i].num_drafts;
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
-    StateOf(plan.requests[index].id).drafts.assign(row, row + n);
-    outcomes_[index].num_drafts = n;
+    const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
+    StateOf(plan.requests[index].id).drafts.assign(row, end);
+    outcomes_[index].num_drafts = static_cast<int32_t>(end - row);
   }
 }
 

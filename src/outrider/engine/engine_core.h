@@ -15,6 +15,7 @@
 #include "outrider/model/mla_model.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
+#include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
 #include "outrider/text/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct EngineParts {
   std::unique_ptr<MlaModel> model;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Drafter> drafter;      // null: no speculation
+  DraftSchedule draft_schedule{0, {}};   // with a drafter: by its max_drafts
   const Tokenizer* tokenizer = nullptr;  // null: no text
   SchedulerConfig scheduler;
   bool prefix_caching = true;

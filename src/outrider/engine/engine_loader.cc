@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 #include <utility>
 
 #include "outrider/base/cpu_features.h"
@@ -12,13 +13,14 @@
 #include "outrider/model/model_weights.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
+#include "outrider/speculate/ngram_drafter.h"
 
 namespace outrider {
 
 namespace {
 
-/// How many times a single module is applied when nobody says.
-constexpr int32_t kDefaultRepeats = 3;
+/// Drafts when neither the user nor a chain of modules says.
+constexpr int32_t kDefaultDrafts = 3;
 
 template <typename T>
 void CheckPositive(const char* flag, T value) {
@@ -41,8 +43,11 @@ void CheckOptions(const EngineOptions& o) {
   if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
   CheckDType("--dtype", o.dtype);
   CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
-  if (o.speculation.method != "mtp") {
-    throw InvalidArgument("speculative method '{}' is unknown: use mtp", o.speculation.method);
+  const auto& [min, max] =
+      std::tie(o.speculation.prompt_lookup_min, o.speculation.prompt_lookup_max);
+  if (min < 1 || min > max) {
+    throw InvalidArgument("prompt_lookup_min is {} and prompt_lookup_max {}: use 1 <= min <= max",
+                          min, max);
   }
   const auto k = o.speculation.num_speculative_tokens;
   constexpr int32_t kMostDrafts = 32;
@@ -120,10 +125,16 @@ class EnginePlan {
       Decide("drafter", "none", "num_speculative_tokens is 0");
       return;
     }
+    if (options_.speculation.method == DraftMethod::kNgram) {
+      k_ = wanted.value_or(kDefaultDrafts);
+      Decide("drafter", fmt::format("NgramDrafter, k = {}", k_), "prompt lookup");
+      return;
+    }
     if (modules_present_ == 0) {
       if (wanted) {
-        throw InvalidArgument("num_speculative_tokens is {}, but {} holds no MTP layer: use 0",
-                              *wanted, options_.model);
+        throw InvalidArgument(
+            "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
+            *wanted, options_.model);
       }
       Decide("drafter", "none", "the checkpoint has no MTP layer");
       return;
@@ -139,7 +150,7 @@ class EnginePlan {
       Decide("drafter", fmt::format("MtpChainDrafter, k = {}", k_),
              fmt::format("{} MTP modules, each reads the one before", modules_present_));
     } else {
-      k_ = wanted.value_or(kDefaultRepeats);
+      k_ = wanted.value_or(kDefaultDrafts);
       modules_used_ = 1;
       Decide("drafter", fmt::format("MtpDrafter, k = {}", k_), "one MTP module, applied k times");
     }
@@ -212,11 +223,18 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   loaded.chat_template = ChatTemplate::FromModelDirectory(directory);
 }
 
-std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, MlaModel& model, KvCache& cache) {
+std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
+                                     MlaModel& model, KvCache& cache) {
   const int32_t slots = plan.scheduler().max_num_seqs;
-  if (plan.k() == 0) return nullptr;
-  if (plan.chained()) return std::make_unique<MtpChainDrafter>(model, cache, plan.k(), slots);
-  return std::make_unique<MtpDrafter>(model, cache, plan.k(), slots);
+  const int32_t k = plan.k();
+  if (k == 0) return nullptr;
+  if (options.method == DraftMethod::kNgram) {
+    return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
+  }
+  if (plan.chained()) {
+    return std::make_unique<MtpChainDrafter>(model, cache, k, slots, options.draft_form);
+  }
+  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form);
 }
 
 }  // namespace
@@ -250,8 +268,10 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.cache =
       std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
                                 parts.scheduler.block_size, plan.cache_width(), plan.kv_dtype());
-  parts.drafter = MakeDrafter(plan, *parts.model, *parts.cache);
+  parts.drafter = MakeDrafter(plan, options.speculation, *parts.model, *parts.cache);
   if (parts.drafter) {
+    parts.draft_schedule =
+        DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }

@@ -4,19 +4,30 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "outrider/base/dtype.h"
+#include "outrider/speculate/draft_schedule.h"
+#include "outrider/speculate/drafter.h"
 
 namespace outrider {
 
 enum class LoadFormat { kAuto, kDummy };
 
+enum class DraftMethod {
+  kMtp,    // the checkpoint's multi-token prediction modules
+  kNgram,  // prompt lookup
+};
+
 struct SpeculationOptions {
-  /// "mtp" is the only method so far; speculation is on by default when the checkpoint has MTP
-  /// layers.
-  std::string method = "mtp";
-  /// 0 turns speculation off; unset: the number of MTP modules, or 3 for a single one.
+  DraftMethod method = DraftMethod::kMtp;
+  /// 0 turns speculation off; unset: the number of chained MTP modules, else 3; none when the
+  /// method is kMtp and the checkpoint has no MTP layers.
   std::optional<int32_t> num_speculative_tokens;
+  std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
+  int32_t prompt_lookup_min = 2;                                  // kNgram: tokens that must match
+  int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
+  DraftForm draft_form = DraftForm::kCompacted;  // kMtp
 };
 
 struct EngineOptions {

@@ -19,6 +19,8 @@ namespace outrider {
 struct GenerationRequest {
   std::vector<int32_t> prompt_token_ids;  // 1 .. max_model_len - 1 tokens
   SamplingParams sampling;
+  /// Most drafts per step of this request, at most the engine's k; unset: k.
+  std::optional<int32_t> num_speculative_tokens;
   int32_t priority = 0;    // lower runs first
   std::string cache_salt;  // requests with different salts share no cached prefix
 };

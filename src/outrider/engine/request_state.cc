@@ -12,6 +12,7 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
       sampling_(std::move(request.sampling)),
       cache_salt_(std::move(request.cache_salt)),
       priority_(request.priority),
+      num_speculative_tokens_(request.num_speculative_tokens),
       seed_(seed),
       tokens_(std::move(request.prompt_token_ids)),
       prompt_length_(static_cast<int32_t>(tokens_.size())),
@@ -38,7 +39,8 @@ bool RequestState::Scheduled(int32_t cached_tokens) {
 
 int32_t RequestState::UsefulDrafts(int32_t wanted) const {
   // The last of the remaining tokens is the bonus token of the verify step.
-  return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, wanted);
+  const int32_t most = std::min(wanted, num_speculative_tokens_.value_or(wanted));
+  return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, most);
 }
 
 int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {

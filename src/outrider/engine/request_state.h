@@ -62,6 +62,7 @@ class RequestState {
   SamplingParams sampling_;
   std::string cache_salt_;
   int32_t priority_;
+  std::optional<int32_t> num_speculative_tokens_;
   bool scheduled_ = false;
   uint64_t seed_;
   std::vector<int32_t> tokens_;

@@ -8,8 +8,17 @@
 
 namespace outrider {
 
+/// Ends a request's drafts before the wanted number of them.
+inline constexpr int32_t kNoDraft = -1;
+
+/// Which rows the first pass of an MTP drafter runs. Both give equal drafts and equal state.
+enum class DraftForm : uint8_t {
+  kCompacted,  // only rows that verification left right: the least work
+  kPadded,     // all rows of the step, and windows of one length: shapes known before verification
+};
+
 /// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
-/// positions first_position .. frontier (rejected drafts left out).
+/// positions first_position .. frontier, and of rejected drafts after them.
 struct DraftRequest {
   int32_t slot = 0;
   std::span<const int32_t> tokens;  // all known tokens, those just sampled included
@@ -17,6 +26,7 @@ struct DraftRequest {
   int32_t first_position = 0;
   int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
   int32_t first_row = 0;   // row of first_position in the step's hidden rows
+  int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
   int32_t num_drafts = 0;  // wanted, at most k; 0: only keep the drafter's state up to date
   std::span<const int32_t> block_table;
 };
@@ -31,7 +41,8 @@ class Drafter {
   /// Positions beyond the frontier that Propose writes to the cache.
   virtual int32_t lookahead() const = 0;
 
-  /// drafts.row(i)[0 .. num_drafts) of request i follow its last known token; drafts [requests, k].
+  /// drafts.row(i)[0 .. num_drafts) of request i follow its last known token, up to the first
+  /// kNoDraft; drafts [requests, k].
   /// hidden [rows, hidden]: the target's output of the step. Every row of a request must be shown
   /// exactly once, in order, since its Reset.
   virtual void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,

@@ -7,12 +7,14 @@
 
 namespace outrider {
 
-MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots)
+MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
+                                 DraftForm form)
     : model_(model),
       cache_(cache),
       k_(k),
+      form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k - 1) *
+      ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k) *
             static_cast<size_t>(model.hidden_size())),
       rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
@@ -20,6 +22,7 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
 
 void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
   SlotState& state = slots_[static_cast<size_t>(slot)];
+  state.first = computed;
   state.frontier = computed - 1;
   // Row computed - 1 of the last module is final, so the token it read is known.
   state.last_known = computed - 1 + (computed > 0 ? k_ : 0);
@@ -27,7 +30,7 @@ void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
 }
 
 float* MtpChainDrafter::Ring(int32_t slot, int32_t position) {
-  const int64_t index = int64_t{slot} * (k_ - 1) + position % (k_ - 1);
+  const int64_t index = int64_t{slot} * k_ + position % k_;
   return ring_.data() + index * model_.hidden_size();
 }
 
@@ -40,6 +43,22 @@ int32_t MtpChainDrafter::LastRightToken(const DraftRequest& request) const {
     ++right;
   }
   return right;
+}
+
+DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r) const {
+  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
+                 state.frontier, r.first_position);
+  // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
+  // start, so that a row's form depends on its position only.
+  const int32_t role_boundary = r.prompt_length - (k_ - 1);
+  int32_t start = r.first_position;
+  if (form_ == DraftForm::kPadded && r.first_position >= r.prompt_length) {
+    start = std::max({r.frontier - k_, role_boundary, state.first});
+  } else if (start > 0) {
+    start = std::clamp(LastRightToken(r) - (k_ - 1), 0, start);
+  }
+  return {&r, start, r.frontier + 1, role_boundary};
 }
 
 void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
@@ -63,7 +82,7 @@ void MtpChainDrafter::Remember(const DraftRequest& r, MatrixView<const float> hi
   state.frontier = r.frontier;
   state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
   state.drafts.assign(drafts.begin(), drafts.end());
-  for (int32_t p = std::max(r.first_position, r.frontier - (k_ - 2)); p <= r.frontier; ++p) {
+  for (int32_t p = std::max(r.first_position, r.frontier - (k_ - 1)); p <= r.frontier; ++p) {
     std::memcpy(Ring(r.slot, p), hidden.row(r.first_row + p - r.first_position),
                 static_cast<size_t>(model_.hidden_size()) * sizeof(float));
   }
@@ -74,14 +93,7 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
   if (requests.empty()) return;
   windows_.clear();
   for (const DraftRequest& r : requests) {
-    const SlotState& state = slots_[static_cast<size_t>(r.slot)];
-    OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
-                   state.frontier, r.first_position);
-    int32_t start = r.first_position;
-    if (start > 0) start = std::clamp(LastRightToken(r) - (k_ - 1), 0, start);
-    // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
-    // start, so that a row's form depends on its position only.
-    windows_.push_back({&r, start, r.frontier + 1, r.prompt_length - (k_ - 1)});
+    windows_.push_back(WindowOf(r));
   }
   for (int32_t m = 0; m < k_; ++m) {
     rows_.Assign(windows_, [&](size_t w, int32_t p) {

@@ -4,9 +4,10 @@
 // Module m at position p reads the token t[p+1+m] and module m-1's output at p (the target's, for
 // m = 0). A row is final once t[p+1+m] is known to be right; rows beyond hold drafts. When drafts
 // are rejected, rows that read them are stale, so each pass runs again from the first row that is
-// not final in every module: positions [min(first new, last right token - (k-1)), frontier]. The
-// target's hidden rows of the last k-1 positions are kept per request slot for that. After every
-// pass each module's cache equals a recomputation from scratch given the known tokens.
+// not final in every module: positions [min(first new, last right token - (k-1)), frontier], or,
+// in the padded form, the last k+1 positions, which always hold these. The target's hidden rows of
+// the last k positions are kept per request slot for that. After every pass each module's cache
+// equals a recomputation from scratch given the known tokens.
 #pragma once
 
 #include <vector>
@@ -20,7 +21,7 @@ namespace outrider {
 class MtpChainDrafter : public Drafter {
  public:
   /// Uses the first k modules of the model, 1 <= k <= model.num_mtp_modules().
-  MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots);
+  MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form);
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return 0; }
@@ -31,12 +32,14 @@ class MtpChainDrafter : public Drafter {
 
  private:
   struct SlotState {
+    int32_t first = 0;            // positions below came from the prefix cache
     int32_t frontier = -1;        // last position that the modules have seen
     int32_t last_known = -1;      // index of the last token that was known then
     std::vector<int32_t> drafts;  // what was put after it
   };
 
   int32_t LastRightToken(const DraftRequest& request) const;
+  DraftWindow WindowOf(const DraftRequest& request) const;
   float* Ring(int32_t slot, int32_t position);
   void GatherHidden(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void Remember(const DraftRequest& request, MatrixView<const float> hidden,
@@ -45,8 +48,9 @@ class MtpChainDrafter : public Drafter {
   MlaModel& model_;
   KvCache& cache_;
   int32_t k_;
+  DraftForm form_;
   std::vector<SlotState> slots_;
-  std::vector<float> ring_;  // [slots, k - 1, hidden]: position p at p % (k - 1)
+  std::vector<float> ring_;  // [slots, k, hidden]: position p at p % k
   DraftRows rows_;
   std::vector<DraftWindow> windows_;
   std::vector<float> hidden_;  // [rows, hidden] of the pass

@@ -6,10 +6,12 @@
 
 namespace outrider {
 
-MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots)
+MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
+                       DraftForm form)
     : model_(model),
       cache_(cache),
       k_(k),
+      form_(form),
       frontier_(static_cast<size_t>(num_slots), -1),
       rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
@@ -22,15 +24,20 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
     OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot,
                    frontier, r.first_position);
     frontier = r.frontier;
-    windows_.push_back({&r, r.first_position, r.frontier + 1, r.prompt_length});
+    // Rows of rejected drafts come after the sampled row, which cannot see them; what they write is
+    // written again before anyone reads it.
+    const int32_t end =
+        form_ == DraftForm::kPadded ? r.first_position + r.num_rows : r.frontier + 1;
+    windows_.push_back({&r, r.first_position, end, r.prompt_length});
   }
-  rows_.Assign(windows_,
-               [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
+  rows_.Assign(windows_, [&](size_t w, int32_t p) {
+    return p <= requests[w].frontier ? requests[w].tokens[static_cast<size_t>(p) + 1] : 0;
+  });
   const auto width = static_cast<int64_t>(model_.hidden_size());
   hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
-    for (int32_t p = r.first_position; p <= r.frontier; ++p) {
+    for (int32_t p = r.first_position; p < windows_[i].end; ++p) {
       std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
                   hidden.row(r.first_row + p - r.first_position),
                   static_cast<size_t>(width) * sizeof(float));

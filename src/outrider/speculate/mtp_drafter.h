@@ -17,7 +17,7 @@ namespace outrider {
 class MtpDrafter : public Drafter {
  public:
   /// Uses module 0 of the model.
-  MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots);
+  MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form);
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return k_ - 1; }
@@ -37,6 +37,7 @@ class MtpDrafter : public Drafter {
   MlaModel& model_;
   KvCache& cache_;
   int32_t k_;
+  DraftForm form_;
   std::vector<int32_t> frontier_;  // [slots] last position that the module has seen
   DraftRows rows_;
   std::vector<DraftWindow> windows_;

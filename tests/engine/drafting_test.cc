@@ -1,0 +1,111 @@
+// What a user can change about drafting changes speed only.
+#include <gtest/gtest.h>
+
+#include "outrider/base/error.h"
+#include "outrider/text/chat_template.h"
+#include "tests/engine/test_engine.h"
+
+namespace outrider {
+namespace {
+
+/// A problem that the bundled model answers with nearly every draft right.
+GenerationRequest Problem() {
+  static const Tokenizer tokenizer = Tokenizer::FromModelDirectory(TinyModelDirectory());
+  GenerationRequest request;
+  request.prompt_token_ids = tokenizer.Encode(
+      "Question: Tom has 25 apples. Mia has 19 apples more than Tom. How many apples do they have "
+      "together?\nAnswer:",
+      true);
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = 48;
+  request.sampling.ignore_eos = true;
+  return request;
+}
+
+/// One generated step at a time.
+struct Steps {
+  std::vector<int32_t> tokens;
+  std::vector<std::pair<int32_t, int32_t>> drafted_accepted;
+
+  OutputSink Sink() {
+    return [this](RequestId, OutputDelta&& delta) {
+      tokens.insert(tokens.end(), delta.token_ids.begin(), delta.token_ids.end());
+      drafted_accepted.emplace_back(delta.num_draft_tokens, delta.num_accepted_tokens);
+    };
+  }
+};
+
+std::vector<int32_t> Expected() {
+  const auto engine = MakeTestEngine({.drafter = DrafterKind::kNone});
+  Generated out;
+  Submit(*engine, Problem(), &out);
+  RunUntilIdle(*engine);
+  return out.tokens;
+}
+
+TEST(DraftingTest, DynamicKFallsToNoneWithManyRequestsAndRecoversAtOnce) {
+  for (const DrafterKind kind : {DrafterKind::kChain, DrafterKind::kRepeated}) {
+    const auto engine =
+        MakeTestEngine({.drafter = kind, .k = 3, .draft_ranges = {{1, 1, 3}, {2, 100, 0}}});
+    Steps steps;
+    engine->Submit(Problem(), steps.Sink());
+    for (int i = 0; i < 4; ++i) engine->Step();
+    const size_t before = steps.drafted_accepted.size();
+    GenerationRequest other = Problem();
+    other.sampling.max_tokens = 6;
+    Generated ignored;
+    Submit(*engine, other, &ignored);
+    while (!ignored.finish_reason) engine->Step();
+    const size_t crowded = steps.drafted_accepted.size();
+    RunUntilIdle(*engine);
+    EXPECT_EQ(steps.tokens, Expected());
+    // Two steps still verify or end what was planned before the crowd came and after it left.
+    for (size_t i = before + 2; i < crowded; ++i) EXPECT_EQ(steps.drafted_accepted[i].first, 0);
+    ASSERT_GT(steps.drafted_accepted.size(), crowded + 2);
+    // The drafter's state was kept: the first drafts after the pause are as good as any.
+    const auto [drafted, accepted] = steps.drafted_accepted[crowded + 1];
+    EXPECT_EQ(drafted, 3);
+    EXPECT_GE(accepted, kind == DrafterKind::kChain ? 2 : 1);
+  }
+}
+
+TEST(DraftingTest, ARequestMayAskForFewerDrafts) {
+  const auto engine = MakeTestEngine({.drafter = DrafterKind::kChain, .k = 3});
+  const std::vector<int32_t> expected = Expected();
+  for (int32_t n = 0; n <= 3; ++n) {
+    GenerationRequest request = Problem();
+    request.num_speculative_tokens = n;
+    Steps steps;
+    engine->Submit(request, steps.Sink());
+    RunUntilIdle(*engine);
+    EXPECT_EQ(steps.tokens, expected);
+    int32_t most = 0;
+    for (const auto& [drafted, accepted] : steps.drafted_accepted) most = std::max(most, drafted);
+    EXPECT_EQ(most, n);
+  }
+  GenerationRequest request = Problem();
+  for (const int32_t n : {-1, 4}) {
+    request.num_speculative_tokens = n;
+    EXPECT_THROW(engine->Submit(request, [](RequestId, OutputDelta&&) {}), Error);
+  }
+}
+
+TEST(DraftingTest, PromptLookupAndPaddedDraftsGiveTheSameTokens) {
+  const std::vector<int32_t> expected = Expected();
+  const std::vector<TestEngineOptions> cases = {
+      {.drafter = DrafterKind::kNgram, .k = 4},
+      {.drafter = DrafterKind::kChain, .k = 3, .draft_form = DraftForm::kPadded},
+      {.drafter = DrafterKind::kRepeated, .k = 3, .draft_form = DraftForm::kPadded},
+  };
+  for (const TestEngineOptions& options : cases) {
+    const auto engine = MakeTestEngine(options);
+    Generated out;
+    Submit(*engine, Problem(), &out);
+    RunUntilIdle(*engine);
+    EXPECT_EQ(out.tokens, expected);
+    EXPECT_GT(out.stats.speculation.num_accepted_tokens, 0);
+  }
+}
+
+}  // namespace
+}  // namespace outrider
