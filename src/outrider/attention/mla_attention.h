@@ -2,45 +2,19 @@
 // absorbed form for generated tokens, the expanded form for prompt tokens, both in one step.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
+#include "outrider/attention/attention_plan.h"
+#include "outrider/attention/mla_weights.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/kernels/compute.h"
 
 namespace outrider {
 
-struct MlaShape {
-  int32_t hidden = 0;
-  int32_t heads = 0;
-  int32_t q_lora = 0;  // 0: one q projection
-  int32_t latent = 0;  // L, kv_lora_rank
-  int32_t nope = 0;    // P
-  int32_t rope = 0;    // R
-  int32_t value = 0;   // V
-  float softmax_scale = 0;
-  float norm_eps = 0;  // of the two latent norms
-  bool rope_interleaved = true;
-};
-
-/// The weights of one layer's attention; views into memory that the model owns.
-struct MlaWeights {
-  PackedMatrix q_a;                    // [q_lora, hidden]; absent without q_lora
-  PackedMatrix q_b;                    // [heads * (P + R), q_lora]; without q_lora [.., hidden]
-  PackedMatrix kv_a;                   // [L + R, hidden]
-  PackedMatrix o;                      // [hidden, heads * V]
-  const float* q_a_norm = nullptr;     // [q_lora]
-  const float* kv_a_norm = nullptr;    // [L]
-  std::vector<PackedMatrix> key_up;    // per head W_UK [P, L]: expands keys
-  std::vector<PackedMatrix> key_up_t;  // per head W_UK^T [L, P]: absorbs queries
-  std::vector<PackedMatrix> value_up;  // per head W_UV [V, L]
-};
-
-/// residual += o_proj(attention(x)) for the rows of `layout`; writes the rows' entries to `cache`
-/// first and reads all keys back from it, so a key's bits do not depend on when it was computed.
-/// x [rows, hidden] is the normalised input, residual [rows, hidden].
+/// residual += o_proj(attention(x)) for the rows of `layout`, split as `plan`, made from this
+/// layout, says; writes the rows' entries to `cache` first and reads all keys back from it, so a
+/// key's bits do not depend on when it was computed. x [rows, hidden] is the normalised input,
+/// residual [rows, hidden].
 void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
-                const BatchLayout& layout, const RotaryRows& rotary, LatentCache cache,
-                MatrixView<const float> x, MatrixView<float> residual);
+                const BatchLayout& layout, const AttentionPlan& plan, const RotaryRows& rotary,
+                LatentCache cache, MatrixView<const float> x, MatrixView<float> residual);
 
 }  // namespace outrider

@@ -127,12 +127,13 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
 
 void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
                          const LayerWeights& weights, const BatchLayout& layout,
-                         const RotaryRows& rotary, LatentCache cache, MatrixView<float> x) {
+                         const AttentionPlan& plan, const RotaryRows& rotary, LatentCache cache,
+                         MatrixView<float> x) {
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> h = compute.scratch.Matrix(x.rows, x.cols);
   const auto eps = static_cast<float>(config.rms_norm_eps);
   compute.kernels.rms_norm(compute.pool, x, weights.input_norm, eps, h);
-  MlaForward(compute, shape, weights.attention, layout, rotary, cache, h, x);
+  MlaForward(compute, shape, weights.attention, layout, plan, rotary, cache, h, x);
   compute.kernels.rms_norm(compute.pool, x, weights.post_attention_norm, eps, h);
   for (int64_t first = 0; first < x.rows; first += kMlpTile) {
     const int64_t count = std::min(kMlpTile, x.rows - first);

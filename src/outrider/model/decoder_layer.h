@@ -11,6 +11,7 @@ namespace outrider {
 /// the rows' keys to `cache`, the cache of this layer.
 void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
                          const LayerWeights& weights, const BatchLayout& layout,
-                         const RotaryRows& rotary, LatentCache cache, MatrixView<float> x);
+                         const AttentionPlan& plan, const RotaryRows& rotary, LatentCache cache,
+                         MatrixView<float> x);
 
 }  // namespace outrider

@@ -32,14 +32,15 @@ MlaShape ShapeOf(const ModelConfig& c) {
 }  // namespace
 
 MlaModel::MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& kernels,
-                   ThreadPool& pool, DType operand_dtype)
+                   ThreadPool& pool, DType operand_dtype, AttentionPlan attention)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       kernels_(kernels),
       pool_(pool),
       operand_dtype_(operand_dtype),
       shape_(ShapeOf(config_)),
-      rotary_frequencies_(RotaryFrequencies(config_)) {}
+      rotary_frequencies_(RotaryFrequencies(config_)),
+      attention_(std::move(attention)) {}
 
 int32_t MlaModel::num_cache_layers() const {
   return static_cast<int32_t>(config_.num_hidden_layers) + num_mtp_modules();
@@ -60,12 +61,13 @@ void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<flo
   const Compute compute = MakeCompute();
   const int64_t rows = layout.num_rows();
   const RotaryRows rotary = Rotary(layout);
+  attention_.Assign(layout);
   const MatrixView<float> x = scratch_.Matrix(rows, config_.hidden_size);
   for (int64_t r = 0; r < rows; ++r) {
     weights_.embedding.Read(layout.token_ids()[static_cast<size_t>(r)], x.row(r));
   }
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    DecoderLayerForward(compute, config_, shape_, weights_.layers[i], layout, rotary,
+    DecoderLayerForward(compute, config_, shape_, weights_.layers[i], layout, attention_, rotary,
                         cache.layer(static_cast<int32_t>(i)), x);
     observer(static_cast<int64_t>(i), x);
   }
@@ -82,6 +84,7 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
   const int64_t width = config_.hidden_size;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const RotaryRows rotary = Rotary(layout);
+  attention_.Assign(layout);
   const MatrixView<float> pair = scratch_.Matrix(rows, 2 * width);
   const MatrixView<float> embedding = pair.Columns(0, width);
   for (int64_t r = 0; r < rows; ++r) {
@@ -96,7 +99,8 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
   kernels_.matmul(pool_, std::array{MatMulJob{.x = pair, .w = &w.projection, .y = x}},
                   operand_dtype_);
   const auto layer = static_cast<int32_t>(config_.num_hidden_layers) + m;
-  DecoderLayerForward(compute, config_, shape_, w.layer, layout, rotary, cache.layer(layer), x);
+  DecoderLayerForward(compute, config_, shape_, w.layer, layout, attention_, rotary,
+                      cache.layer(layer), x);
   kernels_.rms_norm(pool_, x, w.output_norm, eps, hidden.Rows(0, rows));
 }
 

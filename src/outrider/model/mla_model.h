@@ -17,9 +17,10 @@ using LayerObserver = FunctionRef<void(int64_t layer, MatrixView<const float> x)
 
 class MlaModel {
  public:
-  /// `kernels` and `pool` must outlive the model. operand_dtype: kF32 or kBF16.
+  /// `kernels` and `pool` must outlive the model. operand_dtype: kF32 or kBF16. `attention` is
+  /// remade for the layout of every call.
   MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& kernels, ThreadPool& pool,
-           DType operand_dtype);
+           DType operand_dtype, AttentionPlan attention = {AttentionBackend::kRagged, 1});
 
   const ModelConfig& config() const { return config_; }
   const KernelTable& kernels() const { return kernels_; }
@@ -65,6 +66,7 @@ class MlaModel {
   DType operand_dtype_;
   MlaShape shape_;
   std::vector<float> rotary_frequencies_;
+  AttentionPlan attention_;
   Scratch scratch_;
 };
 

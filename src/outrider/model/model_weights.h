@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "outrider/attention/mla_attention.h"
+#include "outrider/attention/mla_weights.h"
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/model/weight_loader.h"
 

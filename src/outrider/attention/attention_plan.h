@@ -1,0 +1,53 @@
+// Which kernel runs which rows of a step. Made once per step from the layout; every layer follows
+// it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/attention/attention_backend.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/batch/decode_split.h"
+
+namespace outrider {
+
+class AttentionPlan {
+ public:
+  /// `threshold`: rows that a decode request has at most, 1 + k.
+  AttentionPlan(AttentionBackend backend, int32_t threshold);
+
+  /// Replaces the plan. `layout` must outlive it. Reuses memory.
+  void Assign(const BatchLayout& layout);
+
+  AttentionBackend backend() const { return backend_; }
+
+  /// The calls' requests for the decode kernel: consecutive rows in rising order, from
+  /// first_decode_row() on. A run is a decode request, or rows of one: the backends that keep
+  /// exactness leave nothing over, so a request that is longer than their kernel takes (tokens that
+  /// are computed again after a preemption) is cut.
+  std::span<const RequestRows> decode_runs() const { return decode_runs_; }
+  int32_t first_decode_row() const;
+  int32_t num_decode_rows() const { return num_decode_rows_; }
+  /// Rows per run of a uniform or single kernel's call; runs may be shorter only with kUniformPad.
+  /// 0 for a ragged kernel, and without runs.
+  int32_t query_length() const { return query_length_; }
+
+  /// Decode requests for the expanded form.
+  std::span<const RequestRows> left_over() const { return left_over_; }
+  /// Prompt chunks, for the expanded form.
+  std::span<const RequestRows> prompts() const { return prompts_; }
+
+ private:
+  AttentionBackend backend_;
+  int32_t threshold_;
+  int32_t num_decode_rows_ = 0;
+  int32_t query_length_ = 0;
+  std::vector<RequestRows> runs_;  // of all requests, before the split
+  DecodeSplit split_;
+  std::vector<RequestRows> decode_runs_;
+  std::vector<RequestRows> left_over_;
+  std::vector<RequestRows> prompts_;
+};
+
+}  // namespace outrider
