@@ -14,6 +14,7 @@ namespace {
 struct Case {
   const char* golden;
   DrafterKind drafter;
+  AttentionBackend attention_backend = AttentionBackend::kRagged;
 };
 
 class GoldenGreedyTest : public testing::TestWithParam<Case> {};
@@ -25,6 +26,7 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
   options.dtype = DType::kF32;
   options.checkpoint = CheckpointDirectory(GetParam().golden);
   options.drafter = GetParam().drafter;
+  options.attention_backend = GetParam().attention_backend;
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> results(golden.size());
   for (size_t i = 0; i < golden.size(); ++i) {
@@ -49,6 +51,9 @@ std::string CaseName(const testing::TestParamInfo<Case>& test) {
   constexpr std::array kDrafters = {"", "_chain", "_repeated"};
   std::string name =
       std::string(test.param.golden) + kDrafters[static_cast<size_t>(test.param.drafter)];
+  if (test.param.attention_backend != AttentionBackend::kRagged) {
+    name += "_" + std::string(AttentionBackendName(test.param.attention_backend));
+  }
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -63,6 +68,14 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
                                          Case{"tiny-glm4-moe-lite", DrafterKind::kNone},
                                          Case{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
                          CaseName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Backends, GoldenGreedyTest,
+    testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformPad},
+                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformShortest},
+                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformLargest},
+                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kSingle}),
+    CaseName);
 
 }  // namespace
 }  // namespace outrider

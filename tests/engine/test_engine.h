@@ -32,6 +32,7 @@ struct TestEngineOptions {
   int32_t threads = 1;
   bool prefix_caching = true;
   bool exact_prefix = false;
+  AttentionBackend attention_backend = AttentionBackend::kRagged;
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
@@ -45,8 +46,10 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   ModelWeights weights =
       LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
+  const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
-                                           GetKernels(SelectIsa()), *parts.pool, options.dtype);
+                                           GetKernels(SelectIsa()), *parts.pool, options.dtype,
+                                           AttentionPlan(options.attention_backend, 1 + k));
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);

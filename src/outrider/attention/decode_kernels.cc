@@ -11,6 +11,7 @@ void UniformDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs&
   const Scratch::Frame frame(compute.scratch);
   const auto num_requests = static_cast<int64_t>(args.requests.size());
   auto* spans = compute.scratch.Take<AttentionSpan>(num_requests);
+  size_t num_spans = 0;
   for (int64_t i = 0; i < num_requests; ++i) {
     AttentionSpan span = args.requests[static_cast<size_t>(i)];
     OUTRIDER_CHECK(span.query_length == query_length && span.first_row == i * query_length);
@@ -18,13 +19,14 @@ void UniformDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs&
     for (int32_t j = 0; j < without_keys; ++j) {
       std::fill_n(args.out.row(span.first_row + j), args.out.cols, 0.0F);
     }
+    if (without_keys == query_length) continue;
     span.first_row += without_keys;
     span.query_length -= without_keys;
     span.context_length += without_keys;
-    spans[i] = span;
+    spans[num_spans++] = span;
   }
   AbsorbedAttentionArgs ragged = args;
-  ragged.requests = {spans, args.requests.size()};
+  ragged.requests = {spans, num_spans};
   compute.kernels.absorbed_attention(compute.pool, ragged);
 }
 

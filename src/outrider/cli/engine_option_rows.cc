@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
 #include "outrider/cli/option_rows.h"
 #include "outrider/cli/speculative_config.h"
@@ -15,6 +16,18 @@ std::optional<DType> ParseComputeDType(const OptionValue& value) {
   static constexpr std::array<std::optional<DType>, 3> kTypes = {std::nullopt, DType::kF32,
                                                                  DType::kBF16};
   return kTypes.at(ParseChoice(value.where, Text(value), kNames));
+}
+
+std::vector<std::string> BackendNames() {
+  std::vector<std::string> names;
+  for (const AttentionBackend backend : kAllAttentionBackends) {
+    names.emplace_back(AttentionBackendName(backend));
+  }
+  return names;
+}
+
+AttentionBackend ParseAttentionBackend(const OptionValue& value) {
+  return kAllAttentionBackends.at(ParseChoice(value.where, Text(value), BackendNames()));
 }
 
 /// "1 GiB" for a default that is a whole number of GiB.
@@ -80,6 +93,14 @@ std::vector<OptionRow> EngineOptionRows() {
        "Most rows (prompt tokens and verify rows) of a step", every,
        [](Settings& s, const OptionValue& v) {
          s.engine.max_num_batched_tokens = Int32(v, 1, 1 << 20);
+       }},
+      {"attention-backend", one, "Batching", fmt::format("{}", fmt::join(BackendNames(), "|")),
+       std::string(AttentionBackendName(defaults.attention_backend)),
+       "How decode requests of different lengths share a kernel; only ragged and uniform-pad keep "
+       "output independent of batching and drafts (see docs/architecture.md)",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.attention_backend = ParseAttentionBackend(v);
        }},
       {"num-threads", one, "Batching", "N", "all processors this process may use",
        "Threads that compute", every,

@@ -1,5 +1,7 @@
 #include "outrider/cli/engine_start.h"
 
+#include <spdlog/spdlog.h>
+
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +10,12 @@
 namespace outrider::cli {
 
 LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style) {
+  if (!KeepsExactness(options.attention_backend)) {
+    SPDLOG_WARN(
+        "--attention-backend {}: output can depend on batching and drafts; ragged and uniform-pad "
+        "keep it exact",
+        AttentionBackendName(options.attention_backend));
+  }
   LoadProgressPrinter printer(std::cerr, style);
   return LoadEngine(options, [&](int64_t done, int64_t total) { printer.Update(done, total); });
 }

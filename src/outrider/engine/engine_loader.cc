@@ -69,6 +69,7 @@ class EnginePlan {
                ? "--load-format dummy: random weights"
                : fmt::format("model_type {}", config_.model_type));
     PlanNumbers();
+    PlanAttention();
     PlanDrafter();
     PlanCache();
   }
@@ -116,6 +117,15 @@ class EnginePlan {
            "fewer operations per token; keys and values are made from the latent cache");
     Decide("generated tokens", "absorbed (MQA) form",
            "reads the latent cache once for all heads and verify rows");
+  }
+
+  void PlanAttention() {
+    const AttentionBackend backend = options_.attention_backend;
+    Decide("attention backend", std::string(AttentionBackendName(backend)),
+           fmt::format("{}; {}", AttentionBackendSummary(backend),
+                       KeepsExactness(backend)
+                           ? "output does not depend on batching or drafts, bit for bit"
+                           : "NOT exact: output can depend on batching and drafts"));
   }
 
   void PlanDrafter() {
@@ -244,6 +254,7 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   LoadedEngine loaded;
   loaded.config = plan.config();
   loaded.decisions = plan.decisions();
+  loaded.num_speculative_tokens = plan.k();
   loaded.memory = plan.Memory(
       MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.dtype()));
   return loaded;
@@ -254,6 +265,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   LoadedEngine loaded;
   loaded.config = plan.config();
   loaded.decisions = plan.decisions();
+  loaded.num_speculative_tokens = plan.k();
   LoadText(options, loaded);
 
   EngineParts parts;
@@ -263,7 +275,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                                           plan.dtype(), *parts.pool, progress);
   loaded.memory = plan.Memory(weights);
   parts.model = std::make_unique<MlaModel>(plan.config(), std::move(weights),
-                                           GetKernels(SelectIsa()), *parts.pool, plan.dtype());
+                                           GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
+                                           AttentionPlan(options.attention_backend, 1 + plan.k()));
   parts.scheduler = plan.scheduler();
   parts.cache =
       std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,

@@ -41,6 +41,7 @@ struct LoadedEngine {
   std::optional<ChatTemplate> chat_template;  // absent when the model has none
   MemoryReport memory;
   std::vector<Decision> decisions;
+  int32_t num_speculative_tokens = 0;  // k
   std::unique_ptr<Engine> engine;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
 #include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
@@ -49,6 +50,7 @@ struct EngineOptions {
   int32_t max_logprobs = 20;
   uint64_t seed = 0;        // seeds requests that bring none
   int32_t num_threads = 0;  // 0: all processors this process may use
+  AttentionBackend attention_backend = AttentionBackend::kRagged;
   SpeculationOptions speculation;
 };
 

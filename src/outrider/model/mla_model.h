@@ -6,7 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
+#include "outrider/kernels/compute.h"
 #include "outrider/kv/kv_cache.h"
 #include "outrider/model/model_weights.h"
 

@@ -1,0 +1,215 @@
+// A layer's attention with random weights over random mixed batches: every backend against the
+// ragged one, equal bits where exactness is promised, close elsewhere.
+#include "outrider/attention/mla_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "outrider/base/buffer.h"
+#include "tests/attention/test_layout.h"
+#include "tests/kernels/kernel_fixture.h"
+
+namespace outrider {
+namespace {
+
+constexpr int32_t kBlockSize = 8;
+constexpr int32_t kThreshold = 4;
+
+/// Small, with sizes that differ from one another.
+MlaShape Shape(int32_t q_lora) {
+  return {.hidden = 40,
+          .heads = 3,
+          .q_lora = q_lora,
+          .latent = 24,
+          .nope = 12,
+          .rope = 8,
+          .value = 10,
+          .softmax_scale = 0.3F,
+          .norm_eps = 1e-6F,
+          .rope_interleaved = true};
+}
+
+class Layer {
+ public:
+  Layer(const MlaShape& layer_shape, std::mt19937& random) : shape(layer_shape), random_(random) {
+    const MlaShape& s = shape;
+    if (s.q_lora > 0) {
+      weights.q_a = Pack(Draw(s.q_lora, s.hidden));
+      weights.q_a_norm = Ones(s.q_lora);
+    }
+    weights.q_b = Pack(Draw(s.heads * (s.nope + s.rope), s.q_lora > 0 ? s.q_lora : s.hidden));
+    weights.kv_a = Pack(Draw(s.latent + s.rope, s.hidden));
+    weights.kv_a_norm = Ones(s.latent);
+    weights.o = Pack(Draw(s.hidden, s.heads * s.value));
+    for (int32_t h = 0; h < s.heads; ++h) {
+      const TestMatrix key_up = Draw(s.nope, s.latent);
+      TestMatrix transposed(s.latent, s.nope);
+      for (int64_t r = 0; r < s.nope; ++r) {
+        for (int64_t c = 0; c < s.latent; ++c) {
+          transposed.view().row(c)[r] = key_up.view().row(r)[c];
+        }
+      }
+      weights.key_up.push_back(Pack(key_up));
+      weights.key_up_t.push_back(Pack(transposed));
+      weights.value_up.push_back(Pack(Draw(s.value, s.latent)));
+    }
+  }
+
+  MlaShape shape;
+  MlaWeights weights;
+
+ private:
+  TestMatrix Draw(int64_t rows, int64_t cols) {
+    TestMatrix m = TestMatrix::Random(rows, cols, random_);
+    for (float& v : m.values) v /= std::sqrt(static_cast<float>(cols));
+    return m;
+  }
+
+  PackedMatrix Pack(const TestMatrix& m) {
+    Buffer& buffer = *buffers_.emplace_back(
+        std::make_unique<Buffer>(PackedBytes(DType::kF32, m.view_rows, m.view_cols)));
+    const auto panel = static_cast<int64_t>(PanelBytes(DType::kF32, m.view_cols));
+    for (int64_t p = 0; p * kPanelRows < m.view_rows; ++p) {
+      PackPanel(DType::kF32, m.view().row(p * kPanelRows),
+                std::min(kPanelRows, m.view_rows - p * kPanelRows), m.view_cols,
+                buffer.data() + p * panel);
+    }
+    return {DType::kF32, m.view_rows, m.view_cols, buffer.data()};
+  }
+
+  const float* Ones(int32_t n) {
+    return ones_.emplace_back(std::make_unique<std::vector<float>>(static_cast<size_t>(n), 1.0F))
+        ->data();
+  }
+
+  std::mt19937& random_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<std::vector<float>>> ones_;
+};
+
+class MlaBackendTest : public KernelTest {
+ protected:
+  struct Result {
+    TestMatrix residual;
+    std::vector<float> cache;
+  };
+
+  /// One step over `batch`: context entries are given, those of the new rows are written.
+  Result Run(const Layer& layer, const TestLayout& batch, AttentionBackend backend,
+             const TestMatrix& x, std::vector<float> cache) {
+    const BatchLayout& layout = batch.layout();
+    const int32_t pairs = layer.shape.rope / 2;
+    TestMatrix cos(layout.num_rows(), pairs);
+    TestMatrix sin(layout.num_rows(), pairs);
+    for (int64_t r = 0; r < layout.num_rows(); ++r) {
+      for (int32_t i = 0; i < pairs; ++i) {
+        const float angle = static_cast<float>(layout.positions()[static_cast<size_t>(r)]) /
+                            static_cast<float>(1 + 7 * i);
+        cos.view().row(r)[i] = std::cos(angle);
+        sin.view().row(r)[i] = std::sin(angle);
+      }
+    }
+    AttentionPlan plan(backend, kThreshold);
+    plan.Assign(layout);
+    Result result{TestMatrix(layout.num_rows(), layer.shape.hidden), std::move(cache)};
+    Scratch scratch;
+    MlaForward({kernels, pool, scratch, DType::kF32}, layer.shape, layer.weights, layout, plan,
+               {.cos = cos.view(), .sin = sin.view(), .interleaved = true},
+               {.data = reinterpret_cast<std::byte*>(result.cache.data()),
+                .dtype = DType::kF32,
+                .block_size = kBlockSize,
+                .width = layer.shape.latent + layer.shape.rope},
+               x.view(), result.residual.view());
+    return result;
+  }
+
+  /// A cache whose entries of cached positions are random, all others NaN.
+  std::vector<float> Context(const TestLayout& batch, const MlaShape& shape) {
+    const int32_t width = shape.latent + shape.rope;
+    std::vector<float> cache(static_cast<size_t>(batch.num_blocks() * kBlockSize * width), kNaN);
+    std::normal_distribution<float> normal;
+    for (const RequestRows& r : batch.layout().requests()) {
+      for (int32_t p = 0; p < r.context_length; ++p) {
+        const int32_t slot = r.block_table[p / kBlockSize] * kBlockSize + p % kBlockSize;
+        for (int32_t i = 0; i < width; ++i) {
+          cache[static_cast<size_t>(slot * width + i)] = normal(random);
+        }
+      }
+    }
+    return cache;
+  }
+
+  void ExpectBackendsAgree(const Layer& layer, const TestLayout& batch) {
+    const TestMatrix x = TestMatrix::Random(batch.layout().num_rows(), layer.shape.hidden, random);
+    const std::vector<float> context = Context(batch, layer.shape);
+    const Result want = Run(layer, batch, AttentionBackend::kRagged, x, context);
+    for (const AttentionBackend backend : kAllAttentionBackends) {
+      const Result got = Run(layer, batch, backend, x, context);
+      ASSERT_TRUE(
+          SameBits(got.cache.data(), want.cache.data(), static_cast<int64_t>(want.cache.size())))
+          << AttentionBackendName(backend);
+      for (const RequestRows& r : batch.layout().requests()) {
+        const bool exact = KeepsExactness(backend) || r.phase != Phase::kDecode;
+        for (int32_t row = r.first_row; row < r.first_row + r.query_length; ++row) {
+          const float* a = got.residual.view().row(row);
+          const float* b = want.residual.view().row(row);
+          if (exact) {
+            ASSERT_TRUE(SameBits(a, b, layer.shape.hidden))
+                << AttentionBackendName(backend) << " row " << row;
+          }
+          for (int32_t i = 0; i < layer.shape.hidden; ++i) {
+            ASSERT_NEAR(a[i], b[i], 2e-5)
+                << AttentionBackendName(backend) << " row " << row << " of " << r.query_length
+                << " at context " << r.context_length;
+          }
+        }
+      }
+    }
+  }
+};
+
+TEST_P(MlaBackendTest, BackendsAgreeOnRandomBatches) {
+  for (int trial = 0; trial < 12; ++trial) {
+    const Layer layer(Shape(trial % 2 == 0 ? 20 : 0), random);
+    std::vector<TestRequest> requests(static_cast<size_t>(Pick(1, 8)));
+    for (TestRequest& r : requests) {
+      r.phase = Pick(0, 3) == 0 ? Phase::kPromptEnd : Phase::kDecode;
+      r.rows = Pick(0, 5) == 0 ? Pick(5, 40) : Pick(1, 4);
+      r.context = Pick(0, 3) == 0 ? Pick(250, 530) : Pick(0, 20);
+    }
+    ExpectBackendsAgree(layer, TestLayout(requests, kBlockSize));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(MlaBackendTest, LeftOversAtTheEdgesOfContext) {
+  const Layer layer(Shape(20), random);
+  // No context (the context part is empty), one key, and around a block of the expanded form.
+  for (const int32_t context : {0, 1, 255, 256, 257, 512}) {
+    for (const int32_t rows : {2, 4, 5, 300}) {
+      ExpectBackendsAgree(layer, TestLayout({{Phase::kDecode, 1, 3},
+                                             {Phase::kDecode, rows, context},
+                                             {Phase::kPromptEnd, 4, 0}},
+                                            kBlockSize));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(MlaBackendTest, MoreExpandedKeysThanOneRoundHolds) {
+  // 17,000 keys in all; a round of this shape holds fewer than 12,000.
+  MlaShape shape = Shape(0);
+  shape.heads = 16;
+  const Layer layer(shape, random);
+  ExpectBackendsAgree(layer, TestLayout({{Phase::kPromptEnd, 5, 9000},
+                                         {Phase::kDecode, 1, 3},
+                                         {Phase::kDecode, 3, 4500},
+                                         {Phase::kDecode, 4, 3500}},
+                                        kBlockSize));
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, MlaBackendTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+
+}  // namespace
+}  // namespace outrider
