@@ -52,7 +52,7 @@ std::string CaseName(const testing::TestParamInfo<Case>& test) {
   std::string name =
       std::string(test.param.golden) + kDrafters[static_cast<size_t>(test.param.drafter)];
   if (test.param.attention_backend != AttentionBackend::kRagged) {
-    name += "_" + std::string(AttentionBackendName(test.param.attention_backend));
+    name += fmt::format("_{}", AttentionBackendName(test.param.attention_backend));
   }
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
