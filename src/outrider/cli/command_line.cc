@@ -153,6 +153,7 @@ void Apply(const Layer& layer, Settings& settings, std::map<std::string, std::st
 }
 
 void CheckComplete(Command command, const Settings& settings) {
+  if (command == Command::kExplain && !settings.explain.batch.empty()) return;
   if (settings.engine.model.empty()) {
     throw InvalidArgument("outrider {} needs MODEL, the directory of a Hugging Face checkpoint",
                           CommandName(command));

@@ -63,14 +63,6 @@ std::vector<OptionRow> GenerateOptionRows() {
        }},
       {"json", flag, "Output", "", "", "Print one JSON object at the end instead of streaming text",
        generate, [](Settings& s, const OptionValue& v) { s.generate.json = Switch(v); }},
-      {"json",
-       flag,
-       "Output",
-       "",
-       "",
-       "Print one JSON object",
-       {Command::kExplain},
-       [](Settings& s, const OptionValue& v) { s.explain.json = Switch(v); }},
   };
 }
 

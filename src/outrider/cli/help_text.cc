@@ -130,6 +130,7 @@ std::string BenchHelp() {
 std::string CommandHelp(Command command) {
   std::string out = fmt::format("{}\n\nUsage: outrider {} MODEL [OPTION ...]\n",
                                 CommandSummary(command), CommandName(command));
+  if (command == Command::kExplain) out += "       outrider explain --batch ITEMS [OPTION ...]\n";
   const auto wanted = [command](const OptionRow& row) {
     return row.commands.Has(command) && row.name != "model";
   };

@@ -14,6 +14,7 @@ std::vector<OptionRow> EngineOptionRows();
 std::vector<OptionRow> ServeOptionRows();
 std::vector<OptionRow> GenerateOptionRows();
 std::vector<OptionRow> BenchOptionRows();
+std::vector<OptionRow> ExplainOptionRows();
 
 /// The text of an option that takes one value.
 inline const std::string& Text(const OptionValue& value) { return value.texts.front(); }

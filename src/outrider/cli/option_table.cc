@@ -11,7 +11,8 @@ namespace {
 
 std::vector<OptionRow> JoinRows() {
   std::vector<OptionRow> all = EngineOptionRows();
-  for (std::vector<OptionRow> part : {ServeOptionRows(), GenerateOptionRows(), BenchOptionRows()}) {
+  for (std::vector<OptionRow> part :
+       {ServeOptionRows(), GenerateOptionRows(), BenchOptionRows(), ExplainOptionRows()}) {
     std::move(part.begin(), part.end(), std::back_inserter(all));
   }
   return all;

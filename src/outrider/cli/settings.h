@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "outrider/base/logging.h"
+#include "outrider/cli/batch_items.h"
 #include "outrider/engine/engine_options.h"
 
 namespace outrider::cli {
@@ -71,6 +72,7 @@ struct BenchSettings {
 
 /// `outrider explain`.
 struct ExplainSettings {
+  std::vector<BatchItem> batch;  // empty: explain the model
   bool json = false;
 };
 
