@@ -128,7 +128,8 @@ std::vector<OptionRow> EngineOptionRows() {
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
        {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
-        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: looked "
+        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: "
+        "looked "
         "up earlier in the same text",
         not_bench, set_method},
        {"spec-tokens", one, "Speculation", "N", tokens_default,
