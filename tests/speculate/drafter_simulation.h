@@ -1,0 +1,170 @@
+// One request that is driven by hand through model and drafter, against a recomputation from
+// scratch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "outrider/speculate/mtp_chain_drafter.h"
+#include "outrider/speculate/mtp_drafter.h"
+#include "tests/model/loaded_model.h"
+
+namespace outrider {
+
+/// What a simulation runs.
+struct DrafterCase {
+  bool chain = true;
+  int32_t k = 3;
+  DraftForm form = DraftForm::kCompacted;
+};
+
+inline LoadedModel& SharedModel() {
+  static LoadedModel* model = new LoadedModel(TinyModelDirectory(), DType::kBF16);
+  return *model;
+}
+
+/// The test decides how many drafts are "accepted" and what is sampled then.
+class DrafterSimulation {
+ public:
+  DrafterSimulation(const DrafterCase& drafter_case, std::vector<int32_t> prompt)
+      : case_(drafter_case),
+        tokens_(std::move(prompt)),
+        prompt_length_(static_cast<int32_t>(tokens_.size())),
+        cache_(SharedModel().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
+        drafter_(MakeDrafter(drafter_case.form, cache_)) {}
+
+  /// Runs `count` prompt tokens; at the prompt's end `next` is what was sampled.
+  void PromptChunk(int32_t count, int32_t next) {
+    const int32_t first = computed_;
+    Forward(cache_, hidden_, first, first + count, {});
+    computed_ += count;
+    const bool end = computed_ == prompt_length_;
+    if (end) tokens_.push_back(next);
+    num_drafts_ = end ? case_.k : 0;
+    Propose(*drafter_, hidden_, first, num_drafts_, drafts_);
+  }
+
+  int32_t num_drafts() const { return num_drafts_; }
+
+  /// Verifies the drafts; the first `accepted` turn out right, then `next` was sampled. Asks for
+  /// `wanted` drafts after it.
+  void Decode(int32_t accepted, int32_t next, int32_t wanted) {
+    const int32_t first = computed_;
+    drafts_.resize(static_cast<size_t>(num_drafts_));
+    Forward(cache_, hidden_, first, first + 1, drafts_);
+    tokens_.insert(tokens_.end(), drafts_.begin(), drafts_.begin() + accepted);
+    if (accepted < num_drafts_ && next == drafts_[static_cast<size_t>(accepted)])
+      next = (next + 1) % 1500;
+    tokens_.push_back(next);
+    computed_ += 1 + accepted;
+    num_drafts_ = wanted;
+    Propose(*drafter_, hidden_, first, wanted, drafts_);
+  }
+
+  void ExpectEqualsRecomputation() {
+    KvCache fresh = SharedModel().MakeCache(kBlocks, kBlockSize, DType::kBF16);
+    std::vector<float> hidden;
+    const int32_t prompt_end = std::min(prompt_length_, computed_);
+    Forward(fresh, hidden, 0, prompt_end, {});
+    if (computed_ > prompt_end) {
+      std::vector<float> rest;
+      Forward(fresh, rest, prompt_end, computed_, {});
+      hidden.insert(hidden.end(), rest.begin(), rest.end());
+    }
+    const auto drafter = MakeDrafter(DraftForm::kCompacted, fresh);
+    std::vector<int32_t> drafts;
+    const bool proposes = computed_ >= prompt_length_;
+    Propose(*drafter, hidden, 0, num_drafts_, drafts);
+    if (proposes) {
+      ASSERT_EQ(drafts_, drafts);
+    }
+    const auto known = static_cast<int32_t>(tokens_.size());
+    const auto target_layers =
+        static_cast<int32_t>(SharedModel().model->config().num_hidden_layers);
+    for (int32_t m = 0; m < (case_.chain ? case_.k : 1); ++m) {
+      for (int32_t p = 0; p < computed_; ++p) {
+        // Rows that read a draft are provisional: they must match too, but where there was no draft
+        // they may hold anything.
+        if (p + 1 + m >= known + num_drafts_) continue;
+        ExpectSameEntry(cache_.layer(target_layers + m), fresh.layer(target_layers + m), p);
+      }
+    }
+  }
+
+ private:
+  static constexpr int32_t kBlockSize = 4;
+  static constexpr int32_t kBlocks = 32;
+  static constexpr int32_t kSlot = 1;
+
+  std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
+    MlaModel& model = *SharedModel().model;
+    if (case_.chain) {
+      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form);
+    }
+    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form);
+  }
+
+  RequestWork Work(int32_t first, int32_t end, const std::vector<int32_t>& drafts) const {
+    const bool decode = first >= prompt_length_;
+    return {.slot = kSlot,
+            .phase = decode ? Phase::kDecode : Phase::kPromptChunk,
+            .context_length = first,
+            .tokens = std::span(tokens_).subspan(static_cast<size_t>(first),
+                                                 static_cast<size_t>(end - first)),
+            .draft_tokens = drafts,
+            .samples = decode,
+            .block_table = blocks_};
+  }
+
+  void Forward(KvCache& cache, std::vector<float>& hidden, int32_t first, int32_t end,
+               const std::vector<int32_t>& drafts) const {
+    BatchLayout layout(kBlockSize);
+    layout.Assign(std::vector{Work(first, end, drafts)});
+    hidden.resize(static_cast<size_t>(layout.num_rows() * SharedModel().model->hidden_size()));
+    SharedModel().model->Forward(
+        layout, cache, {hidden.data(), layout.num_rows(), SharedModel().model->hidden_size()});
+  }
+
+  void Propose(Drafter& drafter, const std::vector<float>& hidden, int32_t first, int32_t n,
+               std::vector<int32_t>& drafts) const {
+    const int64_t width = SharedModel().model->hidden_size();
+    drafts.assign(static_cast<size_t>(case_.k), -1);
+    const DraftRequest request{
+        .slot = kSlot,
+        .tokens = tokens_,
+        .prompt_length = prompt_length_,
+        .first_position = first,
+        .frontier = computed_ - 1,
+        .first_row = 0,
+        .num_rows = static_cast<int32_t>(static_cast<int64_t>(hidden.size()) / width),
+        .num_drafts = n,
+        .block_table = blocks_};
+    drafter.Propose(
+        {&request, 1},
+        {const_cast<float*>(hidden.data()), static_cast<int64_t>(hidden.size()) / width, width},
+        {drafts.data(), 1, case_.k});
+  }
+
+  static void ExpectSameEntry(LatentCache a, LatentCache b, int32_t position) {
+    const auto bytes = static_cast<size_t>(a.width) * DTypeSize(a.dtype);
+    const auto offset = static_cast<size_t>(position) * bytes;  // the block table is the identity
+    ASSERT_EQ(std::memcmp(a.data + offset, b.data + offset, bytes), 0) << "position " << position;
+  }
+
+  DrafterCase case_;
+  std::vector<int32_t> tokens_;
+  int32_t prompt_length_;
+  std::vector<int32_t> blocks_ = FirstBlocks(kBlocks);
+  KvCache cache_;
+  std::unique_ptr<Drafter> drafter_;
+  std::vector<float> hidden_;
+  std::vector<int32_t> drafts_;
+  int32_t computed_ = 0;
+  int32_t num_drafts_ = 0;  // the last ones proposed
+};
+
+}  // namespace outrider
