@@ -93,6 +93,29 @@ TEST(BatchLayoutTest, TokensComputedAgainAreNotSampledBeforeTheLast) {
   EXPECT_THAT(end.logits_rows(), ElementsAre(5));
 }
 
+TEST(BatchLayoutTest, PromptRowsThatNeedLogitsAreNotSampled) {
+  const std::vector<int32_t> tokens(5, 1);
+  const std::vector<int32_t> blocks = {0, 1};
+  RequestWork work;
+  work.phase = Phase::kPromptChunk;
+  work.tokens = tokens;
+  work.samples = false;
+  work.block_table = blocks;
+  work.prompt_logits = true;
+  BatchLayout layout(4);
+  layout.Assign({&work, 1});
+  EXPECT_EQ(layout.requests()[0].num_prompt_logits_rows, 5);
+  EXPECT_EQ(layout.num_logits_rows(), 0);
+  work.phase = Phase::kPromptEnd;
+  work.samples = true;
+  layout.Assign({&work, 1});
+  EXPECT_EQ(layout.requests()[0].num_prompt_logits_rows, 4);
+  EXPECT_THAT(layout.logits_rows(), ElementsAre(4));
+  work.prompt_logits = false;
+  layout.Assign({&work, 1});
+  EXPECT_EQ(layout.requests()[0].num_prompt_logits_rows, 0);
+}
+
 TEST(BatchLayoutTest, CountsSumAndEveryRowBelongsToOneRequest) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {

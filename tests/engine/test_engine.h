@@ -33,6 +33,7 @@ struct TestEngineOptions {
   bool prefix_caching = true;
   bool exact_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
@@ -64,6 +65,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   parts.tokenizer = tokenizer;
+  parts.logprobs_mode = options.logprobs_mode;
   parts.scheduler = {.num_blocks = options.num_blocks,
                      .block_size = options.block_size,
                      .max_num_seqs = options.max_num_seqs,
@@ -80,6 +82,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
 struct Generated {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> logprobs;
+  std::vector<PositionLogprobs> prompt_logprobs;
   std::string text;
   std::optional<FinishReason> finish_reason;
   RequestStats stats;
@@ -87,6 +90,8 @@ struct Generated {
   void Take(OutputDelta&& delta) {
     tokens.insert(tokens.end(), delta.token_ids.begin(), delta.token_ids.end());
     logprobs.insert(logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    prompt_logprobs.insert(prompt_logprobs.end(), delta.prompt_logprobs.begin(),
+                           delta.prompt_logprobs.end());
     text += delta.text;
     if (delta.finish_reason) {
       finish_reason = delta.finish_reason;

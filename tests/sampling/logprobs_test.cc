@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 namespace outrider {
 namespace {
@@ -20,11 +21,24 @@ TEST(LogprobsTest, IsTheLogSoftmax) {
   EXPECT_EQ(result.top[2].token_id, 2);
   // lm_eval compares these floats exactly.
   EXPECT_EQ(result.top[2].logprob, result.chosen.logprob);
+  EXPECT_EQ(result.rank, 3);
+  EXPECT_EQ(ComputeLogprobs(logits, 1, 0).rank, 1);
+  EXPECT_EQ(ComputeLogprobs(logits, 3, 0).rank, 2);
+  EXPECT_EQ(ComputeLogprobs(logits, 4, 0).rank, 5);
 }
 
 TEST(LogprobsTest, LargeLogitsDoNotOverflow) {
   const std::vector<float> logits = {1000, 999};
   EXPECT_NEAR(ComputeLogprobs(logits, 0, 0).chosen.logprob, -std::log1p(std::exp(-1.0)), 1e-6);
+}
+
+TEST(LogprobsTest, ForbiddenTokensHaveNone) {
+  const float forbidden = -std::numeric_limits<float>::infinity();
+  const PositionLogprobs result =
+      ComputeLogprobs(std::vector<float>{forbidden, 2, forbidden}, 1, 2);
+  EXPECT_EQ(result.chosen.logprob, 0);
+  EXPECT_EQ(result.top[1].token_id, 0);
+  EXPECT_EQ(result.top[1].logprob, forbidden);
 }
 
 TEST(LogprobsTest, MoreTopThanTokens) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -71,6 +72,16 @@ TEST(SamplerTest, TopPKeepsAtLeastOne) {
   SamplingParams params;
   params.top_p = 1e-6F;
   EXPECT_EQ(Histogram(params, 100), (std::map<int32_t, int>{{1, 100}}));
+}
+
+TEST(SamplerTest, NothingLeftToDraw) {
+  const std::vector<float> logits(5, -std::numeric_limits<float>::infinity());
+  SamplingParams params;
+  EXPECT_EQ(Sampler().Sample(params, 1, 1, logits), Sampler::kNoToken);
+  params.top_k = 2;
+  EXPECT_EQ(Sampler().Sample(params, 1, 1, logits), Sampler::kNoToken);
+  params.temperature = 0;
+  EXPECT_EQ(Sampler().Sample(params, 1, 1, logits), Sampler::kNoToken);
 }
 
 TEST(SamplerTest, NoiseDependsOnSeedAndPositionOnly) {

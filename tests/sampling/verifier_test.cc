@@ -2,28 +2,101 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tests/sampling/random_params.h"
+
 namespace outrider {
 namespace {
 
-/// Row j prefers token 10 + j.
-std::vector<float> Rows(int64_t rows, int64_t vocab) {
-  std::vector<float> logits(static_cast<size_t>(rows * vocab), 0.0F);
-  for (int64_t j = 0; j < rows; ++j) logits[static_cast<size_t>(j * vocab + 10 + j)] = 5;
-  return logits;
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+
+/// A request over given rows: rows[p] are the logits of its p-th output token.
+class Request {
+ public:
+  Request(SamplingParams params, std::vector<int32_t> prompt, std::vector<std::vector<float>> rows,
+          LogprobsMode mode = LogprobsMode::kRaw)
+      : params_(std::move(params)),
+        prompt_length_(prompt.size()),
+        tokens_(std::move(prompt)),
+        rows_(std::move(rows)),
+        verifier_(mode) {
+    if (LogitsProcessors::Needed(params_)) {
+      const std::vector<int32_t> eos = {kEos};
+      processors_.emplace(params_, tokens_, eos, static_cast<int32_t>(rows_[0].size()));
+    }
+  }
+
+  size_t num_output() const { return tokens_.size() - prompt_length_; }
+  size_t num_rows() const { return rows_.size(); }
+  std::vector<int32_t> Output() const {
+    return {tokens_.begin() + static_cast<std::ptrdiff_t>(prompt_length_), tokens_.end()};
+  }
+
+  /// One verify step with these drafts; what it emits is kept.
+  VerifiedTokens Step(const std::vector<int32_t>& drafts) {
+    std::vector<float> logits;
+    for (size_t j = 0; j <= drafts.size(); ++j) {
+      const std::vector<float>& row = rows_.at(num_output() + j);
+      logits.insert(logits.end(), row.begin(), row.end());
+    }
+    VerifiedTokens result;
+    verifier_.Verify({.params = &params_,
+                      .seed = 3,
+                      .tokens = tokens_,
+                      .prompt_length = prompt_length_,
+                      .processors = processors_ ? &*processors_ : nullptr,
+                      .logits = {logits.data(), static_cast<int64_t>(drafts.size()) + 1,
+                                 static_cast<int64_t>(rows_[0].size())},
+                      .drafts = drafts},
+                     &result);
+    tokens_.insert(tokens_.end(), result.tokens.begin(), result.tokens.end());
+    return result;
+  }
+
+ private:
+  SamplingParams params_;
+  size_t prompt_length_;
+  std::vector<int32_t> tokens_;
+  std::vector<std::vector<float>> rows_;
+  Verifier verifier_;
+  std::optional<LogitsProcessors> processors_;
+};
+
+std::vector<std::vector<float>> RandomRows(std::mt19937& random, size_t count) {
+  std::vector<std::vector<float>> rows(count, std::vector<float>(kVocab));
+  std::normal_distribution<float> normal(0, 2);
+  for (auto& row : rows) {
+    for (float& x : row) x = normal(random);
+  }
+  return rows;
+}
+
+/// A row that prefers the tokens of `order`, the first most.
+std::vector<float> Preferring(const std::vector<int32_t>& order) {
+  std::vector<float> row(kVocab, 0.0F);
+  float x = 10;
+  for (const int32_t token : order) row[static_cast<size_t>(token)] = x--;
+  return row;
+}
+
+SamplingParams Greedy() {
+  SamplingParams params;
+  params.temperature = 0;
+  return params;
 }
 
 VerifiedTokens Verify(const std::vector<int32_t>& drafts, const SamplingParams& params) {
-  constexpr int64_t kVocab = 32;
-  const auto rows = static_cast<int64_t>(drafts.size()) + 1;
-  auto logits = Rows(rows, kVocab);
-  VerifiedTokens result;
-  Verifier().Verify(params, 3, 100, {logits.data(), rows, kVocab}, drafts, &result);
-  return result;
+  return Request(params, {0},
+                 {Preferring({10}), Preferring({11}), Preferring({12}), Preferring({13})})
+      .Step(drafts);
 }
 
 TEST(VerifierTest, AcceptsDraftsUntilTheFirstMismatch) {
-  SamplingParams params;
-  params.temperature = 0;
+  const SamplingParams params = Greedy();
   EXPECT_EQ(Verify({10, 11, 12}, params).tokens, (std::vector<int32_t>{10, 11, 12, 13}));
   EXPECT_EQ(Verify({10, 11, 12}, params).num_accepted, 3);
   EXPECT_EQ(Verify({10, 9, 12}, params).tokens, (std::vector<int32_t>{10, 11}));
@@ -36,19 +109,170 @@ TEST(VerifierTest, EmittedTokensDoNotDependOnTheDrafts) {
   SamplingParams params;
   params.temperature = 1.5F;
   const auto first = Verify({}, params).tokens.at(0);
-  for (const int32_t draft : {0, 5, 10, 31}) {
+  for (const int32_t draft : {0, 5, 10, 21}) {
     EXPECT_EQ(Verify({draft, draft}, params).tokens.at(0), first);
   }
 }
 
 TEST(VerifierTest, OneLogprobPerEmittedToken) {
-  SamplingParams params;
-  params.temperature = 0;
+  SamplingParams params = Greedy();
   params.logprobs = 2;
   const VerifiedTokens result = Verify({10, 9}, params);
   ASSERT_EQ(result.logprobs.size(), 2U);
   EXPECT_EQ(result.logprobs[1].chosen.token_id, 11);
   EXPECT_EQ(result.logprobs[1].top.size(), 2U);
+}
+
+bool SameBits(const PositionLogprobs& a, const PositionLogprobs& b) {
+  const auto same = [](const TokenLogprob& x, const TokenLogprob& y) {
+    return x.token_id == y.token_id &&
+           std::bit_cast<uint32_t>(x.logprob) == std::bit_cast<uint32_t>(y.logprob);
+  };
+  return same(a.chosen, b.chosen) && a.rank == b.rank &&
+         std::equal(a.top.begin(), a.top.end(), b.top.begin(), b.top.end(), same);
+}
+
+// Any fields, any drafts: what the request gives without drafts, token by token.
+TEST(VerifierTest, DraftsChangeNothingWithAnyFields) {
+  std::mt19937 random(5);
+  int64_t accepted = 0;
+  int dead_ends = 0;
+  for (int round = 0; round < 400; ++round) {
+    SamplingParams params = RandomParams(random);
+    params.logprobs = static_cast<int32_t>(random() % 4);
+    const std::vector<int32_t> prompt = RandomTokens(random, 1 + random() % 8);
+    const auto rows = RandomRows(random, 16);
+    const auto mode = random() % 2 == 0 ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
+    Request serial(params, prompt, rows, mode);
+    std::vector<PositionLogprobs> logprobs;
+    bool dead_end = false;
+    while (serial.num_output() < serial.num_rows() && !dead_end) {
+      const VerifiedTokens result = serial.Step({});
+      dead_end = result.dead_end;
+      logprobs.insert(logprobs.end(), result.logprobs.begin(), result.logprobs.end());
+    }
+    const std::vector<int32_t> expected = serial.Output();
+
+    Request speculative(params, prompt, rows, mode);
+    bool speculative_dead_end = false;
+    while (speculative.num_output() < speculative.num_rows() && !speculative_dead_end) {
+      const size_t done = speculative.num_output();
+      const size_t most = std::min<size_t>(3, speculative.num_rows() - done - 1);
+      std::vector<int32_t> drafts;
+      while (drafts.size() < most) {
+        const size_t next = done + drafts.size();
+        const bool right = random() % 4 != 0 && next < expected.size();
+        drafts.push_back(right ? expected[next] : RandomTokens(random, 1)[0]);
+      }
+      const VerifiedTokens result = speculative.Step(drafts);
+      accepted += result.num_accepted;
+      speculative_dead_end = result.dead_end;
+      ASSERT_EQ(result.tokens.size(), result.logprobs.size());
+      for (size_t i = 0; i < result.tokens.size(); ++i) {
+        ASSERT_LT(done + i, expected.size());
+        ASSERT_TRUE(SameBits(result.logprobs[i], logprobs[done + i])) << round << " " << done + i;
+      }
+    }
+    ASSERT_EQ(speculative.Output(), expected) << round;
+    ASSERT_EQ(speculative_dead_end, dead_end);
+    dead_ends += dead_end ? 1 : 0;
+  }
+  EXPECT_GT(accepted, 2000);
+  EXPECT_GT(dead_ends, 0);
+}
+
+// Reference scenario 12, the part that is about rows: the fifth token is the first that may end it,
+// and it is the third of this window.
+TEST(VerifierTest, MinTokensEndsMidWindow) {
+  SamplingParams params = Greedy();
+  params.min_tokens = 4;
+  params.stop_token_ids = {2};
+  const auto row = Preferring({2, kEos, 5});
+  Request request(params, {0}, std::vector<std::vector<float>>(6, row));
+  EXPECT_EQ(request.Step({5}).tokens, (std::vector<int32_t>{5, 5}));
+  EXPECT_EQ(request.Step({5, 5, 5}).tokens, (std::vector<int32_t>{5, 5, 2}));
+  // A draft that ends the output too early is refused, one in time is accepted.
+  Request again(params, {0}, std::vector<std::vector<float>>(6, row));
+  EXPECT_EQ(again.Step({5, 5, 2}).tokens, (std::vector<int32_t>{5, 5, 5}));
+  EXPECT_EQ(again.Step({5, 2}).num_accepted, 2);
+}
+
+// Reference scenario 13: the second row must count the first draft, the third row both.
+TEST(VerifierTest, RepetitionPenaltyWhereDraft1IsDraft2) {
+  SamplingParams params = Greedy();
+  params.frequency_penalty = 1;
+  // Token 7 leads 8 by 1.5: it comes until it was seen twice.
+  std::vector<float> row(kVocab, 0.0F);
+  row[7] = 9.5F;
+  row[8] = 8;
+  const std::vector<std::vector<float>> rows(4, row);
+  EXPECT_EQ(Request(params, {0}, rows).Step({7, 7, 7}).tokens, (std::vector<int32_t>{7, 7, 8}));
+  EXPECT_EQ(Request(params, {0}, rows).Step({7, 7, 8}).num_accepted, 3);
+  // The repetition penalty does not count, it knows whether a token was there: 9.5 / 1.25 < 8.
+  params.frequency_penalty = 0;
+  params.repetition_penalty = 1.25F;
+  EXPECT_EQ(Request(params, {0}, rows).Step({7, 7, 7}).tokens, (std::vector<int32_t>{7, 8}));
+  EXPECT_EQ(Request(params, {7}, rows).Step({7, 7, 7}).tokens, (std::vector<int32_t>{8}));
+}
+
+// Reference scenario 14: draft 2 begins the word, the bonus token would end it.
+TEST(VerifierTest, BadWordSpansAcceptedDraftAndBonus) {
+  SamplingParams params = Greedy();
+  params.bad_words = {{4, 5, 6}};
+  const std::vector<std::vector<float>> rows = {Preferring({4}), Preferring({5}),
+                                                Preferring({6, 7}), Preferring({6})};
+  EXPECT_EQ(Request(params, {0}, rows).Step({4, 5}).tokens, (std::vector<int32_t>{4, 5, 7}));
+  EXPECT_EQ(Request(params, {0}, rows).Step({4, 5, 6}).num_accepted, 2);
+  // The word may begin before the window.
+  Request request(params, {0}, rows);
+  EXPECT_EQ(request.Step({}).tokens, (std::vector<int32_t>{4}));
+  EXPECT_EQ(request.Step({5}).tokens, (std::vector<int32_t>{5, 7}));
+}
+
+TEST(VerifierTest, ADeadEndEndsTheWindow) {
+  SamplingParams params = Greedy();
+  params.allowed_token_ids = {{4, 5}};
+  params.bad_words = {{4, 5, 4}, {4, 5, 5}};
+  const std::vector<std::vector<float>> rows = {Preferring({4}), Preferring({5}), Preferring({4}),
+                                                Preferring({4})};
+  const VerifiedTokens result = Request(params, {0}, rows).Step({4, 5, 4});
+  EXPECT_TRUE(result.dead_end);
+  EXPECT_EQ(result.tokens, (std::vector<int32_t>{4, 5}));
+  EXPECT_EQ(result.num_accepted, 2);
+  EXPECT_FALSE(Request(params, {0}, rows).Step({4, 4, 4}).dead_end);
+}
+
+TEST(VerifierTest, RawLogprobsIgnoreTheFieldsProcessedOnesTellThem) {
+  SamplingParams params;
+  params.temperature = 0.5F;
+  params.top_k = 2;
+  params.logit_bias = {{3, 100}, {9, -2}};
+  params.logprobs = 3;
+  std::vector<float> row(kVocab, 0.0F);
+  row[9] = 4;
+  row[8] = 1;
+  const VerifiedTokens raw = Request(params, {0}, {row}).Step({});
+  ASSERT_EQ(raw.tokens, (std::vector<int32_t>{3}));
+  EXPECT_NEAR(raw.logprobs[0].chosen.logprob, -std::log(std::exp(4.0) + std::exp(1.0) + kVocab - 2),
+              1e-5);
+  EXPECT_EQ(raw.logprobs[0].top[0].token_id, 9);
+  EXPECT_EQ(raw.logprobs[0].rank, 6);  // after 9, 8 and its equals 0, 1, 2
+
+  params.logit_bias[0].value = 3;
+  const VerifiedTokens processed = Request(params, {0}, {row}, LogprobsMode::kProcessed).Step({});
+  const PositionLogprobs& logprobs = processed.logprobs[0];
+  // 3 with 3 and 9 with 4 - 2 are left, at half the temperature.
+  const double sum = std::exp(6.0) + std::exp(4.0);
+  EXPECT_EQ(logprobs.top[0].token_id, 3);
+  EXPECT_NEAR(logprobs.top[0].logprob, 6 - std::log(sum), 1e-5);
+  EXPECT_EQ(logprobs.top[1].token_id, 9);
+  EXPECT_NEAR(logprobs.top[1].logprob, 4 - std::log(sum), 1e-5);
+  EXPECT_EQ(logprobs.top[2].logprob, kForbidden);
+
+  params.temperature = 0;  // greedy: neither temperature nor cuts
+  const VerifiedTokens greedy = Request(params, {0}, {row}, LogprobsMode::kProcessed).Step({});
+  EXPECT_NEAR(greedy.logprobs[0].chosen.logprob,
+              3 - std::log(std::exp(3.0) + std::exp(2.0) + std::exp(1.0) + kVocab - 3), 1e-5);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
 void BatchLayout::Append(const RequestWork& work, int32_t work_index) {
   OUTRIDER_CHECK(!work.tokens.empty());
   OUTRIDER_CHECK(work.draft_tokens.empty() || (work.phase == Phase::kDecode && work.samples));
+  OUTRIDER_CHECK(!work.prompt_logits || work.phase != Phase::kDecode);
   OUTRIDER_CHECK(work.phase != Phase::kPromptChunk || !work.samples);
   const auto query_length = static_cast<int32_t>(QueryLength(work));
   const auto num_drafts = static_cast<int32_t>(work.draft_tokens.size());
@@ -58,6 +59,7 @@ void BatchLayout::Append(const RequestWork& work, int32_t work_index) {
   rows.num_drafts = num_drafts;
   rows.first_logits_row = num_logits_rows();
   rows.num_logits_rows = work.samples ? 1 + num_drafts : 0;
+  if (work.prompt_logits) rows.num_prompt_logits_rows = query_length - rows.num_logits_rows;
   rows.work_index = work_index;
   rows.block_table = work.block_table.data();
 

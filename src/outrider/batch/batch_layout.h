@@ -26,6 +26,7 @@ struct RequestWork {
   std::span<const int32_t> draft_tokens;  // guesses that follow them (kDecode only)
   bool samples = true;                    // false: no row of this request is sampled
   std::span<const int32_t> block_table;   // covers context_length + tokens + draft_tokens
+  bool prompt_logits = false;             // prompts only: rows that are not sampled need logits too
 };
 
 /// One request in row order.
@@ -38,7 +39,10 @@ struct RequestRows {
   int32_t num_drafts = 0;  // the last num_drafts rows hold draft tokens
   int32_t first_logits_row = 0;
   int32_t num_logits_rows = 0;  // 0, or 1 + num_drafts: the last known token and each draft
-  int32_t work_index = 0;       // position of this request in the work list
+  /// The first rows of a prompt chunk that need logits without being sampled (prompt_logprobs):
+  /// all of them that are not sampled, or 0. They are not among the layout's logits_rows.
+  int32_t num_prompt_logits_rows = 0;
+  int32_t work_index = 0;  // position of this request in the work list
   const int32_t* block_table = nullptr;
 
   /// The row that holds `position`.

@@ -1,6 +1,7 @@
 #include "outrider/engine/engine_core.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -42,6 +43,7 @@ EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
+      verifier_(parts_.logprobs_mode),
       layout_(parts_.scheduler.block_size) {}
 
 void EngineCore::Validate(const GenerationRequest& request) const {
@@ -69,6 +71,26 @@ void EngineCore::Validate(const GenerationRequest& request) const {
     throw InvalidArgument(
         "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
   }
+  const auto ends = [&](int32_t id) {
+    const auto& eos = parts_.model->config().eos_token_ids;
+    const auto& stops = request.sampling.stop_token_ids;
+    return std::find(eos.begin(), eos.end(), id) != eos.end() ||
+           std::find(stops.begin(), stops.end(), id) != stops.end();
+  };
+  const auto& allowed = request.sampling.allowed_token_ids;
+  if (request.sampling.min_tokens > 0 && allowed &&
+      std::all_of(allowed->begin(), allowed->end(), ends)) {
+    throw InvalidArgument(
+        "min_tokens is {}, but allowed_token_ids holds only tokens that end the output: allow "
+        "others too, or set min_tokens to 0",
+        request.sampling.min_tokens);
+  }
+  const int32_t room = limit + 1 - static_cast<int32_t>(request.prompt_token_ids.size());
+  if (request.sampling.min_tokens > room) {
+    throw InvalidArgument(
+        "min_tokens is {}: the prompt has {} tokens, so at most {} fit into the context of {}",
+        request.sampling.min_tokens, request.prompt_token_ids.size(), room, limit + 1);
+  }
   if (!request.sampling.stop.empty() && parts_.tokenizer == nullptr) {
     throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
   }
@@ -78,16 +100,18 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
   auto state = std::make_unique<RequestState>(
       id, std::move(request), std::move(sink), parts_.tokenizer,
-      parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len, seed);
+      parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len,
+      parts_.model->vocab_size(), seed);
   if (parts_.prefix_caching) {
     state->block_keys = hasher_.Start(state->cache_salt());
     state->block_keys.blocks.reserve(state->max_total_tokens() / parts_.scheduler.block_size);
     hasher_.Extend(state->tokens(), state->block_keys);
   }
+  const bool may_share = parts_.prefix_caching && !state->needs_prompt_logits();
   scheduler_.Add({.id = id,
                   .prompt_length = state->prompt_length(),
                   .priority = state->priority(),
-                  .keys = parts_.prefix_caching ? &state->block_keys : nullptr});
+                  .keys = may_share ? &state->block_keys : nullptr});
   requests_.emplace(id, std::move(state));
 }
 
@@ -141,6 +165,7 @@ bool EngineCore::Step() {
   {
     const Stopwatch watch(counters_.sample_seconds);
     VerifyRows(*plan);
+    ScorePrompts(*plan);
   }
   {
     const Stopwatch watch(counters_.plan_seconds);
@@ -183,7 +208,8 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
                                   static_cast<size_t>(planned.num_tokens)),
          .draft_tokens = std::span(state.drafts).first(static_cast<size_t>(planned.num_drafts)),
          .samples = planned.samples,
-         .block_table = planned.block_table->blocks()});
+         .block_table = planned.block_table->blocks(),
+         .prompt_logits = planned.phase != Phase::kDecode && state.needs_prompt_logits()});
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
@@ -227,11 +253,48 @@ void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
   for (const RequestRows& request : requests) {
     if (request.num_logits_rows == 0) continue;
     const auto index = static_cast<size_t>(request.work_index);
-    const RequestState& state = StateOf(plan.requests[index].id);
-    verifier_.Verify(
-        state.sampling(), state.seed(), state.num_tokens(),
-        logits.Rows(request.first_logits_row - first_logits_row, request.num_logits_rows),
-        work_[index].draft_tokens, &outcomes_[index].verified);
+    RequestState& state = StateOf(plan.requests[index].id);
+    verifier_.Verify({.params = &state.sampling(),
+                      .seed = state.seed(),
+                      .tokens = state.tokens(),
+                      .prompt_length = static_cast<size_t>(state.prompt_length()),
+                      .processors = state.processors(),
+                      .logits = logits.Rows(request.first_logits_row - first_logits_row,
+                                            request.num_logits_rows),
+                      .drafts = work_[index].draft_tokens},
+                     &outcomes_[index].verified);
+  }
+}
+
+// The log-probabilities of prompt tokens, for requests that ask for them.
+void EngineCore::ScorePrompts(const StepPlan& plan) {
+  for (const RequestRows& rows : layout_.requests()) {
+    if (rows.num_prompt_logits_rows == 0) continue;
+    RequestState& state = StateOf(plan.requests[static_cast<size_t>(rows.work_index)].id);
+    if (rows.context_length == 0) state.prompt_logprobs().clear();
+    ScorePromptRows(rows, state);
+  }
+}
+
+void EngineCore::ScorePromptRows(const RequestRows& rows, RequestState& state) {
+  const int64_t vocab = parts_.model->vocab_size();
+  const int64_t width = parts_.model->hidden_size();
+  std::vector<PositionLogprobs>& scores = state.prompt_logprobs();
+  for (int32_t first = 0; first < rows.num_prompt_logits_rows; first += kLogitsTile) {
+    const int32_t count = std::min(kLogitsTile, rows.num_prompt_logits_rows - first);
+    score_rows_.resize(static_cast<size_t>(count));
+    std::iota(score_rows_.begin(), score_rows_.end(), rows.first_row + first);
+    logits_.resize(static_cast<size_t>(count * vocab));
+    const MatrixView<float> logits(logits_.data(), count, vocab);
+    parts_.model->Logits({hidden_.data(), layout_.num_rows(), width}, score_rows_, logits);
+    const size_t done = scores.size();
+    scores.resize(done + static_cast<size_t>(count));
+    parts_.pool->ParallelFor(count, [&](int64_t i, int) {
+      const auto next = static_cast<size_t>(rows.context_length + first + i + 1);
+      scores[done + static_cast<size_t>(i)] =
+          ComputeLogprobs({logits.row(i), static_cast<size_t>(vocab)}, state.tokens()[next],
+                          *state.sampling().prompt_logprobs);
+    });
   }
 }
 

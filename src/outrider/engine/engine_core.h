@@ -33,6 +33,7 @@ struct EngineParts {
   bool prefix_caching = true;
   std::optional<int32_t> max_num_queued_reqs;
   int32_t max_logprobs = 20;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   uint64_t seed = 0;
 };
 
@@ -62,6 +63,8 @@ class EngineCore {
   void Forward();
   void VerifyRows(const StepPlan& plan);
   void VerifyTile(const StepPlan& plan, size_t first, size_t count);
+  void ScorePrompts(const StepPlan& plan);
+  void ScorePromptRows(const RequestRows& rows, RequestState& state);
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   void Commit(const StepPlan& plan);
@@ -85,9 +88,10 @@ class EngineCore {
   // Of the step in flight; kept to reuse memory.
   BatchLayout layout_;
   std::vector<RequestWork> work_;
-  std::vector<Outcome> outcomes_;  // by index in the plan
-  std::vector<float> hidden_;      // [rows, hidden]
-  std::vector<float> logits_;      // [tile rows, vocab]
+  std::vector<Outcome> outcomes_;    // by index in the plan
+  std::vector<float> hidden_;        // [rows, hidden]
+  std::vector<float> logits_;        // [tile rows, vocab]
+  std::vector<int32_t> score_rows_;  // [tile rows]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
   std::vector<int32_t> drafts_;  // [draft requests, k]

@@ -292,6 +292,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
+  parts.logprobs_mode = options.logprobs_mode;
   parts.seed = options.seed;
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
   return loaded;

@@ -8,6 +8,7 @@
 
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
+#include "outrider/sampling/logprobs.h"
 #include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
 
@@ -48,6 +49,7 @@ struct EngineOptions {
   bool exact_prefix = false;
   std::optional<int32_t> max_num_queued_reqs;  // unset: no limit
   int32_t max_logprobs = 20;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   uint64_t seed = 0;        // seeds requests that bring none
   int32_t num_threads = 0;  // 0: all processors this process may use
   AttentionBackend attention_backend = AttentionBackend::kRagged;

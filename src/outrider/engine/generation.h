@@ -27,6 +27,9 @@ struct GenerationRequest {
 
 enum class FinishReason { kStop, kLength, kAbort };
 
+/// The stop reason of a request whose masks (allowed ids, bad words, ...) forbid every token.
+inline constexpr std::string_view kNoTokenAllowed = "no token allowed";
+
 /// "stop", "length", "abort".
 std::string_view FinishReasonName(FinishReason reason);
 
@@ -63,12 +66,15 @@ struct OutputDelta {
   std::vector<int32_t> token_ids;          // emitted in this step, stop token included
   std::string text;                        // text that became certain; stop strings cut as asked
   std::vector<PositionLogprobs> logprobs;  // one per token id, when asked for
-  int32_t num_draft_tokens = 0;            // verified in this step
+  /// On the first delta with a token, when asked for: of the prompt's tokens from the second on.
+  std::vector<PositionLogprobs> prompt_logprobs;
+  int32_t num_draft_tokens = 0;  // verified in this step
   int32_t num_accepted_tokens = 0;
 
   // Set on the last delta of a request.
   std::optional<FinishReason> finish_reason;
-  std::variant<std::monostate, int32_t, std::string> stop_reason;  // stop token id or stop string
+  /// Stop token id or stop string; kNoTokenAllowed when the sampling fields left no token to draw.
+  std::variant<std::monostate, int32_t, std::string> stop_reason;
   RequestStats stats;
 };
 

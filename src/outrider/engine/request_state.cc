@@ -7,7 +7,7 @@ namespace outrider {
 
 RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink sink,
                            const Tokenizer* tokenizer, const std::vector<int32_t>& eos_token_ids,
-                           int32_t max_model_len, uint64_t seed)
+                           int32_t max_model_len, int32_t vocab_size, uint64_t seed)
     : id_(id),
       sampling_(std::move(request.sampling)),
       cache_salt_(std::move(request.cache_salt)),
@@ -21,6 +21,9 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
       sink_(std::move(sink)),
       eos_token_ids_(eos_token_ids),
       stop_matcher_(sampling_.stop, sampling_.include_stop_str_in_output) {
+  if (LogitsProcessors::Needed(sampling_)) {
+    processors_.emplace(sampling_, tokens_, eos_token_ids, vocab_size);
+  }
   if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, sampling_.skip_special_tokens);
   tokens_.reserve(static_cast<size_t>(max_total_tokens_));
   stats_.prompt_tokens = prompt_length_;
@@ -48,10 +51,17 @@ int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {
   delta.num_draft_tokens = num_drafts;
   delta.num_accepted_tokens = verified.num_accepted;
   stats_.speculation.AddStep(num_drafts, verified.num_accepted);
-  if (num_tokens() == prompt_length_) stats_.first_token_seconds = Elapsed();
+  if (num_tokens() == prompt_length_) {
+    stats_.first_token_seconds = Elapsed();
+    delta.prompt_logprobs = std::move(prompt_logprobs_);
+  }
   for (size_t i = 0; i < verified.tokens.size() && !finished(); ++i) {
     if (sampling_.logprobs) delta.logprobs.push_back(verified.logprobs[i]);
     TakeToken(verified.tokens[i], delta);
+  }
+  if (verified.dead_end && !finished()) {
+    delta.stop_reason = std::string(kNoTokenAllowed);
+    Finish(FinishReason::kStop, delta);
   }
   const auto taken = static_cast<int32_t>(delta.token_ids.size());
   sink_(id_, std::move(delta));
@@ -66,7 +76,12 @@ void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
                                                       token) != eos_token_ids_.end();
   const bool stop_token = eos || std::find(stops.begin(), stops.end(), token) != stops.end();
   // The token that ends a request is not part of its text.
-  if (detokenizer_ && !stop_token) delta.text += stop_matcher_.Push(detokenizer_->Push(token));
+  if (detokenizer_ && !stop_token) {
+    std::string text = detokenizer_->Push(token);
+    // Stop strings are looked for in what follows the first min_tokens tokens.
+    const bool may_stop = num_tokens() - prompt_length_ > sampling_.min_tokens;
+    delta.text += may_stop ? stop_matcher_.Push(text) : std::move(text);
+  }
   if (stop_matcher_.stopped()) {
     delta.stop_reason = sampling_.stop[*stop_matcher_.stopped_by()];
     Finish(FinishReason::kStop, delta);

@@ -21,7 +21,8 @@ class RequestState {
   /// `eos_token_ids` end the request unless it ignores them; max_model_len bounds its tokens.
   /// tokenizer may be null: then there is no text.
   RequestState(RequestId id, GenerationRequest request, OutputSink sink, const Tokenizer* tokenizer,
-               const std::vector<int32_t>& eos_token_ids, int32_t max_model_len, uint64_t seed);
+               const std::vector<int32_t>& eos_token_ids, int32_t max_model_len, int32_t vocab_size,
+               uint64_t seed);
 
   RequestId id() const { return id_; }
   const SamplingParams& sampling() const { return sampling_; }
@@ -32,6 +33,17 @@ class RequestState {
   int32_t max_total_tokens() const { return max_total_tokens_; }
   const std::string& cache_salt() const { return cache_salt_; }
   int32_t priority() const { return priority_; }
+  /// What the sampling fields do to rows; null when they do nothing.
+  LogitsProcessors* processors() { return processors_ ? &*processors_ : nullptr; }
+
+  /// Whether rows of the prompt need logits, for prompt_logprobs: then every prompt token must be
+  /// computed, none taken from a prefix cache. Until the first token was emitted.
+  bool needs_prompt_logits() const {
+    return sampling_.prompt_logprobs.has_value() && num_tokens() == prompt_length_;
+  }
+  /// The log-probabilities of the prompt's tokens so far, from the second token on. A prompt that
+  /// is computed again from its start fills it again.
+  std::vector<PositionLogprobs>& prompt_logprobs() { return prompt_logprobs_; }
 
   /// How many drafts of `wanted` the request can still use: it ends at max_tokens or max_model_len.
   int32_t UsefulDrafts(int32_t wanted) const;
@@ -70,6 +82,8 @@ class RequestState {
   int32_t max_total_tokens_;
   OutputSink sink_;
   const std::vector<int32_t>& eos_token_ids_;
+  std::optional<LogitsProcessors> processors_;
+  std::vector<PositionLogprobs> prompt_logprobs_;
   std::optional<StreamDetokenizer> detokenizer_;
   StopMatcher stop_matcher_;
   std::optional<FinishReason> finish_reason_;

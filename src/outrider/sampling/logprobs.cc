@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace outrider {
 
@@ -11,25 +10,34 @@ PositionLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token, i
   double sum = 0;
   for (const float x : logits) sum += std::exp(x - max);
   const double log_sum = static_cast<double>(max) + std::log(sum);
-  const auto logprob = [&](int32_t id) {
-    return TokenLogprob{
-        id, static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - log_sum)};
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - log_sum);
   };
 
-  PositionLogprobs result{logprob(token), {}};
+  PositionLogprobs result;
+  const float chosen = logits[static_cast<size_t>(token)];
+  result.chosen = {token, logprob(chosen)};
+  // Holds logits until the end; a heap whose front is the least likely.
+  std::vector<TokenLogprob>& top = result.top;
+  const auto more_likely = [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.token_id < b.token_id;
+  };
   const size_t count = std::min(static_cast<size_t>(num_top), logits.size());
-  if (count > 0) {
-    std::vector<int32_t> ids(logits.size());
-    std::iota(ids.begin(), ids.end(), 0);
-    const auto more_likely = [&](int32_t a, int32_t b) {
-      const float x = logits[static_cast<size_t>(a)];
-      const float y = logits[static_cast<size_t>(b)];
-      return x != y ? x > y : a < b;
-    };
-    std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count), ids.end(),
-                      more_likely);
-    for (size_t i = 0; i < count; ++i) result.top.push_back(logprob(ids[i]));
+  top.reserve(count);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const TokenLogprob candidate{static_cast<int32_t>(i), logits[i]};
+    if (more_likely(candidate, {token, chosen})) ++result.rank;
+    if (top.size() < count) {
+      top.push_back(candidate);
+      std::push_heap(top.begin(), top.end(), more_likely);
+    } else if (count > 0 && more_likely(candidate, top.front())) {
+      std::pop_heap(top.begin(), top.end(), more_likely);
+      top.back() = candidate;
+      std::push_heap(top.begin(), top.end(), more_likely);
+    }
   }
+  std::sort_heap(top.begin(), top.end(), more_likely);
+  for (TokenLogprob& t : top) t.logprob = logprob(t.logprob);
   return result;
 }
 

@@ -1,4 +1,4 @@
-// Log-probabilities of emitted tokens.
+// Log-probabilities of tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,26 @@
 
 namespace outrider {
 
-struct TokenLogprob {
-  int32_t token_id = 0;
-  float logprob = 0;  // natural logarithm of the model's probability, before any sampling field
+/// What log-probabilities of emitted tokens tell of: the model, or what tokens were drawn from.
+enum class LogprobsMode : uint8_t {
+  kRaw,        // before any sampling field
+  kProcessed,  // after all: processors, temperature, min-p, top-k, top-p (greedy: processors only)
 };
 
-/// The log-probabilities at one emitted position.
+struct TokenLogprob {
+  int32_t token_id = 0;
+  float logprob = 0;  // natural logarithm of the probability
+};
+
+/// The log-probabilities at one position.
 struct PositionLogprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; ties by token id
+  int32_t rank = 1;               // of the chosen token in that order, from 1
 };
 
-/// Log-softmax of a row of logits at `token` and at the `num_top` most likely tokens.
+/// Log-softmax of a row of logits at `token` and at the `num_top` most likely tokens. Logits of
+/// -infinity are allowed, though not in all places.
 PositionLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token, int32_t num_top);
 
 }  // namespace outrider

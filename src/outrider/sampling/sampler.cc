@@ -2,20 +2,58 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "outrider/base/random.h"
 
 namespace outrider {
 
+namespace {
+
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+
+bool Cuts(const SamplingParams& params) {
+  return params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
+}
+
+}  // namespace
+
 int32_t Sampler::Sample(const SamplingParams& params, uint64_t seed, int64_t position,
                         std::span<const float> logits) {
   const auto max = std::max_element(logits.begin(), logits.end());
+  if (*max == kForbidden) return kNoToken;
   if (params.temperature == 0) return static_cast<int32_t>(max - logits.begin());
   const double u = UniformDouble(seed, static_cast<uint64_t>(position), RandomStream::kTarget);
   const float inverse_temperature = 1.0F / params.temperature;
-  const bool cut = params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
-  return cut ? SampleCut(params, *max, inverse_temperature, u, logits)
-             : SampleAll(*max, inverse_temperature, u, logits);
+  if (!Cuts(params)) return SampleAll(*max, inverse_temperature, u, logits);
+  const double target = u * Cut(params, *max, inverse_temperature, logits);
+  double sum = 0;
+  for (const Candidate& c : candidates_) {
+    sum += c.weight;
+    if (sum > target) return c.token;
+  }
+  return candidates_.back().token;
+}
+
+void Sampler::Process(const SamplingParams& params, std::span<const float> logits,
+                      std::span<float> processed) {
+  if (params.temperature == 0) {
+    std::copy(logits.begin(), logits.end(), processed.begin());
+    return;
+  }
+  const float inverse_temperature = 1.0F / params.temperature;
+  if (!Cuts(params)) {
+    std::transform(logits.begin(), logits.end(), processed.begin(),
+                   [&](float x) { return x * inverse_temperature; });
+    return;
+  }
+  const float max = *std::max_element(logits.begin(), logits.end());
+  Cut(params, max, inverse_temperature, logits);
+  std::fill(processed.begin(), processed.end(), kForbidden);
+  for (const Candidate& c : candidates_) {
+    const auto i = static_cast<size_t>(c.token);
+    processed[i] = logits[i] * inverse_temperature;
+  }
 }
 
 int32_t Sampler::SampleAll(float max, float inverse_temperature, double u,
@@ -38,8 +76,9 @@ int32_t Sampler::SampleAll(float max, float inverse_temperature, double u,
   return last;
 }
 
-int32_t Sampler::SampleCut(const SamplingParams& params, float max, float inverse_temperature,
-                           double u, std::span<const float> logits) {
+// Leaves the tokens that may be drawn in candidates_, best first; returns the sum of their weights.
+double Sampler::Cut(const SamplingParams& params, float max, float inverse_temperature,
+                    std::span<const float> logits) {
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
     const float weight = std::exp((logits[i] - max) * inverse_temperature);
@@ -67,13 +106,7 @@ int32_t Sampler::SampleCut(const SamplingParams& params, float max, float invers
     candidates_.resize(std::max<size_t>(n, 1));
     total = kept;
   }
-  const double target = u * total;
-  double sum = 0;
-  for (const Candidate& c : candidates_) {
-    sum += c.weight;
-    if (sum > target) return c.token;
-  }
-  return candidates_.back().token;
+  return total;
 }
 
 }  // namespace outrider

@@ -12,12 +12,20 @@ namespace outrider {
 
 class Sampler {
  public:
+  static constexpr int32_t kNoToken = -1;
+
   /// The token for `position`. Temperature 0: the largest logit, ties by lower id. Otherwise
   /// softmax(logits / temperature), cut by min_p, then top_k, then top_p, renormalised, and
   /// inverted at the uniform number of (seed, position), tokens in order of id, or of rank where
-  /// cut.
+  /// cut. kNoToken when every logit is -infinity.
   int32_t Sample(const SamplingParams& params, uint64_t seed, int64_t position,
                  std::span<const float> logits);
+
+  /// The logits of the distribution that Sample draws from: divided by the temperature, -infinity
+  /// where cut; as they are at temperature 0. Writes all of `processed`, as long as `logits`; not
+  /// for a row that is -infinity everywhere.
+  void Process(const SamplingParams& params, std::span<const float> logits,
+               std::span<float> processed);
 
  private:
   struct Candidate {
@@ -26,8 +34,8 @@ class Sampler {
   };
 
   int32_t SampleAll(float max, float inverse_temperature, double u, std::span<const float> logits);
-  int32_t SampleCut(const SamplingParams& params, float max, float inverse_temperature, double u,
-                    std::span<const float> logits);
+  double Cut(const SamplingParams& params, float max, float inverse_temperature,
+             std::span<const float> logits);
 
   std::vector<float> weights_;
   std::vector<Candidate> candidates_;

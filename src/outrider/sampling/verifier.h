@@ -7,28 +7,49 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/sampling/logits_processors.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampler.h"
 
 namespace outrider {
 
-/// What one request's logits rows gave. num_accepted drafts, then one more token.
+/// One request's part of a verification.
+struct VerifyInput {
+  const SamplingParams* params = nullptr;
+  uint64_t seed = 0;
+  std::span<const int32_t> tokens;         // prompt and emitted tokens
+  size_t prompt_length = 0;                // of `tokens`
+  LogitsProcessors* processors = nullptr;  // null: none are needed
+  MatrixView<const float> logits;  // [1 + drafts.size(), vocab]: row j predicts the token at
+                                   // position tokens.size() + j, given that drafts 0 .. j-1 are
+                                   // right
+  std::span<const int32_t> drafts;
+};
+
+/// What one request's logits rows gave: num_accepted drafts, then one more token.
 struct VerifiedTokens {
-  std::vector<int32_t> tokens;             // num_accepted + 1 emitted tokens
+  std::vector<int32_t> tokens;             // emitted; num_accepted + 1 of them, or see dead_end
   std::vector<PositionLogprobs> logprobs;  // one per token, when asked for
   int32_t num_accepted = 0;
+  bool dead_end = false;  // no token is allowed to follow: only the accepted drafts are in `tokens`
 };
 
 class Verifier {
  public:
-  /// logits [1 + drafts.size(), vocab]: row j predicts the token at first_position + j given that
-  /// drafts 0 .. j-1 were right. Replaces `result`.
-  void Verify(const SamplingParams& params, uint64_t seed, int64_t first_position,
-              MatrixView<const float> logits, std::span<const int32_t> drafts,
-              VerifiedTokens* result);
+  explicit Verifier(LogprobsMode logprobs_mode = LogprobsMode::kRaw)
+      : logprobs_mode_(logprobs_mode) {}
+
+  /// Replaces `result`.
+  void Verify(const VerifyInput& input, VerifiedTokens* result);
 
  private:
+  PositionLogprobs Logprobs(const SamplingParams& params, std::span<const float> raw,
+                            std::span<const float> processed, int32_t token);
+
+  LogprobsMode logprobs_mode_;
   Sampler sampler_;
+  std::vector<float> processed_;  // a row after the processors
+  std::vector<float> cut_;        // a row after everything
 };
 
 }  // namespace outrider

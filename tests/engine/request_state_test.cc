@@ -1,0 +1,127 @@
+// What a request does with verified tokens: where it ends, what it delivers.
+#include "outrider/engine/request_state.h"
+
+#include <gtest/gtest.h>
+
+#include "outrider/text/tokenizer.h"
+#include "tests/engine/test_engine.h"
+
+namespace outrider {
+namespace {
+
+constexpr int32_t kEos = 1;
+constexpr int32_t kVocab = 100;
+
+/// A request with a prompt of two tokens, and what it delivered last.
+struct OpenRequest {
+  explicit OpenRequest(SamplingParams sampling, int32_t max_model_len = 50,
+                       const Tokenizer* tokenizer = nullptr)
+      : state(
+            1, Request(std::move(sampling)),
+            [this](RequestId, OutputDelta&& d) { delta = std::move(d); }, tokenizer, eos,
+            max_model_len, kVocab, 0) {}
+
+  static GenerationRequest Request(SamplingParams sampling) {
+    GenerationRequest request;
+    request.prompt_token_ids = {8, 9};
+    request.sampling = std::move(sampling);
+    return request;
+  }
+
+  /// Emits tokens of which all but the last were drafts.
+  int32_t Emit(std::vector<int32_t> tokens, bool dead_end = false) {
+    VerifiedTokens verified;
+    verified.num_accepted = static_cast<int32_t>(tokens.size()) - (dead_end ? 0 : 1);
+    verified.dead_end = dead_end;
+    verified.logprobs.resize(tokens.size());
+    verified.tokens = std::move(tokens);
+    return state.Emit(verified, verified.num_accepted);
+  }
+
+  std::vector<int32_t> eos = {kEos};
+  OutputDelta delta;
+  RequestState state;
+};
+
+// Reference scenario 12: what follows the end inside the window is not emitted.
+TEST(RequestStateTest, EosAtAcceptedDraft1Of3) {
+  SamplingParams sampling;
+  sampling.logprobs = 0;
+  OpenRequest request(sampling);
+  EXPECT_EQ(request.Emit({kEos, 20, 21, 22}), 1);
+  EXPECT_EQ(request.delta.token_ids, (std::vector<int32_t>{kEos}));
+  EXPECT_EQ(request.delta.logprobs.size(), 1U);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(request.delta.stats.completion_tokens, 1);
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(request.delta.stop_reason));
+}
+
+TEST(RequestStateTest, EosIsIgnoredOnRequestAndStopIdsAreNot) {
+  SamplingParams sampling;
+  sampling.ignore_eos = true;
+  sampling.stop_token_ids = {21};
+  OpenRequest request(sampling);
+  EXPECT_EQ(request.Emit({kEos, 20, 21, 22}), 3);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(std::get<int32_t>(request.delta.stop_reason), 21);
+}
+
+TEST(RequestStateTest, MaxTokensMidWindow) {
+  SamplingParams sampling;
+  sampling.max_tokens = 5;
+  OpenRequest request(sampling);
+  EXPECT_EQ(request.Emit({20, 21, 22}), 3);
+  EXPECT_EQ(request.state.UsefulDrafts(3), 1);
+  EXPECT_EQ(request.Emit({23, 24, 25, 26}), 2);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kLength);
+  // The context's end comes first when it is nearer.
+  OpenRequest shorter(sampling, 4);
+  EXPECT_EQ(shorter.Emit({20, 21, 22}), 2);
+  EXPECT_EQ(shorter.delta.finish_reason, FinishReason::kLength);
+}
+
+TEST(RequestStateTest, ADeadEndFinishesAfterTheAcceptedDrafts) {
+  OpenRequest request({});
+  EXPECT_EQ(request.Emit({20, 21}, /*dead_end=*/true), 2);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kNoTokenAllowed);
+  OpenRequest at_once({});
+  EXPECT_EQ(at_once.Emit({}, /*dead_end=*/true), 0);
+  EXPECT_EQ(at_once.delta.finish_reason, FinishReason::kStop);
+  // An end before the dead end is the reason.
+  OpenRequest ended({});
+  EXPECT_EQ(ended.Emit({kEos}, /*dead_end=*/true), 1);
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(ended.delta.stop_reason));
+}
+
+TEST(RequestStateTest, PromptLogprobsComeWithTheFirstTokenAndNotAgain) {
+  SamplingParams sampling;
+  sampling.prompt_logprobs = 0;
+  OpenRequest request(sampling);
+  EXPECT_TRUE(request.state.needs_prompt_logits());
+  request.state.prompt_logprobs().resize(1);
+  request.Emit({20});
+  EXPECT_EQ(request.delta.prompt_logprobs.size(), 1U);
+  EXPECT_FALSE(request.state.needs_prompt_logits());
+  request.Emit({21});
+  EXPECT_TRUE(request.delta.prompt_logprobs.empty());
+}
+
+TEST(RequestStateTest, StopStringsAreLookedForAfterMinTokens) {
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(TinyModelDirectory());
+  const std::vector<int32_t> ids = tokenizer.Encode("one two one two", false);
+  SamplingParams sampling;
+  sampling.stop = {"two"};
+  OpenRequest plain(sampling, 50, &tokenizer);
+  const int32_t first = plain.Emit(ids);
+  ASSERT_LT(first, static_cast<int32_t>(ids.size()));
+  EXPECT_EQ(plain.delta.text, "one ");
+  sampling.min_tokens = first;
+  OpenRequest later(sampling, 50, &tokenizer);
+  EXPECT_EQ(later.Emit(ids), static_cast<int32_t>(ids.size()));
+  EXPECT_EQ(later.delta.text, "one two one ");
+  EXPECT_EQ(std::get<std::string>(later.delta.stop_reason), "two");
+}
+
+}  // namespace
+}  // namespace outrider
