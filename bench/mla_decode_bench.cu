@@ -311,11 +311,12 @@ std::vector<Case> Cases() {
   uniform(128, 4, 16, 32768, 839.3);
   uniform(16, 1, 128, 8192, 0, 16);
   uniform(128, 1, 128, 8192, 0, 16);
-  uniform(16, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
+  for (int heads : {8, 16, 32, 64, 128}) uniform(heads, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
   uniform(16, 2, 128, 8192, 0, 64, MlaCacheType::kE4m3);
-  uniform(64, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
-  uniform(128, 1, 128, 8192, 0, 64, MlaCacheType::kE4m3);
-  uniform(16, 1, 8, 4096, 0, 64, MlaCacheType::kE4m3);
+  uniform(16, 4, 128, 8192, 0, 64, MlaCacheType::kE4m3);
+  uniform(16, 1, 128, 8192, 0, 16, MlaCacheType::kE4m3);
+  uniform(16, 1, 16, 32768, 0, 64, MlaCacheType::kE4m3);
+  for (int batch : {1, 8, 32, 128}) uniform(16, 1, batch, 4096, 0, 64, MlaCacheType::kE4m3);
   // Ragged.
   for (int heads : {16, 128}) {
     std::vector<int> mixed, spread, extend;

@@ -66,6 +66,16 @@ __device__ __forceinline__ void TensorLoad4d(void* destination, const CUtensorMa
       : "memory");
 }
 
+/// Contiguous bytes, a multiple of 16, both addresses too.
+__device__ __forceinline__ void BulkLoad(void* destination, const void* source, uint32_t bytes,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(destination)),
+      "l"(source), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
 __device__ __forceinline__ void PrefetchL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
@@ -118,6 +128,17 @@ __device__ __forceinline__ void LowerRegisters() {
 
 __device__ __forceinline__ void NamedSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/// NamedSync that tells every thread whether any has `value`.
+__device__ __forceinline__ bool NamedSyncOr(int id, int threads, bool value) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\n"
+      "bar.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(value))
+      : "memory");
+  return any != 0;
 }
 __device__ __forceinline__ void NamedArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -38,6 +38,7 @@ struct MlaCounters {
 };
 
 inline constexpr int kMlaUnitRows = 16;
+inline constexpr int kMlaLeastTileRows = 16;
 inline constexpr int kMlaMaxBlocks = 132;
 
 /// Pointers into the workspace.

@@ -1,12 +1,12 @@
 // The plan of an MLA decode step, built by one block on the device.
 //
-// Rows (token, head) of each request are cut into tiles of 64. A tile's keys are its splits' up to
-// the last key that any of its rows sees. A tile that costs no more than a fair share of the whole
-// step (total / blocks) is one item: its block folds the splits as it goes and writes the output.
-// A longer tile is cut into equal items of about a share each. The first of them folds its splits;
-// a later one leaves one partial result per split, and the combine kernel folds them in the same
-// order with the same arithmetic, so the cut does not show in the bits. Where whole tiles would
-// leave many blocks idle in the last round (141 tiles on 132 blocks), those left over are cut
+// Rows (token, head) of each request are cut into tiles of 64 (e4m3: 32). A tile's keys are its
+// splits' up to the last key that any of its rows sees. A tile that costs no more than a fair share
+// of the whole step (total / blocks) is one item: its block folds the splits as it goes and writes
+// the output. A longer tile is cut into equal items of about a share each. The first of them folds
+// its splits; a later one leaves one partial result per split, and the combine kernel folds them in
+// the same order with the same arithmetic, so the cut does not show in the bits. Where whole tiles
+// would leave many blocks idle in the last round (141 tiles on 132 blocks), those left over are cut
 // finely instead. Items are listed longest first (32 cost classes); the order within a class is up
 // to the hardware and changes nothing but the schedule.
 #pragma once
@@ -20,6 +20,7 @@ struct MlaPlanArguments {
   const int* seq_lens;
   int num_requests;
   int heads;
+  int tile_rows;  // of the body that runs
   int blocks;
   bool causal;
   bool relaxed;
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     const int rows = query_len * args.heads;
     const int seq_len = args.seq_lens[request];
     unsigned long long cost = 0;
-    for (int row = lane * kMlaTileRows; row < rows; row += 32 * kMlaTileRows) {
-      const int row_end = min(row + kMlaTileRows, rows);
+    for (int row = lane * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
+      const int row_end = min(row + args.tile_rows, rows);
       cost += KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal) + kItemCost;
     }
     if (cost != 0) {
@@ -102,13 +103,13 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     const int query_len = args.query_start_loc[request + 1] - query_begin;
     const int rows = query_len * args.heads;
     const int seq_len = args.seq_lens[request];
-    const int tile_base = query_begin * args.heads / kMlaTileRows + request;
-    for (int row = lane * kMlaTileRows; row < rows; row += 32 * kMlaTileRows) {
-      const int row_end = min(row + kMlaTileRows, rows);
+    const int tile_base = query_begin * args.heads / args.tile_rows + request;
+    for (int row = lane * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
+      const int row_end = min(row + args.tile_rows, rows);
       const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
       const bool large = keys + kItemCost > share / 8;
       const bool fits = keys + kItemCost <= share;
-      args.workspace.tile_plans[tile_base + row / kMlaTileRows].x =
+      args.workspace.tile_plans[tile_base + row / args.tile_rows].x =
           large && fits ? atomicAdd(&whole, 1) : -1;
     }
   }
@@ -125,12 +126,12 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
       const int query_len = args.query_start_loc[request + 1] - query_begin;
       const int rows = query_len * args.heads;
       const int seq_len = args.seq_lens[request];
-      const int tile_base = query_begin * args.heads / kMlaTileRows + request;
-      for (int row = lane * kMlaTileRows; row < rows; row += 32 * kMlaTileRows) {
-        const int row_end = min(row + kMlaTileRows, rows);
+      const int tile_base = query_begin * args.heads / args.tile_rows + request;
+      for (int row = lane * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
+        const int row_end = min(row + args.tile_rows, rows);
         const int tile_rows = row_end - row;
         const int units = (tile_rows + kMlaUnitRows - 1) / kMlaUnitRows;
-        int4* plan = &args.workspace.tile_plans[tile_base + row / kMlaTileRows];
+        int4* plan = &args.workspace.tile_plans[tile_base + row / args.tile_rows];
         const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
         if (pass == 0) {
           int piece = 0;  // keys per item; 0: whole

@@ -7,6 +7,7 @@
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
 #include "outrider/kernels/cuda/mla_decode_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swapped_sm90.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -25,7 +26,7 @@ MlaSplits SplitsOf(const MlaDecodeParams& params) {
 MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
   // Splits of 128 keys up to 128 k are the most that a choice of splits can ask for in practice;
   // the plan's items are bounded by tiles plus partial results.
-  const size_t tiles = static_cast<size_t>(limits.max_tokens) * limits.heads / kMlaTileRows +
+  const size_t tiles = static_cast<size_t>(limits.max_tokens) * limits.heads / kMlaLeastTileRows +
                        limits.max_requests + 1;
   const size_t max_splits = static_cast<size_t>(limits.max_seq_len) / 128 + 1;
   const size_t rows = static_cast<size_t>(limits.max_tokens) * limits.heads;
@@ -125,16 +126,73 @@ cudaError_t LaunchDependent(void (*kernel)(Parameters...), int blocks, int threa
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-template <bool kE4m3>
-cudaError_t LaunchMain(const MlaKernelArguments& args, const MlaTensorMaps& maps,
+/// Raises a kernel's shared memory to `bytes` once.
+template <typename Kernel>
+cudaError_t AllowShared(Kernel kernel, size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
+cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(MlaShared);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  auto kernel = DecodeMlaSm90<kE4m3>;
-  static const cudaError_t attribute = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
-  if (attribute != cudaSuccess) return attribute;
-  return LaunchDependent(kernel, NumBlocks(), kMlaThreads, kSharedBytes, stream, args, maps);
+  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<false>, kSharedBytes);
+  if (allowed != cudaSuccess) return allowed;
+  MlaTensorMaps maps;
+  const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
+  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
+  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 1) ||
+      !EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, box_groups) ||
+      !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
+    return cudaErrorInvalidValue;
+  }
+  return LaunchDependent(DecodeMlaSm90<false>, NumBlocks(), kMlaThreads, kSharedBytes, stream, args,
+                         maps);
+}
+
+/// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
+bool EncodeByteMap(CUtensorMap* map, const void* cache, uint64_t rows, int columns,
+                   int column_groups, int row_groups) {
+  if (Encoder() == nullptr) return false;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), 8,
+                               static_cast<cuuint64_t>(kMlaKeyDim / columns), rows / 8};
+  const cuuint64_t strides[3] = {kMlaKeyDim, static_cast<cuuint64_t>(columns), kMlaKeyDim * 8};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), 8,
+                             static_cast<cuuint32_t>(column_groups),
+                             static_cast<cuuint32_t>(row_groups)};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(cache), sizes, strides,
+                   box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Rows of a tile: part of the schedule, not of the arithmetic.
+int TileRows(const MlaDecodeParams& params) {
+  if (params.cache_type == MlaCacheType::kBf16) return kMlaTileRows;
+  return params.heads <= 16 && params.num_tokens <= params.num_requests ? 16 : 32;
+}
+
+template <int kRows>
+cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& params,
+                       cudaStream_t stream) {
+  constexpr size_t kSharedBytes = sizeof(MlaSwappedShared<kRows>);
+  static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(DecodeMlaSwappedSm90<kRows>, kSharedBytes);
+  if (allowed != cudaSuccess) return allowed;
+  MlaSwappedMaps maps;
+  maps.q = static_cast<const __nv_bfloat16*>(params.q);
+  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
+  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
+  if (!EncodeByteMap(&maps.latent, params.cache, cache_rows, 128, 4, box_groups) ||
+      !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
+    return cudaErrorInvalidValue;
+  }
+  return LaunchDependent(DecodeMlaSwappedSm90<kRows>, NumBlocks(), kSwappedThreads, kSharedBytes,
+                         stream, args, maps);
 }
 
 }  // namespace
@@ -158,6 +216,7 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.seq_lens = params.seq_lens;
   args.num_requests = params.num_requests;
   args.heads = params.heads;
+  args.tile_rows = TileRows(params);
   args.blocks = NumBlocks();
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
@@ -188,22 +247,9 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.lse = params.lse;
   args.splits = params.relaxed ? MlaSplits{0, 0, 0} : SplitsOf(params);
 
-  MlaTensorMaps maps;
-  const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
-  const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
-  const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
-  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 1)) return cudaErrorInvalidValue;
-  if (!e4m3) {
-    if (!EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, box_groups) ||
-        !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
-      return cudaErrorInvalidValue;
-    }
-  } else {
-    maps.kv_half = maps.q;
-    maps.kv_rotary = maps.q;
-  }
-  const cudaError_t error =
-      e4m3 ? LaunchMain<true>(args, maps, stream) : LaunchMain<false>(args, maps, stream);
+  const cudaError_t error = !e4m3                    ? LaunchBf16(args, params, stream)
+                            : TileRows(params) == 16 ? LaunchE4m3<16>(args, params, stream)
+                                                     : LaunchE4m3<32>(args, params, stream);
   if (error != cudaSuccess) return error;
 
   MlaCombineArguments combine;

@@ -1,0 +1,193 @@
+"""The expanded prompt form (query and key width 192, value width 128, causal bottom-right) through
+cuDNN: TFLOP/s, and whether a row's bits stay the same alone, in a batch and in a later chunk.
+
+Needs PyTorch with a Hopper GPU and the package nvidia-cudnn-frontend.
+"""
+
+import cudnn
+import torch
+
+HANDLE = cudnn.create_handle()
+SCALE = 192**-0.5
+
+
+class Attention:
+    """A plan for one shape; a padded one takes the requests' actual lengths."""
+
+    def __init__(self, batch, heads, query_len, key_len, padded):
+        self.shape = (batch, heads, query_len, key_len)
+        self.graph = graph = cudnn.pygraph(
+            io_data_type=cudnn.data_type.BFLOAT16,
+            intermediate_data_type=cudnn.data_type.FLOAT,
+            compute_data_type=cudnn.data_type.FLOAT,
+            handle=HANDLE,
+        )
+
+        def tensor(name, length, width):
+            # [batch, length, heads, width] in memory, the layout of flat rows.
+            return graph.tensor(
+                name=name,
+                dim=[batch, heads, length, width],
+                stride=[length * heads * width, width, heads * width, 1],
+                data_type=cudnn.data_type.BFLOAT16,
+            )
+
+        self.q, self.k, self.v = (
+            tensor("q", query_len, 192),
+            tensor("k", key_len, 192),
+            tensor("v", key_len, 128),
+        )
+        lengths = {}
+        if padded:
+            for name in ("seq_len_q", "seq_len_kv"):
+                lengths[name] = graph.tensor(
+                    name=name,
+                    dim=[batch, 1, 1, 1],
+                    stride=[1, 1, 1, 1],
+                    data_type=cudnn.data_type.INT32,
+                )
+            lengths["use_padding_mask"] = True
+        self.lengths = lengths
+        self.o, self.stats = graph.sdpa(
+            name="sdpa",
+            q=self.q,
+            k=self.k,
+            v=self.v,
+            generate_stats=True,
+            attn_scale=SCALE,
+            diagonal_alignment=cudnn.diagonal_alignment.BOTTOM_RIGHT,
+            diagonal_band_right_bound=0,
+            **lengths,
+        )
+        self.o.set_output(True).set_dim([batch, heads, query_len, 128]).set_stride(
+            [query_len * heads * 128, 128, heads * 128, 1]
+        )
+        self.stats.set_output(True).set_data_type(cudnn.data_type.FLOAT)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A])
+        graph.check_support()
+        graph.build_plans()
+        self.workspace = torch.empty(
+            max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8
+        )
+
+    def __call__(self, q, k, v, query_lens=None, key_lens=None):
+        batch, heads, query_len, _ = self.shape
+        o = torch.full((batch, query_len, heads, 128), float("nan"), device="cuda").bfloat16()
+        stats = torch.empty((batch, heads, query_len, 1), device="cuda")
+        tensors = {self.q: q, self.k: k, self.v: v, self.o: o, self.stats: stats}
+        if self.lengths:
+            for name, values in (("seq_len_q", query_lens), ("seq_len_kv", key_lens)):
+                tensors[self.lengths[name]] = torch.tensor(
+                    values, device="cuda", dtype=torch.int32
+                ).view(batch, 1, 1, 1)
+        self.run = lambda: self.graph.execute(tensors, self.workspace, handle=HANDLE)
+        self.run()
+        torch.cuda.synchronize()
+        return o
+
+    def microseconds(self, repeats=20):
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self.run()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1000)
+        return sorted(times)[repeats // 2]
+
+
+def noise(batch, length, heads):
+    return [
+        torch.randn(batch, length, heads, width, device="cuda").bfloat16()
+        for width in (192, 192, 128)
+    ]
+
+
+def reference(q, k, v):
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * SCALE
+    offset = k.shape[0] - q.shape[0]
+    keys = torch.arange(k.shape[0], device="cuda")
+    rows = torch.arange(q.shape[0], device="cuda")
+    scores.masked_fill_(keys[None, :] > rows[:, None] + offset, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
+
+
+def speed():
+    for heads, query_len, key_len in [
+        (128, 1024, 1024),
+        (128, 2048, 2048),
+        (128, 4096, 4096),
+        (128, 8192, 8192),
+        (16, 8192, 8192),
+        (128, 1024, 8192),
+        (16, 1024, 8192),
+    ]:
+        q, k, v = noise(1, key_len, heads)
+        attention = Attention(1, heads, query_len, key_len, False)
+        attention(q[:, :query_len].contiguous(), k, v)
+        pairs = query_len * (key_len - query_len) + query_len * (query_len + 1) / 2
+        us = attention.microseconds()
+        print(
+            f"heads {heads:3d}  {query_len:5d} queries  {key_len:5d} keys  {us:9.1f} us  "
+            f"{2 * 320 * heads * pairs / us / 1e6:6.1f} TFLOP/s"
+        )
+
+
+def bits():
+    heads, longest = 16, 1024
+    lengths = [1000, 700, 300, 1]
+    q, k, v = noise(len(lengths), longest, heads)
+    batch = Attention(len(lengths), heads, longest, longest, True)
+    together = batch(q, k, v, lengths, lengths)
+    error = max(
+        (
+            (together[i, :n].double() - reference(q[i, :n], k[i, :n], v[i, :n])).norm()
+            / reference(q[i, :n], k[i, :n], v[i, :n]).norm()
+        ).item()
+        for i, n in enumerate(lengths)
+    )
+    print(f"error against float64: {error:.1e}")
+    one = Attention(1, heads, longest, longest, True)
+    for i, n in enumerate(lengths):
+        row = slice(i, i + 1)
+        same_plan = one(q[row], k[row], v[row], [n], [n])
+        exact = Attention(1, heads, n, n, False)
+        alone = exact(
+            q[row, :n].contiguous(), k[row, :n].contiguous(), v[row, :n].contiguous()
+        )
+        print(
+            f"length {n}: alone (padded plan) equals batch: "
+            f"{torch.equal(same_plan[0, :n], together[i, :n])}, "
+            f"alone (plan of its length) equals batch: {torch.equal(alone[0], together[i, :n])}"
+        )
+    n = lengths[0]
+    for first in (1, 64, 100, 128, 256, 512, 700, 872, 936, 992, 999):
+        chunk = Attention(1, heads, n - first, n, False)
+        got = chunk(
+            q[:1, first:n].contiguous(), k[:1, :n].contiguous(), v[:1, :n].contiguous()
+        )
+        wanted = together[0, first:n]
+        rows = (got[0] != wanted).flatten(1).any(1)
+        print(
+            f"rows {first}..{n - 1} as a chunk: {int(rows.sum())} of {n - first} rows differ, "
+            f"by at most {(got[0].float() - wanted.float()).abs().max().item():.1e}"
+        )
+    # A chunk of an earlier part: the same rows with fewer keys after them.
+    for end in (128, 500, 512, 900):
+        chunk = Attention(1, heads, end, end, False)
+        got = chunk(
+            q[:1, :end].contiguous(), k[:1, :end].contiguous(), v[:1, :end].contiguous()
+        )
+        rows = (got[0] != together[0, :end]).flatten(1).any(1)
+        print(f"rows 0..{end - 1} as a first chunk: {int(rows.sum())} of {end} rows differ")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    print("cuDNN", cudnn.backend_version(), "frontend", cudnn.__version__)
+    print(torch.cuda.get_device_name())
+    bits()
+    speed()
