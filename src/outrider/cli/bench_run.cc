@@ -44,6 +44,7 @@ EngineCounters Difference(const EngineCounters& after, const EngineCounters& bef
   grown.model_seconds = after.model_seconds - before.model_seconds;
   grown.sample_seconds = after.sample_seconds - before.sample_seconds;
   grown.draft_seconds = after.draft_seconds - before.draft_seconds;
+  grown.host_seconds = after.host_seconds - before.host_seconds;
   return grown;
 }
 

@@ -80,7 +80,7 @@ bool Engine::Step() {
   }
   const bool ran = core_->Step();
   const std::lock_guard lock(mailbox_->mutex);
-  mailbox_->counters = core_->Counters();
+  core_->ReadCounters(mailbox_->counters);
   return ran || !messages.empty();
 }
 

@@ -6,6 +6,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
+#include "outrider/base/stopwatch.h"
 #include "outrider/batch/padded_drafts.h"
 
 namespace outrider {
@@ -14,21 +15,6 @@ namespace {
 
 // Logits are made and sampled for about this many rows at a time, which bounds their memory.
 constexpr int32_t kLogitsTile = 64;
-
-/// Adds the time from its construction to its end to `seconds`.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() {
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 /// The seed of a request that brings none.
 uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
@@ -142,15 +128,25 @@ void EngineCore::CountFinish(FinishReason reason) {
   }
 }
 
-EngineCounters EngineCore::Counters() const {
-  EngineCounters c = counters_;
+void EngineCore::ReadCounters(EngineCounters& c) const {
+  c = counters_;
   c.num_requests_running = scheduler_.num_running();
   c.num_requests_waiting = scheduler_.num_waiting();
   c.kv_cache_usage = scheduler_.pool().Usage();
-  return c;
 }
 
 bool EngineCore::Step() {
+  const double model_before = parts_.model->busy_seconds();
+  double step_seconds = 0;
+  const bool ran = RunStep(step_seconds);
+  if (ran) {
+    counters_.host_seconds += step_seconds - (parts_.model->busy_seconds() - model_before);
+  }
+  return ran;
+}
+
+bool EngineCore::RunStep(double& step_seconds) {
+  const Stopwatch step_watch(step_seconds);
   const StepPlan* plan = nullptr;
   {
     const Stopwatch watch(counters_.plan_seconds);
@@ -164,8 +160,8 @@ bool EngineCore::Step() {
   }
   {
     const Stopwatch watch(counters_.sample_seconds);
-    VerifyRows(*plan);
-    ScorePrompts(*plan);
+    VerifyRows();
+    ScorePrompts();
   }
   {
     const Stopwatch watch(counters_.plan_seconds);
@@ -197,8 +193,10 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
     if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
   }
   work_.clear();
+  states_.clear();
   for (const PlannedRequest& planned : plan.requests) {
-    const RequestState& state = StateOf(planned.id);
+    RequestState& state = StateOf(planned.id);
+    states_.push_back(&state);
     const std::span<const int32_t> tokens(state.tokens());
     work_.push_back(
         {.slot = planned.slot,
@@ -213,7 +211,10 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
-  if (outcomes_.size() < plan.requests.size()) outcomes_.resize(plan.requests.size());
+  while (outcomes_.size() < plan.requests.size()) {
+    const int32_t k = parts_.drafter ? parts_.drafter->max_drafts() : 0;
+    outcomes_.emplace_back().verified.tokens.reserve(static_cast<size_t>(k) + 1);
+  }
 }
 
 void EngineCore::Forward() {
@@ -222,7 +223,7 @@ void EngineCore::Forward() {
   parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
 }
 
-void EngineCore::VerifyRows(const StepPlan& plan) {
+void EngineCore::VerifyRows() {
   const auto requests = layout_.requests();
   size_t first = 0;
   while (first < requests.size()) {
@@ -232,12 +233,12 @@ void EngineCore::VerifyRows(const StepPlan& plan) {
            (rows == 0 || rows + requests[end].num_logits_rows <= kLogitsTile)) {
       rows += requests[end++].num_logits_rows;
     }
-    if (rows > 0) VerifyTile(plan, first, end - first);
+    if (rows > 0) VerifyTile(first, end - first);
     first = end;
   }
 }
 
-void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
+void EngineCore::VerifyTile(size_t first, size_t count) {
   const auto requests = layout_.requests().subspan(first, count);
   const int32_t first_logits_row = requests.front().first_logits_row;
   const int32_t rows =
@@ -253,7 +254,7 @@ void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
   for (const RequestRows& request : requests) {
     if (request.num_logits_rows == 0) continue;
     const auto index = static_cast<size_t>(request.work_index);
-    RequestState& state = StateOf(plan.requests[index].id);
+    RequestState& state = *states_[index];
     verifier_.Verify({.params = &state.sampling(),
                       .seed = state.seed(),
                       .tokens = state.tokens(),
@@ -267,10 +268,10 @@ void EngineCore::VerifyTile(const StepPlan& plan, size_t first, size_t count) {
 }
 
 // The log-probabilities of prompt tokens, for requests that ask for them.
-void EngineCore::ScorePrompts(const StepPlan& plan) {
+void EngineCore::ScorePrompts() {
   for (const RequestRows& rows : layout_.requests()) {
     if (rows.num_prompt_logits_rows == 0) continue;
-    RequestState& state = StateOf(plan.requests[static_cast<size_t>(rows.work_index)].id);
+    RequestState& state = *states_[static_cast<size_t>(rows.work_index)];
     if (rows.context_length == 0) state.prompt_logprobs().clear();
     ScorePromptRows(rows, state);
   }
@@ -305,7 +306,7 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
     outcome.num_emitted = 0;
     outcome.num_drafts = 0;
     if (!planned.samples) continue;
-    RequestState& state = StateOf(planned.id);
+    RequestState& state = *states_[i];
     counters_.speculation.AddStep(planned.num_drafts, outcome.verified.num_accepted);
     outcome.num_emitted = state.Emit(outcome.verified, planned.num_drafts);
     counters_.generation_tokens += outcome.num_emitted;
@@ -316,15 +317,16 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   draft_requests_.clear();
   draft_plan_index_.clear();
   const int32_t k = parts_.drafter->max_drafts();
-  const auto decodes = std::count_if(
-      plan.requests.begin(), plan.requests.end(),
-      [&](const PlannedRequest& p) { return p.samples && !StateOf(p.id).finished(); });
+  int32_t decodes = 0;
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    if (plan.requests[i].samples && !states_[i]->finished()) ++decodes;
+  }
   // At 0 drafts the drafter's state is still kept up to date.
-  const int32_t wanted = parts_.draft_schedule.TokensFor(static_cast<int32_t>(decodes));
+  const int32_t wanted = parts_.draft_schedule.TokensFor(decodes);
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
     const PlannedRequest& planned = plan.requests[index];
-    const RequestState& state = StateOf(planned.id);
+    const RequestState& state = *states_[index];
     if (state.finished()) continue;
     const int32_t accepted = planned.samples ? outcomes_[index].verified.num_accepted : 0;
     draft_requests_.push_back({.slot = rows.slot,
@@ -347,7 +349,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const size_t index = draft_plan_index_[i];
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
-    StateOf(plan.requests[index].id).drafts.assign(row, end);
+    states_[index]->drafts.assign(row, end);
     outcomes_[index].num_drafts = static_cast<int32_t>(end - row);
   }
 }
@@ -355,7 +357,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
 void EngineCore::Commit(const StepPlan& plan) {
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
-    RequestState& state = StateOf(planned.id);
+    RequestState& state = *states_[i];
     if (state.finished()) {
       CountFinish(*state.finish_reason());
       Remove(planned.id);

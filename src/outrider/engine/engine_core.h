@@ -53,17 +53,19 @@ class EngineCore {
   bool Step();
 
   bool Idle() const { return requests_.empty(); }
-  EngineCounters Counters() const;
+  /// Replaces `counters`, whose memory is reused.
+  void ReadCounters(EngineCounters& counters) const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   RequestState& StateOf(RequestId id) { return *requests_.at(id); }
+  bool RunStep(double& step_seconds);
   void ApplyPlan(const StepPlan& plan);
   void Forward();
-  void VerifyRows(const StepPlan& plan);
-  void VerifyTile(const StepPlan& plan, size_t first, size_t count);
-  void ScorePrompts(const StepPlan& plan);
+  void VerifyRows();
+  void VerifyTile(size_t first, size_t count);
+  void ScorePrompts();
   void ScorePromptRows(const RequestRows& rows, RequestState& state);
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
@@ -88,10 +90,11 @@ class EngineCore {
   // Of the step in flight; kept to reuse memory.
   BatchLayout layout_;
   std::vector<RequestWork> work_;
-  std::vector<Outcome> outcomes_;    // by index in the plan
-  std::vector<float> hidden_;        // [rows, hidden]
-  std::vector<float> logits_;        // [tile rows, vocab]
-  std::vector<int32_t> score_rows_;  // [tile rows]
+  std::vector<RequestState*> states_;  // by index in the plan
+  std::vector<Outcome> outcomes_;      // by index in the plan
+  std::vector<float> hidden_;          // [rows, hidden]
+  std::vector<float> logits_;          // [tile rows, vocab]
+  std::vector<int32_t> score_rows_;    // [tile rows]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
   std::vector<int32_t> drafts_;  // [draft requests, k]

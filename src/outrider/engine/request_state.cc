@@ -47,7 +47,12 @@ int32_t RequestState::UsefulDrafts(int32_t wanted) const {
 }
 
 int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {
-  OutputDelta delta;
+  OutputDelta& delta = delta_;
+  delta.token_ids.clear();
+  delta.token_ids.reserve(verified.tokens.capacity());
+  delta.text.clear();
+  delta.logprobs.clear();
+  delta.prompt_logprobs.clear();
   delta.num_draft_tokens = num_drafts;
   delta.num_accepted_tokens = verified.num_accepted;
   stats_.speculation.AddStep(num_drafts, verified.num_accepted);

@@ -89,6 +89,7 @@ class RequestState {
   std::optional<FinishReason> finish_reason_;
   Clock::time_point submitted_ = Clock::now();
   RequestStats stats_;
+  OutputDelta delta_;  // of the step at hand; keeps its memory when the sink leaves it
 };
 
 }  // namespace outrider

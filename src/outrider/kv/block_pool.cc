@@ -73,6 +73,10 @@ double BlockPool::Usage() const {
   return 1.0 - static_cast<double>(num_free()) / static_cast<double>(num_blocks());
 }
 
+void BlockTable::ExpectTokens(int64_t tokens, int32_t block_size) {
+  blocks_.reserve(static_cast<size_t>(BlocksFor(tokens, block_size)));
+}
+
 int32_t BlockTable::ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys) {
   int32_t count = 0;
   for (const BlockKey& key : keys) {

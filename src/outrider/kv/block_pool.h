@@ -54,9 +54,17 @@ class BlockPool {
   int32_t num_idle_ = 0;
 };
 
+/// Blocks that `tokens` positions need.
+constexpr int64_t BlocksFor(int64_t tokens, int32_t block_size) {
+  return (tokens + block_size - 1) / block_size;
+}
+
 /// The blocks of one request, in order of position. Owns its references.
 class BlockTable {
  public:
+  /// Makes room for the blocks of `tokens` positions, so that growing up to there allocates nothing.
+  void ExpectTokens(int64_t tokens, int32_t block_size);
+
   /// Appends the longest run of `keys` that the pool holds; its number of blocks.
   int32_t ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys);
 
@@ -72,10 +80,5 @@ class BlockTable {
  private:
   std::vector<int32_t> blocks_;
 };
-
-/// Blocks that `tokens` positions need.
-constexpr int64_t BlocksFor(int64_t tokens, int32_t block_size) {
-  return (tokens + block_size - 1) / block_size;
-}
 
 }  // namespace outrider

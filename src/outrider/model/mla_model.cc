@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "outrider/base/arg_max.h"
+#include "outrider/base/stopwatch.h"
 #include "outrider/model/decoder_layer.h"
 #include "outrider/model/rotary.h"
 
@@ -57,6 +59,7 @@ void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<flo
 
 void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
                        LayerObserver observer) {
+  const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   const Compute compute = MakeCompute();
   const int64_t rows = layout.num_rows();
@@ -77,6 +80,7 @@ void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<flo
 
 void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
                           MatrixView<const float> previous, MatrixView<float> hidden) {
+  const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   const Compute compute = MakeCompute();
   const MtpWeights& w = weights_.mtp[static_cast<size_t>(m)];
@@ -106,6 +110,12 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
 
 void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
                       MatrixView<float> logits) {
+  const Stopwatch watch(busy_seconds_);
+  MultiplyByHead(hidden, rows, logits);
+}
+
+void MlaModel::MultiplyByHead(MatrixView<const float> hidden, std::span<const int32_t> rows,
+                              MatrixView<float> logits) {
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   kernels_.matmul(
       pool_,
@@ -115,18 +125,18 @@ void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> r
 
 void MlaModel::ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
                             int32_t* tokens) {
+  const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   const auto total = static_cast<int64_t>(rows.size());
   const MatrixView<float> logits =
       scratch_.Matrix(std::min(kArgMaxTile, total), config_.vocab_size);
   for (int64_t first = 0; first < total; first += kArgMaxTile) {
     const int64_t count = std::min(kArgMaxTile, total - first);
-    Logits(hidden, rows.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-           logits.Rows(0, count));
+    MultiplyByHead(hidden, rows.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                   logits.Rows(0, count));
     for (int64_t i = 0; i < count; ++i) {
-      const float* row = logits.row(i);
       tokens[first + i] =
-          static_cast<int32_t>(std::max_element(row, row + config_.vocab_size) - row);
+          static_cast<int32_t>(ArgMax({logits.row(i), static_cast<size_t>(config_.vocab_size)}));
     }
   }
 }

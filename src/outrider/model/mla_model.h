@@ -53,6 +53,9 @@ class MlaModel {
   /// The most likely token of each given row, ties by lower id; the head's arg-max only.
   void ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows, int32_t* tokens);
 
+  /// Seconds spent in Forward, ForwardMtp, Logits and ArgMaxTokens so far.
+  double busy_seconds() const { return busy_seconds_; }
+
   /// Bytes of intermediate memory held.
   size_t workspace_bytes() const { return scratch_.capacity(); }
   const ModelWeights& weights() const { return weights_; }
@@ -60,6 +63,10 @@ class MlaModel {
  private:
   Compute MakeCompute() { return {kernels_, pool_, scratch_, operand_dtype_}; }
   RotaryRows Rotary(const BatchLayout& layout);
+  void MultiplyByHead(MatrixView<const float> hidden, std::span<const int32_t> rows,
+                      MatrixView<float> logits);
+
+  double busy_seconds_ = 0;
 
   ModelConfig config_;
   ModelWeights weights_;

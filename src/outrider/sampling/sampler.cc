@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "outrider/base/arg_max.h"
 #include "outrider/base/random.h"
 
 namespace outrider {
@@ -20,13 +21,14 @@ bool Cuts(const SamplingParams& params) {
 
 int32_t Sampler::Sample(const SamplingParams& params, uint64_t seed, int64_t position,
                         std::span<const float> logits) {
-  const auto max = std::max_element(logits.begin(), logits.end());
-  if (*max == kForbidden) return kNoToken;
-  if (params.temperature == 0) return static_cast<int32_t>(max - logits.begin());
+  const size_t best = ArgMax(logits);
+  const float max = logits[best];
+  if (max == kForbidden) return kNoToken;
+  if (params.temperature == 0) return static_cast<int32_t>(best);
   const double u = UniformDouble(seed, static_cast<uint64_t>(position), RandomStream::kTarget);
   const float inverse_temperature = 1.0F / params.temperature;
-  if (!Cuts(params)) return SampleAll(*max, inverse_temperature, u, logits);
-  const double target = u * Cut(params, *max, inverse_temperature, logits);
+  if (!Cuts(params)) return SampleAll(max, inverse_temperature, u, logits);
+  const double target = u * Cut(params, max, inverse_temperature, logits);
   double sum = 0;
   for (const Candidate& c : candidates_) {
     sum += c.weight;
@@ -47,7 +49,7 @@ void Sampler::Process(const SamplingParams& params, std::span<const float> logit
                    [&](float x) { return x * inverse_temperature; });
     return;
   }
-  const float max = *std::max_element(logits.begin(), logits.end());
+  const float max = logits[ArgMax(logits)];
   Cut(params, max, inverse_temperature, logits);
   std::fill(processed.begin(), processed.end(), kForbidden);
   for (const Candidate& c : candidates_) {

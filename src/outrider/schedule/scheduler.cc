@@ -14,7 +14,10 @@ void Scheduler::InsertByTurn(auto& entries, Entry* entry) {
   entries.insert(std::lower_bound(entries.begin(), entries.end(), entry, Before), entry);
 }
 
-Scheduler::Scheduler(const SchedulerConfig& config) : config_(config), pool_(config.num_blocks) {
+Scheduler::Scheduler(const SchedulerConfig& config)
+    : config_(config),
+      pool_(config.num_blocks),
+      by_slot_(static_cast<size_t>(config.max_num_seqs), nullptr) {
   OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0);
   // The oldest request can always run to its end: that is what makes preemption safe.
   OUTRIDER_CHECK(BlocksFor(config.max_model_len, config.block_size) <= config.num_blocks);
@@ -29,6 +32,7 @@ void Scheduler::Add(const NewRequest& request) {
   entry->keys = request.keys;
   entry->prompt_length = request.prompt_length;
   entry->num_tokens = request.prompt_length;
+  entry->blocks.ExpectTokens(config_.max_model_len, config_.block_size);
   InsertByTurn(waiting_, entry.get());
   const bool inserted = entries_.emplace(request.id, std::move(entry)).second;
   OUTRIDER_CHECK(inserted);
@@ -124,6 +128,7 @@ bool Scheduler::Admit(Entry& entry) {
   }
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
+  by_slot_[static_cast<size_t>(entry.slot)] = &entry;
   entry.num_computed = shared * config_.block_size;
   entry.num_published = shared;
   plan_.admitted.push_back({entry.id, entry.slot, entry.num_computed});
@@ -182,12 +187,14 @@ void Scheduler::Preempt(Entry& entry) {
 void Scheduler::Release(Entry& entry) {
   entry.blocks.Clear(pool_);
   free_slots_.push_back(entry.slot);
+  by_slot_[static_cast<size_t>(entry.slot)] = nullptr;
   entry.slot = -1;
 }
 
 void Scheduler::Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
                        int32_t num_drafts) {
-  Entry& entry = *entries_.at(planned.id);
+  Entry& entry = *by_slot_.at(static_cast<size_t>(planned.slot));
+  OUTRIDER_CHECK(entry.id == planned.id);
   OUTRIDER_CHECK(num_accepted >= 0 && num_accepted <= planned.num_drafts);
   OUTRIDER_CHECK(entry.num_computed == planned.context_length);
   entry.num_computed += planned.num_tokens + num_accepted;

@@ -130,6 +130,7 @@ class Scheduler {
   SchedulerConfig config_;
   BlockPool pool_;
   std::vector<int32_t> free_slots_;
+  std::vector<Entry*> by_slot_;  // null: free
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // by turn
   std::deque<Entry*> waiting_;   // by turn

@@ -1,0 +1,32 @@
+// The largest of a row of numbers, fast enough for vocabularies.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+namespace outrider {
+
+/// The index of the largest value, the lowest one among equals. `values` is not empty and holds no
+/// NaN.
+inline size_t ArgMax(std::span<const float> values) {
+  // Independent lanes, which compilers turn into vector instructions.
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> lanes;
+  lanes.fill(values[0]);
+  size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float value = values[i + lane];
+      lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+    }
+  }
+  float max = lanes[0];
+  for (const float lane : lanes) max = lane > max ? lane : max;
+  for (; i < values.size(); ++i) max = values[i] > max ? values[i] : max;
+  size_t index = 0;
+  while (values[index] != max) ++index;
+  return index;
+}
+
+}  // namespace outrider
