@@ -65,10 +65,20 @@ void BatchLayout::Append(const RequestWork& work, int32_t work_index) {
 
   token_ids_.insert(token_ids_.end(), work.tokens.begin(), work.tokens.end());
   token_ids_.insert(token_ids_.end(), work.draft_tokens.begin(), work.draft_tokens.end());
-  for (int32_t position = work.context_length; position < sequence_length; ++position) {
-    const int64_t block = work.block_table[static_cast<size_t>(position / block_size_)];
-    positions_.push_back(position);
-    slot_mapping_.push_back(block * block_size_ + position % block_size_);
+  const auto first_row = static_cast<size_t>(rows.first_row);
+  positions_.resize(first_row + static_cast<size_t>(query_length));
+  slot_mapping_.resize(positions_.size());
+  int32_t* positions = positions_.data() + first_row;
+  int64_t* slots = slot_mapping_.data() + first_row;
+  for (int32_t position = work.context_length; position < sequence_length;) {
+    const int32_t block = position / block_size_;
+    const int32_t end = std::min(sequence_length, (block + 1) * block_size_);
+    int64_t slot = int64_t{work.block_table[static_cast<size_t>(block)]} * block_size_ +
+                   (position - block * block_size_);
+    for (; position < end; ++position) {
+      *positions++ = position;
+      *slots++ = slot++;
+    }
   }
   for (int32_t i = 0; i < rows.num_logits_rows; ++i) {
     logits_rows_.push_back(rows.first_row + query_length - rows.num_logits_rows + i);

@@ -54,6 +54,9 @@ class BatchLayout {
  public:
   explicit BatchLayout(int32_t block_size) : block_size_(block_size) {}
 
+  /// Another token in a row of the layout as it is: a drafter's next pass over the same rows.
+  void SetToken(int32_t row, int32_t token) { token_ids_[static_cast<size_t>(row)] = token; }
+
   /// Replaces the layout. The block tables of `work` must outlive it. Requests with no tokens are
   /// a bug; reuses memory, so a steady state allocates nothing.
   void Assign(std::span<const RequestWork> work);

@@ -33,6 +33,16 @@ class DraftRows {
     LayOut(windows);
   }
 
+  /// Other tokens for the same windows, in another pass over the same rows.
+  template <typename TokenAt>
+  void AssignTokens(std::span<const DraftWindow> windows, TokenAt token_at) {
+    for (size_t w = 0; w < windows.size(); ++w) {
+      for (int32_t p = windows[w].start; p < windows[w].end; ++p) {
+        layout_.SetToken(RowOf(w, p), token_at(w, p));
+      }
+    }
+  }
+
   const BatchLayout& layout() const { return layout_; }
 
   /// The row of `position` of window w.

@@ -96,7 +96,7 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
     windows_.push_back(WindowOf(r));
   }
   for (int32_t m = 0; m < k_; ++m) {
-    rows_.Assign(windows_, [&](size_t w, int32_t p) {
+    const auto token_at = [&](size_t w, int32_t p) {
       const DraftRequest& r = requests[w];
       const int32_t index = p + 1 + m;
       const auto known = static_cast<int32_t>(r.tokens.size());
@@ -106,8 +106,13 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
       return index - known < std::min(m, r.num_drafts)
                  ? drafts.row(static_cast<int64_t>(w))[index - known]
                  : 0;
-    });
-    if (m == 0) GatherHidden(requests, hidden);
+    };
+    if (m == 0) {
+      rows_.Assign(windows_, token_at);
+      GatherHidden(requests, hidden);
+    } else {
+      rows_.AssignTokens(windows_, token_at);
+    }
     const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
 
