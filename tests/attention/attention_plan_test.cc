@@ -110,7 +110,7 @@ TEST(AttentionPlanRandomTest, EveryRowIsRunOnce) {
       for (const auto part : {plan.decode_runs(), plan.left_over(), plan.prompts()}) {
         for (const RequestRows& r : part) {
           for (int32_t j = 0; j < r.query_length; ++j) {
-            const auto row = static_cast<size_t>(r.first_row + j);
+            const auto row = static_cast<size_t>(r.first_row) + static_cast<size_t>(j);
             ++runs[row];
             ASSERT_EQ(batch.layout().positions()[row], r.context_length + j);
           }

@@ -129,8 +129,8 @@ TEST_P(DecodeKernelsTest, PaddingWritesNothing) {
   batch.spans[1].first_row = 4;
   batch.q = TestMatrix::Random(8, batch.q.view_cols, random);
   TestMatrix out = batch.Out();
-  std::vector<float> before;
-  for (int64_t i = 0; i < 41 * (kLatent + kRope); ++i) before.push_back(batch.paged.Get(i));
+  std::vector<float> before(size_t{41} * (kLatent + kRope));
+  for (size_t i = 0; i < before.size(); ++i) before[i] = batch.paged.Get(static_cast<int64_t>(i));
   PaddedDecodeAttention(compute, batch.Args(out), 4);
   for (int64_t row = 0; row < 8; ++row) {
     const bool owned = row == 1 || row == 4 || row == 5;

@@ -178,7 +178,8 @@ TEST_F(MergeAttentionTest, EveryRowIsMergedWithItsOwnWeights) {
   std::fill(part.out.begin(), part.out.end(), 1.0F);
   const Partial merged = Merged(total, part);
   for (size_t i = 0; i < merged.out.size(); ++i) {
-    const auto w = std::exp(static_cast<float>(i / kValue));
+    const size_t row_and_head = i / kValue;
+    const auto w = std::exp(static_cast<float>(row_and_head));
     EXPECT_NEAR(merged.out[i], w / (1 + w), 1e-6) << i;
   }
 }

@@ -127,7 +127,8 @@ class MlaBackendTest : public KernelTest {
   /// A cache whose entries of cached positions are random, all others NaN.
   std::vector<float> Context(const TestLayout& batch, const MlaShape& shape) {
     const int32_t width = shape.latent + shape.rope;
-    std::vector<float> cache(static_cast<size_t>(batch.num_blocks() * kBlockSize * width), kNaN);
+    std::vector<float> cache(static_cast<size_t>(int64_t{batch.num_blocks()} * kBlockSize * width),
+                             kNaN);
     std::normal_distribution<float> normal;
     for (const RequestRows& r : batch.layout().requests()) {
       for (int32_t p = 0; p < r.context_length; ++p) {

@@ -401,8 +401,8 @@ RC_GTEST_PROP(DecodeSplitProperty, NothingIsLeftOverWithoutNeed, ()) {
   }
   size_t expected = total;
   if (batch.kernel.lengths == QueryLengths::kUniform && !counts.empty()) {
-    if (batch.kernel.policy == UniformPolicy::kShortestQualifying)
-      expected = counts.begin()->second;
+    const size_t shortest = counts.begin()->second;
+    if (batch.kernel.policy == UniformPolicy::kShortestQualifying) expected = shortest;
     if (batch.kernel.policy == UniformPolicy::kLargestClass) expected = most;
   }
   RC_ASSERT(split.decode.size() == expected);

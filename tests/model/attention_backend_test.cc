@@ -65,7 +65,7 @@ std::vector<float> StepLogits(AttentionBackend backend, const std::vector<int32_
   std::vector<float> hidden;
   for (const auto* part : {&contexts, &step}) {
     layout.Assign(*part);
-    hidden.resize(static_cast<size_t>(layout.num_rows() * model.hidden_size()));
+    hidden.resize(static_cast<size_t>(int64_t{layout.num_rows()} * model.hidden_size()));
     model.Forward(layout, cache, {hidden.data(), layout.num_rows(), model.hidden_size()});
   }
   std::vector<int32_t> rows = FirstBlocks(layout.num_rows());

@@ -20,7 +20,7 @@ std::string RangeText(int64_t first, int64_t count) {
   return count == 1 ? fmt::to_string(first) : fmt::format("{}-{}", first, first + count - 1);
 }
 
-std::string CountText(size_t count, std::string_view noun) {
+std::string CountText(int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
@@ -120,6 +120,7 @@ std::string ExplainedBatch::LayoutTable() const {
 
 std::string ExplainedBatch::SplitTable() const {
   const auto runs = plan_.decode_runs();
+  const auto num_runs = static_cast<int64_t>(runs.size());
   std::vector<std::array<std::string, 4>> table = {{"kernel", "rows", "how", "requests"}};
   const auto requests_text = [&](std::span<const RequestRows> requests) {
     std::vector<std::string_view> texts;
@@ -133,14 +134,12 @@ std::string ExplainedBatch::SplitTable() const {
   if (!runs.empty()) {
     std::string how = "each request at its own length";
     if (plan_.backend() == AttentionBackend::kUniformPad) {
-      const auto padding = static_cast<size_t>(
-          static_cast<int32_t>(runs.size()) * plan_.query_length() - NumRows(runs));
-      how = fmt::format("{} of {}, {} of padding", CountText(runs.size(), "run"),
-                        CountText(static_cast<size_t>(plan_.query_length()), "row"),
-                        CountText(padding, "row"));
+      const int64_t padding = num_runs * plan_.query_length() - NumRows(runs);
+      how = fmt::format("{} of {}, {} of padding", CountText(num_runs, "run"),
+                        CountText(plan_.query_length(), "row"), CountText(padding, "row"));
     } else if (plan_.query_length() > 0) {
-      how = fmt::format("{} of {}", CountText(runs.size(), "request"),
-                        CountText(static_cast<size_t>(plan_.query_length()), "row"));
+      how = fmt::format("{} of {}", CountText(num_runs, "request"),
+                        CountText(plan_.query_length(), "row"));
     }
     table.push_back({"decode, absorbed", RowsText(runs), how, requests_text(runs)});
   }
@@ -160,9 +159,9 @@ std::string ExplainedBatch::Text() const {
   return fmt::format(
       "Step of {}, {}; k = {}: decode requests have up to {}\n\n{}\n"
       "Attention backend: {} ({})\n{}\n\n{}",
-      CountText(items_.size(), "request"),
-      CountText(static_cast<size_t>(layout_.num_rows()), "row"), k_,
-      CountText(static_cast<size_t>(1 + k_), "row"), LayoutTable(), AttentionBackendName(backend),
+      CountText(static_cast<int64_t>(items_.size()), "request"),
+      CountText(layout_.num_rows(), "row"), k_, CountText(int64_t{1} + k_, "row"), LayoutTable(),
+      AttentionBackendName(backend),
       KeepsExactness(backend) ? "exact: output does not depend on batching or drafts"
                               : "NOT exact: output can depend on batching and drafts",
       AttentionBackendSummary(backend), SplitTable());
