@@ -86,6 +86,20 @@ TEST_F(ConfigFixture, ArgumentsWinOverEnvironmentOverFileOverDefault) {
   EXPECT_EQ(settings.engine.max_num_batched_tokens, EngineOptions().max_num_batched_tokens);
 }
 
+TEST_F(ConfigFixture, AttentionBackendFromEverySource) {
+  const auto backend = [](const std::vector<std::string>& arguments, const Variables& variables) {
+    return Parse(arguments, variables).settings.engine.attention_backend;
+  };
+  const std::string file = Write("attention-backend: uniform-pad\n");
+  const Variables variables = {{"OUTRIDER_ATTENTION_BACKEND", "uniform-largest"}};
+  EXPECT_EQ(backend({"serve", "m"}, {}), AttentionBackend::kRagged);
+  EXPECT_EQ(backend({"explain", "m", "--config", file}, {}), AttentionBackend::kUniformPad);
+  EXPECT_EQ(backend({"generate", "m", "--prompt", "x", "--config", file}, variables),
+            AttentionBackend::kUniformLargest);
+  EXPECT_EQ(backend({"bench", "latency", "m", "--attention-backend", "single"}, variables),
+            AttentionBackend::kSingle);
+}
+
 TEST_F(ConfigFixture, TheFileCanComeFromTheEnvironmentAndNameTheModel) {
   const std::string file = Write("model: models/tiny\nport: 77\n");
   const Settings settings = Parse({"serve"}, {{"OUTRIDER_CONFIG", file}}).settings;
