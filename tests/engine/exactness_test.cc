@@ -168,7 +168,6 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
 INSTANTIATE_TEST_SUITE_P(
     Configurations, ExactnessTest,
     testing::Values(
-<<<<<<< HEAD
         Case{"plain", 1, {.drafter = DrafterKind::kNone}}, Case{"chain1", 2, {.k = 1}},
         Case{"chain2", 1, {.k = 2, .block_size = 8, .max_num_batched_tokens = 37}},
         Case{"chain3", 2, {.k = 3, .block_size = 64, .num_blocks = 128, .threads = 2}},
@@ -178,37 +177,23 @@ INSTANTIATE_TEST_SUITE_P(
             "repeated3_processed_logprobs",
             3,
             {.drafter = DrafterKind::kRepeated, .k = 3, .logprobs_mode = LogprobsMode::kProcessed}},
-        Case{"chain3_padded",
-             1,
-             {.k = 3, .threads = 2, .attention_backend = AttentionBackend::kUniformPad}},
-        Case {
-          "chain2_padded_preempted", 2,
-=======
-        Case{"plain", {.drafter = DrafterKind::kNone}}, Case{"chain1", {.k = 1}},
-        Case{"chain2", {.k = 2, .block_size = 8, .max_num_batched_tokens = 37}},
-        Case{"chain3", {.k = 3, .block_size = 64, .num_blocks = 128, .threads = 2}},
-        Case{"chain3_float32", {.dtype = DType::kF32, .max_num_batched_tokens = 64}},
-        Case{"chain3_preempted", {.k = 3, .num_blocks = 26, .max_model_len = 400}},
         Case{"chain3_uniform_pad",
-             {.k = 3, .threads = 2, .attention_backend = AttentionBackend::kUniformPad}},
+             1,
+             {.k = 3,
+              .draft_form = DraftForm::kPadded,
+              .threads = 2,
+              .attention_backend = AttentionBackend::kUniformPad}},
         Case{"chain2_uniform_pad_preempted",
->>>>>>> efaa3d5 (Tests: inexact backends stay close to ragged ones; clang-tidy findings; changelog)
-              {
-            .k = 2, .num_blocks = 26, .max_model_len = 400,
-            .attention_backend = AttentionBackend::kUniformPad
-          }
-        },
-<<<<<<< HEAD
-        Case {
-          "repeated3_padded", 1,
-=======
+             2,
+             {.k = 2,
+              .num_blocks = 26,
+              .max_model_len = 400,
+              .attention_backend = AttentionBackend::kUniformPad}},
         Case{"repeated3_uniform_pad",
->>>>>>> efaa3d5 (Tests: inexact backends stay close to ragged ones; clang-tidy findings; changelog)
-              {
-            .drafter = DrafterKind::kRepeated, .k = 3,
-            .attention_backend = AttentionBackend::kUniformPad
-          }
-        },
+             1,
+             {.drafter = DrafterKind::kRepeated,
+              .k = 3,
+              .attention_backend = AttentionBackend::kUniformPad}},
         Case{"repeated5_small_chunks",
              1,
              {.drafter = DrafterKind::kRepeated,
@@ -233,7 +218,11 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
   auto requests = RandomRequests(kSeed, 12);
   for (GenerationRequest& request : requests) {
     // Without processors, tokens that are nearly equally good have nearly equal logprobs.
-    request.sampling = {.temperature = 0, .max_tokens = 30, .ignore_eos = true, .logprobs = 0};
+    request.sampling = SamplingParams();
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 30;
+    request.sampling.ignore_eos = true;
+    request.sampling.logprobs = 0;
   }
   const auto& alone = RunAlone(options.dtype, options.logprobs_mode, kSeed, requests);
   const auto engine = MakeTestEngine(options);
