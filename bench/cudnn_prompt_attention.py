@@ -136,53 +136,54 @@ def speed():
         )
 
 
+def differing(got, wanted):
+    rows = (got != wanted).flatten(1).any(1)
+    return f"{int(rows.sum())} of {len(rows)} rows differ"
+
+
 def bits():
     heads, longest = 16, 1024
     lengths = [1000, 700, 300, 1]
     q, k, v = noise(len(lengths), longest, heads)
     batch = Attention(len(lengths), heads, longest, longest, True)
     together = batch(q, k, v, lengths, lengths)
-    error = max(
-        (
-            (together[i, :n].double() - reference(q[i, :n], k[i, :n], v[i, :n])).norm()
-            / reference(q[i, :n], k[i, :n], v[i, :n]).norm()
-        ).item()
-        for i, n in enumerate(lengths)
-    )
-    print(f"error against float64: {error:.1e}")
-    one = Attention(1, heads, longest, longest, True)
+    print("again:", differing(batch(q, k, v, lengths, lengths)[0, :1000], together[0, :1000]))
     for i, n in enumerate(lengths):
+        wanted = reference(q[i, :n], k[i, :n], v[i, :n])
+        error = ((together[i, :n].double() - wanted).norm() / wanted.norm()).item()
         row = slice(i, i + 1)
-        same_plan = one(q[row], k[row], v[row], [n], [n])
-        exact = Attention(1, heads, n, n, False)
-        alone = exact(
+        one = Attention(1, heads, longest, longest, True)
+        padded = one(q[row], k[row], v[row], [n], [n])[0, :n]
+        exact = Attention(1, heads, n, n, False)(
             q[row, :n].contiguous(), k[row, :n].contiguous(), v[row, :n].contiguous()
-        )
+        )[0]
         print(
-            f"length {n}: alone (padded plan) equals batch: "
-            f"{torch.equal(same_plan[0, :n], together[i, :n])}, "
-            f"alone (plan of its length) equals batch: {torch.equal(alone[0], together[i, :n])}"
+            f"length {n}: error against float64 {error:.1e}; alone against batch, padded plan: "
+            f"{differing(padded, together[i, :n])}; plan of its length: "
+            f"{differing(exact, together[i, :n])}"
         )
+    # Rows first..end - 1 as a chunk over their keys, against the prompt in one piece: with plans of
+    # exact lengths, and with the padded plan for both.
     n = lengths[0]
-    for first in (1, 64, 100, 128, 256, 512, 700, 872, 936, 992, 999):
-        chunk = Attention(1, heads, n - first, n, False)
-        got = chunk(
-            q[:1, first:n].contiguous(), k[:1, :n].contiguous(), v[:1, :n].contiguous()
-        )
-        wanted = together[0, first:n]
-        rows = (got[0] != wanted).flatten(1).any(1)
+    whole = Attention(1, heads, n, n, False)(
+        q[:1, :n].contiguous(), k[:1, :n].contiguous(), v[:1, :n].contiguous()
+    )[0]
+    padded = Attention(1, heads, longest, longest, True)
+    for first, end in [
+        *((first, n) for first in (1, 64, 128, 256, 512, 700, 872, 936, 999)),
+        *((0, end) for end in (128, 500, 512, 900)),
+        (256, 512),
+    ]:
+        exact = Attention(1, heads, end - first, end, False)(
+            q[:1, first:end].contiguous(), k[:1, :end].contiguous(), v[:1, :end].contiguous()
+        )[0]
+        shifted = torch.zeros_like(q[:1])
+        shifted[:, : end - first] = q[:1, first:end]
+        same = padded(shifted, k[:1], v[:1], [end - first], [end])[0, : end - first]
         print(
-            f"rows {first}..{n - 1} as a chunk: {int(rows.sum())} of {n - first} rows differ, "
-            f"by at most {(got[0].float() - wanted.float()).abs().max().item():.1e}"
+            f"rows {first}..{end - 1} as a chunk: exact plans {differing(exact, whole[first:end])}, "
+            f"padded plan {differing(same, together[0, first:end])}"
         )
-    # A chunk of an earlier part: the same rows with fewer keys after them.
-    for end in (128, 500, 512, 900):
-        chunk = Attention(1, heads, end, end, False)
-        got = chunk(
-            q[:1, :end].contiguous(), k[:1, :end].contiguous(), v[:1, :end].contiguous()
-        )
-        rows = (got[0] != together[0, :end]).flatten(1).any(1)
-        print(f"rows 0..{end - 1} as a first chunk: {int(rows.sum())} of {end} rows differ")
 
 
 if __name__ == "__main__":
