@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{128, 64, MlaCacheType::kBf16}, Shape{24, 64, MlaCacheType::kBf16},
                       Shape{16, 64, MlaCacheType::kE4m3}, Shape{8, 16, MlaCacheType::kE4m3},
                       Shape{32, 32, MlaCacheType::kE4m3}, Shape{64, 256, MlaCacheType::kE4m3},
-                      Shape{128, 64, MlaCacheType::kE4m3}),
+                      Shape{128, 64, MlaCacheType::kE4m3}, Shape{24, 64, MlaCacheType::kE4m3}),
     [](const ::testing::TestParamInfo<Shape>& shape) {
       return "heads" + std::to_string(shape.param.heads) + "page" +
              std::to_string(shape.param.page_size) +
@@ -101,13 +101,16 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_F(MlaDecodeTest, LongContext) {
-  WorldOptions options;
-  options.lengths = {131072, 40000, 9001};
-  MlaWorld world(options);
-  const std::vector<BatchRequest> batch = {{0, 131072, 2}, {1, 40000, 5}, {2, 9001, 1}};
-  const BatchResult result = world.Run(batch);
-  CheckBatch(world, batch, result);
-  EXPECT_EQ(world.Run({{0, 131072, 1}})[0][0], result[0][1]);
+  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+    WorldOptions options;
+    options.cache_type = type;
+    options.lengths = {131072, 40000, 9001};
+    MlaWorld world(options);
+    const std::vector<BatchRequest> batch = {{0, 131072, 2}, {1, 40000, 5}, {2, 9001, 1}};
+    const BatchResult result = world.Run(batch);
+    CheckBatch(world, batch, result);
+    EXPECT_EQ(world.Run({{0, 131072, 1}})[0][0], result[0][1]);
+  }
 }
 
 TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
@@ -231,17 +234,17 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hopper, MlaDecodeBits,
-                         ::testing::Values(Shape{16, 64, MlaCacheType::kBf16},
-                                           Shape{128, 64, MlaCacheType::kBf16},
-                                           Shape{8, 16, MlaCacheType::kBf16},
-                                           Shape{16, 64, MlaCacheType::kE4m3},
-                                           Shape{64, 32, MlaCacheType::kE4m3}),
-                         [](const ::testing::TestParamInfo<Shape>& shape) {
-                           return "heads" + std::to_string(shape.param.heads) + "page" +
-                                  std::to_string(shape.param.page_size) +
-                                  (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, MlaDecodeBits,
+    ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
+                      Shape{8, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
+                      Shape{64, 32, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
+                      Shape{8, 16, MlaCacheType::kE4m3}),
+    [](const ::testing::TestParamInfo<Shape>& shape) {
+      return "heads" + std::to_string(shape.param.heads) + "page" +
+             std::to_string(shape.param.page_size) +
+             (shape.param.type == MlaCacheType::kE4m3 ? "e4m3" : "bf16");
+    });
 
 TEST(MlaDecodeArguments, AreChecked) {
   MlaDecodeLimits limits = {16, 4, 4096, 16};

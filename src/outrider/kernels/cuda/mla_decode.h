@@ -11,7 +11,7 @@
 // never on the batch, the query length or the number of multiprocessors. Keys are folded in splits
 // that begin at fixed absolute positions (MlaSplits), in order of position. One exception: an
 // infinity or NaN that a later token of the same request wrote into the cache reaches the earlier
-// rows of a window (0 * NaN). e4m3 NaN is read as 480.
+// rows of a window (0 * NaN).
 #pragma once
 
 #include <cuda_runtime_api.h>
