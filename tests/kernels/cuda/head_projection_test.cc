@@ -1,5 +1,5 @@
-// Projections of every head by a matrix of its own against the CPU reference's matrix product, and
-// the equality of a token's bits for every number of tokens. Needs a GPU of compute capability 9.0.
+// Projections of every head by a matrix of its own against double precision, and the equality of a
+// token's bits for every number of tokens. Needs a GPU of compute capability 9.0.
 #include "outrider/kernels/cuda/head_projection.h"
 
 #include <gtest/gtest.h>

@@ -91,7 +91,8 @@ size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits);
 cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
                           void* workspace, cudaStream_t stream);
 
-/// Runs the planned step for one layer. Same return codes.
+/// Runs the planned step for one layer. Same return codes. num_requests, num_tokens, heads,
+/// cache_type, splits and relaxed must be those that the plan was made with.
 cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limits, void* workspace,
                       cudaStream_t stream);
 
