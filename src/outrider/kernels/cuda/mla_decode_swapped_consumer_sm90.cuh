@@ -3,59 +3,10 @@
 // the tile, the same ones in both.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swapped_queries_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_f16_sm90.cuh"
 
 namespace outrider::cuda {
-
-/// Queries of an item to f16 in shared memory, by all consumers. A row is multiplied by the power
-/// of two that brings its largest value into [2^14, 2^15), so the conversion is exact except for
-/// values 2^-31 times smaller. Within 16 dimensions, pair p goes where ldmatrix puts the bytes of
-/// keys that it must meet: pairs 0, 2, 4, 6 first, then 1, 3, 5, 7. The bf16 rows come by a bulk
-/// copy to where the folded splits will be, and a loop converts them: code that runs once is slow
-/// to fetch.
-template <int kRows>
-__device__ __forceinline__ void LoadQueries(const MlaKernelArguments& args,
-                                            const __nv_bfloat16* queries,
-                                            MlaSwappedShared<kRows>& shared, const MlaItem& item,
-                                            uint32_t parity) {
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int rows = item.rows & 255;
-  const uint32_t* staged = reinterpret_cast<const uint32_t*>(shared.running);
-  if (threadIdx.x == 0) {
-    const uint32_t bytes = rows * kMlaKeyDim * 2;
-    BarrierArriveExpect(&shared.q_full, bytes);
-    BulkLoad(shared.running, queries + static_cast<size_t>(item.first_row) * kMlaKeyDim, bytes,
-             &shared.q_full);
-  }
-  BarrierWait(&shared.q_full, parity);
-#pragma unroll 1
-  for (int row = warp; row < kRows; row += 4 * kSwappedConsumers) {
-    uint32_t words[9];
-    uint32_t largest = 0;  // bits of a magnitude; bf16 in the high half
-#pragma unroll
-    for (int group = 0; group < 9; ++group) {
-      words[group] = row < rows ? staged[row * (kMlaKeyDim / 2) + group * 32 + lane] : 0;
-      largest = max(largest, max(words[group] << 16 & 0x7FFF0000u, words[group] & 0x7FFF0000u));
-    }
-    largest = __reduce_max_sync(~0u, largest);
-    const uint32_t exponent = min(254u, max(40u, largest >> 23));
-    const float scale = __uint_as_float((268 - exponent) << 23);  // 2^(14 - (exponent - 127))
-    if (lane == 0) {
-      shared.row_scale[row] = args.score_scale * __uint_as_float((exponent - 14) << 23);
-    }
-    const int chunk = lane / 8 * 2 + lane % 2;
-    uint8_t* destination = shared.q + row / 8 * kQGroupBytes + row % 8 * 128 +
-                           ((chunk ^ (row % 8)) * 16) + lane % 8 / 2 * 4;
-#pragma unroll
-    for (int group = 0; group < 9; ++group) {
-      const float low = __uint_as_float(words[group] << 16) * scale;
-      const float high = __uint_as_float(words[group] & 0xFFFF0000u) * scale;
-      *reinterpret_cast<uint32_t*>(destination + group * kGroupBytes) = PackF16(low, high);
-    }
-  }
-}
 
 /// Where a consumer is in the ring: tiles of both consumers passed, and the parity of its own next
 /// use of each stage.
@@ -344,128 +295,11 @@ class SwappedConsumer {
     for (int block = 0; block < 8; ++block) PinRegisters(output_[block]);
   }
 
-  /// The split's sums; fold with the splits before; hand on or write out.
-  __device__ __forceinline__ void FinishSplit(int index, bool alone, bool emits, int emitted) {
-    float m[kPerThread];
-    float sum[kPerThread];
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      sum[i] = Sum(i);
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], mask);
-      if (lane_ < 4) Sum(i) = sum[i];
-      const float reference = Reference(i);
-      m[i] = reference == -INFINITY ? -INFINITY : reference * shared_.row_scale[Row(i)];
-    }
-    NamedSync(kConsumerBarrier + group_, 128);
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const float* parts = &shared_.lane_sum[i][group_ * 128 + lane_ % 4];
-      sum[i] = (parts[0] + parts[32]) + (parts[64] + parts[96]);
-    }
-    float4* running = &shared_.running[0][threadIdx.x % 128];
-    if (!alone) {
-      NamedSync(kTurnBarrier + group_, 256);
-      float a[kPerThread], b[kPerThread];
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        const float2 before = shared_.running_stats[(index + 1) % 2][Row(i)];
-        FoldWeights(before.x, m[i], &m[i], &a[i], &b[i]);
-        sum[i] = Fold(before.y, sum[i], a[i], b[i]);
-      }
-#pragma unroll
-      for (int block = 0; block < 8; ++block) {
-#pragma unroll
-        for (int j = 0; j < kRows / 8; ++j) {
-          const float4 before = running[(block * (kRows / 8) + j) * 128];
-          float* o = &output_[block][j * 4];
-          o[0] = Fold(before.x, o[0], a[2 * j], b[2 * j]);
-          o[1] = Fold(before.y, o[1], a[2 * j + 1], b[2 * j + 1]);
-          o[2] = Fold(before.z, o[2], a[2 * j], b[2 * j]);
-          o[3] = Fold(before.w, o[3], a[2 * j + 1], b[2 * j + 1]);
-        }
-      }
-    }
-    if (emits && item_.partial_unit >= 0) {
-      WritePartial(m, sum, emitted);
-      return;
-    }
-#pragma unroll
-    for (int block = 0; block < 8; ++block) {
-#pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        const float* o = &output_[block][j * 4];
-        running[(block * (kRows / 8) + j) * 128] = make_float4(o[0], o[1], o[2], o[3]);
-      }
-    }
-    if (warp_ == 0 && lane_ < 4) {
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        shared_.running_stats[index % 2][Row(i)] = make_float2(m[i], sum[i]);
-      }
-    }
-    if (emits) {
-      WriteOutput(index);
-    } else {
-      NamedArrive(kTurnBarrier + (group_ ^ 1), 256);
-    }
-  }
-
-  /// Both consumers may be doing this at a time, so it goes out from registers.
+  /// The split's sums; folds it with the splits before; hands on or writes out.
+  __device__ __forceinline__ void FinishSplit(int index, bool alone, bool emits, int emitted);
   __device__ __forceinline__ void WritePartial(const float (&m)[kPerThread],
-                                               const float (&sum)[kPerThread], int emitted) {
-    const int rows = item_.rows & 255;
-    const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
-    const size_t first_row =
-        static_cast<size_t>(item_.partial_unit + emitted * units) * kMlaUnitRows;
-    float* out =
-        args_.workspace.partial_outputs + first_row * kMlaValueDim + warp_ * 16 + lane_ / 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int row = Row(i);
-      if (row >= rows) continue;
-      if (warp_ == 0 && lane_ < 4) {
-        args_.workspace.partial_stats[first_row + row] = make_float2(m[i], sum[i]);
-      }
-      const int at = i / 2 * 4 + i % 2;
-#pragma unroll
-      for (int block = 0; block < 8; ++block) {
-        __stcg(reinterpret_cast<float2*>(out + row * kMlaValueDim + block * 64),
-               make_float2(output_[block][at], output_[block][at + 2]));
-      }
-    }
-  }
-
-  /// From shared memory, in a loop: code that runs once is slow to fetch.
-  __device__ __forceinline__ void WriteOutput(int index) {
-    const int rows = item_.rows & 255;
-    const int thread = threadIdx.x % 128;
-    NamedSync(kConsumerBarrier + group_, 128);
-    if (thread < rows) {
-      const float2 stats = shared_.running_stats[index % 2][thread];
-      const int global_row = item_.first_row + thread;
-      float lse;
-      shared_.top[group_][thread][0] = FinishRow(stats.x, stats.y, args_.value_scale, args_.sink,
-                                                 global_row % args_.heads, &lse);
-      args_.lse[global_row] = lse;
-    }
-    NamedSync(kConsumerBarrier + group_, 128);
-    __nv_bfloat16* out = args_.output + static_cast<size_t>(item_.first_row) * kMlaValueDim +
-                         warp_ * 16 + lane_ / 4 * 2;
-#pragma unroll 4
-    for (int at = 0; at < kRows; ++at) {
-      const float4 o = shared_.running[at][thread];
-      const int row = at % (kRows / 8) * 8 + lane_ % 4 * 2;
-      __nv_bfloat16* to = out + row * kMlaValueDim + at / (kRows / 8) * 64;
-      if (row < rows) {
-        *reinterpret_cast<uint32_t*>(to) = OutputPair(o.x, o.z, shared_.top[group_][row][0]);
-      }
-      if (row + 1 < rows) {
-        *reinterpret_cast<uint32_t*>(to + kMlaValueDim) =
-            OutputPair(o.y, o.w, shared_.top[group_][row + 1][0]);
-      }
-    }
-  }
+                                               const float (&sum)[kPerThread], int emitted);
+  __device__ __forceinline__ void WriteOutput(int index);
 
   const MlaKernelArguments& args_;
   MlaSwappedShared<kRows>& shared_;
@@ -477,33 +311,5 @@ class SwappedConsumer {
   float scores_[kBlockRegisters];
   float output_[8][kBlockRegisters];  // by 64 columns
 };
-
-template <int kRows>
-__device__ __forceinline__ void ConsumeSwapped(const MlaKernelArguments& args,
-                                               const __nv_bfloat16* queries,
-                                               MlaSwappedShared<kRows>& shared) {
-  SwappedRing ring;
-  uint32_t filled = 0;  // times that queries were loaded
-  for (uint32_t item_count = 0;; ++item_count) {
-    const MlaItem item = TakeSwappedItem(shared, item_count);
-    if (item.request < 0) break;
-    const int rows = item.rows & 255;
-    if (item.key_begin >= item.key_end) {
-      for (int at = threadIdx.x; at < rows * kMlaValueDim / 8; at += 128 * kSwappedConsumers) {
-        uint4* out = reinterpret_cast<uint4*>(args.output) +
-                     static_cast<size_t>(item.first_row) * (kMlaValueDim / 8);
-        out[at] = make_uint4(0, 0, 0, 0);
-      }
-      if (threadIdx.x < rows) args.lse[item.first_row + threadIdx.x] = -INFINITY;
-      continue;
-    }
-    ProxyFence();
-    NamedSync(kConsumersBarrier, 128 * kSwappedConsumers);  // the item before is done
-    LoadQueries<kRows>(args, queries, shared, item, filled++ & 1);
-    ProxyFence();
-    NamedSync(kConsumersBarrier, 128 * kSwappedConsumers);
-    SwappedConsumer<kRows>(args, shared, item).Run(&ring);
-  }
-}
 
 }  // namespace outrider::cuda

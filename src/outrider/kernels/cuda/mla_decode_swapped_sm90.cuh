@@ -18,8 +18,8 @@
 // and one of 32 give equal bits, so their choice is part of the schedule.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_consumer_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_swapped_producer_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swapped_results_sm90.cuh"
 
 namespace outrider::cuda {
 
