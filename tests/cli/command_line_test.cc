@@ -184,6 +184,58 @@ TEST(CommandLine, EngineValues) {
   EXPECT_FALSE(Parse({"serve", "m", "--dtype", "auto"}).settings.engine.dtype.has_value());
 }
 
+TEST(CommandLine, GenerateFieldsThatProcessLogits) {
+  const Settings settings = Parse({"generate",
+                                   "m",
+                                   "--prompt",
+                                   "x",
+                                   "--repetition-penalty",
+                                   "1.5",
+                                   "--presence-penalty",
+                                   "-1",
+                                   "--frequency-penalty",
+                                   "0.5",
+                                   "--min-tokens",
+                                   "3",
+                                   "--logit-bias",
+                                   R"({"17": -100, "3": 2.5})",
+                                   "--bad-words",
+                                   "a, b",
+                                   "--bad-words",
+                                   "c",
+                                   "--allowed-token-ids",
+                                   "4,5",
+                                   "--prompt-logprobs",
+                                   "30",
+                                   "--logprobs-mode",
+                                   "processed_logprobs"})
+                                .settings;
+  const SamplingParams& sampling = settings.generate.sampling;
+  EXPECT_EQ(sampling.repetition_penalty, 1.5F);
+  EXPECT_EQ(sampling.presence_penalty, -1.0F);
+  EXPECT_EQ(sampling.frequency_penalty, 0.5F);
+  EXPECT_EQ(sampling.min_tokens, 3);
+  ASSERT_EQ(sampling.logit_bias.size(), 2U);
+  EXPECT_EQ(sampling.logit_bias[0].token, 17);
+  EXPECT_EQ(sampling.logit_bias[1].value, 2.5F);
+  EXPECT_THAT(settings.generate.bad_words, ElementsAre("a, b", "c"));
+  EXPECT_THAT(*sampling.allowed_token_ids, ElementsAre(4, 5));
+  EXPECT_EQ(sampling.prompt_logprobs, 30);
+  EXPECT_EQ(settings.engine.max_logprobs, 30);
+  EXPECT_EQ(settings.engine.logprobs_mode, LogprobsMode::kProcessed);
+
+  const auto error = [](const std::string& flag, const std::string& value) {
+    return ErrorOf({"generate", "m", "--prompt", "x", flag, value});
+  };
+  EXPECT_THAT(error("--logit-bias", "[1]"), HasSubstr("--logit-bias: '[1]' is not a JSON object"));
+  EXPECT_THAT(error("--logit-bias", R"({"a":1})"), HasSubstr("--logit-bias: token id"));
+  EXPECT_THAT(error("--logit-bias", R"({"1":"x"})"), HasSubstr("token 1 must be a number"));
+  EXPECT_THAT(error("--repetition-penalty", "0"), HasSubstr("--repetition-penalty"));
+  EXPECT_THAT(error("--presence-penalty", "3"), HasSubstr("--presence-penalty"));
+  EXPECT_THAT(error("--min-tokens", "-1"), HasSubstr("--min-tokens"));
+  EXPECT_THAT(error("--logprobs-mode", "raw"), HasSubstr("processed_logprobs"));
+}
+
 TEST(CommandLine, GenerateValues) {
   const GenerateSettings settings = Parse({"generate",
                                            "m",

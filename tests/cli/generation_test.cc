@@ -78,8 +78,7 @@ TEST(GenerationReport, TheFiguresLine) {
 }
 
 TEST(GenerationReport, TheJsonObject) {
-  const Json object =
-      Json::parse(GenerationJson(RunScript(HelloScript()), /*with_logprobs=*/false, TokenName));
+  const Json object = Json::parse(GenerationJson(RunScript(HelloScript()), {}, TokenName));
   EXPECT_EQ(object, Json::parse(R"({
     "text": "Hello wor", "token_ids": [5, 6, 7, 8, 9], "finish_reason": "stop", "stop_reason": 9,
     "usage": {"prompt_tokens": 4, "completion_tokens": 5, "cached_tokens": 0},
@@ -92,14 +91,17 @@ TEST(GenerationReport, TheJsonObject) {
 TEST(GenerationReport, LogprobsStopStringsAndBrokenUtf8) {
   std::vector<OutputDelta> script = HelloScript();
   script[0].logprobs = {{{5, -0.5F}, {{5, -0.5F}, {6, -1.5F}}}};
+  script[0].prompt_logprobs = {{{4, -2.5F}, {}}};
   script[0].text = "\xff";
   script[2].stop_reason = std::string("END");
   const Json object =
-      Json::parse(GenerationJson(RunScript(script), /*with_logprobs=*/true, TokenName));
+      Json::parse(GenerationJson(RunScript(script), {.tokens = true, .prompt = true}, TokenName));
   EXPECT_EQ(object["logprobs"], Json::parse(R"([{
     "token_id": 5, "token": "t5", "logprob": -0.5,
     "top": [{"token_id": 5, "token": "t5", "logprob": -0.5},
             {"token_id": 6, "token": "t6", "logprob": -1.5}]}])"));
+  EXPECT_EQ(object["prompt_logprobs"], Json::parse(R"([{
+    "token_id": 4, "token": "t4", "logprob": -2.5, "top": []}])"));
   EXPECT_EQ(object["stop_reason"], "END");
   EXPECT_EQ(object["text"], "\xEF\xBF\xBDlo wor");
 }

@@ -20,8 +20,13 @@ void Check(const TokenRequest& request, const RequestLimits& limits) {
   OUTRIDER_CHECK(sampling.top_p > 0 && sampling.top_p <= 1);
   OUTRIDER_CHECK(sampling.min_p >= 0 && sampling.min_p <= 1);
   OUTRIDER_CHECK(sampling.top_k >= 0);
-  OUTRIDER_CHECK(!request.max_tokens || *request.max_tokens >= 1);
+  OUTRIDER_CHECK(!request.max_tokens || *request.max_tokens >= (request.answer.echo ? 0 : 1));
   OUTRIDER_CHECK(request.answer.logprobs.value_or(0) <= limits.max_logprobs);
+  OUTRIDER_CHECK(request.n >= 1 && request.n <= 128);
+  OUTRIDER_CHECK(sampling.min_tokens >= 0);
+  if (sampling.max_tokens >= sampling.min_tokens) {
+    sampling.Validate(limits.vocab_size, limits.max_logprobs);  // the engine takes it
+  }
   for (const int32_t id : sampling.stop_token_ids) {
     OUTRIDER_CHECK(id >= 0 && id < limits.vocab_size);
   }

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "outrider/server/bad_words.h"
 #include "tests/server/running_server.h"
 
 namespace outrider {
@@ -276,6 +278,118 @@ TEST(GenerationApiTest, ServesManyClientsAtOnce) {
   }
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(good, 16 * 8);
+}
+
+TEST(GenerationApiTest, GivesSeveralChoicesPerPrompt) {
+  RunningServer running({.tokens_per_step = 2});
+  HttpClient client(running.port());
+  const json body = json::parse(
+      client.Post("/v1/completions", R"({"prompt":["xyz.","b."],"n":3,"max_tokens":8,"seed":40})")
+          .body);
+  ASSERT_EQ(body["choices"].size(), 6) << body;
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(body["choices"][i]["index"], i);
+    EXPECT_EQ(body["choices"][i]["text"], i < 3 ? "xyz." : "b.");
+  }
+  // A prompt counts once.
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 8);
+  EXPECT_EQ(body["usage"]["completion_tokens"], 3 * 5 + 3 * 3);
+  EXPECT_EQ(body["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+  EXPECT_EQ(running.engine.last_sampling().seed, 42U);
+
+  const ClientResponse stream =
+      client.Post("/v1/chat/completions",
+                  R"({"messages":[{"role":"user","content":"a."}],"n":2,"stream":true})");
+  std::map<int, std::string> texts;
+  for (const std::string& event : EventsOf(stream.body)) {
+    if (event == "[DONE]") break;
+    const json chunk = json::parse(event);
+    for (const json& choice : chunk["choices"]) {
+      texts[choice["index"]] += choice["delta"].value("content", "");
+    }
+  }
+  EXPECT_EQ(texts, (std::map<int, std::string>{{0, "a."}, {1, "a."}}));
+}
+
+TEST(GenerationApiTest, EchoesAndScoresPromptsAsLmEvalWants) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json body = json::parse(
+      client
+          .Post("/v1/completions",
+                R"({"prompt":[[97,98,99],[120,121]],"max_tokens":1,"echo":true,"logprobs":1})")
+          .body);
+  ASSERT_EQ(body["choices"].size(), 2) << body;
+  EXPECT_EQ(body["choices"][0]["text"], "abca");
+  EXPECT_EQ(body["choices"][0]["logprobs"],
+            json::parse(R"({"tokens":["a","b","c","a"],"token_logprobs":[null,-0.25,-0.25,-0.5],
+                            "top_logprobs":[null,{"x":-0.125,"b":-0.25},{"x":-0.125,"c":-0.25},
+                                            {"a":-0.5}],"text_offset":[0,1,2,3]})"));
+  EXPECT_EQ(body["choices"][1]["logprobs"]["tokens"], (json{"x", "y", "x"}));
+  EXPECT_FALSE(body["choices"][0].contains("prompt_logprobs"));
+}
+
+TEST(GenerationApiTest, EchoesATextAndNothingElseForMaxTokens0) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json body = json::parse(
+      client.Post("/v1/completions", R"({"prompt":"h\u00e9.","max_tokens":0,"echo":true})").body);
+  EXPECT_EQ(body["choices"][0]["text"], "h\u00e9.");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(body["usage"]["completion_tokens"], 0);
+  const std::vector<std::string> events = EventsOf(
+      client
+          .Post("/v1/completions",
+                R"({"prompt":"abc.","max_tokens":2,"echo":true,"logprobs":0,"stream":true})")
+          .body);
+  EXPECT_EQ(TextOf(events), "abc.a");
+  EXPECT_EQ(json::parse(events[0])["choices"][0]["logprobs"]["tokens"],
+            (json{"<bos>", "a", "b", "c", ".", "<bos>"}));
+}
+
+TEST(GenerationApiTest, TellsPromptLogprobsAsVllmDoes) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const json expected = json::parse(
+      R"([null,{"98":{"logprob":-0.25,"rank":7,"decoded_token":"b"},
+                "120":{"logprob":-0.125,"rank":1,"decoded_token":"x"}}])");
+  const json body = json::parse(
+      client.Post("/v1/completions", R"({"prompt":[97,98],"max_tokens":1,"prompt_logprobs":1})")
+          .body);
+  EXPECT_EQ(body["choices"][0]["prompt_logprobs"], expected);
+  EXPECT_EQ(body["choices"][0]["text"], "a");
+  const json chat = json::parse(
+      client
+          .Post(
+              "/v1/chat/completions",
+              R"({"messages":[{"role":"user","content":"b"}],"max_tokens":1,"prompt_logprobs":1})")
+          .body);
+  EXPECT_EQ(chat["prompt_logprobs"][1], expected[1]);
+}
+
+TEST(GenerationApiTest, SpellsBadWordsWithAndWithoutASpace) {
+  // A tokenizer in which " b" is one token, as many have it.
+  class SpaceEncoder : public BytePromptEncoder {
+   public:
+    std::vector<int32_t> EncodeText(std::string_view text, bool special) const override {
+      std::vector<int32_t> ids = BytePromptEncoder::EncodeText(text, special);
+      if (ids.size() > 1 && ids[0] == ' ') {
+        ids.erase(ids.begin());
+        ids[0] += 100;
+      }
+      return ids;
+    }
+  };
+  using Words = std::vector<std::vector<int32_t>>;
+  const std::vector<std::string> words = {"  b", "cd"};
+  EXPECT_EQ(EncodeBadWords(words, SpaceEncoder()), (Words{{98}, {198}, {99, 100}, {199, 100}}));
+  // Here the space is a token of its own: the word with it is longer, and holds the other.
+  EXPECT_EQ(EncodeBadWords(words, BytePromptEncoder()), (Words{{98}, {99, 100}}));
+
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Post("/v1/completions", R"({"prompt":"a","max_tokens":1,"bad_words":["b"]})");
+  EXPECT_EQ(running.engine.last_sampling().bad_words, (Words{{98}}));
 }
 
 }  // namespace

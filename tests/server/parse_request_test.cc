@@ -113,6 +113,101 @@ TEST(ParseRequestTest, ReadsEverySamplingField) {
   EXPECT_FALSE(request.add_special_tokens);
 }
 
+TEST(ParseRequestTest, ReadsTheFieldsThatProcessLogits) {
+  const TokenRequest request = Completion(
+      R"(,"n":3,"repetition_penalty":1.25,"presence_penalty":-2,"frequency_penalty":0.5,)"
+      R"("logit_bias":{"7":-100,"99":1.5},"bad_words":["no"," never"],"min_tokens":4,)"
+      R"("allowed_token_ids":[5,6],"prompt_logprobs":2)");
+  const SamplingParams& sampling = request.sampling;
+  EXPECT_EQ(request.n, 3);
+  EXPECT_EQ(sampling.repetition_penalty, 1.25F);
+  EXPECT_EQ(sampling.presence_penalty, -2.0F);
+  EXPECT_EQ(sampling.frequency_penalty, 0.5F);
+  ASSERT_EQ(sampling.logit_bias.size(), 2U);
+  EXPECT_EQ(sampling.logit_bias[0].token, 7);
+  EXPECT_EQ(sampling.logit_bias[0].value, -100.0F);
+  EXPECT_EQ(sampling.logit_bias[1].token, 99);
+  EXPECT_THAT(request.bad_words, ElementsAre("no", " never"));
+  EXPECT_EQ(sampling.min_tokens, 4);
+  EXPECT_THAT(*sampling.allowed_token_ids, ElementsAre(5, 6));
+  EXPECT_EQ(sampling.prompt_logprobs, 2);
+  EXPECT_EQ(request.answer.prompt_logprobs, 2);
+  EXPECT_EQ(Chat(R"(,"n":128)").n, 128);
+  // An echo with logprobs scores the prompt.
+  EXPECT_EQ(Completion(R"(,"echo":true,"logprobs":1)").sampling.prompt_logprobs, 1);
+  EXPECT_FALSE(Completion(R"(,"echo":true)").sampling.prompt_logprobs.has_value());
+  EXPECT_FALSE(Completion(R"(,"logprobs":1)").sampling.prompt_logprobs.has_value());
+  EXPECT_TRUE(Completion(R"(,"echo":true,"max_tokens":0)").answer.echo_only);
+  EXPECT_EQ(ResolveMaxTokens(Completion(R"(,"echo":true,"max_tokens":0)"), 10, 50), 1);
+}
+
+TEST(ParseRequestTest, RefusesWrongFieldsThatProcessLogits) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"(,"n":0)", "n | n: 0 is out of range: must be from 1 to 128"},
+      {R"(,"n":129)", "n | n: 129 is out of range: must be from 1 to 128"},
+      {R"(,"n":"2")", "n | n: must be an integer, not \"2\""},
+      {R"(,"repetition_penalty":0)",
+       "repetition_penalty | repetition_penalty: 0 is out of range: must be from 0.01 to 100"},
+      {R"(,"presence_penalty":2.1)",
+       "presence_penalty | presence_penalty: 2.1 is out of range: must be from -2 to 2"},
+      {R"(,"frequency_penalty":"x")",
+       "frequency_penalty | frequency_penalty: must be a number, not \"x\""},
+      {R"(,"logit_bias":[1])",
+       "logit_bias | logit_bias: must be an object of token ids with numbers, not an array of 1"},
+      {R"(,"logit_bias":{"100":1})",
+       "logit_bias | logit_bias: \"100\" is not a token id: must be an integer from 0 to 99, as a "
+       "string"},
+      {R"(,"logit_bias":{"-1":1})",
+       "logit_bias | logit_bias: \"-1\" is not a token id: must be an integer from 0 to 99, as a "
+       "string"},
+      {R"(,"logit_bias":{"5x":1})",
+       "logit_bias | logit_bias: \"5x\" is not a token id: must be an integer from 0 to 99, as a "
+       "string"},
+      {R"(,"logit_bias":{"5":100.5})",
+       "logit_bias | logit_bias: 100.5 of token 5 is out of range: must be a number from -100 to "
+       "100"},
+      {R"(,"logit_bias":{"5":true})",
+       "logit_bias | logit_bias: true of token 5 is out of range: must be a number from -100 to "
+       "100"},
+      {R"(,"logit_bias":{"5":1,"05":1})", "logit_bias | logit_bias: token 5 is given twice"},
+      {R"(,"bad_words":"no")", "bad_words | bad_words: must be an array of strings, not \"no\""},
+      {R"(,"bad_words":["a"," "])",
+       "bad_words | bad_words: must hold strings that are not blank, not \" \""},
+      {R"(,"bad_words":[5])", "bad_words | bad_words: must hold strings that are not blank, not 5"},
+      {R"(,"allowed_token_ids":[])",
+       "allowed_token_ids | allowed_token_ids: is an empty array: must hold at least one token id"},
+      {R"(,"allowed_token_ids":[100])",
+       "allowed_token_ids[0] | allowed_token_ids[0]: 100 is not a token id: must be an integer "
+       "from 0 to 99"},
+      {R"(,"min_tokens":-1)",
+       "min_tokens | min_tokens: -1 is out of range: must be from 0 to 2147483647"},
+      {R"(,"prompt_logprobs":21)",
+       "prompt_logprobs | prompt_logprobs: 21 is out of range: must be from 0 to 20"},
+      {R"(,"prompt_logprobs":1,"stream":true)",
+       "prompt_logprobs | prompt_logprobs: is only allowed without \"stream\": true"},
+      {R"(,"echo":1)", "echo | echo: must be true or false, not 1"},
+      {R"(,"echo":true,"max_tokens":-1)",
+       "max_tokens | max_tokens: -1 is out of range: must be from 0 to 2147483647"}};
+  for (const auto& [fields, expected] : cases) EXPECT_EQ(CompletionError(fields), expected);
+  std::string many = R"(,"bad_words":["a")";
+  for (int i = 0; i < 512; ++i) many += R"(,"a")";
+  EXPECT_EQ(CompletionError(many + "]"),
+            "bad_words | bad_words: has 513 strings; at most 512 are allowed");
+  EXPECT_EQ(BodyError(R"({"prompt":["a","b","c","d","e","f","g","h","i"],"n":128})"),
+            "n | n: 128 choices for each of 9 prompts; at most 1024 choices are allowed in all");
+}
+
+TEST(ParseRequestTest, RefusesMoreMinTokensThanMaxTokens) {
+  const auto error = [](const std::string& fields) {
+    return ErrorOf([&] { ResolveMaxTokens(Completion(fields), 10, 50); });
+  };
+  EXPECT_EQ(error(R"(,"min_tokens":7,"max_tokens":7)"), "no error");
+  EXPECT_EQ(error(R"(,"min_tokens":8,"max_tokens":7)"),
+            "min_tokens | min_tokens: 8 is out of range: must be from 0 to max_tokens, which is 7");
+  EXPECT_THAT(error(R"(,"min_tokens":17)"), HasSubstr("which is 16"));
+  EXPECT_THAT(error(R"(,"min_tokens":1,"echo":true,"max_tokens":0)"), HasSubstr("which is 0"));
+}
+
 TEST(ParseRequestTest, NullIsTheSameAsLeavingOut) {
   const TokenRequest request =
       Completion(R"(,"temperature":null,"stop":null,"stream":null,"stream_options":null,"n":null)");
@@ -178,21 +273,12 @@ TEST(ParseRequestTest, RefusesUnknownFieldsAndSuggests) {
 
 TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
   const std::string not_yet = ": not supported yet by this server; leave it out";
-  const std::vector<std::string> refused = {R"("n":2)",
-                                            R"("echo":true)",
-                                            R"("presence_penalty":0.5)",
-                                            R"("frequency_penalty":-1)",
-                                            R"("repetition_penalty":1.1)",
-                                            R"("logit_bias":{"5":1})",
-                                            R"("min_tokens":1)",
-                                            R"("best_of":2)",
+  const std::vector<std::string> refused = {R"("best_of":2)",
                                             R"("guided_json":{})",
                                             R"("guided_regex":"a*")",
                                             R"("structured_outputs":{"regex":"a"})",
                                             R"("response_format":{"type":"json_object"})",
-                                            R"("prompt_logprobs":1)",
                                             R"("truncate_prompt_tokens":5)",
-                                            R"("allowed_token_ids":[])",
                                             R"("suffix":"x")"};
   for (const std::string& field : refused) {
     const std::string name = field.substr(1, field.find('"', 1) - 1);
@@ -202,9 +288,10 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
                             R"("repetition_penalty":1.0,"logit_bias":{},"min_tokens":0,)"
                             R"("best_of":1,"suffix":null,"response_format":{"type":"text"})"),
             "no error");
-  for (const char* field : {R"("tools":[{"type":"function"}])", R"("tool_choice":"required")",
-                            R"("reasoning_effort":"high")", R"("chat_template":"x")",
-                            R"("continue_final_message":true)", R"("modalities":["audio"])"}) {
+  for (const char* field :
+       {R"("tools":[{"type":"function"}])", R"("tool_choice":"required")",
+        R"("reasoning_effort":"high")", R"("chat_template":"x")",
+        R"("continue_final_message":true)", R"("echo":true)", R"("modalities":["audio"])"}) {
     EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
   }
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"

@@ -102,6 +102,11 @@ OutputDelta StubGenerationService::Step(Request& request) const {
   }
   for (int32_t i = 0; i < options_.tokens_per_step && !delta.finish_reason; ++i) {
     const int32_t id = prompt[static_cast<size_t>(stats.completion_tokens) % prompt.size()];
+    if (sampling.prompt_logprobs && stats.completion_tokens == 0) {
+      for (size_t p = 1; p < prompt.size(); ++p) {
+        delta.prompt_logprobs.push_back({{prompt[p], -0.25F}, {{'x', -0.125F}}, 7});
+      }
+    }
     delta.token_ids.push_back(id);
     if (id < 256) delta.text += static_cast<char>(id);
     if (sampling.logprobs) {

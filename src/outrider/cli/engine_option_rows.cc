@@ -138,6 +138,21 @@ std::vector<OptionRow> EngineOptionRows() {
        {"seed", one, "Sampling", "N", fmt::to_string(defaults.seed),
         "Seeds requests that bring no seed of their own", seeded,
         [](Settings& s, const OptionValue& v) { s.engine.seed = ParseUnsigned(v.where, Text(v)); }},
+       {"logprobs-mode",
+        one,
+        "Sampling",
+        "raw_logprobs|processed_logprobs",
+        "raw_logprobs",
+        "Log-probabilities of the model, or of what tokens were drawn from: after penalties, "
+        "masks, "
+        "temperature and cuts",
+        {Command::kServe, Command::kGenerate},
+        [](Settings& s, const OptionValue& v) {
+          static const std::array<std::string, 2> kModes = {"raw_logprobs", "processed_logprobs"};
+          s.engine.logprobs_mode = ParseChoice(v.where, Text(v), kModes) == 0
+                                       ? LogprobsMode::kRaw
+                                       : LogprobsMode::kProcessed;
+        }},
        {"log-level", one, "Logging", "debug|info|warning|error", "info for serve, else warning",
         "Least level that is logged to standard error", every,
         [](Settings& s, const OptionValue& v) {

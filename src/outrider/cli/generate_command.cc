@@ -9,6 +9,7 @@
 #include "outrider/cli/generation_report.h"
 #include "outrider/cli/generation_run.h"
 #include "outrider/cli/interrupt.h"
+#include "outrider/server/bad_words.h"
 
 namespace outrider::cli {
 
@@ -35,7 +36,10 @@ std::vector<int32_t> PromptTokens(const GenerateSettings& settings, const Loaded
 SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine& loaded,
                             size_t prompt_length) {
   const openai::SamplingDefaults defaults = ModelSamplingDefaults(loaded.config);
-  SamplingParams sampling;
+  SamplingParams sampling = settings.sampling;
+  if (!settings.bad_words.empty()) {
+    sampling.bad_words = EncodeBadWords(settings.bad_words, MakePromptEncoder(loaded));
+  }
   sampling.temperature = settings.temperature.has_value()
                              ? static_cast<float>(*settings.temperature)
                              : defaults.temperature.value_or(sampling.temperature);
@@ -60,12 +64,16 @@ SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine
 
 int RunGenerate(const Settings& settings) {
   const GenerateSettings& generate = settings.generate;
-  const bool json = generate.json || generate.logprobs.has_value();
+  const bool json = generate.json || generate.logprobs.has_value() ||
+                    generate.sampling.prompt_logprobs.has_value();
   const LoadedEngine loaded =
       LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kNone));
   GenerationRequest request;
   request.prompt_token_ids = PromptTokens(generate, loaded);
   request.sampling = MakeSampling(generate, loaded, request.prompt_token_ids.size());
+
+  const ReportedLogprobs request_logprobs{.tokens = generate.logprobs.has_value(),
+                                          .prompt = request.sampling.prompt_logprobs.has_value()};
 
   const InterruptFlag interrupt;
   const GenerationResult result = RunGeneration(
@@ -75,7 +83,7 @@ int RunGenerate(const Settings& settings) {
       },
       interrupt.interrupted());
   if (json) {
-    std::cout << GenerationJson(result, generate.logprobs.has_value(), [&](int32_t id) {
+    std::cout << GenerationJson(result, request_logprobs, [&](int32_t id) {
       return loaded.tokenizer == nullptr ? std::string()
                                          : std::string(loaded.tokenizer->TokenBytes(id));
     });

@@ -1,3 +1,4 @@
+#include "outrider/cli/logit_bias.h"
 #include "outrider/cli/option_rows.h"
 
 namespace outrider::cli {
@@ -55,6 +56,47 @@ std::vector<OptionRow> GenerateOptionRows() {
       {"ignore-eos", flag, sampling, "", "", "Go on after the model's end-of-sequence token",
        generate, [](Settings& s, const OptionValue& v) { s.generate.ignore_eos = Switch(v); }},
 
+      {"min-tokens", one, sampling, "N", "0", "Nothing ends the answer before N tokens", generate,
+       [](Settings& s, const OptionValue& v) { s.generate.sampling.min_tokens = Int32(v, 0); }},
+      {"repetition-penalty", one, sampling, "R", "1",
+       "Divide (or multiply, when negative) the logits of tokens of prompt and answer by R",
+       generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.repetition_penalty = static_cast<float>(Number(v, 0.01, 100));
+       }},
+      {"presence-penalty", one, sampling, "X", "0",
+       "Subtract X from the logits of tokens of the answer", generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.presence_penalty = static_cast<float>(Number(v, -2, 2));
+       }},
+      {"frequency-penalty", one, sampling, "X", "0", "The same for each time a token came",
+       generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.frequency_penalty = static_cast<float>(Number(v, -2, 2));
+       }},
+      {"logit-bias", one, sampling, "JSON", "",
+       R"(Numbers from -100 to 100 to add to logits, by token id: {"17": -100})", generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.logit_bias = ParseLogitBias(v.where, Text(v));
+       }},
+      {"bad-words", many, sampling, "TEXT", "",
+       "Word that the answer must not hold; may be given several times", generate,
+       [](Settings& s, const OptionValue& v) { s.generate.bad_words = v.texts; }},
+      {"allowed-token-ids", one, sampling, "IDS", "", "The only tokens of the answer: 1,2,3",
+       generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.allowed_token_ids =
+             ParseIntegerList(v.where, Text(v), 0, std::numeric_limits<int32_t>::max());
+       }},
+
+      {"prompt-logprobs", one, "Output", "N", "",
+       "Give the log-probability of each prompt token and the N best beside it (implies --json)",
+       generate,
+       [](Settings& s, const OptionValue& v) {
+         s.generate.sampling.prompt_logprobs = Int32(v, 0, 100000);
+         s.engine.max_logprobs =
+             std::max(s.engine.max_logprobs, *s.generate.sampling.prompt_logprobs);
+       }},
       {"logprobs", one, "Output", "N", "",
        "Give each token's log-probability and the N best beside it (implies --json)", generate,
        [](Settings& s, const OptionValue& v) {

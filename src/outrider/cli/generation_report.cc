@@ -16,6 +16,19 @@ Json TokenJson(const TokenLogprob& token, const TokenText& token_text) {
           {"logprob", token.logprob}};
 }
 
+Json PositionsJson(const std::vector<PositionLogprobs>& positions, const TokenText& token_text) {
+  Json result = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    Json entry = TokenJson(position.chosen, token_text);
+    entry["top"] = Json::array();
+    for (const TokenLogprob& token : position.top) {
+      entry["top"].push_back(TokenJson(token, token_text));
+    }
+    result.push_back(std::move(entry));
+  }
+  return result;
+}
+
 Json StopReasonJson(const GenerationResult& result) {
   if (const auto* id = std::get_if<int32_t>(&result.stop_reason)) return *id;
   if (const auto* text = std::get_if<std::string>(&result.stop_reason)) return *text;
@@ -50,21 +63,13 @@ std::string FiguresLine(const GenerationResult& result) {
   return line;
 }
 
-std::string GenerationJson(const GenerationResult& result, bool with_logprobs,
+std::string GenerationJson(const GenerationResult& result, ReportedLogprobs logprobs,
                            const TokenText& token_text) {
   const RequestStats& stats = result.stats;
   Json object = {{"text", result.text}, {"token_ids", result.token_ids}};
-  if (with_logprobs) {
-    Json positions = Json::array();
-    for (const PositionLogprobs& position : result.logprobs) {
-      Json entry = TokenJson(position.chosen, token_text);
-      entry["top"] = Json::array();
-      for (const TokenLogprob& token : position.top) {
-        entry["top"].push_back(TokenJson(token, token_text));
-      }
-      positions.push_back(std::move(entry));
-    }
-    object["logprobs"] = std::move(positions);
+  if (logprobs.tokens) object["logprobs"] = PositionsJson(result.logprobs, token_text);
+  if (logprobs.prompt) {
+    object["prompt_logprobs"] = PositionsJson(result.prompt_logprobs, token_text);
   }
   object["finish_reason"] = FinishReasonName(result.finish_reason);
   object["stop_reason"] = StopReasonJson(result);

@@ -21,9 +21,16 @@ double DecodeTokensPerSecond(const RequestStats& stats);
 /// length 3.61". Without speculation, the last part is missing.
 std::string FiguresLine(const GenerationResult& result);
 
-/// An object with text, token_ids, logprobs (if asked for), finish_reason, stop_reason, usage,
-/// timings (seconds) and speculation, ending in a newline. The shapes are in docs/cli.md.
-std::string GenerationJson(const GenerationResult& result, bool with_logprobs,
+/// Which log-probabilities were asked for.
+struct ReportedLogprobs {
+  bool tokens = false;
+  bool prompt = false;
+};
+
+/// An object with text, token_ids, logprobs and prompt_logprobs (if asked for), finish_reason,
+/// stop_reason, usage, timings (seconds) and speculation, ending in a newline. The shapes are in
+/// docs/cli.md.
+std::string GenerationJson(const GenerationResult& result, ReportedLogprobs logprobs,
                            const TokenText& token_text);
 
 }  // namespace outrider::cli

@@ -16,6 +16,8 @@ GenerationResult RunGeneration(GenerationService& service, GenerationRequest req
     if (!delta.text.empty()) on_text(delta.text);
     result.token_ids.insert(result.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
     std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(result.logprobs));
+    std::move(delta.prompt_logprobs.begin(), delta.prompt_logprobs.end(),
+              std::back_inserter(result.prompt_logprobs));
     if (delta.finish_reason.has_value()) {
       result.finish_reason = *delta.finish_reason;
       result.stop_reason = std::move(delta.stop_reason);

@@ -18,7 +18,8 @@ namespace outrider::cli {
 struct GenerationResult {
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;  // one per token id when asked for, else empty
+  std::vector<PositionLogprobs> logprobs;         // one per token id when asked for, else empty
+  std::vector<PositionLogprobs> prompt_logprobs;  // of the prompt's tokens from the second on
   FinishReason finish_reason = FinishReason::kAbort;
   std::variant<std::monostate, int32_t, std::string> stop_reason;
   RequestStats stats;

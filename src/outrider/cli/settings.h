@@ -11,6 +11,7 @@
 #include "outrider/base/logging.h"
 #include "outrider/cli/batch_items.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/sampling/sampling_params.h"
 
 namespace outrider::cli {
 
@@ -54,6 +55,8 @@ struct GenerateSettings {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::optional<int32_t> logprobs;
+  std::vector<std::string> bad_words;
+  SamplingParams sampling;  // what is not named above and has a flag
   bool json = false;
 };
 

@@ -10,10 +10,12 @@
 #include <variant>
 
 #include "outrider/base/error.h"
+#include "outrider/server/bad_words.h"
 #include "outrider/server/openai/answer_writer.h"
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/json_text.h"
 #include "outrider/server/version.h"
+#include "outrider/text/utf8.h"
 
 namespace outrider {
 namespace {
@@ -230,6 +232,12 @@ std::shared_ptr<HttpProducer> Api::Generate(bool chat, HttpRequest request, Http
   return exchange;
 }
 
+std::string Api::TextOf(std::span<const int32_t> token_ids) const {
+  std::string bytes;
+  for (const int32_t id : token_ids) bytes += encoder_.TokenBytes(id);
+  return ReplaceInvalidUtf8(bytes);
+}
+
 // On the work thread: from a body to requests in the engine.
 void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body) {
   openai::TokenRequest request = chat ? openai::ParseChatRequest(body, options_.limits)
@@ -246,6 +254,8 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
   info.model = request.model.empty() ? options_.served_model_names[0] : request.model;
   info.created = std::time(nullptr);
   info.options = request.answer;
+  info.n = request.n;
+  request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
   if (chat) {
     info.prompts.push_back(encoder_.EncodeChat(request.chat));
   }
@@ -254,14 +264,21 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
     info.prompts.push_back(ids != nullptr ? std::move(*ids)
                                           : encoder_.EncodeText(std::get<std::string>(prompt),
                                                                 request.add_special_tokens));
+    if (!request.answer.echo) continue;
+    info.prompt_texts.push_back(ids != nullptr ? TextOf(info.prompts.back())
+                                               : std::move(std::get<std::string>(prompt)));
   }
   std::vector<GenerationRequest> requests;
   for (const std::vector<int32_t>& prompt : info.prompts) {
-    GenerationRequest& one = requests.emplace_back();
-    one.prompt_token_ids = prompt;
-    one.sampling = request.sampling;
-    one.sampling.max_tokens = openai::ResolveMaxTokens(request, static_cast<int64_t>(prompt.size()),
-                                                       options_.limits.max_model_len);
+    const int32_t max_tokens = openai::ResolveMaxTokens(
+        request, static_cast<int64_t>(prompt.size()), options_.limits.max_model_len);
+    for (int32_t choice = 0; choice < request.n; ++choice) {
+      GenerationRequest& one = requests.emplace_back();
+      one.prompt_token_ids = prompt;
+      one.sampling = request.sampling;
+      one.sampling.max_tokens = max_tokens;
+      if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
+    }
   }
   exchange.Start(openai::AnswerWriter(std::move(info), encoder_), std::move(requests));
 }

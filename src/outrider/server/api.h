@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,7 @@ class Api : public HttpApplication {
   HttpResponse Model(std::string_view name) const;
   std::string ModelJson(const std::string& name) const;
   bool IsServed(std::string_view name) const;
+  std::string TextOf(std::span<const int32_t> token_ids) const;
   std::shared_ptr<HttpProducer> Generate(bool chat, HttpRequest request, HttpWaker waker);
   void Start(GenerationExchange& exchange, bool chat, const std::string& body);
 

@@ -15,6 +15,9 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
   into->text += from.text;
   into->logprobs.insert(into->logprobs.end(), std::make_move_iterator(from.logprobs.begin()),
                         std::make_move_iterator(from.logprobs.end()));
+  into->prompt_logprobs.insert(into->prompt_logprobs.end(),
+                               std::make_move_iterator(from.prompt_logprobs.begin()),
+                               std::make_move_iterator(from.prompt_logprobs.end()));
   into->num_draft_tokens += from.num_draft_tokens;
   into->num_accepted_tokens += from.num_accepted_tokens;
   if (from.finish_reason) {

@@ -44,7 +44,9 @@ void Add(const SpeculationCounts& counts, SpeculationCounts* sum) {
 }  // namespace
 
 AnswerWriter::AnswerWriter(AnswerInfo info, const PromptEncoder& encoder)
-    : info_(std::move(info)), encoder_(encoder), choices_(info_.prompts.size()) {
+    : info_(std::move(info)),
+      encoder_(encoder),
+      choices_(info_.prompts.size() * static_cast<size_t>(info_.n)) {
   const char* object = !info_.options.chat    ? "text_completion"
                        : info_.options.stream ? "chat.completion.chunk"
                                               : "chat.completion";
@@ -61,11 +63,35 @@ void AnswerWriter::Count(size_t index, const OutputDelta& delta) {
   }
 }
 
-std::string AnswerWriter::LogprobsJson(size_t index, const OutputDelta& delta) {
-  if (!info_.options.logprobs || delta.logprobs.empty()) return "null";
-  return info_.options.chat
-             ? ChatLogprobsJson(delta.logprobs, encoder_)
-             : CompletionLogprobsJson(delta.logprobs, encoder_, &choices_[index].text_offset);
+const std::vector<int32_t>& AnswerWriter::PromptOf(size_t index) const {
+  return info_.prompts[index / static_cast<size_t>(info_.n)];
+}
+
+// Puts the prompt's text before the first delta's; echo_only leaves nothing else.
+void AnswerWriter::Echo(size_t index, OutputDelta* delta) {
+  if (info_.options.echo_only) {
+    delta->text.clear();
+    delta->token_ids.clear();
+    delta->logprobs.clear();
+    if (delta->finish_reason) delta->finish_reason = FinishReason::kLength;
+    delta->stop_reason = std::monostate();
+  }
+  if (!std::exchange(choices_[index].echoed, true)) {
+    delta->text.insert(0, info_.prompt_texts[index / static_cast<size_t>(info_.n)]);
+  }
+}
+
+std::string AnswerWriter::LogprobsJson(size_t index, const OutputDelta& delta, bool first) {
+  const bool echo = info_.options.echo && first;
+  if (!info_.options.logprobs || (delta.logprobs.empty() && !echo)) return "null";
+  if (info_.options.chat) return ChatLogprobsJson(delta.logprobs, encoder_);
+  int64_t* const text_offset = &choices_[index].text_offset;
+  if (!echo) {
+    return CompletionLogprobsJson(std::nullopt, delta.logprobs, encoder_, text_offset);
+  }
+  std::vector<PositionLogprobs> positions = delta.prompt_logprobs;
+  positions.insert(positions.end(), delta.logprobs.begin(), delta.logprobs.end());
+  return CompletionLogprobsJson(PromptOf(index).front(), positions, encoder_, text_offset);
 }
 
 std::string AnswerWriter::ChoiceJson(size_t index, const OutputDelta& delta, bool chunk,
@@ -79,12 +105,15 @@ std::string AnswerWriter::ChoiceJson(size_t index, const OutputDelta& delta, boo
     out += R"("message":{"role":"assistant","content":)" + JsonString(delta.text) + "}";
   }
   fmt::format_to(std::back_inserter(out), R"(,"logprobs":{},"finish_reason":{},"stop_reason":{})",
-                 LogprobsJson(index, delta), FinishReasonJson(delta), StopReasonJson(delta));
+                 LogprobsJson(index, delta, first), FinishReasonJson(delta), StopReasonJson(delta));
   if (info_.options.return_token_ids) {
     if (first && !info_.options.chat) {
-      out += R"(,"prompt_token_ids":)" + IdsJson(info_.prompts[index]);
+      out += R"(,"prompt_token_ids":)" + IdsJson(PromptOf(index));
     }
     out += R"(,"token_ids":)" + IdsJson(delta.token_ids);
+  }
+  if (info_.options.prompt_logprobs && !info_.options.chat) {
+    out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(delta.prompt_logprobs, encoder_);
   }
   out += '}';
   return out;
@@ -94,10 +123,11 @@ std::string AnswerWriter::UsageJson() const {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  // A prompt counts once, however many choices answer it.
+  for (const auto& prompt : info_.prompts) prompt_tokens += static_cast<int64_t>(prompt.size());
   for (size_t i = 0; i < choices_.size(); ++i) {
-    prompt_tokens += static_cast<int64_t>(info_.prompts[i].size());
     completion_tokens += choices_[i].completion_tokens;
-    cached_tokens += choices_[i].stats.cached_tokens;
+    if (i % static_cast<size_t>(info_.n) == 0) cached_tokens += choices_[i].stats.cached_tokens;
   }
   return fmt::format(R"({{"prompt_tokens":{},"total_tokens":{},"completion_tokens":{},)"
                      R"("prompt_tokens_details":{{"cached_tokens":{}}}}})",
@@ -148,17 +178,23 @@ void AnswerWriter::WriteEvent(const std::string& choices, const std::string& ext
 }
 
 void AnswerWriter::WriteDelta(size_t index, const OutputDelta& delta, std::string* out) {
+  if (!info_.options.echo) return WriteEvents(index, delta, out);
+  OutputDelta echoed = delta;
+  Echo(index, &echoed);
+  WriteEvents(index, echoed, out);
+}
+
+void AnswerWriter::WriteEvents(size_t index, const OutputDelta& delta, std::string* out) {
   Choice& choice = choices_[index];
   const AnswerOptions& options = info_.options;
   Count(index, delta);
   if (options.chat && !choice.started) {
     choice.started = true;
-    WriteEvent(
-        fmt::format(R"({{"index":{},"delta":{{"role":"assistant","content":""}},)"
-                    R"("logprobs":null,"finish_reason":null}})",
-                    index),
-        options.return_token_ids ? R"(,"prompt_token_ids":)" + IdsJson(info_.prompts[index]) : "",
-        out);
+    WriteEvent(fmt::format(R"({{"index":{},"delta":{{"role":"assistant","content":""}},)"
+                           R"("logprobs":null,"finish_reason":null}})",
+                           index),
+               options.return_token_ids ? R"(,"prompt_token_ids":)" + IdsJson(PromptOf(index)) : "",
+               out);
   }
   // Tokens can end inside a character or a possible stop string: then there is no text yet.
   const bool has_news = !delta.text.empty() || delta.finish_reason || !delta.logprobs.empty() ||
@@ -175,12 +211,16 @@ void AnswerWriter::WriteEnd(std::string* out) {
 }
 
 void AnswerWriter::Collect(size_t index, OutputDelta delta) {
+  if (info_.options.echo) Echo(index, &delta);
   Count(index, delta);
   OutputDelta& whole = choices_[index].whole;
   whole.text += delta.text;
   whole.token_ids.insert(whole.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
   whole.logprobs.insert(whole.logprobs.end(), std::make_move_iterator(delta.logprobs.begin()),
                         std::make_move_iterator(delta.logprobs.end()));
+  whole.prompt_logprobs.insert(whole.prompt_logprobs.end(),
+                               std::make_move_iterator(delta.prompt_logprobs.begin()),
+                               std::make_move_iterator(delta.prompt_logprobs.end()));
   if (delta.finish_reason) {
     whole.finish_reason = delta.finish_reason;
     whole.stop_reason = std::move(delta.stop_reason);
@@ -196,6 +236,10 @@ std::string AnswerWriter::Body() {
   out += R"(],"usage":)" + UsageJson();
   if (info_.options.chat && info_.options.return_token_ids) {
     out += R"(,"prompt_token_ids":)" + IdsJson(info_.prompts[0]);
+  }
+  if (info_.options.chat && info_.options.prompt_logprobs) {
+    out +=
+        R"(,"prompt_logprobs":)" + PromptLogprobsJson(choices_[0].whole.prompt_logprobs, encoder_);
   }
   out += MetricsMember();
   out += '}';

@@ -17,7 +17,9 @@ struct AnswerInfo {
   std::string model;
   int64_t created = 0;  // seconds since 1970
   AnswerOptions options;
-  std::vector<std::vector<int32_t>> prompts;  // one per choice
+  int32_t n = 1;                              // choices per prompt
+  std::vector<std::vector<int32_t>> prompts;  // choice i answers prompt i / n
+  std::vector<std::string> prompt_texts;      // to echo: one per prompt
 };
 
 class AnswerWriter {
@@ -39,6 +41,7 @@ class AnswerWriter {
  private:
   struct Choice {
     bool started = false;  // an event was written
+    bool echoed = false;   // the prompt is in the text
     int64_t completion_tokens = 0;
     int64_t text_offset = 0;
     RequestStats stats;  // of the last delta
@@ -46,7 +49,10 @@ class AnswerWriter {
   };
 
   std::string ChoiceJson(size_t index, const OutputDelta& delta, bool chunk, bool first);
-  std::string LogprobsJson(size_t index, const OutputDelta& delta);
+  std::string LogprobsJson(size_t index, const OutputDelta& delta, bool first);
+  const std::vector<int32_t>& PromptOf(size_t index) const;
+  void Echo(size_t index, OutputDelta* delta);
+  void WriteEvents(size_t index, const OutputDelta& delta, std::string* out);
   std::string UsageJson() const;
   std::string MetricsMember() const;
   void Count(size_t index, const OutputDelta& delta);

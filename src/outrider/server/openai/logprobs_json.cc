@@ -50,12 +50,40 @@ std::string ChatLogprobsJson(std::span<const PositionLogprobs> positions,
   return Json{{"content", std::move(content)}}.dump();
 }
 
-std::string CompletionLogprobsJson(std::span<const PositionLogprobs> positions,
+std::string PromptLogprobsJson(std::span<const PositionLogprobs> positions,
+                               const PromptEncoder& encoder) {
+  Json result = Json::array({nullptr});
+  for (const PositionLogprobs& position : positions) {
+    Json entry = Json::object();
+    const auto add = [&](const TokenLogprob& token, int32_t rank) {
+      entry.emplace(std::to_string(token.token_id),
+                    Json{{"logprob", Finite(token.logprob)},
+                         {"rank", rank},
+                         {"decoded_token", TokenText(encoder, token.token_id)}});
+    };
+    add(position.chosen, position.rank);
+    int32_t rank = 0;
+    for (const TokenLogprob& token : position.top) add(token, ++rank);
+    result.push_back(std::move(entry));
+  }
+  return result.dump();
+}
+
+std::string CompletionLogprobsJson(std::optional<int32_t> first_token,
+                                   std::span<const PositionLogprobs> positions,
                                    const PromptEncoder& encoder, int64_t* text_offset) {
   Json tokens = Json::array();
   Json token_logprobs = Json::array();
   Json top_logprobs = Json::array();
   Json text_offsets = Json::array();
+  if (first_token) {
+    const std::string text = TokenText(encoder, *first_token);
+    tokens.push_back(text);
+    token_logprobs.push_back(nullptr);
+    top_logprobs.push_back(nullptr);
+    text_offsets.push_back(*text_offset);
+    *text_offset += CountCharacters(text);
+  }
   for (const PositionLogprobs& position : positions) {
     const std::string text = TokenText(encoder, position.chosen.token_id);
     Json top = Json::object();

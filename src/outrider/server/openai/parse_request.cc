@@ -9,6 +9,7 @@
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/field_reader.h"
 #include "outrider/server/openai/parse_messages.h"
+#include "outrider/server/openai/parse_sampling.h"
 #include "outrider/server/openai/request.h"
 #include "outrider/server/openai/request_json.h"
 
@@ -19,7 +20,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPrompts = 1024;
-constexpr size_t kMaxStopStrings = 16;
+constexpr size_t kMaxChoices = 1024;
 constexpr int32_t kDefaultCompletionTokens = 16;
 
 struct UnsupportedField {
@@ -30,19 +31,9 @@ struct UnsupportedField {
 // What OpenAI and vLLM have and this version does not.
 void RefuseUnsupported(FieldReader& body) {
   static const std::vector<UnsupportedField> kFields = {
-      {"n", {1}},
       {"best_of", {1}},
-      {"echo", {false}},
       {"suffix", {""}},
-      {"presence_penalty", {0}},
-      {"frequency_penalty", {0}},
-      {"repetition_penalty", {1}},
-      {"logit_bias", {json::object()}},
-      {"min_tokens", {0}},
-      {"bad_words", {json::array()}},
-      {"allowed_token_ids", {}},
       {"truncate_prompt_tokens", {}},
-      {"prompt_logprobs", {}},
       {"use_beam_search", {false}},
       {"length_penalty", {1}},
       {"spaces_between_special_tokens", {true}},
@@ -89,6 +80,7 @@ void RefuseUnsupportedInChat(FieldReader& body) {
       {"service_tier", {"auto", "default"}},
       {"prompt_cache_retention", {}},
       {"add_special_tokens", {false}},
+      {"echo", {false}},
   };
   for (const UnsupportedField& field : kFields) body.Unsupported(field.name, field.neutral);
 }
@@ -110,58 +102,6 @@ void ParseStreamOptions(FieldReader& body, AnswerOptions* answer) {
   options.RefuseUnknown();
 }
 
-void ParseStop(FieldReader& body, SamplingParams* sampling) {
-  const json* value = body.Find("stop");
-  if (value == nullptr) return;
-  if (!value->is_string() && !value->is_array()) {
-    body.Refuse("stop",
-                fmt::format("must be a string or an array of strings, not {}", Shorten(*value)));
-  }
-  const json list = value->is_array() ? *value : json::array({*value});
-  if (list.size() > kMaxStopStrings) {
-    body.Refuse("stop", fmt::format("has {} strings; at most {} are allowed", list.size(),
-                                    kMaxStopStrings));
-  }
-  for (const json& text : list) {
-    if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
-      body.Refuse("stop",
-                  fmt::format("must hold strings that are not empty, not {}", Shorten(text)));
-    }
-    sampling->stop.push_back(text.get<std::string>());
-  }
-}
-
-std::optional<uint64_t> ParseSeed(FieldReader& body) {
-  const json* value = body.Find("seed");
-  if (value == nullptr) return std::nullopt;
-  if (value->is_number_unsigned()) return value->get<uint64_t>();
-  if (value->is_number_integer()) return static_cast<uint64_t>(value->get<int64_t>());
-  body.Refuse("seed", fmt::format("must be a 64-bit integer, not {}", Shorten(*value)));
-}
-
-void ParseSampling(FieldReader& body, const RequestLimits& limits, SamplingParams* sampling) {
-  const SamplingDefaults& defaults = limits.defaults;
-  const auto number = [&](const char* name, double max, std::optional<float> fallback,
-                          float neutral) {
-    const std::optional<double> value = body.Number(name, 0, max);
-    return value ? static_cast<float>(*value) : fallback.value_or(neutral);
-  };
-  sampling->temperature = number("temperature", 2, defaults.temperature, 1.0F);
-  sampling->top_p = number("top_p", 1, defaults.top_p, 1.0F);
-  if (sampling->top_p <= 0) body.Refuse("top_p", "0 is out of range: must be above 0, at most 1");
-  sampling->min_p = number("min_p", 1, defaults.min_p, 0.0F);
-  const std::optional<int64_t> top_k = body.Integer("top_k", -1, kMaxInt32);
-  // vLLM says "all tokens" by -1 or 0.
-  sampling->top_k =
-      top_k ? static_cast<int32_t>(std::max<int64_t>(*top_k, 0)) : defaults.top_k.value_or(0);
-  sampling->seed = ParseSeed(body);
-  ParseStop(body, sampling);
-  sampling->stop_token_ids = body.TokenIds("stop_token_ids", limits.vocab_size);
-  sampling->ignore_eos = body.Bool("ignore_eos").value_or(false);
-  sampling->include_stop_str_in_output = body.Bool("include_stop_str_in_output").value_or(false);
-  sampling->skip_special_tokens = body.Bool("skip_special_tokens").value_or(true);
-}
-
 bool ParseSpeculationMetrics(FieldReader& body, bool fallback) {
   const auto level = body.String("per_request_spec_decode_metrics");
   if (!level) return fallback;
@@ -177,16 +117,23 @@ bool ParseSpeculationMetrics(FieldReader& body, bool fallback) {
 // Everything that both endpoints have.
 void ParseShared(FieldReader& body, const RequestLimits& limits, TokenRequest* request) {
   request->model = body.String("model").value_or("");
-  ParseSampling(body, limits, &request->sampling);
+  ParseSampling(body, limits, request);
   ParseStreamOptions(body, &request->answer);
+  if (const auto count = body.Integer("prompt_logprobs", 0, limits.max_logprobs)) {
+    if (request->answer.stream) {
+      body.Refuse("prompt_logprobs", "is only allowed without \"stream\": true");
+    }
+    request->answer.prompt_logprobs = static_cast<int32_t>(*count);
+    request->sampling.prompt_logprobs = request->answer.prompt_logprobs;
+  }
   request->answer.return_token_ids = body.Bool("return_token_ids").value_or(false);
   request->answer.speculation_metrics = ParseSpeculationMetrics(body, limits.speculation_metrics);
   RefuseUnsupported(body);
   IgnoreClientNames(body);
 }
 
-std::optional<int32_t> ParseTokenCount(FieldReader& body, const char* name) {
-  const std::optional<int64_t> value = body.Integer(name, 1, kMaxInt32);
+std::optional<int32_t> ParseTokenCount(FieldReader& body, const char* name, int64_t min = 1) {
+  const std::optional<int64_t> value = body.Integer(name, min, kMaxInt32);
   return value ? std::optional<int32_t>(static_cast<int32_t>(*value)) : std::nullopt;
 }
 
@@ -236,7 +183,10 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   FieldReader fields(value, "");
   TokenRequest request;
   request.prompts = ParsePrompts(fields, limits.vocab_size);
-  request.max_tokens = ParseTokenCount(fields, "max_tokens");
+  request.answer.echo = fields.Bool("echo").value_or(false);
+  // OpenAI's way to score a prompt: echo it and generate nothing.
+  request.max_tokens = ParseTokenCount(fields, "max_tokens", request.answer.echo ? 0 : 1);
+  request.answer.echo_only = request.max_tokens == 0;
   request.add_special_tokens = fields.Bool("add_special_tokens").value_or(true);
   if (const auto count = fields.Integer("logprobs", 0, limits.max_logprobs)) {
     request.answer.logprobs = static_cast<int32_t>(*count);
@@ -244,6 +194,14 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   ParseShared(fields, limits, &request);
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;
+  if (request.answer.echo && !request.sampling.prompt_logprobs) {
+    request.sampling.prompt_logprobs = request.answer.logprobs;
+  }
+  if (request.prompts.size() * static_cast<size_t>(request.n) > kMaxChoices) {
+    fields.Refuse("n", fmt::format("{} choices for each of {} prompts; at most {} choices are "
+                                   "allowed in all",
+                                   request.n, request.prompts.size(), kMaxChoices));
+  }
   return request;
 }
 
@@ -299,9 +257,20 @@ int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens,
                                    *request.max_tokens, prompt_tokens, room, max_model_len),
                        "context_length_exceeded");
   }
-  if (request.max_tokens) return *request.max_tokens;
-  if (request.answer.chat) return static_cast<int32_t>(room);
-  return static_cast<int32_t>(std::min<int64_t>(kDefaultCompletionTokens, room));
+  int32_t max_tokens = static_cast<int32_t>(room);
+  if (request.max_tokens) {
+    max_tokens = std::max(*request.max_tokens, 1);  // 0: the engine's one token is not shown
+  } else if (!request.answer.chat) {
+    max_tokens = static_cast<int32_t>(std::min<int64_t>(kDefaultCompletionTokens, room));
+  }
+  const int32_t most = request.answer.echo_only ? 0 : max_tokens;
+  if (request.sampling.min_tokens > most) {
+    throw RequestError(ErrorCode::kInvalidArgument, "min_tokens",
+                       fmt::format("min_tokens: {} is out of range: must be from 0 to max_tokens, "
+                                   "which is {}",
+                                   request.sampling.min_tokens, most));
+  }
+  return max_tokens;
 }
 
 }  // namespace outrider::openai

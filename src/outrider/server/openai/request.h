@@ -40,7 +40,10 @@ struct AnswerOptions {
   bool continuous_usage = false;  // the usage in every chunk
   bool return_token_ids = false;
   bool speculation_metrics = false;
+  bool echo = false;                               // completions: the prompt comes before the text
+  bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
+  std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
 };
 
 /// A text or token ids.
@@ -51,7 +54,9 @@ struct TokenRequest {
   std::vector<CompletionPrompt> prompts;  // completions: at least one
   bool add_special_tokens = true;         // to text prompts of completions
   ChatPrompt chat;                        // chat completions
-  SamplingParams sampling;                // max_tokens is not set yet
+  SamplingParams sampling;                // max_tokens, bad_words and seeds of choices: not set yet
+  std::vector<std::string> bad_words;     // not blank
+  int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
   AnswerOptions answer;
 };
@@ -61,9 +66,10 @@ struct TokenRequest {
 TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits);
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits);
 
-/// How many tokens a prompt of `prompt_tokens` may generate: what was asked for, or 16 for
-/// completions, or the rest of the context for chat. Throws RequestError
-/// ("context_length_exceeded") when prompt and answer do not fit into `max_model_len`.
+/// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
+/// or 16 for completions, or the rest of the context for chat. At least 1, of which echo_only shows
+/// nothing. Throws RequestError: "context_length_exceeded" when prompt and answer do not fit into
+/// `max_model_len`, or when min_tokens is more.
 int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens, int32_t max_model_len);
 
 }  // namespace outrider::openai
