@@ -77,6 +77,13 @@ bool Boolean(std::string_view where, const Json& value) {
   return value.get<bool>();
 }
 
+double Number(std::string_view where, const Json& value) {
+  if (!value.is_number()) {
+    throw InvalidArgument("{}: must be a number, not {}", where, value.dump());
+  }
+  return value.get<double>();
+}
+
 /// [[low, high, tokens], ...]
 std::vector<DraftRange> DraftRanges(std::string_view where, const Json& value) {
   std::vector<DraftRange> ranges;
@@ -126,6 +133,28 @@ const std::vector<Key>& Keys() {
        [](W where, const Json& v, O& o) {
          o.draft_form = Boolean(where, v) ? DraftForm::kCompacted : DraftForm::kPadded;
        }},
+      {"rejection_sample_method",
+       [](W where, const Json& v, O& o) {
+         static const std::array<std::string, 3> kNames = {"match", "standard", "synthetic"};
+         static constexpr std::array kMethods = {
+             RejectionMethod::kMatch, RejectionMethod::kStandard, RejectionMethod::kSynthetic};
+         o.rejection_sample_method = kMethods.at(ParseChoice(where, String(where, v), kNames));
+       }},
+      {"draft_sample_method",
+       [](W where, const Json& v, O& o) {
+         static const std::array<std::string, 2> kNames = {"greedy", "probabilistic"};
+         o.probabilistic_drafts = ParseChoice(where, String(where, v), kNames) == 1;
+       }},
+      {"synthetic_acceptance_rates",
+       [](W where, const Json& v, O& o) {
+         if (!v.is_array() || v.empty()) {
+           throw InvalidArgument("{}: must be a list of numbers, not {}", where, v.dump());
+         }
+         o.synthetic_acceptance_rates.clear();
+         for (const Json& rate : v) o.synthetic_acceptance_rates.push_back(Number(where, rate));
+       }},
+      {"synthetic_acceptance_length",
+       [](W where, const Json& v, O& o) { o.synthetic_acceptance_length = Number(where, v); }},
   };
   return keys;
 }

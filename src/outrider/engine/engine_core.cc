@@ -29,7 +29,7 @@ EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
-      verifier_(parts_.logprobs_mode),
+      verifier_(parts_.logprobs_mode, parts_.acceptance),
       layout_(parts_.scheduler.block_size) {}
 
 void EngineCore::Validate(const GenerationRequest& request) const {
@@ -255,15 +255,17 @@ void EngineCore::VerifyTile(size_t first, size_t count) {
     if (request.num_logits_rows == 0) continue;
     const auto index = static_cast<size_t>(request.work_index);
     RequestState& state = *states_[index];
-    verifier_.Verify({.params = &state.sampling(),
-                      .seed = state.seed(),
-                      .tokens = state.tokens(),
-                      .prompt_length = static_cast<size_t>(state.prompt_length()),
-                      .processors = state.processors(),
-                      .logits = logits.Rows(request.first_logits_row - first_logits_row,
-                                            request.num_logits_rows),
-                      .drafts = work_[index].draft_tokens},
-                     &outcomes_[index].verified);
+    verifier_.Verify(
+        {.params = &state.sampling(),
+         .seed = state.seed(),
+         .tokens = state.tokens(),
+         .prompt_length = static_cast<size_t>(state.prompt_length()),
+         .processors = state.processors(),
+         .logits =
+             logits.Rows(request.first_logits_row - first_logits_row, request.num_logits_rows),
+         .drafts = work_[index].draft_tokens,
+         .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data()},
+        &outcomes_[index].verified);
   }
 }
 
@@ -326,18 +328,26 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
     const PlannedRequest& planned = plan.requests[index];
-    const RequestState& state = *states_[index];
+    RequestState& state = *states_[index];
     if (state.finished()) continue;
     const int32_t accepted = planned.samples ? outcomes_[index].verified.num_accepted : 0;
-    draft_requests_.push_back({.slot = rows.slot,
-                               .tokens = state.tokens(),
-                               .prompt_length = state.prompt_length(),
-                               .first_position = rows.context_length,
-                               .frontier = StartOfDrafts(rows, accepted).frontier,
-                               .first_row = rows.first_row,
-                               .num_rows = rows.query_length,
-                               .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
-                               .block_table = planned.block_table->blocks()});
+    if (parts_.probabilistic_drafts && state.sampling().temperature > 0) {
+      state.draft_probs.resize(static_cast<size_t>(k) *
+                               static_cast<size_t>(parts_.model->vocab_size()));
+    }
+    draft_requests_.push_back(
+        {.slot = rows.slot,
+         .tokens = state.tokens(),
+         .prompt_length = state.prompt_length(),
+         .first_position = rows.context_length,
+         .frontier = StartOfDrafts(rows, accepted).frontier,
+         .first_row = rows.first_row,
+         .num_rows = rows.query_length,
+         .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
+         .block_table = planned.block_table->blocks(),
+         .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data(),
+         .temperature = state.sampling().temperature,
+         .seed = state.seed()});
     draft_plan_index_.push_back(index);
   }
   const auto count = static_cast<int64_t>(draft_requests_.size());

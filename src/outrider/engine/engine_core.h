@@ -26,8 +26,10 @@ struct EngineParts {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<MlaModel> model;
   std::unique_ptr<KvCache> cache;
-  std::unique_ptr<Drafter> drafter;      // null: no speculation
-  DraftSchedule draft_schedule{0, {}};   // with a drafter: by its max_drafts
+  std::unique_ptr<Drafter> drafter;     // null: no speculation
+  DraftSchedule draft_schedule{0, {}};  // with a drafter: by its max_drafts
+  AcceptanceOptions acceptance;
+  bool probabilistic_drafts = false;     // drafts of sampled requests are drawn, for kStandard
   const Tokenizer* tokenizer = nullptr;  // null: no text
   SchedulerConfig scheduler;
   bool prefix_caching = true;

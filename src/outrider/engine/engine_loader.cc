@@ -71,6 +71,7 @@ class EnginePlan {
     PlanNumbers();
     PlanAttention();
     PlanDrafter();
+    PlanAcceptance();
     PlanCache();
   }
 
@@ -81,6 +82,7 @@ class EnginePlan {
   DType kv_dtype() const { return kv_dtype_; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
+  const AcceptanceOptions& acceptance() const { return acceptance_; }
   bool chained() const { return modules_present_ > 1; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
   int32_t cache_layers() const {
@@ -166,6 +168,39 @@ class EnginePlan {
     }
   }
 
+  void PlanAcceptance() {
+    const SpeculationOptions& o = options_.speculation;
+    acceptance_.method = o.rejection_sample_method;
+    const bool synthetic = o.rejection_sample_method == RejectionMethod::kSynthetic;
+    const int given =
+        (o.synthetic_acceptance_rates.empty() ? 0 : 1) + (o.synthetic_acceptance_length ? 1 : 0);
+    if (given != (synthetic ? 1 : 0)) {
+      throw InvalidArgument(
+          "give one of synthetic_acceptance_rates and synthetic_acceptance_length with "
+          "rejection_sample_method synthetic, and none without");
+    }
+    if (o.probabilistic_drafts && (o.rejection_sample_method != RejectionMethod::kStandard ||
+                                   o.method != DraftMethod::kMtp)) {
+      throw InvalidArgument(
+          "draft_sample_method probabilistic needs rejection_sample_method standard and the method "
+          "mtp");
+    }
+    if (k_ == 0) return;
+    if (synthetic) {
+      acceptance_.rates = o.synthetic_acceptance_length
+                              ? RatesOfLength(*o.synthetic_acceptance_length, k_)
+                              : o.synthetic_acceptance_rates;
+      CheckRates(acceptance_.rates, k_);
+      Decide("verification", "synthetic",
+             "drafts are accepted at given rates: for benchmarks only");
+    } else if (o.rejection_sample_method == RejectionMethod::kStandard) {
+      Decide("verification", "standard",
+             "rejection sampling: what is sampled depends on drafts and batches");
+    } else {
+      Decide("verification", "match", "a draft counts when the target draws the same token");
+    }
+  }
+
   void PlanCache() {
     const int64_t per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
     const int64_t budget_blocks = std::min<int64_t>(
@@ -221,6 +256,7 @@ class EnginePlan {
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
+  AcceptanceOptions acceptance_;
   SchedulerConfig scheduler_;
 };
 
@@ -288,6 +324,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }
+  parts.acceptance = plan.acceptance();
+  parts.probabilistic_drafts = options.speculation.probabilistic_drafts;
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;

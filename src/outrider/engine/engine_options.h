@@ -8,6 +8,7 @@
 
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
+#include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
@@ -30,6 +31,12 @@ struct SpeculationOptions {
   int32_t prompt_lookup_min = 2;                                  // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp
+  RejectionMethod rejection_sample_method = RejectionMethod::kMatch;
+  /// kStandard with kMtp: drafts are drawn from the drafter's distribution instead of being its
+  /// most likely tokens.
+  bool probabilistic_drafts = false;
+  std::vector<double> synthetic_acceptance_rates;     // kSynthetic: this,
+  std::optional<double> synthetic_acceptance_length;  // or this
 };
 
 struct EngineOptions {

@@ -1,6 +1,10 @@
 #include "outrider/sampling/verifier.h"
 
+#include <limits>
+
+#include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
+#include "outrider/base/random.h"
 
 namespace outrider {
 
@@ -22,17 +26,38 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
                               processed_);
       row = processed_;
     }
-    const auto position = static_cast<int64_t>(input.tokens.size()) + j;
-    const int32_t token = sampler_.Sample(params, input.seed, position, row);
+    const auto [token, is_draft] = Judge(input, accepted, row);
     if (token == Sampler::kNoToken) {
       result->dead_end = true;
       break;
     }
     result->tokens.push_back(token);
     if (params.logprobs) result->logprobs.push_back(Logprobs(params, raw, row, token));
-    if (j + 1 == logits.rows || token != input.drafts[accepted]) break;
+    if (!is_draft) break;
     ++result->num_accepted;
   }
+}
+
+// The token of row `index`, and whether it is the draft for that row; the last row has none.
+Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<const float> row) {
+  const SamplingParams& params = *input.params;
+  const auto position = static_cast<int64_t>(input.tokens.size() + index);
+  const bool has_draft = index < input.drafts.size();
+  if (has_draft && acceptance_.method == RejectionMethod::kSynthetic) {
+    const double before = index == 0 ? 1 : acceptance_.rates[index - 1];
+    const double u =
+        UniformDouble(input.seed, static_cast<uint64_t>(position), RandomStream::kAccept);
+    if (u * before < acceptance_.rates[index]) return {input.drafts[index], true};
+    return {sampler_.Sample(params, input.seed, position, row), false};
+  }
+  if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&
+      row[ArgMax(row)] != -std::numeric_limits<float>::infinity()) {
+    const float* q =
+        input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
+    return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);
+  }
+  const int32_t token = sampler_.Sample(params, input.seed, position, row);
+  return {token, has_draft && token == input.drafts[index]};
 }
 
 PositionLogprobs Verifier::Logprobs(const SamplingParams& params, std::span<const float> raw,

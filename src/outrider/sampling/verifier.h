@@ -1,12 +1,15 @@
 // Sample and match: each position's token is drawn from the target, and a draft is accepted while
-// it equals what was drawn. So drafts change how many tokens a step yields, never which.
+// it equals what was drawn. So drafts change how many tokens a step yields, never which. Other
+// rules of acceptance can be chosen (acceptance.h).
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logits_processors.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampler.h"
@@ -24,6 +27,8 @@ struct VerifyInput {
                                    // position tokens.size() + j, given that drafts 0 .. j-1 are
                                    // right
   std::span<const int32_t> drafts;
+  const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
+                                       // drafts were certain
 };
 
 /// What one request's logits rows gave: num_accepted drafts, then one more token.
@@ -36,18 +41,22 @@ struct VerifiedTokens {
 
 class Verifier {
  public:
-  explicit Verifier(LogprobsMode logprobs_mode = LogprobsMode::kRaw)
-      : logprobs_mode_(logprobs_mode) {}
+  explicit Verifier(LogprobsMode logprobs_mode = LogprobsMode::kRaw,
+                    AcceptanceOptions acceptance = {})
+      : logprobs_mode_(logprobs_mode), acceptance_(std::move(acceptance)) {}
 
   /// Replaces `result`.
   void Verify(const VerifyInput& input, VerifiedTokens* result);
 
  private:
+  Judgement Judge(const VerifyInput& input, size_t index, std::span<const float> row);
   PositionLogprobs Logprobs(const SamplingParams& params, std::span<const float> raw,
                             std::span<const float> processed, int32_t token);
 
   LogprobsMode logprobs_mode_;
+  AcceptanceOptions acceptance_;
   Sampler sampler_;
+  RejectionSampler rejection_sampler_;
   std::vector<float> processed_;  // a row after the processors
   std::vector<float> cut_;        // a row after everything
 };

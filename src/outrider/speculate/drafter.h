@@ -29,6 +29,12 @@ struct DraftRequest {
   int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
   int32_t num_drafts = 0;  // wanted, at most k; 0: only keep the drafter's state up to date
   std::span<const int32_t> block_table;
+  /// Where to draw drafts instead of taking the most likely tokens: the distributions that they
+  /// were drawn from are left here, [num_drafts, vocab], softmax(logits / temperature). Null: most
+  /// likely.
+  float* draft_probs = nullptr;
+  float temperature = 0;  // > 0 with draft_probs
+  uint64_t seed = 0;
 };
 
 class Drafter {

@@ -117,15 +117,13 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
 
     sample_rows_.clear();
+    active_.clear();
     for (size_t i = 0; i < requests.size(); ++i) {
-      if (m < requests[i].num_drafts) sample_rows_.push_back(rows_.RowOf(i, requests[i].frontier));
+      if (m >= requests[i].num_drafts) continue;
+      active_.push_back(i);
+      sample_rows_.push_back(rows_.RowOf(i, requests[i].frontier));
     }
-    sampled_.resize(sample_rows_.size());
-    model_.ArgMaxTokens(rows, sample_rows_, sampled_.data());
-    size_t next = 0;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (m < requests[i].num_drafts) drafts.row(static_cast<int64_t>(i))[m] = sampled_[next++];
-    }
+    sampler_.Sample(model_, rows, sample_rows_, active_, requests, m, drafts);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     Remember(requests[i], hidden,

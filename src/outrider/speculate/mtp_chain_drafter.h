@@ -14,6 +14,7 @@
 
 #include "outrider/model/mla_model.h"
 #include "outrider/speculate/draft_rows.h"
+#include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
 
 namespace outrider {
@@ -53,9 +54,10 @@ class MtpChainDrafter : public Drafter {
   std::vector<float> ring_;  // [slots, k, hidden]: position p at p % k
   DraftRows rows_;
   std::vector<DraftWindow> windows_;
-  std::vector<float> hidden_;  // [rows, hidden] of the pass
-  std::vector<int32_t> sample_rows_;
-  std::vector<int32_t> sampled_;
+  std::vector<float> hidden_;         // [rows, hidden] of the pass
+  std::vector<size_t> active_;        // requests that want this module's draft
+  std::vector<int32_t> sample_rows_;  // the row of each one's draft
+  DraftSampler sampler_;
 };
 
 }  // namespace outrider

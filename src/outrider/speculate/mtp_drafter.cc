@@ -86,12 +86,7 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
                               MatrixView<int32_t> drafts) {
   const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
   model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
-  sampled_.resize(active_.size());
-  model_.ArgMaxTokens(rows, active_rows_, sampled_.data());
-  for (size_t a = 0; a < active_.size(); ++a) {
-    OUTRIDER_CHECK(step < requests[active_[a]].num_drafts);
-    drafts.row(static_cast<int64_t>(active_[a]))[step] = sampled_[a];
-  }
+  sampler_.Sample(model_, rows, active_rows_, active_, requests, step, drafts);
 }
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,

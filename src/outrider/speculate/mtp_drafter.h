@@ -10,6 +10,7 @@
 
 #include "outrider/model/mla_model.h"
 #include "outrider/speculate/draft_rows.h"
+#include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
 
 namespace outrider {
@@ -45,7 +46,7 @@ class MtpDrafter : public Drafter {
   std::vector<int32_t> active_rows_;  // the row of each one's last output
   std::vector<float> hidden_;
   std::vector<float> next_hidden_;
-  std::vector<int32_t> sampled_;
+  DraftSampler sampler_;
 };
 
 }  // namespace outrider

@@ -1,0 +1,32 @@
+// Turns a drafter's hidden rows into draft tokens: the most likely ones, or draws from the
+// drafter's own distribution, which is kept for rejection sampling.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/model/mla_model.h"
+#include "outrider/speculate/drafter.h"
+
+namespace outrider {
+
+class DraftSampler {
+ public:
+  /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows`:
+  /// drafts.row(indices[i])[step] comes from hidden.row(rows[i]).
+  void Sample(MlaModel& model, MatrixView<const float> hidden, std::span<const int32_t> rows,
+              std::span<const size_t> indices, std::span<const DraftRequest> requests, int32_t step,
+              MatrixView<int32_t> drafts);
+
+ private:
+  std::vector<int32_t> tokens_;
+  std::vector<float> logits_;
+};
+
+/// Draws a token from softmax(logits / temperature) with the drafts' own noise of (seed, position);
+/// leaves that distribution in `probs`.
+int32_t DrawDraft(std::span<const float> logits, float temperature, uint64_t seed, int64_t position,
+                  std::span<float> probs);
+
+}  // namespace outrider
