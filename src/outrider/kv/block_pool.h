@@ -62,7 +62,8 @@ constexpr int64_t BlocksFor(int64_t tokens, int32_t block_size) {
 /// The blocks of one request, in order of position. Owns its references.
 class BlockTable {
  public:
-  /// Makes room for the blocks of `tokens` positions, so that growing up to there allocates nothing.
+  /// Makes room for the blocks of `tokens` positions, so that growing up to there allocates
+  /// nothing.
   void ExpectTokens(int64_t tokens, int32_t block_size);
 
   /// Appends the longest run of `keys` that the pool holds; its number of blocks.
