@@ -37,8 +37,8 @@ void CheckLogprobs(const char* field, std::optional<int32_t> count, int32_t max_
 void CheckBias(const std::vector<TokenBias>& bias, int32_t vocab_size) {
   std::vector<int32_t> tokens;
   for (const TokenBias& b : bias) {
-    // Written so that NaN fails.
-    if (!(b.value >= -100 && b.value <= 100)) {
+    const bool in_range = b.value >= -100 && b.value <= 100;  // NaN is not
+    if (!in_range) {
       throw InvalidArgument("logit_bias of token {} is {}: it must be in [-100, 100]", b.token,
                             b.value);
     }

@@ -87,8 +87,8 @@ std::string CompletionLogprobsJson(std::optional<int32_t> first_token,
   for (const PositionLogprobs& position : positions) {
     const std::string text = TokenText(encoder, position.chosen.token_id);
     Json top = Json::object();
-    const auto add = [&](std::string key, float logprob) {
-      const auto [entry, inserted] = top.emplace(std::move(key), Finite(logprob));
+    const auto add = [&](const std::string& key, float logprob) {
+      const auto [entry, inserted] = top.emplace(key, Finite(logprob));
       if (!inserted && entry->get<double>() < Finite(logprob)) *entry = Finite(logprob);
     };
     for (const TokenLogprob& token : position.top) {
