@@ -86,6 +86,26 @@ TEST(ParseRequestTest, TheModelsDefaultsStandBetween) {
           .answer.speculation_metrics);
 }
 
+TEST(ParseRequestTest, ReadsHowTheRequestRuns) {
+  RequestLimits limits = Limits();
+  limits.num_speculative_tokens = 3;
+  const auto parse = [&](const std::string& fields) {
+    return ParseCompletionRequest(R"({"prompt":"p",)" + fields + "}", limits);
+  };
+  const TokenRequest request =
+      parse(R"("priority":-2,"cache_salt":"tenant","speculation":{"num_speculative_tokens":1})");
+  EXPECT_EQ(request.priority, -2);
+  EXPECT_EQ(request.cache_salt, "tenant");
+  EXPECT_EQ(request.num_speculative_tokens, 1);
+  EXPECT_FALSE(parse(R"("speculation":{})").num_speculative_tokens.has_value());
+  for (const char* wrong :
+       {R"("priority":"high")", R"("priority":1.5)", R"("cache_salt":"")", R"("cache_salt":7)",
+        R"("speculation":3)", R"("speculation":{"num_speculative_tokens":4})",
+        R"("speculation":{"num_speculative_tokens":-1})", R"("speculation":{"k":1})"}) {
+    EXPECT_THROW(parse(wrong), RequestError) << wrong;
+  }
+}
+
 TEST(ParseRequestTest, ReadsEverySamplingField) {
   const TokenRequest request = Completion(
       R"(,"model":"m","temperature":0,"top_p":0.25,"top_k":-1,"min_p":1,"seed":-1,"stop":"x",)"

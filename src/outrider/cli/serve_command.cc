@@ -29,6 +29,7 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.api_key = serve.api_key;
   options.max_model_len = loaded.engine->max_model_len();
   options.max_logprobs = settings.engine.max_logprobs;
+  options.num_speculative_tokens = loaded.engine->num_speculative_tokens();
   options.speculation_metrics = serve.per_request_spec_decode_metrics;
   options.sampling_defaults = ModelSamplingDefaults(loaded.config);
   return options;

@@ -277,6 +277,9 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
       one.prompt_token_ids = prompt;
       one.sampling = request.sampling;
       one.sampling.max_tokens = max_tokens;
+      one.priority = request.priority;
+      one.cache_salt = request.cache_salt;
+      one.num_speculative_tokens = request.num_speculative_tokens;
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
     }
   }

@@ -25,6 +25,7 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.limits.vocab_size = encoder.vocab_size();
   api.limits.max_model_len = options.max_model_len;
   api.limits.max_logprobs = options.max_logprobs;
+  api.limits.num_speculative_tokens = options.num_speculative_tokens;
   api.limits.speculation_metrics = options.speculation_metrics;
   api.limits.defaults = options.sampling_defaults;
   return api;

@@ -20,7 +20,8 @@ struct ServerOptions {
   std::string api_key;                          // "": none is needed; guards everything but /health
   int32_t max_model_len = 0;                    // the engine's
   int32_t max_logprobs = 20;
-  bool speculation_metrics = false;  // `metrics.speculative_decoding` in answers by default
+  int32_t num_speculative_tokens = 0;  // the engine's k
+  bool speculation_metrics = false;    // `metrics.speculative_decoding` in answers by default
   openai::SamplingDefaults sampling_defaults;  // of generation_config.json
 };
 

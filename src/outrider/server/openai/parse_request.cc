@@ -44,8 +44,6 @@ void RefuseUnsupported(FieldReader& body) {
       {"guided_choice", {}},
       {"guided_grammar", {}},
       {"thinking_token_budget", {}},
-      {"priority", {0}},
-      {"cache_salt", {}},
       {"request_id", {}},
       {"stream_interval", {1}},
       {"kv_transfer_params", {}},
@@ -114,11 +112,30 @@ bool ParseSpeculationMetrics(FieldReader& body, bool fallback) {
               fmt::format("must be \"summary\" or \"off\", not {}", Shorten(json(*level))));
 }
 
+// How the request runs, which its answer does not depend on.
+void ParseScheduling(FieldReader& body, const RequestLimits& limits, TokenRequest* request) {
+  request->priority =
+      static_cast<int32_t>(body.Integer("priority", -kMaxInt32, kMaxInt32).value_or(0));
+  if (auto salt = body.String("cache_salt")) {
+    if (salt->empty()) body.Refuse("cache_salt", "must be a string that is not empty");
+    request->cache_salt = std::move(*salt);
+  }
+  const json* value = body.Find("speculation");
+  if (value == nullptr) return;
+  FieldReader speculation(*value, "speculation");
+  if (const auto k =
+          speculation.Integer("num_speculative_tokens", 0, limits.num_speculative_tokens)) {
+    request->num_speculative_tokens = static_cast<int32_t>(*k);
+  }
+  speculation.RefuseUnknown();
+}
+
 // Everything that both endpoints have.
 void ParseShared(FieldReader& body, const RequestLimits& limits, TokenRequest* request) {
   request->model = body.String("model").value_or("");
   ParseSampling(body, limits, request);
   ParseStreamOptions(body, &request->answer);
+  ParseScheduling(body, limits, request);
   if (const auto count = body.Integer("prompt_logprobs", 0, limits.max_logprobs)) {
     if (request->answer.stream) {
       body.Refuse("prompt_logprobs", "is only allowed without \"stream\": true");

@@ -28,7 +28,8 @@ struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t max_model_len = 0;
   int32_t max_logprobs = 20;
-  bool speculation_metrics = false;  // for requests that do not say
+  int32_t num_speculative_tokens = 0;  // the engine's k
+  bool speculation_metrics = false;    // for requests that do not say
   SamplingDefaults defaults;
 };
 
@@ -58,6 +59,9 @@ struct TokenRequest {
   std::vector<std::string> bad_words;     // not blank
   int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
+  int32_t priority = 0;                                          // lower runs first
+  std::string cache_salt;                                        // "": none
+  std::optional<int32_t> num_speculative_tokens = std::nullopt;  // unset: the engine's k
   AnswerOptions answer;
 };
 
