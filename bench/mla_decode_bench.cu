@@ -1,6 +1,7 @@
 // Speed and a correctness spot check of the Hopper MLA decode kernel.
 //
-//   mla_decode_bench [--filter TEXT] [--repeats N] [--base N --end0 N --end1 N] [--relaxed]
+//   mla_decode_bench [--filter TEXT[,TEXT...]] [--repeats N] [--base N --end0 N --end1 N]
+//   [--relaxed]
 //
 // Every case is captured into graphs, one per cache copy, and replayed in rotation so that the
 // cache read comes from memory (copies of more than 256 MB together). "us" is the median time
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -66,7 +68,7 @@ struct Case {
 };
 
 struct Options {
-  std::string filter;
+  std::vector<std::string> filters;  // a case runs if its name contains one of them
   int repeats = 40;
   MlaSplits splits = {0, 0, 0};
   bool relaxed = false;
@@ -350,7 +352,8 @@ int Main(int argc, char** argv) {
     }
     const char* value = argv[++i];
     if (name == "--filter") {
-      options.filter = value;
+      std::stringstream list(value);
+      for (std::string text; std::getline(list, text, ',');) options.filters.push_back(text);
     } else if (name == "--repeats") {
       options.repeats = std::atoi(value);
     } else if (name == "--base") {
@@ -379,7 +382,10 @@ int Main(int argc, char** argv) {
   DeviceArray<uint8_t> pool(kPoolBytes);
   int filled = -1;
   for (const Case& test : Cases()) {
-    if (test.name.find(options.filter) == std::string::npos) continue;
+    const bool wanted = std::any_of(
+        options.filters.begin(), options.filters.end(),
+        [&](const std::string& text) { return test.name.find(text) != std::string::npos; });
+    if (!wanted && !options.filters.empty()) continue;
     const int kind = test.type == MlaCacheType::kE4m3;
     if (filled != kind) {
       if (kind == 1) {

@@ -151,6 +151,43 @@ TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
   }
 }
 
+TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
+  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+    for (int heads : {16, 24, 32, 128}) {
+      WorldOptions options;
+      options.heads = heads;
+      options.cache_type = type;
+      options.sink = true;
+      options.lengths = {33, 300, 1040, 4353};
+      std::vector<BatchRequest> batch;
+      batch.reserve(options.lengths.size());
+      std::vector<std::vector<uint32_t>> masks;
+      std::mt19937 random(heads);
+      for (int i = 0; i < static_cast<int>(options.lengths.size()); ++i) {
+        batch.push_back({i, options.lengths[i], 1 + static_cast<int>(random() % 32)});
+        std::vector<uint32_t>& mask = masks.emplace_back();
+        mask.reserve(batch.back().query_len);
+        for (int t = 0; t < batch.back().query_len; ++t) {
+          mask.push_back(static_cast<uint32_t>(random()) | 1u << t);
+        }
+      }
+      BatchResult causal, masked;
+      for (int page_size : {64, 16, 32, 256}) {
+        options.page_size = page_size;
+        MlaWorld world(options);
+        const BatchResult result = world.Run(batch);
+        const BatchResult with_masks = world.Run(batch, false, masks);
+        if (page_size == 64) {
+          causal = result;
+          masked = with_masks;
+        }
+        EXPECT_TRUE(result == causal) << "heads " << heads << " page " << page_size;
+        EXPECT_TRUE(with_masks == masked) << "heads " << heads << " page " << page_size;
+      }
+    }
+  }
+}
+
 class MlaDecodeBits : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
 
 TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
@@ -237,6 +274,7 @@ TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {
 INSTANTIATE_TEST_SUITE_P(
     Hopper, MlaDecodeBits,
     ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
+                      Shape{24, 32, MlaCacheType::kBf16}, Shape{32, 256, MlaCacheType::kBf16},
                       Shape{8, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
                       Shape{64, 32, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
                       Shape{8, 16, MlaCacheType::kE4m3}),

@@ -59,7 +59,9 @@ class MlaWorld {
     for (int length : options_.lengths) pages += (length + page - 1) / page;
     std::vector<int> order(pages);
     for (int i = 0; i < pages; ++i) order[i] = i;
-    std::shuffle(order.begin(), order.end(), random_);
+    // Of its own, so that the page size does not change keys and queries.
+    std::mt19937 order_random(options_.seed + 1);
+    std::shuffle(order.begin(), order.end(), order_random);
     int max_pages = 1;
     for (int length : options_.lengths) max_pages = std::max(max_pages, (length + page - 1) / page);
     table_stride_ = max_pages + 1;

@@ -165,24 +165,6 @@ __device__ __forceinline__ void StoreMatrix4(uint32_t address, uint32_t a, uint3
                : "memory");
 }
 
-/// Adds four floats to global memory; the order among this thread's own additions to an address is
-/// that of the program.
-__device__ __forceinline__ void AddToGlobal(float4* address, float x, float y, float z, float w) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x),
-               "f"(y), "f"(z), "f"(w)
-               : "memory");
-}
-
-/// A load from L2 that stays in program order with the stores and reductions around it.
-__device__ __forceinline__ float4 LoadGlobal(const float4* address) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(address)
-               : "memory");
-  return v;
-}
-
 // ---- dependent launch ----
 
 __device__ __forceinline__ void LaunchDependents() {

@@ -11,7 +11,8 @@
 // never on the batch, the query length or the number of multiprocessors. Keys are folded in splits
 // that begin at fixed absolute positions (MlaSplits), in order of position. One exception: an
 // infinity or NaN that a later token of the same request wrote into the cache reaches the earlier
-// rows of a window (0 * NaN).
+// rows of a window (0 * NaN). bf16: results pass through float16, so latent values must be below
+// 32752 in magnitude.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -2,7 +2,7 @@
 // the walk over an item's tiles and splits. mla_decode_sm90.cuh tells the whole algorithm.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_layout.cuh"
+#include "outrider/kernels/cuda/mla_decode_columns.cuh"
 
 namespace outrider::cuda {
 
@@ -28,11 +28,13 @@ struct MlaTensorMaps {
   CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
 };
 
-inline constexpr int kOutputThreads = 256;    // warpgroups 0 and 1
-inline constexpr int kScoreThreads = 128;     // warpgroup 2
-inline constexpr int kProducerThreads = 128;  // warpgroup 3
-inline constexpr int kMlaThreads = kOutputThreads + kScoreThreads + kProducerThreads;
+inline constexpr int kOutputThreads = 256;  // warpgroups 0 and 1
+inline constexpr int kScoreThreads = 128;   // warpgroup 2
 inline constexpr int kStages = 2;
+inline constexpr int kMlaThreads = kOutputThreads + kScoreThreads;
+inline constexpr int kItemSlots =
+    8;  // the walk over loads is three tiles ahead, so three items at most
+inline constexpr int kLoadSlots = 4;
 inline constexpr uint32_t kGroupBytes = 1024;  // 8 rows of 64 columns
 inline constexpr uint32_t kQBytes = 64 * kMlaKeyDim * 2;
 inline constexpr uint32_t kHalfBytes = 64 * 256 * 2;
@@ -45,21 +47,23 @@ struct MlaShared {
       1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
   alignas(1024) uint8_t p[64 * 64 * 2];        // [8 row groups][1024]
   float alpha[kMlaTileRows];
-  float fold[2][2][kMlaTileRows];  // by split parity: weights of the running result and the split
-  float factor[2][kMlaTileRows];   // by split parity: accumulated row to output
-  int next_index;
-  MlaItem item[2];
+  // By split parity, for a split's end: accumulator to columns (2^-exponent), FoldRow's factors
+  // {keep, add}, columns to output.
+  float normal[2][kMlaTileRows];
+  float2 fold[2][kMlaTileRows];
+  float factor[2][kMlaTileRows];
+  MlaItem item[kItemSlots];
+  int4 load[kLoadSlots];  // first row groups of a tile's boxes, -1: no such tile
   uint64_t kv_full[kStages][3];
-  uint64_t kv_empty[kStages][3];
   uint64_t p_full[2];  // keys 0-31 and 32-63 of the tile
   uint64_t p_empty;
   uint64_t q_full;
-  uint64_t q_empty;
-  uint64_t item_full[2];
-  uint64_t item_empty[2];
 };
 
-inline constexpr int kProducerBarrier = 1;
+// Named barriers.
+inline constexpr int kStartBarrier = 1;
+inline constexpr int kScoresBarrier = 2;
+inline constexpr int kOutputsBarrier = 3;  // and 4
 
 /// The tiles of an item and where its splits end; scores and outputs walk it alike.
 struct SplitWalk {
@@ -92,14 +96,5 @@ struct SplitWalk {
     return static_cast<size_t>(item.partial_unit + emitted * units) * kMlaUnitRows + row;
   }
 };
-
-__device__ __forceinline__ MlaItem TakeItem(MlaShared& shared, uint32_t item_count) {
-  const int slot = item_count & 1;
-  BarrierWait(&shared.item_full[slot], (item_count >> 1) & 1);
-  const MlaItem item = shared.item[slot];
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) BarrierArrive(&shared.item_empty[slot]);
-  return item;
-}
 
 }  // namespace outrider::cuda

@@ -4,7 +4,7 @@
 // each other: sixteen are in flight at a time.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_layout.cuh"
+#include "outrider/kernels/cuda/mla_decode_columns.cuh"
 
 namespace outrider::cuda {
 
@@ -19,6 +19,70 @@ struct MlaCombineArguments {
 
 inline constexpr int kCombineThreads = 128;
 
+/// Four columns of a row in float32, as the e4m3 body leaves them.
+struct FloatFold {
+  using Columns = float4;
+  float4 columns = {0, 0, 0, 0};
+  float reference = -INFINITY;
+  float sum = 0.0f;
+
+  static __device__ Columns Load(const MlaWorkspace& workspace, size_t row, int thread) {
+    return __ldcg(reinterpret_cast<const float4*>(workspace.partial_outputs) +
+                  row * (kMlaValueDim / 4) + thread);
+  }
+  __device__ void Begin(const Columns& first, float2 stats) {
+    columns = first;
+    reference = stats.x;
+    sum = stats.y;
+  }
+  __device__ void Add(const Columns& next, float2 stats) {
+    float a, b;
+    FoldWeights(reference, stats.x, &reference, &a, &b);
+    columns.x = Fold(columns.x, next.x, a, b);
+    columns.y = Fold(columns.y, next.y, a, b);
+    columns.z = Fold(columns.z, next.z, a, b);
+    columns.w = Fold(columns.w, next.w, a, b);
+    sum = Fold(sum, stats.y, a, b);
+  }
+  __device__ uint2 Finish(const MlaCombineArguments& args, int head, float* lse) const {
+    const float factor = FinishRow(reference, sum, args.value_scale, args.sink, head, lse);
+    return make_uint2(OutputPair(columns.x, columns.y, factor),
+                      OutputPair(columns.z, columns.w, factor));
+  }
+};
+
+/// Four columns of a row in float16, as the bf16 body leaves them.
+struct ColumnsFold {
+  using Columns = uint2;
+  __half2 columns[2] = {};
+  MlaRowState state = {-INFINITY, 0.0f};
+
+  static __device__ Columns Load(const MlaWorkspace& workspace, size_t row, int thread) {
+    return __ldcg(reinterpret_cast<const uint2*>(workspace.partial_outputs) +
+                  row * (kMlaValueDim / 4) + thread);
+  }
+  __device__ void Begin(const Columns& first, float2 stats) {
+    const __half2* pair = reinterpret_cast<const __half2*>(&first);
+    columns[0] = pair[0];
+    columns[1] = pair[1];
+    state = {stats.x, stats.y};
+  }
+  __device__ void Add(const Columns& next, float2 stats) {
+    const __half2* pair = reinterpret_cast<const __half2*>(&next);
+    float keep, add;
+    state = FoldRow(state, {stats.x, stats.y}, &keep, &add);
+    const __half2 keep2 = __float2half2_rn(keep);
+    const __half2 add2 = __float2half2_rn(add);
+    columns[0] = FoldColumns(columns[0], pair[0], keep2, add2);
+    columns[1] = FoldColumns(columns[1], pair[1], keep2, add2);
+  }
+  __device__ uint2 Finish(const MlaCombineArguments& args, int head, float* lse) const {
+    const float factor = FinishRow(state, args.value_scale, args.sink, head, lse);
+    return make_uint2(OutputPair(columns[0], factor), OutputPair(columns[1], factor));
+  }
+};
+
+template <typename RowFold>
 __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineArguments args) {
   WaitForPriorGrid();
   LaunchDependents();
@@ -35,51 +99,35 @@ __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineAr
     // Row `row` of partial result i is row `base + i * step` of the partial arrays.
     const size_t base = static_cast<size_t>(tile.first_unit) * kMlaUnitRows + row;
     const size_t step = static_cast<size_t>(units) * kMlaUnitRows;
-    const float4* outputs = reinterpret_cast<const float4*>(workspace.partial_outputs);
 
-    float4 sum_o = make_float4(0, 0, 0, 0);
-    float reference = -INFINITY;
-    float sum = 0.0f;
+    RowFold fold;
     constexpr int kBatch = 16;
     for (int first = 0; first < tile.count; first += kBatch) {
-      float4 next[kBatch];
+      typename RowFold::Columns next[kBatch];
       float2 stats[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i < tile.count) {
           const size_t at = base + (first + i) * step;
           stats[i] = __ldcg(&workspace.partial_stats[at]);
-          next[i] = __ldcg(&outputs[at * (kMlaValueDim / 4) + thread]);
+          next[i] = RowFold::Load(workspace, at, thread);
         }
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < tile.count) {
-          if (first + i == 0) {
-            sum_o = next[0];
-            reference = stats[0].x;
-            sum = stats[0].y;
-          } else {
-            float a, b;
-            FoldWeights(reference, stats[i].x, &reference, &a, &b);
-            sum_o.x = Fold(sum_o.x, next[i].x, a, b);
-            sum_o.y = Fold(sum_o.y, next[i].y, a, b);
-            sum_o.z = Fold(sum_o.z, next[i].z, a, b);
-            sum_o.w = Fold(sum_o.w, next[i].w, a, b);
-            sum = Fold(sum, stats[i].y, a, b);
-          }
+        if (first + i >= tile.count) continue;
+        if (first + i == 0) {
+          fold.Begin(next[i], stats[i]);
+        } else {
+          fold.Add(next[i], stats[i]);
         }
       }
     }
     const int global_row = tile.first_row + row;
     float lse;
-    const float factor =
-        FinishRow(reference, sum, args.value_scale, args.sink, global_row % args.heads, &lse);
-    uint2 packed;
-    packed.x = OutputPair(sum_o.x, sum_o.y, factor);
-    packed.y = OutputPair(sum_o.z, sum_o.w, factor);
     reinterpret_cast<uint2*>(
-        args.output)[static_cast<size_t>(global_row) * (kMlaValueDim / 4) + thread] = packed;
+        args.output)[static_cast<size_t>(global_row) * (kMlaValueDim / 4) + thread] =
+        fold.Finish(args, global_row % args.heads, &lse);
     if (thread == 0) args.lse[global_row] = lse;
   }
 }

@@ -21,7 +21,7 @@ struct alignas(32) MlaItem {
   int context;  // seq_len - query length
 };
 
-/// A row tile whose partial results must be folded.
+/// A row tile whose partial results must be folded, or one without keys (count 0).
 struct alignas(32) MlaFoldTile {
   int first_row;
   int rows;
@@ -48,8 +48,7 @@ struct MlaWorkspace {
   MlaFoldTile* fold_tiles;
   int4* tile_plans;        // scratch of the plan, per row tile
   float2* partial_stats;   // [units, 16]: reference (log2 domain) and sum
-  float* partial_outputs;  // [units, 16, 512], not divided by the sum
-  float* running;          // [blocks, 64 * 512] in the order of the block's registers
+  float* partial_outputs;  // [units, 16, 512], not divided by the sum; bf16 body: float16 columns
   int num_units;
   size_t bytes;
 };
@@ -108,9 +107,11 @@ __device__ __forceinline__ float Fold(float running, float next, float a, float 
   return sum;
 }
 
-/// The factor that turns an accumulated row into its output, and the row's log-sum-exp.
+/// The factor that turns an accumulated row, kept multiplied by `unit`, into its output; and the
+/// row's log-sum-exp.
 __device__ __forceinline__ float FinishRow(float reference, float sum, float value_scale,
-                                           const float* sink, int head, float* lse) {
+                                           const float* sink, int head, float* lse,
+                                           float unit = 1.0f) {
   constexpr float kLn2 = 0.6931471805599453f;
   constexpr float kLog2e = 1.4426950408889634f;
   if (!(sum > 0.0f)) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ float FinishRow(float reference, float sum, float val
   }
   const float lse2 = reference + log2f(sum);
   *lse = lse2 * kLn2;
-  float factor = __fdividef(value_scale, sum);
+  float factor = __fdividef(value_scale, sum * unit);
   if (sink != nullptr) factor = __fdividef(factor, 1.0f + Exp2(sink[head] * kLog2e - lse2));
   return factor;
 }

@@ -158,11 +158,11 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
           }
           *plan = make_int4(piece, partials, unit, 0);
           int begin = 0;
-          do {
+          while (begin < keys) {
             const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
             atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
             begin = end;
-          } while (begin < keys);
+          }
         } else {
           const int piece = plan->x;
           const int partials = plan->y;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
           item.context = seq_len - query_len;
           item.partial_unit = plan->z;
           int begin = 0;
-          do {
+          while (begin < keys) {
             const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
             item.key_begin = begin;
             item.key_end = end;
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
                                : CountSplits(args.splits, end) - CountSplits(args.splits, begin));
             }
             begin = end;
-          } while (begin < keys);
-          if (partials > 0) {
+          }
+          if (partials > 0 || keys == 0) {  // without keys the combine kernel writes the rows
             MlaFoldTile fold = {};
             fold.first_row = item.first_row;
             fold.rows = tile_rows;

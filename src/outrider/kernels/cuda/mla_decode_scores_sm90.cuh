@@ -3,7 +3,7 @@
 // result, two rows and 16 keys of a tile per thread.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_loads_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_sm90.cuh"
 
 namespace outrider::cuda {
@@ -45,7 +45,8 @@ __device__ __forceinline__ void ClearRows(uint8_t* kv, int begin, int thread) {
   }
 }
 
-__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, MlaShared& shared) {
+__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args,
+                                              const MlaTensorMaps& maps, MlaShared& shared) {
   const int thread = threadIdx.x % 128;
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -55,21 +56,37 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
   const uint32_t store_base = SharedAddress(shared.p) + store_row * 128;
   const int store_chunk = lane / 16;
 
+  LoadWalk loads(args);
+  if (warp == 0) {
+    loads.Begin(shared);
+    __syncwarp();
+    if (lane == 0) IssueQueries(maps, shared, shared.item[0]);
+    for (int step = 0; step < kStages; ++step) {
+      loads.Step(shared);
+      __syncwarp();
+      if (lane == 0) {
+        for (int part = 0; part < 3; ++part) IssueKeys(args, maps, shared, step, part);
+      }
+    }
+    __syncwarp();
+  }
+  NamedSync(kStartBarrier, kMlaThreads);
+
   float scores[32];
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
-    const MlaItem item = TakeItem(shared, item_count);
+    // Published before the last kScoresBarrier of the item before.
+    const MlaItem item = shared.item[item_count % kItemSlots];
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
     const int row_in_request = item.rows >> 8;
-    int limit[2];            // keys before this one may be visible
-    uint32_t visible[2];     // mask over keys from `context`
-    float reference[2];      // of the current split, unscaled
-    float sum[2];            // of this thread's columns
-    float run_reference[2];  // of the splits folded so far, scaled (log2)
-    float run_sum[2];
+    int limit[2];          // keys before this one may be visible
+    uint32_t visible[2];   // mask over keys from `context`
+    float reference[2];    // of the current split, log2 domain, integral
+    float sum[2];          // of this thread's columns
+    MlaRowState state[2];  // of the splits folded so far
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(row0 + 8 * i, rows - 1);
@@ -78,28 +95,25 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       visible[i] = args.visible != nullptr ? args.visible[(item.first_row + row) / args.heads] : 0;
       reference[i] = -INFINITY;
       sum[i] = 0.0f;
-      run_reference[i] = -INFINITY;
-      run_sum[i] = 0.0f;
     }
     // Keys before this one are visible to every row of the tile.
     const int all_visible =
         args.visible != nullptr ? item.context : item.context + row_in_request / args.heads + 1;
     BarrierWait(&shared.q_full, item_count & 1);
-    if (walk.tiles == 0) {
-      if (lane == 0) BarrierArrive(&shared.q_empty);
-      for (int row = thread; row < rows; row += kScoreThreads) {
-        args.lse[item.first_row + row] = -INFINITY;
-      }
-      continue;
-    }
 
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
+      if (warp == 0) loads.Step(shared);
       MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores);
-      if (lane == 0) {
-        BarrierArrive(&shared.kv_empty[stage][2]);
-        if (tile + 1 == walk.tiles) BarrierArrive(&shared.q_empty);
+      const bool item_ends = tile + 1 == walk.tiles;
+      NamedSync(kScoresBarrier, kScoreThreads);
+      if (thread == 0) {
+        IssueKeys(args, maps, shared, tile_count + kStages, 2);
+        if (item_ends) {
+          IssueQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
+        }
       }
+      __syncwarp();
 
       const int key0 = item.key_begin + tile * kMlaTileKeys;
       if (key0 + kMlaTileKeys > all_visible) {
@@ -130,11 +144,12 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
         }
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        top *= args.score_scale;
         const float before = reference[i];
-        const bool grow = (top - before) * args.score_scale > 8.0f;
-        reference[i] = grow ? top : before;
-        alpha[i] = grow ? Exp2((before - top) * args.score_scale) : 1.0f;
-        negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i] * args.score_scale;
+        const bool grow = top - before > 8.0f;
+        reference[i] = grow ? ceilf(top) : before;
+        alpha[i] = grow ? PowerOfTwo(before - reference[i]) : 1.0f;
+        negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i];
       }
       // Hand over once the outputs have taken the tile before; the first half at once, so that they
       // can start while the second is computed.
@@ -176,28 +191,24 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
           float l = sum[i];
           l += __shfl_xor_sync(~0u, l, 1);
           l += __shfl_xor_sync(~0u, l, 2);
-          float m = reference[i] == -INFINITY ? -INFINITY : reference[i] * args.score_scale;
-          if (!walk.first_split) {
-            float a, b;
-            FoldWeights(run_reference[i], m, &m, &a, &b);
-            l = Fold(run_sum[i], l, a, b);
-            if (lane % 4 == 0) {
-              shared.fold[buffer][0][row] = a;
-              shared.fold[buffer][1][row] = b;
-            }
-          }
-          run_reference[i] = m;
-          run_sum[i] = l;
+          const MlaRowState split = {reference[i], l};
           reference[i] = -INFINITY;
           sum[i] = 0.0f;
-          if (emits && lane % 4 == 0 && row < rows) {
+          float keep = 0.0f;
+          float add = 1.0f;
+          state[i] = walk.first_split ? split : FoldRow(state[i], split, &keep, &add);
+          if (lane % 4 != 0) continue;
+          shared.normal[buffer][row] = PowerOfTwo(-split.exponent());
+          shared.fold[buffer][row] = make_float2(keep, add);
+          if (emits && row < rows) {
             if (item.partial_unit >= 0) {
-              args.workspace.partial_stats[walk.PartialRow(item, rows, row)] = make_float2(m, l);
+              args.workspace.partial_stats[walk.PartialRow(item, rows, row)] =
+                  make_float2(state[i].reference, state[i].sum);
             } else {
               const int at = item.first_row + row;
               float lse;
               shared.factor[buffer][row] =
-                  FinishRow(m, l, args.value_scale, args.sink, at % args.heads, &lse);
+                  FinishRow(state[i], args.value_scale, args.sink, at % args.heads, &lse);
               args.lse[at] = lse;
             }
           }

@@ -48,8 +48,6 @@ MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
   workspace.partial_stats = reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
   workspace.partial_outputs =
       reinterpret_cast<float*>(take(units * kMlaUnitRows * kMlaValueDim * sizeof(float)));
-  workspace.running = reinterpret_cast<float*>(
-      take(static_cast<size_t>(kMlaMaxBlocks) * kMlaTileRows * kMlaValueDim * sizeof(float)));
   workspace.num_units = static_cast<int>(units);
   workspace.bytes = offset;
   return workspace;
@@ -137,7 +135,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
                        cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(MlaShared);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<false>, kSharedBytes);
+  static const cudaError_t allowed = AllowShared(DecodeMlaSm90, kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
@@ -148,8 +146,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSm90<false>, NumBlocks(), kMlaThreads, kSharedBytes, stream, args,
-                         maps);
+  return LaunchDependent(DecodeMlaSm90, NumBlocks(), kMlaThreads, kSharedBytes, stream, args, maps);
 }
 
 /// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
@@ -259,7 +256,8 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   combine.sink = params.sink;
   combine.output = args.output;
   combine.lse = args.lse;
-  return LaunchDependent(CombineMlaDecode, NumBlocks() * 4, kCombineThreads, 0, stream, combine);
+  return LaunchDependent(e4m3 ? CombineMlaDecode<FloatFold> : CombineMlaDecode<ColumnsFold>,
+                         NumBlocks() * 4, kCombineThreads, 0, stream, combine);
 }
 
 }  // namespace outrider::cuda
