@@ -5,56 +5,17 @@
 //
 //   host_work_bench [--steps N]
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_loader.h"
+#include "tests/model/small_model.h"
 
 namespace outrider {
 namespace {
-
-/// A directory with the config.json of the smallest sensible DeepSeek-V3; removed at the end.
-class SmallModel {
- public:
-  SmallModel()
-      : directory_(std::filesystem::temp_directory_path() / fmt::format("host_work_{}", getpid())) {
-    std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
-                       "models/tiny-v3-mtp3/config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
-    config.erase("quantization_config");
-    for (const auto& [key, value] : {std::pair{"vocab_size", 64},
-                                     {"hidden_size", 32},
-                                     {"intermediate_size", 32},
-                                     {"moe_intermediate_size", 16},
-                                     {"num_hidden_layers", 1},
-                                     {"num_attention_heads", 1},
-                                     {"num_key_value_heads", 1},
-                                     {"kv_lora_rank", 16},
-                                     {"q_lora_rank", 16},
-                                     {"qk_rope_head_dim", 16},
-                                     {"v_head_dim", 16},
-                                     {"qk_nope_head_dim", 16}}) {
-      config[key] = value;
-    }
-    std::filesystem::create_directory(directory_);
-    std::ofstream(directory_ / "config.json") << config;
-  }
-  ~SmallModel() { std::filesystem::remove_all(directory_); }
-  SmallModel(const SmallModel&) = delete;
-  SmallModel& operator=(const SmallModel&) = delete;
-
-  std::string directory() const { return directory_.string(); }
-
- private:
-  std::filesystem::path directory_;
-};
 
 /// Median over steps of the host's microseconds, and rows per step.
 struct Figures {
@@ -105,12 +66,12 @@ int Main(int argc, char** argv) {
     fmt::print(stderr, "usage: host_work_bench [--steps N]\n");
     return 2;
   }
-  const SmallModel model;
+  const SmallModel model(1, 64);
   fmt::print(
       "| requests | host us/step | of it plan, layout, commit, output | goal "
       "|\n|---|---|---|---|\n");
   for (const auto& [requests, goal] : {std::pair{1, "20"}, {64, ""}, {256, "100"}}) {
-    const Figures figures = Measure(model.directory(), requests, steps);
+    const Figures figures = Measure(model.directory().string(), requests, steps);
     fmt::print("| {} | {:.1f} | {:.1f} | {} |\n", requests, figures.host_microseconds,
                figures.plan_microseconds, goal);
   }

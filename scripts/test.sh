@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Every test that this machine can run, from a fresh clone on.
 #
-#   scripts/test.sh           release, address+undefined and thread sanitizers, fuzzers, clang-format,
-#                             clang-tidy, a real OpenAI client, CUDA where nvcc is
+#   scripts/test.sh           release, exactness fuzz, address+undefined and thread sanitizers,
+#                             fuzzers, clang-format, clang-tidy, a real OpenAI client, CUDA where
+#                             nvcc is
 #   scripts/test.sh --quick   release tests only
 #
-# OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_TIDY_SECONDS (default 150
-# when CI is set, else no limit): see scripts/lint.sh. The last line reads "N passed, N failed"; the
-# exit status is 1 when anything failed.
+# OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_EXACTNESS_SECONDS (default
+# 60): how long random requests are compared bit for bit. OUTRIDER_TIDY_SECONDS (default 150 when CI
+# is set, else no limit): see scripts/lint.sh. The last line reads "N passed, N failed"; the exit
+# status is 1 when anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -25,6 +27,7 @@ case "${1:-}" in
     ;;
 esac
 export OUTRIDER_FUZZ_SECONDS=${OUTRIDER_FUZZ_SECONDS:-5}
+OUTRIDER_EXACTNESS_SECONDS=${OUTRIDER_EXACTNESS_SECONDS:-60}
 if [ -n "${CI:-}" ]; then export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-150}; fi
 jobs=$(nproc)
 # Sanitizer builds take most of the time; this halves it and keeps line numbers.
@@ -126,6 +129,8 @@ fi
 build "release: build" release -DOUTRIDER_BUILD_TESTS=ON && run_ctest "release: tests" build/release
 
 if ! $quick; then
+  check "exactness fuzz: $OUTRIDER_EXACTNESS_SECONDS s" build/release/tests/engine/outrider_exactness_fuzz \
+    --seconds "$OUTRIDER_EXACTNESS_SECONDS" --seed "$(date +%j%H)"
   check "clang-format" scripts/lint.sh format
   build "asan+ubsan: build" asan "$sanitizer_flags" && run_ctest "asan+ubsan: tests" build/asan
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.

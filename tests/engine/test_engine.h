@@ -19,6 +19,7 @@ enum class DrafterKind { kNone, kChain, kRepeated, kNgram };
 
 struct TestEngineOptions {
   std::filesystem::path checkpoint = TinyModelDirectory();
+  std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   DType dtype = DType::kBF16;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
@@ -41,7 +42,8 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   ModelConfig config = ReadModelConfig(options.checkpoint);
-  const auto source = OpenCheckpoint(options.checkpoint, config);
+  const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
+                                         : OpenCheckpoint(options.checkpoint, config);
   const bool uses_mtp =
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;

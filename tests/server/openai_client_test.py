@@ -120,6 +120,10 @@ class OpenAiClientTest(unittest.TestCase):
         texts = {self.chat(temperature=1, seed=5).choices[0].message.content for _ in range(3)}
         self.assertEqual(len(texts), 1)
 
+    def test_gives_several_choices_with_penalties(self):
+        answer = self.chat(n=2, presence_penalty=0.5, logit_bias={"7": -100}, seed=3)
+        self.assertEqual([choice.index for choice in answer.choices], [0, 1])
+
     def test_errors_are_mapped(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.chat(temperature=3)
@@ -132,7 +136,7 @@ class OpenAiClientTest(unittest.TestCase):
             self.chat(max_tokens=10**9)
         self.assertEqual(caught.exception.code, "context_length_exceeded")
         with self.assertRaises(openai.BadRequestError):
-            self.chat(n=2)
+            self.chat(n=0)
         with self.assertRaises(openai.NotFoundError) as caught:
             self.chat(model="no-such-model")
         self.assertEqual(caught.exception.code, "model_not_found")

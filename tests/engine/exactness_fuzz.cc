@@ -1,0 +1,261 @@
+// Random requests through random engines: together, with speculation, batching, chunks, preemption,
+// prefix hits, priorities and aborts, against each alone without any of it. Tokens and logprob bits
+// must be equal.
+//
+//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S]
+//
+// Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
+// with what reproduces it.
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+#include <string_view>
+
+#include "outrider/base/error.h"
+#include "tests/engine/random_requests.h"
+#include "tests/model/small_model.h"
+
+namespace outrider {
+namespace {
+
+struct Arguments {
+  int64_t requests = INT64_MAX;
+  int64_t seconds = INT64_MAX;
+  uint32_t seed = 1;
+};
+
+[[noreturn]] void RefuseArguments() {
+  fmt::print(stderr, "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S]\n");
+  std::exit(2);
+}
+
+Arguments ParseArguments(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string_view name = argv[i];
+    if (i + 1 == argc) RefuseArguments();
+    const std::string_view text = argv[i + 1];
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < 0) RefuseArguments();
+    if (name == "--requests") {
+      arguments.requests = value;
+    } else if (name == "--seconds") {
+      arguments.seconds = value;
+    } else if (name == "--seed") {
+      arguments.seed = static_cast<uint32_t>(value);
+    } else {
+      RefuseArguments();
+    }
+  }
+  if (arguments.requests == INT64_MAX && arguments.seconds == INT64_MAX) arguments.seconds = 60;
+  return arguments;
+}
+
+/// What a round found.
+class Different : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Requests run alone once per model.
+struct ModelChoice {
+  const char* name;
+  DType dtype;
+  std::optional<uint64_t> dummy_seed;  // set: random weights in the small shapes
+};
+
+// Most rounds run a small model: what is tested is everything around it, too.
+constexpr std::array kModels = {
+    ModelChoice{"bundled, bfloat16", DType::kBF16, std::nullopt},
+    ModelChoice{"bundled, float32", DType::kF32, std::nullopt},
+    ModelChoice{"small, bfloat16", DType::kBF16, 5},
+    ModelChoice{"small, float32", DType::kF32, 6},
+};
+
+class Fuzz {
+ public:
+  explicit Fuzz(uint32_t seed) : random_(seed) {}
+
+  int64_t preemptions() const { return preemptions_; }
+  int64_t cached_tokens() const { return cached_tokens_; }
+  int64_t accepted() const { return accepted_; }
+
+  /// One engine, some requests. Returns their number; throws Different.
+  int Round(uint32_t round_seed) {
+    random_.seed(round_seed);
+    const int kind = Uniform(0, 39);
+    const ModelChoice& model = kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % 2));
+    const TestEngineOptions options = RandomOptions(model);
+    std::vector<GenerationRequest> requests =
+        RandomRequests(round_seed, kind < 2 ? Uniform(2, 12) : Uniform(4, 48));
+    for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
+
+    const auto engine = MakeTestEngine(options);
+    std::vector<Generated> together(requests.size());
+    std::vector<RequestId> ids;
+    std::vector<bool> aborted(requests.size(), false);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ids.push_back(Submit(*engine, requests[i], &together[i]));
+      for (int steps = Uniform(0, 3); steps > 0; --steps) engine->Step();
+      if (Uniform(0, 15) == 0) {
+        const auto victim = static_cast<size_t>(Uniform(0, static_cast<int>(i)));
+        if (!together[victim].finish_reason) aborted[victim] = true;
+        engine->Abort(ids[victim]);
+      }
+    }
+    RunUntilIdle(*engine);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Check(requests[i], model, together[i], aborted[i],
+            fmt::format("round {}, {}, {}, request {}", round_seed, model.name, Describe(options),
+                        i));
+    }
+    const EngineCounters counters = engine->Counters();
+    preemptions_ += counters.num_preemptions;
+    cached_tokens_ += counters.prefix_cache_hits;
+    accepted_ += counters.speculation.num_accepted_tokens;
+    return static_cast<int>(requests.size());
+  }
+
+ private:
+  int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+
+  TestEngineOptions ModelOptions(const ModelChoice& model) const {
+    TestEngineOptions o;
+    if (model.dummy_seed) o.checkpoint = small_model_.directory();
+    o.dummy_seed = model.dummy_seed;
+    o.dtype = model.dtype;
+    return o;
+  }
+
+  TestEngineOptions RandomOptions(const ModelChoice& model) {
+    TestEngineOptions o = ModelOptions(model);
+    constexpr std::array kDrafters = {DrafterKind::kNone, DrafterKind::kChain, DrafterKind::kChain,
+                                      DrafterKind::kRepeated, DrafterKind::kNgram};
+    o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - 1)));
+    o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
+    if (Uniform(0, 3) == 0) o.draft_ranges = {{1, 3, o.k}, {4, 8, o.k / 2}, {9, 1000, 0}};
+    o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
+    o.block_size = Uniform(1, 40);
+    o.max_model_len = 400;
+    const auto least = static_cast<int32_t>(BlocksFor(o.max_model_len, o.block_size));
+    o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
+    o.max_num_seqs = Uniform(1, 32);
+    o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
+    o.threads = Uniform(1, 2);
+    o.prefix_caching = Uniform(0, 3) > 0;
+    o.exact_prefix = Uniform(0, 1) == 0;
+    o.attention_backend =
+        Uniform(0, 3) == 0 ? AttentionBackend::kUniformPad : AttentionBackend::kRagged;
+    return o;
+  }
+
+  static std::string Describe(const TestEngineOptions& o) {
+    return fmt::format(
+        "drafter {} k {} ranges {} form {} block {} blocks {} seqs {} tokens {} threads {} prefix "
+        "{} "
+        "exact {} backend {}",
+        static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), static_cast<int>(o.draft_form),
+        o.block_size, o.num_blocks, o.max_num_seqs, o.max_num_batched_tokens, o.threads,
+        o.prefix_caching, o.exact_prefix, AttentionBackendName(o.attention_backend));
+  }
+
+  /// Shared beginnings, priorities, salts, fewer drafts.
+  void Vary(std::vector<GenerationRequest>& requests, size_t i, const TestEngineOptions& options) {
+    GenerationRequest& request = requests[i];
+    if (Uniform(0, 1) == 0) {
+      const auto& other = requests[static_cast<size_t>(Uniform(0, static_cast<int>(i) - 1))];
+      const auto& source = other.prompt_token_ids;
+      const auto shared = static_cast<size_t>(Uniform(1, static_cast<int>(source.size())));
+      auto& prompt = request.prompt_token_ids;
+      prompt.resize(std::max(prompt.size(), shared), 7);
+      std::copy_n(source.begin(), shared, prompt.begin());
+    }
+    if (Uniform(0, 3) == 0) request.priority = Uniform(-2, 2);
+    if (Uniform(0, 9) == 0) request.cache_salt = "salt";
+    if (Uniform(0, 4) == 0 && options.drafter != DrafterKind::kNone) {
+      request.num_speculative_tokens = Uniform(0, options.k);
+    }
+  }
+
+  void Check(GenerationRequest request, const ModelChoice& model, const Generated& got,
+             bool aborted, const std::string& what) {
+    std::unique_ptr<Engine>& engine = alone_[model.name];
+    if (!engine) {
+      TestEngineOptions options = ModelOptions(model);
+      options.drafter = DrafterKind::kNone;
+      options.max_num_batched_tokens = 1024;
+      options.max_model_len = 400;
+      options.prefix_caching = false;
+      engine = MakeTestEngine(options);
+    }
+    request.num_speculative_tokens.reset();
+    Generated expected;
+    Submit(*engine, std::move(request), &expected);
+    RunUntilIdle(*engine);
+    std::string difference;
+    if (aborted) {
+      // What came before the end must be the beginning.
+      const bool begins = got.tokens.size() <= expected.tokens.size() &&
+                          std::equal(got.tokens.begin(), got.tokens.end(), expected.tokens.begin());
+      if (!begins) difference = "tokens before the abort";
+    } else {
+      difference = Difference(got, expected);
+    }
+    if (difference.empty()) return;
+    throw Different(fmt::format("DIFFERENT: {}: {}", what, difference));
+  }
+
+  SmallModel small_model_{2, 1600};
+  std::mt19937 random_;
+  std::map<std::string, std::unique_ptr<Engine>> alone_;
+  int64_t preemptions_ = 0;
+  int64_t cached_tokens_ = 0;
+  int64_t accepted_ = 0;
+};
+
+int Main(int argc, char** argv) {
+  const Arguments arguments = ParseArguments(argc, argv);
+  Fuzz fuzz(arguments.seed);
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const auto elapsed = [&] {
+    return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
+  };
+  int64_t requests = 0;
+  int64_t next_line = 10;
+  uint32_t round = arguments.seed * 1000000;
+  while (requests < arguments.requests && elapsed() < arguments.seconds) {
+    requests += fuzz.Round(round++);
+    if (elapsed() >= next_line) {
+      fmt::print("{} s: {} requests equal\n", elapsed(), requests);
+      std::fflush(stdout);
+      next_line = elapsed() + 10;
+    }
+  }
+  fmt::print(
+      "{} requests in {} rounds equal (seed {}, {} s; {} preemptions, {} cached tokens, {} drafts "
+      "accepted)\n",
+      requests, round - arguments.seed * 1000000, arguments.seed, elapsed(), fuzz.preemptions(),
+      fuzz.cached_tokens(), fuzz.accepted());
+  return 0;
+}
+
+}  // namespace
+}  // namespace outrider
+
+int main(int argc, char** argv) {
+  try {
+    return outrider::Main(argc, argv);
+  } catch (const outrider::Different& difference) {
+    fmt::print("{}\n", difference.what());
+    return 1;
+  } catch (const outrider::Error& error) {
+    fmt::print(stderr, "outrider_exactness_fuzz: error: {}\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,52 @@
+// A directory with the config.json of a DeepSeek-V3 with three MTP modules, as small as the format
+// allows: for dummy weights, where speed matters and sense does not.
+#pragma once
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace outrider {
+
+/// Removes the directory at its end.
+class SmallModel {
+ public:
+  SmallModel(int32_t layers, int32_t vocab_size)
+      : directory_(std::filesystem::temp_directory_path() /
+                   fmt::format("outrider_small_model_{}_{}", getpid(), vocab_size)) {
+    std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
+                       "models/tiny-v3-mtp3/config.json");
+    nlohmann::json config = nlohmann::json::parse(file);
+    config.erase("quantization_config");
+    for (const auto& [key, value] : {std::pair{"num_hidden_layers", layers},
+                                     {"vocab_size", vocab_size},
+                                     {"hidden_size", 32},
+                                     {"intermediate_size", 32},
+                                     {"moe_intermediate_size", 16},
+                                     {"num_attention_heads", 2},
+                                     {"num_key_value_heads", 2},
+                                     {"kv_lora_rank", 16},
+                                     {"q_lora_rank", 16},
+                                     {"qk_rope_head_dim", 16},
+                                     {"v_head_dim", 16},
+                                     {"qk_nope_head_dim", 16}}) {
+      config[key] = value;
+    }
+    std::filesystem::create_directory(directory_);
+    std::ofstream(directory_ / "config.json") << config;
+  }
+  ~SmallModel() { std::filesystem::remove_all(directory_); }
+  SmallModel(const SmallModel&) = delete;
+  SmallModel& operator=(const SmallModel&) = delete;
+
+  const std::filesystem::path& directory() const { return directory_; }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+}  // namespace outrider
