@@ -88,16 +88,16 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
       id, std::move(request), std::move(sink), parts_.tokenizer,
       parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len,
       parts_.model->vocab_size(), seed);
-  if (parts_.prefix_caching) {
-    state->block_keys = hasher_.Start(state->cache_salt());
-    state->block_keys.blocks.reserve(state->max_total_tokens() / parts_.scheduler.block_size);
-    hasher_.Extend(state->tokens(), state->block_keys);
+  if (parts_.prefix_caching && !state->needs_prompt_logits()) {
+    BlockKeys& keys = state->block_keys.emplace(hasher_.Start(state->cache_salt()));
+    keys.blocks.reserve(
+        static_cast<size_t>(state->max_total_tokens() / parts_.scheduler.block_size));
+    hasher_.Extend(state->tokens(), keys);
   }
-  const bool may_share = parts_.prefix_caching && !state->needs_prompt_logits();
   scheduler_.Add({.id = id,
                   .prompt_length = state->prompt_length(),
                   .priority = state->priority(),
-                  .keys = may_share ? &state->block_keys : nullptr});
+                  .keys = state->block_keys ? &*state->block_keys : nullptr});
   requests_.emplace(id, std::move(state));
 }
 
@@ -186,7 +186,7 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
   }
   for (const Admission& admission : plan.admitted) {
     RequestState& state = StateOf(admission.id);
-    if (state.Scheduled(admission.cached_tokens) && parts_.prefix_caching) {
+    if (state.Scheduled(admission.cached_tokens) && state.block_keys) {
       counters_.prefix_cache_queries += state.prompt_length();
       counters_.prefix_cache_hits += admission.cached_tokens;
     }
@@ -374,7 +374,7 @@ void EngineCore::Commit(const StepPlan& plan) {
       continue;
     }
     const Outcome& outcome = outcomes_[i];
-    if (parts_.prefix_caching) hasher_.Extend(state.tokens(), state.block_keys);
+    if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
     scheduler_.Commit(planned, planned.samples ? outcome.verified.num_accepted : 0,
                       outcome.num_emitted, outcome.num_drafts);
   }

@@ -62,9 +62,9 @@ class RequestState {
   bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
 
-  std::vector<int32_t> drafts;     // guesses that follow tokens(), to be verified next
-  std::vector<float> draft_probs;  // [k, vocab] what `drafts` were drawn from; empty: certain
-  BlockKeys block_keys;            // of tokens(), when prefix caching is on
+  std::vector<int32_t> drafts;          // guesses that follow tokens(), to be verified next
+  std::vector<float> draft_probs;       // [k, vocab] what `drafts` were drawn from; empty: certain
+  std::optional<BlockKeys> block_keys;  // of tokens(); none when no prefix may be shared
 
  private:
   void TakeToken(int32_t token, OutputDelta& delta);
