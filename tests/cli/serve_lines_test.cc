@@ -69,13 +69,11 @@ TEST(MemoryTable, Lines) {
   memory.kv_cache_bytes = 1 << 30;
   memory.kv_bytes_per_token = 2048;
   memory.kv_tokens = 8192;
-  memory.workspace_bytes = 6 << 20;
   EXPECT_THAT(MemoryLines(memory, 4096),
               ElementsAre(AllOf(HasSubstr("weights"), HasSubstr("40.0 MiB")),
                           AllOf(HasSubstr("MTP modules"), HasSubstr("10.0 MiB")),
                           AllOf(HasSubstr("KV cache"), HasSubstr("1.0 GiB"),
                                 HasSubstr("8192 tokens, 2.0 KiB each, 2.0 requests of 4096")),
-                          AllOf(HasSubstr("workspace"), HasSubstr("6.0 MiB")),
                           AllOf(HasSubstr("in all"), HasSubstr("1.1 GiB"))));
 }
 

@@ -131,8 +131,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"mtp_bytes", memory.mtp_bytes},
                    {"kv_cache_bytes", memory.kv_cache_bytes},
                    {"kv_bytes_per_token", memory.kv_bytes_per_token},
-                   {"kv_tokens", memory.kv_tokens},
-                   {"workspace_bytes", memory.workspace_bytes}}},
+                   {"kv_tokens", memory.kv_tokens}}},
                  {"decisions", Json::array()}};
   for (const Decision& decision : explained.decisions) {
     object["decisions"].push_back(

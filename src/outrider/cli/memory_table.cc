@@ -20,11 +20,9 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
         ", {:.1f} requests of {} tokens",
         static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len), max_model_len);
   }
-  const int64_t sum =
-      memory.weight_bytes + memory.mtp_bytes + memory.kv_cache_bytes + memory.workspace_bytes;
+  const int64_t sum = memory.weight_bytes + memory.mtp_bytes + memory.kv_cache_bytes;
   return {line("weights", memory.weight_bytes, ""), line("MTP modules", memory.mtp_bytes, ""),
-          line("KV cache", memory.kv_cache_bytes, cache_note),
-          line("workspace", memory.workspace_bytes, ""), line("in all", sum, "")};
+          line("KV cache", memory.kv_cache_bytes, cache_note), line("in all", sum, "")};
 }
 
 }  // namespace outrider::cli

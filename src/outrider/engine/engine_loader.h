@@ -25,7 +25,6 @@ struct MemoryReport {
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;
-  int64_t workspace_bytes = 0;
 };
 
 /// A line of `outrider explain`: what was chosen, and why.

@@ -56,8 +56,6 @@ class MlaModel {
   /// Seconds spent in Forward, ForwardMtp, Logits and ArgMaxTokens so far.
   double busy_seconds() const { return busy_seconds_; }
 
-  /// Bytes of intermediate memory held.
-  size_t workspace_bytes() const { return scratch_.capacity(); }
   const ModelWeights& weights() const { return weights_; }
 
  private:
