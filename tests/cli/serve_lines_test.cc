@@ -64,13 +64,13 @@ TEST(LoadProgress, SilentWhenAskedOrEmpty) {
 
 TEST(MemoryTable, Lines) {
   MemoryReport memory;
-  memory.weight_bytes = 40 << 20;
+  memory.weight_bytes = 90 << 20;
   memory.mtp_bytes = 10 << 20;
   memory.kv_cache_bytes = 1 << 30;
   memory.kv_bytes_per_token = 2048;
   memory.kv_tokens = 8192;
   EXPECT_THAT(MemoryLines(memory, 4096),
-              ElementsAre(AllOf(HasSubstr("weights"), HasSubstr("40.0 MiB")),
+              ElementsAre(AllOf(HasSubstr("weights"), HasSubstr("90.0 MiB")),
                           AllOf(HasSubstr("MTP modules"), HasSubstr("10.0 MiB")),
                           AllOf(HasSubstr("KV cache"), HasSubstr("1.0 GiB"),
                                 HasSubstr("8192 tokens, 2.0 KiB each, 2.0 requests of 4096")),
