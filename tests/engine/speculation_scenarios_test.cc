@@ -15,8 +15,10 @@ namespace {
 
 #ifdef OUTRIDER_SANITIZED
 constexpr int kLongPrompt = 500;
+constexpr size_t kLargeBatch = 8;
 #else
 constexpr int kLongPrompt = 4000;
+constexpr size_t kLargeBatch = 64;
 #endif
 
 /// Prompts that the bundled model was trained on: drafts are mostly right.
@@ -171,9 +173,9 @@ TEST_P(SpeculationScenarioTest, PageEdgesInsideTheDraftWindow) {
 TEST_P(SpeculationScenarioTest, SeededOutputIsEqualForEveryKAndBatch) {
   const auto prompts = TrainedPrompts();
   std::vector<GenerationRequest> requests;
-  for (size_t i = 0; i < 64; ++i)
+  for (size_t i = 0; i < kLargeBatch; ++i)
     requests.push_back(Request(prompts[i % prompts.size()], 10, 0.9F));
-  for (size_t i = 0; i < 64; ++i) requests[i].sampling.seed = i;
+  for (size_t i = 0; i < kLargeBatch; ++i) requests[i].sampling.seed = i;
   const auto expected = RunAlone(requests);
   for (const int32_t k : {1, 3}) {
     const auto engine =
