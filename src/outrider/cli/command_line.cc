@@ -251,8 +251,9 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
 
   for (const auto& [name, text] : given) {
     const OptionRow* row = FindOption(command, name);
-    if (text != row->default_text)
+    if (text != row->default_text) {
       invocation.non_defaults.push_back(fmt::format("{}={}", name, text));
+    }
   }
   return invocation;
 }

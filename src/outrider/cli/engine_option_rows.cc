@@ -20,6 +20,7 @@ std::optional<DType> ParseComputeDType(const OptionValue& value) {
 
 std::vector<std::string> BackendNames() {
   std::vector<std::string> names;
+  names.reserve(kAllAttentionBackends.size());
   for (const AttentionBackend backend : kAllAttentionBackends) {
     names.emplace_back(AttentionBackendName(backend));
   }
