@@ -31,11 +31,13 @@ int32_t Invert(std::span<const double> weights, double u) {
 }  // namespace
 
 std::vector<double> RatesOfLength(double length, int32_t k) {
-  if (!(length >= 1 && length <= k + 1)) {
+  const bool possible = length >= 1 && length <= k + 1;  // false for NaN
+  if (!possible) {
     throw InvalidArgument("synthetic_acceptance_length is {}: it must be in [1, {}]", length,
                           k + 1);
   }
   std::vector<double> rates;
+  rates.reserve(static_cast<size_t>(k));
   for (int32_t j = 0; j < k; ++j) rates.push_back(std::clamp(length - 1 - j, 0.0, 1.0));
   return rates;
 }
@@ -49,7 +51,8 @@ void CheckRates(std::span<const double> rates, int32_t k) {
   }
   double before = 1;
   for (const double rate : rates) {
-    if (!(rate >= 0 && rate <= before)) {
+    const bool falls = rate >= 0 && rate <= before;  // false for NaN
+    if (!falls) {
       throw InvalidArgument(
           "synthetic_acceptance_rates holds {}: rates are in [0, 1] and never grow", rate);
     }
