@@ -2,6 +2,8 @@
 // attention of D8 (hidden 2048, 16 heads, FFN 10944, vocabulary 102400, 8 layers, bfloat16) and of
 // the bundled tiny model. Prints Markdown.
 //
+// Longer than most files: the sections share their tables and limits.
+//
 //   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|rows]
 
 #include <fmt/format.h>

@@ -7,8 +7,8 @@
 // cache read comes from memory (copies of more than 256 MB together). "us" is the median time
 // between two events around one replay of one layer (main kernel and combine); "chain" the time per
 // layer when 16 layers follow each other in one graph. The floor is max(bytes / 4.3 TB/s, flops /
-// 790 TFLOP/s). FlashMLA's figures for the uniform cases are in reference tables of the same GPU
-// model.
+// 790 TFLOP/s). FlashMLA's figures for the uniform cases are in bench/results/hopper_mla_decode.md.
+// Longer than most files: cases, timing and the spot check share one set of buffers.
 #include <cuda_bf16.h>
 
 #include <algorithm>

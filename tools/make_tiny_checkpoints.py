@@ -9,7 +9,8 @@ Each checkpoint is a Hugging Face directory whose tensors have the published nam
 types. transformers' own class computes the golden files in float32 from the weights as stored: the
 files are read back, FP8 blocks are multiplied out, and the result is loaded into the class. Prompts
 are drawn until no routing choice and no greedy token of the golden files is a near tie, so another
-order of summation cannot flip one. docs/golden-files.md describes the files.
+order of summation cannot flip one. docs/golden-files.md describes the files. One family after the
+other makes this file long.
 """
 import argparse
 import copy

@@ -1,4 +1,5 @@
 // The decode split: a table of batches for every kind of kernel, then its rules on random batches.
+// The table makes it long.
 #include "outrider/batch/decode_split.h"
 
 #include <gmock/gmock.h>

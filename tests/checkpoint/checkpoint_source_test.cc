@@ -1,3 +1,5 @@
+// Checkpoints opened from disk: every format, and every way to be broken. One case per fault makes
+// it long.
 #include <gmock/gmock.h>
 
 #include <bit>

@@ -1,3 +1,4 @@
+// Command lines in, settings or errors out. One case per source and fault makes it long.
 #include "outrider/cli/command_line.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Request bodies in, structs or errors out.
+// Request bodies in, structs or errors out. One case per field makes it long.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// config.json to ModelConfig, family by family. Longer than most files: every field is read,
+// checked and refused in one place.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>

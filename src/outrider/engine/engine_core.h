@@ -1,7 +1,6 @@
 // The step itself, on one thread: plan, layout, forward, verify, propose, commit.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -59,8 +58,6 @@ class EngineCore {
   void ReadCounters(EngineCounters& counters) const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   RequestState& StateOf(RequestId id) { return *requests_.at(id); }
   bool RunStep(double& step_seconds);
   void ApplyPlan(const StepPlan& plan);

@@ -34,7 +34,6 @@ class BlockPool {
   int32_t num_blocks() const { return static_cast<int32_t>(references_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(unpublished_.size()) + num_idle_; }
   int32_t references(int32_t block) const { return references_[static_cast<size_t>(block)]; }
-  const PrefixIndex& index() const { return index_; }
   double Usage() const;
 
  private:
