@@ -5,7 +5,7 @@ For each number of draft tokens k a server is started, asked every problem at ea
 temperature 0, and stopped. The answers must be right, the same texts byte for byte whatever k and
 the concurrency are, and with k = 3 accepted in lengths that make speculation worth it. Prints a
 table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
-One file, so that it can be copied beside a server elsewhere.
+Longer than most files: asking, checking and the table share their records.
 
   python3 tools/evaluate.py                                     # the bundled model, chat form
   python3 tools/evaluate.py --form five-shot --problems 50 --spec-tokens 0,3
