@@ -1,0 +1,34 @@
+// What constrains the text of a request: a JSON schema, a regular expression, a list of choices, a
+// grammar. Plain text as the client sent it; GrammarCompiler makes it something to match with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace outrider {
+
+enum class GrammarKind : uint8_t {
+  kJsonObject,     // any JSON object
+  kJsonSchema,     // JSON that a schema allows
+  kRegex,          // a regular expression that the whole text matches
+  kChoice,         // one of `choices`
+  kEbnf,           // a grammar in xgrammar's EBNF (GBNF style) with a rule called root
+  kStructuralTag,  // a structural tag: free text with constrained parts, as tool calls are
+};
+
+/// "json_object", "json_schema", "regex", "choice", "grammar", "structural_tag": the API's names.
+std::string_view GrammarKindName(GrammarKind kind);
+
+struct GrammarSpec {
+  GrammarKind kind = GrammarKind::kJsonObject;
+  /// The schema's JSON text, the expression, the EBNF, or the structural tag's JSON text; empty for
+  /// kJsonObject and kChoice.
+  std::string text;
+  std::vector<std::string> choices;  // kChoice: at least one
+
+  bool operator==(const GrammarSpec&) const = default;
+};
+
+}  // namespace outrider
