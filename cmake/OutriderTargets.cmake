@@ -16,6 +16,12 @@ function(outrider_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  # The tests' own code need not be fast, and it is half of what is compiled: this halves its time.
+  # Undefined behaviour is looked for in the library, which keeps its flags.
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  if(OUTRIDER_SANITIZE MATCHES "undefined")
+    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
+  endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()

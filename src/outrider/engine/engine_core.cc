@@ -30,6 +30,7 @@ EngineCore::EngineCore(EngineParts parts)
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
       verifier_(parts_.logprobs_mode, parts_.acceptance),
+      by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
       layout_(parts_.scheduler.block_size) {}
 
 void EngineCore::Validate(const GenerationRequest& request) const {
@@ -190,12 +191,13 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
       counters_.prefix_cache_queries += state.prompt_length();
       counters_.prefix_cache_hits += admission.cached_tokens;
     }
+    by_slot_[static_cast<size_t>(admission.slot)] = &state;
     if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
   }
   work_.clear();
   states_.clear();
   for (const PlannedRequest& planned : plan.requests) {
-    RequestState& state = StateOf(planned.id);
+    RequestState& state = *by_slot_[static_cast<size_t>(planned.slot)];
     states_.push_back(&state);
     const std::span<const int32_t> tokens(state.tokens());
     work_.push_back(

@@ -84,6 +84,7 @@ class EngineCore {
   BlockKeyHasher hasher_;
   Verifier verifier_;
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
+  std::vector<RequestState*> by_slot_;  // of running requests
   EngineCounters counters_;
 
   // Of the step in flight; kept to reuse memory.
