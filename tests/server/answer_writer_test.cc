@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/chat_writer.h"
+#include "outrider/server/openai/completion_writer.h"
 #include "tests/server/stub_generation_service.h"
 
 namespace outrider::openai {
@@ -37,12 +41,21 @@ OutputDelta Delta(std::vector<int32_t> ids, std::string text,
 
 const BytePromptEncoder kEncoder;
 
+std::unique_ptr<AnswerWriter> Writer(const AnswerOptions& options) {
+  if (options.chat) return std::make_unique<ChatWriter>(Info(options), OutputTask{}, kEncoder);
+  return std::make_unique<CompletionWriter>(Info(options), kEncoder);
+}
+
+std::string BodyOf(const AnswerOptions& options, const OutputDelta& whole) {
+  return Writer(options)->Body({whole});
+}
+
 TEST(AnswerWriterTest, ChatStreamByTheLetter) {
-  AnswerWriter writer(Info({.chat = true, .stream = true}), kEncoder);
+  const auto writer = Writer({.chat = true, .stream = true});
   std::string out;
-  writer.WriteDelta(0, Delta({72, 105}, "Hi \"you\"\n"), &out);
-  writer.WriteDelta(0, Delta({33}, "!", FinishReason::kStop), &out);
-  writer.WriteEnd(&out);
+  writer->WriteDelta(0, Delta({72, 105}, "Hi \"you\"\n"), &out);
+  writer->WriteDelta(0, Delta({33}, "!", FinishReason::kStop), &out);
+  writer->WriteEnd(&out);
   const std::string head =
       R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,)";
   EXPECT_EQ(
@@ -57,14 +70,14 @@ TEST(AnswerWriterTest, ChatStreamByTheLetter) {
 }
 
 TEST(AnswerWriterTest, CompletionStreamByTheLetter) {
-  AnswerWriter writer(Info({.stream = true, .include_usage = true}), kEncoder);
+  const auto writer = Writer({.stream = true, .include_usage = true});
   std::string out;
-  writer.WriteDelta(0, Delta({72}, "H"), &out);
+  writer->WriteDelta(0, Delta({72}, "H"), &out);
   OutputDelta last = Delta({105}, "", FinishReason::kStop);
   last.stop_reason = std::string("i");
   last.stats.cached_tokens = 2;
-  writer.WriteDelta(0, last, &out);
-  writer.WriteEnd(&out);
+  writer->WriteDelta(0, last, &out);
+  writer->WriteEnd(&out);
   const std::string head =
       R"(data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[)";
   EXPECT_EQ(
@@ -81,29 +94,29 @@ TEST(AnswerWriterTest, CompletionStreamByTheLetter) {
 // Tokens whose text is not certain yet make no event, unless something else tells of them.
 TEST(AnswerWriterTest, SilentTokensMakeNoEvent) {
   std::string out;
-  AnswerWriter silent(Info({.stream = true}), kEncoder);
-  silent.WriteDelta(0, Delta({226, 130}, ""), &out);
+  const auto silent = Writer({.stream = true});
+  silent->WriteDelta(0, Delta({226, 130}, ""), &out);
   EXPECT_EQ(out, "");
-  AnswerWriter ids(Info({.stream = true, .return_token_ids = true}), kEncoder);
-  ids.WriteDelta(0, Delta({226, 130}, ""), &out);
+  const auto ids = Writer({.stream = true, .return_token_ids = true});
+  ids->WriteDelta(0, Delta({226, 130}, ""), &out);
   EXPECT_NE(out.find(R"("prompt_token_ids":[1,2,3],"token_ids":[226,130])"), std::string::npos);
   out.clear();
-  ids.WriteDelta(0, Delta({172}, "\xE2\x82\xAC"), &out);
+  ids->WriteDelta(0, Delta({172}, "\xE2\x82\xAC"), &out);
   EXPECT_NE(out.find(R"("stop_reason":null,"token_ids":[172])"), std::string::npos) << out;
 }
 
 TEST(AnswerWriterTest, ChatTokenIds) {
   std::string out;
-  AnswerWriter writer(Info({.chat = true, .stream = true, .return_token_ids = true}), kEncoder);
-  writer.WriteDelta(0, Delta({72}, "H"), &out);
+  const auto writer = Writer({.chat = true, .stream = true, .return_token_ids = true});
+  writer->WriteDelta(0, Delta({72}, "H"), &out);
   EXPECT_NE(out.find(R"("finish_reason":null}],"prompt_token_ids":[1,2,3]})"), std::string::npos);
   EXPECT_NE(out.find(R"("token_ids":[72]}]})"), std::string::npos);
 }
 
 TEST(AnswerWriterTest, UsageInEveryChunk) {
   std::string out;
-  AnswerWriter writer(Info({.stream = true, .continuous_usage = true}), kEncoder);
-  writer.WriteDelta(0, Delta({72}, "H"), &out);
+  const auto writer = Writer({.stream = true, .continuous_usage = true});
+  writer->WriteDelta(0, Delta({72}, "H"), &out);
   EXPECT_NE(out.find(R"("usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1)"),
             std::string::npos);
 }
@@ -112,31 +125,22 @@ TEST(AnswerWriterTest, StopReasonsOfEveryKind) {
   for (const auto& [reason, expected] :
        std::vector<std::pair<std::variant<std::monostate, int32_t, std::string>, std::string>>{
            {std::monostate(), "null"}, {int32_t{5}, "5"}, {std::string("\n"), R"("\n")"}}) {
-    AnswerWriter writer(Info({}), kEncoder);
     OutputDelta delta = Delta({1}, "a", FinishReason::kLength);
     delta.stop_reason = reason;
-    writer.Collect(0, delta);
-    EXPECT_NE(writer.Body().find(R"("finish_reason":"length","stop_reason":)" + expected + "}"),
+    EXPECT_NE(BodyOf({}, delta).find(R"("finish_reason":"length","stop_reason":)" + expected + "}"),
               std::string::npos);
   }
 }
 
 TEST(AnswerWriterTest, InvalidUtf8IsReplaced) {
-  AnswerWriter writer(Info({}), kEncoder);
-  writer.Collect(0, Delta({255}, "a\xFF", FinishReason::kStop));
-  EXPECT_EQ(json::parse(writer.Body())["choices"][0]["text"], "a\xEF\xBF\xBD");
+  const std::string body = BodyOf({}, Delta({255}, "a\xFF", FinishReason::kStop));
+  EXPECT_EQ(json::parse(body)["choices"][0]["text"], "a\xEF\xBF\xBD");
 }
 
-TEST(AnswerWriterTest, CollectedDeltasEqualOneDelta) {
-  AnswerWriter parts(Info({.chat = true, .return_token_ids = true}, 1), kEncoder);
-  parts.Collect(0, Delta({72}, "H"));
-  parts.Collect(0, Delta({105, 33}, "i!"));
-  parts.Collect(0, Delta({}, "", FinishReason::kLength));
-  AnswerWriter whole(Info({.chat = true, .return_token_ids = true}, 1), kEncoder);
-  whole.Collect(0, Delta({72, 105, 33}, "Hi!", FinishReason::kLength));
-  EXPECT_EQ(parts.Body(), whole.Body());
+TEST(AnswerWriterTest, ChatBodyByTheLetter) {
   EXPECT_EQ(
-      parts.Body(),
+      BodyOf({.chat = true, .return_token_ids = true},
+             Delta({72, 105, 33}, "Hi!", FinishReason::kLength)),
       R"({"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,)"
       R"("message":{"role":"assistant","content":"Hi!"},"logprobs":null,"finish_reason":"length",)"
       R"("stop_reason":null,"token_ids":[72,105,33]}],"usage":{"prompt_tokens":3,"total_tokens":6,)"
@@ -152,9 +156,8 @@ OutputDelta WithLogprobs() {
 }
 
 TEST(AnswerWriterTest, ChatLogprobs) {
-  AnswerWriter writer(Info({.chat = true, .logprobs = 2}), kEncoder);
-  writer.Collect(0, WithLogprobs());
-  const json content = json::parse(writer.Body())["choices"][0]["logprobs"]["content"];
+  const std::string body = BodyOf({.chat = true, .logprobs = 2}, WithLogprobs());
+  const json content = json::parse(body)["choices"][0]["logprobs"]["content"];
   const std::string bad = "\xEF\xBF\xBD";
   EXPECT_EQ(content[0], (json{{"token", bad},
                               {"logprob", -1.5},
@@ -168,9 +171,8 @@ TEST(AnswerWriterTest, ChatLogprobs) {
 // Tokens that are spelled alike share an entry, with the larger value; the chosen one is always
 // there.
 TEST(AnswerWriterTest, CompletionLogprobs) {
-  AnswerWriter writer(Info({.logprobs = 2}), kEncoder);
-  writer.Collect(0, WithLogprobs());
-  const json logprobs = json::parse(writer.Body())["choices"][0]["logprobs"];
+  const std::string body = BodyOf({.logprobs = 2}, WithLogprobs());
+  const json logprobs = json::parse(body)["choices"][0]["logprobs"];
   const std::string bad = "\xEF\xBF\xBD";
   EXPECT_EQ(logprobs,
             (json{{"tokens", {bad, "b"}},
@@ -180,22 +182,22 @@ TEST(AnswerWriterTest, CompletionLogprobs) {
 }
 
 TEST(AnswerWriterTest, TextOffsetsGoOnOverChunks) {
-  AnswerWriter writer(Info({.stream = true, .logprobs = 0}), kEncoder);
+  const auto writer = Writer({.stream = true, .logprobs = 0});
   std::string out;
   OutputDelta delta = Delta({'a', 'b'}, "ab");
   delta.logprobs = {{{'a', -1}, {}}, {{'b', -1}, {}}};
-  writer.WriteDelta(0, delta, &out);
+  writer->WriteDelta(0, delta, &out);
   out.clear();
-  writer.WriteDelta(0, delta, &out);
+  writer->WriteDelta(0, delta, &out);
   EXPECT_NE(out.find(R"("text_offset":[2,3])"), std::string::npos) << out;
 }
 
 TEST(AnswerWriterTest, LogprobsThatJsonCannotHold) {
-  AnswerWriter writer(Info({.logprobs = 1}), kEncoder);
   OutputDelta delta = Delta({'a'}, "a", FinishReason::kStop);
   delta.logprobs = {{{'a', -1.0F}, {{'b', -std::numeric_limits<float>::infinity()}}}};
-  writer.Collect(0, delta);
-  EXPECT_EQ(json::parse(writer.Body())["choices"][0]["logprobs"]["top_logprobs"][0]["b"], -9999.0);
+  EXPECT_EQ(
+      json::parse(BodyOf({.logprobs = 1}, delta))["choices"][0]["logprobs"]["top_logprobs"][0]["b"],
+      -9999.0);
 }
 
 TEST(ApiErrorTest, BodiesByTheLetter) {
@@ -208,7 +210,7 @@ TEST(ApiErrorTest, BodiesByTheLetter) {
       ErrorJson(error),
       R"({"error":{"message":"stopping","type":"service_unavailable_error","param":null,"code":")" +
           std::string(ErrorCodeName(ErrorCode::kUnavailable)) + R"("}})");
-  EXPECT_EQ(ErrorEvent("{}"), "data: {}\n\n");
+  EXPECT_EQ(Event("{}"), "data: {}\n\n");
 }
 
 }  // namespace

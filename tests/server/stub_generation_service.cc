@@ -26,13 +26,15 @@ std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
   return ids;
 }
 
-std::vector<int32_t> BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
+EncodedChat BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   const std::string_view json = chat.messages_json;
   constexpr std::string_view kContent = "\"content\":\"";
   const size_t begin = json.rfind(kContent) + kContent.size();
-  std::vector<int32_t> ids = EncodeText(json.substr(begin, json.find('"', begin) - begin), true);
-  if (chat.add_generation_prompt) ids.push_back(kAssistant);
-  return ids;
+  EncodedChat encoded;
+  encoded.text = json.substr(begin, json.find('"', begin) - begin);
+  encoded.token_ids = EncodeText(encoded.text, true);
+  if (chat.add_generation_prompt) encoded.token_ids.push_back(kAssistant);
+  return encoded;
 }
 
 std::string BytePromptEncoder::TokenBytes(int32_t token_id) const {

@@ -25,8 +25,10 @@ class BytePromptEncoder : public PromptEncoder {
  public:
   std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
   /// The last message's content, as found by a plain search: BOS, content, 257.
-  std::vector<int32_t> EncodeChat(const ChatPrompt& chat) const override;
+  EncodedChat EncodeChat(const ChatPrompt& chat) const override;
+  bool SupportsTools() const override { return true; }
   std::string TokenBytes(int32_t token_id) const override;
+  bool IsSpecial(int32_t token_id) const override { return token_id >= 256; }
   int32_t vocab_size() const override { return 300; }
 };
 

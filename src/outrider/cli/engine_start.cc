@@ -37,7 +37,7 @@ std::vector<int32_t> EncodeChatMessage(const TextPromptEncoder& encoder, const s
   ChatPrompt prompt;
   // Text from a terminal or a file may hold invalid UTF-8, which JSON cannot.
   prompt.messages_json = messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return encoder.EncodeChat(prompt);
+  return encoder.EncodeChat(prompt).token_ids;
 }
 
 openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {

@@ -11,8 +11,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/server/bad_words.h"
-#include "outrider/server/openai/answer_writer.h"
 #include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/chat_writer.h"
+#include "outrider/server/openai/completion_writer.h"
 #include "outrider/server/openai/json_text.h"
 #include "outrider/server/version.h"
 #include "outrider/text/utf8.h"
@@ -257,7 +258,7 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
   info.n = request.n;
   request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
   if (chat) {
-    info.prompts.push_back(encoder_.EncodeChat(request.chat));
+    info.prompts.push_back(encoder_.EncodeChat(request.chat).token_ids);
   }
   for (openai::CompletionPrompt& prompt : request.prompts) {
     auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
@@ -283,7 +284,13 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
     }
   }
-  exchange.Start(openai::AnswerWriter(std::move(info), encoder_), std::move(requests));
+  std::unique_ptr<openai::AnswerWriter> writer;
+  if (chat) {
+    writer = std::make_unique<openai::ChatWriter>(std::move(info), OutputTask{}, encoder_);
+  } else {
+    writer = std::make_unique<openai::CompletionWriter>(std::move(info), encoder_);
+  }
+  exchange.Start(std::move(writer), std::move(requests));
 }
 
 }  // namespace outrider

@@ -37,10 +37,11 @@ GenerationExchange::GenerationExchange(GenerationService& service,
       waker_(std::move(waker)),
       headers_(std::move(headers)) {}
 
-void GenerationExchange::Start(openai::AnswerWriter writer,
+void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
                                std::vector<GenerationRequest> requests) {
   feeds_.resize(requests.size());
-  writer_.emplace(std::move(writer));
+  writer_ = std::move(writer);
+  wholes_.resize(requests.size());
   num_unfinished_ = requests.size();
   try {
     for (size_t i = 0; i < requests.size() && !ended(); ++i) {
@@ -164,7 +165,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
   if (error) {
     AbortRequests();
     ProduceError(*error, output);
-  } else if (writer_->options().stream) {
+  } else if (writer_->streams()) {
     ProduceStream(deltas, output);
   } else {
     ProduceWhole(std::move(deltas), output);
@@ -178,7 +179,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
 
 void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput* output) {
   if (head_sent_) {
-    output->body = openai::ErrorEvent(openai::ErrorJson(error));
+    output->body = openai::Event(openai::ErrorJson(error));
   } else {
     HttpResponse response = openai::ErrorResponse(error);
     output->body = std::move(response.body);
@@ -213,13 +214,13 @@ void GenerationExchange::ProduceStream(const std::vector<Pending>& deltas, HttpO
 void GenerationExchange::ProduceWhole(std::vector<Pending> deltas, HttpOutput* output) {
   for (Pending& pending : deltas) {
     if (pending.delta.finish_reason) --num_unfinished_;
-    writer_->Collect(pending.choice, std::move(pending.delta));
+    Merge(std::move(pending.delta), &wholes_[pending.choice]);
   }
   if (num_unfinished_ > 0) return;
   HttpResponse head;
   head.headers = headers_;
   output->head = std::move(head);
-  output->body = writer_->Body();
+  output->body = writer_->Body(std::move(wholes_));
   output->end = true;
 }
 

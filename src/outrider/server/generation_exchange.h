@@ -28,7 +28,7 @@ class GenerationExchange : public HttpProducer,
 
   /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
   /// the answer is the error. Work thread.
-  void Start(openai::AnswerWriter writer, std::vector<GenerationRequest> requests);
+  void Start(std::unique_ptr<openai::AnswerWriter> writer, std::vector<GenerationRequest> requests);
   /// The answer is this error. Any thread.
   void Fail(openai::ApiError error);
   /// Nobody waits for the answer any more. Any thread.
@@ -73,7 +73,8 @@ class GenerationExchange : public HttpProducer,
   bool woken_ = false;  // Wake was called since the last Produce
 
   // Written before submitted_ is set, then I/O thread only.
-  std::optional<openai::AnswerWriter> writer_;
+  std::unique_ptr<openai::AnswerWriter> writer_;
+  std::vector<OutputDelta> wholes_;  // not streaming: of each choice, what came so far
   bool head_sent_ = false;
   bool finished_ = false;
   size_t num_unfinished_ = 0;

@@ -11,8 +11,16 @@ namespace outrider {
 /// A conversation as the chat template takes it.
 struct ChatPrompt {
   std::string messages_json;  // a JSON array of {"role", "content", ...}, contents are strings
+  std::string tools_json;     // a JSON array of tools as the client spelled it; "": none
   bool add_generation_prompt = true;
+  bool continue_final_message = false;         // the model goes on in the last message
   std::string template_arguments_json = "{}";  // further variables of the template
+};
+
+/// A prompt as text and as tokens.
+struct EncodedChat {
+  std::string text;
+  std::vector<int32_t> token_ids;
 };
 
 /// Thread-safe. Failures that a request caused throw Error (kInvalidArgument).
@@ -23,11 +31,17 @@ class PromptEncoder {
   /// A text prompt's token ids, with or without what the tokenizer puts around a text (BOS).
   virtual std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const = 0;
 
-  /// A rendered conversation's token ids. Throws when the model has no chat template.
-  virtual std::vector<int32_t> EncodeChat(const ChatPrompt& chat) const = 0;
+  /// Renders a conversation. Throws when the model has no chat template.
+  virtual EncodedChat EncodeChat(const ChatPrompt& chat) const = 0;
+
+  /// Whether the chat template shows a conversation's tools to the model.
+  virtual bool SupportsTools() const = 0;
 
   /// The bytes a token stands for: possibly a part of a character; special tokens by their names.
   virtual std::string TokenBytes(int32_t token_id) const = 0;
+
+  /// Whether a token is a control token, which texts leave out by default.
+  virtual bool IsSpecial(int32_t token_id) const = 0;
 
   /// Token ids are below this.
   virtual int32_t vocab_size() const = 0;

@@ -1,5 +1,7 @@
 #include "outrider/server/text_prompt_encoder.h"
 
+#include <fmt/format.h>
+
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -9,16 +11,37 @@ std::vector<int32_t> TextPromptEncoder::EncodeText(std::string_view text,
   return tokenizer_.Encode(text, add_special_tokens);
 }
 
-std::vector<int32_t> TextPromptEncoder::EncodeChat(const ChatPrompt& chat) const {
+bool TextPromptEncoder::SupportsTools() const {
+  if (chat_template_ == nullptr) return false;
+  // Nothing but a rendered conversation shows it: some templates only mention tools.
+  std::call_once(tools_probed_, [this] {
+    constexpr std::string_view kName = "outrider_probe";
+    RenderOptions options;
+    options.tools_json =
+        fmt::format(R"([{{"type":"function","function":{{"name":"{}","description":"-",)"
+                    R"("parameters":{{"type":"object","properties":{{}}}}}}}}])",
+                    kName);
+    const std::string text = chat_template_->Render(R"([{"role":"user","content":"-"}])", options);
+    supports_tools_ = text.find(kName) != std::string::npos;
+  });
+  return supports_tools_;
+}
+
+EncodedChat TextPromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   if (chat_template_ == nullptr) {
     throw InvalidArgument(
         "this model has no chat template; use /v1/completions with a prompt instead");
   }
   RenderOptions options;
+  options.tools_json = chat.tools_json;
   options.extra_json = chat.template_arguments_json;
   options.add_generation_prompt = chat.add_generation_prompt;
+  options.continue_final_message = chat.continue_final_message;
+  EncodedChat encoded;
+  encoded.text = chat_template_->Render(chat.messages_json, options);
   // The template writes the special tokens itself, BOS included.
-  return tokenizer_.Encode(chat_template_->Render(chat.messages_json, options), false);
+  encoded.token_ids = tokenizer_.Encode(encoded.text, false);
+  return encoded;
 }
 
 std::string TextPromptEncoder::TokenBytes(int32_t token_id) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,14 +22,18 @@ class TextPromptEncoder : public PromptEncoder {
       : tokenizer_(tokenizer), chat_template_(chat_template), vocab_size_(vocab_size) {}
 
   std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
-  std::vector<int32_t> EncodeChat(const ChatPrompt& chat) const override;
+  EncodedChat EncodeChat(const ChatPrompt& chat) const override;
+  bool SupportsTools() const override;
   std::string TokenBytes(int32_t token_id) const override;
+  bool IsSpecial(int32_t token_id) const override { return tokenizer_.IsSpecial(token_id); }
   int32_t vocab_size() const override { return vocab_size_; }
 
  private:
   const Tokenizer& tokenizer_;
   const ChatTemplate* chat_template_;
   int32_t vocab_size_;
+  mutable std::once_flag tools_probed_;
+  mutable bool supports_tools_ = false;
 };
 
 }  // namespace outrider

@@ -41,6 +41,8 @@ struct AnswerOptions {
   bool continuous_usage = false;  // the usage in every chunk
   bool return_token_ids = false;
   bool speculation_metrics = false;
+  bool skip_special_tokens = true;                 // from the text
+  bool include_reasoning = true;                   // chat: the answer shows the reasoning
   bool echo = false;                               // completions: the prompt comes before the text
   bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token

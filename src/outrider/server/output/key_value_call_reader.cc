@@ -1,0 +1,196 @@
+// Tool calls whose arguments are keys and values, GLM's: they become a JSON object.
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "outrider/server/output/call_header.h"
+#include "outrider/server/output/marker.h"
+#include "outrider/server/output/tool_call_reader.h"
+
+namespace outrider {
+namespace {
+
+constexpr std::string_view kKeyBegin = "<arg_key>";
+constexpr std::string_view kKeyEnd = "</arg_key>";
+constexpr std::string_view kValueBegin = "<arg_value>";
+constexpr std::string_view kValueEnd = "</arg_value>";
+
+// The inside of a JSON string. Byte by byte, so that it does not matter where a text is cut.
+std::string Escaped(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (const auto byte = static_cast<uint8_t>(c); byte < 0x20) {
+      out += "\\u00";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string Trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return "";
+  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
+}
+
+class KeyValueCallReader : public ToolCallReader {
+ public:
+  KeyValueCallReader(const ToolFormat& format, const StringParameters& string_parameters)
+      : format_(format), all_string_parameters_(string_parameters) {}
+
+  Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
+    if (state_ == State::kHeader) {
+      const std::array ends = {kKeyBegin, format_.call_end};
+      const CallHeader::Status status = header_.Read(text, ends, final);
+      if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
+      std::optional<OutputPiece> call = header_.Call(format_);
+      if (status != CallHeader::Status::kEnded || !call) return Status::kMalformed;
+      const auto function = all_string_parameters_.find(call->text);
+      if (function != all_string_parameters_.end()) string_parameters_ = &function->second;
+      pieces->push_back(std::move(*call));
+      AppendText(OutputPiece::Kind::kArguments, "{", pieces);
+      state_ = State::kBetween;
+    }
+    while (state_ != State::kEnded) {
+      if (!ReadPart(text, final, pieces)) {
+        // A model that stops here has said everything but the end.
+        if (final && state_ == State::kBetween) End(pieces);
+        return Status::kNeedsMore;
+      }
+    }
+    return Status::kEnded;
+  }
+
+  const std::string& taken() const override { return header_.text(); }
+
+ private:
+  enum class State : uint8_t { kHeader, kBetween, kKey, kBeforeValue, kValue, kEnded };
+
+  // Reads up to the next marker; false when there is none yet.
+  bool ReadPart(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) {
+    static constexpr std::array kNone = {std::string_view(), std::string_view()};
+    std::array markers = kNone;
+    switch (state_) {
+      case State::kBetween:
+        markers = {kKeyBegin, format_.call_end};
+        break;
+      case State::kKey:
+        markers = {kKeyEnd, format_.call_end};
+        break;
+      case State::kBeforeValue:
+        markers = {kValueBegin, format_.call_end};
+        break;
+      default:
+        markers = {kValueEnd, {}};
+        break;
+    }
+    const MarkerMatch match = FindMarker(*text, markers, final);
+    const std::string_view before = text->substr(0, match.begin);
+    // What a model writes between these parts has no meaning.
+    if (state_ == State::kKey) key_ += before;
+    if (state_ == State::kValue) AddValue(before, pieces);
+    text->remove_prefix(match.begin);
+    if (!match.marker) return false;
+    text->remove_prefix(markers[*match.marker].size());
+    if (*match.marker == 1) {
+      End(pieces);
+    } else {
+      Enter(pieces);
+    }
+    return true;
+  }
+
+  // Goes to the state after the one whose marker was found.
+  void Enter(std::vector<OutputPiece>* pieces) {
+    switch (state_) {
+      case State::kBetween:
+        key_.clear();
+        state_ = State::kKey;
+        return;
+      case State::kKey:
+        state_ = State::kBeforeValue;
+        return;
+      case State::kBeforeValue:
+        BeginValue(pieces);
+        state_ = State::kValue;
+        return;
+      default:
+        EndValue(pieces);
+        state_ = State::kBetween;
+        return;
+    }
+  }
+
+  void BeginValue(std::vector<OutputPiece>* pieces) {
+    const std::string key = Trimmed(key_);
+    is_string_ = string_parameters_ != nullptr && string_parameters_->contains(key);
+    AppendText(OutputPiece::Kind::kArguments,
+               (std::exchange(any_, true) ? ", \"" : "\"") + Escaped(key) +
+                   (is_string_ ? "\": \"" : "\": "),
+               pieces);
+    value_.clear();
+  }
+
+  void AddValue(std::string_view text, std::vector<OutputPiece>* pieces) {
+    if (is_string_) {
+      AppendText(OutputPiece::Kind::kArguments, Escaped(text), pieces);
+    } else {
+      value_ += text;  // whether it is JSON shows at its end
+    }
+  }
+
+  void EndValue(std::vector<OutputPiece>* pieces) {
+    const auto add = [&](std::string_view text) {
+      AppendText(OutputPiece::Kind::kArguments, text, pieces);
+    };
+    if (is_string_) {
+      add("\"");
+    } else if (const std::string value = Trimmed(value_); nlohmann::json::accept(value)) {
+      add(value);
+    } else {
+      add("\"");
+      add(Escaped(value_));
+      add("\"");
+    }
+  }
+
+  void End(std::vector<OutputPiece>* pieces) {
+    AppendText(OutputPiece::Kind::kArguments, "}", pieces);
+    state_ = State::kEnded;
+  }
+
+  const ToolFormat& format_;
+  const StringParameters& all_string_parameters_;
+  const std::set<std::string, std::less<>>* string_parameters_ = nullptr;  // of this function
+  State state_ = State::kHeader;
+  CallHeader header_;
+  std::string key_;
+  std::string value_;
+  bool is_string_ = false;
+  bool any_ = false;  // an argument was written
+};
+
+}  // namespace
+
+std::unique_ptr<ToolCallReader> MakeKeyValueCallReader(const ToolFormat& format,
+                                                       const StringParameters& string_parameters) {
+  return std::make_unique<KeyValueCallReader>(format, string_parameters);
+}
+
+}  // namespace outrider

@@ -1,0 +1,134 @@
+#include "outrider/server/output/output_format.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+constexpr ToolFormat kDeepSeekV3 = {
+    .name = "deepseek_v3",
+    .section_begin = "<｜tool▁calls▁begin｜>",
+    .section_end = "<｜tool▁calls▁end｜>",
+    .call_begin = "<｜tool▁call▁begin｜>",
+    .call_end = "<｜tool▁call▁end｜>",
+    .header = HeaderKind::kTypeThenName,
+    .type_end = "<｜tool▁sep｜>",
+    .header_end = "\n",
+    .fenced = true,
+    .key_values = false,
+    .line_end = "",
+    .ends_reasoning = false,
+};
+
+constexpr ToolFormat DeepSeekV31() {
+  ToolFormat format = kDeepSeekV3;
+  format.name = "deepseek_v31";
+  format.header = HeaderKind::kName;
+  format.header_end = format.type_end;
+  format.fenced = false;
+  return format;
+}
+
+constexpr ToolFormat kKimiK2 = {
+    .name = "kimi_k2",
+    .section_begin = "<|tool_calls_section_begin|>",
+    .section_end = "<|tool_calls_section_end|>",
+    .call_begin = "<|tool_call_begin|>",
+    .call_end = "<|tool_call_end|>",
+    .header = HeaderKind::kId,
+    .type_end = "",
+    .header_end = "<|tool_call_argument_begin|>",
+    .fenced = false,
+    .key_values = false,
+    .line_end = "",
+    .ends_reasoning = true,
+};
+
+constexpr ToolFormat kGlm45 = {
+    .name = "glm45",
+    .section_begin = "",
+    .section_end = "",
+    .call_begin = "<tool_call>",
+    .call_end = "</tool_call>",
+    .header = HeaderKind::kName,
+    .type_end = "",
+    .header_end = "",
+    .fenced = false,
+    .key_values = true,
+    .line_end = "\n",
+    .ends_reasoning = false,
+};
+
+constexpr ToolFormat Glm47() {
+  ToolFormat format = kGlm45;
+  format.name = "glm47";
+  format.line_end = "";
+  return format;
+}
+
+constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), kKimiK2, kGlm45, Glm47()};
+
+constexpr std::array<std::string_view, kToolFormats.size()> ToolNames() {
+  std::array<std::string_view, kToolFormats.size()> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kToolFormats[i].name;
+  return names;
+}
+
+constexpr auto kToolNames = ToolNames();
+// All of these models write <think>...</think>; the names are those that vLLM's users know.
+constexpr std::array<std::string_view, 4> kReasoningNames = {"deepseek_r1", "deepseek_v3",
+                                                             "kimi_k2", "glm45"};
+
+const ToolFormat* Find(std::string_view name) {
+  const auto* const found = std::find(kToolNames.begin(), kToolNames.end(), name) -
+                            kToolNames.begin() + kToolFormats.begin();
+  return found == kToolFormats.end() ? nullptr : found;
+}
+
+const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view chat_template) {
+  const auto says = [&](std::string_view text) {
+    return chat_template.find(text) != std::string_view::npos;
+  };
+  if (model_type.starts_with("deepseek_v")) {
+    // V3 and R1 put the arguments into a Markdown block, V3.1 does not.
+    return Find(says(kDeepSeekV3.call_begin) && !says("```json") ? "deepseek_v31" : "deepseek_v3");
+  }
+  if (model_type.starts_with("kimi_k2")) return Find("kimi_k2");
+  if (model_type.starts_with("glm4")) {
+    return Find(says("</arg_key><arg_value>") ? "glm47" : "glm45");
+  }
+  return nullptr;
+}
+
+template <typename Names>
+void CheckName(std::string_view option, std::string_view name, const Names& names) {
+  if (name == "auto" || name == "none") return;
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
+  throw InvalidArgument("{}: \"{}\" is unknown; known are auto, none, {}", option, name,
+                        fmt::join(names, ", "));
+}
+
+}  // namespace
+
+std::span<const std::string_view> ToolParserNames() { return kToolNames; }
+std::span<const std::string_view> ReasoningParserNames() { return kReasoningNames; }
+
+OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,
+                                std::string_view model_type, std::string_view chat_template) {
+  CheckName("--tool-call-parser", tool_parser, kToolNames);
+  CheckName("--reasoning-parser", reasoning_parser, kReasoningNames);
+  const ToolFormat* const known = ToolFormatOf(model_type, chat_template);
+  OutputFormat format;
+  format.tools = tool_parser == "auto" ? known : Find(tool_parser);
+  // Every family whose tool calls are known has reasoning members.
+  format.reasoning = reasoning_parser == "auto" ? known != nullptr : reasoning_parser != "none";
+  return format;
+}
+
+}  // namespace outrider

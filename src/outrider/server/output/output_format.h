@@ -1,0 +1,57 @@
+// How a model writes what is not plain content, its reasoning and its tool calls, as its chat
+// template teaches it to: a table of the known formats, and the choice among them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace outrider {
+
+/// Reasoning comes first, between these.
+inline constexpr std::string_view kReasoningBegin = "<think>";
+inline constexpr std::string_view kReasoningEnd = "</think>";
+
+/// What stands before a call's arguments.
+enum class HeaderKind : uint8_t {
+  kName,          // NAME
+  kTypeThenName,  // function TYPE_END NAME
+  kId,            // functions.NAME:NUMBER, which is also the call's id
+};
+
+/// One spelling of tool calls:
+/// section_begin (call_begin HEADER header_end ARGUMENTS call_end)* section_end.
+struct ToolFormat {
+  std::string_view name;           // as --tool-call-parser has it
+  std::string_view section_begin;  // around all calls; empty: there is nothing
+  std::string_view section_end;
+  std::string_view call_begin;
+  std::string_view call_end;
+  HeaderKind header;
+  std::string_view type_end;    // kTypeThenName: between the two
+  std::string_view header_end;  // empty: the header ends where the first argument begins
+  bool fenced;                  // the arguments are in a Markdown block of JSON
+  /// The arguments are <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, with string values as
+  /// they are and others as JSON; else they are one JSON object.
+  bool key_values;
+  std::string_view line_end;  // key_values: what the model writes after header, keys and values
+  bool ends_reasoning;        // calls may come without the end of the reasoning
+};
+
+/// What to look for in a model's text.
+struct OutputFormat {
+  bool reasoning = false;
+  const ToolFormat* tools = nullptr;  // null: the model's tool calls are not known
+};
+
+/// The names that --tool-call-parser and --reasoning-parser take, besides "auto" and "none".
+std::span<const std::string_view> ToolParserNames();
+std::span<const std::string_view> ReasoningParserNames();
+
+/// The format of a model. `tool_parser` and `reasoning_parser` are names of the above, "none" or
+/// "auto": by model_type and by what the chat template says. Throws Error for other names.
+OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,
+                                std::string_view model_type, std::string_view chat_template);
+
+}  // namespace outrider
