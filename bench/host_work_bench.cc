@@ -3,7 +3,7 @@
 // caches and memory behave as with a large vocabulary left out; one thread; every request decodes
 // with k = 3.
 //
-//   host_work_bench [--steps N]
+//   host_work_bench [--steps N] [--requests N]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,17 +60,24 @@ Figures Measure(const std::string& model, int32_t num_requests, int32_t steps) {
 
 int Main(int argc, char** argv) {
   int32_t steps = 300;
-  if (argc == 3 && std::strcmp(argv[1], "--steps") == 0) {
-    std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), steps);
-  } else if (argc != 1) {
-    fmt::print(stderr, "usage: host_work_bench [--steps N]\n");
-    return 2;
+  int32_t only = 0;
+  for (int i = 1; i < argc; i += 2) {
+    int32_t* value = nullptr;
+    if (std::strcmp(argv[i], "--steps") == 0) value = &steps;
+    if (std::strcmp(argv[i], "--requests") == 0) value = &only;
+    if (value == nullptr || i + 1 == argc ||
+        std::from_chars(argv[i + 1], argv[i + 1] + std::strlen(argv[i + 1]), *value).ec !=
+            std::errc()) {
+      fmt::print(stderr, "usage: host_work_bench [--steps N] [--requests N]\n");
+      return 2;
+    }
   }
   const SmallModel model(1, 64);
   fmt::print(
       "| requests | host us/step | of it plan, layout, commit, output | goal "
       "|\n|---|---|---|---|\n");
   for (const auto& [requests, goal] : {std::pair{1, "20"}, {64, ""}, {256, "100"}}) {
+    if (only != 0 && only != requests) continue;
     const Figures figures = Measure(model.directory().string(), requests, steps);
     fmt::print("| {} | {:.1f} | {:.1f} | {} |\n", requests, figures.host_microseconds,
                figures.plan_microseconds, goal);

@@ -1,6 +1,7 @@
 #include "outrider/batch/batch_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "outrider/base/error.h"
 
@@ -14,78 +15,93 @@ size_t QueryLength(const RequestWork& work) {
 
 }  // namespace
 
-void BatchLayout::Assign(std::span<const RequestWork> work) {
-  requests_.clear();
-  token_ids_.clear();
-  positions_.clear();
-  slot_mapping_.clear();
-  query_start_loc_.assign(1, 0);
-  seq_lens_.clear();
-  logits_rows_.clear();
-
+void BatchLayout::Sort(std::span<const RequestWork> work) {
   order_.clear();
   for (size_t i = 0; i < work.size(); ++i) {
-    if (work[i].phase == Phase::kDecode) order_.push_back(static_cast<int32_t>(i));
+    if (work[i].phase == Phase::kDecode) order_.push_back({QueryLength(work[i]), i});
   }
   num_decode_requests_ = static_cast<int32_t>(order_.size());
-  // Sorting by (length, index) is stable and, unlike std::stable_sort, needs no memory.
-  std::sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
-    const size_t length_a = QueryLength(work[static_cast<size_t>(a)]);
-    const size_t length_b = QueryLength(work[static_cast<size_t>(b)]);
-    return length_a != length_b ? length_a < length_b : a < b;
-  });
+  // By (length, index): stable, and mostly done already. std::stable_sort would need memory.
+  if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());
   for (size_t i = 0; i < work.size(); ++i) {
-    if (work[i].phase != Phase::kDecode) order_.push_back(static_cast<int32_t>(i));
+    if (work[i].phase != Phase::kDecode) order_.push_back({QueryLength(work[i]), i});
   }
-  for (const int32_t i : order_) Append(work[static_cast<size_t>(i)], i);
 }
 
-void BatchLayout::Append(const RequestWork& work, int32_t work_index) {
+void BatchLayout::Assign(std::span<const RequestWork> work) {
+  Sort(work);
+  size_t num_rows = 0;
+  size_t num_logits_rows = 0;
+  for (const auto& [query_length, index] : order_) {
+    num_rows += query_length;
+    if (work[index].samples) num_logits_rows += 1 + work[index].draft_tokens.size();
+  }
+  token_ids_.resize(num_rows);
+  positions_.resize(num_rows);
+  slot_mapping_.resize(num_rows);
+  logits_rows_.resize(num_logits_rows);
+  requests_.resize(work.size());
+  seq_lens_.resize(work.size());
+  query_start_loc_.resize(work.size() + 1);
+  int32_t row = 0;
+  int32_t logits_row = 0;
+  for (size_t r = 0; r < order_.size(); ++r) {
+    const size_t index = order_[r].second;
+    RequestRows& rows = requests_[r];
+    rows = PlaceRequest(work[index], row, logits_row);
+    rows.work_index = static_cast<int32_t>(index);
+    FillRows(work[index], rows);
+    row += rows.query_length;
+    logits_row += rows.num_logits_rows;
+    seq_lens_[r] = rows.context_length + rows.query_length;
+    query_start_loc_[r + 1] = row;
+  }
+}
+
+RequestRows BatchLayout::PlaceRequest(const RequestWork& work, int32_t first_row,
+                                      int32_t first_logits_row) const {
   OUTRIDER_CHECK(!work.tokens.empty());
   OUTRIDER_CHECK(work.draft_tokens.empty() || (work.phase == Phase::kDecode && work.samples));
   OUTRIDER_CHECK(!work.prompt_logits || work.phase != Phase::kDecode);
   OUTRIDER_CHECK(work.phase != Phase::kPromptChunk || !work.samples);
-  const auto query_length = static_cast<int32_t>(QueryLength(work));
   const auto num_drafts = static_cast<int32_t>(work.draft_tokens.size());
-  const int32_t sequence_length = work.context_length + query_length;
-  OUTRIDER_CHECK(static_cast<int64_t>(work.block_table.size()) * block_size_ >= sequence_length);
-
   RequestRows rows;
   rows.slot = work.slot;
   rows.phase = work.phase;
-  rows.first_row = num_rows();
-  rows.query_length = query_length;
+  rows.first_row = first_row;
+  rows.query_length = static_cast<int32_t>(QueryLength(work));
   rows.context_length = work.context_length;
   rows.num_drafts = num_drafts;
-  rows.first_logits_row = num_logits_rows();
+  rows.first_logits_row = first_logits_row;
   rows.num_logits_rows = work.samples ? 1 + num_drafts : 0;
-  if (work.prompt_logits) rows.num_prompt_logits_rows = query_length - rows.num_logits_rows;
-  rows.work_index = work_index;
+  if (work.prompt_logits) rows.num_prompt_logits_rows = rows.query_length - rows.num_logits_rows;
   rows.block_table = work.block_table.data();
+  OUTRIDER_CHECK(static_cast<int64_t>(work.block_table.size()) * block_size_ >=
+                 rows.context_length + rows.query_length);
+  return rows;
+}
 
-  token_ids_.insert(token_ids_.end(), work.tokens.begin(), work.tokens.end());
-  token_ids_.insert(token_ids_.end(), work.draft_tokens.begin(), work.draft_tokens.end());
+void BatchLayout::FillRows(const RequestWork& work, const RequestRows& rows) {
   const auto first_row = static_cast<size_t>(rows.first_row);
-  positions_.resize(first_row + static_cast<size_t>(query_length));
-  slot_mapping_.resize(positions_.size());
+  int32_t* tokens = token_ids_.data() + first_row;
+  tokens = std::copy(work.tokens.begin(), work.tokens.end(), tokens);
+  std::copy(work.draft_tokens.begin(), work.draft_tokens.end(), tokens);
   int32_t* positions = positions_.data() + first_row;
   int64_t* slots = slot_mapping_.data() + first_row;
-  for (int32_t position = work.context_length; position < sequence_length;) {
-    const int32_t block = position / block_size_;
-    const int32_t end = std::min(sequence_length, (block + 1) * block_size_);
+  const int32_t end = rows.context_length + rows.query_length;
+  int32_t block = rows.context_length / block_size_;
+  for (int32_t position = rows.context_length; position < end; ++block) {
+    const int32_t block_end = std::min(end, (block + 1) * block_size_);
     int64_t slot = int64_t{work.block_table[static_cast<size_t>(block)]} * block_size_ +
                    (position - block * block_size_);
-    for (; position < end; ++position) {
+    for (; position < block_end; ++position) {
       *positions++ = position;
       *slots++ = slot++;
     }
   }
-  for (int32_t i = 0; i < rows.num_logits_rows; ++i) {
-    logits_rows_.push_back(rows.first_row + query_length - rows.num_logits_rows + i);
-  }
-  query_start_loc_.push_back(num_rows());
-  seq_lens_.push_back(sequence_length);
-  requests_.push_back(rows);
+  std::iota(logits_rows_.begin() + rows.first_logits_row,
+            logits_rows_.begin() + rows.first_logits_row + rows.num_logits_rows,
+            rows.first_row + rows.query_length - rows.num_logits_rows);
 }
 
 }  // namespace outrider

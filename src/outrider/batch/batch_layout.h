@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace outrider {
@@ -54,8 +55,9 @@ class BatchLayout {
  public:
   explicit BatchLayout(int32_t block_size) : block_size_(block_size) {}
 
-  /// Another token in a row of the layout as it is: a drafter's next pass over the same rows.
-  void SetToken(int32_t row, int32_t token) { token_ids_[static_cast<size_t>(row)] = token; }
+  /// The tokens of the rows of the layout as it is, to be changed: a drafter's next pass over the
+  /// same rows.
+  std::span<int32_t> mutable_token_ids() { return token_ids_; }
 
   /// Replaces the layout. The block tables of `work` must outlive it. Requests with no tokens are
   /// a bug; reuses memory, so a steady state allocates nothing.
@@ -79,11 +81,14 @@ class BatchLayout {
   std::span<const int32_t> logits_rows() const { return logits_rows_; }  // rows that are sampled
 
  private:
-  void Append(const RequestWork& work, int32_t work_index);
+  void Sort(std::span<const RequestWork> work);
+  RequestRows PlaceRequest(const RequestWork& work, int32_t first_row,
+                           int32_t first_logits_row) const;
+  void FillRows(const RequestWork& work, const RequestRows& rows);
 
   int32_t block_size_;
   int32_t num_decode_requests_ = 0;
-  std::vector<int32_t> order_;
+  std::vector<std::pair<size_t, size_t>> order_;  // of rows: query length, index in the work list
   std::vector<RequestRows> requests_;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/prefetch.h"
 #include "outrider/base/random.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/batch/padded_drafts.h"
@@ -210,6 +211,11 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
          .samples = planned.samples,
          .block_table = planned.block_table->blocks(),
          .prompt_logits = planned.phase != Phase::kDecode && state.needs_prompt_logits()});
+    // The layout reads these next, for one request after the other.
+    Prefetch(work_.back().tokens.data());
+    Prefetch(work_.back().draft_tokens.data());
+    Prefetch(work_.back().block_table.data() +
+             planned.context_length / parts_.scheduler.block_size);
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);

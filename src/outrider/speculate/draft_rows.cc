@@ -40,6 +40,15 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
   }
 }
 
+void DraftRows::Shift(size_t w, const DraftWindow& window, int32_t last_token) {
+  const std::span<int32_t> tokens = layout_.mutable_token_ids();
+  const int32_t last = window.end - 1;
+  for (int32_t p = window.start; p < last; ++p) {
+    tokens[static_cast<size_t>(RowOf(w, p))] = tokens[static_cast<size_t>(RowOf(w, p + 1))];
+  }
+  tokens[static_cast<size_t>(RowOf(w, last))] = last_token;
+}
+
 int32_t DraftRows::RowOf(size_t window, int32_t position) const {
   const Part& absorbed = parts_[2 * window + 1];
   const Part& part = position >= absorbed.first_position ? absorbed : parts_[2 * window];

@@ -33,14 +33,11 @@ class DraftRows {
     LayOut(windows);
   }
 
-  /// Other tokens for the same windows, in another pass over the same rows.
-  template <typename TokenAt>
-  void AssignTokens(std::span<const DraftWindow> windows, TokenAt token_at) {
-    for (size_t w = 0; w < windows.size(); ++w) {
-      for (int32_t p = windows[w].start; p < windows[w].end; ++p) {
-        layout_.SetToken(RowOf(w, p), token_at(w, p));
-      }
-    }
+  /// The same windows one token further: each row gets the token of the row after it, and the last
+  /// row of window w the token LastToken(w).
+  template <typename LastToken>
+  void Advance(std::span<const DraftWindow> windows, LastToken last_token) {
+    for (size_t w = 0; w < windows.size(); ++w) Shift(w, windows[w], last_token(w));
   }
 
   const BatchLayout& layout() const { return layout_; }
@@ -50,6 +47,7 @@ class DraftRows {
 
  private:
   void LayOut(std::span<const DraftWindow> windows);
+  void Shift(size_t w, const DraftWindow& window, int32_t last_token);
 
   struct Part {
     int32_t first_position;

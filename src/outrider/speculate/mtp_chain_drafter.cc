@@ -96,22 +96,24 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
     windows_.push_back(WindowOf(r));
   }
   for (int32_t m = 0; m < k_; ++m) {
-    const auto token_at = [&](size_t w, int32_t p) {
-      const DraftRequest& r = requests[w];
-      const int32_t index = p + 1 + m;
-      const auto known = static_cast<int32_t>(r.tokens.size());
-      if (index < known) return r.tokens[static_cast<size_t>(index)];
-      // Before the end of a prompt is sampled there are no drafts: any token will do, the row runs
-      // again.
-      return index - known < std::min(m, r.num_drafts)
-                 ? drafts.row(static_cast<int64_t>(w))[index - known]
-                 : 0;
-    };
+    // Module m reads, at position p, the token at p + 1 + m.
     if (m == 0) {
-      rows_.Assign(windows_, token_at);
+      rows_.Assign(windows_, [&](size_t w, int32_t p) {
+        return requests[w].tokens[static_cast<size_t>(p) + 1];
+      });
       GatherHidden(requests, hidden);
     } else {
-      rows_.AssignTokens(windows_, token_at);
+      rows_.Advance(windows_, [&](size_t w) {
+        const DraftRequest& r = requests[w];
+        const int32_t index = r.frontier + 1 + m;
+        const auto known = static_cast<int32_t>(r.tokens.size());
+        if (index < known) return r.tokens[static_cast<size_t>(index)];
+        // Before the end of a prompt is sampled there are no drafts: any token will do, the row
+        // runs again.
+        return index - known < std::min(m, r.num_drafts)
+                   ? drafts.row(static_cast<int64_t>(w))[index - known]
+                   : 0;
+      });
     }
     const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
