@@ -30,6 +30,8 @@ class StubService : public GenerationService {
 
   EngineCounters Counters() const override { return counters_; }
 
+  StepLog& step_log() override { return step_log_; }
+
   void Step() {
     ++counters_.num_steps;
     counters_.model_seconds += 1e-6;
@@ -64,6 +66,7 @@ class StubService : public GenerationService {
   std::vector<GenerationRequest> requests_;
   std::vector<RequestId> aborted_;
   EngineCounters counters_;
+  StepLog step_log_;
   RequestId next_id_ = 1;
   int64_t largest_batch_ = 0;
 };

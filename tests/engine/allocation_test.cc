@@ -71,6 +71,12 @@ TEST_P(AllocationTest, DecodeStepsAllocateNothing) {
   counting = false;
   EXPECT_EQ(allocations.exchange(0), 0);
   EXPECT_GE(emitted - before, 12 * 30);
+  // Nor does somebody who watches make it allocate.
+  const StepLog::Listener listener(engine->step_log());
+  counting = true;
+  for (int i = 0; i < 5; ++i) engine->Step();
+  counting = false;
+  EXPECT_EQ(allocations.exchange(0), 0);
 }
 
 TEST(AllocationTest, TheCounterCounts) {

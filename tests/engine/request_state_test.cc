@@ -35,7 +35,9 @@ struct OpenRequest {
     verified.dead_end = dead_end;
     verified.logprobs.resize(tokens.size());
     verified.tokens = std::move(tokens);
-    return state.Emit(verified, verified.num_accepted);
+    const std::vector<int32_t> drafts(verified.tokens.begin(),
+                                      verified.tokens.begin() + verified.num_accepted);
+    return state.Emit(verified, drafts);
   }
 
   std::vector<int32_t> eos = {kEos};

@@ -105,6 +105,32 @@ TEST(AnswerWriterTest, SilentTokensMakeNoEvent) {
   EXPECT_NE(out.find(R"("stop_reason":null,"token_ids":[172])"), std::string::npos) << out;
 }
 
+// A step tells of its tokens before their text is certain; a part of a character gives its bytes.
+TEST(AnswerWriterTest, StepsByTheLetter) {
+  AnswerOptions options = {.stream = true};
+  options.speculation_metrics = SpeculationMetrics::kDetailed;
+  CompletionWriter writer(Info(options), kEncoder);
+  OutputDelta delta = Delta({72, 226, 33}, "");
+  delta.steps = {{{72, 73}, 1, 2}, {{}, 0, 1}};
+  std::string out;
+  writer.WriteDelta(0, delta, &out);
+  EXPECT_NE(
+      out.find(R"("speculative_steps":[{"drafts":[{"id":72,"text":"H"},{"id":73,"text":"I"}],)"
+               R"("num_accepted":1,"tokens":[{"id":72,"text":"H"},)"
+               "{\"id\":226,\"text\":\"\xEF\xBF\xBD\",\"bytes\":[226]}]},"
+               R"({"drafts":[],"num_accepted":0,"tokens":[{"id":33,"text":"!"}]}]}]})"),
+      std::string::npos)
+      << out;
+  delta = Delta({}, "", FinishReason::kStop);
+  delta.stats.speculation.AddStep(2, 1);
+  out.clear();
+  writer.WriteDelta(0, delta, &out);
+  // The step without drafts does not count, as in vLLM.
+  EXPECT_NE(out.find(R"("num_spec_tokens":2,"per_step_drafted":[2],"per_step_accepted":[1]}}})"),
+            std::string::npos)
+      << out;
+}
+
 TEST(AnswerWriterTest, ChatTokenIds) {
   std::string out;
   const auto writer = Writer({.chat = true, .stream = true, .return_token_ids = true});

@@ -172,6 +172,38 @@ TEST(GenerationApiTest, ReportsSpeculationWhenAsked) {
       json::parse(client.Post("/v1/completions", R"({"prompt":"a"})").body).contains("metrics"));
 }
 
+// Tokens 120 121 in a circle, 4 a step, 10 in all: the last step accepts 1 of its 3 drafts.
+TEST(GenerationApiTest, ReportsEveryStepWhenAsked) {
+  RunningServer running({.tokens_per_step = 4});
+  HttpClient client(running.port());
+  const std::string request =
+      R"({"prompt":[120,121],"max_tokens":10,"per_request_spec_decode_metrics":"detailed")";
+  const auto tokens = [](const std::string& letters) {
+    json list = json::array();
+    for (const char c : letters) list.push_back({{"id", int{c}}, {"text", std::string(1, c)}});
+    return list;
+  };
+  const json full = {{"drafts", tokens("xyx")}, {"num_accepted", 3}, {"tokens", tokens("xyxy")}};
+  const json last = {{"drafts", tokens("xww")}, {"num_accepted", 1}, {"tokens", tokens("xy")}};
+  const json answer = json::parse(client.Post("/v1/completions", request + "}").body);
+  EXPECT_EQ(answer["choices"][0]["speculative_steps"], (json{full, full, last}));
+  const json& metrics = answer["metrics"]["speculative_decoding"];
+  EXPECT_EQ(metrics["per_step_drafted"], (json{3, 3, 3}));
+  EXPECT_EQ(metrics["per_step_accepted"], (json{3, 3, 1}));
+  EXPECT_EQ(metrics["num_accepted_draft_tokens"], 7);
+  json steps = json::array();
+  for (const std::string& event :
+       EventsOf(client.Post("/v1/completions", request + R"(,"stream":true})").body)) {
+    if (event == "[DONE]") continue;
+    const json chunk = json::parse(event);
+    for (const json& step : chunk["choices"][0]["speculative_steps"]) steps.push_back(step);
+    if (chunk.contains("metrics")) {
+      EXPECT_EQ(chunk["metrics"], answer["metrics"]);
+    }
+  }
+  EXPECT_EQ(steps, (json{full, full, last}));
+}
+
 TEST(GenerationApiTest, ListsModels) {
   RunningServer running;
   HttpClient client(running.port());

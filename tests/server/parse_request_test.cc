@@ -68,22 +68,26 @@ TEST(ParseRequestTest, DefaultsAreOpenAis) {
   EXPECT_TRUE(request.sampling.skip_special_tokens);
   EXPECT_FALSE(request.answer.stream);
   EXPECT_FALSE(request.answer.logprobs.has_value());
-  EXPECT_FALSE(request.answer.speculation_metrics);
+  EXPECT_EQ(request.answer.speculation_metrics, SpeculationMetrics::kOff);
 }
 
 TEST(ParseRequestTest, TheModelsDefaultsStandBetween) {
   RequestLimits limits = Limits();
   limits.defaults = {.temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7};
-  limits.speculation_metrics = true;
+  limits.speculation_metrics = SpeculationMetrics::kSummary;
   const TokenRequest request = ParseCompletionRequest(R"({"prompt":"p","top_p":0.5})", limits);
   EXPECT_EQ(request.sampling.temperature, 0.6F);
   EXPECT_EQ(request.sampling.top_p, 0.5F);
   EXPECT_EQ(request.sampling.min_p, 0.1F);
   EXPECT_EQ(request.sampling.top_k, 7);
-  EXPECT_TRUE(request.answer.speculation_metrics);
-  EXPECT_FALSE(
-      ParseCompletionRequest(R"({"prompt":"p","per_request_spec_decode_metrics":"off"})", limits)
-          .answer.speculation_metrics);
+  EXPECT_EQ(request.answer.speculation_metrics, SpeculationMetrics::kSummary);
+  const auto level = [&](const std::string& name) {
+    return ParseCompletionRequest(
+               R"({"prompt":"p","per_request_spec_decode_metrics":")" + name + "\"}", limits)
+        .answer.speculation_metrics;
+  };
+  EXPECT_EQ(level("off"), SpeculationMetrics::kOff);
+  EXPECT_EQ(level("detailed"), SpeculationMetrics::kDetailed);
 }
 
 TEST(ParseRequestTest, ReadsHowTheRequestRuns) {
@@ -272,8 +276,8 @@ TEST(ParseRequestTest, RefusesWrongTypesAndRanges) {
       {R"(,"model":7)", "model | model: must be a string, not 7"},
       {R"(,"user":7)", "user | user: must be a string, not 7"},
       {R"(,"per_request_spec_decode_metrics":"all")",
-       "per_request_spec_decode_metrics | per_request_spec_decode_metrics: must be \"summary\" or "
-       "\"off\", not \"all\""},
+       "per_request_spec_decode_metrics | per_request_spec_decode_metrics: must be \"detailed\", "
+       "\"summary\" or \"off\", not \"all\""},
   };
   for (const auto& [fields, expected] : cases) EXPECT_EQ(CompletionError(fields), expected);
   std::string many = R"(,"stop":["a")";

@@ -134,6 +134,13 @@ OutputDelta StubGenerationService::Step(Request& request) const {
     delta.num_accepted_tokens = accepted;
     stats.speculation.AddStep(delta.num_draft_tokens, accepted);
   }
+  if (request.request.trace_steps) {
+    StepTrace& step = delta.steps.emplace_back();
+    step.num_accepted = delta.num_accepted_tokens;
+    step.num_tokens = static_cast<int32_t>(delta.token_ids.size());
+    step.drafts.assign(delta.token_ids.begin(), delta.token_ids.begin() + step.num_accepted);
+    step.drafts.resize(static_cast<size_t>(delta.num_draft_tokens), 'w');
+  }
   if (delta.finish_reason) {
     stats.total_seconds = now;
     delta.stats = stats;
@@ -186,9 +193,15 @@ void StubGenerationService::Run() {
     counters_.finished_abort += step.finished_abort;
     counters_.finished_stop += step.finished_stop;
     counters_.finished_length += step.finished_length;
+    StepRecord record = {.step = counters_.num_steps, .seconds = 0.25};
+    record.emitted_tokens = static_cast<int32_t>(step.generation_tokens);
     for (const auto& [drafted, accepted] : drafts) {
       counters_.speculation.AddStep(drafted, accepted);
+      ++record.decode_rows;
+      record.draft_rows += drafted;
+      record.accepted_drafts += accepted;
     }
+    if (step_log_.has_listeners()) step_log_.Add(record);
   }
 }
 

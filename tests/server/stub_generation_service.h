@@ -1,6 +1,7 @@
 // An engine for server tests: no model, one thread, steps of given length. A request's output
 // repeats its prompt's tokens in a circle until max_tokens; token 46 ('.') ends it with "stop".
 // Each token has the log-probability -0.5; each prompt token -0.25 and rank 7, 'x' being likelier.
+// Drafts that are wrong are 'w'; each running request makes 1 decode row and its drafts' rows.
 #pragma once
 
 #include <atomic>
@@ -46,6 +47,7 @@ class StubGenerationService : public GenerationService {
   RequestId Submit(GenerationRequest request, OutputSink sink) override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
+  StepLog& step_log() override { return step_log_; }
 
   /// Requests that were aborted while they ran.
   int64_t num_aborted() const { return num_aborted_; }
@@ -72,6 +74,7 @@ class StubGenerationService : public GenerationService {
   std::vector<std::pair<RequestId, Request>> added_;
   std::vector<RequestId> to_abort_;
   EngineCounters counters_;
+  StepLog step_log_;
   SamplingParams last_sampling_;
   RequestId next_id_ = 1;
   bool stopping_ = false;

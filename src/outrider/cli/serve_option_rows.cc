@@ -71,11 +71,14 @@ std::vector<OptionRow> ServeOptionRows() {
       {"max-logprobs", one, "Server", "N", fmt::to_string(engine_defaults.max_logprobs),
        "Most log-probabilities per token that a request may ask for", serve,
        [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
-      {"per-request-spec-decode-metrics", one, "Server", "off|summary", "off",
-       "Whether responses tell about their own speculation, in metrics.speculative_decoding", serve,
+      {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
+       "What responses tell about their own speculation, in metrics.speculative_decoding; detailed "
+       "adds every step's drafts",
+       serve,
        [](Settings& s, const OptionValue& v) {
-         static const std::array<std::string, 2> kNames = {"off", "summary"};
-         s.serve.per_request_spec_decode_metrics = ParseChoice(v.where, Text(v), kNames) == 1;
+         static const std::array<std::string, 3> kNames = {"off", "summary", "detailed"};
+         s.serve.per_request_spec_decode_metrics =
+             static_cast<openai::SpeculationMetrics>(ParseChoice(v.where, Text(v), kNames));
        }},
       {"stats-interval", one, "Logging", "SECONDS", fmt::to_string(defaults.stats_interval),
        "Time between lines of statistics, which are silent when idle; 0 for none", serve,

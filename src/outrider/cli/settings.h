@@ -12,6 +12,7 @@
 #include "outrider/cli/batch_items.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/sampling/sampling_params.h"
+#include "outrider/server/openai/request.h"
 
 namespace outrider::cli {
 
@@ -34,7 +35,7 @@ struct ServeSettings {
   std::vector<std::string> served_model_names;  // empty: the model path as given
   double shutdown_timeout = 30;                 // seconds that running requests get to finish
   double stats_interval = 10;                   // seconds between statistics lines, 0: none
-  bool per_request_spec_decode_metrics = false;
+  openai::SpeculationMetrics per_request_spec_decode_metrics = openai::SpeculationMetrics::kOff;
 };
 
 /// `outrider generate`. Exactly one of the three prompts is set.

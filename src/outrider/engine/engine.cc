@@ -103,6 +103,8 @@ bool Engine::Idle() const {
          mailbox_->counters.num_requests_waiting == 0;
 }
 
+StepLog& Engine::step_log() { return core_->step_log(); }
+
 int32_t Engine::max_model_len() const { return core_->parts().scheduler.max_model_len; }
 
 int32_t Engine::vocab_size() const { return core_->parts().model->vocab_size(); }

@@ -23,6 +23,7 @@ class Engine : public GenerationService {
   RequestId Submit(GenerationRequest request, OutputSink sink) override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
+  StepLog& step_log() override;
 
   /// Takes in what was submitted and runs one step. False when there was nothing to do.
   bool Step();

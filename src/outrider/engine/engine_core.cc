@@ -140,14 +140,42 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
 bool EngineCore::Step() {
   const double model_before = parts_.model->busy_seconds();
   double step_seconds = 0;
-  const bool ran = RunStep(step_seconds);
-  if (ran) {
-    counters_.host_seconds += step_seconds - (parts_.model->busy_seconds() - model_before);
+  const StepPlan* const plan = RunStep(step_seconds);
+  if (plan == nullptr) return false;
+  counters_.host_seconds += step_seconds - (parts_.model->busy_seconds() - model_before);
+  if (step_log_.has_listeners()) {
+    DescribeStep(*plan);
+    step_record_.seconds = step_seconds;
+    step_log_.Add(step_record_);
   }
-  return ran;
+  return true;
 }
 
-bool EngineCore::RunStep(double& step_seconds) {
+// Of a step that has run: everything but its time and the drafts that were asked for.
+void EngineCore::DescribeStep(const StepPlan& plan) {
+  StepRecord record = {.step = counters_.num_steps,
+                       .num_speculative_tokens = step_record_.num_speculative_tokens,
+                       .running = scheduler_.num_running(),
+                       .waiting = scheduler_.num_waiting(),
+                       .kv_cache_usage = scheduler_.pool().Usage()};
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    if (planned.phase == Phase::kDecode) {
+      ++record.decode_requests;
+      record.decode_rows += planned.num_tokens;
+      record.draft_rows += planned.num_drafts;
+    } else {
+      ++record.prompt_requests;
+      record.prompt_rows += planned.num_tokens;
+    }
+    if (!planned.samples) continue;
+    record.accepted_drafts += outcomes_[i].verified.num_accepted;
+    record.emitted_tokens += outcomes_[i].num_emitted;
+  }
+  step_record_ = record;
+}
+
+const StepPlan* EngineCore::RunStep(double& step_seconds) {
   const Stopwatch step_watch(step_seconds);
   const StepPlan* plan = nullptr;
   {
@@ -155,7 +183,7 @@ bool EngineCore::RunStep(double& step_seconds) {
     plan = &scheduler_.Plan();
     ApplyPlan(*plan);
   }
-  if (plan->requests.empty()) return false;
+  if (plan->requests.empty()) return nullptr;
   {
     const Stopwatch watch(counters_.model_seconds);
     Forward();
@@ -176,7 +204,7 @@ bool EngineCore::RunStep(double& step_seconds) {
   const Stopwatch watch(counters_.plan_seconds);
   Commit(*plan);
   ++counters_.num_steps;
-  return true;
+  return plan;
 }
 
 void EngineCore::ApplyPlan(const StepPlan& plan) {
@@ -318,7 +346,7 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
     if (!planned.samples) continue;
     RequestState& state = *states_[i];
     counters_.speculation.AddStep(planned.num_drafts, outcome.verified.num_accepted);
-    outcome.num_emitted = state.Emit(outcome.verified, planned.num_drafts);
+    outcome.num_emitted = state.Emit(outcome.verified, work_[i].draft_tokens);
     counters_.generation_tokens += outcome.num_emitted;
   }
 }
@@ -333,6 +361,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   }
   // At 0 drafts the drafter's state is still kept up to date.
   const int32_t wanted = parts_.draft_schedule.TokensFor(decodes);
+  step_record_.num_speculative_tokens = wanted;
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
     const PlannedRequest& planned = plan.requests[index];

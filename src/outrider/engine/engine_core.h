@@ -43,6 +43,7 @@ class EngineCore {
   explicit EngineCore(EngineParts parts);
 
   const EngineParts& parts() const { return parts_; }
+  StepLog& step_log() { return step_log_; }
 
   /// Throws Error when the request can never run here.
   void Validate(const GenerationRequest& request) const;
@@ -59,7 +60,8 @@ class EngineCore {
 
  private:
   RequestState& StateOf(RequestId id) { return *requests_.at(id); }
-  bool RunStep(double& step_seconds);
+  /// The plan that ran; null when there was nothing to run.
+  const StepPlan* RunStep(double& step_seconds);
   void ApplyPlan(const StepPlan& plan);
   void Forward();
   void VerifyRows();
@@ -69,6 +71,7 @@ class EngineCore {
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   void Commit(const StepPlan& plan);
+  void DescribeStep(const StepPlan& plan);
   void Remove(RequestId id);
   void CountFinish(FinishReason reason);
 
@@ -86,12 +89,14 @@ class EngineCore {
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
   std::vector<RequestState*> by_slot_;  // of running requests
   EngineCounters counters_;
+  StepLog step_log_;
 
   // Of the step in flight; kept to reuse memory.
   BatchLayout layout_;
   std::vector<RequestWork> work_;
   std::vector<RequestState*> states_;  // by index in the plan
   std::vector<Outcome> outcomes_;      // by index in the plan
+  StepRecord step_record_;             // for step_log_, when somebody listens
   std::vector<float> hidden_;          // [rows, hidden]
   std::vector<float> logits_;          // [tile rows, vocab]
   std::vector<int32_t> score_rows_;    // [tile rows]

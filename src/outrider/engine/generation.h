@@ -21,8 +21,9 @@ struct GenerationRequest {
   SamplingParams sampling;
   /// Most drafts per step of this request, at most the engine's k; unset: k.
   std::optional<int32_t> num_speculative_tokens;
-  int32_t priority = 0;    // lower runs first
-  std::string cache_salt;  // requests with different salts share no cached prefix
+  int32_t priority = 0;      // lower runs first
+  std::string cache_salt;    // requests with different salts share no cached prefix
+  bool trace_steps = false;  // deltas tell what was drafted (OutputDelta::steps)
 };
 
 enum class FinishReason { kStop, kLength, kAbort };
@@ -61,6 +62,14 @@ struct RequestStats {
   SpeculationCounts speculation;
 };
 
+/// A step's drafts for one request and what became of them. The step emitted `num_tokens` tokens:
+/// the accepted drafts, then one more; fewer where the request ended among them.
+struct StepTrace {
+  std::vector<int32_t> drafts;  // that were verified
+  int32_t num_accepted = 0;
+  int32_t num_tokens = 0;
+};
+
 /// What one step did for one request.
 struct OutputDelta {
   std::vector<int32_t> token_ids;          // emitted in this step, stop token included
@@ -70,6 +79,8 @@ struct OutputDelta {
   std::vector<PositionLogprobs> prompt_logprobs;
   int32_t num_draft_tokens = 0;  // verified in this step
   int32_t num_accepted_tokens = 0;
+  /// When asked for: the step, or the steps of deltas that were joined; their tokens are token_ids.
+  std::vector<StepTrace> steps;
 
   // Set on the last delta of a request.
   std::optional<FinishReason> finish_reason;

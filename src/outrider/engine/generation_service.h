@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "outrider/engine/generation.h"
+#include "outrider/engine/step_log.h"
 
 namespace outrider {
 
@@ -50,6 +51,9 @@ class GenerationService {
 
   /// Thread-safe.
   virtual EngineCounters Counters() const = 0;
+
+  /// Where to listen to the steps as they run; lives as long as the service.
+  virtual StepLog& step_log() = 0;
 };
 
 }  // namespace outrider

@@ -13,6 +13,7 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
       cache_salt_(std::move(request.cache_salt)),
       priority_(request.priority),
       num_speculative_tokens_(request.num_speculative_tokens),
+      trace_steps_(request.trace_steps),
       seed_(seed),
       tokens_(std::move(request.prompt_token_ids)),
       prompt_length_(static_cast<int32_t>(tokens_.size())),
@@ -46,7 +47,8 @@ int32_t RequestState::UsefulDrafts(int32_t wanted) const {
   return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, most);
 }
 
-int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {
+int32_t RequestState::Emit(const VerifiedTokens& verified, std::span<const int32_t> drafts) {
+  const auto num_drafts = static_cast<int32_t>(drafts.size());
   OutputDelta& delta = delta_;
   delta.token_ids.clear();
   delta.token_ids.reserve(verified.tokens.capacity());
@@ -69,6 +71,9 @@ int32_t RequestState::Emit(const VerifiedTokens& verified, int32_t num_drafts) {
     Finish(FinishReason::kStop, delta);
   }
   const auto taken = static_cast<int32_t>(delta.token_ids.size());
+  if (trace_steps_) {
+    delta.steps.assign(1, {{drafts.begin(), drafts.end()}, verified.num_accepted, taken});
+  }
   sink_(id_, std::move(delta));
   return taken;
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,8 +50,8 @@ class RequestState {
   int32_t UsefulDrafts(int32_t wanted) const;
 
   /// Takes the tokens that a step verified, up to the first that ends the request, and delivers
-  /// them. Returns how many were taken.
-  int32_t Emit(const VerifiedTokens& verified, int32_t num_drafts);
+  /// them. Returns how many were taken. `drafts`: what was verified.
+  int32_t Emit(const VerifiedTokens& verified, std::span<const int32_t> drafts);
 
   /// Ends the request early; delivers the last delta.
   void Abort();
@@ -76,6 +77,7 @@ class RequestState {
   std::string cache_salt_;
   int32_t priority_;
   std::optional<int32_t> num_speculative_tokens_;
+  bool trace_steps_;
   bool scheduled_ = false;
   uint64_t seed_;
   std::vector<int32_t> tokens_;

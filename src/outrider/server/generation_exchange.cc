@@ -20,6 +20,8 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
                                std::make_move_iterator(from.prompt_logprobs.end()));
   into->num_draft_tokens += from.num_draft_tokens;
   into->num_accepted_tokens += from.num_accepted_tokens;
+  into->steps.insert(into->steps.end(), std::make_move_iterator(from.steps.begin()),
+                     std::make_move_iterator(from.steps.end()));
   if (from.finish_reason) {
     into->finish_reason = from.finish_reason;
     into->stop_reason = std::move(from.stop_reason);

@@ -21,7 +21,8 @@ struct ServerOptions {
   int32_t max_model_len = 0;                    // the engine's
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k
-  bool speculation_metrics = false;    // `metrics.speculative_decoding` in answers by default
+  /// `metrics.speculative_decoding` in answers to requests that do not say.
+  openai::SpeculationMetrics speculation_metrics = openai::SpeculationMetrics::kOff;
   openai::SamplingDefaults sampling_defaults;  // of generation_config.json
 };
 

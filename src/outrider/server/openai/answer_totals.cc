@@ -27,6 +27,11 @@ AnswerTotals::AnswerTotals(const std::vector<std::vector<int32_t>>& prompts, int
 void AnswerTotals::Add(size_t index, const OutputDelta& delta) {
   Choice& choice = choices_[index];
   choice.completion_tokens += static_cast<int64_t>(delta.token_ids.size());
+  for (const StepTrace& step : delta.steps) {
+    if (step.drafts.empty()) continue;
+    choice.per_step_drafted.push_back(static_cast<int32_t>(step.drafts.size()));
+    choice.per_step_accepted.push_back(step.num_accepted);
+  }
   if (delta.finish_reason) {
     choice.stats = delta.stats;
     ++num_finished_;
@@ -54,7 +59,7 @@ std::string AnswerTotals::UsageJson(const std::string& details) const {
 }
 
 // acceptance_histogram[j]: verify steps that accepted exactly j draft tokens.
-std::string AnswerTotals::MetricsJson() const {
+std::string AnswerTotals::MetricsJson(bool per_step) const {
   SpeculationCounts sum;
   for (const Choice& choice : choices_) AddCounts(choice.stats.speculation, &sum);
   std::vector<int64_t> histogram;
@@ -70,9 +75,23 @@ std::string AnswerTotals::MetricsJson() const {
   return fmt::format(
       R"({{"speculative_decoding":{{"mean_acceptance_length":{:.6g},"draft_acceptance_rate":{:.6g},)"
       R"("acceptance_histogram":[{}],"num_spec_steps":{},"num_accepted_draft_tokens":{},)"
-      R"("num_draft_tokens":{},"num_spec_tokens":{}}}}})",
+      R"("num_draft_tokens":{},"num_spec_tokens":{}{}}}}})",
       sum.MeanAcceptanceLength(), rate, fmt::join(histogram, ","), sum.num_drafts,
-      sum.num_accepted_tokens, sum.num_draft_tokens, sum.accepted_per_position.size());
+      sum.num_accepted_tokens, sum.num_draft_tokens, sum.accepted_per_position.size(),
+      per_step ? PerStepMembers() : "");
+}
+
+// Choice after choice.
+std::string AnswerTotals::PerStepMembers() const {
+  std::vector<int32_t> drafted;
+  std::vector<int32_t> accepted;
+  for (const Choice& choice : choices_) {
+    drafted.insert(drafted.end(), choice.per_step_drafted.begin(), choice.per_step_drafted.end());
+    accepted.insert(accepted.end(), choice.per_step_accepted.begin(),
+                    choice.per_step_accepted.end());
+  }
+  return fmt::format(R"(,"per_step_drafted":[{}],"per_step_accepted":[{}])",
+                     fmt::join(drafted, ","), fmt::join(accepted, ","));
 }
 
 }  // namespace outrider::openai

@@ -27,14 +27,20 @@ class AnswerTotals {
   /// {"prompt_tokens",...} as completions and chat completions have it; `details` are further
   /// members of the object, each with a comma before it.
   std::string UsageJson(const std::string& details = "") const;
-  /// {"speculative_decoding":{...}} with vLLM's fields.
-  std::string MetricsJson() const;
+  /// {"speculative_decoding":{...}} with vLLM's fields; `per_step`: what each step drafted and
+  /// accepted as well, if the deltas told.
+  std::string MetricsJson(bool per_step) const;
 
  private:
   struct Choice {
     int64_t completion_tokens = 0;
     RequestStats stats;  // of the last delta
+    // Of the steps that had drafts, when the deltas tell.
+    std::vector<int32_t> per_step_drafted;
+    std::vector<int32_t> per_step_accepted;
   };
+
+  std::string PerStepMembers() const;
 
   int64_t prompt_tokens_ = 0;
   size_t n_;

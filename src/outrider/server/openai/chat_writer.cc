@@ -100,7 +100,7 @@ std::string ChatWriter::ChoiceTail(size_t index, const OutputDelta& delta) const
                   logprobs ? ChatLogprobsJson(delta.logprobs, encoder()) : std::string("null"),
                   reason, StopReasonJson(delta));
   if (options().return_token_ids) out += R"(,"token_ids":)" + IdsJson(delta.token_ids);
-  return out + '}';
+  return out + StepsMember(delta) + '}';
 }
 
 void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string* out) {
@@ -115,9 +115,7 @@ void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string
   std::vector<std::string> deltas = Deltas(index, Read(index, delta));
   if (deltas.empty()) {
     // Tokens can end inside a character, a marker or a possible stop string: no text is certain.
-    const bool has_news = delta.finish_reason || !delta.logprobs.empty() ||
-                          (options().return_token_ids && !delta.token_ids.empty());
-    if (!has_news) return;
+    if (!TellsTokens(delta)) return;
     deltas.emplace_back(R"({"content":""})");
   }
   // What one step gave can have parts of several kinds, in chunks of their own: the last of them

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "outrider/server/openai/json_text.h"
+#include "outrider/server/openai/steps_json.h"
 
 namespace outrider::openai {
 
@@ -33,7 +34,19 @@ const std::vector<int32_t>& ChoicesWriter::PromptOf(size_t index) const {
 }
 
 std::string ChoicesWriter::MetricsMember() const {
-  return info_.options.speculation_metrics ? R"(,"metrics":)" + totals_.MetricsJson() : "";
+  const SpeculationMetrics level = info_.options.speculation_metrics;
+  if (level == SpeculationMetrics::kOff) return "";
+  return R"(,"metrics":)" + totals_.MetricsJson(level == SpeculationMetrics::kDetailed);
+}
+
+bool ChoicesWriter::TellsTokens(const OutputDelta& delta) const {
+  return delta.finish_reason || !delta.logprobs.empty() || !delta.steps.empty() ||
+         (info_.options.return_token_ids && !delta.token_ids.empty());
+}
+
+std::string ChoicesWriter::StepsMember(const OutputDelta& delta) const {
+  if (info_.options.speculation_metrics != SpeculationMetrics::kDetailed) return "";
+  return R"(,"speculative_steps":)" + StepsJson(delta, encoder_);
 }
 
 std::string ChoicesWriter::LastMembers() const {

@@ -49,6 +49,11 @@ class ChoicesWriter : public AnswerWriter {
   const PromptEncoder& encoder() const { return encoder_; }
   const std::vector<int32_t>& PromptOf(size_t index) const;
 
+  /// Whether a delta without text has something else to tell.
+  bool TellsTokens(const OutputDelta& delta) const;
+  /// The member of a choice that tells its steps, when asked for.
+  std::string StepsMember(const OutputDelta& delta) const;
+
   /// Appends a chunk. `extra`: further members of the object, each with a comma before it.
   void WriteChunk(const std::string& choices, const std::string& extra, std::string* out) const;
   /// What the last chunk with a choice carries more than the others.

@@ -19,6 +19,7 @@ void CompletionWriter::Echo(size_t index, OutputDelta* delta) {
   if (options().echo_only) {
     delta->text.clear();
     delta->token_ids.clear();
+    delta->steps.clear();
     delta->logprobs.clear();
     if (delta->finish_reason) delta->finish_reason = FinishReason::kLength;
     delta->stop_reason = std::monostate();
@@ -68,14 +69,13 @@ std::string CompletionWriter::ChoiceJson(size_t index, const OutputDelta& delta)
   if (options().prompt_logprobs) {
     out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(delta.prompt_logprobs, encoder());
   }
-  return out + '}';
+  return out + StepsMember(delta) + '}';
 }
 
 void CompletionWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string* out) {
   // Tokens can end inside a character or a possible stop string: then there is no text yet.
-  const bool has_news = !delta.text.empty() || delta.finish_reason || !delta.logprobs.empty() ||
-                        (options().return_token_ids && !delta.token_ids.empty());
-  if (has_news) WriteChunk(ChoiceJson(index, delta), LastMembers(), out);
+  if (delta.text.empty() && !TellsTokens(delta)) return;
+  WriteChunk(ChoiceJson(index, delta), LastMembers(), out);
 }
 
 std::string CompletionWriter::WholeChoice(size_t index, const OutputDelta& whole) {

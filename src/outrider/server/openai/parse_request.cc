@@ -100,16 +100,15 @@ void ParseStreamOptions(FieldReader& body, AnswerOptions* answer) {
   options.RefuseUnknown();
 }
 
-bool ParseSpeculationMetrics(FieldReader& body, bool fallback) {
+SpeculationMetrics ParseSpeculationMetrics(FieldReader& body, SpeculationMetrics fallback) {
   const auto level = body.String("per_request_spec_decode_metrics");
   if (!level) return fallback;
-  if (*level == "summary") return true;
-  if (*level == "off" || *level == "none") return false;
-  if (*level == "detailed") {
-    body.Refuse("per_request_spec_decode_metrics", "\"detailed\" is not supported yet");
-  }
-  body.Refuse("per_request_spec_decode_metrics",
-              fmt::format("must be \"summary\" or \"off\", not {}", Shorten(json(*level))));
+  if (*level == "detailed") return SpeculationMetrics::kDetailed;
+  if (*level == "summary") return SpeculationMetrics::kSummary;
+  if (*level == "off" || *level == "none") return SpeculationMetrics::kOff;
+  body.Refuse(
+      "per_request_spec_decode_metrics",
+      fmt::format("must be \"detailed\", \"summary\" or \"off\", not {}", Shorten(json(*level))));
 }
 
 // How the request runs, which its answer does not depend on.

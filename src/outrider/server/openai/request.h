@@ -23,13 +23,17 @@ struct SamplingDefaults {
   std::optional<int32_t> top_k;
 };
 
+/// What an answer tells about its own speculation: nothing, sums, or every step's drafts as well.
+enum class SpeculationMetrics { kOff, kSummary, kDetailed };
+
 /// What the parser must know of the model and the server.
 struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t max_model_len = 0;
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k
-  bool speculation_metrics = false;    // for requests that do not say
+  /// For requests that do not say.
+  SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
   SamplingDefaults defaults;
 };
 
@@ -40,7 +44,7 @@ struct AnswerOptions {
   bool include_usage = false;     // a last chunk with the usage
   bool continuous_usage = false;  // the usage in every chunk
   bool return_token_ids = false;
-  bool speculation_metrics = false;
+  SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
   bool skip_special_tokens = true;                 // from the text
   bool include_reasoning = true;                   // chat: the answer shows the reasoning
   bool echo = false;                               // completions: the prompt comes before the text
