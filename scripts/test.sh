@@ -2,8 +2,8 @@
 # Every test that this machine can run, from a fresh clone on.
 #
 #   scripts/test.sh           release, exactness fuzz, address+undefined and thread sanitizers,
-#                             fuzzers, clang-format, clang-tidy, a real OpenAI client, CUDA where
-#                             nvcc is
+#                             fuzzers, clang-format, clang-tidy, a real OpenAI client, a browser on
+#                             the web page, CUDA where nvcc is
 #   scripts/test.sh --quick   release tests only
 #
 # OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_EXACTNESS_SECONDS (default
@@ -99,12 +99,12 @@ run_ctest() {
   return "$status"
 }
 
-# The Python that has the openai package, in a virtual environment under build/.
+# The Python that has the openai and selenium packages, in a virtual environment under build/.
 client_python() {
   local python=$PWD/build/venv/bin/python log
-  if ! "$python" -c 'import openai' 2>/dev/null; then
+  if ! "$python" -c 'import openai, selenium' 2>/dev/null; then
     log=$(mktemp)
-    if ! { /usr/bin/python3 -m venv build/venv && "$python" -m pip install -q openai; } >"$log" 2>&1; then
+    if ! { /usr/bin/python3 -m venv build/venv && "$python" -m pip install -q openai selenium; } >"$log" 2>&1; then
       tail -n 3 "$log" >&2
       rm -f "$log"
       return 1
@@ -118,12 +118,12 @@ say "Packages"
 scripts/setup.sh --tests || exit 1
 
 if ! $quick; then
-  say "A virtual environment with the openai client"
+  say "A virtual environment with the openai and selenium packages"
   if python=$(client_python); then
     export OUTRIDER_PYTHON_TESTS=$python
     echo "$python"
   else
-    note "openai client" "skipped: the package could not be installed"
+    note "openai client, web page" "skipped: the packages could not be installed"
   fi
 fi
 

@@ -144,6 +144,17 @@ bool HttpClient::ReceiveUntil(std::string_view text) {
   return true;
 }
 
+std::string HttpClient::NextEvent() {
+  constexpr std::string_view kStart = "data: ";
+  if (!ReceiveUntil(kStart)) return "";
+  input_.erase(0, input_.find(kStart) + kStart.size());
+  if (!ReceiveUntil("\n\n")) return "";
+  const size_t end = input_.find("\n\n");
+  std::string data = input_.substr(0, end);
+  input_.erase(0, end + 2);
+  return data;
+}
+
 bool HttpClient::AtEnd() { return input_.empty() && !Fill(); }
 
 ClientResponse HttpClient::Post(std::string_view path, std::string_view body,

@@ -33,6 +33,9 @@ class HttpClient {
   ClientResponse Receive(bool head_only = false);
   /// Reads until `text` was received; false if the connection ends first.
   bool ReceiveUntil(std::string_view text);
+  /// Reads on to the next server-sent event of a stream and returns its data; "" when the
+  /// connection ends first.
+  std::string NextEvent();
   /// True when the server closed the connection and nothing was left to read.
   bool AtEnd();
   void Close();

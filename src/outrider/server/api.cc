@@ -15,7 +15,9 @@
 #include "outrider/server/openai/chat_writer.h"
 #include "outrider/server/openai/completion_writer.h"
 #include "outrider/server/openai/json_text.h"
+#include "outrider/server/step_feed.h"
 #include "outrider/server/version.h"
+#include "outrider/server/web_page.h"
 #include "outrider/text/utf8.h"
 
 namespace outrider {
@@ -84,18 +86,21 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
       work_(kMaxWaitingRequests) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 6> kRoutes = {{
+  static constexpr std::array<Route, 7> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
+      {"GET", "/debug/steps", Endpoint::kSteps},
       {"GET", "/v1/models", Endpoint::kModels},
       {"POST", "/v1/completions", Endpoint::kCompletions},
       {"POST", "/v1/chat/completions", Endpoint::kChat},
   }};
+  static constexpr Route kPageRoute = {"GET", "/", Endpoint::kPage};
   static constexpr Route kModelRoute = {"GET", kModelPrefix, Endpoint::kModel};
   for (const Route& route : kRoutes) {
     if (route.path == path) return &route;
   }
+  if (IsPagePath(path)) return &kPageRoute;
   return path.starts_with(kModelPrefix) ? &kModelRoute : nullptr;
 }
 
@@ -108,7 +113,10 @@ bool Api::MayAsk(const HttpRequest& head) const {
 
 std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   const Route* route = FindRoute(head.path);
-  if ((route == nullptr || route->endpoint != Endpoint::kHealth) && !MayAsk(head)) {
+  // The page itself holds no secrets; what it asks for then needs the key.
+  const bool open = route != nullptr &&
+                    (route->endpoint == Endpoint::kHealth || route->endpoint == Endpoint::kPage);
+  if (!open && !MayAsk(head)) {
     return ErrorResponse({.status = 401,
                           .message = "a valid API key is needed: send it as "
                                      "\"Authorization: Bearer KEY\"",
@@ -160,6 +168,14 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kMetrics:
       return MakeReadyProducer(TextResponse("text/plain; version=0.0.4; charset=utf-8",
                                             metrics_->Render(service_.Counters())));
+    case Endpoint::kPage:
+      return MakeReadyProducer(PageResponse(request));
+    case Endpoint::kSteps:
+      return std::make_shared<StepFeed>(
+          service_,
+          fmt::format(R"({{"num_speculative_tokens":{},"max_model_len":{}}})",
+                      options_.limits.num_speculative_tokens, options_.limits.max_model_len),
+          draining_);
     case Endpoint::kModels:
       return MakeReadyProducer(Models());
     case Endpoint::kModel:
@@ -281,6 +297,7 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;
       one.num_speculative_tokens = request.num_speculative_tokens;
+      one.trace_steps = request.answer.speculation_metrics == openai::SpeculationMetrics::kDetailed;
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
     }
   }

@@ -40,7 +40,17 @@ class Api : public HttpApplication {
 
  private:
   struct Route;
-  enum class Endpoint { kHealth, kVersion, kMetrics, kModels, kModel, kCompletions, kChat };
+  enum class Endpoint {
+    kHealth,
+    kPage,
+    kVersion,
+    kMetrics,
+    kSteps,
+    kModels,
+    kModel,
+    kCompletions,
+    kChat
+  };
 
   static const Route* FindRoute(std::string_view path);
   bool MayAsk(const HttpRequest& head) const;

@@ -121,9 +121,9 @@ void HttpConnection::SetPhase(Phase phase, double seconds) {
 void HttpConnection::CheckTime(Clock::time_point now) {
   if (phase_ == Phase::kAnswer) {
     const std::chrono::duration<double> silence = now - last_write_;
-    if (filler_.empty() || silence.count() < server_.limits.ping_seconds) return;
-    filler_due_ = true;
-    Signal();
+    filler_due_ = !filler_.empty() && silence.count() >= server_.limits.ping_seconds;
+    const bool again = produce_every_ > 0 && silence.count() >= produce_every_;
+    if (filler_due_ || again) Signal();
   } else if (now > deadline_) {
     if (phase_ == Phase::kWrite) {
       spdlog::debug("a client did not read for {} s: disconnected", server_.limits.write_seconds);
@@ -296,6 +296,7 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
   phase_ = Phase::kAnswer;
   last_write_ = Clock::now();
   filler_.clear();
+  produce_every_ = 0;
   filler_due_ = false;
   chunked_ = false;
   producer_ = server_.application->Handle(std::move(request),
@@ -309,6 +310,7 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
       if (!whole && http_1_0_) keep_alive_ = false;  // the end of the connection ends the body
       AppendHead(*out.head, whole ? std::optional<size_t>(out.body.size()) : std::nullopt);
       filler_ = std::move(out.idle_filler);
+      produce_every_ = out.produce_every;
     } else if (filler_due_ && out.body.empty() && !out.end) {
       out.body = filler_;
     }

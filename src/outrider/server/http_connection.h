@@ -83,6 +83,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::string input_;   // received, not yet parsed
   std::string output_;  // being written
   std::string filler_;  // of the stream that is being answered
+  double produce_every_ = 0;
   std::shared_ptr<HttpProducer> producer_;
   // Of the request being answered.
   bool keep_alive_ = true;

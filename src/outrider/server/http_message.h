@@ -42,6 +42,9 @@ struct HttpOutput {
 
   /// With `head`, for streams: sent when nothing else was for a while, to keep connections open.
   std::string idle_filler;
+  /// With `head`, for streams that go by the clock: Produce is called again, without a Wake, when
+  /// nothing was sent for this many seconds. 0: never.
+  double produce_every = 0;
 };
 
 /// Answers one request. All calls come from the I/O thread, so none may block.

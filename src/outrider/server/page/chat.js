@@ -1,0 +1,177 @@
+// The conversation: sends what is written, feeds the answers, stops them.
+
+import { ApiError, events, request } from "./api.js";
+import { Answer } from "./answer.js";
+import { byId, el } from "./dom.js";
+
+const EXAMPLES = [
+  "Noa is 28 years old. Elsa is 29 years older than Noa. How old will Elsa be in 23 years?",
+  "Ada has 12 apples. At the market, Ada buys 7 more apples and then gives 5 to a friend. How many apples does Ada have now?",
+  "Hugo packs 14 boxes with 6 candles in each. There are 9 candles left over. How many candles are there in total?",
+];
+
+export class Chat {
+  #turns = []; // {role, content}; an assistant's once its answer is there
+  #numAnswers = 0;
+  #running = null; // the AbortController of the answer that is coming
+
+  /** `settings.fields()` go into requests; `askForKey()` resolves to whether there is a new key. */
+  constructor({ settings, figures, askForKey, onServer }) {
+    Object.assign(this, { settings, figures, askForKey, onServer });
+    const message = byId("message");
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send(message.value);
+    });
+    byId("stop").addEventListener("click", () => this.stop());
+    byId("new-chat").addEventListener("click", () => this.clear());
+    message.addEventListener("input", () => this.#grow());
+    message.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.send(message.value);
+      }
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
+    });
+    byId("prompts").append(
+      ...EXAMPLES.map((text) =>
+        el("button", { type: "button", onclick: () => this.send(text) }, text),
+      ),
+    );
+  }
+
+  #grow() {
+    const message = byId("message");
+    message.style.height = "auto";
+    message.style.height = `${Math.min(message.scrollHeight + 2, 220)}px`;
+  }
+
+  send(text) {
+    if (this.#running || !text.trim()) return;
+    byId("message").value = "";
+    this.#grow();
+    this.#turns.push({ role: "user", content: text.trim() });
+    byId("empty").hidden = true;
+    byId("messages").append(el("div", { class: "question" }, text.trim()));
+    this.#ask();
+  }
+
+  /** The last question again, with the settings as they are now. */
+  #retry() {
+    if (this.#running) return;
+    if (this.#turns.at(-1).role === "assistant") this.#turns.pop();
+    byId("messages").lastElementChild.remove();
+    this.#ask();
+  }
+
+  stop() {
+    this.#running?.abort();
+  }
+
+  clear() {
+    this.stop();
+    this.#turns = [];
+    byId("messages").replaceChildren();
+    byId("empty").hidden = false;
+    this.figures.show(null);
+    byId("message").focus();
+  }
+
+  async #ask() {
+    const body = {
+      messages: this.settings.messages(this.#turns),
+      ...this.settings.fields(),
+      stream: true,
+      stream_options: { include_usage: true },
+      per_request_spec_decode_metrics: "detailed",
+    };
+    const turns = this.#turns;
+    const answer = new Answer(++this.#numAnswers, body, {
+      onChange: (changed) => {
+        if (this.figures.answer === changed) this.figures.draw();
+        this.#follow();
+      },
+      onSelect: (chosen) => this.select(chosen),
+      onStep: (of, step) => {
+        if (this.figures.answer === of) this.figures.mark(step);
+      },
+      onRetry: () => this.#retry(),
+    });
+    // Only the last question can be asked again.
+    for (const button of document.querySelectorAll(".answer .retry")) button.remove();
+    byId("messages").append(answer.element);
+    this.select(answer);
+    const controller = new AbortController();
+    this.#setRunning(controller);
+    answer.element.scrollIntoView({ block: "nearest" });
+    try {
+      await this.#stream(answer, controller.signal);
+      answer.end("done");
+      byId("announcer").textContent = `${answer.title} is complete: ${answer.figures()}`;
+    } catch (error) {
+      this.#explain(answer, error);
+    }
+    // What was stopped or broke off stays part of the conversation as far as it came.
+    if (answer.text && turns === this.#turns) {
+      turns.push({ role: "assistant", content: answer.text });
+    }
+    if (this.#running === controller) this.#setRunning(null);
+  }
+
+  async #stream(answer, signal) {
+    const response = await this.#post(answer.body, signal);
+    for await (const data of events(response)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(response.status, chunk.error.message, chunk.error.code);
+      answer.take(chunk, data);
+    }
+    throw new ApiError(0, "The connection ended before the answer did.", "broken_off");
+  }
+
+  async #post(body, signal) {
+    for (;;) {
+      try {
+        return await request("v1/chat/completions", { body, signal });
+      } catch (error) {
+        if (error.status !== 401 || !(await this.askForKey(true))) throw error;
+      }
+    }
+  }
+
+  #explain(answer, error) {
+    if (error.name === "AbortError") {
+      answer.end("stopped", "Stopped. The engine dropped the request.");
+      byId("announcer").textContent = `${answer.title} was stopped`;
+      return;
+    }
+    if (!(error instanceof ApiError)) {
+      answer.end("failed", "The page failed on this answer; the console says where.");
+      throw error;
+    }
+    if (error.status === 0) this.onServer("offline");
+    answer.end("failed", error.status > 0 ? `${error.message} (${error.code ?? error.status})` : error.message);
+    byId("announcer").textContent = `${answer.title} failed: ${error.message}`;
+  }
+
+  #setRunning(controller) {
+    this.#running = controller;
+    byId("send").hidden = controller !== null;
+    byId("stop").hidden = controller === null;
+  }
+
+  select(answer) {
+    document.querySelector(".answer.selected")?.classList.remove("selected");
+    answer.element.classList.add("selected");
+    if (this.figures.answer !== answer) this.figures.show(answer);
+  }
+
+  // Keeps the end of a growing answer in view, unless the reader scrolled away from it.
+  #follow() {
+    const page = document.documentElement;
+    const below = page.scrollHeight - page.clientHeight - page.scrollTop;
+    if (below < 160) page.scrollTop = page.scrollHeight;
+  }
+}

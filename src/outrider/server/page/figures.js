@@ -1,0 +1,205 @@
+// The panel beside the chat: how well one answer was guessed.
+
+import { draftFate, tokenKind } from "./acceptance.js";
+import { byId, el, percent, rarely, shortNumber, svg } from "./dom.js";
+
+const KINDS = ["accepted", "corrected", "bonus", "plain"];
+const KIND_MEANING = {
+  accepted: "drafted, and right",
+  corrected: "drawn where a draft was wrong",
+  bonus: "drawn after drafts that were all right",
+  plain: "drawn with nothing drafted",
+};
+const MOST_COLUMNS = 240; // of the ladder; older steps scroll out
+
+function headline(sums) {
+  const figure = (value, what, more) =>
+    el("div", { class: "figure" }, el("strong", {}, value), el("span", {}, what), el("small", {}, more));
+  return el(
+    "div",
+    { class: "headline" },
+    figure(
+      shortNumber(sums.meanLength),
+      "tokens per step",
+      `${shortNumber(sums.numSpecSteps)} verify steps`,
+    ),
+    figure(
+      sums.numDrafts ? percent(sums.rate) : "–",
+      "of drafts accepted",
+      `${shortNumber(sums.numAccepted)} of ${shortNumber(sums.numDrafts)}`,
+    ),
+  );
+}
+
+function composition(sums) {
+  const parts = KINDS.filter((kind) => sums.kinds[kind] > 0);
+  const bar = el("div", { class: "share-bar", "aria-hidden": true });
+  for (const kind of parts) {
+    const part = el("i", { class: `strong ${kind}` });
+    part.style.flexGrow = sums.kinds[kind];
+    bar.append(part);
+  }
+  const row = (kind) =>
+    el(
+      "li",
+      { "data-kind": kind, "data-count": sums.kinds[kind] },
+      el("i", { class: `swatch strong ${kind}` }),
+      el("b", {}, kind),
+      el("span", {}, KIND_MEANING[kind]),
+      el("output", {}, shortNumber(sums.kinds[kind])),
+    );
+  const list = el("ul", { class: "kinds" }, ...parts.map(row));
+  if (sums.fates.unused > 0) {
+    list.append(
+      el(
+        "li",
+        { "data-kind": "unused", "data-count": sums.fates.unused },
+        el("i", { class: "swatch hollow" }),
+        el("b", {}, "unused"),
+        el("span", {}, "right drafts after the end"),
+        el("output", {}, shortNumber(sums.fates.unused)),
+      ),
+    );
+  }
+  return section("Tokens", bar, list);
+}
+
+function section(title, ...children) {
+  return el("section", {}, el("h3", {}, title), ...children);
+}
+
+function byPosition(sums) {
+  const row = (drafted, index) => {
+    const share = sums.accepted[index] / drafted;
+    const fill = el("i", { class: "strong accepted" });
+    fill.style.width = `${100 * share}%`;
+    return el(
+      "li",
+      { "data-position": index + 1, "data-accepted": sums.accepted[index], "data-drafted": drafted },
+      el("span", {}, `${index + 1}`),
+      el("div", { class: "track" }, fill),
+      el("output", {}, percent(share)),
+    );
+  };
+  return section(
+    "Accepted by position",
+    el("ol", { class: "positions" }, ...sums.drafted.map(row)),
+  );
+}
+
+function histogram(sums) {
+  const most = Math.max(...sums.lengths, 1);
+  const row = (count, accepted) => {
+    const fill = el("i", { class: accepted === sums.lengths.length - 1 ? "strong bonus" : "strong corrected" });
+    fill.style.height = `${(100 * count) / most}%`;
+    return el(
+      "li",
+      { "data-length": accepted + 1, "data-count": count },
+      el("output", {}, shortNumber(count)),
+      el("div", { class: "column" }, fill),
+      el("span", {}, `${accepted + 1}`),
+    );
+  };
+  return section(
+    "Steps by length",
+    el("ol", { class: "histogram" }, ...sums.lengths.map(row)),
+    el("p", { class: "axis" }, "tokens from a step"),
+  );
+}
+
+// One column per step: a cell per draft, filled while drafts were right, and on top the token that
+// the model drew itself.
+function ladder(steps, onStep) {
+  const first = Math.max(0, steps.length - MOST_COLUMNS);
+  const shown = steps.slice(first);
+  const rows = Math.max(...shown.map((step) => Math.max(step.drafts.length, step.num_accepted) + 1));
+  const [cell, gap] = [9, 2];
+  const pitch = cell + gap;
+  const height = rows * pitch;
+  const picture = svg("svg", {
+    width: shown.length * pitch,
+    height,
+    viewBox: `0 0 ${shown.length * pitch} ${height}`,
+    role: "img",
+    "aria-label": `Tokens from each of ${steps.length} steps`,
+  });
+  shown.forEach((step, column) => {
+    const number = first + column + 1;
+    const group = svg("g", {
+      class: "rung",
+      "data-step": number,
+      onpointerenter: () => onStep(number),
+      onpointerleave: () => onStep(null),
+    });
+    const place = (row, kind) =>
+      svg("rect", {
+        class: kind,
+        x: column * pitch,
+        y: height - (row + 1) * pitch + gap,
+        width: cell,
+        height: cell,
+        rx: 2,
+      });
+    group.append(
+      svg("rect", { class: "reach", x: column * pitch - gap / 2, y: 0, width: pitch, height }),
+    );
+    step.drafts.forEach((_, row) => {
+      if (row !== step.num_accepted) group.append(place(row, draftFate(step, row)));
+    });
+    if (step.tokens.length > step.num_accepted) {
+      group.append(place(step.num_accepted, tokenKind(step, step.num_accepted)));
+    }
+    picture.append(group);
+  });
+  return section("Step by step", el("div", { class: "ladder", tabindex: 0 }, picture));
+}
+
+/** Draws the figures of the answer that was chosen, and again while it grows. */
+export class Figures {
+  #answer = null;
+
+  draw = rarely(120, () => this.#draw());
+
+  /** An answer has `title`, `steps`, `sums` of them, and `look(step number or null)`. */
+  show(answer) {
+    this.#answer = answer;
+    this.draw();
+  }
+
+  get answer() {
+    return this.#answer;
+  }
+
+  #draw() {
+    const body = byId("figures-body");
+    const steps = this.#answer?.steps ?? [];
+    byId("figures-of").textContent = this.#answer ? this.#answer.title : "No answer yet";
+    if (steps.length === 0) {
+      body.replaceChildren(
+        el("p", { class: "figures-empty" }, "How many drafts were right, and where, shows here."),
+      );
+      return;
+    }
+    const sums = this.#answer.sums;
+    const scrolled = body.querySelector(".ladder");
+    const atEnd = !scrolled || scrolled.scrollLeft + scrolled.clientWidth > scrolled.scrollWidth - 24;
+    const parts = [headline(sums), composition(sums)];
+    if (sums.numDrafts > 0) {
+      parts.push(el("div", { class: "pair" }, byPosition(sums), histogram(sums)));
+    } else {
+      parts.push(el("p", { class: "figures-empty" }, "Nothing was drafted: every step gave one token."));
+    }
+    parts.push(ladder(steps, (number) => this.#answer.look(number)));
+    body.replaceChildren(...parts);
+    const moved = body.querySelector(".ladder");
+    moved.scrollLeft = atEnd ? moved.scrollWidth : (scrolled?.scrollLeft ?? 0);
+  }
+
+  /** Marks a step's column. */
+  mark(number) {
+    for (const rung of document.querySelectorAll(".rung.looked-at")) rung.classList.remove("looked-at");
+    if (number !== null) {
+      document.querySelector(`.rung[data-step="${number}"]`)?.classList.add("looked-at");
+    }
+  }
+}

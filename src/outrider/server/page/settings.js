@@ -1,0 +1,133 @@
+// The sampling drawer. What is left blank is not sent: then the server's default holds.
+
+import { byId, el } from "./dom.js";
+
+const STORE_NAME = "outrider.settings";
+
+const NUMBERS = [
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, slider: true, help: "0 always takes the likeliest token" },
+  { name: "top_p", label: "Top-p", min: 0.05, max: 1, step: 0.05, slider: true, help: "likeliest tokens up to this share" },
+  { name: "top_k", label: "Top-k", min: 1, step: 1, help: "this many of the likeliest tokens" },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, help: "where an answer ends at the latest" },
+  { name: "seed", label: "Seed", step: 1, help: "the same seed, the same answer" },
+];
+
+export class Settings {
+  k = 0;
+  #values = JSON.parse(localStorage.getItem(STORE_NAME) ?? "{}");
+
+  constructor() {
+    const dialog = byId("settings");
+    byId("open-settings").addEventListener("click", () => dialog.showModal());
+    dialog.addEventListener("click", (event) => {
+      if (event.target === dialog) dialog.close(); // beside the drawer
+    });
+    byId("reset-settings").addEventListener("click", () => {
+      this.#values = {};
+      this.#store();
+      this.#draw();
+    });
+    this.#draw();
+  }
+
+  /** The engine's k, once it is known: bounds the choice of drafts. */
+  setMostDrafts(k) {
+    if (k === this.k) return;
+    this.k = k;
+    this.#draw();
+  }
+
+  messages(turns) {
+    const system = this.#values.system?.trim();
+    return system ? [{ role: "system", content: system }, ...turns] : [...turns];
+  }
+
+  /** The fields of a request that were chosen here. */
+  fields() {
+    const fields = {};
+    for (const { name } of NUMBERS) {
+      if (this.#values[name] !== undefined) fields[name] = this.#values[name];
+    }
+    if (this.#values.k !== undefined) {
+      fields.speculation = { num_speculative_tokens: Math.min(this.#values.k, this.k) };
+    }
+    return fields;
+  }
+
+  #set(name, value) {
+    if (value === undefined) delete this.#values[name];
+    else this.#values[name] = value;
+    this.#store();
+  }
+
+  #store() {
+    localStorage.setItem(STORE_NAME, JSON.stringify(this.#values));
+    byId("open-settings").dataset.changed = String(Object.keys(this.#values).length > 0);
+  }
+
+  #draw() {
+    byId("settings-fields").replaceChildren(
+      this.#system(),
+      this.#drafts(),
+      ...NUMBERS.map((field) => this.#number(field)),
+    );
+    this.#store();
+  }
+
+  #system() {
+    const input = el("textarea", {
+      id: "set-system",
+      rows: 3,
+      placeholder: "None",
+      oninput: () => this.#set("system", input.value || undefined),
+    });
+    input.value = this.#values.system ?? "";
+    return el("div", { class: "field" }, el("label", { for: input.id }, "System prompt"), input);
+  }
+
+  #drafts() {
+    const choice = (value, name) => {
+      const input = el("input", {
+        type: "radio",
+        name: "k",
+        value: value ?? "",
+        onchange: () => this.#set("k", value),
+      });
+      input.checked = this.#values.k === value;
+      return el("label", {}, input, el("span", {}, name));
+    };
+    const counts = Array.from({ length: this.k + 1 }, (_, k) => choice(k, `${k}`));
+    return el(
+      "fieldset",
+      { class: "field" },
+      el("legend", {}, "Drafts per step (k)"),
+      el("div", { class: "switch" }, choice(undefined, "Default"), ...counts),
+      el("small", {}, "changes the speed, never the answer"),
+    );
+  }
+
+  #number({ name, label, slider, help, ...bounds }) {
+    const id = `set-${name}`;
+    const input = el("input", { id, type: "number", ...bounds, placeholder: "default", "aria-describedby": `${id}-help` });
+    const range = slider && el("input", { type: "range", ...bounds, tabindex: -1, "aria-hidden": true });
+    const value = this.#values[name];
+    input.value = value ?? "";
+    if (range) range.value = value ?? 1;
+    input.addEventListener("input", () => {
+      const chosen = input.value !== "" && input.validity.valid;
+      this.#set(name, chosen ? input.valueAsNumber : undefined);
+      if (range && chosen) range.value = input.value;
+    });
+    range?.addEventListener("input", () => {
+      input.value = range.value;
+      this.#set(name, range.valueAsNumber);
+    });
+    return el(
+      "div",
+      { class: slider ? "field" : "field half" },
+      el("label", { for: id }, label),
+      el("div", { class: "field-line" }, range || null, input),
+      el("small", { id: `${id}-help` }, help),
+    );
+  }
+}

@@ -1,0 +1,164 @@
+// An answer as the engine made it: each step a bracket, each token coloured by what became of its
+// draft. A step under the pointer or the keyboard's focus shows its drafts, rejected ones too.
+
+import { TokenText, draftFate, tokenKind } from "./acceptance.js";
+import { byId, el } from "./dom.js";
+
+/** "end of sentence" for tokens that are spelled like <｜end▁of▁sentence｜>; else null. */
+function specialName(text) {
+  return text.match(/^<[|｜](.+)[|｜]>$/u)?.[1].replaceAll(/[▁_]/gu, " ") ?? null;
+}
+
+/** A token's text with its white space visible. */
+function visible({ id, text }) {
+  const shown = text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  return specialName(text) ?? (shown || `#${id}`);
+}
+
+/** A token in the running text; its characters may have begun in the token before. */
+function tokenElement(token, kind, text) {
+  const special = specialName(token.text);
+  const parts = text
+    .split(/(\n)/)
+    .map((part) => (part === "\n" ? el("span", { class: "line-end" }, part) : part));
+  const content = special ? [el("span", { class: "special", title: token.text }, special)] : parts;
+  return el("span", { class: `token ${kind}`, "data-id": token.id }, ...content);
+}
+
+/** Drafts above what the model drew, position by position. */
+function stepTable(step) {
+  const columns = Math.max(step.drafts.length, step.tokens.length);
+  const cells = (make) => Array.from({ length: columns }, (_, index) => make(index));
+  const chip = (token, kind) =>
+    el("td", {}, el("span", { class: `chip ${kind}`, title: `token ${token.id}` }, visible(token)));
+  return el(
+    "table",
+    {},
+    el("thead", {}, el("tr", {}, el("th"), ...cells((i) => el("th", { scope: "col" }, `${i + 1}`)))),
+    el(
+      "tbody",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, "drafted"),
+        ...cells((i) =>
+          i < step.drafts.length ? chip(step.drafts[i], draftFate(step, i)) : el("td"),
+        ),
+      ),
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, "model"),
+        ...cells((i) =>
+          i < step.tokens.length ? chip(step.tokens[i], tokenKind(step, i)) : el("td"),
+        ),
+      ),
+    ),
+  );
+}
+
+function stepSentence(step) {
+  const drafts = step.drafts.length;
+  if (drafts === 0) return "nothing drafted";
+  if (step.num_accepted === drafts) return drafts === 1 ? "its draft accepted" : `all ${drafts} drafts accepted`;
+  return `${step.num_accepted} of ${drafts} drafts accepted`;
+}
+
+function showPopover(element, number, step) {
+  const popover = byId("step-popover");
+  popover.replaceChildren(
+    el("p", {}, el("strong", {}, `Step ${number}`), ` ${stepSentence(step)}`),
+    stepTable(step),
+  );
+  popover.hidden = false;
+  const at = element.getClientRects()[0];
+  const { offsetWidth: width, offsetHeight: height } = popover;
+  const left = Math.min(Math.max(8, at.left - 8), document.documentElement.clientWidth - width - 8);
+  const above = at.top - height - 8;
+  popover.style.left = `${left}px`;
+  popover.style.top = `${above > 8 ? above : at.bottom + 10}px`;
+  element.setAttribute("aria-describedby", popover.id);
+}
+
+function hidePopover(element) {
+  byId("step-popover").hidden = true;
+  element?.removeAttribute("aria-describedby");
+}
+
+export class TokenView {
+  /** `onStep(number or null)` is told which step is looked at. */
+  constructor(onStep) {
+    this.steps = [];
+    this.elements = [];
+    this.text = new TokenText();
+    this.onStep = onStep;
+    this.shown = null;
+    this.element = el("div", {
+      class: "tokens",
+      role: "group",
+      "aria-label": "Tokens by step; arrow keys go from step to step",
+      onpointerover: (event) => this.look(event.target.closest?.(".step")),
+      onpointerleave: () => this.look(null),
+      onpointerdown: (event) => this.look(event.target.closest?.(".step")),
+      onfocusin: (event) => this.look(event.target.closest(".step")),
+      onfocusout: () => this.look(null),
+      onkeydown: (event) => this.onKey(event),
+    });
+  }
+
+  add(step) {
+    this.steps.push(step);
+    const tokens = step.tokens.map((token, index) =>
+      tokenElement(token, tokenKind(step, index), this.text.next(token)),
+    );
+    const number = this.steps.length;
+    const element = el(
+      "span",
+      { class: "step", tabindex: number === 1 ? 0 : -1, "data-step": number },
+      ...tokens,
+    );
+    if (step.num_accepted < step.drafts.length) element.classList.add("has-rejected");
+    this.elements.push(element);
+    this.element.append(element);
+  }
+
+  /** Shows a step's drafts; null: none any more. */
+  look(element) {
+    if (element === this.shown) return;
+    if (this.shown) {
+      this.shown.classList.remove("looked-at");
+      hidePopover(this.shown);
+    }
+    this.shown = element ?? null;
+    const number = element ? Number(element.dataset.step) : null;
+    if (element) {
+      element.classList.add("looked-at");
+      showPopover(element, number, this.steps[number - 1]);
+    }
+    this.onStep(number);
+  }
+
+  lookAt(number) {
+    this.look(number === null ? null : this.elements[number - 1]);
+  }
+
+  onKey(event) {
+    if (event.key === "Escape") {
+      this.look(null);
+      return;
+    }
+    const at = this.elements.indexOf(document.activeElement);
+    const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.elements.length - 1 };
+    const next = this.elements[moves[event.key]];
+    if (at < 0 || !next) return;
+    event.preventDefault();
+    this.elements[at].tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+}
+
+document.addEventListener("scroll", () => hidePopover(document.querySelector(".looked-at")), {
+  passive: true,
+});

@@ -1,0 +1,451 @@
+"""Uses the web page as people do: in a headless Chromium, driven by selenium.
+
+    web_page_test.py --outrider build/release/outrider --stub build/release/tests/server/stub_server
+    web_page_test.py ... --screenshots docs/images     also takes the pictures of the documentation
+
+Two servers stand behind it: the bundled model, for real drafts, and the stub engine, which repeats
+the question until it is stopped, for what needs time or bad characters. Exit status 77: there is no
+Chromium or no selenium, nothing was tested.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import urllib.request
+
+try:
+    from selenium import webdriver
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver import ActionChains, Keys
+    from selenium.webdriver.common.by import By
+except ImportError:
+    print("skipped: the selenium package is not installed")
+    sys.exit(77)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODEL = os.path.join(ROOT, "models", "tiny-v3-mtp3")
+QUESTION = "Noa is 28 years old. Elsa is 29 years older than Noa. How old will Elsa be in 23 years?"
+KINDS = ["accepted", "corrected", "bonus", "plain"]
+ARGUMENTS = None
+
+
+class Server:
+    """A server on a free port, for as long as the `with` block runs."""
+
+    def __init__(self, command, port_pattern):
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in self.process.stdout:
+            found = re.search(port_pattern, line)
+            if found:
+                self.url = f"http://127.0.0.1:{found[1]}/"
+                return
+        raise RuntimeError(f"{command[0]} ended with status {self.process.wait()}")
+
+    @classmethod
+    def outrider(cls, *options):
+        command = [ARGUMENTS.outrider, "serve", MODEL, "--port", "0", "--served-model-name", "tiny-v3-mtp3"]
+        return cls([*command, *options], r"ready: .* on http://127\.0\.0\.1:(\d+)/")
+
+    @classmethod
+    def stub(cls):
+        """Three tokens a step, 25 steps a second."""
+        return cls([ARGUMENTS.stub, "0", "3", "40000"], r"^(\d+)$")
+
+    def metric(self, name):
+        with urllib.request.urlopen(self.url + "metrics") as response:
+            return float(re.search(rf"^{name}{{.*}} (\S+)$", response.read().decode(), re.MULTILINE)[1])
+
+    def post(self, path, body):
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(10)
+        self.process.stdout.close()
+
+
+class Page:
+    """A browser on the page of a server."""
+
+    def __init__(self, width=1280, height=860, dark=False):
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium")
+        for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+        self.resize(width, height)
+        self.prefer("dark" if dark else "light")
+
+    def resize(self, width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def open(self, server):
+        self.driver.get(server.url)
+        self.wait(lambda: self.one("#server-state").text or self.one("#key-dialog").is_displayed())
+
+    def one(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, condition, seconds=20):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                value = condition()
+            except StaleElementReferenceException:
+                value = None
+            if value:
+                return value
+            time.sleep(0.02)
+        raise AssertionError(f"nothing happened for {seconds} s: {self.one('body').text[:2000]}")
+
+    def send(self, text):
+        self.one("#message").send_keys(text + Keys.ENTER)
+
+    def ask(self, text):
+        """Returns the answer's article once it has ended."""
+        count = len(self.all(".answer"))
+        self.send(text)
+        return self.wait_for_end(count)
+
+    def wait_for_end(self, index):
+        self.wait(lambda: len(self.all(".answer")) > index)
+        answer = self.all(".answer")[index]
+        self.wait(lambda: answer.get_attribute("data-state") in ("done", "stopped", "failed"))
+        self.wait(lambda: self.one("#figures-of").text == answer.find_element(By.TAG_NAME, "h3").text)
+        time.sleep(0.3)  # the figures are drawn a little later
+        return answer
+
+    def view(self, answer, name):
+        answer.find_element(By.CSS_SELECTOR, f"[data-view={name}]").click()
+
+    def chunks(self, answer):
+        """The events of an answer as the raw view shows them."""
+        self.view(answer, "raw")
+        text = self.run("return arguments[0].querySelectorAll('.raw pre')[1].textContent", answer)
+        self.view(answer, "tokens")
+        return [json.loads(line[6:]) for line in text.split("\n\n")]
+
+    def request(self, answer):
+        self.view(answer, "raw")
+        text = self.run("return arguments[0].querySelector('.raw pre').textContent", answer)
+        self.view(answer, "tokens")
+        return json.loads(text)
+
+    def text(self, answer):
+        return self.run("return arguments[0].querySelector('.text').textContent", answer)
+
+    def colour(self, selector, name="backgroundColor"):
+        return self.run(f"return getComputedStyle(document.querySelector(arguments[0])).{name}", selector)
+
+    def set(self, field, value):
+        self.one("#open-settings").click()
+        element = self.wait(lambda: self.one(f"#set-{field}"))
+        element.clear()
+        element.send_keys(value)
+        self.one("#settings header button").click()
+
+    def choose_drafts(self, k):
+        self.one("#open-settings").click()
+        self.wait(lambda: self.all(f"#settings input[name=k][value='{k}']"))
+        self.one(f"#settings input[name=k][value='{k}'] + span").click()
+        self.one("#settings header button").click()
+
+    def errors(self):
+        """What the console holds that is no answer of status 4xx and no lost connection."""
+        entries = self.driver.get_log("browser")
+        return [e["message"] for e in entries if e["level"] == "SEVERE" and e["source"] != "network"]
+
+    def screenshot(self, name):
+        if ARGUMENTS.screenshots:
+            self.driver.save_screenshot(os.path.join(ARGUMENTS.screenshots, name))
+
+
+class WebPageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server.outrider()
+        cls.stub = Server.stub()
+        cls.page = Page()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.page.driver.quit()
+        cls.server.stop()
+        cls.stub.stop()
+
+    def setUp(self):
+        self.page.resize(1280, 860)
+        self.page.prefer("light")
+        self.page.open(self.server)
+        self.page.run("localStorage.clear(); sessionStorage.clear()")
+        self.page.open(self.server)
+
+    def tearDown(self):
+        self.assertEqual(self.page.errors(), [])
+
+    def test_streams_an_answer(self):
+        page = self.page
+        page.set("temperature", "0")
+        answer = page.ask(QUESTION)
+        self.assertEqual(answer.get_attribute("data-state"), "done")
+        fields = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+        expected = self.server.post("v1/chat/completions", fields)
+        self.assertEqual(page.text(answer), expected["choices"][0]["message"]["content"])
+        tokens = expected["usage"]["completion_tokens"]
+        self.assertEqual(len(answer.find_elements(By.CSS_SELECTOR, ".token")), tokens)
+        self.assertIn(f"{tokens} tokens", answer.find_element(By.TAG_NAME, "footer").text)
+        chunks = page.chunks(answer)
+        self.assertGreater(len(chunks), 5)
+        request = page.request(answer)
+        self.assertEqual(request["messages"], fields["messages"])
+        self.assertEqual(request["temperature"], 0)
+        # The next question carries the conversation.
+        second = page.ask("And in 30 years?")
+        roles = [message["role"] for message in page.request(second)["messages"]]
+        self.assertEqual(roles, ["user", "assistant", "user"])
+
+    def test_colours_equal_the_reported_metrics(self):
+        page = self.page
+        page.set("seed", "5")
+        answer = page.ask(QUESTION)
+        chunks = page.chunks(answer)
+        metrics = chunks[-1]["metrics"]["speculative_decoding"]
+        steps = [s for c in chunks if c["choices"] for s in c["choices"][0].get("speculative_steps", [])]
+        shown = {kind: len(answer.find_elements(By.CSS_SELECTOR, f".token.{kind}")) for kind in KINDS}
+        self.assertEqual(sum(shown.values()), chunks[-1]["usage"]["completion_tokens"])
+        listed = {row.get_attribute("data-kind"): int(row.get_attribute("data-count")) for row in page.all(".kinds li")}
+        unused = listed.pop("unused", 0)
+        self.assertEqual(listed, {kind: count for kind, count in shown.items() if count})
+        self.assertEqual(shown["accepted"] + unused, metrics["num_accepted_draft_tokens"])
+        histogram = [int(bar.get_attribute("data-count")) for bar in page.all(".histogram li")]
+        self.assertEqual(histogram, metrics["acceptance_histogram"])
+        positions = [int(row.get_attribute("data-accepted")) for row in page.all(".positions li")]
+        self.assertEqual(sum(positions), metrics["num_accepted_draft_tokens"])
+        self.assertEqual(page.one(".figure strong").text, f"{metrics['mean_acceptance_length']:.2f}")
+        # Each bracket holds what its step gave, and its last token's colour says why.
+        brackets = answer.find_elements(By.CSS_SELECTOR, ".step")
+        self.assertEqual(len(brackets), len(steps))
+        self.assertEqual(metrics["per_step_drafted"], [len(s["drafts"]) for s in steps if s["drafts"]])
+        self.assertEqual(metrics["per_step_accepted"], [s["num_accepted"] for s in steps if s["drafts"]])
+        corrections = 0
+        for bracket, step in zip(brackets, steps):
+            kinds = [t.get_attribute("class").split()[1] for t in bracket.find_elements(By.CSS_SELECTOR, ".token")]
+            accepted, drafted = step["num_accepted"], len(step["drafts"])
+            last = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
+            self.assertEqual(kinds, (["accepted"] * accepted + [last])[: len(step["tokens"])])
+            corrections += "corrected" in kinds
+        self.assertEqual(corrections, shown["corrected"])
+        colours = {kind: page.colour(f".answer .token.{kind}") for kind in KINDS if shown[kind]}
+        self.assertEqual(len(set(colours.values())), len(colours))
+
+    def test_rejected_drafts_show_struck_through(self):
+        page = self.page
+        page.set("temperature", "1.2")
+        page.set("seed", "3")
+        answer = page.ask(QUESTION)
+        chunks = page.chunks(answer)
+        steps = [s for c in chunks if c["choices"] for s in c["choices"][0].get("speculative_steps", [])]
+        number = next(i for i, s in enumerate(steps) if s["num_accepted"] < len(s["drafts"]))
+        step = steps[number]
+        popover = page.one("#step-popover")
+        self.assertFalse(popover.is_displayed())
+        bracket = answer.find_elements(By.CSS_SELECTOR, ".step")[number]
+        page.run("arguments[0].scrollIntoView({block: 'center'})", bracket)
+        ActionChains(page.driver).move_to_element(bracket.find_element(By.CSS_SELECTOR, ".token")).perform()
+        page.wait(popover.is_displayed)
+        self.assertIn(f"Step {number + 1} ", popover.text)
+        rejected = popover.find_elements(By.CSS_SELECTOR, ".chip.rejected")
+        self.assertEqual(
+            [chip.get_attribute("title") for chip in rejected],
+            [f"token {draft['id']}" for draft in step["drafts"][step["num_accepted"] :]],
+        )
+        self.assertIn("line-through", page.colour(".popover .rejected", "textDecorationLine"))
+        page.screenshot("web-page.png")
+        ActionChains(page.driver).move_to_element(page.one("h1")).perform()
+        page.wait(lambda: not popover.is_displayed())
+
+    def test_steps_by_keyboard(self):
+        page = self.page
+        answer = page.ask(QUESTION)
+        page.run("arguments[0].querySelector('.step').focus()", answer)
+        popover = page.one("#step-popover")
+        self.assertIn("Step 1 ", popover.text)
+        page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT + Keys.ARROW_RIGHT)
+        self.assertIn("Step 3 ", popover.text)
+        self.assertEqual(page.run("return document.activeElement.dataset.step"), "3")
+        self.assertEqual(page.run("return document.querySelectorAll('.step[tabindex=\"0\"]').length"), 1)
+        page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+        self.assertFalse(popover.is_displayed())
+
+    def test_drafts_change_nothing_but_colours(self):
+        page = self.page
+        page.set("seed", "7")
+        text = page.text(page.ask(QUESTION))
+        self.assertTrue(page.all(".token.accepted"))
+        page.one("#new-chat").click()
+        page.choose_drafts(0)
+        plain = page.ask(QUESTION)
+        self.assertEqual(page.request(plain)["speculation"], {"num_speculative_tokens": 0})
+        kinds = {t.get_attribute("class") for t in plain.find_elements(By.CSS_SELECTOR, ".token")}
+        self.assertEqual(kinds, {"token plain"})
+        self.assertEqual(page.text(plain), text)
+
+    def test_stop(self):
+        page = self.page
+        page.open(self.stub)
+        page.send("an endless answer")
+        page.wait(lambda: len(page.all(".answer .step")) > 3)
+        self.assertEqual(page.one(".answer").get_attribute("data-state"), "streaming")
+        self.assertEqual(self.stub.metric("vllm:num_requests_running"), 1)
+        page.one("#stop").click()
+        answer = page.wait_for_end(0)
+        self.assertEqual(answer.get_attribute("data-state"), "stopped")
+        page.wait(lambda: self.stub.metric("vllm:num_requests_running") == 0)
+        self.assertTrue(page.one("#send").is_displayed())
+        # Escape does the same, and what came stays in the conversation.
+        page.send("another")
+        page.wait(lambda: len(page.all(".answer:last-child .step")) > 1)
+        page.one("#message").send_keys(Keys.ESCAPE)
+        second = page.wait_for_end(1)
+        self.assertEqual(second.get_attribute("data-state"), "stopped")
+        roles = [message["role"] for message in page.request(second)["messages"]]
+        self.assertEqual(roles, ["user", "assistant", "user"])
+
+    def test_model_output_stays_text(self):
+        page = self.page
+        page.open(self.stub)
+        page.set("max_tokens", "90")
+        nasty = "<img src=x onerror=hacked=1><script>hacked=1</script> &amp; €"
+        answer = page.ask(nasty)
+        self.assertTrue(page.text(answer).startswith("<img src=x onerror"))
+        self.assertEqual(page.all("#messages img, #messages script"), [])
+        self.assertEqual(page.run("return typeof hacked"), "undefined")
+        # The euro sign comes as three tokens of one byte each.
+        shown = page.run("return arguments[0].querySelector('.tokens').textContent", answer)
+        self.assertIn("&amp; €", shown)
+        self.assertNotIn("\ufffd", shown)
+
+    def test_live_strip(self):
+        page = self.page
+        self.assertEqual(page.one(".readout.drafts dd").text, "–")
+        page.ask(QUESTION)
+        page.wait(lambda: page.one(".readout.drafts dd").text == "3")
+        self.assertRegex(page.one(".readout.time dd").text, r"^[\d.]+ ms$")
+        page.wait(lambda: page.one(".readout.requests dd").text == "0")
+        painted = """
+            const canvas = document.getElementById("live-canvas");
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const colours = new Set();
+            for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) colours.add(data.slice(i, i + 3).join());
+            return colours.size"""
+        page.wait(lambda: page.run(painted) >= 5)  # decode, accepted, prompt, time, the line
+        canvas = page.one("#live-canvas")
+        ActionChains(page.driver).move_to_element_with_offset(canvas, canvas.size["width"] // 2 - 8, 0).perform()
+        self.assertRegex(page.one("#live-reading").text, r"step \d+: 1 decode, \d verify, 0 prompt rows in")
+
+    def test_dark_and_light(self):
+        page = self.page
+
+        def brightness():
+            return sum(int(part) for part in re.findall(r"\d+", page.colour("body"))[:3])
+
+        self.assertGreater(brightness(), 600)
+        page.prefer("dark")
+        self.assertLess(brightness(), 150)
+        page.one("#theme").click()  # light, whatever the system says
+        self.assertGreater(brightness(), 600)
+        page.open(self.server)
+        self.assertGreater(brightness(), 600)
+        page.one("#theme").click()
+        page.prefer("light")
+        self.assertLess(brightness(), 150)
+        self.assertEqual(page.one("#theme").get_attribute("aria-label"), "Colours: dark")
+        page.set("temperature", "1.1")
+        page.set("seed", "11")
+        page.ask(QUESTION)
+        page.screenshot("web-page-dark.png")
+
+    def test_narrow_window(self):
+        page = self.page
+        page.resize(360, 740)
+        page.set("temperature", "0.9")
+        page.set("seed", "4")
+        page.ask(QUESTION)
+        self.assertEqual(page.run("return document.documentElement.scrollWidth"), 360)
+        self.assertTrue(page.one("#send").is_displayed())
+        self.assertLess(page.one("#composer").rect["y"] + page.one("#composer").rect["height"], 741 + page.run("return scrollY"))
+        page.run("scrollTo(0, 0)")
+        page.screenshot("web-page-narrow.png")
+        self.assertTrue(page.one(".figures .histogram").is_displayed())
+
+    def test_refused_requests_say_why(self):
+        page = self.page
+        page.set("max_tokens", "100000")
+        answer = page.ask(QUESTION)
+        self.assertEqual(answer.get_attribute("data-state"), "failed")
+        note = answer.find_element(By.CSS_SELECTOR, ".note").text
+        self.assertIn("100000 do not fit", note)
+        self.assertIn("context_length_exceeded", note)
+        page.set("max_tokens", "20")
+        page.wait(lambda: answer.find_element(By.XPATH, ".//button[text()='Try again']")).click()
+        answer = page.wait_for_end(0)
+        self.assertEqual(answer.get_attribute("data-state"), "done")
+        self.assertIn("20 tokens", answer.find_element(By.TAG_NAME, "footer").text)
+
+    def test_api_key(self):
+        server = Server.outrider("--api-key", "tiger")
+        page = self.page
+        try:
+            page.open(server)
+            page.wait(page.one("#key-dialog").is_displayed)
+            page.one("#key").send_keys("lion" + Keys.ENTER)
+            page.wait(lambda: "refused" in page.one("#key-note").text and page.one("#key-dialog").is_displayed())
+            page.one("#key").send_keys("tiger" + Keys.ENTER)
+            page.wait(lambda: page.one("#server-state").text == "Connected")
+            self.assertEqual(page.ask(QUESTION).get_attribute("data-state"), "done")
+            self.assertNotIn("tiger", page.run("return JSON.stringify(localStorage)"))
+            self.assertIn("tiger", page.run("return JSON.stringify(sessionStorage)"))
+            page.wait(lambda: page.one("#model").text == "tiny-v3-mtp3")
+        finally:
+            server.stop()
+        page.wait(lambda: page.one("#server-state").text == "No answer from the server")
+
+
+def main():
+    global ARGUMENTS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outrider", required=True, help="the program")
+    parser.add_argument("--stub", required=True, help="tests/server/stub_server")
+    parser.add_argument("--screenshots", help="folder for the pictures of the documentation")
+    ARGUMENTS, rest = parser.parse_known_args()
+    missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
+    if missing:
+        print(f"skipped: there is no {' and no '.join(missing)} on this machine")
+        sys.exit(77)
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
+
+
+if __name__ == "__main__":
+    main()
