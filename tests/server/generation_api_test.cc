@@ -394,7 +394,7 @@ TEST(GenerationApiTest, TellsPromptLogprobsAsVllmDoes) {
       client
           .Post(
               "/v1/chat/completions",
-              R"({"messages":[{"role":"user","content":"b"}],"max_tokens":1,"prompt_logprobs":1})")
+              R"({"messages":[{"role":"user","content":"ab"}],"max_tokens":1,"prompt_logprobs":1})")
           .body);
   EXPECT_EQ(chat["prompt_logprobs"][1], expected[1]);
 }

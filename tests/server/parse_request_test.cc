@@ -312,10 +312,8 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
                             R"("repetition_penalty":1.0,"logit_bias":{},"min_tokens":0,)"
                             R"("best_of":1,"suffix":null,"response_format":{"type":"text"})"),
             "no error");
-  for (const char* field :
-       {R"("tools":[{"type":"function"}])", R"("tool_choice":"required")",
-        R"("reasoning_effort":"high")", R"("chat_template":"x")",
-        R"("continue_final_message":true)", R"("echo":true)", R"("modalities":["audio"])"}) {
+  for (const char* field : {R"("functions":[{"name":"f"}])", R"("chat_template":"x")",
+                            R"("echo":true)", R"("modalities":["audio"])"}) {
     EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
   }
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
@@ -393,7 +391,11 @@ TEST(ParseRequestTest, RefusesBadMessages) {
   EXPECT_THAT(error(R"(["hi"])"), HasSubstr("messages[0] must be a JSON object, not a string"));
   EXPECT_THAT(error(R"([{"content":"a"}])"), HasSubstr("messages[0].role: is missing"));
   EXPECT_THAT(error(R"([{"role":"bot","content":"a"}])"), HasSubstr("\"bot\" is unknown"));
-  EXPECT_THAT(error(R"([{"role":"tool","content":"a"}])"), HasSubstr("not supported yet"));
+  EXPECT_THAT(error(R"([{"role":"function","content":"a"}])"), HasSubstr("\"tool\""));
+  EXPECT_THAT(error(R"([{"role":"tool"}])"), HasSubstr("messages[0].content: is missing"));
+  EXPECT_THAT(error(R"([{"role":"assistant"}])"), HasSubstr("messages[0].content: is missing"));
+  EXPECT_THAT(error(R"([{"role":"user","content":"a","tool_call_id":"x"}])"),
+              HasSubstr("messages[0].tool_call_id: unknown field"));
   EXPECT_THAT(error(R"([{"role":"user"}])"), HasSubstr("messages[0].content: is missing"));
   EXPECT_THAT(error(R"([{"role":"user","content":5}])"), HasSubstr("must be a string or an array"));
   EXPECT_THAT(error(R"([{"role":"user","content":[{"type":"image_url","image_url":{}}]}])"),
@@ -403,7 +405,105 @@ TEST(ParseRequestTest, RefusesBadMessages) {
   EXPECT_THAT(error(R"([{"role":"user","content":"a","contents":1}])"),
               HasSubstr("messages[0].contents: unknown field; did you mean \"content\"?"));
   EXPECT_THAT(error(R"([{"role":"assistant","content":"a","tool_calls":[{}]}])"),
-              HasSubstr("messages[0].tool_calls: not supported yet"));
+              HasSubstr("messages[0].tool_calls[0].id: is missing"));
+  EXPECT_THAT(error(R"([{"role":"assistant","tool_calls":[{"id":"1","function":{}}]}])"),
+              HasSubstr("messages[0].tool_calls[0].function.name: is missing"));
+  EXPECT_THAT(error(R"([{"role":"assistant","tool_calls":[{"id":"1","type":"custom"}]}])"),
+              HasSubstr("messages[0].tool_calls[0].type: \"custom\" is unknown"));
+}
+
+TEST(ParseRequestTest, TakesCallsAndTheirResultsAsAnswersHaveThem) {
+  const TokenRequest request = ParseChatRequest(
+      R"({"messages":[{"role":"user","content":"a"},)"
+      R"({"role":"assistant","content":null,"reasoning":"r","reasoning_content":"r","tool_calls":[)"
+      R"({"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}},)"
+      R"({"id":"c2","type":"function","function":{"name":"g","arguments":""}}]},)"
+      R"({"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"x"}]},)"
+      R"({"role":"assistant","reasoning":"s","content":"done"}]})",
+      Limits());
+  EXPECT_EQ(
+      json::parse(request.chat.messages_json),
+      json::parse(
+          R"([{"role":"user","content":"a"},)"
+          R"({"role":"assistant","content":"","reasoning_content":"r","tool_calls":[)"
+          R"({"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}},)"
+          R"({"id":"c2","type":"function","function":{"name":"g","arguments":"{}"}}]},)"
+          R"({"role":"tool","tool_call_id":"c1","content":"x"},)"
+          R"({"role":"assistant","reasoning_content":"s","content":"done"}])"));
+}
+
+constexpr const char* kTools =
+    R"(,"tools":[{"type":"function","function":{"name":"f","description":"d","strict":true,)"
+    R"( "parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"integer"},)"
+    R"("e":{"enum":["x","y"]},"m":{"type":["string","null"]}}}}},)"
+    R"({"type":"function","function":{"name":"g.h-1"}}])";
+
+TEST(ParseRequestTest, ReadsTools) {
+  const TokenRequest request = Chat(kTools);
+  EXPECT_THAT(request.tools.functions, ElementsAre("f", "g.h-1"));
+  EXPECT_EQ(request.tools.choice, ToolChoice::kAuto);
+  EXPECT_TRUE(request.tools.parallel);
+  EXPECT_EQ(request.tools.string_parameters, (StringParameters{{"f", {"e", "z"}}}));
+  // By the letter: not sorted, not respelled.
+  EXPECT_EQ(R"(,"tools":)" + request.chat.tools_json, kTools);
+  const auto choice = [](const std::string& value) {
+    return Chat(std::string(kTools) + R"(,"tool_choice":)" + value).tools;
+  };
+  EXPECT_EQ(choice(R"("none")").choice, ToolChoice::kNone);
+  EXPECT_EQ(choice(R"("auto")").choice, ToolChoice::kAuto);
+  EXPECT_EQ(choice(R"("required")").choice, ToolChoice::kRequired);
+  const ToolUse named = choice(R"({"type":"function","function":{"name":"f"}})");
+  EXPECT_EQ(named.choice, ToolChoice::kNamed);
+  EXPECT_EQ(named.named, "f");
+  EXPECT_FALSE(Chat(std::string(kTools) + R"(,"parallel_tool_calls":false)").tools.parallel);
+  EXPECT_EQ(Chat("").tools.choice, ToolChoice::kNone);
+  EXPECT_EQ(Chat(R"(,"tools":[])").chat.tools_json, "");
+}
+
+TEST(ParseRequestTest, RefusesBadTools) {
+  const auto tool = [](const std::string& function) {
+    return ChatError(R"(,"tools":[{"type":"function","function":)" + function + "}]");
+  };
+  EXPECT_THAT(ChatError(R"(,"tools":{})"), HasSubstr("tools: must be an array"));
+  EXPECT_THAT(ChatError(R"(,"tools":[{}])"), HasSubstr("tools[0].type: is missing"));
+  EXPECT_THAT(ChatError(R"(,"tools":[{"type":"web_search"}])"),
+              HasSubstr("tools[0].type: \"web_search\" is not supported"));
+  EXPECT_THAT(ChatError(R"(,"tools":[{"type":"function"}])"),
+              HasSubstr("tools[0].function: is missing"));
+  EXPECT_THAT(tool("{}"), HasSubstr("tools[0].function.name: is missing"));
+  EXPECT_THAT(tool(R"({"name":"a b"})"), HasSubstr("tools[0].function.name: \"a b\" must have"));
+  EXPECT_THAT(tool(R"({"name":"f","parameters":[]})"),
+              HasSubstr("tools[0].function.parameters: must be a JSON schema"));
+  EXPECT_THAT(tool(R"({"name":"f","params":{}})"),
+              HasSubstr("tools[0].function.params: unknown field"));
+  EXPECT_THAT(tool(R"({"name":"f"}},{"type":"function","function":{"name":"f"})"),
+              HasSubstr("tools[1].function.name: \"f\" is the name of another tool"));
+  EXPECT_THAT(ChatError(R"(,"tool_choice":"required")"), HasSubstr("there are no tools"));
+  const auto choice = [](const std::string& value) {
+    return ChatError(std::string(kTools) + R"(,"tool_choice":)" + value);
+  };
+  EXPECT_THAT(choice(R"("any")"), HasSubstr("tool_choice: must be \"none\", \"auto\""));
+  EXPECT_THAT(choice("5"), HasSubstr("not 5"));
+  EXPECT_THAT(choice(R"({"type":"function"})"), HasSubstr("tool_choice: must be"));
+  EXPECT_THAT(choice(R"({"type":"function","function":{"name":"x"}})"),
+              HasSubstr("tool_choice.function.name: \"x\" is not among the tools"));
+}
+
+TEST(ParseRequestTest, ReadsWhatGoesToTheChatTemplate) {
+  const auto arguments = [](const std::string& fields) {
+    return json::parse(Chat(fields).chat.template_arguments_json);
+  };
+  EXPECT_EQ(arguments(""), json::object());
+  EXPECT_EQ(arguments(R"(,"reasoning_effort":"none")"),
+            (json{{"reasoning_effort", "none"}, {"thinking", false}, {"enable_thinking", false}}));
+  EXPECT_EQ(arguments(R"(,"reasoning_effort":"high","chat_template_kwargs":{"thinking":false})"),
+            (json{{"reasoning_effort", "high"}, {"thinking", false}, {"enable_thinking", true}}));
+  EXPECT_THAT(ChatError(R"(,"reasoning_effort":"much")"), HasSubstr("\"much\" is unknown"));
+  EXPECT_TRUE(Chat("").chat.add_generation_prompt);
+  EXPECT_FALSE(Chat(R"(,"continue_final_message":true)").chat.add_generation_prompt);
+  EXPECT_TRUE(Chat(R"(,"continue_final_message":true)").chat.continue_final_message);
+  EXPECT_THAT(ChatError(R"(,"continue_final_message":true,"add_generation_prompt":true)"),
+              HasSubstr("must be false with"));
 }
 
 TEST(ParseRequestTest, ReadsChatLogprobsAndTokenLimits) {

@@ -1,6 +1,7 @@
 #include "tests/server/stub_generation_service.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -27,12 +28,9 @@ std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
 }
 
 EncodedChat BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
-  const std::string_view json = chat.messages_json;
-  constexpr std::string_view kContent = "\"content\":\"";
-  const size_t begin = json.rfind(kContent) + kContent.size();
   EncodedChat encoded;
-  encoded.text = json.substr(begin, json.find('"', begin) - begin);
-  encoded.token_ids = EncodeText(encoded.text, true);
+  encoded.text = nlohmann::json::parse(chat.messages_json).back()["content"];
+  encoded.token_ids = EncodeText(encoded.text, false);
   if (chat.add_generation_prompt) encoded.token_ids.push_back(kAssistant);
   return encoded;
 }
@@ -110,7 +108,9 @@ OutputDelta StubGenerationService::Step(Request& request) const {
       }
     }
     delta.token_ids.push_back(id);
-    if (id < 256) delta.text += static_cast<char>(id);
+    if (id < 256 || !sampling.skip_special_tokens) {
+      request.text.Push(BytePromptEncoder().TokenBytes(id), &delta.text);
+    }
     if (sampling.logprobs) {
       PositionLogprobs logprobs;
       logprobs.chosen = {id, -0.5F};
@@ -142,6 +142,7 @@ OutputDelta StubGenerationService::Step(Request& request) const {
     step.drafts.resize(static_cast<size_t>(delta.num_draft_tokens), 'w');
   }
   if (delta.finish_reason) {
+    request.text.Flush(&delta.text);
     stats.total_seconds = now;
     delta.stats = stats;
   }

@@ -18,6 +18,7 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/server/prompt_encoder.h"
+#include "outrider/text/utf8.h"
 
 namespace outrider {
 
@@ -25,7 +26,7 @@ namespace outrider {
 class BytePromptEncoder : public PromptEncoder {
  public:
   std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
-  /// The last message's content, as found by a plain search: BOS, content, 257.
+  /// The last message's content: content, 257. The text is the content alone.
   EncodedChat EncodeChat(const ChatPrompt& chat) const override;
   bool SupportsTools() const override { return true; }
   std::string TokenBytes(int32_t token_id) const override;
@@ -61,6 +62,7 @@ class StubGenerationService : public GenerationService {
     OutputSink sink;
     std::chrono::steady_clock::time_point submitted;
     RequestStats stats;
+    Utf8Stream text;
     bool aborted = false;
   };
 

@@ -48,6 +48,25 @@ RenderOptions Quick() {
   return options;
 }
 
+// Templates take the arguments of earlier calls as an object or as text.
+TEST(ChatTemplateTest, ArgumentsOfCallsAreObjectsAndText) {
+  const std::string messages =
+      R"([{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function",
+          "function": {"name": "f", "arguments": "{\"b\":1,  \"a\": \"x\"}"}}]}])";
+  const std::string begin = "{% set a = messages[0].tool_calls[0]['function']['arguments'] %}";
+  EXPECT_EQ(Render(begin + "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", messages),
+            "b=1;a=x;");
+  const std::string text = R"({"b":1,  "a": "x"})";
+  EXPECT_EQ(Render(begin + "{{ a }}", messages), text);
+  EXPECT_EQ(Render(begin + "{{ '```' + a + '\n' }}", messages), "```" + text + "\n");
+  EXPECT_EQ(Render(begin + "{{ '<' ~ a ~ '>' }}", messages), "<" + text + ">");
+  EXPECT_EQ(Render(begin + "{{ a if a is string else a | tojson }}", messages),
+            R"({"b": 1, "a": "x"})");
+  EXPECT_EQ(Render("{{ messages[0].tool_calls[0].function.arguments }}",
+                   R"([{"tool_calls": [{"function": {"arguments": "no json"}}]}])"),
+            "no json");
+}
+
 // A directory for one test, with files in it.
 class Directory {
  public:

@@ -31,6 +31,9 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.max_logprobs = settings.engine.max_logprobs;
   options.num_speculative_tokens = loaded.engine->num_speculative_tokens();
   options.speculation_metrics = serve.per_request_spec_decode_metrics;
+  options.output_format =
+      ChooseOutputFormat(serve.tool_call_parser, serve.reasoning_parser, loaded.config.model_type,
+                         loaded.chat_template.has_value() ? loaded.chat_template->source() : "");
   options.sampling_defaults = ModelSamplingDefaults(loaded.config);
   return options;
 }

@@ -1,9 +1,13 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
+#include <string>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/cli/option_rows.h"
+#include "outrider/server/output/output_format.h"
 
 namespace outrider::cli {
 
@@ -19,6 +23,10 @@ uint16_t ParsePort(const OptionValue& value) {
         value.where, Text(value));
   }
   return static_cast<uint16_t>(Int32(value, 0, 65535));
+}
+
+std::string ChoiceOf(const OptionValue& value, const std::vector<std::string>& choices) {
+  return choices[ParseChoice(value.where, Text(value), choices)];
 }
 
 void RequireNoEmptyText(const OptionValue& value) {
@@ -79,6 +87,17 @@ std::vector<OptionRow> ServeOptionRows() {
          static const std::array<std::string, 3> kNames = {"off", "summary", "detailed"};
          s.serve.per_request_spec_decode_metrics =
              static_cast<openai::SpeculationMetrics>(ParseChoice(v.where, Text(v), kNames));
+       }},
+      {"tool-call-parser", one, "Server", fmt::to_string(fmt::join(ToolParserNames(), "|")),
+       defaults.tool_call_parser,
+       "How the model writes tool calls; auto: by model type and chat template", serve,
+       [](Settings& s, const OptionValue& v) {
+         s.serve.tool_call_parser = ChoiceOf(v, ToolParserNames());
+       }},
+      {"reasoning-parser", one, "Server", fmt::to_string(fmt::join(ReasoningParserNames(), "|")),
+       defaults.reasoning_parser, "How the model writes its reasoning; auto: by model type", serve,
+       [](Settings& s, const OptionValue& v) {
+         s.serve.reasoning_parser = ChoiceOf(v, ReasoningParserNames());
        }},
       {"stats-interval", one, "Logging", "SECONDS", fmt::to_string(defaults.stats_interval),
        "Time between lines of statistics, which are silent when idle; 0 for none", serve,

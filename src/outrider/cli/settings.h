@@ -36,6 +36,8 @@ struct ServeSettings {
   double shutdown_timeout = 30;                 // seconds that running requests get to finish
   double stats_interval = 10;                   // seconds between statistics lines, 0: none
   openai::SpeculationMetrics per_request_spec_decode_metrics = openai::SpeculationMetrics::kOff;
+  std::string tool_call_parser = "auto";
+  std::string reasoning_parser = "auto";
 };
 
 /// `outrider generate`. Exactly one of the three prompts is set.

@@ -255,6 +255,55 @@ std::string Api::TextOf(std::span<const int32_t> token_ids) const {
   return ReplaceInvalidUtf8(bytes);
 }
 
+// Refuses tools that the model would not see, or whose calls nobody would recognise.
+void Api::CheckTools(openai::TokenRequest* request) const {
+  if (request->tools.choice == openai::ToolChoice::kNone) {
+    if (!request->chat.tools_json.empty() && !encoder_.SupportsTools()) {
+      request->chat.tools_json.clear();  // the model is not to call them anyway
+    }
+    return;
+  }
+  const char* const kInstead = "leave out \"tools\" or set \"tool_choice\" to \"none\"";
+  if (!encoder_.SupportsTools()) {
+    throw RequestError(ErrorCode::kInvalidArgument, "tools",
+                       fmt::format("tools: this model's chat template does not show tools to the "
+                                   "model; {}",
+                                   kInstead));
+  }
+  if (options_.output_format.tools == nullptr) {
+    throw RequestError(ErrorCode::kInvalidArgument, "tools",
+                       fmt::format("tools: this server does not know how its model writes tool "
+                                   "calls (--tool-call-parser); {}",
+                                   kInstead));
+  }
+  if (request->tools.choice != openai::ToolChoice::kAuto) {
+    throw RequestError(ErrorCode::kInvalidArgument, "tool_choice",
+                       "tool_choice: to force a call is not supported yet by this server");
+  }
+  // The marks around calls may be special tokens.
+  request->sampling.skip_special_tokens = false;
+}
+
+// What to tell apart in the answer to a chat whose rendered prompt is `prompt`.
+OutputTask Api::TaskOf(const openai::TokenRequest& request, std::string_view prompt) const {
+  OutputTask task;
+  task.reasoning = options_.output_format.reasoning;
+  if (request.chat.continue_final_message) {
+    // The message so far may have begun to reason, and may have stopped.
+    const size_t begin = prompt.rfind(kReasoningBegin);
+    task.reasoning_open = begin != std::string_view::npos &&
+                          prompt.find(kReasoningEnd, begin) == std::string_view::npos;
+  } else {
+    const size_t last = prompt.find_last_not_of(" \r\n\t");
+    task.reasoning_open = prompt.substr(0, last + 1).ends_with(kReasoningBegin);
+  }
+  if (request.tools.choice != openai::ToolChoice::kNone) {
+    task.tools = options_.output_format.tools;
+    task.string_parameters = request.tools.string_parameters;
+  }
+  return task;
+}
+
 // On the work thread: from a body to requests in the engine.
 void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body) {
   openai::TokenRequest request = chat ? openai::ParseChatRequest(body, options_.limits)
@@ -273,9 +322,14 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
   info.options = request.answer;
   info.n = request.n;
   request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
+  OutputTask task;
   if (chat) {
-    info.prompts.push_back(encoder_.EncodeChat(request.chat).token_ids);
+    CheckTools(&request);
+    EncodedChat encoded = encoder_.EncodeChat(request.chat);
+    task = TaskOf(request, encoded.text);
+    info.prompts.push_back(std::move(encoded.token_ids));
   }
+  info.options.skip_special_tokens = request.sampling.skip_special_tokens;
   for (openai::CompletionPrompt& prompt : request.prompts) {
     auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
     info.prompts.push_back(ids != nullptr ? std::move(*ids)
@@ -303,7 +357,7 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
   }
   std::unique_ptr<openai::AnswerWriter> writer;
   if (chat) {
-    writer = std::make_unique<openai::ChatWriter>(std::move(info), OutputTask{}, encoder_);
+    writer = std::make_unique<openai::ChatWriter>(std::move(info), std::move(task), encoder_);
   } else {
     writer = std::make_unique<openai::CompletionWriter>(std::move(info), encoder_);
   }

@@ -16,6 +16,8 @@
 #include "outrider/server/http_message.h"
 #include "outrider/server/metrics.h"
 #include "outrider/server/openai/request.h"
+#include "outrider/server/output/output_format.h"
+#include "outrider/server/output/output_parser.h"
 #include "outrider/server/prompt_encoder.h"
 #include "outrider/server/work_thread.h"
 
@@ -25,6 +27,7 @@ struct ApiOptions {
   std::vector<std::string> served_model_names;  // at least one; answers carry the first
   std::string model_root;                       // what /v1/models tells as "root"
   std::string api_key;                          // "": everybody may ask
+  OutputFormat output_format;                   // how the model writes reasoning and tool calls
   openai::RequestLimits limits;
 };
 
@@ -63,6 +66,8 @@ class Api : public HttpApplication {
   std::string TextOf(std::span<const int32_t> token_ids) const;
   std::shared_ptr<HttpProducer> Generate(bool chat, HttpRequest request, HttpWaker waker);
   void Start(GenerationExchange& exchange, bool chat, const std::string& body);
+  void CheckTools(openai::TokenRequest* request) const;
+  OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
 
   const ApiOptions options_;
   GenerationService& service_;

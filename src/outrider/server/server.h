@@ -9,6 +9,7 @@
 #include "outrider/engine/generation_service.h"
 #include "outrider/server/http_server.h"
 #include "outrider/server/openai/request.h"
+#include "outrider/server/output/output_format.h"
 #include "outrider/server/prompt_encoder.h"
 
 namespace outrider {
@@ -23,6 +24,7 @@ struct ServerOptions {
   int32_t num_speculative_tokens = 0;  // the engine's k
   /// `metrics.speculative_decoding` in answers to requests that do not say.
   openai::SpeculationMetrics speculation_metrics = openai::SpeculationMetrics::kOff;
+  OutputFormat output_format;                  // how the model writes reasoning and tool calls
   openai::SamplingDefaults sampling_defaults;  // of generation_config.json
 };
 

@@ -119,6 +119,40 @@ def cut_after_final_message(text, messages):
     return text[: start + len(kept)]
 
 
+class Arguments(dict):
+    """A tool call's arguments. Some templates want an object, others put JSON text into the prompt:
+    for those the text stays as it was."""
+
+    def __init__(self, value, text):
+        super().__init__(value)
+        self._json_text = text
+
+    def __str__(self):
+        return self._json_text
+
+    def __add__(self, other):
+        return self._json_text + other
+
+    def __radd__(self, other):
+        return other + self._json_text
+
+
+def open_arguments(message):
+    """Makes the arguments of a message's tool calls objects, where they are the text of one."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        text = function.get("arguments") if isinstance(function, dict) else None
+        if not isinstance(text, str):
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            function["arguments"] = Arguments(value, text)
+
+
 def parse(name, text, kind):
     try:
         value = json.loads(text)
@@ -135,6 +169,7 @@ def render_unchecked(source, variables, max_characters):
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{index}] must be an object")
+        open_arguments(message)
     tools = parse("tools", variables["tools"], list) if variables["tools"] else None
     extra = parse("chat_template_kwargs", variables["extra"], dict) if variables["extra"] else {}
     given = {

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "outrider/server/openai/api_error.h"
@@ -32,26 +35,81 @@ std::string ParseTextParts(const json& parts, const std::string& where) {
   return text;
 }
 
+// A call that the model made earlier. Its arguments stay text: the chat template can take them both
+// as text and as an object.
+json ParseToolCall(const json& value, const std::string& where) {
+  FieldReader call(value, where);
+  const std::string type = call.String("type").value_or("function");
+  if (type != "function") {
+    call.Refuse("type", fmt::format("{} is unknown; use \"function\"", Shorten(json(type))));
+  }
+  const std::optional<std::string> id = call.String("id");
+  if (!id) call.Refuse("id", "is missing; it must be a string");
+  call.Integer("index", 0, std::numeric_limits<int64_t>::max());  // of a stream's delta
+  const json* value_of_function = call.Find("function");
+  if (value_of_function == nullptr) {
+    call.Refuse("function", "is missing; it must be an object with \"name\" and \"arguments\"");
+  }
+  FieldReader function(*value_of_function, call.PathOf("function"));
+  const std::optional<std::string> name = function.String("name");
+  if (!name) function.Refuse("name", "is missing; it must be a string");
+  const std::string arguments = function.String("arguments").value_or("");
+  function.RefuseUnknown();
+  call.RefuseUnknown();
+  return {{"id", *id},
+          {"type", "function"},
+          {"function", {{"name", *name}, {"arguments", arguments.empty() ? "{}" : arguments}}}};
+}
+
+json ParseToolCalls(FieldReader& message) {
+  json calls = json::array();
+  const json* value = message.Find("tool_calls");
+  if (value == nullptr) return calls;
+  if (!value->is_array()) {
+    message.Refuse("tool_calls", fmt::format("must be an array, not {}", Shorten(*value)));
+  }
+  for (const json& call : *value) {
+    calls.push_back(
+        ParseToolCall(call, fmt::format("{}[{}]", message.PathOf("tool_calls"), calls.size())));
+  }
+  return calls;
+}
+
+// What only the assistant says. True when there is something.
+bool ParseAssistant(FieldReader& message, json* result) {
+  json calls = ParseToolCalls(message);
+  std::optional<std::string> reasoning = message.String("reasoning_content");
+  // The other name of the same; answers carry both.
+  if (auto other = message.String("reasoning"); other && !reasoning) reasoning = std::move(other);
+  const bool any = !calls.empty() || reasoning.has_value();
+  if (!calls.empty()) (*result)["tool_calls"] = std::move(calls);
+  if (reasoning) (*result)["reasoning_content"] = std::move(*reasoning);
+  return any;
+}
+
 json ParseMessage(const json& value, const std::string& where) {
   FieldReader message(value, where);
   std::optional<std::string> role = message.String("role");
-  if (!role) message.Refuse("role", "is missing; use \"system\", \"user\" or \"assistant\"");
-  if (*role == "tool" || *role == "function") {
-    message.Refuse("role", fmt::format("\"{}\" is not supported yet by this server", *role));
-  }
+  const char* const kRoles = R"("system", "user", "assistant" or "tool")";
+  if (!role) message.Refuse("role", fmt::format("is missing; use {}", kRoles));
   if (*role == "developer") *role = "system";
-  if (*role != "system" && *role != "user" && *role != "assistant") {
-    message.Refuse("role", fmt::format("{} is unknown; use \"system\", \"user\" or \"assistant\"",
-                                       Shorten(json(*role))));
+  if (*role != "system" && *role != "user" && *role != "assistant" && *role != "tool") {
+    message.Refuse("role", fmt::format("{} is unknown; use {}", Shorten(json(*role)), kRoles));
   }
-  for (const char* name : {"tool_calls", "tool_call_id", "function_call", "audio", "reasoning",
-                           "reasoning_content", "refusal", "annotations"}) {
+  for (const char* name : {"function_call", "audio", "refusal", "annotations"}) {
     message.Unsupported(name, {json::array()});
   }
   json result = {{"role", *role}};
+  bool needs_content = true;
+  if (*role == "assistant") needs_content = !ParseAssistant(message, &result);
+  if (*role == "tool") {
+    if (auto id = message.String("tool_call_id")) result["tool_call_id"] = std::move(*id);
+  }
   const json* content = message.Find("content");
-  if (content == nullptr) message.Refuse("content", "is missing; it must be text");
-  if (content->is_string()) {
+  if (content == nullptr && needs_content) message.Refuse("content", "is missing; it must be text");
+  if (content == nullptr) {
+    result["content"] = "";
+  } else if (content->is_string()) {
     result["content"] = *content;
   } else if (content->is_array()) {
     result["content"] = ParseTextParts(*content, message.PathOf("content"));

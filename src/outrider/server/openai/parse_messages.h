@@ -6,8 +6,10 @@
 
 namespace outrider::openai {
 
-/// `messages` as a JSON array of {"role", "content"[, "name"]}: text parts are joined by line ends,
-/// role "developer" becomes "system". Throws RequestError naming the message that is wrong.
+/// `messages` as a JSON array of {"role", "content"} and what else the role has ("name",
+/// "tool_calls", "tool_call_id", "reasoning_content"): text parts are joined by line ends, missing
+/// content is empty, role "developer" becomes "system". Throws RequestError naming the message that
+/// is wrong.
 std::string ParseMessages(const nlohmann::json* messages);
 
 }  // namespace outrider::openai

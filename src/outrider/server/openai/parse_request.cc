@@ -8,8 +8,9 @@
 
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/field_reader.h"
-#include "outrider/server/openai/parse_messages.h"
+#include "outrider/server/openai/parse_chat_template.h"
 #include "outrider/server/openai/parse_sampling.h"
+#include "outrider/server/openai/parse_tools.h"
 #include "outrider/server/openai/request.h"
 #include "outrider/server/openai/request_json.h"
 
@@ -55,15 +56,9 @@ void RefuseUnsupported(FieldReader& body) {
 
 void RefuseUnsupportedInChat(FieldReader& body) {
   static const std::vector<UnsupportedField> kFields = {
-      {"tools", {json::array()}},
-      {"tool_choice", {"none", "auto"}},
-      {"parallel_tool_calls", {true, false}},
       {"functions", {json::array()}},
       {"function_call", {"none", "auto"}},
-      {"reasoning_effort", {}},
       {"reasoning", {}},
-      {"include_reasoning", {true}},
-      {"continue_final_message", {false}},
       {"chat_template", {}},
       {"documents", {json::array()}},
       {"mm_processor_kwargs", {}},
@@ -226,15 +221,9 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
   FieldReader fields(value, "");
   TokenRequest request;
   request.answer.chat = true;
-  request.chat.messages_json = ParseMessages(fields.Find("messages"));
-  request.chat.add_generation_prompt = fields.Bool("add_generation_prompt").value_or(true);
-  if (const json* arguments = fields.Find("chat_template_kwargs")) {
-    if (!arguments->is_object()) {
-      fields.Refuse("chat_template_kwargs",
-                    fmt::format("must be an object, not {}", Shorten(*arguments)));
-    }
-    request.chat.template_arguments_json = arguments->dump();
-  }
+  ParseChatTemplate(fields, &request.chat);
+  ParseTools(fields, body, &request);
+  request.answer.include_reasoning = fields.Bool("include_reasoning").value_or(true);
   request.max_tokens = ParseTokenCount(fields, "max_completion_tokens");
   const std::optional<int32_t> old_name = ParseTokenCount(fields, "max_tokens");
   if (!request.max_tokens) request.max_tokens = old_name;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "outrider/sampling/sampling_params.h"
+#include "outrider/server/output/tool_call_reader.h"
 #include "outrider/server/prompt_encoder.h"
 
 namespace outrider::openai {
@@ -53,6 +54,18 @@ struct AnswerOptions {
   std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
 };
 
+/// Whether the model may, must or must not call tools.
+enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
+
+/// The tools of a chat request; ChatPrompt::tools_json has them as the client spelled them.
+struct ToolUse {
+  std::vector<std::string> functions;  // their names
+  ToolChoice choice = ToolChoice::kNone;
+  std::string named;     // kNamed: the function to call
+  bool parallel = true;  // there may be several calls
+  StringParameters string_parameters;
+};
+
 /// A text or token ids.
 using CompletionPrompt = std::variant<std::string, std::vector<int32_t>>;
 
@@ -61,6 +74,7 @@ struct TokenRequest {
   std::vector<CompletionPrompt> prompts;  // completions: at least one
   bool add_special_tokens = true;         // to text prompts of completions
   ChatPrompt chat;                        // chat completions
+  ToolUse tools;                          // chat completions
   SamplingParams sampling;                // max_tokens, bad_words and seeds of choices: not set yet
   std::vector<std::string> bad_words;     // not blank
   int32_t n = 1;                          // choices for each prompt

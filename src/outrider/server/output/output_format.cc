@@ -74,20 +74,10 @@ constexpr ToolFormat Glm47() {
 
 constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), kKimiK2, kGlm45, Glm47()};
 
-constexpr std::array<std::string_view, kToolFormats.size()> ToolNames() {
-  std::array<std::string_view, kToolFormats.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kToolFormats[i].name;
-  return names;
-}
-
-constexpr auto kToolNames = ToolNames();
-// All of these models write <think>...</think>; the names are those that vLLM's users know.
-constexpr std::array<std::string_view, 4> kReasoningNames = {"deepseek_r1", "deepseek_v3",
-                                                             "kimi_k2", "glm45"};
-
 const ToolFormat* Find(std::string_view name) {
-  const auto* const found = std::find(kToolNames.begin(), kToolNames.end(), name) -
-                            kToolNames.begin() + kToolFormats.begin();
+  const auto* const found =
+      std::find_if(kToolFormats.begin(), kToolFormats.end(),
+                   [&](const ToolFormat& format) { return format.name == name; });
   return found == kToolFormats.end() ? nullptr : found;
 }
 
@@ -106,23 +96,30 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
   return nullptr;
 }
 
-template <typename Names>
-void CheckName(std::string_view option, std::string_view name, const Names& names) {
-  if (name == "auto" || name == "none") return;
+void CheckName(std::string_view option, std::string_view name,
+               const std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), name) != names.end()) return;
-  throw InvalidArgument("{}: \"{}\" is unknown; known are auto, none, {}", option, name,
+  throw InvalidArgument("{}: \"{}\" is unknown; choose from {}", option, name,
                         fmt::join(names, ", "));
 }
 
 }  // namespace
 
-std::span<const std::string_view> ToolParserNames() { return kToolNames; }
-std::span<const std::string_view> ReasoningParserNames() { return kReasoningNames; }
+std::vector<std::string> ToolParserNames() {
+  std::vector<std::string> names = {"auto", "none"};
+  for (const ToolFormat& format : kToolFormats) names.emplace_back(format.name);
+  return names;
+}
+
+// All of these models write <think>...</think>; the names are those that vLLM's users know.
+std::vector<std::string> ReasoningParserNames() {
+  return {"auto", "none", "deepseek_r1", "deepseek_v3", "kimi_k2", "glm45"};
+}
 
 OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,
                                 std::string_view model_type, std::string_view chat_template) {
-  CheckName("--tool-call-parser", tool_parser, kToolNames);
-  CheckName("--reasoning-parser", reasoning_parser, kReasoningNames);
+  CheckName("--tool-call-parser", tool_parser, ToolParserNames());
+  CheckName("--reasoning-parser", reasoning_parser, ReasoningParserNames());
   const ToolFormat* const known = ToolFormatOf(model_type, chat_template);
   OutputFormat format;
   format.tools = tool_parser == "auto" ? known : Find(tool_parser);

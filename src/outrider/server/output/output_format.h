@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace outrider {
 
@@ -45,12 +45,12 @@ struct OutputFormat {
   const ToolFormat* tools = nullptr;  // null: the model's tool calls are not known
 };
 
-/// The names that --tool-call-parser and --reasoning-parser take, besides "auto" and "none".
-std::span<const std::string_view> ToolParserNames();
-std::span<const std::string_view> ReasoningParserNames();
+/// The names that --tool-call-parser and --reasoning-parser take, "auto" and "none" first.
+std::vector<std::string> ToolParserNames();
+std::vector<std::string> ReasoningParserNames();
 
-/// The format of a model. `tool_parser` and `reasoning_parser` are names of the above, "none" or
-/// "auto": by model_type and by what the chat template says. Throws Error for other names.
+/// The format of a model. `tool_parser` and `reasoning_parser` are names of the above; "auto" goes
+/// by model_type and by what the chat template says. Throws Error for other names.
 OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,
                                 std::string_view model_type, std::string_view chat_template);
 

@@ -1,0 +1,59 @@
+#include "outrider/server/openai/parse_chat_template.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "outrider/server/openai/parse_messages.h"
+
+namespace outrider::openai {
+namespace {
+
+using nlohmann::json;
+
+// Templates have a switch for reasoning under one of these names (DeepSeek's and Kimi's, GLM's), or
+// take the effort itself.
+constexpr std::array kReasoningSwitches = {"thinking", "enable_thinking"};
+
+void ParseReasoningEffort(FieldReader& body, json* arguments) {
+  static constexpr std::array kEfforts = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max"};
+  const std::optional<std::string> effort = body.String("reasoning_effort");
+  if (!effort) return;
+  if (std::find(kEfforts.begin(), kEfforts.end(), *effort) == kEfforts.end()) {
+    body.Refuse("reasoning_effort",
+                fmt::format("{} is unknown; use \"none\", \"minimal\", \"low\", \"medium\", "
+                            "\"high\", \"xhigh\" or \"max\"",
+                            Shorten(json(*effort))));
+  }
+  // What chat_template_kwargs says itself stays.
+  arguments->emplace("reasoning_effort", *effort);
+  for (const char* name : kReasoningSwitches) arguments->emplace(name, *effort != "none");
+}
+
+}  // namespace
+
+void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
+  chat->messages_json = ParseMessages(body.Find("messages"));
+  chat->continue_final_message = body.Bool("continue_final_message").value_or(false);
+  chat->add_generation_prompt =
+      body.Bool("add_generation_prompt").value_or(!chat->continue_final_message);
+  if (chat->continue_final_message && chat->add_generation_prompt) {
+    body.Refuse("add_generation_prompt", "must be false with \"continue_final_message\": true");
+  }
+  json arguments = json::object();
+  if (const json* given = body.Find("chat_template_kwargs")) {
+    if (!given->is_object()) {
+      body.Refuse("chat_template_kwargs",
+                  fmt::format("must be an object, not {}", Shorten(*given)));
+    }
+    arguments = *given;
+  }
+  ParseReasoningEffort(body, &arguments);
+  chat->template_arguments_json = arguments.dump();
+}
+
+}  // namespace outrider::openai

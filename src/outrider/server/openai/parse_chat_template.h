@@ -1,0 +1,13 @@
+// The fields of a chat request that go to the model's chat template.
+#pragma once
+
+#include "outrider/server/openai/field_reader.h"
+#include "outrider/server/prompt_encoder.h"
+
+namespace outrider::openai {
+
+/// Reads messages, add_generation_prompt, continue_final_message, chat_template_kwargs and
+/// reasoning_effort. Throws RequestError.
+void ParseChatTemplate(FieldReader& body, ChatPrompt* chat);
+
+}  // namespace outrider::openai

@@ -1,0 +1,15 @@
+// The tools of a chat request, and whether the model is to call them.
+#pragma once
+
+#include <string_view>
+
+#include "outrider/server/openai/field_reader.h"
+#include "outrider/server/openai/request.h"
+
+namespace outrider::openai {
+
+/// Reads tools, tool_choice and parallel_tool_calls of a chat request, whose text is `raw`, into
+/// request.tools and request.chat.tools_json. Throws RequestError.
+void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request);
+
+}  // namespace outrider::openai
