@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 import urllib.request
@@ -32,6 +33,10 @@ except ImportError:
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models", "tiny-v3-mtp3")
 QUESTION = "Noa is 28 years old. Elsa is 29 years older than Noa. How old will Elsa be in 23 years?"
+LONG_QUESTION = (
+    "Hugo packs 14 boxes with 6 candles in each. There are 9 candles left over. "
+    "How many candles are there in total?"
+)
 KINDS = ["accepted", "corrected", "bonus", "plain"]
 ARGUMENTS = None
 
@@ -72,6 +77,30 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(10)
         self.process.stdout.close()
+
+
+class Load:
+    """Other clients' requests, as long as the `with` block runs."""
+
+    def __init__(self, server, clients=7):
+        self.ended = False
+        self.threads = [threading.Thread(target=self.ask, args=(server, i)) for i in range(clients)]
+
+    def ask(self, server, client):
+        question = "Ada has 12 apples and gives 5 to a friend. How many apples are left?" + " " * client
+        fields = {"messages": [{"role": "user", "content": question}], "temperature": 0.9}
+        while not self.ended:
+            server.post("v1/chat/completions", fields)
+            time.sleep(0.1 * (client % 4))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+
+    def __exit__(self, *_):
+        self.ended = True
+        for thread in self.threads:
+            thread.join()
 
 
 class Page:
@@ -164,13 +193,13 @@ class Page:
         element = self.wait(lambda: self.one(f"#set-{field}"))
         element.clear()
         element.send_keys(value)
-        self.one("#settings header button").click()
+        self.one(".drawer-head button").click()
 
     def choose_drafts(self, k):
         self.one("#open-settings").click()
         self.wait(lambda: self.all(f"#settings input[name=k][value='{k}']"))
         self.one(f"#settings input[name=k][value='{k}'] + span").click()
-        self.one("#settings header button").click()
+        self.one(".drawer-head button").click()
 
     def errors(self):
         """What the console holds that is no answer of status 4xx and no lost connection."""
@@ -178,8 +207,7 @@ class Page:
         return [e["message"] for e in entries if e["level"] == "SEVERE" and e["source"] != "network"]
 
     def screenshot(self, name):
-        if ARGUMENTS.screenshots:
-            self.driver.save_screenshot(os.path.join(ARGUMENTS.screenshots, name))
+        self.driver.save_screenshot(os.path.join(ARGUMENTS.screenshots, name))
 
 
 class WebPageTest(unittest.TestCase):
@@ -282,7 +310,6 @@ class WebPageTest(unittest.TestCase):
             [f"token {draft['id']}" for draft in step["drafts"][step["num_accepted"] :]],
         )
         self.assertIn("line-through", page.colour(".popover .rejected", "textDecorationLine"))
-        page.screenshot("web-page.png")
         ActionChains(page.driver).move_to_element(page.one("h1")).perform()
         page.wait(lambda: not popover.is_displayed())
 
@@ -382,10 +409,6 @@ class WebPageTest(unittest.TestCase):
         page.prefer("light")
         self.assertLess(brightness(), 150)
         self.assertEqual(page.one("#theme").get_attribute("aria-label"), "Colours: dark")
-        page.set("temperature", "1.1")
-        page.set("seed", "11")
-        page.ask(QUESTION)
-        page.screenshot("web-page-dark.png")
 
     def test_narrow_window(self):
         page = self.page
@@ -396,8 +419,6 @@ class WebPageTest(unittest.TestCase):
         self.assertEqual(page.run("return document.documentElement.scrollWidth"), 360)
         self.assertTrue(page.one("#send").is_displayed())
         self.assertLess(page.one("#composer").rect["y"] + page.one("#composer").rect["height"], 741 + page.run("return scrollY"))
-        page.run("scrollTo(0, 0)")
-        page.screenshot("web-page-narrow.png")
         self.assertTrue(page.one(".figures .histogram").is_displayed())
 
     def test_refused_requests_say_why(self):
@@ -431,6 +452,32 @@ class WebPageTest(unittest.TestCase):
         finally:
             server.stop()
         page.wait(lambda: page.one("#server-state").text == "No answer from the server")
+
+
+    def test_pictures_of_the_documentation(self):
+        if not ARGUMENTS.screenshots:
+            self.skipTest("takes pictures with --screenshots FOLDER only")
+        page = self.page
+        page.set("temperature", "1.1")
+        page.set("seed", "11")
+        with Load(self.server):
+            time.sleep(4)
+            answer = page.ask(QUESTION)
+            bracket = answer.find_elements(By.CSS_SELECTOR, ".step.has-rejected")[0]
+            ActionChains(page.driver).move_to_element(bracket.find_element(By.CSS_SELECTOR, ".token")).perform()
+            page.wait(page.one("#step-popover").is_displayed)
+            page.screenshot("web-page.png")
+            page.prefer("dark")
+            page.set("seed", "3")
+            answer = page.ask(LONG_QUESTION)
+            page.one("h1").click()
+            page.screenshot("web-page-dark.png")
+            page.prefer("light")
+            page.one("#new-chat").click()
+            page.resize(360, 740)
+            page.ask(QUESTION)
+            page.run("scrollTo(0, 0)")
+            page.screenshot("web-page-narrow.png")
 
 
 def main():

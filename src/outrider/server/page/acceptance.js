@@ -1,11 +1,11 @@
 // What became of drafts and tokens, from the steps that the server reports. No drawing here.
 //
-// A step is {drafts: [token], num_accepted, tokens: [token]} with tokens {id, text, bytes?}: the
-// drafts that were verified, how many of them were right, and what was emitted.
+// A step is {drafts: [token], num_accepted, tokens: [token]} with tokens {id, text, bytes?}: drafts
+// that were verified, how many of them were right, and what was emitted.
 
 /**
- * What became of token `index` of a step: "accepted" (it had been drafted), "corrected" (another
- * had been drafted), "bonus" (it follows drafts that were all right), "plain" (nothing was drafted).
+ * Where token `index` of a step comes from: "accepted" (it had been drafted), "corrected" (another
+ * had been drafted), "bonus" (it follows drafts that were all right), "plain" (no drafts).
  */
 export function tokenKind(step, index) {
   if (index < step.num_accepted) return "accepted";
@@ -13,7 +13,7 @@ export function tokenKind(step, index) {
   return step.num_accepted < step.drafts.length ? "corrected" : "bonus";
 }
 
-/** What became of a draft: "accepted", "rejected", or "unused" (right, but the answer had ended). */
+/** What became of a draft: "accepted", "rejected", or "unused": right, but the answer had ended. */
 export function draftFate(step, index) {
   if (index >= step.num_accepted) return "rejected";
   return index < step.tokens.length ? "accepted" : "unused";

@@ -1,12 +1,25 @@
 // One answer: what the stream brings, as text, as tokens by step, and as what went over the wire.
 
 import { Acceptance } from "./acceptance.js";
-import { el, shortNumber } from "./dom.js";
+import { apiKey } from "./api.js";
+import { button, el, rarely, shortNumber } from "./dom.js";
 import { TokenView } from "./token_view.js";
 
 const VIEWS = { text: "Text", tokens: "Tokens", raw: "Raw" };
 const VIEW_NAME = "outrider.view"; // the view that was chosen last
 const MOST_RAW_EVENTS = 400;
+
+/** Puts `text` into the clipboard and says so on the button that asked for it. */
+async function copy(asked, text) {
+  const name = asked.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    asked.textContent = "Copied";
+  } catch {
+    asked.textContent = "The browser refused";
+  }
+  setTimeout(() => (asked.textContent = name), 1500);
+}
 
 export class Answer {
   steps = [];
@@ -25,14 +38,15 @@ export class Answer {
     this.actions = actions;
     this.started = performance.now();
     this.tokenView = new TokenView((step) => actions.onStep(this, step));
+    const hidden = { hidden: true };
     this.parts = {
       reasoningText: el("div", { class: "reasoning-text" }),
       text: el("div", { class: "text" }),
       raw: el("div", { class: "raw" }),
       note: el("p", { class: "note", hidden: true }),
       figures: el("p", { class: "answer-figures" }),
-      retry: el("button", { type: "button", class: "quiet retry", hidden: true, onclick: (event) => this.retry(event) }, "Try again"),
-      copy: el("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.copy() }, "Copy text"),
+      copy: button("Copy text", "quiet", (event) => copy(event.target, this.text), hidden),
+      retry: button("Try again", "quiet retry", (event) => this.retry(event), hidden),
     };
     this.parts.reasoning = el(
       "details",
@@ -41,17 +55,13 @@ export class Answer {
       this.parts.reasoningText,
     );
     this.switches = Object.entries(VIEWS).map(([view, name]) =>
-      el("button", { type: "button", "data-view": view, onclick: () => this.showView(view, true) }, name),
+      button(name, "", () => this.showView(view, true), { "data-view": view }),
     );
+    const group = { class: "switch", role: "group", "aria-label": "View of this answer" };
     this.element = el(
       "article",
       { class: "answer", "aria-label": this.title, onclick: () => actions.onSelect(this) },
-      el(
-        "header",
-        {},
-        el("h3", {}, this.title),
-        el("div", { class: "switch", role: "group", "aria-label": "View of this answer" }, ...this.switches),
-      ),
+      el("header", {}, el("h3", {}, this.title), el("div", group, ...this.switches)),
       this.parts.reasoning,
       this.parts.text,
       this.tokenView.element,
@@ -77,16 +87,22 @@ export class Answer {
   showView(view, chosen = false) {
     this.view = view;
     this.element.dataset.view = view;
-    for (const button of this.switches) {
-      button.setAttribute("aria-pressed", String(button.dataset.view === view));
+    for (const choice of this.switches) {
+      choice.setAttribute("aria-pressed", String(choice.dataset.view === view));
     }
     if (chosen) localStorage.setItem(VIEW_NAME, view);
     if (view === "raw") this.drawRaw();
   }
 
-  look(step) {
-    if (step !== null && this.view !== "tokens") this.showView("tokens");
-    this.tokenView.lookAt(step);
+  /** Shows what a step drafted, beside the element `at`; null: no more. */
+  look(step, at) {
+    this.tokenView.look(step, at);
+  }
+
+  /** Shows where a step's tokens are. */
+  goTo(step) {
+    if (this.view !== "tokens") this.showView("tokens");
+    this.tokenView.goTo(step);
   }
 
   /** Takes in one event of the stream, parsed and as it came. */
@@ -100,10 +116,14 @@ export class Answer {
       this.firstToken = performance.now();
       this.setState("streaming");
     }
+    this.drawSoon();
+  }
+
+  drawSoon = rarely(80, () => {
     this.drawFigures();
     if (this.view === "raw") this.drawRaw();
     this.actions.onChange(this);
-  }
+  });
 
   takeChoice(choice) {
     const { content, reasoning } = choice.delta;
@@ -130,8 +150,7 @@ export class Answer {
     this.parts.note.textContent = note;
     this.parts.note.hidden = !note;
     this.setState(state);
-    if (this.view === "raw") this.drawRaw();
-    this.actions.onChange(this);
+    this.drawSoon();
   }
 
   /** "40 tokens, 11 steps, 310 tokens/s", with what is known so far. */
@@ -140,11 +159,12 @@ export class Answer {
     if (tokens === 0) return this.state === "waiting" ? "Waiting for the first token" : "No tokens";
     const parts = [`${shortNumber(tokens)} tokens`, `${shortNumber(this.steps.length)} steps`];
     const seconds = ((this.ended ?? performance.now()) - this.firstToken) / 1000;
-    if (tokens > 1 && seconds > 0.02) parts.push(`${shortNumber(Math.round(tokens / seconds))} tokens/s`);
-    if (this.firstToken) parts.push(`first after ${Math.round(this.firstToken - this.started)} ms`);
-    if (this.usage?.prompt_tokens_details?.cached_tokens) {
-      parts.push(`${shortNumber(this.usage.prompt_tokens_details.cached_tokens)} prompt tokens cached`);
+    if (tokens > 1 && seconds > 0.02) {
+      parts.push(`${shortNumber(Math.round(tokens / seconds))} tokens/s`);
     }
+    parts.push(`first after ${Math.round(this.firstToken - this.started)} ms`);
+    const cached = this.usage?.prompt_tokens_details.cached_tokens;
+    if (cached) parts.push(`${shortNumber(cached)} prompt tokens cached`);
     if (this.finishReason === "length") parts.push("ended by max tokens");
     return parts.join(" · ");
   }
@@ -155,30 +175,26 @@ export class Answer {
 
   drawRaw() {
     const block = (title, text) => [el("h4", {}, title), el("pre", { tabindex: 0 }, text)];
-    const hidden = Math.max(0, this.events.length - MOST_RAW_EVENTS);
-    const shown = this.events.slice(hidden).map((data) => `data: ${data}`).join("\n\n");
+    const count = shortNumber(this.events.length);
+    const shown = this.events.slice(-MOST_RAW_EVENTS).map((data) => `data: ${data}`);
+    const cut = this.events.length > shown.length ? `, the last ${shown.length}` : "";
     this.parts.raw.replaceChildren(
       ...block("POST v1/chat/completions", JSON.stringify(this.body, null, 2)),
-      ...block(
-        `${shortNumber(this.events.length)} events${hidden ? `, the last ${MOST_RAW_EVENTS}` : ""}`,
-        shown || "Nothing yet",
-      ),
+      button("Copy as curl", "quiet", (event) => copy(event.target, this.curl())),
+      ...block(`${count} events${cut}`, shown.join("\n\n") || "Nothing yet"),
     );
+  }
+
+  /** The request for a shell; its key, if there is one, from a variable. */
+  curl() {
+    const quoted = `'${JSON.stringify(this.body).replaceAll("'", "'\\''")}'`;
+    const key = apiKey.get() ? ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' : "";
+    const url = new URL("v1/chat/completions", document.baseURI);
+    return `curl -N ${url} -H 'Content-Type: application/json'${key} -d ${quoted}`;
   }
 
   retry(event) {
     event.stopPropagation(); // this answer goes: it must not be selected
     this.actions.onRetry();
-  }
-
-  async copy() {
-    const button = this.parts.copy;
-    try {
-      await navigator.clipboard.writeText(this.text);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "The browser refused";
-    }
-    setTimeout(() => (button.textContent = "Copy text"), 1500);
   }
 }

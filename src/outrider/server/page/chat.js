@@ -2,12 +2,14 @@
 
 import { ApiError, events, request } from "./api.js";
 import { Answer } from "./answer.js";
-import { byId, el } from "./dom.js";
+import { button, byId, el } from "./dom.js";
 
 const EXAMPLES = [
   "Noa is 28 years old. Elsa is 29 years older than Noa. How old will Elsa be in 23 years?",
-  "Ada has 12 apples. At the market, Ada buys 7 more apples and then gives 5 to a friend. How many apples does Ada have now?",
-  "Hugo packs 14 boxes with 6 candles in each. There are 9 candles left over. How many candles are there in total?",
+  "Ada has 12 apples. At the market, Ada buys 7 more apples and then gives 5 to a friend. " +
+    "How many apples does Ada have now?",
+  "Hugo packs 14 boxes with 6 candles in each. There are 9 candles left over. " +
+    "How many candles are there in total?",
 ];
 
 export class Chat {
@@ -35,11 +37,7 @@ export class Chat {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
     });
-    byId("prompts").append(
-      ...EXAMPLES.map((text) =>
-        el("button", { type: "button", onclick: () => this.send(text) }, text),
-      ),
-    );
+    byId("prompts").append(...EXAMPLES.map((text) => button(text, "", () => this.send(text))));
   }
 
   #grow() {
@@ -52,6 +50,8 @@ export class Chat {
     if (this.#running || !text.trim()) return;
     byId("message").value = "";
     this.#grow();
+    // A question that got no answer is no part of the conversation.
+    if (this.#turns.at(-1)?.role === "user") this.#turns.pop();
     this.#turns.push({ role: "user", content: text.trim() });
     byId("empty").hidden = true;
     byId("messages").append(el("div", { class: "question" }, text.trim()));
@@ -100,7 +100,7 @@ export class Chat {
       onRetry: () => this.#retry(),
     });
     // Only the last question can be asked again.
-    for (const button of document.querySelectorAll(".answer .retry")) button.remove();
+    for (const old of document.querySelectorAll(".answer .retry")) old.remove();
     byId("messages").append(answer.element);
     this.select(answer);
     const controller = new AbortController();
@@ -152,7 +152,8 @@ export class Chat {
       throw error;
     }
     if (error.status === 0) this.onServer("offline");
-    answer.end("failed", error.status > 0 ? `${error.message} (${error.code ?? error.status})` : error.message);
+    const code = error.status > 0 ? ` (${error.code || error.status})` : "";
+    answer.end("failed", error.message + code);
     byId("announcer").textContent = `${answer.title} failed: ${error.message}`;
   }
 

@@ -8,7 +8,8 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) {
       element.addEventListener(name.slice(2), value);
     } else {
-      element.setAttribute(name, value === true ? "" : value);
+      const flag = name.startsWith("aria-") ? "true" : "";
+      element.setAttribute(name, value === true ? flag : value);
     }
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -25,6 +26,11 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A button with a name; `classes` say how it looks. */
+export function button(name, classes, onclick, attributes = {}) {
+  return el("button", { type: "button", class: classes, onclick, ...attributes }, name);
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Calls `draw` soon after it is asked for, at most once in `milliseconds`. */
@@ -38,6 +44,16 @@ export function rarely(milliseconds, draw) {
       draw();
     }, milliseconds);
   };
+}
+
+/** An object kept in the browser's local storage; {} when there is none that can be read. */
+export function readStored(name) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? {};
+  } catch (error) {
+    console.warn(`${name} in the local storage cannot be read: ${error.message}`);
+    return {};
+  }
 }
 
 /** 1234 as "1,234", 0.8612 as "0.86", 12.34 as "12.3". */

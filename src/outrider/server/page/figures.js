@@ -14,7 +14,13 @@ const MOST_COLUMNS = 240; // of the ladder; older steps scroll out
 
 function headline(sums) {
   const figure = (value, what, more) =>
-    el("div", { class: "figure" }, el("strong", {}, value), el("span", {}, what), el("small", {}, more));
+    el(
+      "div",
+      { class: "figure" },
+      el("strong", {}, value),
+      el("span", {}, what),
+      el("small", {}, more),
+    );
   return el(
     "div",
     { class: "headline" },
@@ -75,7 +81,7 @@ function byPosition(sums) {
     fill.style.width = `${100 * share}%`;
     return el(
       "li",
-      { "data-position": index + 1, "data-accepted": sums.accepted[index], "data-drafted": drafted },
+      { "data-accepted": sums.accepted[index], "data-drafted": drafted },
       el("span", {}, `${index + 1}`),
       el("div", { class: "track" }, fill),
       el("output", {}, percent(share)),
@@ -90,11 +96,12 @@ function byPosition(sums) {
 function histogram(sums) {
   const most = Math.max(...sums.lengths, 1);
   const row = (count, accepted) => {
-    const fill = el("i", { class: accepted === sums.lengths.length - 1 ? "strong bonus" : "strong corrected" });
+    const kind = accepted === sums.lengths.length - 1 ? "bonus" : "corrected";
+    const fill = el("i", { class: `strong ${kind}` });
     fill.style.height = `${(100 * count) / most}%`;
     return el(
       "li",
-      { "data-length": accepted + 1, "data-count": count },
+      { "data-count": count },
       el("output", {}, shortNumber(count)),
       el("div", { class: "column" }, fill),
       el("span", {}, `${accepted + 1}`),
@@ -109,10 +116,11 @@ function histogram(sums) {
 
 // One column per step: a cell per draft, filled while drafts were right, and on top the token that
 // the model drew itself.
-function ladder(steps, onStep) {
+function ladder(answer) {
+  const { steps } = answer;
   const first = Math.max(0, steps.length - MOST_COLUMNS);
   const shown = steps.slice(first);
-  const rows = Math.max(...shown.map((step) => Math.max(step.drafts.length, step.num_accepted) + 1));
+  const rows = 1 + Math.max(...shown.map((step) => step.drafts.length));
   const [cell, gap] = [9, 2];
   const pitch = cell + gap;
   const height = rows * pitch;
@@ -128,8 +136,9 @@ function ladder(steps, onStep) {
     const group = svg("g", {
       class: "rung",
       "data-step": number,
-      onpointerenter: () => onStep(number),
-      onpointerleave: () => onStep(null),
+      onpointerenter: (event) => answer.look(number, event.currentTarget),
+      onpointerleave: () => answer.look(null),
+      onclick: () => answer.goTo(number),
     });
     const place = (row, kind) =>
       svg("rect", {
@@ -151,7 +160,7 @@ function ladder(steps, onStep) {
     }
     picture.append(group);
   });
-  return section("Step by step", el("div", { class: "ladder", tabindex: 0 }, picture));
+  return section("Step by step", el("div", { class: "ladder" }, picture));
 }
 
 /** Draws the figures of the answer that was chosen, and again while it grows. */
@@ -160,7 +169,7 @@ export class Figures {
 
   draw = rarely(120, () => this.#draw());
 
-  /** An answer has `title`, `steps`, `sums` of them, and `look(step number or null)`. */
+  /** An answer has `title`, `steps`, their `sums`, `look(step or null, element)`, `goTo(step)`. */
   show(answer) {
     this.#answer = answer;
     this.draw();
@@ -182,24 +191,23 @@ export class Figures {
     }
     const sums = this.#answer.sums;
     const scrolled = body.querySelector(".ladder");
-    const atEnd = !scrolled || scrolled.scrollLeft + scrolled.clientWidth > scrolled.scrollWidth - 24;
+    const beyond = scrolled ? scrolled.scrollWidth - scrolled.clientWidth - scrolled.scrollLeft : 0;
     const parts = [headline(sums), composition(sums)];
     if (sums.numDrafts > 0) {
       parts.push(el("div", { class: "pair" }, byPosition(sums), histogram(sums)));
     } else {
-      parts.push(el("p", { class: "figures-empty" }, "Nothing was drafted: every step gave one token."));
+      const note = "Nothing was drafted: every step gave one token.";
+      parts.push(el("p", { class: "figures-empty" }, note));
     }
-    parts.push(ladder(steps, (number) => this.#answer.look(number)));
+    parts.push(ladder(this.#answer));
     body.replaceChildren(...parts);
     const moved = body.querySelector(".ladder");
-    moved.scrollLeft = atEnd ? moved.scrollWidth : (scrolled?.scrollLeft ?? 0);
+    moved.scrollLeft = beyond < 24 ? moved.scrollWidth : scrolled.scrollLeft;
   }
 
   /** Marks a step's column. */
   mark(number) {
-    for (const rung of document.querySelectorAll(".rung.looked-at")) rung.classList.remove("looked-at");
-    if (number !== null) {
-      document.querySelector(`.rung[data-step="${number}"]`)?.classList.add("looked-at");
-    }
+    document.querySelector(".rung.looked-at")?.classList.remove("looked-at");
+    document.querySelector(`.rung[data-step="${number}"]`)?.classList.add("looked-at");
   }
 }

@@ -1,7 +1,7 @@
 // The strip on top: what each of the last steps ran, and how long it took, as /debug/steps tells.
 
 import { ApiError, events, request } from "./api.js";
-import { byId, el, percent, rarely, shortNumber } from "./dom.js";
+import { byId, el, rarely, shortNumber } from "./dom.js";
 
 const KEPT_STEPS = 600;
 const RECENT_STEPS = 40; // that the readings are means of
@@ -19,18 +19,21 @@ export class Live {
     this.canvas = byId("live-canvas");
     this.readings = {};
     const reading = (name, label) => {
-      const value = el("dd", {}, "–");
+      const value = el("span", {}, "–");
       this.readings[name] = value;
-      byId("readouts").append(el("div", { class: `readout ${name}` }, el("dt", {}, label), value));
+      const description = el("dd", {}, value);
+      byId("readouts").append(
+        el("div", { class: `readout ${name}` }, el("dt", {}, label), description),
+      );
+      return description;
     };
     reading("rate", "Tokens/s");
     reading("time", "Step");
     reading("drafts", "k");
     reading("requests", "Running");
     reading("waiting", "Queue");
-    reading("cache", "KV cache");
     this.meter = el("meter", { min: 0, max: 1, value: 0, "aria-label": "KV cache in use" });
-    this.readings.cache.after(this.meter);
+    reading("cache", "KV cache").append(this.meter);
     this.#look(null);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -105,7 +108,7 @@ export class Live {
     }
     requests.textContent = shortNumber(this.#now.running);
     waiting.textContent = shortNumber(this.#now.waiting);
-    cache.textContent = percent(this.#now.kv_cache_usage);
+    cache.textContent = `${(100 * this.#now.kv_cache_usage).toFixed(1)} %`;
     this.meter.value = this.#now.kv_cache_usage;
     byId("live").dataset.active = String(this.#now.running > 0);
   }
@@ -136,7 +139,8 @@ export class Live {
     this.canvas.height = height * scale;
     const paint = this.canvas.getContext("2d");
     paint.scale(scale, scale);
-    const colour = (name) => getComputedStyle(document.querySelector(`.swatch.${name}`)).backgroundColor;
+    const colour = (name) =>
+      getComputedStyle(document.querySelector(`.swatch.${name}`)).backgroundColor;
     const parts = [
       ["rows-decode", (step) => step.decode_rows],
       ["rows-accepted", (step) => step.accepted_drafts],

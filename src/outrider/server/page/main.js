@@ -17,6 +17,7 @@ const STATES = {
 function setServerState(state) {
   byId("server-state").dataset.state = state;
   byId("server-state").textContent = STATES[state];
+  if (state === "online" && !byId("model").textContent) showModel();
 }
 
 // The dialog for the key: one at a time. A request that needs a key opens it (`again`: also when it
@@ -55,15 +56,15 @@ function setUpKeyDialog() {
     dialog.close("use");
   });
   byId("key-cancel").addEventListener("click", () => dialog.close(""));
-  byId("open-key").addEventListener("click", async () => {
-    if (await askForKey(true)) showModel();
-  });
+  byId("open-key").addEventListener("click", () => askForKey(true));
 }
 
 function setUpTheme(live) {
   const names = { auto: "as the system", light: "light", dark: "dark" };
   const root = document.documentElement;
-  const show = () => byId("theme").setAttribute("aria-label", `Colours: ${names[root.dataset.theme]}`);
+  const show = () => {
+    byId("theme").setAttribute("aria-label", `Colours: ${names[root.dataset.theme]}`);
+  };
   byId("theme").addEventListener("click", () => {
     const order = Object.keys(names);
     root.dataset.theme = order[(order.indexOf(root.dataset.theme) + 1) % order.length];
@@ -80,8 +81,7 @@ async function showModel() {
     byId("model").textContent = data[0].id;
     document.title = `${data[0].id} · Outrider`;
   } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401 && (await askForKey(false))) await showModel();
+    if (!(error instanceof ApiError)) throw error; // else the strip says that nobody answers
   }
 }
 
@@ -98,5 +98,4 @@ setUpTheme(live);
 figures.draw();
 live.draw();
 live.run();
-showModel();
 byId("message").focus();

@@ -1,20 +1,35 @@
 // The sampling drawer. What is left blank is not sent: then the server's default holds.
 
-import { byId, el } from "./dom.js";
+import { byId, el, readStored } from "./dom.js";
 
 const STORE_NAME = "outrider.settings";
 
 const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, slider: true, help: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top-p", min: 0.05, max: 1, step: 0.05, slider: true, help: "likeliest tokens up to this share" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    ...{ min: 0, max: 2, step: 0.05, slider: true },
+    help: "0 always takes the likeliest token",
+  },
+  {
+    name: "top_p",
+    label: "Top-p",
+    ...{ min: 0.05, max: 1, step: 0.05, slider: true },
+    help: "likeliest tokens up to this share",
+  },
   { name: "top_k", label: "Top-k", min: 1, step: 1, help: "this many of the likeliest tokens" },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, help: "where an answer ends at the latest" },
+  {
+    name: "max_tokens",
+    label: "Max tokens",
+    ...{ min: 1, step: 1 },
+    help: "where an answer ends at the latest",
+  },
   { name: "seed", label: "Seed", step: 1, help: "the same seed, the same answer" },
 ];
 
 export class Settings {
   k = 0;
-  #values = JSON.parse(localStorage.getItem(STORE_NAME) ?? "{}");
+  #values = readStored(STORE_NAME);
 
   constructor() {
     const dialog = byId("settings");
@@ -108,8 +123,11 @@ export class Settings {
 
   #number({ name, label, slider, help, ...bounds }) {
     const id = `set-${name}`;
-    const input = el("input", { id, type: "number", ...bounds, placeholder: "default", "aria-describedby": `${id}-help` });
-    const range = slider && el("input", { type: "range", ...bounds, tabindex: -1, "aria-hidden": true });
+    const helpId = `${id}-help`;
+    const text = { type: "number", placeholder: "default", "aria-describedby": helpId };
+    const input = el("input", { id, ...text, ...bounds });
+    const unheard = { tabindex: -1, "aria-hidden": true }; // the number says the same
+    const range = slider && el("input", { type: "range", ...bounds, ...unheard });
     const value = this.#values[name];
     input.value = value ?? "";
     if (range) range.value = value ?? 1;
@@ -127,7 +145,7 @@ export class Settings {
       { class: slider ? "field" : "field half" },
       el("label", { for: id }, label),
       el("div", { class: "field-line" }, range || null, input),
-      el("small", { id: `${id}-help` }, help),
+      el("small", { id: helpId }, help),
     );
   }
 }

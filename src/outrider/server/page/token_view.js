@@ -34,7 +34,7 @@ function stepTable(step) {
   return el(
     "table",
     {},
-    el("thead", {}, el("tr", {}, el("th"), ...cells((i) => el("th", { scope: "col" }, `${i + 1}`)))),
+    el("thead", {}, el("tr", {}, el("th"), ...cells((i) => el("th", { scope: "col" }, i + 1)))),
     el(
       "tbody",
       {},
@@ -61,29 +61,23 @@ function stepTable(step) {
 function stepSentence(step) {
   const drafts = step.drafts.length;
   if (drafts === 0) return "nothing drafted";
-  if (step.num_accepted === drafts) return drafts === 1 ? "its draft accepted" : `all ${drafts} drafts accepted`;
+  if (step.num_accepted === drafts && drafts > 1) return `all ${drafts} drafts accepted`;
   return `${step.num_accepted} of ${drafts} drafts accepted`;
 }
 
-function showPopover(element, number, step) {
-  const popover = byId("step-popover");
-  popover.replaceChildren(
-    el("p", {}, el("strong", {}, `Step ${number}`), ` ${stepSentence(step)}`),
-    stepTable(step),
-  );
-  popover.hidden = false;
-  const at = element.getClientRects()[0];
-  const { offsetWidth: width, offsetHeight: height } = popover;
-  const left = Math.min(Math.max(8, at.left - 8), document.documentElement.clientWidth - width - 8);
-  const above = at.top - height - 8;
-  popover.style.left = `${left}px`;
-  popover.style.top = `${above > 8 ? above : at.bottom + 10}px`;
-  element.setAttribute("aria-describedby", popover.id);
-}
+let anchor = null; // what the popover stands by; null: it is hidden
 
-function hidePopover(element) {
-  byId("step-popover").hidden = true;
-  element?.removeAttribute("aria-describedby");
+/** Above its anchor, or below it where there is no room. */
+function placePopover() {
+  const popover = byId("step-popover");
+  const place = anchor?.getClientRects()[0];
+  popover.hidden = !place;
+  if (!place) return;
+  const { offsetWidth: width, offsetHeight: height } = popover;
+  const room = document.documentElement.clientWidth - width - 8;
+  popover.style.left = `${Math.max(8, Math.min(place.left - 8, room))}px`;
+  const above = place.top - height - 8;
+  popover.style.top = `${above > 8 ? above : place.bottom + 10}px`;
 }
 
 export class TokenView {
@@ -98,10 +92,9 @@ export class TokenView {
       class: "tokens",
       role: "group",
       "aria-label": "Tokens by step; arrow keys go from step to step",
-      onpointerover: (event) => this.look(event.target.closest?.(".step")),
-      onpointerleave: () => this.look(null),
-      onpointerdown: (event) => this.look(event.target.closest?.(".step")),
-      onfocusin: (event) => this.look(event.target.closest(".step")),
+      onpointerover: (event) => this.#lookAt(event.target.closest?.(".step")),
+      onpointerleave: (event) => event.pointerType === "mouse" && this.look(null),
+      onfocusin: (event) => this.#lookAt(event.target.closest(".step")),
       onfocusout: () => this.look(null),
       onkeydown: (event) => this.onKey(event),
     });
@@ -123,24 +116,41 @@ export class TokenView {
     this.element.append(element);
   }
 
-  /** Shows a step's drafts; null: none any more. */
-  look(element) {
-    if (element === this.shown) return;
-    if (this.shown) {
-      this.shown.classList.remove("looked-at");
-      hidePopover(this.shown);
-    }
-    this.shown = element ?? null;
-    const number = element ? Number(element.dataset.step) : null;
-    if (element) {
+  #lookAt(element) {
+    this.look(element ? Number(element.dataset.step) : null, element);
+  }
+
+  /** Shows what step `number` drafted, beside the element `at`; null: no more. */
+  look(number, at) {
+    if (number === this.shown && (number === null || at === anchor)) return;
+    const before = this.elements[this.shown - 1];
+    before?.classList.remove("looked-at");
+    before?.removeAttribute("aria-describedby");
+    this.shown = number;
+    anchor = at ?? null;
+    if (number !== null) {
+      const popover = byId("step-popover");
+      const step = this.steps[number - 1];
+      const element = this.elements[number - 1];
       element.classList.add("looked-at");
-      showPopover(element, number, this.steps[number - 1]);
+      element.setAttribute("aria-describedby", popover.id);
+      popover.replaceChildren(
+        el("p", {}, el("strong", {}, `Step ${number}`), ` ${stepSentence(step)}`),
+        stepTable(step),
+      );
     }
+    placePopover();
     this.onStep(number);
   }
 
-  lookAt(number) {
-    this.look(number === null ? null : this.elements[number - 1]);
+  /** Brings a step into view and to the keyboard. */
+  goTo(number) {
+    const next = this.elements[number - 1];
+    const old = this.element.querySelector('.step[tabindex="0"]');
+    old.tabIndex = -1;
+    next.tabIndex = 0;
+    next.scrollIntoView({ block: "center" });
+    next.focus({ preventScroll: true });
   }
 
   onKey(event) {
@@ -150,15 +160,11 @@ export class TokenView {
     }
     const at = this.elements.indexOf(document.activeElement);
     const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.elements.length - 1 };
-    const next = this.elements[moves[event.key]];
-    if (at < 0 || !next) return;
+    const next = moves[event.key];
+    if (at < 0 || !this.elements[next]) return;
     event.preventDefault();
-    this.elements[at].tabIndex = -1;
-    next.tabIndex = 0;
-    next.focus();
+    this.goTo(next + 1);
   }
 }
 
-document.addEventListener("scroll", () => hidePopover(document.querySelector(".looked-at")), {
-  passive: true,
-});
+document.addEventListener("scroll", placePopover, { passive: true });
