@@ -47,8 +47,9 @@ int32_t RequestState::UsefulDrafts(int32_t wanted) const {
   return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, most);
 }
 
-int32_t RequestState::Emit(const VerifiedTokens& verified, std::span<const int32_t> drafts) {
-  const auto num_drafts = static_cast<int32_t>(drafts.size());
+int32_t RequestState::Emit(const VerifiedTokens& verified,
+                           std::span<const int32_t> verified_drafts) {
+  const auto num_drafts = static_cast<int32_t>(verified_drafts.size());
   OutputDelta& delta = delta_;
   delta.token_ids.clear();
   delta.token_ids.reserve(verified.tokens.capacity());
@@ -72,7 +73,8 @@ int32_t RequestState::Emit(const VerifiedTokens& verified, std::span<const int32
   }
   const auto taken = static_cast<int32_t>(delta.token_ids.size());
   if (trace_steps_) {
-    delta.steps.assign(1, {{drafts.begin(), drafts.end()}, verified.num_accepted, taken});
+    delta.steps.assign(
+        1, {{verified_drafts.begin(), verified_drafts.end()}, verified.num_accepted, taken});
   }
   sink_(id_, std::move(delta));
   return taken;

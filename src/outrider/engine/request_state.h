@@ -50,8 +50,8 @@ class RequestState {
   int32_t UsefulDrafts(int32_t wanted) const;
 
   /// Takes the tokens that a step verified, up to the first that ends the request, and delivers
-  /// them. Returns how many were taken. `drafts`: what was verified.
-  int32_t Emit(const VerifiedTokens& verified, std::span<const int32_t> drafts);
+  /// them. Returns how many were taken.
+  int32_t Emit(const VerifiedTokens& verified, std::span<const int32_t> verified_drafts);
 
   /// Ends the request early; delivers the last delta.
   void Abort();

@@ -73,6 +73,7 @@ export class Chat {
   clear() {
     this.stop();
     this.#turns = [];
+    this.#numAnswers = 0;
     byId("messages").replaceChildren();
     byId("empty").hidden = false;
     this.figures.show(null);

@@ -25,7 +25,7 @@ function headline(sums) {
     "div",
     { class: "headline" },
     figure(
-      shortNumber(sums.meanLength),
+      sums.meanLength.toFixed(2),
       "tokens per step",
       `${shortNumber(sums.numSpecSteps)} verify steps`,
     ),
