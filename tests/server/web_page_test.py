@@ -458,6 +458,7 @@ class WebPageTest(unittest.TestCase):
         if not ARGUMENTS.screenshots:
             self.skipTest("takes pictures with --screenshots FOLDER only")
         page = self.page
+        page.resize(1280, 800)
         page.set("temperature", "1.1")
         page.set("seed", "11")
         with Load(self.server):
