@@ -31,6 +31,13 @@ std::vector<std::vector<int32_t>> TrainedPrompts() {
   return prompts;
 }
 
+std::vector<int32_t> RandomTokens(size_t seed, size_t count) {
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  std::vector<int32_t> tokens(count);
+  for (int32_t& token : tokens) token = static_cast<int32_t>(6 + random() % 1500);
+  return tokens;
+}
+
 GenerationRequest Request(std::vector<int32_t> prompt, int32_t max_tokens = 24,
                           float temperature = 0) {
   GenerationRequest request;
@@ -40,6 +47,7 @@ GenerationRequest Request(std::vector<int32_t> prompt, int32_t max_tokens = 24,
   request.sampling.max_tokens = max_tokens;
   request.sampling.ignore_eos = true;
   request.sampling.logprobs = 1;
+  request.trace_steps = true;
   return request;
 }
 
@@ -50,8 +58,9 @@ std::vector<Generated> RunTogether(Engine& engine, const std::vector<GenerationR
   return results;
 }
 
-std::vector<Generated> RunAlone(const std::vector<GenerationRequest>& requests) {
-  const auto engine = MakeTestEngine({.drafter = DrafterKind::kNone, .prefix_caching = false});
+std::vector<Generated> RunAlone(const std::vector<GenerationRequest>& requests,
+                                DrafterKind drafter = DrafterKind::kNone) {
+  const auto engine = MakeTestEngine({.drafter = drafter, .prefix_caching = false});
   std::vector<Generated> results;
   for (const GenerationRequest& request : requests) {
     results.push_back(RunTogether(*engine, {request}).front());
@@ -72,13 +81,17 @@ void ExpectEqual(const std::vector<Generated>& a, const std::vector<Generated>& 
   }
 }
 
+/// The drafter's state was right at every step: it proposed what it proposes for each alone.
+void ExpectEqualDrafts(const std::vector<Generated>& a, const std::vector<Generated>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i].drafts, b[i].drafts) << "request " << i;
+}
+
 class SpeculationScenarioTest : public testing::TestWithParam<DrafterKind> {};
 
 TEST_P(SpeculationScenarioTest, PrefixHitOnABlocksEdgeThenEverythingRejected) {
   // Random tokens at a high temperature: hardly a draft survives.
-  std::mt19937 random(21);
-  std::vector<int32_t> prompt;
-  for (int i = 0; i < 32; ++i) prompt.push_back(static_cast<int32_t>(6 + random() % 1500));
+  const std::vector<int32_t> prompt = RandomTokens(21, 32);
   std::vector<GenerationRequest> requests;
   for (const size_t length : {32U, 20U, 19U, 18U, 17U, 16U}) {
     requests.push_back(
@@ -90,6 +103,7 @@ TEST_P(SpeculationScenarioTest, PrefixHitOnABlocksEdgeThenEverythingRejected) {
     results.push_back(RunTogether(*engine, {request}).front());
   }
   ExpectEqual(results, RunAlone(requests));
+  ExpectEqualDrafts(results, RunAlone(requests, GetParam()));
   for (size_t i = 1; i < results.size(); ++i) EXPECT_GT(results[i].stats.cached_tokens, 0) << i;
 }
 
@@ -118,7 +132,10 @@ TEST_P(SpeculationScenarioTest, FinishAndInsertEveryStepWithStateLive) {
   const auto prompts = TrainedPrompts();
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 24; ++i) {
-    requests.push_back(Request(prompts[i], static_cast<int32_t>(1 + (i * 5) % 9)));
+    const auto max_tokens = static_cast<int32_t>(1 + (i * 5) % 13);
+    // Hardly a draft survives after random tokens: rows of earlier steps are needed again.
+    requests.push_back(i % 3 == 0 ? Request(prompts[i], max_tokens)
+                                  : Request(RandomTokens(i, 20), max_tokens, 2));
   }
   const auto engine = MakeTestEngine({.drafter = GetParam(), .max_num_seqs = 4});
   std::vector<Generated> results(requests.size());
@@ -128,6 +145,7 @@ TEST_P(SpeculationScenarioTest, FinishAndInsertEveryStepWithStateLive) {
   }
   RunUntilIdle(*engine);
   ExpectEqual(results, RunAlone(requests));
+  ExpectEqualDrafts(results, RunAlone(requests, GetParam()));
 }
 
 TEST_P(SpeculationScenarioTest, PreemptedInTheMiddleOfSpeculationThenResumed) {

@@ -85,6 +85,7 @@ struct Generated {
   std::vector<int32_t> tokens;
   std::vector<PositionLogprobs> logprobs;
   std::vector<PositionLogprobs> prompt_logprobs;
+  std::vector<std::vector<int32_t>> drafts;  // per step with a token; for trace_steps
   std::string text;
   std::optional<FinishReason> finish_reason;
   RequestStats stats;
@@ -94,6 +95,7 @@ struct Generated {
     logprobs.insert(logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
     prompt_logprobs.insert(prompt_logprobs.end(), delta.prompt_logprobs.begin(),
                            delta.prompt_logprobs.end());
+    for (StepTrace& step : delta.steps) drafts.push_back(std::move(step.drafts));
     text += delta.text;
     if (delta.finish_reason) {
       finish_reason = delta.finish_reason;
