@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/mla_decode_reference.h"
 
 namespace outrider::cuda {
@@ -20,16 +21,8 @@ struct Shape {
   int n;
 };
 
-class HeadProjection : public ::testing::TestWithParam<Shape> {
+class HeadProjection : public HopperTest<::testing::TestWithParam<Shape>> {
  protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
-    cudaDeviceProp properties;
-    ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
-    if (properties.major != 9) GTEST_SKIP() << "not a Hopper GPU: " << properties.name;
-  }
-
   std::vector<uint16_t> Noise(size_t count) {
     std::normal_distribution<float> normal;
     std::vector<uint16_t> values(count);

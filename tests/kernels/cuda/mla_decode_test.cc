@@ -6,21 +6,14 @@
 #include <algorithm>
 #include <random>
 
+#include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/mla_decode_world.h"
 
 namespace outrider::cuda {
 namespace {
 
-class MlaDecodeTest : public ::testing::Test {
+class MlaDecodeTest : public HopperTest<> {
  protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
-    cudaDeviceProp properties;
-    ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
-    if (properties.major != 9) GTEST_SKIP() << "not a Hopper GPU: " << properties.name;
-  }
-
   /// Compares some rows of a batch with the reference.
   static void CheckBatch(const MlaWorld& world, const std::vector<BatchRequest>& batch,
                          const BatchResult& result,

@@ -10,21 +10,14 @@
 #include <random>
 
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/mla_decode_reference.h"
 
 namespace outrider::cuda {
 namespace {
 
-class StepRowsTest : public ::testing::Test {
+class StepRowsTest : public HopperTest<> {
  protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
-    cudaDeviceProp properties;
-    ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
-    if (properties.major != 9) GTEST_SKIP() << "not a Hopper GPU: " << properties.name;
-  }
-
   std::vector<uint16_t> Noise(size_t count, float size = 1.0f) {
     std::normal_distribution<float> normal(0.0f, size);
     std::vector<uint16_t> values(count);
