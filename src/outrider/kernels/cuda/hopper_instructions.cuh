@@ -115,6 +115,11 @@ __device__ __forceinline__ uint64_t MakeDescriptor(uint32_t address, uint32_t le
          uint64_t{(address & 0x3FFFF) >> 4};
 }
 
+/// The descriptor `bytes` further on (a constant, so that it costs one addition).
+__device__ __forceinline__ uint64_t Advance(uint64_t descriptor, uint32_t bytes) {
+  return descriptor + (bytes >> 4);
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -122,6 +127,14 @@ __device__ __forceinline__ void RaiseRegisters() {
 template <int kRegisters>
 __device__ __forceinline__ void LowerRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// True in one lane of a converged warp; the form in which the compiler knows that it is one.
+__device__ __forceinline__ bool ElectOne() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.b32 %0, 1, 0, p;\n}\n"
+               : "=r"(elected));
+  return elected != 0;
 }
 
 // ---- named barriers ----

@@ -24,7 +24,7 @@ struct MlaKernelArguments {
 
 struct MlaTensorMaps {
   CUtensorMap q;          // box 64 columns, 8 rows, 9 column groups, 1 row group
-  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 64) / 8
+  CUtensorMap kv_half;    // box 64, 8, 4, min(page, 32) / 8
   CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
 };
 
@@ -32,9 +32,9 @@ inline constexpr int kOutputThreads = 256;  // warpgroups 0 and 1
 inline constexpr int kScoreThreads = 128;   // warpgroup 2
 inline constexpr int kStages = 2;
 inline constexpr int kMlaThreads = kOutputThreads + kScoreThreads;
-inline constexpr int kItemSlots =
-    8;  // the walk over loads is three tiles ahead, so three items at most
-inline constexpr int kLoadSlots = 4;
+inline constexpr int kLoadWarp = kOutputThreads / 32;  // the first of the scores
+inline constexpr int kItemSlots = 8;  // the walk over loads is three tiles ahead, so three items
+inline constexpr int kLoadSlots = 16;
 inline constexpr uint32_t kGroupBytes = 1024;  // 8 rows of 64 columns
 inline constexpr uint32_t kQBytes = 64 * kMlaKeyDim * 2;
 inline constexpr uint32_t kHalfBytes = 64 * 256 * 2;
@@ -53,17 +53,29 @@ struct MlaShared {
   float2 fold[2][kMlaTileRows];
   float factor[2][kMlaTileRows];
   MlaItem item[kItemSlots];
-  int4 load[kLoadSlots];  // first row groups of a tile's boxes, -1: no such tile
+  int load[kLoadSlots][4];  // row groups of a tile's keys 0, 16, 32, 48 in the cache, -1: no tile
   uint64_t kv_full[kStages][3];
-  uint64_t p_full[2];  // keys 0-31 and 32-63 of the tile
+  uint64_t p_full;
   uint64_t p_empty;
+  uint64_t split_full;  // the numbers of a split's end
   uint64_t q_full;
 };
 
+/// An item that the block has taken, by way of a shuffle: the compiler then knows that all lanes
+/// have the same and keeps it in uniform registers.
+__device__ __forceinline__ MlaItem TakeItem(const MlaShared& shared, uint32_t item_count) {
+  const int* words = reinterpret_cast<const int*>(&shared.item[item_count % kItemSlots]);
+  const int word = words[threadIdx.x % 8];
+  MlaItem item;
+  int* fields = reinterpret_cast<int*>(&item);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) fields[i] = __shfl_sync(~0u, word, i);
+  return item;
+}
+
 // Named barriers.
-inline constexpr int kStartBarrier = 1;
-inline constexpr int kScoresBarrier = 2;
-inline constexpr int kOutputsBarrier = 3;  // and 4
+inline constexpr int kScoresBarrier = 1;
+inline constexpr int kOutputsBarrier = 2;  // and 3
 
 /// The tiles of an item and where its splits end; scores and outputs walk it alike.
 struct SplitWalk {
@@ -78,9 +90,8 @@ struct SplitWalk {
     split_end =
         splits.base == 0 ? item.key_end : min(item.key_end, NextSplit(splits, item.key_begin));
   }
-  __device__ bool Ends(const MlaItem& item, int tile) const {
-    return item.key_begin + (tile + 1) * kMlaTileKeys >= split_end;
-  }
+  /// Whether a tile whose keys end before `key` is the split's last.
+  __device__ bool Ends(int key) const { return key >= split_end; }
   __device__ bool Last(const MlaItem& item) const { return split_end >= item.key_end; }
   /// Whether the split's end gives a result: always for an item that begins later than its request.
   __device__ bool Emits(const MlaItem& item) const { return Last(item) || item.key_begin > 0; }

@@ -12,7 +12,7 @@ namespace outrider::cuda {
 
 /// 2^exponent for an integral exponent <= 127; 0 below the normal range and for NaN.
 __device__ __forceinline__ float PowerOfTwo(float exponent) {
-  return exponent >= -126.0f ? __int_as_float((static_cast<int>(exponent) + 127) << 23) : 0.0f;
+  return __int_as_float((__float2int_rz(fmaxf(exponent, -127.0f)) + 127) << 23);
 }
 
 /// What a row's result (of a split, or of several folded ones) has beside its 512 columns. The

@@ -84,15 +84,17 @@ struct ColumnsFold {
 
 template <typename RowFold>
 __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineArguments args) {
+  const MlaWorkspace& workspace = args.workspace;
+  // The plan is older than the kernel before this one, which began with a wait of its own.
+  const int num_rows = workspace.counters->num_fold_tiles * kMlaTileRows;
+  MlaFoldTile tile = workspace.fold_tiles[blockIdx.x / kMlaTileRows];
   WaitForPriorGrid();
   LaunchDependents();
-  const MlaWorkspace& workspace = args.workspace;
   if (blockIdx.x == 0 && threadIdx.x == 0) workspace.counters->next_item = 0;
-  const int num_rows = workspace.counters->num_fold_tiles * kMlaTileRows;
   const int thread = threadIdx.x;
   // Neighbouring blocks take different rows of one tile.
   for (int index = blockIdx.x; index < num_rows; index += gridDim.x) {
-    const MlaFoldTile tile = workspace.fold_tiles[index / kMlaTileRows];
+    if (index != blockIdx.x) tile = workspace.fold_tiles[index / kMlaTileRows];
     const int row = index % kMlaTileRows;
     if (row >= tile.rows) continue;
     const int units = (tile.rows + kMlaUnitRows - 1) / kMlaUnitRows;

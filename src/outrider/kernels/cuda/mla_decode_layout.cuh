@@ -78,23 +78,26 @@ __host__ __device__ inline int CountSplits(const MlaSplits& splits, int keys) {
   return n0 + n1 + (keys - splits.end1 + 4 * splits.base - 1) / (4 * splits.base);
 }
 
-/// First key of split `index`.
-__host__ __device__ inline int SplitBegin(const MlaSplits& splits, int index) {
-  const int n0 = splits.end0 / splits.base;
-  const int n1 = (splits.end1 - splits.end0) / (2 * splits.base);
-  if (index <= n0) return index * splits.base;
-  if (index <= n0 + n1) return splits.end0 + (index - n0) * 2 * splits.base;
-  return splits.end1 + (index - n0 - n1) * 4 * splits.base;
+/// The split boundary nearest to `key`.
+__host__ __device__ inline int NearestSplit(const MlaSplits& splits, int key) {
+  const int after = NextSplit(splits, key);
+  const int size = key >= splits.end1   ? 4 * splits.base
+                   : key >= splits.end0 ? 2 * splits.base
+                                        : splits.base;
+  return after - key <= key - (after - size) ? after : after - size;
 }
 
 /// Weights with which a running result (reference, sum) and the next split's are added. Like within
 /// a split, the reference moves only when it has grown by more than 2^8, so `a` is nearly always 1
 /// and the next split can be added to memory without reading it. A split without visible keys
 /// (-inf, 0) leaves the running result alone.
+__device__ __forceinline__ float FoldReference(float running, float next) {
+  return next - running > 8.0f ? next : running;
+}
 __device__ __forceinline__ void FoldWeights(float running, float next, float* reference, float* a,
                                             float* b) {
   const bool grow = next - running > 8.0f;
-  *reference = grow ? next : running;
+  *reference = FoldReference(running, next);
   *a = grow ? Exp2(running - next) : 1.0f;
   *b = grow ? 1.0f : next == -INFINITY ? 0.0f : Exp2(next - running);
 }

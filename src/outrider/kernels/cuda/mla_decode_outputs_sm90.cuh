@@ -7,12 +7,48 @@
 
 namespace outrider::cuda {
 
+inline constexpr int kResultRowBytes = kMlaValueDim * 2;  // an output's bf16, a result's columns
+
+/// Among four neighbouring lanes: lane `part` gets word `part` of each, in the order of lanes, so
+/// that the four together store whole sectors.
+__device__ __forceinline__ uint4 TransposeQuad(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                               int part) {
+  const bool odd = part % 2 != 0;
+  const bool high = part >= 2;
+  const uint32_t ab = __shfl_xor_sync(~0u, odd ? a : b, 1);
+  const uint32_t cd = __shfl_xor_sync(~0u, odd ? c : d, 1);
+  // Word `part` % 2 (of a, b and of c, d) of this lane and its neighbour.
+  const uint32_t ab0 = odd ? ab : a, ab1 = odd ? b : ab;
+  const uint32_t cd0 = odd ? cd : c, cd1 = odd ? d : cd;
+  const uint32_t other0 = __shfl_xor_sync(~0u, high ? ab0 : cd0, 2);
+  const uint32_t other1 = __shfl_xor_sync(~0u, high ? ab1 : cd1, 2);
+  return high ? make_uint4(other0, other1, cd0, cd1) : make_uint4(ab0, ab1, other0, other1);
+}
+
+/// Stores 256 columns of a thread's two rows, 8 apart, of which `rows` - 8 > 0 says whether the
+/// second exists; word(2 * j + i) is columns 8 j + 2 * (lane % 4) and the next of row i.
+template <typename Word>
+__device__ __forceinline__ void StoreRows(uint8_t* at, int rows, Word word) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < 64; j += 8) {
+      const uint4 quad = TransposeQuad(word(j + i), word(j + i + 2), word(j + i + 4),
+                                       word(j + i + 6), threadIdx.x % 4);
+      if (8 * i < rows) {
+        __stcg(reinterpret_cast<uint4*>(at + i * 8 * kResultRowBytes + 8 * j), quad);
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args,
                                                   const MlaTensorMaps& maps, MlaShared& shared) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
   const int lane = threadIdx.x % 32;
-  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row0 + 8
-  const int column = group * 256 + lane % 4 * 2;
+  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;        // and row0 + 8
+  const int place = group * kResultRowBytes / 2 + lane % 4 * 16;  // of what it stores in a row
   const uint32_t p = SharedAddress(shared.p);
   float output[128];
   // Two columns each (output[2 * i] and the next) of the splits folded so far.
@@ -21,14 +57,22 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   uint32_t split_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
     // Published before the probabilities of the item before were handed over.
-    const MlaItem item = shared.item[item_count % kItemSlots];
+    const MlaItem item = TakeItem(shared, item_count);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
-    const bool warp_rows = row0 - lane / 4 < rows;  // this warp has rows of the item
+    const bool warp_rows = warp * 16 < rows;  // this warp has rows of the item
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
-      BarrierWait(&shared.p_full[0], tile_count & 1);
+      BarrierWait(&shared.p_full, tile_count & 1);
+      // The scores of this tile are done with its rotary part, and after an item with its queries.
+      if (group == 1 && warp == 1 && ElectOne()) {
+        IssueRotary(args, maps, shared, tile_count + kStages);
+        if (tile + 1 == walk.tiles) {
+          IssueQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
+        }
+      }
+      __syncwarp();
       const float alpha0 = shared.alpha[row0];
       const float alpha1 = shared.alpha[row0 + 8];
       if (!walk.first_in_split && __any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
@@ -40,27 +84,31 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       WgmmaFence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        if (step == 2) {
-          WgmmaCommit();
-          BarrierWait(&shared.p_full[1], tile_count & 1);
-          WgmmaFence();
-        }
         const uint64_t a = MakeDescriptor(p + step * 32, 16, kGroupBytes);
         const uint32_t at = values + step * 2 * 4 * kGroupBytes;
         const bool accumulate = !walk.first_in_split || step != 0;
         WgmmaM64N256_SS_MN(output, a, MakeDescriptor(at, kGroupBytes, 4 * kGroupBytes), accumulate);
+        if (step % 2 == 1) WgmmaCommit();
       }
-      WgmmaCommit();
+      // The last to read keys 0-31 of its columns refills them, then the rest.
+      WgmmaWait<1>();
+      NamedSync(kOutputsBarrier + group, 128);
+      if (warp == 0 && ElectOne()) {
+        IssueKeys(args, maps, shared, tile_count + kStages, group, 0);
+      }
+      __syncwarp();
       WgmmaWait<0>();
       PinRegisters(output);
       if (lane == 0) BarrierArrive(&shared.p_empty);
-      // The last to read a part refills it.
       NamedSync(kOutputsBarrier + group, 128);
-      if (threadIdx.x % 128 == 0) IssueKeys(args, maps, shared, tile_count + kStages, group);
+      if (warp == 0 && ElectOne()) {
+        IssueKeys(args, maps, shared, tile_count + kStages, group, 1);
+      }
       __syncwarp();
       walk.first_in_split = false;
-      if (!walk.Ends(item, tile)) continue;
+      if (!walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys)) continue;
 
+      BarrierWait(&shared.split_full, split_count & 1);
       const int buffer = split_count++ & 1;
       if (warp_rows) {
         const float normal[2] = {shared.normal[buffer][row0], shared.normal[buffer][row0 + 8]};
@@ -88,28 +136,16 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
           }
         }
       }
-      if (walk.Emits(item)) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = row0 + 8 * i;
-          if (row >= rows) continue;
-          if (item.partial_unit >= 0) {
-            __half* out = reinterpret_cast<__half*>(args.workspace.partial_outputs) +
-                          walk.PartialRow(item, rows, row) * kMlaValueDim;
-#pragma unroll
-            for (int j = 0; j < 32; ++j) {
-              __stcg(reinterpret_cast<uint32_t*>(out + column + 8 * j), BitsOf(columns[2 * j + i]));
-            }
-          } else {
-            const float factor = shared.factor[buffer][row];
-            __nv_bfloat16* out =
-                args.output + (static_cast<size_t>(item.first_row) + row) * kMlaValueDim;
-#pragma unroll
-            for (int j = 0; j < 32; ++j) {
-              *reinterpret_cast<uint32_t*>(out + column + 8 * j) =
-                  OutputPair(columns[2 * j + i], factor);
-            }
-          }
+      if (walk.Emits(item) && warp_rows) {
+        if (item.partial_unit >= 0) {
+          StoreRows(reinterpret_cast<uint8_t*>(args.workspace.partial_outputs) +
+                        walk.PartialRow(item, rows, row0) * kResultRowBytes + place,
+                    rows - row0, [&](int i) { return BitsOf(columns[i]); });
+        } else {
+          const float factor[2] = {shared.factor[buffer][row0], shared.factor[buffer][row0 + 8]};
+          StoreRows(reinterpret_cast<uint8_t*>(args.output) +
+                        (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes + place,
+                    rows - row0, [&](int i) { return OutputPair(columns[i], factor[i % 2]); });
         }
       }
       walk.Advance(item, args.splits);

@@ -45,16 +45,34 @@ __device__ __forceinline__ int CostClass(int keys, int longest) {
   return kPlanClasses - 1 - min(kPlanClasses - 1, scaled);
 }
 
-/// Relaxed pieces end at any even tile.
-__device__ __forceinline__ int PieceKeys(int piece) { return (piece + 127) / 128 * 128; }
+/// Where piece `index` of `pieces` (at most 2048; keys at most 2^20) ends: a split's end (relaxed:
+/// any even tile) near the even cut.
+__device__ __forceinline__ int PieceEnd(const MlaPlanArguments& args, int keys, int pieces,
+                                        int index) {
+  if (index + 1 == pieces) return keys;
+  const int even = static_cast<int>(static_cast<unsigned>(keys) * (index + 1) / pieces);
+  return min(keys, args.relaxed ? (even + 64) / 128 * 128 : NearestSplit(args.splits, even));
+}
 
-/// Where the item that begins at `begin` ends: whole splits, at least one, about `piece` keys.
-__device__ __forceinline__ int PieceEnd(const MlaPlanArguments& args, int begin, int keys,
-                                        int piece) {
-  if (args.relaxed) return min(keys, begin + PieceKeys(piece));
-  int end = NextSplit(args.splits, begin);
-  while (end < keys && end - begin < piece - piece / 8) end = NextSplit(args.splits, end);
-  return min(keys, end);
+/// Pieces for a tile of which one should have about `piece` keys: a few more than the quotient
+/// where rounding to splits would make one much longer.
+__device__ __forceinline__ int CountPieces(const MlaPlanArguments& args, int keys, int piece) {
+  const int wanted = (keys + piece - 1) / piece;
+  const int most = args.relaxed ? (keys + 127) / 128 : CountSplits(args.splits, keys);
+  if (wanted >= most) return max(1, most);
+  const int limit = (keys / wanted) + (keys / wanted) / 8;
+  int pieces = wanted;
+  for (; pieces <= min(most, wanted + 4); ++pieces) {
+    int begin = 0;
+    int longest = 0;
+    for (int i = 0; i < pieces; ++i) {
+      const int end = PieceEnd(args, keys, pieces, i);
+      longest = max(longest, end - begin);
+      begin = end;
+    }
+    if (longest <= limit) return pieces;
+  }
+  return wanted;
 }
 
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
@@ -134,37 +152,42 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         int4* plan = &args.workspace.tile_plans[tile_base + row / args.tile_rows];
         const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
         if (pass == 0) {
-          int piece = 0;  // keys per item; 0: whole
+          int pieces = 1;
           if (plan->x >= whole_limit) {
-            piece = max(1, share / 8);
+            pieces = CountPieces(args, keys, share / 8 + 1);
           } else if (keys + kItemCost > share) {
-            const int pieces = (keys + kItemCost + share - 1) / share;
-            piece = (keys + pieces - 1) / pieces;
+            const int wanted = (keys + kItemCost + share - 1) / share;
+            pieces = CountPieces(args, keys, (keys + wanted - 1) / wanted);
           }
           int unit = -1;
           int partials = 0;
-          if (piece > 0) {
-            const int head_end = PieceEnd(args, 0, keys, piece);
-            partials =
-                1 + (args.relaxed
-                         ? (keys - head_end + PieceKeys(piece) - 1) / PieceKeys(piece)
-                         : CountSplits(args.splits, keys) - CountSplits(args.splits, head_end));
+          if (pieces > 1) {
+            int previous = 0;
+            for (int i = 0; i < pieces; ++i) {
+              const int end = PieceEnd(args, keys, pieces, i);
+              if (end == previous) continue;
+              // The first item folds its splits.
+              partials += args.relaxed || previous == 0
+                              ? 1
+                              : CountSplits(args.splits, end) - CountSplits(args.splits, previous);
+              previous = end;
+            }
             unit = partials > 1 ? atomicAdd(&used_units, partials * units) : 0;
             if (partials == 1 || unit + partials * units > args.workspace.num_units) {
-              piece = 0;  // nothing to cut, or no room
+              pieces = 1;  // nothing to cut, or no room
               partials = 0;
               unit = -1;
             }
           }
-          *plan = make_int4(piece, partials, unit, 0);
+          *plan = make_int4(pieces, partials, unit, 0);
           int begin = 0;
-          while (begin < keys) {
-            const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
-            atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
+          for (int i = 0; i < pieces; ++i) {
+            const int end = PieceEnd(args, keys, pieces, i);
+            if (end > begin) atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
             begin = end;
           }
         } else {
-          const int piece = plan->x;
+          const int pieces = plan->x;
           const int partials = plan->y;
           MlaItem item;
           item.request = request;
@@ -174,8 +197,9 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
           item.context = seq_len - query_len;
           item.partial_unit = plan->z;
           int begin = 0;
-          while (begin < keys) {
-            const int end = piece == 0 ? keys : PieceEnd(args, begin, keys, piece);
+          for (int i = 0; i < pieces; ++i) {
+            const int end = PieceEnd(args, keys, pieces, i);
+            if (end == begin) continue;
             item.key_begin = begin;
             item.key_end = end;
             const int slot = atomicAdd(&class_count[CostClass(end - begin, longest)], 1);

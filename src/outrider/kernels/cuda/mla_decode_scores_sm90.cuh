@@ -10,8 +10,10 @@ namespace outrider::cuda {
 
 __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uint32_t parity,
                                                float (&scores)[32]) {
-  const uint32_t q = SharedAddress(shared.q);
-  const uint32_t kv = SharedAddress(shared.kv[stage]);
+  const uint32_t keys = SharedAddress(shared.kv[stage]);
+  const uint64_t q = MakeDescriptor(SharedAddress(shared.q), 16, 9 * kGroupBytes);
+  const uint64_t half = MakeDescriptor(keys, 16, 4 * kGroupBytes);
+  const uint64_t rotary = MakeDescriptor(keys + 2 * kHalfBytes, 16, kGroupBytes);
   PinRegisters(scores);
   WgmmaFence();
 #pragma unroll
@@ -19,19 +21,39 @@ __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uin
     BarrierWait(&shared.kv_full[stage][part], parity);
 #pragma unroll
     for (int step = 0; step < (part < 2 ? 16 : 4); ++step) {
-      const int group = part * 4 + step / 4;
-      const uint64_t a =
-          MakeDescriptor(q + group * kGroupBytes + step % 4 * 32, 16, 9 * kGroupBytes);
+      const uint64_t a = Advance(q, (part * 4 + step / 4) * kGroupBytes + step % 4 * 32);
       const uint64_t b =
-          part < 2 ? MakeDescriptor(kv + part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32,
-                                    16, 4 * kGroupBytes)
-                   : MakeDescriptor(kv + 2 * kHalfBytes + step * 32, 16, kGroupBytes);
+          part < 2 ? Advance(half, part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32)
+                   : Advance(rotary, step * 32);
       WgmmaM64N64_SS_KK(scores, a, b, part != 0 || step != 0);
     }
   }
   WgmmaCommit();
-  WgmmaWait<0>();
-  PinRegisters(scores);
+}
+
+/// A bit for each of a tile's keys: the first `count`.
+__device__ __forceinline__ uint64_t KeysBefore(int count) {
+  return count >= 64 ? ~0ull : (1ull << max(0, count)) - 1;
+}
+/// Those that a mask shows whose bit 0 is for key `begin` of the tile; all before that.
+__device__ __forceinline__ uint64_t MaskedKeys(uint32_t visible, int begin) {
+  const uint64_t bits = visible;
+  return KeysBefore(begin) | (begin >= 64  ? 0
+                              : begin >= 0 ? bits << begin
+                                           : bits >> min(63, -begin));
+}
+
+/// The largest of a thread's 16 scores of its row `i`.
+__device__ __forceinline__ float RowMaximum(const float (&scores)[32], int i) {
+  float pair[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) pair[j] = fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]);
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+#pragma unroll
+    for (int j = 0; j < step; ++j) pair[j] = fmaxf(pair[j], pair[j + step]);
+  }
+  return pair[0];
 }
 
 /// Values past the end of a request may be anything, and 0 * NaN must not happen.
@@ -45,10 +67,10 @@ __device__ __forceinline__ void ClearRows(uint8_t* kv, int begin, int thread) {
   }
 }
 
-__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args,
-                                              const MlaTensorMaps& maps, MlaShared& shared) {
+__device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, MlaShared& shared,
+                                              LoadWalk& loads) {
   const int thread = threadIdx.x % 128;
-  const int warp = thread / 32;
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
   const int lane = thread % 32;
   const int row0 = warp * 16 + lane / 4;  // and row0 + 8
   // stmatrix: lane l gives the address of row l % 8 of matrix l / 8 (rows +8, then columns +8).
@@ -56,28 +78,12 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args,
   const uint32_t store_base = SharedAddress(shared.p) + store_row * 128;
   const int store_chunk = lane / 16;
 
-  LoadWalk loads(args);
-  if (warp == 0) {
-    loads.Begin(shared);
-    __syncwarp();
-    if (lane == 0) IssueQueries(maps, shared, shared.item[0]);
-    for (int step = 0; step < kStages; ++step) {
-      loads.Step(shared);
-      __syncwarp();
-      if (lane == 0) {
-        for (int part = 0; part < 3; ++part) IssueKeys(args, maps, shared, step, part);
-      }
-    }
-    __syncwarp();
-  }
-  NamedSync(kStartBarrier, kMlaThreads);
-
   float scores[32];
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
-    // Published before the last kScoresBarrier of the item before.
-    const MlaItem item = shared.item[item_count % kItemSlots];
+    // Published before the probabilities of the item before were handed over.
+    const MlaItem item = TakeItem(shared, item_count);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
@@ -103,86 +109,80 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args,
 
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
-      if (warp == 0) loads.Step(shared);
       MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores);
-      const bool item_ends = tile + 1 == walk.tiles;
-      NamedSync(kScoresBarrier, kScoreThreads);
-      if (thread == 0) {
-        IssueKeys(args, maps, shared, tile_count + kStages, 2);
-        if (item_ends) {
-          IssueQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
-        }
-      }
-      __syncwarp();
+      if (warp == 0) loads.Step(args, shared, tile_count);  // while the products finish
+      WgmmaWait<0>();
+      PinRegisters(scores);
 
       const int key0 = item.key_begin + tile * kMlaTileKeys;
       if (key0 + kMlaTileKeys > all_visible) {
+        uint64_t seen[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          seen[i] = KeysBefore(limit[i] - key0);
+          if (args.visible != nullptr) seen[i] &= MaskedKeys(visible[i], item.context - key0);
+          seen[i] >>= lane % 4 * 2;
+        }
 #pragma unroll
         for (int j = 0; j < 32; ++j) {
-          const int i = j / 2 % 2;
-          const int key = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
-          bool seen = key < limit[i];
-          if (args.visible != nullptr) {
-            const int offset = key - item.context;
-            seen = seen && (offset < 0 || (offset < 32 && (visible[i] >> offset & 1)));
-          }
-          if (!seen) scores[j] = -INFINITY;
+          if ((seen[j / 2 % 2] >> (j / 4 * 8 + j % 2) & 1) == 0) scores[j] = -INFINITY;
         }
         if (key0 + kMlaTileKeys > item.seq_len) {
+          NamedSync(kScoresBarrier, kScoreThreads);  // all have read these keys
           ClearRows(shared.kv[stage], max(0, item.seq_len - key0), thread);
         }
       }
 
+      float top[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top[i] = RowMaximum(scores, i);
+#pragma unroll
+      for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], lanes));
+      }
       float alpha[2];
       float negative[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float top = scores[2 * i];
-#pragma unroll
-        for (int j = 0; j < 32; j += 4) {
-          top = fmaxf(top, fmaxf(scores[j + 2 * i], scores[j + 2 * i + 1]));
-        }
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        top *= args.score_scale;
+        const float level = top[i] * args.score_scale;
         const float before = reference[i];
-        const bool grow = top - before > 8.0f;
-        reference[i] = grow ? ceilf(top) : before;
-        alpha[i] = grow ? PowerOfTwo(before - reference[i]) : 1.0f;
+        const bool grow = level - before > 8.0f;
+        reference[i] = grow ? ceilf(level) : before;
+        const float shrink = PowerOfTwo(before - reference[i]);
+        alpha[i] = grow ? shrink : 1.0f;
         negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i];
       }
-      // Hand over once the outputs have taken the tile before; the first half at once, so that they
-      // can start while the second is computed.
+      uint32_t packed[16];
+      float part[2][2] = {};
+#pragma unroll
+      for (int k = 0; k < 16; ++k) {
+        const int i = k % 2;
+        const int j = k / 4 * 8 + k % 4 / 2 * 4 + 2 * i;
+        const float x = Exp2(__fmaf_rn(scores[j], args.score_scale, negative[i]));
+        const float y = Exp2(__fmaf_rn(scores[j + 1], args.score_scale, negative[i]));
+        part[i][0] += x;
+        part[i][1] += y;
+        packed[k] = PackBf16(x, y);
+      }
+      // Hand over once the outputs have taken the tile before.
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
       if (lane % 4 == 0) {
         shared.alpha[row0] = alpha[0];
         shared.alpha[row0 + 8] = alpha[1];
       }
-      float part[2][2] = {};
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        uint32_t packed[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int i = k % 2;
-          const int j = step * 8 + k / 2 * 4 + 2 * i;
-          const float x = Exp2(__fmaf_rn(scores[j], args.score_scale, negative[i]));
-          const float y = Exp2(__fmaf_rn(scores[j + 1], args.score_scale, negative[i]));
-          part[i][0] += x;
-          part[i][1] += y;
-          packed[k] = PackBf16(x, y);
-        }
-        StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16), packed[0],
-                     packed[1], packed[2], packed[3]);
-        if (step == 1) {
-          ProxyFence();
-          __syncwarp();
-          if (lane == 0) BarrierArrive(&shared.p_full[0]);
-        }
+        StoreMatrix4(store_base + (((2 * step + store_chunk) ^ (store_row % 8)) * 16),
+                     packed[4 * step], packed[4 * step + 1], packed[4 * step + 2],
+                     packed[4 * step + 3]);
       }
+      ProxyFence();
+      __syncwarp();
+      if (lane == 0) BarrierArrive(&shared.p_full);
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
-      if (walk.Ends(item, tile)) {
+      if (walk.Ends(key0 + kMlaTileKeys)) {
         const int buffer = split_count++ & 1;
         const bool emits = walk.Emits(item);
 #pragma unroll
@@ -214,10 +214,9 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args,
           }
         }
         walk.Advance(item, args.splits);
+        __syncwarp();
+        if (lane == 0) BarrierArrive(&shared.split_full);
       }
-      ProxyFence();
-      __syncwarp();
-      if (lane == 0) BarrierArrive(&shared.p_full[1]);
     }
   }
 }

@@ -142,7 +142,7 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
   if (!EncodeMap(&maps.q, params.q, query_rows, 9, 1) ||
-      !EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, box_groups) ||
+      !EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
       !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }

@@ -23,8 +23,9 @@
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
 // memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the
 // wgmma descriptors are uniform whatever the page size. A stage has three parts with barriers of
-// their own: columns 0-255 and 256-511 (each refilled by the warpgroup whose half of V it is) and
-// 512-575 (refilled by scores): there is room for two stages only and a late copy is felt at once.
+// their own: columns 0-255 and 256-511, each refilled in halves of 32 keys by the warpgroup whose
+// half of V it is, and 512-575, refilled when the tile's probabilities arrive: there is room for
+// two stages only and a late copy is felt at once.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_outputs_sm90.cuh"
@@ -40,28 +41,45 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   MlaShared& shared = *reinterpret_cast<MlaShared*>(shared_bytes);
   if (threadIdx.x == 0 && (SharedAddress(shared_bytes) & 1023) != 0) __trap();
-  if (threadIdx.x == 0) {
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  LoadWalk loads;
+  // What comes before the first products is spread over the warps: barriers, the first item and its
+  // pages, the first copies.
+  if (warp == 0 && ElectOne()) {
     for (int stage = 0; stage < kStages; ++stage) {
       for (int part = 0; part < 3; ++part) BarrierInit(&shared.kv_full[stage][part], 1);
     }
-    for (int half = 0; half < 2; ++half) BarrierInit(&shared.p_full[half], 4);
+    BarrierInit(&shared.p_full, 4);
     BarrierInit(&shared.p_empty, 8);
+    BarrierInit(&shared.split_full, 4);
     BarrierInit(&shared.q_full, 1);
     BarrierInitFence();
     PrefetchTensorMap(&maps.q);
     PrefetchTensorMap(&maps.kv_half);
     PrefetchTensorMap(&maps.kv_rotary);
   }
-  __syncthreads();
+  __syncwarp();
   WaitForPriorGrid();
+  if (warp == kLoadWarp) loads.Begin(args, shared);
   LaunchDependents();
+  __syncthreads();
+  if (warp % 4 < kStages && ElectOne()) {
+    if (warp / 4 < 2) {
+      for (int half = 0; half < 2; ++half) {
+        IssueKeys(args, maps, shared, warp % 4, warp / 4, half);
+      }
+    } else {
+      IssueRotary(args, maps, shared, warp % 4);
+    }
+  }
+  if (warp == kLoadWarp + kStages && ElectOne()) IssueQueries(maps, shared, shared.item[0]);
+  __syncwarp();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 2) {
     LowerRegisters<88>();
-    ComputeScores(args, maps, shared);
+    ComputeScores(args, shared, loads);
   } else {
     RaiseRegisters<208>();
-    NamedSync(kStartBarrier, kMlaThreads);
     AccumulateOutputs(args, maps, shared);
   }
 }
