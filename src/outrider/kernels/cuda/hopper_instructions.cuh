@@ -27,6 +27,19 @@ __device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
+// racecheck of compute-sanitizer follows a thread's own arrivals only; for it every lane arrives.
+#ifdef OUTRIDER_CUDA_RACECHECK
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+
+/// A converged warp's arrival (counts as kWarpArrivals), after all that its lanes did before.
+__device__ __forceinline__ void BarrierArriveWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (kWarpArrivals == 32 || threadIdx.x % 32 == 0) BarrierArrive(barrier);
+}
+
 __device__ __forceinline__ void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),

@@ -99,7 +99,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       __syncwarp();
       WgmmaWait<0>();
       PinRegisters(output);
-      if (lane == 0) BarrierArrive(&shared.p_empty);
+      BarrierArriveWarp(&shared.p_empty);
       NamedSync(kOutputsBarrier + group, 128);
       if (warp == 0 && ElectOne()) {
         IssueKeys(args, maps, shared, tile_count + kStages, group, 1);

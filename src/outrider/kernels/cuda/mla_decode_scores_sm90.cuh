@@ -178,8 +178,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
                      packed[4 * step + 3]);
       }
       ProxyFence();
-      __syncwarp();
-      if (lane == 0) BarrierArrive(&shared.p_full);
+      BarrierArriveWarp(&shared.p_full);
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
       if (walk.Ends(key0 + kMlaTileKeys)) {
@@ -214,8 +213,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
           }
         }
         walk.Advance(item, args.splits);
-        __syncwarp();
-        if (lane == 0) BarrierArrive(&shared.split_full);
+        BarrierArriveWarp(&shared.split_full);
       }
     }
   }

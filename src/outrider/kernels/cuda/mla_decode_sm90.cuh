@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     for (int stage = 0; stage < kStages; ++stage) {
       for (int part = 0; part < 3; ++part) BarrierInit(&shared.kv_full[stage][part], 1);
     }
-    BarrierInit(&shared.p_full, 4);
-    BarrierInit(&shared.p_empty, 8);
-    BarrierInit(&shared.split_full, 4);
+    BarrierInit(&shared.p_full, 4 * kWarpArrivals);
+    BarrierInit(&shared.p_empty, 8 * kWarpArrivals);
+    BarrierInit(&shared.split_full, 4 * kWarpArrivals);
     BarrierInit(&shared.q_full, 1);
     BarrierInitFence();
     PrefetchTensorMap(&maps.q);

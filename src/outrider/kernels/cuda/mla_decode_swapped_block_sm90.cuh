@@ -96,8 +96,7 @@ __device__ __forceinline__ MlaItem TakeSwappedItem(Shared& shared, uint32_t item
   const int slot = item_count & 1;
   BarrierWait(&shared.item_full[slot], (item_count >> 1) & 1);
   const MlaItem item = shared.item[slot];
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) BarrierArrive(&shared.item_empty[slot]);
+  BarrierArriveWarp(&shared.item_empty[slot]);
   return item;
 }
 

@@ -67,7 +67,7 @@ class SwappedConsumer {
     Mask(key0);
     Softmax(first);
     MultiplyValues(stage, first);
-    if (lane_ == 0) BarrierArrive(&shared_.kv_empty[stage]);
+    BarrierArriveWarp(&shared_.kv_empty[stage]);
   }
 
   /// Values past the end of a request may be anything, and 0 * NaN must not happen. Each warp

@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kSwappedThreads, 1)
     if ((SharedAddress(shared_bytes) & 1023) != 0) __trap();
     for (int stage = 0; stage < Shared::kStages; ++stage) {
       for (auto& full : shared.kv_full) BarrierInit(&full[stage], 2);  // one per part
-      BarrierInit(&shared.kv_empty[stage], 4);                         // the warps of one consumer
+      BarrierInit(&shared.kv_empty[stage], 4 * kWarpArrivals);         // the warps of a consumer
     }
     BarrierInit(&shared.q_full, 1);
     for (int slot = 0; slot < 2; ++slot) {
       BarrierInit(&shared.item_full[slot], 1);
-      BarrierInit(&shared.item_empty[slot], 4 * kSwappedConsumers + 1);
+      BarrierInit(&shared.item_empty[slot], (4 * kSwappedConsumers + 1) * kWarpArrivals);
     }
     BarrierInitFence();
     PrefetchTensorMap(&maps.latent);
