@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "outrider/base/scratch.h"
@@ -22,8 +21,7 @@ constexpr int64_t kLargestTile = 64;
 constexpr int64_t kSmallestTile = 4;
 constexpr int64_t kTasksPerThread = 4;
 constexpr double kNanosecondsPerFma = 1.0 / 40;
-constexpr double kMergeShare = 0.02;             // of the time of the partials
-constexpr double kNanosecondsPerCopy = 1.0 / 8;  // per element of a key that is widened
+constexpr double kMergeShare = 0.02;  // of the time of the partials
 
 /// Rows [first, last) of one request, counted as (row in the request) * heads + head.
 struct Tile {
@@ -42,19 +40,24 @@ struct Task {
   int64_t split;
   float* max;  // [tile.last - first]
   float* sum;
-  float* out;  // [tile.last - first, PaddedWidth(L)]
+  float* out;  // [tile.last - first, PartialStride(L)]
 };
+
+/// Floats from one row of a partial to the next; not a multiple of a page's part, so that the rows
+/// of a tile do not compete for the same lines of L1.
+int64_t PartialStride(int64_t latent) { return PaddedLatent(latent) + 16; }
 
 int64_t SplitsOf(int64_t keys) { return (keys + kAbsorbedSplit - 1) / kAbsorbedSplit; }
 
 class Call {
  public:
   Call(const LeafKernels& leaves, ThreadPool& pool, const AbsorbedAttentionArgs& args)
-      : leaves_(leaves), pool_(pool), args_(args), padded_latent_(PaddedWidth(args.latent)) {}
+      : leaves_(leaves), pool_(pool), args_(args), partial_stride_(PartialStride(args.latent)) {}
 
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
     const double nanoseconds = EstimateNanoseconds();
-    CutTiles(nanoseconds < kInlineNanoseconds ? kLargestTile : TileRows(), scratch, tiles);
+    const bool is_shared = pool_.size() > 1 && nanoseconds >= kInlineNanoseconds;
+    CutTiles(is_shared ? TileRows() : kLargestTile, scratch, tiles);
     if (tiles.empty()) return;
     const auto num_tiles = static_cast<int64_t>(tiles.size());
     const int64_t wave = std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() / num_tiles);
@@ -91,8 +94,7 @@ class Call {
     for (const AttentionSpan& span : args_.requests) {
       const double keys = span.context_length + span.query_length;
       const double rows = static_cast<double>(span.query_length) * args_.heads;
-      sum += keys * (rows * (args_.cache.width + args_.latent) * kNanosecondsPerFma +
-                     args_.cache.width * kNanosecondsPerCopy);
+      sum += keys * rows * (args_.cache.width + args_.latent) * kNanosecondsPerFma;
     }
     return sum;
   }
@@ -137,7 +139,7 @@ class Call {
                      .split = split,
                      .max = scratch.Take<float>(rows),
                      .sum = scratch.Take<float>(rows),
-                     .out = scratch.Take<float>(rows * padded_latent_)});
+                     .out = scratch.Take<float>(rows * partial_stride_)});
   }
 
   void Attend(const Task& task) const {
@@ -145,86 +147,59 @@ class Call {
     const Scratch::Frame frame(scratch);
     const Tile& tile = *task.tile;
     const AttentionSpan& span = *tile.span;
-    const LatentCache& cache = args_.cache;
     const int64_t rows = tile.last - task.first;
-    const int64_t width = PaddedWidth(cache.width);
+    const int64_t begin = task.split * kAbsorbedSplit;
+    const int64_t num_keys = std::min<int64_t>(kAbsorbedSplit, Keys(tile, tile.last - 1) - begin);
 
-    auto* q = scratch.Take<float>(rows * width);
+    auto* q = scratch.Take<const float*>(rows);
+    auto* visible = scratch.Take<int32_t>(rows);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = task.first + i;
-      const float* from =
-          args_.q.row(span.first_row + row / args_.heads) + row % args_.heads * cache.width;
-      std::copy(from, from + cache.width, q + i * width);
-      std::fill(q + i * width + cache.width, q + (i + 1) * width, 0.0f);
+      q[i] =
+          args_.q.row(span.first_row + row / args_.heads) + row % args_.heads * args_.cache.width;
+      visible[i] = static_cast<int32_t>(std::min(Keys(tile, row) - begin, num_keys));
     }
-    std::fill(task.max, task.max + rows, -std::numeric_limits<float>::infinity());
-    std::fill(task.sum, task.sum + rows, 0.0f);
-    std::fill(task.out, task.out + rows * padded_latent_, 0.0f);
-
-    auto* keys = scratch.Take<float>(kKeyBlock * width);
-    auto* visible = scratch.Take<int32_t>(rows);
-    auto* scores = scratch.Take<float>(kKeyBlock * PaddedRows(rows));
-    const int64_t begin = task.split * kAbsorbedSplit;
-    const int64_t end = std::min(begin + kAbsorbedSplit, Keys(tile, tile.last - 1));
-    const std::byte* entries[2][kKeyBlock];
-    int64_t next = FindEntries(span, begin, end, entries[0]);
-    for (int64_t first = begin, b = 0; first < end; first += kKeyBlock, b ^= 1) {
-      const int64_t num_keys = next;
-      next = FindEntries(span, first + kKeyBlock, end, entries[b ^ 1]);
-      for (int64_t t = 0; t < num_keys; ++t) ReadEntry(entries[b][t], keys + t * width);
-      for (int64_t i = 0; i < rows; ++i) {
-        visible[i] = static_cast<int32_t>(
-            std::clamp<int64_t>(Keys(tile, task.first + i) - first, 0, num_keys));
-      }
-      leaves_.attend_keys({.q = q,
-                           .rows = rows,
-                           .width = width,
-                           .keys = keys,
-                           .values = keys,
-                           .num_keys = num_keys,
-                           .value_width = padded_latent_,
-                           .value_stride = width,
-                           .visible = visible,
-                           .scale = args_.scale,
-                           .max = task.max,
-                           .sum = task.sum,
-                           .out = task.out,
-                           .scores = scores,
-                           .next_entries = entries[b ^ 1],
-                           .num_next = next,
-                           .entry_bytes = EntryBytes()});
-    }
+    leaves_.attend_latents({.q = q,
+                            .rows = rows,
+                            .query_width = args_.cache.width,
+                            .dtype = args_.cache.dtype,
+                            .entries = FindEntries(span, begin, num_keys, scratch),
+                            .num_keys = num_keys,
+                            .value_width = PaddedLatent(args_.latent),
+                            .visible = visible,
+                            .scale = args_.scale,
+                            .max = task.max,
+                            .sum = task.sum,
+                            .out = task.out,
+                            .out_stride = partial_stride_,
+                            .lanes = scratch.Take<float>(rows * PaddedLatent(args_.cache.width)),
+                            .scores = scratch.Take<float>(num_keys * ScoreStride(rows))});
   }
 
-  int64_t EntryBytes() const {
-    return args_.cache.width * static_cast<int64_t>(DTypeSize(args_.cache.dtype));
-  }
-
-  /// Where the entries of up to kKeyBlock positions from `first` on are; returns how many there are
-  /// before `end`.
-  int64_t FindEntries(const AttentionSpan& span, int64_t first, int64_t end,
-                      const std::byte** entries) const {
+  /// Where the entries of `count` positions from `first` on are. Entries of an odd width are copied
+  /// to scratch memory and padded: what follows them in the cache may hold anything.
+  const std::byte* const* FindEntries(const AttentionSpan& span, int64_t first, int64_t count,
+                                      Scratch& scratch) const {
     const LatentCache& cache = args_.cache;
-    const int64_t count = std::clamp<int64_t>(end - first, 0, kKeyBlock);
+    const auto element_bytes = static_cast<int64_t>(DTypeSize(cache.dtype));
+    auto* entries = scratch.Take<const std::byte*>(count);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t position = first + i;
       const int64_t slot =
           int64_t{span.block_table[position / cache.block_size]} * cache.block_size +
           position % cache.block_size;
-      entries[i] =
-          cache.data + cache.SlotOffset(slot) * static_cast<int64_t>(DTypeSize(cache.dtype));
+      entries[i] = cache.data + cache.SlotOffset(slot) * element_bytes;
     }
-    return count;
-  }
-
-  void ReadEntry(const std::byte* entry, float* key) const {
-    const int64_t width = args_.cache.width;
-    if (args_.cache.dtype == DType::kF32) {
-      std::memcpy(key, entry, static_cast<size_t>(width) * sizeof(float));
-    } else {
-      leaves_.widen(reinterpret_cast<const BFloat16*>(entry), width, key);
+    if (cache.width % kLatentLanes == 0) return entries;
+    const auto bytes = static_cast<size_t>(cache.width * element_bytes);
+    const auto padded_bytes = static_cast<size_t>(PaddedLatent(cache.width) * element_bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      auto* copy = scratch.Take<std::byte>(static_cast<int64_t>(padded_bytes));
+      std::memcpy(copy, entries[i], bytes);
+      std::memset(copy + bytes, 0, padded_bytes - bytes);
+      entries[i] = copy;
     }
-    std::fill(key + width, key + PaddedWidth(width), 0.0f);
+    return entries;
   }
 
   /// Merges the wave's partials into a tile's rows; the last one of a row also normalises it.
@@ -236,7 +211,7 @@ class Call {
         const int64_t i = row - task.first;
         float& max = tile.max[row - tile.first];
         float& sum = tile.sum[row - tile.first];
-        const float* partial = task.out + i * padded_latent_;
+        const float* partial = task.out + i * partial_stride_;
         float* out = args_.out.row(tile.span->first_row + row / heads) + row % heads * args_.latent;
         if (task.split == 0) {
           max = task.max[i];
@@ -253,7 +228,7 @@ class Call {
   const LeafKernels& leaves_;
   ThreadPool& pool_;
   const AbsorbedAttentionArgs& args_;
-  int64_t padded_latent_;
+  int64_t partial_stride_;
 };
 
 }  // namespace

@@ -73,6 +73,39 @@ struct KeyBlock {
   int64_t entry_bytes = 0;
 };
 
+/// Widths of latent entries and queries in absorbed attention are padded to a multiple of this.
+inline constexpr int64_t kLatentLanes = 16;
+constexpr int64_t PaddedLatent(int64_t width) {
+  return (width + kLatentLanes - 1) / kLatentLanes * kLatentLanes;
+}
+/// Elements between the scores of one key and the next: tiles write a few past the last row.
+constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
+
+/// The softmax of a set of rows over up to kAbsorbedSplit latent entries, which are keys (their
+/// whole width) and values (their first value_width elements) at once. For every row r, over its
+/// first visible[r] entries e_t:
+///   s_t = scale * dot(q_r, e_t),  max = max s_t,  sum = sum exp(s_t - max),
+///   out = sum exp(s_t - max) e_t[0:value_width].
+/// Entries past visible[r] have no influence on row r, whatever they hold.
+struct LatentBlock {
+  const float* const* q = nullptr;  // [rows] pointers to query_width floats
+  int64_t rows = 0;
+  int64_t query_width = 0;  // what is missing to PaddedLatent is zero
+  DType dtype = DType::kBF16;
+  const std::byte* const* entries = nullptr;  // [num_keys], each PaddedLatent(query_width) elements
+  int64_t num_keys = 0;
+  int64_t value_width = 0;           // a multiple of kLatentLanes
+  const int32_t* visible = nullptr;  // [rows], 1 .. num_keys
+  float scale = 0;
+  float* max = nullptr;  // [rows]
+  float* sum = nullptr;  // [rows]
+  float* out = nullptr;  // [rows, value_width], row r at out + r * out_stride
+  int64_t out_stride = 0;
+  // Scratch, aligned to 32 bytes.
+  float* lanes = nullptr;   // rows * PaddedLatent(query_width)
+  float* scores = nullptr;  // num_keys * ScoreStride(rows)
+};
+
 /// The leaves of one instruction set.
 struct LeafKernels {
   void (*multiply_panels)(const PanelProduct& product);
@@ -81,6 +114,7 @@ struct LeafKernels {
   void (*round_to_bfloat16)(const float* x, int64_t n, float* y);
 
   void (*attend_keys)(const KeyBlock& block);
+  void (*attend_latents)(const LatentBlock& block);
 
   /// Merges a partial softmax (its maximum, sum and unnormalised out of n values) into a running
   /// one: both are scaled to the larger maximum and added.

@@ -13,6 +13,7 @@ constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .round_to_bfloat16 = RoundToBFloat16Row,
     .attend_keys = AttendKeys,
+    .attend_latents = AttendLatents,
     .merge_partial = MergePartial,
     .divide = DivideRow,
     .rms_norm = RmsNormRow,

@@ -1,0 +1,371 @@
+// Absorbed attention over one split of latent entries with AVX2 and FMA.
+//
+// Entries are read where they lie in the cache. Sixteen bfloat16 arrive as eight 32-bit lanes:
+// shifted left they are the elements of even index, masked those of odd index, so queries and sums
+// are kept in that order ("lane order") and no widened copy of an entry is ever stored.
+//
+// Scores: a tile of up to 6 rows keeps a sum of 8 lanes per row and key; a lane takes its elements
+// in rising order, then the lanes are added in a tree. Scores lie as [key][row], so that the
+// softmax runs down the keys with one row per lane: the sum of the probabilities is four chains,
+// one per key % 4, added in a tree. Output: a tile of up to 6 rows x 16 columns adds p_t e_t in
+// order of the keys. None of these orders depends on the other rows, so neither do a row's bits.
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/leaves.h"
+#include "outrider/kernels/cpu/avx2/vectors.h"
+
+namespace outrider::cpu::avx2 {
+
+namespace {
+
+constexpr int64_t kTileRows = 6;
+// Keys whose values stay in L1 while all row tiles pass over a line of columns.
+constexpr int64_t kOutputKeys = 128;
+// Keys that stay in L1 while all row tiles take their scores.
+constexpr int64_t kScoreKeys = 32;
+
+int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/// Rows in even tiles of at most kTileRows.
+struct RowTiles {
+  explicit RowTiles(int64_t all_rows)
+      : rows(all_rows), count((all_rows + kTileRows - 1) / kTileRows) {}
+  int64_t First(int64_t tile) const { return rows * tile / count; }
+
+  int64_t rows;
+  int64_t count;
+};
+
+/// Elements [i, i + 16) of an entry: those of even index in lane order (parity 0), or of odd index.
+/// Of float32 the first or the second eight.
+template <bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) __m256 Elements(const std::byte* entry, int64_t i) {
+  if constexpr (!kIsBFloat16) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 8);
+  } else {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(entry + i * 2));
+    if constexpr (kParity == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+  }
+}
+
+/// From the order of memory to lane order and back; the two are the same for float32.
+template <bool kIsBFloat16>
+inline __attribute__((always_inline)) void LoadLanes(const float* x, __m256& first,
+                                                     __m256& second) {
+  const __m256 a = _mm256_loadu_ps(x);
+  const __m256 b = _mm256_loadu_ps(x + 8);
+  if constexpr (!kIsBFloat16) {
+    first = a;
+    second = b;
+  } else {
+    first = _mm256_castpd_ps(
+        _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xd8));
+    second = _mm256_castpd_ps(
+        _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8));
+  }
+}
+
+template <bool kIsBFloat16>
+inline __attribute__((always_inline)) void StoreLanes(__m256 first, __m256 second, float* x) {
+  if constexpr (!kIsBFloat16) {
+    _mm256_storeu_ps(x, first);
+    _mm256_storeu_ps(x + 8, second);
+  } else {
+    const __m256 low = _mm256_unpacklo_ps(first, second);
+    const __m256 high = _mm256_unpackhi_ps(first, second);
+    _mm256_storeu_ps(x, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(x + 8, _mm256_permute2f128_ps(low, high, 0x31));
+  }
+}
+
+/// The queries in lane order, padded with zeros.
+template <bool kIsBFloat16>
+void ArrangeQueries(const LatentBlock& block, int64_t width) {
+  for (int64_t r = 0; r < block.rows; ++r) {
+    const float* q = block.q[r];
+    float* lanes = block.lanes + r * width;
+    for (int64_t i = 0; i < width; i += kLatentLanes) {
+      alignas(32) float tail[kLatentLanes] = {};
+      const float* from = q + i;
+      if (i + kLatentLanes > block.query_width) {
+        for (int64_t j = 0; i + j < block.query_width; ++j) tail[j] = q[i + j];
+        from = tail;
+      }
+      __m256 first;
+      __m256 second;
+      LoadLanes<kIsBFloat16>(from, first, second);
+      _mm256_store_ps(lanes + i, first);
+      _mm256_store_ps(lanes + i + 8, second);
+    }
+  }
+}
+
+template <int R, int T, bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) void AddScores(const float* q, int64_t width, int64_t i,
+                                                     const std::byte* const (&entries)[T],
+                                                     __m256 (&acc)[T][R]) {
+  __m256 k[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) k[t] = Elements<kIsBFloat16, kParity>(entries[t], i);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m256 qr = _mm256_load_ps(q + r * width + i + kParity * 8);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) MultiplyAdd(qr, k[t], acc[t][r]);
+    // Or the compiler reads all of q early, and has too few registers for the sums.
+    asm volatile("" ::: "memory");
+  }
+}
+
+/// scores[t * stride + r] = scale * dot(q[r], entries[t]) for R rows and T keys. Writes up to three
+/// scores more per key: those of the next tile, which comes later, or padding.
+template <int R, int T, bool kIsBFloat16>
+void ScoreTile(const float* q, int64_t width, const std::byte* const* entries, float scale,
+               float* scores, int64_t stride) {
+  __m256 acc[T][R];
+  const std::byte* entry[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    entry[t] = entries[t];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[t][r] = _mm256_setzero_ps();
+  }
+  for (int64_t i = 0; i < width; i += kLatentLanes) {
+    AddScores<R, T, kIsBFloat16, 0>(q, width, i, entry, acc);
+    AddScores<R, T, kIsBFloat16, 1>(q, width, i, entry, acc);
+  }
+  const __m128 scale4 = _mm_set1_ps(scale);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += 4) {
+      const __m128 dots = SumsOfLanes(acc[t][r], acc[t][r + 1 < R ? r + 1 : r],
+                                      acc[t][r + 2 < R ? r + 2 : r], acc[t][r + 3 < R ? r + 3 : r]);
+      _mm_storeu_ps(scores + t * stride + r, _mm_mul_ps(dots, scale4));
+    }
+  }
+}
+
+/// Fetches the entries of the next block of keys in as many steps as there are tiles of this one,
+/// so that memory and arithmetic keep busy side by side.
+class ReadAhead {
+ public:
+  ReadAhead(const LatentBlock& block, int64_t first, int64_t entry_bytes, int64_t steps)
+      : entry_(block.entries + first),
+        end_(block.entries + Least(first + kScoreKeys, block.num_keys)),
+        entry_bytes_(entry_bytes),
+        per_step_(((entry_bytes + 63) / 64 * Most(0, end_ - entry_) + steps - 1) / steps) {}
+
+  void Step() {
+    for (int64_t i = 0; i < per_step_ && entry_ < end_; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(*entry_) + byte_, _MM_HINT_T1);
+      byte_ += 64;
+      if (byte_ >= entry_bytes_) {
+        byte_ = 0;
+        ++entry_;
+      }
+    }
+  }
+
+ private:
+  const std::byte* const* entry_;
+  const std::byte* const* end_;
+  int64_t entry_bytes_;
+  int64_t per_step_;
+  int64_t byte_ = 0;
+};
+
+/// Keys per tile: enough chains to hide the latency of an FMA, few enough for the registers.
+constexpr int64_t KeysOfTile(int64_t rows) { return rows >= 5 ? 2 : rows == 4 ? 3 : 4; }
+
+/// Keys [first, last) for R rows from r on.
+template <int R, bool kIsBFloat16>
+void ScoreRows(const LatentBlock& block, int64_t r, int64_t first, int64_t last, ReadAhead& ahead) {
+  constexpr int kKeys = KeysOfTile(R);
+  const int64_t width = PaddedLatent(block.query_width);
+  const int64_t stride = ScoreStride(block.rows);
+  const float* q = block.lanes + r * width;
+  int64_t t = first;
+  for (; t + kKeys <= last; t += kKeys) {
+    ahead.Step();
+    ScoreTile<R, kKeys, kIsBFloat16>(q, width, block.entries + t, block.scale,
+                                     block.scores + t * stride + r, stride);
+  }
+  for (; t < last; ++t) {
+    ScoreTile<R, 1, kIsBFloat16>(q, width, block.entries + t, block.scale,
+                                 block.scores + t * stride + r, stride);
+  }
+}
+
+template <bool kIsBFloat16>
+void Scores(const LatentBlock& block) {
+  constexpr void (*kRows[kTileRows])(const LatentBlock&, int64_t, int64_t, int64_t, ReadAhead&) = {
+      ScoreRows<1, kIsBFloat16>, ScoreRows<2, kIsBFloat16>, ScoreRows<3, kIsBFloat16>,
+      ScoreRows<4, kIsBFloat16>, ScoreRows<5, kIsBFloat16>, ScoreRows<6, kIsBFloat16>};
+  const int64_t entry_bytes = PaddedLatent(block.query_width) * (kIsBFloat16 ? 2 : 4);
+  const RowTiles tiles(block.rows);
+  for (int64_t first = 0; first < block.num_keys; first += kScoreKeys) {
+    const int64_t last = Least(first + kScoreKeys, block.num_keys);
+    const int64_t steps = tiles.count * (kScoreKeys / KeysOfTile(block.rows / tiles.count));
+    ReadAhead ahead(block, last, entry_bytes, steps);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t r = tiles.First(tile);
+      const int64_t rows = tiles.First(tile + 1) - r;
+      int64_t keys = 0;
+      for (int64_t i = r; i < r + rows; ++i) keys = Most(keys, block.visible[i]);
+      kRows[rows - 1](block, r, first, Least(last, keys), ahead);
+    }
+  }
+}
+
+/// Eight rows from r on: their maximum, probabilities in place of the scores, their sum.
+void Softmax(const LatentBlock& block, int64_t r, int64_t stride) {
+  const __m256i lanes = TailMask(Least(8, block.rows - r));
+  const __m256i visible = _mm256_maskload_epi32(block.visible + r, lanes);
+  float* scores = block.scores + r;
+  int64_t shared = block.num_keys;  // keys that all of the rows see
+  int64_t keys = 0;
+  for (int64_t i = r; i < Least(r + 8, block.rows); ++i) {
+    shared = Least(shared, block.visible[i]);
+    keys = Most(keys, block.visible[i]);
+  }
+  const __m256 lowest = _mm256_set1_ps(-__builtin_inff());
+  __m256 max4[4] = {lowest, lowest, lowest, lowest};
+  int64_t t = 0;
+  for (; t + 4 <= shared; t += 4) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      max4[j] = _mm256_max_ps(max4[j], _mm256_load_ps(scores + (t + j) * stride));
+    }
+  }
+  __m256 max = _mm256_max_ps(_mm256_max_ps(max4[0], max4[1]), _mm256_max_ps(max4[2], max4[3]));
+  for (; t < keys; ++t) {
+    const __m256i sees = _mm256_cmpgt_epi32(visible, _mm256_set1_epi32(static_cast<int>(t)));
+    const __m256 s = _mm256_load_ps(scores + t * stride);
+    max = _mm256_max_ps(max, _mm256_blendv_ps(lowest, s, _mm256_castsi256_ps(sees)));
+  }
+  __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
+                    _mm256_setzero_ps()};
+  const __m256i steps = _mm256_set1_epi32(1);
+  __m256i position = _mm256_setzero_si256();
+  for (t = 0; t < keys; t += 4) {
+    const int64_t count = Least(4, keys - t);
+    for (int64_t j = 0; j < count; ++j) {
+      const __m256i sees = _mm256_cmpgt_epi32(visible, position);
+      const __m256 p = Exp(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
+      const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
+      _mm256_store_ps(scores + (t + j) * stride, seen);
+      sums[j] = _mm256_add_ps(sums[j], seen);
+      position = _mm256_add_epi32(position, steps);
+    }
+  }
+  const __m256 sum =
+      _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
+  _mm256_maskstore_ps(block.max + r, lanes, max);
+  _mm256_maskstore_ps(block.sum + r, lanes, sum);
+}
+
+struct OutputArgs {
+  const float* p;  // of the tile's first row
+  int64_t stride;
+  const std::byte* const* entries;
+  int64_t column;
+  int64_t ahead;  // bytes from a value to what is fetched along with it
+  float* out;     // row 0, at the column
+  int64_t out_stride;
+};
+
+/// out[r] (+)= sum over keys t in [first, last) of p[t][r] * entries[t], for R rows and 16 columns.
+template <int R, bool kIsBFloat16>
+void OutputTile(const OutputArgs& args, int64_t first, int64_t last, bool from_zero) {
+  __m256 acc[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = _mm256_setzero_ps();
+    acc[r][1] = _mm256_setzero_ps();
+    if (!from_zero) LoadLanes<kIsBFloat16>(args.out + r * args.out_stride, acc[r][0], acc[r][1]);
+  }
+  const int64_t stride = args.stride;
+  const int64_t column = args.column;
+  const int64_t ahead = args.ahead;
+  const float* p = args.p + first * stride;
+  const std::byte* const* entry = args.entries + first;
+  for (const std::byte* const* end = args.entries + last; entry < end; ++entry, p += stride) {
+    const __m256 v0 = Elements<kIsBFloat16, 0>(*entry, column);
+    const __m256 v1 = Elements<kIsBFloat16, 1>(*entry, column);
+    _mm_prefetch(reinterpret_cast<const char*>(*entry) + ahead, _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m256 pr = _mm256_broadcast_ss(p + r);
+      MultiplyAdd(pr, v0, acc[r][0]);
+      MultiplyAdd(pr, v1, acc[r][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    StoreLanes<kIsBFloat16>(acc[r][0], acc[r][1], args.out + r * args.out_stride);
+  }
+}
+
+template <bool kIsBFloat16>
+void Output(const LatentBlock& block, int64_t stride) {
+  constexpr void (*kTiles[kTileRows])(const OutputArgs&, int64_t, int64_t, bool) = {
+      OutputTile<1, kIsBFloat16>, OutputTile<2, kIsBFloat16>, OutputTile<3, kIsBFloat16>,
+      OutputTile<4, kIsBFloat16>, OutputTile<5, kIsBFloat16>, OutputTile<6, kIsBFloat16>};
+  constexpr int64_t kElementBytes = kIsBFloat16 ? 2 : 4;
+  constexpr int64_t kLine = 64 / kElementBytes;
+  const RowTiles tiles(block.rows);
+  for (int64_t first = 0; first < block.num_keys; first += kOutputKeys) {
+    const int64_t last = Least(first + kOutputKeys, block.num_keys);
+    for (int64_t line = 0; line < block.value_width; line += kLine) {
+      const int64_t next = line + kLine < block.value_width ? line + kLine : 0;
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        const int64_t r = tiles.First(tile);
+        const int64_t rows = tiles.First(tile + 1) - r;
+        int64_t shared = last;
+        for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
+        for (int64_t c = line; c < Least(line + kLine, block.value_width); c += kLatentLanes) {
+          OutputArgs args = {.p = block.scores + r,
+                             .stride = stride,
+                             .entries = block.entries,
+                             .column = c,
+                             .ahead = next * kElementBytes,
+                             .out = block.out + r * block.out_stride + c,
+                             .out_stride = block.out_stride};
+          if (first < shared || first == 0) kTiles[rows - 1](args, first, shared, first == 0);
+          // Keys that only some of the rows see must not touch the others, not even times zero.
+          for (int64_t i = r; i < r + rows; ++i, ++args.p, args.out += block.out_stride) {
+            const int64_t own = Least(last, block.visible[i]);
+            if (own > shared && own > first) kTiles[0](args, Most(first, shared), own, false);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <bool kIsBFloat16>
+void Attend(const LatentBlock& block) {
+  const int64_t width = PaddedLatent(block.query_width);
+  const int64_t stride = ScoreStride(block.rows);
+  ArrangeQueries<kIsBFloat16>(block, width);
+  Scores<kIsBFloat16>(block);
+  for (int64_t r = 0; r < block.rows; r += kRowLanes) Softmax(block, r, stride);
+  Output<kIsBFloat16>(block, stride);
+}
+
+}  // namespace
+
+void AttendLatents(const LatentBlock& block) {
+  if (block.dtype == DType::kBF16) {
+    Attend<true>(block);
+  } else {
+    Attend<false>(block);
+  }
+}
+
+}  // namespace outrider::cpu::avx2
