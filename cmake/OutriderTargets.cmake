@@ -1,10 +1,15 @@
 # outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
 
-# outrider_room(NAME SOURCES file... [DEPS room-or-library...])
-# One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries.
+# outrider_room(NAME SOURCES file... [DEPS room-or-library...] [ONE_BY_ONE])
+# One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries. With
+# OUTRIDER_UNITY_BUILD its sources are compiled several at a time, unless ONE_BY_ONE: files that use the same
+# names for their own things.
 function(outrider_room name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_BY_ONE" "" "SOURCES;DEPS" ${ARGN})
   add_library(outrider_${name} STATIC ${ARG_SOURCES})
+  if(OUTRIDER_UNITY_BUILD AND NOT ARG_ONE_BY_ONE)
+    set_target_properties(outrider_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
   target_link_libraries(outrider_${name} PUBLIC outrider_flags ${ARG_DEPS})
 endfunction()
 

@@ -45,16 +45,13 @@ std::string ShapeText(std::span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// A name from a file, as untrusted text, fit for a message.
-std::string Quoted(const std::string& text) { return Shown(json(text)); }
-
-/// The same without quotes where the name needs none.
+/// A name from a file, as untrusted text, fit for a message: without quotes where it needs none.
 std::string Printable(const std::string& name) {
   constexpr size_t kLongest = 200;
   const bool plain = name.size() <= kLongest && std::all_of(name.begin(), name.end(), [](char c) {
                        return c > ' ' && c <= '~';
                      });
-  return plain ? name : Quoted(name);
+  return plain ? name : Shown(name);
 }
 
 class CheckpointSource : public WeightSource {
@@ -239,7 +236,7 @@ void AddFile(const fs::path& path, const std::vector<std::string>* wanted, Entri
     auto node = found.extract(name);
     if (node.empty()) {
       throw InvalidArgument("{}: has no tensor {}, which {} says it has", path.string(),
-                            Quoted(name), kIndexFile);
+                            Shown(name), kIndexFile);
     }
     entries.insert(std::move(node));
   }
@@ -249,7 +246,7 @@ void AddFile(const fs::path& path, const std::vector<std::string>* wanted, Entri
 std::string CheckedFileName(const json& value, const std::string& tensor, std::string_view where) {
   if (!value.is_string()) {
     throw InvalidArgument("{}: weight_map gives {} for tensor {}, not a file name", where,
-                          Shown(value), Quoted(tensor));
+                          Shown(value), Shown(tensor));
   }
   std::string name = value.get<std::string>();
   const fs::path path(name);
@@ -259,7 +256,7 @@ std::string CheckedFileName(const json& value, const std::string& tensor, std::s
     throw InvalidArgument(
         "{}: weight_map gives {} for tensor {}; a file in the same directory is "
         "needed",
-        where, Shown(value), Quoted(tensor));
+        where, Shown(value), Shown(tensor));
   }
   return name;
 }
@@ -295,7 +292,7 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const Mo
     throw InvalidArgument(
         "{}: quantization {} cannot be loaded; \"fp8\" with weight_block_size, or "
         "none, can",
-        directory.string(), Quoted(quantization.method));
+        directory.string(), Shown(quantization.method));
   }
   Entries entries;
   std::error_code ignored;

@@ -19,9 +19,6 @@ using nlohmann::json;
 constexpr uint64_t kLengthBytes = 8;
 constexpr size_t kMaxDimensions = 16;
 
-/// What Error messages show of a name: no control characters, not too long.
-std::string Quoted(const std::string& name) { return Shown(json(name)); }
-
 /// Collects TensorInfos from the JSON's events, without building a document: a header may be large.
 /// It knows one shape only, {name: {dtype, shape, data_offsets}}, so nesting is bounded by it.
 class HeaderHandler : public json::json_sax_t {
@@ -123,7 +120,7 @@ class HeaderHandler : public json::json_sax_t {
     if (tensors_.empty() || in_metadata_) {
       throw InvalidArgument("{}: header {}", where_, what);
     }
-    throw InvalidArgument("{}: tensor {} {}", where_, Quoted(tensors_.back().name), what);
+    throw InvalidArgument("{}: tensor {} {}", where_, Shown(tensors_.back().name), what);
   }
 
   bool Unexpected(std::string_view what) const {
@@ -145,7 +142,7 @@ class HeaderHandler : public json::json_sax_t {
     } else if (name == "data_offsets") {
       key_ = Key::kOffsets;
     } else {
-      Fail(fmt::format("has an unknown key {}", Quoted(name)));
+      Fail(fmt::format("has an unknown key {}", Shown(name)));
     }
     if ((seen_ & static_cast<int>(key_)) != 0) Fail(fmt::format("has two keys \"{}\"", name));
     seen_ |= static_cast<int>(key_);
@@ -166,7 +163,7 @@ void CheckTensor(const TensorInfo& tensor, uint64_t data_size, std::string_view 
   if (tensor.begin > tensor.end || tensor.end > data_size) {
     throw InvalidArgument(
         "{}: tensor {} has data_offsets [{}, {}], outside of the {} bytes of data", where,
-        Quoted(tensor.name), tensor.begin, tensor.end, data_size);
+        Shown(tensor.name), tensor.begin, tensor.end, data_size);
   }
   uint64_t elements = 1;
   bool overflow = false;
@@ -175,14 +172,14 @@ void CheckTensor(const TensorInfo& tensor, uint64_t data_size, std::string_view 
   }
   if (overflow) {
     throw InvalidArgument("{}: tensor {} has shape [{}], more elements than can be counted", where,
-                          Quoted(tensor.name), fmt::join(tensor.shape, ", "));
+                          Shown(tensor.name), fmt::join(tensor.shape, ", "));
   }
   if (!tensor.dtype) return;  // of unknown size; refused when it is asked for
   uint64_t bytes = 0;
   if (__builtin_mul_overflow(elements, uint64_t{DTypeSize(*tensor.dtype)}, &bytes) ||
       bytes != tensor.end - tensor.begin) {
     throw InvalidArgument("{}: tensor {} has {} bytes, but {} elements of type {}", where,
-                          Quoted(tensor.name), tensor.end - tensor.begin, elements,
+                          Shown(tensor.name), tensor.end - tensor.begin, elements,
                           tensor.dtype_name);
   }
 }
@@ -194,7 +191,7 @@ void CheckCover(const std::vector<TensorInfo>& tensors, uint64_t data_size,
   for (const TensorInfo& tensor : tensors) {
     if (tensor.begin != covered) {
       throw InvalidArgument("{}: tensor {} begins at byte {} of the data, {} it should be {}",
-                            where, Quoted(tensor.name), tensor.begin,
+                            where, Shown(tensor.name), tensor.begin,
                             tensor.begin < covered ? "inside the one before;" : "after a hole;",
                             covered);
     }

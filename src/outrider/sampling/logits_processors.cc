@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
 #include "outrider/base/error.h"
+#include "outrider/sampling/sampler.h"
 
 namespace outrider {
 
 namespace {
-
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
 bool Penalises(const SamplingParams& params) {
   return params.repetition_penalty != 1 || params.presence_penalty != 0 ||

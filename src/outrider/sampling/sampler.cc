@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "outrider/base/arg_max.h"
 #include "outrider/base/random.h"
@@ -10,8 +9,6 @@
 namespace outrider {
 
 namespace {
-
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
 bool Cuts(const SamplingParams& params) {
   return params.top_k > 0 || params.top_p < 1 || params.min_p > 0;

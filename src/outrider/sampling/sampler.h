@@ -3,12 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "outrider/sampling/sampling_params.h"
 
 namespace outrider {
+
+/// The logit of a token that may not be drawn.
+inline constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
 class Sampler {
  public:

@@ -20,7 +20,7 @@
 namespace outrider {
 namespace {
 
-constexpr size_t kMaxFileBytes = 256UL << 20;
+constexpr size_t kMaxTokenizerBytes = 256UL << 20;
 constexpr size_t kMaxTextBytes = 1UL << 30;
 
 // Remembers the tokens of short words: each word has one possible place, the last to come keeps it.
@@ -186,7 +186,7 @@ Tokenizer Tokenizer::FromJson(std::string_view json, std::string_view where) {
 }
 
 Tokenizer Tokenizer::FromFile(const std::filesystem::path& path) {
-  return FromJson(ReadTextFile(path, kMaxFileBytes), path.string());
+  return FromJson(ReadTextFile(path, kMaxTokenizerBytes), path.string());
 }
 
 Tokenizer Tokenizer::FromModelDirectory(const std::filesystem::path& directory) {

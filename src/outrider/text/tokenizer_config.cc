@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxFileBytes = 64UL << 20;
+constexpr size_t kMaxConfigBytes = 64UL << 20;
 
 bool ReadFlag(const Json& root, const char* key, bool fallback, const std::string& where) {
   const auto value = root.find(key);
@@ -63,7 +63,7 @@ TokenizerConfig ReadTokenizerConfig(const std::filesystem::path& directory) {
   const std::string where = path.string();
   Json root;
   try {
-    root = Json::parse(ReadTextFile(path, kMaxFileBytes));
+    root = Json::parse(ReadTextFile(path, kMaxConfigBytes));
   } catch (const Json::exception& error) {
     throw InvalidArgument("{}: not valid JSON: {}", where, error.what());
   }
