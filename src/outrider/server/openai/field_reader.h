@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +12,9 @@
 #include <vector>
 
 namespace outrider::openai {
+
+/// The largest bound for a field that becomes an int32_t.
+inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 class FieldReader {
  public:

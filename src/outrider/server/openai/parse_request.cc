@@ -19,7 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPrompts = 1024;
 constexpr size_t kMaxChoices = 1024;
 constexpr int32_t kDefaultCompletionTokens = 16;

@@ -15,7 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxN = 128;
 constexpr size_t kMaxStopStrings = 16;
 constexpr size_t kMaxBadWords = 512;

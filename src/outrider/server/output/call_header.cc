@@ -4,18 +4,12 @@
 #include <cstddef>
 
 #include "outrider/server/output/marker.h"
+#include "outrider/server/output/white_space.h"
 
 namespace outrider {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = 256;
-constexpr std::string_view kSpace = " \t\r\n";
-
-std::string_view Trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
 
 // The name in "functions.NAME:NUMBER", of which either side may be missing.
 std::string_view NameInId(std::string_view id) {

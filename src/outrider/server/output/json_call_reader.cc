@@ -11,12 +11,12 @@
 #include "outrider/server/output/held_text.h"
 #include "outrider/server/output/marker.h"
 #include "outrider/server/output/tool_call_reader.h"
+#include "outrider/server/output/white_space.h"
 
 namespace outrider {
 namespace {
 
 constexpr std::string_view kBlockBegin = "```json";
-constexpr std::string_view kSpace = " \t\r\n";
 
 class JsonCallReader : public ToolCallReader {
  public:

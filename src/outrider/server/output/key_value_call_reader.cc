@@ -10,6 +10,7 @@
 #include "outrider/server/output/call_header.h"
 #include "outrider/server/output/marker.h"
 #include "outrider/server/output/tool_call_reader.h"
+#include "outrider/server/output/white_space.h"
 
 namespace outrider {
 namespace {
@@ -40,13 +41,6 @@ std::string Escaped(std::string_view text) {
     }
   }
   return out;
-}
-
-std::string Trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
 class KeyValueCallReader : public ToolCallReader {
@@ -138,7 +132,7 @@ class KeyValueCallReader : public ToolCallReader {
   }
 
   void BeginValue(std::vector<OutputPiece>* pieces) {
-    const std::string key = Trimmed(key_);
+    const std::string key(Trimmed(key_));
     is_string_ = string_parameters_ != nullptr && string_parameters_->contains(key);
     AppendText(OutputPiece::Kind::kArguments,
                (std::exchange(any_, true) ? ", \"" : "\"") + Escaped(key) +
@@ -161,7 +155,7 @@ class KeyValueCallReader : public ToolCallReader {
     };
     if (is_string_) {
       add("\"");
-    } else if (const std::string value = Trimmed(value_); nlohmann::json::accept(value)) {
+    } else if (const std::string value(Trimmed(value_)); nlohmann::json::accept(value)) {
       add(value);
     } else {
       add("\"");

@@ -4,11 +4,11 @@
 #include <array>
 
 #include "outrider/server/output/marker.h"
+#include "outrider/server/output/white_space.h"
 
 namespace outrider {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kLineEnds = "\r\n";
 // A text that begins with more space than this is content.
 constexpr size_t kMaxSpaceBeforeReasoning = 64;
