@@ -72,10 +72,6 @@ void SplitTarget(std::string_view target, HttpRequest* request) {
   if (question != std::string_view::npos) request->query = target.substr(question + 1);
 }
 
-void RethrowFailure(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);
-}
-
 }  // namespace
 
 struct HttpConnection::Parser {

@@ -7,6 +7,7 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +18,11 @@
 #include "outrider/server/http_wake_list.h"
 
 namespace outrider {
+
+/// For coroutines nobody waits for: what they throw ends the I/O thread instead of being lost.
+inline void RethrowFailure(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
 
 /// What the connections of a server share. Used on the I/O thread only.
 struct HttpServerState {

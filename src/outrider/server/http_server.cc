@@ -102,10 +102,6 @@ void ListenOnUnixSocket(asio::io_context& io, Acceptor& acceptor, const std::str
   if (error) throw InvalidArgument("cannot listen on unix socket {}: {}", path, error.message());
 }
 
-void RethrowFailure(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);
-}
-
 }  // namespace
 
 class HttpServer::Impl {
