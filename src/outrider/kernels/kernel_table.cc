@@ -2,6 +2,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cpu/avx2/avx2_kernels.h"
+#include "outrider/kernels/cpu/avx512/avx512_kernels.h"
 #include "outrider/kernels/reference/reference_kernels.h"
 
 namespace outrider {
@@ -11,9 +12,10 @@ const KernelTable& GetKernels(Isa isa) {
     case Isa::kReference:
       return reference::Kernels();
     case Isa::kAvx2:
+      return cpu::avx2::Kernels();
     case Isa::kAvx512:
     case Isa::kAmx:
-      return cpu::avx2::Kernels();
+      return cpu::avx512::Kernels();
   }
   OUTRIDER_CHECK(false);
 }

@@ -27,8 +27,6 @@ struct PanelProduct {
   float* sums = nullptr;    // scratch, PanelProductScratch(rows) floats, 64-byte aligned
 };
 
-/// Rows of x up to which a leaf keeps all sums in registers and reads each panel once, in one go.
-inline constexpr int64_t kRowTile = 6;
 /// Panels that share a pass over a block of x when there are more rows than that.
 inline constexpr int64_t kPanelGroup = 4;
 
@@ -74,7 +72,7 @@ struct KeyBlock {
 };
 
 /// Widths of latent entries and queries in absorbed attention are padded to a multiple of this.
-inline constexpr int64_t kLatentLanes = 16;
+inline constexpr int64_t kLatentLanes = 32;
 constexpr int64_t PaddedLatent(int64_t width) {
   return (width + kLatentLanes - 1) / kLatentLanes * kLatentLanes;
 }

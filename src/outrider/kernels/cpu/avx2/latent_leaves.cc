@@ -12,6 +12,7 @@
 
 #include <immintrin.h>
 
+#include "outrider/kernels/cpu/avx2/latent_softmax.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/avx2/vectors.h"
 
@@ -20,23 +21,11 @@ namespace outrider::cpu::avx2 {
 namespace {
 
 constexpr int64_t kTileRows = 6;
+constexpr int64_t kStep = 16;  // elements of an entry that arrive together
 // Keys whose values stay in L1 while all row tiles pass over a line of columns.
 constexpr int64_t kOutputKeys = 128;
 // Keys that stay in L1 while all row tiles take their scores.
 constexpr int64_t kScoreKeys = 32;
-
-int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/// Rows in even tiles of at most kTileRows.
-struct RowTiles {
-  explicit RowTiles(int64_t all_rows)
-      : rows(all_rows), count((all_rows + kTileRows - 1) / kTileRows) {}
-  int64_t First(int64_t tile) const { return rows * tile / count; }
-
-  int64_t rows;
-  int64_t count;
-};
 
 /// Elements [i, i + 16) of an entry: those of even index in lane order (parity 0), or of odd index.
 /// Of float32 the first or the second eight.
@@ -88,10 +77,10 @@ void ArrangeQueries(const LatentBlock& block, int64_t width) {
   for (int64_t r = 0; r < block.rows; ++r) {
     const float* q = block.q[r];
     float* lanes = block.lanes + r * width;
-    for (int64_t i = 0; i < width; i += kLatentLanes) {
-      alignas(32) float tail[kLatentLanes] = {};
+    for (int64_t i = 0; i < width; i += kStep) {
+      alignas(32) float tail[kStep] = {};
       const float* from = q + i;
-      if (i + kLatentLanes > block.query_width) {
+      if (i + kStep > block.query_width) {
         for (int64_t j = 0; i + j < block.query_width; ++j) tail[j] = q[i + j];
         from = tail;
       }
@@ -134,7 +123,7 @@ void ScoreTile(const float* q, int64_t width, const std::byte* const* entries, f
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[t][r] = _mm256_setzero_ps();
   }
-  for (int64_t i = 0; i < width; i += kLatentLanes) {
+  for (int64_t i = 0; i < width; i += kStep) {
     AddScores<R, T, kIsBFloat16, 0>(q, width, i, entry, acc);
     AddScores<R, T, kIsBFloat16, 1>(q, width, i, entry, acc);
   }
@@ -149,35 +138,6 @@ void ScoreTile(const float* q, int64_t width, const std::byte* const* entries, f
     }
   }
 }
-
-/// Fetches the entries of the next block of keys in as many steps as there are tiles of this one,
-/// so that memory and arithmetic keep busy side by side.
-class ReadAhead {
- public:
-  ReadAhead(const LatentBlock& block, int64_t first, int64_t entry_bytes, int64_t steps)
-      : entry_(block.entries + first),
-        end_(block.entries + Least(first + kScoreKeys, block.num_keys)),
-        entry_bytes_(entry_bytes),
-        per_step_(((entry_bytes + 63) / 64 * Most(0, end_ - entry_) + steps - 1) / steps) {}
-
-  void Step() {
-    for (int64_t i = 0; i < per_step_ && entry_ < end_; ++i) {
-      _mm_prefetch(reinterpret_cast<const char*>(*entry_) + byte_, _MM_HINT_T1);
-      byte_ += 64;
-      if (byte_ >= entry_bytes_) {
-        byte_ = 0;
-        ++entry_;
-      }
-    }
-  }
-
- private:
-  const std::byte* const* entry_;
-  const std::byte* const* end_;
-  int64_t entry_bytes_;
-  int64_t per_step_;
-  int64_t byte_ = 0;
-};
 
 /// Keys per tile: enough chains to hide the latency of an FMA, few enough for the registers.
 constexpr int64_t KeysOfTile(int64_t rows) { return rows >= 5 ? 2 : rows == 4 ? 3 : 4; }
@@ -207,11 +167,11 @@ void Scores(const LatentBlock& block) {
       ScoreRows<1, kIsBFloat16>, ScoreRows<2, kIsBFloat16>, ScoreRows<3, kIsBFloat16>,
       ScoreRows<4, kIsBFloat16>, ScoreRows<5, kIsBFloat16>, ScoreRows<6, kIsBFloat16>};
   const int64_t entry_bytes = PaddedLatent(block.query_width) * (kIsBFloat16 ? 2 : 4);
-  const RowTiles tiles(block.rows);
+  const RowTiles tiles(block.rows, kTileRows);
   for (int64_t first = 0; first < block.num_keys; first += kScoreKeys) {
     const int64_t last = Least(first + kScoreKeys, block.num_keys);
     const int64_t steps = tiles.count * (kScoreKeys / KeysOfTile(block.rows / tiles.count));
-    ReadAhead ahead(block, last, entry_bytes, steps);
+    ReadAhead ahead(block, last, kScoreKeys, entry_bytes, steps);
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t r = tiles.First(tile);
       const int64_t rows = tiles.First(tile + 1) - r;
@@ -220,53 +180,6 @@ void Scores(const LatentBlock& block) {
       kRows[rows - 1](block, r, first, Least(last, keys), ahead);
     }
   }
-}
-
-/// Eight rows from r on: their maximum, probabilities in place of the scores, their sum.
-void Softmax(const LatentBlock& block, int64_t r, int64_t stride) {
-  const __m256i lanes = TailMask(Least(8, block.rows - r));
-  const __m256i visible = _mm256_maskload_epi32(block.visible + r, lanes);
-  float* scores = block.scores + r;
-  int64_t shared = block.num_keys;  // keys that all of the rows see
-  int64_t keys = 0;
-  for (int64_t i = r; i < Least(r + 8, block.rows); ++i) {
-    shared = Least(shared, block.visible[i]);
-    keys = Most(keys, block.visible[i]);
-  }
-  const __m256 lowest = _mm256_set1_ps(-__builtin_inff());
-  __m256 max4[4] = {lowest, lowest, lowest, lowest};
-  int64_t t = 0;
-  for (; t + 4 <= shared; t += 4) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      max4[j] = _mm256_max_ps(max4[j], _mm256_load_ps(scores + (t + j) * stride));
-    }
-  }
-  __m256 max = _mm256_max_ps(_mm256_max_ps(max4[0], max4[1]), _mm256_max_ps(max4[2], max4[3]));
-  for (; t < keys; ++t) {
-    const __m256i sees = _mm256_cmpgt_epi32(visible, _mm256_set1_epi32(static_cast<int>(t)));
-    const __m256 s = _mm256_load_ps(scores + t * stride);
-    max = _mm256_max_ps(max, _mm256_blendv_ps(lowest, s, _mm256_castsi256_ps(sees)));
-  }
-  __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
-                    _mm256_setzero_ps()};
-  const __m256i steps = _mm256_set1_epi32(1);
-  __m256i position = _mm256_setzero_si256();
-  for (t = 0; t < keys; t += 4) {
-    const int64_t count = Least(4, keys - t);
-    for (int64_t j = 0; j < count; ++j) {
-      const __m256i sees = _mm256_cmpgt_epi32(visible, position);
-      const __m256 p = Exp(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
-      const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
-      _mm256_store_ps(scores + (t + j) * stride, seen);
-      sums[j] = _mm256_add_ps(sums[j], seen);
-      position = _mm256_add_epi32(position, steps);
-    }
-  }
-  const __m256 sum =
-      _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
-  _mm256_maskstore_ps(block.max + r, lanes, max);
-  _mm256_maskstore_ps(block.sum + r, lanes, sum);
 }
 
 struct OutputArgs {
@@ -318,7 +231,7 @@ void Output(const LatentBlock& block, int64_t stride) {
       OutputTile<4, kIsBFloat16>, OutputTile<5, kIsBFloat16>, OutputTile<6, kIsBFloat16>};
   constexpr int64_t kElementBytes = kIsBFloat16 ? 2 : 4;
   constexpr int64_t kLine = 64 / kElementBytes;
-  const RowTiles tiles(block.rows);
+  const RowTiles tiles(block.rows, kTileRows);
   for (int64_t first = 0; first < block.num_keys; first += kOutputKeys) {
     const int64_t last = Least(first + kOutputKeys, block.num_keys);
     for (int64_t line = 0; line < block.value_width; line += kLine) {
@@ -328,7 +241,7 @@ void Output(const LatentBlock& block, int64_t stride) {
         const int64_t rows = tiles.First(tile + 1) - r;
         int64_t shared = last;
         for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
-        for (int64_t c = line; c < Least(line + kLine, block.value_width); c += kLatentLanes) {
+        for (int64_t c = line; c < Least(line + kLine, block.value_width); c += kStep) {
           OutputArgs args = {.p = block.scores + r,
                              .stride = stride,
                              .entries = block.entries,

@@ -20,6 +20,8 @@ namespace outrider::cpu::avx2 {
 
 namespace {
 
+// Rows up to which all sums stay in registers and each panel is read once, in one go.
+constexpr int64_t kRowTile = 6;
 constexpr int64_t kBlock = 256;  // k's per block, even
 // Read ahead of the multiplication, for products of one row tile: over the streams of a tile, and
 // in the one stream of a tile of one panel.

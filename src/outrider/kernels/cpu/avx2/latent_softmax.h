@@ -1,0 +1,105 @@
+// What the latent leaves of all vector widths share: how rows are tiled, entries fetched ahead, and
+// the softmax of eight rows, one per lane (include in leaves only).
+#pragma once
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/vectors.h"
+#include "outrider/kernels/cpu/leaf_kernels.h"
+
+namespace outrider::cpu::avx2 {
+// One copy per leaf file: these must not become shared symbols with AVX2 code.
+namespace {  // NOLINT(google-build-namespaces)
+
+inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/// Rows in even tiles of at most `most`.
+struct RowTiles {
+  RowTiles(int64_t all_rows, int64_t most) : rows(all_rows), count((all_rows + most - 1) / most) {}
+  int64_t First(int64_t tile) const { return rows * tile / count; }
+
+  int64_t rows;
+  int64_t count;
+};
+
+/// Fetches the entries of the next block of keys in as many steps as there are tiles of this one,
+/// so that memory and arithmetic keep busy side by side.
+class ReadAhead {
+ public:
+  ReadAhead(const LatentBlock& block, int64_t first, int64_t count, int64_t entry_bytes,
+            int64_t steps)
+      : entry_(block.entries + first),
+        end_(block.entries + Least(first + count, block.num_keys)),
+        entry_bytes_(entry_bytes),
+        per_step_(((entry_bytes + 63) / 64 * Most(0, end_ - entry_) + steps - 1) / steps) {}
+
+  void Step() {
+    for (int64_t i = 0; i < per_step_ && entry_ < end_; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(*entry_) + byte_, _MM_HINT_T1);
+      byte_ += 64;
+      if (byte_ >= entry_bytes_) {
+        byte_ = 0;
+        ++entry_;
+      }
+    }
+  }
+
+ private:
+  const std::byte* const* entry_;
+  const std::byte* const* end_;
+  int64_t entry_bytes_;
+  int64_t per_step_;
+  int64_t byte_ = 0;
+};
+
+/// Eight rows from r on: their maximum, probabilities in place of the scores, their sum: four
+/// chains, one per key % 4, added in a tree.
+inline void Softmax(const LatentBlock& block, int64_t r, int64_t stride) {
+  const __m256i lanes = TailMask(Least(8, block.rows - r));
+  const __m256i visible = _mm256_maskload_epi32(block.visible + r, lanes);
+  float* scores = block.scores + r;
+  int64_t shared = block.num_keys;  // keys that all of the rows see
+  int64_t keys = 0;
+  for (int64_t i = r; i < Least(r + 8, block.rows); ++i) {
+    shared = Least(shared, block.visible[i]);
+    keys = Most(keys, block.visible[i]);
+  }
+  const __m256 lowest = _mm256_set1_ps(-__builtin_inff());
+  __m256 max4[4] = {lowest, lowest, lowest, lowest};
+  int64_t t = 0;
+  for (; t + 4 <= shared; t += 4) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      max4[j] = _mm256_max_ps(max4[j], _mm256_load_ps(scores + (t + j) * stride));
+    }
+  }
+  __m256 max = _mm256_max_ps(_mm256_max_ps(max4[0], max4[1]), _mm256_max_ps(max4[2], max4[3]));
+  for (; t < keys; ++t) {
+    const __m256i sees = _mm256_cmpgt_epi32(visible, _mm256_set1_epi32(static_cast<int>(t)));
+    const __m256 s = _mm256_load_ps(scores + t * stride);
+    max = _mm256_max_ps(max, _mm256_blendv_ps(lowest, s, _mm256_castsi256_ps(sees)));
+  }
+  __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
+                    _mm256_setzero_ps()};
+  const __m256i steps = _mm256_set1_epi32(1);
+  __m256i position = _mm256_setzero_si256();
+  for (t = 0; t < keys; t += 4) {
+    const int64_t count = Least(4, keys - t);
+    for (int64_t j = 0; j < count; ++j) {
+      const __m256i sees = _mm256_cmpgt_epi32(visible, position);
+      const __m256 p = Exp(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
+      const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
+      _mm256_store_ps(scores + (t + j) * stride, seen);
+      sums[j] = _mm256_add_ps(sums[j], seen);
+      position = _mm256_add_epi32(position, steps);
+    }
+  }
+  const __m256 sum =
+      _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
+  _mm256_maskstore_ps(block.max + r, lanes, max);
+  _mm256_maskstore_ps(block.sum + r, lanes, sum);
+}
+
+}  // namespace
+}  // namespace outrider::cpu::avx2

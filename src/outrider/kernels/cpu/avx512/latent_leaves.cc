@@ -1,0 +1,282 @@
+// Absorbed attention over one split of latent entries with AVX-512, in the same way as with AVX2
+// (avx2/latent_leaves.cc), sixteen lanes at a time: 32 elements of an entry arrive together, a
+// score is a sum of 16 lanes, whose halves are added first, and tiles have up to 8 rows.
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/latent_softmax.h"
+#include "outrider/kernels/cpu/avx512/leaves.h"
+#include "outrider/kernels/cpu/avx512/vectors.h"
+
+namespace outrider::cpu::avx512 {
+
+namespace {
+
+constexpr int64_t kTileRows = 8;
+constexpr int64_t kStep = 32;  // elements of an entry that arrive together
+// Keys whose values stay in L1 while all row tiles pass over a line of columns.
+constexpr int64_t kOutputKeys = 128;
+// Keys that stay in L1 while all row tiles take their scores.
+constexpr int64_t kScoreKeys = 32;
+
+using avx2::Least;
+using avx2::Most;
+using avx2::ReadAhead;
+using avx2::RowTiles;
+
+/// Elements [i, i + 32) of an entry: those of even index in lane order (parity 0), or of odd index.
+/// Of float32 the first or the second sixteen.
+template <bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) __m512 Elements(const std::byte* entry, int64_t i) {
+  if constexpr (kIsBFloat16) return WidenHalf<kParity>(entry + i * 2);
+  return _mm512_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 16);
+}
+
+/// From the order of memory to lane order and back; the two are the same for float32.
+template <bool kIsBFloat16>
+inline __attribute__((always_inline)) void LoadLanes(const float* x, __m512& first,
+                                                     __m512& second) {
+  const __m512 a = _mm512_loadu_ps(x);
+  const __m512 b = _mm512_loadu_ps(x + 16);
+  if constexpr (!kIsBFloat16) {
+    first = a;
+    second = b;
+  } else {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    first = _mm512_permutex2var_ps(a, even, b);
+    second = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+  }
+}
+
+template <bool kIsBFloat16>
+inline __attribute__((always_inline)) void StoreLanes(__m512 first, __m512 second, float* x) {
+  if constexpr (!kIsBFloat16) {
+    _mm512_storeu_ps(x, first);
+    _mm512_storeu_ps(x + 16, second);
+  } else {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    _mm512_storeu_ps(x, _mm512_permutex2var_ps(first, low, second));
+    _mm512_storeu_ps(
+        x + 16, _mm512_permutex2var_ps(first, _mm512_add_epi32(low, _mm512_set1_epi32(8)), second));
+  }
+}
+
+/// The queries in lane order, padded with zeros.
+template <bool kIsBFloat16>
+void ArrangeQueries(const LatentBlock& block, int64_t width) {
+  for (int64_t r = 0; r < block.rows; ++r) {
+    const float* q = block.q[r];
+    float* lanes = block.lanes + r * width;
+    for (int64_t i = 0; i < width; i += kStep) {
+      alignas(64) float tail[kStep] = {};
+      const float* from = q + i;
+      if (i + kStep > block.query_width) {
+        for (int64_t j = 0; i + j < block.query_width; ++j) tail[j] = q[i + j];
+        from = tail;
+      }
+      __m512 first;
+      __m512 second;
+      LoadLanes<kIsBFloat16>(from, first, second);
+      _mm512_storeu_ps(lanes + i, first);
+      _mm512_storeu_ps(lanes + i + 16, second);
+    }
+  }
+}
+
+template <int R, int T, bool kIsBFloat16, int kParity>
+inline __attribute__((always_inline)) void AddScores(const float* q, int64_t width, int64_t i,
+                                                     const std::byte* const (&entries)[T],
+                                                     __m512 (&acc)[T][R]) {
+  __m512 k[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) k[t] = Elements<kIsBFloat16, kParity>(entries[t], i);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const __m512 qr = _mm512_loadu_ps(q + r * width + i + kParity * 16);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) MultiplyAdd(qr, k[t], acc[t][r]);
+    // Or the compiler reads all of q early, and has too few registers for the sums.
+    asm volatile("" ::: "memory");
+  }
+}
+
+inline __m256 AddHalves(__m512 x) {
+  return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+}
+
+/// scores[t * stride + r] = scale * dot(q[r], entries[t]) for R rows and T keys. Writes up to three
+/// scores more per key: those of the next tile, which comes later, or padding.
+template <int R, int T, bool kIsBFloat16>
+void ScoreTile(const float* q, int64_t width, const std::byte* const* entries, float scale,
+               float* scores, int64_t stride) {
+  __m512 acc[T][R];
+  const std::byte* entry[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    entry[t] = entries[t];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
+  }
+  for (int64_t i = 0; i < width; i += kStep) {
+    AddScores<R, T, kIsBFloat16, 0>(q, width, i, entry, acc);
+    AddScores<R, T, kIsBFloat16, 1>(q, width, i, entry, acc);
+  }
+  const __m128 scale4 = _mm_set1_ps(scale);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += 4) {
+      const __m128 dots = avx2::SumsOfLanes(
+          AddHalves(acc[t][r]), AddHalves(acc[t][r + 1 < R ? r + 1 : r]),
+          AddHalves(acc[t][r + 2 < R ? r + 2 : r]), AddHalves(acc[t][r + 3 < R ? r + 3 : r]));
+      _mm_storeu_ps(scores + t * stride + r, _mm_mul_ps(dots, scale4));
+    }
+  }
+}
+
+/// Keys per tile: enough chains to hide the latency of an FMA, few enough for the registers.
+constexpr int64_t KeysOfTile(int64_t rows) { return rows >= 7 ? 3 : rows >= 5 ? 4 : 6; }
+
+/// Keys [first, last) for R rows from r on.
+template <int R, bool kIsBFloat16>
+void ScoreRows(const LatentBlock& block, int64_t r, int64_t first, int64_t last, ReadAhead& ahead) {
+  constexpr int kKeys = KeysOfTile(R);
+  const int64_t width = PaddedLatent(block.query_width);
+  const int64_t stride = ScoreStride(block.rows);
+  const float* q = block.lanes + r * width;
+  int64_t t = first;
+  for (; t + kKeys <= last; t += kKeys) {
+    ahead.Step();
+    ScoreTile<R, kKeys, kIsBFloat16>(q, width, block.entries + t, block.scale,
+                                     block.scores + t * stride + r, stride);
+  }
+  for (; t < last; ++t) {
+    ScoreTile<R, 1, kIsBFloat16>(q, width, block.entries + t, block.scale,
+                                 block.scores + t * stride + r, stride);
+  }
+}
+
+template <bool kIsBFloat16>
+void Scores(const LatentBlock& block) {
+  constexpr void (*kRows[kTileRows])(const LatentBlock&, int64_t, int64_t, int64_t, ReadAhead&) = {
+      ScoreRows<1, kIsBFloat16>, ScoreRows<2, kIsBFloat16>, ScoreRows<3, kIsBFloat16>,
+      ScoreRows<4, kIsBFloat16>, ScoreRows<5, kIsBFloat16>, ScoreRows<6, kIsBFloat16>,
+      ScoreRows<7, kIsBFloat16>, ScoreRows<8, kIsBFloat16>};
+  const int64_t entry_bytes = PaddedLatent(block.query_width) * (kIsBFloat16 ? 2 : 4);
+  const RowTiles tiles(block.rows, kTileRows);
+  for (int64_t first = 0; first < block.num_keys; first += kScoreKeys) {
+    const int64_t last = Least(first + kScoreKeys, block.num_keys);
+    const int64_t steps = tiles.count * (kScoreKeys / KeysOfTile(block.rows / tiles.count));
+    ReadAhead ahead(block, last, kScoreKeys, entry_bytes, steps);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t r = tiles.First(tile);
+      const int64_t rows = tiles.First(tile + 1) - r;
+      int64_t keys = 0;
+      for (int64_t i = r; i < r + rows; ++i) keys = Most(keys, block.visible[i]);
+      kRows[rows - 1](block, r, first, Least(last, keys), ahead);
+    }
+  }
+}
+
+struct OutputArgs {
+  const float* p;  // of the tile's first row
+  int64_t stride;
+  const std::byte* const* entries;
+  int64_t column;
+  int64_t ahead;  // bytes from a value to what is fetched along with it
+  float* out;     // row 0, at the column
+  int64_t out_stride;
+};
+
+/// out[r] (+)= sum over keys t in [first, last) of p[t][r] * entries[t], for R rows and 32 columns.
+template <int R, bool kIsBFloat16>
+void OutputTile(const OutputArgs& args, int64_t first, int64_t last, bool from_zero) {
+  __m512 acc[R][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = _mm512_setzero_ps();
+    acc[r][1] = _mm512_setzero_ps();
+    if (!from_zero) LoadLanes<kIsBFloat16>(args.out + r * args.out_stride, acc[r][0], acc[r][1]);
+  }
+  const int64_t stride = args.stride;
+  const int64_t column = args.column;
+  const int64_t ahead = args.ahead;
+  const float* p = args.p + first * stride;
+  const std::byte* const* entry = args.entries + first;
+  for (const std::byte* const* end = args.entries + last; entry < end; ++entry, p += stride) {
+    const __m512 v0 = Elements<kIsBFloat16, 0>(*entry, column);
+    const __m512 v1 = Elements<kIsBFloat16, 1>(*entry, column);
+    _mm_prefetch(reinterpret_cast<const char*>(*entry) + ahead, _MM_HINT_T0);
+    if constexpr (!kIsBFloat16) {
+      _mm_prefetch(reinterpret_cast<const char*>(*entry) + ahead + 64, _MM_HINT_T0);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512 pr = _mm512_set1_ps(p[r]);
+      MultiplyAdd(pr, v0, acc[r][0]);
+      MultiplyAdd(pr, v1, acc[r][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    StoreLanes<kIsBFloat16>(acc[r][0], acc[r][1], args.out + r * args.out_stride);
+  }
+}
+
+template <bool kIsBFloat16>
+void Output(const LatentBlock& block, int64_t stride) {
+  constexpr void (*kTiles[kTileRows])(const OutputArgs&, int64_t, int64_t, bool) = {
+      OutputTile<1, kIsBFloat16>, OutputTile<2, kIsBFloat16>, OutputTile<3, kIsBFloat16>,
+      OutputTile<4, kIsBFloat16>, OutputTile<5, kIsBFloat16>, OutputTile<6, kIsBFloat16>,
+      OutputTile<7, kIsBFloat16>, OutputTile<8, kIsBFloat16>};
+  constexpr int64_t kElementBytes = kIsBFloat16 ? 2 : 4;
+  const RowTiles tiles(block.rows, kTileRows);
+  for (int64_t first = 0; first < block.num_keys; first += kOutputKeys) {
+    const int64_t last = Least(first + kOutputKeys, block.num_keys);
+    for (int64_t c = 0; c < block.value_width; c += kStep) {
+      const int64_t next = c + kStep < block.value_width ? c + kStep : 0;
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        const int64_t r = tiles.First(tile);
+        const int64_t rows = tiles.First(tile + 1) - r;
+        int64_t shared = last;
+        for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
+        OutputArgs args = {.p = block.scores + r,
+                           .stride = stride,
+                           .entries = block.entries,
+                           .column = c,
+                           .ahead = next * kElementBytes,
+                           .out = block.out + r * block.out_stride + c,
+                           .out_stride = block.out_stride};
+        if (first < shared || first == 0) kTiles[rows - 1](args, first, shared, first == 0);
+        // Keys that only some of the rows see must not touch the others, not even times zero.
+        for (int64_t i = r; i < r + rows; ++i, ++args.p, args.out += block.out_stride) {
+          const int64_t own = Least(last, block.visible[i]);
+          if (own > shared && own > first) kTiles[0](args, Most(first, shared), own, false);
+        }
+      }
+    }
+  }
+}
+
+template <bool kIsBFloat16>
+void Attend(const LatentBlock& block) {
+  const int64_t width = PaddedLatent(block.query_width);
+  const int64_t stride = ScoreStride(block.rows);
+  ArrangeQueries<kIsBFloat16>(block, width);
+  Scores<kIsBFloat16>(block);
+  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax(block, r, stride);
+  Output<kIsBFloat16>(block, stride);
+}
+
+}  // namespace
+
+void AttendLatents(const LatentBlock& block) {
+  if (block.dtype == DType::kBF16) {
+    Attend<true>(block);
+  } else {
+    Attend<false>(block);
+  }
+}
+
+}  // namespace outrider::cpu::avx512

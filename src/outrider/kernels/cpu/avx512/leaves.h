@@ -1,0 +1,12 @@
+// The AVX-512 leaves. Call them only where DetectIsa() is at least kAvx512. Meaning:
+// leaf_kernels.h.
+#pragma once
+
+#include "outrider/kernels/cpu/leaf_kernels.h"
+
+namespace outrider::cpu::avx512 {
+
+void MultiplyPanels(const PanelProduct& product);
+void AttendLatents(const LatentBlock& block);
+
+}  // namespace outrider::cpu::avx512

@@ -1,0 +1,27 @@
+// Sixteen floats at a time, shared by the AVX-512 leaves (include there only).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+
+namespace outrider::cpu::avx512 {
+// One copy per leaf file: these must not become shared symbols with AVX-512 code.
+namespace {  // NOLINT(google-build-namespaces)
+
+/// sum += a * b, fused, in the register that holds the sum.
+inline __attribute__((always_inline)) void MultiplyAdd(__m512 a, __m512 b, __m512& sum) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+/// Of 32 bfloat16 in memory those of even index (parity 0) or of odd index, widened.
+template <int kParity>
+inline __attribute__((always_inline)) __m512 WidenHalf(const std::byte* from) {
+  const __m512i both = _mm512_loadu_si512(from);
+  if constexpr (kParity == 0) return _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  return _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+}
+
+}  // namespace
+}  // namespace outrider::cpu::avx512
