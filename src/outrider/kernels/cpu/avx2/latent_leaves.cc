@@ -27,6 +27,9 @@ constexpr int64_t kOutputKeys = 128;
 // Keys that stay in L1 while all row tiles take their scores.
 constexpr int64_t kScoreKeys = 32;
 
+alignas(32) constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                  0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+
 /// Elements [i, i + 16) of an entry: those of even index in lane order (parity 0), or of odd index.
 /// Of float32 the first or the second eight.
 template <bool kIsBFloat16, int kParity>
@@ -36,8 +39,10 @@ inline __attribute__((always_inline)) __m256 Elements(const std::byte* entry, in
   } else {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(entry + i * 2));
     if constexpr (kParity == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    return _mm256_castsi256_ps(_mm256_and_si256(both, upper));
+    // The mask stays in memory: in a register it would drive a sum of the largest tiles out.
+    __m256 upper;
+    asm("vandps %2, %1, %0" : "=x"(upper) : "x"(both), "m"(kUpperHalves));
+    return upper;
   }
 }
 
