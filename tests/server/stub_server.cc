@@ -1,5 +1,6 @@
 // The server with the stub engine behind it, for tests with real clients.
-// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS]]]; prints the port it got.
+// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING]]]]; prints the port it
+// got. With REASONING 1, <think>...</think> at the start of the output is its reasoning.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
   options.served_model_names = {"stub"};
   options.model_root = "stub";
   options.max_model_len = 4096;
+  options.output_format.reasoning = number(3, 0) == 1;
   try {
     outrider::BytePromptEncoder encoder;
     outrider::StubGenerationService engine({.tokens_per_step = number(1, 3),

@@ -60,8 +60,8 @@ class Server:
 
     @classmethod
     def stub(cls):
-        """Three tokens a step, 25 steps a second."""
-        return cls([ARGUMENTS.stub, "0", "3", "40000"], r"^(\d+)$")
+        """Three tokens a step, 25 steps a second, with reasoning between <think> and </think>."""
+        return cls([ARGUMENTS.stub, "0", "3", "40000", "1"], r"^(\d+)$")
 
     def metric(self, name):
         with urllib.request.urlopen(self.url + "metrics") as response:
@@ -373,6 +373,23 @@ class WebPageTest(unittest.TestCase):
         shown = page.run("return arguments[0].querySelector('.tokens').textContent", answer)
         self.assertIn("&amp; €", shown)
         self.assertNotIn("\ufffd", shown)
+
+    def test_reasoning_folds(self):
+        page = self.page
+        page.open(self.stub)
+        page.send("<think>First 12, then 7 more</think>So it is 19.")
+        reasoning = page.wait(lambda: page.one(".reasoning"))
+        page.wait(lambda: "12" in page.run("return arguments[0].textContent", reasoning))
+        self.assertTrue(reasoning.is_displayed())
+        self.assertEqual(reasoning.get_attribute("open"), "true")
+        answer = page.wait_for_end(0)
+        shown = page.run("return arguments[0].querySelector('.reasoning-text').textContent", answer)
+        self.assertEqual(shown, "First 12, then 7 more")
+        self.assertEqual(page.text(answer), "So it is 19.")
+        self.assertIsNone(reasoning.get_attribute("open"))  # folded once the answer began
+        # The tokens are all there, those of the markers too.
+        tokens = page.run("return arguments[0].querySelector('.tokens').textContent", answer)
+        self.assertIn("<think>First 12", tokens)
 
     def test_live_strip(self):
         page = self.page
