@@ -126,7 +126,7 @@ metrics=$(curl -sf --max-time 5 "$url/metrics") || fail "no answer from $url/met
 grep -E '^[a-z]*:spec_decode_num_' <<<"$metrics" || fail "$url/metrics shows no speculation"
 
 if $keep; then
-  say "Serving on $url/v1 until Ctrl-C"
+  say "Serving on $url/v1 until Ctrl-C; open $url/ in a browser"
   trap 'true' INT TERM
   wait "$server" || true
   exit 0

@@ -56,7 +56,7 @@ std::vector<OptionRow> ServeOptionRows() {
       {"uds", one, "Server", "PATH", "", "Unix socket to listen on instead of host and port", serve,
        [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
       {"api-key", one, "Server", "KEY", "",
-       "Key that requests must bring as a bearer token (all but /health)", serve,
+       "Key that requests must bring as a bearer token (all but /health and the web page)", serve,
        [](Settings& s, const OptionValue& v) {
          RequireNoEmptyText(v);
          s.serve.api_key = Text(v);

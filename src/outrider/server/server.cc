@@ -50,8 +50,9 @@ Server::Server(ServerOptions options, GenerationService& service, const PromptEn
 Server::~Server() = default;
 
 void Server::Run() {
-  SPDLOG_INFO("ready: {} serves model \"{}\" on {}/v1", "outrider", impl_->model_name,
-              impl_->http.address());
+  const std::string address = impl_->http.address();
+  SPDLOG_INFO("ready: outrider serves model \"{}\" on {}/v1 and a web page on {}/",
+              impl_->model_name, address, address);
   impl_->http.Run();
 }
 
