@@ -84,7 +84,8 @@ constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
 /// first visible[r] entries e_t:
 ///   s_t = scale * dot(q_r, e_t),  max = max s_t,  sum = sum exp(s_t - max),
 ///   out = sum exp(s_t - max) e_t[0:value_width].
-/// Entries past visible[r] have no influence on row r, whatever they hold.
+/// Entries past visible[r] have no influence on row r, whatever they hold. An exponential below
+/// exp(-64) may be taken as zero, here and in KeyBlock.
 struct LatentBlock {
   const float* const* q = nullptr;  // [rows] pointers to query_width floats
   int64_t rows = 0;

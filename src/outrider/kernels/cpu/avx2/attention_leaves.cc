@@ -126,11 +126,11 @@ void Softmax(const KeyBlock& block, int64_t r, int64_t stride, float* keep) {
   // A row without keys so far has m = m' = -infinity: its factor is 1, not exp(NaN).
   const __m256 unchanged = _mm256_cmp_ps(old_max, max, _CMP_EQ_OQ);
   const __m256 factor =
-      _mm256_blendv_ps(Exp(_mm256_sub_ps(old_max, max)), _mm256_set1_ps(1.0f), unchanged);
+      _mm256_blendv_ps(Weight(_mm256_sub_ps(old_max, max)), _mm256_set1_ps(1.0f), unchanged);
   __m256 sum = _mm256_mul_ps(_mm256_maskload_ps(block.sum + r, lanes), factor);
   for (int64_t t = 0; t < keys; ++t) {
     const __m256i sees = _mm256_cmpgt_epi32(visible, _mm256_set1_epi32(static_cast<int>(t)));
-    const __m256 p = Exp(_mm256_sub_ps(_mm256_load_ps(scores + t * stride), max));
+    const __m256 p = Weight(_mm256_sub_ps(_mm256_load_ps(scores + t * stride), max));
     const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
     _mm256_store_ps(scores + t * stride, seen);
     sum = _mm256_add_ps(sum, seen);
@@ -208,7 +208,7 @@ void ScaleRow(float factor, int64_t n, float* x) {
   }
 }
 
-float ExpOf(float x) { return _mm256_cvtss_f32(Exp(_mm256_set1_ps(x))); }
+float WeightOf(float x) { return _mm256_cvtss_f32(Weight(_mm256_set1_ps(x))); }
 
 }  // namespace
 
@@ -229,8 +229,8 @@ void AttendKeys(const KeyBlock& block) {
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out) {
   const float new_max = partial_max > max ? partial_max : max;
-  const float keep = ExpOf(max - new_max);
-  const float take = ExpOf(partial_max - new_max);
+  const float keep = WeightOf(max - new_max);
+  const float take = WeightOf(partial_max - new_max);
   max = new_max;
   sum = sum * keep + partial_sum * take;
   const __m256 keep8 = _mm256_set1_ps(keep);

@@ -88,7 +88,7 @@ inline void Softmax(const LatentBlock& block, int64_t r, int64_t stride) {
     const int64_t count = Least(4, keys - t);
     for (int64_t j = 0; j < count; ++j) {
       const __m256i sees = _mm256_cmpgt_epi32(visible, position);
-      const __m256 p = Exp(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
+      const __m256 p = Weight(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
       const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
       _mm256_store_ps(scores + (t + j) * stride, seen);
       sums[j] = _mm256_add_ps(sums[j], seen);

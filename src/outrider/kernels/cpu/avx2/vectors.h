@@ -100,5 +100,14 @@ inline __m256 Exp(__m256 x) {
                        _mm256_castsi256_ps(scale2));
 }
 
+/// exp(x) for x <= 0 that is to weigh values beside others of weight 1: zero below exp(-64), where
+/// it is lost in rounding anyway. Left as they are, such weights and their products would be
+/// subnormal, and some processors take a hundred cycles for every operation on those. NaN stays
+/// NaN.
+inline __m256 Weight(__m256 x) {
+  const __m256 lost = _mm256_cmp_ps(x, _mm256_set1_ps(-64.0f), _CMP_LT_OQ);
+  return _mm256_andnot_ps(lost, Exp(x));
+}
+
 }  // namespace
 }  // namespace outrider::cpu::avx2
