@@ -103,8 +103,8 @@ void Tile(const TileArgs& args) {
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
-    const int64_t columns = args.columns - p * 16;
-    const auto mask = static_cast<__mmask16>(columns >= 16 ? 0xffff : (1 << columns) - 1);
+    const int64_t missing = (p + 1) * 16 - args.columns;  // of this panel, less than 16
+    const auto mask = static_cast<__mmask16>(missing > 0 ? 0xffffU >> missing : 0xffffU);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       if (args.to != nullptr) {
