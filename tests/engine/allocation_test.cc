@@ -23,22 +23,22 @@ void* Allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-void* operator new(size_t bytes) { return Allocate(bytes, 1); }
-void* operator new[](size_t bytes) { return Allocate(bytes, 1); }
-void* operator new(size_t bytes, std::align_val_t a) {
+[[gnu::noinline]] void* operator new(size_t bytes) { return Allocate(bytes, 1); }
+[[gnu::noinline]] void* operator new[](size_t bytes) { return Allocate(bytes, 1); }
+[[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
 }
-void* operator new[](size_t bytes, std::align_val_t a) {
+[[gnu::noinline]] void* operator new[](size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace outrider {
 namespace {
