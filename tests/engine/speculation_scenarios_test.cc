@@ -3,12 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 
-#include "tests/engine/test_engine.h"
+#include "tests/engine/scenario_requests.h"
 
 namespace outrider {
 namespace {
@@ -20,72 +17,6 @@ constexpr size_t kLargeBatch = 8;
 constexpr int kLongPrompt = 4000;
 constexpr size_t kLargeBatch = 64;
 #endif
-
-/// Prompts that the bundled model was trained on: drafts are mostly right.
-std::vector<std::vector<int32_t>> TrainedPrompts() {
-  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3" / "golden_greedy.json");
-  std::vector<std::vector<int32_t>> prompts;
-  for (const auto& entry : nlohmann::json::parse(file)) {
-    prompts.push_back(entry["prompt_ids"].get<std::vector<int32_t>>());
-  }
-  return prompts;
-}
-
-std::vector<int32_t> RandomTokens(size_t seed, size_t count) {
-  std::mt19937 random(static_cast<uint32_t>(seed));
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(6 + random() % 1500);
-  return tokens;
-}
-
-GenerationRequest Request(std::vector<int32_t> prompt, int32_t max_tokens = 24,
-                          float temperature = 0) {
-  GenerationRequest request;
-  request.prompt_token_ids = std::move(prompt);
-  request.sampling.temperature = temperature;
-  request.sampling.seed = 11;
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.ignore_eos = true;
-  request.sampling.logprobs = 1;
-  request.trace_steps = true;
-  return request;
-}
-
-std::vector<Generated> RunTogether(Engine& engine, const std::vector<GenerationRequest>& requests) {
-  std::vector<Generated> results(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) Submit(engine, requests[i], &results[i]);
-  RunUntilIdle(engine);
-  return results;
-}
-
-std::vector<Generated> RunAlone(const std::vector<GenerationRequest>& requests,
-                                DrafterKind drafter = DrafterKind::kNone) {
-  const auto engine = MakeTestEngine({.drafter = drafter, .prefix_caching = false});
-  std::vector<Generated> results;
-  for (const GenerationRequest& request : requests) {
-    results.push_back(RunTogether(*engine, {request}).front());
-  }
-  return results;
-}
-
-void ExpectEqual(const std::vector<Generated>& a, const std::vector<Generated>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].tokens, b[i].tokens) << "request " << i;
-    ASSERT_EQ(a[i].finish_reason, b[i].finish_reason) << "request " << i;
-    for (size_t t = 0; t < a[i].logprobs.size(); ++t) {
-      ASSERT_EQ(std::bit_cast<uint32_t>(a[i].logprobs[t].chosen.logprob),
-                std::bit_cast<uint32_t>(b[i].logprobs[t].chosen.logprob))
-          << "request " << i << " token " << t;
-    }
-  }
-}
-
-/// The drafter's state was right at every step: it proposed what it proposes for each alone.
-void ExpectEqualDrafts(const std::vector<Generated>& a, const std::vector<Generated>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i].drafts, b[i].drafts) << "request " << i;
-}
 
 class SpeculationScenarioTest : public testing::TestWithParam<DrafterKind> {};
 

@@ -35,6 +35,7 @@ struct TestEngineOptions {
   bool exact_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  AcceptanceOptions acceptance = {};
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
@@ -68,6 +69,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
+  parts.acceptance = options.acceptance;
   parts.scheduler = {.num_blocks = options.num_blocks,
                      .block_size = options.block_size,
                      .max_num_seqs = options.max_num_seqs,

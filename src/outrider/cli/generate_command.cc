@@ -60,6 +60,19 @@ SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine
   return sampling;
 }
 
+std::shared_ptr<const CompiledGrammar> CompileGrammar(const GenerateSettings& settings,
+                                                      const LoadedEngine& loaded) {
+  if (!settings.grammar) return nullptr;
+  if (loaded.grammars == nullptr) {
+    throw InvalidArgument("{} needs a tokenizer, and the model has none", settings.grammar_option);
+  }
+  try {
+    return loaded.grammars->Compile(*settings.grammar);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", settings.grammar_option, error.what()));
+  }
+}
+
 }  // namespace
 
 int RunGenerate(const Settings& settings) {
@@ -71,6 +84,7 @@ int RunGenerate(const Settings& settings) {
   GenerationRequest request;
   request.prompt_token_ids = PromptTokens(generate, loaded);
   request.sampling = MakeSampling(generate, loaded, request.prompt_token_ids.size());
+  request.grammar.grammar = CompileGrammar(generate, loaded);
 
   const ReportedLogprobs request_logprobs{.tokens = generate.logprobs.has_value(),
                                           .prompt = request.sampling.prompt_logprobs.has_value()};

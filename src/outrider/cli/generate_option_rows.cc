@@ -1,7 +1,24 @@
+#include <utility>
+
+#include "outrider/base/error.h"
 #include "outrider/cli/logit_bias.h"
 #include "outrider/cli/option_rows.h"
 
 namespace outrider::cli {
+
+namespace {
+
+void SetGrammar(Settings& settings, const OptionValue& value, GrammarSpec spec) {
+  GenerateSettings& generate = settings.generate;
+  if (generate.grammar) {
+    throw InvalidArgument("{}: the text is constrained by {} already; give one of them",
+                          value.where, generate.grammar_option);
+  }
+  generate.grammar = std::move(spec);
+  generate.grammar_option = value.where;
+}
+
+}  // namespace
 
 std::vector<OptionRow> GenerateOptionRows() {
   const CommandSet generate = {Command::kGenerate};
@@ -10,6 +27,7 @@ std::vector<OptionRow> GenerateOptionRows() {
   const OptionKind flag = OptionKind::kSwitch;
   const std::string input = "Input";
   const std::string sampling = "Sampling";
+  const std::string structured = "Structured output";
   const std::string model_or_one = "the model's generation_config.json, else 1";
   return {
       {"prompt", one, input, "TEXT", "", "Text to continue; - reads standard input", generate,
@@ -87,6 +105,26 @@ std::vector<OptionRow> GenerateOptionRows() {
        [](Settings& s, const OptionValue& v) {
          s.generate.sampling.allowed_token_ids =
              ParseIntegerList(v.where, Text(v), 0, std::numeric_limits<int32_t>::max());
+       }},
+
+      {"json-schema", one, structured, "JSON", "",
+       "Answer with JSON that the schema allows; {} allows any JSON", generate,
+       [](Settings& s, const OptionValue& v) {
+         SetGrammar(s, v, {GrammarKind::kJsonSchema, Text(v), {}});
+       }},
+      {"regex", one, structured, "REGEX", "", "Answer with text that matches as a whole", generate,
+       [](Settings& s, const OptionValue& v) {
+         SetGrammar(s, v, {GrammarKind::kRegex, Text(v), {}});
+       }},
+      {"choice", many, structured, "TEXT", "",
+       "Answer with one of the choices; may be given several times", generate,
+       [](Settings& s, const OptionValue& v) {
+         SetGrammar(s, v, {GrammarKind::kChoice, {}, v.texts});
+       }},
+      {"grammar", one, structured, "EBNF", "",
+       R"(Answer with text of a grammar, e.g. root ::= "yes" | "no")", generate,
+       [](Settings& s, const OptionValue& v) {
+         SetGrammar(s, v, {GrammarKind::kEbnf, Text(v), {}});
        }},
 
       {"prompt-logprobs", one, "Output", "N", "",

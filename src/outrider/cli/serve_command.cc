@@ -52,7 +52,8 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
     SPDLOG_INFO("{}: {} ({})", decision.what, decision.value, decision.why);
   }
   const TextPromptEncoder encoder = MakePromptEncoder(loaded);
-  Server server(MakeServerOptions(settings, loaded), *loaded.engine, encoder);
+  Server server(MakeServerOptions(settings, loaded), *loaded.engine, encoder,
+                loaded.grammars.get());
   const EngineThread engine_thread(*loaded.engine);
   const StatsLog stats(*loaded.engine, settings.serve.stats_interval);
   server.Run();

@@ -11,6 +11,7 @@
 #include "outrider/base/logging.h"
 #include "outrider/cli/batch_items.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/grammar/grammar_spec.h"
 #include "outrider/sampling/sampling_params.h"
 #include "outrider/server/openai/request.h"
 
@@ -59,7 +60,9 @@ struct GenerateSettings {
   bool ignore_eos = false;
   std::optional<int32_t> logprobs;
   std::vector<std::string> bad_words;
-  SamplingParams sampling;  // what is not named above and has a flag
+  std::optional<GrammarSpec> grammar;
+  std::string grammar_option;  // that asked for it, for errors
+  SamplingParams sampling;     // what is not named above and has a flag
   bool json = false;
 };
 

@@ -9,6 +9,7 @@
 #include "outrider/base/random.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/batch/padded_drafts.h"
+#include "outrider/sampling/token_mask.h"
 
 namespace outrider {
 
@@ -78,6 +79,10 @@ void EngineCore::Validate(const GenerationRequest& request) const {
     throw InvalidArgument(
         "min_tokens is {}: the prompt has {} tokens, so at most {} fit into the context of {}",
         request.sampling.min_tokens, request.prompt_token_ids.size(), room, limit + 1);
+  }
+  if (request.grammar.grammar != nullptr && request.grammar.grammar->vocab_size() != vocab) {
+    throw InvalidArgument("the grammar was compiled for {} tokens: this model has {}",
+                          request.grammar.grammar->vocab_size(), vocab);
   }
   if (!request.sampling.stop.empty() && parts_.tokenizer == nullptr) {
     throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
@@ -287,22 +292,48 @@ void EngineCore::VerifyTile(size_t first, size_t count) {
                        layout_.logits_rows().subspan(static_cast<size_t>(first_logits_row),
                                                      static_cast<size_t>(rows)),
                        logits);
+  const MatrixView<const uint32_t> masks = FillMasks(requests, rows);
   for (const RequestRows& request : requests) {
     if (request.num_logits_rows == 0) continue;
     const auto index = static_cast<size_t>(request.work_index);
     RequestState& state = *states_[index];
+    const int32_t first_row = request.first_logits_row - first_logits_row;
     verifier_.Verify(
         {.params = &state.sampling(),
          .seed = state.seed(),
          .tokens = state.tokens(),
          .prompt_length = static_cast<size_t>(state.prompt_length()),
          .processors = state.processors(),
-         .logits =
-             logits.Rows(request.first_logits_row - first_logits_row, request.num_logits_rows),
+         .masks = state.grammar() == nullptr ? MatrixView<const uint32_t>()
+                                             : masks.Rows(first_row, request.num_logits_rows),
+         .logits = logits.Rows(first_row, request.num_logits_rows),
          .drafts = work_[index].draft_tokens,
          .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data()},
         &outcomes_[index].verified);
   }
+}
+
+// The masks of a tile's rows of logits; those of requests with a grammar are filled.
+MatrixView<const uint32_t> EngineCore::FillMasks(std::span<const RequestRows> requests,
+                                                 int32_t num_rows) {
+  masked_.clear();
+  for (const RequestRows& request : requests) {
+    RequestState& state = *states_[static_cast<size_t>(request.work_index)];
+    if (request.num_logits_rows > 0 && state.grammar() != nullptr) masked_.push_back(&request);
+  }
+  if (masked_.empty()) return {};
+  const size_t words = MaskWords(parts_.model->vocab_size());
+  masks_.resize(static_cast<size_t>(num_rows) * words);
+  const MatrixView<uint32_t> masks(masks_.data(), num_rows, static_cast<int64_t>(words));
+  const int32_t first_row = requests.front().first_logits_row;
+  parts_.pool->ParallelFor(static_cast<int64_t>(masked_.size()), [&](int64_t i, int) {
+    const RequestRows& request = *masked_[static_cast<size_t>(i)];
+    const auto index = static_cast<size_t>(request.work_index);
+    states_[index]->grammar()->FillMasks(
+        work_[index].draft_tokens,
+        masks.Rows(request.first_logits_row - first_row, request.num_logits_rows));
+  });
+  return masks;
 }
 
 // The log-probabilities of prompt tokens, for requests that ask for them.
@@ -396,8 +427,12 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const size_t index = draft_plan_index_[i];
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
-    states_[index]->drafts.assign(row, end);
-    outcomes_[index].num_drafts = static_cast<int32_t>(end - row);
+    RequestState& state = *states_[index];
+    state.drafts.assign(row, end);
+    // Drafts that the grammar refuses need no verify row.
+    if (state.grammar() != nullptr)
+      state.drafts.resize(state.grammar()->CountAllowed(state.drafts));
+    outcomes_[index].num_drafts = static_cast<int32_t>(state.drafts.size());
   }
 }
 

@@ -66,6 +66,7 @@ class EngineCore {
   void Forward();
   void VerifyRows();
   void VerifyTile(size_t first, size_t count);
+  MatrixView<const uint32_t> FillMasks(std::span<const RequestRows> requests, int32_t num_rows);
   void ScorePrompts();
   void ScorePromptRows(const RequestRows& rows, RequestState& state);
   void EmitTokens(const StepPlan& plan);
@@ -94,12 +95,14 @@ class EngineCore {
   // Of the step in flight; kept to reuse memory.
   BatchLayout layout_;
   std::vector<RequestWork> work_;
-  std::vector<RequestState*> states_;  // by index in the plan
-  std::vector<Outcome> outcomes_;      // by index in the plan
-  StepRecord step_record_;             // for step_log_, when somebody listens
-  std::vector<float> hidden_;          // [rows, hidden]
-  std::vector<float> logits_;          // [tile rows, vocab]
-  std::vector<int32_t> score_rows_;    // [tile rows]
+  std::vector<RequestState*> states_;       // by index in the plan
+  std::vector<Outcome> outcomes_;           // by index in the plan
+  StepRecord step_record_;                  // for step_log_, when somebody listens
+  std::vector<float> hidden_;               // [rows, hidden]
+  std::vector<float> logits_;               // [tile rows, vocab]
+  std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]
+  std::vector<const RequestRows*> masked_;  // requests of the tile that have a grammar
+  std::vector<int32_t> score_rows_;         // [tile rows]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
   std::vector<int32_t> drafts_;  // [draft requests, k]

@@ -267,6 +267,9 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
   loaded.chat_template = ChatTemplate::FromModelDirectory(directory);
+  loaded.grammars = std::make_unique<GrammarCompiler>(
+      *loaded.tokenizer, static_cast<int32_t>(loaded.config.vocab_size),
+      loaded.config.eos_token_ids);
 }
 
 std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,

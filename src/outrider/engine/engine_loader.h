@@ -10,6 +10,7 @@
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/grammar/grammar_compiler.h"
 #include "outrider/text/chat_template.h"
 #include "outrider/text/tokenizer.h"
 
@@ -37,6 +38,7 @@ struct Decision {
 struct LoadedEngine {
   ModelConfig config;
   std::unique_ptr<Tokenizer> tokenizer;       // null with dummy weights and no tokenizer.json
+  std::unique_ptr<GrammarCompiler> grammars;  // null without a tokenizer
   std::optional<ChatTemplate> chat_template;  // absent when the model has none
   MemoryReport memory;
   std::vector<Decision> decisions;

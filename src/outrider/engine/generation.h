@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "outrider/grammar/request_grammar.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampling_params.h"
 #include "outrider/schedule/scheduler.h"
@@ -19,6 +20,7 @@ namespace outrider {
 struct GenerationRequest {
   std::vector<int32_t> prompt_token_ids;  // 1 .. max_model_len - 1 tokens
   SamplingParams sampling;
+  GrammarConstraint grammar;  // without a grammar: any text
   /// Most drafts per step of this request, at most the engine's k; unset: k.
   std::optional<int32_t> num_speculative_tokens;
   int32_t priority = 0;      // lower runs first
@@ -28,7 +30,8 @@ struct GenerationRequest {
 
 enum class FinishReason { kStop, kLength, kAbort };
 
-/// The stop reason of a request whose masks (allowed ids, bad words, ...) forbid every token.
+/// The stop reason of a request whose masks (allowed ids, bad words, grammar, ...) forbid every
+/// token before its text is whole.
 inline constexpr std::string_view kNoTokenAllowed = "no token allowed";
 
 /// "stop", "length", "abort".

@@ -25,6 +25,10 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
   if (LogitsProcessors::Needed(sampling_)) {
     processors_.emplace(sampling_, tokens_, eos_token_ids, vocab_size);
   }
+  if (request.grammar.grammar != nullptr) {
+    grammar_.emplace(request.grammar, eos_token_ids, sampling_.ignore_eos,
+                     sampling_.stop_token_ids);
+  }
   if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, sampling_.skip_special_tokens);
   tokens_.reserve(static_cast<size_t>(max_total_tokens_));
   stats_.prompt_tokens = prompt_length_;
@@ -67,8 +71,10 @@ int32_t RequestState::Emit(const VerifiedTokens& verified,
     if (sampling_.logprobs) delta.logprobs.push_back(verified.logprobs[i]);
     TakeToken(verified.tokens[i], delta);
   }
+  if (grammar_) grammar_->Advance(delta.token_ids);
   if (verified.dead_end && !finished()) {
-    delta.stop_reason = std::string(kNoTokenAllowed);
+    // A whole text that nothing can follow is an end like any other.
+    if (!(grammar_ && grammar_->complete())) delta.stop_reason = std::string(kNoTokenAllowed);
     Finish(FinishReason::kStop, delta);
   }
   const auto taken = static_cast<int32_t>(delta.token_ids.size());

@@ -36,6 +36,8 @@ class RequestState {
   int32_t priority() const { return priority_; }
   /// What the sampling fields do to rows; null when they do nothing.
   LogitsProcessors* processors() { return processors_ ? &*processors_ : nullptr; }
+  /// Which tokens rows may be drawn from; null when all.
+  RequestGrammar* grammar() { return grammar_ ? &*grammar_ : nullptr; }
 
   /// Whether rows of the prompt need logits, for prompt_logprobs: then every prompt token must be
   /// computed, none taken from a prefix cache. Until the first token was emitted.
@@ -86,6 +88,7 @@ class RequestState {
   OutputSink sink_;
   const std::vector<int32_t>& eos_token_ids_;
   std::optional<LogitsProcessors> processors_;
+  std::optional<RequestGrammar> grammar_;  // after the emitted tokens
   std::vector<PositionLogprobs> prompt_logprobs_;
   std::optional<StreamDetokenizer> detokenizer_;
   StopMatcher stop_matcher_;

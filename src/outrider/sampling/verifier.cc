@@ -5,8 +5,15 @@
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
+#include "outrider/sampling/token_mask.h"
 
 namespace outrider {
+
+namespace {
+
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+
+}  // namespace
 
 void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   const MatrixView<const float> logits = input.logits;
@@ -20,10 +27,16 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
     const auto accepted = static_cast<size_t>(j);
     const std::span<const float> raw(logits.row(j), static_cast<size_t>(logits.cols));
     std::span<const float> row = raw;
-    if (input.processors != nullptr) {
+    const bool masked = input.masks.data != nullptr;
+    if (masked || input.processors != nullptr) {
       processed_.assign(raw.begin(), raw.end());
-      input.processors->Apply({input.tokens, input.prompt_length, input.drafts.first(accepted)},
-                              processed_);
+      if (masked) {
+        ApplyTokenMask({input.masks.row(j), static_cast<size_t>(input.masks.cols)}, processed_);
+      }
+      if (input.processors != nullptr) {
+        input.processors->Apply({input.tokens, input.prompt_length, input.drafts.first(accepted)},
+                                processed_);
+      }
       row = processed_;
     }
     const auto [token, is_draft] = Judge(input, accepted, row);
@@ -47,11 +60,13 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
     const double before = index == 0 ? 1 : acceptance_.rates[index - 1];
     const double u =
         UniformDouble(input.seed, static_cast<uint64_t>(position), RandomStream::kAccept);
-    if (u * before < acceptance_.rates[index]) return {input.drafts[index], true};
+    const int32_t draft = input.drafts[index];
+    const bool forbidden = row[static_cast<size_t>(draft)] == kForbidden;
+    if (!forbidden && u * before < acceptance_.rates[index]) return {draft, true};
     return {sampler_.Sample(params, input.seed, position, row), false};
   }
   if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&
-      row[ArgMax(row)] != -std::numeric_limits<float>::infinity()) {
+      row[ArgMax(row)] != kForbidden) {
     const float* q =
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
     return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);

@@ -23,6 +23,9 @@ struct VerifyInput {
   std::span<const int32_t> tokens;         // prompt and emitted tokens
   size_t prompt_length = 0;                // of `tokens`
   LogitsProcessors* processors = nullptr;  // null: none are needed
+  /// [1 + drafts.size(), MaskWords(vocab)], the tokens that row j may be drawn from
+  /// (token_mask.h); without data: all.
+  MatrixView<const uint32_t> masks = {};
   MatrixView<const float> logits;  // [1 + drafts.size(), vocab]: row j predicts the token at
                                    // position tokens.size() + j, given that drafts 0 .. j-1 are
                                    // right

@@ -29,6 +29,7 @@ using openai::JsonString;
 using openai::RequestError;
 
 constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
+constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
 // Equal in time that does not tell how much of a guess was right.
@@ -60,6 +61,17 @@ HttpResponse TextResponse(std::string type, std::string body) {
   return response;
 }
 
+// An error names the field that asked for the grammar.
+std::shared_ptr<const CompiledGrammar> CompileGrammar(GrammarCompiler& compiler,
+                                                      const openai::TokenRequest& request) {
+  try {
+    return compiler.Compile(*request.grammar);
+  } catch (const Error& error) {
+    throw RequestError(error.code(), request.grammar_field,
+                       fmt::format("{}: {}", request.grammar_field, error.what()));
+  }
+}
+
 ApiError Unavailable() {
   return {.status = 503,
           .message = "the server is shutting down",
@@ -75,14 +87,17 @@ struct Api::Route {
   Endpoint endpoint;
 };
 
-Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder)
+Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
+         GrammarCompiler* grammars)
     : options_(std::move(options)),
       service_(service),
       encoder_(encoder),
+      grammars_(grammars),
       metrics_(std::make_shared<ServerMetrics>(options_.served_model_names.at(0),
                                                options_.limits.max_model_len)),
       start_time_(std::time(nullptr)),
       next_id_(RandomStart()),
+      grammar_work_(kMaxWaitingGrammars),
       work_(kMaxWaitingRequests) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
@@ -235,7 +250,7 @@ std::shared_ptr<HttpProducer> Api::Generate(bool chat, HttpRequest request, Http
   const bool taken = work_.TryAdd([this, chat, exchange, body] {
     if (exchange->ended()) return;
     try {
-      Start(*exchange, chat, *body);
+      Start(exchange, chat, *body);
     } catch (const Error& error) {
       exchange->Fail(openai::FromError(error));
     }
@@ -304,8 +319,8 @@ OutputTask Api::TaskOf(const openai::TokenRequest& request, std::string_view pro
   return task;
 }
 
-// On the work thread: from a body to requests in the engine.
-void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body) {
+// On the work thread: from a body to a request that makes sense.
+void Api::Start(const Exchange& exchange, bool chat, const std::string& body) {
   openai::TokenRequest request = chat ? openai::ParseChatRequest(body, options_.limits)
                                       : openai::ParseCompletionRequest(body, options_.limits);
   if (!request.model.empty() && !IsServed(request.model)) {
@@ -315,6 +330,41 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
                                    JsonString(options_.served_model_names[0])),
                        "model_not_found");
   }
+  std::shared_ptr<const CompiledGrammar> grammar;
+  if (request.grammar) {
+    if (grammars_ == nullptr) {
+      throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
+                         fmt::format("{}: this model has no tokenizer, which structured output "
+                                     "needs",
+                                     request.grammar_field));
+    }
+    grammar = grammars_->Find(*request.grammar);
+    if (grammar == nullptr) return StartCompiling(exchange, std::move(request));
+  }
+  StartParsed(*exchange, std::move(request), std::move(grammar));
+}
+
+// On the work thread: compiling may take seconds, and goes to a thread of its own.
+void Api::StartCompiling(const Exchange& exchange, openai::TokenRequest request) {
+  auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
+  const bool taken = grammar_work_.TryAdd([this, exchange, shared] {
+    if (exchange->ended()) return;
+    try {
+      auto grammar = CompileGrammar(*grammars_, *shared);
+      StartParsed(*exchange, std::move(*shared), std::move(grammar));
+    } catch (const Error& error) {
+      exchange->Fail(openai::FromError(error));
+    }
+  });
+  if (!taken) {
+    throw Error(ErrorCode::kOverloaded, "too many grammars wait to be compiled; try again later");
+  }
+}
+
+// On a work thread: from a parsed request to requests in the engine.
+void Api::StartParsed(GenerationExchange& exchange, openai::TokenRequest request,
+                      std::shared_ptr<const CompiledGrammar> grammar) {
+  const bool chat = request.answer.chat;
   openai::AnswerInfo info;
   info.id = fmt::format("{}-{:016x}", chat ? "chatcmpl" : "cmpl", next_id_++);
   info.model = request.model.empty() ? options_.served_model_names[0] : request.model;
@@ -348,6 +398,7 @@ void Api::Start(GenerationExchange& exchange, bool chat, const std::string& body
       one.prompt_token_ids = prompt;
       one.sampling = request.sampling;
       one.sampling.max_tokens = max_tokens;
+      one.grammar.grammar = grammar;
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;
       one.num_speculative_tokens = request.num_speculative_tokens;

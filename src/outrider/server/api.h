@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
+#include "outrider/grammar/grammar_compiler.h"
 #include "outrider/server/generation_exchange.h"
 #include "outrider/server/http_message.h"
 #include "outrider/server/metrics.h"
@@ -33,8 +34,10 @@ struct ApiOptions {
 
 class Api : public HttpApplication {
  public:
-  /// `service` and `encoder` must outlive the API.
-  Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder);
+  /// `service`, `encoder` and `grammars` must outlive the API. `grammars` may be null: then
+  /// requests that constrain their text are refused.
+  Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
+      GrammarCompiler* grammars);
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) override;
@@ -65,18 +68,25 @@ class Api : public HttpApplication {
   bool IsServed(std::string_view name) const;
   std::string TextOf(std::span<const int32_t> token_ids) const;
   std::shared_ptr<HttpProducer> Generate(bool chat, HttpRequest request, HttpWaker waker);
-  void Start(GenerationExchange& exchange, bool chat, const std::string& body);
+  using Exchange = std::shared_ptr<GenerationExchange>;
+  void Start(const Exchange& exchange, bool chat, const std::string& body);
+  void StartParsed(GenerationExchange& exchange, openai::TokenRequest request,
+                   std::shared_ptr<const CompiledGrammar> grammar);
+  void StartCompiling(const Exchange& exchange, openai::TokenRequest request);
   void CheckTools(openai::TokenRequest* request) const;
   OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
 
   const ApiOptions options_;
   GenerationService& service_;
   const PromptEncoder& encoder_;
+  GrammarCompiler* const grammars_;
   const std::shared_ptr<ServerMetrics> metrics_;
   const int64_t start_time_;  // seconds since 1970
   bool draining_ = false;     // I/O thread
   std::atomic<uint64_t> next_id_;
-  WorkThread work_;  // last: its jobs use the rest
+  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
+  WorkThread grammar_work_;
+  WorkThread work_;
 };
 
 }  // namespace outrider

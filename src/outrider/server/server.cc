@@ -35,9 +35,10 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
 }  // namespace
 
 struct Server::Impl {
-  Impl(ServerOptions options, GenerationService& service, const PromptEncoder& encoder)
+  Impl(ServerOptions options, GenerationService& service, const PromptEncoder& encoder,
+       GrammarCompiler* grammars)
       : model_name(options.served_model_names.empty() ? "" : options.served_model_names[0]),
-        api(ApiOptionsOf(options, encoder), service, encoder),
+        api(ApiOptionsOf(options, encoder), service, encoder, grammars),
         http(std::move(options.http), api) {}
 
   std::string model_name;
@@ -45,8 +46,9 @@ struct Server::Impl {
   HttpServer http;
 };
 
-Server::Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder)
-    : impl_(std::make_unique<Impl>(std::move(options), service, encoder)) {}
+Server::Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder,
+               GrammarCompiler* grammars)
+    : impl_(std::make_unique<Impl>(std::move(options), service, encoder, grammars)) {}
 Server::~Server() = default;
 
 void Server::Run() {

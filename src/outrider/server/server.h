@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
+#include "outrider/grammar/grammar_compiler.h"
 #include "outrider/server/http_server.h"
 #include "outrider/server/openai/request.h"
 #include "outrider/server/output/output_format.h"
@@ -31,8 +32,9 @@ struct ServerOptions {
 class Server {
  public:
   /// Binds the address. Throws Error when it cannot be had or the options make no sense. `service`
-  /// and `encoder` must outlive the server.
-  Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder);
+  /// and `encoder` must outlive the server, as must `grammars`, for structured output, if given.
+  Server(ServerOptions options, GenerationService& service, const PromptEncoder& encoder,
+         GrammarCompiler* grammars = nullptr);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

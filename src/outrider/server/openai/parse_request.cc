@@ -10,6 +10,7 @@
 #include "outrider/server/openai/field_reader.h"
 #include "outrider/server/openai/parse_chat_template.h"
 #include "outrider/server/openai/parse_sampling.h"
+#include "outrider/server/openai/parse_structured_output.h"
 #include "outrider/server/openai/parse_tools.h"
 #include "outrider/server/openai/request.h"
 #include "outrider/server/openai/request_json.h"
@@ -37,12 +38,6 @@ void RefuseUnsupported(FieldReader& body) {
       {"use_beam_search", {false}},
       {"length_penalty", {1}},
       {"spaces_between_special_tokens", {true}},
-      {"structured_outputs", {}},
-      {"response_format", {json{{"type", "text"}}}},
-      {"guided_json", {}},
-      {"guided_regex", {}},
-      {"guided_choice", {}},
-      {"guided_grammar", {}},
       {"thinking_token_budget", {}},
       {"request_id", {}},
       {"stream_interval", {1}},
@@ -124,9 +119,11 @@ void ParseScheduling(FieldReader& body, const RequestLimits& limits, TokenReques
 }
 
 // Everything that both endpoints have.
-void ParseShared(FieldReader& body, const RequestLimits& limits, TokenRequest* request) {
+void ParseShared(FieldReader& body, std::string_view raw, const RequestLimits& limits,
+                 TokenRequest* request) {
   request->model = body.String("model").value_or("");
   ParseSampling(body, limits, request);
+  ParseStructuredOutput(body, raw, request);
   ParseStreamOptions(body, &request->answer);
   ParseScheduling(body, limits, request);
   if (const auto count = body.Integer("prompt_logprobs", 0, limits.max_logprobs)) {
@@ -201,7 +198,7 @@ TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& 
   if (const auto count = fields.Integer("logprobs", 0, limits.max_logprobs)) {
     request.answer.logprobs = static_cast<int32_t>(*count);
   }
-  ParseShared(fields, limits, &request);
+  ParseShared(fields, body, limits, &request);
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;
   if (request.answer.echo && !request.sampling.prompt_logprobs) {
@@ -232,7 +229,7 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
     fields.Refuse("top_logprobs", "is only allowed with \"logprobs\": true");
   }
   if (logprobs) request.answer.logprobs = static_cast<int32_t>(top.value_or(0));
-  ParseShared(fields, limits, &request);
+  ParseShared(fields, body, limits, &request);
   RefuseUnsupportedInChat(fields);
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;

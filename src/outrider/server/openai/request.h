@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "outrider/grammar/grammar_spec.h"
 #include "outrider/sampling/sampling_params.h"
 #include "outrider/server/output/tool_call_reader.h"
 #include "outrider/server/prompt_encoder.h"
@@ -77,6 +78,8 @@ struct TokenRequest {
   ToolUse tools;                          // chat completions
   SamplingParams sampling;                // max_tokens, bad_words and seeds of choices: not set yet
   std::vector<std::string> bad_words;     // not blank
+  std::optional<GrammarSpec> grammar;     // what the text must be; unset: anything
+  std::string grammar_field;              // that asked for it, for errors
   int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
   int32_t priority = 0;                                          // lower runs first

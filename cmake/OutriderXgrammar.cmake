@@ -1,0 +1,73 @@
+# The library xgrammar, which grammar/ stands on: its source distribution from PyPI, downloaded once by
+# pip into build/downloads for all build folders, checked by its hash, and built as a target of our own.
+
+set(OUTRIDER_XGRAMMAR_SDIST "" CACHE FILEPATH
+    "xgrammar-0.2.8.tar.gz of PyPI, for machines without a network; empty: downloaded with pip")
+set(xgrammar_version 0.2.8)
+set(xgrammar_sha256 8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80)
+set(xgrammar_downloads ${CMAKE_SOURCE_DIR}/build/downloads)
+set(xgrammar_sdist ${OUTRIDER_XGRAMMAR_SDIST})
+if(NOT xgrammar_sdist)
+  set(xgrammar_sdist ${xgrammar_downloads}/xgrammar-${xgrammar_version}.tar.gz)
+endif()
+
+if(NOT EXISTS ${xgrammar_sdist} AND NOT OUTRIDER_XGRAMMAR_SDIST)
+  message(STATUS "Downloading xgrammar ${xgrammar_version} from PyPI")
+  file(MAKE_DIRECTORY ${xgrammar_downloads})
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -m pip --disable-pip-version-check download --quiet --no-deps
+            --no-binary xgrammar --dest ${xgrammar_downloads} xgrammar==${xgrammar_version}
+    RESULT_VARIABLE xgrammar_result ERROR_VARIABLE xgrammar_error OUTPUT_VARIABLE xgrammar_output)
+  if(NOT xgrammar_result EQUAL 0)
+    message(FATAL_ERROR "xgrammar ${xgrammar_version} could not be downloaded from PyPI with "
+      "\"${Python3_EXECUTABLE} -m pip\" (Debian's package python3-pip):\n${xgrammar_error}\n"
+      "Without a network, give its source distribution: "
+      "-DOUTRIDER_XGRAMMAR_SDIST=/path/to/xgrammar-${xgrammar_version}.tar.gz")
+  endif()
+endif()
+if(NOT EXISTS ${xgrammar_sdist})
+  message(FATAL_ERROR "There is no file ${xgrammar_sdist} (OUTRIDER_XGRAMMAR_SDIST)")
+endif()
+file(SHA256 ${xgrammar_sdist} xgrammar_found_sha256)
+if(NOT xgrammar_found_sha256 STREQUAL xgrammar_sha256)
+  message(FATAL_ERROR "${xgrammar_sdist} is not the file that was meant: its SHA-256 is "
+    "${xgrammar_found_sha256}, not ${xgrammar_sha256}. Delete it to have it downloaded again.")
+endif()
+
+# Unpacked in one place for all build folders of this clone: a compiler cache then compiles it once.
+set(xgrammar_root ${xgrammar_downloads}/xgrammar-${xgrammar_version})
+if(NOT EXISTS ${xgrammar_root}/.complete)
+  file(REMOVE_RECURSE ${xgrammar_root})
+  file(ARCHIVE_EXTRACT INPUT ${xgrammar_sdist} DESTINATION ${xgrammar_downloads} PATTERNS
+    xgrammar-*/cpp/* xgrammar-*/include/* xgrammar-*/3rdparty/picojson/*
+    xgrammar-*/3rdparty/dlpack/include/* xgrammar-*/LICENSE xgrammar-*/NOTICE)
+  # The one change: compiling looks at a deadline between two states of a grammar.
+  set(xgrammar_file ${xgrammar_root}/cpp/grammar_compiler.cc)
+  set(xgrammar_call "add_task_adaptive_token_mask(cur_stack_element, rule_id == root_rule_id);")
+  file(READ ${xgrammar_file} xgrammar_text)
+  string(REPLACE "${xgrammar_call}" "outrider::CheckCompileDeadline();\n      ${xgrammar_call}"
+    xgrammar_changed "${xgrammar_text}")
+  if(xgrammar_changed STREQUAL xgrammar_text)
+    message(FATAL_ERROR "${xgrammar_file} has no line \"${xgrammar_call}\"")
+  endif()
+  file(WRITE ${xgrammar_file} "namespace outrider {\nvoid CheckCompileDeadline();\n}\n${xgrammar_changed}")
+  file(TOUCH ${xgrammar_root}/.complete)
+endif()
+
+file(GLOB_RECURSE xgrammar_sources ${xgrammar_root}/cpp/*.cc)
+list(FILTER xgrammar_sources EXCLUDE REGEX "/cpp/tvm_ffi/")
+# Its messages and failures go to functions of ours: the library never prints.
+add_library(outrider_xgrammar STATIC EXCLUDE_FROM_ALL
+  ${xgrammar_sources} ${CMAKE_SOURCE_DIR}/src/outrider/grammar/compile_deadline.cc
+  ${CMAKE_SOURCE_DIR}/src/outrider/grammar/xgrammar_log.cc)
+target_include_directories(outrider_xgrammar PRIVATE ${xgrammar_root}/cpp ${CMAKE_SOURCE_DIR}/src)
+target_compile_definitions(outrider_xgrammar PUBLIC XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_LOG_CUSTOMIZE=1)
+target_include_directories(outrider_xgrammar SYSTEM PUBLIC ${xgrammar_root}/include
+  ${xgrammar_root}/3rdparty/picojson ${xgrammar_root}/3rdparty/dlpack/include)
+set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY "")
+target_compile_options(outrider_xgrammar PRIVATE -w -g0 -O2)
+if(OUTRIDER_SANITIZE AND NOT OUTRIDER_BUILD_FUZZERS)
+  # Fuzzers check it with sanitizers; for the other programs one build of it serves all presets.
+  target_compile_options(outrider_xgrammar PRIVATE -fno-sanitize=all)
+endif()
+target_link_libraries(outrider_xgrammar PUBLIC Threads::Threads)

@@ -1,0 +1,52 @@
+#include "outrider/grammar/grammar_cache.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace outrider {
+
+namespace {
+
+/// Different for different specs: lengths stand before texts.
+std::string Key(const GrammarSpec& spec) {
+  std::string key =
+      fmt::format("{}:{}:{}", static_cast<int>(spec.kind), spec.text.size(), spec.text);
+  for (const std::string& choice : spec.choices) {
+    key += fmt::format(":{}:{}", choice.size(), choice);
+  }
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<const CompiledGrammar> GrammarCache::Find(const GrammarSpec& spec) {
+  const std::string key = Key(spec);
+  const std::lock_guard lock(mutex_);
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, found->second);
+  return entries_.front().grammar;
+}
+
+void GrammarCache::Put(const GrammarSpec& spec, std::shared_ptr<const CompiledGrammar> grammar) {
+  std::string key = Key(spec);
+  const size_t bytes = grammar->memory_bytes() + 2 * key.size();
+  const std::lock_guard lock(mutex_);
+  if (bytes > max_bytes_ || by_key_.contains(key)) return;
+  entries_.push_front({key, std::move(grammar), bytes});
+  by_key_.emplace(std::move(key), entries_.begin());
+  bytes_ += bytes;
+  while (bytes_ > max_bytes_) {
+    bytes_ -= entries_.back().bytes;
+    by_key_.erase(entries_.back().key);
+    entries_.pop_back();
+  }
+}
+
+size_t GrammarCache::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+}  // namespace outrider

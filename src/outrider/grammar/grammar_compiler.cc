@@ -1,0 +1,219 @@
+#include "outrider/grammar/grammar_compiler.h"
+
+#include <xgrammar/compiler.h>
+#include <xgrammar/config.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/grammar/compile_deadline.h"
+#include "outrider/grammar/compiled_grammar_impl.h"
+#include "outrider/grammar/grammar_cache.h"
+
+namespace outrider {
+
+namespace {
+
+/// Whitespace characters in a row in JSON: enough for indentation, and a model that is at a loss
+/// cannot go on with them for ever.
+constexpr int kMaxWhitespace = 24;
+
+/// A choice as a string of xgrammar's EBNF.
+std::string Quote(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (byte < 0x20 || byte == 0x7F) {
+      quoted += fmt::format("\\x{:02x}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+std::string ChoicesToEbnf(const std::vector<std::string>& choices) {
+  std::string grammar = "root ::= ";
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) grammar += " | ";
+    grammar += Quote(choices[i]);
+  }
+  return grammar;
+}
+
+/// What xgrammar has to say, in one line: without the check that failed.
+std::string OneLine(std::string_view message, GrammarKind kind) {
+  const auto remove_to = [&](std::string_view end) {
+    const size_t at = message.find(end);
+    if (at != std::string_view::npos) message.remove_prefix(at + end.size());
+  };
+  if (message.find("heck failed: (") != std::string_view::npos) remove_to(" is false: ");
+  if (message.starts_with("EBNF ") && kind != GrammarKind::kEbnf) {
+    remove_to(", column ");  // of a grammar that the client never saw
+    remove_to(": ");
+  }
+  std::string line;
+  for (const char c : message.substr(0, 400)) {
+    if (c == '\n' && line.ends_with(' ')) continue;
+    line += c == '\n' ? ' ' : c;
+  }
+  while (line.ends_with(' ') || line.ends_with('.')) line.pop_back();
+  return line;
+}
+
+xgrammar::Grammar ParseStructuralTag(const std::string& json, const xgrammar::TokenizerInfo& info) {
+  auto result = xgrammar::Grammar::FromStructuralTag(json, info);
+  if (auto* error = std::get_if<xgrammar::StructuralTagError>(&result)) {
+    throw std::visit([](const auto& e) { return std::runtime_error(e.what()); }, *error);
+  }
+  return std::get<xgrammar::Grammar>(std::move(result));
+}
+
+xgrammar::Grammar ParseSchema(const std::string& schema) {
+  return xgrammar::Grammar::FromJSONSchema(
+      schema, /*any_whitespace=*/true, /*indent=*/std::nullopt, /*separators=*/std::nullopt,
+      /*strict_mode=*/true, kMaxWhitespace);
+}
+
+xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
+  switch (spec.kind) {
+    case GrammarKind::kJsonObject:
+      return ParseSchema(R"({"type":"object","additionalProperties":true})");
+    case GrammarKind::kJsonSchema:
+      return ParseSchema(spec.text);
+    case GrammarKind::kRegex:
+      return xgrammar::Grammar::FromRegex(spec.text);
+    case GrammarKind::kChoice:
+      return xgrammar::Grammar::FromEBNF(ChoicesToEbnf(spec.choices));
+    case GrammarKind::kEbnf:
+      return xgrammar::Grammar::FromEBNF(spec.text);
+    case GrammarKind::kStructuralTag:
+      return ParseStructuralTag(spec.text, info);
+  }
+  OUTRIDER_CHECK(false);
+}
+
+/// Budgets count what was generated between two masks, temperatures are the request's: neither has
+/// a meaning when masks are made for guesses.
+void RefuseRuleAttributes(const xgrammar::Grammar& grammar) {
+  const std::string text = grammar.ToString();
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    const std::string_view head = line.substr(0, line.find("::="));
+    for (const std::string_view name : {"max_tokens=", "max_chars=", "temperature="}) {
+      if (head.find(name) != std::string_view::npos) {
+        throw InvalidArgument("{} is not supported in grammars", name.substr(0, name.size() - 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+struct GrammarCompiler::Impl {
+  Impl(const Tokenizer& tokenizer_in, int32_t vocab_size_in, std::span<const int32_t> eos,
+       const GrammarLimits& limits_in)
+      : tokenizer(tokenizer_in),
+        vocab_size(vocab_size_in),
+        eos_token_ids(eos.begin(), eos.end()),
+        limits(limits_in),
+        cache(limits_in.max_cached_bytes) {}
+
+  /// The vocabulary as xgrammar sees it: the bytes of each token; tokens that no text can hold have
+  /// none.
+  const xgrammar::TokenizerInfo& Vocabulary(bool with_special) {
+    const std::lock_guard lock(mutex);
+    std::optional<xgrammar::TokenizerInfo>& info = with_special ? all_tokens : plain_tokens;
+    if (!info) {
+      std::vector<std::string> texts(static_cast<size_t>(tokenizer.vocab_size()));
+      for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+        if (!with_special && tokenizer.IsSpecial(id)) continue;
+        texts[static_cast<size_t>(id)] = std::string(tokenizer.TokenBytes(id));
+      }
+      for (const int32_t id : eos_token_ids) {
+        if (id < tokenizer.vocab_size()) texts[static_cast<size_t>(id)].clear();
+      }
+      info.emplace(texts, xgrammar::VocabType::RAW, vocab_size, std::vector<int32_t>());
+    }
+    return *info;
+  }
+
+  void CheckSize(const GrammarSpec& spec) const {
+    size_t bytes = spec.text.size();
+    for (const std::string& choice : spec.choices) bytes += choice.size();
+    if (bytes > limits.max_spec_bytes) {
+      throw InvalidArgument("has {} bytes; at most {} are allowed", bytes, limits.max_spec_bytes);
+    }
+    if (spec.choices.size() > limits.max_choices) {
+      throw InvalidArgument("has {} choices; at most {} are allowed", spec.choices.size(),
+                            limits.max_choices);
+    }
+    if (spec.kind == GrammarKind::kChoice && spec.choices.empty()) {
+      throw InvalidArgument("has no choices; at least one is needed");
+    }
+  }
+
+  const Tokenizer& tokenizer;
+  const int32_t vocab_size;
+  const std::vector<int32_t> eos_token_ids;
+  const GrammarLimits limits;
+  GrammarCache cache;
+  std::mutex mutex;  // of these two, made when they are first needed
+  std::optional<xgrammar::TokenizerInfo> plain_tokens;
+  std::optional<xgrammar::TokenizerInfo> all_tokens;
+};
+
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
+                                 std::span<const int32_t> eos_token_ids,
+                                 const GrammarLimits& limits)
+    : impl_(std::make_unique<Impl>(tokenizer, vocab_size, eos_token_ids, limits)) {}
+
+GrammarCompiler::~GrammarCompiler() = default;
+
+std::shared_ptr<const CompiledGrammar> GrammarCompiler::Find(const GrammarSpec& spec) {
+  return impl_->cache.Find(spec);
+}
+
+std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpec& spec) {
+  if (auto found = Find(spec)) return found;
+  impl_->CheckSize(spec);
+  std::shared_ptr<const CompiledGrammar> compiled;
+  try {
+    const CompileDeadline deadline(impl_->limits.max_seconds);
+    const bool with_special = spec.kind == GrammarKind::kStructuralTag;
+    const xgrammar::TokenizerInfo& vocabulary = impl_->Vocabulary(with_special);
+    const xgrammar::Grammar grammar = Parse(spec, vocabulary);
+    RefuseRuleAttributes(grammar);
+    xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
+    compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(
+        CompiledGrammar::Impl{compiler.CompileGrammar(grammar)}));
+  } catch (const Error&) {
+    throw;
+  } catch (const CompileTimeout&) {
+    throw InvalidArgument("takes more than {} s to compile: make it simpler",
+                          impl_->limits.max_seconds);
+  } catch (const std::exception& error) {
+    throw InvalidArgument("{}", OneLine(error.what(), spec.kind));
+  }
+  if (compiled->memory_bytes() > impl_->limits.max_compiled_bytes) {
+    throw InvalidArgument("is too large: {} MiB when compiled, at most {} are allowed",
+                          compiled->memory_bytes() >> 20, impl_->limits.max_compiled_bytes >> 20);
+  }
+  impl_->cache.Put(spec, compiled);
+  return compiled;
+}
+
+}  // namespace outrider

@@ -1,0 +1,116 @@
+#include "outrider/grammar/request_grammar.h"
+
+#include <algorithm>
+
+#include "outrider/base/error.h"
+#include "outrider/sampling/token_mask.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr uint32_t kAll = ~uint32_t{0};
+
+/// How much of `pattern` a text ends with after `token`, when it ended with `matched` tokens of it
+/// before; `borders` are those of the pattern's beginnings.
+int32_t Match(std::span<const int32_t> pattern, std::span<const int32_t> borders, int32_t matched,
+              int32_t token) {
+  while (matched > 0 && pattern[static_cast<size_t>(matched)] != token) {
+    matched = borders[static_cast<size_t>(matched) - 1];
+  }
+  return pattern[static_cast<size_t>(matched)] == token ? matched + 1 : 0;
+}
+
+/// For each beginning of `pattern`, the length of the longest shorter beginning that it ends with
+/// (Knuth, Morris, Pratt).
+std::vector<int32_t> Borders(std::span<const int32_t> pattern) {
+  std::vector<int32_t> borders;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    borders.push_back(i == 0 ? 0 : Match(pattern, borders, borders.back(), pattern[i]));
+  }
+  return borders;
+}
+
+}  // namespace
+
+RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
+                               std::span<const int32_t> eos_token_ids, bool ignore_eos,
+                               std::span<const int32_t> stop_token_ids)
+    : matcher_(constraint.grammar),
+      start_after_(constraint.start_after),
+      borders_(Borders(start_after_)),
+      eos_token_ids_(eos_token_ids.begin(), eos_token_ids.end()),
+      end_token_ids_(stop_token_ids.begin(), stop_token_ids.end()) {
+  if (!ignore_eos) {
+    end_token_ids_.insert(end_token_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
+  }
+  place_.started = start_after_.empty();
+}
+
+bool RequestGrammar::Ends(int32_t token) const {
+  return std::find(end_token_ids_.begin(), end_token_ids_.end(), token) != end_token_ids_.end();
+}
+
+// Goes one token on; false, and nothing changes, when it is not allowed.
+bool RequestGrammar::Step(int32_t token) {
+  if (!place_.started) {
+    place_.num_matched = Match(start_after_, borders_, place_.num_matched, token);
+    place_.started = place_.num_matched == static_cast<int32_t>(start_after_.size());
+  } else if (!(Ends(token) && matcher_.complete())) {
+    if (!matcher_.Accept(token)) return false;
+    ++place_.num_accepted;
+  }
+  place_.ended = Ends(token);
+  return true;
+}
+
+void RequestGrammar::ReturnTo(const Place& place) {
+  if (place_.num_accepted > place.num_accepted) {
+    matcher_.Rollback(place_.num_accepted - place.num_accepted);
+  }
+  place_ = place;
+}
+
+void RequestGrammar::Advance(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) {
+    const bool allowed = Step(token);
+    OUTRIDER_CHECK(allowed, "token {} was drawn, but the grammar refuses it", token);
+  }
+}
+
+size_t RequestGrammar::CountAllowed(std::span<const int32_t> drafts) {
+  const Place before = place_;
+  size_t count = 0;
+  while (count < drafts.size() && !place_.ended && Step(drafts[count])) ++count;
+  ReturnTo(before);
+  return count;
+}
+
+void RequestGrammar::FillMasks(std::span<const int32_t> drafts, MatrixView<uint32_t> masks) {
+  OUTRIDER_CHECK(masks.rows == static_cast<int64_t>(drafts.size()) + 1);
+  const Place before = place_;
+  bool possible = true;
+  for (int64_t j = 0; j < masks.rows; ++j) {
+    const std::span<uint32_t> mask(masks.row(j), static_cast<size_t>(masks.cols));
+    possible = possible && (j == 0 || Step(drafts[static_cast<size_t>(j) - 1])) && !place_.ended;
+    if (possible) {
+      FillMask(mask);
+    } else {
+      std::fill(mask.begin(), mask.end(), kAll);
+    }
+  }
+  ReturnTo(before);
+}
+
+void RequestGrammar::FillMask(std::span<uint32_t> mask) {
+  if (!place_.started) {
+    std::fill(mask.begin(), mask.end(), kAll);
+    return;
+  }
+  matcher_.FillMask(mask);
+  for (const int32_t token : eos_token_ids_) SetAllowed(mask, token, false);
+  if (!matcher_.complete()) return;
+  for (const int32_t token : end_token_ids_) SetAllowed(mask, token, true);
+}
+
+}  // namespace outrider

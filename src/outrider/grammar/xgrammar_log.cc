@@ -1,0 +1,24 @@
+// Where xgrammar's messages go, instead of standard error: failures become exceptions with nothing
+// but their text, warnings (a token refused, a keyword ignored) go nowhere.
+#include "support/logging.h"  // xgrammar's own
+
+namespace xgrammar {
+namespace {
+
+// xgrammar catches LogFatalError in places.
+class PlainError : public LogFatalError {
+ public:
+  PlainError(const std::string& file, int line, const std::string& message)
+      : LogFatalError(file, line, message) {}
+  const char* what() const noexcept override { return std::runtime_error::what(); }
+};
+
+}  // namespace
+
+void LogFatalImpl(const std::string& file, int line, const std::string& message) {
+  throw PlainError(file, line, message);
+}
+
+void LogMessageImpl(const std::string&, int, int, const std::string&) {}
+
+}  // namespace xgrammar

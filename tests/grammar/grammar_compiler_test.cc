@@ -1,0 +1,116 @@
+// What is refused, with what words; what is kept.
+#include "outrider/grammar/grammar_compiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "outrider/base/error.h"
+#include "tests/grammar/bundled_grammars.h"
+
+namespace outrider {
+namespace {
+
+using testing::HasSubstr;
+
+std::string ErrorOf(GrammarCompiler& compiler, const GrammarSpec& spec) {
+  try {
+    compiler.Compile(spec);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    EXPECT_EQ(std::string(error.what()).find("heck failed"), std::string::npos) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string ErrorOf(GrammarKind kind, std::string text) {
+  return ErrorOf(BundledGrammars(), {.kind = kind, .text = std::move(text), .choices = {}});
+}
+
+TEST(GrammarCompilerTest, SaysWhatIsWrong) {
+  for (const auto& [kind, text] : std::vector<std::pair<GrammarKind, std::string>>{
+           {GrammarKind::kJsonSchema, R"({"type": "nothing"})"},
+           {GrammarKind::kJsonSchema, R"({"type": "obj)"},
+           {GrammarKind::kJsonSchema, R"({"$ref": "#/nowhere"})"},
+           {GrammarKind::kJsonSchema, "[1]"},
+           {GrammarKind::kJsonSchema, "false"},
+           {GrammarKind::kRegex, "a("},
+           {GrammarKind::kRegex, "[z-a]"},
+           {GrammarKind::kRegex, "a{3,1}"},
+           {GrammarKind::kEbnf, "root := 1"},
+           {GrammarKind::kEbnf, R"(start ::= "a")"},
+           {GrammarKind::kEbnf, "root ::= nowhere"},
+           {GrammarKind::kEbnf, ""},
+           {GrammarKind::kStructuralTag, "{}"},
+           {GrammarKind::kStructuralTag, "x"},
+           {GrammarKind::kStructuralTag, R"({"type":"structural_tag","format":{"type":"what"}})"},
+       }) {
+    const std::string error = ErrorOf(kind, text);
+    EXPECT_NE(error, "no error") << GrammarKindName(kind) << " " << text;
+    EXPECT_GT(error.size(), 5U);
+    std::cout << GrammarKindName(kind) << " " << text << " -> " << error << "\n";
+  }
+}
+
+TEST(GrammarCompilerTest, RefusesWhatCountsOrHeats) {
+  EXPECT_THAT(ErrorOf(GrammarKind::kEbnf, R"(root ::= a
+a[max_tokens=3] ::= [a-z]*)"),
+              HasSubstr("max_tokens is not supported"));
+  EXPECT_THAT(ErrorOf(GrammarKind::kEbnf, R"(root ::= a
+a[temperature=0.5] ::= [a-z]*)"),
+              HasSubstr("temperature is not supported"));
+  EXPECT_EQ(ErrorOf(GrammarKind::kEbnf, R"(root ::= "a[max_tokens=3] ::= ")"), "no error");
+}
+
+TEST(GrammarCompilerTest, LimitsOfSize) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler small(BundledTokenizer(), kBundledVocab, eos,
+                        {.max_spec_bytes = 20, .max_choices = 3});
+  EXPECT_THAT(
+      ErrorOf(small, {.kind = GrammarKind::kRegex, .text = std::string(21, 'a'), .choices = {}}),
+      HasSubstr("has 21 bytes; at most 20 are allowed"));
+  EXPECT_EQ(
+      ErrorOf(small, {.kind = GrammarKind::kRegex, .text = std::string(20, 'a'), .choices = {}}),
+      "no error");
+  EXPECT_THAT(
+      ErrorOf(small, {.kind = GrammarKind::kChoice, .text = {}, .choices = {"a", "b", "c", "d"}}),
+      HasSubstr("has 4 choices; at most 3 are allowed"));
+  EXPECT_THAT(ErrorOf(small, {.kind = GrammarKind::kChoice, .text = {}, .choices = {}}),
+              HasSubstr("has no choices"));
+  GrammarCompiler tight(BundledTokenizer(), kBundledVocab, eos, {.max_compiled_bytes = 1000});
+  EXPECT_THAT(ErrorOf(tight, {.kind = GrammarKind::kJsonObject, .text = {}, .choices = {}}),
+              HasSubstr("too large"));
+}
+
+TEST(GrammarCompilerTest, FindsWhatItCompiled) {
+  const GrammarSpec spec{.kind = GrammarKind::kRegex, .text = "find me [0-9]", .choices = {}};
+  EXPECT_EQ(BundledGrammars().Find(spec), nullptr);
+  const auto compiled = BundledGrammars().Compile(spec);
+  EXPECT_EQ(BundledGrammars().Find(spec), compiled);
+  EXPECT_EQ(BundledGrammars().Compile(spec), compiled);
+  EXPECT_EQ(compiled->vocab_size(), kBundledVocab);
+}
+
+TEST(GrammarCompilerTest, ThreadsMayCompileAtOnce) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler compiler(BundledTokenizer(), kBundledVocab, eos);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&compiler, t] {
+      for (int i = 0; i < 5; ++i) {
+        compiler.Compile({.kind = i % 2 == 0 ? GrammarKind::kRegex : GrammarKind::kStructuralTag,
+                          .text = i % 2 == 0 ? std::string(static_cast<size_t>(i + t) + 1, 'a')
+                                             : R"({"type":"structural_tag","format":
+                                                  {"type":"any_text"}})",
+                          .choices = {}});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,179 @@
+// What each kind of grammar lets through; masks and acceptance say the same.
+#include "outrider/grammar/grammar_matcher.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "outrider/sampling/token_mask.h"
+#include "tests/grammar/bundled_grammars.h"
+
+namespace outrider {
+namespace {
+
+/// How many bytes of `text` the grammar takes, token by token, and whether that is a whole text.
+std::pair<size_t, bool> Follow(GrammarMatcher& matcher, std::string_view text) {
+  size_t taken = 0;
+  for (const int32_t token : Tokens(text)) {
+    if (!matcher.Accept(token)) return {taken, false};
+    taken += BundledTokenizer().TokenBytes(token).size();
+  }
+  return {taken, matcher.complete()};
+}
+
+bool Matches(const std::shared_ptr<const CompiledGrammar>& grammar, std::string_view text) {
+  GrammarMatcher matcher(grammar);
+  const auto [taken, complete] = Follow(matcher, text);
+  return complete && taken == text.size();
+}
+
+TEST(GrammarMatcherTest, JsonObject) {
+  const auto grammar = CompileText(GrammarKind::kJsonObject, "");
+  EXPECT_TRUE(Matches(grammar, "{}"));
+  EXPECT_TRUE(Matches(grammar, R"({"a": [1, {"b": null}], "c": "\u00e9 é"})"));
+  EXPECT_TRUE(Matches(grammar, "{\n  \"a\" : -1.5e3\n}"));
+  EXPECT_FALSE(Matches(grammar, R"({"a": )"));
+  EXPECT_FALSE(Matches(grammar, R"({a: 1})"));
+  EXPECT_FALSE(Matches(grammar, "[1]"));
+  EXPECT_FALSE(Matches(grammar, "7"));
+  EXPECT_FALSE(Matches(grammar, "{} x"));
+}
+
+TEST(GrammarMatcherTest, JsonSchema) {
+  const auto grammar = CompileText(GrammarKind::kJsonSchema, R"({
+    "type": "object",
+    "properties": {
+      "zulu": {"type": "integer"},
+      "alpha": {"enum": ["x", "y"]},
+      "list": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}
+    },
+    "required": ["zulu", "alpha"]
+  })");
+  EXPECT_TRUE(Matches(grammar, R"({"zulu": 12, "alpha": "x"})"));
+  EXPECT_TRUE(Matches(grammar, R"({"zulu": 12, "alpha": "y", "list": [true, false]})"));
+  EXPECT_FALSE(Matches(grammar, R"({"alpha": "x", "zulu": 12})")) << "members in schema order";
+  EXPECT_FALSE(Matches(grammar, R"({"zulu": 12})"));
+  EXPECT_FALSE(Matches(grammar, R"({"zulu": "12", "alpha": "x"})"));
+  EXPECT_FALSE(Matches(grammar, R"({"zulu": 1, "alpha": "x", "list": [true, true, true]})"));
+}
+
+TEST(GrammarMatcherTest, Regex) {
+  const auto grammar = CompileText(GrammarKind::kRegex, R"([0-9]{2,4} (apples|keys)!?)");
+  EXPECT_TRUE(Matches(grammar, "12 apples"));
+  EXPECT_TRUE(Matches(grammar, "1234 keys!"));
+  EXPECT_FALSE(Matches(grammar, "1 apples"));
+  EXPECT_FALSE(Matches(grammar, "12345 apples"));
+  EXPECT_FALSE(Matches(grammar, "x12 apples"));
+  EXPECT_FALSE(Matches(grammar, "12 apples!!"));
+}
+
+TEST(GrammarMatcherTest, ChoicesHoldAnyCharacters) {
+  const std::vector<std::string> choices = {"yes",          "no",        "a \"quoted\" \\ one",
+                                            "two\nlines\t", "über 東京", "[a-z]|x"};
+  const auto grammar = CompileChoice(choices);
+  for (const std::string& choice : choices) EXPECT_TRUE(Matches(grammar, choice)) << choice;
+  for (const char* other : {"", "yesno", "ye", "b", "u"}) {
+    EXPECT_FALSE(Matches(grammar, other)) << other;
+  }
+}
+
+TEST(GrammarMatcherTest, Ebnf) {
+  const auto grammar = CompileText(GrammarKind::kEbnf, R"ebnf(root ::= "(" root ")" | [a-c]+)ebnf");
+      EXPECT_TRUE(Matches(grammar, "((abc))"));
+  EXPECT_FALSE(Matches(grammar, "((abc)"));
+  EXPECT_FALSE(Matches(grammar, "((abd))"));
+}
+
+TEST(GrammarMatcherTest, StructuralTagIsFreeOutsideItsTags) {
+  const auto grammar = CompileText(GrammarKind::kStructuralTag, R"({
+    "type": "structural_tag",
+    "format": {
+      "type": "triggered_tags",
+      "triggers": ["<call"],
+      "tags": [{"begin": "<call>", "content": {"type": "json_schema", "json_schema":
+                {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+                "end": "</call>"}]
+    }
+  })");
+  EXPECT_TRUE(Matches(grammar, "any text at all"));
+  EXPECT_TRUE(Matches(grammar, R"(now <call>{"n": 3}</call> and then)"));
+  EXPECT_FALSE(Matches(grammar, R"(now <call>{"m": 3}</call>)"));
+  EXPECT_FALSE(Matches(grammar, R"(now <call>{"n": 3})"));
+}
+
+TEST(GrammarMatcherTest, SpecialTokensAreTextInStructuralTagsOnly) {
+  const auto any = CompileText(GrammarKind::kRegex, "[^x]*");
+  const auto tags = CompileText(GrammarKind::kStructuralTag, R"({
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "</think>", "content": {"type": "regex", "pattern": "[ab]+"},
+               "end": "."}
+  })");
+  GrammarMatcher plain(any);
+  EXPECT_FALSE(plain.Accept(kBundledThinkEnd));
+  GrammarMatcher tagged(tags);
+  EXPECT_TRUE(tagged.Accept(kBundledThinkEnd));
+  EXPECT_EQ(Follow(tagged, "ab.").second, true);
+  std::vector<uint32_t> mask(MaskWords(kBundledVocab));
+  plain.FillMask(mask);
+  for (int32_t id = 0; id < 6; ++id) EXPECT_FALSE(Allows(mask, id)) << id;
+  for (int32_t id = BundledTokenizer().vocab_size(); id < kBundledVocab; ++id) {
+    EXPECT_FALSE(Allows(mask, id)) << id;
+  }
+}
+
+TEST(GrammarMatcherTest, TokensThatSplitACharacter) {
+  // The bundled tokenizer spells rare characters in bytes.
+  const auto grammar = CompileChoice({"鱼"});
+  const std::vector<int32_t> tokens = Tokens("鱼");
+  ASSERT_GT(tokens.size(), 1U);
+  EXPECT_TRUE(Matches(grammar, "鱼"));
+}
+
+// Random walks: what a mask allows is accepted, what it forbids is not, and rolling back leads to
+// the mask that was there before.
+TEST(GrammarMatcherTest, MasksAgreeWithAcceptanceAndRollback) {
+  const std::vector<std::shared_ptr<const CompiledGrammar>> grammars = {
+      CompileText(GrammarKind::kJsonObject, ""),
+      CompileText(GrammarKind::kJsonSchema,
+                  R"({"type":"object","properties":{"a":{"type":"string","maxLength":5},
+                      "b":{"type":"array","items":{"type":"number"}}},"required":["a"]})"),
+      CompileText(GrammarKind::kRegex, R"((\w+ ){1,3}[0-9]+(\.[0-9]{2})?)"),
+      CompileText(GrammarKind::kEbnf, R"ebnf(root ::= "(" root ")" | [a-c]+ | "é" root)ebnf"),
+      CompileChoice({"one", "ones", "two"})};
+  std::mt19937 random(3);
+  const size_t words = MaskWords(kBundledVocab);
+  for (size_t g = 0; g < grammars.size(); ++g) {
+    for (int walk = 0; walk < 6; ++walk) {
+      GrammarMatcher matcher(grammars[g]);
+      std::vector<std::vector<uint32_t>> masks;  // after 0, 1, 2, ... tokens
+      for (;;) {
+        std::vector<uint32_t>& mask = masks.emplace_back(words);
+        matcher.FillMask(mask);
+        std::vector<int32_t> allowed;
+        for (int32_t id = 0; id < kBundledVocab; ++id) {
+          if (Allows(mask, id)) allowed.push_back(id);
+        }
+        for (int probe = 0; probe < 30; ++probe) {
+          const auto id = static_cast<int32_t>(random() % kBundledVocab);
+          const bool accepted = matcher.Accept(id);
+          ASSERT_EQ(accepted, Allows(mask, id)) << "grammar " << g << " token " << id;
+          if (accepted) matcher.Rollback(1);
+        }
+        if (allowed.empty() || masks.size() == 40) break;
+        ASSERT_TRUE(matcher.Accept(allowed[random() % allowed.size()]));
+      }
+      while (masks.size() > 1) {
+        const size_t back = 1 + random() % std::min<size_t>(4, masks.size() - 1);
+        matcher.Rollback(static_cast<int32_t>(back));
+        masks.resize(masks.size() - back);
+        std::vector<uint32_t> mask(words);
+        matcher.FillMask(mask);
+        ASSERT_EQ(mask, masks.back()) << "grammar " << g << " after " << masks.size() - 1;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider
