@@ -1,6 +1,6 @@
 // Random requests through random engines: together, with speculation, batching, chunks, preemption,
-// prefix hits, priorities and aborts, against each alone without any of it. Tokens and logprob bits
-// must be equal.
+// prefix hits, priorities, grammars and aborts, against each alone without any of it. Tokens and
+// logprob bits must be equal.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S]
 //
@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "outrider/base/error.h"
+#include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/model/small_model.h"
 
@@ -56,6 +57,8 @@ Arguments ParseArguments(int argc, char** argv) {
   return arguments;
 }
 
+constexpr int32_t kSmallVocab = 1600;
+
 /// What a round found.
 class Different : public std::runtime_error {
  public:
@@ -94,6 +97,7 @@ class Fuzz {
     std::vector<GenerationRequest> requests =
         RandomRequests(round_seed, kind < 2 ? Uniform(2, 12) : Uniform(4, 48));
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
+    AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
 
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> together(requests.size());
@@ -210,7 +214,7 @@ class Fuzz {
     throw Different(fmt::format("DIFFERENT: {}: {}", what, difference));
   }
 
-  SmallModel small_model_{2, 1600};
+  SmallModel small_model_{2, kSmallVocab};
   std::mt19937 random_;
   std::map<std::string, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;

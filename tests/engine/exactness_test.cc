@@ -8,6 +8,7 @@
 #include <random>
 #include <tuple>
 
+#include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 
 namespace outrider {
@@ -63,7 +64,8 @@ class ExactnessTest : public testing::TestWithParam<Case> {};
 TEST_P(ExactnessTest, TogetherEqualsAlone) {
   const auto& [name, seed, options] = GetParam();
   const bool scarce = options.num_blocks < 100;
-  const auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
+  auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
+  AddGrammars(seed, kBundledVocab, requests);
   const auto& alone = RunAlone(options.dtype, options.logprobs_mode, seed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());

@@ -208,6 +208,9 @@ TEST_P(GrammarScenarioTest, WithTheOtherFields) {
   requests.push_back(Constrained(prompt, digits, 40, 1));
   requests.back().sampling.frequency_penalty = 1;
   requests.back().sampling.logit_bias = {{Tokens("x").at(0), 100}};
+  // A whole text that cannot go on ends before min_tokens.
+  requests.push_back(Constrained(prompt, CompileChoice({"12", "34"})));
+  requests.back().sampling.min_tokens = 12;
   // Fields that leave no token: an end without a reason to be proud of.
   requests.push_back(Constrained(prompt, digits));
   requests.back().sampling.allowed_token_ids = {Tokens("x").at(0)};
@@ -219,6 +222,7 @@ TEST_P(GrammarScenarioTest, WithTheOtherFields) {
   const auto results = run(GetParam());
   ExpectEqual(results, run(DrafterKind::kNone));
   EXPECT_GE(results[0].tokens.size(), 12U);
+  EXPECT_EQ(TextOf(results[results.size() - 2].tokens).size(), 2U);
   EXPECT_TRUE(results.back().tokens.empty());
   for (size_t i = 0; i < results.size(); ++i) {
     if (i == 4) continue;

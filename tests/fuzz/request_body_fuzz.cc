@@ -2,6 +2,7 @@
 // Error of one line.
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,12 @@ void Check(const TokenRequest& request, const RequestLimits& limits) {
   }
   for (const int32_t id : sampling.stop_token_ids) {
     OUTRIDER_CHECK(id >= 0 && id < limits.vocab_size);
+  }
+  if (request.grammar) {
+    OUTRIDER_CHECK(!request.grammar_field.empty());
+    if (request.grammar->kind == outrider::GrammarKind::kJsonSchema) {
+      OUTRIDER_CHECK(nlohmann::json::accept(request.grammar->text), "{}", request.grammar->text);
+    }
   }
   OUTRIDER_CHECK(request.answer.chat ? request.prompts.empty() : !request.prompts.empty());
 }

@@ -51,7 +51,6 @@ TEST(GrammarCompilerTest, SaysWhatIsWrong) {
     const std::string error = ErrorOf(kind, text);
     EXPECT_NE(error, "no error") << GrammarKindName(kind) << " " << text;
     EXPECT_GT(error.size(), 5U);
-    std::cout << GrammarKindName(kind) << " " << text << " -> " << error << "\n";
   }
 }
 
@@ -83,6 +82,14 @@ TEST(GrammarCompilerTest, LimitsOfSize) {
   GrammarCompiler tight(BundledTokenizer(), kBundledVocab, eos, {.max_compiled_bytes = 1000});
   EXPECT_THAT(ErrorOf(tight, {.kind = GrammarKind::kJsonObject, .text = {}, .choices = {}}),
               HasSubstr("too large"));
+}
+
+TEST(GrammarCompilerTest, LimitOfTime) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler hasty(BundledTokenizer(), kBundledVocab, eos, {.max_seconds = 1e-9});
+  EXPECT_THAT(ErrorOf(hasty, {.kind = GrammarKind::kJsonObject, .text = {}, .choices = {}}),
+              HasSubstr("to compile: make it simpler"));
+  EXPECT_EQ(ErrorOf(GrammarKind::kRegex, "no limit is left behind"), "no error");
 }
 
 TEST(GrammarCompilerTest, FindsWhatItCompiled) {

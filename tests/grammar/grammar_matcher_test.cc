@@ -38,6 +38,9 @@ TEST(GrammarMatcherTest, JsonObject) {
   EXPECT_FALSE(Matches(grammar, "[1]"));
   EXPECT_FALSE(Matches(grammar, "7"));
   EXPECT_FALSE(Matches(grammar, "{} x"));
+  const std::string white(24, ' ');
+  EXPECT_TRUE(Matches(grammar, "{" + white + "}"));
+  EXPECT_FALSE(Matches(grammar, "{" + white + " }")) << "whitespace has an end";
 }
 
 TEST(GrammarMatcherTest, JsonSchema) {
@@ -53,6 +56,7 @@ TEST(GrammarMatcherTest, JsonSchema) {
   EXPECT_TRUE(Matches(grammar, R"({"zulu": 12, "alpha": "x"})"));
   EXPECT_TRUE(Matches(grammar, R"({"zulu": 12, "alpha": "y", "list": [true, false]})"));
   EXPECT_FALSE(Matches(grammar, R"({"alpha": "x", "zulu": 12})")) << "members in schema order";
+  EXPECT_FALSE(Matches(grammar, R"({"zulu": 12, "alpha": "x", "other": 1})"));
   EXPECT_FALSE(Matches(grammar, R"({"zulu": 12})"));
   EXPECT_FALSE(Matches(grammar, R"({"zulu": "12", "alpha": "x"})"));
   EXPECT_FALSE(Matches(grammar, R"({"zulu": 1, "alpha": "x", "list": [true, true, true]})"));
@@ -80,7 +84,7 @@ TEST(GrammarMatcherTest, ChoicesHoldAnyCharacters) {
 
 TEST(GrammarMatcherTest, Ebnf) {
   const auto grammar = CompileText(GrammarKind::kEbnf, R"ebnf(root ::= "(" root ")" | [a-c]+)ebnf");
-      EXPECT_TRUE(Matches(grammar, "((abc))"));
+  EXPECT_TRUE(Matches(grammar, "((abc))"));
   EXPECT_FALSE(Matches(grammar, "((abc)"));
   EXPECT_FALSE(Matches(grammar, "((abd))"));
 }

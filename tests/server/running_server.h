@@ -23,9 +23,10 @@ inline ServerOptions TestServerOptions() {
 
 class RunningServer {
  public:
-  explicit RunningServer(StubOptions stub = {}, ServerOptions options = TestServerOptions())
+  explicit RunningServer(StubOptions stub = {}, ServerOptions options = TestServerOptions(),
+                         GrammarCompiler* grammars = nullptr)
       : engine(stub),
-        server(std::make_unique<Server>(std::move(options), engine, encoder_)),
+        server(std::make_unique<Server>(std::move(options), engine, encoder_, grammars)),
         thread_([this] { server->Run(); }) {}
 
   ~RunningServer() {

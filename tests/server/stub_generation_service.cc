@@ -58,6 +58,7 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
     throw Error(ErrorCode::kOverloaded, "the queue is full");
   }
   last_sampling_ = request.sampling;
+  last_grammar_ = request.grammar;
   const RequestId id = next_id_++;
   Request added;
   added.stats.prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
@@ -90,6 +91,11 @@ size_t StubGenerationService::num_running() const { return num_running_; }
 SamplingParams StubGenerationService::last_sampling() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return last_sampling_;
+}
+
+GrammarConstraint StubGenerationService::last_grammar() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_grammar_;
 }
 
 OutputDelta StubGenerationService::Step(Request& request) const {

@@ -55,6 +55,8 @@ class StubGenerationService : public GenerationService {
   size_t num_running() const;
   /// The sampling parameters of the request submitted last.
   SamplingParams last_sampling() const;
+  /// Its grammar.
+  GrammarConstraint last_grammar() const;
 
  private:
   struct Request {
@@ -78,6 +80,7 @@ class StubGenerationService : public GenerationService {
   EngineCounters counters_;
   StepLog step_log_;
   SamplingParams last_sampling_;
+  GrammarConstraint last_grammar_;
   RequestId next_id_ = 1;
   bool stopping_ = false;
   std::atomic<int64_t> num_aborted_{0};

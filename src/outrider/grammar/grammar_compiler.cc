@@ -81,9 +81,9 @@ xgrammar::Grammar ParseStructuralTag(const std::string& json, const xgrammar::To
 }
 
 xgrammar::Grammar ParseSchema(const std::string& schema) {
-  return xgrammar::Grammar::FromJSONSchema(
-      schema, /*any_whitespace=*/true, /*indent=*/std::nullopt, /*separators=*/std::nullopt,
-      /*strict_mode=*/true, kMaxWhitespace);
+  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
+                                           /*separators=*/std::nullopt,
+                                           /*strict_mode=*/true, kMaxWhitespace);
 }
 
 xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {

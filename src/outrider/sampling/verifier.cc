@@ -1,19 +1,11 @@
 #include "outrider/sampling/verifier.h"
 
-#include <limits>
-
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider {
-
-namespace {
-
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-
-}  // namespace
 
 void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   const MatrixView<const float> logits = input.logits;

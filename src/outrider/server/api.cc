@@ -379,6 +379,11 @@ void Api::StartParsed(GenerationExchange& exchange, openai::TokenRequest request
     task = TaskOf(request, encoded.text);
     info.prompts.push_back(std::move(encoded.token_ids));
   }
+  GrammarConstraint constraint{std::move(grammar), {}};
+  if (constraint.grammar != nullptr && task.reasoning_open) {
+    // A model may think in any way; what it answers is constrained.
+    constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
+  }
   info.options.skip_special_tokens = request.sampling.skip_special_tokens;
   for (openai::CompletionPrompt& prompt : request.prompts) {
     auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
@@ -398,7 +403,7 @@ void Api::StartParsed(GenerationExchange& exchange, openai::TokenRequest request
       one.prompt_token_ids = prompt;
       one.sampling = request.sampling;
       one.sampling.max_tokens = max_tokens;
-      one.grammar.grammar = grammar;
+      one.grammar = constraint;
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;
       one.num_speculative_tokens = request.num_speculative_tokens;

@@ -1,0 +1,84 @@
+// Structured output through the API: what reaches the engine, what is refused before.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/grammar/bundled_grammars.h"
+#include "tests/server/running_server.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+std::string Body(const std::string& fields) {
+  return R"({"messages":[{"role":"user","content":"hi"}],"max_tokens":2,)" + fields + "}";
+}
+
+TEST(StructuredOutputApiTest, TheEngineGetsTheCompiledGrammar) {
+  RunningServer running({}, TestServerOptions(), &BundledGrammars());
+  HttpClient client(running.port());
+  const std::string body = Body(R"("n":2,"structured_outputs":{"regex":"only here [0-9]+"})");
+  const GrammarSpec spec{.kind = GrammarKind::kRegex, .text = "only here [0-9]+", .choices = {}};
+  EXPECT_EQ(BundledGrammars().Find(spec), nullptr);
+  EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
+  EXPECT_NE(BundledGrammars().Find(spec), nullptr);
+  EXPECT_EQ(running.engine.last_grammar().grammar, BundledGrammars().Find(spec));
+  // The second time it is found.
+  EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
+  EXPECT_EQ(client.Post("/v1/chat/completions", Body(R"("n":1)")).status, 200);
+  EXPECT_EQ(running.engine.last_grammar().grammar, nullptr);
+}
+
+// The stub's prompt is the message: where it has begun to think, the answer comes after the
+// thinking.
+TEST(StructuredOutputApiTest, TheGrammarBeginsAfterThinking) {
+  RunningServer running({}, TestServerOptions(), &BundledGrammars());
+  HttpClient client(running.port());
+  const std::string fields = R"(,"max_tokens":2,"response_format":{"type":"json_object"}})";
+  for (const auto& [content, start_after] :
+       std::vector<std::pair<std::string, std::string>>{{"hi<think>\\n", "</think>"}, {"hi", ""}}) {
+    const std::string body =
+        R"({"messages":[{"role":"user","content":")" + content + "\"}]" + fields;
+    EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
+    ASSERT_NE(running.engine.last_grammar().grammar, nullptr);
+    const auto& tokens = running.engine.last_grammar().start_after;  // bytes
+    EXPECT_EQ(std::string(tokens.begin(), tokens.end()), start_after);
+  }
+}
+
+TEST(StructuredOutputApiTest, WhatDoesNotCompileIsRefusedBeforeTheEngine) {
+  RunningServer running({}, TestServerOptions(), &BundledGrammars());
+  HttpClient client(running.port());
+  for (const auto& [fields, param, message] : std::vector<std::array<const char*, 3>>{
+           {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"type":"what"}}})",
+            "response_format.json_schema.schema", "Unsupported type \"what\""},
+           {R"("structured_outputs":{"regex":"a("})", "structured_outputs.regex", "not closed"},
+           {R"("guided_grammar":"root ::= nowhere")", "guided_grammar", "not defined"},
+           {R"("structured_outputs":{"structural_tag":{}})", "structured_outputs.structural_tag",
+            "format"},
+       }) {
+    const ClientResponse response = client.Post("/v1/chat/completions", Body(fields));
+    EXPECT_EQ(response.status, 400) << fields;
+    const json error = json::parse(response.body).at("error");
+    EXPECT_EQ(error["param"], param);
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(std::string(param) + ": "));
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(message));
+  }
+  EXPECT_EQ(running.engine.Counters().num_requests_running, 0);
+}
+
+TEST(StructuredOutputApiTest, AModelWithoutATokenizerHasNone) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const ClientResponse response =
+      client.Post("/v1/chat/completions", Body(R"("response_format":{"type":"json_object"})"));
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(json::parse(response.body)["error"]["param"], "response_format.type");
+}
+
+}  // namespace
+}  // namespace outrider
