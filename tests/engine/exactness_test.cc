@@ -46,7 +46,7 @@ const std::vector<Generated>& RunAlone(DType dtype, LogprobsMode mode, uint32_t 
 }
 
 // A crowd makes preemptions; elsewhere fewer requests do where everything is slow.
-constexpr int kCrowd = 24;
+constexpr int kCrowd = 32;
 #ifdef OUTRIDER_SANITIZED
 constexpr int kRequests = 10;
 #else
