@@ -92,8 +92,10 @@ size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits);
 cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
                           void* workspace, cudaStream_t stream);
 
-/// Runs the planned step for one layer. Same return codes. num_requests, num_tokens, heads,
-/// cache_type, splits and relaxed must be those that the plan was made with.
+/// Runs the planned step for one layer. Same return codes. The blocks of the bf16 kernel, one per
+/// multiprocessor, wait for each other's results: do not confine the stream to a part of the
+/// device. num_requests, num_tokens, heads, cache_type, splits and relaxed must be those that the
+/// plan was made with.
 cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limits, void* workspace,
                       cudaStream_t stream);
 

@@ -54,6 +54,7 @@ struct MlaShared {
   float factor[2][kMlaTileRows];
   MlaItem item[kItemSlots];
   int load[kLoadSlots][4];  // row groups of a tile's keys 0, 16, 32, 48 in the cache, -1: no tile
+  int epoch;
   uint64_t kv_full[kStages][3];
   uint64_t p_full;
   uint64_t p_empty;
@@ -76,6 +77,7 @@ __device__ __forceinline__ MlaItem TakeItem(const MlaShared& shared, uint32_t it
 // Named barriers.
 inline constexpr int kScoresBarrier = 1;
 inline constexpr int kOutputsBarrier = 2;  // and 3
+inline constexpr int kResultsBarrier = 4;
 
 /// The tiles of an item and where its splits end; scores and outputs walk it alike.
 struct SplitWalk {

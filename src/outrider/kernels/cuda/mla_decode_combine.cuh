@@ -1,10 +1,10 @@
-// Folds the partial results of row tiles whose splits ran in several blocks: one warp-quad (128
-// threads) per row, four columns per thread. Splits are folded in order of position with the same
-// operations as a block that folds them itself, so both give equal bits. The loads do not depend on
-// each other: sixteen are in flight at a time.
+// e4m3: folds the partial results of row tiles whose splits ran in several blocks: one warp-quad
+// (128 threads) per row, four columns per thread. Splits are folded in order of position with the
+// same operations as a block that folds them itself, so both give equal bits. The loads do not
+// depend on each other: sixteen are in flight at a time. (The bf16 body does it in its own kernel.)
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_columns.cuh"
+#include "outrider/kernels/cuda/mla_decode_layout.cuh"
 
 namespace outrider::cuda {
 
@@ -19,7 +19,7 @@ struct MlaCombineArguments {
 
 inline constexpr int kCombineThreads = 128;
 
-/// Four columns of a row in float32, as the e4m3 body leaves them.
+/// Four columns of a row.
 struct FloatFold {
   using Columns = float4;
   float4 columns = {0, 0, 0, 0};
@@ -51,38 +51,6 @@ struct FloatFold {
   }
 };
 
-/// Four columns of a row in float16, as the bf16 body leaves them.
-struct ColumnsFold {
-  using Columns = uint2;
-  __half2 columns[2] = {};
-  MlaRowState state = {-INFINITY, 0.0f};
-
-  static __device__ Columns Load(const MlaWorkspace& workspace, size_t row, int thread) {
-    return __ldcg(reinterpret_cast<const uint2*>(workspace.partial_outputs) +
-                  row * (kMlaValueDim / 4) + thread);
-  }
-  __device__ void Begin(const Columns& first, float2 stats) {
-    const __half2* pair = reinterpret_cast<const __half2*>(&first);
-    columns[0] = pair[0];
-    columns[1] = pair[1];
-    state = {stats.x, stats.y};
-  }
-  __device__ void Add(const Columns& next, float2 stats) {
-    const __half2* pair = reinterpret_cast<const __half2*>(&next);
-    float keep, add;
-    state = FoldRow(state, {stats.x, stats.y}, &keep, &add);
-    const __half2 keep2 = __float2half2_rn(keep);
-    const __half2 add2 = __float2half2_rn(add);
-    columns[0] = FoldColumns(columns[0], pair[0], keep2, add2);
-    columns[1] = FoldColumns(columns[1], pair[1], keep2, add2);
-  }
-  __device__ uint2 Finish(const MlaCombineArguments& args, int head, float* lse) const {
-    const float factor = FinishRow(state, args.value_scale, args.sink, head, lse);
-    return make_uint2(OutputPair(columns[0], factor), OutputPair(columns[1], factor));
-  }
-};
-
-template <typename RowFold>
 __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineArguments args) {
   const MlaWorkspace& workspace = args.workspace;
   // The plan is older than the kernel before this one, which began with a wait of its own.
@@ -102,17 +70,17 @@ __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineAr
     const size_t base = static_cast<size_t>(tile.first_unit) * kMlaUnitRows + row;
     const size_t step = static_cast<size_t>(units) * kMlaUnitRows;
 
-    RowFold fold;
+    FloatFold fold;
     constexpr int kBatch = 16;
     for (int first = 0; first < tile.count; first += kBatch) {
-      typename RowFold::Columns next[kBatch];
+      FloatFold::Columns next[kBatch];
       float2 stats[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i < tile.count) {
           const size_t at = base + (first + i) * step;
           stats[i] = __ldcg(&workspace.partial_stats[at]);
-          next[i] = RowFold::Load(workspace, at, thread);
+          next[i] = FloatFold::Load(workspace, at, thread);
         }
       }
 #pragma unroll

@@ -1,4 +1,4 @@
-// What the MLA decode plan, its main kernel and its combine kernel share: the work list's records,
+// What the MLA decode plan, the main kernels and the combine kernel share: the work list's records,
 // where they lie in the workspace, and the arithmetic that folds splits.
 #pragma once
 
@@ -27,12 +27,16 @@ struct alignas(32) MlaFoldTile {
   int rows;
   int first_unit;
   int count;  // partial results, in order of position, (rows + 15) / 16 units apart
-  int pad[4];
+  int items;  // that leave them
+  int plan;   // TilePlanIndex
+  int pad[2];
 };
 
 struct MlaCounters {
   int num_items;
-  int next_item;  // beyond the first item of each block; the combine kernel sets it back to 0
+  int next_item;    // beyond the first item of each block; the end of a run sets it back to 0
+  int epoch;        // runs since the plan (bf16)
+  int left_blocks;  // of the current run (bf16)
   int num_fold_tiles;
   int used_units;
 };
@@ -46,12 +50,18 @@ struct MlaWorkspace {
   MlaCounters* counters;
   MlaItem* items;
   MlaFoldTile* fold_tiles;
-  int4* tile_plans;        // scratch of the plan, per row tile
+  int4* tile_plans;        // by TilePlanIndex: scratch of the plan; w: items that have left results
   float2* partial_stats;   // [units, 16]: reference (log2 domain) and sum
   float* partial_outputs;  // [units, 16, 512], not divided by the sum; bf16 body: float16 columns
   int num_units;
   size_t bytes;
 };
+
+/// Where an item's row tile is among all of a step's (bf16).
+__device__ __forceinline__ int TilePlanIndex(const MlaItem& item) {
+  const int row = item.rows >> 8;
+  return (item.first_row - row) / kMlaTileRows + item.request + row / kMlaTileRows;
+}
 
 /// First split boundary after `key`.
 __host__ __device__ inline int NextSplit(const MlaSplits& splits, int key) {

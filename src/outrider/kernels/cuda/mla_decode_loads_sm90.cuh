@@ -71,6 +71,7 @@ class LoadWalk {
   /// Takes the first item and finds the boxes of the first tiles.
   __device__ void Begin(const MlaKernelArguments& args, MlaShared& shared) {
     num_items_ = args.workspace.counters->num_items;
+    shared.epoch = args.workspace.counters->epoch;
     Fetch(args, blockIdx.x);
     do Publish(args, shared);
     while (published_ < kStages);

@@ -3,11 +3,10 @@
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_loads_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_merge_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_sm90.cuh"
 
 namespace outrider::cuda {
-
-inline constexpr int kResultRowBytes = kMlaValueDim * 2;  // an output's bf16, a result's columns
 
 /// Among four neighbouring lanes: lane `part` gets word `part` of each, in the order of lanes, so
 /// that the four together store whole sectors.
@@ -150,7 +149,12 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       }
       walk.Advance(item, args.splits);
     }
+    if (item.partial_unit >= 0) {
+      NamedSync(kResultsBarrier, kOutputThreads);
+      if (threadIdx.x == 0) ReportResults(args.workspace, item);
+    }
   }
+  MergeRows(args, group * 4 + warp, shared.epoch);
 }
 
 }  // namespace outrider::cuda

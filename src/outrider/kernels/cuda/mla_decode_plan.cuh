@@ -4,7 +4,7 @@
 // splits' up to the last key that any of its rows sees. A tile that costs no more than a fair share
 // of the whole step (total / blocks) is one item: its block folds the splits as it goes and writes
 // the output. A longer tile is cut into equal items of about a share each. The first of them folds
-// its splits; a later one leaves one partial result per split, and the combine kernel folds them in
+// its splits; a later one leaves one partial result per split, and they are folded later in
 // the same order with the same arithmetic, so the cut does not show in the bits. Where whole tiles
 // would leave many blocks idle in the last round (141 tiles on 132 blocks), those left over are cut
 // finely instead. Items are listed longest first (32 cost classes); the order within a class is up
@@ -197,9 +197,11 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
           item.context = seq_len - query_len;
           item.partial_unit = plan->z;
           int begin = 0;
+          int items = 0;
           for (int i = 0; i < pieces; ++i) {
             const int end = PieceEnd(args, keys, pieces, i);
             if (end == begin) continue;
+            ++items;
             item.key_begin = begin;
             item.key_end = end;
             const int slot = atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
@@ -212,12 +214,14 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
             }
             begin = end;
           }
-          if (partials > 0 || keys == 0) {  // without keys the combine kernel writes the rows
+          if (partials > 0 || keys == 0) {  // rows without keys are written there too
             MlaFoldTile fold = {};
             fold.first_row = item.first_row;
             fold.rows = tile_rows;
             fold.first_unit = plan->z;
             fold.count = partials;
+            fold.items = items;
+            fold.plan = tile_base + row / args.tile_rows;
             args.workspace.fold_tiles[atomicAdd(&num_fold_tiles, 1)] = fold;
           }
         }
@@ -234,6 +238,8 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         }
         args.workspace.counters->num_items = sum;
         args.workspace.counters->next_item = 0;
+        args.workspace.counters->epoch = 0;
+        args.workspace.counters->left_blocks = 0;
       }
       __syncthreads();
     }

@@ -244,11 +244,10 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.lse = params.lse;
   args.splits = params.relaxed ? MlaSplits{0, 0, 0} : SplitsOf(params);
 
-  const cudaError_t error = !e4m3                    ? LaunchBf16(args, params, stream)
-                            : TileRows(params) == 16 ? LaunchE4m3<16>(args, params, stream)
-                                                     : LaunchE4m3<32>(args, params, stream);
+  if (!e4m3) return LaunchBf16(args, params, stream);
+  const cudaError_t error = TileRows(params) == 16 ? LaunchE4m3<16>(args, params, stream)
+                                                   : LaunchE4m3<32>(args, params, stream);
   if (error != cudaSuccess) return error;
-
   MlaCombineArguments combine;
   combine.workspace = args.workspace;
   combine.heads = params.heads;
@@ -256,8 +255,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   combine.sink = params.sink;
   combine.output = args.output;
   combine.lse = args.lse;
-  return LaunchDependent(e4m3 ? CombineMlaDecode<FloatFold> : CombineMlaDecode<ColumnsFold>,
-                         NumBlocks() * 4, kCombineThreads, 0, stream, combine);
+  return LaunchDependent(CombineMlaDecode, NumBlocks() * 4, kCombineThreads, 0, stream, combine);
 }
 
 }  // namespace outrider::cuda

@@ -17,8 +17,9 @@
 //
 // At a split's end (MlaSplits) O is rounded to float16 columns and folded into those of the splits
 // before, which stay in the registers of the same threads (mla_decode_columns.cuh), and O starts
-// again. An item that covers only later splits of a long request leaves its columns for the combine
-// kernel.
+// again. An item that covers only later splits of a long request leaves a result per split. Blocks
+// that have run out of items wait for such results and fold them (mla_decode_merge_sm90.cuh): the
+// blocks of the grid must all be able to run at once.
 //
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
 // memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   if (role == 2) {
     LowerRegisters<88>();
     ComputeScores(args, shared, loads);
+    if (threadIdx.x == kOutputThreads) LeaveKernel(args.workspace, shared.epoch);
   } else {
     RaiseRegisters<208>();
     AccumulateOutputs(args, maps, shared);

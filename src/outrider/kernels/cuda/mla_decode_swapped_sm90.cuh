@@ -14,8 +14,8 @@
 // scale and the output. e4m3 NaN stays NaN.
 //
 // A split's result is folded into a running result in shared memory, in order of position: the
-// consumers take turns. The arithmetic of the fold is that of the combine kernel. A tile of 16 rows
-// and one of 32 give equal bits, so their choice is part of the schedule.
+// consumers take turns. The arithmetic of the fold is that of mla_decode_combine.cuh. A tile of 16
+// rows and one of 32 give equal bits, so their choice is part of the schedule.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_swapped_producer_sm90.cuh"
