@@ -1,13 +1,16 @@
-// Request bodies of both endpoints: any bytes give a request within its documented ranges or an
+// Request bodies of every endpoint: any bytes give a request within its documented ranges or an
 // Error of one line.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/parse_tokenize.h"
 #include "outrider/server/openai/request.h"
 
 namespace {
@@ -61,5 +64,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   limits.max_model_len = 4096;
   Try(outrider::openai::ParseCompletionRequest, body, limits);
   Try(outrider::openai::ParseChatRequest, body, limits);
+  Try(outrider::openai::ParseResponseRequest, body, limits);
+  Try(outrider::openai::ParseGenerateRequest, body, limits);
+  // These are read to the end or refused; there is nothing else to hold.
+  for (const auto& parse : std::vector<std::function<void()>>{
+           [&] { outrider::openai::ParseTokenizeRequest(body); },
+           [&] { outrider::openai::ParseDetokenizeRequest(body, limits); },
+           [&] { outrider::openai::ParseAbortRequest(body); }}) {
+    try {
+      parse();
+    } catch (const outrider::Error& error) {
+      OUTRIDER_CHECK(std::string_view(error.what()).size() < 1000);
+    }
+  }
   return 0;
 }

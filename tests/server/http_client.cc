@@ -173,7 +173,9 @@ std::vector<std::string> EventsOf(const std::string& body) {
   size_t begin = 0;
   for (size_t end = body.find("\n\n"); end != std::string::npos; end = body.find("\n\n", begin)) {
     const std::string event = body.substr(begin, end - begin);
-    if (event.starts_with("data: ")) events.push_back(event.substr(6));
+    // The data may follow the event's name.
+    const size_t data = event.starts_with("data: ") ? 0 : event.find("\ndata: ") + 1;
+    if (event.starts_with("data: ") || data > 0) events.push_back(event.substr(data + 6));
     begin = end + 2;
   }
   return events;

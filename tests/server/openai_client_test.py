@@ -7,13 +7,17 @@ Checks what holds for every model: shapes, streaming, usage, errors. Needs only 
 """
 
 import argparse
+import json
 import subprocess
 import sys
+import threading
 import unittest
 
 import openai
 
 BASE_URL = ""
+PROGRAM = ""  # that was started
+IS_STUB = False  # it repeats the last message up to the first full stop
 QUESTION = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What is 12 + 30?"},
@@ -142,8 +146,129 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertEqual(caught.exception.code, "model_not_found")
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "strict": True,  # the client's stream helper wants it
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+MODEL_TEXT = (
+    "<think>Where?</think>I look<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>."
+)
+
+
+class ToolsTest(OpenAiClientTest):
+    """What a client makes of a model's reasoning and calls; the stub says what such a model would."""
+
+    def setUp(self):
+        if not IS_STUB:
+            self.skipTest("needs the stub server, which says what it is told to")
+        super().setUp()
+
+    def ask(self, **fields):
+        messages = [{"role": "user", "content": MODEL_TEXT}]
+        return self.chat(messages=messages, tools=TOOLS, max_tokens=1000, **fields)
+
+    def test_message(self):
+        choice = self.ask().choices[0]
+        self.assertEqual(choice.finish_reason, "tool_calls")
+        self.assertEqual(choice.message.reasoning, "Where?")
+        self.assertEqual(choice.message.reasoning_content, "Where?")
+        call = choice.message.tool_calls[0]
+        self.assertEqual(call.function.name, "get_weather")
+        self.assertEqual(json.loads(call.function.arguments), {"city": "Paris", "days": 3})
+
+    def test_stream(self):
+        with self.client.chat.completions.stream(
+            model=self.model, messages=[{"role": "user", "content": MODEL_TEXT}], tools=TOOLS, max_tokens=1000
+        ) as stream:
+            for _ in stream:
+                pass
+            message = stream.get_final_completion().choices[0].message
+        whole = self.ask().choices[0].message
+        self.assertEqual(message.content, whole.content)
+        self.assertEqual(message.tool_calls[0].function.name, "get_weather")
+        self.assertEqual(message.tool_calls[0].function.arguments, whole.tool_calls[0].function.arguments)
+
+    def test_calls_go_back_into_the_conversation(self):
+        message = self.ask().choices[0].message
+        call_id = message.tool_calls[0].id
+        answer = self.chat(
+            messages=[
+                {"role": "user", "content": "Weather?"},
+                message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call_id, "content": "sunny."},
+            ],
+            tools=TOOLS,
+        )
+        self.assertEqual(answer.choices[0].message.content, "sunny.")
+
+    def test_responses(self):
+        tools = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+        response = self.client.responses.create(model=self.model, input=MODEL_TEXT, tools=tools)
+        self.assertEqual([item.type for item in response.output], ["reasoning", "message", "function_call", "message"])
+        call = response.output[2]
+        self.assertEqual(json.loads(call.arguments), {"city": "Paris", "days": 3})
+        self.assertEqual(response.output_text, "I look.")
+        self.assertGreater(response.usage.output_tokens_details.reasoning_tokens, 0)
+        # What came out goes in again.
+        again = self.client.responses.create(
+            model=self.model,
+            input=[
+                {"role": "user", "content": "Weather?"},
+                *[item.model_dump(exclude_none=True) for item in response.output],
+                {"type": "function_call_output", "call_id": call.call_id, "output": "sunny."},
+            ],
+            tools=tools,
+        )
+        self.assertEqual(again.output_text, "sunny.")
+
+    def test_response_stream(self):
+        tools = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+        with self.client.responses.stream(model=self.model, input=MODEL_TEXT, tools=tools) as stream:
+            types = [event.type for event in stream]
+            final = stream.get_final_response()
+        self.assertEqual(types[0], "response.created")
+        self.assertEqual(types[-1], "response.completed")
+        self.assertIn("response.function_call_arguments.delta", types)
+        self.assertEqual(final.output_text, "I look.")
+
+
+# What ToolsTest inherits from is run once, as itself.
+for _name in [name for name in dir(OpenAiClientTest) if name.startswith("test_")]:
+    if _name not in ToolsTest.__dict__:
+        setattr(ToolsTest, _name, None)
+
+
+class RetriesTest(unittest.TestCase):
+    """A full server says 503 and Retry-After: the client asks again, until there is room."""
+
+    def test_retries(self):
+        if not IS_STUB:
+            self.skipTest("needs a stub server that takes one request at a time")
+        with subprocess.Popen([PROGRAM, "0", "1", "5000", "1", "1"], stdout=subprocess.PIPE, text=True) as server:
+            base_url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+            asked = {"model": "stub", "messages": QUESTION, "max_tokens": 4}
+            with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+                stream = client.chat.completions.create(**asked | {"max_tokens": 2000}, stream=True)
+                next(iter(stream))
+                with self.assertRaises(openai.InternalServerError) as caught:
+                    client.chat.completions.create(**asked)
+                self.assertEqual(caught.exception.status_code, 503)
+                self.assertEqual(caught.exception.response.headers["Retry-After"], "1")
+                threading.Timer(0.5, stream.close).start()
+                answer = client.with_options(max_retries=3).chat.completions.create(**asked)
+                self.assertTrue(answer.choices)
+            server.terminate()
+
+
 def main():
-    global BASE_URL
+    global BASE_URL, IS_STUB, PROGRAM
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--base-url", help="the API of a running server, with /v1")
@@ -152,6 +277,8 @@ def main():
     server = None
     if arguments.start:
         server = subprocess.Popen([arguments.start], stdout=subprocess.PIPE, text=True)
+        PROGRAM = arguments.start
+        IS_STUB = "stub" in PROGRAM
         BASE_URL = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
     else:
         BASE_URL = arguments.base_url

@@ -297,12 +297,12 @@ TEST(ParseRequestTest, RefusesUnknownFieldsAndSuggests) {
 
 TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
   const std::string not_yet = ": not supported yet by this server; leave it out";
-  const std::vector<std::string> refused = {R"("best_of":2)", R"("truncate_prompt_tokens":5)",
-                                            R"("suffix":"x")"};
-  for (const std::string& field : refused) {
-    const std::string name = field.substr(1, field.find('"', 1) - 1);
-    EXPECT_EQ(CompletionError("," + field), std::string(name).append(" | ") + name + not_yet);
-  }
+  EXPECT_EQ(CompletionError(R"(,"use_beam_search":true)"),
+            "use_beam_search | use_beam_search" + not_yet);
+  // With a reason where there is one.
+  EXPECT_THAT(CompletionError(R"(,"best_of":2)"), HasSubstr("best_of: not supported: ask for n"));
+  EXPECT_THAT(CompletionError(R"(,"suffix":"x")"), HasSubstr("do not fill in the middle"));
+  EXPECT_THAT(CompletionError(R"(,"thinking_token_budget":5)"), HasSubstr("reasoning_effort"));
   EXPECT_EQ(CompletionError(R"(,"n":1,"echo":false,"presence_penalty":0,"frequency_penalty":0.0,)"
                             R"("repetition_penalty":1.0,"logit_bias":{},"min_tokens":0,)"
                             R"("best_of":1,"suffix":null,"response_format":{"type":"text"})"),
@@ -314,6 +314,19 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
                       R"("modalities":["text"],"service_tier":"auto","store":false)"),
             "no error");
+}
+
+TEST(ParseRequestTest, ReadsIdsIntervalsAndTruncation) {
+  const TokenRequest request =
+      Completion(R"(,"request_id":"a.b:c","stream_interval":4,"truncate_prompt_tokens":-1)");
+  EXPECT_EQ(request.request_id, "a.b:c");
+  EXPECT_EQ(request.stream_interval, 4);
+  EXPECT_EQ(request.truncate_prompt_tokens, -1);
+  for (const char* wrong :
+       {R"("request_id":"")", R"("request_id":"a\nb")", R"("stream_interval":0)",
+        R"("truncate_prompt_tokens":0)", R"("truncate_prompt_tokens":-2)"}) {
+    EXPECT_NE(CompletionError(std::string(",") + wrong), "no error") << wrong;
+  }
 }
 
 TEST(ParseRequestTest, ReadsPromptsOfEveryShape) {

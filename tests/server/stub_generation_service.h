@@ -29,6 +29,7 @@ class BytePromptEncoder : public PromptEncoder {
   /// The last message's content: content, 257. The text is the content alone.
   EncodedChat EncodeChat(const ChatPrompt& chat) const override;
   bool SupportsTools() const override { return true; }
+  std::string TokenizerInfoJson() const override { return R"({"bos_token":"<bos>"})"; }
   std::string TokenBytes(int32_t token_id) const override;
   bool IsSpecial(int32_t token_id) const override { return token_id >= 256; }
   int32_t vocab_size() const override { return 300; }

@@ -1,6 +1,6 @@
 // The server with the stub engine behind it, for tests with real clients.
-// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING]]]]; prints the port it
-// got. With REASONING 1, <think>...</think> at the start of the output is its reasoning.
+// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING [MAX_REQUESTS]]]]]; prints
+// the port it got. Reasoning and tool calls are GLM-4.5's; with REASONING 0 there is no reasoning.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -25,12 +25,13 @@ int main(int argc, char** argv) {
   options.served_model_names = {"stub"};
   options.model_root = "stub";
   options.max_model_len = 4096;
-  options.output_format.reasoning = number(3, 0) == 1;
+  options.output_format =
+      outrider::ChooseOutputFormat("glm45", number(3, 1) == 1 ? "glm45" : "none", "", "");
   try {
     outrider::BytePromptEncoder encoder;
     outrider::StubGenerationService engine({.tokens_per_step = number(1, 3),
                                             .step_time = std::chrono::microseconds(number(2, 1000)),
-                                            .max_requests = std::nullopt});
+                                            .max_requests = static_cast<size_t>(number(4, 4096))});
     outrider::Server server(options, engine, encoder);
     fmt::print("{}\n", server.port());
     std::fflush(stdout);

@@ -26,7 +26,7 @@ TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
         "the model has no tokenizer.json: name a directory that has one with --tokenizer");
   }
   return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
-          static_cast<int32_t>(loaded.config.vocab_size)};
+          static_cast<int32_t>(loaded.config.vocab_size), loaded.special_tokens};
 }
 
 std::vector<int32_t> EncodeChatMessage(const TextPromptEncoder& encoder, const std::string& message,

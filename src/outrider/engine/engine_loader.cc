@@ -14,6 +14,7 @@
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
+#include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
 
@@ -267,6 +268,7 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
   loaded.chat_template = ChatTemplate::FromModelDirectory(directory);
+  loaded.special_tokens = ReadTokenizerConfig(directory).special_tokens;
   loaded.grammars = std::make_unique<GrammarCompiler>(
       *loaded.tokenizer, static_cast<int32_t>(loaded.config.vocab_size),
       loaded.config.eos_token_ids);

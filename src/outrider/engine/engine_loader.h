@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ struct LoadedEngine {
   std::unique_ptr<Tokenizer> tokenizer;       // null with dummy weights and no tokenizer.json
   std::unique_ptr<GrammarCompiler> grammars;  // null without a tokenizer
   std::optional<ChatTemplate> chat_template;  // absent when the model has none
+  std::map<std::string, std::string> special_tokens;  // "bos_token", ...
   MemoryReport memory;
   std::vector<Decision> decisions;
   int32_t num_speculative_tokens = 0;  // k

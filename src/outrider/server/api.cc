@@ -1,24 +1,22 @@
 #include "outrider/server/api.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <ctime>
-#include <random>
 #include <utility>
 #include <variant>
 
 #include "outrider/base/error.h"
-#include "outrider/server/bad_words.h"
 #include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/chat_writer.h"
-#include "outrider/server/openai/completion_writer.h"
 #include "outrider/server/openai/json_text.h"
+#include "outrider/server/openai/parse_tokenize.h"
+#include "outrider/server/openapi.h"
 #include "outrider/server/step_feed.h"
 #include "outrider/server/version.h"
 #include "outrider/server/web_page.h"
-#include "outrider/text/utf8.h"
 
 namespace outrider {
 namespace {
@@ -26,10 +24,7 @@ namespace {
 using openai::ApiError;
 using openai::ErrorResponse;
 using openai::JsonString;
-using openai::RequestError;
 
-constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
-constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
 // Equal in time that does not tell how much of a guess was right.
@@ -41,35 +36,11 @@ bool SameSecret(std::string_view guess, std::string_view secret) {
   return difference == 0;
 }
 
-// An id a client gave, if it can stand in a header and a log line.
-bool IsUsableRequestId(std::string_view id) {
-  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-           c == '_' || c == '.' || c == ':';
-  });
-}
-
-uint64_t RandomStart() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
-}
-
 HttpResponse TextResponse(std::string type, std::string body) {
   HttpResponse response;
   response.content_type = std::move(type);
   response.body = std::move(body);
   return response;
-}
-
-// An error names the field that asked for the grammar.
-std::shared_ptr<const CompiledGrammar> CompileGrammar(GrammarCompiler& compiler,
-                                                      const openai::TokenRequest& request) {
-  try {
-    return compiler.Compile(*request.grammar);
-  } catch (const Error& error) {
-    throw RequestError(error.code(), request.grammar_field,
-                       fmt::format("{}: {}", request.grammar_field, error.what()));
-  }
 }
 
 ApiError Unavailable() {
@@ -90,18 +61,16 @@ struct Api::Route {
 Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
          GrammarCompiler* grammars)
     : options_(std::move(options)),
+      models_(options_.served_model_names),
       service_(service),
       encoder_(encoder),
-      grammars_(grammars),
-      metrics_(std::make_shared<ServerMetrics>(options_.served_model_names.at(0),
-                                               options_.limits.max_model_len)),
+      preparer_(encoder, options_.output_format, options_.limits.max_model_len),
+      metrics_(std::make_shared<ServerMetrics>(models_.names()[0], options_.limits.max_model_len)),
       start_time_(std::time(nullptr)),
-      next_id_(RandomStart()),
-      grammar_work_(kMaxWaitingGrammars),
-      work_(kMaxWaitingRequests) {}
+      starter_(models_, options_.limits, preparer_, service, grammars, metrics_) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 7> kRoutes = {{
+  static constexpr std::array<Route, 14> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
@@ -109,6 +78,13 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       {"GET", "/v1/models", Endpoint::kModels},
       {"POST", "/v1/completions", Endpoint::kCompletions},
       {"POST", "/v1/chat/completions", Endpoint::kChat},
+      {"POST", "/v1/responses", Endpoint::kResponses},
+      {"POST", "/generate", Endpoint::kGenerate},
+      {"POST", "/abort", Endpoint::kAbort},
+      {"POST", "/tokenize", Endpoint::kTokenize},
+      {"POST", "/detokenize", Endpoint::kDetokenize},
+      {"GET", "/tokenizer_info", Endpoint::kTokenizerInfo},
+      {"GET", "/openapi.json", Endpoint::kOpenApi},
   }};
   static constexpr Route kPageRoute = {"GET", "/", Endpoint::kPage};
   static constexpr Route kModelRoute = {"GET", kModelPrefix, Endpoint::kModel};
@@ -196,12 +172,33 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kModel:
       return MakeReadyProducer(Model(std::string_view(request.path).substr(kModelPrefix.size())));
     case Endpoint::kCompletions:
-      return Generate(false, std::move(request), std::move(waker));
+      return starter_.Start(AnswerKind::kCompletion, std::move(request), std::move(waker));
     case Endpoint::kChat:
-      return Generate(true, std::move(request), std::move(waker));
+      return starter_.Start(AnswerKind::kChat, std::move(request), std::move(waker));
+    case Endpoint::kResponses:
+      return starter_.Start(AnswerKind::kResponse, std::move(request), std::move(waker));
+    case Endpoint::kGenerate:
+      return starter_.Start(AnswerKind::kTokens, std::move(request), std::move(waker));
+    case Endpoint::kAbort:
+      return Compute(&Api::Abort, std::move(request), std::move(waker));
+    case Endpoint::kTokenize:
+      return Compute(&Api::Tokenize, std::move(request), std::move(waker));
+    case Endpoint::kDetokenize:
+      return Compute(&Api::Detokenize, std::move(request), std::move(waker));
+    case Endpoint::kTokenizerInfo:
+      return MakeReadyProducer(TextResponse("application/json", encoder_.TokenizerInfoJson()));
+    case Endpoint::kOpenApi:
+      return MakeReadyProducer(TextResponse("application/json", std::string(kOpenApiJson)));
   }
   OUTRIDER_CHECK(false, "no handler for {}", request.path);
   return nullptr;
+}
+
+template <typename Handler>
+std::shared_ptr<HttpProducer> Api::Compute(Handler handler, HttpRequest request, HttpWaker waker) {
+  return starter_.Compute(
+      [this, handler, body = std::move(request.body)] { return (this->*handler)(body); },
+      std::move(waker));
 }
 
 HttpResponse Api::Health() const {
@@ -217,207 +214,60 @@ std::string Api::ModelJson(const std::string& name) const {
 
 HttpResponse Api::Models() const {
   std::string list;
-  for (const std::string& name : options_.served_model_names) {
+  for (const std::string& name : models_.names()) {
     if (!list.empty()) list += ',';
     list += ModelJson(name);
   }
   return TextResponse("application/json", R"({"object":"list","data":[)" + list + "]}");
 }
 
-bool Api::IsServed(std::string_view name) const {
-  const auto& names = options_.served_model_names;
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 HttpResponse Api::Model(std::string_view name) const {
-  if (IsServed(name)) return TextResponse("application/json", ModelJson(std::string(name)));
-  return ErrorResponse({.status = 404,
-                        .message = fmt::format("there is no model {}; this server has {}",
-                                               JsonString(name.substr(0, 200)),
-                                               JsonString(options_.served_model_names[0])),
-                        .param = "model",
-                        .code = "model_not_found"});
+  if (models_.Has(name)) return TextResponse("application/json", ModelJson(std::string(name)));
+  return ErrorResponse(
+      {.status = 404,
+       .message = fmt::format("there is no model {}; this server has {}",
+                              JsonString(name.substr(0, 200)), JsonString(models_.names()[0])),
+       .param = "model",
+       .code = "model_not_found"});
 }
 
-std::shared_ptr<HttpProducer> Api::Generate(bool chat, HttpRequest request, HttpWaker waker) {
-  const uint64_t number = next_id_++;
-  std::string request_id(request.Header("X-Request-Id").value_or(""));
-  if (!IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
-  auto exchange = std::make_shared<GenerationExchange>(
-      service_, metrics_, std::move(waker),
-      std::vector<HttpHeader>{{"X-Request-Id", std::move(request_id)}});
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  const bool taken = work_.TryAdd([this, chat, exchange, body] {
-    if (exchange->ended()) return;
-    try {
-      Start(exchange, chat, *body);
-    } catch (const Error& error) {
-      exchange->Fail(openai::FromError(error));
-    }
-  });
-  if (!taken) {
-    exchange->Fail({.status = 503,
-                    .message = "too many requests wait; try again later",
-                    .param = "",
-                    .code = ErrorCodeName(ErrorCode::kOverloaded)});
-  }
-  return exchange;
-}
-
-std::string Api::TextOf(std::span<const int32_t> token_ids) const {
-  std::string bytes;
-  for (const int32_t id : token_ids) bytes += encoder_.TokenBytes(id);
-  return ReplaceInvalidUtf8(bytes);
-}
-
-// Refuses tools that the model would not see, or whose calls nobody would recognise.
-void Api::CheckTools(openai::TokenRequest* request) const {
-  if (request->tools.choice == openai::ToolChoice::kNone) {
-    if (!request->chat.tools_json.empty() && !encoder_.SupportsTools()) {
-      request->chat.tools_json.clear();  // the model is not to call them anyway
-    }
-    return;
-  }
-  const char* const kInstead = "leave out \"tools\" or set \"tool_choice\" to \"none\"";
-  if (!encoder_.SupportsTools()) {
-    throw RequestError(ErrorCode::kInvalidArgument, "tools",
-                       fmt::format("tools: this model's chat template does not show tools to the "
-                                   "model; {}",
-                                   kInstead));
-  }
-  if (options_.output_format.tools == nullptr) {
-    throw RequestError(ErrorCode::kInvalidArgument, "tools",
-                       fmt::format("tools: this server does not know how its model writes tool "
-                                   "calls (--tool-call-parser); {}",
-                                   kInstead));
-  }
-  if (request->tools.choice != openai::ToolChoice::kAuto) {
-    throw RequestError(ErrorCode::kInvalidArgument, "tool_choice",
-                       "tool_choice: to force a call is not supported yet by this server");
-  }
-  // The marks around calls may be special tokens.
-  request->sampling.skip_special_tokens = false;
-}
-
-// What to tell apart in the answer to a chat whose rendered prompt is `prompt`.
-OutputTask Api::TaskOf(const openai::TokenRequest& request, std::string_view prompt) const {
-  OutputTask task;
-  task.reasoning = options_.output_format.reasoning;
-  if (request.chat.continue_final_message) {
-    // The message so far may have begun to reason, and may have stopped.
-    const size_t begin = prompt.rfind(kReasoningBegin);
-    task.reasoning_open = begin != std::string_view::npos &&
-                          prompt.find(kReasoningEnd, begin) == std::string_view::npos;
+// On the work thread, as what follows.
+HttpResponse Api::Tokenize(const std::string& body) const {
+  openai::TokenizeRequest request = openai::ParseTokenizeRequest(body);
+  models_.Resolve(request.model);
+  std::vector<int32_t> ids;
+  if (const auto* text = std::get_if<std::string>(&request.prompt)) {
+    ids = encoder_.EncodeText(*text, request.add_special_tokens);
   } else {
-    const size_t last = prompt.find_last_not_of(" \r\n\t");
-    task.reasoning_open = prompt.substr(0, last + 1).ends_with(kReasoningBegin);
+    auto& chat = std::get<ChatPrompt>(request.prompt);
+    if (!encoder_.SupportsTools()) chat.tools_json.clear();
+    ids = encoder_.EncodeChat(chat).token_ids;
   }
-  if (request.tools.choice != openai::ToolChoice::kNone) {
-    task.tools = options_.output_format.tools;
-    task.string_parameters = request.tools.string_parameters;
+  std::string strings = "null";
+  if (request.return_token_strings) {
+    std::vector<std::string> quoted;
+    quoted.reserve(ids.size());
+    for (const int32_t id : ids) quoted.push_back(JsonString(encoder_.TokenBytes(id)));
+    strings = fmt::format("[{}]", fmt::join(quoted, ","));
   }
-  return task;
+  return TextResponse(
+      "application/json",
+      fmt::format(R"({{"count":{},"max_model_len":{},"tokens":[{}],"token_strs":{}}})", ids.size(),
+                  options_.limits.max_model_len, fmt::join(ids, ","), strings));
 }
 
-// On the work thread: from a body to a request that makes sense.
-void Api::Start(const Exchange& exchange, bool chat, const std::string& body) {
-  openai::TokenRequest request = chat ? openai::ParseChatRequest(body, options_.limits)
-                                      : openai::ParseCompletionRequest(body, options_.limits);
-  if (!request.model.empty() && !IsServed(request.model)) {
-    throw RequestError(ErrorCode::kNotFound, "model",
-                       fmt::format("there is no model {}; this server has {}",
-                                   JsonString(request.model.substr(0, 200)),
-                                   JsonString(options_.served_model_names[0])),
-                       "model_not_found");
-  }
-  std::shared_ptr<const CompiledGrammar> grammar;
-  if (request.grammar) {
-    if (grammars_ == nullptr) {
-      throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
-                         fmt::format("{}: this model has no tokenizer, which structured output "
-                                     "needs",
-                                     request.grammar_field));
-    }
-    grammar = grammars_->Find(*request.grammar);
-    if (grammar == nullptr) return StartCompiling(exchange, std::move(request));
-  }
-  StartParsed(*exchange, std::move(request), std::move(grammar));
+HttpResponse Api::Detokenize(const std::string& body) const {
+  const openai::DetokenizeRequest request = openai::ParseDetokenizeRequest(body, options_.limits);
+  models_.Resolve(request.model);
+  return TextResponse(
+      "application/json",
+      fmt::format(R"({{"prompt":{}}})", JsonString(preparer_.TextOf(request.token_ids))));
 }
 
-// On the work thread: compiling may take seconds, and goes to a thread of its own.
-void Api::StartCompiling(const Exchange& exchange, openai::TokenRequest request) {
-  auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
-  const bool taken = grammar_work_.TryAdd([this, exchange, shared] {
-    if (exchange->ended()) return;
-    try {
-      auto grammar = CompileGrammar(*grammars_, *shared);
-      StartParsed(*exchange, std::move(*shared), std::move(grammar));
-    } catch (const Error& error) {
-      exchange->Fail(openai::FromError(error));
-    }
-  });
-  if (!taken) {
-    throw Error(ErrorCode::kOverloaded, "too many grammars wait to be compiled; try again later");
-  }
-}
-
-// On a work thread: from a parsed request to requests in the engine.
-void Api::StartParsed(GenerationExchange& exchange, openai::TokenRequest request,
-                      std::shared_ptr<const CompiledGrammar> grammar) {
-  const bool chat = request.answer.chat;
-  openai::AnswerInfo info;
-  info.id = fmt::format("{}-{:016x}", chat ? "chatcmpl" : "cmpl", next_id_++);
-  info.model = request.model.empty() ? options_.served_model_names[0] : request.model;
-  info.created = std::time(nullptr);
-  info.options = request.answer;
-  info.n = request.n;
-  request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
-  OutputTask task;
-  if (chat) {
-    CheckTools(&request);
-    EncodedChat encoded = encoder_.EncodeChat(request.chat);
-    task = TaskOf(request, encoded.text);
-    info.prompts.push_back(std::move(encoded.token_ids));
-  }
-  GrammarConstraint constraint{std::move(grammar), {}};
-  if (constraint.grammar != nullptr && task.reasoning_open) {
-    // A model may think in any way; what it answers is constrained.
-    constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
-  }
-  info.options.skip_special_tokens = request.sampling.skip_special_tokens;
-  for (openai::CompletionPrompt& prompt : request.prompts) {
-    auto* ids = std::get_if<std::vector<int32_t>>(&prompt);
-    info.prompts.push_back(ids != nullptr ? std::move(*ids)
-                                          : encoder_.EncodeText(std::get<std::string>(prompt),
-                                                                request.add_special_tokens));
-    if (!request.answer.echo) continue;
-    info.prompt_texts.push_back(ids != nullptr ? TextOf(info.prompts.back())
-                                               : std::move(std::get<std::string>(prompt)));
-  }
-  std::vector<GenerationRequest> requests;
-  for (const std::vector<int32_t>& prompt : info.prompts) {
-    const int32_t max_tokens = openai::ResolveMaxTokens(
-        request, static_cast<int64_t>(prompt.size()), options_.limits.max_model_len);
-    for (int32_t choice = 0; choice < request.n; ++choice) {
-      GenerationRequest& one = requests.emplace_back();
-      one.prompt_token_ids = prompt;
-      one.sampling = request.sampling;
-      one.sampling.max_tokens = max_tokens;
-      one.grammar = constraint;
-      one.priority = request.priority;
-      one.cache_salt = request.cache_salt;
-      one.num_speculative_tokens = request.num_speculative_tokens;
-      one.trace_steps = request.answer.speculation_metrics == openai::SpeculationMetrics::kDetailed;
-      if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
-    }
-  }
-  std::unique_ptr<openai::AnswerWriter> writer;
-  if (chat) {
-    writer = std::make_unique<openai::ChatWriter>(std::move(info), std::move(task), encoder_);
-  } else {
-    writer = std::make_unique<openai::CompletionWriter>(std::move(info), encoder_);
-  }
-  exchange.Start(std::move(writer), std::move(requests));
+HttpResponse Api::Abort(const std::string& body) {
+  size_t aborted = 0;
+  for (const std::string& id : openai::ParseAbortRequest(body)) aborted += starter_.Abort(id);
+  return TextResponse("application/json", fmt::format(R"({{"aborted":{}}})", aborted));
 }
 
 }  // namespace outrider

@@ -2,25 +2,23 @@
 // engine together.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
-#include "outrider/server/generation_exchange.h"
 #include "outrider/server/http_message.h"
 #include "outrider/server/metrics.h"
 #include "outrider/server/openai/request.h"
 #include "outrider/server/output/output_format.h"
-#include "outrider/server/output/output_parser.h"
 #include "outrider/server/prompt_encoder.h"
-#include "outrider/server/work_thread.h"
+#include "outrider/server/request_preparer.h"
+#include "outrider/server/request_starter.h"
+#include "outrider/server/served_models.h"
 
 namespace outrider {
 
@@ -55,7 +53,14 @@ class Api : public HttpApplication {
     kModels,
     kModel,
     kCompletions,
-    kChat
+    kChat,
+    kResponses,
+    kGenerate,
+    kAbort,
+    kTokenize,
+    kDetokenize,
+    kTokenizerInfo,
+    kOpenApi
   };
 
   static const Route* FindRoute(std::string_view path);
@@ -65,28 +70,22 @@ class Api : public HttpApplication {
   HttpResponse Models() const;
   HttpResponse Model(std::string_view name) const;
   std::string ModelJson(const std::string& name) const;
-  bool IsServed(std::string_view name) const;
-  std::string TextOf(std::span<const int32_t> token_ids) const;
-  std::shared_ptr<HttpProducer> Generate(bool chat, HttpRequest request, HttpWaker waker);
-  using Exchange = std::shared_ptr<GenerationExchange>;
-  void Start(const Exchange& exchange, bool chat, const std::string& body);
-  void StartParsed(GenerationExchange& exchange, openai::TokenRequest request,
-                   std::shared_ptr<const CompiledGrammar> grammar);
-  void StartCompiling(const Exchange& exchange, openai::TokenRequest request);
-  void CheckTools(openai::TokenRequest* request) const;
-  OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
+  /// Answers on the work thread, by a member function from body to response.
+  template <typename Handler>
+  std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
+  HttpResponse Tokenize(const std::string& body) const;
+  HttpResponse Detokenize(const std::string& body) const;
+  HttpResponse Abort(const std::string& body);
 
   const ApiOptions options_;
+  const ServedModels models_;
   GenerationService& service_;
   const PromptEncoder& encoder_;
-  GrammarCompiler* const grammars_;
+  const RequestPreparer preparer_;
   const std::shared_ptr<ServerMetrics> metrics_;
   const int64_t start_time_;  // seconds since 1970
   bool draining_ = false;     // I/O thread
-  std::atomic<uint64_t> next_id_;
-  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
-  WorkThread grammar_work_;
-  WorkThread work_;
+  RequestStarter starter_;    // last: its threads use the rest
 };
 
 }  // namespace outrider

@@ -40,10 +40,12 @@ GenerationExchange::GenerationExchange(GenerationService& service,
       headers_(std::move(headers)) {}
 
 void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
-                               std::vector<GenerationRequest> requests) {
+                               std::vector<GenerationRequest> requests, int32_t stream_interval) {
+  stream_interval_ = static_cast<size_t>(stream_interval);
   feeds_.resize(requests.size());
   writer_ = std::move(writer);
   wholes_.resize(requests.size());
+  begun_.resize(requests.size());
   num_unfinished_ = requests.size();
   try {
     for (size_t i = 0; i < requests.size() && !ended(); ++i) {
@@ -62,8 +64,9 @@ void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
     std::lock_guard<std::mutex> lock(mutex_);
     submitted_ = true;
   }
-  if (ended()) AbortRequests();  // one was refused, or the client went away meanwhile
-  waker_.Wake();                 // a stream's head need not wait for its first token
+  if (ended() || aborted_by_client())
+    AbortRequests();  // one was refused, or the client went away meanwhile
+  waker_.Wake();      // a stream's head need not wait for its first token
 }
 
 void GenerationExchange::Fail(openai::ApiError error) {
@@ -80,6 +83,21 @@ void GenerationExchange::Fail(openai::ApiError error) {
 bool GenerationExchange::ended() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return ended_;
+}
+
+bool GenerationExchange::aborted_by_client() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return aborted_by_client_;
+}
+
+bool GenerationExchange::AbortByClient() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return false;
+    aborted_by_client_ = true;
+  }
+  AbortRequests();
+  return true;
 }
 
 void GenerationExchange::AbortRequests() {
@@ -108,7 +126,7 @@ void GenerationExchange::Observe(size_t choice, const OutputDelta& delta) {
 
 void GenerationExchange::OnDelta(size_t choice, OutputDelta&& delta) {
   Observe(choice, delta);
-  if (delta.finish_reason == FinishReason::kAbort) {
+  if (delta.finish_reason == FinishReason::kAbort && !aborted_by_client()) {
     Fail({.status = 503,
           .message = "the engine ended this request; try again",
           .param = "",
@@ -168,7 +186,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
     AbortRequests();
     ProduceError(*error, output);
   } else if (writer_->streams()) {
-    ProduceStream(deltas, output);
+    ProduceStream(std::move(deltas), output);
   } else {
     ProduceWhole(std::move(deltas), output);
   }
@@ -181,7 +199,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
 
 void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput* output) {
   if (head_sent_) {
-    output->body = openai::Event(openai::ErrorJson(error));
+    writer_->WriteError(error, &output->body);
   } else {
     HttpResponse response = openai::ErrorResponse(error);
     output->body = std::move(response.body);
@@ -192,7 +210,18 @@ void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput*
   output->end = true;
 }
 
-void GenerationExchange::ProduceStream(const std::vector<Pending>& deltas, HttpOutput* output) {
+void GenerationExchange::WriteDelta(Pending pending, std::string* out) {
+  if (stream_interval_ <= 1) return writer_->WriteDelta(pending.choice, pending.delta, out);
+  OutputDelta& held = wholes_[pending.choice];
+  Merge(std::move(pending.delta), &held);
+  const bool first = !begun_[pending.choice] && !held.token_ids.empty();
+  if (!first && !held.finish_reason && held.token_ids.size() < stream_interval_) return;
+  begun_[pending.choice] = true;
+  writer_->WriteDelta(pending.choice, held, out);
+  held = {};
+}
+
+void GenerationExchange::ProduceStream(std::vector<Pending> deltas, HttpOutput* output) {
   if (!head_sent_) {
     HttpResponse head;
     head.content_type = "text/event-stream; charset=utf-8";
@@ -201,11 +230,12 @@ void GenerationExchange::ProduceStream(const std::vector<Pending>& deltas, HttpO
     head.headers.push_back({"X-Accel-Buffering", "no"});
     output->head = std::move(head);
     output->idle_filler = ": ping\n\n";
+    writer_->WriteStart(&output->body);
     head_sent_ = true;
   }
-  for (const Pending& pending : deltas) {
-    writer_->WriteDelta(pending.choice, pending.delta, &output->body);
+  for (Pending& pending : deltas) {
     if (pending.delta.finish_reason) --num_unfinished_;
+    WriteDelta(std::move(pending), &output->body);
   }
   if (num_unfinished_ == 0) {
     writer_->WriteEnd(&output->body);

@@ -27,10 +27,15 @@ class GenerationExchange : public HttpProducer,
                      HttpWaker waker, std::vector<HttpHeader> headers);
 
   /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
-  /// the answer is the error. Work thread.
-  void Start(std::unique_ptr<openai::AnswerWriter> writer, std::vector<GenerationRequest> requests);
+  /// the answer is the error. A stream has events of at least `stream_interval` tokens, but for the
+  /// first and the last. Work thread.
+  void Start(std::unique_ptr<openai::AnswerWriter> writer, std::vector<GenerationRequest> requests,
+             int32_t stream_interval);
   /// The answer is this error. Any thread.
   void Fail(openai::ApiError error);
+  /// Ends what runs: the answer is what there is, with finish_reason "abort". False when it had
+  /// ended. Any thread.
+  bool AbortByClient();
   /// Nobody waits for the answer any more. Any thread.
   bool ended() const;
 
@@ -52,9 +57,11 @@ class GenerationExchange : public HttpProducer,
   void OnDelta(size_t choice, OutputDelta&& delta);
   void Observe(size_t choice, const OutputDelta& delta);
   void AddPending(size_t choice, OutputDelta&& delta);
+  bool aborted_by_client() const;
   void AbortRequests();  // not on the engine's thread
   void ProduceError(const openai::ApiError& error, HttpOutput* output);
-  void ProduceStream(const std::vector<Pending>& deltas, HttpOutput* output);
+  void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
+  void WriteDelta(Pending pending, std::string* out);
   void ProduceWhole(std::vector<Pending> deltas, HttpOutput* output);
 
   GenerationService& service_;
@@ -70,11 +77,14 @@ class GenerationExchange : public HttpProducer,
   bool submitted_ = false;      // all of them
   std::optional<openai::ApiError> error_;
   bool ended_ = false;
+  bool aborted_by_client_ = false;
   bool woken_ = false;  // Wake was called since the last Produce
 
   // Written before submitted_ is set, then I/O thread only.
   std::unique_ptr<openai::AnswerWriter> writer_;
-  std::vector<OutputDelta> wholes_;  // not streaming: of each choice, what came so far
+  size_t stream_interval_ = 1;
+  std::vector<OutputDelta> wholes_;  // of each choice, what came and was not written
+  std::vector<bool> begun_;          // choices of which something was written
   bool head_sent_ = false;
   bool finished_ = false;
   size_t num_unfinished_ = 0;

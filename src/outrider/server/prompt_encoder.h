@@ -40,6 +40,10 @@ class PromptEncoder {
   /// The bytes a token stands for: possibly a part of a character; special tokens by their names.
   virtual std::string TokenBytes(int32_t token_id) const = 0;
 
+  /// What clients ask of a tokenizer: a JSON object with the special tokens ("bos_token", ...) and
+  /// "chat_template".
+  virtual std::string TokenizerInfoJson() const = 0;
+
   /// Whether a token is a control token, which texts leave out by default.
   virtual bool IsSpecial(int32_t token_id) const = 0;
 

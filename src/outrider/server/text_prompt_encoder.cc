@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "outrider/base/error.h"
+#include "outrider/server/openai/json_text.h"
 
 namespace outrider {
 
@@ -42,6 +43,17 @@ EncodedChat TextPromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   // The template writes the special tokens itself, BOS included.
   encoded.token_ids = tokenizer_.Encode(encoded.text, false);
   return encoded;
+}
+
+std::string TextPromptEncoder::TokenizerInfoJson() const {
+  std::string members = fmt::format(R"("vocab_size":{})", tokenizer_.vocab_size());
+  for (const auto& [name, token] : special_tokens_) {
+    members += fmt::format(",{}:{}", openai::JsonString(name), openai::JsonString(token));
+  }
+  if (chat_template_ != nullptr) {
+    members += R"(,"chat_template":)" + openai::JsonString(chat_template_->source());
+  }
+  return '{' + members + '}';
 }
 
 std::string TextPromptEncoder::TokenBytes(int32_t token_id) const {

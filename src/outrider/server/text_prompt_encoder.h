@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "outrider/server/prompt_encoder.h"
@@ -17,14 +19,19 @@ class TextPromptEncoder : public PromptEncoder {
  public:
   /// `chat_template` may be null: then chat requests are refused. `vocab_size` is the model's,
   /// which may be larger than the tokenizer's. Both pointees must outlive the encoder.
+  /// `special_tokens` are for TokenizerInfoJson.
   TextPromptEncoder(const Tokenizer& tokenizer, const ChatTemplate* chat_template,
-                    int32_t vocab_size)
-      : tokenizer_(tokenizer), chat_template_(chat_template), vocab_size_(vocab_size) {}
+                    int32_t vocab_size, std::map<std::string, std::string> special_tokens = {})
+      : tokenizer_(tokenizer),
+        chat_template_(chat_template),
+        vocab_size_(vocab_size),
+        special_tokens_(std::move(special_tokens)) {}
 
   std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const override;
   EncodedChat EncodeChat(const ChatPrompt& chat) const override;
   bool SupportsTools() const override;
   std::string TokenBytes(int32_t token_id) const override;
+  std::string TokenizerInfoJson() const override;
   bool IsSpecial(int32_t token_id) const override { return tokenizer_.IsSpecial(token_id); }
   int32_t vocab_size() const override { return vocab_size_; }
 
@@ -32,6 +39,7 @@ class TextPromptEncoder : public PromptEncoder {
   const Tokenizer& tokenizer_;
   const ChatTemplate* chat_template_;
   int32_t vocab_size_;
+  std::map<std::string, std::string> special_tokens_;
   mutable std::once_flag tools_probed_;
   mutable bool supports_tools_ = false;
 };

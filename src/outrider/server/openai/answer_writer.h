@@ -8,8 +8,12 @@
 #include <vector>
 
 #include "outrider/engine/generation.h"
+#include "outrider/server/openai/api_error.h"
 
 namespace outrider::openai {
+
+/// One event, by the letter of server-sent events. `data` has no line ends.
+std::string Event(const std::string& data);
 
 class AnswerWriter {
  public:
@@ -18,16 +22,20 @@ class AnswerWriter {
   /// Whether the answer is a stream of events.
   virtual bool streams() const = 0;
 
+  /// Streaming: appends what comes before the first delta.
+  virtual void WriteStart(std::string* /*out*/) {}
   /// Streaming: appends the events of one delta of one choice, possibly none.
   virtual void WriteDelta(size_t choice, const OutputDelta& delta, std::string* out) = 0;
   /// Streaming: appends what follows the last delta of the last choice.
   virtual void WriteEnd(std::string* out) = 0;
 
+  /// Streaming: appends what tells of an error; nothing follows it.
+  virtual void WriteError(const ApiError& error, std::string* out) {
+    *out += Event(ErrorJson(error));
+  }
+
   /// Not streaming: the whole answer, from the merged deltas of each choice. Called once.
   virtual std::string Body(std::vector<OutputDelta> choices) = 0;
 };
-
-/// One event, by the letter of server-sent events. `data` has no line ends.
-std::string Event(const std::string& data);
 
 }  // namespace outrider::openai

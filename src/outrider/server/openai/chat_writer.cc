@@ -25,19 +25,11 @@ std::string ReasoningMembers(const std::string& text) {
 }  // namespace
 
 ChatWriter::ChatWriter(AnswerInfo info, OutputTask task, const PromptEncoder& encoder)
-    : ChoicesWriter(std::move(info), encoder), task_(std::move(task)) {
+    : ChoicesWriter(std::move(info), encoder, {"chat.completion", "chat.completion.chunk"}),
+      task_(std::move(task)) {
   for (int32_t i = 0; i < this->info().n; ++i) {
     choices_.push_back({OutputReader(task_, encoder, options().skip_special_tokens)});
   }
-}
-
-std::vector<OutputPiece> ChatWriter::Read(size_t index, const OutputDelta& delta) {
-  std::vector<OutputPiece> pieces;
-  choices_[index].reader.Take(delta, &pieces);
-  if (!options().include_reasoning) {
-    std::erase_if(pieces, [](const OutputPiece& piece) { return piece.kind == Kind::kReasoning; });
-  }
-  return pieces;
 }
 
 // The members that a call begins with; an open object.
@@ -112,7 +104,7 @@ void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string
         options().return_token_ids ? R"(,"prompt_token_ids":)" + IdsJson(PromptOf(index)) : "",
         out);
   }
-  std::vector<std::string> deltas = Deltas(index, Read(index, delta));
+  std::vector<std::string> deltas = Deltas(index, choices_[index].reader.Take(delta));
   if (deltas.empty()) {
     // Tokens can end inside a character, a marker or a possible stop string: no text is certain.
     if (!TellsTokens(delta)) return;
@@ -154,7 +146,7 @@ std::string ChatWriter::MessageJson(size_t index, const std::vector<OutputPiece>
 }
 
 std::string ChatWriter::WholeChoice(size_t index, const OutputDelta& whole) {
-  const std::string message = MessageJson(index, Read(index, whole));
+  const std::string message = MessageJson(index, choices_[index].reader.Take(whole));
   return fmt::format(R"({{"index":{},"message":{})", index, message) + ChoiceTail(index, whole);
 }
 

@@ -33,7 +33,6 @@ class ChatWriter : public ChoicesWriter {
     int32_t tool_calls = 0;  // that have begun
   };
 
-  std::vector<OutputPiece> Read(size_t index, const OutputDelta& delta);
   std::string ToolCallsDelta(size_t index, const OutputPiece*& piece, const OutputPiece* end);
   std::vector<std::string> Deltas(size_t index, const std::vector<OutputPiece>& pieces);
   std::string MessageJson(size_t index, const std::vector<OutputPiece>& pieces);

@@ -20,11 +20,9 @@ std::string StopReasonJson(const OutputDelta& delta) {
   return "null";
 }
 
-ChoicesWriter::ChoicesWriter(AnswerInfo info, const PromptEncoder& encoder)
+ChoicesWriter::ChoicesWriter(AnswerInfo info, const PromptEncoder& encoder, ObjectNames names)
     : info_(std::move(info)), encoder_(encoder), totals_(info_.prompts, info_.n) {
-  const char* object = !info_.options.chat    ? "text_completion"
-                       : info_.options.stream ? "chat.completion.chunk"
-                                              : "chat.completion";
+  const char* object = info_.options.stream ? names.chunk : names.whole;
   head_ = fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{},"choices":[)",
                       JsonString(info_.id), object, info_.created, JsonString(info_.model));
 }

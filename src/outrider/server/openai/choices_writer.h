@@ -1,5 +1,5 @@
-// What the answers of /v1/completions and /v1/chat/completions have in common: objects and chunks
-// with `choices`, `usage` and `metrics`.
+// What the answers of /v1/completions, /v1/chat/completions and /generate have in common: objects
+// and chunks with `choices`, `usage` and `metrics`.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,14 @@ class ChoicesWriter : public AnswerWriter {
   std::string Body(std::vector<OutputDelta> choices) override;
 
  protected:
+  /// What objects say they are: whole answers, and chunks of streams.
+  struct ObjectNames {
+    const char* whole;
+    const char* chunk;
+  };
+
   /// `encoder` must outlive the writer.
-  ChoicesWriter(AnswerInfo info, const PromptEncoder& encoder);
+  ChoicesWriter(AnswerInfo info, const PromptEncoder& encoder, ObjectNames names);
 
   /// Appends the events of a delta, which is counted already.
   virtual void WriteChoice(size_t index, const OutputDelta& delta, std::string* out) = 0;

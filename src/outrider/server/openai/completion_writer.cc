@@ -11,7 +11,7 @@
 namespace outrider::openai {
 
 CompletionWriter::CompletionWriter(AnswerInfo info, const PromptEncoder& encoder)
-    : ChoicesWriter(std::move(info), encoder),
+    : ChoicesWriter(std::move(info), encoder, {"text_completion", "text_completion"}),
       choices_(this->info().prompts.size() * static_cast<size_t>(this->info().n)) {}
 
 // Puts the prompt's text before the first delta's; echo_only leaves nothing else.

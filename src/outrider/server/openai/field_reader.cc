@@ -163,11 +163,12 @@ std::vector<int32_t> FieldReader::TokenIds(std::string_view name, int32_t vocab_
   return ids;
 }
 
-void FieldReader::Unsupported(std::string_view name, const std::vector<json>& neutral) {
+void FieldReader::Unsupported(std::string_view name, const std::vector<json>& neutral,
+                              const char* why) {
   const json* value = Find(name);
   if (value == nullptr) return;
   if (std::find(neutral.begin(), neutral.end(), *value) != neutral.end()) return;
-  Refuse(name, "not supported yet by this server; leave it out");
+  Refuse(name, why);
 }
 
 void FieldReader::RefuseUnknown() const {

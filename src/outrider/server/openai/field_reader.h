@@ -33,8 +33,9 @@ class FieldReader {
   const nlohmann::json* Find(std::string_view name);
 
   /// A field that other servers have and this one does not, with the values that ask for nothing:
-  /// any other value is refused as "not supported yet".
-  void Unsupported(std::string_view name, const std::vector<nlohmann::json>& neutral);
+  /// any other value is refused with `why`.
+  void Unsupported(std::string_view name, const std::vector<nlohmann::json>& neutral,
+                   const char* why = "not supported yet by this server; leave it out");
 
   /// Throws for the first field that no getter asked for.
   void RefuseUnknown() const;

@@ -50,6 +50,20 @@ std::string ChatLogprobsJson(std::span<const PositionLogprobs> positions,
   return Json{{"content", std::move(content)}}.dump();
 }
 
+std::string TokenIdLogprobsJson(std::span<const PositionLogprobs> positions) {
+  const auto entry = [](const TokenLogprob& token) {
+    return Json{{"token_id", token.token_id}, {"logprob", Finite(token.logprob)}};
+  };
+  Json content = Json::array();
+  for (const PositionLogprobs& position : positions) {
+    Json top = Json::array();
+    for (const TokenLogprob& token : position.top) top.push_back(entry(token));
+    content.push_back(entry(position.chosen));
+    content.back()["top_logprobs"] = std::move(top);
+  }
+  return Json{{"content", std::move(content)}}.dump();
+}
+
 std::string PromptLogprobsJson(std::span<const PositionLogprobs> positions,
                                const PromptEncoder& encoder) {
   Json result = Json::array({nullptr});

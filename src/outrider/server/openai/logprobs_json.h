@@ -1,4 +1,4 @@
-// Log-probabilities in the two shapes of the OpenAI API.
+// Log-probabilities in the shapes of each endpoint.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,9 @@ namespace outrider::openai {
 /// Chat: {"content":[{"token","logprob","bytes","top_logprobs":[...]}]}.
 std::string ChatLogprobsJson(std::span<const PositionLogprobs> positions,
                              const PromptEncoder& encoder);
+
+/// /generate: {"content":[{"token_id","logprob","top_logprobs":[{"token_id","logprob"}]}]}.
+std::string TokenIdLogprobsJson(std::span<const PositionLogprobs> positions);
 
 /// Completions: four parallel arrays. The chosen token is among its position's top_logprobs; tokens
 /// of the same spelling share one entry, the most likely's. `text_offset` counts characters and is

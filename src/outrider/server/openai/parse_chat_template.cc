@@ -18,23 +18,36 @@ using nlohmann::json;
 // take the effort itself.
 constexpr std::array kReasoningSwitches = {"thinking", "enable_thinking"};
 
-void ParseReasoningEffort(FieldReader& body, json* arguments) {
+// `effort`, which came as the field `name`.
+void AddReasoningEffort(FieldReader& body, const char* name, const std::string& effort,
+                        json* arguments) {
   static constexpr std::array kEfforts = {"none", "minimal", "low", "medium",
                                           "high", "xhigh",   "max"};
-  const std::optional<std::string> effort = body.String("reasoning_effort");
-  if (!effort) return;
-  if (std::find(kEfforts.begin(), kEfforts.end(), *effort) == kEfforts.end()) {
-    body.Refuse("reasoning_effort",
-                fmt::format("{} is unknown; use \"none\", \"minimal\", \"low\", \"medium\", "
-                            "\"high\", \"xhigh\" or \"max\"",
-                            Shorten(json(*effort))));
+  if (std::find(kEfforts.begin(), kEfforts.end(), effort) == kEfforts.end()) {
+    body.Refuse(name, fmt::format("{} is unknown; use \"none\", \"minimal\", \"low\", \"medium\", "
+                                  "\"high\", \"xhigh\" or \"max\"",
+                                  Shorten(json(effort))));
   }
   // What chat_template_kwargs says itself stays.
-  arguments->emplace("reasoning_effort", *effort);
-  for (const char* name : kReasoningSwitches) arguments->emplace(name, *effort != "none");
+  arguments->emplace("reasoning_effort", effort);
+  for (const char* key : kReasoningSwitches) arguments->emplace(key, effort != "none");
 }
 
 }  // namespace
+
+void ParseTemplateArguments(FieldReader& body, const char* effort_name,
+                            const std::optional<std::string>& effort, ChatPrompt* chat) {
+  json arguments = json::object();
+  if (const json* given = body.Find("chat_template_kwargs")) {
+    if (!given->is_object()) {
+      body.Refuse("chat_template_kwargs",
+                  fmt::format("must be an object, not {}", Shorten(*given)));
+    }
+    arguments = *given;
+  }
+  if (effort) AddReasoningEffort(body, effort_name, *effort, &arguments);
+  chat->template_arguments_json = arguments.dump();
+}
 
 void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
   chat->messages_json = ParseMessages(body.Find("messages"));
@@ -44,16 +57,7 @@ void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
   if (chat->continue_final_message && chat->add_generation_prompt) {
     body.Refuse("add_generation_prompt", "must be false with \"continue_final_message\": true");
   }
-  json arguments = json::object();
-  if (const json* given = body.Find("chat_template_kwargs")) {
-    if (!given->is_object()) {
-      body.Refuse("chat_template_kwargs",
-                  fmt::format("must be an object, not {}", Shorten(*given)));
-    }
-    arguments = *given;
-  }
-  ParseReasoningEffort(body, &arguments);
-  chat->template_arguments_json = arguments.dump();
+  ParseTemplateArguments(body, "reasoning_effort", body.String("reasoning_effort"), chat);
 }
 
 }  // namespace outrider::openai

@@ -1,6 +1,9 @@
 // The fields of a chat request that go to the model's chat template.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "outrider/server/openai/field_reader.h"
 #include "outrider/server/prompt_encoder.h"
 
@@ -9,5 +12,10 @@ namespace outrider::openai {
 /// Reads messages, add_generation_prompt, continue_final_message, chat_template_kwargs and
 /// reasoning_effort. Throws RequestError.
 void ParseChatTemplate(FieldReader& body, ChatPrompt* chat);
+
+/// Reads chat_template_kwargs; `effort`, if given, comes from the field `effort_name` and sets what
+/// templates know of it. Throws RequestError.
+void ParseTemplateArguments(FieldReader& body, const char* effort_name,
+                            const std::optional<std::string>& effort, ChatPrompt* chat);
 
 }  // namespace outrider::openai

@@ -47,20 +47,8 @@ std::string ParseName(FieldReader& function) {
   return std::move(*name);
 }
 
-// Appends one function to `tools`.
-void ParseTool(const json& value, ToolUse* tools) {
-  const size_t index = tools->functions.size();
-  FieldReader tool(value, fmt::format("tools[{}]", index));
-  const std::optional<std::string> type = tool.String("type");
-  if (!type) tool.Refuse("type", "is missing; use \"function\"");
-  if (*type != "function") {
-    tool.Refuse("type",
-                fmt::format("{} is not supported; only \"function\" is", Shorten(json(*type))));
-  }
-  const json* function_value = tool.Find("function");
-  if (function_value == nullptr) tool.Refuse("function", "is missing; it must be an object");
-  tool.RefuseUnknown();
-  FieldReader function(*function_value, tool.PathOf("function"));
+// Reads the members of a function and appends it to `tools`.
+void ParseFunction(FieldReader& function, ToolUse* tools) {
   std::string name = ParseName(function);
   if (std::find(tools->functions.begin(), tools->functions.end(), name) != tools->functions.end()) {
     function.Refuse("name", fmt::format("{} is the name of another tool too", Shorten(json(name))));
@@ -79,31 +67,87 @@ void ParseTool(const json& value, ToolUse* tools) {
       }
     }
   }
-  function.RefuseUnknown();
   tools->functions.push_back(std::move(name));
 }
 
-void ParseChoice(FieldReader& body, ToolUse* tools) {
+void CheckType(FieldReader& tool) {
+  const std::optional<std::string> type = tool.String("type");
+  if (!type) tool.Refuse("type", "is missing; use \"function\"");
+  if (*type != "function") {
+    tool.Refuse("type",
+                fmt::format("{} is not supported; only \"function\" is", Shorten(json(*type))));
+  }
+}
+
+// Chat completions: {"type", "function": {"name", ...}}.
+void ParseNestedTool(const json& value, ToolUse* tools) {
+  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()));
+  CheckType(tool);
+  const json* function_value = tool.Find("function");
+  if (function_value == nullptr) tool.Refuse("function", "is missing; it must be an object");
+  tool.RefuseUnknown();
+  FieldReader function(*function_value, tool.PathOf("function"));
+  ParseFunction(function, tools);
+  function.RefuseUnknown();
+}
+
+// Responses: {"type", "name", ...}. Returns the nested form, which chat templates take; `raw` is
+// the tool's text.
+std::string ParseFlatTool(const json& value, std::string_view raw, ToolUse* tools) {
+  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()));
+  CheckType(tool);
+  ParseFunction(tool, tools);
+  tool.RefuseUnknown();
+  std::string members;
+  for (const char* name : {"name", "description", "parameters"}) {
+    if (!value.contains(name) || value[name].is_null()) continue;
+    members += fmt::format("{}\"{}\":{}", members.empty() ? "" : ",", name, RawJson(raw, {name}));
+  }
+  return fmt::format(R"({{"type":"function","function":{{{}}}}})", members);
+}
+
+const json* FindTools(FieldReader& body) {
+  const json* value = body.Find("tools");
+  if (value == nullptr) return nullptr;
+  if (!value->is_array()) {
+    body.Refuse("tools", fmt::format("must be an array, not {}", Shorten(*value)));
+  }
+  if (value->size() > kMaxTools) {
+    body.Refuse("tools",
+                fmt::format("has {} tools; at most {} are allowed", value->size(), kMaxTools));
+  }
+  return value;
+}
+
+// `flat`: a named function stands in tool_choice itself, else in its member "function".
+void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
   tools->choice = tools->functions.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
+  tools->parallel = body.Bool("parallel_tool_calls").value_or(true);
   const json* value = body.Find("tool_choice");
   if (value == nullptr || *value == "none") {
     if (value != nullptr) tools->choice = ToolChoice::kNone;
     return;
   }
-  const char* const kWanted =
-      R"(must be "none", "auto", "required" or {"type": "function", "function": {"name": NAME}})";
+  const std::string wanted =
+      fmt::format(R"(must be "none", "auto", "required" or {})",
+                  flat ? R"({"type": "function", "name": NAME})"
+                       : R"({"type": "function", "function": {"name": NAME}})");
   if (*value == "auto") return;  // without tools it asks for nothing
   if (*value == "required") {
     tools->choice = ToolChoice::kRequired;
   } else if (value->is_object()) {
     FieldReader choice(*value, "tool_choice");
-    if (choice.String("type") != "function") body.Refuse("tool_choice", kWanted);
-    const json* function_value = choice.Find("function");
-    if (function_value == nullptr) body.Refuse("tool_choice", kWanted);
-    choice.RefuseUnknown();
-    FieldReader function(*function_value, "tool_choice.function");
+    if (choice.String("type") != "function") body.Refuse("tool_choice", wanted);
+    const json* function_value = flat ? value : choice.Find("function");
+    if (function_value == nullptr) body.Refuse("tool_choice", wanted);
+    FieldReader function(*function_value, flat ? "tool_choice" : "tool_choice.function");
     tools->named = ParseName(function);
-    function.RefuseUnknown();
+    if (flat) {
+      choice.Find("name");
+    } else {
+      function.RefuseUnknown();
+    }
+    choice.RefuseUnknown();
     tools->choice = ToolChoice::kNamed;
     if (std::find(tools->functions.begin(), tools->functions.end(), tools->named) ==
         tools->functions.end()) {
@@ -111,7 +155,7 @@ void ParseChoice(FieldReader& body, ToolUse* tools) {
                       fmt::format("{} is not among the tools", Shorten(json(tools->named))));
     }
   } else {
-    body.Refuse("tool_choice", fmt::format("{}, not {}", kWanted, Shorten(*value)));
+    body.Refuse("tool_choice", fmt::format("{}, not {}", wanted, Shorten(*value)));
   }
   if (tools->functions.empty()) {
     body.Refuse("tool_choice", "asks for a call, but there are no tools");
@@ -121,21 +165,26 @@ void ParseChoice(FieldReader& body, ToolUse* tools) {
 }  // namespace
 
 void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
-  ToolUse& tools = request->tools;
-  if (const json* value = body.Find("tools")) {
-    if (!value->is_array()) {
-      body.Refuse("tools", fmt::format("must be an array, not {}", Shorten(*value)));
-    }
-    if (value->size() > kMaxTools) {
-      body.Refuse("tools",
-                  fmt::format("has {} tools; at most {} are allowed", value->size(), kMaxTools));
-    }
-    for (const json& tool : *value) ParseTool(tool, &tools);
+  if (const json* value = FindTools(body)) {
+    for (const json& tool : *value) ParseNestedTool(tool, &request->tools);
     // As the client wrote it: the order of names in a schema is part of the prompt.
-    if (!tools.functions.empty()) request->chat.tools_json = RawJson(raw, {"tools"});
+    if (!value->empty()) request->chat.tools_json = RawJson(raw, {"tools"});
   }
-  ParseChoice(body, &tools);
-  tools.parallel = body.Bool("parallel_tool_calls").value_or(true);
+  ParseChoice(body, /*flat=*/false, &request->tools);
+}
+
+void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
+  if (const json* value = FindTools(body)) {
+    const std::string_view list = RawJson(raw, {"tools"});
+    for (const json& tool : *value) {
+      const std::string index = std::to_string(request->tools.functions.size());
+      std::string& all = request->chat.tools_json;
+      all += all.empty() ? "[" : ",";
+      all += ParseFlatTool(tool, RawJson(list, {index}), &request->tools);
+    }
+    if (!value->empty()) request->chat.tools_json += "]";
+  }
+  ParseChoice(body, /*flat=*/true, &request->tools);
 }
 
 }  // namespace outrider::openai

@@ -12,4 +12,7 @@ namespace outrider::openai {
 /// request.tools and request.chat.tools_json. Throws RequestError.
 void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request);
 
+/// The same for a request to /v1/responses, whose tools have the function's members themselves.
+void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request);
+
 }  // namespace outrider::openai

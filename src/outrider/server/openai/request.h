@@ -48,7 +48,6 @@ struct AnswerOptions {
   bool return_token_ids = false;
   SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
   bool skip_special_tokens = true;                 // from the text
-  bool include_reasoning = true;                   // chat: the answer shows the reasoning
   bool echo = false;                               // completions: the prompt comes before the text
   bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
@@ -63,7 +62,7 @@ struct ToolUse {
   std::vector<std::string> functions;  // their names
   ToolChoice choice = ToolChoice::kNone;
   std::string named;     // kNamed: the function to call
-  bool parallel = true;  // there may be several calls
+  bool parallel = true;  // the answer may have several calls
   StringParameters string_parameters;
 };
 
@@ -75,6 +74,7 @@ struct TokenRequest {
   std::vector<CompletionPrompt> prompts;  // completions: at least one
   bool add_special_tokens = true;         // to text prompts of completions
   ChatPrompt chat;                        // chat completions
+  bool include_reasoning = true;          // chat completions: the answer shows the reasoning
   ToolUse tools;                          // chat completions
   SamplingParams sampling;                // max_tokens, bad_words and seeds of choices: not set yet
   std::vector<std::string> bad_words;     // not blank
@@ -82,16 +82,22 @@ struct TokenRequest {
   std::string grammar_field;              // that asked for it, for errors
   int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
-  int32_t priority = 0;                                          // lower runs first
-  std::string cache_salt;                                        // "": none
+  int32_t truncate_prompt_tokens = 0;  // keep so many of the prompt's last tokens; -1: what fits
+  std::string request_id;              // that the client chose, "": none
+  int32_t stream_interval = 1;         // tokens per event
+  std::string response_members;        // responses: what of the answer repeats the request
+  int32_t priority = 0;                // lower runs first
+  std::string cache_salt;              // "": none
   std::optional<int32_t> num_speculative_tokens = std::nullopt;  // unset: the engine's k
   AnswerOptions answer;
 };
 
-/// Parse a body of /v1/completions and /v1/chat/completions. Every field is checked; RequestError
-/// names the one that is wrong and says what would be right.
+/// Parse a body of /v1/completions, /v1/chat/completions, /v1/responses and /generate. Every field
+/// is checked; RequestError names the one that is wrong and says what would be right.
 TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits);
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits);
 
 /// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
 /// or 16 for completions, or the rest of the context for chat. At least 1, of which echo_only shows

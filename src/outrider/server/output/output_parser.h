@@ -21,6 +21,9 @@ struct OutputTask {
   bool reasoning_open = false;        // the prompt ends within the reasoning
   const ToolFormat* tools = nullptr;  // null: tool calls are content
   StringParameters string_parameters = {};
+  // What of that the client wants to see.
+  bool show_reasoning = true;
+  bool one_call = false;  // calls after the first are left out
 };
 
 /// Text that is no well-formed tool call stays content; a call that the text's end cuts off stays

@@ -5,7 +5,22 @@
 
 namespace outrider {
 
-void OutputReader::Take(const OutputDelta& delta, std::vector<OutputPiece>* pieces) {
+bool OutputReader::IsWanted(const OutputPiece& piece) {
+  switch (piece.kind) {
+    case OutputPiece::Kind::kReasoning:
+      return task_.show_reasoning;
+    case OutputPiece::Kind::kToolCall:
+      ++num_calls_;
+      [[fallthrough]];
+    case OutputPiece::Kind::kArguments:
+      return num_calls_ == 1 || !task_.one_call;
+    case OutputPiece::Kind::kContent:
+      return true;
+  }
+  return true;
+}
+
+std::vector<OutputPiece> OutputReader::Take(const OutputDelta& delta) {
   if (!parser_.reasoning_over()) {
     // The text as the engine makes it from tokens, to know where each stands.
     for (const int32_t id : delta.token_ids) {
@@ -16,8 +31,11 @@ void OutputReader::Take(const OutputDelta& delta, std::vector<OutputPiece>* piec
       text_size_ += static_cast<int64_t>(text.size());
     }
   }
-  parser_.Push(delta.text, pieces);
-  if (delta.finish_reason) parser_.Finish(pieces);
+  std::vector<OutputPiece> pieces;
+  parser_.Push(delta.text, &pieces);
+  if (delta.finish_reason) parser_.Finish(&pieces);
+  std::erase_if(pieces, [this](const OutputPiece& piece) { return !IsWanted(piece); });
+  return pieces;
 }
 
 int64_t OutputReader::reasoning_tokens() const {

@@ -18,16 +18,20 @@ class OutputReader {
   /// `skip_special_tokens`: the request's text has no special tokens. The references must outlive
   /// the reader.
   OutputReader(const OutputTask& task, const PromptEncoder& encoder, bool skip_special_tokens)
-      : parser_(task), encoder_(encoder), skip_special_tokens_(skip_special_tokens) {}
+      : task_(task), parser_(task), encoder_(encoder), skip_special_tokens_(skip_special_tokens) {}
 
-  /// Appends what became certain with this delta; all that is left with the last one.
-  void Take(const OutputDelta& delta, std::vector<OutputPiece>* pieces);
+  /// What became certain with this delta and is wanted; all that is left with the last one.
+  std::vector<OutputPiece> Take(const OutputDelta& delta);
 
   /// Tokens of the reasoning so far, with those of the marker that ends it.
   int64_t reasoning_tokens() const;
 
  private:
+  bool IsWanted(const OutputPiece& piece);
+
+  const OutputTask& task_;
   OutputParser parser_;
+  int32_t num_calls_ = 0;
   const PromptEncoder& encoder_;
   bool skip_special_tokens_;
   // Where in the text each token begins, for tokens that may be reasoning.

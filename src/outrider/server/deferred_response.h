@@ -1,0 +1,34 @@
+// An answer that another thread makes.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "outrider/server/http_message.h"
+
+namespace outrider {
+
+class DeferredResponse : public HttpProducer {
+ public:
+  explicit DeferredResponse(HttpWaker waker) : waker_(std::move(waker)) {}
+
+  /// The answer; the first one counts. Any thread.
+  void Complete(HttpResponse response);
+  /// Nobody waits for the answer any more. Any thread.
+  bool abandoned() const { return abandoned_; }
+
+  // I/O thread.
+  void Produce(HttpOutput* output) override;
+  void Abandon() override { abandoned_ = true; }
+  void Cancel() override;
+
+ private:
+  const HttpWaker waker_;
+  std::atomic<bool> abandoned_{false};
+  std::mutex mutex_;
+  std::optional<HttpResponse> response_;  // guarded by mutex_
+  bool produced_ = false;                 // I/O thread
+};
+
+}  // namespace outrider

@@ -1,0 +1,193 @@
+#include "outrider/server/request_preparer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "outrider/base/error.h"
+#include "outrider/server/bad_words.h"
+#include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/chat_writer.h"
+#include "outrider/server/openai/completion_writer.h"
+#include "outrider/server/openai/raw_json.h"
+#include "outrider/server/openai/response_writer.h"
+#include "outrider/server/openai/token_writer.h"
+#include "outrider/server/output/tool_grammar.h"
+#include "outrider/text/utf8.h"
+
+namespace outrider {
+namespace {
+
+using openai::RequestError;
+using openai::TokenRequest;
+using openai::ToolChoice;
+
+// As GrammarLimits has it; looked at before schemas are taken from the text one by one.
+constexpr size_t kMaxForcedToolsBytes = size_t{1} << 18;
+
+// The tools that a forced call may name, with their schemas.
+std::vector<CallableTool> CallableTools(const TokenRequest& request) {
+  if (request.chat.tools_json.size() > kMaxForcedToolsBytes) {
+    throw RequestError(ErrorCode::kInvalidArgument, "tools",
+                       fmt::format("tools: have {} bytes; to force a call, at most {} are allowed",
+                                   request.chat.tools_json.size(), kMaxForcedToolsBytes));
+  }
+  std::vector<CallableTool> tools;
+  for (size_t i = 0; i < request.tools.functions.size(); ++i) {
+    const std::string& name = request.tools.functions[i];
+    if (request.tools.choice == ToolChoice::kNamed && name != request.tools.named) continue;
+    const std::string index = std::to_string(i);
+    const std::string_view schema =
+        openai::RawJson(request.chat.tools_json, {index, "function", "parameters"});
+    tools.push_back({name, schema == "null" ? "" : std::string(schema)});
+  }
+  return tools;
+}
+
+// Drops tokens from the prompt's beginning, as asked for. True when there were too many.
+bool Truncate(const TokenRequest& request, int32_t max_model_len, std::vector<int32_t>* prompt) {
+  int64_t kept = request.truncate_prompt_tokens;
+  if (kept == -1) kept = max_model_len - std::max(request.max_tokens.value_or(1), 1);
+  if (kept <= 0 || static_cast<int64_t>(prompt->size()) <= kept) return false;
+  prompt->erase(prompt->begin(), prompt->end() - kept);
+  return true;
+}
+
+}  // namespace
+
+void RequestPreparer::SettleTools(TokenRequest* request) const {
+  if (request->tools.choice == ToolChoice::kNone) {
+    if (!request->chat.tools_json.empty() && !encoder_.SupportsTools()) {
+      request->chat.tools_json.clear();  // the model is not to call them anyway
+    }
+    return;
+  }
+  const auto refuse = [](const char* field, const char* what) {
+    throw RequestError(
+        ErrorCode::kInvalidArgument, field,
+        fmt::format("{}: {}; leave out \"tools\" or set \"tool_choice\" to \"none\"", field, what));
+  };
+  if (!encoder_.SupportsTools()) {
+    refuse("tools", "this model's chat template does not show tools to the model");
+  }
+  if (format_.tools == nullptr) {
+    refuse("tools",
+           "this server does not know how its model writes tool calls (--tool-call-parser)");
+  }
+  // The marks around calls may be special tokens.
+  request->sampling.skip_special_tokens = false;
+  if (request->tools.choice == ToolChoice::kAuto) return;
+  if (request->grammar) {
+    refuse("tool_choice",
+           fmt::format("forces a call, but {} says what the text must be", request->grammar_field)
+               .c_str());
+  }
+  const bool one = request->tools.choice == ToolChoice::kNamed || !request->tools.parallel;
+  request->grammar = GrammarSpec{
+      GrammarKind::kStructuralTag, ToolCallsTag(*format_.tools, CallableTools(*request), !one), {}};
+  request->grammar_field = "tools";
+}
+
+// What to tell apart in the answer to a conversation whose rendered prompt is `prompt`.
+OutputTask RequestPreparer::TaskOf(const TokenRequest& request, std::string_view prompt) const {
+  OutputTask task;
+  task.reasoning = format_.reasoning;
+  task.show_reasoning = request.include_reasoning;
+  task.one_call = !request.tools.parallel;
+  if (request.chat.continue_final_message) {
+    // The message so far may have begun to reason, and may have stopped.
+    const size_t begin = prompt.rfind(kReasoningBegin);
+    task.reasoning_open = begin != std::string_view::npos &&
+                          prompt.find(kReasoningEnd, begin) == std::string_view::npos;
+  } else {
+    const size_t last = prompt.find_last_not_of(" \r\n\t");
+    task.reasoning_open = prompt.substr(0, last + 1).ends_with(kReasoningBegin);
+  }
+  if (request.tools.choice != ToolChoice::kNone) {
+    task.tools = format_.tools;
+    task.string_parameters = request.tools.string_parameters;
+  }
+  return task;
+}
+
+std::string RequestPreparer::TextOf(std::span<const int32_t> token_ids) const {
+  std::string bytes;
+  for (const int32_t id : token_ids) bytes += encoder_.TokenBytes(id);
+  return ReplaceInvalidUtf8(bytes);
+}
+
+// Fills info's prompts.
+OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerInfo* info) const {
+  OutputTask task;
+  if (request->answer.chat) {
+    EncodedChat encoded = encoder_.EncodeChat(request->chat);
+    task = TaskOf(*request, encoded.text);
+    Truncate(*request, max_model_len_, &encoded.token_ids);
+    info->prompts.push_back(std::move(encoded.token_ids));
+  }
+  for (openai::CompletionPrompt& prompt : request->prompts) {
+    auto* text = std::get_if<std::string>(&prompt);
+    std::vector<int32_t> ids = text != nullptr
+                                   ? encoder_.EncodeText(*text, request->add_special_tokens)
+                                   : std::move(std::get<std::vector<int32_t>>(prompt));
+    const bool truncated = Truncate(*request, max_model_len_, &ids);
+    if (request->answer.echo) {
+      info->prompt_texts.push_back(text != nullptr && !truncated ? std::move(*text) : TextOf(ids));
+    }
+    info->prompts.push_back(std::move(ids));
+  }
+  return task;
+}
+
+PreparedRequest RequestPreparer::Prepare(
+    AnswerKind kind, TokenRequest request, openai::AnswerInfo info,
+    const std::shared_ptr<const CompiledGrammar>& grammar) const {
+  request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
+  OutputTask task = EncodePrompts(&request, &info);
+  info.n = request.n;
+  info.options = request.answer;
+  info.options.skip_special_tokens = request.sampling.skip_special_tokens;
+  GrammarConstraint constraint{grammar, {}};
+  if (grammar != nullptr && task.reasoning_open) {
+    // A model may think in any way; what it answers is constrained.
+    constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
+  }
+  PreparedRequest prepared;
+  for (const std::vector<int32_t>& prompt : info.prompts) {
+    const int32_t max_tokens =
+        openai::ResolveMaxTokens(request, static_cast<int64_t>(prompt.size()), max_model_len_);
+    for (int32_t choice = 0; choice < request.n; ++choice) {
+      GenerationRequest& one = prepared.requests.emplace_back();
+      one.prompt_token_ids = prompt;
+      one.sampling = request.sampling;
+      one.sampling.max_tokens = max_tokens;
+      one.grammar = constraint;
+      one.priority = request.priority;
+      one.cache_salt = request.cache_salt;
+      one.num_speculative_tokens = request.num_speculative_tokens;
+      one.trace_steps = request.answer.speculation_metrics == openai::SpeculationMetrics::kDetailed;
+      if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
+    }
+  }
+  switch (kind) {
+    case AnswerKind::kCompletion:
+      prepared.writer = std::make_unique<openai::CompletionWriter>(std::move(info), encoder_);
+      break;
+    case AnswerKind::kChat:
+      prepared.writer =
+          std::make_unique<openai::ChatWriter>(std::move(info), std::move(task), encoder_);
+      break;
+    case AnswerKind::kResponse:
+      prepared.writer = std::make_unique<openai::ResponseWriter>(
+          std::move(info), std::move(task), std::move(request.response_members), encoder_);
+      break;
+    case AnswerKind::kTokens:
+      prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
+      break;
+  }
+  return prepared;
+}
+
+}  // namespace outrider

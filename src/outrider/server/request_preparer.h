@@ -1,0 +1,56 @@
+// From a parsed request to what the engine gets, and to the writer of the answer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "outrider/engine/generation.h"
+#include "outrider/server/openai/answer_writer.h"
+#include "outrider/server/openai/choices_writer.h"
+#include "outrider/server/openai/request.h"
+#include "outrider/server/output/output_format.h"
+#include "outrider/server/output/output_parser.h"
+#include "outrider/server/prompt_encoder.h"
+
+namespace outrider {
+
+/// Which endpoint is asked for tokens.
+enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kTokens };
+
+struct PreparedRequest {
+  std::vector<GenerationRequest> requests;  // one per choice
+  std::unique_ptr<openai::AnswerWriter> writer;
+};
+
+/// Thread-safe. All of it throws Error for what the request is to blame for.
+class RequestPreparer {
+ public:
+  /// `encoder` must outlive this and the writers.
+  RequestPreparer(const PromptEncoder& encoder, const OutputFormat& format, int32_t max_model_len)
+      : encoder_(encoder), format_(format), max_model_len_(max_model_len) {}
+
+  /// Refuses tools that the model would not see or whose calls nobody would recognise; sets the
+  /// grammar of a call that must come.
+  void SettleTools(openai::TokenRequest* request) const;
+
+  /// `info` has the answer's id, model and time. `grammar` is request.grammar, compiled.
+  PreparedRequest Prepare(AnswerKind kind, openai::TokenRequest request, openai::AnswerInfo info,
+                          const std::shared_ptr<const CompiledGrammar>& grammar) const;
+
+  /// The text of tokens, special ones included.
+  std::string TextOf(std::span<const int32_t> token_ids) const;
+
+ private:
+  OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
+  OutputTask EncodePrompts(openai::TokenRequest* request, openai::AnswerInfo* info) const;
+
+  const PromptEncoder& encoder_;
+  const OutputFormat format_;
+  const int32_t max_model_len_;
+};
+
+}  // namespace outrider

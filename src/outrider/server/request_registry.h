@@ -1,0 +1,30 @@
+// The running requests by the ids that clients know them by, so that they can be aborted.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace outrider {
+
+class GenerationExchange;
+
+/// Thread-safe.
+class RequestRegistry {
+ public:
+  /// Ids need not be unique: clients choose some of them.
+  void Add(const std::string& id, std::weak_ptr<GenerationExchange> exchange);
+
+  /// Ends the requests with this id as if they had been finished; how many there were.
+  size_t Abort(std::string_view id);
+
+ private:
+  std::mutex mutex_;
+  std::multimap<std::string, std::weak_ptr<GenerationExchange>, std::less<>> exchanges_;
+  size_t next_sweep_ = 64;  // forgets what has ended when there are so many
+};
+
+}  // namespace outrider

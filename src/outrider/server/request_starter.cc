@@ -1,0 +1,180 @@
+#include "outrider/server/request_starter.h"
+
+#include <fmt/format.h>
+
+#include <ctime>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/server/deferred_response.h"
+#include "outrider/server/openai/api_error.h"
+#include "outrider/server/openai/parse_shared.h"
+
+namespace outrider {
+namespace {
+
+using openai::RequestError;
+
+constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
+constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
+
+uint64_t RandomStart() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
+                           const openai::RequestLimits& limits) {
+  switch (kind) {
+    case AnswerKind::kCompletion:
+      return openai::ParseCompletionRequest(body, limits);
+    case AnswerKind::kChat:
+      return openai::ParseChatRequest(body, limits);
+    case AnswerKind::kResponse:
+      return openai::ParseResponseRequest(body, limits);
+    case AnswerKind::kTokens:
+      return openai::ParseGenerateRequest(body, limits);
+  }
+  OUTRIDER_CHECK(false);
+}
+
+const char* IdPrefix(AnswerKind kind) {
+  switch (kind) {
+    case AnswerKind::kCompletion:
+      return "cmpl-";
+    case AnswerKind::kChat:
+      return "chatcmpl-";
+    case AnswerKind::kResponse:
+      return "resp_";
+    case AnswerKind::kTokens:
+      return "gen-";
+  }
+  OUTRIDER_CHECK(false);
+}
+
+// An error names the field that asked for the grammar.
+std::shared_ptr<const CompiledGrammar> CompileGrammar(GrammarCompiler& compiler,
+                                                      const openai::TokenRequest& request) {
+  try {
+    return compiler.Compile(*request.grammar);
+  } catch (const Error& error) {
+    throw RequestError(error.code(), request.grammar_field,
+                       fmt::format("{}: {}", request.grammar_field, error.what()));
+  }
+}
+
+openai::ApiError TooMany() {
+  return {.status = 503,
+          .message = "too many requests wait; try again later",
+          .param = "",
+          .code = ErrorCodeName(ErrorCode::kOverloaded)};
+}
+
+}  // namespace
+
+RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
+                               const RequestPreparer& preparer, GenerationService& service,
+                               GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics)
+    : models_(models),
+      limits_(limits),
+      preparer_(preparer),
+      service_(service),
+      grammars_(grammars),
+      metrics_(std::move(metrics)),
+      next_id_(RandomStart()),
+      grammar_work_(kMaxWaitingGrammars),
+      work_(kMaxWaitingRequests) {}
+
+std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
+                                                    HttpWaker waker) {
+  const uint64_t number = next_id_++;
+  std::string request_id(request.Header("X-Request-Id").value_or(""));
+  if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
+  auto exchange = std::make_shared<GenerationExchange>(
+      service_, metrics_, std::move(waker), std::vector<HttpHeader>{{"X-Request-Id", request_id}});
+  registry_.Add(request_id, exchange);
+  auto body = std::make_shared<std::string>(std::move(request.body));
+  const bool taken = work_.TryAdd([this, kind, exchange, body] {
+    if (exchange->ended()) return;
+    try {
+      StartBody(exchange, kind, *body);
+    } catch (const Error& error) {
+      exchange->Fail(openai::FromError(error));
+    }
+  });
+  if (!taken) exchange->Fail(TooMany());
+  return exchange;
+}
+
+std::shared_ptr<HttpProducer> RequestStarter::Compute(std::function<HttpResponse()> make,
+                                                      HttpWaker waker) {
+  auto response = std::make_shared<DeferredResponse>(std::move(waker));
+  const bool taken = work_.TryAdd([make = std::move(make), response] {
+    if (response->abandoned()) return;
+    try {
+      response->Complete(make());
+    } catch (const Error& error) {
+      response->Complete(openai::ErrorResponse(openai::FromError(error)));
+    }
+  });
+  if (!taken) response->Complete(openai::ErrorResponse(TooMany()));
+  return response;
+}
+
+// On the work thread: from a body to a request that makes sense.
+void RequestStarter::StartBody(const Exchange& exchange, AnswerKind kind, const std::string& body) {
+  openai::TokenRequest request = Parse(kind, body, limits_);
+  request.model = models_.Resolve(request.model);
+  preparer_.SettleTools(&request);
+  std::shared_ptr<const CompiledGrammar> grammar;
+  if (request.grammar) {
+    if (grammars_ == nullptr) {
+      throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
+                         fmt::format("{}: this model has no tokenizer, which structured output "
+                                     "needs",
+                                     request.grammar_field));
+    }
+    grammar = grammars_->Find(*request.grammar);
+    if (grammar == nullptr) return StartCompiling(exchange, kind, std::move(request));
+  }
+  StartParsed(exchange, kind, std::move(request), grammar);
+}
+
+// On the work thread: compiling may take seconds, and goes to a thread of its own.
+void RequestStarter::StartCompiling(const Exchange& exchange, AnswerKind kind,
+                                    openai::TokenRequest request) {
+  auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
+  const bool taken = grammar_work_.TryAdd([this, exchange, kind, shared] {
+    if (exchange->ended()) return;
+    try {
+      const auto grammar = CompileGrammar(*grammars_, *shared);
+      StartParsed(exchange, kind, std::move(*shared), grammar);
+    } catch (const Error& error) {
+      exchange->Fail(openai::FromError(error));
+    }
+  });
+  if (!taken) {
+    throw Error(ErrorCode::kOverloaded, "too many grammars wait to be compiled; try again later");
+  }
+}
+
+// On a work thread: from a parsed request to requests in the engine.
+void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
+                                 openai::TokenRequest request,
+                                 const std::shared_ptr<const CompiledGrammar>& grammar) {
+  openai::AnswerInfo info;
+  const std::string own_id = fmt::format("{:016x}", next_id_++);
+  const std::string& request_id = request.request_id.empty() ? own_id : request.request_id;
+  info.id = IdPrefix(kind) + request_id;
+  info.model = request.model;
+  info.created = std::time(nullptr);
+  registry_.Add(info.id, exchange);
+  if (!request.request_id.empty()) registry_.Add(request.request_id, exchange);
+  const int32_t stream_interval = request.stream_interval;
+  PreparedRequest prepared = preparer_.Prepare(kind, std::move(request), std::move(info), grammar);
+  exchange->Start(std::move(prepared.writer), std::move(prepared.requests), stream_interval);
+}
+
+}  // namespace outrider

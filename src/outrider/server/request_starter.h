@@ -1,0 +1,64 @@
+// Brings requests for tokens from their bodies into the engine, on threads of its own: parsing,
+// templates, tokenising and compiling grammars must not hold up the I/O thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/grammar/grammar_compiler.h"
+#include "outrider/server/generation_exchange.h"
+#include "outrider/server/http_message.h"
+#include "outrider/server/metrics.h"
+#include "outrider/server/openai/request.h"
+#include "outrider/server/request_preparer.h"
+#include "outrider/server/request_registry.h"
+#include "outrider/server/served_models.h"
+#include "outrider/server/work_thread.h"
+
+namespace outrider {
+
+class RequestStarter {
+ public:
+  /// All references must outlive this; `grammars` may be null: then requests that constrain their
+  /// text are refused.
+  RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
+                 const RequestPreparer& preparer, GenerationService& service,
+                 GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics);
+
+  /// Starts answering a request for tokens. I/O thread.
+  std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
+
+  /// Ends the running requests that a client knows by this id: its own, or the answer's. How many
+  /// there were.
+  size_t Abort(std::string_view id) { return registry_.Abort(id); }
+
+  /// Answers with what `make` returns on the work thread; Error becomes its error body.
+  std::shared_ptr<HttpProducer> Compute(std::function<HttpResponse()> make, HttpWaker waker);
+
+ private:
+  using Exchange = std::shared_ptr<GenerationExchange>;
+
+  void StartBody(const Exchange& exchange, AnswerKind kind, const std::string& body);
+  void StartCompiling(const Exchange& exchange, AnswerKind kind, openai::TokenRequest request);
+  void StartParsed(const Exchange& exchange, AnswerKind kind, openai::TokenRequest request,
+                   const std::shared_ptr<const CompiledGrammar>& grammar);
+
+  const ServedModels& models_;
+  const openai::RequestLimits& limits_;
+  const RequestPreparer& preparer_;
+  GenerationService& service_;
+  GrammarCompiler* const grammars_;
+  const std::shared_ptr<ServerMetrics> metrics_;
+  RequestRegistry registry_;
+  std::atomic<uint64_t> next_id_;
+  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
+  WorkThread grammar_work_;
+  WorkThread work_;
+};
+
+}  // namespace outrider
