@@ -48,6 +48,10 @@ class Server:
         if self._log:
             self._log.close()
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def _start(self):
         if not os.access(self._command[0], os.X_OK):
             raise ServerError(f"{self._command[0]}: no such executable; build it or name it with "

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <vector>
 
 #include "outrider/text/tokenizer.h"
@@ -89,6 +90,7 @@ TEST(StepLogTest, RowsAddUpToWhatRan) {
     EXPECT_EQ(record.num_speculative_tokens, 3);
     if (record.decode_rows > 0 && record.prompt_rows > 0) ++mixed;
     sum.draft_rows += record.draft_rows;
+    sum.decode_rows += record.decode_rows;
     sum.prompt_rows += record.prompt_rows;
     sum.accepted_drafts += record.accepted_drafts;
     sum.emitted_tokens += record.emitted_tokens;
@@ -99,6 +101,13 @@ TEST(StepLogTest, RowsAddUpToWhatRan) {
   EXPECT_EQ(sum.draft_rows, counters.speculation.num_draft_tokens);
   EXPECT_EQ(sum.accepted_drafts, counters.speculation.num_accepted_tokens);
   EXPECT_EQ(sum.emitted_tokens, counters.generation_tokens);
+  EXPECT_EQ(counters.step_tokens.sum, counters.prompt_tokens + counters.generation_tokens);
+  EXPECT_EQ(counters.verify_tokens.sum, sum.decode_rows + sum.draft_rows);
+  EXPECT_EQ(std::accumulate(counters.step_tokens.counts.begin(), counters.step_tokens.counts.end(),
+                            int64_t{0}),
+            counters.num_steps);
+  EXPECT_EQ(counters.num_speculative_tokens, 3);
+  EXPECT_GT(counters.num_kv_blocks, 0);
   EXPECT_EQ(records.front().running + records.front().waiting, 3);
   EXPECT_GT(records.front().kv_cache_usage, 0);
   EXPECT_EQ(records.back().running, 0);

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 
 #include "tests/server/running_server.h"
@@ -33,6 +36,12 @@ TEST(ServerMetricsTest, RendersTheEnginesCounters) {
                           .num_draft_tokens = 30,
                           .num_accepted_tokens = 21,
                           .accepted_per_position = {9, 7, 5}};
+  counters.num_speculative_tokens = 3;
+  counters.kv_block_size = 64;
+  counters.num_kv_blocks = 100;
+  for (const int64_t size : {1, 9, 16, 20000}) counters.step_tokens.Add(size);
+  counters.verify_tokens.Add(8);
+  counters.host_seconds = 2.5;
   counters.num_steps = 11;
   counters.draft_seconds = 1.5;
   const std::string text = ServerMetrics("m", 4096).Render(counters);
@@ -50,6 +59,21 @@ TEST(ServerMetricsTest, RendersTheEnginesCounters) {
   EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_drafts_total", "10")));
   EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_draft_tokens_total", "30")));
   EXPECT_THAT(text, HasSubstr(line("vllm:spec_decode_num_accepted_tokens_total", "21")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:spec_decode_current_k", "3")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:step_host_seconds_total", "2.5")));
+  EXPECT_THAT(text, HasSubstr(R"(vllm:cache_config_info{engine="0",model_name="m",)"
+                              R"(block_size="64",num_gpu_blocks="100"} 1)"));
+  const std::string source = R"(vllm:prompt_tokens_by_source_total{engine="0",model_name="m",)";
+  EXPECT_THAT(text, HasSubstr(source + R"(source="local_compute"} 1000)"));
+  EXPECT_THAT(text, HasSubstr(source + R"(source="local_cache_hit"} 40)"));
+  const std::string bucket = R"(vllm:iteration_tokens_total_bucket{engine="0",model_name="m",le=)";
+  EXPECT_THAT(text, HasSubstr(bucket + R"("1"} 1)"));
+  EXPECT_THAT(text, HasSubstr(bucket + R"("8"} 1)"));
+  EXPECT_THAT(text, HasSubstr(bucket + R"("16"} 3)"));
+  EXPECT_THAT(text, HasSubstr(bucket + R"("16384"} 3)"));
+  EXPECT_THAT(text, HasSubstr(bucket + R"("+Inf"} 4)"));
+  EXPECT_THAT(text, HasSubstr(line("vllm:iteration_tokens_total_sum", "20026")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:verify_batch_tokens_count", "1")));
   EXPECT_THAT(text, HasSubstr("# TYPE vllm:num_requests_running gauge\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE vllm:generation_tokens_total counter\n"));
   EXPECT_THAT(text, HasSubstr(R"(vllm:request_success_total{engine="0",model_name="m",)"
@@ -67,6 +91,7 @@ TEST(ServerMetricsTest, ObservesRequests) {
   RequestStats stats;
   stats.prompt_tokens = 30;
   stats.completion_tokens = 11;
+  stats.cached_tokens = 20;
   stats.queue_seconds = 0.25;
   stats.first_token_seconds = 0.5;
   stats.total_seconds = 1.5;
@@ -85,6 +110,7 @@ TEST(ServerMetricsTest, ObservesRequests) {
   expect("vllm:request_decode_time_seconds", "1");
   expect("vllm:request_inference_time_seconds", "1.25");
   expect("vllm:request_prompt_tokens", "30");
+  expect("vllm:request_prefill_kv_computed_tokens", "10");
   expect("vllm:request_generation_tokens", "11");
   expect("vllm:request_params_max_tokens", "100");
   expect("vllm:request_params_n", "1");
@@ -110,6 +136,36 @@ TEST(ServerMetricsTest, AreServedAndCountWhatRan) {
                                       R"(model_name="stub"} 1)"));
   EXPECT_THAT(metrics.body, HasSubstr(R"(inter_token_latency_seconds_count{engine="0",)"
                                       R"(model_name="stub"} 1)"));
+}
+
+TEST(ServerMetricsTest, CountsWhatTheQueueRefused) {
+  RunningServer running({.max_requests = 0});
+  HttpClient client(running.port());
+  ASSERT_EQ(client.Post("/v1/completions", R"({"prompt":"ab","max_tokens":8})").status, 503);
+  EXPECT_THAT(client.Get("/metrics").body,
+              HasSubstr(R"(admission_rejections_total{engine="0",model_name="stub"} 1)"));
+}
+
+// Every name that a query of docs/grafana.json has is one of /metrics' lines.
+TEST(ServerMetricsTest, TheDashboardsNamesAreServed) {
+  std::ifstream file(OUTRIDER_SOURCE_DIR "/docs/grafana.json");
+  const nlohmann::json board = nlohmann::json::parse(file);
+  ServerMetrics metrics("m", 4096);
+  EngineCounters counters;
+  counters.speculation.AddStep(1, 1);
+  const std::string served = "\n" + metrics.Render(counters);
+  const std::regex name("(vllm|outrider):[a-z0-9_]+");
+  size_t num_names = 0;
+  for (const auto& panel : board.at("panels")) {
+    for (const auto& target : panel.value("targets", nlohmann::json::array())) {
+      const std::string query = target.at("expr");
+      for (std::sregex_iterator it(query.begin(), query.end(), name), end; it != end; ++it) {
+        ++num_names;
+        EXPECT_THAT(served, HasSubstr("\n" + it->str() + "{")) << query;
+      }
+    }
+  }
+  EXPECT_GE(num_names, 20U);
 }
 
 }  // namespace

@@ -33,7 +33,10 @@ EngineCore::EngineCore(EngineParts parts)
       hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
       verifier_(parts_.logprobs_mode, parts_.acceptance),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
-      layout_(parts_.scheduler.block_size) {}
+      layout_(parts_.scheduler.block_size) {
+  counters_.kv_block_size = parts_.scheduler.block_size;
+  counters_.num_kv_blocks = parts_.scheduler.num_blocks;
+}
 
 void EngineCore::Validate(const GenerationRequest& request) const {
   const int32_t vocab = parts_.model->vocab_size();
@@ -159,7 +162,7 @@ bool EngineCore::Step() {
 // Of a step that has run: everything but its time and the drafts that were asked for.
 void EngineCore::DescribeStep(const StepPlan& plan) {
   StepRecord record = {.step = counters_.num_steps,
-                       .num_speculative_tokens = step_record_.num_speculative_tokens,
+                       .num_speculative_tokens = counters_.num_speculative_tokens,
                        .running = scheduler_.num_running(),
                        .waiting = scheduler_.num_waiting(),
                        .kv_cache_usage = scheduler_.pool().Usage()};
@@ -209,7 +212,25 @@ const StepPlan* EngineCore::RunStep(double& step_seconds) {
   const Stopwatch watch(counters_.plan_seconds);
   Commit(*plan);
   ++counters_.num_steps;
+  CountStepSizes(*plan);
   return plan;
+}
+
+void EngineCore::CountStepSizes(const StepPlan& plan) {
+  int64_t prompt_rows = 0;
+  int64_t decode_rows = 0;
+  int64_t emitted = 0;
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    if (planned.phase == Phase::kDecode) {
+      decode_rows += planned.num_tokens + planned.num_drafts;
+    } else {
+      prompt_rows += planned.num_tokens;
+    }
+    emitted += outcomes_[i].num_emitted;
+  }
+  counters_.step_tokens.Add(prompt_rows + emitted);
+  if (decode_rows > 0) counters_.verify_tokens.Add(decode_rows);
 }
 
 void EngineCore::ApplyPlan(const StepPlan& plan) {
@@ -392,7 +413,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   }
   // At 0 drafts the drafter's state is still kept up to date.
   const int32_t wanted = parts_.draft_schedule.TokensFor(decodes);
-  step_record_.num_speculative_tokens = wanted;
+  counters_.num_speculative_tokens = wanted;
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
     const PlannedRequest& planned = plan.requests[index];

@@ -72,6 +72,7 @@ class EngineCore {
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   void Commit(const StepPlan& plan);
+  void CountStepSizes(const StepPlan& plan);
   void DescribeStep(const StepPlan& plan);
   void Remove(RequestId id);
   void CountFinish(FinishReason reason);

@@ -2,6 +2,8 @@
 // interface only, so its tests can put another service behind it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "outrider/engine/generation.h"
@@ -9,12 +11,32 @@
 
 namespace outrider {
 
+/// How many tokens steps ran, as a histogram with vLLM's bounds.
+struct StepSizes {
+  static constexpr std::array<int64_t, 13> kBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                      512, 1024, 2048, 4096, 8192, 16384};
+
+  std::array<int64_t, kBounds.size() + 1> counts{};  // by the first bound not below the size
+  int64_t sum = 0;                                   // of the sizes
+
+  void Add(int64_t size) {
+    size_t i = 0;
+    while (i < kBounds.size() && size > kBounds[i]) ++i;
+    ++counts[i];
+    sum += size;
+  }
+};
+
 /// A snapshot of what an engine is doing and has done. Counters only grow.
 struct EngineCounters {
   // Now.
   int64_t num_requests_running = 0;
   int64_t num_requests_waiting = 0;
-  double kv_cache_usage = 0;  // 0 .. 1
+  double kv_cache_usage = 0;           // 0 .. 1
+  int32_t num_speculative_tokens = 0;  // drafts per request that the schedule asked for last
+  // Always.
+  int32_t kv_block_size = 0;  // tokens
+  int32_t num_kv_blocks = 0;
   // Since start.
   int64_t num_steps = 0;
   int64_t prompt_tokens = 0;      // prompt tokens computed
@@ -26,6 +48,8 @@ struct EngineCounters {
   int64_t finished_length = 0;
   int64_t finished_abort = 0;
   SpeculationCounts speculation;
+  StepSizes step_tokens;    // prompt tokens computed and tokens emitted
+  StepSizes verify_tokens;  // rows of requests that decode, drafts included; of steps with any
   // Seconds spent in steps, by part; their sum is the time of all steps.
   double plan_seconds = 0;    // plan, layout, commit, output
   double model_seconds = 0;   // the target's forward pass

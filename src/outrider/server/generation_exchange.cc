@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "outrider/base/error.h"
+
 namespace outrider {
 namespace {
 
@@ -58,6 +60,7 @@ void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
       ids_.push_back(id);
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOverloaded) metrics_->CountRefusal();
     Fail(openai::FromError(error));
   }
   {

@@ -1,12 +1,14 @@
 #include "outrider/server/metrics.h"
 
 #include <fmt/format.h>
+#include <prometheus/counter.h>
 #include <prometheus/histogram.h>
 #include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -64,6 +66,25 @@ class SnapshotFamilies {
     families_.back().metric.back().counter.value = value;
   }
 
+  void Histogram(const std::string& name, const std::string& help, const StepSizes& sizes) {
+    Family(name, help, MetricType::Histogram).metric.push_back(Metric({}));
+    ClientMetric::Histogram& histogram = families_.back().metric.back().histogram;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < sizes.counts.size(); ++i) {
+      cumulative += static_cast<uint64_t>(sizes.counts[i]);
+      const bool last = i == StepSizes::kBounds.size();
+      histogram.bucket.push_back({cumulative, last ? std::numeric_limits<double>::infinity()
+                                                   : static_cast<double>(StepSizes::kBounds[i])});
+    }
+    histogram.sample_count = cumulative;
+    histogram.sample_sum = static_cast<double>(sizes.sum);
+  }
+
+  void Info(const std::string& name, const std::string& help, const Labels& about) {
+    Family(name, help, MetricType::Gauge).metric.push_back(Metric(about));
+    families_.back().metric.back().gauge.value = 1;
+  }
+
   std::vector<MetricFamily> Take() { return std::move(families_); }
 
  private:
@@ -96,7 +117,13 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const L
             count(counters.num_requests_waiting));
   out.Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.",
             counters.kv_cache_usage);
+  out.Info("vllm:cache_config_info", "The KV cache: tokens per block, blocks.",
+           {{"block_size", std::to_string(counters.kv_block_size)},
+            {"num_gpu_blocks", std::to_string(counters.num_kv_blocks)}});
   out.Counter("vllm:prompt_tokens_total", "Prompt tokens computed.", count(counters.prompt_tokens));
+  out.StartCounter("vllm:prompt_tokens_by_source_total", "Prompt tokens, by where they came from.");
+  out.AddToCounter({{"source", "local_compute"}}, count(counters.prompt_tokens));
+  out.AddToCounter({{"source", "local_cache_hit"}}, count(counters.prefix_cache_hits));
   out.Counter("vllm:generation_tokens_total", "Tokens emitted.", count(counters.generation_tokens));
   out.StartCounter("vllm:request_success_total", "Requests that ended, by reason.");
   out.AddToCounter({{"finished_reason", "stop"}}, count(counters.finished_stop));
@@ -120,12 +147,21 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const L
     out.AddToCounter({{"position", std::to_string(i)}},
                      count(speculation.accepted_per_position[i]));
   }
+  out.Gauge("outrider:spec_decode_current_k",
+            "Drafts per request that the schedule asked for in the last step.",
+            count(counters.num_speculative_tokens));
+  out.Histogram("vllm:iteration_tokens_total",
+                "Prompt tokens computed and tokens emitted, by step.", counters.step_tokens);
+  out.Histogram("outrider:verify_batch_tokens",
+                "Rows of requests that decode, drafts included, by step.", counters.verify_tokens);
   out.Counter("outrider:steps_total", "Steps of the engine.", count(counters.num_steps));
   out.StartCounter("outrider:step_seconds_total", "Time spent in steps, by part.");
   out.AddToCounter({{"phase", "plan"}}, counters.plan_seconds);
   out.AddToCounter({{"phase", "model"}}, counters.model_seconds);
   out.AddToCounter({{"phase", "sample"}}, counters.sample_seconds);
   out.AddToCounter({{"phase", "draft"}}, counters.draft_seconds);
+  out.Counter("outrider:step_host_seconds_total", "Time spent in steps outside the model.",
+              counters.host_seconds);
   return out.Take();
 }
 
@@ -167,8 +203,16 @@ struct ServerMetrics::Impl {
       Add("vllm:request_prompt_tokens", "Prompt tokens, by request.", counts);
   Histogram& generation_tokens =
       Add("vllm:request_generation_tokens", "Emitted tokens, by request.", counts);
+  Histogram& computed_tokens =
+      Add("vllm:request_prefill_kv_computed_tokens",
+          "Prompt tokens not found in the prefix cache, by request.", counts);
   Histogram& max_tokens =
       Add("vllm:request_params_max_tokens", "Tokens a request may emit at most.", counts);
+  prometheus::Counter& refused = prometheus::BuildCounter()
+                                     .Name("vllm:admission_rejections_total")
+                                     .Help("Requests refused because the queue was full.")
+                                     .Register(registry)
+                                     .Add(labels);
   Histogram& choices =
       Add("vllm:request_params_n", "Choices asked for, by request.", {1, 2, 5, 10, 20});
 };
@@ -182,6 +226,8 @@ void ServerMetrics::ObserveSubmission(int32_t max_tokens) {
   impl_->choices.Observe(1);
 }
 
+void ServerMetrics::CountRefusal() { impl_->refused.Increment(); }
+
 void ServerMetrics::ObserveTokenInterval(double seconds) { impl_->token_interval.Observe(seconds); }
 
 void ServerMetrics::ObserveFinished(const RequestStats& stats) {
@@ -193,6 +239,7 @@ void ServerMetrics::ObserveFinished(const RequestStats& stats) {
   impl_->decode.Observe(decode_seconds);
   impl_->inference.Observe(std::max(0.0, stats.total_seconds - stats.queue_seconds));
   impl_->prompt_tokens.Observe(static_cast<double>(stats.prompt_tokens));
+  impl_->computed_tokens.Observe(static_cast<double>(stats.prompt_tokens - stats.cached_tokens));
   impl_->generation_tokens.Observe(static_cast<double>(stats.completion_tokens));
   if (stats.completion_tokens > 1) {
     impl_->per_token.Observe(decode_seconds / static_cast<double>(stats.completion_tokens - 1));

@@ -20,6 +20,8 @@ class ServerMetrics {
 
   // Thread-safe.
   void ObserveSubmission(int32_t max_tokens);
+  /// The queue was full.
+  void CountRefusal();
   /// Seconds between two deltas with tokens of one request, as vLLM counts it: once per step,
   /// however many tokens the step emitted.
   void ObserveTokenInterval(double seconds);
