@@ -171,7 +171,6 @@ void StubGenerationService::Run() {
     to_abort_.clear();
     lock.unlock();
     EngineCounters step;
-    size_t finished = 0;
     std::vector<std::pair<int32_t, int32_t>> drafts;
     for (auto it = running_.begin(); it != running_.end();) {
       OutputDelta delta = Step(it->second);
@@ -182,9 +181,9 @@ void StubGenerationService::Run() {
       const std::optional<FinishReason> reason = delta.finish_reason;
       if (reason) {
         step.prompt_tokens += delta.stats.prompt_tokens;
-        ++finished;
+        if (reason == FinishReason::kAbort) ++num_aborted_;
+        --num_running_;  // who sees the end may ask again at once
       }
-      if (reason == FinishReason::kAbort) ++num_aborted_;
       step.finished_abort += reason == FinishReason::kAbort ? 1 : 0;
       step.finished_stop += reason == FinishReason::kStop ? 1 : 0;
       step.finished_length += reason == FinishReason::kLength ? 1 : 0;
@@ -193,7 +192,6 @@ void StubGenerationService::Run() {
     }
     if (options_.step_time.count() > 0) std::this_thread::sleep_for(options_.step_time);
     lock.lock();
-    num_running_ -= finished;
     ++counters_.num_steps;
     counters_.prompt_tokens += step.prompt_tokens;
     counters_.generation_tokens += step.generation_tokens;
