@@ -1,7 +1,7 @@
 // The server with the stub engine behind it, for tests with real clients.
-// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING [MAX_REQUESTS]]]]]; prints
-// the port it got. Reasoning and tool calls are GLM-4.5's; with REASONING 0 there is no reasoning.
-// Requests beyond MAX_REQUESTS are refused as by a full queue.
+// Usage: stub_server [PORT [TOKENS_PER_STEP [STEP_MICROSECONDS [REASONING [MAX_REQUESTS]]]]];
+// prints the port it got. Reasoning and tool calls are GLM-4.5's; with REASONING 0 there is no
+// reasoning. Requests beyond MAX_REQUESTS are refused as by a full queue.
 #include <fmt/format.h>
 
 #include <chrono>
