@@ -27,8 +27,8 @@ constexpr int64_t kBlock = 256;  // k's per block, even
 // in the one stream of a tile of one panel.
 constexpr int64_t kReadAheadBytes = 8192;
 constexpr int64_t kReadAheadOneStream = 2048;
-// One stream alone keeps too few reads from memory in flight: it also fetches into L2 from this
-// far.
+// That alone keeps too few reads from memory in flight: every tile also fetches into L2 from this
+// far, over its streams.
 constexpr int64_t kReadFarAhead = 16384;
 
 struct TileArgs {
@@ -42,11 +42,15 @@ struct TileArgs {
   int64_t panel_sums;
   const std::byte* prefetch;  // read ahead from here, prefetch_step bytes per pair of k's
   int64_t prefetch_step;
-  int64_t far_ahead;  // bytes from `prefetch` to what tiles of one panel fetch into L2
+  const std::byte* far_prefetch;  // the same, into L2
 };
 
 inline void Prefetch(const std::byte* line) {
   _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
+
+inline void PrefetchFar(const std::byte* line) {
+  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
 }
 
 /// The compiler would otherwise read all of x and both halves of a pair of k's early, and then have
@@ -105,22 +109,24 @@ void Tile(const TileArgs& args) {
   const int64_t panel_bytes = args.panel_bytes;
   const std::byte* prefetch = args.prefetch;
   const int64_t prefetch_step = args.prefetch_step;
-  const int64_t far_ahead = args.far_ahead;
+  const std::byte* far_prefetch = args.far_prefetch;
   const int64_t count_k = args.count_k;
   const int64_t pairs = count_k / 2;
   for (int64_t i = 0; i < pairs; ++i) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       Prefetch(prefetch + p * panel_bytes);
-      if constexpr (P == 1) {
-        _mm_prefetch(reinterpret_cast<const char*>(prefetch + far_ahead), _MM_HINT_T1);
+      PrefetchFar(far_prefetch + p * panel_bytes);
+      if constexpr (!kIsBFloat16) {
+        Prefetch(prefetch + p * panel_bytes + 64);
+        PrefetchFar(far_prefetch + p * panel_bytes + 64);
       }
-      if constexpr (!kIsBFloat16) Prefetch(prefetch + p * panel_bytes + 64);
     }
     AddProducts<R, P, kIsBFloat16, 0>(x, 2 * i, w, panel_bytes, acc);
     AddProducts<R, P, kIsBFloat16, 1>(x, 2 * i + 1, w, panel_bytes, acc);
     w += kIsBFloat16 ? 64 : 128;
     prefetch += prefetch_step;
+    far_prefetch += prefetch_step;
   }
   if (count_k % 2 != 0) {
     AddProducts<R, P, kIsBFloat16, 0>(x, 2 * pairs, w, panel_bytes, acc);
@@ -176,41 +182,65 @@ void Finish(const PanelProduct& product, int64_t p, const float* sums) {
   }
 }
 
+/// Where a tile's streams read ahead to: each in its panel and, past the panel's end, in its
+/// successor of the next tile.
+struct ReadAhead {
+  const std::byte* before;  // for the tile's first k, and on from there
+  int64_t pairs;            // of k's until the panel's end is reached
+  const std::byte* after;   // for the k after these, and on from there
+
+  const std::byte* At(int64_t pair, int64_t pair_bytes) const {
+    return pair < pairs ? before + pair * pair_bytes : after + (pair - pairs) * pair_bytes;
+  }
+};
+
+/// `distance` bytes ahead in every stream of a tile of `panels` panels at w.
+ReadAhead ReadAheadOf(const PanelProduct& product, const std::byte* w, int64_t panels,
+                      int64_t pair_bytes, int64_t distance) {
+  // One stream goes on where it ends.
+  if (panels == 1) return {w + distance, product.cols, nullptr};
+  const int64_t tiles = distance / product.panel_bytes;
+  const int64_t in_panel = distance % product.panel_bytes;
+  const int64_t tile_bytes = panels * product.panel_bytes;
+  const std::byte* tile = w + tiles * tile_bytes;
+  return {tile + in_panel, (product.panel_bytes - in_panel) / pair_bytes, tile + tile_bytes};
+}
+
 /// All rows in one tile: every panel is read once, from its start to its end. The panels of a tile
-/// are as many streams; each reads ahead in itself and, towards its end, in its successor of the
-/// next tile.
+/// are as many streams.
 void MultiplyFewRows(const PanelProduct& product) {
   const bool is_bfloat16 = product.format == DType::kBF16;
   const auto& tiles = kTiles[is_bfloat16 ? 1 : 0][product.rows - 1];
   const int64_t most_panels = kTilePanels[product.rows - 1];
-  const int64_t bytes_per_k = is_bfloat16 ? 32 : 64;
-  const int64_t bytes_ahead =
-      most_panels == 1 ? kReadAheadOneStream : kReadAheadBytes / most_panels;
-  const int64_t pairs_ahead = bytes_ahead / (2 * bytes_per_k);
+  const int64_t pair_bytes = is_bfloat16 ? 64 : 128;
+  const int64_t pairs = (product.cols + 1) / 2;
   for (int64_t p = 0; p < product.num_panels;) {
     const int64_t left = product.num_panels - p;
     const int64_t panels = left < most_panels ? left : most_panels;
-    const int64_t split = product.cols / 2 > pairs_ahead ? (product.cols / 2 - pairs_ahead) * 2 : 0;
     const std::byte* w = product.panels + p * product.panel_bytes;
-    const std::byte* next = w + panels * product.panel_bytes;
-    TileArgs args = {.w = w,
-                     .panel_bytes = product.panel_bytes,
-                     .x = product.x,
-                     .first_k = 0,
-                     .count_k = split,
-                     .from_zero = true,
-                     .sums = product.sums,
-                     .panel_sums = product.rows * 16,
-                     .prefetch = w + pairs_ahead * 2 * bytes_per_k,
-                     .prefetch_step = 2 * bytes_per_k,
-                     .far_ahead = kReadFarAhead};
-    if (split > 0) tiles[panels - 1](args);
-    args.w = w + split * bytes_per_k;
-    args.first_k = split;
-    args.count_k = product.cols - split;
-    args.from_zero = split == 0;
-    args.prefetch = next;
-    tiles[panels - 1](args);
+    const auto ahead = [&](int64_t bytes) {
+      return ReadAheadOf(product, w, panels, pair_bytes, bytes / panels / pair_bytes * pair_bytes);
+    };
+    const ReadAhead near = ahead(panels == 1 ? kReadAheadOneStream : kReadAheadBytes);
+    const ReadAhead far = ahead(kReadFarAhead);
+    // A piece of k's ends where one of the two comes to the end of its panels.
+    for (int64_t first = 0; first < pairs;) {
+      int64_t end = pairs;
+      if (first < near.pairs && near.pairs < end) end = near.pairs;
+      if (first < far.pairs && far.pairs < end) end = far.pairs;
+      tiles[panels - 1]({.w = w + first * pair_bytes,
+                         .panel_bytes = product.panel_bytes,
+                         .x = product.x,
+                         .first_k = 2 * first,
+                         .count_k = (end == pairs ? product.cols : 2 * end) - 2 * first,
+                         .from_zero = first == 0,
+                         .sums = product.sums,
+                         .panel_sums = product.rows * 16,
+                         .prefetch = near.At(first, pair_bytes),
+                         .prefetch_step = pair_bytes,
+                         .far_prefetch = far.At(first, pair_bytes)});
+      first = end;
+    }
     for (int64_t i = 0; i < panels; ++i) {
       Finish(product, p + i, product.sums + i * product.rows * 16);
     }
@@ -247,7 +277,7 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
                             .panel_sums = 0,
                             .prefetch = next + t * step,
                             .prefetch_step = 2 * bytes_per_k / num_tiles,
-                            .far_ahead = 0});
+                            .far_prefetch = next + t * step});
         row += rows;
       }
     }
