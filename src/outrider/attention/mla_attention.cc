@@ -58,4 +58,15 @@ void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights&
       compute.operand_dtype);
 }
 
+void WriteMlaEntries(const Compute& compute, const MlaShape& s, const MlaWeights& w,
+                     const BatchLayout& layout, const RotaryRows& rotary, LatentCache cache,
+                     MatrixView<const float> x) {
+  const Scratch::Frame frame(compute.scratch);
+  const MatrixView<float> kv = compute.scratch.Matrix(x.rows, s.latent + s.rope);
+  compute.kernels.matmul(compute.pool, std::array{MatMulJob{.x = x, .w = &w.kv_a, .y = kv}},
+                         compute.operand_dtype);
+  compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
+                               layout.slot_mapping().data(), cache);
+}
+
 }  // namespace outrider

@@ -17,4 +17,10 @@ void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights&
                 const BatchLayout& layout, const AttentionPlan& plan, const RotaryRows& rotary,
                 LatentCache cache, MatrixView<const float> x, MatrixView<float> residual);
 
+/// Writes the cache entries of the rows of `layout` as MlaForward does, and nothing else: for rows
+/// whose output nobody reads. x [rows, hidden] is the normalised input.
+void WriteMlaEntries(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
+                     const BatchLayout& layout, const RotaryRows& rotary, LatentCache cache,
+                     MatrixView<const float> x);
+
 }  // namespace outrider

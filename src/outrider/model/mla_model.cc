@@ -78,34 +78,53 @@ void MlaModel::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<flo
                     hidden.Rows(0, rows));
 }
 
+void MlaModel::ReadMtpEmbeddings(const BatchLayout& layout, MatrixView<float> embedding) const {
+  for (int64_t r = 0; r < layout.num_rows(); ++r) {
+    weights_.embedding.Read(layout.token_ids()[static_cast<size_t>(r)], embedding.row(r));
+    if (config_.mtp_zero_first_embedding && layout.positions()[static_cast<size_t>(r)] == 0) {
+      std::fill_n(embedding.row(r), embedding.cols, 0.0F);
+    }
+  }
+}
+
 void MlaModel::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
                           MatrixView<const float> previous, MatrixView<float> hidden) {
+  ForwardMtp(m, no_rows_, layout, cache, previous, hidden);
+}
+
+void MlaModel::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs,
+                          KvCache& cache, MatrixView<const float> previous,
+                          MatrixView<float> hidden) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   const Compute compute = MakeCompute();
   const MtpWeights& w = weights_.mtp[static_cast<size_t>(m)];
-  const int64_t rows = layout.num_rows();
+  const int64_t num_entries = entries.num_rows();
+  const int64_t num_outputs = outputs.num_rows();
+  const int64_t rows = num_entries + num_outputs;
   const int64_t width = config_.hidden_size;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  const RotaryRows rotary = Rotary(layout);
-  attention_.Assign(layout);
+  const LatentCache layer_cache = cache.layer(static_cast<int32_t>(config_.num_hidden_layers) + m);
+
   const MatrixView<float> pair = scratch_.Matrix(rows, 2 * width);
   const MatrixView<float> embedding = pair.Columns(0, width);
-  for (int64_t r = 0; r < rows; ++r) {
-    weights_.embedding.Read(layout.token_ids()[static_cast<size_t>(r)], embedding.row(r));
-    if (config_.mtp_zero_first_embedding && layout.positions()[static_cast<size_t>(r)] == 0) {
-      std::fill_n(embedding.row(r), width, 0.0F);
-    }
-  }
+  ReadMtpEmbeddings(entries, embedding.Rows(0, num_entries));
+  ReadMtpEmbeddings(outputs, embedding.Rows(num_entries, num_outputs));
   kernels_.rms_norm(pool_, embedding, w.embedding_norm, eps, embedding);
   kernels_.rms_norm(pool_, previous.Rows(0, rows), w.hidden_norm, eps, pair.Columns(width, width));
   const MatrixView<float> x = scratch_.Matrix(rows, width);
   kernels_.matmul(pool_, std::array{MatMulJob{.x = pair, .w = &w.projection, .y = x}},
                   operand_dtype_);
-  const auto layer = static_cast<int32_t>(config_.num_hidden_layers) + m;
-  DecoderLayerForward(compute, config_, shape_, w.layer, layout, attention_, rotary,
-                      cache.layer(layer), x);
-  kernels_.rms_norm(pool_, x, w.output_norm, eps, hidden.Rows(0, rows));
+  if (num_entries > 0) {
+    WriteLayerEntries(compute, config_, shape_, w.layer, entries, Rotary(entries), layer_cache,
+                      x.Rows(0, num_entries));
+  }
+  if (num_outputs == 0) return;
+  attention_.Assign(outputs);
+  const MatrixView<float> out = x.Rows(num_entries, num_outputs);
+  DecoderLayerForward(compute, config_, shape_, w.layer, outputs, attention_, Rotary(outputs),
+                      layer_cache, out);
+  kernels_.rms_norm(pool_, out, w.output_norm, eps, hidden.Rows(0, num_outputs));
 }
 
 void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,

@@ -46,6 +46,12 @@ class MlaModel {
   void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
                   MatrixView<const float> previous, MatrixView<float> hidden);
 
+  /// The same where some rows' outputs are read by nobody: the rows of `entries` leave their cache
+  /// entries only, those of `outputs`, which see them, come out in hidden [outputs' rows, hidden].
+  /// previous: the rows of `entries`, then those of `outputs`. Either may have no rows.
+  void ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, KvCache& cache,
+                  MatrixView<const float> previous, MatrixView<float> hidden);
+
   /// logits[i] = head(hidden.row(rows[i])); logits [rows.size(), vocab].
   void Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
               MatrixView<float> logits);
@@ -61,6 +67,7 @@ class MlaModel {
  private:
   Compute MakeCompute() { return {kernels_, pool_, scratch_, operand_dtype_}; }
   RotaryRows Rotary(const BatchLayout& layout);
+  void ReadMtpEmbeddings(const BatchLayout& layout, MatrixView<float> embedding) const;
   void MultiplyByHead(MatrixView<const float> hidden, std::span<const int32_t> rows,
                       MatrixView<float> logits);
 
@@ -74,6 +81,7 @@ class MlaModel {
   MlaShape shape_;
   std::vector<float> rotary_frequencies_;
   AttentionPlan attention_;
+  BatchLayout no_rows_{1};
   Scratch scratch_;
 };
 

@@ -36,19 +36,27 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
                           std::span<const int32_t> rows, std::span<const size_t> indices,
                           std::span<const DraftRequest> requests, int32_t step,
                           MatrixView<int32_t> drafts) {
-  tokens_.resize(rows.size());
-  model.ArgMaxTokens(hidden, rows, tokens_.data());
+  greedy_.clear();
+  greedy_rows_.clear();
   const auto vocab = static_cast<size_t>(model.vocab_size());
   for (size_t i = 0; i < rows.size(); ++i) {
     const DraftRequest& request = requests[indices[i]];
-    if (request.draft_probs != nullptr) {
-      logits_.resize(vocab);
-      model.Logits(hidden, rows.subspan(i, 1), {logits_.data(), 1, static_cast<int64_t>(vocab)});
-      float* probs = request.draft_probs + static_cast<size_t>(step) * vocab;
-      const auto position = static_cast<int64_t>(request.tokens.size()) + step;
-      tokens_[i] = DrawDraft(logits_, request.temperature, request.seed, position, {probs, vocab});
+    if (request.draft_probs == nullptr) {
+      greedy_.push_back(indices[i]);
+      greedy_rows_.push_back(rows[i]);
+      continue;
     }
-    drafts.row(static_cast<int64_t>(indices[i]))[step] = tokens_[i];
+    logits_.resize(vocab);
+    model.Logits(hidden, rows.subspan(i, 1), {logits_.data(), 1, static_cast<int64_t>(vocab)});
+    float* probs = request.draft_probs + static_cast<size_t>(step) * vocab;
+    const auto position = static_cast<int64_t>(request.tokens.size()) + step;
+    drafts.row(static_cast<int64_t>(indices[i]))[step] =
+        DrawDraft(logits_, request.temperature, request.seed, position, {probs, vocab});
+  }
+  tokens_.resize(greedy_rows_.size());
+  model.ArgMaxTokens(hidden, greedy_rows_, tokens_.data());
+  for (size_t i = 0; i < greedy_.size(); ++i) {
+    drafts.row(static_cast<int64_t>(greedy_[i]))[step] = tokens_[i];
   }
 }
 

@@ -20,7 +20,9 @@ class DraftSampler {
               MatrixView<int32_t> drafts);
 
  private:
-  std::vector<int32_t> tokens_;
+  std::vector<size_t> greedy_;        // requests whose most likely token is taken,
+  std::vector<int32_t> greedy_rows_;  // the rows of their outputs
+  std::vector<int32_t> tokens_;       // and their drafts
   std::vector<float> logits_;
 };
 

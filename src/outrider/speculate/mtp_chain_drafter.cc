@@ -16,7 +16,9 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
       slots_(static_cast<size_t>(num_slots)),
       ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k) *
             static_cast<size_t>(model.hidden_size())),
-      rows_(cache.block_size()) {
+      rows_(cache.block_size()),
+      entry_rows_(cache.block_size()),
+      output_rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
 }
 
@@ -88,49 +90,91 @@ void MtpChainDrafter::Remember(const DraftRequest& r, MatrixView<const float> hi
   }
 }
 
+int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int32_t index) {
+  const auto known = static_cast<int32_t>(r.tokens.size());
+  if (index < known) return r.tokens[static_cast<size_t>(index)];
+  // Before the end of a prompt is sampled there are no drafts: any token will do, the row runs
+  // again.
+  return index - known < r.num_drafts ? drafts[index - known] : 0;
+}
+
 void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   if (requests.empty()) return;
   windows_.clear();
-  for (const DraftRequest& r : requests) {
-    windows_.push_back(WindowOf(r));
-  }
-  for (int32_t m = 0; m < k_; ++m) {
-    // Module m reads, at position p, the token at p + 1 + m.
-    if (m == 0) {
-      rows_.Assign(windows_, [&](size_t w, int32_t p) {
-        return requests[w].tokens[static_cast<size_t>(p) + 1];
-      });
-      GatherHidden(requests, hidden);
-    } else {
+  for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r));
+  // Module m reads, at position p, the token at p + 1 + m.
+  rows_.Assign(windows_,
+               [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
+  GatherHidden(requests, hidden);
+  for (int32_t m = 0; m < k_ - 1; ++m) {
+    if (m > 0) {
       rows_.Advance(windows_, [&](size_t w) {
         const DraftRequest& r = requests[w];
-        const int32_t index = r.frontier + 1 + m;
-        const auto known = static_cast<int32_t>(r.tokens.size());
-        if (index < known) return r.tokens[static_cast<size_t>(index)];
-        // Before the end of a prompt is sampled there are no drafts: any token will do, the row
-        // runs again.
-        return index - known < std::min(m, r.num_drafts)
-                   ? drafts.row(static_cast<int64_t>(w))[index - known]
-                   : 0;
+        return TokenAt(r, drafts.row(static_cast<int64_t>(w)), r.frontier + 1 + m);
       });
     }
     const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
-
-    sample_rows_.clear();
-    active_.clear();
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (m >= requests[i].num_drafts) continue;
-      active_.push_back(i);
-      sample_rows_.push_back(rows_.RowOf(i, requests[i].frontier));
-    }
-    sampler_.Sample(model_, rows, sample_rows_, active_, requests, m, drafts);
+    SampleDrafts(m, requests, rows_, rows, drafts);
   }
+  RunLastModule(requests, drafts);
   for (size_t i = 0; i < requests.size(); ++i) {
     Remember(requests[i], hidden,
              {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
   }
+}
+
+void MtpChainDrafter::RunLastModule(std::span<const DraftRequest> requests,
+                                    MatrixView<int32_t> drafts) {
+  const int32_t m = k_ - 1;
+  entry_windows_.clear();
+  output_windows_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    DraftWindow entries = windows_[i];
+    DraftWindow output = windows_[i];
+    entries.end = output.start = requests[i].num_drafts > m ? entries.end - 1 : entries.end;
+    entry_windows_.push_back(entries);
+    output_windows_.push_back(output);
+  }
+  const auto token_at = [&](size_t w, int32_t p) {
+    return TokenAt(requests[w], drafts.row(static_cast<int64_t>(w)), p + 1 + m);
+  };
+  entry_rows_.Assign(entry_windows_, token_at);
+  output_rows_.Assign(output_windows_, token_at);
+
+  const int64_t width = model_.hidden_size();
+  const int32_t num_entries = entry_rows_.layout().num_rows();
+  last_hidden_.resize(hidden_.size());
+  const auto copy = [&](size_t w, int32_t position, int64_t row) {
+    std::memcpy(last_hidden_.data() + row * width,
+                hidden_.data() + rows_.RowOf(w, position) * width,
+                static_cast<size_t>(width) * sizeof(float));
+  };
+  for (size_t w = 0; w < requests.size(); ++w) {
+    for (int32_t p = entry_windows_[w].start; p < entry_windows_[w].end; ++p) {
+      copy(w, p, entry_rows_.RowOf(w, p));
+    }
+    for (int32_t p = output_windows_[w].start; p < output_windows_[w].end; ++p) {
+      copy(w, p, num_entries + output_rows_.RowOf(w, p));
+    }
+  }
+  const MatrixView<float> rows(last_hidden_.data(), rows_.layout().num_rows(), width);
+  model_.ForwardMtp(m, entry_rows_.layout(), output_rows_.layout(), cache_, rows, rows);
+  SampleDrafts(m, requests, output_rows_, rows, drafts);
+}
+
+void MtpChainDrafter::SampleDrafts(int32_t m, std::span<const DraftRequest> requests,
+                                   const DraftRows& draft_rows, MatrixView<const float> hidden,
+                                   MatrixView<int32_t> drafts) {
+  sample_rows_.clear();
+  active_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (m >= requests[i].num_drafts) continue;
+    active_.push_back(i);
+    sample_rows_.push_back(draft_rows.RowOf(i, requests[i].frontier));
+  }
+  sampler_.Sample(model_, hidden, sample_rows_, active_, requests, m, drafts);
 }
 
 }  // namespace outrider

@@ -8,6 +8,9 @@
 // in the padded form, the last k+1 positions, which always hold these. The target's hidden rows of
 // the last k positions are kept per request slot for that. After every pass each module's cache
 // equals a recomputation from scratch given the known tokens.
+//
+// The last module's output is read at the frontier only, where its draft is sampled: the rows
+// before leave their cache entries and go no further.
 #pragma once
 
 #include <vector>
@@ -45,6 +48,12 @@ class MtpChainDrafter : public Drafter {
   void GatherHidden(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void Remember(const DraftRequest& request, MatrixView<const float> hidden,
                 std::span<const int32_t> drafts);
+  /// Token `index` of a request: a known one, or one of `drafts` after them.
+  static int32_t TokenAt(const DraftRequest& request, const int32_t* drafts, int32_t index);
+  void RunLastModule(std::span<const DraftRequest> requests, MatrixView<int32_t> drafts);
+  /// Draft m of the requests that want it, from the frontier's row of `hidden`.
+  void SampleDrafts(int32_t m, std::span<const DraftRequest> requests, const DraftRows& draft_rows,
+                    MatrixView<const float> hidden, MatrixView<int32_t> drafts);
 
   MlaModel& model_;
   KvCache& cache_;
@@ -52,9 +61,14 @@ class MtpChainDrafter : public Drafter {
   DraftForm form_;
   std::vector<SlotState> slots_;
   std::vector<float> ring_;  // [slots, k, hidden]: position p at p % k
-  DraftRows rows_;
+  DraftRows rows_;           // of all modules but the last
   std::vector<DraftWindow> windows_;
-  std::vector<float> hidden_;         // [rows, hidden] of the pass
+  std::vector<float> hidden_;  // [rows, hidden] of the pass
+  DraftRows entry_rows_;       // of the last module: rows that leave their entries only,
+  DraftRows output_rows_;      // and rows that a draft is sampled from
+  std::vector<DraftWindow> entry_windows_;
+  std::vector<DraftWindow> output_windows_;
+  std::vector<float> last_hidden_;    // [rows, hidden] of the last pass
   std::vector<size_t> active_;        // requests that want this module's draft
   std::vector<int32_t> sample_rows_;  // the row of each one's draft
   DraftSampler sampler_;

@@ -13,36 +13,49 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
       k_(k),
       form_(form),
       frontier_(static_cast<size_t>(num_slots), -1),
+      entry_rows_(cache.block_size()),
       rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 
 void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden) {
+  entry_windows_.clear();
   windows_.clear();
   for (const DraftRequest& r : requests) {
     int32_t& frontier = frontier_[static_cast<size_t>(r.slot)];
     OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot,
                    frontier, r.first_position);
     frontier = r.frontier;
-    // Rows of rejected drafts come after the sampled row, which cannot see them; what they write is
-    // written again before anyone reads it.
-    const int32_t end =
-        form_ == DraftForm::kPadded ? r.first_position + r.num_rows : r.frontier + 1;
-    windows_.push_back({&r, r.first_position, end, r.prompt_length});
+    // Only the frontier's output is read, where the first draft is sampled. When padded, its entry
+    // is among the others as well, and written twice; rows of rejected drafts come after it, so it
+    // cannot see them, and what they write is written again before anyone reads it.
+    const int32_t output_start = r.num_drafts > 0 ? r.frontier : r.frontier + 1;
+    const int32_t entries_end =
+        form_ == DraftForm::kPadded ? r.first_position + r.num_rows : output_start;
+    entry_windows_.push_back({&r, r.first_position, entries_end, r.prompt_length});
+    windows_.push_back({&r, output_start, r.frontier + 1, r.prompt_length});
   }
-  rows_.Assign(windows_, [&](size_t w, int32_t p) {
+  const auto token_at = [&](size_t w, int32_t p) {
     return p <= requests[w].frontier ? requests[w].tokens[static_cast<size_t>(p) + 1] : 0;
-  });
+  };
+  entry_rows_.Assign(entry_windows_, token_at);
+  rows_.Assign(windows_, token_at);
   const auto width = static_cast<int64_t>(model_.hidden_size());
-  hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
+  const int64_t num_entries = entry_rows_.layout().num_rows();
+  hidden_.resize(static_cast<size_t>((num_entries + rows_.layout().num_rows()) * width));
+  const auto copy = [&](const DraftRequest& r, int32_t position, int64_t row) {
+    std::memcpy(hidden_.data() + row * width, hidden.row(r.first_row + position - r.first_position),
+                static_cast<size_t>(width) * sizeof(float));
+  };
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
-    for (int32_t p = r.first_position; p < windows_[i].end; ++p) {
-      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
-                  hidden.row(r.first_row + p - r.first_position),
-                  static_cast<size_t>(width) * sizeof(float));
+    for (int32_t p = r.first_position; p < entry_windows_[i].end; ++p) {
+      copy(r, p, entry_rows_.RowOf(i, p));
     }
+    if (r.num_drafts > 0) copy(r, r.frontier, num_entries + rows_.RowOf(i, r.frontier));
   }
+  const MatrixView<float> rows(hidden_.data(), num_entries + rows_.layout().num_rows(), width);
+  model_.ForwardMtp(0, entry_rows_.layout(), rows_.layout(), cache_, rows, rows);
   active_.clear();
   active_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -80,13 +93,17 @@ void MtpDrafter::NextPass(std::span<const DraftRequest> requests, int32_t step,
                 next_hidden_.data() + static_cast<int64_t>(w) * width,
                 static_cast<size_t>(width) * sizeof(float));
   }
+  const MatrixView<float> rows = OutputRows();
+  model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
+}
+
+MatrixView<float> MtpDrafter::OutputRows() {
+  return {hidden_.data(), rows_.layout().num_rows(), model_.hidden_size()};
 }
 
 void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                               MatrixView<int32_t> drafts) {
-  const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
-  model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
-  sampler_.Sample(model_, rows, active_rows_, active_, requests, step, drafts);
+  sampler_.Sample(model_, OutputRows(), active_rows_, active_, requests, step, drafts);
 }
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,

@@ -1,9 +1,10 @@
 // One MTP module applied k times (DeepSeek-V3/R1 inference style).
 //
 // The first pass runs the module over the step's rows, with the target's hidden rows and each row's
-// next token; the passes after it run one row per request, one position further each, on the draft
-// before and the module's own output. What those passes write beyond the frontier is approximate
-// and is written again, from target hidden rows, by the next first pass.
+// next token: all of them leave their cache entries, the frontier's row also gives the first draft.
+// The passes after it run one row per request, one position further each, on the draft before and
+// the module's own output. What those passes write beyond the frontier is approximate and is
+// written again, from target hidden rows, by the next first pass.
 #pragma once
 
 #include <vector>
@@ -32,6 +33,8 @@ class MtpDrafter : public Drafter {
  private:
   void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void NextPass(std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
+  /// The part of hidden_ that a pass leaves its output in.
+  MatrixView<float> OutputRows();
   void SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                     MatrixView<int32_t> drafts);
 
@@ -40,11 +43,13 @@ class MtpDrafter : public Drafter {
   int32_t k_;
   DraftForm form_;
   std::vector<int32_t> frontier_;  // [slots] last position that the module has seen
-  DraftRows rows_;
+  DraftRows entry_rows_;           // of the first pass: rows that leave their entries only
+  DraftRows rows_;                 // rows that a draft is sampled from
+  std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> windows_;
   std::vector<size_t> active_;        // requests that want more drafts, in order
   std::vector<int32_t> active_rows_;  // the row of each one's last output
-  std::vector<float> hidden_;
+  std::vector<float> hidden_;         // a pass's inputs, then, from its start, its output
   std::vector<float> next_hidden_;
   DraftSampler sampler_;
 };
