@@ -38,8 +38,9 @@ struct TileArgs {
   int64_t first_k;
   int64_t count_k;
   bool from_zero;  // else from sums
-  float* sums;     // panel p, row r at sums + p * panel_sums + r * 16
+  float* sums;     // panel p, row r at sums + p * panel_sums + r * row_sums
   int64_t panel_sums;
+  int64_t row_sums;
   const std::byte* prefetch;  // read ahead from here, prefetch_step bytes per pair of k's
   int64_t prefetch_step;
   const std::byte* far_prefetch;  // the same, into L2
@@ -96,9 +97,9 @@ void Tile(const TileArgs& args) {
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      const float* sums = args.sums + p * args.panel_sums + r * 16;
-      acc[r][p][0] = args.from_zero ? _mm256_setzero_ps() : _mm256_load_ps(sums);
-      acc[r][p][1] = args.from_zero ? _mm256_setzero_ps() : _mm256_load_ps(sums + 8);
+      const float* sums = args.sums + p * args.panel_sums + r * args.row_sums;
+      acc[r][p][0] = args.from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(sums);
+      acc[r][p][1] = args.from_zero ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + 8);
     }
   }
   const float* x[R];
@@ -136,16 +137,17 @@ void Tile(const TileArgs& args) {
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      float* sums = args.sums + p * args.panel_sums + r * 16;
-      _mm256_store_ps(sums, acc[r][p][0]);
-      _mm256_store_ps(sums + 8, acc[r][p][1]);
+      float* sums = args.sums + p * args.panel_sums + r * args.row_sums;
+      _mm256_storeu_ps(sums, acc[r][p][0]);
+      _mm256_storeu_ps(sums + 8, acc[r][p][1]);
     }
   }
 }
 
 using TileFunction = void (*)(const TileArgs&);
 
-/// kTiles[format is bfloat16][rows - 1][panels - 1].
+/// kTiles[format is bfloat16][rows - 1][panels - 1]. Three rows and two panels would be twelve
+/// sums, but the compiler then moves some to the stack in every round: six in registers are faster.
 constexpr TileFunction kTiles[2][6][4] = {
     {{Tile<1, 1, false>, Tile<1, 2, false>, Tile<1, 3, false>, Tile<1, 4, false>},
      {Tile<2, 1, false>, Tile<2, 2, false>, nullptr, nullptr},
@@ -159,9 +161,6 @@ constexpr TileFunction kTiles[2][6][4] = {
      {Tile<4, 1, true>, nullptr, nullptr, nullptr},
      {Tile<5, 1, true>, nullptr, nullptr, nullptr},
      {Tile<6, 1, true>, nullptr, nullptr, nullptr}}};
-// Three rows and two panels would be twelve sums, but the compiler then moves some to the stack in
-// every round: six chains in registers are faster.
-constexpr int64_t kTilePanels[6] = {4, 2, 1, 1, 1, 1};
 
 /// Moves the finished sums of panel p of `product` to y.
 void Finish(const PanelProduct& product, int64_t p, const float* sums) {
@@ -184,69 +183,80 @@ void Finish(const PanelProduct& product, int64_t p, const float* sums) {
   }
 }
 
-/// Where a tile's streams read ahead to: each in its panel and, past the panel's end, in its
-/// successor of the next tile.
+/// How far ahead the streams of a tile read: each in its panel and, past the panel's end, in its
+/// successor of a later tile.
 struct ReadAhead {
-  const std::byte* before;  // for the tile's first k, and on from there
-  int64_t pairs;            // of k's until the panel's end is reached
-  const std::byte* after;   // for the k after these, and on from there
+  int64_t before;  // bytes from where a stream is, as long as that is
+  int64_t pairs;   // less than so many pairs of k's into its panel
+  int64_t after;   // bytes from there on
 
-  const std::byte* At(int64_t pair, int64_t pair_bytes) const {
-    return pair < pairs ? before + pair * pair_bytes : after + (pair - pairs) * pair_bytes;
+  const std::byte* From(const std::byte* w, int64_t pair, int64_t pair_bytes) const {
+    return w + pair * pair_bytes + (pair < pairs ? before : after);
   }
 };
 
-/// `distance` bytes ahead in every stream of a tile of `panels` panels at w.
-ReadAhead ReadAheadOf(const PanelProduct& product, const std::byte* w, int64_t panels,
-                      int64_t pair_bytes, int64_t distance) {
-  // One stream goes on where it ends.
-  if (panels == 1) return {w + distance, product.cols, nullptr};
-  const int64_t tiles = distance / product.panel_bytes;
-  const int64_t in_panel = distance % product.panel_bytes;
-  const int64_t tile_bytes = panels * product.panel_bytes;
-  const std::byte* tile = w + tiles * tile_bytes;
-  return {tile + in_panel, (product.panel_bytes - in_panel) / pair_bytes, tile + tile_bytes};
+/// `distance` bytes ahead over all streams of tiles of `panels` panels.
+ReadAhead ReadAheadOf(const PanelProduct& product, int64_t panels, int64_t pair_bytes,
+                      int64_t distance) {
+  // One stream goes on where a panel ends.
+  if (panels == 1) return {.before = distance, .pairs = product.cols, .after = 0};
+  const int64_t ahead = distance / panels / pair_bytes * pair_bytes;
+  const int64_t in_panel = ahead % product.panel_bytes;
+  const int64_t tiles = ahead / product.panel_bytes;
+  const int64_t before = tiles * panels * product.panel_bytes + in_panel;
+  return {.before = before,
+          .pairs = (product.panel_bytes - in_panel) / pair_bytes,
+          .after = before + (panels - 1) * product.panel_bytes};
 }
 
-/// All rows in one tile: every panel is read once, from its start to its end. The panels of a tile
-/// are as many streams.
-void MultiplyFewRows(const PanelProduct& product) {
-  const bool is_bfloat16 = product.format == DType::kBF16;
-  const auto& tiles = kTiles[is_bfloat16 ? 1 : 0][product.rows - 1];
-  const int64_t most_panels = kTilePanels[product.rows - 1];
-  const int64_t pair_bytes = is_bfloat16 ? 64 : 128;
+/// All rows in tiles of the same panels, from `first` on, as many as there are: every panel is read
+/// once, from its start to its end. Returns the first panel that is left.
+int64_t MultiplyInTiles(const PanelProduct& product, TileFunction tile, int64_t first,
+                        int64_t panels) {
+  const int64_t pair_bytes = product.format == DType::kBF16 ? 64 : 128;
   const int64_t pairs = (product.cols + 1) / 2;
-  for (int64_t p = 0; p < product.num_panels;) {
-    const int64_t left = product.num_panels - p;
-    const int64_t panels = left < most_panels ? left : most_panels;
-    const std::byte* w = product.panels + p * product.panel_bytes;
-    const auto ahead = [&](int64_t bytes) {
-      return ReadAheadOf(product, w, panels, pair_bytes, bytes / panels / pair_bytes * pair_bytes);
-    };
-    const ReadAhead near = ahead(panels == 1 ? kReadAheadOneStream : kReadAheadBytes);
-    const ReadAhead far = ahead(kReadFarAhead);
+  const ReadAhead near =
+      ReadAheadOf(product, panels, pair_bytes, panels == 1 ? kReadAheadOneStream : kReadAheadBytes);
+  const ReadAhead far = ReadAheadOf(product, panels, pair_bytes, kReadFarAhead);
+  for (; first + panels <= product.num_panels; first += panels) {
+    const std::byte* w = product.panels + first * product.panel_bytes;
+    // Sums go straight to y where nothing is added to them and no column is missing.
+    const bool direct = !product.accumulate && (first + panels) * 16 <= product.columns;
+    float* const sums = direct ? product.y + first * 16 : product.sums;
+    const int64_t panel_sums = direct ? 16 : product.rows * 16;
+    const int64_t row_sums = direct ? product.y_stride : 16;
     // A piece of k's ends where one of the two comes to the end of its panels.
-    for (int64_t first = 0; first < pairs;) {
+    for (int64_t pair = 0; pair < pairs;) {
       int64_t end = pairs;
-      if (first < near.pairs && near.pairs < end) end = near.pairs;
-      if (first < far.pairs && far.pairs < end) end = far.pairs;
-      tiles[panels - 1]({.w = w + first * pair_bytes,
-                         .panel_bytes = product.panel_bytes,
-                         .x = product.x,
-                         .first_k = 2 * first,
-                         .count_k = (end == pairs ? product.cols : 2 * end) - 2 * first,
-                         .from_zero = first == 0,
-                         .sums = product.sums,
-                         .panel_sums = product.rows * 16,
-                         .prefetch = near.At(first, pair_bytes),
-                         .prefetch_step = pair_bytes,
-                         .far_prefetch = far.At(first, pair_bytes)});
-      first = end;
+      if (pair < near.pairs && near.pairs < end) end = near.pairs;
+      if (pair < far.pairs && far.pairs < end) end = far.pairs;
+      tile({.w = w + pair * pair_bytes,
+            .panel_bytes = product.panel_bytes,
+            .x = product.x,
+            .first_k = 2 * pair,
+            .count_k = (end == pairs ? product.cols : 2 * end) - 2 * pair,
+            .from_zero = pair == 0,
+            .sums = sums,
+            .panel_sums = panel_sums,
+            .row_sums = row_sums,
+            .prefetch = near.From(w, pair, pair_bytes),
+            .prefetch_step = pair_bytes,
+            .far_prefetch = far.From(w, pair, pair_bytes)});
+      pair = end;
     }
-    for (int64_t i = 0; i < panels; ++i) {
-      Finish(product, p + i, product.sums + i * product.rows * 16);
+    for (int64_t i = 0; i < panels && !direct; ++i) {
+      Finish(product, first + i, sums + i * panel_sums);
     }
-    p += panels;
+  }
+  return first;
+}
+
+void MultiplyFewRows(const PanelProduct& product) {
+  const auto& tiles = kTiles[product.format == DType::kBF16 ? 1 : 0][product.rows - 1];
+  int64_t first = 0;
+  for (int64_t panels = 4; panels > 0; --panels) {
+    const TileFunction tile = tiles[panels - 1];
+    if (tile != nullptr) first = MultiplyInTiles(product, tile, first, panels);
   }
 }
 
@@ -277,6 +287,7 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
                             .from_zero = k == 0,
                             .sums = sums + row * 16,
                             .panel_sums = 0,
+                            .row_sums = 16,
                             .prefetch = next + t * step,
                             .prefetch_step = 2 * bytes_per_k / num_tiles,
                             .far_prefetch = next + t * step});
