@@ -97,6 +97,18 @@ TEST_P(MatMulTest, EveryOutputIsOneChainForManyRowsAndPanels) {
     RunOne(DType::kBF16, DType::kBF16, rows, 70, 130, false);
 }
 
+TEST_P(MatMulTest, EveryOutputIsOneChainForFewRowsAndWholeAndPartialPanels) {
+  for (int64_t rows = 1; rows <= 6; ++rows) {
+    for (const int64_t n : {33, 48, 49, 64, 100}) {
+      for (const int64_t k : {2, 3, 64, 190, 254, 256, 258}) {
+        for (const bool accumulate : {false, true}) {
+          RunOne(DType::kBF16, DType::kBF16, rows, n, k, accumulate);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(MatMulTest, SpecialValuesPassThroughTheChain) {
   const float tiny = 1e-30f;
   Weight weight(DType::kF32, 16, 1, random);

@@ -2,9 +2,9 @@
 //
 // A tile is R rows of x times P panels of 16 outputs, its R * P * 2 sums in registers. Each sum is
 // one chain of FMAs over k, which alone would wait 4 cycles per k: a tile therefore holds eight
-// independent chains or so, by more panels where rows are few. A bfloat16 pair of k's arrives as
-// one 32-bit lane per output; shifted left it is the even k, masked it is the odd one, so the
-// widened weights never touch memory.
+// independent chains or so, by more panels where rows are few (three_panel_tile.h has a better tile
+// for short panels). A bfloat16 pair of k's arrives as one 32-bit lane per output; shifted left it
+// is the even k, masked it is the odd one, so the widened weights never touch memory.
 //
 // Up to kRowTile rows one tile covers all rows and the weights stream through once. For more rows,
 // k runs in blocks of kBlock: the block of a panel stays in L1 while the row tiles pass over it,
@@ -14,6 +14,7 @@
 #include <immintrin.h>
 
 #include "outrider/kernels/cpu/avx2/leaves.h"
+#include "outrider/kernels/cpu/avx2/three_panel_tile.h"
 #include "outrider/kernels/cpu/avx2/vectors.h"
 
 namespace outrider::cpu::avx2 {
@@ -162,11 +163,11 @@ constexpr TileFunction kTiles[2][6][4] = {
      {Tile<5, 1, true>, nullptr, nullptr, nullptr},
      {Tile<6, 1, true>, nullptr, nullptr, nullptr}}};
 
-/// Moves the finished sums of panel p of `product` to y.
-void Finish(const PanelProduct& product, int64_t p, const float* sums) {
+/// Moves the finished sums of panel p of `product` to y; row r's are at sums + r * row_sums.
+void Finish(const PanelProduct& product, int64_t p, const float* sums, int64_t row_sums = 16) {
   const int64_t count = product.columns - p * 16 < 16 ? product.columns - p * 16 : 16;
   for (int64_t r = 0; r < product.rows; ++r) {
-    const float* from = sums + r * 16;
+    const float* from = sums + r * row_sums;
     float* y = product.y + r * product.y_stride + p * 16;
     if (count == 16) {
       __m256 low = _mm256_load_ps(from);
@@ -251,9 +252,33 @@ int64_t MultiplyInTiles(const PanelProduct& product, TileFunction tile, int64_t 
   return first;
 }
 
-void MultiplyFewRows(const PanelProduct& product) {
-  const auto& tiles = kTiles[product.format == DType::kBF16 ? 1 : 0][product.rows - 1];
+/// Three or four rows: by three panels as long as there are so many. Returns the first panel that
+/// is left.
+int64_t MultiplyByThreePanels(const PanelProduct& product) {
+  const auto multiply = product.rows == 3 ? MultiplyThreeRows : MultiplyFourRows;
   int64_t first = 0;
+  for (; first + 3 <= product.num_panels; first += 3) {
+    const bool direct = !product.accumulate && (first + 3) * 16 <= product.columns;
+    float* const sums = direct ? product.y + first * 16 : product.sums;
+    const int64_t row_sums = direct ? product.y_stride : 48;
+    multiply({.w = product.panels + first * product.panel_bytes,
+              .x = product.x,
+              .count_k = product.cols,
+              .sums = sums,
+              .row_sums = row_sums});
+    for (int64_t i = 0; i < 3 && !direct; ++i) {
+      Finish(product, first + i, sums + i * 16, row_sums);
+    }
+  }
+  return first;
+}
+
+void MultiplyFewRows(const PanelProduct& product) {
+  const bool is_bfloat16 = product.format == DType::kBF16;
+  const auto& tiles = kTiles[is_bfloat16 ? 1 : 0][product.rows - 1];
+  const bool by_three = is_bfloat16 && (product.rows == 3 || product.rows == 4) &&
+                        product.cols % 2 == 0 && product.cols <= kThreePanelsMostK;
+  int64_t first = by_three ? MultiplyByThreePanels(product) : 0;
   for (int64_t panels = 4; panels > 0; --panels) {
     const TileFunction tile = tiles[panels - 1];
     if (tile != nullptr) first = MultiplyInTiles(product, tile, first, panels);
