@@ -1,14 +1,20 @@
 # outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
 
+# With OUTRIDER_UNITY_BUILD, a target's sources are compiled several at a time.
+function(outrider_compile_together target)
+  if(OUTRIDER_UNITY_BUILD)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+  endif()
+endfunction()
+
 # outrider_room(NAME SOURCES file... [DEPS room-or-library...] [ONE_BY_ONE])
-# One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries. With
-# OUTRIDER_UNITY_BUILD its sources are compiled several at a time, unless ONE_BY_ONE: files that use the same
-# names for their own things.
+# One static library outrider_NAME per room of src/outrider; DEPS name the rooms above it and libraries.
+# ONE_BY_ONE: never compile several of its sources at a time; they use the same names for their own things.
 function(outrider_room name)
   cmake_parse_arguments(ARG "ONE_BY_ONE" "" "SOURCES;DEPS" ${ARGN})
   add_library(outrider_${name} STATIC ${ARG_SOURCES})
-  if(OUTRIDER_UNITY_BUILD AND NOT ARG_ONE_BY_ONE)
-    set_target_properties(outrider_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  if(NOT ARG_ONE_BY_ONE)
+    outrider_compile_together(outrider_${name})
   endif()
   target_link_libraries(outrider_${name} PUBLIC outrider_flags ${ARG_DEPS})
 endfunction()
@@ -18,12 +24,15 @@ endfunction()
 function(outrider_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
+  outrider_compile_together(${name})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   # The tests' own code need not be fast, and it is half of what is compiled: this halves its time.
   # Undefined behaviour is looked for in the library, which keeps its flags.
-  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(${name} PRIVATE -O1)
+  endif()
   if(OUTRIDER_SANITIZE MATCHES "undefined")
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()

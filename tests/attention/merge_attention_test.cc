@@ -14,36 +14,36 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr int64_t kHeads = 3;
+constexpr int64_t kStateHeads = 3;
 constexpr int64_t kValue = 5;
 
 /// Keys of all heads of one row: scores [keys] and values [keys, kValue] per head.
 struct Keys {
   Keys(int count, float spread, std::mt19937& random) {
     std::normal_distribution<float> normal;
-    for (int i = 0; i < count * kHeads; ++i) {
+    for (int i = 0; i < count * kStateHeads; ++i) {
       scores.push_back(spread * normal(random));
       for (int64_t v = 0; v < kValue; ++v) values.push_back(normal(random));
     }
   }
-  std::vector<float> scores;  // of key t, head h at t * kHeads + h
+  std::vector<float> scores;  // of key t, head h at t * kStateHeads + h
   std::vector<float> values;
 };
 
 /// Owned memory of a partial of `rows` rows.
 struct Partial {
   explicit Partial(int64_t rows)
-      : out(static_cast<size_t>(rows * kHeads * kValue)),
-        lse(static_cast<size_t>(rows * kHeads), -kInfinity),
+      : out(static_cast<size_t>(rows * kStateHeads * kValue)),
+        lse(static_cast<size_t>(rows * kStateHeads), -kInfinity),
         num_rows(rows) {}
 
   /// Attention of one row, in double.
   explicit Partial(const std::vector<const Keys*>& sets) : Partial(1) {
-    for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t h = 0; h < kStateHeads; ++h) {
       double sum = 0;
       std::vector<double> weighted(kValue);
       for (const Keys* keys : sets) {
-        for (size_t i = static_cast<size_t>(h); i < keys->scores.size(); i += kHeads) {
+        for (size_t i = static_cast<size_t>(h); i < keys->scores.size(); i += kStateHeads) {
           const double p = std::exp(double{keys->scores[i]});
           sum += p;
           for (size_t v = 0; v < kValue; ++v) weighted[v] += p * keys->values[i * kValue + v];
@@ -58,7 +58,7 @@ struct Partial {
   }
 
   PartialAttention view() {
-    return {{out.data(), num_rows, kHeads * kValue}, {lse.data(), num_rows, kHeads}};
+    return {{out.data(), num_rows, kStateHeads * kValue}, {lse.data(), num_rows, kStateHeads}};
   }
 
   std::vector<float> out;
@@ -71,7 +71,7 @@ void ExpectNear(const Partial& got, const Partial& want) {
   for (size_t i = 0; i < want.lse.size(); ++i) EXPECT_NEAR(got.lse[i], want.lse[i], 3e-6) << i;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
@@ -115,8 +115,8 @@ TEST_F(MergeAttentionTest, AnEmptyPartChangesNoBit) {
   Partial nothing(1);
   nothing.out.assign(nothing.out.size(), kNaN);
   const Partial merged = Merged(total, nothing);
-  EXPECT_TRUE(SameBits(merged.out, total.out));
-  EXPECT_TRUE(SameBits(merged.lse, total.lse));
+  EXPECT_TRUE(SameNumbers(merged.out, total.out));
+  EXPECT_TRUE(SameNumbers(merged.lse, total.lse));
 }
 
 TEST_F(MergeAttentionTest, AnEmptyTotalBecomesThePart) {
@@ -125,15 +125,15 @@ TEST_F(MergeAttentionTest, AnEmptyTotalBecomesThePart) {
   Partial nothing(1);
   nothing.out.assign(nothing.out.size(), kNaN);
   const Partial merged = Merged(nothing, part);
-  EXPECT_TRUE(SameBits(merged.out, part.out));
-  EXPECT_TRUE(SameBits(merged.lse, part.lse));
+  EXPECT_TRUE(SameNumbers(merged.out, part.out));
+  EXPECT_TRUE(SameNumbers(merged.lse, part.lse));
 }
 
 TEST_F(MergeAttentionTest, TwoEmptyPartsStayEmpty) {
   const Partial nothing(1);
   const Partial merged = Merged(nothing, nothing);
-  EXPECT_TRUE(SameBits(merged.out, std::vector<float>(kHeads * kValue)));
-  EXPECT_TRUE(SameBits(merged.lse, std::vector<float>(kHeads, -kInfinity)));
+  EXPECT_TRUE(SameNumbers(merged.out, std::vector<float>(kStateHeads * kValue)));
+  EXPECT_TRUE(SameNumbers(merged.lse, std::vector<float>(kStateHeads, -kInfinity)));
 }
 
 TEST_F(MergeAttentionTest, HeadsAreEmptyOnTheirOwn) {
@@ -156,11 +156,11 @@ TEST_F(MergeAttentionTest, ExtremeScoresNeitherOverflowNorVanish) {
   high.out.assign(high.out.size(), 2.0F);
   low.out.assign(low.out.size(), 4.0F);
   for (const float offset : {3e4F, -3e4F, 2e38F, -2e38F}) {
-    high.lse.assign(kHeads, offset);
-    low.lse.assign(kHeads, offset);
+    high.lse.assign(kStateHeads, offset);
+    low.lse.assign(kStateHeads, offset);
     const Partial even = Merged(high, low);
     for (const float value : even.out) EXPECT_EQ(value, 3.0F);
-    high.lse.assign(kHeads, offset + std::abs(offset) / 2);
+    high.lse.assign(kStateHeads, offset + std::abs(offset) / 2);
     const Partial one_sided = Merged(low, high);
     for (const float value : one_sided.out) EXPECT_EQ(value, 2.0F);
     EXPECT_EQ(one_sided.lse, high.lse);
@@ -186,13 +186,13 @@ TEST_F(MergeAttentionTest, EveryRowIsMergedWithItsOwnWeights) {
 
 TEST_F(MergeAttentionTest, ARunningSoftmaxBecomesAPartial) {
   Partial state(2);
-  std::vector<float> sums(2 * kHeads, 4.0F);
+  std::vector<float> sums(2 * kStateHeads, 4.0F);
   state.lse.assign(state.lse.size(), 3.0F);
   std::fill(state.out.begin(), state.out.end(), 2.0F);
   sums[4] = 0;  // row 1, head 1 saw no key
   state.lse[4] = -kInfinity;
   std::fill_n(state.out.begin() + 4 * kValue, kValue, kNaN);
-  FinishPartial(pool, {sums.data(), 2, kHeads}, state.view());
+  FinishPartial(pool, {sums.data(), 2, kStateHeads}, state.view());
   for (size_t i = 0; i < state.lse.size(); ++i) {
     EXPECT_EQ(state.lse[i], i == 4 ? -kInfinity : 3.0F + std::log(4.0F));
     for (size_t v = 0; v < kValue; ++v) {

@@ -14,7 +14,7 @@ namespace outrider {
 namespace {
 
 constexpr int32_t kBlockSize = 8;
-constexpr int32_t kThreshold = 4;
+constexpr int32_t kSplitThreshold = 4;
 
 /// Small, with sizes that differ from one another.
 MlaShape Shape(int32_t q_lora) {
@@ -110,7 +110,7 @@ class MlaBackendTest : public KernelTest {
         sin.view().row(r)[i] = std::sin(angle);
       }
     }
-    AttentionPlan plan(backend, kThreshold);
+    AttentionPlan plan(backend, kSplitThreshold);
     plan.Assign(layout);
     Result result{TestMatrix(layout.num_rows(), layer.shape.hidden), std::move(cache)};
     Scratch scratch;

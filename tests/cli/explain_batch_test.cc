@@ -28,7 +28,7 @@ std::string Explain(const std::string& items, AttentionBackend backend, int32_t 
   return ExplainedBatch(ParseBatchItems("--batch", items), backend, k, 64).Text();
 }
 
-std::string ErrorOf(const std::string& items) {
+std::string BatchError(const std::string& items) {
   try {
     ParseBatchItems("--batch", items);
   } catch (const Error& error) {
@@ -57,25 +57,25 @@ TEST(BatchItems, RolesRowsAndContext) {
 }
 
 TEST(BatchItems, ErrorsNameTheItemWhatIsWrongAndWhatIsRight) {
-  EXPECT_EQ(ErrorOf("p:37 x:3"),
+  EXPECT_EQ(BatchError("p:37 x:3"),
             "--batch: item 2 'x:3': must start with p: (a prompt), c: (a chunk of a prompt) or d: "
             "(decode); write for example p:37, c:64@128 or d:4@900");
-  EXPECT_EQ(ErrorOf("d:4"),
+  EXPECT_EQ(BatchError("d:4"),
             "--batch: item 1 'd:4': a decode request needs the number of its cached tokens; write "
             "for example d:4@900");
-  EXPECT_EQ(ErrorOf("d:0@7"),
+  EXPECT_EQ(BatchError("d:0@7"),
             "--batch: item 1 'd:0@7': '0' is no number of rows from 1 to 1048576; write for "
             "example d:4@900");
-  EXPECT_EQ(ErrorOf("d:4@0"),
+  EXPECT_EQ(BatchError("d:4@0"),
             "--batch: item 1 'd:4@0': '0' is no number of cached tokens from 1 to 16777216; write "
             "for example d:4@900");
-  EXPECT_THAT(ErrorOf(""), HasSubstr("names no request"));
-  EXPECT_THAT(ErrorOf(" , "), HasSubstr("names no request"));
-  EXPECT_THAT(ErrorOf("c:1000000 c:100000"), HasSubstr("a step has at most 1048576"));
+  EXPECT_THAT(BatchError(""), HasSubstr("names no request"));
+  EXPECT_THAT(BatchError(" , "), HasSubstr("names no request"));
+  EXPECT_THAT(BatchError("c:1000000 c:100000"), HasSubstr("a step has at most 1048576"));
   for (const char* bad :
        {"37", "p", "p:", ":37", "p:@3", "p:3@", "p:-3", "p:3@-1", "p:3x", "p:3@4@5", "p:3@4x",
         "p: 3", "P:3", "pp:3", "p:99999999999999999999", "p:3@99999999999", "d:4@+9", "p:0x10"}) {
-    EXPECT_THAT(ErrorOf(bad), AllOf(StartsWith("--batch: item 1 '"), HasSubstr("; write for")))
+    EXPECT_THAT(BatchError(bad), AllOf(StartsWith("--batch: item 1 '"), HasSubstr("; write for")))
         << bad;
   }
 }
@@ -162,18 +162,18 @@ TEST(ExplainBatch, Json) {
   EXPECT_EQ(attention["prompts"][0]["query_length"], 37);
 }
 
-Invocation Parse(const std::vector<std::string>& arguments) {
+Invocation ParseBatch(const std::vector<std::string>& arguments) {
   return ParseCommandLine(arguments, [](const std::string&) { return std::nullopt; });
 }
 
 TEST(ExplainBatch, NeedsNoModel) {
   const Invocation invocation =
-      Parse({"explain", "--batch", "p:37 d:4@900", "--attention-backend", "single"});
+      ParseBatch({"explain", "--batch", "p:37 d:4@900", "--attention-backend", "single"});
   EXPECT_EQ(invocation.command, Command::kExplain);
   EXPECT_EQ(invocation.settings.explain.batch.size(), 2U);
   EXPECT_EQ(invocation.settings.engine.attention_backend, AttentionBackend::kSingle);
-  EXPECT_THROW(Parse({"explain"}), Error);
-  EXPECT_THROW(Parse({"explain", "--batch", "nonsense"}), Error);
+  EXPECT_THROW(ParseBatch({"explain"}), Error);
+  EXPECT_THROW(ParseBatch({"explain", "--batch", "nonsense"}), Error);
 }
 
 // docs/cli.md shows a call and, in the same block, all that it prints.

@@ -18,12 +18,12 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::json;
 
-const std::atomic<bool> kNeverInterrupted{false};
+const std::atomic<bool> kNotInterrupted{false};
 
 GenerationResult RunScript(std::vector<OutputDelta> script) {
   StubService service(std::move(script));
   return RunGeneration(
-      service, SmallRequest(), [&] { service.Step(); }, [](std::string_view) {}, kNeverInterrupted);
+      service, SmallRequest(), [&] { service.Step(); }, [](std::string_view) {}, kNotInterrupted);
 }
 
 std::string TokenName(int32_t id) { return "t" + std::to_string(id); }
@@ -33,7 +33,7 @@ TEST(Generation, CollectsDeltasAndStreamsText) {
   std::vector<std::string> pieces;
   const GenerationResult result = RunGeneration(
       service, SmallRequest(), [&] { service.Step(); },
-      [&](std::string_view text) { pieces.emplace_back(text); }, kNeverInterrupted);
+      [&](std::string_view text) { pieces.emplace_back(text); }, kNotInterrupted);
   EXPECT_THAT(pieces, ElementsAre("Hel", "lo", " wor"));
   EXPECT_EQ(result.text, "Hello wor");
   EXPECT_THAT(result.token_ids, ElementsAre(5, 6, 7, 8, 9));
@@ -61,7 +61,7 @@ TEST(Generation, ARefusedRequestThrows) {
   StubService service(HelloScript());
   EXPECT_THROW(RunGeneration(
                    service, GenerationRequest(), [&] { service.Step(); }, [](std::string_view) {},
-                   kNeverInterrupted),
+                   kNotInterrupted),
                Error);
 }
 

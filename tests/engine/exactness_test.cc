@@ -27,7 +27,7 @@ void ExpectClose(const Generated& a, const Generated& b, const std::string& what
 
 /// The requests of a seed one after the other, without speculation. Computed once per type, mode,
 /// seed and number.
-const std::vector<Generated>& RunAlone(DType dtype, LogprobsMode mode, uint32_t seed,
+const std::vector<Generated>& AloneRuns(DType dtype, LogprobsMode mode, uint32_t seed,
                                        const std::vector<GenerationRequest>& requests) {
   static std::map<std::tuple<DType, LogprobsMode, uint32_t, size_t>, std::vector<Generated>> known;
   std::vector<Generated>& results = known[{dtype, mode, seed, requests.size()}];
@@ -66,7 +66,7 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   AddGrammars(seed, kBundledVocab, requests);
-  const auto& alone = RunAlone(options.dtype, options.logprobs_mode, seed, requests);
+  const auto& alone = AloneRuns(options.dtype, options.logprobs_mode, seed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   std::mt19937 random(seed);
@@ -145,7 +145,7 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
     request.sampling.ignore_eos = true;
     request.sampling.logprobs = 0;
   }
-  const auto& alone = RunAlone(options.dtype, options.logprobs_mode, kSeed, requests);
+  const auto& alone = AloneRuns(options.dtype, options.logprobs_mode, kSeed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {

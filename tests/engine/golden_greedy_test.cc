@@ -17,13 +17,13 @@ constexpr size_t kEvery = 8;  // of the continuations
 constexpr size_t kEvery = 1;
 #endif
 
-struct Case {
+struct GoldenCase {
   const char* golden;
   DrafterKind drafter;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
 };
 
-class GoldenGreedyTest : public testing::TestWithParam<Case> {};
+class GoldenGreedyTest : public testing::TestWithParam<GoldenCase> {};
 
 TEST_P(GoldenGreedyTest, EqualsTransformers) {
   std::ifstream file(GoldenDirectory() / GetParam().golden / "golden_greedy.json");
@@ -53,7 +53,7 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
   }
 }
 
-std::string CaseName(const testing::TestParamInfo<Case>& test) {
+std::string CaseName(const testing::TestParamInfo<GoldenCase>& test) {
   constexpr std::array kDrafters = {"", "_chain", "_repeated"};
   std::string name =
       std::string(test.param.golden) + kDrafters[static_cast<size_t>(test.param.drafter)];
@@ -65,22 +65,22 @@ std::string CaseName(const testing::TestParamInfo<Case>& test) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
-                         testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kNone},
-                                         Case{"tiny-v3-mtp3", DrafterKind::kChain},
-                                         Case{"tiny-v3-mtp3", DrafterKind::kRepeated},
-                                         Case{"tiny-v3-options", DrafterKind::kNone},
-                                         Case{"tiny-v2", DrafterKind::kNone},
-                                         Case{"tiny-v2-lite", DrafterKind::kNone},
-                                         Case{"tiny-glm4-moe-lite", DrafterKind::kNone},
-                                         Case{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
+                         testing::Values(GoldenCase{"tiny-v3-mtp3", DrafterKind::kNone},
+                                         GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain},
+                                         GoldenCase{"tiny-v3-mtp3", DrafterKind::kRepeated},
+                                         GoldenCase{"tiny-v3-options", DrafterKind::kNone},
+                                         GoldenCase{"tiny-v2", DrafterKind::kNone},
+                                         GoldenCase{"tiny-v2-lite", DrafterKind::kNone},
+                                         GoldenCase{"tiny-glm4-moe-lite", DrafterKind::kNone},
+                                         GoldenCase{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
                          CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
     Backends, GoldenGreedyTest,
-    testing::Values(Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformPad},
-                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformShortest},
-                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformLargest},
-                    Case{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kSingle}),
+    testing::Values(GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformPad},
+                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformShortest},
+                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformLargest},
+                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kSingle}),
     CaseName);
 
 }  // namespace

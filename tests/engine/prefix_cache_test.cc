@@ -9,13 +9,13 @@
 namespace outrider {
 namespace {
 
-std::vector<int32_t> RandomTokens(std::mt19937& random, int32_t count) {
+std::vector<int32_t> DrawTokens(std::mt19937& random, int32_t count) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(6 + random() % 1500));
   return tokens;
 }
 
-GenerationRequest Request(std::vector<int32_t> prompt, float temperature) {
+GenerationRequest CacheRequest(std::vector<int32_t> prompt, float temperature) {
   GenerationRequest request;
   request.prompt_token_ids = std::move(prompt);
   request.sampling.temperature = temperature;
@@ -51,15 +51,15 @@ TEST_P(PrefixCacheTest, SharedBeginningsOfManyLengthsGiveTheBitsOfAColdCache) {
   options.prefix_caching = false;
   const auto cold = MakeTestEngine(options);
   std::mt19937 random(3);
-  const std::vector<int32_t> common = RandomTokens(random, 64);
+  const std::vector<int32_t> common = DrawTokens(random, 64);
   int64_t cached = 0;
   // Hits that end on a block's edge, and within 1 .. 4 tokens of the prompt's end.
   for (const size_t shared : {64U, 63U, 40U, 33U, 9U}) {
     for (const int32_t own : {0, 1, 3, 20}) {
       std::vector<int32_t> prompt(common.begin(), common.begin() + static_cast<int64_t>(shared));
-      const std::vector<int32_t> rest = RandomTokens(random, own);
+      const std::vector<int32_t> rest = DrawTokens(random, own);
       prompt.insert(prompt.end(), rest.begin(), rest.end());
-      const GenerationRequest request = Request(prompt, own % 2 == 0 ? 0.0F : 1.0F);
+      const GenerationRequest request = CacheRequest(prompt, own % 2 == 0 ? 0.0F : 1.0F);
       const Generated a = RunOne(*warm, request);
       const Generated b = RunOne(*cold, request);
       ExpectSame(a, b, fmt::format("shared {} own {}", shared, own));
@@ -82,15 +82,15 @@ TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
   options.prefix_caching = false;
   const auto cold = MakeTestEngine(options);
   std::mt19937 random(4);
-  std::vector<int32_t> conversation = RandomTokens(random, 21);
+  std::vector<int32_t> conversation = DrawTokens(random, 21);
   for (int turn = 0; turn < 4; ++turn) {
-    const GenerationRequest request = Request(conversation, 0.8F);
+    const GenerationRequest request = CacheRequest(conversation, 0.8F);
     const Generated a = RunOne(*warm, request);
     ExpectSame(a, RunOne(*cold, request), fmt::format("turn {}", turn));
     if (HasFatalFailure()) return;
     EXPECT_GE(a.stats.cached_tokens, turn == 0 ? 0 : 12);
     conversation.insert(conversation.end(), a.tokens.begin(), a.tokens.end());
-    const std::vector<int32_t> question = RandomTokens(random, 5);
+    const std::vector<int32_t> question = DrawTokens(random, 5);
     conversation.insert(conversation.end(), question.begin(), question.end());
   }
 }
@@ -100,12 +100,12 @@ TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
   options.block_size = 4;
   const auto engine = MakeTestEngine(options);
   std::mt19937 random(5);
-  std::vector<int32_t> conversation = RandomTokens(random, 21);
-  const Generated first = RunOne(*engine, Request(conversation, 0));
+  std::vector<int32_t> conversation = DrawTokens(random, 21);
+  const Generated first = RunOne(*engine, CacheRequest(conversation, 0));
   conversation.insert(conversation.end(), first.tokens.begin(), first.tokens.end());
   const size_t so_far = conversation.size();
-  for (const int32_t token : RandomTokens(random, 6)) conversation.push_back(token);
-  const Generated second = RunOne(*engine, Request(conversation, 0));
+  for (const int32_t token : DrawTokens(random, 6)) conversation.push_back(token);
+  const Generated second = RunOne(*engine, CacheRequest(conversation, 0));
   // All but what the last verify step computed.
   EXPECT_GT(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 12);
 }
@@ -115,7 +115,7 @@ TEST_P(PrefixCacheTest, OtherSaltsShareNothing) {
   options.block_size = 4;
   const auto engine = MakeTestEngine(options);
   std::mt19937 random(6);
-  GenerationRequest request = Request(RandomTokens(random, 40), 0);
+  GenerationRequest request = CacheRequest(DrawTokens(random, 40), 0);
   RunOne(*engine, request);
   request.cache_salt = "tenant";
   EXPECT_EQ(RunOne(*engine, request).stats.cached_tokens, 0);

@@ -8,13 +8,13 @@
 namespace outrider {
 namespace {
 
-struct Shape {
+struct PromptShape {
   int32_t heads, nope, rope, value;
 };
 
 /// Out, maximum and sum of some rows.
 struct State {
-  State(int64_t rows, const Shape& shape)
+  State(int64_t rows, const PromptShape& shape)
       : out(rows, shape.heads * shape.value, 1), max(rows, shape.heads), sum(rows, shape.heads, 2) {
     for (TestMatrix* m : {&out, &max, &sum}) m->values.assign(m->values.size(), kNaN);
   }
@@ -25,14 +25,14 @@ class ExpandedAttentionTest : public KernelTest {
  protected:
   /// One prompt: keys, values and queries of its positions 0 .. length - 1.
   struct Prompt {
-    Prompt(const Shape& prompt_shape, int64_t prompt_length, std::mt19937& random)
+    Prompt(const PromptShape& prompt_shape, int64_t prompt_length, std::mt19937& random)
         : shape(prompt_shape),
           length(prompt_length),
           q(TestMatrix::Random(length, shape.heads * (shape.nope + shape.rope), random, 2)),
           kv(TestMatrix::Random(length, shape.heads * (shape.nope + shape.value), random, 1)),
           k_rope(TestMatrix::Random(length, shape.rope, random)) {}
 
-    Shape shape;
+    PromptShape shape;
     int64_t length;
     TestMatrix q, kv, k_rope;
   };
@@ -54,7 +54,7 @@ class ExpandedAttentionTest : public KernelTest {
 
   static void Run(const KernelTable& table, ThreadPool& threads, const Prompt& prompt,
                   int64_t first, int64_t end, std::span<const ExpandedBlock> blocks, State& state) {
-    const Shape& s = prompt.shape;
+    const PromptShape& s = prompt.shape;
     table.expanded_attention(threads,
                              {.q = prompt.q.view().Rows(first, end - first),
                               .heads = s.heads,
@@ -85,8 +85,8 @@ class ExpandedAttentionTest : public KernelTest {
     ASSERT_TRUE(SameBits(x.sum.view().row(a), y.sum.view().row(b), x.sum.view_cols)) << a;
   }
 
-  Shape RandomShape() {
-    const Shape shapes[] = {{1, 16, 8, 16}, {8, 12, 6, 10}, {3, 64, 64, 64}, {2, 128, 64, 128}};
+  PromptShape RandomShape() {
+    const PromptShape shapes[] = {{1, 16, 8, 16}, {8, 12, 6, 10}, {3, 64, 64, 64}, {2, 128, 64, 128}};
     return shapes[Pick(0, GetParam() == Isa::kReference ? 1 : 3)];
   }
 };

@@ -11,7 +11,7 @@
 namespace outrider {
 namespace {
 
-constexpr float kTolerance = 1e-3F;
+constexpr float kLogitTolerance = 1e-3F;
 
 /// Largest |actual - golden| over the golden's rows, which are the last of `actual`.
 float MaxDifference(MatrixView<const float> actual, const std::vector<float>& golden) {
@@ -96,12 +96,12 @@ TEST_P(FamilyGoldenTest, HiddenStatesOfEveryLayer) {
       run.layout, run.cache, run.hidden.view, [&](int64_t layer, MatrixView<const float> x) {
         if (layer + 1 == layers) return;  // the list holds its normalised form
         const auto want = golden.Read<float>(fmt::format("case0.hidden_states.{}", layer + 1));
-        EXPECT_LT(MaxDifference(x, want), kTolerance) << "layer " << layer;
+        EXPECT_LT(MaxDifference(x, want), kLogitTolerance) << "layer " << layer;
         ++checked;
       });
   EXPECT_EQ(checked, layers - 1);
   const auto last = golden.Read<float>(fmt::format("case0.hidden_states.{}", layers));
-  EXPECT_LT(MaxDifference(run.hidden.view, last), kTolerance);
+  EXPECT_LT(MaxDifference(run.hidden.view, last), kLogitTolerance);
 }
 
 TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
@@ -112,7 +112,7 @@ TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
       for (const int32_t chunk : {1024, 50}) {
         const PromptRun run(loaded, ids, phase, chunk);
-        EXPECT_LT(MaxDifference(run.Logits(run.hidden.view).view, want), kTolerance)
+        EXPECT_LT(MaxDifference(run.Logits(run.hidden.view).view, want), kLogitTolerance)
             << "case " << c << " phase " << static_cast<int>(phase) << " chunk " << chunk;
       }
     }
@@ -141,11 +141,11 @@ TEST(MtpGoldenTest, EveryModule) {
       const MatrixView<float> hidden = run.hidden.view.Rows(0, rows);
       run.model.ForwardMtp(m, run.layout, run.cache, hidden, hidden);
       EXPECT_LT(MaxDifference(hidden, golden.Read<float>(fmt::format("case{}.mtp{}.hidden", c, m))),
-                kTolerance)
+                kLogitTolerance)
           << "case " << c << " module " << m;
       EXPECT_LT(MaxDifference(run.Logits(hidden).view,
                               golden.Read<float>(fmt::format("case{}.mtp{}.logits", c, m))),
-                kTolerance)
+                kLogitTolerance)
           << "case " << c << " module " << m;
     }
   }

@@ -12,7 +12,7 @@
 namespace outrider {
 namespace {
 
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 /// A request over given rows: rows[p] are the logits of its p-th output token.
 class Request {
@@ -267,7 +267,7 @@ TEST(VerifierTest, RawLogprobsIgnoreTheFieldsProcessedOnesTellThem) {
   EXPECT_NEAR(logprobs.top[0].logprob, 6 - std::log(sum), 1e-5);
   EXPECT_EQ(logprobs.top[1].token_id, 9);
   EXPECT_NEAR(logprobs.top[1].logprob, 4 - std::log(sum), 1e-5);
-  EXPECT_EQ(logprobs.top[2].logprob, kForbidden);
+  EXPECT_EQ(logprobs.top[2].logprob, kMasked);
 
   params.temperature = 0;  // greedy: neither temperature nor cuts
   const VerifiedTokens greedy = Request(params, {0}, {row}, LogprobsMode::kProcessed).Step({});

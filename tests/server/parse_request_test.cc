@@ -34,7 +34,7 @@ TokenRequest Chat(const std::string& fields) {
 
 // "param | message" of the error that a body causes.
 template <typename Parse>
-std::string ErrorOf(const Parse& parse) {
+std::string ErrorFrom(const Parse& parse) {
   try {
     parse();
   } catch (const RequestError& error) {
@@ -45,15 +45,15 @@ std::string ErrorOf(const Parse& parse) {
 }
 
 std::string CompletionError(const std::string& fields) {
-  return ErrorOf([&] { Completion(fields); });
+  return ErrorFrom([&] { Completion(fields); });
 }
 
 std::string ChatError(const std::string& fields) {
-  return ErrorOf([&] { Chat(fields); });
+  return ErrorFrom([&] { Chat(fields); });
 }
 
 std::string BodyError(const std::string& body) {
-  return ErrorOf([&] { ParseCompletionRequest(body, Limits()); });
+  return ErrorFrom([&] { ParseCompletionRequest(body, Limits()); });
 }
 
 TEST(ParseRequestTest, DefaultsAreOpenAis) {
@@ -223,7 +223,7 @@ TEST(ParseRequestTest, RefusesWrongFieldsThatProcessLogits) {
 
 TEST(ParseRequestTest, RefusesMoreMinTokensThanMaxTokens) {
   const auto error = [](const std::string& fields) {
-    return ErrorOf([&] { ResolveMaxTokens(Completion(fields), 10, 50); });
+    return ErrorFrom([&] { ResolveMaxTokens(Completion(fields), 10, 50); });
   };
   EXPECT_EQ(error(R"(,"min_tokens":7,"max_tokens":7)"), "no error");
   EXPECT_EQ(error(R"(,"min_tokens":8,"max_tokens":7)"),
@@ -391,9 +391,9 @@ TEST(ParseRequestTest, BringsMessagesIntoOneForm) {
 
 TEST(ParseRequestTest, RefusesBadMessages) {
   const auto error = [](const std::string& messages) {
-    return ErrorOf([&] { ParseChatRequest(R"({"messages":)" + messages + "}", Limits()); });
+    return ErrorFrom([&] { ParseChatRequest(R"({"messages":)" + messages + "}", Limits()); });
   };
-  EXPECT_THAT(ErrorOf([&] { ParseChatRequest("{}", Limits()); }),
+  EXPECT_THAT(ErrorFrom([&] { ParseChatRequest("{}", Limits()); }),
               HasSubstr("messages: must be an array of at least one message"));
   EXPECT_THAT(error("[]"), HasSubstr("messages: must be an array of at least one message"));
   EXPECT_THAT(error(R"(["hi"])"), HasSubstr("messages[0] must be a JSON object, not a string"));
@@ -531,13 +531,13 @@ TEST(ParseRequestTest, FitsTokensIntoTheContext) {
   EXPECT_EQ(ResolveMaxTokens(Completion(R"(,"max_tokens":40)"), 10, 50), 40);
   EXPECT_EQ(ResolveMaxTokens(Chat(""), 10, 50), 40);
   EXPECT_EQ(ResolveMaxTokens(Chat(""), 49, 50), 1);
-  EXPECT_EQ(ErrorOf([] { ResolveMaxTokens(Completion(R"(,"max_tokens":41)"), 10, 50); }),
+  EXPECT_EQ(ErrorFrom([] { ResolveMaxTokens(Completion(R"(,"max_tokens":41)"), 10, 50); }),
             "max_tokens | max_tokens: 41 do not fit; the prompt has 10 tokens, so at most 40 are "
             "left of the model's context of 50");
-  EXPECT_EQ(ErrorOf([] { ResolveMaxTokens(Chat(""), 50, 50); }),
+  EXPECT_EQ(ErrorFrom([] { ResolveMaxTokens(Chat(""), 50, 50); }),
             "messages | messages: has 50 tokens; the model's context of 50 holds prompts of at "
             "most 49");
-  EXPECT_THAT(ErrorOf([] { ResolveMaxTokens(Completion(""), 0, 50); }), HasSubstr("is empty"));
+  EXPECT_THAT(ErrorFrom([] { ResolveMaxTokens(Completion(""), 0, 50); }), HasSubstr("is empty"));
 }
 
 }  // namespace

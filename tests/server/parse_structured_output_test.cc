@@ -14,7 +14,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TokenRequest Chat(const std::string& fields) {
+TokenRequest ParseChat(const std::string& fields) {
   RequestLimits limits;
   limits.vocab_size = 100;
   limits.max_model_len = 50;
@@ -23,7 +23,7 @@ TokenRequest Chat(const std::string& fields) {
 }
 
 GrammarSpec Spec(const std::string& fields) {
-  const TokenRequest request = Chat(fields);
+  const TokenRequest request = ParseChat(fields);
   EXPECT_TRUE(request.grammar.has_value()) << fields;
   return request.grammar.value_or(GrammarSpec());
 }
@@ -31,7 +31,7 @@ GrammarSpec Spec(const std::string& fields) {
 // "param | message" of the error that fields cause.
 std::string ErrorOf(const std::string& fields) {
   try {
-    Chat(fields);
+    ParseChat(fields);
   } catch (const RequestError& error) {
     return error.param() + " | " + error.what();
   }
@@ -39,10 +39,10 @@ std::string ErrorOf(const std::string& fields) {
 }
 
 TEST(ParseStructuredOutputTest, ResponseFormats) {
-  EXPECT_FALSE(Chat(R"("response_format":{"type":"text"})").grammar);
-  EXPECT_FALSE(Chat(R"("response_format":null)").grammar);
+  EXPECT_FALSE(ParseChat(R"("response_format":{"type":"text"})").grammar);
+  EXPECT_FALSE(ParseChat(R"("response_format":null)").grammar);
   EXPECT_EQ(Spec(R"("response_format":{"type":"json_object"})").kind, GrammarKind::kJsonObject);
-  const TokenRequest request = Chat(
+  const TokenRequest request = ParseChat(
       R"("response_format":{"type":"json_schema","json_schema":
          {"name":"n","strict":true,"schema": {"z": 1.0,"a":[ 2]} }})");
   EXPECT_EQ(request.grammar->kind, GrammarKind::kJsonSchema);
@@ -66,12 +66,12 @@ TEST(ParseStructuredOutputTest, StructuredOutputs) {
   EXPECT_EQ(Spec(R"("structured_outputs":{"structural_tag":{"x":1}})").kind,
             GrammarKind::kStructuralTag);
   EXPECT_EQ(Spec(R"("structured_outputs":{"structural_tag":"{\"x\":1}"})").text, R"({"x":1})");
-  const TokenRequest choice = Chat(R"("structured_outputs":{"choice":["yes","no"]})");
+  const TokenRequest choice = ParseChat(R"("structured_outputs":{"choice":["yes","no"]})");
   EXPECT_EQ(choice.grammar->kind, GrammarKind::kChoice);
   EXPECT_THAT(choice.grammar->choices, ElementsAre("yes", "no"));
   EXPECT_EQ(choice.grammar_field, "structured_outputs.choice");
-  EXPECT_FALSE(Chat(R"("structured_outputs":{})").grammar);
-  EXPECT_FALSE(Chat(R"("structured_outputs":{"json_object":false,"regex":null})").grammar);
+  EXPECT_FALSE(ParseChat(R"("structured_outputs":{})").grammar);
+  EXPECT_FALSE(ParseChat(R"("structured_outputs":{"json_object":false,"regex":null})").grammar);
 }
 
 TEST(ParseStructuredOutputTest, OlderNames) {

@@ -21,7 +21,7 @@ constexpr const char* kText =
     "<think>Hm</think>I look.<tool_call>search\n<arg_key>query</arg_key>\n"
     "<arg_value>rain</arg_value>\n</tool_call>";
 
-const json kTools =
+const json kResponseTools =
     json::parse(R"([{"type":"function","name":"search","description":"d","strict":true,
     "parameters":{"type":"object","properties":{"query":{"type":"string"}}}}])");
 
@@ -34,7 +34,7 @@ ServerOptions Options() {
 // "ignore_eos": the stub would stop at the first '.'.
 json Request() {
   return {{"input", kText},
-          {"tools", kTools},
+          {"tools", kResponseTools},
           {"ignore_eos", true},
           {"max_output_tokens", std::string(kText).size()},
           {"instructions", "Be kind"},
@@ -54,7 +54,7 @@ TEST(ResponseApiTest, AnswersWithItems) {
   EXPECT_EQ(body["incomplete_details"]["reason"], "max_output_tokens");
   EXPECT_EQ(body["instructions"], "Be kind");
   EXPECT_EQ(body["metadata"], (json{{"a", "b"}}));
-  EXPECT_EQ(body["tools"], kTools);
+  EXPECT_EQ(body["tools"], kResponseTools);
   EXPECT_EQ(body["tool_choice"], "auto");
   EXPECT_EQ(body["text"]["format"]["type"], "text");
   const json& output = body["output"];

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 
 const std::filesystem::path kGolden = OUTRIDER_SOURCE_DIR "/tests/text/golden";
-const std::filesystem::path kModel = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+const std::filesystem::path kModelDirectory = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
 
 Json Load(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -29,7 +29,7 @@ class TokenizerGolden : public testing::TestWithParam<std::string> {
  protected:
   TokenizerGolden()
       : tokenizer_(Tokenizer::FromFile(GetParam() == "bundled"
-                                           ? kModel / "tokenizer.json"
+                                           ? kModelDirectory / "tokenizer.json"
                                            : kGolden / (GetParam() + "_tokenizer.json"))) {}
 
   static const Json& AllCases() {
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Styles, TokenizerGolden,
                          [](const auto& style) { return style.param; });
 
 TEST(BundledTokenizer, MatchesTheModelsOwnGoldens) {
-  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kModel);
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kModelDirectory);
   const Json cases = Load(kGolden / "golden_tokenizer.json");
   ASSERT_EQ(cases.size(), 12U);
   for (const Json& entry : cases) {

@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 using testing::HasSubstr;
 
-constexpr const char* kModel = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+constexpr const char* kTinyModel = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
 
 // The smallest tokenizer: a token per byte (id = byte) and what `merges` make of them.
 Json ByteTokenizer(const std::vector<std::pair<std::string, std::string>>& merges = {}) {
@@ -58,7 +58,7 @@ Json RegexSplit(const std::string& pattern) {
 
 Tokenizer Make(const Json& json) { return Tokenizer::FromJson(json.dump(), "t.json"); }
 
-std::string Failure(const std::string& text) {
+std::string EncodeFailure(const std::string& text) {
   try {
     (void)Tokenizer::FromJson(text, "t.json");
   } catch (const Error& error) {
@@ -160,14 +160,14 @@ TEST(HostileTokenizer, IsRefusedWithOneClearLine) {
   for (const BadFile& bad : cases) {
     Json json = ByteTokenizer();
     bad.spoil(json);
-    EXPECT_THAT(Failure(json.dump()), HasSubstr(bad.message)) << bad.name;
+    EXPECT_THAT(EncodeFailure(json.dump()), HasSubstr(bad.message)) << bad.name;
   }
-  EXPECT_THAT(Failure("{"), HasSubstr("not valid JSON"));
-  EXPECT_THAT(Failure(""), HasSubstr("not valid JSON"));
-  EXPECT_THAT(Failure("[]"), HasSubstr("must hold a JSON object"));
-  EXPECT_THAT(Failure("{\"a\": \"\xFF\"}"), HasSubstr("not valid JSON"));
-  EXPECT_THAT(Failure(std::string(1000000, '[')), HasSubstr("not valid JSON"));
-  EXPECT_EQ(Failure(ByteTokenizer().dump()), "accepted");
+  EXPECT_THAT(EncodeFailure("{"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(EncodeFailure(""), HasSubstr("not valid JSON"));
+  EXPECT_THAT(EncodeFailure("[]"), HasSubstr("must hold a JSON object"));
+  EXPECT_THAT(EncodeFailure("{\"a\": \"\xFF\"}"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(EncodeFailure(std::string(1000000, '[')), HasSubstr("not valid JSON"));
+  EXPECT_EQ(EncodeFailure(ByteTokenizer().dump()), "accepted");
 }
 
 TEST(Tokenizer, SaysWhichFileIsMissing) {
@@ -253,11 +253,11 @@ TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
             (Ids{256, 'a'}));
   EXPECT_THROW(encode(R"({"bos_token": "<x>", "tokenizer_class": "LlamaTokenizer"})"), Error);
   std::filesystem::remove_all(directory);
-  EXPECT_EQ(Tokenizer::FromModelDirectory(kModel).Encode("a", true).front(), 0);
+  EXPECT_EQ(Tokenizer::FromModelDirectory(kTinyModel).Encode("a", true).front(), 0);
 }
 
 TEST(HostileText, OfOneLongRunIsEncodedInTime) {
-  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kModel);
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kTinyModel);
   const size_t megabyte = 1000000;
   std::string letters(megabyte, 'a');
   for (size_t i = 0; i < letters.size(); ++i) letters[i] = static_cast<char>('a' + i * i % 26);
@@ -288,7 +288,7 @@ TEST(HostileText, ThatAHostilePatternCannotSplitIsAnError) {
 }
 
 TEST(Tokenizer, EncodesFromManyThreads) {
-  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kModel);
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(kTinyModel);
   std::vector<std::string> texts;
   std::vector<Ids> expected;
   for (int i = 0; i < 50; ++i) {

@@ -18,13 +18,13 @@ size_t QueryLength(const RequestWork& work) {
 void BatchLayout::Sort(std::span<const RequestWork> work) {
   order_.clear();
   for (size_t i = 0; i < work.size(); ++i) {
-    if (work[i].phase == Phase::kDecode) order_.push_back({QueryLength(work[i]), i});
+    if (work[i].phase == Phase::kDecode) order_.emplace_back(QueryLength(work[i]), i);
   }
   num_decode_requests_ = static_cast<int32_t>(order_.size());
   // By (length, index): stable, and mostly done already. std::stable_sort would need memory.
   if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());
   for (size_t i = 0; i < work.size(); ++i) {
-    if (work[i].phase != Phase::kDecode) order_.push_back({QueryLength(work[i]), i});
+    if (work[i].phase != Phase::kDecode) order_.emplace_back(QueryLength(work[i]), i);
   }
 }
 

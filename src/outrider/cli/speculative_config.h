@@ -7,10 +7,10 @@
 
 namespace outrider::cli {
 
-/// Lays the keys of `json` ({"method": "mtp", "num_speculative_tokens": 3}; all optional) over
+/// Lays the keys of `text` ({"method": "mtp", "num_speculative_tokens": 3}; all optional) over
 /// `options`. Throws Error{kInvalidArgument} on text that is not an object, unknown or repeated
 /// keys and bad values, naming `where` and the key.
-void ApplySpeculativeConfig(std::string_view where, std::string_view json,
+void ApplySpeculativeConfig(std::string_view where, std::string_view text,
                             SpeculationOptions& options);
 
 /// Checks and sets one key.

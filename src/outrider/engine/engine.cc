@@ -9,6 +9,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/request_check.h"
 
 namespace outrider {
 
@@ -35,7 +36,7 @@ Engine::Engine(std::unique_ptr<EngineCore> core)
 Engine::~Engine() = default;
 
 RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
-  core_->Validate(request);
+  CheckRequest(request, core_->parts());
   const std::lock_guard lock(mailbox_->mutex);
   const auto limit = core_->parts().max_num_queued_reqs;
   const int64_t waiting = mailbox_->counters.num_requests_waiting + mailbox_->num_queued;

@@ -38,60 +38,6 @@ EngineCore::EngineCore(EngineParts parts)
   counters_.num_kv_blocks = parts_.scheduler.num_blocks;
 }
 
-void EngineCore::Validate(const GenerationRequest& request) const {
-  const int32_t vocab = parts_.model->vocab_size();
-  request.sampling.Validate(vocab, parts_.max_logprobs);
-  if (request.prompt_token_ids.empty()) {
-    throw InvalidArgument("the prompt is empty: give at least one token");
-  }
-  const int32_t limit = parts_.scheduler.max_model_len - 1;
-  if (request.prompt_token_ids.size() > static_cast<size_t>(limit)) {
-    throw InvalidArgument(
-        "the prompt has {} tokens: this model takes at most {} (context of {}, one left to "
-        "generate)",
-        request.prompt_token_ids.size(), limit, limit + 1);
-  }
-  for (const int32_t id : request.prompt_token_ids) {
-    if (id < 0 || id >= vocab) {
-      throw InvalidArgument("the prompt holds token id {}: ids of this model are 0 to {}", id,
-                            vocab - 1);
-    }
-  }
-  const int32_t k = parts_.drafter ? parts_.drafter->max_drafts() : 0;
-  const auto wanted = request.num_speculative_tokens;
-  if (wanted && (*wanted < 0 || *wanted > k)) {
-    throw InvalidArgument(
-        "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
-  }
-  const auto ends = [&](int32_t id) {
-    const auto& eos = parts_.model->config().eos_token_ids;
-    const auto& stops = request.sampling.stop_token_ids;
-    return std::find(eos.begin(), eos.end(), id) != eos.end() ||
-           std::find(stops.begin(), stops.end(), id) != stops.end();
-  };
-  const auto& allowed = request.sampling.allowed_token_ids;
-  if (request.sampling.min_tokens > 0 && allowed &&
-      std::all_of(allowed->begin(), allowed->end(), ends)) {
-    throw InvalidArgument(
-        "min_tokens is {}, but allowed_token_ids holds only tokens that end the output: allow "
-        "others too, or set min_tokens to 0",
-        request.sampling.min_tokens);
-  }
-  const int32_t room = limit + 1 - static_cast<int32_t>(request.prompt_token_ids.size());
-  if (request.sampling.min_tokens > room) {
-    throw InvalidArgument(
-        "min_tokens is {}: the prompt has {} tokens, so at most {} fit into the context of {}",
-        request.sampling.min_tokens, request.prompt_token_ids.size(), room, limit + 1);
-  }
-  if (request.grammar.grammar != nullptr && request.grammar.grammar->vocab_size() != vocab) {
-    throw InvalidArgument("the grammar was compiled for {} tokens: this model has {}",
-                          request.grammar.grammar->vocab_size(), vocab);
-  }
-  if (!request.sampling.stop.empty() && parts_.tokenizer == nullptr) {
-    throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
-  }
-}
-
 void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
   auto state = std::make_unique<RequestState>(
@@ -150,18 +96,19 @@ bool EngineCore::Step() {
   double step_seconds = 0;
   const StepPlan* const plan = RunStep(step_seconds);
   if (plan == nullptr) return false;
+  ++counters_.num_steps;
   counters_.host_seconds += step_seconds - (parts_.model->busy_seconds() - model_before);
-  if (step_log_.has_listeners()) {
-    DescribeStep(*plan);
-    step_record_.seconds = step_seconds;
-    step_log_.Add(step_record_);
-  }
+  const StepRecord record = DescribeStep(*plan, step_seconds);
+  counters_.step_tokens.Add(record.prompt_rows + record.emitted_tokens);
+  const int32_t verify_rows = record.decode_rows + record.draft_rows;
+  if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
+  if (step_log_.has_listeners()) step_log_.Add(record);
   return true;
 }
 
-// Of a step that has run: everything but its time and the drafts that were asked for.
-void EngineCore::DescribeStep(const StepPlan& plan) {
+StepRecord EngineCore::DescribeStep(const StepPlan& plan, double seconds) const {
   StepRecord record = {.step = counters_.num_steps,
+                       .seconds = seconds,
                        .num_speculative_tokens = counters_.num_speculative_tokens,
                        .running = scheduler_.num_running(),
                        .waiting = scheduler_.num_waiting(),
@@ -180,7 +127,7 @@ void EngineCore::DescribeStep(const StepPlan& plan) {
     record.accepted_drafts += outcomes_[i].verified.num_accepted;
     record.emitted_tokens += outcomes_[i].num_emitted;
   }
-  step_record_ = record;
+  return record;
 }
 
 const StepPlan* EngineCore::RunStep(double& step_seconds) {
@@ -211,26 +158,7 @@ const StepPlan* EngineCore::RunStep(double& step_seconds) {
   }
   const Stopwatch watch(counters_.plan_seconds);
   Commit(*plan);
-  ++counters_.num_steps;
-  CountStepSizes(*plan);
   return plan;
-}
-
-void EngineCore::CountStepSizes(const StepPlan& plan) {
-  int64_t prompt_rows = 0;
-  int64_t decode_rows = 0;
-  int64_t emitted = 0;
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const PlannedRequest& planned = plan.requests[i];
-    if (planned.phase == Phase::kDecode) {
-      decode_rows += planned.num_tokens + planned.num_drafts;
-    } else {
-      prompt_rows += planned.num_tokens;
-    }
-    emitted += outcomes_[i].num_emitted;
-  }
-  counters_.step_tokens.Add(prompt_rows + emitted);
-  if (decode_rows > 0) counters_.verify_tokens.Add(decode_rows);
 }
 
 void EngineCore::ApplyPlan(const StepPlan& plan) {
@@ -451,8 +379,9 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     RequestState& state = *states_[index];
     state.drafts.assign(row, end);
     // Drafts that the grammar refuses need no verify row.
-    if (state.grammar() != nullptr)
+    if (state.grammar() != nullptr) {
       state.drafts.resize(state.grammar()->CountAllowed(state.drafts));
+    }
     outcomes_[index].num_drafts = static_cast<int32_t>(state.drafts.size());
   }
 }

@@ -45,9 +45,6 @@ class EngineCore {
   const EngineParts& parts() const { return parts_; }
   StepLog& step_log() { return step_log_; }
 
-  /// Throws Error when the request can never run here.
-  void Validate(const GenerationRequest& request) const;
-
   void Add(RequestId id, GenerationRequest request, OutputSink sink);
   void Abort(RequestId id);
 
@@ -62,6 +59,8 @@ class EngineCore {
   RequestState& StateOf(RequestId id) { return *requests_.at(id); }
   /// The plan that ran; null when there was nothing to run.
   const StepPlan* RunStep(double& step_seconds);
+  /// Of a step that has run.
+  StepRecord DescribeStep(const StepPlan& plan, double seconds) const;
   void ApplyPlan(const StepPlan& plan);
   void Forward();
   void VerifyRows();
@@ -72,8 +71,6 @@ class EngineCore {
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   void Commit(const StepPlan& plan);
-  void CountStepSizes(const StepPlan& plan);
-  void DescribeStep(const StepPlan& plan);
   void Remove(RequestId id);
   void CountFinish(FinishReason reason);
 
@@ -98,7 +95,6 @@ class EngineCore {
   std::vector<RequestWork> work_;
   std::vector<RequestState*> states_;       // by index in the plan
   std::vector<Outcome> outcomes_;           // by index in the plan
-  StepRecord step_record_;                  // for step_log_, when somebody listens
   std::vector<float> hidden_;               // [rows, hidden]
   std::vector<float> logits_;               // [tile rows, vocab]
   std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]

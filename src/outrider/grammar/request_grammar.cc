@@ -25,6 +25,7 @@ int32_t Match(std::span<const int32_t> pattern, std::span<const int32_t> borders
 /// (Knuth, Morris, Pratt).
 std::vector<int32_t> Borders(std::span<const int32_t> pattern) {
   std::vector<int32_t> borders;
+  borders.reserve(pattern.size());
   for (size_t i = 0; i < pattern.size(); ++i) {
     borders.push_back(i == 0 ? 0 : Match(pattern, borders, borders.back(), pattern[i]));
   }

@@ -9,8 +9,11 @@ namespace {
 class PlainError : public LogFatalError {
  public:
   PlainError(const std::string& file, int line, const std::string& message)
-      : LogFatalError(file, line, message) {}
-  const char* what() const noexcept override { return std::runtime_error::what(); }
+      : LogFatalError(file, line, message), message_(message) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
 };
 
 }  // namespace

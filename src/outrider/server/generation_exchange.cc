@@ -67,9 +67,9 @@ void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
     std::lock_guard<std::mutex> lock(mutex_);
     submitted_ = true;
   }
-  if (ended() || aborted_by_client())
-    AbortRequests();  // one was refused, or the client went away meanwhile
-  waker_.Wake();      // a stream's head need not wait for its first token
+  // One was refused, or the client went away meanwhile.
+  if (ended() || aborted_by_client()) AbortRequests();
+  waker_.Wake();  // a stream's head need not wait for its first token
 }
 
 void GenerationExchange::Fail(openai::ApiError error) {

@@ -37,7 +37,7 @@ std::string HttpDate() {
   gmtime_r(&now, &utc);
   std::array<char, 40> text;
   const size_t size = std::strftime(text.data(), text.size(), "%a, %d %b %Y %H:%M:%S GMT", &utc);
-  return std::string(text.data(), size);
+  return {text.data(), size};
 }
 
 int HexDigit(char c) {

@@ -45,7 +45,7 @@ std::vector<double> CountBuckets(int32_t max_model_len) {
 // Families that are copied from an EngineCounters at each scrape.
 class SnapshotFamilies {
  public:
-  explicit SnapshotFamilies(const Labels& labels) : labels_(labels) {}
+  explicit SnapshotFamilies(Labels labels) : labels_(std::move(labels)) {}
 
   void Gauge(const std::string& name, const std::string& help, double value) {
     Family(name, help, MetricType::Gauge).metric.push_back(Metric({}));

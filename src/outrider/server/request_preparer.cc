@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "outrider/base/error.h"
+#include "outrider/grammar/grammar_compiler.h"
 #include "outrider/server/bad_words.h"
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/chat_writer.h"
@@ -15,6 +16,7 @@
 #include "outrider/server/openai/response_writer.h"
 #include "outrider/server/openai/token_writer.h"
 #include "outrider/server/output/tool_grammar.h"
+#include "outrider/server/output/white_space.h"
 #include "outrider/text/utf8.h"
 
 namespace outrider {
@@ -24,8 +26,8 @@ using openai::RequestError;
 using openai::TokenRequest;
 using openai::ToolChoice;
 
-// As GrammarLimits has it; looked at before schemas are taken from the text one by one.
-constexpr size_t kMaxForcedToolsBytes = size_t{1} << 18;
+// Looked at before schemas are taken from the text one by one.
+constexpr size_t kMaxForcedToolsBytes = GrammarLimits().max_spec_bytes;
 
 // The tools that a forced call may name, with their schemas.
 std::vector<CallableTool> CallableTools(const TokenRequest& request) {
@@ -102,8 +104,7 @@ OutputTask RequestPreparer::TaskOf(const TokenRequest& request, std::string_view
     task.reasoning_open = begin != std::string_view::npos &&
                           prompt.find(kReasoningEnd, begin) == std::string_view::npos;
   } else {
-    const size_t last = prompt.find_last_not_of(" \r\n\t");
-    task.reasoning_open = prompt.substr(0, last + 1).ends_with(kReasoningBegin);
+    task.reasoning_open = Trimmed(prompt).ends_with(kReasoningBegin);
   }
   if (request.tools.choice != ToolChoice::kNone) {
     task.tools = format_.tools;

@@ -35,8 +35,9 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
   }
   for (size_t w = 0; w < windows.size(); ++w) {
     // RowOf tells the two parts of a window apart by the absorbed part's first position.
-    if (windows[w].role_boundary >= windows[w].end)
+    if (windows[w].role_boundary >= windows[w].end) {
       parts_[2 * w + 1].first_position = windows[w].end;
+    }
   }
 }
 

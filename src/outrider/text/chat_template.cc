@@ -15,7 +15,7 @@ constexpr size_t kMaxSourceBytes = 1UL << 20;
 }  // namespace
 
 ChatTemplate ChatTemplate::FromString(std::string source,
-                                      std::map<std::string, std::string> special_tokens,
+                                      const std::map<std::string, std::string>& special_tokens,
                                       std::string name) {
   if (source.size() > kMaxSourceBytes) {
     throw Error(ErrorCode::kTooLarge, fmt::format("{}: has {} bytes, over the limit of {}", name,
@@ -32,11 +32,10 @@ ChatTemplate ChatTemplate::FromString(std::string source,
 
 std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
     const std::filesystem::path& directory) {
-  TokenizerConfig config = ReadTokenizerConfig(directory);
+  const TokenizerConfig config = ReadTokenizerConfig(directory);
   const std::filesystem::path file = directory / "chat_template.jinja";
   if (std::filesystem::exists(file)) {
-    return FromString(ReadTextFile(file, kMaxSourceBytes), std::move(config.special_tokens),
-                      file.string());
+    return FromString(ReadTextFile(file, kMaxSourceBytes), config.special_tokens, file.string());
   }
   if (config.chat_templates.empty()) return std::nullopt;
   const std::string name = (directory / "tokenizer_config.json").string() + ": chat_template";
@@ -44,7 +43,7 @@ std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
   if (chosen == config.chat_templates.end()) {
     throw InvalidArgument("{}: the list has no template named \"default\"", name);
   }
-  ChatTemplate chat = FromString(chosen->second, std::move(config.special_tokens), name);
+  ChatTemplate chat = FromString(chosen->second, config.special_tokens, name);
   const auto tool_use = config.chat_templates.find("tool_use");
   if (tool_use != config.chat_templates.end()) chat.tool_use_source_ = tool_use->second;
   return chat;

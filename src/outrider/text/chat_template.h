@@ -31,7 +31,7 @@ class ChatTemplate {
   /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
   /// variables; `name` is used in messages.
   static ChatTemplate FromString(std::string source,
-                                 std::map<std::string, std::string> special_tokens,
+                                 const std::map<std::string, std::string>& special_tokens,
                                  std::string name = "chat template");
 
   /// The prompt for `messages_json`, a JSON array of objects with "role" and "content". Throws

@@ -116,8 +116,9 @@ class Translator {
     std::string number;
     for (int i = 0; i < digits; ++i) {
       const char digit = Need("hexadecimal number");
-      if (std::isxdigit(static_cast<unsigned char>(digit)) == 0)
+      if (std::isxdigit(static_cast<unsigned char>(digit)) == 0) {
         Refuse("malformed hexadecimal number");
+      }
       number += digit;
     }
     return number;
@@ -141,7 +142,7 @@ class Translator {
     if (negated) Next();
     if (LooksAt("]")) Refuse("an empty character class");
     const std::string items = ClassItems();
-    const std::string whole = fmt::format("[{}{}]", negated ? "^" : "", items);
+    std::string whole = fmt::format("[{}{}]", negated ? "^" : "", items);
     if (!LooksAt("&&")) {
       Next();  // the closing bracket
       return whole;

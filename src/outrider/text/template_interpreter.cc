@@ -67,7 +67,7 @@ py::object LoadProgram() {
   return globals["render"];
 }
 
-py::str Text(const std::string& text) { return py::str(ReplaceInvalidUtf8(text)); }
+py::str Text(const std::string& text) { return {ReplaceInvalidUtf8(text)}; }
 
 struct Outcome {
   std::string kind;  // as chat_template.py returns it, or "time"

@@ -23,7 +23,7 @@ constexpr std::string_view kGpt2Words =
 
 class Parser {
  public:
-  Parser(std::string_view where) : where_(where) {}
+  explicit Parser(std::string_view where) : where_(where) {}
 
   TokenizerSpec Run(std::string_view text) {
     Json root;
@@ -40,8 +40,9 @@ class Parser {
     CheckIds();
     ReadNormalizer(Optional(root, "normalizer"), "normalizer", 0);
     ReadPreTokenizer(Optional(root, "pre_tokenizer"), "pre_tokenizer", 0);
-    if (!byte_level_)
+    if (!byte_level_) {
       Fail("pre_tokenizer", "has no ByteLevel step; only byte-level BPE is supported");
+    }
     ReadPostProcessor(Optional(root, "post_processor"), "post_processor", 0);
     ReadDecoder(Optional(root, "decoder"));
     return std::move(spec_);
@@ -247,8 +248,9 @@ class Parser {
   void ReadPreTokenizer(const Json& step, const std::string& place, int depth) {
     if (step.is_null()) return;
     const std::string& type = Type(step, place);
-    if (byte_level_)
+    if (byte_level_) {
       Fail(place, "is a {} after ByteLevel, which must be the last step", Quote(type));
+    }
     if (type == "Sequence") {
       size_t index = 0;
       for (const Json& inner : Steps(step, "pretokenizers", place, depth)) {
@@ -322,8 +324,9 @@ class Parser {
     std::vector<int32_t> after;
     bool text_seen = false;
     for (const Json& piece : single) {
-      if (!piece.is_object() || piece.size() != 1)
+      if (!piece.is_object() || piece.size() != 1) {
         Fail(place, "has a piece that is not one object");
+      }
       const Json& body = piece.begin().value();
       if (piece.begin().key() == "Sequence" && body.is_object()) {
         if (text_seen || String(body, "id", place) != "A") {
@@ -349,8 +352,9 @@ class Parser {
     }
     for (const Json& value : Optional(*token, "ids")) {
       const int32_t id = Id(value, place);
-      if (id >= spec_.vocab_size || !known_[id])
+      if (id >= spec_.vocab_size || !known_[id]) {
         Fail(place, "gives {} the id {}, which is no token", Quote(name), id);
+      }
       if (ids->size() >= kMaxSteps) Fail(place, "adds more than {} tokens", kMaxSteps);
       ids->push_back(id);
     }

@@ -122,7 +122,7 @@ std::optional<double> FieldReader::Number(std::string_view name, double min, dou
     Refuse(name, fmt::format("must be a number, not {}", Shorten(*value)));
   }
   const auto number = value->get<double>();
-  if (!(number >= min && number <= max)) {
+  if (number < min || number > max) {
     Refuse(name,
            fmt::format("{} is out of range: must be from {} to {}", Shorten(*value), min, max));
   }

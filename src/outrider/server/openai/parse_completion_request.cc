@@ -37,8 +37,9 @@ std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size
   const json* value = body.Find("prompt");
   if (value == nullptr) body.Refuse("prompt", fmt::format("is missing; it {}", kWanted));
   if (value->is_string()) return {value->get<std::string>()};
-  if (!value->is_array())
+  if (!value->is_array()) {
     body.Refuse("prompt", fmt::format("{}, not {}", kWanted, Shorten(*value)));
+  }
   if (value->empty()) body.Refuse("prompt", fmt::format("is an empty array; it {}", kWanted));
   if ((*value)[0].is_number()) return {ParsePromptIds(*value, vocab_size, "prompt")};
   if (value->size() > kMaxPrompts) {

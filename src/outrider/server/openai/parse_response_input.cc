@@ -120,8 +120,9 @@ class Conversation {
   // The assistant's message that goes on. With text: one that has none yet, nor calls.
   json& Assistant(bool with_text) {
     const bool goes_on = !messages_.empty() && messages_.back()["role"] == "assistant";
-    if (!goes_on || (with_text && (messages_.back()["content"] != "" ||
-                                   messages_.back().contains("tool_calls")))) {
+    if (!goes_on ||
+        (with_text && (!messages_.back()["content"].get_ref<const std::string&>().empty() ||
+                       messages_.back().contains("tool_calls")))) {
       AddText("assistant", "");
     }
     return messages_.back();

@@ -22,7 +22,7 @@ std::string Sequence(const std::vector<std::string>& elements) {
 
 // What stands in a call before its arguments; a Kimi call's number comes after this.
 std::string CallBegin(const ToolFormat& format, const std::string& name) {
-  const std::string begin(format.call_begin);
+  std::string begin(format.call_begin);
   switch (format.header) {
     case HeaderKind::kName:
       return fmt::format("{}{}{}", begin, name,
