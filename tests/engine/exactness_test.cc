@@ -28,7 +28,7 @@ void ExpectClose(const Generated& a, const Generated& b, const std::string& what
 /// The requests of a seed one after the other, without speculation. Computed once per type, mode,
 /// seed and number.
 const std::vector<Generated>& AloneRuns(DType dtype, LogprobsMode mode, uint32_t seed,
-                                       const std::vector<GenerationRequest>& requests) {
+                                        const std::vector<GenerationRequest>& requests) {
   static std::map<std::tuple<DType, LogprobsMode, uint32_t, size_t>, std::vector<Generated>> known;
   std::vector<Generated>& results = known[{dtype, mode, seed, requests.size()}];
   if (!results.empty()) return results;

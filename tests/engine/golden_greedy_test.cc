@@ -77,10 +77,11 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
 
 INSTANTIATE_TEST_SUITE_P(
     Backends, GoldenGreedyTest,
-    testing::Values(GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformPad},
-                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformShortest},
-                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformLargest},
-                    GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kSingle}),
+    testing::Values(
+        GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformPad},
+        GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformShortest},
+        GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kUniformLargest},
+        GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain, AttentionBackend::kSingle}),
     CaseName);
 
 }  // namespace

@@ -86,7 +86,8 @@ class ExpandedAttentionTest : public KernelTest {
   }
 
   PromptShape RandomShape() {
-    const PromptShape shapes[] = {{1, 16, 8, 16}, {8, 12, 6, 10}, {3, 64, 64, 64}, {2, 128, 64, 128}};
+    const PromptShape shapes[] = {
+        {1, 16, 8, 16}, {8, 12, 6, 10}, {3, 64, 64, 64}, {2, 128, 64, 128}};
     return shapes[Pick(0, GetParam() == Isa::kReference ? 1 : 3)];
   }
 };

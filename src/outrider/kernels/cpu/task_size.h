@@ -13,7 +13,8 @@ namespace outrider::cpu {
 inline constexpr double kInlineNanoseconds = 4000;
 
 /// The time that one task of a list should take: short enough to balance, long enough that taking
-/// it costs nothing. One thread has nothing to balance, and every task interrupts its reading ahead.
+/// it costs nothing. One thread has nothing to balance, and every task interrupts its reading
+/// ahead.
 inline double TaskNanoseconds(double total, int threads) {
   return threads == 1 ? total : std::max(1500.0, total / (32.0 * threads));
 }
