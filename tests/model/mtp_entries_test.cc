@@ -22,7 +22,7 @@ class MtpEntriesTest : public testing::TestWithParam<Phase> {
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
     for (int32_t i = 0; i < kLength; ++i) tokens_.push_back(static_cast<int32_t>(random() % 2000));
-    previous_.resize(static_cast<size_t>(kLength * model().hidden_size()));
+    previous_.resize(static_cast<size_t>(int64_t{kLength} * model().hidden_size()));
     for (float& x : previous_) x = normal(random);
   }
 
@@ -59,7 +59,7 @@ class MtpEntriesTest : public testing::TestWithParam<Phase> {
 
   static std::vector<std::byte> Entries(KvCache& cache) {
     const LatentCache layer = cache.layer(static_cast<int32_t>(model().config().num_hidden_layers));
-    const auto bytes = static_cast<size_t>(kLength * layer.width) * DTypeSize(layer.dtype);
+    const auto bytes = static_cast<size_t>(int64_t{kLength} * layer.width) * DTypeSize(layer.dtype);
     return {layer.data, layer.data + bytes};
   }
 
