@@ -233,7 +233,7 @@ TEST_P(AbsorbedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     const Shape shape = {.heads = 4, .latent = 20, .rope = 6, .block_size = 64, .dtype = dtype};
     Batch batch(shape, {{259, 3}}, random);
-    const LatentCache cache = batch.paged.cache();
+    const LayerCache cache = batch.paged.cache();
     const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
     std::byte* unread = cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
     const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);

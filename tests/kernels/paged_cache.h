@@ -22,7 +22,7 @@ class PagedCache {
     for (int64_t i = 0; i < int64_t{blocks} * block_size * width; ++i) Set(i, kNaN);
   }
 
-  LatentCache cache() {
+  LayerCache cache() {
     return {.data = storage_.data(), .dtype = dtype_, .block_size = block_size_, .width = width_};
   }
 

@@ -149,7 +149,7 @@ class DrafterSimulation {
         {drafts.data(), 1, case_.k});
   }
 
-  static void ExpectSameEntry(LatentCache a, LatentCache b, int32_t position) {
+  static void ExpectSameEntry(LayerCache a, LayerCache b, int32_t position) {
     const auto bytes = static_cast<size_t>(a.width) * DTypeSize(a.dtype);
     const auto offset = static_cast<size_t>(position) * bytes;  // the block table is the identity
     ASSERT_EQ(std::memcmp(a.data + offset, b.data + offset, bytes), 0) << "position " << position;

@@ -33,7 +33,7 @@ void RunDecodeKernel(const Compute& compute, const AttentionPlan& plan,
 }  // namespace
 
 void AbsorbedForm(const Compute& compute, const MlaShape& s, const MlaWeights& w,
-                  const AttentionPlan& plan, LatentCache cache, MatrixView<const float> q,
+                  const AttentionPlan& plan, LayerCache cache, MatrixView<const float> q,
                   MatrixView<float> out) {
   const int32_t first_row = plan.first_decode_row();
   const int32_t rows = plan.num_decode_rows();

@@ -11,7 +11,7 @@ namespace outrider {
 /// Runs the plan's decode runs with the decode kernel of its backend. q [rows, heads * (P + R)],
 /// rotated, and out [rows, heads * V] hold all rows of the step; other rows are not touched.
 void AbsorbedForm(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
-                  const AttentionPlan& plan, LatentCache cache, MatrixView<const float> q,
+                  const AttentionPlan& plan, LayerCache cache, MatrixView<const float> q,
                   MatrixView<float> out);
 
 }  // namespace outrider

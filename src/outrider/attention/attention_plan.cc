@@ -6,12 +6,17 @@
 
 namespace outrider {
 
-AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold)
-    : backend_(backend), threshold_(threshold) {
+AttentionPlan::AttentionPlan(AttentionBackend backend, int32_t threshold, KvCacheForm cache_form)
+    : backend_(backend), threshold_(threshold), cache_form_(cache_form) {
   OUTRIDER_CHECK(threshold >= 1);
+  OUTRIDER_CHECK(cache_form == KvCacheForm::kLatent || backend == AttentionBackend::kRagged);
 }
 
 void AttentionPlan::Assign(const BatchLayout& layout) {
+  if (cache_form_ == KvCacheForm::kHeads) {
+    per_head_ = layout.requests();
+    return;
+  }
   const DecodeKernel kernel = DecodeKernelOf(backend_);
   std::span<const RequestRows> requests = layout.requests();
   // A ragged kernel is not held to 1 + k rows: it runs recomputed tokens in one go.

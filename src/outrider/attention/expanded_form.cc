@@ -36,7 +36,7 @@ SoftmaxState StateFor(Scratch& scratch, const MlaShape& s, MatrixView<float> out
 class ExpandedRounds {
  public:
   ExpandedRounds(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
-                 LatentCache cache, MatrixView<const float> q)
+                 LayerCache cache, MatrixView<const float> q)
       : compute_(compute), s_(shape), w_(weights), cache_(cache), q_(q) {
     const int64_t row_bytes = int64_t{s_.heads} * (s_.nope + s_.value) * int64_t{sizeof(float)};
     max_blocks_ = std::max<int64_t>(1, kExpansionBytes / (row_bytes * kExpandedBlock));
@@ -102,7 +102,7 @@ class ExpandedRounds {
   const Compute& compute_;
   const MlaShape& s_;
   const MlaWeights& w_;
-  LatentCache cache_;
+  LayerCache cache_;
   MatrixView<const float> q_;
   int64_t max_blocks_ = 0;
   int64_t num_blocks_ = 0;
@@ -146,7 +146,7 @@ void Clear(const RequestRows& request, const SoftmaxState& state) {
 
 void ExpandedForm(const Compute& compute, const MlaShape& s, const MlaWeights& weights,
                   std::span<const RequestRows> prompts, std::span<const RequestRows> left_over,
-                  LatentCache cache, MatrixView<const float> q, MatrixView<float> out) {
+                  LayerCache cache, MatrixView<const float> q, MatrixView<float> out) {
   const Scratch::Frame frame(compute.scratch);
   ExpandedRounds rounds(compute, s, weights, cache, q);
   const SoftmaxState state = StateFor(compute.scratch, s, out);

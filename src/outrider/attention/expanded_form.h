@@ -18,6 +18,6 @@ namespace outrider {
 /// over the step's new tokens, merged by log-sum-exp.
 void ExpandedForm(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
                   std::span<const RequestRows> prompts, std::span<const RequestRows> left_over,
-                  LatentCache cache, MatrixView<const float> q, MatrixView<float> out);
+                  LayerCache cache, MatrixView<const float> q, MatrixView<float> out);
 
 }  // namespace outrider

@@ -4,6 +4,7 @@
 
 #include "outrider/attention/absorbed_form.h"
 #include "outrider/attention/expanded_form.h"
+#include "outrider/attention/per_head_form.h"
 
 namespace outrider {
 
@@ -12,8 +13,8 @@ namespace {
 /// q [rows, heads * (P + R)], rotated.
 MatrixView<float> ProjectQueriesAndWriteCache(const Compute& compute, const MlaShape& s,
                                               const MlaWeights& w, const BatchLayout& layout,
-                                              const RotaryRows& rotary, LatentCache cache,
-                                              MatrixView<const float> x) {
+                                              KvCacheForm form, const RotaryRows& rotary,
+                                              LayerCache cache, MatrixView<const float> x) {
   const int64_t rows = x.rows;
   const int32_t head = s.nope + s.rope;
   const MatrixView<float> kv = compute.scratch.Matrix(rows, s.latent + s.rope);
@@ -32,8 +33,12 @@ MatrixView<float> ProjectQueriesAndWriteCache(const Compute& compute, const MlaS
                            compute.operand_dtype);
   }
   compute.kernels.rotate(compute.pool, q, s.heads, head, s.nope, rotary);
-  compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
-                               layout.slot_mapping().data(), cache);
+  if (form == KvCacheForm::kLatent) {
+    compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
+                                 layout.slot_mapping().data(), cache);
+  } else {
+    WritePerHeadEntries(compute, s, w, layout, rotary, cache, kv);
+  }
   return q;
 }
 
@@ -41,11 +46,12 @@ MatrixView<float> ProjectQueriesAndWriteCache(const Compute& compute, const MlaS
 
 void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
                 const BatchLayout& layout, const AttentionPlan& plan, const RotaryRows& rotary,
-                LatentCache cache, MatrixView<const float> x, MatrixView<float> residual) {
+                LayerCache cache, MatrixView<const float> x, MatrixView<float> residual) {
   const Scratch::Frame frame(compute.scratch);
-  const MatrixView<float> q =
-      ProjectQueriesAndWriteCache(compute, shape, weights, layout, rotary, cache, x);
+  const MatrixView<float> q = ProjectQueriesAndWriteCache(compute, shape, weights, layout,
+                                                          plan.cache_form(), rotary, cache, x);
   const MatrixView<float> out = compute.scratch.Matrix(x.rows, int64_t{shape.heads} * shape.value);
+  if (!plan.per_head().empty()) PerHeadForm(compute, shape, plan, cache, q, out);
   if (!plan.decode_runs().empty()) {
     AbsorbedForm(compute, shape, weights, plan, cache, q, out);
   }

@@ -1,5 +1,6 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1) over a paged latent cache: the
-// absorbed form for generated tokens, the expanded form for prompt tokens, both in one step.
+// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1) over a paged cache. Latent
+// entries: the absorbed form for generated tokens, the expanded form for prompt tokens, both in one
+// step. Per-head entries: one form for all.
 #pragma once
 
 #include "outrider/attention/attention_plan.h"
@@ -15,7 +16,7 @@ namespace outrider {
 /// residual [rows, hidden].
 void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
                 const BatchLayout& layout, const AttentionPlan& plan, const RotaryRows& rotary,
-                LatentCache cache, MatrixView<const float> x, MatrixView<float> residual);
+                LayerCache cache, MatrixView<const float> x, MatrixView<float> residual);
 
 /// Writes the cache entries of the rows of `layout` as MlaForward does, and nothing else: for rows
 /// whose output nobody reads. x [rows, hidden] is the normalised input.

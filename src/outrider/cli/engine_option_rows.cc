@@ -6,6 +6,7 @@
 #include "outrider/base/dtype.h"
 #include "outrider/cli/option_rows.h"
 #include "outrider/cli/speculative_config.h"
+#include "outrider/kv/cache_form.h"
 
 namespace outrider::cli {
 
@@ -16,6 +17,14 @@ std::optional<DType> ParseComputeDType(const OptionValue& value) {
   static constexpr std::array<std::optional<DType>, 3> kTypes = {std::nullopt, DType::kF32,
                                                                  DType::kBF16};
   return kTypes.at(ParseChoice(value.where, Text(value), kNames));
+}
+
+std::optional<KvCacheForm> ParseCacheForm(const OptionValue& value) {
+  std::vector<std::string> names = {"auto"};
+  for (const KvCacheForm form : kAllKvCacheForms) names.emplace_back(KvCacheFormName(form));
+  const size_t choice = ParseChoice(value.where, Text(value), names);
+  if (choice == 0) return std::nullopt;
+  return kAllKvCacheForms.at(choice - 1);
 }
 
 std::vector<std::string> BackendNames() {
@@ -70,6 +79,12 @@ std::vector<OptionRow> EngineOptionRows() {
       {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16", "auto",
        "Type of cache entries; auto: the compute type", every,
        [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseComputeDType(v); }},
+      {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",
+       "What an entry holds: the latent, or every head's key and value, which take less arithmetic "
+       "and more memory; auto: heads where the model's shape makes that worth it, as for small "
+       "models",
+       every,
+       [](Settings& s, const OptionValue& v) { s.engine.kv_cache_form = ParseCacheForm(v); }},
       {"kv-cache-memory-bytes", one, "KV cache", "SIZE", SizeText(defaults.kv_cache_memory_bytes),
        "Memory for the KV cache of all layers, MTP layers included: 512M, 4GiB, ...", every,
        [](Settings& s, const OptionValue& v) {

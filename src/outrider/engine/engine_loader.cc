@@ -70,6 +70,7 @@ class EnginePlan {
                ? "--load-format dummy: random weights"
                : fmt::format("model_type {}", config_.model_type));
     PlanNumbers();
+    PlanCacheForm();
     PlanAttention();
     PlanDrafter();
     PlanAcceptance();
@@ -81,6 +82,7 @@ class EnginePlan {
   const std::vector<Decision>& decisions() const { return decisions_; }
   DType dtype() const { return dtype_; }
   DType kv_dtype() const { return kv_dtype_; }
+  KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
   const AcceptanceOptions& acceptance() const { return acceptance_; }
@@ -90,7 +92,7 @@ class EnginePlan {
     return static_cast<int32_t>(config_.num_hidden_layers) + modules_used_;
   }
   int32_t cache_width() const {
-    return static_cast<int32_t>(config_.kv_lora_rank + config_.qk_rope_head_dim);
+    return static_cast<int32_t>(CacheWidth(form_, CacheShapeOf(config_)));
   }
 
   MemoryReport Memory(const ModelWeights& sizes) const {
@@ -116,13 +118,50 @@ class EnginePlan {
                           : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
     Decide("kernels", std::string(GetKernels(SelectIsa()).name),
            fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
-    Decide("prompt tokens", "expanded (MHA) form",
-           "fewer operations per token; keys and values are made from the latent cache");
-    Decide("generated tokens", "absorbed (MQA) form",
-           "reads the latent cache once for all heads and verify rows");
+  }
+
+  void PlanCacheForm() {
+    const AttentionBackend backend = options_.attention_backend;
+    const CacheShape shape = CacheShapeOf(config_);
+    const auto cost = [&](KvCacheForm form) {
+      return fmt::format(
+          "{}: {} bytes and {} multiply-adds per cached token and layer", KvCacheFormName(form),
+          KvCache::BytesPerToken(1, static_cast<int32_t>(CacheWidth(form, shape)), kv_dtype_),
+          MultiplyAddsPerKey(form, shape));
+    };
+    std::string why;
+    if (options_.kv_cache_form) {
+      form_ = *options_.kv_cache_form;
+      if (form_ == KvCacheForm::kHeads && backend != AttentionBackend::kRagged) {
+        throw InvalidArgument(
+            "--attention-backend {} chooses a decode kernel over a latent cache, which "
+            "--kv-cache-form heads does not have: use --kv-cache-form latent, or ragged",
+            AttentionBackendName(backend));
+      }
+      why = "--kv-cache-form";
+    } else if (backend != AttentionBackend::kRagged) {
+      form_ = KvCacheForm::kLatent;
+      why = fmt::format("--attention-backend {} needs it", AttentionBackendName(backend));
+    } else {
+      form_ = ChooseKvCacheForm(shape);
+      why = form_ == KvCacheForm::kHeads ? "saves" : "heads would not save";
+      why += fmt::format(" {} or more multiply-adds per number added", kMultiplyAddsPerNumber);
+    }
+    Decide("KV cache form", std::string(KvCacheFormName(form_)),
+           fmt::format("{}; {}; {}", why, cost(KvCacheForm::kLatent), cost(KvCacheForm::kHeads)));
   }
 
   void PlanAttention() {
+    if (form_ == KvCacheForm::kHeads) {
+      Decide("all tokens", "per-head form",
+             "one attention over the cached keys and values of every head, read once for all "
+             "verify rows");
+    } else {
+      Decide("prompt tokens", "expanded (MHA) form",
+             "fewer operations per token; keys and values are made from the latent cache");
+      Decide("generated tokens", "absorbed (MQA) form",
+             "reads the latent cache once for all heads and verify rows");
+    }
     const AttentionBackend backend = options_.attention_backend;
     Decide("attention backend", std::string(AttentionBackendName(backend)),
            fmt::format("{}; {}", AttentionBackendSummary(backend),
@@ -254,6 +293,7 @@ class EnginePlan {
   std::vector<Decision> decisions_;
   DType dtype_ = DType::kBF16;
   DType kv_dtype_ = DType::kBF16;
+  KvCacheForm form_ = KvCacheForm::kLatent;
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
@@ -315,9 +355,9 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   ModelWeights weights = LoadModelWeights(plan.config(), plan.modules_used(), plan.source(),
                                           plan.dtype(), *parts.pool, progress);
   loaded.memory = plan.Memory(weights);
-  parts.model = std::make_unique<MlaModel>(plan.config(), std::move(weights),
-                                           GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
-                                           AttentionPlan(options.attention_backend, 1 + plan.k()));
+  parts.model = std::make_unique<MlaModel>(
+      plan.config(), std::move(weights), GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
+      AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form()));
   parts.scheduler = plan.scheduler();
   parts.cache =
       std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,

@@ -8,6 +8,7 @@
 
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
+#include "outrider/kv/cache_form.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/speculate/draft_schedule.h"
@@ -44,7 +45,9 @@ struct EngineOptions {
   std::string tokenizer;  // a directory with tokenizer.json; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
-  std::optional<DType> kv_cache_dtype;   // kF32 or kBF16; unset: dtype
+  std::optional<DType> kv_cache_dtype;  // kF32 or kBF16; unset: dtype
+  /// Unset: ChooseKvCacheForm; kLatent with a backend other than kRagged, which needs it.
+  std::optional<KvCacheForm> kv_cache_form;
   std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds
   int32_t block_size = 64;               // KV cache page, in tokens
   int32_t max_num_seqs = 256;

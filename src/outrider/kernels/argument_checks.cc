@@ -6,10 +6,18 @@ namespace outrider {
 
 namespace {
 
-void CheckCache(const LatentCache& cache) {
+void CheckCache(const LayerCache& cache) {
   OUTRIDER_CHECK(cache.dtype == DType::kF32 || cache.dtype == DType::kBF16,
-                 "the latent cache holds float32 or bfloat16, not {}", DTypeName(cache.dtype));
+                 "the cache holds float32 or bfloat16, not {}", DTypeName(cache.dtype));
   OUTRIDER_CHECK(cache.block_size > 0 && cache.width > 0);
+}
+
+void CheckSpans(std::span<const AttentionSpan> requests, int64_t q_rows, int64_t out_rows) {
+  for (const AttentionSpan& span : requests) {
+    OUTRIDER_CHECK(span.first_row >= 0 && span.query_length >= 0 && span.context_length >= 0);
+    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= q_rows);
+    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= out_rows);
+  }
 }
 
 }  // namespace
@@ -34,15 +42,21 @@ void CheckRotary(const RotaryRows& rotary, int64_t rows) {
 }
 
 void CheckWriteLatent(MatrixView<const float> kv, const RotaryRows& rotary,
-                      const LatentCache& cache) {
+                      const LayerCache& cache) {
   CheckCache(cache);
   CheckRotary(rotary, kv.rows);
   OUTRIDER_CHECK(kv.cols == cache.width && kv.cols > 2 * rotary.cos.cols);
 }
 
-void CheckGatherLatent(const LatentCache& cache, MatrixView<float> latent, MatrixView<float> rope) {
+void CheckGatherLatent(const LayerCache& cache, MatrixView<float> latent, MatrixView<float> rope) {
   CheckCache(cache);
   OUTRIDER_CHECK(latent.rows == rope.rows && latent.cols + rope.cols == cache.width);
+}
+
+void CheckWriteEntries(MatrixView<const float> entries, const LayerCache& cache) {
+  CheckCache(cache);
+  OUTRIDER_CHECK(entries.cols == cache.width, "entries have {} columns, the cache {}", entries.cols,
+                 cache.width);
 }
 
 void CheckAbsorbed(const AbsorbedAttentionArgs& args) {
@@ -50,11 +64,17 @@ void CheckAbsorbed(const AbsorbedAttentionArgs& args) {
   OUTRIDER_CHECK(args.latent > 0 && args.rope >= 0 && args.latent + args.rope == args.cache.width);
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * args.cache.width);
   OUTRIDER_CHECK(args.out.cols == int64_t{args.heads} * args.latent);
-  for (const AttentionSpan& span : args.requests) {
-    OUTRIDER_CHECK(span.first_row >= 0 && span.query_length >= 0 && span.context_length >= 0);
-    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= args.q.rows);
-    OUTRIDER_CHECK(int64_t{span.first_row} + span.query_length <= args.out.rows);
-  }
+  CheckSpans(args.requests, args.q.rows, args.out.rows);
+}
+
+void CheckPerHead(const PerHeadAttentionArgs& args) {
+  CheckCache(args.cache);
+  const int64_t heads = args.heads;
+  OUTRIDER_CHECK(heads > 0 && args.nope > 0 && args.rope >= 0 && args.value > 0);
+  OUTRIDER_CHECK(args.cache.width == heads * (args.nope + args.value) + args.rope);
+  OUTRIDER_CHECK(args.q.cols == heads * (args.nope + args.rope));
+  OUTRIDER_CHECK(args.out.cols == heads * args.value);
+  CheckSpans(args.requests, args.q.rows, args.out.rows);
 }
 
 void CheckExpanded(const ExpandedAttentionArgs& args) {

@@ -8,9 +8,11 @@ namespace outrider {
 void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype);
 void CheckRotary(const RotaryRows& rotary, int64_t rows);
 void CheckWriteLatent(MatrixView<const float> kv, const RotaryRows& rotary,
-                      const LatentCache& cache);
-void CheckGatherLatent(const LatentCache& cache, MatrixView<float> latent, MatrixView<float> rope);
+                      const LayerCache& cache);
+void CheckGatherLatent(const LayerCache& cache, MatrixView<float> latent, MatrixView<float> rope);
+void CheckWriteEntries(MatrixView<const float> entries, const LayerCache& cache);
 void CheckAbsorbed(const AbsorbedAttentionArgs& args);
+void CheckPerHead(const PerHeadAttentionArgs& args);
 void CheckExpanded(const ExpandedAttentionArgs& args);
 
 }  // namespace outrider

@@ -30,9 +30,12 @@ struct MatMulJob {
   bool accumulate = false;
 };
 
-/// The latent cache of one layer: [blocks, block_size, width], float32 or bfloat16.
-/// A token's entry is its normalised latent [L] followed by its rotated key [R]; width = L + R.
-struct LatentCache {
+/// The cache of one layer: [blocks, block_size, width], float32 or bfloat16. A token's entry is
+/// one of
+///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
+///   per head: the key of every head [heads * P], the rotated key that they share [R], the value of
+///             every head [heads * V]; width = heads * (P + V) + R.
+struct LayerCache {
   std::byte* data = nullptr;
   DType dtype = DType::kBF16;
   int32_t block_size = 0;
@@ -51,9 +54,9 @@ struct AttentionSpan {
   const int32_t* block_table = nullptr;  // covers context_length + query_length positions
 };
 
-/// Key positions per partial softmax of the absorbed form: partials cover [256 i, 256 (i + 1)) of
-/// absolute positions and merge in order, whatever the step's lengths.
-inline constexpr int32_t kAbsorbedSplit = 256;
+/// Key positions per partial softmax of attention over the paged cache: partials cover
+/// [256 i, 256 (i + 1)) of absolute positions and merge in order, whatever the step's lengths.
+inline constexpr int32_t kPagedSplit = 256;
 
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
 ///   s_t = scale * dot(q[r, h], cache[t]),  out[r, h] = sum_t softmax(s)_t * cache[t][0:L].
@@ -64,9 +67,24 @@ struct AbsorbedAttentionArgs {
   int32_t latent = 0;  // L
   int32_t rope = 0;    // R
   float scale = 0;
-  LatentCache cache;
+  LayerCache cache;
   std::span<const AttentionSpan> requests;
   MatrixView<float> out;  // [rows, heads * L]
+};
+
+/// Attention over the paged cache of per-head entries: for row r, head h
+///   k_t = [entry_t.key[h] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
+///   out[r, h] = sum_t softmax(s)_t * entry_t.value[h].
+struct PerHeadAttentionArgs {
+  MatrixView<const float> q;  // [rows, heads * (P + R)]: per head nope then rotated rope
+  int32_t heads = 0;
+  int32_t nope = 0;   // P
+  int32_t rope = 0;   // R
+  int32_t value = 0;  // V
+  float scale = 0;
+  LayerCache cache;
+  std::span<const AttentionSpan> requests;
+  MatrixView<float> out;  // [rows, heads * V]
 };
 
 /// Key positions per block of the expanded form; blocks start at absolute multiples of this.
@@ -130,14 +148,21 @@ struct KernelTable {
   /// Writes one cache entry per row: the latent kv[r, 0:L] normalised (rms_norm with `weight`,
   /// `eps`), then kv[r, L:L+R] rotated. Rows with slot_mapping[r] < 0 write nothing.
   void (*write_latent)(ThreadPool& pool, MatrixView<const float> kv, const float* weight, float eps,
-                       const RotaryRows& rotary, const int64_t* slot_mapping, LatentCache cache);
+                       const RotaryRows& rotary, const int64_t* slot_mapping, LayerCache cache);
 
   /// Reads cache entries back: latent [n, L] and rope [n, R] of the `n` consecutive positions from
   /// first_position on of a request with this block table.
-  void (*gather_latent)(ThreadPool& pool, LatentCache cache, const int32_t* block_table,
+  void (*gather_latent)(ThreadPool& pool, LayerCache cache, const int32_t* block_table,
                         int32_t first_position, MatrixView<float> latent, MatrixView<float> rope);
 
+  /// Writes one cache entry per row as it is: entries [rows, width]. Rows with slot_mapping[r] < 0
+  /// write nothing.
+  void (*write_entries)(ThreadPool& pool, MatrixView<const float> entries,
+                        const int64_t* slot_mapping, LayerCache cache);
+
   void (*absorbed_attention)(ThreadPool& pool, const AbsorbedAttentionArgs& args);
+
+  void (*per_head_attention)(ThreadPool& pool, const PerHeadAttentionArgs& args);
 
   void (*expanded_attention)(ThreadPool& pool, const ExpandedAttentionArgs& args);
 

@@ -16,7 +16,7 @@ KvCache::KvCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int
   buffer_ = Buffer(static_cast<size_t>(layer_bytes_ * num_layers));
 }
 
-LatentCache KvCache::layer(int32_t index) {
+LayerCache KvCache::layer(int32_t index) {
   OUTRIDER_CHECK(index >= 0 && index < num_layers_);
   return {buffer_.data() + layer_bytes_ * index, dtype_, block_size_, width_};
 }

@@ -1,4 +1,4 @@
-// The tensors of the paged latent cache: one per layer, MTP layers after the target's.
+// The tensors of the paged cache: one per layer, MTP layers after the target's.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class KvCache {
  public:
   KvCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t width, DType dtype);
 
-  LatentCache layer(int32_t index);
+  LayerCache layer(int32_t index);
   int32_t block_size() const { return block_size_; }
   int32_t num_layers() const { return num_layers_; }
 

@@ -127,7 +127,7 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
 
 void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
                          const LayerWeights& weights, const BatchLayout& layout,
-                         const AttentionPlan& plan, const RotaryRows& rotary, LatentCache cache,
+                         const AttentionPlan& plan, const RotaryRows& rotary, LayerCache cache,
                          MatrixView<float> x) {
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> h = compute.scratch.Matrix(x.rows, x.cols);

@@ -11,7 +11,7 @@ namespace outrider {
 /// the rows' keys to `cache`, the cache of this layer.
 void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
                          const LayerWeights& weights, const BatchLayout& layout,
-                         const AttentionPlan& plan, const RotaryRows& rotary, LatentCache cache,
+                         const AttentionPlan& plan, const RotaryRows& rotary, LayerCache cache,
                          MatrixView<float> x);
 
 /// Writes the keys of the rows of `layout` as DecoderLayerForward does, and nothing else: for rows

@@ -33,6 +33,14 @@ MlaShape ShapeOf(const ModelConfig& c) {
 
 }  // namespace
 
+CacheShape CacheShapeOf(const ModelConfig& c) {
+  return {.heads = c.num_attention_heads,
+          .latent = c.kv_lora_rank,
+          .nope = c.qk_nope_head_dim,
+          .rope = c.qk_rope_head_dim,
+          .value = c.v_head_dim};
+}
+
 MlaModel::MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& kernels,
                    ThreadPool& pool, DType operand_dtype, AttentionPlan attention)
     : config_(std::move(config)),
@@ -46,6 +54,10 @@ MlaModel::MlaModel(ModelConfig config, ModelWeights weights, const KernelTable& 
 
 int32_t MlaModel::num_cache_layers() const {
   return static_cast<int32_t>(config_.num_hidden_layers) + num_mtp_modules();
+}
+
+int32_t MlaModel::cache_width() const {
+  return static_cast<int32_t>(CacheWidth(attention_.cache_form(), CacheShapeOf(config_)));
 }
 
 RotaryRows MlaModel::Rotary(const BatchLayout& layout) {

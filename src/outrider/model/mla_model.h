@@ -9,6 +9,7 @@
 #include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/kernels/compute.h"
+#include "outrider/kv/cache_form.h"
 #include "outrider/kv/kv_cache.h"
 #include "outrider/model/model_weights.h"
 
@@ -16,6 +17,9 @@ namespace outrider {
 
 /// Called after each layer with (layer, residual stream [rows, hidden]); for tests.
 using LayerObserver = FunctionRef<void(int64_t layer, MatrixView<const float> x)>;
+
+/// What the cache of this network depends on.
+CacheShape CacheShapeOf(const ModelConfig& config);
 
 class MlaModel {
  public:
@@ -31,8 +35,8 @@ class MlaModel {
   int32_t num_mtp_modules() const { return static_cast<int32_t>(weights_.mtp.size()); }
   /// Layers of the cache that the model writes: the target's, then one per MTP module.
   int32_t num_cache_layers() const;
-  /// Values per token and layer of the cache: L + R.
-  int32_t cache_width() const { return shape_.latent + shape_.rope; }
+  /// Numbers per token and layer of the cache, in the form that the attention plan says.
+  int32_t cache_width() const;
 
   /// Runs the target over layout's rows. hidden [rows, hidden]: the outputs after the final norm.
   void Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden);

@@ -8,6 +8,8 @@ namespace outrider::cpu {
 
 void AbsorbedAttention(const LeafKernels& leaves, ThreadPool& pool,
                        const AbsorbedAttentionArgs& args);
+void PerHeadAttention(const LeafKernels& leaves, ThreadPool& pool,
+                      const PerHeadAttentionArgs& args);
 void ExpandedAttention(const LeafKernels& leaves, ThreadPool& pool,
                        const ExpandedAttentionArgs& args);
 

@@ -71,29 +71,41 @@ struct KeyBlock {
   int64_t entry_bytes = 0;
 };
 
-/// Widths of latent entries and queries in absorbed attention are padded to a multiple of this.
-inline constexpr int64_t kLatentLanes = 32;
-constexpr int64_t PaddedLatent(int64_t width) {
-  return (width + kLatentLanes - 1) / kLatentLanes * kLatentLanes;
+/// Parts of cache entries, and of queries, are padded to a multiple of this.
+inline constexpr int64_t kEntryLanes = 32;
+constexpr int64_t PaddedPart(int64_t width) {
+  return (width + kEntryLanes - 1) / kEntryLanes * kEntryLanes;
 }
 /// Elements between the scores of one key and the next: tiles write a few past the last row.
 constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
 
-/// The softmax of a set of rows over up to kAbsorbedSplit latent entries, which are keys (their
-/// whole width) and values (their first value_width elements) at once. For every row r, over its
-/// first visible[r] entries e_t:
-///   s_t = scale * dot(q_r, e_t),  max = max s_t,  sum = sum exp(s_t - max),
-///   out = sum exp(s_t - max) e_t[0:value_width].
+/// Rows of a block that attend to the same elements of the entries.
+struct EntryGroup {
+  int64_t rows = 0;
+  int64_t key = 0;    // first element of the group's own part of a key
+  int64_t value = 0;  // first element of the group's value
+};
+
+/// The softmax of a set of rows over up to kPagedSplit cache entries. Of every entry e_t each group
+/// of rows takes a key k_t, an own part and a part that all groups share, and a value v_t. For
+/// every row r, over its first visible[r] entries:
+///   s_t = scale * dot(q_r, k_t),  max = max s_t,  sum = sum exp(s_t - max),
+///   out = sum exp(s_t - max) v_t.
 /// Entries past visible[r] have no influence on row r, whatever they hold. An exponential below
 /// exp(-64) may be taken as zero, here and in KeyBlock.
-struct LatentBlock {
-  const float* const* q = nullptr;  // [rows] pointers to query_width floats
-  int64_t rows = 0;
-  int64_t query_width = 0;  // what is missing to PaddedLatent is zero
+struct EntryBlock {
+  const EntryGroup* groups = nullptr;
+  int64_t num_groups = 0;
+  int64_t rows = 0;                 // of all groups
+  const float* const* q = nullptr;  // [rows] pointers to own_width + shared_width floats
+  // Entries hold zeros, and queries are taken to, from a width to its PaddedPart.
+  int64_t own_width = 0;
+  int64_t shared = 0;  // first element of the shared part
+  int64_t shared_width = 0;
+  int64_t value_width = 0;  // a multiple of kEntryLanes
   DType dtype = DType::kBF16;
-  const std::byte* const* entries = nullptr;  // [num_keys], each PaddedLatent(query_width) elements
+  const std::byte* const* entries = nullptr;  // [num_keys]
   int64_t num_keys = 0;
-  int64_t value_width = 0;           // a multiple of kLatentLanes
   const int32_t* visible = nullptr;  // [rows], 1 .. num_keys
   float scale = 0;
   float* max = nullptr;  // [rows]
@@ -101,8 +113,10 @@ struct LatentBlock {
   float* out = nullptr;  // [rows, value_width], row r at out + r * out_stride
   int64_t out_stride = 0;
   // Scratch, aligned to 32 bytes.
-  float* lanes = nullptr;   // rows * PaddedLatent(query_width)
+  float* lanes = nullptr;   // rows * QueryLanes()
   float* scores = nullptr;  // num_keys * ScoreStride(rows)
+
+  int64_t QueryLanes() const { return PaddedPart(own_width) + PaddedPart(shared_width); }
 };
 
 /// The leaves of one instruction set.
@@ -113,7 +127,7 @@ struct LeafKernels {
   void (*round_to_bfloat16)(const float* x, int64_t n, float* y);
 
   void (*attend_keys)(const KeyBlock& block);
-  void (*attend_latents)(const LatentBlock& block);
+  void (*attend_entries)(const EntryBlock& block);
 
   /// Merges a partial softmax (its maximum, sum and unnormalised out of n values) into a running
   /// one: both are scaled to the larger maximum and added.

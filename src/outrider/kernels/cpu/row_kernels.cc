@@ -28,6 +28,16 @@ void ForRows(ThreadPool& pool, int64_t rows, double nanoseconds_per_row, TaskOfR
   });
 }
 
+void WriteEntry(const LeafKernels& leaves, const float* entry, int64_t slot,
+                const LayerCache& cache) {
+  const int64_t first = cache.SlotOffset(slot);
+  if (cache.dtype == DType::kF32) {
+    std::copy(entry, entry + cache.width, reinterpret_cast<float*>(cache.data) + first);
+  } else {
+    leaves.narrow(entry, cache.width, reinterpret_cast<BFloat16*>(cache.data) + first);
+  }
+}
+
 }  // namespace
 
 void RmsNorm(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
@@ -70,7 +80,7 @@ void Rotate(const LeafKernels& leaves, ThreadPool& pool, MatrixView<float> x, in
 
 void WriteLatent(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> kv,
                  const float* weight, float eps, const RotaryRows& rotary,
-                 const int64_t* slot_mapping, LatentCache cache) {
+                 const int64_t* slot_mapping, LayerCache cache) {
   CheckWriteLatent(kv, rotary, cache);
   const int64_t half = rotary.cos.cols;
   const int64_t latent = kv.cols - 2 * half;
@@ -82,16 +92,19 @@ void WriteLatent(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const f
     leaves.rms_norm(kv.row(r), weight, eps, latent, entry);
     std::copy(kv.row(r) + latent, kv.row(r) + kv.cols, entry + latent);
     leaves.rotate(rotary.cos.row(r), rotary.sin.row(r), half, rotary.interleaved, entry + latent);
-    const int64_t first = cache.SlotOffset(slot_mapping[r]);
-    if (cache.dtype == DType::kF32) {
-      std::copy(entry, entry + kv.cols, reinterpret_cast<float*>(cache.data) + first);
-    } else {
-      leaves.narrow(entry, kv.cols, reinterpret_cast<BFloat16*>(cache.data) + first);
-    }
+    WriteEntry(leaves, entry, slot_mapping[r], cache);
   });
 }
 
-void GatherLatent(const LeafKernels& leaves, ThreadPool& pool, LatentCache cache,
+void WriteEntries(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> entries,
+                  const int64_t* slot_mapping, LayerCache cache) {
+  CheckWriteEntries(entries, cache);
+  ForRows(pool, entries.rows, static_cast<double>(cache.width) * kCopyCost, [&](int64_t r) {
+    if (slot_mapping[r] >= 0) WriteEntry(leaves, entries.row(r), slot_mapping[r], cache);
+  });
+}
+
+void GatherLatent(const LeafKernels& leaves, ThreadPool& pool, LayerCache cache,
                   const int32_t* block_table, int32_t first_position, MatrixView<float> latent,
                   MatrixView<float> rope) {
   CheckGatherLatent(cache, latent, rope);

@@ -11,7 +11,9 @@ const KernelTable& Kernels() {
       .rotate = Rotate,
       .write_latent = WriteLatent,
       .gather_latent = GatherLatent,
+      .write_entries = WriteEntries,
       .absorbed_attention = AbsorbedAttention,
+      .per_head_attention = PerHeadAttention,
       .expanded_attention = ExpandedAttention,
       .combine_experts = CombineExperts,
   };

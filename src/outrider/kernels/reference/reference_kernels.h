@@ -14,10 +14,13 @@ void SiluMul(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y);
 void Rotate(ThreadPool& pool, MatrixView<float> x, int32_t groups, int32_t group_stride,
             int32_t offset, const RotaryRows& rotary);
 void WriteLatent(ThreadPool& pool, MatrixView<const float> kv, const float* weight, float eps,
-                 const RotaryRows& rotary, const int64_t* slot_mapping, LatentCache cache);
-void GatherLatent(ThreadPool& pool, LatentCache cache, const int32_t* block_table,
+                 const RotaryRows& rotary, const int64_t* slot_mapping, LayerCache cache);
+void GatherLatent(ThreadPool& pool, LayerCache cache, const int32_t* block_table,
                   int32_t first_position, MatrixView<float> latent, MatrixView<float> rope);
+void WriteEntries(ThreadPool& pool, MatrixView<const float> entries, const int64_t* slot_mapping,
+                  LayerCache cache);
 void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args);
+void PerHeadAttention(ThreadPool& pool, const PerHeadAttentionArgs& args);
 void ExpandedAttention(ThreadPool& pool, const ExpandedAttentionArgs& args);
 void CombineExperts(ThreadPool& pool, MatrixView<const float> y, const int32_t* rows,
                     const float* weights, int32_t top_k, MatrixView<float> out);
@@ -29,6 +32,6 @@ void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float
 void RotateRow(float* x, const RotaryRows& rotary, int64_t row);
 
 /// Element i of the cache, as float.
-float CacheValue(const LatentCache& cache, int64_t i);
+float CacheValue(const LayerCache& cache, int64_t i);
 
 }  // namespace outrider::reference

@@ -10,7 +10,7 @@ void MultiplyPanels(const PanelProduct& product);
 void RoundToBFloat16Row(const float* x, int64_t n, float* y);
 
 void AttendKeys(const KeyBlock& block);
-void AttendLatents(const LatentBlock& block);
+void AttendEntries(const EntryBlock& block);
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out);
 void DivideRow(float divisor, int64_t n, float* x);

@@ -15,7 +15,7 @@ constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .round_to_bfloat16 = avx2::RoundToBFloat16Row,
     .attend_keys = avx2::AttendKeys,
-    .attend_latents = AttendLatents,
+    .attend_entries = AttendEntries,
     .merge_partial = avx2::MergePartial,
     .divide = avx2::DivideRow,
     .rms_norm = avx2::RmsNormRow,
@@ -45,7 +45,9 @@ const KernelTable& Kernels() {
       .rotate = Entry<Rotate>::Run,
       .write_latent = Entry<WriteLatent>::Run,
       .gather_latent = Entry<GatherLatent>::Run,
+      .write_entries = Entry<WriteEntries>::Run,
       .absorbed_attention = Entry<AbsorbedAttention>::Run,
+      .per_head_attention = Entry<PerHeadAttention>::Run,
       .expanded_attention = Entry<ExpandedAttention>::Run,
       .combine_experts = Entry<CombineExperts>::Run,
   };

@@ -7,6 +7,6 @@
 namespace outrider::cpu::avx512 {
 
 void MultiplyPanels(const PanelProduct& product);
-void AttendLatents(const LatentBlock& block);
+void AttendEntries(const EntryBlock& block);
 
 }  // namespace outrider::cpu::avx512

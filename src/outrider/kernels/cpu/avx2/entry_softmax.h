@@ -1,5 +1,5 @@
-// What the latent leaves of all vector widths share: how rows are tiled, entries fetched ahead, and
-// the softmax of eight rows, one per lane (include in leaves only).
+// What the leaves over cache entries share in all vector widths: how rows are tiled, entries
+// fetched ahead, and the softmax of eight rows, one per lane (include in leaves only).
 #pragma once
 
 #include <immintrin.h>
@@ -23,23 +23,34 @@ struct RowTiles {
   int64_t count;
 };
 
-/// Fetches the entries of the next block of keys in as many steps as there are tiles of this one,
-/// so that memory and arithmetic keep busy side by side.
+/// Fetches the keys of the next `count` entries in as many steps as there are tiles of these, so
+/// that memory and arithmetic keep busy side by side.
 class ReadAhead {
  public:
-  ReadAhead(const LatentBlock& block, int64_t first, int64_t count, int64_t entry_bytes,
+  ReadAhead(const EntryBlock& block, int64_t first, int64_t count, int64_t element_bytes,
             int64_t steps)
-      : entry_(block.entries + first),
-        end_(block.entries + Least(first + count, block.num_keys)),
-        entry_bytes_(entry_bytes),
-        per_step_(((entry_bytes + 63) / 64 * Most(0, end_ - entry_) + steps - 1) / steps) {}
+      : entry_(block.entries + first), end_(block.entries + Least(first + count, block.num_keys)) {
+    const EntryGroup& last = block.groups[block.num_groups - 1];
+    own_begin_ = block.groups[0].key * element_bytes;
+    own_end_ = (last.key + block.own_width) * element_bytes;
+    shared_begin_ = block.shared * element_bytes;
+    shared_end_ = (block.shared + block.shared_width) * element_bytes;
+    byte_ = own_begin_;
+    const int64_t lines = (own_end_ - own_begin_ + shared_end_ - shared_begin_ + 63) / 64;
+    per_step_ = (lines * Most(0, end_ - entry_) + steps - 1) / steps;
+  }
 
   void Step() {
     for (int64_t i = 0; i < per_step_ && entry_ < end_; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(*entry_) + byte_, _MM_HINT_T1);
       byte_ += 64;
-      if (byte_ >= entry_bytes_) {
-        byte_ = 0;
+      if (!in_shared_ && byte_ >= own_end_) {
+        in_shared_ = true;
+        byte_ = shared_begin_;
+      }
+      if (in_shared_ && byte_ >= shared_end_) {
+        in_shared_ = false;
+        byte_ = own_begin_;
         ++entry_;
       }
     }
@@ -48,14 +59,18 @@ class ReadAhead {
  private:
   const std::byte* const* entry_;
   const std::byte* const* end_;
-  int64_t entry_bytes_;
+  int64_t own_begin_;  // bytes of an entry: the own parts of the groups lie side by side
+  int64_t own_end_;
+  int64_t shared_begin_;
+  int64_t shared_end_;
   int64_t per_step_;
-  int64_t byte_ = 0;
+  int64_t byte_;
+  bool in_shared_ = false;
 };
 
 /// Eight rows from r on: their maximum, probabilities in place of the scores, their sum: four
 /// chains, one per key % 4, added in a tree.
-inline void Softmax(const LatentBlock& block, int64_t r, int64_t stride) {
+inline void Softmax(const EntryBlock& block, int64_t r, int64_t stride) {
   const __m256i lanes = TailMask(Least(8, block.rows - r));
   const __m256i visible = _mm256_maskload_epi32(block.visible + r, lanes);
   float* scores = block.scores + r;
