@@ -4,7 +4,7 @@
 //
 // Longer than most files: the sections share their tables and limits.
 //
-//   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|rows]
+//   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|per-head|rows]
 
 #include <fmt/format.h>
 
@@ -234,29 +234,31 @@ struct AttentionCase {
   DType dtype;
 };
 
-void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
-  constexpr int32_t kLatent = 512;
-  constexpr int32_t kRope = 64;
+/// Attention over a paged cache: what a call is given for one layer.
+struct PagedCall {
+  LayerCache cache;
+  MatrixView<const float> q;
+  std::span<const AttentionSpan> requests;
+  float* out;
+};
+
+/// Times `call` for each case over caches of 16 layers in turn. `width` and `macs`: numbers per
+/// entry, multiply-adds per row and key of one head.
+void ReportPaged(const Limits& limits, std::span<const AttentionCase> cases, int32_t query_width,
+                 const std::function<int32_t(const AttentionCase&)>& width, double macs,
+                 const std::function<void(const AttentionCase&, const PagedCall&)>& call) {
   constexpr int32_t kBlockSize = 64;
-  fmt::print("\n### Absorbed attention (latent 512, rope 64; caches of 16 layers in turn)\n\n");
   fmt::print(
       "| heads | context | rows | cache | us per call | GB/s | of read limit | GFLOP/s | of FMA "
       "peak | time ÷ 1 row |\n");
   fmt::print("|---|---|---|---|---|---|---|---|---|---|\n");
   double one_row = 0;
-  for (const AttentionCase& c : {AttentionCase{16, 4096, 1, 1, DType::kBF16},
-                                 {16, 4096, 4, 1, DType::kBF16},
-                                 {16, 4096, 1, 1, DType::kF32},
-                                 {16, 4096, 4, 1, DType::kF32},
-                                 {8, 256, 1, 1, DType::kBF16},
-                                 {8, 256, 4, 1, DType::kBF16},
-                                 {8, 32, 1, 1, DType::kBF16},
-                                 {8, 32, 4, 1, DType::kBF16},
-                                 {8, 256, 4, 16, DType::kBF16}}) {
+  for (const AttentionCase& c : cases) {
     constexpr int kLayers = 16;
     const int32_t blocks = (c.context + c.rows + kBlockSize - 1) / kBlockSize;
     const int64_t entries = int64_t{blocks} * c.requests * kBlockSize;
-    const size_t layer_bytes = static_cast<size_t>(entries) * 576 * DTypeSize(c.dtype);
+    const size_t entry_bytes = static_cast<size_t>(width(c)) * DTypeSize(c.dtype);
+    const size_t layer_bytes = static_cast<size_t>(entries) * entry_bytes;
     Buffer storage(layer_bytes * kLayers);
     if (c.dtype == DType::kBF16) {
       FillRandom(storage.data(), storage.size());
@@ -266,8 +268,8 @@ void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
     std::vector<int32_t> table(static_cast<size_t>(blocks * c.requests));
     std::iota(table.rbegin(), table.rend(), 0);
     const int32_t rows = c.rows * c.requests;
-    std::vector<float> q(static_cast<size_t>(rows * c.heads * 576));
-    std::vector<float> out(static_cast<size_t>(rows * c.heads * kLatent));
+    std::vector<float> q(static_cast<size_t>(rows * c.heads * query_width));
+    std::vector<float> out(q.size());
     FillNormal(q.data(), static_cast<int64_t>(q.size()));
     std::vector<AttentionSpan> spans;
     spans.reserve(static_cast<size_t>(c.requests));
@@ -281,32 +283,78 @@ void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
         BestSeconds(c.context > 1000 ? 3 : 20,
                     [&] {
                       for (int layer = 0; layer < kLayers; ++layer) {
-                        Kernels().absorbed_attention(
-                            pool, {.q = {q.data(), rows, c.heads * 576},
-                                   .heads = c.heads,
-                                   .latent = kLatent,
-                                   .rope = kRope,
-                                   .scale = 0.01f,
-                                   .cache = {.data = storage.data() +
-                                                     static_cast<size_t>(layer) * layer_bytes,
-                                             .dtype = c.dtype,
-                                             .block_size = kBlockSize,
-                                             .width = 576},
-                                   .requests = spans,
-                                   .out = {out.data(), rows, c.heads * kLatent}});
+                        call(c, {.cache = {.data = storage.data() +
+                                                   static_cast<size_t>(layer) * layer_bytes,
+                                           .dtype = c.dtype,
+                                           .block_size = kBlockSize,
+                                           .width = width(c)},
+                                 .q = {q.data(), rows, c.heads * query_width},
+                                 .requests = spans,
+                                 .out = out.data()});
                       }
                     }) /
         kLayers;
     if (c.rows == 1) one_row = seconds;
     const double keys = static_cast<double>(c.context) * c.requests;
-    const double rate = keys * 576 * static_cast<double>(DTypeSize(c.dtype)) / seconds;
-    const double gflops = keys * c.rows * c.heads * 2 * (576 + 512) / seconds * 1e-9;
+    const double rate = keys * static_cast<double>(entry_bytes) / seconds;
+    const double gflops = keys * c.rows * c.heads * 2 * macs / seconds * 1e-9;
     fmt::print("| {} | {}{} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.0f} | {:.2f} | {} |\n",
                c.heads, c.context, c.requests > 1 ? fmt::format(" × {} requests", c.requests) : "",
                c.rows, DTypeName(c.dtype), seconds * 1e6, rate * 1e-9, rate / limits.dram, gflops,
                gflops / limits.gflops,
                c.requests == 1 ? fmt::format("{:.2f}", seconds / one_row) : "");
   }
+}
+
+void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
+  constexpr int32_t kLatent = 512;
+  constexpr int32_t kRope = 64;
+  fmt::print("\n### Absorbed attention (latent 512, rope 64; caches of 16 layers in turn)\n\n");
+  const std::vector<AttentionCase> cases = {
+      {16, 4096, 1, 1, DType::kBF16}, {16, 4096, 4, 1, DType::kBF16},
+      {16, 4096, 1, 1, DType::kF32},  {16, 4096, 4, 1, DType::kF32},
+      {8, 256, 1, 1, DType::kBF16},   {8, 256, 4, 1, DType::kBF16},
+      {8, 32, 1, 1, DType::kBF16},    {8, 32, 4, 1, DType::kBF16},
+      {8, 256, 4, 16, DType::kBF16}};
+  ReportPaged(
+      limits, cases, kLatent + kRope, [](const AttentionCase&) { return kLatent + kRope; },
+      kLatent + kRope + kLatent,
+      [&](const AttentionCase& c, const PagedCall& call) {
+        Kernels().absorbed_attention(pool,
+                                     {.q = call.q,
+                                      .heads = c.heads,
+                                      .latent = kLatent,
+                                      .rope = kRope,
+                                      .scale = 0.01f,
+                                      .cache = call.cache,
+                                      .requests = call.requests,
+                                      .out = {call.out, call.q.rows, int64_t{c.heads} * kLatent}});
+      });
+}
+
+void ReportPerHead(ThreadPool& pool, const Limits& limits) {
+  constexpr int32_t kPart = 64;  // key, rotated key and value of the tiny model
+  fmt::print("\n### Per-head attention (64 + 64, 64; caches of 16 layers in turn)\n\n");
+  const std::vector<AttentionCase> cases = {
+      {8, 32, 1, 1, DType::kBF16},   {8, 32, 4, 1, DType::kBF16},   {8, 448, 1, 1, DType::kBF16},
+      {8, 448, 2, 1, DType::kBF16},  {8, 448, 4, 1, DType::kBF16},  {8, 448, 1, 1, DType::kF32},
+      {8, 448, 4, 1, DType::kF32},   {8, 4096, 1, 1, DType::kBF16}, {8, 4096, 4, 1, DType::kBF16},
+      {8, 256, 4, 16, DType::kBF16}, {8, 256, 512, 1, DType::kBF16}};
+  ReportPaged(
+      limits, cases, 2 * kPart, [](const AttentionCase& c) { return c.heads * 2 * kPart + kPart; },
+      3 * kPart,
+      [&](const AttentionCase& c, const PagedCall& call) {
+        Kernels().per_head_attention(pool,
+                                     {.q = call.q,
+                                      .heads = c.heads,
+                                      .nope = kPart,
+                                      .rope = kPart,
+                                      .value = kPart,
+                                      .scale = 0.1f,
+                                      .cache = call.cache,
+                                      .requests = call.requests,
+                                      .out = {call.out, call.q.rows, int64_t{c.heads} * kPart}});
+      });
 }
 
 void ReportExpanded(ThreadPool& pool, const Limits& limits) {
@@ -430,6 +478,7 @@ int Main(int argc, char** argv) {
     ReportAbsorbed(pool, limits);
     ReportExpanded(pool, limits);
   }
+  if (wanted("attention") || wanted("per-head")) ReportPerHead(pool, limits);
   if (wanted("rows")) ReportRows(pool);
   return 0;
 }

@@ -82,6 +82,20 @@ TEST_F(AttentionPlanTest, SingleRunsRequestsOfOneRow) {
   EXPECT_THAT(FirstRows(plan.left_over()), ElementsAre(1, 3, 5, 9));
 }
 
+TEST_F(AttentionPlanTest, PerHeadEntriesTakeEveryRequestInOneCall) {
+  AttentionPlan plan(AttentionBackend::kRagged, kThreshold, KvCacheForm::kHeads);
+  plan.Assign(mixed.layout());
+  EXPECT_THAT(FirstRows(plan.per_head()), ElementsAre(0, 1, 3, 5, 9, 19));
+  EXPECT_THAT(plan.decode_runs(), IsEmpty());
+  EXPECT_THAT(plan.left_over(), IsEmpty());
+  EXPECT_THAT(plan.prompts(), IsEmpty());
+  EXPECT_THAT(Plan(AttentionBackend::kRagged).per_head(), IsEmpty());
+}
+
+TEST(AttentionPlanDeathTest, PerHeadEntriesHaveNoOtherBackend) {
+  EXPECT_DEATH(AttentionPlan(AttentionBackend::kSingle, kThreshold, KvCacheForm::kHeads), "check");
+}
+
 TEST_F(AttentionPlanTest, AssignReplacesThePlan) {
   AttentionPlan plan = Plan(AttentionBackend::kUniformPad);
   const TestLayout prompt({{Phase::kPromptChunk, 4, 0}}, 4);

@@ -1,5 +1,6 @@
 // A layer's attention with random weights over random mixed batches: every backend against the
-// ragged one, equal bits where exactness is promised, close elsewhere.
+// ragged one, equal bits where exactness is promised, close elsewhere; and the form of per-head
+// entries against the latent one, and against itself in other roles and chunks.
 #include "outrider/attention/mla_attention.h"
 
 #include <algorithm>
@@ -97,7 +98,8 @@ class MlaBackendTest : public KernelTest {
 
   /// One step over `batch`: context entries are given, those of the new rows are written.
   Result Run(const Layer& layer, const TestLayout& batch, AttentionBackend backend,
-             const TestMatrix& x, std::vector<float> cache) {
+             const TestMatrix& x, std::vector<float> cache,
+             KvCacheForm form = KvCacheForm::kLatent) {
     const BatchLayout& layout = batch.layout();
     const int32_t pairs = layer.shape.rope / 2;
     TestMatrix cos(layout.num_rows(), pairs);
@@ -110,7 +112,7 @@ class MlaBackendTest : public KernelTest {
         sin.view().row(r)[i] = std::sin(angle);
       }
     }
-    AttentionPlan plan(backend, kSplitThreshold);
+    AttentionPlan plan(backend, kSplitThreshold, form);
     plan.Assign(layout);
     Result result{TestMatrix(layout.num_rows(), layer.shape.hidden), std::move(cache)};
     Scratch scratch;
@@ -119,8 +121,56 @@ class MlaBackendTest : public KernelTest {
                {.data = reinterpret_cast<std::byte*>(result.cache.data()),
                 .dtype = DType::kF32,
                 .block_size = kBlockSize,
-                .width = layer.shape.latent + layer.shape.rope},
+                .width = Width(layer.shape, form)},
                x.view(), result.residual.view());
+    return result;
+  }
+
+  static int32_t Width(const MlaShape& s, KvCacheForm form) {
+    return static_cast<int32_t>(CacheWidth(
+        form,
+        {.heads = s.heads, .latent = s.latent, .nope = s.nope, .rope = s.rope, .value = s.value}));
+  }
+
+  /// The whole of some requests computed from nothing, `chunk` rows of each per step.
+  Result RunInChunks(const Layer& layer, const std::vector<TestRequest>& whole, int32_t chunk,
+                     Phase phase, KvCacheForm form, const TestMatrix& x) {
+    const TestLayout all(whole, kBlockSize);
+    Result result{TestMatrix(x.view_rows, x.view_cols),
+                  std::vector<float>(static_cast<size_t>(int64_t{all.num_blocks()} * kBlockSize *
+                                                         Width(layer.shape, form)),
+                                     kNaN)};
+    int32_t longest = 0;
+    for (const TestRequest& r : whole) longest = std::max(longest, r.rows);
+    for (int32_t first = 0; first < longest; first += chunk) {
+      std::vector<TestRequest> parts;
+      for (const TestRequest& r : whole) {
+        // The same blocks in every step, also of requests that are done.
+        const int32_t begin = std::min(first, r.rows);
+        parts.push_back({phase, std::min(chunk, r.rows - begin), begin, r.rows});
+      }
+      const TestLayout step(parts, kBlockSize);
+      TestMatrix rows(step.layout().num_rows(), x.view_cols);
+      const auto row_of = [&](const RequestRows& part, int32_t j) {
+        int32_t row = part.context_length + j;
+        for (int32_t i = 0; i < part.slot; ++i) row += whole[static_cast<size_t>(i)].rows;
+        return row;
+      };
+      for (const RequestRows& part : step.layout().requests()) {
+        for (int32_t j = 0; j < part.query_length; ++j) {
+          std::copy_n(x.view().row(row_of(part, j)), x.view_cols,
+                      rows.view().row(part.first_row + j));
+        }
+      }
+      Result got = Run(layer, step, AttentionBackend::kRagged, rows, std::move(result.cache), form);
+      result.cache = std::move(got.cache);
+      for (const RequestRows& part : step.layout().requests()) {
+        for (int32_t j = 0; j < part.query_length; ++j) {
+          std::copy_n(got.residual.view().row(part.first_row + j), x.view_cols,
+                      result.residual.view().row(row_of(part, j)));
+        }
+      }
+    }
     return result;
   }
 
@@ -208,6 +258,31 @@ TEST_P(MlaBackendTest, MoreExpandedKeysThanOneRoundHolds) {
                                          {Phase::kDecode, 3, 4500},
                                          {Phase::kDecode, 4, 3500}},
                                         kBlockSize));
+}
+
+TEST_P(MlaBackendTest, PerHeadEntriesGiveTheSameFunctionAndTheSameBitsInEveryRoleAndChunk) {
+  const std::vector<TestRequest> whole = {{Phase::kPromptEnd, 37, 0},
+                                          {Phase::kPromptEnd, 1, 0},
+                                          {Phase::kPromptEnd, 270, 0},
+                                          {Phase::kPromptEnd, 12, 0}};
+  const Layer layer(Shape(20), random);
+  const TestMatrix x = TestMatrix::Random(320, layer.shape.hidden, random);
+  const Result latent = RunInChunks(layer, whole, 1000, Phase::kPromptEnd, KvCacheForm::kLatent, x);
+  const Result want = RunInChunks(layer, whole, 1000, Phase::kPromptEnd, KvCacheForm::kHeads, x);
+  for (size_t i = 0; i < want.residual.values.size(); ++i) {
+    ASSERT_NEAR(want.residual.values[i], latent.residual.values[i], 2e-5) << i;
+  }
+  for (const Phase phase : {Phase::kPromptEnd, Phase::kDecode}) {
+    for (const int32_t chunk : {4, 1, 100}) {
+      if (chunk == 1 && GetParam() == Isa::kReference) continue;
+      const Result got = RunInChunks(layer, whole, chunk, phase, KvCacheForm::kHeads, x);
+      ASSERT_TRUE(
+          SameBits(got.cache.data(), want.cache.data(), static_cast<int64_t>(want.cache.size())));
+      ASSERT_TRUE(SameBits(got.residual.values.data(), want.residual.values.data(),
+                           static_cast<int64_t>(want.residual.values.size())))
+          << "chunk " << chunk << " phase " << static_cast<int>(phase);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, MlaBackendTest, testing::ValuesIn(TestedIsas()), IsaTestName);

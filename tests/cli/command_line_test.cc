@@ -101,6 +101,19 @@ TEST_F(ConfigFixture, AttentionBackendFromEverySource) {
             AttentionBackend::kSingle);
 }
 
+TEST_F(ConfigFixture, KvCacheFormFromEverySource) {
+  const auto form = [](const std::vector<std::string>& arguments, const Variables& variables) {
+    return Parse(arguments, variables).settings.engine.kv_cache_form;
+  };
+  const std::string file = Write("kv-cache-form: heads\n");
+  const Variables variables = {{"OUTRIDER_KV_CACHE_FORM", "latent"}};
+  EXPECT_EQ(form({"serve", "m"}, {}), std::nullopt);
+  EXPECT_EQ(form({"explain", "m", "--config", file}, {}), KvCacheForm::kHeads);
+  EXPECT_EQ(form({"serve", "m", "--config", file}, variables), KvCacheForm::kLatent);
+  EXPECT_EQ(form({"bench", "latency", "m", "--kv-cache-form", "auto"}, variables), std::nullopt);
+  EXPECT_THROW(form({"serve", "m", "--kv-cache-form", "keys"}, {}), Error);
+}
+
 TEST_F(ConfigFixture, TheFileCanComeFromTheEnvironmentAndNameTheModel) {
   const std::string file = Write("model: models/tiny\nport: 77\n");
   const Settings settings = Parse({"serve"}, {{"OUTRIDER_CONFIG", file}}).settings;

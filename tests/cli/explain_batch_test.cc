@@ -25,7 +25,8 @@ using ::testing::StartsWith;
 using Json = nlohmann::json;
 
 std::string Explain(const std::string& items, AttentionBackend backend, int32_t k = 3) {
-  return ExplainedBatch(ParseBatchItems("--batch", items), backend, k, 64).Text();
+  return ExplainedBatch(ParseBatchItems("--batch", items), backend, KvCacheForm::kLatent, k, 64)
+      .Text();
 }
 
 std::string BatchError(const std::string& items) {
@@ -139,9 +140,10 @@ TEST(ExplainBatch, PromptsAloneNeedNoDecodeKernel) {
 }
 
 TEST(ExplainBatch, Json) {
-  const std::string text = ExplainedBatch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12 d:1@5"),
-                                          AttentionBackend::kUniformLargest, 3, 16)
-                               .Json();
+  const std::string text =
+      ExplainedBatch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12 d:1@5"),
+                     AttentionBackend::kUniformLargest, KvCacheForm::kLatent, 3, 16)
+          .Json();
   EXPECT_EQ(text.back(), '\n');
   const Json json = Json::parse(text);
   EXPECT_EQ(json["num_rows"], 43);
@@ -174,6 +176,19 @@ TEST(ExplainBatch, NeedsNoModel) {
   EXPECT_EQ(invocation.settings.engine.attention_backend, AttentionBackend::kSingle);
   EXPECT_THROW(ParseBatch({"explain"}), Error);
   EXPECT_THROW(ParseBatch({"explain", "--batch", "nonsense"}), Error);
+}
+
+TEST(ExplainBatch, PerHeadEntriesTakeAllRowsInOneCall) {
+  const ExplainedBatch batch(ParseBatchItems("--batch", "p:37 d:4@900 d:1@12"),
+                             AttentionBackend::kRagged, KvCacheForm::kHeads, 3, 64);
+  EXPECT_THAT(batch.Text(), HasSubstr("KV cache form: heads\n"));
+  EXPECT_THAT(batch.Text(),
+              testing::ContainsRegex("all, per head +0-41 +each request at its own length +"
+                                     "d:1@12 d:4@900 p:37\n"));
+  const auto attention = nlohmann::json::parse(batch.Json())["attention"];
+  EXPECT_EQ(attention["kv_cache_form"], "heads");
+  EXPECT_EQ(attention["per_head"].size(), 3U);
+  EXPECT_TRUE(attention["decode"].empty());
 }
 
 // docs/cli.md shows a call and, in the same block, all that it prints.

@@ -14,6 +14,7 @@
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/parameter_count.h"
 #include "outrider/cli/stats_log.h"
+#include "outrider/engine/engine_loader.h"
 
 namespace outrider::cli {
 namespace {
@@ -130,6 +131,38 @@ TEST(ParameterCount, EqualsTheTensorsOfTheBundledModel) {
   EXPECT_EQ(count.mtp, 6'205'272);
   // Six of eight experts, each 3 matrices of 256 x 128, are idle in each of four layers.
   EXPECT_EQ(count.target - count.target_active, int64_t{4} * 6 * 3 * 256 * 128);
+}
+
+std::string DecisionOf(const LoadedEngine& explained, const std::string& what) {
+  for (const Decision& d : explained.decisions) {
+    if (d.what == what) return fmt::format("{} ({})", d.value, d.why);
+  }
+  return "";
+}
+
+TEST(ExplainedCacheForm, FollowsTheShapeTheFlagAndTheBackend) {
+  EngineOptions options;
+  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  const LoadedEngine by_shape = ExplainEngine(options);
+  EXPECT_EQ(by_shape.kv_cache_form, KvCacheForm::kHeads);
+  EXPECT_EQ(by_shape.memory.kv_bytes_per_token, 1088 * 2 * 8);  // bfloat16, 5 + 3 layers
+  EXPECT_THAT(DecisionOf(by_shape, "KV cache form"),
+              AllOf(HasSubstr("heads (saves"), HasSubstr("1152 bytes and 8704 multiply-adds"),
+                    HasSubstr("2176 bytes and 1536 multiply-adds")));
+  EXPECT_NE(DecisionOf(by_shape, "all tokens"), "");
+
+  options.attention_backend = AttentionBackend::kUniformPad;
+  EXPECT_THAT(DecisionOf(ExplainEngine(options), "KV cache form"),
+              HasSubstr("latent (--attention-backend uniform-pad needs it"));
+  options.kv_cache_form = KvCacheForm::kHeads;
+  EXPECT_THROW(ExplainEngine(options), Error);
+
+  options.attention_backend = AttentionBackend::kRagged;
+  options.kv_cache_form = KvCacheForm::kLatent;
+  const LoadedEngine by_flag = ExplainEngine(options);
+  EXPECT_EQ(by_flag.kv_cache_form, KvCacheForm::kLatent);
+  EXPECT_EQ(by_flag.memory.kv_bytes_per_token, 576 * 2 * 8);
+  EXPECT_NE(DecisionOf(by_flag, "generated tokens"), "");
 }
 
 TEST(ExplainReport, Text) {

@@ -114,7 +114,7 @@ class Fuzz {
     }
     RunUntilIdle(*engine);
     for (size_t i = 0; i < requests.size(); ++i) {
-      Check(requests[i], model, together[i], aborted[i],
+      Check(requests[i], model, options.cache_form, together[i], aborted[i],
             fmt::format("round {}, {}, {}, request {}", round_seed, model.name, Describe(options),
                         i));
     }
@@ -153,8 +153,12 @@ class Fuzz {
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.exact_prefix = Uniform(0, 1) == 0;
-    o.attention_backend =
-        Uniform(0, 3) == 0 ? AttentionBackend::kUniformPad : AttentionBackend::kRagged;
+    if (Uniform(0, 1) == 0) {
+      o.cache_form = KvCacheForm::kHeads;
+      o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
+    } else if (Uniform(0, 1) == 0) {
+      o.attention_backend = AttentionBackend::kUniformPad;
+    }
     return o;
   }
 
@@ -162,10 +166,11 @@ class Fuzz {
     return fmt::format(
         "drafter {} k {} ranges {} form {} block {} blocks {} seqs {} tokens {} threads {} prefix "
         "{} "
-        "exact {} backend {}",
+        "exact {} backend {} cache {}",
         static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), static_cast<int>(o.draft_form),
         o.block_size, o.num_blocks, o.max_num_seqs, o.max_num_batched_tokens, o.threads,
-        o.prefix_caching, o.exact_prefix, AttentionBackendName(o.attention_backend));
+        o.prefix_caching, o.exact_prefix, AttentionBackendName(o.attention_backend),
+        KvCacheFormName(o.cache_form));
   }
 
   /// Shared beginnings, priorities, salts, fewer drafts.
@@ -186,15 +191,16 @@ class Fuzz {
     }
   }
 
-  void Check(GenerationRequest request, const ModelChoice& model, const Generated& got,
-             bool aborted, const std::string& what) {
-    std::unique_ptr<Engine>& engine = alone_[model.name];
+  void Check(GenerationRequest request, const ModelChoice& model, KvCacheForm form,
+             const Generated& got, bool aborted, const std::string& what) {
+    std::unique_ptr<Engine>& engine = alone_[{model.name, form}];
     if (!engine) {
       TestEngineOptions options = ModelOptions(model);
       options.drafter = DrafterKind::kNone;
       options.max_num_batched_tokens = 1024;
       options.max_model_len = 400;
       options.prefix_caching = false;
+      options.cache_form = form;
       engine = MakeTestEngine(options);
     }
     request.num_speculative_tokens.reset();
@@ -216,7 +222,7 @@ class Fuzz {
 
   SmallModel small_model_{2, kSmallVocab};
   std::mt19937 random_;
-  std::map<std::string, std::unique_ptr<Engine>> alone_;
+  std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;
   int64_t cached_tokens_ = 0;
   int64_t accepted_ = 0;

@@ -25,18 +25,22 @@ void ExpectClose(const Generated& a, const Generated& b, const std::string& what
   ASSERT_EQ(a.tokens, b.tokens) << what;
 }
 
-/// The requests of a seed one after the other, without speculation. Computed once per type, mode,
-/// seed and number.
-const std::vector<Generated>& AloneRuns(DType dtype, LogprobsMode mode, uint32_t seed,
+/// The requests of a seed one after the other, without speculation. Computed once per type, form of
+/// the cache, mode, seed and number.
+const std::vector<Generated>& AloneRuns(DType dtype, KvCacheForm form, LogprobsMode mode,
+                                        uint32_t seed,
                                         const std::vector<GenerationRequest>& requests) {
-  static std::map<std::tuple<DType, LogprobsMode, uint32_t, size_t>, std::vector<Generated>> known;
-  std::vector<Generated>& results = known[{dtype, mode, seed, requests.size()}];
+  static std::map<std::tuple<DType, KvCacheForm, LogprobsMode, uint32_t, size_t>,
+                  std::vector<Generated>>
+      known;
+  std::vector<Generated>& results = known[{dtype, form, mode, seed, requests.size()}];
   if (!results.empty()) return results;
   results.resize(requests.size());
   const auto engine = MakeTestEngine({.dtype = dtype,
                                       .drafter = DrafterKind::kNone,
                                       .max_num_batched_tokens = 1024,
                                       .prefix_caching = false,
+                                      .cache_form = form,
                                       .logprobs_mode = mode});
   for (size_t i = 0; i < requests.size(); ++i) {
     Submit(*engine, requests[i], &results[i]);
@@ -66,7 +70,8 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   AddGrammars(seed, kBundledVocab, requests);
-  const auto& alone = AloneRuns(options.dtype, options.logprobs_mode, seed, requests);
+  const auto& alone =
+      AloneRuns(options.dtype, options.cache_form, options.logprobs_mode, seed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   std::mt19937 random(seed);
@@ -124,7 +129,26 @@ INSTANTIATE_TEST_SUITE_P(
               .max_num_batched_tokens = 19}},
         Case{"repeated2_preempted",
              2,
-             {.drafter = DrafterKind::kRepeated, .k = 2, .num_blocks = 26, .max_model_len = 400}}),
+             {.drafter = DrafterKind::kRepeated, .k = 2, .num_blocks = 26, .max_model_len = 400}},
+        Case{"chain3_heads",
+             2,
+             {.k = 3,
+              .max_num_batched_tokens = 37,
+              .threads = 2,
+              .cache_form = KvCacheForm::kHeads}},
+        Case{"chain3_heads_float32_padded",
+             3,
+             {.dtype = DType::kF32,
+              .draft_form = DraftForm::kPadded,
+              .block_size = 8,
+              .num_blocks = 1024,
+              .cache_form = KvCacheForm::kHeads}},
+        Case{"chain2_heads_preempted",
+             2,
+             {.k = 2, .num_blocks = 26, .max_model_len = 400, .cache_form = KvCacheForm::kHeads}},
+        Case{"repeated3_heads",
+             1,
+             {.drafter = DrafterKind::kRepeated, .k = 3, .cache_form = KvCacheForm::kHeads}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 /// The backends that leave requests over promise no bits, but the same function.
@@ -145,7 +169,8 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
     request.sampling.ignore_eos = true;
     request.sampling.logprobs = 0;
   }
-  const auto& alone = AloneRuns(options.dtype, options.logprobs_mode, kSeed, requests);
+  const auto& alone =
+      AloneRuns(options.dtype, options.cache_form, options.logprobs_mode, kSeed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -21,6 +21,7 @@ struct GoldenCase {
   const char* golden;
   DrafterKind drafter;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
+  KvCacheForm cache_form = KvCacheForm::kLatent;
 };
 
 class GoldenGreedyTest : public testing::TestWithParam<GoldenCase> {};
@@ -33,6 +34,7 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
   options.checkpoint = CheckpointDirectory(GetParam().golden);
   options.drafter = GetParam().drafter;
   options.attention_backend = GetParam().attention_backend;
+  options.cache_form = GetParam().cache_form;
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> results(golden.size());
   for (size_t i = 0; i < golden.size(); i += kEvery) {
@@ -60,8 +62,13 @@ std::string CaseName(const testing::TestParamInfo<GoldenCase>& test) {
   if (test.param.attention_backend != AttentionBackend::kRagged) {
     name += fmt::format("_{}", AttentionBackendName(test.param.attention_backend));
   }
+  if (test.param.cache_form == KvCacheForm::kHeads) name += "_heads";
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
+}
+
+Case WithHeads(const char* golden, DrafterKind drafter) {
+  return {golden, drafter, AttentionBackend::kRagged, KvCacheForm::kHeads};
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
@@ -73,6 +80,16 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
                                          GoldenCase{"tiny-v2-lite", DrafterKind::kNone},
                                          GoldenCase{"tiny-glm4-moe-lite", DrafterKind::kNone},
                                          GoldenCase{"tiny-kimi-k25-fp8", DrafterKind::kNone}),
+                         CaseName);
+
+INSTANTIATE_TEST_SUITE_P(PerHeadCache, GoldenGreedyTest,
+                         testing::Values(WithHeads("tiny-v3-mtp3", DrafterKind::kNone),
+                                         WithHeads("tiny-v3-mtp3", DrafterKind::kChain),
+                                         WithHeads("tiny-v3-options", DrafterKind::kNone),
+                                         WithHeads("tiny-v2", DrafterKind::kNone),
+                                         WithHeads("tiny-v2-lite", DrafterKind::kNone),
+                                         WithHeads("tiny-glm4-moe-lite", DrafterKind::kNone),
+                                         WithHeads("tiny-kimi-k25-fp8", DrafterKind::kNone)),
                          CaseName);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -75,9 +75,10 @@ TEST_P(PrefixCacheTest, SharedBeginningsOfManyLengthsGiveTheBitsOfAColdCache) {
   EXPECT_EQ(warm->Counters().kv_cache_usage, 0);
 }
 
-TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
-  TestEngineOptions options{.drafter = GetParam(), .k = 2, .exact_prefix = true};
+/// Turns of a conversation, each prompt the whole of it so far: the bits of a cold cache, and hits.
+void ExpectConversationSame(TestEngineOptions options, int64_t least_cached) {
   options.block_size = 4;
+  options.k = 2;
   const auto warm = MakeTestEngine(options);
   options.prefix_caching = false;
   const auto cold = MakeTestEngine(options);
@@ -87,12 +88,21 @@ TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
     const GenerationRequest request = CacheRequest(conversation, 0.8F);
     const Generated a = RunOne(*warm, request);
     ExpectSame(a, RunOne(*cold, request), fmt::format("turn {}", turn));
-    if (HasFatalFailure()) return;
-    EXPECT_GE(a.stats.cached_tokens, turn == 0 ? 0 : 12);
+    if (testing::Test::HasFatalFailure()) return;
+    EXPECT_GE(a.stats.cached_tokens, turn == 0 ? 0 : least_cached);
     conversation.insert(conversation.end(), a.tokens.begin(), a.tokens.end());
     const std::vector<int32_t> question = DrawTokens(random, 5);
     conversation.insert(conversation.end(), question.begin(), question.end());
   }
+}
+
+TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
+  ExpectConversationSame({.drafter = GetParam(), .exact_prefix = true}, 12);
+}
+
+TEST_P(PrefixCacheTest, PerHeadEntriesKeepThemWithoutIt) {
+  // More than the first prompt's blocks: those of answers are found too.
+  ExpectConversationSame({.drafter = GetParam(), .cache_form = KvCacheForm::kHeads}, 24);
 }
 
 TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {

@@ -34,6 +34,7 @@ struct TestEngineOptions {
   bool prefix_caching = true;
   bool exact_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
+  KvCacheForm cache_form = KvCacheForm::kLatent;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   AcceptanceOptions acceptance = {};
 };
@@ -51,9 +52,9 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   ModelWeights weights =
       LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
-  parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights),
-                                           GetKernels(SelectIsa()), *parts.pool, options.dtype,
-                                           AttentionPlan(options.attention_backend, 1 + k));
+  parts.model = std::make_unique<MlaModel>(
+      std::move(config), std::move(weights), GetKernels(SelectIsa()), *parts.pool, options.dtype,
+      AttentionPlan(options.attention_backend, 1 + k, options.cache_form));
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);

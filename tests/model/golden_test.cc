@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/model/golden_file.h"
@@ -79,12 +81,24 @@ struct PromptRun {
   BatchLayout layout{16};
 };
 
-/// Names a folder of tests/golden; the checkpoint lies beside the golden file, or in models/.
-class FamilyGoldenTest : public testing::TestWithParam<const char*> {
+LoadedModel Load(const std::filesystem::path& checkpoint, KvCacheForm form) {
+  return LoadedModel(checkpoint, DType::kF32, SelectIsa(), 1, form);
+}
+
+/// A folder of tests/golden, whose checkpoint lies beside the golden file or in models/, with a
+/// cache of either form.
+class FamilyGoldenTest : public testing::TestWithParam<std::tuple<const char*, KvCacheForm>> {
  protected:
-  LoadedModel loaded{CheckpointDirectory(GetParam())};
-  GoldenFile golden{GoldenDirectory() / GetParam() / "golden.safetensors"};
+  const char* name = std::get<0>(GetParam());
+  LoadedModel loaded = Load(CheckpointDirectory(name), std::get<1>(GetParam()));
+  GoldenFile golden{GoldenDirectory() / name / "golden.safetensors"};
 };
+
+/// "tiny_v2_heads".
+std::string CaseName(std::string name, KvCacheForm form) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return fmt::format("{}_{}", name, KvCacheFormName(form));
+}
 
 TEST_P(FamilyGoldenTest, HiddenStatesOfEveryLayer) {
   const auto ids = golden.Read<int32_t>("case0.ids");
@@ -119,17 +133,17 @@ TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, FamilyGoldenTest,
-                         testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2",
-                                         "tiny-v2-lite", "tiny-glm4-moe-lite", "tiny-kimi-k25-fp8"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Families, FamilyGoldenTest,
+    testing::Combine(testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2", "tiny-v2-lite",
+                                     "tiny-glm4-moe-lite", "tiny-kimi-k25-fp8"),
+                     testing::ValuesIn(kAllKvCacheForms)),
+    [](const auto& test) { return CaseName(std::get<0>(test.param), std::get<1>(test.param)); });
 
-TEST(MtpGoldenTest, EveryModule) {
-  LoadedModel loaded(TinyModelDirectory());
+class MtpGoldenTest : public testing::TestWithParam<KvCacheForm> {};
+
+TEST_P(MtpGoldenTest, EveryModule) {
+  LoadedModel loaded = Load(TinyModelDirectory(), GetParam());
   const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
   ASSERT_EQ(loaded.model->num_mtp_modules(), 3);
   for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
@@ -150,6 +164,9 @@ TEST(MtpGoldenTest, EveryModule) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Forms, MtpGoldenTest, testing::ValuesIn(kAllKvCacheForms),
+                         [](const auto& test) { return std::string(KvCacheFormName(test.param)); });
 
 }  // namespace
 }  // namespace outrider

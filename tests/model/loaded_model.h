@@ -13,14 +13,15 @@ namespace outrider {
 
 struct LoadedModel {
   explicit LoadedModel(const std::filesystem::path& directory, DType dtype = DType::kF32,
-                       Isa isa = SelectIsa(), int threads = 1)
+                       Isa isa = SelectIsa(), int threads = 1,
+                       KvCacheForm form = KvCacheForm::kLatent)
       : pool(threads) {
     ModelConfig config = ReadModelConfig(directory);
     const auto source = OpenCheckpoint(directory, config);
     const int mtp = CountMtpLayers(*source, config);
     ModelWeights weights = LoadModelWeights(config, mtp, *source, dtype, pool, nullptr);
     model = std::make_unique<MlaModel>(std::move(config), std::move(weights), GetKernels(isa), pool,
-                                       dtype);
+                                       dtype, AttentionPlan(AttentionBackend::kRagged, 1, form));
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,10 +21,15 @@ struct DrafterCase {
   bool chain = true;
   int32_t k = 3;
   DraftForm form = DraftForm::kCompacted;
+  KvCacheForm cache_form = KvCacheForm::kLatent;
 };
 
-inline LoadedModel& SharedModel() {
-  static LoadedModel* model = new LoadedModel(TinyModelDirectory(), DType::kBF16);
+inline LoadedModel& SharedModel(KvCacheForm form = KvCacheForm::kLatent) {
+  static std::map<KvCacheForm, std::unique_ptr<LoadedModel>> models;
+  std::unique_ptr<LoadedModel>& model = models[form];
+  if (!model) {
+    model = std::make_unique<LoadedModel>(TinyModelDirectory(), DType::kBF16, SelectIsa(), 1, form);
+  }
   return *model;
 }
 
@@ -34,7 +40,7 @@ class DrafterSimulation {
       : case_(drafter_case),
         tokens_(std::move(prompt)),
         prompt_length_(static_cast<int32_t>(tokens_.size())),
-        cache_(SharedModel().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
+        cache_(Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
         drafter_(MakeDrafter(drafter_case.form, cache_)) {}
 
   /// Runs `count` prompt tokens; at the prompt's end `next` is what was sampled.
@@ -66,7 +72,7 @@ class DrafterSimulation {
   }
 
   void ExpectEqualsRecomputation() {
-    KvCache fresh = SharedModel().MakeCache(kBlocks, kBlockSize, DType::kBF16);
+    KvCache fresh = Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16);
     std::vector<float> hidden;
     const int32_t prompt_end = std::min(prompt_length_, computed_);
     Forward(fresh, hidden, 0, prompt_end, {});
@@ -83,8 +89,7 @@ class DrafterSimulation {
       ASSERT_EQ(drafts_, drafts);
     }
     const auto known = static_cast<int32_t>(tokens_.size());
-    const auto target_layers =
-        static_cast<int32_t>(SharedModel().model->config().num_hidden_layers);
+    const auto target_layers = static_cast<int32_t>(Loaded().model->config().num_hidden_layers);
     for (int32_t m = 0; m < (case_.chain ? case_.k : 1); ++m) {
       for (int32_t p = 0; p < computed_; ++p) {
         // Rows that read a draft are provisional: they must match too, but where there was no draft
@@ -96,12 +101,14 @@ class DrafterSimulation {
   }
 
  private:
+  LoadedModel& Loaded() const { return SharedModel(case_.cache_form); }
+
   static constexpr int32_t kBlockSize = 4;
   static constexpr int32_t kBlocks = 32;
   static constexpr int32_t kSlot = 1;
 
   std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
-    MlaModel& model = *SharedModel().model;
+    MlaModel& model = *Loaded().model;
     if (case_.chain) {
       return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form);
     }
@@ -124,14 +131,14 @@ class DrafterSimulation {
                const std::vector<int32_t>& drafts) const {
     BatchLayout layout(kBlockSize);
     layout.Assign(std::vector{Work(first, end, drafts)});
-    hidden.resize(static_cast<size_t>(layout.num_rows() * SharedModel().model->hidden_size()));
-    SharedModel().model->Forward(
-        layout, cache, {hidden.data(), layout.num_rows(), SharedModel().model->hidden_size()});
+    hidden.resize(static_cast<size_t>(layout.num_rows() * Loaded().model->hidden_size()));
+    Loaded().model->Forward(layout, cache,
+                            {hidden.data(), layout.num_rows(), Loaded().model->hidden_size()});
   }
 
   void Propose(Drafter& drafter, const std::vector<float>& hidden, int32_t first, int32_t n,
                std::vector<int32_t>& drafts) const {
-    const int64_t width = SharedModel().model->hidden_size();
+    const int64_t width = Loaded().model->hidden_size();
     drafts.assign(static_cast<size_t>(case_.k), -1);
     const DraftRequest request{
         .slot = kSlot,

@@ -51,8 +51,9 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& test) {
-  return fmt::format("{}{}{}", test.param.chain ? "Chain" : "Repeated", test.param.k,
-                     test.param.form == DraftForm::kPadded ? "Padded" : "");
+  return fmt::format("{}{}{}{}", test.param.chain ? "Chain" : "Repeated", test.param.k,
+                     test.param.form == DraftForm::kPadded ? "Padded" : "",
+                     test.param.cache_form == KvCacheForm::kHeads ? "Heads" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -60,7 +61,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{true, 1}, Case{true, 2}, Case{true, 3}, Case{false, 1}, Case{false, 2},
                     Case{false, 3}, Case{true, 1, DraftForm::kPadded},
                     Case{true, 2, DraftForm::kPadded}, Case{true, 3, DraftForm::kPadded},
-                    Case{false, 1, DraftForm::kPadded}, Case{false, 3, DraftForm::kPadded}),
+                    Case{false, 1, DraftForm::kPadded}, Case{false, 3, DraftForm::kPadded},
+                    Case{true, 3, DraftForm::kCompacted, KvCacheForm::kHeads},
+                    Case{true, 3, DraftForm::kPadded, KvCacheForm::kHeads},
+                    Case{false, 3, DraftForm::kCompacted, KvCacheForm::kHeads}),
     CaseName);
 
 /// Prompts and sampled tokens of the named scenarios.

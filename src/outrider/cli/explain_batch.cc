@@ -76,8 +76,8 @@ std::string RowsText(std::span<const RequestRows> requests) {
 }  // namespace
 
 ExplainedBatch::ExplainedBatch(std::span<const BatchItem> items, AttentionBackend backend,
-                               int32_t k, int32_t block_size)
-    : items_(items.begin(), items.end()), k_(k), layout_(block_size), plan_(backend, 1 + k) {
+                               KvCacheForm form, int32_t k, int32_t block_size)
+    : items_(items.begin(), items.end()), k_(k), layout_(block_size), plan_(backend, 1 + k, form) {
   size_t most_rows = 0;
   size_t longest = 0;
   for (const BatchItem& item : items_) {
@@ -131,6 +131,10 @@ std::string ExplainedBatch::SplitTable() const {
     }
     return fmt::format("{}", fmt::join(texts, " "));
   };
+  if (!plan_.per_head().empty()) {
+    table.push_back({"all, per head", RowsText(plan_.per_head()), "each request at its own length",
+                     requests_text(plan_.per_head())});
+  }
   if (!runs.empty()) {
     std::string how = "each request at its own length";
     if (plan_.backend() == AttentionBackend::kUniformPad) {
@@ -158,10 +162,10 @@ std::string ExplainedBatch::Text() const {
   const AttentionBackend backend = plan_.backend();
   return fmt::format(
       "Step of {}, {}; k = {}: decode requests have up to {}\n\n{}\n"
-      "Attention backend: {} ({})\n{}\n\n{}",
+      "KV cache form: {}\nAttention backend: {} ({})\n{}\n\n{}",
       CountText(static_cast<int64_t>(items_.size()), "request"),
       CountText(layout_.num_rows(), "row"), k_, CountText(int64_t{1} + k_, "row"), LayoutTable(),
-      AttentionBackendName(backend),
+      KvCacheFormName(plan_.cache_form()), AttentionBackendName(backend),
       KeepsExactness(backend) ? "exact: output does not depend on batching or drafts"
                               : "NOT exact: output can depend on batching and drafts",
       AttentionBackendSummary(backend), SplitTable());
@@ -195,7 +199,9 @@ std::string ExplainedBatch::Json() const {
                          {"attention",
                           {{"backend", AttentionBackendName(plan_.backend())},
                            {"exact", KeepsExactness(plan_.backend())},
+                           {"kv_cache_form", KvCacheFormName(plan_.cache_form())},
                            {"kernel_query_length", plan_.query_length()},
+                           {"per_head", rows(plan_.per_head())},
                            {"decode", rows(plan_.decode_runs())},
                            {"left_over", rows(plan_.left_over())},
                            {"prompts", rows(plan_.prompts())}}}};

@@ -17,8 +17,8 @@ namespace outrider::cli {
 /// computed again after a preemption.
 class ExplainedBatch {
  public:
-  ExplainedBatch(std::span<const BatchItem> items, AttentionBackend backend, int32_t k,
-                 int32_t block_size);
+  ExplainedBatch(std::span<const BatchItem> items, AttentionBackend backend, KvCacheForm form,
+                 int32_t k, int32_t block_size);
   ExplainedBatch(const ExplainedBatch&) = delete;
   ExplainedBatch& operator=(const ExplainedBatch&) = delete;
 

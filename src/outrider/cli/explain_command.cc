@@ -12,18 +12,25 @@ namespace {
 // What a model without a say in it is taken to speculate.
 constexpr int32_t kDefaultDrafts = 3;
 
-int32_t NumDrafts(const EngineOptions& options) {
-  if (!options.model.empty()) return ExplainEngine(options).num_speculative_tokens;
-  return options.speculation.num_speculative_tokens.value_or(kDefaultDrafts);
+ExplainedBatch ExplainBatch(const Settings& settings) {
+  const EngineOptions& options = settings.engine;
+  int32_t k = options.speculation.num_speculative_tokens.value_or(kDefaultDrafts);
+  KvCacheForm form = options.kv_cache_form.value_or(KvCacheForm::kLatent);
+  if (options.model.empty()) {
+    CheckAttentionOptions(options);
+  } else {
+    const LoadedEngine explained = ExplainEngine(options);
+    k = explained.num_speculative_tokens;
+    form = explained.kv_cache_form;
+  }
+  return {settings.explain.batch, options.attention_backend, form, k, options.block_size};
 }
 
 }  // namespace
 
 int RunExplain(const Settings& settings) {
-  const EngineOptions& options = settings.engine;
   if (!settings.explain.batch.empty()) {
-    const ExplainedBatch batch(settings.explain.batch, options.attention_backend,
-                               NumDrafts(options), options.block_size);
+    const ExplainedBatch batch = ExplainBatch(settings);
     std::cout << (settings.explain.json ? batch.Json() : batch.Text()) << std::flush;
     return 0;
   }

@@ -44,6 +44,7 @@ void CheckOptions(const EngineOptions& o) {
   if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
   CheckDType("--dtype", o.dtype);
   CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
+  CheckAttentionOptions(o);
   const auto& [min, max] =
       std::tie(o.speculation.prompt_lookup_min, o.speculation.prompt_lookup_max);
   if (min < 1 || min > max) {
@@ -132,12 +133,6 @@ class EnginePlan {
     std::string why;
     if (options_.kv_cache_form) {
       form_ = *options_.kv_cache_form;
-      if (form_ == KvCacheForm::kHeads && backend != AttentionBackend::kRagged) {
-        throw InvalidArgument(
-            "--attention-backend {} chooses a decode kernel over a latent cache, which "
-            "--kv-cache-form heads does not have: use --kv-cache-form latent, or ragged",
-            AttentionBackendName(backend));
-      }
       why = "--kv-cache-form";
     } else if (backend != AttentionBackend::kRagged) {
       form_ = KvCacheForm::kLatent;
@@ -330,12 +325,23 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
 
 }  // namespace
 
+void CheckAttentionOptions(const EngineOptions& options) {
+  if (options.kv_cache_form == KvCacheForm::kHeads &&
+      options.attention_backend != AttentionBackend::kRagged) {
+    throw InvalidArgument(
+        "--attention-backend {} chooses a decode kernel over a latent cache, which --kv-cache-form "
+        "heads does not have: use --kv-cache-form latent, or --attention-backend ragged",
+        AttentionBackendName(options.attention_backend));
+  }
+}
+
 LoadedEngine ExplainEngine(const EngineOptions& options) {
   const EnginePlan plan(options);
   LoadedEngine loaded;
   loaded.config = plan.config();
   loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
+  loaded.kv_cache_form = plan.kv_cache_form();
   loaded.memory = plan.Memory(
       MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.dtype()));
   return loaded;
@@ -347,6 +353,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.config = plan.config();
   loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
+  loaded.kv_cache_form = plan.kv_cache_form();
   LoadText(options, loaded);
 
   EngineParts parts;

@@ -45,8 +45,12 @@ struct LoadedEngine {
   MemoryReport memory;
   std::vector<Decision> decisions;
   int32_t num_speculative_tokens = 0;  // k
+  KvCacheForm kv_cache_form = KvCacheForm::kLatent;
   std::unique_ptr<Engine> engine;
 };
+
+/// Throws Error if the attention backend needs another form of the KV cache than is asked for.
+void CheckAttentionOptions(const EngineOptions& options);
 
 /// What would run: config, memory and decisions, without reading weights (engine is null).
 LoadedEngine ExplainEngine(const EngineOptions& options);

@@ -24,8 +24,8 @@ constexpr int64_t kTileRows = 6;
 constexpr int64_t kStep = 16;  // elements of an entry that arrive together
 // Keys whose values stay in L1 while all row tiles pass over a line of columns.
 constexpr int64_t kOutputKeys = 128;
-// Keys that stay in L1 while all row tiles take their scores.
-constexpr int64_t kScoreKeys = 32;
+// Keys that stay in L1 while all row tiles take their scores: a multiple of every KeysOfTile.
+constexpr int64_t kScoreKeys = 24;
 
 alignas(32) constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
@@ -43,6 +43,21 @@ inline __attribute__((always_inline)) __m256 Elements(const std::byte* entry, in
     __m256 upper;
     asm("vandps %2, %1, %0" : "=x"(upper) : "x"(both), "m"(kUpperHalves));
     return upper;
+  }
+}
+
+/// Both, where registers are left for the mask.
+template <bool kIsBFloat16>
+inline __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
+                                                        __m256& even, __m256& odd) {
+  if constexpr (!kIsBFloat16) {
+    even = _mm256_loadu_ps(reinterpret_cast<const float*>(entry) + i);
+    odd = _mm256_loadu_ps(reinterpret_cast<const float*>(entry) + i + 8);
+  } else {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(entry + i * 2));
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+    odd = _mm256_castsi256_ps(
+        _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
   }
 }
 
@@ -135,8 +150,9 @@ inline __attribute__((always_inline)) void AddScores(const float* q, int64_t q_s
     // There are registers for both parities of an entry: it is loaded once.
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-      const __m256 even = Elements<kIsBFloat16, 0>(entries[t], i);
-      const __m256 odd = Elements<kIsBFloat16, 1>(entries[t], i);
+      __m256 even;
+      __m256 odd;
+      BothElements<kIsBFloat16>(entries[t], i, even, odd);
 #pragma GCC unroll 2
       for (int r = 0; r < R; ++r) {
         MultiplyAdd(_mm256_load_ps(q + r * q_stride), even, acc[t][r]);
@@ -171,11 +187,14 @@ void ScoreTile(const ScoreArgs& args, const std::byte* const* entries, float* sc
     for (int r = 0; r < R; ++r) acc[t][r] = _mm256_setzero_ps();
   }
   const float* q = args.q;
-  for (int64_t i = args.own; i < args.own + args.own_width; i += kStep, q += kStep) {
-    AddScores<R, T, kIsBFloat16>(q, args.q_stride, entry, i, acc);
+  const int64_t q_stride = args.q_stride;
+  const int64_t own_end = args.own + args.own_width;
+  for (int64_t i = args.own; i < own_end; i += kStep, q += kStep) {
+    AddScores<R, T, kIsBFloat16>(q, q_stride, entry, i, acc);
   }
-  for (int64_t i = args.shared; i < args.shared + args.shared_width; i += kStep, q += kStep) {
-    AddScores<R, T, kIsBFloat16>(q, args.q_stride, entry, i, acc);
+  const int64_t shared_end = args.shared + args.shared_width;
+  for (int64_t i = args.shared; i < shared_end; i += kStep, q += kStep) {
+    AddScores<R, T, kIsBFloat16>(q, q_stride, entry, i, acc);
   }
   const __m128 scale4 = _mm_set1_ps(args.scale);
   if constexpr (R == 1 && T % 4 == 0) {
@@ -201,22 +220,26 @@ void ScoreTile(const ScoreArgs& args, const std::byte* const* entries, float* sc
 
 /// Keys per tile: enough chains to hide the latency of an FMA, few enough for the registers.
 constexpr int64_t KeysOfTile(int64_t rows) {
-  return rows >= 5 ? 2 : rows == 4 ? 3 : rows >= 2 ? 4 : 8;
+  return rows >= 5 ? 2 : rows >= 3 ? 3 : rows == 2 ? 4 : 8;
 }
 
-/// Keys [first, last) for R rows.
+/// Keys [first, last) for R rows, in tiles of T keys, the rest in smaller ones.
+template <int R, int T, bool kIsBFloat16>
+inline void ScoreKeys(const ScoreArgs& args, const std::byte* const* entries, int64_t first,
+                      int64_t last, float* scores, ReadAhead& ahead) {
+  for (; first + T <= last; first += T) {
+    ahead.Step();
+    ScoreTile<R, T, kIsBFloat16>(args, entries + first, scores + first * args.stride);
+  }
+  if constexpr (T > 1) {
+    ScoreKeys<R, T / 2, kIsBFloat16>(args, entries, first, last, scores, ahead);
+  }
+}
+
 template <int R, bool kIsBFloat16>
 void ScoreRows(const ScoreArgs& args, const std::byte* const* entries, int64_t first, int64_t last,
                float* scores, ReadAhead& ahead) {
-  constexpr int kKeys = KeysOfTile(R);
-  int64_t t = first;
-  for (; t + kKeys <= last; t += kKeys) {
-    ahead.Step();
-    ScoreTile<R, kKeys, kIsBFloat16>(args, entries + t, scores + t * args.stride);
-  }
-  for (; t < last; ++t) {
-    ScoreTile<R, 1, kIsBFloat16>(args, entries + t, scores + t * args.stride);
-  }
+  ScoreKeys<R, KeysOfTile(R), kIsBFloat16>(args, entries, first, last, scores, ahead);
 }
 
 template <bool kIsBFloat16>
@@ -295,8 +318,14 @@ inline __attribute__((always_inline)) void OutputTile(const OutputArgs& args, in
   for (const std::byte* const* end = args.entries + last; entry < end; ++entry, p += stride) {
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) {
-      const __m256 v0 = Elements<kIsBFloat16, 0>(*entry, element + g * kStep);
-      const __m256 v1 = Elements<kIsBFloat16, 1>(*entry, element + g * kStep);
+      __m256 v0;
+      __m256 v1;
+      if constexpr (R <= 4) {
+        BothElements<kIsBFloat16>(*entry, element + g * kStep, v0, v1);
+      } else {
+        v0 = Elements<kIsBFloat16, 0>(*entry, element + g * kStep);
+        v1 = Elements<kIsBFloat16, 1>(*entry, element + g * kStep);
+      }
       if (g * kStep * kElementBytes % 64 == 0) {
         _mm_prefetch(reinterpret_cast<const char*>(*entry) + ahead + g * kStep * kElementBytes,
                      _MM_HINT_T0);
@@ -322,7 +351,7 @@ inline __attribute__((always_inline)) void OutputTile(const OutputArgs& args, in
 /// All columns of `args`; few rows take several vectors at once, to have enough chains.
 template <int R, bool kIsBFloat16>
 void OutputRows(const OutputArgs& args, int64_t first, int64_t last, bool from_zero) {
-  constexpr int kGroups = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  constexpr int kGroups = R == 1 ? 4 : R == 2 ? 2 : 1;
   int64_t c = 0;
   for (; c + kGroups * kStep <= args.columns; c += kGroups * kStep) {
     OutputTile<R, kGroups, kIsBFloat16>(args, c, first, last, from_zero);

@@ -98,8 +98,16 @@ inline void Softmax(const EntryBlock& block, int64_t r, int64_t stride) {
   __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
                     _mm256_setzero_ps()};
   const __m256i steps = _mm256_set1_epi32(1);
-  __m256i position = _mm256_setzero_si256();
-  for (t = 0; t < keys; t += 4) {
+  for (t = 0; t + 4 <= shared; t += 4) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const __m256 p = Weight(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
+      _mm256_store_ps(scores + (t + j) * stride, p);
+      sums[j] = _mm256_add_ps(sums[j], p);
+    }
+  }
+  __m256i position = _mm256_set1_epi32(static_cast<int>(t));
+  for (; t < keys; t += 4) {
     const int64_t count = Least(4, keys - t);
     for (int64_t j = 0; j < count; ++j) {
       const __m256i sees = _mm256_cmpgt_epi32(visible, position);

@@ -71,33 +71,45 @@ inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
-/// exp(x) to within 1 ulp, gradual underflow and overflow included; exp(0) is 1, NaN stays NaN.
+/// exp(x) is 2^exponent times `power`, to within 1 ulp; x within the range of float exponents.
 ///
 /// With n = round(x / ln 2) and r = x - n ln 2, |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite
 /// 1980), exp(x) = 2^n (1 + r + r^2 q(r)). q is a polynomial of degree 4 whose largest relative
-/// error in exp(r) is 3e-9. 2^n is applied in two halves so that neither overflows on its own.
+/// error in exp(r) is 3e-9.
+struct ExpParts {
+  explicit ExpParts(__m256 x) {
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(std::numbers::log2e_v<float>)),
+                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(std::numbers::ln2_v<float>), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
+    __m256 q = _mm256_set1_ps(0x1.6a25b0p-10f);
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.1239e2p-7f));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.5558f0p-5f));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.555492p-3f));
+    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.fffffcp-2f));
+    const __m256 fraction = _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r);
+    power = _mm256_add_ps(fraction, _mm256_set1_ps(1.0f));
+    exponent = _mm256_cvtps_epi32(n);
+  }
+
+  __m256 power;
+  __m256i exponent;
+};
+
+/// 2^n, -126 <= n <= 127.
+inline __m256 PowerOfTwo(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+/// exp(x) to within 1 ulp, gradual underflow and overflow included; exp(0) is 1, NaN stays NaN.
 inline __m256 Exp(__m256 x) {
   // In this order of operands min and max return x when x is NaN.
   x = _mm256_min_ps(_mm256_set1_ps(89.0f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(std::numbers::log2e_v<float>)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(std::numbers::ln2_v<float>), x);
-  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
-  __m256 q = _mm256_set1_ps(0x1.6a25b0p-10f);
-  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.1239e2p-7f));
-  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.5558f0p-5f));
-  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.555492p-3f));
-  q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.fffffcp-2f));
-  const __m256 fraction = _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r);
-  const __m256 power = _mm256_add_ps(fraction, _mm256_set1_ps(1.0f));
-  const __m256i whole = _mm256_cvtps_epi32(n);
-  const __m256i first = _mm256_srai_epi32(whole, 1);
-  const __m256i second = _mm256_sub_epi32(whole, first);
-  const __m256i bias = _mm256_set1_epi32(127);
-  const __m256i scale1 = _mm256_slli_epi32(_mm256_add_epi32(first, bias), 23);
-  const __m256i scale2 = _mm256_slli_epi32(_mm256_add_epi32(second, bias), 23);
-  return _mm256_mul_ps(_mm256_mul_ps(power, _mm256_castsi256_ps(scale1)),
-                       _mm256_castsi256_ps(scale2));
+  const ExpParts parts(x);
+  // In two halves, so that neither overflows on its own.
+  const __m256i first = _mm256_srai_epi32(parts.exponent, 1);
+  const __m256i second = _mm256_sub_epi32(parts.exponent, first);
+  return _mm256_mul_ps(_mm256_mul_ps(parts.power, PowerOfTwo(first)), PowerOfTwo(second));
 }
 
 /// exp(x) for x <= 0 that is to weigh values beside others of weight 1: zero below exp(-64), where
@@ -105,8 +117,10 @@ inline __m256 Exp(__m256 x) {
 /// subnormal, and some processors take a hundred cycles for every operation on those. NaN stays
 /// NaN.
 inline __m256 Weight(__m256 x) {
-  const __m256 lost = _mm256_cmp_ps(x, _mm256_set1_ps(-64.0f), _CMP_LT_OQ);
-  return _mm256_andnot_ps(lost, Exp(x));
+  const __m256 least = _mm256_set1_ps(-64.0f);
+  const __m256 lost = _mm256_cmp_ps(x, least, _CMP_LT_OQ);
+  const ExpParts parts(_mm256_max_ps(least, x));
+  return _mm256_andnot_ps(lost, _mm256_mul_ps(parts.power, PowerOfTwo(parts.exponent)));
 }
 
 }  // namespace

@@ -1,13 +1,14 @@
-// write_latent and gather_latent: entries against rms_norm, rotate and rounding done by hand.
+// write_latent, write_entries and gather_latent: entries against rms_norm, rotate and rounding done
+// by hand.
 
 #include "tests/kernels/paged_cache.h"
 
 namespace outrider {
 namespace {
 
-class LatentCacheTest : public KernelTest {};
+class CacheEntriesTest : public KernelTest {};
 
-TEST_P(LatentCacheTest, WritesNormalisedLatentAndRotatedKeyToMappedSlotsOnly) {
+TEST_P(CacheEntriesTest, WritesNormalisedLatentAndRotatedKeyToMappedSlotsOnly) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const auto& [latent, rope] : {std::pair{512, 64}, {20, 6}, {33, 2}}) {
       const int64_t rows = Pick(1, 50);
@@ -48,7 +49,32 @@ TEST_P(LatentCacheTest, WritesNormalisedLatentAndRotatedKeyToMappedSlotsOnly) {
   }
 }
 
-TEST_P(LatentCacheTest, GatherReadsTheRequestsPositionsExactly) {
+TEST_P(CacheEntriesTest, WritesEntriesAsTheyAreToMappedSlotsOnly) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int32_t width : {1088, 45}) {
+      const int64_t rows = Pick(1, 50);
+      PagedCache paged(dtype, 16, width, 8, random);
+      std::vector<int64_t> slots(128);
+      std::iota(slots.begin(), slots.end(), 0);
+      std::shuffle(slots.begin(), slots.end(), random);
+      slots[0] = -1;
+      const TestMatrix entries = TestMatrix::Random(rows, width, random, 3);
+      kernels.write_entries(pool, entries.view(), slots.data(), paged.cache());
+      for (int64_t r = 1; r < rows; ++r) {
+        for (int64_t i = 0; i < width; ++i) {
+          const float value = entries.view().row(r)[i];
+          ASSERT_EQ(paged.Get(slots[static_cast<size_t>(r)] * width + i),
+                    dtype == DType::kF32 ? value : RoundToBFloat16(value));
+        }
+      }
+      for (int64_t r = rows; r < 128; ++r) {
+        ASSERT_TRUE(std::isnan(paged.Get(slots[static_cast<size_t>(r)] * width))) << r;
+      }
+    }
+  }
+}
+
+TEST_P(CacheEntriesTest, GatherReadsTheRequestsPositionsExactly) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const auto& [latent, rope] : {std::pair{512, 64}, {20, 6}, {33, 2}}) {
       for (const int32_t block_size : {1, 16, 64}) {
@@ -75,7 +101,7 @@ TEST_P(LatentCacheTest, GatherReadsTheRequestsPositionsExactly) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, LatentCacheTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+INSTANTIATE_TEST_SUITE_P(Isas, CacheEntriesTest, testing::ValuesIn(TestedIsas()), IsaTestName);
 
 }  // namespace
 }  // namespace outrider

@@ -1,0 +1,323 @@
+// Absorbed and per-head attention over the paged cache: against the reference, and the bits of
+// every row alone against batches. Slots that a row must not see hold NaN.
+
+#include <array>
+#include <cmath>
+
+#include "tests/kernels/paged_cache.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace outrider {
+namespace {
+
+struct Request {
+  int32_t context;
+  int32_t length;
+  std::vector<int32_t> table;
+};
+
+/// Entries hold [key and value of all heads | shared key], or [key of every head | shared key |
+/// value of every head].
+enum class Entries : uint8_t { kAbsorbed, kPerHead };
+constexpr std::array kBothEntries = {Entries::kAbsorbed, Entries::kPerHead};
+
+struct Shape {
+  Entries entries;
+  int32_t heads, own, shared, value, block_size;
+  DType dtype;
+
+  int32_t width() const {
+    return entries == Entries::kAbsorbed ? own + shared : heads * (own + value) + shared;
+  }
+  int32_t query_width() const { return own + shared; }
+  /// Element i of head h's key, and of its value, in an entry.
+  int32_t KeyElement(int32_t h, int32_t i) const {
+    if (entries == Entries::kAbsorbed) return i;
+    return i < own ? h * own + i : heads * own + i - own;
+  }
+  int32_t ValueElement(int32_t h, int32_t i) const {
+    return entries == Entries::kAbsorbed ? i : heads * own + shared + h * value + i;
+  }
+};
+
+/// Small, of this kind; absorbed values are the key's own part.
+Shape SmallShape(Entries entries, int32_t heads, int32_t own, int32_t shared, int32_t value,
+                 DType dtype = DType::kF32) {
+  return {.entries = entries,
+          .heads = heads,
+          .own = own,
+          .shared = shared,
+          .value = entries == Entries::kAbsorbed ? own : value,
+          .block_size = 16,
+          .dtype = dtype};
+}
+
+class PagedAttentionTest : public KernelTest {
+ protected:
+  /// Requests of these (context, query length), with their cache filled and random queries.
+  struct Batch {
+    Batch(const Shape& batch_shape, const std::vector<std::pair<int32_t, int32_t>>& lengths,
+          std::mt19937& random)
+        : shape(batch_shape),
+          paged(shape.dtype, shape.block_size, shape.width(), Blocks(shape, lengths), random),
+          q(Rows(lengths), shape.heads * shape.query_width()) {
+      for (const auto& [context, length] : lengths) {
+        requests.push_back({context, length, paged.Allocate(context + length)});
+        paged.Fill(requests.back().table, 0, context + length, random);
+      }
+      q = TestMatrix::Random(q.view_rows, q.view_cols, random, 1);
+    }
+
+    static int32_t Blocks(const Shape& shape,
+                          const std::vector<std::pair<int32_t, int32_t>>& lengths) {
+      int32_t blocks = 3;
+      for (const auto& [context, length] : lengths) {
+        blocks += (context + length + shape.block_size - 1) / shape.block_size;
+      }
+      return blocks;
+    }
+    static int64_t Rows(const std::vector<std::pair<int32_t, int32_t>>& lengths) {
+      int64_t rows = 0;
+      for (const auto& [context, length] : lengths) rows += length;
+      return rows;
+    }
+
+    TestMatrix Run(const KernelTable& kernels, ThreadPool& pool) {
+      std::vector<AttentionSpan> spans;
+      int32_t row = 0;
+      for (const Request& r : requests) {
+        spans.push_back({row, r.length, r.context, r.table.data()});
+        row += r.length;
+      }
+      return RunSpans(kernels, pool, spans, q.view());
+    }
+
+    /// Row j of request i as the only row of a call.
+    TestMatrix RunAlone(const KernelTable& kernels, ThreadPool& pool, size_t i, int32_t j) {
+      int64_t row = j;
+      for (size_t before = 0; before < i; ++before) row += requests[before].length;
+      const AttentionSpan span = {0, 1, requests[i].context + j, requests[i].table.data()};
+      return RunSpans(kernels, pool, {span}, q.view().Rows(row, 1));
+    }
+
+    TestMatrix RunSpans(const KernelTable& kernels, ThreadPool& pool,
+                        const std::vector<AttentionSpan>& spans, MatrixView<const float> rows) {
+      TestMatrix out(rows.rows, shape.heads * shape.value, 3);
+      out.values.assign(out.values.size(), kNaN);
+      const float scale = 1.0f / std::sqrt(static_cast<float>(shape.query_width()));
+      if (shape.entries == Entries::kAbsorbed) {
+        kernels.absorbed_attention(pool, {.q = rows,
+                                          .heads = shape.heads,
+                                          .latent = shape.own,
+                                          .rope = shape.shared,
+                                          .scale = scale,
+                                          .cache = paged.cache(),
+                                          .requests = spans,
+                                          .out = out.view()});
+      } else {
+        kernels.per_head_attention(pool, {.q = rows,
+                                          .heads = shape.heads,
+                                          .nope = shape.own,
+                                          .rope = shape.shared,
+                                          .value = shape.value,
+                                          .scale = scale,
+                                          .cache = paged.cache(),
+                                          .requests = spans,
+                                          .out = out.view()});
+      }
+      return out;
+    }
+
+    Shape shape;
+    PagedCache paged;
+    std::vector<Request> requests;
+    TestMatrix q;
+  };
+
+  void ExpectRowsAlone(Batch& batch, const TestMatrix& together) {
+    int64_t row = 0;
+    for (size_t i = 0; i < batch.requests.size(); ++i) {
+      for (int32_t j = 0; j < batch.requests[i].length; ++j, ++row) {
+        const TestMatrix alone = batch.RunAlone(kernels, single, i, j);
+        ASSERT_TRUE(SameBits(alone.values.data(), together.view().row(row), together.view_cols))
+            << "row " << j << " of " << batch.requests[i].length << ", context "
+            << batch.requests[i].context << ", heads " << batch.shape.heads;
+      }
+    }
+  }
+
+  Shape RandomShape(bool small) {
+    const bool absorbed = Pick(0, 1) == 0;
+    const int heads[] = {1, 8, 16};
+    // Own, shared and value widths; some are not whole vectors.
+    const int absorbed_widths[][3] = {{64, 16, 64}, {20, 6, 20}, {512, 64, 512}};
+    const int per_head_widths[][3] = {{64, 64, 64}, {12, 6, 20}, {192, 64, 256}};
+    const int* width = (absorbed ? absorbed_widths : per_head_widths)[Pick(0, small ? 1 : 2)];
+    return {.entries = absorbed ? Entries::kAbsorbed : Entries::kPerHead,
+            .heads = heads[Pick(0, small ? 1 : 2)],
+            .own = width[0],
+            .shared = width[1],
+            .value = width[2],
+            .block_size = Pick(0, 1) == 0 ? 16 : 64,
+            .dtype = Pick(0, 1) == 0 ? DType::kBF16 : DType::kF32};
+  }
+
+  bool IsReference() const { return GetParam() == Isa::kReference; }
+};
+
+TEST_P(PagedAttentionTest, AgreesWithTheDefinitionInDouble) {
+  for (const Entries entries : kBothEntries) {
+    const Shape shape = SmallShape(entries, 2, 16, 8, 12);
+    Batch batch(shape, {{0, 3}, {300, 2}, {511, 1}}, random);
+    const TestMatrix out = batch.Run(kernels, pool);
+    int64_t row = 0;
+    for (const Request& r : batch.requests) {
+      for (int32_t j = 0; j < r.length; ++j, ++row) {
+        for (int32_t h = 0; h < shape.heads; ++h) {
+          std::vector<double> sums(static_cast<size_t>(shape.value));
+          double total = 0;
+          for (int64_t t = 0; t <= r.context + j; ++t) {
+            const int64_t entry = batch.paged.Slot(r.table, t) * shape.width();
+            double dot = 0;
+            for (int32_t i = 0; i < shape.query_width(); ++i) {
+              dot += double{batch.q.view().row(row)[h * shape.query_width() + i]} *
+                     batch.paged.Get(entry + shape.KeyElement(h, i));
+            }
+            const double p = std::exp(dot / std::sqrt(shape.query_width()));
+            total += p;
+            for (int32_t i = 0; i < shape.value; ++i) {
+              sums[static_cast<size_t>(i)] += p * batch.paged.Get(entry + shape.ValueElement(h, i));
+            }
+          }
+          for (int32_t i = 0; i < shape.value; ++i) {
+            EXPECT_NEAR(out.view().row(row)[h * shape.value + i],
+                        sums[static_cast<size_t>(i)] / total, 3e-6);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PagedAttentionTest, AgreesWithTheReference) {
+  if (IsReference()) return;
+  for (int trial = 0; trial < 20; ++trial) {
+    std::vector<std::pair<int32_t, int32_t>> lengths;
+    for (int i = Pick(1, 4); i > 0; --i) {
+      lengths.emplace_back(Pick(0, 700), trial % 5 == 0 ? Pick(50, 150) : Pick(1, 9));
+    }
+    Batch batch(RandomShape(trial % 4 != 0), lengths, random);
+    const TestMatrix got = batch.Run(kernels, pool);
+    const TestMatrix want = batch.Run(reference, pool);
+    for (int64_t r = 0; r < got.view_rows; ++r) {
+      for (int64_t i = 0; i < got.view_cols; ++i) {
+        ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 5e-6);
+      }
+    }
+  }
+}
+
+TEST_P(PagedAttentionTest, RowsHaveTheSameBitsAloneAtEveryQueryLength) {
+  for (int32_t length = 1; length <= 33; ++length) {
+    Batch batch(RandomShape(true), {{Pick(0, 300), length}}, random);
+    ExpectRowsAlone(batch, batch.Run(kernels, pool));
+  }
+  // A prompt, longer than a tile and across an edge of the splits.
+  const int32_t length = IsReference() ? 70 : 200;
+  Batch batch(SmallShape(Entries::kPerHead, 3, 64, 64, 64, DType::kBF16), {{200, length}}, random);
+  ExpectRowsAlone(batch, batch.Run(kernels, pool));
+}
+
+TEST_P(PagedAttentionTest, RowsHaveTheSameBitsAloneAroundEveryEdge) {
+  const std::vector<int32_t> contexts = {0,   1,   15,  16,  17,  31,  32,  63,  64,
+                                         253, 254, 255, 256, 257, 510, 511, 512, 513};
+  for (size_t i = 0; i < contexts.size(); i += 3) {
+    Batch batch(
+        RandomShape(IsReference()),
+        {{contexts[i], Pick(1, 5)}, {contexts[i + 1], Pick(1, 5)}, {contexts[i + 2], Pick(1, 5)}},
+        random);
+    ExpectRowsAlone(batch, batch.Run(kernels, pool));
+  }
+}
+
+TEST_P(PagedAttentionTest, RowsHaveTheSameBitsInRandomBatchesOnAnyNumberOfThreads) {
+  ThreadPool seven(7);
+  const int trials = IsReference() ? 2 : 10;
+  for (int trial = 0; trial < trials; ++trial) {
+    std::vector<std::pair<int32_t, int32_t>> lengths;
+    for (int i = Pick(1, 5); i > 0; --i) {
+      lengths.emplace_back(Pick(0, trial % 3 == 0 ? 2000 : 300), Pick(1, 6));
+    }
+    Batch batch(RandomShape(IsReference() || trial % 3 != 0), lengths, random);
+    const TestMatrix two = batch.Run(kernels, pool);
+    const TestMatrix one = batch.Run(kernels, single);
+    const TestMatrix many = batch.Run(kernels, seven);
+    for (int64_t r = 0; r < two.view_rows; ++r) {
+      ASSERT_TRUE(SameBits(two.view().row(r), one.view().row(r), two.view_cols));
+      ASSERT_TRUE(SameBits(two.view().row(r), many.view().row(r), two.view_cols));
+    }
+    ExpectRowsAlone(batch, two);
+  }
+}
+
+TEST_P(PagedAttentionTest, LaterKeysHaveNoInfluenceWhateverTheyHold) {
+  for (const int32_t context : {0, 30, 250, 255, 256, 600}) {
+    for (const int32_t heads : {1, 8}) {
+      for (const Entries entries : kBothEntries) {
+        const Shape shape = SmallShape(entries, heads, 64, 16, 32, DType::kBF16);
+        Batch batch(shape, {{context, 12}, {5, 2}}, random);
+        const TestMatrix before = batch.Run(kernels, pool);
+        const int32_t first_bad = Pick(1, 11);
+        batch.paged.Poison(batch.requests[0].table, context + first_bad, context + 12);
+        const TestMatrix after = batch.Run(kernels, pool);
+        for (int64_t r = 0; r < 14; ++r) {
+          const bool sees_nan = r >= first_bad && r < 12;
+          if (sees_nan) {
+            ASSERT_TRUE(std::isnan(after.view().row(r)[0])) << r;
+          } else {
+            ASSERT_TRUE(SameBits(before.view().row(r), after.view().row(r), before.view_cols)) << r;
+          }
+        }
+      }
+    }
+  }
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST_P(PagedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const Entries entries : kBothEntries) {
+      Shape shape = SmallShape(entries, 4, 20, 6, 10, dtype);
+      shape.block_size = 64;
+      Batch batch(shape, {{259, 3}}, random);
+      const LayerCache cache = batch.paged.cache();
+      const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
+      std::byte* unread = cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
+      const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
+      ASAN_POISON_MEMORY_REGION(unread, bytes);
+      const TestMatrix out = batch.Run(kernels, pool);
+      ASAN_UNPOISON_MEMORY_REGION(unread, bytes);
+      EXPECT_FALSE(std::isnan(out.values[0]));
+    }
+  }
+}
+#endif
+
+TEST_P(PagedAttentionTest, LargeScoresDoNotOverflow) {
+  for (const Entries entries : kBothEntries) {
+    Batch batch(SmallShape(entries, 2, 16, 8, 16), {{600, 2}}, random);
+    for (float& v : batch.q.values) v *= 1000;
+    const TestMatrix out = batch.Run(kernels, pool);
+    for (int64_t r = 0; r < 2; ++r) {
+      for (int64_t i = 0; i < 32; ++i) EXPECT_TRUE(std::isfinite(out.view().row(r)[i]));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, PagedAttentionTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+
+}  // namespace
+}  // namespace outrider
