@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <memory>
 #include <random>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/model/loaded_model.h"
@@ -16,7 +20,7 @@ constexpr int32_t kBlocks = 8;
 constexpr int32_t kContext = 5;  // positions whose entries a first pass left
 constexpr int32_t kLength = 12;
 
-class MtpEntriesTest : public testing::TestWithParam<Phase> {
+class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheForm>> {
  protected:
   MtpEntriesTest() {
     std::mt19937 random(5);
@@ -27,8 +31,13 @@ class MtpEntriesTest : public testing::TestWithParam<Phase> {
   }
 
   static MlaModel& model() {
-    static LoadedModel loaded(TinyModelDirectory(), DType::kBF16);
-    return *loaded.model;
+    const KvCacheForm form = std::get<1>(GetParam());
+    static std::map<KvCacheForm, std::unique_ptr<LoadedModel>> loaded;
+    if (!loaded[form]) {
+      loaded[form] =
+          std::make_unique<LoadedModel>(TinyModelDirectory(), DType::kBF16, SelectIsa(), 1, form);
+    }
+    return *loaded[form]->model;
   }
 
   static KvCache MakeCache() {
@@ -40,7 +49,7 @@ class MtpEntriesTest : public testing::TestWithParam<Phase> {
     BatchLayout layout(kBlockSize);
     std::vector<RequestWork> work;
     if (first < end) {
-      work.push_back({.phase = GetParam(),
+      work.push_back({.phase = std::get<0>(GetParam()),
                       .context_length = first,
                       .tokens = std::span(tokens_).subspan(static_cast<size_t>(first),
                                                            static_cast<size_t>(end - first)),
@@ -58,7 +67,7 @@ class MtpEntriesTest : public testing::TestWithParam<Phase> {
   }
 
   static std::vector<std::byte> Entries(KvCache& cache) {
-    const LatentCache layer = cache.layer(static_cast<int32_t>(model().config().num_hidden_layers));
+    const LayerCache layer = cache.layer(static_cast<int32_t>(model().config().num_hidden_layers));
     const auto bytes = static_cast<size_t>(int64_t{kLength} * layer.width) * DTypeSize(layer.dtype);
     return {layer.data, layer.data + bytes};
   }
@@ -93,11 +102,15 @@ TEST_P(MtpEntriesTest, EqualTheWholePass) {
   }
 }
 
+std::string EntriesCaseName(const testing::TestParamInfo<std::tuple<Phase, KvCacheForm>>& test) {
+  return fmt::format("{}_{}", std::get<0>(test.param) == Phase::kDecode ? "Decode" : "Prompt",
+                     KvCacheFormName(std::get<1>(test.param)));
+}
+
 INSTANTIATE_TEST_SUITE_P(Forms, MtpEntriesTest,
-                         testing::Values(Phase::kDecode, Phase::kPromptChunk),
-                         [](const auto& test) {
-                           return test.param == Phase::kDecode ? "Absorbed" : "Expanded";
-                         });
+                         testing::Combine(testing::Values(Phase::kDecode, Phase::kPromptChunk),
+                                          testing::ValuesIn(kAllKvCacheForms)),
+                         EntriesCaseName);
 
 }  // namespace
 }  // namespace outrider

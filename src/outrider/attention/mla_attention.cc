@@ -10,6 +10,18 @@ namespace outrider {
 
 namespace {
 
+/// kv [rows, L + R]: the latent projection, not yet normalised nor rotated; it may be changed.
+void WriteEntries(const Compute& compute, const MlaShape& s, const MlaWeights& w,
+                  const BatchLayout& layout, KvCacheForm form, const RotaryRows& rotary,
+                  LayerCache cache, MatrixView<float> kv) {
+  if (form == KvCacheForm::kHeads) {
+    WritePerHeadEntries(compute, s, w, layout, rotary, cache, kv);
+    return;
+  }
+  compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
+                               layout.slot_mapping().data(), cache);
+}
+
 /// q [rows, heads * (P + R)], rotated.
 MatrixView<float> ProjectQueriesAndWriteCache(const Compute& compute, const MlaShape& s,
                                               const MlaWeights& w, const BatchLayout& layout,
@@ -33,12 +45,7 @@ MatrixView<float> ProjectQueriesAndWriteCache(const Compute& compute, const MlaS
                            compute.operand_dtype);
   }
   compute.kernels.rotate(compute.pool, q, s.heads, head, s.nope, rotary);
-  if (form == KvCacheForm::kLatent) {
-    compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
-                                 layout.slot_mapping().data(), cache);
-  } else {
-    WritePerHeadEntries(compute, s, w, layout, rotary, cache, kv);
-  }
+  WriteEntries(compute, s, w, layout, form, rotary, cache, kv);
   return q;
 }
 
@@ -65,14 +72,13 @@ void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights&
 }
 
 void WriteMlaEntries(const Compute& compute, const MlaShape& s, const MlaWeights& w,
-                     const BatchLayout& layout, const RotaryRows& rotary, LatentCache cache,
-                     MatrixView<const float> x) {
+                     const BatchLayout& layout, KvCacheForm form, const RotaryRows& rotary,
+                     LayerCache cache, MatrixView<const float> x) {
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> kv = compute.scratch.Matrix(x.rows, s.latent + s.rope);
   compute.kernels.matmul(compute.pool, std::array{MatMulJob{.x = x, .w = &w.kv_a, .y = kv}},
                          compute.operand_dtype);
-  compute.kernels.write_latent(compute.pool, kv, w.kv_a_norm, s.norm_eps, rotary,
-                               layout.slot_mapping().data(), cache);
+  WriteEntries(compute, s, w, layout, form, rotary, cache, kv);
 }
 
 }  // namespace outrider

@@ -21,7 +21,7 @@ void MlaForward(const Compute& compute, const MlaShape& shape, const MlaWeights&
 /// Writes the cache entries of the rows of `layout` as MlaForward does, and nothing else: for rows
 /// whose output nobody reads. x [rows, hidden] is the normalised input.
 void WriteMlaEntries(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
-                     const BatchLayout& layout, const RotaryRows& rotary, LatentCache cache,
-                     MatrixView<const float> x);
+                     const BatchLayout& layout, KvCacheForm form, const RotaryRows& rotary,
+                     LayerCache cache, MatrixView<const float> x);
 
 }  // namespace outrider

@@ -146,13 +146,13 @@ void DecoderLayerForward(const Compute& compute, const ModelConfig& config, cons
 }
 
 void WriteLayerEntries(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
-                       const LayerWeights& weights, const BatchLayout& layout,
-                       const RotaryRows& rotary, LatentCache cache, MatrixView<const float> x) {
+                       const LayerWeights& weights, const BatchLayout& layout, KvCacheForm form,
+                       const RotaryRows& rotary, LayerCache cache, MatrixView<const float> x) {
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> h = compute.scratch.Matrix(x.rows, x.cols);
   compute.kernels.rms_norm(compute.pool, x, weights.input_norm,
                            static_cast<float>(config.rms_norm_eps), h);
-  WriteMlaEntries(compute, shape, weights.attention, layout, rotary, cache, h);
+  WriteMlaEntries(compute, shape, weights.attention, layout, form, rotary, cache, h);
 }
 
 }  // namespace outrider

@@ -17,7 +17,7 @@ void DecoderLayerForward(const Compute& compute, const ModelConfig& config, cons
 /// Writes the keys of the rows of `layout` as DecoderLayerForward does, and nothing else: for rows
 /// whose output nobody reads. x [rows, hidden].
 void WriteLayerEntries(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
-                       const LayerWeights& weights, const BatchLayout& layout,
-                       const RotaryRows& rotary, LatentCache cache, MatrixView<const float> x);
+                       const LayerWeights& weights, const BatchLayout& layout, KvCacheForm form,
+                       const RotaryRows& rotary, LayerCache cache, MatrixView<const float> x);
 
 }  // namespace outrider

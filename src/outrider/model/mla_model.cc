@@ -116,7 +116,7 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayo
   const int64_t rows = num_entries + num_outputs;
   const int64_t width = config_.hidden_size;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  const LatentCache layer_cache = cache.layer(static_cast<int32_t>(config_.num_hidden_layers) + m);
+  const LayerCache layer_cache = cache.layer(static_cast<int32_t>(config_.num_hidden_layers) + m);
 
   const MatrixView<float> pair = scratch_.Matrix(rows, 2 * width);
   const MatrixView<float> embedding = pair.Columns(0, width);
@@ -128,8 +128,8 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayo
   kernels_.matmul(pool_, std::array{MatMulJob{.x = pair, .w = &w.projection, .y = x}},
                   operand_dtype_);
   if (num_entries > 0) {
-    WriteLayerEntries(compute, config_, shape_, w.layer, entries, Rotary(entries), layer_cache,
-                      x.Rows(0, num_entries));
+    WriteLayerEntries(compute, config_, shape_, w.layer, entries, attention_.cache_form(),
+                      Rotary(entries), layer_cache, x.Rows(0, num_entries));
   }
   if (num_outputs == 0) return;
   attention_.Assign(outputs);
