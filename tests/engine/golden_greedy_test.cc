@@ -67,7 +67,7 @@ std::string CaseName(const testing::TestParamInfo<GoldenCase>& test) {
   return name;
 }
 
-Case WithHeads(const char* golden, DrafterKind drafter) {
+GoldenCase WithHeads(const char* golden, DrafterKind drafter) {
   return {golden, drafter, AttentionBackend::kRagged, KvCacheForm::kHeads};
 }
 

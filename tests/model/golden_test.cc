@@ -95,7 +95,7 @@ class FamilyGoldenTest : public testing::TestWithParam<std::tuple<const char*, K
 };
 
 /// "tiny_v2_heads".
-std::string CaseName(std::string name, KvCacheForm form) {
+std::string FormCaseName(std::string name, KvCacheForm form) {
   std::replace(name.begin(), name.end(), '-', '_');
   return fmt::format("{}_{}", name, KvCacheFormName(form));
 }
@@ -138,7 +138,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2", "tiny-v2-lite",
                                      "tiny-glm4-moe-lite", "tiny-kimi-k25-fp8"),
                      testing::ValuesIn(kAllKvCacheForms)),
-    [](const auto& test) { return CaseName(std::get<0>(test.param), std::get<1>(test.param)); });
+    [](const auto& test) {
+      return FormCaseName(std::get<0>(test.param), std::get<1>(test.param));
+    });
 
 class MtpGoldenTest : public testing::TestWithParam<KvCacheForm> {};
 
