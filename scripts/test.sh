@@ -105,11 +105,11 @@ run_ctest() {
 }
 
 # run_sanitized NAME DIRECTORY: the tests of a sanitizer build; of the engine's, the slowest, only
-# those of one drafter and several threads when CI is set.
+# random mixes on several threads and those of grammars when CI is set.
 run_sanitized() {
   if $fast; then
     run_ctest "$1: tests but the engine's" "$2" -LE engine
-    run_ctest "$1: tests of the engine" "$2" -L engine -R '/(chain3(_uniform_pad)?|Chain)( |$)'
+    run_ctest "$1: tests of the engine" "$2" -L engine -R '/chain3(_uniform_pad)?( |$)|GrammarScenarioTest.*/Chain( |$)'
   else
     run_ctest "$1: tests" "$2"
   fi

@@ -15,7 +15,7 @@
 namespace outrider {
 namespace {
 
-constexpr int32_t kBlockSize = 4;
+constexpr int32_t kEntriesBlockSize = 4;
 constexpr int32_t kBlocks = 8;
 constexpr int32_t kContext = 5;  // positions whose entries a first pass left
 constexpr int32_t kLength = 12;
@@ -41,12 +41,13 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
   }
 
   static KvCache MakeCache() {
-    return {model().num_cache_layers(), kBlocks, kBlockSize, model().cache_width(), DType::kBF16};
+    return {model().num_cache_layers(), kBlocks, kEntriesBlockSize, model().cache_width(),
+            DType::kBF16};
   }
 
   /// Positions [first, end).
   BatchLayout Layout(int32_t first, int32_t end) const {
-    BatchLayout layout(kBlockSize);
+    BatchLayout layout(kEntriesBlockSize);
     std::vector<RequestWork> work;
     if (first < end) {
       work.push_back({.phase = std::get<0>(GetParam()),
