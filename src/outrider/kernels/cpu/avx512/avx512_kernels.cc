@@ -1,10 +1,8 @@
 #include "outrider/kernels/cpu/avx512/avx512_kernels.h"
 
-#include "outrider/kernels/cpu/attention.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/avx512/leaves.h"
-#include "outrider/kernels/cpu/matmul.h"
-#include "outrider/kernels/cpu/row_kernels.h"
+#include "outrider/kernels/cpu/leaves_table.h"
 
 namespace outrider::cpu::avx512 {
 
@@ -26,31 +24,10 @@ constexpr LeafKernels kLeaves = {
     .add_weighted = avx2::AddWeightedRows,
 };
 
-/// The driver `kDriver` with these leaves, as an entry of the table.
-template <auto kDriver>
-struct Entry;
-template <typename... Args, void (*kDriver)(const LeafKernels&, Args...)>
-struct Entry<kDriver> {
-  static void Run(Args... args) { kDriver(kLeaves, args...); }
-};
-
 }  // namespace
 
 const KernelTable& Kernels() {
-  static constexpr KernelTable kTable = {
-      .name = "avx512",
-      .matmul = Entry<MatMul>::Run,
-      .rms_norm = Entry<RmsNorm>::Run,
-      .silu_mul = Entry<SiluMul>::Run,
-      .rotate = Entry<Rotate>::Run,
-      .write_latent = Entry<WriteLatent>::Run,
-      .gather_latent = Entry<GatherLatent>::Run,
-      .write_entries = Entry<WriteEntries>::Run,
-      .absorbed_attention = Entry<AbsorbedAttention>::Run,
-      .per_head_attention = Entry<PerHeadAttention>::Run,
-      .expanded_attention = Entry<ExpandedAttention>::Run,
-      .combine_experts = Entry<CombineExperts>::Run,
-  };
+  static constexpr KernelTable kTable = TableOf<kLeaves>("avx512");
   return kTable;
 }
 
