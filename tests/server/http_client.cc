@@ -18,7 +18,7 @@ namespace outrider {
 namespace {
 
 void SetTimeouts(int socket) {
-  const timeval limit{.tv_sec = 20, .tv_usec = 0};
+  const timeval limit{.tv_sec = 120, .tv_usec = 0};
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
@@ -79,7 +79,7 @@ bool HttpClient::Fill() {
   std::array<char, 16384> buffer;
   const ssize_t size = recv(socket_, buffer.data(), buffer.size(), 0);
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    throw std::runtime_error("the server sent nothing for 20 s");
+    throw std::runtime_error("the server sent nothing for 120 s");
   }
   if (size <= 0) return false;
   input_.append(buffer.data(), static_cast<size_t>(size));

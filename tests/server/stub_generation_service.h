@@ -32,6 +32,7 @@ class BytePromptEncoder : public PromptEncoder {
   std::string TokenizerInfoJson() const override { return R"({"bos_token":"<bos>"})"; }
   std::string TokenBytes(int32_t token_id) const override;
   bool IsSpecial(int32_t token_id) const override { return token_id >= 256; }
+  std::optional<int32_t> AddedToken(std::string_view) const override { return std::nullopt; }
   int32_t vocab_size() const override { return 300; }
 };
 

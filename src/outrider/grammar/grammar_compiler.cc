@@ -27,6 +27,11 @@ namespace {
 /// cannot go on with them for ever.
 constexpr int kMaxWhitespace = 24;
 
+/// What stands for a token that is part of no text. xgrammar never takes a token without bytes; a
+/// byte that UTF-8 does not have is in no class of characters, so such a token comes only by its
+/// id.
+constexpr std::string_view kNoText = "\xFF";
+
 /// A choice as a string of xgrammar's EBNF.
 std::string Quote(std::string_view text) {
   std::string quoted = "\"";
@@ -99,6 +104,7 @@ xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& 
     case GrammarKind::kEbnf:
       return xgrammar::Grammar::FromEBNF(spec.text);
     case GrammarKind::kStructuralTag:
+    case GrammarKind::kToolCalls:
       return ParseStructuralTag(spec.text, info);
   }
   OUTRIDER_CHECK(false);
@@ -132,16 +138,24 @@ struct GrammarCompiler::Impl {
         limits(limits_in),
         cache(limits_in.max_cached_bytes) {}
 
+  /// The bytes of a token in grammars of this kind.
+  std::string TextOf(int32_t id, GrammarKind kind) const {
+    if (kind == GrammarKind::kToolCalls && tokenizer.IsAdded(id)) return std::string(kNoText);
+    if (kind != GrammarKind::kStructuralTag && tokenizer.IsSpecial(id)) return {};
+    return std::string(tokenizer.TokenBytes(id));
+  }
+
   /// The vocabulary as xgrammar sees it: the bytes of each token; tokens that no text can hold have
   /// none.
-  const xgrammar::TokenizerInfo& Vocabulary(bool with_special) {
+  const xgrammar::TokenizerInfo& VocabularyOf(GrammarKind kind) {
     const std::lock_guard lock(mutex);
-    std::optional<xgrammar::TokenizerInfo>& info = with_special ? all_tokens : plain_tokens;
+    std::optional<xgrammar::TokenizerInfo>& info = kind == GrammarKind::kStructuralTag ? all_tokens
+                                                   : kind == GrammarKind::kToolCalls   ? tool_tokens
+                                                                                     : plain_tokens;
     if (!info) {
       std::vector<std::string> texts(static_cast<size_t>(tokenizer.vocab_size()));
       for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-        if (!with_special && tokenizer.IsSpecial(id)) continue;
-        texts[static_cast<size_t>(id)] = std::string(tokenizer.TokenBytes(id));
+        texts[static_cast<size_t>(id)] = TextOf(id, kind);
       }
       for (const int32_t id : eos_token_ids) {
         if (id < tokenizer.vocab_size()) texts[static_cast<size_t>(id)].clear();
@@ -171,9 +185,10 @@ struct GrammarCompiler::Impl {
   const std::vector<int32_t> eos_token_ids;
   const GrammarLimits limits;
   GrammarCache cache;
-  std::mutex mutex;  // of these two, made when they are first needed
+  std::mutex mutex;  // of these, made when they are first needed
   std::optional<xgrammar::TokenizerInfo> plain_tokens;
   std::optional<xgrammar::TokenizerInfo> all_tokens;
+  std::optional<xgrammar::TokenizerInfo> tool_tokens;
 };
 
 GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
@@ -193,8 +208,7 @@ std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpe
   std::shared_ptr<const CompiledGrammar> compiled;
   try {
     const CompileDeadline deadline(impl_->limits.max_seconds);
-    const bool with_special = spec.kind == GrammarKind::kStructuralTag;
-    const xgrammar::TokenizerInfo& vocabulary = impl_->Vocabulary(with_special);
+    const xgrammar::TokenizerInfo& vocabulary = impl_->VocabularyOf(spec.kind);
     const xgrammar::Grammar grammar = Parse(spec, vocabulary);
     RefuseRuleAttributes(grammar);
     xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);

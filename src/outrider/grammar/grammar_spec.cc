@@ -18,6 +18,8 @@ std::string_view GrammarKindName(GrammarKind kind) {
       return "grammar";
     case GrammarKind::kStructuralTag:
       return "structural_tag";
+    case GrammarKind::kToolCalls:
+      return "tool_calls";
   }
   OUTRIDER_CHECK(false);
 }

@@ -16,9 +16,12 @@ enum class GrammarKind : uint8_t {
   kChoice,         // one of `choices`
   kEbnf,           // a grammar in xgrammar's EBNF (GBNF style) with a rule called root
   kStructuralTag,  // a structural tag: free text with constrained parts, as tool calls are
+  kToolCalls,      // a structural tag in which tokens added to the vocabulary are no text: only
+                   // "token" elements allow them, by their ids
 };
 
-/// "json_object", "json_schema", "regex", "choice", "grammar", "structural_tag": the API's names.
+/// "json_object", "json_schema", "regex", "choice", "grammar", "structural_tag": the API's names;
+/// "tool_calls".
 std::string_view GrammarKindName(GrammarKind kind);
 
 struct GrammarSpec {

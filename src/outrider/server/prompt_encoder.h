@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ class PromptEncoder {
 
   /// Whether a token is a control token, which texts leave out by default.
   virtual bool IsSpecial(int32_t token_id) const = 0;
+
+  /// The token that was added to the vocabulary with this text, as control tokens and marks are.
+  virtual std::optional<int32_t> AddedToken(std::string_view text) const = 0;
 
   /// Token ids are below this.
   virtual int32_t vocab_size() const = 0;

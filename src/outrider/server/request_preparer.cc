@@ -43,7 +43,11 @@ std::vector<CallableTool> CallableTools(const TokenRequest& request) {
     const std::string index = std::to_string(i);
     const std::string_view schema =
         openai::RawJson(request.chat.tools_json, {index, "function", "parameters"});
-    tools.push_back({name, schema == "null" ? "" : std::string(schema)});
+    CallableTool& tool = tools.emplace_back();
+    tool.name = name;
+    if (schema != "null") tool.parameters = schema;
+    const auto strings = request.tools.string_parameters.find(name);
+    if (strings != request.tools.string_parameters.end()) tool.string_parameters = strings->second;
   }
   return tools;
 }
@@ -87,8 +91,11 @@ void RequestPreparer::SettleTools(TokenRequest* request) const {
                .c_str());
   }
   const bool one = request->tools.choice == ToolChoice::kNamed || !request->tools.parallel;
-  request->grammar = GrammarSpec{
-      GrammarKind::kStructuralTag, ToolCallsTag(*format_.tools, CallableTools(*request), !one), {}};
+  const auto mark_tokens = [this](std::string_view mark) { return encoder_.AddedToken(mark); };
+  request->grammar =
+      GrammarSpec{GrammarKind::kToolCalls,
+                  ToolCallsTag(*format_.tools, CallableTools(*request), !one, mark_tokens),
+                  {}};
   request->grammar_field = "tools";
 }
 

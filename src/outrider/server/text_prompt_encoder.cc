@@ -56,6 +56,11 @@ std::string TextPromptEncoder::TokenizerInfoJson() const {
   return '{' + members + '}';
 }
 
+std::optional<int32_t> TextPromptEncoder::AddedToken(std::string_view text) const {
+  const std::optional<int32_t> token = tokenizer_.TokenId(text);
+  return token && tokenizer_.IsAdded(*token) ? token : std::nullopt;
+}
+
 std::string TextPromptEncoder::TokenBytes(int32_t token_id) const {
   return std::string(tokenizer_.TokenBytes(token_id));
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,7 @@ class TextPromptEncoder : public PromptEncoder {
   std::string TokenBytes(int32_t token_id) const override;
   std::string TokenizerInfoJson() const override;
   bool IsSpecial(int32_t token_id) const override { return tokenizer_.IsSpecial(token_id); }
+  std::optional<int32_t> AddedToken(std::string_view text) const override;
   int32_t vocab_size() const override { return vocab_size_; }
 
  private:

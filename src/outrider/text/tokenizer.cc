@@ -118,9 +118,11 @@ struct Tokenizer::Impl {
         prefix(std::move(spec.prefix)),
         suffix(std::move(spec.suffix)),
         special(spec.vocab_size, false),
+        added(spec.vocab_size, false),
         ids(std::move(spec.ids)) {
     for (const SplitSpec& split : spec.splits) splitters.emplace_back(split);
     for (const AddedToken& token : spec.added_tokens) {
+      added[token.id] = true;
       if (token.special) special[token.id] = true;
     }
     std::vector<const std::string*> spelled(vocab_size, nullptr);
@@ -170,6 +172,7 @@ struct Tokenizer::Impl {
   std::vector<int32_t> prefix;
   std::vector<int32_t> suffix;
   std::vector<bool> special;      // by id
+  std::vector<bool> added;        // by id
   TokenMap ids;                   // by spelling
   std::string bytes;              // of all tokens, one after the other
   std::vector<uint32_t> offsets;  // token id has bytes[offsets[id] .. offsets[id + 1])
@@ -267,6 +270,10 @@ std::optional<int32_t> Tokenizer::TokenId(std::string_view content) const {
 
 bool Tokenizer::IsSpecial(int32_t id) const {
   return id >= 0 && id < impl_->vocab_size && impl_->special[id];
+}
+
+bool Tokenizer::IsAdded(int32_t id) const {
+  return id >= 0 && id < impl_->vocab_size && impl_->added[id];
 }
 
 }  // namespace outrider

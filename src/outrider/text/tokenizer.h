@@ -57,6 +57,10 @@ class Tokenizer {
   /// Whether `id` is a special (control) token.
   bool IsSpecial(int32_t id) const;
 
+  /// Whether `id` is one of the tokens added to the vocabulary: the special ones, and the marks of
+  /// chat templates.
+  bool IsAdded(int32_t id) const;
+
  private:
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
