@@ -5,6 +5,7 @@
 
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
+#include "tests/grammar/bundled_grammars.h"
 
 namespace outrider {
 namespace {
@@ -15,14 +16,15 @@ constexpr int32_t kVocab = 100;
 /// A request with a prompt of two tokens, and what it delivered last.
 struct OpenRequest {
   explicit OpenRequest(SamplingParams sampling, int32_t max_model_len = 50,
-                       const Tokenizer* tokenizer = nullptr)
+                       const Tokenizer* tokenizer = nullptr, GrammarConstraint grammar = {})
       : state(
-            1, Request(std::move(sampling)),
+            1, Request(std::move(sampling), std::move(grammar)),
             [this](RequestId, OutputDelta&& d) { delta = std::move(d); }, tokenizer, eos,
             max_model_len, kVocab, 0) {}
 
-  static GenerationRequest Request(SamplingParams sampling) {
+  static GenerationRequest Request(SamplingParams sampling, GrammarConstraint grammar) {
     GenerationRequest request;
+    request.grammar = std::move(grammar);
     request.prompt_token_ids = {8, 9};
     request.sampling = std::move(sampling);
     return request;
@@ -94,6 +96,20 @@ TEST(RequestStateTest, ADeadEndFinishesAfterTheAcceptedDrafts) {
   OpenRequest ended({});
   EXPECT_EQ(ended.Emit({kEos}, /*dead_end=*/true), 1);
   EXPECT_TRUE(std::holds_alternative<std::monostate>(ended.delta.stop_reason));
+}
+
+// Masks keep this from happening; if it does, one request ends and says why.
+TEST(RequestStateTest, ATokenThatTheGrammarRefusesEndsTheRequestWithAnError) {
+  const auto grammar = CompileText(GrammarKind::kRegex, "ab");
+  OpenRequest request({}, 50, &BundledTokenizer(), {grammar, {}});
+  std::vector<int32_t> tokens = Tokens("a");
+  ASSERT_EQ(request.Emit(tokens), 1);
+  EXPECT_FALSE(request.delta.finish_reason.has_value());
+  request.Emit(Tokens("x"));
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kGrammarFailed);
+  EXPECT_TRUE(request.state.finished());
+  EXPECT_EQ(request.state.finish_reason(), FinishReason::kError);
 }
 
 TEST(RequestStateTest, PromptLogprobsComeWithTheFirstTokenAndNotAgain) {

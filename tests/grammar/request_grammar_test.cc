@@ -61,7 +61,7 @@ TEST(RequestGrammarTest, EachRowFollowsTheDraftsBeforeIt) {
   EXPECT_TRUE(Allows(rows[3], kBundledEos));
   // The walk left nothing behind.
   EXPECT_EQ(Masks(grammar, {a, b, d}), rows);
-  grammar.Advance(std::vector<int32_t>{a});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{a}));
   EXPECT_EQ(Masks(grammar, {b, d})[0], rows[1]);
   EXPECT_EQ(Masks(grammar, {b, d})[2], rows[3]);
 }
@@ -76,7 +76,7 @@ TEST(RequestGrammarTest, RefusedAtRow1) {
   EXPECT_EQ(rows[2], kEverything);  // cannot come about
   EXPECT_EQ(rows[3], kEverything);
   EXPECT_EQ(grammar.CountAllowed(drafts), 1U);
-  grammar.Advance(std::vector<int32_t>{Token("a"), Token("b")});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{Token("a"), Token("b")}));
   EXPECT_EQ(grammar.CountAllowed(std::vector<int32_t>{Token("c"), Token("d")}), 2U);
 }
 
@@ -89,10 +89,10 @@ TEST(RequestGrammarTest, EndsAtRow1) {
   EXPECT_EQ(rows[2], kEverything);
   EXPECT_EQ(grammar.CountAllowed(drafts), 2U);
   EXPECT_FALSE(grammar.complete());
-  grammar.Advance(std::vector<int32_t>{Token("a")});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{Token("a")}));
   EXPECT_TRUE(grammar.complete());
   EXPECT_EQ(AllowedIn(Masks(grammar, {})[0]), kEos);
-  grammar.Advance(std::vector<int32_t>{kBundledEos});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{kBundledEos}));
   EXPECT_TRUE(grammar.complete());
 }
 
@@ -125,10 +125,10 @@ TEST(RequestGrammarTest, BeginsAfterTheEndOfThinkingInsideTheWindow) {
   EXPECT_EQ(AllowedIn(rows[3]), (std::vector<int32_t>{Token("b")}));
   EXPECT_EQ(grammar.CountAllowed(std::vector<int32_t>{x, kBundledThinkEnd, x}), 2U);
   // The thinking ends only when its end is emitted.
-  grammar.Advance(std::vector<int32_t>{x, x});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{x, x}));
   EXPECT_EQ(Masks(grammar, {})[0], kEverything);
   EXPECT_FALSE(grammar.complete());
-  grammar.Advance(std::vector<int32_t>{kBundledThinkEnd});
+  EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{kBundledThinkEnd}));
   EXPECT_EQ(Masks(grammar, {})[0], rows[2]);
 }
 
@@ -138,7 +138,7 @@ TEST(RequestGrammarTest, AnEndOfSeveralTokensThatOverlapsItself) {
   const GrammarConstraint constraint{CompileText(GrammarKind::kRegex, "ab"), {p, q, p, p}};
   const auto begins_after = [&](const std::vector<int32_t>& tokens) {
     RequestGrammar grammar(constraint, kEos, false, {});
-    grammar.Advance(tokens);
+    EXPECT_TRUE(grammar.Advance(tokens));
     return Masks(grammar, {})[0] != kEverything;
   };
   EXPECT_TRUE(begins_after({p, q, p, p}));
@@ -146,6 +146,15 @@ TEST(RequestGrammarTest, AnEndOfSeveralTokensThatOverlapsItself) {
   EXPECT_TRUE(begins_after({p, p, q, p, p}));
   EXPECT_FALSE(begins_after({p, q, p, q, p}));
   EXPECT_FALSE(begins_after({q, p, p}));
+}
+
+// What no mask would let through is told, and ends nothing but the request.
+TEST(RequestGrammarTest, TellsOfATokenThatTheGrammarRefuses) {
+  const GrammarConstraint constraint{CompileText(GrammarKind::kRegex, "ab"), {}};
+  RequestGrammar grammar(constraint, kEos, false, {});
+  EXPECT_FALSE(grammar.Advance(std::vector<int32_t>{Token("a"), Token("x")}));
+  RequestGrammar whole(constraint, kEos, false, {});
+  EXPECT_FALSE(whole.Advance(std::vector<int32_t>{kBundledEos}));
 }
 
 TEST(RequestGrammarTest, EosBeforeTheGrammarBeginsEndsTheRequest) {

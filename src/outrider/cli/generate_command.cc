@@ -1,7 +1,10 @@
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <iostream>
 #include <iterator>
 #include <string>
+#include <variant>
 
 #include "outrider/base/error.h"
 #include "outrider/cli/commands.h"
@@ -107,6 +110,10 @@ int RunGenerate(const Settings& settings) {
   std::cout.flush();
   std::cerr << FiguresLine(result) << '\n';
   if (!std::cout) throw InvalidArgument("standard output cannot be written to");
+  if (result.finish_reason == FinishReason::kError) {
+    SPDLOG_ERROR("the request failed: {}", std::get<std::string>(result.stop_reason));
+    return 1;
+  }
   return result.finish_reason == FinishReason::kAbort ? 130 : 0;
 }
 

@@ -81,6 +81,9 @@ void EngineCore::CountFinish(FinishReason reason) {
     case FinishReason::kAbort:
       ++counters_.finished_abort;
       break;
+    case FinishReason::kError:
+      ++counters_.finished_error;
+      break;
   }
 }
 

@@ -14,6 +14,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "length";
     case FinishReason::kAbort:
       return "abort";
+    case FinishReason::kError:
+      return "error";
   }
   OUTRIDER_CHECK(false);
 }

@@ -28,13 +28,17 @@ struct GenerationRequest {
   bool trace_steps = false;  // deltas tell what was drafted (OutputDelta::steps)
 };
 
-enum class FinishReason { kStop, kLength, kAbort };
+/// kError: a fault of the engine's own; the stop reason says which.
+enum class FinishReason { kStop, kLength, kAbort, kError };
 
 /// The stop reason of a request whose masks (allowed ids, bad words, grammar, ...) forbid every
 /// token before its text is whole.
 inline constexpr std::string_view kNoTokenAllowed = "no token allowed";
 
-/// "stop", "length", "abort".
+/// The stop reason of a request whose grammar refused a token that its mask had allowed.
+inline constexpr std::string_view kGrammarFailed = "the grammar refused a token it had allowed";
+
+/// "stop", "length", "abort", "error".
 std::string_view FinishReasonName(FinishReason reason);
 
 /// Acceptance figures of one request or of an engine. One "draft" is one verify step that had at
@@ -87,7 +91,8 @@ struct OutputDelta {
 
   // Set on the last delta of a request.
   std::optional<FinishReason> finish_reason;
-  /// Stop token id or stop string; kNoTokenAllowed when the sampling fields left no token to draw.
+  /// Stop token id or stop string; kNoTokenAllowed when the sampling fields left no token to draw;
+  /// what went wrong, for kError.
   std::variant<std::monostate, int32_t, std::string> stop_reason;
   RequestStats stats;
 };

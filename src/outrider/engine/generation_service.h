@@ -47,6 +47,7 @@ struct EngineCounters {
   int64_t finished_stop = 0;
   int64_t finished_length = 0;
   int64_t finished_abort = 0;
+  int64_t finished_error = 0;
   SpeculationCounts speculation;
   StepSizes step_tokens;    // prompt tokens computed and tokens emitted
   StepSizes verify_tokens;  // rows of requests that decode, drafts included; of steps with any

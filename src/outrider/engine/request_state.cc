@@ -71,8 +71,10 @@ int32_t RequestState::Emit(const VerifiedTokens& verified,
     if (sampling_.logprobs) delta.logprobs.push_back(verified.logprobs[i]);
     TakeToken(verified.tokens[i], delta);
   }
-  if (grammar_) grammar_->Advance(delta.token_ids);
-  if (verified.dead_end && !finished()) {
+  if (grammar_ && !grammar_->Advance(delta.token_ids)) {
+    EndEarly(FinishReason::kError, delta);
+    delta.stop_reason = std::string(kGrammarFailed);
+  } else if (verified.dead_end && !finished()) {
     // A whole text that nothing can follow is an end like any other.
     if (!(grammar_ && grammar_->complete())) delta.stop_reason = std::string(kNoTokenAllowed);
     Finish(FinishReason::kStop, delta);
@@ -128,10 +130,15 @@ void RequestState::Finish(FinishReason reason, OutputDelta& delta) {
   delta.stats = stats_;
 }
 
+// Whatever its text ends with.
+void RequestState::EndEarly(FinishReason reason, OutputDelta& delta) {
+  Finish(reason, delta);
+  finish_reason_ = delta.finish_reason = reason;
+}
+
 void RequestState::Abort() {
   OutputDelta delta;
-  Finish(FinishReason::kAbort, delta);
-  finish_reason_ = delta.finish_reason = FinishReason::kAbort;
+  EndEarly(FinishReason::kAbort, delta);
   sink_(id_, std::move(delta));
 }
 

@@ -72,6 +72,7 @@ class RequestState {
  private:
   void TakeToken(int32_t token, OutputDelta& delta);
   void Finish(FinishReason reason, OutputDelta& delta);
+  void EndEarly(FinishReason reason, OutputDelta& delta);
   double Elapsed() const;
 
   RequestId id_;

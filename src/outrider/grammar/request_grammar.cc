@@ -72,11 +72,8 @@ void RequestGrammar::ReturnTo(const Place& place) {
   place_ = place;
 }
 
-void RequestGrammar::Advance(std::span<const int32_t> tokens) {
-  for (const int32_t token : tokens) {
-    const bool allowed = Step(token);
-    OUTRIDER_CHECK(allowed, "token {} was drawn, but the grammar refuses it", token);
-  }
+bool RequestGrammar::Advance(std::span<const int32_t> tokens) {
+  return std::all_of(tokens.begin(), tokens.end(), [this](int32_t token) { return Step(token); });
 }
 
 size_t RequestGrammar::CountAllowed(std::span<const int32_t> drafts) {

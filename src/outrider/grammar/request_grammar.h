@@ -27,8 +27,9 @@ class RequestGrammar {
   RequestGrammar(const GrammarConstraint& constraint, std::span<const int32_t> eos_token_ids,
                  bool ignore_eos, std::span<const int32_t> stop_token_ids);
 
-  /// Goes on by tokens that the request has emitted; all are allowed.
-  void Advance(std::span<const int32_t> tokens);
+  /// Goes on by tokens that the request has emitted. False when the grammar refuses one, which its
+  /// masks should have kept from being drawn: then the request cannot go on.
+  [[nodiscard]] bool Advance(std::span<const int32_t> tokens);
 
   /// How many of `drafts`, from the first, are allowed after what was emitted; none after one that
   /// ends the request.
