@@ -59,6 +59,9 @@ std::vector<OptionRow> EngineOptionRows() {
       {"tokenizer", one, "Model", "DIR", "the model's",
        "Directory with the tokenizer.json to use instead of the model's", every,
        [](Settings& s, const OptionValue& v) { s.engine.tokenizer = Text(v); }},
+      {"chat-template", one, "Model", "FILE", "the model's",
+       "Jinja file with the chat template to use instead of the model's", every,
+       [](Settings& s, const OptionValue& v) { s.engine.chat_template = Text(v); }},
       {"load-format", one, "Model", "auto|dummy", "auto",
        "auto reads safetensors; dummy makes random weights from config.json alone, to time any "
        "shape",

@@ -302,8 +302,10 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   const bool present = std::filesystem::exists(directory / "tokenizer.json");
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
-  loaded.chat_template = ChatTemplate::FromModelDirectory(directory);
   loaded.special_tokens = ReadTokenizerConfig(directory).special_tokens;
+  loaded.chat_template = options.chat_template.empty()
+                             ? ChatTemplate::FromModelDirectory(directory)
+                             : ChatTemplate::FromFile(options.chat_template, loaded.special_tokens);
   loaded.grammars = std::make_unique<GrammarCompiler>(
       *loaded.tokenizer, static_cast<int32_t>(loaded.config.vocab_size),
       loaded.config.eos_token_ids);

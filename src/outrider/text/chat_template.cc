@@ -30,13 +30,16 @@ ChatTemplate ChatTemplate::FromString(std::string source,
   return chat;
 }
 
+ChatTemplate ChatTemplate::FromFile(const std::filesystem::path& file,
+                                    std::map<std::string, std::string> special_tokens) {
+  return FromString(ReadTextFile(file, kMaxSourceBytes), std::move(special_tokens), file.string());
+}
+
 std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
     const std::filesystem::path& directory) {
   const TokenizerConfig config = ReadTokenizerConfig(directory);
   const std::filesystem::path file = directory / "chat_template.jinja";
-  if (std::filesystem::exists(file)) {
-    return FromString(ReadTextFile(file, kMaxSourceBytes), config.special_tokens, file.string());
-  }
+  if (std::filesystem::exists(file)) return FromFile(file, config.special_tokens);
   if (config.chat_templates.empty()) return std::nullopt;
   const std::string name = (directory / "tokenizer_config.json").string() + ": chat_template";
   const auto chosen = config.chat_templates.find("default");

@@ -28,6 +28,10 @@ class ChatTemplate {
   /// template; Error if it is malformed.
   static std::optional<ChatTemplate> FromModelDirectory(const std::filesystem::path& directory);
 
+  /// A template from a file of its Jinja source; `special_tokens` as for FromString.
+  static ChatTemplate FromFile(const std::filesystem::path& file,
+                               std::map<std::string, std::string> special_tokens);
+
   /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
   /// variables; `name` is used in messages.
   static ChatTemplate FromString(std::string source,
