@@ -1,6 +1,7 @@
 #include "outrider/server/output/tool_grammar.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -88,11 +89,10 @@ class TagWriter {
   Json SchemaOf(const CallableTool& tool) const {
     if (tool.parameters.empty()) return {{"type", "object"}, {"additionalProperties", true}};
     Json schema = Json::parse(tool.parameters);
-    const bool combined = std::any_of(schema.begin(), schema.end(), [](const Json& member) {
-      return member.is_array() && !member.empty() && member[0].is_object();  // anyOf, allOf, ...
-    });
-    if (!schema.contains("type") && !schema.contains("$ref") && !combined)
-      schema["type"] = "object";
+    constexpr std::array kOthers = {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"};
+    const bool open = std::none_of(kOthers.begin(), kOthers.end(),
+                                   [&](const char* name) { return schema.contains(name); });
+    if (open) schema["type"] = "object";
     const bool object = schema.contains("type") && schema["type"] == "object";
     if (!object && (schema.contains("type") || format_.key_values)) {
       throw InvalidArgument(
