@@ -424,5 +424,22 @@ TEST(GenerationApiTest, SpellsBadWordsWithAndWithoutASpace) {
   EXPECT_EQ(running.engine.last_sampling().bad_words, (Words{{98}}));
 }
 
+// A fault of the engine's ends one request: with a status, or an event once the answer has begun.
+TEST(GenerationApiTest, AFaultOfTheEngineIsAnErrorOfTheRequest) {
+  RunningServer running({.fail_after = 3});
+  HttpClient client(running.port());
+  const ClientResponse whole = client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":9})");
+  EXPECT_EQ(whole.status, 500);
+  EXPECT_EQ(json::parse(whole.body)["error"]["code"], "engine_error");
+  const ClientResponse stream =
+      client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":9,"stream":true})");
+  EXPECT_EQ(stream.status, 200);
+  const std::vector<std::string> events = EventsOf(stream.body);
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(json::parse(events.back())["error"]["code"], "engine_error");
+  // Others are not touched.
+  EXPECT_EQ(client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":2})").status, 200);
+}
+
 }  // namespace
 }  // namespace outrider

@@ -84,9 +84,27 @@ TEST(ServerMetricsTest, RendersTheEnginesCounters) {
                               R"(phase="draft"} 1.5)"));
 }
 
+TEST(ServerMetricsTest, TellsWhyRequestsWait) {
+  ServerMetrics metrics("m", 4096);
+  metrics.AddDeferred(1);
+  metrics.AddDeferred(1);
+  metrics.AddDeferred(-1);
+  EngineCounters counters;
+  counters.num_requests_waiting = 5;
+  counters.finished_error = 2;
+  const std::string text = metrics.Render(counters);
+  const std::string reason = R"(vllm:num_requests_waiting_by_reason{engine="0",model_name="m",)";
+  EXPECT_THAT(text, HasSubstr(reason + R"(reason="capacity"} 5)"));
+  EXPECT_THAT(text, HasSubstr(reason + R"(reason="deferred"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(corrupted_requests_total{engine="0",model_name="m"} 2)"));
+  EXPECT_THAT(text, HasSubstr(R"(finished_reason="error"} 2)"));
+}
+
 TEST(ServerMetricsTest, ObservesRequests) {
   ServerMetrics metrics("m", 4096);
-  metrics.ObserveSubmission(100);
+  metrics.ObserveRequest(3, 100);
+  metrics.ObserveFirstToken(0.5);
+  metrics.ObserveLongestChoice(11);
   metrics.ObserveTokenInterval(0.003);
   RequestStats stats;
   stats.prompt_tokens = 30;
@@ -113,7 +131,8 @@ TEST(ServerMetricsTest, ObservesRequests) {
   expect("vllm:request_prefill_kv_computed_tokens", "10");
   expect("vllm:request_generation_tokens", "11");
   expect("vllm:request_params_max_tokens", "100");
-  expect("vllm:request_params_n", "1");
+  expect("vllm:request_params_n", "3");
+  expect("vllm:request_max_num_generation_tokens", "11");
   EXPECT_THAT(text, HasSubstr(R"(vllm:request_prompt_tokens_bucket{engine="0",model_name="m",)"
                               R"(le="2000"} 1)"));
   EXPECT_THAT(text, Not(HasSubstr(R"(le="5000")")));
@@ -136,6 +155,35 @@ TEST(ServerMetricsTest, AreServedAndCountWhatRan) {
                                       R"(model_name="stub"} 1)"));
   EXPECT_THAT(metrics.body, HasSubstr(R"(inter_token_latency_seconds_count{engine="0",)"
                                       R"(model_name="stub"} 1)"));
+}
+
+// A request with several choices is one request, and its first token counts when it comes.
+TEST(ServerMetricsTest, CountsRequestsAndTheirFirstTokens) {
+  RunningServer running({.step_time = std::chrono::milliseconds(1)});
+  HttpClient client(running.port());
+  const std::string count = R"(_count{engine="0",model_name="stub"} )";
+  const std::string sum = R"(_sum{engine="0",model_name="stub"} )";
+  {
+    HttpClient streaming(running.port());
+    streaming.SendRequest("POST", "/v1/completions",
+                          R"({"prompt":["ab","cd"],"n":3,"max_tokens":4000,"stream":true})");
+    ASSERT_TRUE(Eventually([&] {
+      return client.Get("/metrics").body.find("time_to_first_token_seconds" + count + "6\n") !=
+             std::string::npos;
+    }));
+    const std::string running_now = client.Get("/metrics").body;
+    EXPECT_THAT(running_now, HasSubstr("e2e_request_latency_seconds" + count + "0\n"));
+    EXPECT_THAT(running_now, HasSubstr("request_params_n" + count + "1\n"));
+    EXPECT_THAT(running_now, HasSubstr("request_params_n" + sum + "3\n"));
+    EXPECT_THAT(running_now, HasSubstr("request_params_max_tokens" + count + "1\n"));
+  }
+  ASSERT_TRUE(Eventually([&] { return running.engine.num_running() == 0; }));
+  // The longest choice of one request, when all have ended: '.' ends the second prompt's.
+  ASSERT_EQ(client.Post("/v1/completions", R"({"prompt":["ab","c."],"max_tokens":8})").status, 200);
+  const std::string text = client.Get("/metrics").body;
+  EXPECT_THAT(text, HasSubstr("request_max_num_generation_tokens" + count + "1\n"));
+  EXPECT_THAT(text, HasSubstr("request_max_num_generation_tokens" + sum + "8\n"));
+  EXPECT_THAT(text, HasSubstr("request_generation_tokens" + count + "2\n"));
 }
 
 TEST(ServerMetricsTest, CountsWhatTheQueueRefused) {

@@ -105,6 +105,9 @@ OutputDelta StubGenerationService::Step(Request& request) const {
   OutputDelta delta;
   if (request.aborted) {
     delta.finish_reason = FinishReason::kAbort;
+  } else if (options_.fail_after && stats.completion_tokens >= *options_.fail_after) {
+    delta.finish_reason = FinishReason::kError;
+    delta.stop_reason = std::string(kGrammarFailed);
   }
   for (int32_t i = 0; i < options_.tokens_per_step && !delta.finish_reason; ++i) {
     const int32_t id = prompt[static_cast<size_t>(stats.completion_tokens) % prompt.size()];

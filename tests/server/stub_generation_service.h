@@ -40,6 +40,7 @@ struct StubOptions {
   int32_t tokens_per_step = 1;  // more than one looks like accepted drafts
   std::chrono::microseconds step_time{0};
   std::optional<size_t> max_requests = std::nullopt;  // more are refused as kOverloaded
+  std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
 };
 
 class StubGenerationService : public GenerationService {

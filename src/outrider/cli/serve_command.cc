@@ -1,19 +1,37 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/stats_log.h"
 #include "outrider/engine/engine_thread.h"
 #include "outrider/server/server.h"
+#include "outrider/server/tls_context.h"
 
 namespace outrider::cli {
 
 namespace {
+
+std::optional<TlsFiles> TlsFilesOf(const ServeSettings& serve) {
+  if (!serve.ssl_certfile.empty()) {
+    return TlsFiles{serve.ssl_certfile, serve.ssl_keyfile, serve.ssl_ca_certs};
+  }
+  for (const auto& [option, value] :
+       {std::pair("--ssl-keyfile", serve.ssl_keyfile), {"--ssl-ca-certs", serve.ssl_ca_certs}}) {
+    if (!value.empty()) {
+      throw InvalidArgument("{}: has no effect without a certificate; give --ssl-certfile too",
+                            option);
+    }
+  }
+  return std::nullopt;
+}
 
 ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& loaded) {
   const ServeSettings& serve = settings.serve;
@@ -23,6 +41,10 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.http.uds = serve.uds;
   options.http.shutdown_seconds = serve.shutdown_timeout;
   options.http.handle_signals = true;
+  options.http.allowed_origins = serve.allowed_origins;
+  options.http.tls = TlsFilesOf(serve);
+  options.log_requests = serve.log_requests;
+  options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
   options.served_model_names = serve.served_model_names;
   if (options.served_model_names.empty()) options.served_model_names = {settings.engine.model};
   options.model_root = settings.engine.model;
@@ -43,6 +65,8 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
 int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults) {
   SPDLOG_INFO("Outrider " OUTRIDER_VERSION ", non-default options: {}",
               fmt::join(non_defaults, ", "));
+  // Loading a model takes long; bad files show before it.
+  if (const auto tls = TlsFilesOf(settings.serve)) MakeTlsContext(*tls);
   const LoadedEngine loaded =
       LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kLines));
   for (const std::string& line : MemoryLines(loaded.memory, loaded.engine->max_model_len())) {

@@ -8,6 +8,7 @@
 #include "outrider/base/error.h"
 #include "outrider/cli/option_rows.h"
 #include "outrider/server/output/output_format.h"
+#include "outrider/server/trace_exporter.h"
 
 namespace outrider::cli {
 
@@ -33,6 +34,20 @@ void RequireNoEmptyText(const OptionValue& value) {
   for (const std::string& text : value.texts) {
     if (text.empty()) throw InvalidArgument("{}: must not be empty", value.where);
   }
+}
+
+// As browsers write it: a scheme and a host, perhaps a port, nothing after that.
+void RequireOrigin(const std::string& where, const std::string& origin) {
+  if (origin == "*") return;
+  const size_t scheme = origin.find("://");
+  const bool good = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                    origin.find_first_not_of("abcdefghijklmnopqrstuvwxyz+-.") == scheme &&
+                    origin.find_first_of("/ ,\"'", scheme + 3) == std::string::npos;
+  if (good) return;
+  throw InvalidArgument(
+      "{}: '{}' is no origin: give it as https://HOST or https://HOST:PORT, without a path, or * "
+      "for every origin",
+      where, origin);
 }
 
 }  // namespace
@@ -62,6 +77,31 @@ std::vector<OptionRow> ServeOptionRows() {
          s.serve.api_key = Text(v);
        },
        /*secret=*/true},
+      {"allowed-origins", many, "Server", "ORIGIN", "none",
+       "Origins whose web pages may use the API, like https://example.org; * for every origin",
+       serve,
+       [](Settings& s, const OptionValue& v) {
+         for (const std::string& origin : v.texts) RequireOrigin(v.where, origin);
+         s.serve.allowed_origins = v.texts;
+       }},
+      {"ssl-certfile", one, "Server", "FILE", "none",
+       "Certificate in PEM format: serve HTTPS instead of HTTP", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.ssl_certfile = Text(v);
+       }},
+      {"ssl-keyfile", one, "Server", "FILE", "in the certificate's file",
+       "The certificate's private key in PEM format", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.ssl_keyfile = Text(v);
+       }},
+      {"ssl-ca-certs", one, "Server", "FILE", "none",
+       "Certificates in PEM format: clients must show one that was issued by one of these", serve,
+       [](Settings& s, const OptionValue& v) {
+         RequireNoEmptyText(v);
+         s.serve.ssl_ca_certs = Text(v);
+       }},
       {"served-model-name", many, "Server", "NAME", "the model path as given",
        "Name of the model in the API; with several, the first is used in responses", serve,
        [](Settings& s, const OptionValue& v) {
@@ -98,6 +138,17 @@ std::vector<OptionRow> ServeOptionRows() {
        defaults.reasoning_parser, "How the model writes its reasoning; auto: by model type", serve,
        [](Settings& s, const OptionValue& v) {
          s.serve.reasoning_parser = ChoiceOf(v, ReasoningParserNames());
+       }},
+      {"enable-log-requests", OptionKind::kSwitch, "Logging", "", "",
+       "A line for each request when it ends: its id, tokens, times", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.log_requests = Switch(v); }},
+      {"otlp-traces-endpoint", one, "Logging", "URL", "none",
+       "Where a span for each request goes, as OTLP over HTTP in JSON, like http://localhost:4318; "
+       "without a path, /v1/traces",
+       serve,
+       [](Settings& s, const OptionValue& v) {
+         ParseTracesEndpoint(v.where, Text(v));
+         s.serve.otlp_traces_endpoint = Text(v);
        }},
       {"stats-interval", one, "Logging", "SECONDS", fmt::to_string(defaults.stats_interval),
        "Time between lines of statistics, which are silent when idle; 0 for none", serve,

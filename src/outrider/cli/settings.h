@@ -30,9 +30,15 @@ std::string CommandName(Command command);
 /// `outrider serve`.
 struct ServeSettings {
   std::string host = "127.0.0.1";
-  uint16_t port = 8000;                         // 0: any free port
-  std::string uds;                              // a Unix socket's path instead of host and port
-  std::string api_key;                          // empty: none is needed
+  uint16_t port = 8000;                      // 0: any free port
+  std::string uds;                           // a Unix socket's path instead of host and port
+  std::string api_key;                       // empty: none is needed
+  std::vector<std::string> allowed_origins;  // of web pages that may use the API
+  std::string ssl_certfile;                  // empty: plain HTTP
+  std::string ssl_keyfile;                   // empty: in ssl_certfile
+  std::string ssl_ca_certs;                  // empty: clients need no certificate
+  bool log_requests = false;
+  std::string otlp_traces_endpoint;             // empty: no traces
   std::vector<std::string> served_model_names;  // empty: the model path as given
   double shutdown_timeout = 30;                 // seconds that running requests get to finish
   double stats_interval = 10;                   // seconds between statistics lines, 0: none

@@ -66,8 +66,9 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
       encoder_(encoder),
       preparer_(encoder, options_.output_format, options_.limits.max_model_len),
       metrics_(std::make_shared<ServerMetrics>(models_.names()[0], options_.limits.max_model_len)),
+      reporter_(options_.log_requests, options_.otlp_traces_endpoint),
       start_time_(std::time(nullptr)),
-      starter_(models_, options_.limits, preparer_, service, grammars, metrics_) {}
+      starter_(models_, options_.limits, preparer_, service, grammars, metrics_, reporter_) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
   static constexpr std::array<Route, 14> kRoutes = {{

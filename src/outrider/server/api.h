@@ -17,6 +17,7 @@
 #include "outrider/server/output/output_format.h"
 #include "outrider/server/prompt_encoder.h"
 #include "outrider/server/request_preparer.h"
+#include "outrider/server/request_reporter.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
 
@@ -28,6 +29,8 @@ struct ApiOptions {
   std::string api_key;                          // "": everybody may ask
   OutputFormat output_format;                   // how the model writes reasoning and tool calls
   openai::RequestLimits limits;
+  bool log_requests = false;         // a line for each request that ends
+  std::string otlp_traces_endpoint;  // "": no traces
 };
 
 class Api : public HttpApplication {
@@ -83,6 +86,7 @@ class Api : public HttpApplication {
   const PromptEncoder& encoder_;
   const RequestPreparer preparer_;
   const std::shared_ptr<ServerMetrics> metrics_;
+  RequestReporter reporter_;
   const int64_t start_time_;  // seconds since 1970
   bool draining_ = false;     // I/O thread
   RequestStarter starter_;    // last: its threads use the rest

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -11,6 +12,10 @@ namespace {
 
 // Deltas kept apart for a client that is behind; later ones join the last of their choice.
 constexpr size_t kMaxSeparateDeltas = 64;
+
+std::string NameOf(const openai::ApiError& error) {
+  return error.code.empty() ? "status " + std::to_string(error.status) : error.code;
+}
 
 void Merge(OutputDelta&& from, OutputDelta* into) {
   into->token_ids.insert(into->token_ids.end(), from.token_ids.begin(), from.token_ids.end());
@@ -35,11 +40,18 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
 
 GenerationExchange::GenerationExchange(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
-                                       std::vector<HttpHeader> headers)
+                                       RequestRecord record, RequestReporter& reporter)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
-      headers_(std::move(headers)) {}
+      headers_({{"X-Request-Id", record.request_id}}),
+      reporter_(reporter),
+      record_(std::move(record)) {}
+
+void GenerationExchange::Describe(const std::function<void(RequestRecord&)>& describe) {
+  const std::lock_guard lock(mutex_);
+  describe(record_);
+}
 
 void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
                                std::vector<GenerationRequest> requests, int32_t stream_interval) {
@@ -51,7 +63,7 @@ void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
   num_unfinished_ = requests.size();
   try {
     for (size_t i = 0; i < requests.size() && !ended(); ++i) {
-      metrics_->ObserveSubmission(requests[i].sampling.max_tokens);
+      feeds_[i].last_token = std::chrono::steady_clock::now();
       const RequestId id = service_.Submit(
           std::move(requests[i]), [self = shared_from_this(), i](RequestId, OutputDelta&& delta) {
             self->OnDelta(i, std::move(delta));
@@ -116,14 +128,18 @@ void GenerationExchange::Observe(size_t choice, const OutputDelta& delta) {
   Feed& feed = feeds_[choice];
   if (!delta.token_ids.empty()) {
     const auto now = std::chrono::steady_clock::now();
-    if (feed.has_token) {
-      metrics_->ObserveTokenInterval(std::chrono::duration<double>(now - feed.last_token).count());
+    const double seconds = std::chrono::duration<double>(now - feed.last_token).count();
+    if (std::exchange(feed.has_token, true)) {
+      metrics_->ObserveTokenInterval(seconds);
+    } else {
+      metrics_->ObserveFirstToken(seconds);
     }
-    feed.has_token = true;
     feed.last_token = now;
   }
-  if (delta.finish_reason && *delta.finish_reason != FinishReason::kAbort) {
+  if (delta.finish_reason == FinishReason::kStop || delta.finish_reason == FinishReason::kLength) {
     metrics_->ObserveFinished(delta.stats);
+    longest_choice_ = std::max(longest_choice_, delta.stats.completion_tokens);
+    if (++num_ended_choices_ == feeds_.size()) metrics_->ObserveLongestChoice(longest_choice_);
   }
 }
 
@@ -134,6 +150,14 @@ void GenerationExchange::OnDelta(size_t choice, OutputDelta&& delta) {
           .message = "the engine ended this request; try again",
           .param = "",
           .code = "aborted"});
+    return;
+  }
+  if (delta.finish_reason == FinishReason::kError) {
+    Fail({.status = 500,
+          .message = "the engine could not go on with this request: " +
+                     std::get<std::string>(delta.stop_reason),
+          .param = "",
+          .code = "engine_error"});
     return;
   }
   bool wake = false;
@@ -166,6 +190,7 @@ void GenerationExchange::Abandon() {
     pending_.clear();
   }
   AbortRequests();
+  Report("disconnected", false);
 }
 
 void GenerationExchange::Cancel() {
@@ -185,6 +210,11 @@ void GenerationExchange::Produce(HttpOutput* output) {
     deltas.swap(pending_);
     error = error_;
   }
+  Note(deltas);
+  const std::string ending =
+      deltas.empty() || !deltas.back().delta.finish_reason
+          ? ""
+          : std::string(FinishReasonName(*deltas.back().delta.finish_reason));
   if (error) {
     AbortRequests();
     ProduceError(*error, output);
@@ -195,9 +225,40 @@ void GenerationExchange::Produce(HttpOutput* output) {
   }
   if (!output->end) return;
   finished_ = true;
-  std::lock_guard<std::mutex> lock(mutex_);
-  ended_ = true;
-  ids_.clear();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+    ids_.clear();
+  }
+  Report(error ? NameOf(*error) : ending, error.has_value());
+}
+
+// What deltas tell about the request as a whole.
+void GenerationExchange::Note(const std::vector<Pending>& deltas) {
+  const auto least = [](std::optional<double>& so_far, double seconds) {
+    so_far = std::min(so_far.value_or(seconds), seconds);
+  };
+  const std::lock_guard lock(mutex_);
+  for (const Pending& pending : deltas) {
+    record_.completion_tokens += static_cast<int64_t>(pending.delta.token_ids.size());
+    if (!pending.delta.finish_reason) continue;
+    least(record_.queue_seconds, pending.delta.stats.queue_seconds);
+    least(record_.first_token_seconds, pending.delta.stats.first_token_seconds);
+  }
+}
+
+void GenerationExchange::Report(const std::string& outcome, bool failed) {
+  if (std::exchange(reported_, true)) return;
+  RequestRecord record;
+  {
+    const std::lock_guard lock(mutex_);
+    record = record_;
+  }
+  record.outcome = outcome;
+  record.failed = failed;
+  record.total_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - received_).count();
+  reporter_.Report(record);  // without the lock: the engine must not wait for a log
 }
 
 void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput* output) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,8 @@
 #include "outrider/server/metrics.h"
 #include "outrider/server/openai/answer_writer.h"
 #include "outrider/server/openai/api_error.h"
+#include "outrider/server/request_record.h"
+#include "outrider/server/request_reporter.h"
 
 namespace outrider {
 
@@ -22,10 +25,13 @@ class GenerationExchange : public HttpProducer,
                            public std::enable_shared_from_this<GenerationExchange> {
  public:
   /// `service` must outlive the connection; the engine may keep the exchange for longer, in the
-  /// sinks of aborted requests. `headers` go with whatever the answer is.
+  /// sinks of aborted requests. `record` is what is known of the request yet; its end is reported
+  /// once. `reporter` must outlive the connection too.
   GenerationExchange(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
-                     HttpWaker waker, std::vector<HttpHeader> headers);
+                     HttpWaker waker, RequestRecord record, RequestReporter& reporter);
 
+  /// What was learned of the request since. Before Start; work thread.
+  void Describe(const std::function<void(RequestRecord&)>& describe);
   /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
   /// the answer is the error. A stream has events of at least `stream_interval` tokens, but for the
   /// first and the last. Work thread.
@@ -49,8 +55,8 @@ class GenerationExchange : public HttpProducer,
     size_t choice;
     OutputDelta delta;
   };
-  struct Feed {  // the engine's side of one choice; engine thread only
-    std::chrono::steady_clock::time_point last_token;
+  struct Feed {  // the engine's side of one choice; engine thread only, once it is submitted
+    std::chrono::steady_clock::time_point last_token;  // before the first one: the submission
     bool has_token = false;
   };
 
@@ -59,6 +65,8 @@ class GenerationExchange : public HttpProducer,
   void AddPending(size_t choice, OutputDelta&& delta);
   bool aborted_by_client() const;
   void AbortRequests();  // not on the engine's thread
+  void Note(const std::vector<Pending>& deltas);
+  void Report(const std::string& outcome, bool failed);
   void ProduceError(const openai::ApiError& error, HttpOutput* output);
   void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
   void WriteDelta(Pending pending, std::string* out);
@@ -68,10 +76,15 @@ class GenerationExchange : public HttpProducer,
   const std::shared_ptr<ServerMetrics> metrics_;
   const HttpWaker waker_;
   const std::vector<HttpHeader> headers_;
+  const std::chrono::steady_clock::time_point received_ = std::chrono::steady_clock::now();
+  RequestReporter& reporter_;
   std::vector<Feed> feeds_;
+  size_t num_ended_choices_ = 0;  // engine thread
+  int64_t longest_choice_ = 0;    // tokens; engine thread
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.
+  RequestRecord record_;
   std::vector<Pending> pending_;
   std::vector<RequestId> ids_;  // submitted and not known to have ended
   bool submitted_ = false;      // all of them
@@ -87,6 +100,7 @@ class GenerationExchange : public HttpProducer,
   std::vector<bool> begun_;          // choices of which something was written
   bool head_sent_ = false;
   bool finished_ = false;
+  bool reported_ = false;  // I/O thread
   size_t num_unfinished_ = 0;
 };
 

@@ -4,7 +4,7 @@
 
 #include <array>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <exception>
@@ -12,9 +12,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "outrider/server/cors.h"
 #include "outrider/server/http_message.h"
 #include "outrider/server/http_server.h"
+#include "outrider/server/http_stream.h"
 #include "outrider/server/http_wake_list.h"
 
 namespace outrider {
@@ -28,6 +31,8 @@ inline void RethrowFailure(const std::exception_ptr& failure) {
 struct HttpServerState {
   HttpLimits limits;
   HttpApplication* application = nullptr;
+  Cors cors{{}};
+  std::optional<boost::asio::ssl::context> tls;
   std::shared_ptr<HttpWakeList> wake_list;
   bool draining = false;
   std::function<void(HttpConnection*)> on_closed;
@@ -35,7 +40,7 @@ struct HttpServerState {
 
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
-  using Socket = boost::asio::generic::stream_protocol::socket;
+  using Socket = HttpStream::Socket;
   using Clock = std::chrono::steady_clock;
 
   HttpConnection(Socket socket, HttpServerState& server);
@@ -53,9 +58,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Close();
 
  private:
-  enum class Phase { kIdle, kHead, kBody, kAnswer, kWrite, kLinger, kClosed };
+  enum class Phase { kOpen, kIdle, kHead, kBody, kAnswer, kWrite, kLinger, kClosed };
   struct Parser;
 
+  void Spawn(boost::asio::awaitable<void> (HttpConnection::*coroutine)());
+  boost::asio::awaitable<void> Open();
   boost::asio::awaitable<void> ReadLoop();
   boost::asio::awaitable<void> ServeLoop();
   boost::asio::awaitable<bool> ServeOne();
@@ -72,13 +79,13 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void AppendHead(const HttpResponse& response, std::optional<size_t> content_length);
   void AppendChunk(const std::string& data);
 
-  Socket socket_;
+  HttpStream stream_;
   HttpServerState& server_;
   boost::asio::steady_timer signal_timer_;  // never expires; cancelled to resume ServeLoop
   boost::asio::steady_timer room_timer_;    // the same for ReadLoop, when `input_` is full
   bool signalled_ = false;
 
-  Phase phase_ = Phase::kIdle;
+  Phase phase_ = Phase::kOpen;
   Clock::time_point deadline_ = Clock::time_point::max();
   Clock::time_point last_write_;
   bool timed_out_ = false;
@@ -92,6 +99,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   double produce_every_ = 0;
   std::shared_ptr<HttpProducer> producer_;
   // Of the request being answered.
+  std::vector<HttpHeader> cors_headers_;
   bool keep_alive_ = true;
   bool http_1_0_ = false;
   bool head_only_ = false;

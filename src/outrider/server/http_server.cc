@@ -25,6 +25,7 @@
 #include "outrider/base/error.h"
 #include "outrider/server/http_connection.h"
 #include "outrider/server/http_wake_list.h"
+#include "outrider/server/tls_context.h"
 
 namespace outrider {
 namespace {
@@ -109,6 +110,7 @@ class HttpServer::Impl {
   Impl(HttpServerOptions options, HttpApplication& application)
       : options_(std::move(options)), acceptor_(io_), tick_(io_), stop_timer_(io_), signals_(io_) {
     RaiseOpenFileLimit();
+    if (options_.tls) state_.tls.emplace(MakeTlsContext(*options_.tls));
     if (!options_.uds.empty()) {
       ListenOnUnixSocket(io_, acceptor_, options_.uds);
       address_ = "unix:" + options_.uds;
@@ -121,10 +123,11 @@ class HttpServer::Impl {
       port_ = bound.port();
       const bool ipv6 = options_.host.find(':') != std::string::npos;
       const std::string shown = ipv6 ? fmt::format("[{}]", options_.host) : options_.host;
-      address_ = fmt::format("http://{}:{}", shown, port_);
+      address_ = fmt::format("{}://{}:{}", options_.tls ? "https" : "http", shown, port_);
     }
     state_.limits = options_.limits;
     state_.application = &application;
+    state_.cors = Cors(options_.allowed_origins);
     state_.wake_list =
         std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
     state_.on_closed = [this](HttpConnection* connection) { OnClosed(connection); };

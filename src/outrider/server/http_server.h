@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "outrider/server/http_message.h"
 
@@ -22,18 +24,29 @@ struct HttpLimits {
   double ping_seconds = 15;    // silence in a stream before its filler is sent
 };
 
+/// Files in PEM format.
+struct TlsFiles {
+  std::string certfile;  // the server's certificate and those that lead to its issuer
+  std::string keyfile;   // its private key; "": in certfile too
+  std::string ca_certs;  // clients must show a certificate of one of these; "": they need none
+};
+
 struct HttpServerOptions {
   std::string host = "127.0.0.1";  // an address or a name
   uint16_t port = 8000;            // 0: any free port
-  std::string uds;                 // a path: listen on this unix socket instead
-  double shutdown_seconds = 30;    // for requests that run when Stop is called
-  bool handle_signals = false;     // SIGINT and SIGTERM call Stop, the second one ends at once
+  /// Web pages of these origins may use the API; "*": all, none: only the server's own page.
+  std::vector<std::string> allowed_origins;
+  std::string uds;               // a path: listen on this unix socket instead
+  std::optional<TlsFiles> tls;   // HTTPS instead of HTTP
+  double shutdown_seconds = 30;  // for requests that run when Stop is called
+  bool handle_signals = false;   // SIGINT and SIGTERM call Stop, the second one ends at once
   HttpLimits limits;
 };
 
 class HttpServer {
  public:
-  /// Binds and listens. Throws Error (kInvalidArgument) when the address cannot be had.
+  /// Binds and listens. Throws Error (kInvalidArgument) when the address cannot be had
+  /// or TLS has no good files.
   /// Raises the process's limit of open files to its hard limit.
   HttpServer(HttpServerOptions options, HttpApplication& application);
   ~HttpServer();

@@ -8,6 +8,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -66,6 +67,15 @@ class SnapshotFamilies {
     families_.back().metric.back().counter.value = value;
   }
 
+  void StartGauge(const std::string& name, const std::string& help) {
+    Family(name, help, MetricType::Gauge);
+  }
+
+  void AddToGauge(const Labels& labels, double value) {
+    families_.back().metric.push_back(Metric(labels));
+    families_.back().metric.back().gauge.value = value;
+  }
+
   void Histogram(const std::string& name, const std::string& help, const StepSizes& sizes) {
     Family(name, help, MetricType::Histogram).metric.push_back(Metric({}));
     ClientMetric::Histogram& histogram = families_.back().metric.back().histogram;
@@ -107,7 +117,8 @@ class SnapshotFamilies {
   std::vector<MetricFamily> families_;
 };
 
-std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const Labels& labels) {
+std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t num_deferred,
+                                         const Labels& labels) {
   const auto count = [](int64_t value) { return static_cast<double>(value); };
   const SpeculationCounts& speculation = counters.speculation;
   SnapshotFamilies out(labels);
@@ -115,6 +126,11 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const L
             count(counters.num_requests_running));
   out.Gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch.",
             count(counters.num_requests_waiting));
+  out.StartGauge("vllm:num_requests_waiting_by_reason",
+                 "Requests that wait: for a place in the batch (capacity), for their grammar to be "
+                 "compiled (deferred).");
+  out.AddToGauge({{"reason", "capacity"}}, count(counters.num_requests_waiting));
+  out.AddToGauge({{"reason", "deferred"}}, count(num_deferred));
   out.Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.",
             counters.kv_cache_usage);
   out.Info("vllm:cache_config_info", "The KV cache: tokens per block, blocks.",
@@ -129,6 +145,10 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, const L
   out.AddToCounter({{"finished_reason", "stop"}}, count(counters.finished_stop));
   out.AddToCounter({{"finished_reason", "length"}}, count(counters.finished_length));
   out.AddToCounter({{"finished_reason", "abort"}}, count(counters.finished_abort));
+  out.AddToCounter({{"finished_reason", "error"}}, count(counters.finished_error));
+  out.Counter("vllm:corrupted_requests_total",
+              "Requests that the engine ended because of a fault of its own.",
+              count(counters.finished_error));
   out.Counter("vllm:num_preemptions_total", "Requests put back for want of KV cache.",
               count(counters.num_preemptions));
   out.Counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
@@ -206,8 +226,10 @@ struct ServerMetrics::Impl {
   Histogram& computed_tokens =
       Add("vllm:request_prefill_kv_computed_tokens",
           "Prompt tokens not found in the prefix cache, by request.", counts);
-  Histogram& max_tokens =
-      Add("vllm:request_params_max_tokens", "Tokens a request may emit at most.", counts);
+  Histogram& longest_choice = Add("vllm:request_max_num_generation_tokens",
+                                  "Emitted tokens of a request's longest choice.", counts);
+  Histogram& max_tokens = Add("vllm:request_params_max_tokens",
+                              "Tokens a choice may emit at most, by request.", counts);
   prometheus::Counter& refused = prometheus::BuildCounter()
                                      .Name("vllm:admission_rejections_total")
                                      .Help("Requests refused because the queue was full.")
@@ -215,24 +237,32 @@ struct ServerMetrics::Impl {
                                      .Add(labels);
   Histogram& choices =
       Add("vllm:request_params_n", "Choices asked for, by request.", {1, 2, 5, 10, 20});
+  std::atomic<int64_t> num_deferred{0};
 };
 
 ServerMetrics::ServerMetrics(const std::string& model_name, int32_t max_model_len)
     : impl_(std::make_unique<Impl>(model_name, max_model_len)) {}
 ServerMetrics::~ServerMetrics() = default;
 
-void ServerMetrics::ObserveSubmission(int32_t max_tokens) {
+void ServerMetrics::ObserveRequest(int32_t n, int32_t max_tokens) {
   impl_->max_tokens.Observe(max_tokens);
-  impl_->choices.Observe(1);
+  impl_->choices.Observe(n);
 }
 
 void ServerMetrics::CountRefusal() { impl_->refused.Increment(); }
 
 void ServerMetrics::ObserveTokenInterval(double seconds) { impl_->token_interval.Observe(seconds); }
 
+void ServerMetrics::ObserveFirstToken(double seconds) { impl_->first_token.Observe(seconds); }
+
+void ServerMetrics::ObserveLongestChoice(int64_t tokens) {
+  impl_->longest_choice.Observe(static_cast<double>(tokens));
+}
+
+void ServerMetrics::AddDeferred(int32_t change) { impl_->num_deferred += change; }
+
 void ServerMetrics::ObserveFinished(const RequestStats& stats) {
   const double decode_seconds = std::max(0.0, stats.total_seconds - stats.first_token_seconds);
-  impl_->first_token.Observe(stats.first_token_seconds);
   impl_->total.Observe(stats.total_seconds);
   impl_->queue.Observe(stats.queue_seconds);
   impl_->prefill.Observe(std::max(0.0, stats.first_token_seconds - stats.queue_seconds));
@@ -247,7 +277,7 @@ void ServerMetrics::ObserveFinished(const RequestStats& stats) {
 }
 
 std::string ServerMetrics::Render(const EngineCounters& counters) const {
-  std::vector<MetricFamily> families = EngineFamilies(counters, impl_->labels);
+  std::vector<MetricFamily> families = EngineFamilies(counters, impl_->num_deferred, impl_->labels);
   for (MetricFamily& family : impl_->registry.Collect()) families.push_back(std::move(family));
   return prometheus::TextSerializer().Serialize(families);
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstddef>
 #include <ctime>
 #include <random>
 #include <utility>
@@ -76,13 +78,15 @@ openai::ApiError TooMany() {
 
 RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                                const RequestPreparer& preparer, GenerationService& service,
-                               GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics)
+                               GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
+                               RequestReporter& reporter)
     : models_(models),
       limits_(limits),
       preparer_(preparer),
       service_(service),
       grammars_(grammars),
       metrics_(std::move(metrics)),
+      reporter_(reporter),
       next_id_(RandomStart()),
       grammar_work_(kMaxWaitingGrammars),
       work_(kMaxWaitingRequests) {}
@@ -92,8 +96,12 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   const uint64_t number = next_id_++;
   std::string request_id(request.Header("X-Request-Id").value_or(""));
   if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
-  auto exchange = std::make_shared<GenerationExchange>(
-      service_, metrics_, std::move(waker), std::vector<HttpHeader>{{"X-Request-Id", request_id}});
+  RequestRecord record;
+  record.request_id = request_id;
+  record.trace = ReadTraceContext(request);
+  record.received = std::chrono::system_clock::now();
+  auto exchange = std::make_shared<GenerationExchange>(service_, metrics_, std::move(waker),
+                                                       std::move(record), reporter_);
   registry_.Add(request_id, exchange);
   auto body = std::make_shared<std::string>(std::move(request.body));
   const bool taken = work_.TryAdd([this, kind, exchange, body] {
@@ -146,7 +154,11 @@ void RequestStarter::StartBody(const Exchange& exchange, AnswerKind kind, const 
 void RequestStarter::StartCompiling(const Exchange& exchange, AnswerKind kind,
                                     openai::TokenRequest request) {
   auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
-  const bool taken = grammar_work_.TryAdd([this, exchange, kind, shared] {
+  // Counts while it lives, wherever the job ends up.
+  metrics_->AddDeferred(1);
+  const std::shared_ptr<void> deferred(nullptr,
+                                       [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
+  const bool taken = grammar_work_.TryAdd([this, exchange, kind, shared, deferred] {
     if (exchange->ended()) return;
     try {
       const auto grammar = CompileGrammar(*grammars_, *shared);
@@ -173,7 +185,24 @@ void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
   registry_.Add(info.id, exchange);
   if (!request.request_id.empty()) registry_.Add(request.request_id, exchange);
   const int32_t stream_interval = request.stream_interval;
+  RequestRecord known;
+  known.answer_id = info.id;
+  known.model = info.model;
+  known.n = request.n;
   PreparedRequest prepared = preparer_.Prepare(kind, std::move(request), std::move(info), grammar);
+  const SamplingParams& sampling = prepared.requests.front().sampling;
+  metrics_->ObserveRequest(known.n, sampling.max_tokens);
+  exchange->Describe([&](RequestRecord& record) {
+    record.answer_id = known.answer_id;
+    record.model = known.model;
+    record.n = known.n;
+    record.max_tokens = sampling.max_tokens;
+    record.temperature = sampling.temperature;
+    record.top_p = sampling.top_p;
+    for (size_t i = 0; i < prepared.requests.size(); i += static_cast<size_t>(known.n)) {
+      record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
+    }
+  });
   exchange->Start(std::move(prepared.writer), std::move(prepared.requests), stream_interval);
 }
 

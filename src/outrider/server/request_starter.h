@@ -28,7 +28,8 @@ class RequestStarter {
   /// text are refused.
   RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                  const RequestPreparer& preparer, GenerationService& service,
-                 GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics);
+                 GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
+                 RequestReporter& reporter);
 
   /// Starts answering a request for tokens. I/O thread.
   std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
@@ -54,6 +55,7 @@ class RequestStarter {
   GenerationService& service_;
   GrammarCompiler* const grammars_;
   const std::shared_ptr<ServerMetrics> metrics_;
+  RequestReporter& reporter_;
   RequestRegistry registry_;
   std::atomic<uint64_t> next_id_;
   // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.

@@ -22,6 +22,8 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.served_model_names = options.served_model_names;
   api.model_root = options.model_root;
   api.api_key = options.api_key;
+  api.log_requests = options.log_requests;
+  api.otlp_traces_endpoint = options.otlp_traces_endpoint;
   api.output_format = options.output_format;
   api.limits.vocab_size = encoder.vocab_size();
   api.limits.max_model_len = options.max_model_len;

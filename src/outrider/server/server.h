@@ -20,6 +20,8 @@ struct ServerOptions {
   std::vector<std::string> served_model_names;  // at least one; the first is the name in answers
   std::string model_root;                       // the checkpoint, for /v1/models
   std::string api_key;                          // "": none is needed; not for /health and the page
+  bool log_requests = false;                    // a line for each request that ends
+  std::string otlp_traces_endpoint;             // http://HOST:PORT of a collector; "": no traces
   int32_t max_model_len = 0;                    // the engine's
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k

@@ -1,0 +1,44 @@
+// The bytes of one client's connection: a TCP or unix socket, with TLS around it or without.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
+#include <boost/system/error_code.hpp>
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+namespace outrider {
+
+/// One read and one write may run at a time. All calls come from the I/O thread.
+class HttpStream {
+ public:
+  using Socket = boost::asio::generic::stream_protocol::socket;
+  using Error = boost::system::error_code;
+
+  /// `tls` must outlive the stream; null: no TLS.
+  HttpStream(Socket socket, boost::asio::ssl::context* tls);
+
+  auto get_executor() { return socket_.get_executor(); }
+
+  /// Before anything else: TLS's handshake. False when the client does not speak TLS as it should;
+  /// one that speaks plain HTTP is told so. Close ends the wait.
+  boost::asio::awaitable<bool> Open();
+
+  boost::asio::awaitable<size_t> ReadSome(boost::asio::mutable_buffer buffer, Error& error);
+  boost::asio::awaitable<void> Write(boost::asio::const_buffer bytes, Error& error);
+
+  /// Tells the client that no more comes; reading goes on. `owner` keeps the stream until then.
+  void EndWriting(std::shared_ptr<void> owner, Error& error);
+
+  void Close();
+
+ private:
+  Socket socket_;
+  std::optional<boost::asio::ssl::stream<Socket&>> tls_;
+};
+
+}  // namespace outrider
