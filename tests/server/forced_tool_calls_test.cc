@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -45,7 +46,7 @@ const char* const kTools = R"([
   {"type": "function", "function": {"name": "now", "parameters": {
     "type": "object", "properties": {}}}},
   {"type": "function", "function": {"name": "set.level", "parameters": {
-    "properties": {"level": {"type": "number"}}, "required": ["level"]}}}])";
+    "properties": {"level": {"type": "integer", "minimum": -9, "maximum": 9}}, "required": ["level"]}}}])";
 
 // The bundled tokenizer with the marks of all formats added, at ids that the model has spare.
 Tokenizer TokenizerWithMarks() {
@@ -74,6 +75,13 @@ Tokenizer TokenizerWithMarks() {
   return Tokenizer::FromJson(spec.dump(), "test");
 }
 
+// Compiled once for all servers.
+GrammarCompiler& GrammarsOf(const Tokenizer& tokenizer) {
+  static std::map<const Tokenizer*, GrammarCompiler> compilers;
+  static const std::vector<int32_t> eos = {kBundledEos};
+  return compilers.try_emplace(&tokenizer, tokenizer, kBundledVocab, eos).first->second;
+}
+
 // A server before the bundled model.
 class ModelServer {
  public:
@@ -81,8 +89,7 @@ class ModelServer {
       : engine_(MakeTestEngine({.drafter = drafter}, &tokenizer)),
         chat_template_(ChatTemplate::FromString(kTemplate, {{"bos_token", ""}})),
         encoder_(tokenizer, &chat_template_, kBundledVocab),
-        grammars_(tokenizer, kBundledVocab, std::vector<int32_t>{kBundledEos}),
-        server_(Options(format), *engine_, encoder_, &grammars_),
+        server_(Options(format), *engine_, encoder_, &GrammarsOf(tokenizer)),
         steps_([this] {
           while (!stopping_) {
             if (!engine_->Step()) engine_->WaitForWork(1);
@@ -121,6 +128,7 @@ class ModelServer {
     for (json& call : message["tool_calls"]) {
       if (call["id"].get<std::string>().starts_with("call_")) call.erase("id");
     }
+    if (message["content"] == "") message["content"] = nullptr;  // a stream begins with ""
     return message;
   }
 
@@ -137,7 +145,6 @@ class ModelServer {
   std::unique_ptr<Engine> engine_;
   ChatTemplate chat_template_;
   TextPromptEncoder encoder_;
-  GrammarCompiler grammars_;
   Server server_;
   std::atomic<bool> stopping_{false};
   std::thread steps_;
@@ -200,7 +207,7 @@ std::string Problem(const std::string& name, const std::string& text) {
         false);
   } else if (name == "set.level") {
     known = {"level"};
-    check("level", [](const json& v) { return v.is_number(); }, true);
+    check("level", [](const json& v) { return v.is_number_integer() && v >= -9 && v <= 9; }, true);
   } else if (name != "now") {
     problem = "no such tool: " + name;
   }
@@ -210,11 +217,16 @@ std::string Problem(const std::string& name, const std::string& text) {
   return problem;
 }
 
-// Calls of these tools, at most `most`, and nothing else.
-void ExpectCalls(const json& message, const std::set<std::string>& tools, size_t most) {
-  EXPECT_EQ(message["finish_reason"], "tool_calls") << message;
-  EXPECT_EQ(message["content"], nullptr) << message;
+// Calls of these tools, at most `most`, and nothing else. Where there may be several, the last one
+// may be cut off.
+void ExpectCalls(json message, const std::set<std::string>& tools, size_t most) {
   ASSERT_GE(message["tool_calls"].size(), 1U) << message;
+  if (most > 1 && message["finish_reason"] == "length") {
+    message["tool_calls"].erase(message["tool_calls"].size() - 1);
+  } else {
+    EXPECT_EQ(message["finish_reason"], "tool_calls") << message;
+  }
+  EXPECT_EQ(message["content"], nullptr) << message;
   EXPECT_LE(message["tool_calls"].size(), most) << message;
   for (const json& call : message["tool_calls"]) {
     const std::string name = call["function"]["name"];
@@ -228,7 +240,7 @@ json Request(uint64_t seed, json tool_choice) {
       {"messages", {{{"role", "user"}, {"content", "The rain in Spain " + std::to_string(seed)}}}},
       {"tools", json::parse(kTools)},
       {"tool_choice", std::move(tool_choice)},
-      {"max_tokens", 700},
+      {"max_tokens", 400},
       {"temperature", seed % 3 == 0 ? 0.0 : 1.3},
       {"seed", seed}};
 }
@@ -240,7 +252,7 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
   for (const Tokenizer* tokenizer : {&BundledTokenizer(), &with_marks}) {
     const ModelServer server(GetParam(), *tokenizer, DrafterKind::kChain);
     const ModelServer plain(GetParam(), *tokenizer, DrafterKind::kNone);
-    for (uint64_t seed = 0; seed < 9; ++seed) {
+    for (uint64_t seed = 0; seed < 3; ++seed) {
       json request = Request(seed, "required");
       request["parallel_tool_calls"] = seed % 2 == 0;
       const json message = server.Message(request, false);

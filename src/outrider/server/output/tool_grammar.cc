@@ -15,8 +15,8 @@ namespace {
 // The order of a schema's properties is the order in which the model writes them.
 using Json = nlohmann::ordered_json;
 
-// Whitespace characters in a row within JSON, as for other structured output.
-constexpr int kMaxWhitespace = 24;
+// Whitespace characters in a row within JSON: calls are written on one line.
+constexpr int kMaxWhitespace = 2;
 
 Json Text(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 Json Regex(std::string_view pattern) { return {{"type", "regex"}, {"pattern", pattern}}; }
