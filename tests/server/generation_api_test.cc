@@ -426,7 +426,7 @@ TEST(GenerationApiTest, SpellsBadWordsWithAndWithoutASpace) {
 
 // A fault of the engine's ends one request: with a status, or an event once the answer has begun.
 TEST(GenerationApiTest, AFaultOfTheEngineIsAnErrorOfTheRequest) {
-  RunningServer running({.fail_after = 3});
+  RunningServer running({.step_time = std::chrono::milliseconds(20), .fail_after = 3});
   HttpClient client(running.port());
   const ClientResponse whole = client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":9})");
   EXPECT_EQ(whole.status, 500);
