@@ -77,7 +77,10 @@ void HttpClient::SendRequest(std::string_view method, std::string_view path, std
 
 bool HttpClient::Fill() {
   std::array<char, 16384> buffer;
-  const ssize_t size = recv(socket_, buffer.data(), buffer.size(), 0);
+  ssize_t size = 0;
+  do {  // a process that was stopped and goes on is interrupted here
+    size = recv(socket_, buffer.data(), buffer.size(), 0);
+  } while (size < 0 && errno == EINTR);
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     throw std::runtime_error("the server sent nothing for 120 s");
   }
