@@ -6,6 +6,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -34,7 +35,7 @@ asio::awaitable<bool> HttpStream::Open() {
   if (!error) co_return true;
   const bool plain_http =
       error.category() == asio::error::get_ssl_category() &&
-      ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_HTTP_REQUEST;
+      ERR_GET_REASON(static_cast<uint64_t>(error.value())) == SSL_R_HTTP_REQUEST;
   if (plain_http) {
     co_await asio::async_write(socket_, asio::buffer(kPlainHttpAnswer),
                                asio::redirect_error(asio::use_awaitable, error));
@@ -44,16 +45,16 @@ asio::awaitable<bool> HttpStream::Open() {
 
 asio::awaitable<size_t> HttpStream::ReadSome(asio::mutable_buffer buffer, Error& error) {
   auto token = asio::redirect_error(asio::use_awaitable, error);
-  if (tls_) co_return co_await tls_->async_read_some(buffer, std::move(token));
-  co_return co_await socket_.async_read_some(buffer, std::move(token));
+  if (tls_) co_return co_await tls_->async_read_some(buffer, token);
+  co_return co_await socket_.async_read_some(buffer, token);
 }
 
 asio::awaitable<void> HttpStream::Write(asio::const_buffer bytes, Error& error) {
   auto token = asio::redirect_error(asio::use_awaitable, error);
   if (tls_) {
-    co_await asio::async_write(*tls_, bytes, std::move(token));
+    co_await asio::async_write(*tls_, bytes, token);
   } else {
-    co_await asio::async_write(socket_, bytes, std::move(token));
+    co_await asio::async_write(socket_, bytes, token);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "outrider/server/tls_context.h"
 
 #include <boost/system/error_code.hpp>
+#include <cstdint>
 #include <fstream>
 #include <string>
 
@@ -37,7 +38,7 @@ ssl::context MakeTlsContext(const TlsFiles& files) {
   RequireReadable(key_option, keyfile);
   if (context.use_private_key_file(keyfile, ssl::context::pem, error)) {
     const bool other =
-        ERR_GET_REASON(static_cast<unsigned long>(error.value())) == X509_R_KEY_VALUES_MISMATCH;
+        ERR_GET_REASON(static_cast<uint64_t>(error.value())) == X509_R_KEY_VALUES_MISMATCH;
     if (other) {
       throw InvalidArgument("{}: the key in {} is not that of the certificate in {}", key_option,
                             keyfile, files.certfile);

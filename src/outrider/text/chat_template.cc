@@ -31,8 +31,8 @@ ChatTemplate ChatTemplate::FromString(std::string source,
 }
 
 ChatTemplate ChatTemplate::FromFile(const std::filesystem::path& file,
-                                    std::map<std::string, std::string> special_tokens) {
-  return FromString(ReadTextFile(file, kMaxSourceBytes), std::move(special_tokens), file.string());
+                                    const std::map<std::string, std::string>& special_tokens) {
+  return FromString(ReadTextFile(file, kMaxSourceBytes), special_tokens, file.string());
 }
 
 std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(

@@ -30,7 +30,7 @@ class ChatTemplate {
 
   /// A template from a file of its Jinja source; `special_tokens` as for FromString.
   static ChatTemplate FromFile(const std::filesystem::path& file,
-                               std::map<std::string, std::string> special_tokens);
+                               const std::map<std::string, std::string>& special_tokens);
 
   /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
   /// variables; `name` is used in messages.

@@ -105,8 +105,8 @@ class TagWriter {
 
   // The schema's properties in their order; others where it allows them.
   void AddKeyValues(const CallableTool& tool, const Json& schema, Json* call) const {
-    const auto member = [&](const char* name, Json otherwise) {
-      return schema.contains(name) ? schema[name] : std::move(otherwise);
+    const auto member = [&](const char* name, const Json& otherwise) {
+      return schema.contains(name) ? schema[name] : otherwise;
     };
     call->push_back(Text(format_.line_end));
     const Json properties = member("properties", Json::object());

@@ -37,7 +37,7 @@ class ReadAhead {
     shared_end_ = (block.shared + block.shared_width) * element_bytes;
     byte_ = own_begin_;
     const int64_t lines = (own_end_ - own_begin_ + shared_end_ - shared_begin_ + 63) / 64;
-    per_step_ = (lines * Most(0, end_ - entry_) + steps - 1) / steps;
+    per_step_ = (lines * Most(0, end_ - entry_) + steps - 1) / Most(1, steps);
   }
 
   void Step() {
