@@ -90,7 +90,7 @@ constexpr const char* kMessages = R"([
   {"role": "tool", "tool_call_id": "functions.now:1", "content": "12:00"},
   {"role": "user", "content": "Thanks"}])";
 
-constexpr const char* kTools = R"([{"type": "function", "function": {"name": "look",
+constexpr const char* kFamilyTools = R"([{"type": "function", "function": {"name": "look",
   "parameters": {"type": "object", "properties": {"city": {"type": "string"},
   "days": {"type": "integer"}}}}}])";
 
@@ -105,7 +105,7 @@ class FamilyTemplateTest : public testing::TestWithParam<Family> {
 
 TEST_P(FamilyTemplateTest, RendersAConversationWithTools) {
   RenderOptions options;
-  options.tools_json = kTools;
+  options.tools_json = kFamilyTools;
   EXPECT_EQ(Template().Render(kMessages, options),
             std::string(GetParam().begin) + GetParam().turn + GetParam().rest);
 }

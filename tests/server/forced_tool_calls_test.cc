@@ -30,7 +30,7 @@ constexpr const char* kTemplate =
     "{% for message in messages %}{{ message.content }}{% endfor %}";
 
 // Names in an order that is not the alphabet's; a string beside other types; a definition.
-const char* const kTools = R"([
+const char* const kForcedTools = R"([
   {"type": "function", "function": {"name": "search", "parameters": {
     "type": "object", "$defs": {"day": {"type": "object", "properties": {
       "month": {"type": "integer", "minimum": 1, "maximum": 12}}, "required": ["month"]}},
@@ -235,10 +235,10 @@ void ExpectCalls(json message, const std::set<std::string>& tools, size_t most) 
   }
 }
 
-json Request(uint64_t seed, json tool_choice) {
+json ForcedRequest(uint64_t seed, json tool_choice) {
   return {
       {"messages", {{{"role", "user"}, {"content", "The rain in Spain " + std::to_string(seed)}}}},
-      {"tools", json::parse(kTools)},
+      {"tools", json::parse(kForcedTools)},
       {"tool_choice", std::move(tool_choice)},
       {"max_tokens", 400},
       {"temperature", seed % 3 == 0 ? 0.0 : 1.3},
@@ -253,13 +253,13 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
     const ModelServer server(GetParam(), *tokenizer, DrafterKind::kChain);
     const ModelServer plain(GetParam(), *tokenizer, DrafterKind::kNone);
     for (uint64_t seed = 0; seed < 3; ++seed) {
-      json request = Request(seed, "required");
+      json request = ForcedRequest(seed, "required");
       request["parallel_tool_calls"] = seed % 2 == 0;
       const json message = server.Message(request, false);
       ExpectCalls(message, {"search", "now", "set.level"}, seed % 2 == 0 ? 99 : 1);
       EXPECT_EQ(server.Message(request, true), message);
       EXPECT_EQ(plain.Message(request, false), message);
-      request = Request(seed, {{"type", "function"}, {"function", {{"name", "search"}}}});
+      request = ForcedRequest(seed, {{"type", "function"}, {"function", {{"name", "search"}}}});
       const json named = server.Message(request, seed % 2 == 0);
       ExpectCalls(named, {"search"}, 1);
       EXPECT_EQ(plain.Message(request, false), named);
@@ -271,7 +271,7 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
 
 TEST_P(ForcedToolCallsTest, InTheResponsesApi) {
   const ModelServer server(GetParam(), BundledTokenizer(), DrafterKind::kChain);
-  const json tools = json::parse(kTools);
+  const json tools = json::parse(kForcedTools);
   json request = {{"input", "hi"}, {"tool_choice", "required"}, {"tools", json::array()}};
   for (json tool : tools) {
     json flat = tool["function"];
@@ -297,7 +297,7 @@ TEST(ForcedToolCallsTest, ParametersThatAreNoObjectAreRefused) {
   const ModelServer server("glm47", BundledTokenizer(), DrafterKind::kNone);
   for (const char* parameters : {R"({"type": "string"})", R"({"anyOf": [{"type": "object"}]})",
                                  R"({"$ref": "#/$defs/a"})"}) {
-    json request = Request(0, "required");
+    json request = ForcedRequest(0, "required");
     request["tools"][1]["function"]["parameters"] = json::parse(parameters);
     const ClientResponse response = server.Post(request);
     EXPECT_EQ(response.status, 400) << response.body;

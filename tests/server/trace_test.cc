@@ -100,7 +100,7 @@ ServerOptions Tracing(const std::string& endpoint) {
   return options;
 }
 
-int Ask(const RunningServer& running, const std::string& headers, const std::string& body) {
+int AskTraced(const RunningServer& running, const std::string& headers, const std::string& body) {
   return HttpClient(running.port()).Post("/v1/completions", body, headers).status;
 }
 
@@ -117,11 +117,11 @@ TEST(TraceTest, ARequestIsASpan) {
   Collector collector;
   {
     RunningServer running({.tokens_per_step = 2}, Tracing(collector.address()));
-    EXPECT_EQ(Ask(running,
-                  "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
-                  "tracestate: vendor=\"1\"\r\n",
-                  R"({"prompt":"abcd","max_tokens":5,"n":2,"temperature":0.7,"top_p":0.25,)"
-                  R"("request_id":"mine","stream":true})"),
+    EXPECT_EQ(AskTraced(running,
+                        "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
+                        "tracestate: vendor=\"1\"\r\n",
+                        R"({"prompt":"abcd","max_tokens":5,"n":2,"temperature":0.7,"top_p":0.25,)"
+                        R"("request_id":"mine","stream":true})"),
               200);
   }
   const std::vector<json> spans = collector.Spans();
@@ -155,14 +155,15 @@ TEST(TraceTest, TracesAreBegunGoneOnWithOrLeftAlone) {
   Collector collector;
   {
     RunningServer running({}, Tracing(collector.address() + "/otlp"));
-    EXPECT_EQ(Ask(running, "traceparent: 00-nonsense\r\n", R"({"prompt":"a","max_tokens":1})"),
-              200);
-    // Not sampled: not recorded.
     EXPECT_EQ(
-        Ask(running, "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00\r\n",
-            R"({"prompt":"a","max_tokens":1})"),
+        AskTraced(running, "traceparent: 00-nonsense\r\n", R"({"prompt":"a","max_tokens":1})"),
         200);
-    EXPECT_EQ(Ask(running, "", R"({"prompt":3})"), 400);
+    // Not sampled: not recorded.
+    EXPECT_EQ(AskTraced(running,
+                        "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00\r\n",
+                        R"({"prompt":"a","max_tokens":1})"),
+              200);
+    EXPECT_EQ(AskTraced(running, "", R"({"prompt":3})"), 400);
   }
   const std::vector<json> spans = collector.Spans();
   ASSERT_EQ(spans.size(), 2U);
