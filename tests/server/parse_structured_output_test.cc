@@ -55,9 +55,9 @@ TEST(ParseStructuredOutputTest, ResponseFormats) {
 }
 
 TEST(ParseStructuredOutputTest, StructuredOutputs) {
-  const GrammarSpec json = Spec(R"("structured_outputs":{"json":{"b":1,"a":2}})");
-  EXPECT_EQ(json.kind, GrammarKind::kJsonSchema);
-  EXPECT_EQ(json.text, R"({"b":1,"a":2})");
+  const GrammarSpec schema = Spec(R"("structured_outputs":{"json":{"b":1,"a":2}})");
+  EXPECT_EQ(schema.kind, GrammarKind::kJsonSchema);
+  EXPECT_EQ(schema.text, R"({"b":1,"a":2})");
   EXPECT_EQ(Spec(R"("structured_outputs":{"json":"{\"b\":1}"})").text, R"({"b":1})");
   EXPECT_EQ(Spec(R"("structured_outputs":{"regex":"a*"})").kind, GrammarKind::kRegex);
   EXPECT_EQ(Spec(R"("structured_outputs":{"regex":"a*"})").text, "a*");
