@@ -2,6 +2,7 @@
 // whatever is drawn, the answer is calls of offered tools with arguments that their schemas allow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <fstream>
@@ -255,6 +256,7 @@ class ForcedToolCallsTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
   static const Tokenizer with_marks = TokenizerWithMarks();
+  spdlog::default_logger();  // before two servers' threads share it: spdlog knows no sanitizer
   for (const Tokenizer* tokenizer : {&BundledTokenizer(), &with_marks}) {
     const ModelServer server(GetParam(), *tokenizer, DrafterKind::kChain);
     const ModelServer plain(GetParam(), *tokenizer, DrafterKind::kNone);
