@@ -274,6 +274,7 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
     }
     EXPECT_GT(server.Counters().speculation.num_accepted_tokens, 0);
     EXPECT_EQ(plain.Counters().speculation.num_draft_tokens, 0);
+    if (kSeeds == 1) break;  // sanitizers: one tokenizer is enough
   }
 }
 
