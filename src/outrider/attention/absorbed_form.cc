@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "outrider/attention/decode_kernels.h"
+#include "outrider/attention/kernel_arguments.h"
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -57,12 +58,6 @@ void AbsorbedForm(const Compute& compute, const MlaShape& s, const MlaWeights& w
                   static_cast<size_t>(s.rope) * sizeof(float));
     }
   }
-  const auto runs = plan.decode_runs();
-  auto* spans = compute.scratch.Take<AttentionSpan>(static_cast<int64_t>(runs.size()));
-  for (size_t i = 0; i < runs.size(); ++i) {
-    spans[i] = {runs[i].first_row - first_row, runs[i].query_length, runs[i].context_length,
-                runs[i].block_table};
-  }
   RunDecodeKernel(compute, plan,
                   {.q = absorbed,
                    .heads = s.heads,
@@ -70,7 +65,7 @@ void AbsorbedForm(const Compute& compute, const MlaShape& s, const MlaWeights& w
                    .rope = s.rope,
                    .scale = s.softmax_scale,
                    .cache = cache,
-                   .requests = {spans, runs.size()},
+                   .requests = KernelSpans(plan.decode_runs(), first_row, compute.scratch),
                    .out = latent_out});
   for (int32_t h = 0; h < s.heads; ++h) {
     jobs[h] = {.x = latent_out.Columns(int64_t{h} * s.latent, s.latent),

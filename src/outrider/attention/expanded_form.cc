@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "outrider/attention/kernel_arguments.h"
 #include "outrider/attention/merge_attention.h"
 
 namespace outrider {
@@ -45,7 +46,6 @@ class ExpandedRounds {
     k_rope_ = compute.scratch.Matrix(keys, s_.rope);
     kv_ = compute.scratch.Matrix(keys, int64_t{s_.heads} * (s_.nope + s_.value));
     blocks_ = compute.scratch.Take<ExpandedBlock>(max_blocks_);
-    jobs_ = compute.scratch.Take<MatMulJob>(int64_t{2} * s_.heads);
   }
 
   /// Fills `state` for the rows of `ranges`; rows of a range without keys are left as they are.
@@ -71,17 +71,9 @@ class ExpandedRounds {
   void Flush(const SoftmaxState& state) {
     const MatrixView<const float> latent = latent_.Rows(0, num_keys_);
     const MatrixView<float> kv = kv_.Rows(0, num_keys_);
-    const int32_t head = s_.nope + s_.value;
-    for (int32_t h = 0; h < s_.heads; ++h) {
-      jobs_[2 * h] = {.x = latent,
-                      .w = &w_.key_up[static_cast<size_t>(h)],
-                      .y = kv.Columns(int64_t{h} * head, s_.nope)};
-      jobs_[2 * h + 1] = {.x = latent,
-                          .w = &w_.value_up[static_cast<size_t>(h)],
-                          .y = kv.Columns(int64_t{h} * head + s_.nope, s_.value)};
-    }
-    compute_.kernels.matmul(compute_.pool, {jobs_, static_cast<size_t>(2 * s_.heads)},
-                            compute_.operand_dtype);
+    const int64_t head = s_.nope + s_.value;
+    ExpandLatents(compute_, s_, w_, latent,
+                  {.key_step = head, .value = s_.nope, .value_step = head}, kv);
     compute_.kernels.expanded_attention(compute_.pool,
                                         {.q = q_,
                                          .heads = s_.heads,
@@ -111,7 +103,6 @@ class ExpandedRounds {
   MatrixView<float> k_rope_;  // [keys, R]
   MatrixView<float> kv_;      // [keys, heads * (P + V)]
   ExpandedBlock* blocks_ = nullptr;
-  MatMulJob* jobs_ = nullptr;
 };
 
 /// Divides by the running sums.

@@ -30,11 +30,14 @@ std::string ChoiceOf(const OptionValue& value, const std::vector<std::string>& c
   return choices[ParseChoice(value.where, Text(value), choices)];
 }
 
-void RequireNoEmptyText(const OptionValue& value) {
+const std::vector<std::string>& NonEmptyTexts(const OptionValue& value) {
   for (const std::string& text : value.texts) {
     if (text.empty()) throw InvalidArgument("{}: must not be empty", value.where);
   }
+  return value.texts;
 }
+
+const std::string& NonEmptyText(const OptionValue& value) { return NonEmptyTexts(value).front(); }
 
 // As browsers write it: a scheme and a host, perhaps a port, nothing after that.
 void RequireOrigin(const std::string& where, const std::string& origin) {
@@ -61,10 +64,7 @@ std::vector<OptionRow> ServeOptionRows() {
   return {
       {"host", one, "Server", "ADDRESS", defaults.host,
        "Address to listen on; 0.0.0.0 for every interface", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.host = Text(v);
-       }},
+       [](Settings& s, const OptionValue& v) { s.serve.host = NonEmptyText(v); }},
       {"port", one, "Server", "N", fmt::to_string(defaults.port),
        "Port to listen on; 0 takes a free one", serve,
        [](Settings& s, const OptionValue& v) { s.serve.port = ParsePort(v); }},
@@ -72,10 +72,7 @@ std::vector<OptionRow> ServeOptionRows() {
        [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
       {"api-key", one, "Server", "KEY", "",
        "Key that requests must bring as a bearer token (all but /health and the web page)", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.api_key = Text(v);
-       },
+       [](Settings& s, const OptionValue& v) { s.serve.api_key = NonEmptyText(v); },
        /*secret=*/true},
       {"allowed-origins", many, "Server", "ORIGIN", "none",
        "Origins whose web pages may use the API, like https://example.org; * for every origin",
@@ -86,28 +83,16 @@ std::vector<OptionRow> ServeOptionRows() {
        }},
       {"ssl-certfile", one, "Server", "FILE", "none",
        "Certificate in PEM format: serve HTTPS instead of HTTP", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.ssl_certfile = Text(v);
-       }},
+       [](Settings& s, const OptionValue& v) { s.serve.ssl_certfile = NonEmptyText(v); }},
       {"ssl-keyfile", one, "Server", "FILE", "in the certificate's file",
        "The certificate's private key in PEM format", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.ssl_keyfile = Text(v);
-       }},
+       [](Settings& s, const OptionValue& v) { s.serve.ssl_keyfile = NonEmptyText(v); }},
       {"ssl-ca-certs", one, "Server", "FILE", "none",
        "Certificates in PEM format: clients must show one that was issued by one of these", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.ssl_ca_certs = Text(v);
-       }},
+       [](Settings& s, const OptionValue& v) { s.serve.ssl_ca_certs = NonEmptyText(v); }},
       {"served-model-name", many, "Server", "NAME", "the model path as given",
        "Name of the model in the API; with several, the first is used in responses", serve,
-       [](Settings& s, const OptionValue& v) {
-         RequireNoEmptyText(v);
-         s.serve.served_model_names = v.texts;
-       }},
+       [](Settings& s, const OptionValue& v) { s.serve.served_model_names = NonEmptyTexts(v); }},
       {"shutdown-timeout", one, "Server", "SECONDS", fmt::to_string(defaults.shutdown_timeout),
        "Time that running requests get to finish after SIGINT or SIGTERM; a second signal ends at "
        "once",

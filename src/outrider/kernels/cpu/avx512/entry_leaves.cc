@@ -1,396 +1,98 @@
-// Attention over one split of cache entries with AVX-512, in the same way as with AVX2
-// (avx2/entry_leaves.cc), sixteen lanes at a time: 32 elements of an entry arrive together, a
-// score is a sum of 16 lanes, whose halves are added first, and tiles have up to 8 rows.
+// Attention over one split of cache entries with AVX-512: entry_attention.h with sixteen lanes. A
+// score is a sum of 16 lanes, whose halves are added first.
 
 #include <immintrin.h>
 
-#include "outrider/kernels/cpu/avx2/entry_softmax.h"
+#include "outrider/kernels/cpu/avx2/vectors.h"
 #include "outrider/kernels/cpu/avx512/leaves.h"
 #include "outrider/kernels/cpu/avx512/vectors.h"
+#include "outrider/kernels/cpu/entry_attention.h"
 
 namespace outrider::cpu::avx512 {
 
 namespace {
 
-constexpr int64_t kTileRows = 8;
-constexpr int64_t kStep = 32;  // elements of an entry that arrive together
-// Keys whose values stay in L1 while all row tiles pass over a line of columns.
-constexpr int64_t kOutputKeys = 128;
-// Keys that stay in L1 while all row tiles take their scores.
-constexpr int64_t kScoreKeys = 32;
+struct EntryIsa {
+  using Vector = __m512;
+  static constexpr int64_t kLanes = 16;
+  static constexpr int64_t kTileRows = 8;
+  static constexpr int64_t kScoreKeys = 32;
+  static constexpr int64_t kColumnBytes = 256;
 
-using avx2::Least;
-using avx2::Most;
-using avx2::ReadAhead;
-using avx2::RowTiles;
-
-/// Elements [i, i + 32) of an entry: those of even index in lane order (parity 0), or of odd index.
-/// Of float32 the first or the second sixteen.
-template <bool kIsBFloat16, int kParity>
-inline __attribute__((always_inline)) __m512 Elements(const std::byte* entry, int64_t i) {
-  if constexpr (kIsBFloat16) return WidenHalf<kParity>(entry + i * 2);
-  return _mm512_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 16);
-}
-
-/// From the order of memory to lane order and back; the two are the same for float32.
-template <bool kIsBFloat16>
-inline __attribute__((always_inline)) void LoadLanes(const float* x, __m512& first,
-                                                     __m512& second) {
-  const __m512 a = _mm512_loadu_ps(x);
-  const __m512 b = _mm512_loadu_ps(x + 16);
-  if constexpr (!kIsBFloat16) {
-    first = a;
-    second = b;
-  } else {
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    first = _mm512_permutex2var_ps(a, even, b);
-    second = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+  static constexpr int KeysOfTile(int64_t rows) {
+    return rows >= 7 ? 3 : rows >= 5 ? 4 : rows >= 2 ? 6 : 8;
   }
-}
+  static constexpr int GroupsOfTile(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-template <bool kIsBFloat16>
-inline __attribute__((always_inline)) void StoreLanes(__m512 first, __m512 second, float* x) {
-  if constexpr (!kIsBFloat16) {
-    _mm512_storeu_ps(x, first);
-    _mm512_storeu_ps(x + 16, second);
-  } else {
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    _mm512_storeu_ps(x, _mm512_permutex2var_ps(first, low, second));
-    _mm512_storeu_ps(
-        x + 16, _mm512_permutex2var_ps(first, _mm512_add_epi32(low, _mm512_set1_epi32(8)), second));
+  static inline __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
+  static inline __attribute__((always_inline)) Vector Load(const float* x) {
+    return _mm512_loadu_ps(x);
   }
-}
-
-/// `width` floats in lane order, padded with zeros.
-template <bool kIsBFloat16>
-void ArrangePart(const float* q, int64_t width, float* lanes) {
-  for (int64_t i = 0; i < PaddedPart(width); i += kStep) {
-    alignas(64) float tail[kStep] = {};
-    const float* from = q + i;
-    if (i + kStep > width) {
-      for (int64_t j = 0; i + j < width; ++j) tail[j] = q[i + j];
-      from = tail;
-    }
-    __m512 first;
-    __m512 second;
-    LoadLanes<kIsBFloat16>(from, first, second);
-    _mm512_storeu_ps(lanes + i, first);
-    _mm512_storeu_ps(lanes + i + 16, second);
+  static inline __attribute__((always_inline)) void Store(float* x, Vector v) {
+    _mm512_storeu_ps(x, v);
   }
-}
-
-template <bool kIsBFloat16>
-void ArrangeQueries(const EntryBlock& block) {
-  float* lanes = block.lanes;
-  for (int64_t r = 0; r < block.rows; ++r) {
-    ArrangePart<kIsBFloat16>(block.q[r], block.own_width, lanes);
-    lanes += PaddedPart(block.own_width);
-    ArrangePart<kIsBFloat16>(block.q[r] + block.own_width, block.shared_width, lanes);
-    lanes += PaddedPart(block.shared_width);
+  static inline __attribute__((always_inline)) Vector Broadcast(const float* x) {
+    return _mm512_set1_ps(*x);
   }
-}
-
-/// acc[t][r] += products of q[r] and entries[t] at the elements of one parity of [i, i + 32).
-template <int R, int T, bool kIsBFloat16, int kParity>
-inline __attribute__((always_inline)) void AddParity(const float* q, int64_t q_stride,
-                                                     const std::byte* const (&entries)[T],
-                                                     int64_t i, __m512 (&acc)[T][R]) {
-  __m512 k[T];
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) k[t] = Elements<kIsBFloat16, kParity>(entries[t], i);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const __m512 qr = _mm512_loadu_ps(q + r * q_stride + kParity * 16);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) MultiplyAdd(qr, k[t], acc[t][r]);
-    // Or the compiler reads all of q early, and has too few registers for the sums.
-    asm volatile("" ::: "memory");
+  static inline __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+    avx512::MultiplyAdd(a, b, sum);
   }
-}
+  static inline __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c,
+                                                                  Vector d) {
+    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
+  }
 
-/// The same for both parities, in order.
-template <int R, int T, bool kIsBFloat16>
-inline __attribute__((always_inline)) void AddScores(const float* q, int64_t q_stride,
-                                                     const std::byte* const (&entries)[T],
-                                                     int64_t i, __m512 (&acc)[T][R]) {
-  if constexpr (R > 2) {
-    AddParity<R, T, kIsBFloat16, 0>(q, q_stride, entries, i, acc);
-    AddParity<R, T, kIsBFloat16, 1>(q, q_stride, entries, i, acc);
-  } else {
-    // There are registers for both parities of an entry: it is loaded once.
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      const __m512 even = Elements<kIsBFloat16, 0>(entries[t], i);
-      const __m512 odd = Elements<kIsBFloat16, 1>(entries[t], i);
-#pragma GCC unroll 2
-      for (int r = 0; r < R; ++r) {
-        MultiplyAdd(_mm512_loadu_ps(q + r * q_stride), even, acc[t][r]);
-        MultiplyAdd(_mm512_loadu_ps(q + r * q_stride + 16), odd, acc[t][r]);
-      }
+  template <bool kIsBFloat16, int kParity>
+  static inline __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {
+    if constexpr (kIsBFloat16) return WidenHalf<kParity>(entry + i * 2);
+    return _mm512_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 16);
+  }
+
+  template <bool kIsBFloat16>
+  static inline __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
+                                                                 Vector& even, Vector& odd) {
+    even = Elements<kIsBFloat16, 0>(entry, i);
+    odd = Elements<kIsBFloat16, 1>(entry, i);
+  }
+
+  template <bool kIsBFloat16>
+  static inline __attribute__((always_inline)) void LoadLanes(const float* x, Vector& first,
+                                                              Vector& second) {
+    const __m512 a = _mm512_loadu_ps(x);
+    const __m512 b = _mm512_loadu_ps(x + 16);
+    if constexpr (!kIsBFloat16) {
+      first = a;
+      second = b;
+    } else {
+      const __m512i even =
+          _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+      first = _mm512_permutex2var_ps(a, even, b);
+      second = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
     }
   }
-}
 
-inline __m256 AddHalves(__m512 x) {
-  return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-}
+  template <bool kIsBFloat16>
+  static inline __attribute__((always_inline)) void StoreLanes(Vector first, Vector second,
+                                                               float* x) {
+    if constexpr (!kIsBFloat16) {
+      _mm512_storeu_ps(x, first);
+      _mm512_storeu_ps(x + 16, second);
+    } else {
+      const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+      _mm512_storeu_ps(x, _mm512_permutex2var_ps(first, low, second));
+      _mm512_storeu_ps(x + 16, _mm512_permutex2var_ps(first, high, second));
+    }
+  }
 
-/// The queries of a tile and the two parts of its keys.
-struct ScoreArgs {
-  const float* q;  // of the tile's first row, in lane order
-  int64_t q_stride;
-  int64_t own;  // first element of an entry
-  int64_t own_width;
-  int64_t shared;
-  int64_t shared_width;
-  float scale;
-  int64_t stride;  // of scores
+ private:
+  static inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  }
 };
-
-/// scores[t * stride + r] = scale * dot(q[r], key of entries[t]) for R rows and T keys. Writes up
-/// to three scores more per key: those of the next tile, which comes later, or padding.
-template <int R, int T, bool kIsBFloat16>
-void ScoreTile(const ScoreArgs& args, const std::byte* const* entries, float* scores) {
-  __m512 acc[T][R];
-  const std::byte* entry[T];
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-    entry[t] = entries[t];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[t][r] = _mm512_setzero_ps();
-  }
-  const float* q = args.q;
-  for (int64_t i = args.own; i < args.own + args.own_width; i += kStep, q += kStep) {
-    AddScores<R, T, kIsBFloat16>(q, args.q_stride, entry, i, acc);
-  }
-  for (int64_t i = args.shared; i < args.shared + args.shared_width; i += kStep, q += kStep) {
-    AddScores<R, T, kIsBFloat16>(q, args.q_stride, entry, i, acc);
-  }
-  const __m128 scale4 = _mm_set1_ps(args.scale);
-  if constexpr (R == 1 && T % 4 == 0) {
-#pragma GCC unroll 8
-    for (int t = 0; t < T; t += 4) {
-      const __m128 dots = avx2::SumsOfLanes(AddHalves(acc[t][0]), AddHalves(acc[t + 1][0]),
-                                            AddHalves(acc[t + 2][0]), AddHalves(acc[t + 3][0]));
-      alignas(16) float four[4];
-      _mm_store_ps(four, _mm_mul_ps(dots, scale4));
-      for (int i = 0; i < 4; ++i) scores[(t + i) * args.stride] = four[i];
-    }
-    return;
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r += 4) {
-      const __m128 dots = avx2::SumsOfLanes(
-          AddHalves(acc[t][r]), AddHalves(acc[t][r + 1 < R ? r + 1 : r]),
-          AddHalves(acc[t][r + 2 < R ? r + 2 : r]), AddHalves(acc[t][r + 3 < R ? r + 3 : r]));
-      _mm_storeu_ps(scores + t * args.stride + r, _mm_mul_ps(dots, scale4));
-    }
-  }
-}
-
-/// Keys per tile: enough chains to hide the latency of an FMA, few enough for the registers.
-constexpr int64_t KeysOfTile(int64_t rows) {
-  return rows >= 7 ? 3 : rows >= 5 ? 4 : rows >= 2 ? 6 : 8;
-}
-
-/// Keys [first, last) for R rows.
-template <int R, bool kIsBFloat16>
-void ScoreRows(const ScoreArgs& args, const std::byte* const* entries, int64_t first, int64_t last,
-               float* scores, ReadAhead& ahead) {
-  constexpr int kKeys = KeysOfTile(R);
-  int64_t t = first;
-  for (; t + kKeys <= last; t += kKeys) {
-    ahead.Step();
-    ScoreTile<R, kKeys, kIsBFloat16>(args, entries + t, scores + t * args.stride);
-  }
-  for (; t < last; ++t) {
-    ScoreTile<R, 1, kIsBFloat16>(args, entries + t, scores + t * args.stride);
-  }
-}
-
-template <bool kIsBFloat16>
-void Scores(const EntryBlock& block) {
-  constexpr void (*kRows[kTileRows])(const ScoreArgs&, const std::byte* const*, int64_t, int64_t,
-                                     float*, ReadAhead&) = {
-      ScoreRows<1, kIsBFloat16>, ScoreRows<2, kIsBFloat16>, ScoreRows<3, kIsBFloat16>,
-      ScoreRows<4, kIsBFloat16>, ScoreRows<5, kIsBFloat16>, ScoreRows<6, kIsBFloat16>,
-      ScoreRows<7, kIsBFloat16>, ScoreRows<8, kIsBFloat16>};
-  int64_t steps = 0;  // tiles of full size per kScoreKeys
-  for (int64_t g = 0; g < block.num_groups; ++g) {
-    const RowTiles tiles(block.groups[g].rows, kTileRows);
-    steps += tiles.count * (kScoreKeys / KeysOfTile(tiles.rows / tiles.count));
-  }
-  ScoreArgs args = {.q = nullptr,
-                    .q_stride = block.QueryLanes(),
-                    .own = 0,
-                    .own_width = PaddedPart(block.own_width),
-                    .shared = block.shared,
-                    .shared_width = PaddedPart(block.shared_width),
-                    .scale = block.scale,
-                    .stride = ScoreStride(block.rows)};
-  for (int64_t first = 0; first < block.num_keys; first += kScoreKeys) {
-    const int64_t last = Least(first + kScoreKeys, block.num_keys);
-    ReadAhead ahead(block, last, kScoreKeys, kIsBFloat16 ? 2 : 4, steps);
-    int64_t r = 0;
-    for (int64_t g = 0; g < block.num_groups; ++g) {
-      const RowTiles tiles(block.groups[g].rows, kTileRows);
-      args.own = block.groups[g].key;
-      for (int64_t tile = 0; tile < tiles.count; ++tile) {
-        const int64_t rows = tiles.First(tile + 1) - tiles.First(tile);
-        int64_t keys = 0;
-        for (int64_t i = r; i < r + rows; ++i) keys = Most(keys, block.visible[i]);
-        args.q = block.lanes + r * args.q_stride;
-        kRows[rows - 1](args, block.entries, first, Least(last, keys), block.scores + r, ahead);
-        r += rows;
-      }
-    }
-  }
-}
-
-struct OutputArgs {
-  const float* p;  // of the tile's first row
-  int64_t stride;
-  const std::byte* const* entries;
-  int64_t element;  // first element of an entry
-  int64_t columns;
-  int64_t ahead;  // bytes from a value to what is fetched along with it
-  float* out;     // row 0, at the first column
-  int64_t out_stride;
-};
-
-/// out[r] (+)= sum over keys t in [first, last) of p[t][r] * value[t], for R rows and G times 32
-/// columns from column c on.
-template <int R, int G, bool kIsBFloat16>
-inline __attribute__((always_inline)) void OutputTile(const OutputArgs& args, int64_t c,
-                                                      int64_t first, int64_t last, bool from_zero) {
-  __m512 acc[R][G][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) {
-      acc[r][g][0] = _mm512_setzero_ps();
-      acc[r][g][1] = _mm512_setzero_ps();
-      if (!from_zero) {
-        LoadLanes<kIsBFloat16>(args.out + r * args.out_stride + c + g * kStep, acc[r][g][0],
-                               acc[r][g][1]);
-      }
-    }
-  }
-  const int64_t stride = args.stride;
-  const int64_t element = args.element + c;
-  constexpr int64_t kElementBytes = kIsBFloat16 ? 2 : 4;
-  const int64_t ahead = args.ahead + element * kElementBytes;
-  const float* p = args.p + first * stride;
-  const std::byte* const* entry = args.entries + first;
-  for (const std::byte* const* end = args.entries + last; entry < end; ++entry, p += stride) {
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) {
-      const __m512 v0 = Elements<kIsBFloat16, 0>(*entry, element + g * kStep);
-      const __m512 v1 = Elements<kIsBFloat16, 1>(*entry, element + g * kStep);
-#pragma GCC unroll 2
-      for (int64_t line = 0; line < kStep * kElementBytes; line += 64) {
-        _mm_prefetch(
-            reinterpret_cast<const char*>(*entry) + ahead + g * kStep * kElementBytes + line,
-            _MM_HINT_T0);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const __m512 pr = _mm512_set1_ps(p[r]);
-        MultiplyAdd(pr, v0, acc[r][g][0]);
-        MultiplyAdd(pr, v1, acc[r][g][1]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) {
-      StoreLanes<kIsBFloat16>(acc[r][g][0], acc[r][g][1],
-                              args.out + r * args.out_stride + c + g * kStep);
-    }
-  }
-}
-
-/// All columns of `args`; few rows take several vectors at once, to have enough chains.
-template <int R, bool kIsBFloat16>
-void OutputRows(const OutputArgs& args, int64_t first, int64_t last, bool from_zero) {
-  constexpr int kGroups = R == 1 ? 4 : R <= 3 ? 2 : 1;
-  int64_t c = 0;
-  for (; c + kGroups * kStep <= args.columns; c += kGroups * kStep) {
-    OutputTile<R, kGroups, kIsBFloat16>(args, c, first, last, from_zero);
-  }
-  for (; c < args.columns; c += kStep) {
-    OutputTile<R, 1, kIsBFloat16>(args, c, first, last, from_zero);
-  }
-}
-
-template <bool kIsBFloat16>
-void Output(const EntryBlock& block, int64_t stride) {
-  constexpr void (*kTiles[kTileRows])(const OutputArgs&, int64_t, int64_t, bool) = {
-      OutputRows<1, kIsBFloat16>, OutputRows<2, kIsBFloat16>, OutputRows<3, kIsBFloat16>,
-      OutputRows<4, kIsBFloat16>, OutputRows<5, kIsBFloat16>, OutputRows<6, kIsBFloat16>,
-      OutputRows<7, kIsBFloat16>, OutputRows<8, kIsBFloat16>};
-  constexpr int64_t kElementBytes = kIsBFloat16 ? 2 : 4;
-  constexpr int64_t kColumns = 256 / kElementBytes;
-  for (int64_t first = 0; first < block.num_keys; first += kOutputKeys) {
-    const int64_t last = Least(first + kOutputKeys, block.num_keys);
-    int64_t group_row = 0;
-    for (int64_t g = 0; g < block.num_groups; ++g) {
-      const EntryGroup& group = block.groups[g];
-      const RowTiles tiles(group.rows, kTileRows);
-      for (int64_t column = 0; column < block.value_width; column += kColumns) {
-        const int64_t columns = Least(kColumns, block.value_width - column);
-        // The next columns, then the next group's first ones.
-        int64_t next = group.value + column + columns;
-        if (column + columns == block.value_width && g + 1 < block.num_groups) {
-          next = block.groups[g + 1].value;
-        }
-        for (int64_t tile = 0; tile < tiles.count; ++tile) {
-          const int64_t r = group_row + tiles.First(tile);
-          const int64_t rows = tiles.First(tile + 1) - tiles.First(tile);
-          int64_t shared = last;
-          for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
-          OutputArgs args = {.p = block.scores + r,
-                             .stride = stride,
-                             .entries = block.entries,
-                             .element = group.value + column,
-                             .columns = columns,
-                             .ahead = (next - group.value - column) * kElementBytes,
-                             .out = block.out + r * block.out_stride + column,
-                             .out_stride = block.out_stride};
-          if (first < shared || first == 0) kTiles[rows - 1](args, first, shared, first == 0);
-          // Keys that only some of the rows see must not touch the others, not even times zero.
-          for (int64_t i = r; i < r + rows; ++i, ++args.p, args.out += block.out_stride) {
-            const int64_t own = Least(last, block.visible[i]);
-            if (own > shared && own > first) kTiles[0](args, Most(first, shared), own, false);
-          }
-        }
-      }
-      group_row += group.rows;
-    }
-  }
-}
-
-template <bool kIsBFloat16>
-void Attend(const EntryBlock& block) {
-  const int64_t stride = ScoreStride(block.rows);
-  ArrangeQueries<kIsBFloat16>(block);
-  Scores<kIsBFloat16>(block);
-  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax(block, r, stride);
-  Output<kIsBFloat16>(block, stride);
-}
 
 }  // namespace
 
-void AttendEntries(const EntryBlock& block) {
-  if (block.dtype == DType::kBF16) {
-    Attend<true>(block);
-  } else {
-    Attend<false>(block);
-  }
-}
+void AttendEntries(const EntryBlock& block) { Attend<EntryIsa>(block); }
 
 }  // namespace outrider::cpu::avx512
