@@ -1,4 +1,5 @@
-// The API from end to end: requests over loopback, the stub engine behind.
+// The API from end to end: requests over loopback, the stub engine behind. One case per field and
+// fault makes it long.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

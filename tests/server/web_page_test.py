@@ -5,7 +5,7 @@
 
 Two servers stand behind it: the bundled model, for real drafts, and the stub engine, which repeats
 the question until it is stopped, for what needs time or bad characters. Exit status 77: there is no
-Chromium or no selenium, nothing was tested.
+Chromium or no selenium, nothing was tested. One case per thing a person does makes it long.
 """
 
 import argparse
