@@ -45,8 +45,12 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._log:
-            self._log.close()
+
+    def ending(self):
+        """What was wrong with its end, and what it said then; "" for nothing."""
+        if self._process.returncode == 0:
+            return ""
+        return f"the server ended with status {self._process.returncode}:\n{self.last_log_lines()}"
 
     @property
     def pid(self):
