@@ -291,6 +291,14 @@ TEST(MlaDecodeArguments, AreChecked) {
   params.heads = 16;
   params.num_requests = 5;
   EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
+  params.num_requests = 0;
+  for (const MlaSplits& splits :
+       {MlaSplits{64, 4096, 8192}, MlaSplits{384, 3840, 7680}, MlaSplits{256, 4224, 8320},
+        MlaSplits{256, 4096, 4352}, MlaSplits{256, 4096, 2048}}) {
+    params.splits = splits;
+    EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue)
+        << splits.base << " " << splits.end0 << " " << splits.end1;
+  }
 }
 
 }  // namespace

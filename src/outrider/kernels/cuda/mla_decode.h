@@ -30,8 +30,8 @@ inline constexpr int kMlaTileKeys = 64;
 enum class MlaCacheType { kBf16, kE4m3 };
 
 /// Where splits begin: every `base` keys up to `end0`, every 2 * base up to `end1`, every 4 * base
-/// beyond. Part of a row's arithmetic: a model keeps one choice for ever. `base` is a multiple of
-/// 128, `end0` of `base`, `end1 - end0` of 2 * base.
+/// beyond. Part of a row's arithmetic: a model keeps one choice for ever. `base` is 128 times a
+/// power of two, `end0` a multiple of `base`, `end1 - end0` of 2 * base.
 struct MlaSplits {
   int base;
   int end0;

@@ -63,38 +63,45 @@ __device__ __forceinline__ int TilePlanIndex(const MlaItem& item) {
   return (item.first_row - row) / kMlaTileRows + item.request + row / kMlaTileRows;
 }
 
-/// First split boundary after `key`.
-__host__ __device__ inline int NextSplit(const MlaSplits& splits, int key) {
-  int start = 0;
-  int size = splits.base;
-  if (key >= splits.end1) {
-    start = splits.end1;
-    size = 4 * splits.base;
-  } else if (key >= splits.end0) {
-    start = splits.end0;
-    size = 2 * splits.base;
+/// The size of the splits at `key`, as a power of two, and where the first of that size begins.
+struct SplitSize {
+  int shift;
+  int start;
+  __device__ __forceinline__ SplitSize(const MlaSplits& splits, int key) {
+    shift = 31 - __clz(splits.base);
+    start = 0;
+    if (key >= splits.end1) {
+      shift += 2;
+      start = splits.end1;
+    } else if (key >= splits.end0) {
+      shift += 1;
+      start = splits.end0;
+    }
   }
-  return start + ((key - start) / size + 1) * size;
+};
+
+/// First split boundary after `key`.
+__device__ __forceinline__ int NextSplit(const MlaSplits& splits, int key) {
+  const SplitSize size(splits, key);
+  return size.start + ((((key - size.start) >> size.shift) + 1) << size.shift);
 }
 
 /// Number of splits that cover `keys` keys.
-__host__ __device__ inline int CountSplits(const MlaSplits& splits, int keys) {
-  const int n0 = splits.end0 / splits.base;
-  const int n1 = (splits.end1 - splits.end0) / (2 * splits.base);
-  if (keys <= splits.end0) return (keys + splits.base - 1) / splits.base;
-  if (keys <= splits.end1) {
-    return n0 + (keys - splits.end0 + 2 * splits.base - 1) / (2 * splits.base);
-  }
-  return n0 + n1 + (keys - splits.end1 + 4 * splits.base - 1) / (4 * splits.base);
+__device__ __forceinline__ int CountSplits(const MlaSplits& splits, int keys) {
+  const int shift = 31 - __clz(splits.base);
+  const int first = min(keys, splits.end0);
+  const int second = max(0, min(keys, splits.end1) - splits.end0);
+  const int third = max(0, keys - splits.end1);
+  return ((first + splits.base - 1) >> shift) + ((second + 2 * splits.base - 1) >> (shift + 1)) +
+         ((third + 4 * splits.base - 1) >> (shift + 2));
 }
 
 /// The split boundary nearest to `key`.
-__host__ __device__ inline int NearestSplit(const MlaSplits& splits, int key) {
-  const int after = NextSplit(splits, key);
-  const int size = key >= splits.end1   ? 4 * splits.base
-                   : key >= splits.end0 ? 2 * splits.base
-                                        : splits.base;
-  return after - key <= key - (after - size) ? after : after - size;
+__device__ __forceinline__ int NearestSplit(const MlaSplits& splits, int key) {
+  const SplitSize size(splits, key);
+  const int before = size.start + ((key - size.start) >> size.shift << size.shift);
+  const int after = before + (1 << size.shift);
+  return after - key <= key - before ? after : before;
 }
 
 /// Weights with which a running result (reference, sum) and the next split's are added. Like within

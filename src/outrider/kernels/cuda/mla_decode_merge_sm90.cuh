@@ -127,12 +127,13 @@ __device__ __forceinline__ void MergeRow(const MlaKernelArguments& args, const M
 /// numbers, which run out of items first, come first.
 __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, int warp, int epoch) {
   const MlaWorkspace& workspace = args.workspace;
-  const int rows = workspace.counters->num_fold_tiles * kMlaTileRows;
+  const int tiles = workspace.counters->num_fold_tiles;
   const int blocks = gridDim.x;
-  for (int index = blocks - 1 - static_cast<int>(blockIdx.x) + warp * blocks; index < rows;
-       index += kMergeWarps * blocks) {
-    const MlaFoldTile tile = workspace.fold_tiles[index / kMlaTileRows];
-    const int row = index % kMlaTileRows;
+  // All tiles' first rows, then their second: short tiles leave nothing out in between.
+  for (int index = blocks - 1 - static_cast<int>(blockIdx.x) + warp * blocks;
+       index < tiles * kMlaTileRows; index += kMergeWarps * blocks) {
+    const MlaFoldTile tile = workspace.fold_tiles[index % tiles];
+    const int row = index / tiles;
     if (row >= tile.rows) continue;
     if (tile.count > 0) WaitForResults(workspace, tile, epoch);
     __syncwarp();

@@ -11,22 +11,9 @@
 // to the hardware and changes nothing but the schedule.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_layout.cuh"
+#include "outrider/kernels/cuda/mla_decode_cuts.cuh"
 
 namespace outrider::cuda {
-
-struct MlaPlanArguments {
-  const int* query_start_loc;
-  const int* seq_lens;
-  int num_requests;
-  int heads;
-  int tile_rows;  // of the body that runs
-  int blocks;
-  bool causal;
-  bool relaxed;
-  MlaSplits splits;
-  MlaWorkspace workspace;
-};
 
 inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanClasses = 32;
@@ -41,38 +28,133 @@ __device__ __forceinline__ int KeysOfTile(int row_begin, int row_end, int heads,
 
 __device__ __forceinline__ int CostClass(int keys, int longest) {
   // Class 0 is the longest.
-  const int scaled = static_cast<int>(static_cast<long long>(keys) * kPlanClasses / (longest + 1));
-  return kPlanClasses - 1 - min(kPlanClasses - 1, scaled);
+  const float scaled = __fdividef(static_cast<float>(keys * kPlanClasses), longest + 1.0f);
+  return kPlanClasses - 1 - min(kPlanClasses - 1, __float2int_rz(scaled));
 }
 
-/// Where piece `index` of `pieces` (at most 2048; keys at most 2^20) ends: a split's end (relaxed:
-/// any even tile) near the even cut.
-__device__ __forceinline__ int PieceEnd(const MlaPlanArguments& args, int keys, int pieces,
-                                        int index) {
-  if (index + 1 == pieces) return keys;
-  const int even = static_cast<int>(static_cast<unsigned>(keys) * (index + 1) / pieces);
-  return min(keys, args.relaxed ? (even + 64) / 128 * 128 : NearestSplit(args.splits, even));
-}
+/// A row tile of a request.
+struct PlanTile {
+  int request;
+  int query_begin;
+  int query_len;
+  int seq_len;
+  int row;    // first, in the request
+  int rows;   // of the tile
+  int keys;   // that it sees
+  int index;  // TilePlanIndex
 
-/// Pieces for a tile of which one should have about `piece` keys: a few more than the quotient
-/// where rounding to splits would make one much longer.
-__device__ __forceinline__ int CountPieces(const MlaPlanArguments& args, int keys, int piece) {
-  const int wanted = (keys + piece - 1) / piece;
-  const int most = args.relaxed ? (keys + 127) / 128 : CountSplits(args.splits, keys);
-  if (wanted >= most) return max(1, most);
-  const int limit = (keys / wanted) + (keys / wanted) / 8;
-  int pieces = wanted;
-  for (; pieces <= min(most, wanted + 4); ++pieces) {
-    int begin = 0;
-    int longest = 0;
-    for (int i = 0; i < pieces; ++i) {
-      const int end = PieceEnd(args, keys, pieces, i);
-      longest = max(longest, end - begin);
-      begin = end;
-    }
-    if (longest <= limit) return pieces;
+  __device__ __forceinline__ void SetRow(const MlaPlanArguments& args, int first) {
+    row = first;
+    const int end = min(row + args.tile_rows, query_len * args.heads);
+    rows = end - row;
+    keys = KeysOfTile(row, end, args.heads, seq_len, query_len, args.causal);
+    index = query_begin * args.heads / args.tile_rows + request + row / args.tile_rows;
   }
-  return wanted;
+  __device__ __forceinline__ int Units() const { return (rows + kMlaUnitRows - 1) / kMlaUnitRows; }
+  __device__ __forceinline__ MlaItem Item(const MlaPlanArguments& args) const {
+    MlaItem item;
+    item.request = request;
+    item.key_begin = 0;
+    item.key_end = keys;
+    item.partial_unit = -1;
+    item.first_row = query_begin * args.heads + row;
+    item.rows = rows | (row << 8);
+    item.seq_len = seq_len;
+    item.context = seq_len - query_len;
+    return item;
+  }
+};
+
+// The parts of PlanMlaDecode's two passes. `class_count` holds items per class in the first, where
+// the next item of a class goes in the second.
+
+/// Other warps may be reading the tile's number, w, which stays until the second pass.
+__device__ __forceinline__ void StoreCut(const MlaPlanArguments& args, const PlanTile& tile,
+                                         MlaCut cut, int unit) {
+  int4* plan = &args.workspace.tile_plans[tile.index];
+  plan->x = cut.pieces;
+  plan->y = cut.partials;
+  plan->z = unit;
+}
+
+/// First pass, a tile that is one item: one lane.
+__device__ __forceinline__ void CountWhole(const MlaPlanArguments& args, const PlanTile& tile,
+                                           int* class_count, int longest) {
+  StoreCut(args, tile, {1, 0}, -1);
+  if (tile.keys > 0) atomicAdd(&class_count[CostClass(tile.keys, longest)], 1);
+}
+
+/// First pass, a tile that is cut, if there is room for its results: all lanes.
+__device__ __forceinline__ void CutTile(const MlaPlanArguments& args, const PlanTile& tile,
+                                        MlaCut cut, int* used_units, int* class_count,
+                                        int longest) {
+  const bool leader = threadIdx.x % 32 == 0;
+  int unit = -1;
+  if (cut.partials > 1) {
+    if (leader) unit = atomicAdd(used_units, cut.partials * tile.Units());
+    unit = __shfl_sync(~0u, unit, 0);
+  }
+  if (cut.partials <= 1 || unit + cut.partials * tile.Units() > args.workspace.num_units) {
+    cut = {1, 0};  // nothing to cut, or no room
+    unit = -1;
+  }
+  if (leader) StoreCut(args, tile, cut, unit);
+#pragma unroll 1
+  for (LanePieces lanes(args, tile.keys, cut.pieces); !lanes.Done(); lanes.Advance(args)) {
+    const int length = lanes.end - lanes.begin;
+    if (length > 0) atomicAdd(&class_count[CostClass(length, longest)], 1);
+  }
+}
+
+/// Second pass, the fold of a tile in `items` items: one lane.
+__device__ __forceinline__ void WriteFold(const MlaPlanArguments& args, const PlanTile& tile,
+                                          int4 plan, int items, int* num_fold_tiles) {
+  args.workspace.tile_plans[tile.index].w = 0;
+  MlaFoldTile fold = {};
+  fold.first_row = tile.query_begin * args.heads + tile.row;
+  fold.rows = tile.rows;
+  fold.first_unit = plan.z;
+  fold.count = plan.y;
+  fold.items = items;
+  fold.plan = tile.index;
+  args.workspace.fold_tiles[atomicAdd(num_fold_tiles, 1)] = fold;
+}
+
+/// Second pass, a tile that is one item: one lane. Rows without keys are written by the fold.
+__device__ __forceinline__ void WriteWhole(const MlaPlanArguments& args, const PlanTile& tile,
+                                           int* class_count, int longest, int* num_fold_tiles) {
+  const MlaItem item = tile.Item(args);
+  args.workspace.tile_plans[tile.index].w = 0;
+  if (tile.keys > 0) {
+    args.workspace.items[atomicAdd(&class_count[CostClass(tile.keys, longest)], 1)] = item;
+    return;
+  }
+  WriteFold(args, tile, make_int4(0, 0, -1, 0), 0, num_fold_tiles);
+}
+
+/// Second pass, a tile in pieces (`plan`: pieces, partial results, first unit): every `stride`-th
+/// from `first` on. Returns how many items that is.
+__device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const PlanTile& tile,
+                                           int4 plan, int first, int stride, int* class_count,
+                                           int longest) {
+  const float step = __fdiv_rn(static_cast<float>(tile.keys), static_cast<float>(plan.x));
+  // Results before the split at `begin` > 0: one of the first piece, which folds its own.
+  const int folded = CountSplits(args.splits, PieceEnd(args, tile.keys, plan.x, step, 0)) - 1;
+  MlaItem item = tile.Item(args);
+  int items = 0;
+#pragma unroll 1
+  for (int i = first; i < plan.x; i += stride) {
+    const int begin = i == 0 ? 0 : PieceEnd(args, tile.keys, plan.x, step, i - 1);
+    const int end = PieceEnd(args, tile.keys, plan.x, step, i);
+    if (end == begin) continue;
+    const int before = begin == 0 ? 0 : args.relaxed ? i : CountSplits(args.splits, begin) - folded;
+    item.key_begin = begin;
+    item.key_end = end;
+    item.partial_unit = plan.z + before * tile.Units();
+    args.workspace.items[atomicAdd(&class_count[CostClass(end - begin, longest)], 1)] = item;
+    ++items;
+  }
+  return items;
 }
 
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
@@ -127,7 +209,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
       const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
       const bool large = keys + kItemCost > share / 8;
       const bool fits = keys + kItemCost <= share;
-      args.workspace.tile_plans[tile_base + row / args.tile_rows].x =
+      args.workspace.tile_plans[tile_base + row / args.tile_rows].w =
           large && fits ? atomicAdd(&whole, 1) : -1;
     }
   }
@@ -136,93 +218,65 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   const bool uneven = whole > args.blocks && rounds * args.blocks > whole + whole / 8;
   const int whole_limit = uneven ? (rounds - 1) * args.blocks : whole;
 
-  // First pass: cut the tiles, count items per class. Second pass: write the items. The same lane
-  // sees the same tile in both.
+  // First pass: cut the tiles, count items per class. Second pass: write the items. A lane per tile
+  // that stays whole, a warp for each that does not; few requests have several warps each. Several
+  // cut tiles of a request are written by a lane each, piece by piece: items of the same keys then
+  // lie together in the list, run at the same time and read them from memory once.
+  const int sharing = max(1, kPlanThreads / 32 / max(1, args.num_requests));
+#pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
-      const int query_begin = args.query_start_loc[request];
-      const int query_len = args.query_start_loc[request + 1] - query_begin;
-      const int rows = query_len * args.heads;
-      const int seq_len = args.seq_lens[request];
-      const int tile_base = query_begin * args.heads / args.tile_rows + request;
-      for (int row = lane * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
-        const int row_end = min(row + args.tile_rows, rows);
-        const int tile_rows = row_end - row;
-        const int units = (tile_rows + kMlaUnitRows - 1) / kMlaUnitRows;
-        int4* plan = &args.workspace.tile_plans[tile_base + row / args.tile_rows];
-        const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
-        if (pass == 0) {
-          int pieces = 1;
-          if (plan->x >= whole_limit) {
-            pieces = CountPieces(args, keys, share / 8 + 1);
-          } else if (keys + kItemCost > share) {
-            const int wanted = (keys + kItemCost + share - 1) / share;
-            pieces = CountPieces(args, keys, (keys + wanted - 1) / wanted);
+#pragma unroll 1
+    for (int request = warp / sharing; request < args.num_requests;
+         request += kPlanThreads / 32 / sharing) {
+      PlanTile tile;
+      tile.request = request;
+      tile.query_begin = args.query_start_loc[request];
+      tile.query_len = args.query_start_loc[request + 1] - tile.query_begin;
+      tile.seq_len = args.seq_lens[request];
+      const int rows = tile.query_len * args.heads;
+      int turn = 0;  // over the warps that share the request
+#pragma unroll 1
+      for (int first_row = 0; first_row < rows; first_row += 32 * args.tile_rows) {
+        tile.SetRow(args, first_row + lane * args.tile_rows);
+        const bool exists = tile.row < rows;
+        const int4 plan = exists ? args.workspace.tile_plans[tile.index] : make_int4(0, 0, -1, 0);
+        const bool fine = plan.w >= whole_limit;
+        const int wanted = (tile.keys + kItemCost + share - 1) / share;
+        const bool uncut = pass == 0 ? tile.keys == 0 || (wanted == 1 && !fine) : plan.x == 1;
+        if (exists && uncut && warp % sharing == 0) {
+          if (pass == 0) {
+            CountWhole(args, tile, class_count, longest);
+          } else {
+            WriteWhole(args, tile, class_count, longest, &num_fold_tiles);
           }
-          int unit = -1;
-          int partials = 0;
-          if (pieces > 1) {
-            int previous = 0;
-            for (int i = 0; i < pieces; ++i) {
-              const int end = PieceEnd(args, keys, pieces, i);
-              if (end == previous) continue;
-              // The first item folds its splits.
-              partials += args.relaxed || previous == 0
-                              ? 1
-                              : CountSplits(args.splits, end) - CountSplits(args.splits, previous);
-              previous = end;
-            }
-            unit = partials > 1 ? atomicAdd(&used_units, partials * units) : 0;
-            if (partials == 1 || unit + partials * units > args.workspace.num_units) {
-              pieces = 1;  // nothing to cut, or no room
-              partials = 0;
-              unit = -1;
-            }
+        }
+        uint32_t cut = __ballot_sync(~0u, exists && !uncut);
+        if (pass == 1 && __popc(cut) > 1) {
+          if (exists && !uncut && warp % sharing == 0) {
+            const int items = WritePieces(args, tile, plan, 0, 1, class_count, longest);
+            WriteFold(args, tile, plan, items, &num_fold_tiles);
           }
-          *plan = make_int4(pieces, partials, unit, 0);
-          int begin = 0;
-          for (int i = 0; i < pieces; ++i) {
-            const int end = PieceEnd(args, keys, pieces, i);
-            if (end > begin) atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
-            begin = end;
-          }
-        } else {
-          const int pieces = plan->x;
-          const int partials = plan->y;
-          MlaItem item;
-          item.request = request;
-          item.first_row = query_begin * args.heads + row;
-          item.rows = tile_rows | (row << 8);
-          item.seq_len = seq_len;
-          item.context = seq_len - query_len;
-          item.partial_unit = plan->z;
-          int begin = 0;
-          int items = 0;
-          for (int i = 0; i < pieces; ++i) {
-            const int end = PieceEnd(args, keys, pieces, i);
-            if (end == begin) continue;
-            ++items;
-            item.key_begin = begin;
-            item.key_end = end;
-            const int slot = atomicAdd(&class_count[CostClass(end - begin, longest)], 1);
-            args.workspace.items[slot] = item;
-            if (partials > 0) {
-              item.partial_unit +=
-                  units * (begin == 0 || args.relaxed
-                               ? 1
-                               : CountSplits(args.splits, end) - CountSplits(args.splits, begin));
-            }
-            begin = end;
-          }
-          if (partials > 0 || keys == 0) {  // rows without keys are written there too
-            MlaFoldTile fold = {};
-            fold.first_row = item.first_row;
-            fold.rows = tile_rows;
-            fold.first_unit = plan->z;
-            fold.count = partials;
-            fold.items = items;
-            fold.plan = tile_base + row / args.tile_rows;
-            args.workspace.fold_tiles[atomicAdd(&num_fold_tiles, 1)] = fold;
+          continue;
+        }
+        for (; cut != 0; cut &= cut - 1) {
+          if (turn++ % sharing != warp % sharing) continue;
+          const int from = __ffs(static_cast<int>(cut)) - 1;
+          PlanTile other = tile;
+          other.SetRow(args, first_row + from * args.tile_rows);
+          if (pass == 0) {
+            const int pieces = __shfl_sync(~0u, wanted, from);
+            const int piece = __shfl_sync(~0u, static_cast<int>(fine), from) != 0
+                                  ? share / 8 + 1
+                                  : (other.keys + pieces - 1) / pieces;
+            CutTile(args, other, FindCut(args, other.keys, piece), &used_units, class_count,
+                    longest);
+          } else {
+            const int4 cut_plan =
+                make_int4(__shfl_sync(~0u, plan.x, from), __shfl_sync(~0u, plan.y, from),
+                          __shfl_sync(~0u, plan.z, from), 0);
+            const int items = WritePieces(args, other, cut_plan, lane, 32, class_count, longest);
+            const int all_items = __reduce_add_sync(~0u, items);
+            if (lane == 0) WriteFold(args, other, cut_plan, all_items, &num_fold_tiles);
           }
         }
       }

@@ -57,9 +57,10 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
   const MlaSplits splits = SplitsOf(params);
   const bool page_ok = params.page_size == 16 || params.page_size == 32 || params.page_size == 64 ||
                        params.page_size == 256;
-  const bool splits_ok = splits.base >= 128 && splits.base % 128 == 0 && splits.end0 >= 0 &&
-                         splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
-                         (splits.end1 - splits.end0) % (2 * splits.base) == 0;
+  const bool splits_ok =
+      splits.base >= 128 && std::has_single_bit(static_cast<unsigned>(splits.base)) &&
+      splits.end0 >= 0 && splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
+      (splits.end1 - splits.end0) % (2 * splits.base) == 0;
   return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 8 &&
          params.heads <= 128 && params.heads % 8 == 0 && params.num_requests >= 0 &&
          params.num_requests <= limits.max_requests && limits.max_requests <= 4096 &&
