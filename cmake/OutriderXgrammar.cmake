@@ -34,24 +34,37 @@ if(NOT xgrammar_found_sha256 STREQUAL xgrammar_sha256)
     "${xgrammar_found_sha256}, not ${xgrammar_sha256}. Delete it to have it downloaded again.")
 endif()
 
+# Replaces text in one of its files.
+function(outrider_change_xgrammar name from to)
+  set(file ${xgrammar_root}/cpp/${name})
+  file(READ ${file} text)
+  string(REPLACE "${from}" "${to}" changed "${text}")
+  if(changed STREQUAL text)
+    message(FATAL_ERROR "${file} has no text \"${from}\"")
+  endif()
+  file(WRITE ${file} "${changed}")
+endfunction()
+
 # Unpacked in one place for all build folders of this clone: a compiler cache then compiles it once.
+# Another set of changes needs another name of the mark.
 set(xgrammar_root ${xgrammar_downloads}/xgrammar-${xgrammar_version})
-if(NOT EXISTS ${xgrammar_root}/.complete)
+set(xgrammar_mark ${xgrammar_root}/.complete-2)
+if(NOT EXISTS ${xgrammar_mark})
   file(REMOVE_RECURSE ${xgrammar_root})
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_sdist} DESTINATION ${xgrammar_downloads} PATTERNS
     xgrammar-*/cpp/* xgrammar-*/include/* xgrammar-*/3rdparty/picojson/*
     xgrammar-*/3rdparty/dlpack/include/* xgrammar-*/LICENSE xgrammar-*/NOTICE)
-  # The one change: compiling looks at a deadline between two states of a grammar.
-  set(xgrammar_file ${xgrammar_root}/cpp/grammar_compiler.cc)
+  # Compiling looks at a deadline between two states of a grammar.
   set(xgrammar_call "add_task_adaptive_token_mask(cur_stack_element, rule_id == root_rule_id);")
-  file(READ ${xgrammar_file} xgrammar_text)
-  string(REPLACE "${xgrammar_call}" "outrider::CheckCompileDeadline();\n      ${xgrammar_call}"
-    xgrammar_changed "${xgrammar_text}")
-  if(xgrammar_changed STREQUAL xgrammar_text)
-    message(FATAL_ERROR "${xgrammar_file} has no line \"${xgrammar_call}\"")
-  endif()
-  file(WRITE ${xgrammar_file} "namespace outrider {\nvoid CheckCompileDeadline();\n}\n${xgrammar_changed}")
-  file(TOUCH ${xgrammar_root}/.complete)
+  outrider_change_xgrammar(grammar_compiler.cc "${xgrammar_call}"
+    "outrider::CheckCompileDeadline();\n      ${xgrammar_call}")
+  outrider_change_xgrammar(grammar_compiler.cc "namespace xgrammar {"
+    "namespace outrider {\nvoid CheckCompileDeadline();\n}\nnamespace xgrammar {")
+  # JSON's strings have no control characters: here those of bounded length would, too.
+  outrider_change_xgrammar(json_schema_converter.cc
+    [=[builder_.AddCharacterClass({{'"', '"'}, {'\\', '\\'}, {'\r', '\r'}, {'\n', '\n'}}, true);]=]
+    [=[builder_.AddCharacterClass({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}}, true);]=])
+  file(TOUCH ${xgrammar_mark})
 endif()
 
 file(GLOB_RECURSE xgrammar_sources ${xgrammar_root}/cpp/*.cc)

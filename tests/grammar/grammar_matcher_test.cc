@@ -43,6 +43,27 @@ TEST(GrammarMatcherTest, JsonObject) {
   EXPECT_FALSE(Matches(grammar, "{" + white + " }")) << "whitespace has an end";
 }
 
+// Whatever a schema says of a string, control characters come escaped only: JSON has no others.
+TEST(GrammarMatcherTest, StringsHaveNoControlCharacters) {
+  for (const char* schema : {R"({"type": "string"})", R"({"type": "string", "maxLength": 5})",
+                             R"({"type": "string", "minLength": 1})",
+                             R"({"type": "string", "minLength": 2, "maxLength": 9})",
+                             R"({"type": "string", "pattern": "^.{3}$"})",
+                             R"({"type": "string", "pattern": "[^x]{3}"})"}) {
+    const auto grammar = CompileText(GrammarKind::kJsonSchema, schema);
+    EXPECT_TRUE(Matches(grammar, "\"abc\"")) << schema;
+    EXPECT_TRUE(Matches(grammar,
+                        "\"a\xc3\xa9"
+                        "c\""))
+        << schema;
+    for (char control = 0; control < 0x20; ++control) {
+      EXPECT_FALSE(Matches(grammar, std::string("\"a") + control + "c\""))
+          << schema << " character " << static_cast<int>(control);
+    }
+    EXPECT_FALSE(Matches(grammar, "\"a\"c\"")) << schema;
+  }
+}
+
 TEST(GrammarMatcherTest, JsonSchema) {
   const auto grammar = CompileText(GrammarKind::kJsonSchema, R"({
     "type": "object",
