@@ -78,8 +78,8 @@ target_compile_definitions(outrider_xgrammar PUBLIC XGRAMMAR_ENABLE_CPPTRACE=0 X
 target_include_directories(outrider_xgrammar SYSTEM PUBLIC ${xgrammar_root}/include
   ${xgrammar_root}/3rdparty/picojson ${xgrammar_root}/3rdparty/dlpack/include)
 set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY "")
-# Fuzzers check it with sanitizers; for the other programs one build of it serves all presets. It lets
-# overlong escapes of a grammar overflow an int, which therefore has to wrap.
+# Fuzzers check it with sanitizers. It lets overlong escapes of a grammar overflow an int, which
+# therefore has to wrap.
 target_compile_options(outrider_xgrammar PRIVATE -w -g0 -fwrapv
   $<IF:$<BOOL:${OUTRIDER_BUILD_FUZZERS}>,-O1,-O2>
   $<$<NOT:$<BOOL:${OUTRIDER_BUILD_FUZZERS}>>:-fno-sanitize=all>)

@@ -6,7 +6,7 @@
 
 #include "tests/kernels/paged_cache.h"
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef OUTRIDER_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -286,7 +286,7 @@ TEST_P(PagedAttentionTest, LaterKeysHaveNoInfluenceWhateverTheyHold) {
   }
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef OUTRIDER_ADDRESS_SANITIZER
 TEST_P(PagedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (const Entries entries : kBothEntries) {
