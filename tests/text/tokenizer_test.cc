@@ -108,15 +108,17 @@ TEST(HostileTokenizer, IsRefusedWithOneClearLine) {
       {"no decoder", [](Json& j) { j.erase("decoder"); }, "decoder must be an object"},
       {"post-processor", [](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; },
        "\"BertProcessing\""},
-      {"added id twice", [](Json& j) { j["added_tokens"] = {Added("<a>", 97)}; }, "id 97 twice"},
-      {"added known elsewhere", [](Json& j) { j["added_tokens"] = {Added("b", 300)}; },
+      {"added id twice", [](Json& j) { j["added_tokens"] = Json::array({Added("<a>", 97)}); },
+       "id 97 twice"},
+      {"added known elsewhere", [](Json& j) { j["added_tokens"] = Json::array({Added("b", 300)}); },
        "gives \"b\" the id 300, but it has the id 98"},
-      {"added empty", [](Json& j) { j["added_tokens"] = {Added("", 300)}; }, "0 bytes of content"},
-      {"added without id", [](Json& j) { j["added_tokens"] = {{{"content", "<a>"}}}; },
+      {"added empty", [](Json& j) { j["added_tokens"] = Json::array({Added("", 300)}); },
+       "0 bytes of content"},
+      {"added without id", [](Json& j) { j["added_tokens"] = Json::array({{{"content", "<a>"}}}); },
        "added_tokens[0] has no \"id\""},
       {"single word",
        [](Json& j) {
-         j["added_tokens"] = {Added("<a>", 256)};
+         j["added_tokens"] = Json::array({Added("<a>", 256)});
          j["added_tokens"][0]["single_word"] = true;
        },
        "sets single_word, not supported"},
@@ -227,7 +229,7 @@ TEST(Tokenizer, ReplacesInvalidUtf8) {
 
 TEST(Tokenizer, GivesNoTextForIdsWithoutToken) {
   Json json = ByteTokenizer();
-  json["added_tokens"] = {Added("<s>", 300)};
+  json["added_tokens"] = Json::array({Added("<s>", 300)});
   const Tokenizer tokenizer = Make(json);
   EXPECT_EQ(tokenizer.vocab_size(), 301);
   EXPECT_EQ(tokenizer.TokenBytes(300), "<s>");
@@ -241,7 +243,7 @@ TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
   const std::filesystem::path directory = testing::TempDir() + "/outrider_tokenizer_bos";
   std::filesystem::create_directories(directory);
   Json json = ByteTokenizer();
-  json["added_tokens"] = {Added("<s>", 256)};
+  json["added_tokens"] = Json::array({Added("<s>", 256)});
   std::ofstream(directory / "tokenizer.json") << json;
   const auto encode = [&](const char* config) {
     std::ofstream(directory / "tokenizer_config.json") << config;
