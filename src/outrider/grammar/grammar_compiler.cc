@@ -32,13 +32,6 @@ constexpr int kMaxWhitespace = 24;
 /// id.
 constexpr std::string_view kNoText = "\xFF";
 
-/// Control characters that are no whitespace of JSON.
-bool HasControls(std::string_view bytes) {
-  return std::any_of(bytes.begin(), bytes.end(), [](char c) {
-    return static_cast<uint8_t>(c) < 0x20 && c != '\n' && c != '\t' && c != '\r';
-  });
-}
-
 /// A choice as a string of xgrammar's EBNF.
 std::string Quote(std::string_view text) {
   std::string quoted = "\"";
@@ -147,10 +140,7 @@ struct GrammarCompiler::Impl {
 
   /// The bytes of a token in grammars of this kind.
   std::string TextOf(int32_t id, GrammarKind kind) const {
-    // xgrammar lets control characters into strings of bounded length, where JSON has none.
-    const bool hidden = kind == GrammarKind::kToolCalls &&
-                        (tokenizer.IsAdded(id) || HasControls(tokenizer.TokenBytes(id)));
-    if (hidden) return std::string(kNoText);
+    if (kind == GrammarKind::kToolCalls && tokenizer.IsAdded(id)) return std::string(kNoText);
     if (kind != GrammarKind::kStructuralTag && tokenizer.IsSpecial(id)) return {};
     return std::string(tokenizer.TokenBytes(id));
   }
