@@ -158,6 +158,30 @@ TEST_F(ConfigFixture, ListsFromEverySource) {
               ElementsAre(0, 3));
 }
 
+TEST_F(ConfigFixture, OriginsAreListedAsHereOrAsInVllm) {
+  const auto cors = [](const std::vector<std::string>& arguments) {
+    return Parse(arguments).settings.serve.cors;
+  };
+  const CorsOptions none = cors({"serve", "m"});
+  EXPECT_TRUE(none.allowed_origins.empty());
+  EXPECT_THAT(none.allowed_methods, ElementsAre("*"));
+  EXPECT_THAT(none.allowed_headers, ElementsAre("*"));
+  EXPECT_FALSE(none.allow_credentials);
+  const CorsOptions some = cors(
+      {"serve", "m", "--allowed-origins", R"(["https://a.b", "http://c"])", "--allowed-methods",
+       "GET", "--allowed-methods", "POST", "--allowed-headers", R"(["*"])", "--allow-credentials"});
+  EXPECT_THAT(some.allowed_origins, ElementsAre("https://a.b", "http://c"));
+  EXPECT_THAT(some.allowed_methods, ElementsAre("GET", "POST"));
+  EXPECT_THAT(some.allowed_headers, ElementsAre("*"));
+  EXPECT_TRUE(some.allow_credentials);
+  const std::string file = Write("allowed-origins: ['https://a.b', 'http://c']\n");
+  EXPECT_EQ(cors({"serve", "m", "--config", file}).allowed_origins, some.allowed_origins);
+  EXPECT_THAT(ErrorOf({"serve", "m", "--allowed-methods", R"([1])"}),
+              HasSubstr("--allowed-methods: '[1]' is no list of strings"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--allowed-headers", "a b"}),
+              HasSubstr("--allowed-headers: 'a b' is no name of a header"));
+}
+
 TEST(CommandLine, EngineValues) {
   const Settings settings = Parse({"serve",
                                    "m",

@@ -26,6 +26,8 @@ class StubService : public GenerationService {
     return id;
   }
 
+  void CheckRoom() const override {}
+
   void Abort(RequestId id) override { aborted_.push_back(id); }
 
   EngineCounters Counters() const override { return counters_; }

@@ -1,20 +1,24 @@
 // Web pages of other origins: allowed by name, asked for before the key, and off by default.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "tests/server/running_server.h"
 
 namespace outrider {
 namespace {
 
+using testing::HasSubstr;
+
 constexpr const char* kOrigin = "Access-Control-Allow-Origin";
 
 ServerOptions Allowing(std::vector<std::string> origins) {
   ServerOptions options = TestServerOptions();
-  options.http.allowed_origins = std::move(origins);
-  options.api_key = "secret";
+  options.http.cors.allowed_origins = std::move(origins);
+  options.api_keys = {"secret"};
   return options;
 }
 
@@ -73,6 +77,41 @@ TEST(CorsTest, PreflightNeedsNoKeyAndAnErrorCanBeRead) {
   const ClientResponse refused = AskFrom("https://a.test", running);
   EXPECT_EQ(refused.status, 401);
   EXPECT_EQ(HeaderOf(refused, kOrigin), "*");
+}
+
+TEST(CorsTest, MethodsAndHeadersMayBeNamed) {
+  ServerOptions options = Allowing({"https://a.test"});
+  options.http.cors.allowed_methods = {"GET", "PUT"};
+  options.http.cors.allowed_headers = {"Authorization", "X-Mine"};
+  RunningServer running({}, std::move(options));
+  const ClientResponse preflight = AskFrom("https://a.test", running, "OPTIONS",
+                                           "Access-Control-Request-Method: POST\r\n"
+                                           "Access-Control-Request-Headers: x-other\r\n");
+  EXPECT_EQ(preflight.status, 204);
+  EXPECT_EQ(HeaderOf(preflight, "Access-Control-Allow-Methods"), "GET, PUT");
+  EXPECT_EQ(HeaderOf(preflight, "Access-Control-Allow-Headers"), "Authorization, X-Mine");
+  EXPECT_EQ(HeaderOf(preflight, "Access-Control-Allow-Credentials"), "");
+}
+
+TEST(CorsTest, CredentialsGoWithOriginsByName) {
+  ServerOptions options = Allowing({"https://a.test"});
+  options.http.cors.allow_credentials = true;
+  RunningServer running({}, std::move(options));
+  for (const char* method : {"GET", "OPTIONS"}) {
+    const std::string asks = "Access-Control-Request-Method: POST\r\n";
+    EXPECT_EQ(HeaderOf(AskFrom("https://a.test", running, method, asks),
+                       "Access-Control-Allow-Credentials"),
+              "true");
+    EXPECT_EQ(HeaderOf(AskFrom("https://b.test", running, method, asks),
+                       "Access-Control-Allow-Credentials"),
+              "");
+  }
+  try {
+    const Cors every({.allowed_origins = {"*"}, .allow_credentials = true});
+    ADD_FAILURE() << "credentials for every origin";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--allow-credentials: browsers refuse"));
+  }
 }
 
 TEST(CorsTest, PreflightOfOthersIsNotAnswered) {

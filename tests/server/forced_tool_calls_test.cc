@@ -4,31 +4,21 @@
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>
 
-#include <atomic>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "outrider/server/text_prompt_encoder.h"
-#include "tests/engine/test_engine.h"
-#include "tests/grammar/bundled_grammars.h"
 #include "tests/server/accumulated_message.h"
-#include "tests/server/running_server.h"
+#include "tests/server/model_server.h"
 
 namespace outrider {
 namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-constexpr const char* kTemplate =
-    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    "{% for message in messages %}{{ message.content }}{% endfor %}";
 
 // Names in an order that is not the alphabet's; a string beside other types; a definition.
 const char* const kForcedTools = R"([
@@ -76,81 +66,26 @@ Tokenizer TokenizerWithMarks() {
   return Tokenizer::FromJson(spec.dump(), "test");
 }
 
-// Compiled once for all servers.
-GrammarCompiler& GrammarsOf(const Tokenizer& tokenizer) {
-  static std::map<const Tokenizer*, GrammarCompiler> compilers;
-  static const std::vector<int32_t> eos = {kBundledEos};
-  return compilers.try_emplace(&tokenizer, tokenizer, kBundledVocab, eos).first->second;
+// The message with its finish_reason; ids that the server made up are left out.
+json MessageOf(const ModelServer& server, json request, bool stream) {
+  request["stream"] = stream;
+  const ClientResponse response = server.Post(request);
+  EXPECT_EQ(response.status, 200) << response.body;
+  json message;
+  if (stream) {
+    message = Accumulate(EventsOf(response.body));
+  } else {
+    const json choice = json::parse(response.body)["choices"][0];
+    message = choice["message"];
+    message.erase("role");
+    message["finish_reason"] = choice["finish_reason"];
+  }
+  for (json& call : message["tool_calls"]) {
+    if (call["id"].get<std::string>().starts_with("call_")) call.erase("id");
+  }
+  if (message["content"] == "") message["content"] = nullptr;  // a stream begins with ""
+  return message;
 }
-
-// A server before the bundled model.
-class ModelServer {
- public:
-  ModelServer(const char* format, const Tokenizer& tokenizer, DrafterKind drafter)
-      : engine_(MakeTestEngine({.drafter = drafter}, &tokenizer)),
-        chat_template_(ChatTemplate::FromString(kTemplate, {{"bos_token", ""}})),
-        encoder_(tokenizer, &chat_template_, kBundledVocab),
-        server_(Options(format), *engine_, encoder_, &GrammarsOf(tokenizer)),
-        steps_([this] {
-          while (!stopping_) {
-            if (!engine_->Step()) engine_->WaitForWork(1);
-          }
-        }),
-        io_([this] { server_.Run(); }) {}
-
-  ~ModelServer() {
-    server_.Stop();
-    io_.join();
-    stopping_ = true;
-    engine_->Wake();
-    steps_.join();
-  }
-  ModelServer(const ModelServer&) = delete;
-  ModelServer& operator=(const ModelServer&) = delete;
-
-  ClientResponse Post(const json& request, const char* path = "/v1/chat/completions") const {
-    return HttpClient(server_.port()).Post(path, request.dump());
-  }
-
-  // The message with its finish_reason; ids that the server made up are left out.
-  json Message(json request, bool stream) const {
-    request["stream"] = stream;
-    const ClientResponse response = Post(request);
-    EXPECT_EQ(response.status, 200) << response.body;
-    json message;
-    if (stream) {
-      message = Accumulate(EventsOf(response.body));
-    } else {
-      const json choice = json::parse(response.body)["choices"][0];
-      message = choice["message"];
-      message.erase("role");
-      message["finish_reason"] = choice["finish_reason"];
-    }
-    for (json& call : message["tool_calls"]) {
-      if (call["id"].get<std::string>().starts_with("call_")) call.erase("id");
-    }
-    if (message["content"] == "") message["content"] = nullptr;  // a stream begins with ""
-    return message;
-  }
-
-  EngineCounters Counters() const { return engine_->Counters(); }
-
- private:
-  static ServerOptions Options(const char* format) {
-    ServerOptions options = TestServerOptions();
-    options.max_model_len = 1024;
-    options.output_format = ChooseOutputFormat(format, "none", "", "");
-    return options;
-  }
-
-  std::unique_ptr<Engine> engine_;
-  ChatTemplate chat_template_;
-  TextPromptEncoder encoder_;
-  Server server_;
-  std::atomic<bool> stopping_{false};
-  std::thread steps_;
-  std::thread io_;
-};
 
 bool Matches(const json& value, bool is_type, const char* what, std::string* problem) {
   if (!is_type) *problem += std::string(what) + " is " + value.dump() + "; ";
@@ -258,19 +193,19 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
   static const Tokenizer with_marks = TokenizerWithMarks();
   spdlog::default_logger();  // before two servers' threads share it: spdlog knows no sanitizer
   for (const Tokenizer* tokenizer : {&BundledTokenizer(), &with_marks}) {
-    const ModelServer server(GetParam(), *tokenizer, DrafterKind::kChain);
-    const ModelServer plain(GetParam(), *tokenizer, DrafterKind::kNone);
+    const ModelServer server(DrafterKind::kChain, GetParam(), *tokenizer);
+    const ModelServer plain(DrafterKind::kNone, GetParam(), *tokenizer);
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
       json request = ForcedRequest(seed, "required");
       request["parallel_tool_calls"] = seed % 2 == 0;
-      const json message = server.Message(request, false);
+      const json message = MessageOf(server, request, false);
       ExpectCalls(message, {"search", "now", "set.level"}, seed % 2 == 0 ? 99 : 1);
-      EXPECT_EQ(server.Message(request, true), message);
-      EXPECT_EQ(plain.Message(request, false), message);
+      EXPECT_EQ(MessageOf(server, request, true), message);
+      EXPECT_EQ(MessageOf(plain, request, false), message);
       request = ForcedRequest(seed, {{"type", "function"}, {"function", {{"name", "search"}}}});
-      const json named = server.Message(request, seed % 2 == 0);
+      const json named = MessageOf(server, request, seed % 2 == 0);
       ExpectCalls(named, {"search"}, 1);
-      EXPECT_EQ(plain.Message(request, false), named);
+      EXPECT_EQ(MessageOf(plain, request, false), named);
     }
     EXPECT_GT(server.Counters().speculation.num_accepted_tokens, 0);
     EXPECT_EQ(plain.Counters().speculation.num_draft_tokens, 0);
@@ -279,7 +214,7 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
 }
 
 TEST_P(ForcedToolCallsTest, InTheResponsesApi) {
-  const ModelServer server(GetParam(), BundledTokenizer(), DrafterKind::kChain);
+  const ModelServer server(DrafterKind::kChain, GetParam());
   const json tools = json::parse(kForcedTools);
   json request = {{"input", "hi"}, {"tool_choice", "required"}, {"tools", json::array()}};
   for (json tool : tools) {
@@ -303,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, ForcedToolCallsTest,
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(ForcedToolCallsTest, ParametersThatAreNoObjectAreRefused) {
-  const ModelServer server("glm47", BundledTokenizer(), DrafterKind::kNone);
+  const ModelServer server(DrafterKind::kNone, "glm47");
   for (const char* parameters : {R"({"type": "string"})", R"({"anyOf": [{"type": "object"}]})",
                                  R"({"$ref": "#/$defs/a"})"}) {
     json request = ForcedRequest(0, "required");

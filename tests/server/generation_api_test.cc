@@ -268,7 +268,7 @@ TEST(GenerationApiTest, TellsWhenTheEngineIsFull) {
 
 TEST(GenerationApiTest, GuardsEverythingButHealthByAKey) {
   ServerOptions options = TestServerOptions();
-  options.api_key = "secret";
+  options.api_keys = {"secret"};
   RunningServer running({}, options);
   HttpClient client(running.port());
   EXPECT_EQ(client.Get("/health").status, 200);

@@ -56,6 +56,7 @@ TEST(HttpServerTest, AnswersHeadAndOptions) {
   const ClientResponse options = client.Receive();
   EXPECT_EQ(options.status, 204);
   EXPECT_EQ(options.headers.at("allow"), "POST, OPTIONS");
+  EXPECT_FALSE(options.headers.contains("content-length"));
   EXPECT_EQ(client.Get("/health").status, 200);
 }
 

@@ -120,6 +120,7 @@ TEST(ParseRequestTest, ReadsEverySamplingField) {
   EXPECT_EQ(request.model, "m");
   EXPECT_EQ(request.sampling.temperature, 0.0F);
   EXPECT_EQ(request.sampling.top_p, 0.25F);
+  EXPECT_GT(Completion(R"(,"top_p":1e-300)").sampling.top_p, 0.0F);
   EXPECT_EQ(request.sampling.top_k, 0);
   EXPECT_EQ(request.sampling.min_p, 1.0F);
   EXPECT_EQ(request.sampling.seed, ~uint64_t{0});

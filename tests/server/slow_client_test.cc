@@ -98,10 +98,13 @@ TEST(SlowClientTest, AReaderThatNeverReadsIsDisconnected) {
 TEST(SlowClientTest, ASilentStreamIsKeptOpenByComments) {
   ServerOptions options = TestServerOptions();
   options.http.limits.ping_seconds = 0.1;
-  RunningServer running({.step_time = milliseconds(1500)}, options);
+  RunningServer running({.held = true}, options);
   HttpClient client(running.port());
   client.SendRequest("POST", "/v1/completions", R"({"prompt":"ab","max_tokens":4,"stream":true})");
-  EXPECT_TRUE(client.ReceiveUntil(": ping\n\n"));
+  // One after the other, each a chunk of its own, for as long as the engine says nothing.
+  const std::string ping = "8\r\n: ping\n\n\r\n";
+  EXPECT_TRUE(client.ReceiveUntil(ping + ping));
+  running.engine.Release();
   EXPECT_TRUE(client.ReceiveUntil("[DONE]"));
 }
 

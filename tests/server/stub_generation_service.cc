@@ -41,7 +41,7 @@ std::string BytePromptEncoder::TokenBytes(int32_t token_id) const {
 }
 
 StubGenerationService::StubGenerationService(StubOptions options)
-    : options_(options), thread_([this] { Run(); }) {}
+    : options_(options), held_(options.held), thread_([this] { Run(); }) {}
 
 StubGenerationService::~StubGenerationService() {
   {
@@ -53,10 +53,8 @@ StubGenerationService::~StubGenerationService() {
 }
 
 RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink sink) {
+  CheckRoom();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (options_.max_requests && num_running_ >= *options_.max_requests) {
-    throw Error(ErrorCode::kOverloaded, "the queue is full");
-  }
   last_sampling_ = request.sampling;
   last_grammar_ = request.grammar;
   const RequestId id = next_id_++;
@@ -70,6 +68,18 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
   ++num_running_;
   changed_.notify_one();
   return id;
+}
+
+void StubGenerationService::CheckRoom() const {
+  if (options_.max_requests && num_running_ >= *options_.max_requests) {
+    throw Error(ErrorCode::kOverloaded, "the queue is full");
+  }
+}
+
+void StubGenerationService::Release() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  held_ = false;
+  changed_.notify_one();
 }
 
 void StubGenerationService::Abort(RequestId id) {
@@ -162,6 +172,7 @@ void StubGenerationService::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] {
+      if (held_) return stopping_;
       return stopping_ || !added_.empty() || !to_abort_.empty() || !running_.empty();
     });
     if (stopping_) return;

@@ -41,6 +41,7 @@ struct StubOptions {
   std::chrono::microseconds step_time{0};
   std::optional<size_t> max_requests = std::nullopt;  // more are refused as kOverloaded
   std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
+  bool held = false;                                  // no step runs before Release
 };
 
 class StubGenerationService : public GenerationService {
@@ -49,9 +50,13 @@ class StubGenerationService : public GenerationService {
   ~StubGenerationService() override;
 
   RequestId Submit(GenerationRequest request, OutputSink sink) override;
+  void CheckRoom() const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
   StepLog& step_log() override { return step_log_; }
+
+  /// Lets steps run.
+  void Release();
 
   /// Requests that were aborted while they ran.
   int64_t num_aborted() const { return num_aborted_; }
@@ -86,6 +91,7 @@ class StubGenerationService : public GenerationService {
   GrammarConstraint last_grammar_;
   RequestId next_id_ = 1;
   bool stopping_ = false;
+  bool held_;
   std::atomic<int64_t> num_aborted_{0};
   std::atomic<size_t> num_running_{0};
   std::thread thread_;

@@ -2,10 +2,6 @@
 // client that speaks plain HTTP.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
-#include <unistd.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/connect.hpp>
@@ -14,15 +10,13 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/ssl.hpp>
 #include <boost/asio/write.hpp>
-#include <filesystem>
 #include <fstream>
-#include <memory>
-#include <optional>
 #include <string>
 
 #include "outrider/base/error.h"
 #include "outrider/server/tls_context.h"
 #include "tests/server/running_server.h"
+#include "tests/server/test_identities.h"
 
 namespace outrider {
 namespace {
@@ -30,45 +24,10 @@ namespace {
 namespace asio = boost::asio;
 using testing::HasSubstr;
 
-// PEM files of a key and a certificate that it signed itself.
-struct Identity {
-  std::string cert;
-  std::string key;
-};
-
 class TlsTest : public testing::Test {
  protected:
-  TlsTest() {
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_);
-  }
-  ~TlsTest() override { std::filesystem::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return (directory_ / name).string(); }
-
-  Identity MakeIdentity(const std::string& name) const {
-    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"),
-                                                                  EVP_PKEY_free);
-    const std::unique_ptr<X509, decltype(&X509_free)> cert(X509_new(), X509_free);
-    X509_set_version(cert.get(), 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(cert.get()), 1);
-    X509_gmtime_adj(X509_getm_notBefore(cert.get()), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(cert.get()), 3600);
-    X509_set_pubkey(cert.get(), key.get());
-    X509_NAME* subject = X509_get_subject_name(cert.get());
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
-                               reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0);
-    X509_set_issuer_name(cert.get(), subject);
-    X509_sign(cert.get(), key.get(), EVP_sha256());
-    const Identity identity = {Path(name + ".pem"), Path(name + ".key")};
-    const std::unique_ptr<FILE, decltype(&fclose)> cert_file(fopen(identity.cert.c_str(), "w"),
-                                                             fclose);
-    PEM_write_X509(cert_file.get(), cert.get());
-    const std::unique_ptr<FILE, decltype(&fclose)> key_file(fopen(identity.key.c_str(), "w"),
-                                                            fclose);
-    PEM_write_PrivateKey(key_file.get(), key.get(), nullptr, nullptr, 0, nullptr, nullptr);
-    return identity;
-  }
+  TestIdentity MakeIdentity(const std::string& name) const { return identities_.Make(name); }
+  std::string Path(const std::string& name) const { return identities_.Path(name); }
 
   std::string Write(const std::string& name, const std::string& text) const {
     std::ofstream(Path(name)) << text;
@@ -76,8 +35,7 @@ class TlsTest : public testing::Test {
   }
 
  private:
-  const std::filesystem::path directory_ =
-      std::filesystem::temp_directory_path() / ("outrider_tls_test_" + std::to_string(getpid()));
+  const TestIdentities identities_;
 };
 
 ServerOptions Serving(TlsFiles files) {
@@ -87,7 +45,7 @@ ServerOptions Serving(TlsFiles files) {
 }
 
 // Sends one request and reads to the end of the connection. Throws when TLS fails.
-std::string Ask(uint16_t port, const std::string& trusted, const Identity* identity,
+std::string Ask(uint16_t port, const std::string& trusted, const TestIdentity* identity,
                 const std::string& request) {
   asio::io_context io;
   asio::ssl::context context(asio::ssl::context::tls_client);
@@ -117,7 +75,7 @@ std::string CompletionRequest(const std::string& body) {
 }
 
 TEST_F(TlsTest, AnswersAndStreams) {
-  const Identity own = MakeIdentity("server");
+  const TestIdentity own = MakeIdentity("server");
   RunningServer running({.tokens_per_step = 3}, Serving({own.cert, own.key, ""}));
   EXPECT_THAT(Ask(running.port(), own.cert, nullptr, kHealth), HasSubstr("HTTP/1.1 200"));
   const std::string text = Ask(running.port(), own.cert, nullptr,
@@ -130,7 +88,7 @@ TEST_F(TlsTest, AnswersAndStreams) {
 }
 
 TEST_F(TlsTest, AKeyMayBeInTheCertificatesFile) {
-  const Identity own = MakeIdentity("server");
+  const TestIdentity own = MakeIdentity("server");
   std::ifstream key(own.key);
   std::ofstream(own.cert, std::ios::app) << key.rdbuf();
   RunningServer running({}, Serving({own.cert, "", ""}));
@@ -138,9 +96,9 @@ TEST_F(TlsTest, AKeyMayBeInTheCertificatesFile) {
 }
 
 TEST_F(TlsTest, ClientsMayHaveToShowACertificate) {
-  const Identity own = MakeIdentity("server");
-  const Identity friendly = MakeIdentity("friend");
-  const Identity other = MakeIdentity("other");
+  const TestIdentity own = MakeIdentity("server");
+  const TestIdentity friendly = MakeIdentity("friend");
+  const TestIdentity other = MakeIdentity("other");
   RunningServer running({}, Serving({own.cert, own.key, friendly.cert}));
   EXPECT_THAT(Ask(running.port(), own.cert, &friendly, kHealth), HasSubstr("HTTP/1.1 200"));
   EXPECT_ANY_THROW(Ask(running.port(), own.cert, &other, kHealth));
@@ -149,7 +107,7 @@ TEST_F(TlsTest, ClientsMayHaveToShowACertificate) {
 }
 
 TEST_F(TlsTest, PlainHttpIsToldSo) {
-  const Identity own = MakeIdentity("server");
+  const TestIdentity own = MakeIdentity("server");
   RunningServer running({}, Serving({own.cert, own.key, ""}));
   HttpClient client(running.port());
   client.Send(kHealth);
@@ -161,7 +119,7 @@ TEST_F(TlsTest, PlainHttpIsToldSo) {
 }
 
 TEST_F(TlsTest, AHandshakeThatDoesNotComeEnds) {
-  const Identity own = MakeIdentity("server");
+  const TestIdentity own = MakeIdentity("server");
   ServerOptions options = Serving({own.cert, own.key, ""});
   options.http.limits.header_seconds = 0.2;
   RunningServer running({}, options);
@@ -170,7 +128,7 @@ TEST_F(TlsTest, AHandshakeThatDoesNotComeEnds) {
 }
 
 TEST_F(TlsTest, ADisconnectEndsTheRequest) {
-  const Identity own = MakeIdentity("server");
+  const TestIdentity own = MakeIdentity("server");
   RunningServer running({.step_time = std::chrono::milliseconds(1)},
                         Serving({own.cert, own.key, ""}));
   {
@@ -188,8 +146,8 @@ TEST_F(TlsTest, ADisconnectEndsTheRequest) {
 }
 
 TEST_F(TlsTest, BadFilesAreNamed) {
-  const Identity own = MakeIdentity("server");
-  const Identity other = MakeIdentity("other");
+  const TestIdentity own = MakeIdentity("server");
+  const TestIdentity other = MakeIdentity("other");
   const auto error = [](const TlsFiles& files) -> std::string {
     try {
       MakeTlsContext(files);

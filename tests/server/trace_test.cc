@@ -4,12 +4,15 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +20,7 @@
 #include "outrider/base/error.h"
 #include "outrider/server/trace_exporter.h"
 #include "tests/server/running_server.h"
+#include "tests/server/test_identities.h"
 
 namespace outrider {
 namespace {
@@ -27,13 +31,19 @@ using asio::ip::tcp;
 using nlohmann::json;
 using testing::HasSubstr;
 
-// An OpenTelemetry collector: takes requests one after the other until it is destroyed.
+// An OpenTelemetry collector: takes requests one after the other until it is destroyed. With an
+// identity it speaks TLS.
 class Collector {
  public:
-  explicit Collector(unsigned status = 200)
-      : status_(status),
-        acceptor_(io_, {asio::ip::make_address("127.0.0.1"), 0}),
-        thread_([this] { Run(); }) {}
+  explicit Collector(unsigned status = 200, const TestIdentity* identity = nullptr)
+      : status_(status), acceptor_(io_, {asio::ip::make_address("127.0.0.1"), 0}) {
+    if (identity != nullptr) {
+      tls_.emplace(asio::ssl::context::tls_server);
+      tls_->use_certificate_chain_file(identity->cert);
+      tls_->use_private_key_file(identity->key, asio::ssl::context::pem);
+    }
+    thread_ = std::thread([this] { Run(); });
+  }
 
   ~Collector() {
     stopping_ = true;
@@ -44,7 +54,9 @@ class Collector {
   }
 
   uint16_t port() const { return acceptor_.local_endpoint().port(); }
-  std::string address() const { return "http://127.0.0.1:" + std::to_string(port()); }
+  std::string address() const {
+    return (tls_ ? "https://127.0.0.1:" : "http://127.0.0.1:") + std::to_string(port());
+  }
 
   std::vector<json> Spans() {
     const std::lock_guard lock(mutex_);
@@ -62,31 +74,44 @@ class Collector {
       tcp::socket socket(io_);
       acceptor_.accept(socket, error);
       if (error || stopping_) return;
-      boost::beast::flat_buffer buffer;
-      http::request<http::string_body> request;
-      http::read(socket, buffer, request, error);
-      if (error) continue;
-      {
-        const std::lock_guard lock(mutex_);
-        target_ = std::string(request.target());
-        EXPECT_EQ(request.method(), http::verb::post);
-        EXPECT_EQ(request[http::field::content_type], "application/json");
-        const json body = json::parse(request.body());
-        EXPECT_EQ(body["resourceSpans"][0]["resource"]["attributes"][0]["key"], "service.name");
-        for (const json& span : body["resourceSpans"][0]["scopeSpans"][0]["spans"]) {
-          spans_.push_back(span);
-        }
+      if (!tls_) {
+        Take(socket);
+        continue;
       }
-      http::response<http::string_body> response(http::status(status_), 11);
-      response.body() = "{}";
-      response.prepare_payload();
-      http::write(socket, response, error);
+      asio::ssl::stream<tcp::socket&> stream(socket, *tls_);
+      stream.handshake(asio::ssl::stream_base::server, error);
+      if (!error) Take(stream);
     }
+  }
+
+  template <typename Stream>
+  void Take(Stream& stream) {
+    boost::system::error_code error;
+    boost::beast::flat_buffer buffer;
+    http::request<http::string_body> request;
+    http::read(stream, buffer, request, error);
+    if (error) return;
+    {
+      const std::lock_guard lock(mutex_);
+      target_ = std::string(request.target());
+      EXPECT_EQ(request.method(), http::verb::post);
+      EXPECT_EQ(request[http::field::content_type], "application/json");
+      const json body = json::parse(request.body());
+      EXPECT_EQ(body["resourceSpans"][0]["resource"]["attributes"][0]["key"], "service.name");
+      for (const json& span : body["resourceSpans"][0]["scopeSpans"][0]["spans"]) {
+        spans_.push_back(span);
+      }
+    }
+    http::response<http::string_body> response(http::status(status_), 11);
+    response.body() = "{}";
+    response.prepare_payload();
+    http::write(stream, response, error);
   }
 
   const unsigned status_;
   asio::io_context io_;
   tcp::acceptor acceptor_;
+  std::optional<asio::ssl::context> tls_;
   std::mutex mutex_;
   std::vector<json> spans_;
   std::string target_;
@@ -198,6 +223,45 @@ TEST(TraceTest, ARefusalIsNoDelivery) {
   EXPECT_TRUE(Eventually([&] { return exporter.num_dropped() == 1; }));
 }
 
+// What OpenSSL trusts, while this lives.
+class Trusting {
+ public:
+  explicit Trusting(const std::string& file) { setenv("SSL_CERT_FILE", file.c_str(), 1); }
+  ~Trusting() { unsetenv("SSL_CERT_FILE"); }
+  Trusting(const Trusting&) = delete;
+  Trusting& operator=(const Trusting&) = delete;
+};
+
+TEST(TraceTest, OverTlsToACollectorThatIsTrusted) {
+  const TestIdentities identities;
+  const TestIdentity own = identities.Make("collector");
+  Collector collector(200, &own);
+  const Trusting trusting(own.cert);
+  {
+    RunningServer running({}, Tracing(collector.address()));
+    EXPECT_EQ(AskTraced(running, "", R"({"prompt":"a","max_tokens":1})"), 200);
+  }
+  ASSERT_EQ(collector.Spans().size(), 1U);
+  EXPECT_EQ(collector.Spans()[0]["name"], "llm_request");
+}
+
+TEST(TraceTest, NothingGoesToACollectorThatIsNotTrusted) {
+  const TestIdentities identities;
+  const TestIdentity stranger = identities.Make("stranger");
+  const TestIdentity friendly = identities.Make("friend");
+  const TestIdentity of_another_host = identities.Make("other", "IP:127.0.0.2,DNS:localhost");
+  const auto expect_dropped = [](const TestIdentity& identity, const std::string& trusted) {
+    Collector collector(200, &identity);
+    const Trusting trusting(trusted);
+    TraceExporter exporter(ParseTracesEndpoint("--x", collector.address()), {.batch_seconds = 0});
+    exporter.Add("{}");
+    EXPECT_TRUE(Eventually([&] { return exporter.num_dropped() == 1; }));
+    EXPECT_TRUE(collector.Spans().empty());
+  };
+  expect_dropped(stranger, friendly.cert);
+  expect_dropped(of_another_host, of_another_host.cert);
+}
+
 TEST(TraceTest, Addresses) {
   const auto parse = [](const std::string& url) { return ParseTracesEndpoint("--x", url); };
   EXPECT_EQ(parse("http://h").port, "4318");
@@ -205,7 +269,12 @@ TEST(TraceTest, Addresses) {
   EXPECT_EQ(parse("http://[::1]:5/a/b").host, "::1");
   EXPECT_EQ(parse("http://[::1]:5/a/b").path, "/a/b");
   EXPECT_EQ(parse("http://[::1]").port, "4318");
-  for (const char* bad : {"h:4318", "https://h", "grpc://h", "http://", "http://:5", "http://h:x",
+  EXPECT_FALSE(parse("http://h").tls);
+  EXPECT_TRUE(parse("https://h").tls);
+  EXPECT_EQ(parse("https://h").port, "443");
+  EXPECT_EQ(parse("https://h:4318/a").port, "4318");
+  EXPECT_EQ(parse("https://h:4318/a").path, "/a");
+  for (const char* bad : {"h:4318", "https://", "grpc://h", "http://", "http://:5", "http://h:x",
                           "http://h:", "http://h /a"}) {
     try {
       parse(bad);

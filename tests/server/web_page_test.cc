@@ -81,7 +81,7 @@ TEST(WebPageTest, NothingInlineAndNothingFromElsewhere) {
 
 TEST(WebPageTest, ThePageNeedsNoKeyAndTheStepsDo) {
   ServerOptions options = TestServerOptions();
-  options.api_key = "secret";
+  options.api_keys = {"secret"};
   RunningServer running({}, options);
   HttpClient client(running.port());
   EXPECT_EQ(client.Get("/").status, 200);

@@ -12,6 +12,7 @@
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/stats_log.h"
 #include "outrider/engine/engine_thread.h"
+#include "outrider/server/api_keys.h"
 #include "outrider/server/server.h"
 #include "outrider/server/tls_context.h"
 
@@ -41,14 +42,15 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.http.uds = serve.uds;
   options.http.shutdown_seconds = serve.shutdown_timeout;
   options.http.handle_signals = true;
-  options.http.allowed_origins = serve.allowed_origins;
+  options.http.cors = serve.cors;
   options.http.tls = TlsFilesOf(serve);
   options.log_requests = serve.log_requests;
   options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
   options.served_model_names = serve.served_model_names;
   if (options.served_model_names.empty()) options.served_model_names = {settings.engine.model};
   options.model_root = settings.engine.model;
-  options.api_key = serve.api_key;
+  options.api_keys = serve.api_keys;
+  options.max_requests_per_key = serve.max_num_reqs_per_key;
   options.max_model_len = loaded.engine->max_model_len();
   options.max_logprobs = settings.engine.max_logprobs;
   options.num_speculative_tokens = loaded.engine->num_speculative_tokens();
@@ -65,8 +67,10 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
 int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults) {
   SPDLOG_INFO("Outrider " OUTRIDER_VERSION ", non-default options: {}",
               fmt::join(non_defaults, ", "));
-  // Loading a model takes long; bad files show before it.
+  // Loading a model takes long; bad files and options show before it.
   if (const auto tls = TlsFilesOf(settings.serve)) MakeTlsContext(*tls);
+  const Cors cors(settings.serve.cors);
+  const ApiKeys keys(settings.serve.api_keys, settings.serve.max_num_reqs_per_key);
   const LoadedEngine loaded =
       LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kLines));
   for (const std::string& line : MemoryLines(loaded.memory, loaded.engine->max_model_len())) {

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -39,6 +42,18 @@ const std::vector<std::string>& NonEmptyTexts(const OptionValue& value) {
 
 const std::string& NonEmptyText(const OptionValue& value) { return NonEmptyTexts(value).front(); }
 
+// A flag's value may be a list in JSON, which is how vLLM takes these.
+std::vector<std::string> TextsOf(const OptionValue& value) {
+  const bool is_list = value.texts.size() == 1 && Text(value).starts_with('[');
+  if (!is_list) return value.texts;
+  const auto list = nlohmann::json::parse(Text(value), nullptr, false);
+  const bool good = list.is_array() && std::all_of(list.begin(), list.end(), [](const auto& entry) {
+                      return entry.is_string();
+                    });
+  if (!good) throw InvalidArgument("{}: '{}' is no list of strings", value.where, Text(value));
+  return list.get<std::vector<std::string>>();
+}
+
 // As browsers write it: a scheme and a host, perhaps a port, nothing after that.
 void RequireOrigin(const std::string& where, const std::string& origin) {
   if (origin == "*") return;
@@ -51,6 +66,15 @@ void RequireOrigin(const std::string& where, const std::string& origin) {
       "{}: '{}' is no origin: give it as https://HOST or https://HOST:PORT, without a path, or * "
       "for every origin",
       where, origin);
+}
+
+// A method or the name of a header. HTTP would take some more characters, which nobody uses.
+void RequireHttpName(const std::string& where, const std::string& text, const char* what) {
+  const bool good = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_';
+  });
+  if (good || text == "*") return;
+  throw InvalidArgument("{}: '{}' is no {}; * stands for all", where, text, what);
 }
 
 }  // namespace
@@ -70,17 +94,41 @@ std::vector<OptionRow> ServeOptionRows() {
        [](Settings& s, const OptionValue& v) { s.serve.port = ParsePort(v); }},
       {"uds", one, "Server", "PATH", "", "Unix socket to listen on instead of host and port", serve,
        [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
-      {"api-key", one, "Server", "KEY", "",
-       "Key that requests must bring as a bearer token (all but /health and the web page)", serve,
-       [](Settings& s, const OptionValue& v) { s.serve.api_key = NonEmptyText(v); },
+      {"api-key", many, "Server", "KEY", "",
+       "Keys of which requests must bring one as a bearer token (all but /health and the web page)",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.api_keys = NonEmptyTexts(v); },
        /*secret=*/true},
+      {"max-num-reqs-per-key", one, "Server", "N", "no limit",
+       "Most requests that a key may have at a time; more are refused with status 429", serve,
+       [](Settings& s, const OptionValue& v) { s.serve.max_num_reqs_per_key = Int32(v, 1); }},
       {"allowed-origins", many, "Server", "ORIGIN", "none",
        "Origins whose web pages may use the API, like https://example.org; * for every origin",
        serve,
        [](Settings& s, const OptionValue& v) {
-         for (const std::string& origin : v.texts) RequireOrigin(v.where, origin);
-         s.serve.allowed_origins = v.texts;
+         s.serve.cors.allowed_origins = TextsOf(v);
+         for (const auto& origin : s.serve.cors.allowed_origins) RequireOrigin(v.where, origin);
        }},
+      {"allowed-methods", many, "Server", "METHOD", "*",
+       "Methods that pages of allowed origins may use; * for all that routes take", serve,
+       [](Settings& s, const OptionValue& v) {
+         s.serve.cors.allowed_methods = TextsOf(v);
+         for (const auto& name : s.serve.cors.allowed_methods) {
+           RequireHttpName(v.where, name, "method");
+         }
+       }},
+      {"allowed-headers", many, "Server", "NAME", "*",
+       "Request headers that pages of allowed origins may send; * for all", serve,
+       [](Settings& s, const OptionValue& v) {
+         s.serve.cors.allowed_headers = TextsOf(v);
+         for (const auto& name : s.serve.cors.allowed_headers) {
+           RequireHttpName(v.where, name, "name of a header");
+         }
+       }},
+      {"allow-credentials", OptionKind::kSwitch, "Server", "", "",
+       "Pages of allowed origins may send credentials, such as client certificates; needs origins "
+       "by name",
+       serve,
+       [](Settings& s, const OptionValue& v) { s.serve.cors.allow_credentials = Switch(v); }},
       {"ssl-certfile", one, "Server", "FILE", "none",
        "Certificate in PEM format: serve HTTPS instead of HTTP", serve,
        [](Settings& s, const OptionValue& v) { s.serve.ssl_certfile = NonEmptyText(v); }},
@@ -128,8 +176,8 @@ std::vector<OptionRow> ServeOptionRows() {
        "A line for each request when it ends: its id, tokens, times", serve,
        [](Settings& s, const OptionValue& v) { s.serve.log_requests = Switch(v); }},
       {"otlp-traces-endpoint", one, "Logging", "URL", "none",
-       "Where a span for each request goes, as OTLP over HTTP in JSON, like http://localhost:4318; "
-       "without a path, /v1/traces",
+       "Where a span for each request goes, as OTLP over HTTP in JSON, like http://localhost:4318 "
+       "or https://HOST; without a path, /v1/traces",
        serve,
        [](Settings& s, const OptionValue& v) {
          ParseTracesEndpoint(v.where, Text(v));

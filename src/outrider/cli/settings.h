@@ -13,6 +13,7 @@
 #include "outrider/engine/engine_options.h"
 #include "outrider/grammar/grammar_spec.h"
 #include "outrider/sampling/sampling_params.h"
+#include "outrider/server/cors.h"
 #include "outrider/server/openai/request.h"
 
 namespace outrider::cli {
@@ -30,13 +31,14 @@ std::string CommandName(Command command);
 /// `outrider serve`.
 struct ServeSettings {
   std::string host = "127.0.0.1";
-  uint16_t port = 8000;                      // 0: any free port
-  std::string uds;                           // a Unix socket's path instead of host and port
-  std::string api_key;                       // empty: none is needed
-  std::vector<std::string> allowed_origins;  // of web pages that may use the API
-  std::string ssl_certfile;                  // empty: plain HTTP
-  std::string ssl_keyfile;                   // empty: in ssl_certfile
-  std::string ssl_ca_certs;                  // empty: clients need no certificate
+  uint16_t port = 8000;                         // 0: any free port
+  std::string uds;                              // a Unix socket's path instead of host and port
+  std::vector<std::string> api_keys;            // none: none is needed
+  std::optional<int32_t> max_num_reqs_per_key;  // at a time; unset: no limit
+  CorsOptions cors;                             // of web pages of other origins
+  std::string ssl_certfile;                     // empty: plain HTTP
+  std::string ssl_keyfile;                      // empty: in ssl_certfile
+  std::string ssl_ca_certs;                     // empty: clients need no certificate
   bool log_requests = false;
   std::string otlp_traces_endpoint;             // empty: no traces
   std::vector<std::string> served_model_names;  // empty: the model path as given

@@ -28,6 +28,15 @@ struct Engine::Mailbox {
   RequestId next_id = 1;
   bool woken = false;
   EngineCounters counters;
+
+  /// With `mutex`.
+  void CheckRoom(std::optional<int32_t> limit) const {
+    const int64_t waiting = counters.num_requests_waiting + num_queued;
+    if (!limit || waiting < *limit) return;
+    throw Error(ErrorCode::kOverloaded,
+                fmt::format("{} requests are waiting (--max-num-queued-reqs {}): try again later",
+                            waiting, *limit));
+  }
 };
 
 Engine::Engine(std::unique_ptr<EngineCore> core)
@@ -38,18 +47,17 @@ Engine::~Engine() = default;
 RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
   CheckRequest(request, core_->parts());
   const std::lock_guard lock(mailbox_->mutex);
-  const auto limit = core_->parts().max_num_queued_reqs;
-  const int64_t waiting = mailbox_->counters.num_requests_waiting + mailbox_->num_queued;
-  if (limit && waiting >= *limit) {
-    throw Error(ErrorCode::kOverloaded,
-                fmt::format("{} requests are waiting (--max-num-queued-reqs {}): try again later",
-                            waiting, *limit));
-  }
+  mailbox_->CheckRoom(core_->parts().max_num_queued_reqs);
   const RequestId id = mailbox_->next_id++;
   mailbox_->messages.emplace_back(Mailbox::Submission{id, std::move(request), std::move(sink)});
   ++mailbox_->num_queued;
   mailbox_->changed.notify_one();
   return id;
+}
+
+void Engine::CheckRoom() const {
+  const std::lock_guard lock(mailbox_->mutex);
+  mailbox_->CheckRoom(core_->parts().max_num_queued_reqs);
 }
 
 void Engine::Abort(RequestId id) {

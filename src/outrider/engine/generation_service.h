@@ -70,6 +70,9 @@ class GenerationService {
   /// stopping.
   virtual RequestId Submit(GenerationRequest request, OutputSink sink) = 0;
 
+  /// Throws Error (kOverloaded) where Submit would, for a queue that is full now. Thread-safe.
+  virtual void CheckRoom() const = 0;
+
   /// Ends a request; its sink gets a last delta with FinishReason::kAbort unless it had finished.
   /// Thread-safe; unknown ids are ignored (the request may have just finished).
   virtual void Abort(RequestId id) = 0;

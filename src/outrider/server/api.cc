@@ -27,15 +27,6 @@ using openai::JsonString;
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
-// Equal in time that does not tell how much of a guess was right.
-bool SameSecret(std::string_view guess, std::string_view secret) {
-  size_t difference = guess.size() ^ secret.size();
-  for (size_t i = 0; i < guess.size(); ++i) {
-    difference |= static_cast<uint8_t>(guess[i]) ^ static_cast<uint8_t>(secret[i % secret.size()]);
-  }
-  return difference == 0;
-}
-
 HttpResponse TextResponse(std::string type, std::string body) {
   HttpResponse response;
   response.content_type = std::move(type);
@@ -61,6 +52,7 @@ struct Api::Route {
 Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
          GrammarCompiler* grammars)
     : options_(std::move(options)),
+      keys_(options_.api_keys, options_.max_requests_per_key),
       models_(options_.served_model_names),
       service_(service),
       encoder_(encoder),
@@ -96,19 +88,12 @@ const Api::Route* Api::FindRoute(std::string_view path) {
   return path.starts_with(kModelPrefix) ? &kModelRoute : nullptr;
 }
 
-bool Api::MayAsk(const HttpRequest& head) const {
-  if (options_.api_key.empty()) return true;
-  const std::string_view header = head.Header("Authorization").value_or("");
-  constexpr std::string_view kScheme = "Bearer ";
-  return header.starts_with(kScheme) && SameSecret(header.substr(kScheme.size()), options_.api_key);
-}
-
 std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   const Route* route = FindRoute(head.path);
   // The page itself holds no secrets; what it asks for then needs the key.
   const bool open = route != nullptr &&
                     (route->endpoint == Endpoint::kHealth || route->endpoint == Endpoint::kPage);
-  if (!open && !MayAsk(head)) {
+  if (!open && !keys_.Know(head)) {
     return ErrorResponse({.status = 401,
                           .message = "a valid API key is needed: send it as "
                                      "\"Authorization: Bearer KEY\"",
@@ -173,13 +158,13 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kModel:
       return MakeReadyProducer(Model(std::string_view(request.path).substr(kModelPrefix.size())));
     case Endpoint::kCompletions:
-      return starter_.Start(AnswerKind::kCompletion, std::move(request), std::move(waker));
+      return Start(AnswerKind::kCompletion, std::move(request), std::move(waker));
     case Endpoint::kChat:
-      return starter_.Start(AnswerKind::kChat, std::move(request), std::move(waker));
+      return Start(AnswerKind::kChat, std::move(request), std::move(waker));
     case Endpoint::kResponses:
-      return starter_.Start(AnswerKind::kResponse, std::move(request), std::move(waker));
+      return Start(AnswerKind::kResponse, std::move(request), std::move(waker));
     case Endpoint::kGenerate:
-      return starter_.Start(AnswerKind::kTokens, std::move(request), std::move(waker));
+      return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
     case Endpoint::kAbort:
       return Compute(&Api::Abort, std::move(request), std::move(waker));
     case Endpoint::kTokenize:
@@ -193,6 +178,20 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
   }
   OUTRIDER_CHECK(false, "no handler for {}", request.path);
   return nullptr;
+}
+
+std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, HttpWaker waker) {
+  std::shared_ptr<void> place = keys_.Take(request);
+  if (place == nullptr) {
+    return MakeReadyProducer(ErrorResponse(
+        {.status = 429,
+         .message = fmt::format("this API key has {} requests already, which is the most it may "
+                                "have at a time; try again later",
+                                *keys_.max_requests_per_key()),
+         .param = "",
+         .code = "rate_limit_exceeded"}));
+  }
+  return starter_.Start(kind, std::move(request), std::move(waker), std::move(place));
 }
 
 template <typename Handler>

@@ -11,6 +11,7 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
+#include "outrider/server/api_keys.h"
 #include "outrider/server/http_message.h"
 #include "outrider/server/metrics.h"
 #include "outrider/server/openai/request.h"
@@ -26,7 +27,8 @@ namespace outrider {
 struct ApiOptions {
   std::vector<std::string> served_model_names;  // at least one; answers carry the first
   std::string model_root;                       // what /v1/models tells as "root"
-  std::string api_key;                          // "": everybody may ask
+  std::vector<std::string> api_keys;            // none: everybody may ask
+  std::optional<int32_t> max_requests_per_key;  // at a time
   OutputFormat output_format;                   // how the model writes reasoning and tool calls
   openai::RequestLimits limits;
   bool log_requests = false;         // a line for each request that ends
@@ -67,12 +69,13 @@ class Api : public HttpApplication {
   };
 
   static const Route* FindRoute(std::string_view path);
-  bool MayAsk(const HttpRequest& head) const;
   HttpResponse Health() const;
   HttpResponse Metrics() const;
   HttpResponse Models() const;
   HttpResponse Model(std::string_view name) const;
   std::string ModelJson(const std::string& name) const;
+  /// Starts answering a request for tokens, unless its key has too many.
+  std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
   /// Answers on the work thread, by a member function from body to response.
   template <typename Handler>
   std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
@@ -81,6 +84,7 @@ class Api : public HttpApplication {
   HttpResponse Abort(const std::string& body);
 
   const ApiOptions options_;
+  const ApiKeys keys_;
   const ServedModels models_;
   GenerationService& service_;
   const PromptEncoder& encoder_;

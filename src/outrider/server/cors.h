@@ -4,16 +4,28 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "outrider/server/http_message.h"
 
 namespace outrider {
 
+/// What pages of other origins may do. In each list "*" is all there are.
+struct CorsOptions {
+  /// As browsers write them ("https://example.org"); none: the other options have no effect.
+  std::vector<std::string> allowed_origins;
+  std::vector<std::string> allowed_methods = {"*"};
+  std::vector<std::string> allowed_headers = {"*"};
+  /// Whether pages may send what the browser keeps for this server, such as a client certificate.
+  /// Only with origins by name: browsers refuse it with "*".
+  bool allow_credentials = false;
+};
+
 class Cors {
  public:
-  /// Origins as browsers write them ("https://example.org"); "*" is every origin; none: off.
-  explicit Cors(std::vector<std::string> allowed_origins);
+  /// Throws Error (kInvalidArgument) for credentials with every origin.
+  explicit Cors(CorsOptions options);
 
   /// What goes with every answer to a request; nothing for origins that are not allowed.
   std::vector<HttpHeader> HeadersFor(const HttpRequest& head) const;
@@ -26,8 +38,8 @@ class Cors {
  private:
   bool Allows(const HttpRequest& head) const;
 
-  std::vector<std::string> allowed_origins_;
-  bool all_ = false;
+  CorsOptions options_;
+  bool all_origins_ = false;
 };
 
 }  // namespace outrider

@@ -40,13 +40,15 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
 
 GenerationExchange::GenerationExchange(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
-                                       RequestRecord record, RequestReporter& reporter)
+                                       RequestRecord record, RequestReporter& reporter,
+                                       std::shared_ptr<void> place)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
       headers_({{"X-Request-Id", record.request_id}}),
       reporter_(reporter),
-      record_(std::move(record)) {}
+      record_(std::move(record)),
+      place_(std::move(place)) {}
 
 void GenerationExchange::Describe(const std::function<void(RequestRecord&)>& describe) {
   const std::lock_guard lock(mutex_);
@@ -249,6 +251,7 @@ void GenerationExchange::Note(const std::vector<Pending>& deltas) {
 
 void GenerationExchange::Report(const std::string& outcome, bool failed) {
   if (std::exchange(reported_, true)) return;
+  place_.reset();  // before the client sees the end and asks again
   RequestRecord record;
   {
     const std::lock_guard lock(mutex_);

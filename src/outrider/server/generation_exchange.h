@@ -26,9 +26,10 @@ class GenerationExchange : public HttpProducer,
  public:
   /// `service` must outlive the connection; the engine may keep the exchange for longer, in the
   /// sinks of aborted requests. `record` is what is known of the request yet; its end is reported
-  /// once. `reporter` must outlive the connection too.
+  /// once, and `place` given up then. `reporter` must outlive the connection too.
   GenerationExchange(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
-                     HttpWaker waker, RequestRecord record, RequestReporter& reporter);
+                     HttpWaker waker, RequestRecord record, RequestReporter& reporter,
+                     std::shared_ptr<void> place);
 
   /// What was learned of the request since. Before Start; work thread.
   void Describe(const std::function<void(RequestRecord&)>& describe);
@@ -100,7 +101,8 @@ class GenerationExchange : public HttpProducer,
   std::vector<bool> begun_;          // choices of which something was written
   bool head_sent_ = false;
   bool finished_ = false;
-  bool reported_ = false;  // I/O thread
+  bool reported_ = false;        // I/O thread, as what follows
+  std::shared_ptr<void> place_;  // among the requests that run
   size_t num_unfinished_ = 0;
 };
 

@@ -390,9 +390,10 @@ void HttpConnection::AppendHead(const HttpResponse& response,
   for (const HttpHeader& header : cors_headers_) {
     fmt::format_to(out, "{}: {}\r\n", header.name, header.value);
   }
-  if (content_length) {
+  const bool has_body = response.status != 204;  // else no length either: RFC 9110, section 8.6
+  if (has_body && content_length) {
     fmt::format_to(out, "Content-Length: {}\r\n", *content_length);
-  } else if (!http_1_0_) {
+  } else if (has_body && !http_1_0_) {
     output_ += "Transfer-Encoding: chunked\r\n";
   }
   if (!keep_alive_) {

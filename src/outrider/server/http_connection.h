@@ -31,7 +31,7 @@ inline void RethrowFailure(const std::exception_ptr& failure) {
 struct HttpServerState {
   HttpLimits limits;
   HttpApplication* application = nullptr;
-  Cors cors{{}};
+  Cors cors{CorsOptions{}};
   std::optional<boost::asio::ssl::context> tls;
   std::shared_ptr<HttpWakeList> wake_list;
   bool draining = false;

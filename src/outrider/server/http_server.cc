@@ -110,6 +110,7 @@ class HttpServer::Impl {
   Impl(HttpServerOptions options, HttpApplication& application)
       : options_(std::move(options)), acceptor_(io_), tick_(io_), stop_timer_(io_), signals_(io_) {
     RaiseOpenFileLimit();
+    state_.cors = Cors(options_.cors);
     if (options_.tls) state_.tls.emplace(MakeTlsContext(*options_.tls));
     if (!options_.uds.empty()) {
       ListenOnUnixSocket(io_, acceptor_, options_.uds);
@@ -127,7 +128,6 @@ class HttpServer::Impl {
     }
     state_.limits = options_.limits;
     state_.application = &application;
-    state_.cors = Cors(options_.allowed_origins);
     state_.wake_list =
         std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
     state_.on_closed = [this](HttpConnection* connection) { OnClosed(connection); };

@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "outrider/server/cors.h"
 #include "outrider/server/http_message.h"
 
 namespace outrider {
@@ -34,12 +34,11 @@ struct TlsFiles {
 struct HttpServerOptions {
   std::string host = "127.0.0.1";  // an address or a name
   uint16_t port = 8000;            // 0: any free port
-  /// Web pages of these origins may use the API; "*": all, none: only the server's own page.
-  std::vector<std::string> allowed_origins;
-  std::string uds;               // a path: listen on this unix socket instead
-  std::optional<TlsFiles> tls;   // HTTPS instead of HTTP
-  double shutdown_seconds = 30;  // for requests that run when Stop is called
-  bool handle_signals = false;   // SIGINT and SIGTERM call Stop, the second one ends at once
+  CorsOptions cors;                // what web pages of other origins may do: nothing
+  std::string uds;                 // a path: listen on this unix socket instead
+  std::optional<TlsFiles> tls;     // HTTPS instead of HTTP
+  double shutdown_seconds = 30;    // for requests that run when Stop is called
+  bool handle_signals = false;     // SIGINT and SIGTERM call Stop, the second one ends at once
   HttpLimits limits;
 };
 

@@ -92,7 +92,7 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       work_(kMaxWaitingRequests) {}
 
 std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
-                                                    HttpWaker waker) {
+                                                    HttpWaker waker, std::shared_ptr<void> place) {
   const uint64_t number = next_id_++;
   std::string request_id(request.Header("X-Request-Id").value_or(""));
   if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
@@ -100,8 +100,15 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   record.request_id = request_id;
   record.trace = ReadTraceContext(request);
   record.received = std::chrono::system_clock::now();
-  auto exchange = std::make_shared<GenerationExchange>(service_, metrics_, std::move(waker),
-                                                       std::move(record), reporter_);
+  auto exchange = std::make_shared<GenerationExchange>(
+      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(place));
+  try {
+    service_.CheckRoom();  // before the work of reading the body
+  } catch (const Error& error) {
+    metrics_->CountRefusal();
+    exchange->Fail(openai::FromError(error));
+    return exchange;
+  }
   registry_.Add(request_id, exchange);
   auto body = std::make_shared<std::string>(std::move(request.body));
   const bool taken = work_.TryAdd([this, kind, exchange, body] {

@@ -31,8 +31,9 @@ class RequestStarter {
                  GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
                  RequestReporter& reporter);
 
-  /// Starts answering a request for tokens. I/O thread.
-  std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
+  /// Starts answering a request for tokens; `place` is held until it has ended. I/O thread.
+  std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker,
+                                      std::shared_ptr<void> place);
 
   /// Ends the running requests that a client knows by this id: its own, or the answer's. How many
   /// there were.

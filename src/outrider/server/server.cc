@@ -21,7 +21,8 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   ApiOptions api;
   api.served_model_names = options.served_model_names;
   api.model_root = options.model_root;
-  api.api_key = options.api_key;
+  api.api_keys = options.api_keys;
+  api.max_requests_per_key = options.max_requests_per_key;
   api.log_requests = options.log_requests;
   api.otlp_traces_endpoint = options.otlp_traces_endpoint;
   api.output_format = options.output_format;

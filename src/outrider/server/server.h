@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,10 @@ struct ServerOptions {
   HttpServerOptions http;                       // address, limits, how to stop
   std::vector<std::string> served_model_names;  // at least one; the first is the name in answers
   std::string model_root;                       // the checkpoint, for /v1/models
-  std::string api_key;                          // "": none is needed; not for /health and the page
+  std::vector<std::string> api_keys;            // none: none is needed; not for /health, the page
+  std::optional<int32_t> max_requests_per_key;  // at a time; needs keys
   bool log_requests = false;                    // a line for each request that ends
-  std::string otlp_traces_endpoint;             // http://HOST:PORT of a collector; "": no traces
+  std::string otlp_traces_endpoint;             // a collector's address; "": no traces
   int32_t max_model_len = 0;                    // the engine's
   int32_t max_logprobs = 20;
   int32_t num_speculative_tokens = 0;  // the engine's k

@@ -2,21 +2,24 @@
 // slow or absent collector does not take is dropped.
 #pragma once
 
+#include <boost/asio/ssl/context.hpp>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 namespace outrider {
 
-/// http://HOST[:PORT][/PATH], taken apart.
+/// http://HOST[:PORT][/PATH] or https://, taken apart.
 struct TracesEndpoint {
   std::string host;
-  std::string port;  // 4318 unless given
+  std::string port;  // unless given: 4318, the collectors' own; 443 with TLS
   std::string path;  // /v1/traces unless given
+  bool tls = false;
 };
 
 /// Throws Error (kInvalidArgument) for what is no such address; `where` names the option.
@@ -31,6 +34,8 @@ struct TraceExporterLimits {
 
 class TraceExporter {
  public:
+  /// With TLS, the collector's certificate must be for its host and lead to an authority that this
+  /// machine trusts; the environment's SSL_CERT_FILE may name others, as for all of OpenSSL.
   explicit TraceExporter(TracesEndpoint endpoint, const TraceExporterLimits& limits = {});
   /// Sends what waits, if the collector takes it, and ends.
   ~TraceExporter();
@@ -49,6 +54,7 @@ class TraceExporter {
 
   const TracesEndpoint endpoint_;
   const TraceExporterLimits limits_;
+  std::optional<boost::asio::ssl::context> tls_;  // own thread
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> waiting_;  // these three are guarded by mutex_

@@ -25,6 +25,7 @@ int StatusOf(ErrorCode code) {
 const char* TypeOf(int status) {
   if (status == 401) return "authentication_error";
   if (status == 404) return "not_found_error";
+  if (status == 429) return "rate_limit_error";
   if (status == 503) return "service_unavailable_error";
   if (status >= 500) return "internal_error";
   return "invalid_request_error";
@@ -60,7 +61,9 @@ HttpResponse ErrorResponse(const ApiError& error) {
   HttpResponse response;
   response.status = error.status;
   response.body = ErrorJson(error);
-  if (error.status == 503) response.headers.push_back({"Retry-After", "1"});
+  if (error.status == 503 || error.status == 429) {
+    response.headers.push_back({"Retry-After", "1"});
+  }
   if (error.status == 401) response.headers.push_back({"WWW-Authenticate", "Bearer"});
   return response;
 }

@@ -35,7 +35,7 @@ ApiError FromError(const Error& error);
 /// The error object as JSON text, without a line end.
 std::string ErrorJson(const ApiError& error);
 
-/// A whole response; 503 carries Retry-After.
+/// A whole response; 429 and 503 carry Retry-After.
 HttpResponse ErrorResponse(const ApiError& error);
 
 }  // namespace outrider::openai

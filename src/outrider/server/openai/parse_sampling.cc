@@ -128,7 +128,13 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   };
   sampling->temperature = number("temperature", 2, defaults.temperature, 1.0F);
   sampling->top_p = number("top_p", 1, defaults.top_p, 1.0F);
-  if (sampling->top_p <= 0) body.Refuse("top_p", "0 is out of range: must be above 0, at most 1");
+  if (sampling->top_p <= 0) {
+    const json* given = body.Find("top_p");
+    if (given == nullptr || given->get<double>() <= 0) {
+      body.Refuse("top_p", "0 is out of range: must be above 0, at most 1");
+    }
+    sampling->top_p = std::numeric_limits<float>::min();  // smaller than a float can be
+  }
   sampling->min_p = number("min_p", 1, defaults.min_p, 0.0F);
   const std::optional<int64_t> top_k = body.Integer("top_k", -1, kMaxInt32);
   // vLLM says "all tokens" by -1 or 0.

@@ -1,0 +1,54 @@
+#include "outrider/server/api_keys.h"
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+// Equal in time that does not tell how much of a guess was right.
+bool SameSecret(std::string_view guess, std::string_view secret) {
+  size_t difference = guess.size() ^ secret.size();
+  for (size_t i = 0; i < guess.size(); ++i) {
+    difference |= static_cast<uint8_t>(guess[i]) ^ static_cast<uint8_t>(secret[i % secret.size()]);
+  }
+  return difference == 0;
+}
+
+}  // namespace
+
+ApiKeys::ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_requests_per_key)
+    : max_requests_(max_requests_per_key) {
+  if (keys.empty() && max_requests_) {
+    throw InvalidArgument("--max-num-reqs-per-key: there are no keys; give --api-key too");
+  }
+  for (std::string& key : keys) {
+    if (key.empty()) throw InvalidArgument("--api-key: must not be empty");
+    keys_.push_back({std::move(key), std::make_shared<std::atomic<int32_t>>(0)});
+  }
+}
+
+const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
+  constexpr std::string_view kScheme = "Bearer ";
+  const std::string_view header = head.Header("Authorization").value_or("");
+  if (!header.starts_with(kScheme)) return nullptr;
+  const Key* found = nullptr;
+  for (const Key& key : keys_) {
+    if (SameSecret(header.substr(kScheme.size()), key.text)) found = &key;
+  }
+  return found;
+}
+
+std::shared_ptr<void> ApiKeys::Take(const HttpRequest& head) const {
+  const Key* key = Find(head);
+  if (key == nullptr || !max_requests_) return std::make_shared<char>();
+  if (*key->num_requests >= *max_requests_) return nullptr;
+  ++*key->num_requests;
+  // The counter lives as long as who counts down: a request may outlive the server.
+  return {key->num_requests.get(), [count = key->num_requests](void*) { --*count; }};
+}
+
+}  // namespace outrider

@@ -1,0 +1,41 @@
+// Who may ask, and how many requests each may have at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/server/http_message.h"
+
+namespace outrider {
+
+class ApiKeys {
+ public:
+  /// No keys: everybody may ask. Throws Error (kInvalidArgument) for a limit without keys.
+  ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_requests_per_key);
+
+  /// Whether a request brings a key, or needs none.
+  bool Know(const HttpRequest& head) const { return keys_.empty() || Find(head) != nullptr; }
+
+  /// A place among the requests of the key that a known request brings: its own while the result
+  /// lives. Null when the key has as many as it may.
+  std::shared_ptr<void> Take(const HttpRequest& head) const;
+
+  std::optional<int32_t> max_requests_per_key() const { return max_requests_; }
+
+ private:
+  struct Key {
+    std::string text;
+    std::shared_ptr<std::atomic<int32_t>> num_requests;
+  };
+
+  const Key* Find(const HttpRequest& head) const;
+
+  std::vector<Key> keys_;
+  std::optional<int32_t> max_requests_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,32 @@
+// Certificates with their keys for tests of TLS, in a directory of their own.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace outrider {
+
+/// PEM files of a key and a certificate that it signed itself, for 127.0.0.1 and localhost.
+struct TestIdentity {
+  std::string cert;
+  std::string key;
+};
+
+/// The files live as long as this object.
+class TestIdentities {
+ public:
+  TestIdentities();
+  ~TestIdentities();
+  TestIdentities(const TestIdentities&) = delete;
+  TestIdentities& operator=(const TestIdentities&) = delete;
+
+  /// `alternative_names` as OpenSSL's configuration writes them.
+  TestIdentity Make(const std::string& name,
+                    const std::string& alternative_names = "IP:127.0.0.1,DNS:localhost") const;
+  std::string Path(const std::string& name) const { return (directory_ / name).string(); }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+}  // namespace outrider
