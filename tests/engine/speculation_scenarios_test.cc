@@ -40,23 +40,24 @@ TEST_P(SpeculationScenarioTest, PrefixHitOnABlocksEdgeThenEverythingRejected) {
 
 TEST_P(SpeculationScenarioTest, SamePrefixOtherNextTokenKeepsItsAcceptance) {
   const auto prompts = TrainedPrompts();
-  // A finished request leaves the common beginning; the second one continues otherwise.
-  std::vector<int32_t> first = prompts[0];
-  std::vector<int32_t> second = prompts[0];
-  const size_t edge = second.size() / 4 * 4;  // where its last full block ends
-  first.resize(edge);
-  first.insert(first.end(), {700, 701, 702, 703, 704});
   const auto warm = MakeTestEngine({.drafter = GetParam(), .block_size = 4});
-  RunTogether(*warm, {Request(first)});
-  const Generated with_hit = RunTogether(*warm, {Request(second)}).front();
   const auto cold =
       MakeTestEngine({.drafter = GetParam(), .block_size = 4, .prefix_caching = false});
-  const Generated without = RunTogether(*cold, {Request(second)}).front();
-  EXPECT_GT(with_hit.stats.cached_tokens, 0);
-  EXPECT_EQ(with_hit.tokens, without.tokens);
-  EXPECT_EQ(with_hit.stats.speculation.num_accepted_tokens,
-            without.stats.speculation.num_accepted_tokens);
-  EXPECT_EQ(with_hit.stats.speculation.num_drafts, without.stats.speculation.num_drafts);
+  for (size_t i = 0; i < 8; ++i) {
+    // A finished request leaves the common beginning; the second one continues otherwise, from the
+    // last block's edge that a hit could end on.
+    std::vector<int32_t> first = prompts[i];
+    first.resize((first.size() - 3) / 4 * 4);
+    first.insert(first.end(), {700, 701, 702, 703, 704});
+    RunTogether(*warm, {Request(first)});
+    const Generated with_hit = RunTogether(*warm, {Request(prompts[i])}).front();
+    const Generated without = RunTogether(*cold, {Request(prompts[i])}).front();
+    EXPECT_GT(with_hit.stats.cached_tokens, 0);
+    ExpectEqual({with_hit}, {without});
+    ExpectEqualDrafts({with_hit}, {without});
+    EXPECT_EQ(with_hit.stats.speculation.num_accepted_tokens,
+              without.stats.speculation.num_accepted_tokens);
+  }
 }
 
 TEST_P(SpeculationScenarioTest, FinishAndInsertEveryStepWithStateLive) {

@@ -208,6 +208,10 @@ TEST(VerifierTest, RepetitionPenaltyWhereDraft1IsDraft2) {
   const std::vector<std::vector<float>> rows(4, row);
   EXPECT_EQ(Request(params, {0}, rows).Step({7, 7, 7}).tokens, (std::vector<int32_t>{7, 7, 8}));
   EXPECT_EQ(Request(params, {0}, rows).Step({7, 7, 8}).num_accepted, 3);
+  // With a lead of 2.5 the fourth row is the first that prefers 8: each draft counts once.
+  row[7] = 10.5F;
+  EXPECT_EQ(Request(params, {0}, std::vector(4, row)).Step({7, 7, 7}).tokens,
+            (std::vector<int32_t>{7, 7, 7, 8}));
   // The repetition penalty does not count, it knows whether a token was there: 9.5 / 1.25 < 8.
   params.frequency_penalty = 0;
   params.repetition_penalty = 1.25F;
