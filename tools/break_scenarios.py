@@ -86,7 +86,8 @@ BREAKS = (
     Break(4, "nothing runs again while there are fewer rows than modules",
           "speculate/mtp_chain_drafter.cc",
           "} else if (start > 0) {", "} else if (start >= k_) {",
-          "speculate_test", "Drafters/DrafterScenarioTest.PromptsOfOneAndTwoTokensThenAllRejected/*"),
+          "speculate_test",
+          "Drafters/DrafterScenarioTest.PromptsOfOneAndTwoTokensThenAllRejected/*"),
     Break(5, "a chunk without drafts leaves no hidden rows behind",
           "speculate/mtp_chain_drafter.cc",
           "  state.drafts.assign(drafts.begin(), drafts.end());\n",
@@ -109,7 +110,8 @@ BREAKS = (
           "Drafters/SpeculationScenarioTest.SamePrefixOtherNextTokenKeepsItsAcceptance/*"),
     Break(9, "hidden rows are looked up by place in the batch", "speculate/mtp_chain_drafter.cc",
           ": Ring(r.slot, p);", ": Ring(static_cast<int32_t>(i), p);",
-          "engine_test", "Drafters/SpeculationScenarioTest.FinishAndInsertEveryStepWithStateLive/*"),
+          "engine_test",
+          "Drafters/SpeculationScenarioTest.FinishAndInsertEveryStepWithStateLive/*"),
     Break(10, "what a resumed request had generated counts as its prompt", "schedule/scheduler.cc",
           "const int32_t end = prompt ? entry.prompt_length : entry.num_tokens;",
           "const int32_t end = entry.num_tokens;",
@@ -117,7 +119,8 @@ BREAKS = (
           "Drafters/SpeculationScenarioTest.PreemptedInTheMiddleOfSpeculationThenResumed/*"),
     Break(11, "drafts reach past the context's end", "engine/request_state.cc",
           "return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, most);", "return most;",
-          "engine_test", "Drafters/SpeculationScenarioTest.OneTwoOrThreePositionsLeftInTheContext/*"),
+          "engine_test",
+          "Drafters/SpeculationScenarioTest.OneTwoOrThreePositionsLeftInTheContext/*"),
     Break(11, "rows after a page's end go to the page next to it", "batch/batch_layout.cc",
           "std::min(end, (block + 1) * block_size_)", "end",
           "engine_test", "Drafters/SpeculationScenarioTest.PageEdgesInsideTheDraftWindow/*"),
@@ -143,8 +146,8 @@ BREAKS = (
           "sampling_test", "VerifierTest.BadWordSpansAcceptedDraftAndBonus"),
     Break(15, "masks are read by the request's number, not by its row", "engine/engine_core.cc",
           "masks.Rows(first_row, request.num_logits_rows)",
-          "masks.Rows(std::min(request.work_index, rows - request.num_logits_rows),\n"
-          "                                                          request.num_logits_rows)",
+          "masks.Rows(std::min(request.work_index, rows - request.num_logits_rows), "
+          "request.num_logits_rows)",
           "engine_test", "Drafters/GrammarScenarioTest.MixedBatchesOfLongChunks*"),
     Break(16, "the walk over refused drafts is not taken back", "grammar/request_grammar.cc",
           "  ReturnTo(before);\n  return count;",
@@ -191,9 +194,9 @@ class DoesNotBuild(Exception):
     """The compiler's last words."""
 
 
-def broken_text(b):
+def broken_text(b, root):
     """The text of the break's source with the mistake in it."""
-    text = (ROOT / "src/outrider" / b.source).read_text(encoding="utf-8")
+    text = (root / "src/outrider" / b.source).read_text(encoding="utf-8")
     count = text.count(b.old)
     if count != 1:
         raise CannotTell(f"scenario {b.scenario} ({b.mistake}): the text to be replaced stands "
@@ -231,8 +234,8 @@ class Workplace:
         self.jobs = jobs
 
     def run(self, command):
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                errors="replace")
+        result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT)
         if result.returncode != 0:
             raise DoesNotBuild(result.stdout[-3000:])
 
@@ -266,20 +269,16 @@ class Workplace:
             return "passes", result.stdout
         return ("fails" if "[  FAILED  ]" in result.stdout else "stopped"), result.stdout
 
-    def write(self, b, text):
-        (self.sources / "src/outrider" / b.source).write_text(text, encoding="utf-8")
-
     def with_break(self, b):
-        """What the test says, and the seconds of building and running it."""
-        sound = (ROOT / "src/outrider" / b.source).read_text(encoding="utf-8")
-        start = time.monotonic()
-        self.write(b, broken_text(b))
+        """What test() says with the mistake built in."""
+        source = self.sources / "src/outrider" / b.source
+        sound = source.read_text(encoding="utf-8")
+        source.write_text(broken_text(b, self.sources), encoding="utf-8")
         try:
             self.make([b.program])
-            verdict, output = self.test(b)
+            return self.test(b)
         finally:
-            self.write(b, sound)
-        return verdict, output, time.monotonic() - start
+            source.write_text(sound, encoding="utf-8")
 
 
 def say(text):
@@ -302,31 +301,27 @@ def run_unbroken(workplace, breaks):
         say(f"unbroken: {b.tests} passes")
 
 
-def run_breaks(workplace, breaks, keep_going_output):
-    """Rows of the table: (break, verdict, seconds)."""
-    rows = []
+def run_breaks(workplace, breaks, verbose):
+    """Prints the table as it grows; returns the verdicts."""
+    verdicts = []
+    print("| | scenario | break | test | s | |\n|---|---|---|---|---|---|")
     for number, b in enumerate(breaks, 1):
         say(f"[{number}/{len(breaks)}] scenario {b.scenario}: {b.mistake}")
         start = time.monotonic()
         try:
-            verdict, output, seconds = workplace.with_break(b)
+            verdict, output = workplace.with_break(b)
         except DoesNotBuild as error:
-            verdict, output, seconds = "DOES NOT COMPILE", str(error), time.monotonic() - start
+            verdict, output = "DOES NOT COMPILE", str(error)
         if verdict == "passes":
             verdict = "STILL PASSES"
-        say(f"    {b.tests}: {verdict}, {seconds:.0f} s")
-        if verdict == "DOES NOT COMPILE" or keep_going_output:
+        seconds = time.monotonic() - start
+        if verbose or verdict == "DOES NOT COMPILE":
             say(output[-3000:])
-        rows.append((b, verdict, seconds))
-    return rows
-
-
-def print_table(rows):
-    print("| | scenario | break | test | s | |")
-    print("|---|---|---|---|---|---|")
-    for b, verdict, seconds in rows:
+        say(f"    {verdict}, {seconds:.0f} s")
         print(f"| {b.scenario} | {SCENARIOS[b.scenario]} | {b.mistake} (`{b.source}`) "
-              f"| `{b.program}` `{b.tests}` | {seconds:.0f} | {verdict} |")
+              f"| `{b.program}` `{b.tests}` | {seconds:.0f} | {verdict} |", flush=True)
+        verdicts.append(verdict)
+    return verdicts
 
 
 def parse_numbers(text):
@@ -360,18 +355,17 @@ def main():
         return 0
     try:
         for b in breaks:
-            broken_text(b)
+            broken_text(b, ROOT)
         if arguments.check:
             print(f"{len(breaks)} breaks of {len({b.scenario for b in breaks})} scenarios fit")
             return 0
         workplace = Workplace(arguments.directory.resolve(), arguments.jobs)
         run_unbroken(workplace, breaks)
-        rows = run_breaks(workplace, breaks, arguments.verbose)
+        verdicts = run_breaks(workplace, breaks, arguments.verbose)
     except CannotTell as error:
         say(f"break_scenarios: error: {error}")
         return 2
-    print_table(rows)
-    return 0 if all(verdict in ("fails", "stopped") for _, verdict, _ in rows) else 1
+    return 0 if all(verdict in ("fails", "stopped") for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":
