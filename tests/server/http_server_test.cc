@@ -4,8 +4,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -159,6 +161,24 @@ TEST(HttpServerTest, RefusesLargeHeads) {
   const ClientResponse response = client.Receive();
   EXPECT_EQ(response.status, 431);
   EXPECT_THAT(response.body, HasSubstr("larger than 16384 bytes"));
+}
+
+TEST(HttpServerTest, RefusesLargeHeadsThatComeInPieces) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Send("GET /health HTTP/1.1\r\nX-One: " + std::string(3000, 'x') + "\r\nX-T");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the server takes the first field
+  client.Send("wo: " + std::string(14000, 'x') + "\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 431);
+}
+
+TEST(HttpServerTest, AnEmptyLineBeforeARequestMayComeInPieces) {
+  RunningServer running;
+  HttpClient client(running.port());
+  client.Send("\r");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  client.Send("\nGET /health HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 200);
 }
 
 TEST(HttpServerTest, RefusesWhatIsNotHttp) {

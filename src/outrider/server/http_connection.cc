@@ -147,7 +147,8 @@ void HttpConnection::CheckTime(Clock::time_point now) {
 }
 
 void HttpConnection::Drain() {
-  if (phase_ == Phase::kOpen || (phase_ == Phase::kIdle && input_.empty())) Close();
+  const bool idle = phase_ == Phase::kIdle && (input_.empty() || input_ == "\r");
+  if (phase_ == Phase::kOpen || idle) Close();
 }
 
 void HttpConnection::Cancel() {
@@ -224,22 +225,29 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
   HttpRequest request;
   cors_headers_.clear();
   bool head_seen = false;
+  int64_t head_size = 0;
   SetPhase(Phase::kIdle, server_.limits.idle_seconds);
   timed_out_ = false;
   for (;;) {
     // Some clients end a body with an extra line (RFC 9112, section 2.2).
     while (phase_ == Phase::kIdle && input_.starts_with("\r\n")) input_.erase(0, 2);
-    if (!input_.empty() && phase_ == Phase::kIdle) {
+    const bool half_a_line = phase_ == Phase::kIdle && input_ == "\r";
+    if (!input_.empty() && !half_a_line && phase_ == Phase::kIdle) {
       SetPhase(Phase::kHead, server_.limits.header_seconds);
     }
     error_code error;
     size_t used = 0;
-    while (used < input_.size() && !parser.http.is_done() && !error) {
+    while (!half_a_line && used < input_.size() && !parser.http.is_done() && !error) {
       used += parser.http.put(asio::buffer(input_.data() + used, input_.size() - used), error);
       if (parser.http.is_header_done() && !head_seen) break;
     }
     input_.erase(0, used);
     room_timer_.cancel();
+    if (!head_seen) {
+      // Beast's own limit is for what comes after the fields that it has taken.
+      head_size += static_cast<int64_t>(used);
+      if (head_size > server_.limits.max_header_bytes) error = http::error::header_limit;
+    }
     if (error && error != http::error::need_more) {
       const int status = error == http::error::header_limit ? 431
                          : error == http::error::body_limit ? 413
