@@ -1,14 +1,16 @@
 // The CPU kernels against this machine's limits, measured in the same run: matrix products and
-// attention of D8 (hidden 2048, 16 heads, FFN 10944, vocabulary 102400, 8 layers, bfloat16) and of
+// attention of D8 (hidden 2048, 16 heads, FFN 10944, vocabulary 102400, 8 layers) and of
 // the bundled tiny model. Prints Markdown.
 //
 // Longer than most files: the sections share their tables and limits.
 //
 //   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|per-head|rows]
+//                     [--weights bf16|fp8|int8]
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -34,6 +36,9 @@ double Now() {
   clock_gettime(g_thread_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+// Of all matrix products.
+PackedFormat g_format = {.dtype = DType::kBF16};
 
 const KernelTable& Kernels() {
   static const KernelTable& kernels = GetKernels(SelectIsa());
@@ -103,20 +108,36 @@ class Products {
     for (const Shape& s : shapes_) {
       for (int c = 0; c < s.calls; ++c) {
         for (const auto& [n, k] : s.weights) {
-          weights_.push_back({.format = DType::kBF16, .rows = n, .cols = k, .data = next});
-          next += PackedBytes(DType::kBF16, n, k);
+          weights_.push_back({.format = g_format, .rows = n, .cols = k, .data = next});
+          // Blocks of 128 rows, eight panels, share their scales.
+          for (int64_t p = 0; p < weights_.back().panels(); ++p) {
+            std::fill_n(const_cast<float*>(weights_.back().scales(p)), ScalesPerPanel(g_format, k),
+                        std::ldexp(1.0F, -9 - static_cast<int>(p / 8 % 8)));
+          }
+          next += PackedBytes(g_format, n, k);
         }
       }
     }
   }
 
+  static double ShapeWeights(const Shape& s) {
+    double sum = 0;
+    for (const auto& [n, k] : s.weights) sum += static_cast<double>(n * k);
+    return sum;
+  }
+
   static size_t ShapeBytes(const Shape& s) {
     size_t bytes = 0;
-    for (const auto& [n, k] : s.weights) bytes += PackedBytes(DType::kBF16, n, k);
+    for (const auto& [n, k] : s.weights) bytes += PackedBytes(g_format, n, k);
     return bytes;
   }
 
   size_t bytes() const { return storage_.size(); }
+  double weights() const {
+    double sum = 0;
+    for (const PackedMatrix& w : weights_) sum += static_cast<double>(w.rows * w.cols);
+    return sum;
+  }
   const std::vector<Shape>& shapes() const { return shapes_; }
 
   /// Bytes per second of reading all weights and doing nothing with them.
@@ -198,7 +219,9 @@ void ReportProducts(const std::string& title, const Products& products, ThreadPo
           all ? static_cast<double>(products.bytes())
               : static_cast<double>(Products::ShapeBytes(products.shapes()[s])) * calls;
       const double rate = bytes / best[s];
-      const double flops = bytes * static_cast<double>(rows) / best[s] * 1e-9;
+      const double weights =
+          all ? products.weights() : Products::ShapeWeights(products.shapes()[s]) * calls;
+      const double flops = 2 * weights * static_cast<double>(rows) / best[s] * 1e-9;
       fmt::print("| {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.0f} | {:.2f} | {:.2f} |\n",
                  all ? "**whole pass**" : products.shapes()[s].name, rows, best[s] / calls * 1e6,
                  rate * 1e-9, rate / bandwidth, flops, flops / limits.gflops, best[s] / one_row[s]);
@@ -453,16 +476,24 @@ int Main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string_view(argv[i]) == "--threads") threads = std::atoi(argv[i + 1]);
     if (std::string_view(argv[i]) == "--section") section = argv[i + 1];
+    if (std::string_view(argv[i]) == "--weights") {
+      const std::string_view weights = argv[i + 1];
+      if (weights == "fp8")
+        g_format = {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true};
+      if (weights == "int8") g_format = {.dtype = DType::kI8};
+    }
   }
   const auto wanted = [&](std::string_view name) { return section.empty() || section == name; };
   g_thread_time = threads == 1;
   ThreadPool pool(threads);
   const Limits limits = Measure(pool);
   fmt::print(
-      "Kernels: {}, {} threads. Limits in this run: read {:.1f} GB/s from memory (1 GiB), {:.1f} "
+      "Kernels: {}, {} threads, weights {}. Limits in this run: read {:.1f} GB/s from memory (1 "
+      "GiB), {:.1f} "
       "GB/s "
       "from a 16 MiB set, {:.0f} GFLOP/s float32 FMA.\n",
-      Kernels().name, threads, limits.dram * 1e-9, limits.cache * 1e-9, limits.gflops);
+      Kernels().name, threads, DTypeName(g_format.dtype), limits.dram * 1e-9, limits.cache * 1e-9,
+      limits.gflops);
   if (wanted("d8")) {
     ReportProducts("D8 matrix products", Products(D8Shapes(8, true)), pool, limits, {1, 2, 4, 8},
                    2);

@@ -87,7 +87,7 @@ void TimedMatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType dtype)
   for (const MatMulJob& job : jobs) {
     const auto weights = static_cast<double>(job.w->rows * job.w->cols);
     macs += weights * static_cast<double>(job.y.rows);
-    bytes += weights * static_cast<double>(DTypeSize(job.w->format));
+    bytes += weights * static_cast<double>(DTypeSize(job.w->format.dtype));
     rows = std::max(rows, job.y.rows);
   }
   g_macs += macs;
@@ -133,7 +133,7 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   ModelConfig config = ReadModelConfig(options.model);
   const auto source = OpenCheckpoint(options.model, config);
-  ModelWeights weights = LoadModelWeights(config, k, *source, DType::kBF16, *parts.pool, nullptr);
+  ModelWeights weights = LoadModelWeights(config, k, *source, {DType::kBF16}, *parts.pool, nullptr);
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights), kernels,
                                            *parts.pool, DType::kBF16);
   parts.scheduler = {.num_blocks = 64,

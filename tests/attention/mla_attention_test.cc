@@ -69,14 +69,14 @@ class Layer {
 
   PackedMatrix Pack(const TestMatrix& m) {
     Buffer& buffer = *buffers_.emplace_back(
-        std::make_unique<Buffer>(PackedBytes(DType::kF32, m.view_rows, m.view_cols)));
+        std::make_unique<Buffer>(PackedBytes({.dtype = DType::kF32}, m.view_rows, m.view_cols)));
     const auto panel = static_cast<int64_t>(PanelBytes(DType::kF32, m.view_cols));
     for (int64_t p = 0; p * kPanelRows < m.view_rows; ++p) {
       PackPanel(DType::kF32, m.view().row(p * kPanelRows),
                 std::min(kPanelRows, m.view_rows - p * kPanelRows), m.view_cols,
                 buffer.data() + p * panel);
     }
-    return {DType::kF32, m.view_rows, m.view_cols, buffer.data()};
+    return {{.dtype = DType::kF32}, m.view_rows, m.view_cols, buffer.data()};
   }
 
   const float* Ones(int32_t n) {

@@ -114,6 +114,23 @@ TEST_F(ConfigFixture, KvCacheFormFromEverySource) {
   EXPECT_THROW(form({"serve", "m", "--kv-cache-form", "keys"}, {}), Error);
 }
 
+TEST_F(ConfigFixture, QuantizationFromEverySource) {
+  const auto quantization = [](const std::vector<std::string>& arguments,
+                               const Variables& variables) {
+    return Parse(arguments, variables).settings.engine.quantization;
+  };
+  const std::string file = Write("quantization: int8\n");
+  const Variables variables = {{"OUTRIDER_QUANTIZATION", "none"}};
+  EXPECT_EQ(quantization({"serve", "m"}, {}), WeightQuantization::kNone);
+  EXPECT_EQ(quantization({"explain", "m", "--config", file}, {}), WeightQuantization::kInt8);
+  EXPECT_EQ(quantization({"serve", "m", "--config", file}, variables), WeightQuantization::kNone);
+  EXPECT_EQ(quantization({"bench", "latency", "m", "--quantization", "int8"}, variables),
+            WeightQuantization::kInt8);
+  EXPECT_EQ(quantization({"generate", "m", "--prompt", "x", "--quantization", "int8"}, {}),
+            WeightQuantization::kInt8);
+  EXPECT_THROW(quantization({"serve", "m", "--quantization", "int4"}, {}), Error);
+}
+
 TEST_F(ConfigFixture, TheFileCanComeFromTheEnvironmentAndNameTheModel) {
   const std::string file = Write("model: models/tiny\nport: 77\n");
   const Settings settings = Parse({"serve"}, {{"OUTRIDER_CONFIG", file}}).settings;

@@ -65,14 +65,15 @@ TEST(LoadProgress, SilentWhenAskedOrEmpty) {
 
 TEST(MemoryTable, Lines) {
   MemoryReport memory;
-  memory.weight_bytes = 90 << 20;
-  memory.mtp_bytes = 10 << 20;
+  memory.weights = {{DType::kBF16, 20 << 20}, {DType::kF8E4M3, 70 << 20}};
+  memory.mtp_weights = {{DType::kI8, 10 << 20}};
   memory.kv_cache_bytes = 1 << 30;
   memory.kv_bytes_per_token = 2048;
   memory.kv_tokens = 8192;
   EXPECT_THAT(MemoryLines(memory, 4096),
-              ElementsAre(AllOf(HasSubstr("weights"), HasSubstr("90.0 MiB")),
-                          AllOf(HasSubstr("MTP modules"), HasSubstr("10.0 MiB")),
+              ElementsAre(AllOf(HasSubstr("weights"),
+                                HasSubstr("90.0 MiB  70.0 MiB float8_e4m3, 20.0 MiB bfloat16")),
+                          AllOf(HasSubstr("MTP modules"), HasSubstr("10.0 MiB  10.0 MiB int8")),
                           AllOf(HasSubstr("KV cache"), HasSubstr("1.0 GiB"),
                                 HasSubstr("8192 tokens, 2.0 KiB each, 2.0 requests of 4096")),
                           AllOf(HasSubstr("in all"), HasSubstr("1.1 GiB"))));
@@ -163,6 +164,33 @@ TEST(ExplainedCacheForm, FollowsTheShapeTheFlagAndTheBackend) {
   EXPECT_EQ(by_flag.kv_cache_form, KvCacheForm::kLatent);
   EXPECT_EQ(by_flag.memory.kv_bytes_per_token, 576 * 2 * 8);
   EXPECT_NE(DecisionOf(by_flag, "generated tokens"), "");
+}
+
+TEST(ExplainedWeights, AreOneByteForExpertsTwoForOthersOneWithInt8) {
+  EngineOptions options;
+  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  const LoadedEngine stored = ExplainEngine(options);
+  const int64_t expert = 3 * 256 * 128;
+  const int64_t experts = 4 * 8 * expert;
+  // Keys of W_UK are kept twice, as they are and transposed.
+  const int64_t others = 5 * (192 * 256 + 1024 * 192 + 576 * 256 + 1536 * 512 + 256 * 512) +
+                         3 * 640 * 256 + 4 * expert;
+  const int64_t vocabulary = 2048 * 256;
+  const int64_t routers = 4 * 16 * 256;  // eight rows take a panel of 16
+  const int64_t fp8 = stored.memory.weights.at(DType::kF8E4M3);
+  EXPECT_GE(fp8, experts);
+  EXPECT_LE(fp8, experts * 101 / 100) << "scales are few";
+  EXPECT_EQ(stored.memory.weights.at(DType::kBF16), 2 * (others + 2 * vocabulary + routers));
+  EXPECT_THAT(DecisionOf(stored, "quantization"), HasSubstr("none"));
+
+  options.quantization = WeightQuantization::kInt8;
+  const LoadedEngine int8 = ExplainEngine(options);
+  EXPECT_EQ(int8.memory.weights.count(DType::kF8E4M3), 0);
+  EXPECT_EQ(int8.memory.weights.at(DType::kBF16), 2 * (vocabulary + routers)) << "not the head";
+  const int64_t quantized = int8.memory.weights.at(DType::kI8);
+  EXPECT_GE(quantized, experts + others + vocabulary);
+  EXPECT_LE(quantized, (experts + others + vocabulary) * 104 / 100);
+  EXPECT_THAT(DecisionOf(int8, "quantization"), HasSubstr("int8 (--quantization"));
 }
 
 TEST(ExplainReport, Text) {

@@ -25,23 +25,25 @@ void ExpectClose(const Generated& a, const Generated& b, const std::string& what
   ASSERT_EQ(a.tokens, b.tokens) << what;
 }
 
-/// The requests of a seed one after the other, without speculation. Computed once per type, form of
-/// the cache, mode, seed and number.
-const std::vector<Generated>& AloneRuns(DType dtype, KvCacheForm form, LogprobsMode mode,
-                                        uint32_t seed,
+/// The requests of a seed one after the other, without speculation. Computed once per seed and
+/// number and what of the options results may depend on.
+const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32_t seed,
                                         const std::vector<GenerationRequest>& requests) {
-  static std::map<std::tuple<DType, KvCacheForm, LogprobsMode, uint32_t, size_t>,
-                  std::vector<Generated>>
+  static std::map<
+      std::tuple<DType, WeightQuantization, KvCacheForm, LogprobsMode, uint32_t, size_t>,
+      std::vector<Generated>>
       known;
-  std::vector<Generated>& results = known[{dtype, form, mode, seed, requests.size()}];
+  std::vector<Generated>& results = known[{options.dtype, options.quantization, options.cache_form,
+                                           options.logprobs_mode, seed, requests.size()}];
   if (!results.empty()) return results;
   results.resize(requests.size());
-  const auto engine = MakeTestEngine({.dtype = dtype,
+  const auto engine = MakeTestEngine({.dtype = options.dtype,
+                                      .quantization = options.quantization,
                                       .drafter = DrafterKind::kNone,
                                       .max_num_batched_tokens = 1024,
                                       .prefix_caching = false,
-                                      .cache_form = form,
-                                      .logprobs_mode = mode});
+                                      .cache_form = options.cache_form,
+                                      .logprobs_mode = options.logprobs_mode});
   for (size_t i = 0; i < requests.size(); ++i) {
     Submit(*engine, requests[i], &results[i]);
     RunUntilIdle(*engine);
@@ -70,8 +72,7 @@ TEST_P(ExactnessTest, TogetherEqualsAlone) {
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   AddGrammars(seed, kBundledVocab, requests);
-  const auto& alone =
-      AloneRuns(options.dtype, options.cache_form, options.logprobs_mode, seed, requests);
+  const auto& alone = AloneRuns(options, seed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   std::mt19937 random(seed);
@@ -98,6 +99,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"chain2", 1, {.k = 2, .block_size = 8, .max_num_batched_tokens = 37}},
         Case{"chain3", 2, {.k = 3, .block_size = 64, .num_blocks = 128, .threads = 2}},
         Case{"chain3_float32", 3, {.dtype = DType::kF32, .max_num_batched_tokens = 64}},
+        Case{"chain3_int8",
+             1,
+             {.quantization = WeightQuantization::kInt8,
+              .k = 3,
+              .max_num_batched_tokens = 37,
+              .threads = 2}},
+        Case{"repeated3_heads_float32_int8",
+             3,
+             {.dtype = DType::kF32,
+              .quantization = WeightQuantization::kInt8,
+              .drafter = DrafterKind::kRepeated,
+              .k = 3,
+              .cache_form = KvCacheForm::kHeads}},
         Case{"chain3_preempted", 2, {.k = 3, .num_blocks = 26, .max_model_len = 400}},
         Case{
             "repeated3_processed_logprobs",
@@ -169,8 +183,7 @@ TEST_P(InexactBackendTest, TogetherIsCloseToAlone) {
     request.sampling.ignore_eos = true;
     request.sampling.logprobs = 0;
   }
-  const auto& alone =
-      AloneRuns(options.dtype, options.cache_form, options.logprobs_mode, kSeed, requests);
+  const auto& alone = AloneRuns(options, kSeed, requests);
   const auto engine = MakeTestEngine(options);
   std::vector<Generated> together(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -21,6 +21,7 @@ struct TestEngineOptions {
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   DType dtype = DType::kBF16;
+  WeightQuantization quantization = WeightQuantization::kNone;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
   std::vector<DraftRange> draft_ranges = {};
@@ -49,8 +50,8 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   const bool uses_mtp =
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
-  ModelWeights weights =
-      LoadModelWeights(config, mtp, *source, options.dtype, *parts.pool, nullptr);
+  ModelWeights weights = LoadModelWeights(
+      config, mtp, *source, {options.dtype, options.quantization}, *parts.pool, nullptr);
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   parts.model = std::make_unique<MlaModel>(
       std::move(config), std::move(weights), GetKernels(SelectIsa()), *parts.pool, options.dtype,

@@ -5,37 +5,88 @@
 #include <memory>
 
 #include "outrider/base/buffer.h"
+#include "outrider/kernels/cpu/avx2/leaves.h"
 #include "tests/kernels/kernel_fixture.h"
 
 namespace outrider {
 namespace {
 
+/// A random weight as packed, and what the chains over it are made of.
 struct Weight {
-  Weight(DType format, int64_t rows, int64_t cols, std::mt19937& random)
+  Weight(PackedFormat format, int64_t rows, int64_t cols, std::mt19937& random)
       : values(TestMatrix::Random(rows, cols, random)),
         storage(PackedBytes(format, rows, cols) + 1) {
-    if (format == DType::kBF16) {
-      for (float& v : values.values) v = RoundToBFloat16(v);
-    }
     packed = {.format = format, .rows = rows, .cols = cols, .data = storage.data()};
+    const auto panel_bytes = static_cast<int64_t>(PanelBytes(format.dtype, cols));
     for (int64_t p = 0; p < packed.panels(); ++p) {
-      PackPanel(format, values.view().row(p * kPanelRows),
-                std::min(kPanelRows, rows - p * kPanelRows), cols,
-                storage.data() + p * static_cast<int64_t>(PanelBytes(format, cols)));
+      Pack(p, storage.data() + p * panel_bytes, random);
     }
   }
+  Weight(DType dtype, int64_t rows, int64_t cols, std::mt19937& random)
+      : Weight(PackedFormat{.dtype = dtype, .scale_cols = dtype == DType::kF8E4M3 ? 48 : 0}, rows,
+               cols, random) {}
 
-  TestMatrix values;
+  /// What output n is a sum of for this x.
+  float Term(float x, int64_t n, int64_t k, float sum) const {
+    if (packed.format.dtype == DType::kF8E4M3) x *= Scales(n)[k / packed.format.scale_cols];
+    return std::fma(x, values.view().row(n)[k], sum);
+  }
+  float Finished(float sum, int64_t n) const {
+    return packed.format.dtype == DType::kI8 ? sum * Scales(n)[n % kPanelRows] : sum;
+  }
+
+  TestMatrix values;  // without scales
   Buffer storage;
   PackedMatrix packed;
+
+ private:
+  const float* Scales(int64_t n) const { return packed.scales(n / kPanelRows); }
+
+  void Pack(int64_t p, std::byte* panel, std::mt19937& random) {
+    const DType dtype = packed.format.dtype;
+    const int64_t count = std::min(kPanelRows, packed.rows - p * kPanelRows);
+    float* rows = values.view().row(p * kPanelRows);
+    const int64_t size = count * packed.cols;
+    auto* scales = const_cast<float*>(packed.scales(p));  // in `storage`
+    if (dtype == DType::kI8) {
+      PackInt8Panel(rows, count, packed.cols, panel, scales);
+      for (int64_t n = 0; n < count; ++n) {
+        for (int64_t k = 0; k < packed.cols; ++k) {
+          rows[n * packed.cols + k] = static_cast<int8_t>(panel[k * kPanelRows + n]);
+        }
+      }
+    } else if (dtype == DType::kF8E4M3) {
+      // Every code but NaN, subnormals and both zeros among them; neighbours often share scales.
+      std::vector<uint8_t> codes(static_cast<size_t>(size));
+      for (int64_t i = 0; i < size; ++i) {
+        const auto code = static_cast<uint8_t>(random() % 0x7f + (random() % 2 == 0 ? 0x80 : 0));
+        codes[static_cast<size_t>(i)] = random() % 4 == 0 ? code & 0x87 : code;
+        rows[i] = Float8E4M3ToFloat(codes[static_cast<size_t>(i)]);
+      }
+      PackFp8Panel(codes.data(), count, packed.cols, panel);
+      const int64_t groups = ScalesPerPanel(packed.format, packed.cols);
+      for (int64_t g = 0; g < groups; ++g) {
+        const bool as_before = p % 3 != 0;
+        const auto fraction = static_cast<float>(random() % 8) / 7;
+        scales[g] = packed.format.power_of_two_scales ? std::ldexp(1.0F, -9 - random() % 8)
+                                                      : std::ldexp(1 + fraction, -9);
+        if (as_before) scales[g] = scales[g - groups];
+      }
+    } else {
+      if (dtype == DType::kBF16) {
+        for (int64_t i = 0; i < size; ++i) rows[i] = RoundToBFloat16(rows[i]);
+      }
+      PackPanel(dtype, rows, count, packed.cols, panel);
+    }
+  }
 };
 
-float Chain(const float* x, const float* w, int64_t cols, bool round_x) {
+float Chain(const float* x, const Weight& w, int64_t n, bool round_x) {
   float sum = 0;
-  for (int64_t k = 0; k < cols; ++k) {
-    sum = std::fma(round_x ? RoundToBFloat16(x[k]) : x[k], w[k], sum);
+  for (int64_t k = 0; k < w.packed.cols; ++k) {
+    sum = w.Term(round_x ? RoundToBFloat16(x[k]) : x[k], n, k, sum);
   }
-  return sum;
+  return w.Finished(sum, n);
 }
 
 void ExpectChain(const MatMulJob& job, const Weight& weight, const TestMatrix& before,
@@ -44,7 +95,7 @@ void ExpectChain(const MatMulJob& job, const Weight& weight, const TestMatrix& b
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     for (int64_t n = 0; n < job.y.cols; ++n) {
-      float want = Chain(x, weight.values.view().row(n), job.x.cols, round_x);
+      float want = Chain(x, weight, n, round_x);
       if (job.accumulate) want = before.view().row(r)[n] + want;
       ASSERT_TRUE(SameBits(&want, job.y.row(r) + n, 1))
           << "row " << r << " column " << n << ": " << job.y.row(r)[n] << " is not " << want
@@ -58,9 +109,19 @@ void ExpectChain(const MatMulJob& job, const Weight& weight, const TestMatrix& b
   }
 }
 
+constexpr PackedFormat kNarrowFormats[] = {
+    {.dtype = DType::kBF16},
+    {.dtype = DType::kI8},
+    {.dtype = DType::kF8E4M3, .scale_cols = 48},
+    {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true}};
+
 class MatMulTest : public KernelTest {
  protected:
-  void RunOne(DType format, DType operand, int64_t rows, int64_t n, int64_t k, bool accumulate) {
+  void RunOne(DType dtype, DType operand, int64_t rows, int64_t n, int64_t k, bool accumulate) {
+    RunOne(PackedFormat{.dtype = dtype}, operand, rows, n, k, accumulate);
+  }
+  void RunOne(PackedFormat format, DType operand, int64_t rows, int64_t n, int64_t k,
+              bool accumulate) {
     const Weight weight(format, n, k, random);
     const TestMatrix x = TestMatrix::Random(rows, k, random, Pick(0, 9));
     const TestMatrix before = TestMatrix::Random(rows, n, random, Pick(0, 9));
@@ -95,6 +156,48 @@ TEST_P(MatMulTest, EveryOutputIsOneChainForManyRowsAndPanels) {
     RunOne(DType::kBF16, DType::kBF16, rows, 1000, 300, false);
   for (const int64_t rows : {97, 193, 400})
     RunOne(DType::kBF16, DType::kBF16, rows, 70, 130, false);
+}
+
+TEST_P(MatMulTest, EveryOutputIsOneChainOverNarrowWeights) {
+  for (const PackedFormat format : kNarrowFormats) {
+    for (int64_t rows = 1; rows <= 20; ++rows) {
+      for (const int64_t k : {4, 44, 128, 256, 260, 516}) {
+        const DType operand = rows % 3 == 0 ? DType::kF32 : DType::kBF16;
+        RunOne(format, operand, rows, Pick(1, 200), k, Pick(0, 1) == 1);
+      }
+    }
+    for (const int64_t rows : {1, 2, 4, 193}) RunOne(format, DType::kBF16, rows, 530, 768, false);
+  }
+}
+
+TEST_P(MatMulTest, EveryCodeOfE4M3IsRead) {
+  // One output per code: 127 positive, 127 negative, each times 1 in a chain of zeros.
+  const int64_t n = 256;
+  const PackedFormat format = {.dtype = DType::kF8E4M3, .scale_cols = 4};
+  Buffer storage(PackedBytes(format, n, 4));
+  std::vector<uint8_t> codes(n * 4);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i % 128 != 127) codes[static_cast<size_t>(i * 4 + i % 4)] = static_cast<uint8_t>(i);
+  }
+  const PackedMatrix w = {.format = format, .rows = n, .cols = 4, .data = storage.data()};
+  for (int64_t p = 0; p < n / 16; ++p) {
+    PackFp8Panel(codes.data() + p * 64, 16, 4, storage.data() + p * 64);
+    *const_cast<float*>(w.scales(p)) = 0.375F;
+  }
+  for (const int64_t rows : {1, 2, 3, 4, 7, 30}) {
+    TestMatrix x(rows, 4);
+    for (float& v : x.values) v = 1;
+    TestMatrix y(rows, n);
+    const MatMulJob job = {.x = x.view(), .w = &w, .y = y.view()};
+    kernels.matmul(pool, {&job, 1}, DType::kBF16);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        const float want =
+            i % 128 == 127 ? 0.0F : 0.375F * Float8E4M3ToFloat(static_cast<uint8_t>(i));
+        ASSERT_EQ(y.view().row(r)[i], want) << "row " << r << " of " << rows << ", code " << i;
+      }
+    }
+  }
 }
 
 TEST_P(MatMulTest, EveryOutputIsOneChainForFewRowsAndWholeAndPartialPanels) {
@@ -146,15 +249,15 @@ TEST_P(MatMulTest, RoundingOfXIsToNearestEvenAndKeepsNaN) {
 }
 
 TEST_P(MatMulTest, JobListsLikeExpertsGatherRowsAndShareInputs) {
-  const int64_t k = 130;
+  const int64_t k = 132;
   const TestMatrix x = TestMatrix::Random(21, k, random, 3);
   std::vector<std::unique_ptr<Weight>> weights;
   std::vector<std::vector<int32_t>> rows;
   std::vector<TestMatrix> before;
   std::vector<TestMatrix> y;
   for (int expert = 0; expert < 12; ++expert) {
-    weights.push_back(std::make_unique<Weight>(expert % 2 == 0 ? DType::kBF16 : DType::kF32,
-                                               Pick(1, 70), k, random));
+    constexpr DType kFormats[] = {DType::kBF16, DType::kF32, DType::kF8E4M3, DType::kI8};
+    weights.push_back(std::make_unique<Weight>(kFormats[expert % 4], Pick(1, 70), k, random));
     rows.emplace_back();
     for (int i = Pick(0, 9); i > 0; --i) rows.back().push_back(Pick(0, 20));
     before.push_back(TestMatrix::Random(static_cast<int64_t>(rows.back().size()),
@@ -185,24 +288,27 @@ TEST_P(MatMulTest, JobListsLikeExpertsGatherRowsAndShareInputs) {
 }
 
 TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
-  const Weight weight(DType::kBF16, 530, 700, random);
-  const TestMatrix x = TestMatrix::Random(64, 700, random);
-  TestMatrix alone(64, 530);
-  for (int64_t r = 0; r < 64; ++r) {
-    const MatMulJob job = {
-        .x = x.view().Rows(r, 1), .w = &weight.packed, .y = alone.view().Rows(r, 1)};
-    kernels.matmul(single, {&job, 1}, DType::kBF16);
-  }
-  ThreadPool four(4);
-  for (int trial = 0; trial < 20; ++trial) {
-    std::vector<int32_t> rows(static_cast<size_t>(Pick(1, 64)));
-    for (int32_t& r : rows) r = Pick(0, 63);
-    TestMatrix y(static_cast<int64_t>(rows.size()), 530);
-    const MatMulJob job = {
-        .x = x.view(), .x_rows = rows.data(), .w = &weight.packed, .y = y.view()};
-    kernels.matmul(trial % 2 == 0 ? pool : four, {&job, 1}, DType::kBF16);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      ASSERT_TRUE(SameBits(y.view().row(static_cast<int64_t>(i)), alone.view().row(rows[i]), 530));
+  for (const PackedFormat format : kNarrowFormats) {
+    const Weight weight(format, 530, 700, random);
+    const TestMatrix x = TestMatrix::Random(64, 700, random);
+    TestMatrix alone(64, 530);
+    for (int64_t r = 0; r < 64; ++r) {
+      const MatMulJob job = {
+          .x = x.view().Rows(r, 1), .w = &weight.packed, .y = alone.view().Rows(r, 1)};
+      kernels.matmul(single, {&job, 1}, DType::kBF16);
+    }
+    ThreadPool four(4);
+    for (int trial = 0; trial < 20; ++trial) {
+      std::vector<int32_t> rows(static_cast<size_t>(Pick(1, 64)));
+      for (int32_t& r : rows) r = Pick(0, 63);
+      TestMatrix y(static_cast<int64_t>(rows.size()), 530);
+      const MatMulJob job = {
+          .x = x.view(), .x_rows = rows.data(), .w = &weight.packed, .y = y.view()};
+      kernels.matmul(trial % 2 == 0 ? pool : four, {&job, 1}, DType::kBF16);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_TRUE(
+            SameBits(y.view().row(static_cast<int64_t>(i)), alone.view().row(rows[i]), 530));
+      }
     }
   }
 }
@@ -214,6 +320,43 @@ TEST_P(MatMulTest, NoJobsAndNoRowsAreNothingToDo) {
   TestMatrix y(0, 16);
   const MatMulJob job = {.x = x.view(), .w = &weight.packed, .y = y.view()};
   kernels.matmul(pool, {&job, 1}, DType::kBF16);
+}
+
+TEST(MatMulLeaves, BothWaysOfReadingE4M3GiveTheSameBits) {
+  if (DetectIsa() < Isa::kAvx2) GTEST_SKIP() << "needs AVX2";
+  std::mt19937 random(3);
+  for (const int64_t rows : {1, 2, 3, 4, 5, 17}) {
+    const int64_t k = 516;
+    const Weight weight({.dtype = DType::kF8E4M3, .scale_cols = 516}, 96, k, random);
+    const auto panel_bytes = static_cast<int64_t>(PanelBytes(DType::kF8E4M3, k));
+    const TestMatrix x = TestMatrix::Random(rows, k, random);
+    TestMatrix y[2] = {TestMatrix(rows, 90), TestMatrix(rows, 90)};
+    Buffer sums(static_cast<size_t>(cpu::PanelProductScratch(rows)) * sizeof(float));
+    Buffer widened(cpu::kWidenedWeights * sizeof(float));
+    for (const int way : {0, 1}) {
+      TestMatrix scaled = x;
+      std::vector<const float*> pointers;
+      for (int64_t r = 0; r < rows; ++r) {
+        (way == 0 ? cpu::avx2::ScaleRow : cpu::avx2::ScaleRowForFloat16)(
+            x.view().row(r), weight.packed.scales(0), 516, k, scaled.view().row(r));
+        pointers.push_back(scaled.view().row(r));
+      }
+      (way == 0 ? cpu::avx2::MultiplyPanels : cpu::avx2::MultiplyPanelsByFloat16)(
+          {.format = DType::kF8E4M3,
+           .panels = weight.storage.data(),
+           .panel_bytes = panel_bytes,
+           .num_panels = 6,
+           .cols = k,
+           .x = pointers.data(),
+           .rows = rows,
+           .y = y[way].values.data(),
+           .y_stride = 90,
+           .columns = 90,
+           .sums = reinterpret_cast<float*>(sums.data()),
+           .widened = reinterpret_cast<float*>(widened.data())});
+    }
+    EXPECT_TRUE(SameBits(y[0].values.data(), y[1].values.data(), rows * 90)) << rows << " rows";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, MatMulTest, testing::ValuesIn(TestedIsas()), IsaTestName);

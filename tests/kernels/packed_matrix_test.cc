@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <vector>
+
+#include "outrider/base/buffer.h"
 
 namespace outrider {
 namespace {
@@ -11,9 +14,65 @@ TEST(PackedMatrix, SizesCountWholePanelsAndWholePairs) {
   EXPECT_EQ(PanelBytes(DType::kF32, 5), 5u * 16 * 4);
   EXPECT_EQ(PanelBytes(DType::kBF16, 5), 6u * 16 * 2);
   EXPECT_EQ(PanelBytes(DType::kBF16, 6), 6u * 16 * 2);
-  EXPECT_EQ(PackedBytes(DType::kBF16, 17, 6), 2 * PanelBytes(DType::kBF16, 6));
-  EXPECT_EQ(PackedBytes(DType::kF32, 16, 3), PanelBytes(DType::kF32, 3));
-  EXPECT_EQ(PackedBytes(DType::kF32, 0, 3), 0u);
+  EXPECT_EQ(PackedBytes({.dtype = DType::kBF16}, 17, 6), 2 * PanelBytes(DType::kBF16, 6));
+  EXPECT_EQ(PackedBytes({.dtype = DType::kF32}, 16, 3), PanelBytes(DType::kF32, 3));
+  EXPECT_EQ(PackedBytes({.dtype = DType::kF32}, 0, 3), 0u);
+}
+
+TEST(PackedMatrix, ScalesOfEightBitFormatsLieBehindThePanels) {
+  const PackedFormat fp8 = {.dtype = DType::kF8E4M3, .scale_cols = 128};
+  EXPECT_EQ(PanelBytes(DType::kF8E4M3, 260), 260u * 16);
+  EXPECT_EQ(ScalesPerPanel(fp8, 260), 3);
+  EXPECT_EQ(PackedBytes(fp8, 33, 260), 3u * 260 * 16 + 64) << "nine scales, in whole cache lines";
+  EXPECT_EQ(PackedBytes({.dtype = DType::kI8}, 33, 260), 3u * 260 * 16 + 3 * 64);
+  Buffer storage(PackedBytes(fp8, 33, 260));
+  const PackedMatrix w = {.format = fp8, .rows = 33, .cols = 260, .data = storage.data()};
+  EXPECT_EQ(reinterpret_cast<const std::byte*>(w.scales(0)), storage.data() + 3 * 260 * 16);
+  EXPECT_EQ(w.scales(2), w.scales(0) + 6);
+}
+
+TEST(PackedMatrix, CodesOfEightBitsLieWhereTheLayoutSays) {
+  for (const int64_t count : {1, 9, 16}) {
+    const int64_t cols = 8;
+    std::vector<uint8_t> codes(static_cast<size_t>(count * cols));
+    std::vector<float> rows(codes.size());
+    for (size_t i = 0; i < codes.size(); ++i) {
+      codes[i] = static_cast<uint8_t>(i);
+      rows[i] = static_cast<float>(static_cast<int>(i % 255) - 127);
+    }
+    for (int64_t n = 0; n < count; ++n) rows[static_cast<size_t>(n * cols)] = -127;
+    std::vector<std::byte> fp8(PanelBytes(DType::kF8E4M3, cols), std::byte{0xff});
+    std::vector<std::byte> int8(PanelBytes(DType::kI8, cols), std::byte{0xff});
+    float scales[16] = {};
+    PackFp8Panel(codes.data(), count, cols, fp8.data());
+    PackInt8Panel(rows.data(), count, cols, int8.data(), scales);
+    for (int64_t n = 0; n < 16; ++n) {
+      EXPECT_EQ(scales[n], n < count ? 1.0F : 0.0F);
+      for (int64_t k = 0; k < cols; ++k) {
+        const auto i = static_cast<size_t>(n * cols + k);
+        EXPECT_EQ(static_cast<uint8_t>(fp8[k / 2 * 32 + n % 8 * 4 + n / 8 * 2 + k % 2]),
+                  n < count ? codes[i] : 0);
+        EXPECT_EQ(static_cast<int8_t>(int8[k * 16 + n]), n < count ? rows[i] : 0);
+      }
+    }
+  }
+}
+
+TEST(PackedMatrix, Int8RoundsToMultiplesOfTheLargestMagnitudeBy127) {
+  // Halves go to the even neighbour; a row of zeros stays zero.
+  const float rows[] = {254.0F, -3.0F, 5.0F, 0.9F, 0, 0, 0, 0, -1e-44F, 1e-44F, 0, 0};
+  std::vector<std::byte> panel(PanelBytes(DType::kI8, 4));
+  float scales[16];
+  PackInt8Panel(rows, 3, 4, panel.data(), scales);
+  const auto code = [&](int64_t n, int64_t k) { return static_cast<int8_t>(panel[k * 16 + n]); };
+  EXPECT_EQ(scales[0], 2.0F);
+  EXPECT_EQ(code(0, 0), 127);
+  EXPECT_EQ(code(0, 1), -2);
+  EXPECT_EQ(code(0, 2), 2);
+  EXPECT_EQ(code(0, 3), 0);
+  EXPECT_EQ(scales[1], 0.0F);
+  EXPECT_EQ(code(1, 0), 0);
+  EXPECT_LE(std::abs(code(2, 0)), 127) << "the scale underflows";
 }
 
 TEST(PackedMatrix, ElementsLieWhereTheLayoutSays) {

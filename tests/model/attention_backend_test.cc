@@ -34,7 +34,7 @@ std::vector<float> StepLogits(AttentionBackend backend, const std::vector<int32_
   MlaModel model(
       base.config(),
       LoadModelWeights(base.config(), 0, *OpenCheckpoint(TinyModelDirectory(), base.config()),
-                       DType::kF32, loaded.pool, nullptr),
+                       {DType::kF32}, loaded.pool, nullptr),
       base.kernels(), loaded.pool, DType::kF32, AttentionPlan(backend, kThreshold));
   constexpr int32_t kBlocksEach = 6;
   KvCache cache =

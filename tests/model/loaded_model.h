@@ -19,7 +19,7 @@ struct LoadedModel {
     ModelConfig config = ReadModelConfig(directory);
     const auto source = OpenCheckpoint(directory, config);
     const int mtp = CountMtpLayers(*source, config);
-    ModelWeights weights = LoadModelWeights(config, mtp, *source, dtype, pool, nullptr);
+    ModelWeights weights = LoadModelWeights(config, mtp, *source, {dtype}, pool, nullptr);
     model = std::make_unique<MlaModel>(std::move(config), std::move(weights), GetKernels(isa), pool,
                                        dtype, AttentionPlan(AttentionBackend::kRagged, 1, form));
   }

@@ -42,6 +42,7 @@ StoredTensor::StoredTensor(std::shared_ptr<const File> file, const TensorInfo& i
                            BlockScales scales)
     : WeightTensor(info.shape),
       file_(std::move(file)),
+      name_(info.name),
       begin_(info.begin),
       dtype_(*info.dtype),
       scales_(std::move(scales)),
@@ -51,6 +52,19 @@ StoredTensor::StoredTensor(std::shared_ptr<const File> file, const TensorInfo& i
           (dtype_ == DType::kF8E4M3 &&
            std::all_of(scales_.values.begin(), scales_.values.end(), KeepsFp8Exact))) {
   OUTRIDER_CHECK(IsReadable(dtype_));
+}
+
+void StoredTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const {
+  OUTRIDER_CHECK(dtype_ == DType::kF8E4M3);
+  OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+  file_->ReadAt(begin_ + static_cast<uint64_t>(first_row * cols()),
+                static_cast<uint64_t>(count * cols()), out);
+  uint8_t* const end = out + count * cols();
+  const uint8_t* nan = std::find_if(out, end, [](uint8_t code) { return (code & 0x7f) == 0x7f; });
+  if (nan != end) {
+    throw InvalidArgument("{}: {} holds a NaN in row {}, column {}", file_->path().string(), name_,
+                          first_row + (nan - out) / cols(), (nan - out) % cols());
+  }
 }
 
 void StoredTensor::ReadRows(int64_t first_row, int64_t count, float* out) const {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include "outrider/base/file.h"
 #include "outrider/checkpoint/safetensors.h"
@@ -14,16 +14,6 @@ namespace outrider {
 /// Whether StoredTensor can convert this element type: F32, BF16, F16 or F8_E4M3.
 bool IsReadable(DType dtype);
 
-/// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
-/// values[r / block_rows][c / block_cols], of [ceil(rows/block_rows), ceil(cols/block_cols)]
-/// values.
-struct BlockScales {
-  int64_t block_rows = 0;
-  int64_t block_cols = 0;
-  int64_t stored_bytes = 0;
-  std::vector<float> values;
-};
-
 class StoredTensor : public WeightTensor {
  public:
   /// `info` must have a readable dtype; `scales` have values exactly when it is F8_E4M3.
@@ -32,6 +22,10 @@ class StoredTensor : public WeightTensor {
   DType stored_dtype() const override { return dtype_; }
   int64_t stored_bytes() const override { return stored_bytes_; }
   bool exact_in_bfloat16() const override { return exact_in_bfloat16_; }
+  const BlockScales* block_scales() const override {
+    return dtype_ == DType::kF8E4M3 ? &scales_ : nullptr;
+  }
+  void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const override;
   void ReadRows(int64_t first_row, int64_t count, float* out) const override;
 
  private:
@@ -39,6 +33,7 @@ class StoredTensor : public WeightTensor {
   void ConvertFp8(const std::byte* from, int64_t first_row, int64_t count, float* out) const;
 
   std::shared_ptr<const File> file_;
+  std::string name_;
   uint64_t begin_;
   DType dtype_;
   BlockScales scales_;

@@ -12,6 +12,10 @@ WeightTensor::WeightTensor(std::vector<int64_t> shape) : shape_(std::move(shape)
   for (size_t i = 0; i + 1 < shape_.size(); ++i) rows_ *= shape_[i];
 }
 
+void WeightTensor::ReadCodes(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
+  OUTRIDER_CHECK(false, "a tensor without block scales has no codes");
+}
+
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
   int count = 0;
   while (source.Has(fmt::format("{}model.layers.{}.eh_proj.weight", config.tensor_prefix,

@@ -23,6 +23,16 @@ struct ExpectedTensor {
   std::vector<int64_t> shape;
 };
 
+/// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
+/// values[r / block_rows][c / block_cols], of [ceil(rows/block_rows), ceil(cols/block_cols)]
+/// values, all finite.
+struct BlockScales {
+  int64_t block_rows = 0;
+  int64_t block_cols = 0;
+  int64_t stored_bytes = 0;
+  std::vector<float> values;
+};
+
 /// One tensor, open for reading. Reading is thread-safe; a tensor may outlive its source.
 class WeightTensor {
  public:
@@ -41,6 +51,12 @@ class WeightTensor {
   /// True when every value is known to be a bfloat16 value: stored so, or FP8 whose scales are
   /// powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
+
+  /// The scales of a tensor that is FP8 in the file, else null.
+  virtual const BlockScales* block_scales() const { return nullptr; }
+  /// Writes rows [first_row, first_row + count) of such a tensor to out[count][cols()] as e4m3
+  /// codes. Throws Error when the file cannot be read or a code is NaN.
+  virtual void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const;
 
   /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks are multiplied by
   /// their weight_scale_inv (one float32 product per element, rounded once). Throws Error when the

@@ -74,6 +74,16 @@ std::vector<OptionRow> EngineOptionRows() {
       {"dtype", one, "Model", "auto|float32|bfloat16", "auto",
        "Type to compute in; auto: as the checkpoint says (float16 runs as float32)", every,
        [](Settings& s, const OptionValue& v) { s.engine.dtype = ParseComputeDType(v); }},
+      {"quantization", one, "Model", "none|int8", "none",
+       "What is done to weights at load; int8: every matrix but the router's is rounded to 8 bits "
+       "with a scale per output, which halves the memory of bfloat16 weights",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         static const std::array<std::string, 2> kNames = {"none", "int8"};
+         s.engine.quantization = ParseChoice(v.where, Text(v), kNames) == 0
+                                     ? WeightQuantization::kNone
+                                     : WeightQuantization::kInt8;
+       }},
       {"max-model-len", one, "Model", "N", "the model's",
        "Longest context in tokens, prompt and answer together; the default shrinks to what the KV "
        "cache holds",

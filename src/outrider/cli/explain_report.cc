@@ -74,6 +74,12 @@ Facts ShapeFacts(const ModelConfig& c) {
   return facts;
 }
 
+Json SizesJson(const WeightSizes& sizes) {
+  Json object = Json::object();
+  for (const auto& [dtype, bytes] : sizes) object[std::string(DTypeName(dtype))] = bytes;
+  return object;
+}
+
 }  // namespace
 
 std::string ExplainText(const std::string& model, const LoadedEngine& explained) {
@@ -127,8 +133,10 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"target_active", parameters.target_active},
                    {"mtp", parameters.mtp}}},
                  {"memory",
-                  {{"weight_bytes", memory.weight_bytes},
-                   {"mtp_bytes", memory.mtp_bytes},
+                  {{"weight_bytes", SumOf(memory.weights)},
+                   {"weight_bytes_by_type", SizesJson(memory.weights)},
+                   {"mtp_bytes", SumOf(memory.mtp_weights)},
+                   {"mtp_bytes_by_type", SizesJson(memory.mtp_weights)},
                    {"kv_cache_bytes", memory.kv_cache_bytes},
                    {"kv_bytes_per_token", memory.kv_bytes_per_token},
                    {"kv_tokens", memory.kv_tokens}}},

@@ -2,11 +2,29 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "outrider/cli/byte_size.h"
 
 namespace outrider::cli {
+
+namespace {
+
+/// "9.0 MiB float8_e4m3, 2.1 MiB bfloat16", the largest first.
+std::string Parts(const WeightSizes& sizes) {
+  std::vector<std::pair<int64_t, DType>> parts;
+  for (const auto& [dtype, bytes] : sizes) parts.emplace_back(bytes, dtype);
+  std::sort(parts.rbegin(), parts.rend());
+  std::string text;
+  for (const auto& [bytes, dtype] : parts) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", ByteSizeText(bytes), DTypeName(dtype));
+  }
+  return text;
+}
+
+}  // namespace
 
 std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_model_len) {
   const auto line = [](std::string_view what, int64_t bytes, const std::string& note) {
@@ -20,8 +38,9 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
         ", {:.1f} requests of {} tokens",
         static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len), max_model_len);
   }
-  const int64_t sum = memory.weight_bytes + memory.mtp_bytes + memory.kv_cache_bytes;
-  return {line("weights", memory.weight_bytes, ""), line("MTP modules", memory.mtp_bytes, ""),
+  const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) + memory.kv_cache_bytes;
+  return {line("weights", SumOf(memory.weights), Parts(memory.weights)),
+          line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
           line("KV cache", memory.kv_cache_bytes, cache_note), line("in all", sum, "")};
 }
 

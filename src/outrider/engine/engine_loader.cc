@@ -82,6 +82,7 @@ class EnginePlan {
   const WeightSource& source() const { return *source_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   DType dtype() const { return dtype_; }
+  WeightForm weight_form() const { return {dtype_, options_.quantization}; }
   DType kv_dtype() const { return kv_dtype_; }
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
@@ -98,8 +99,8 @@ class EnginePlan {
 
   MemoryReport Memory(const ModelWeights& sizes) const {
     MemoryReport memory;
-    memory.weight_bytes = sizes.target_bytes;
-    memory.mtp_bytes = sizes.mtp_bytes;
+    memory.weights = sizes.target_sizes;
+    memory.mtp_weights = sizes.mtp_sizes;
     memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
     memory.kv_tokens = int64_t{scheduler_.num_blocks} * scheduler_.block_size;
     memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
@@ -117,6 +118,10 @@ class EnginePlan {
     Decide("dtype", std::string(DTypeName(dtype_)),
            options_.dtype ? "--dtype"
                           : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
+    const bool int8 = options_.quantization == WeightQuantization::kInt8;
+    Decide("quantization", int8 ? "int8" : "none",
+           int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
+                : "large FP8 matrices and experts stay 8 bits in memory, others as dtype says");
     Decide("kernels", std::string(GetKernels(SelectIsa()).name),
            fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
   }
@@ -345,7 +350,7 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
   loaded.memory = plan.Memory(
-      MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.dtype()));
+      MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
   return loaded;
 }
 
@@ -362,7 +367,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.pool = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                     : AvailableProcessors());
   ModelWeights weights = LoadModelWeights(plan.config(), plan.modules_used(), plan.source(),
-                                          plan.dtype(), *parts.pool, progress);
+                                          plan.weight_form(), *parts.pool, progress);
   loaded.memory = plan.Memory(weights);
   parts.model = std::make_unique<MlaModel>(
       plan.config(), std::move(weights), GetKernels(SelectIsa()), *parts.pool, plan.dtype(),

@@ -12,6 +12,7 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/grammar/grammar_compiler.h"
+#include "outrider/model/weight_loader.h"
 #include "outrider/text/chat_template.h"
 #include "outrider/text/tokenizer.h"
 
@@ -22,8 +23,8 @@ using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)
 
 /// Where the memory went, in bytes, and what the cache holds.
 struct MemoryReport {
-  int64_t weight_bytes = 0;  // target, as computed with
-  int64_t mtp_bytes = 0;     // MTP modules
+  WeightSizes weights;      // target, as computed with
+  WeightSizes mtp_weights;  // MTP modules
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;

@@ -9,6 +9,7 @@
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
 #include "outrider/kv/cache_form.h"
+#include "outrider/model/weight_loader.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/speculate/draft_schedule.h"
@@ -46,7 +47,8 @@ struct EngineOptions {
   std::string chat_template;  // a Jinja file; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
-  std::optional<DType> kv_cache_dtype;  // kF32 or kBF16; unset: dtype
+  WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
+  std::optional<DType> kv_cache_dtype;                          // kF32 or kBF16; unset: dtype
   /// Unset: ChooseKvCacheForm; kLatent with a backend other than kRagged, which needs it.
   std::optional<KvCacheForm> kv_cache_form;
   std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds

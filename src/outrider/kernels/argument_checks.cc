@@ -26,7 +26,7 @@ void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype) {
   OUTRIDER_CHECK(operand_dtype == DType::kF32 || operand_dtype == DType::kBF16);
   for (const MatMulJob& job : jobs) {
     OUTRIDER_CHECK(job.w != nullptr);
-    OUTRIDER_CHECK(job.w->format == DType::kF32 || job.w->format == DType::kBF16);
+    PanelBytes(job.w->format.dtype, job.w->cols);  // checks both
     OUTRIDER_CHECK(job.x.cols == job.w->cols, "x has {} columns, the weight {}", job.x.cols,
                    job.w->cols);
     OUTRIDER_CHECK(job.y.cols == job.w->rows, "y has {} columns, the weight {} rows", job.y.cols,

@@ -21,7 +21,11 @@ namespace outrider {
 /// One matrix product y = x W^T, or y += x W^T.
 ///
 /// Each output is one chain of fused multiply-adds in order of k, from zero: the same bits on every
-/// backend that has float32 FMA. With `accumulate` the finished sum is then added to y.
+/// backend that has float32 FMA. With kF8E4M3 weights x[k] is multiplied by the scale of the
+/// weight's block first (one float32 product) and the chain is over codes; with kI8 the chain is
+/// over codes and the finished sum is multiplied by the output's scale. (A backend may carry a
+/// power of two along a chain of e4m3 codes; what then differs is below 2^-100.) With `accumulate`
+/// the finished sum is then added to y.
 struct MatMulJob {
   MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
   const int32_t* x_rows = nullptr;  // optional [rows]: row i of the product reads x.row(x_rows[i])

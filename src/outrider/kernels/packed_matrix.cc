@@ -1,5 +1,7 @@
 #include "outrider/kernels/packed_matrix.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "outrider/base/error.h"
@@ -8,29 +10,55 @@ namespace outrider {
 
 namespace {
 
-bool IsPanelFormat(DType format) { return format == DType::kF32 || format == DType::kBF16; }
+bool IsEightBit(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kI8; }
+
+bool IsPanelFormat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || IsEightBit(dtype);
+}
+
+/// Columns of a panel come in whole groups of this many.
+int64_t ColumnGroup(DType dtype) {
+  if (IsEightBit(dtype)) return 4;
+  return dtype == DType::kBF16 ? 2 : 1;
+}
 
 }  // namespace
 
-size_t PanelBytes(DType format, int64_t cols) {
-  OUTRIDER_CHECK(IsPanelFormat(format) && cols >= 0);
-  const int64_t padded = format == DType::kBF16 ? (cols + 1) / 2 * 2 : cols;
-  return static_cast<size_t>(padded * kPanelRows) * DTypeSize(format);
+int64_t ScalesPerPanel(PackedFormat format, int64_t cols) {
+  if (format.dtype == DType::kI8) return kPanelRows;
+  if (format.dtype != DType::kF8E4M3) return 0;
+  OUTRIDER_CHECK(format.scale_cols > 0 && format.scale_cols % 4 == 0);
+  return (cols + format.scale_cols - 1) / format.scale_cols;
 }
 
-size_t PackedBytes(DType format, int64_t rows, int64_t cols) {
+size_t PanelBytes(DType dtype, int64_t cols) {
+  OUTRIDER_CHECK(IsPanelFormat(dtype) && cols >= 0);
+  const int64_t group = ColumnGroup(dtype);
+  OUTRIDER_CHECK(!IsEightBit(dtype) || cols % group == 0, "{} columns of 8 bits", cols);
+  const int64_t padded = (cols + group - 1) / group * group;
+  return static_cast<size_t>(padded * kPanelRows) * DTypeSize(dtype);
+}
+
+size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols) {
   OUTRIDER_CHECK(rows >= 0);
-  const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
-  return static_cast<size_t>(panels) * PanelBytes(format, cols);
+  const auto panels = static_cast<size_t>((rows + kPanelRows - 1) / kPanelRows);
+  const size_t scales = panels * static_cast<size_t>(ScalesPerPanel(format, cols)) * sizeof(float);
+  return panels * PanelBytes(format.dtype, cols) + (scales + 63) / 64 * 64;
 }
 
-void PackPanel(DType format, const float* rows, int64_t count, int64_t cols, std::byte* panel) {
-  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows);
-  const size_t bytes = PanelBytes(format, cols);
+const float* PackedMatrix::scales(int64_t p) const {
+  const auto* first = reinterpret_cast<const float*>(data + static_cast<size_t>(panels()) *
+                                                                PanelBytes(format.dtype, cols));
+  return first + p * ScalesPerPanel(format, cols);
+}
+
+void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std::byte* panel) {
+  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows && !IsEightBit(dtype));
+  const size_t bytes = PanelBytes(dtype, cols);
   const bool every_element_is_written =
-      count == kPanelRows && (format == DType::kF32 || cols % 2 == 0);
+      count == kPanelRows && (dtype == DType::kF32 || cols % 2 == 0);
   if (!every_element_is_written) std::memset(panel, 0, bytes);
-  if (format == DType::kF32) {
+  if (dtype == DType::kF32) {
     auto* out = reinterpret_cast<float*>(panel);
     for (int64_t k = 0; k < cols; ++k) {
       for (int64_t n = 0; n < count; ++n) out[k * kPanelRows + n] = rows[n * cols + k];
@@ -41,6 +69,34 @@ void PackPanel(DType format, const float* rows, int64_t count, int64_t cols, std
   for (int64_t k = 0; k < cols; ++k) {
     BFloat16* pair = out + k / 2 * 2 * kPanelRows + k % 2;
     for (int64_t n = 0; n < count; ++n) pair[n * 2] = ToBFloat16(rows[n * cols + k]);
+  }
+}
+
+void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* panel) {
+  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows);
+  if (count < kPanelRows) std::memset(panel, 0, PanelBytes(DType::kF8E4M3, cols));
+  for (int64_t n = 0; n < count; ++n) {
+    std::byte* out = panel + n % 8 * 4 + n / 8 * 2;
+    for (int64_t k = 0; k < cols; ++k) out[k / 2 * 32 + k % 2] = std::byte{rows[n * cols + k]};
+  }
+}
+
+void PackInt8Panel(const float* rows, int64_t count, int64_t cols, std::byte* panel,
+                   float* scales) {
+  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows);
+  if (count < kPanelRows) std::memset(panel, 0, PanelBytes(DType::kI8, cols));
+  std::fill_n(scales, kPanelRows, 0.0F);
+  auto* out = reinterpret_cast<int8_t*>(panel);
+  for (int64_t n = 0; n < count; ++n) {
+    const float* row = rows + n * cols;
+    float largest = 0;
+    for (int64_t k = 0; k < cols; ++k) largest = std::max(largest, std::fabs(row[k]));
+    scales[n] = largest / 127;
+    // The quotient of a subnormal scale may pass 127 by rounding.
+    for (int64_t k = 0; k < cols; ++k) {
+      const float code = scales[n] == 0 ? 0.0F : std::nearbyint(row[k] / scales[n]);
+      out[k * kPanelRows + n] = static_cast<int8_t>(std::clamp(code, -127.0F, 127.0F));
+    }
   }
 }
 

@@ -11,29 +11,58 @@ namespace outrider {
 /// Output rows per panel.
 inline constexpr int64_t kPanelRows = 16;
 
-/// A view of a weight W [rows N, cols K] as packed by PackPanel; y = x W^T.
+/// What the elements of a packed weight are. 8-bit formats have scales, and a number of columns
+/// that is a multiple of 4.
+struct PackedFormat {
+  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3 or kI8
+  // kF8E4M3: columns of a panel that share a scale, a multiple of 4; whether all scales are powers
+  // of two, so that multiplying a weight by its scale loses nothing.
+  int64_t scale_cols = 0;
+  bool power_of_two_scales = false;
+
+  bool operator==(const PackedFormat&) const = default;
+};
+
+/// A view of a weight W [rows N, cols K] as packed by the functions below; y = x W^T.
 ///
 /// Panel p holds rows 16p..16p+15 (rows past N are zero) and follows panel p-1 directly.
-///   kF32:  element (n, k) of a panel at float index k * 16 + n.
-///   kBF16: K is padded with zeros to an even number; element (n, k) at index
-///          (k / 2) * 32 + n * 2 + k % 2, which is also the B tile of AMX's TDPBF16PS.
+///   kF32:    element (n, k) of a panel at float index k * 16 + n.
+///   kBF16:   K is padded with zeros to an even number; element (n, k) at index
+///            (k / 2) * 32 + n * 2 + k % 2, which is also the B tile of AMX's TDPBF16PS.
+///   kF8E4M3: W[n, k] = code * scale; the code of (n, k) at byte (k / 2) * 32 + n % 8 * 4 +
+///            n / 8 * 2 + k % 2. Behind the last panel the scales, [panels, scale_groups()]:
+///            one for every scale_cols columns of a panel.
+///   kI8:     W[n, k] = code * scale of row n; the code of (n, k) at byte k * 16 + n. Behind the
+///            last panel the scales, [panels, 16].
 struct PackedMatrix {
-  DType format = DType::kBF16;  // kF32 or kBF16
+  PackedFormat format;
   int64_t rows = 0;
   int64_t cols = 0;
   const std::byte* data = nullptr;  // 64-byte aligned
 
   int64_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
+  /// Of an 8-bit format: what belongs to panel p.
+  const float* scales(int64_t p) const;
 };
 
-/// Bytes of one panel of a matrix with `cols` columns; a multiple of 64.
-size_t PanelBytes(DType format, int64_t cols);
+/// Scales of one panel; 0 for formats without.
+int64_t ScalesPerPanel(PackedFormat format, int64_t cols);
 
-/// Bytes of a packed [rows, cols] matrix.
-size_t PackedBytes(DType format, int64_t rows, int64_t cols);
+/// Bytes of one panel, without its scales, of a matrix with `cols` columns; a multiple of 64.
+size_t PanelBytes(DType dtype, int64_t cols);
 
-/// Packs `count` (1..16) rows [count, cols] of float32 into one panel; missing rows become zero.
-/// For kBF16 values are rounded to nearest even.
-void PackPanel(DType format, const float* rows, int64_t count, int64_t cols, std::byte* panel);
+/// Bytes of a packed [rows, cols] matrix, a multiple of 64.
+size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols);
+
+/// Packs `count` (1..16) rows [count, cols] of float32 into one panel of kF32 or kBF16; missing
+/// rows become zero. For kBF16 values are rounded to nearest even.
+void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std::byte* panel);
+
+/// The same for rows of e4m3 codes, which must not be NaN.
+void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* panel);
+
+/// Rounds rows of finite float32 to kI8: every row to whole multiples (nearest even) of its scale,
+/// the largest magnitude in it / 127. Fills scales[16].
+void PackInt8Panel(const float* rows, int64_t count, int64_t cols, std::byte* panel, float* scales);
 
 }  // namespace outrider

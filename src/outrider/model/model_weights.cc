@@ -8,11 +8,13 @@ namespace outrider {
 
 namespace {
 
+/// One of `alike` MLPs of a layer.
 void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
-                int64_t hidden) {
+                int64_t hidden, int64_t alike = 1) {
+  const int64_t together = alike * 3 * width * hidden;
   loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
-                 hidden);
-  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width);
+                 hidden, together);
+  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, together);
 }
 
 void DeclareAttention(WeightLoader& loader, const ModelConfig& c, MlaWeights* w,
@@ -46,7 +48,8 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Lay
     DeclareMlp(loader, &layer->mlp, prefix + "mlp.", c.intermediate_size, c.hidden_size);
     return;
   }
-  loader.Matrix(&layer->router, prefix + "mlp.gate.weight", c.n_routed_experts, c.hidden_size);
+  loader.UnquantizedMatrix(&layer->router, prefix + "mlp.gate.weight", c.n_routed_experts,
+                           c.hidden_size);
   if (c.router_method == RouterMethod::kNoAuxTc) {
     loader.Vector(&layer->router_bias, prefix + "mlp.gate.e_score_correction_bias",
                   c.n_routed_experts);
@@ -58,7 +61,8 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Lay
   layer->experts.resize(static_cast<size_t>(c.n_routed_experts));
   for (int64_t e = 0; e < c.n_routed_experts; ++e) {
     DeclareMlp(loader, &layer->experts[static_cast<size_t>(e)],
-               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size);
+               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size,
+               c.n_routed_experts);
   }
 }
 
@@ -105,24 +109,26 @@ void DeclareAll(WeightLoader& loader, const ModelConfig& config, int num_mtp_mod
 }  // namespace
 
 ModelWeights MeasureModelWeights(const ModelConfig& config, int num_mtp_modules,
-                                 const WeightSource& source, DType compute_dtype) {
+                                 const WeightSource& source, WeightForm form) {
   ModelWeights weights;
-  WeightLoader all(source, compute_dtype);
+  WeightLoader all(source, form);
   DeclareAll(all, config, num_mtp_modules, &weights);
   ModelWeights target_only;
-  WeightLoader target(source, compute_dtype);
+  WeightLoader target(source, form);
   DeclareTarget(target, config, &target_only);
   ModelWeights sizes;
-  sizes.target_bytes = target.PackedSize();
-  sizes.mtp_bytes = all.PackedSize() - sizes.target_bytes;
+  sizes.target_sizes = target.PackedSizes();
+  sizes.mtp_sizes = all.PackedSizes();
+  for (const auto& [dtype, bytes] : sizes.target_sizes) sizes.mtp_sizes[dtype] -= bytes;
+  std::erase_if(sizes.mtp_sizes, [](const auto& entry) { return entry.second == 0; });
   return sizes;
 }
 
 ModelWeights LoadModelWeights(const ModelConfig& config, int num_mtp_modules,
-                              const WeightSource& source, DType compute_dtype, ThreadPool& pool,
+                              const WeightSource& source, WeightForm form, ThreadPool& pool,
                               const WeightLoader::Progress& progress) {
-  ModelWeights weights = MeasureModelWeights(config, num_mtp_modules, source, compute_dtype);
-  WeightLoader loader(source, compute_dtype);
+  ModelWeights weights = MeasureModelWeights(config, num_mtp_modules, source, form);
+  WeightLoader loader(source, form);
   DeclareAll(loader, config, num_mtp_modules, &weights);
   weights.memory = loader.Load(pool, progress);
   return weights;

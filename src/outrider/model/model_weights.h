@@ -43,18 +43,18 @@ struct ModelWeights {
   const float* final_norm = nullptr;
   PackedMatrix head;  // lm_head [vocab, hidden]
   std::vector<MtpWeights> mtp;
-  int64_t target_bytes = 0;
-  int64_t mtp_bytes = 0;
+  WeightSizes target_sizes;
+  WeightSizes mtp_sizes;
 };
 
-/// Sizes of the weights without reading their values: fills target_bytes and mtp_bytes only.
+/// Sizes of the weights without reading their values: fills target_sizes and mtp_sizes only.
 /// Throws the same errors as LoadModelWeights.
 ModelWeights MeasureModelWeights(const ModelConfig& config, int num_mtp_modules,
-                                 const WeightSource& source, DType compute_dtype);
+                                 const WeightSource& source, WeightForm form);
 
 /// Reads and packs everything. Throws Error that lists every tensor that is missing or wrong.
 ModelWeights LoadModelWeights(const ModelConfig& config, int num_mtp_modules,
-                              const WeightSource& source, DType compute_dtype, ThreadPool& pool,
+                              const WeightSource& source, WeightForm form, ThreadPool& pool,
                               const WeightLoader::Progress& progress);
 
 }  // namespace outrider

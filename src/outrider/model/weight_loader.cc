@@ -1,9 +1,11 @@
 #include "outrider/model/weight_loader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -32,21 +34,85 @@ void ParallelForThrowing(ThreadPool& pool, int64_t count, FunctionRef<void(int64
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Packs rows [0, matrix.rows) that read(first, count, out) delivers.
-void PackRows(const PackedMatrix& matrix, std::byte* memory, ThreadPool& pool,
-              FunctionRef<void(int64_t, int64_t, float*)> read) {
-  const size_t panel_bytes = PanelBytes(matrix.format, matrix.cols);
-  const int64_t tasks = (matrix.rows + kRowsPerTask - 1) / kRowsPerTask;
-  ParallelForThrowing(pool, tasks, [&](int64_t task) {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t count = std::min(kRowsPerTask, matrix.rows - first);
-    std::vector<float> rows(static_cast<size_t>(count * matrix.cols));
-    read(first, count, rows.data());
-    for (int64_t r = 0; r < count; r += kPanelRows) {
-      PackPanel(matrix.format, rows.data() + r * matrix.cols, std::min(kPanelRows, count - r),
-                matrix.cols, memory + static_cast<size_t>((first + r) / kPanelRows) * panel_bytes);
+/// Where panel p of a matrix is, in memory that Load made.
+std::byte* Panel(const PackedMatrix& matrix, int64_t p) {
+  return const_cast<std::byte*>(matrix.data) +
+         static_cast<size_t>(p) * PanelBytes(matrix.format.dtype, matrix.cols);
+}
+
+float* Scales(const PackedMatrix& matrix, int64_t p) {
+  return const_cast<float*>(matrix.scales(p));
+}
+
+/// Packs rows [first, first + count) of a matrix; `first` starts a panel.
+void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const float* rows) {
+  for (int64_t r = 0; r < count; r += kPanelRows, rows += kPanelRows * matrix.cols) {
+    const int64_t p = (first + r) / kPanelRows;
+    const int64_t n = std::min(kPanelRows, count - r);
+    if (matrix.format.dtype == DType::kI8) {
+      PackInt8Panel(rows, n, matrix.cols, Panel(matrix, p), Scales(matrix, p));
+    } else {
+      PackPanel(matrix.format.dtype, rows, n, matrix.cols, Panel(matrix, p));
     }
+  }
+}
+
+/// The same for e4m3 codes. scale(r, k): that of the block of row r, column k.
+void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* rows,
+              FunctionRef<float(int64_t, int64_t)> scale) {
+  const int64_t scales = ScalesPerPanel(matrix.format, matrix.cols);
+  for (int64_t r = first; r < first + count; r += kPanelRows, rows += kPanelRows * matrix.cols) {
+    const int64_t p = r / kPanelRows;
+    PackFp8Panel(rows, std::min(kPanelRows, first + count - r), matrix.cols, Panel(matrix, p));
+    for (int64_t g = 0; g < scales; ++g) {
+      Scales(matrix, p)[g] = scale(r, g * matrix.format.scale_cols);
+    }
+  }
+}
+
+float ScaleAt(const WeightTensor& tensor, int64_t row, int64_t col) {
+  const BlockScales& scales = *tensor.block_scales();
+  const int64_t per_row = (tensor.cols() + scales.block_cols - 1) / scales.block_cols;
+  return scales
+      .values[static_cast<size_t>(row / scales.block_rows * per_row + col / scales.block_cols)];
+}
+
+/// Scales that kernels can take apart into powers of two without leaving the range of a float.
+bool FitProducts(const BlockScales& scales) {
+  return std::all_of(scales.values.begin(), scales.values.end(), [](float scale) {
+    const float magnitude = std::fabs(scale);
+    return magnitude == 0 || (magnitude >= 0x1p-60F && magnitude <= 0x1p40F);
   });
+}
+
+bool ArePowersOfTwo(const BlockScales& scales) {
+  return std::all_of(scales.values.begin(), scales.values.end(), [](float scale) {
+    int exponent = 0;
+    return std::frexp(scale, &exponent) == 0.5F;
+  });
+}
+
+/// ReadRows, with only finite values where they are to be rounded to multiples of a scale.
+void ReadFinite(const WeightTensor& tensor, const ExpectedTensor& expected, DType format,
+                int64_t first, int64_t count, float* out) {
+  tensor.ReadRows(first, count, out);
+  if (format != DType::kI8) return;
+  const float* end = out + count * tensor.cols();
+  if (!std::all_of(out, const_cast<float*>(end), [](float v) { return std::isfinite(v); })) {
+    throw InvalidArgument("{} holds a value that is not finite, which int8 cannot stand for",
+                          expected.name);
+  }
+}
+
+template <typename T>
+std::vector<T> Transposed(const T* rows, int64_t count, int64_t cols) {
+  std::vector<T> result(static_cast<size_t>(count * cols));
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t j = 0; j < cols; ++j) {
+      result[static_cast<size_t>(j * count + i)] = rows[i * cols + j];
+    }
+  }
+  return result;
 }
 
 /// Copies of the target's embedding and head that some checkpoints carry in every MTP layer, and
@@ -73,6 +139,12 @@ int64_t LayerOf(std::string_view name) {
 
 }  // namespace
 
+int64_t SumOf(const WeightSizes& sizes) {
+  int64_t sum = 0;
+  for (const auto& [dtype, bytes] : sizes) sum += bytes;
+  return sum;
+}
+
 void EmbeddingTable::Read(int32_t token, float* out) const {
   OUTRIDER_CHECK(token >= 0 && token < rows, "token id {}", token);
   if (format == DType::kF32) {
@@ -84,100 +156,183 @@ void EmbeddingTable::Read(int32_t token, float* out) const {
   for (int64_t i = 0; i < cols; ++i) out[i] = ToFloat(row[i]);
 }
 
-void WeightLoader::Declare(std::vector<ExpectedTensor> tensors, std::function<size_t(Piece&)> size,
+void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
+                           std::function<PieceSize(Piece&)> measure,
                            std::function<void(Piece&, std::byte*, ThreadPool&)> fill) {
   Piece piece;
   piece.tensors = std::move(tensors);
-  piece.size = std::move(size);
+  piece.measure = std::move(measure);
   piece.fill = std::move(fill);
   pieces_.push_back(std::move(piece));
 }
 
-DType WeightLoader::FormatOf(const Piece& piece) const {
-  if (compute_dtype_ == DType::kBF16) return DType::kBF16;
+DType WeightLoader::TableFormatOf(const Piece& piece) const {
+  if (form_.compute_dtype == DType::kBF16) return DType::kBF16;
   const bool exact = std::all_of(piece.open.begin(), piece.open.end(),
                                  [](const auto& t) { return t->exact_in_bfloat16(); });
   return exact ? DType::kBF16 : DType::kF32;
 }
 
-void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols) {
-  Stacked(out, {name}, rows, cols);
+PackedFormat WeightLoader::FormatOf(const Piece& piece, const FormatQuestion& question) const {
+  const bool fours = question.cols % 4 == 0;
+  if (question.quantization == WeightQuantization::kInt8 && fours) return {.dtype = DType::kI8};
+  const BlockScales* scales = piece.open.front()->block_scales();
+  const bool fp8 = std::all_of(piece.open.begin(), piece.open.end(), [&](const auto& tensor) {
+    const BlockScales* own = tensor->block_scales();
+    return own != nullptr && FitProducts(*own) && own->block_cols == scales->block_cols;
+  });
+  if (fp8 && question.together > kFewWeights && fours && scales->block_cols % 4 == 0 &&
+      scales->block_rows % kPanelRows == 0 && question.rows_together % kPanelRows == 0) {
+    const bool powers = std::all_of(piece.open.begin(), piece.open.end(), [](const auto& tensor) {
+      return ArePowersOfTwo(*tensor->block_scales());
+    });
+    return {
+        .dtype = DType::kF8E4M3, .scale_cols = scales->block_cols, .power_of_two_scales = powers};
+  }
+  return {.dtype = TableFormatOf(piece)};
+}
+
+void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
+                          int64_t together) {
+  DeclareStacked(out, {name}, rows, cols, together, form_.quantization);
+}
+
+void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows,
+                                     int64_t cols) {
+  DeclareStacked(out, {name}, rows, cols, 0, WeightQuantization::kNone);
 }
 
 void WeightLoader::Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                           int64_t cols) {
+                           int64_t cols, int64_t together) {
+  DeclareStacked(out, names, rows, cols, together, form_.quantization);
+}
+
+void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
+                                  int64_t rows, int64_t cols, int64_t together,
+                                  WeightQuantization quantization) {
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
   const auto total_rows = rows * static_cast<int64_t>(names.size());
+  // Where one tensor ends and the next begins, a panel must not have rows of both.
+  const FormatQuestion question = {.quantization = quantization,
+                                   .together = std::max(together, total_rows * cols),
+                                   .cols = cols,
+                                   .rows_together = names.size() > 1 ? rows : kPanelRows};
+  const auto format = [this, question](const Piece& p) { return FormatOf(p, question); };
   Declare(
       std::move(tensors),
-      [this, total_rows, cols](Piece& p) { return PackedBytes(FormatOf(p), total_rows, cols); },
-      [this, out, rows, total_rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
-        *out = {FormatOf(p), total_rows, cols, memory};
-        PackRows(*out, memory, pool, [&](int64_t first, int64_t count, float* data) {
-          while (count > 0) {  // a range may cross from one tensor into the next
-            const int64_t row = first % rows;
-            const int64_t n = std::min(count, rows - row);
-            p.open[static_cast<size_t>(first / rows)]->ReadRows(row, n, data);
-            first += n;
-            count -= n;
-            data += n * cols;
+      [format, total_rows, cols](Piece& p) {
+        return PieceSize{PackedBytes(format(p), total_rows, cols), format(p).dtype};
+      },
+      [format, out, rows, total_rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
+        *out = {format(p), total_rows, cols, memory};
+        // A range may cross from one tensor into the next: read(tensor, its row, count, offset).
+        const auto for_tensors = [&](int64_t first, int64_t count, auto read) {
+          for (int64_t done = 0; done < count;) {
+            const int64_t row = (first + done) % rows;
+            const int64_t n = std::min(count - done, rows - row);
+            read(static_cast<size_t>((first + done) / rows), row, n, done * cols);
+            done += n;
           }
+        };
+        const int64_t tasks = (total_rows + kRowsPerTask - 1) / kRowsPerTask;
+        ParallelForThrowing(pool, tasks, [&](int64_t task) {
+          const int64_t first = task * kRowsPerTask;
+          const int64_t count = std::min(kRowsPerTask, total_rows - first);
+          if (out->format.dtype == DType::kF8E4M3) {
+            std::vector<uint8_t> codes(static_cast<size_t>(count * cols));
+            for_tensors(first, count, [&](size_t t, int64_t row, int64_t n, int64_t offset) {
+              p.open[t]->ReadCodes(row, n, codes.data() + offset);
+            });
+            PackRows(*out, first, count, codes.data(), [&](int64_t r, int64_t k) {
+              return ScaleAt(*p.open[static_cast<size_t>(r / rows)], r % rows, k);
+            });
+            return;
+          }
+          std::vector<float> values(static_cast<size_t>(count * cols));
+          for_tensors(first, count, [&](size_t t, int64_t row, int64_t n, int64_t offset) {
+            ReadFinite(*p.open[t], p.tensors[t], out->format.dtype, row, n, values.data() + offset);
+          });
+          PackRows(*out, first, count, values.data());
         });
       });
 }
 
 void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
   const int64_t head_rows = out.nope + out.value;
+  const FormatQuestion question = {.quantization = form_.quantization,
+                                   .together = out.heads * head_rows * out.latent,
+                                   .cols = std::gcd(out.latent, out.nope),
+                                   .rows_together = std::gcd(head_rows, out.nope)};
+  const auto format = [this, question](const Piece& p) { return FormatOf(p, question); };
+  // Its columns are rows of the tensor, its rows columns: blocks meet at multiples of these.
+  const auto transposed_format = [this, out, head_rows, format](const Piece& p) {
+    PackedFormat result = format(p);
+    if (result.dtype != DType::kF8E4M3) return result;
+    const BlockScales& scales = *p.open[0]->block_scales();
+    if (scales.block_cols % kPanelRows != 0) return PackedFormat{.dtype = TableFormatOf(p)};
+    result.scale_cols = std::gcd(scales.block_rows, head_rows);
+    return result;
+  };
   Declare(
       {{name, {out.heads * head_rows, out.latent}}},
-      [this, out](Piece& p) {
-        const DType format = FormatOf(p);
-        return static_cast<size_t>(out.heads) * (PackedBytes(format, out.nope, out.latent) +
-                                                 PackedBytes(format, out.latent, out.nope) +
-                                                 PackedBytes(format, out.value, out.latent));
+      [out, format, transposed_format](Piece& p) {
+        const size_t head = PackedBytes(format(p), out.nope, out.latent) +
+                            PackedBytes(transposed_format(p), out.latent, out.nope) +
+                            PackedBytes(format(p), out.value, out.latent);
+        return PieceSize{static_cast<size_t>(out.heads) * head, format(p).dtype};
       },
-      [this, out, head_rows](Piece& p, std::byte* memory, ThreadPool& pool) {
-        const DType format = FormatOf(p);
-        const auto place = [&](std::vector<PackedMatrix>* views, int64_t rows, int64_t cols) {
+      [out, head_rows, format, transposed_format](Piece& p, std::byte* memory, ThreadPool& pool) {
+        const auto place = [&](std::vector<PackedMatrix>* views, PackedFormat view_format,
+                               int64_t rows, int64_t cols) {
           views->clear();
           for (int64_t h = 0; h < out.heads; ++h) {
-            views->push_back({format, rows, cols, memory});
-            memory += PackedBytes(format, rows, cols);
+            views->push_back({view_format, rows, cols, memory});
+            memory += PackedBytes(view_format, rows, cols);
           }
         };
-        place(out.key_up, out.nope, out.latent);
-        place(out.key_up_t, out.latent, out.nope);
-        place(out.value_up, out.value, out.latent);
+        place(out.key_up, format(p), out.nope, out.latent);
+        place(out.key_up_t, transposed_format(p), out.latent, out.nope);
+        place(out.value_up, format(p), out.value, out.latent);
         ParallelForThrowing(pool, out.heads, [&](int64_t h) {
-          std::vector<float> rows(static_cast<size_t>(head_rows * out.latent));
-          p.open[0]->ReadRows(h * head_rows, head_rows, rows.data());
-          std::vector<float> transposed(static_cast<size_t>(out.latent * out.nope));
-          for (int64_t i = 0; i < out.nope; ++i) {
-            for (int64_t j = 0; j < out.latent; ++j) {
-              transposed[static_cast<size_t>(j * out.nope + i)] =
-                  rows[static_cast<size_t>(i * out.latent + j)];
-            }
+          const PackedMatrix& key = (*out.key_up)[static_cast<size_t>(h)];
+          const PackedMatrix& key_t = (*out.key_up_t)[static_cast<size_t>(h)];
+          const PackedMatrix& value = (*out.value_up)[static_cast<size_t>(h)];
+          const WeightTensor& tensor = *p.open[0];
+          const int64_t first = h * head_rows;
+          const int64_t keys = out.nope * out.latent;
+          std::vector<uint8_t> codes;
+          std::vector<float> values;
+          const bool fp8 = key.format.dtype == DType::kF8E4M3;
+          if (fp8) {
+            codes.resize(static_cast<size_t>(head_rows * out.latent));
+            tensor.ReadCodes(first, head_rows, codes.data());
+            PackRows(key, 0, out.nope, codes.data(),
+                     [&](int64_t r, int64_t k) { return ScaleAt(tensor, first + r, k); });
+            PackRows(value, 0, out.value, codes.data() + keys, [&](int64_t r, int64_t k) {
+              return ScaleAt(tensor, first + out.nope + r, k);
+            });
           }
-          const auto pack = [](const PackedMatrix& m, const float* data) {
-            auto* panel = const_cast<std::byte*>(m.data);  // the view was made above, from `memory`
-            for (int64_t r = 0; r < m.rows; r += kPanelRows) {
-              PackPanel(m.format, data + r * m.cols, std::min(kPanelRows, m.rows - r), m.cols,
-                        panel);
-              panel += PanelBytes(m.format, m.cols);
-            }
-          };
-          pack((*out.key_up)[static_cast<size_t>(h)], rows.data());
-          pack((*out.key_up_t)[static_cast<size_t>(h)], transposed.data());
-          pack((*out.value_up)[static_cast<size_t>(h)], rows.data() + out.nope * out.latent);
+          if (fp8 && key_t.format.dtype == DType::kF8E4M3) {
+            PackRows(key_t, 0, out.latent, Transposed(codes.data(), out.nope, out.latent).data(),
+                     [&](int64_t r, int64_t k) { return ScaleAt(tensor, first + k, r); });
+            return;
+          }
+          values.resize(static_cast<size_t>(head_rows * out.latent));
+          ReadFinite(tensor, p.tensors[0], key.format.dtype, first, head_rows, values.data());
+          PackRows(key_t, 0, out.latent, Transposed(values.data(), out.nope, out.latent).data());
+          if (fp8) return;
+          PackRows(key, 0, out.nope, values.data());
+          PackRows(value, 0, out.value, values.data() + keys);
         });
       });
 }
 
 void WeightLoader::Vector(const float** out, const std::string& name, int64_t size) {
   Declare(
-      {{name, {size}}}, [size](Piece&) { return static_cast<size_t>(size) * sizeof(float); },
+      {{name, {size}}},
+      [size](Piece&) { return PieceSize{static_cast<size_t>(size) * sizeof(float), DType::kF32}; },
       [out](Piece& p, std::byte* memory, ThreadPool&) {
         auto* data = reinterpret_cast<float*>(memory);
         p.open[0]->ReadRows(0, 1, data);
@@ -189,10 +344,11 @@ void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t r
   Declare(
       {{name, {rows, cols}}},
       [this, rows, cols](Piece& p) {
-        return static_cast<size_t>(rows * cols) * DTypeSize(FormatOf(p));
+        const DType dtype = TableFormatOf(p);
+        return PieceSize{static_cast<size_t>(rows * cols) * DTypeSize(dtype), dtype};
       },
       [this, out, rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
-        *out = {FormatOf(p), rows, cols, memory};
+        *out = {TableFormatOf(p), rows, cols, memory};
         const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
         ParallelForThrowing(pool, tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
@@ -226,19 +382,22 @@ void WeightLoader::OpenAll() {
     for (const ExpectedTensor& tensor : piece.tensors) {
       piece.open.push_back(source_.Open(tensor.name, tensor.shape));
     }
-    piece.bytes = Aligned(piece.size(piece));
+    piece.size = piece.measure(piece);
+    piece.size.bytes = Aligned(piece.size.bytes);
   }
 }
 
-int64_t WeightLoader::PackedSize() {
+WeightSizes WeightLoader::PackedSizes() {
   OpenAll();
-  size_t sum = 0;
-  for (const Piece& piece : pieces_) sum += piece.bytes;
-  return static_cast<int64_t>(sum);
+  WeightSizes sizes;
+  for (const Piece& piece : pieces_) {
+    sizes[piece.size.dtype] += static_cast<int64_t>(piece.size.bytes);
+  }
+  return sizes;
 }
 
 Buffer WeightLoader::Load(ThreadPool& pool, const Progress& progress) {
-  Buffer memory(static_cast<size_t>(PackedSize()));
+  Buffer memory(static_cast<size_t>(SumOf(PackedSizes())));
   int64_t total = 0;
   for (const Piece& piece : pieces_) {
     for (const auto& tensor : piece.open) total += tensor->stored_bytes();
@@ -247,7 +406,7 @@ Buffer WeightLoader::Load(ThreadPool& pool, const Progress& progress) {
   std::byte* next = memory.data();
   for (Piece& piece : pieces_) {
     piece.fill(piece, next, pool);
-    next += piece.bytes;
+    next += piece.size.bytes;
     for (const auto& tensor : piece.open) done += tensor->stored_bytes();
     piece.open.clear();
     if (progress) progress(done, total);

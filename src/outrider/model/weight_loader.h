@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,21 +29,46 @@ struct EmbeddingTable {
   void Read(int32_t token, float* out) const;
 };
 
+/// What weights are made into at load beyond what their computation needs.
+enum class WeightQuantization { kNone, kInt8 };
+
+/// Up to so many weights that are used together, 1 MiB as bfloat16, codes of 8 bits are not worth
+/// widening: such weights come from a cache, and with the rows of a verify step arithmetic is the
+/// limit (bench/results/tiny-v3-mtp3_step.md).
+inline constexpr int64_t kFewWeights = int64_t{512} << 10;
+
+/// How weights are kept in memory.
+///
+/// FP8 matrices keep their codes and scales if they are more than kFewWeights, an MLP and those
+/// like it counted as one, and if the blocks allow it (whole panels of rows, columns in fours).
+/// Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their values, as
+/// bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row instead, but for
+/// those declared unquantized.
+struct WeightForm {
+  DType compute_dtype = DType::kBF16;
+  WeightQuantization quantization = WeightQuantization::kNone;
+};
+
+/// Bytes of weights in memory by what they are.
+using WeightSizes = std::map<DType, int64_t>;
+int64_t SumOf(const WeightSizes& sizes);
+
 class WeightLoader {
  public:
-  /// compute_dtype kBF16 rounds matrices to bfloat16; kF32 keeps their values, as bfloat16 where
-  /// that loses nothing. The source must outlive the loader.
-  WeightLoader(const WeightSource& source, DType compute_dtype)
-      : source_(source), compute_dtype_(compute_dtype) {}
+  /// The source must outlive the loader.
+  WeightLoader(const WeightSource& source, WeightForm form) : source_(source), form_(form) {}
 
   // Declarations: `out` is filled by Load and must stay where it is until then.
 
-  /// A weight [rows, cols] of `y = x W^T`.
-  void Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols);
+  /// A weight [rows, cols] of `y = x W^T`; together: the weights that it is used with, all in all,
+  /// if they are more than its own.
+  void Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
+              int64_t together = 0);
+  void UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols);
 
   /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
-  void Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-               int64_t cols);
+  void Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+               int64_t together = 0);
 
   /// kv_b_proj [heads * (nope + value), latent], split by head into W_UK [nope, latent], its
   /// transpose and W_UV [value, latent].
@@ -63,8 +89,8 @@ class WeightLoader {
   /// were not declared and copies of embedding and head inside MTP layers are not unexpected.
   void Check(const ModelConfig& config) const;
 
-  /// Bytes of all declared weights as computed with. Opens every tensor.
-  int64_t PackedSize();
+  /// Of all declared weights, with their scales. Opens every tensor.
+  WeightSizes PackedSizes();
 
   /// Bytes read so far, and in all, of the files; called on the loading thread.
   using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
@@ -73,21 +99,35 @@ class WeightLoader {
   Buffer Load(ThreadPool& pool, const Progress& progress);
 
  private:
+  struct PieceSize {
+    size_t bytes = 0;
+    DType dtype = DType::kF32;  // of the elements, of most of them if they differ
+  };
   struct Piece {
     std::vector<ExpectedTensor> tensors;
     std::vector<std::unique_ptr<WeightTensor>> open;
-    size_t bytes = 0;
-    std::function<size_t(Piece&)> size;  // bytes needed, once the tensors are open
+    PieceSize size;
+    std::function<PieceSize(Piece&)> measure;  // once the tensors are open
     std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
   };
 
-  void Declare(std::vector<ExpectedTensor> tensors, std::function<size_t(Piece&)> size,
+  void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
+  struct FormatQuestion {
+    WeightQuantization quantization = WeightQuantization::kNone;
+    int64_t together = 0;       // weights of the matrix and those that it is used with
+    int64_t cols = 0;           // has the factors that the columns of all its parts have
+    int64_t rows_together = 0;  // parts start at multiples of this in the tensors
+  };
+
+  void DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
+                      int64_t cols, int64_t together, WeightQuantization quantization);
   void OpenAll();
-  DType FormatOf(const Piece& piece) const;
+  DType TableFormatOf(const Piece& piece) const;
+  PackedFormat FormatOf(const Piece& piece, const FormatQuestion& question) const;
 
   const WeightSource& source_;
-  DType compute_dtype_;
+  WeightForm form_;
   std::vector<Piece> pieces_;
 };
 

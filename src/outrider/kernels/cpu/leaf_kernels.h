@@ -11,7 +11,8 @@
 
 namespace outrider::cpu {
 
-/// Panels of one weight times a block of rows.
+/// Panels of one weight times a block of rows. With kF8E4M3, x has gone through scale_row, or there
+/// are scales and more than most_rows_of_codes rows.
 struct PanelProduct {
   DType format = DType::kBF16;
   const std::byte* panels = nullptr;  // num_panels panels of panel_bytes, one after the other
@@ -22,15 +23,23 @@ struct PanelProduct {
   int64_t rows = 0;
   float* y = nullptr;  // [rows, columns], row r at y + r * y_stride
   int64_t y_stride = 0;
-  int64_t columns = 0;      // at most 16 * num_panels
-  bool accumulate = false;  // y += instead of y =
-  float* sums = nullptr;    // scratch, PanelProductScratch(rows) floats, 64-byte aligned
+  int64_t columns = 0;            // at most 16 * num_panels
+  bool accumulate = false;        // y += instead of y =
+  const float* scales = nullptr;  // kI8: 16 per panel; kF8E4M3: scales_per_panel
+  int64_t scales_per_panel = 0;
+  int64_t scale_cols = 0;  // kF8E4M3: columns that share a scale
+  // Scratch, 64-byte aligned.
+  float* sums = nullptr;     // PanelProductScratch(rows) floats
+  float* widened = nullptr;  // 8-bit formats: kWidenedWeights floats
 };
 
 /// Panels that share a pass over a block of x when there are more rows than that.
 inline constexpr int64_t kPanelGroup = 4;
 
 constexpr int64_t PanelProductScratch(int64_t rows) { return kPanelGroup * 16 * rows; }
+
+/// Weights that are widened at a time where many rows use them.
+inline constexpr int64_t kWidenedWeights = 8192;
 
 /// Key positions that one call of attend_keys takes at most.
 inline constexpr int64_t kKeyBlock = 32;
@@ -122,6 +131,13 @@ struct EntryBlock {
 /// The leaves of one instruction set.
 struct LeafKernels {
   void (*multiply_panels)(const PanelProduct& product);
+
+  /// Rows up to which 8-bit weights are widened in registers. For more they are widened first.
+  int64_t most_rows_of_codes;
+
+  /// y[k] = x[k] * scales[k / group], for k < n, times a power of two that multiply_panels of this
+  /// set takes out again: what its way of reading e4m3 codes needs.
+  void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
   /// y[i] = x[i] rounded to bfloat16, for i < n.
   void (*round_to_bfloat16)(const float* x, int64_t n, float* y);

@@ -1,6 +1,7 @@
 #include "outrider/kernels/cpu/matmul.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "outrider/base/scratch.h"
@@ -39,9 +40,9 @@ bool SameRows(MatrixView<const float> a, MatrixView<const float> b) {
   return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
 }
 
-/// Elements between rounded rows: whole cache lines, and not a multiple of a page, so that the rows
-/// of a tile do not compete for the same lines of L1.
-int64_t RoundedStride(int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
+/// Elements between rows that are made here: whole cache lines, and not a multiple of a page, so
+/// that the rows of a tile do not compete for the same lines of L1.
+int64_t RowStride(int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
 
 /// Rounds every distinct x of the call once; fills scratch.rounded_x and rounded_stride.
 void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
@@ -49,7 +50,7 @@ void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatM
   int64_t total = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (i > 0 && SameRows(jobs[i].x, jobs[i - 1].x)) continue;
-    total += jobs[i].x.rows * RoundedStride(jobs[i].x.cols);
+    total += jobs[i].x.rows * RowStride(jobs[i].x.cols);
   }
   auto* next = scratch.rounded.Take<float>(total);
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -59,7 +60,7 @@ void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatM
       scratch.rounded_stride.push_back(scratch.rounded_stride.back());
       continue;
     }
-    const int64_t stride = RoundedStride(x.cols);
+    const int64_t stride = RowStride(x.cols);
     const double nanoseconds = static_cast<double>(x.rows * x.cols) * kNanosecondsPerByte * 8;
     RunTasks(pool, x.rows, nanoseconds,
              [&](int64_t r) { leaves.round_to_bfloat16(x.row(r), x.cols, next + r * stride); });
@@ -82,7 +83,7 @@ void FindRows(std::span<const MatMulJob> jobs, bool rounded, CallScratch& scratc
 }
 
 double PanelNanoseconds(const MatMulJob& job, int64_t rows) {
-  const auto bytes = static_cast<double>(PanelBytes(job.w->format, job.w->cols));
+  const auto bytes = static_cast<double>(PanelBytes(job.w->format.dtype, job.w->cols));
   const auto fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
   return std::max(bytes * kNanosecondsPerByte, fmas * kNanosecondsPerFma);
 }
@@ -126,27 +127,76 @@ double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scra
   return total;
 }
 
-void RunTask(const LeafKernels& leaves, const Task& task) {
-  thread_local Scratch scratch;
-  const Scratch::Frame frame(scratch);
+/// Panels of a task's weight.
+struct PanelRun {
+  int64_t first, num;
+};
+
+/// One product of the rows x, which are the task's own or those multiplied by the scales of the
+/// panels.
+void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* x, PanelRun run,
+               Scratch& scratch) {
   const MatMulJob& job = *task.job;
   const PackedMatrix& w = *job.w;
-  const auto panel_bytes = static_cast<int64_t>(PanelBytes(w.format, w.cols));
-  const int64_t first_column = task.first_panel * kPanelRows;
+  const DType dtype = w.format.dtype;
+  const auto panel_bytes = static_cast<int64_t>(PanelBytes(dtype, w.cols));
+  const int64_t first_column = run.first * kPanelRows;
+  const Scratch::Frame frame(scratch);
+  const bool eight_bit = dtype == DType::kF8E4M3 || dtype == DType::kI8;
   leaves.multiply_panels({
-      .format = w.format,
-      .panels = w.data + task.first_panel * panel_bytes,
+      .format = dtype,
+      .panels = w.data + run.first * panel_bytes,
       .panel_bytes = panel_bytes,
-      .num_panels = task.num_panels,
+      .num_panels = run.num,
       .cols = w.cols,
-      .x = task.x,
+      .x = x,
       .rows = task.num_rows,
       .y = job.y.row(task.first_row) + first_column,
       .y_stride = job.y.stride,
-      .columns = std::min(task.num_panels * kPanelRows, w.rows - first_column),
+      .columns = std::min(run.num * kPanelRows, w.rows - first_column),
       .accumulate = job.accumulate,
+      .scales = x == task.x && eight_bit ? w.scales(run.first) : nullptr,
+      .scales_per_panel = ScalesPerPanel(w.format, w.cols),
+      .scale_cols = w.format.scale_cols,
       .sums = scratch.Take<float>(PanelProductScratch(task.num_rows)),
+      .widened = eight_bit ? scratch.Take<float>(kWidenedWeights) : nullptr,
   });
+}
+
+/// Runs of panels with equal scales, x scaled anew for each.
+void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
+  const PackedMatrix& w = *task.job->w;
+  const auto scales = static_cast<size_t>(ScalesPerPanel(w.format, w.cols));
+  const int64_t stride = RowStride(w.cols);
+  auto* scaled = scratch.Take<float>(task.num_rows * stride);
+  auto** x = scratch.Take<const float*>(task.num_rows);
+  for (int64_t r = 0; r < task.num_rows; ++r) x[r] = scaled + r * stride;
+  const int64_t end = task.first_panel + task.num_panels;
+  for (int64_t first = task.first_panel; first < end;) {
+    const float* of_first = w.scales(first);
+    int64_t next = first + 1;
+    while (next < end && std::memcmp(of_first, w.scales(next), scales * sizeof(float)) == 0) {
+      ++next;
+    }
+    for (int64_t r = 0; r < task.num_rows; ++r) {
+      leaves.scale_row(task.x[r], of_first, w.format.scale_cols, w.cols, scaled + r * stride);
+    }
+    RunPanels(leaves, task, x, {first, next - first}, scratch);
+    first = next;
+  }
+}
+
+void RunTask(const LeafKernels& leaves, const Task& task) {
+  thread_local Scratch scratch;
+  const Scratch::Frame frame(scratch);
+  // Scales are multiplied with the rows, or, where that gives the same bits, with widened weights.
+  const PackedFormat format = task.job->w->format;
+  if (format.dtype == DType::kF8E4M3 &&
+      !(format.power_of_two_scales && task.num_rows > leaves.most_rows_of_codes)) {
+    RunFp8Task(leaves, task, scratch);
+  } else {
+    RunPanels(leaves, task, task.x, {task.first_panel, task.num_panels}, scratch);
+  }
 }
 
 }  // namespace

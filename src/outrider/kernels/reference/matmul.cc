@@ -10,28 +10,42 @@ namespace outrider::reference {
 
 namespace {
 
-/// W[p * 16 + n, k], read from panel p.
-float PanelValue(const PackedMatrix& w, const std::byte* panel, int64_t n, int64_t k) {
-  if (w.format == DType::kF32) return reinterpret_cast<const float*>(panel)[k * kPanelRows + n];
-  return ToFloat(reinterpret_cast<const BFloat16*>(panel)[k / 2 * 32 + n * 2 + k % 2]);
+/// The factor of x[k] in the chain of output p * 16 + n, read from panel p: W without its scale.
+float PanelValue(DType dtype, const std::byte* panel, int64_t n, int64_t k) {
+  switch (dtype) {
+    case DType::kF32:
+      return reinterpret_cast<const float*>(panel)[k * kPanelRows + n];
+    case DType::kF8E4M3:
+      return Float8E4M3ToFloat(
+          static_cast<uint8_t>(panel[k / 2 * 32 + n % 8 * 4 + n / 8 * 2 + k % 2]));
+    case DType::kI8:
+      return static_cast<int8_t>(panel[k * kPanelRows + n]);
+    default:
+      return ToFloat(reinterpret_cast<const BFloat16*>(panel)[k / 2 * 32 + n * 2 + k % 2]);
+  }
 }
 
 void PanelProduct(const MatMulJob& job, int64_t p, bool round_x) {
   const PackedMatrix& w = *job.w;
-  const std::byte* panel = w.data + p * static_cast<int64_t>(PanelBytes(w.format, w.cols));
+  const DType dtype = w.format.dtype;
+  const std::byte* panel = w.data + p * static_cast<int64_t>(PanelBytes(dtype, w.cols));
   const int64_t first = p * kPanelRows;
   const int64_t count = std::min(kPanelRows, w.rows - first);
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     float sums[kPanelRows] = {};
     for (int64_t k = 0; k < w.cols; ++k) {
-      const float xk = round_x ? RoundToBFloat16(x[k]) : x[k];
+      float xk = round_x ? RoundToBFloat16(x[k]) : x[k];
+      if (dtype == DType::kF8E4M3) xk *= w.scales(p)[k / w.format.scale_cols];
       for (int64_t n = 0; n < count; ++n) {
-        sums[n] = std::fma(xk, PanelValue(w, panel, n, k), sums[n]);
+        sums[n] = std::fma(xk, PanelValue(dtype, panel, n, k), sums[n]);
       }
     }
     float* y = job.y.row(r) + first;
-    for (int64_t n = 0; n < count; ++n) y[n] = job.accumulate ? y[n] + sums[n] : sums[n];
+    for (int64_t n = 0; n < count; ++n) {
+      if (dtype == DType::kI8) sums[n] *= w.scales(p)[n];
+      y[n] = job.accumulate ? y[n] + sums[n] : sums[n];
+    }
   }
 }
 

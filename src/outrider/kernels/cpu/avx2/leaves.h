@@ -6,7 +6,16 @@
 
 namespace outrider::cpu::avx2 {
 
+/// Rows up to which codes of 8 bits are widened in registers, for each tile of rows anew.
+inline constexpr int64_t kMostRowsOfCodes = 16;
 void MultiplyPanels(const PanelProduct& product);
+void ScaleRow(const float* x, const float* scales, int64_t group, int64_t n, float* y);
+/// The same where factors that are subnormal slow a processor down: e4m3 codes are read as float16.
+void MultiplyPanelsByFloat16(const PanelProduct& product);
+void ScaleRowForFloat16(const float* x, const float* scales, int64_t group, int64_t n, float* y);
+/// `count` rounds of multiply-adds with this factor, for timing it; returns a sum.
+float MultiplyByFactor(float factor, int64_t count);
+
 void RoundToBFloat16Row(const float* x, int64_t n, float* y);
 
 void AttendKeys(const KeyBlock& block);

@@ -11,6 +11,8 @@ namespace {
 // What is left to AVX2 takes little of a step; attend_keys serves prompts.
 constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
+    .most_rows_of_codes = kMostRowsOfCodes,
+    .scale_row = avx2::ScaleRowForFloat16,
     .round_to_bfloat16 = avx2::RoundToBFloat16Row,
     .attend_keys = avx2::AttendKeys,
     .attend_entries = AttendEntries,

@@ -6,6 +6,7 @@
 
 namespace outrider::cpu::avx512 {
 
+inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
 void AttendEntries(const EntryBlock& block);
 

@@ -4,20 +4,25 @@
 //
 // Up to kRowTile rows one tile covers all rows and the weights stream through once. For more rows,
 // k runs in blocks of kBlock: the block of a panel group stays in L1 while the row tiles pass over
-// it, and the sums wait in memory between blocks.
+// it, and the sums wait in memory between blocks. Blocks of 8-bit weights are widened for that,
+// once for all rows.
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "outrider/kernels/cpu/avx512/leaves.h"
 #include "outrider/kernels/cpu/avx512/vectors.h"
+#include "outrider/kernels/cpu/avx512/weight_formats.h"
 
 namespace outrider::cpu::avx512 {
 
 namespace {
 
-constexpr int64_t kRowTile = 8;
+constexpr int64_t kRowTile = kMostRowsOfCodes;
 constexpr int64_t kManyRowTile = 6;  // with whole panel groups
-constexpr int64_t kBlock = 128;      // k's per block, even
+constexpr int64_t kBlock = 128;      // k's per block, whole rounds of every format
+static_assert(kBlock * 16 * kPanelGroup <= kWidenedWeights);
 // Bytes read ahead of the multiplication, over all panels of a tile.
 constexpr int64_t kReadAheadBytes = 8192;
 
@@ -36,29 +41,27 @@ struct TileArgs {
   int64_t y_stride;
   int64_t columns;  // from there on
   bool accumulate;
-  // Each panel's stream is fetched `ahead` bytes ahead for the first near_pairs pairs of k's, then
+  const float* scales;  // kI8: of the product
+  int64_t first_panel;  // in that
+  // Each panel's stream is fetched `ahead` bytes ahead for the first near_rounds rounds, then
   // `ahead_at_end`, where the next tile begins.
-  int64_t near_pairs;
+  int64_t near_rounds;
   int64_t ahead;
   int64_t ahead_at_end;
 };
 
-template <bool kIsBFloat16, int kParity>
-inline __attribute__((always_inline)) __m512 Weights(const std::byte* pair) {
-  if constexpr (kIsBFloat16) return WidenHalf<kParity>(pair);
-  return _mm512_load_ps(reinterpret_cast<const float*>(pair) + kParity * 16);
-}
-
-template <int R, int P, bool kIsBFloat16, int kParity>
+/// Adds x[r][k] * W[n][k] to the sums of every row and panel, for the k at place kK of the round at
+/// w.
+template <int R, int P, typename W, int kK>
 inline __attribute__((always_inline)) void AddProducts(const float* const (&x)[R], int64_t k,
                                                        const std::byte* w, int64_t panel_bytes,
                                                        __m512 (&acc)[R][P]) {
   __m512 weights[P];
 #pragma GCC unroll 8
-  for (int p = 0; p < P; ++p) weights[p] = Weights<kIsBFloat16, kParity>(w + p * panel_bytes);
+  for (int p = 0; p < P; ++p) weights[p] = W::template Load<kK>(w + p * panel_bytes);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const __m512 xk = _mm512_set1_ps(x[r][k]);
+    const __m512 xk = _mm512_set1_ps(x[r][k + kK]);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) MultiplyAdd(xk, weights[p], acc[r][p]);
     // Or the compiler reads all of x early, and has too few registers for the sums.
@@ -66,7 +69,7 @@ inline __attribute__((always_inline)) void AddProducts(const float* const (&x)[R
   }
 }
 
-template <int R, int P, bool kIsBFloat16>
+template <int R, int P, typename W>
 void Tile(const TileArgs& args) {
   __m512 acc[R][P];
   const float* x[R];
@@ -81,25 +84,31 @@ void Tile(const TileArgs& args) {
   }
   const std::byte* w = args.w;
   const int64_t panel_bytes = args.panel_bytes;
-  const int64_t pairs = args.count_k / 2;
-  int64_t pair = 0;
+  const int64_t rounds = args.count_k / W::kRound;
+  int64_t round = 0;
   for (const bool at_end : {false, true}) {
-    const int64_t end = at_end ? pairs : args.near_pairs;
+    const int64_t end = at_end ? rounds : args.near_rounds;
     const int64_t ahead = at_end ? args.ahead_at_end : args.ahead;
-    for (; pair < end; ++pair) {
+    for (; round < end; ++round) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
         _mm_prefetch(line, _MM_HINT_T0);
-        if constexpr (!kIsBFloat16) _mm_prefetch(line + 64, _MM_HINT_T0);
+        if constexpr (W::kRoundBytes > 64) _mm_prefetch(line + 64, _MM_HINT_T0);
       }
-      AddProducts<R, P, kIsBFloat16, 0>(x, 2 * pair, w, panel_bytes, acc);
-      AddProducts<R, P, kIsBFloat16, 1>(x, 2 * pair + 1, w, panel_bytes, acc);
-      w += kIsBFloat16 ? 64 : 128;
+      const int64_t k = W::kRound * round;
+      AddProducts<R, P, W, 0>(x, k, w, panel_bytes, acc);
+      AddProducts<R, P, W, 1>(x, k, w, panel_bytes, acc);
+      if constexpr (W::kRound == 4) {
+        AddProducts<R, P, W, 2>(x, k, w, panel_bytes, acc);
+        AddProducts<R, P, W, 3>(x, k, w, panel_bytes, acc);
+      }
+      w += W::kRoundBytes;
     }
   }
-  if (args.count_k % 2 != 0) {
-    AddProducts<R, P, kIsBFloat16, 0>(x, 2 * pairs, w, panel_bytes, acc);
+  // Formats of longer rounds have whole ones only.
+  if (W::kRound == 2 && args.count_k % 2 != 0) {
+    AddProducts<R, P, W, 0>(x, 2 * rounds, w, panel_bytes, acc);
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
@@ -112,9 +121,9 @@ void Tile(const TileArgs& args) {
         continue;
       }
       float* y = args.y + r * args.y_stride + p * 16;
+      const __m512 sum = W::Finished(acc[r][p], args.scales, args.first_panel + p);
       const __m512 before = _mm512_maskz_loadu_ps(args.accumulate ? mask : __mmask16{0}, y);
-      _mm512_mask_storeu_ps(y, mask,
-                            args.accumulate ? _mm512_add_ps(before, acc[r][p]) : acc[r][p]);
+      _mm512_mask_storeu_ps(y, mask, args.accumulate ? _mm512_add_ps(before, sum) : sum);
     }
   }
 }
@@ -122,40 +131,36 @@ void Tile(const TileArgs& args) {
 using TileFunction = void (*)(const TileArgs&);
 
 /// Tiles of R rows by the number of panels - 1.
-template <int R, bool kIsBFloat16>
-constexpr TileFunction kTilesOfRow[8] = {Tile<R, 1, kIsBFloat16>,
-                                         Tile<R, 2, kIsBFloat16>,
-                                         Tile<R, 3, kIsBFloat16>,
-                                         Tile<R, R <= 6 ? 4 : 1, kIsBFloat16>,
-                                         Tile<R, R <= 2 ? 5 : 1, kIsBFloat16>,
-                                         Tile<R, R <= 2 ? 6 : 1, kIsBFloat16>,
-                                         Tile<R, R <= 1 ? 7 : 1, kIsBFloat16>,
-                                         Tile<R, R <= 1 ? 8 : 1, kIsBFloat16>};
+template <int R, typename W>
+constexpr TileFunction kTilesOfRow[8] = {Tile<R, 1, W>,
+                                         Tile<R, 2, W>,
+                                         Tile<R, 3, W>,
+                                         Tile<R, R <= 6 ? 4 : 1, W>,
+                                         Tile<R, R <= 2 ? 5 : 1, W>,
+                                         Tile<R, R <= 2 ? 6 : 1, W>,
+                                         Tile<R, R <= 1 ? 7 : 1, W>,
+                                         Tile<R, R <= 1 ? 8 : 1, W>};
 /// The most panels of a tile: enough chains to hide the latency of an FMA, at most 24 sums.
 constexpr int64_t kTilePanels[kRowTile] = {8, 6, 4, 4, 4, 4, 3, 3};
 
-template <bool kIsBFloat16>
+/// By the number of rows - 1.
+template <typename W>
 constexpr const TileFunction* kTiles[kRowTile] = {
-    kTilesOfRow<1, kIsBFloat16>, kTilesOfRow<2, kIsBFloat16>, kTilesOfRow<3, kIsBFloat16>,
-    kTilesOfRow<4, kIsBFloat16>, kTilesOfRow<5, kIsBFloat16>, kTilesOfRow<6, kIsBFloat16>,
-    kTilesOfRow<7, kIsBFloat16>, kTilesOfRow<8, kIsBFloat16>};
-
-TileFunction TileFor(DType format, int64_t rows, int64_t panels) {
-  return (format == DType::kBF16 ? kTiles<true> : kTiles<false>)[rows - 1][panels - 1];
-}
+    kTilesOfRow<1, W>, kTilesOfRow<2, W>, kTilesOfRow<3, W>, kTilesOfRow<4, W>,
+    kTilesOfRow<5, W>, kTilesOfRow<6, W>, kTilesOfRow<7, W>, kTilesOfRow<8, W>};
 
 /// All rows in one tile: every panel is read once, from its start to its end. The panels of a tile
 /// are as many streams; each reads ahead in itself and, towards its end, in its successor of the
 /// next tile.
+template <typename W>
 void MultiplyFewRows(const PanelProduct& product) {
   const int64_t most_panels = kTilePanels[product.rows - 1];
-  const int64_t pair_bytes = product.format == DType::kBF16 ? 64 : 128;
-  const int64_t pairs_ahead = kReadAheadBytes / most_panels / pair_bytes;
-  const int64_t pairs = product.cols / 2;
-  const int64_t near_pairs = pairs > pairs_ahead ? pairs - pairs_ahead : 0;
+  const int64_t rounds_ahead = kReadAheadBytes / most_panels / W::kRoundBytes;
+  const int64_t rounds = product.cols / W::kRound;
+  const int64_t near_rounds = rounds > rounds_ahead ? rounds - rounds_ahead : 0;
   for (int64_t p = 0; p < product.num_panels; p += most_panels) {
     const int64_t panels = Least(most_panels, product.num_panels - p);
-    TileFor(product.format, product.rows, panels)({
+    kTiles<W>[product.rows - 1][panels - 1]({
         .w = product.panels + p * product.panel_bytes,
         .panel_bytes = product.panel_bytes,
         .x = product.x,
@@ -168,29 +173,62 @@ void MultiplyFewRows(const PanelProduct& product) {
         .y_stride = product.y_stride,
         .columns = product.columns - p * 16,
         .accumulate = product.accumulate,
-        .near_pairs = near_pairs,
-        .ahead = pairs_ahead * pair_bytes,
-        .ahead_at_end = panels * product.panel_bytes - near_pairs * pair_bytes,
+        .scales = product.scales,
+        .first_panel = p,
+        .near_rounds = near_rounds,
+        .ahead = rounds_ahead * W::kRoundBytes,
+        .ahead_at_end = panels * product.panel_bytes - near_rounds * W::kRoundBytes,
     });
   }
 }
 
+/// k's [k, k + count_k) of panel p, 8-bit weights, as float32 in the layout of that; e4m3 codes
+/// times their scales and the factor that x would have, if there are scales.
+template <typename W>
+void Widen(const PanelProduct& product, int64_t p, int64_t k, int64_t count_k, float* to) {
+  const std::byte* from = product.panels + p * product.panel_bytes;
+  for (const int64_t last = k + count_k; k < last;) {
+    int64_t end = last;
+    __m512 scale = _mm512_set1_ps(1.0F);
+    if (W::kFactor != 0 && product.scales != nullptr) {
+      const int64_t group = k / product.scale_cols;
+      end = Least(last, (group + 1) * product.scale_cols);
+      scale = _mm512_set1_ps(product.scales[p * product.scales_per_panel + group] * W::kFactor);
+    }
+    for (; k < end; k += 4, to += 64) {
+      _mm512_store_ps(to, _mm512_mul_ps(W::template Load<0>(from + k * 16), scale));
+      _mm512_store_ps(to + 16, _mm512_mul_ps(W::template Load<1>(from + k * 16), scale));
+      _mm512_store_ps(to + 32, _mm512_mul_ps(W::template Load<2>(from + k * 16), scale));
+      _mm512_store_ps(to + 48, _mm512_mul_ps(W::template Load<3>(from + k * 16), scale));
+    }
+  }
+}
+
 /// Panels [first, first + panels) for all rows, k in blocks.
+template <typename W>
 void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels) {
-  const int64_t bytes_per_k = product.format == DType::kBF16 ? 32 : 64;
+  using Tiled = typename W::Tiled;
+  constexpr bool kIsWidened = !std::is_same_v<W, Tiled>;
+  constexpr int64_t kBytesPerK = W::kRoundBytes / W::kRound;
   const int64_t num_tiles = (product.rows + kManyRowTile - 1) / kManyRowTile;
   const int64_t panel_sums = product.rows * 16;
   for (int64_t k = 0; k < product.cols; k += kBlock) {
     const int64_t count_k = Least(kBlock, product.cols - k);
     const bool last = k + count_k == product.cols;
-    const std::byte* w = product.panels + first * product.panel_bytes + k * bytes_per_k;
+    const std::byte* w = product.panels + first * product.panel_bytes + k * kBytesPerK;
+    if constexpr (kIsWidened) {
+      for (int64_t p = 0; p < panels; ++p) {
+        Widen<W>(product, first + p, k, count_k, product.widened + p * kBlock * 16);
+      }
+      w = reinterpret_cast<const std::byte*>(product.widened);
+    }
     for (int64_t t = 0; t < num_tiles; ++t) {
       const int64_t row = product.rows * t / num_tiles;
       const int64_t rows = product.rows * (t + 1) / num_tiles - row;
       float* sums = product.sums + row * 16;
-      TileFor(product.format, rows, panels)({
+      kTiles<Tiled>[rows - 1][panels - 1]({
           .w = w,
-          .panel_bytes = product.panel_bytes,
+          .panel_bytes = kIsWidened ? kBlock * 64 : product.panel_bytes,
           .x = product.x + row,
           .first_k = k,
           .count_k = count_k,
@@ -201,24 +239,40 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
           .y_stride = product.y_stride,
           .columns = product.columns - first * 16,
           .accumulate = product.accumulate,
+          .scales = product.scales,
+          .first_panel = first,
           // Only the last tile fetches the next block; the others would fetch it again and again.
-          .near_pairs = t + 1 < num_tiles ? count_k / 2 : 0,
+          .near_rounds = t + 1 < num_tiles ? count_k / Tiled::kRound : 0,
           .ahead = 0,
-          .ahead_at_end = count_k * bytes_per_k,
+          .ahead_at_end = kIsWidened ? 0 : count_k * kBytesPerK,
       });
     }
+  }
+}
+
+template <typename W>
+void Multiply(const PanelProduct& product) {
+  if (product.rows <= kRowTile) {
+    MultiplyFewRows<W>(product);
+    return;
+  }
+  for (int64_t p = 0; p < product.num_panels; p += kPanelGroup) {
+    MultiplyManyRows<W>(product, p, Least(kPanelGroup, product.num_panels - p));
   }
 }
 
 }  // namespace
 
 void MultiplyPanels(const PanelProduct& product) {
-  if (product.rows <= kRowTile) {
-    MultiplyFewRows(product);
-    return;
-  }
-  for (int64_t p = 0; p < product.num_panels; p += kPanelGroup) {
-    MultiplyManyRows(product, p, Least(kPanelGroup, product.num_panels - p));
+  switch (product.format) {
+    case DType::kF32:
+      return Multiply<Float32Weights>(product);
+    case DType::kF8E4M3:
+      return Multiply<Fp8Weights>(product);
+    case DType::kI8:
+      return Multiply<Int8Weights>(product);
+    default:
+      return Multiply<BFloat16Weights>(product);
   }
 }
 
