@@ -4,6 +4,9 @@
 function(outrider_compile_together target)
   if(OUTRIDER_UNITY_BUILD)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+    # GCC takes sources that are compiled together for headers, whose classes must not have members
+    # of local types.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
