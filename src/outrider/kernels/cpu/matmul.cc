@@ -191,8 +191,9 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   const Scratch::Frame frame(scratch);
   // Scales are multiplied with the rows, or, where that gives the same bits, with widened weights.
   const PackedFormat format = task.job->w->format;
-  if (format.dtype == DType::kF8E4M3 &&
-      !(format.power_of_two_scales && task.num_rows > leaves.most_rows_of_codes)) {
+  const bool widened_first = task.num_rows > leaves.most_rows_of_codes;
+  const bool scales_weights = widened_first && format.power_of_two_scales;
+  if (format.dtype == DType::kF8E4M3 && !scales_weights) {
     RunFp8Task(leaves, task, scratch);
   } else {
     RunPanels(leaves, task, task.x, {task.first_panel, task.num_panels}, scratch);

@@ -25,26 +25,21 @@ struct EntryIsa {
   }
   static constexpr int GroupsOfTile(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
-  static inline __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
-  static inline __attribute__((always_inline)) Vector Load(const float* x) {
-    return _mm256_load_ps(x);
-  }
-  static inline __attribute__((always_inline)) void Store(float* x, Vector v) {
-    _mm256_store_ps(x, v);
-  }
-  static inline __attribute__((always_inline)) Vector Broadcast(const float* x) {
+  static __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
+  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm256_load_ps(x); }
+  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm256_store_ps(x, v); }
+  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
     return _mm256_broadcast_ss(x);
   }
-  static inline __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
     avx2::MultiplyAdd(a, b, sum);
   }
-  static inline __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c,
-                                                                  Vector d) {
+  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
     return avx2::SumsOfLanes(a, b, c, d);
   }
 
   template <bool kIsBFloat16, int kParity>
-  static inline __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {
+  static __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {
     if constexpr (!kIsBFloat16) {
       return _mm256_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 8);
     } else {
@@ -58,8 +53,8 @@ struct EntryIsa {
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
-                                                                 Vector& even, Vector& odd) {
+  static __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
+                                                          Vector& even, Vector& odd) {
     if constexpr (!kIsBFloat16) {
       even = Elements<false, 0>(entry, i);
       odd = Elements<false, 1>(entry, i);
@@ -72,8 +67,8 @@ struct EntryIsa {
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void LoadLanes(const float* x, Vector& first,
-                                                              Vector& second) {
+  static __attribute__((always_inline)) void LoadLanes(const float* x, Vector& first,
+                                                       Vector& second) {
     const __m256 a = _mm256_loadu_ps(x);
     const __m256 b = _mm256_loadu_ps(x + 8);
     if constexpr (!kIsBFloat16) {
@@ -88,8 +83,7 @@ struct EntryIsa {
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void StoreLanes(Vector first, Vector second,
-                                                               float* x) {
+  static __attribute__((always_inline)) void StoreLanes(Vector first, Vector second, float* x) {
     if constexpr (!kIsBFloat16) {
       _mm256_storeu_ps(x, first);
       _mm256_storeu_ps(x + 8, second);

@@ -16,10 +16,9 @@ namespace {  // NOLINT(google-build-namespaces)
 
 /// What formats without scales do.
 struct PlainWeights {
-  static inline __attribute__((always_inline)) void Order(__m256& /*low*/, __m256& /*high*/) {}
-  static inline __attribute__((always_inline)) void Scale(const float* /*scales*/,
-                                                          int64_t /*panel*/, __m256& /*low*/,
-                                                          __m256& /*high*/) {}
+  static __attribute__((always_inline)) void Order(__m256& /*low*/, __m256& /*high*/) {}
+  static __attribute__((always_inline)) void Scale(const float* /*scales*/, int64_t /*panel*/,
+                                                   __m256& /*low*/, __m256& /*high*/) {}
 };
 
 struct Float32Weights : PlainWeights {
@@ -29,7 +28,7 @@ struct Float32Weights : PlainWeights {
 
   /// The 8 weights of one half of a panel at the even (parity 0) or odd k of a pair.
   template <int kParity>
-  static inline __attribute__((always_inline)) __m256 Load(const std::byte* pair, int half) {
+  static __attribute__((always_inline)) __m256 Load(const std::byte* pair, int half) {
     return _mm256_load_ps(reinterpret_cast<const float*>(pair) + kParity * 16 + half * 8);
   }
 };
@@ -40,7 +39,7 @@ struct BFloat16Weights : PlainWeights {
   static constexpr bool kIsEightBit = false;
 
   template <int kParity>
-  static inline __attribute__((always_inline)) __m256 Load(const std::byte* pair, int half) {
+  static __attribute__((always_inline)) __m256 Load(const std::byte* pair, int half) {
     const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair) + half);
     if constexpr (kParity == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
@@ -63,8 +62,8 @@ struct EightBitWeights : PlainWeights {
 struct Fp8Weights : EightBitWeights {
   static constexpr float kFactor = 0x1p80F;
 
-  static inline __attribute__((always_inline)) void Unpack(const std::byte* pair,
-                                                           __m256 (&weights)[2][2]) {
+  static __attribute__((always_inline)) void Unpack(const std::byte* pair,
+                                                    __m256 (&weights)[2][2]) {
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000));
     const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair));
     // Of every 16 bits the upper 8 are the odd k's: at their place after an arithmetic shift by 4.
@@ -76,9 +75,8 @@ struct Fp8Weights : EightBitWeights {
     weights[1][1] = _mm256_castsi256_ps(_mm256_and_si256(odd, mask));
   }
 
-  static inline __attribute__((always_inline)) void Scale(const float* /*scales*/,
-                                                          int64_t /*panel*/, __m256& low,
-                                                          __m256& high) {
+  static __attribute__((always_inline)) void Scale(const float* /*scales*/, int64_t /*panel*/,
+                                                   __m256& low, __m256& high) {
     const __m256 factor = _mm256_set1_ps(0x1p40F);
     low = _mm256_mul_ps(low, factor);
     high = _mm256_mul_ps(high, factor);
@@ -90,8 +88,8 @@ struct Fp8Weights : EightBitWeights {
 struct Fp8AsFloat16Weights : EightBitWeights {
   static constexpr float kFactor = 0x1p8F;
 
-  static inline __attribute__((always_inline)) void Unpack(const std::byte* pair,
-                                                           __m256 (&weights)[2][2]) {
+  static __attribute__((always_inline)) void Unpack(const std::byte* pair,
+                                                    __m256 (&weights)[2][2]) {
     const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
     const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair));
     const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(codes, 1), mask);
@@ -102,7 +100,7 @@ struct Fp8AsFloat16Weights : EightBitWeights {
     weights[1][1] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
   }
 
-  static inline __attribute__((always_inline)) void Order(__m256& low, __m256& high) {
+  static __attribute__((always_inline)) void Order(__m256& low, __m256& high) {
     const __m256d first = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0x88));
     const __m256d second = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0xdd));
     low = _mm256_castpd_ps(_mm256_permute4x64_pd(first, 0xd8));
@@ -111,8 +109,8 @@ struct Fp8AsFloat16Weights : EightBitWeights {
 };
 
 struct Int8Weights : EightBitWeights {
-  static inline __attribute__((always_inline)) void Unpack(const std::byte* pair,
-                                                           __m256 (&weights)[2][2]) {
+  static __attribute__((always_inline)) void Unpack(const std::byte* pair,
+                                                    __m256 (&weights)[2][2]) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair + 8 * i));
@@ -120,8 +118,8 @@ struct Int8Weights : EightBitWeights {
     }
   }
 
-  static inline __attribute__((always_inline)) void Scale(const float* scales, int64_t panel,
-                                                          __m256& low, __m256& high) {
+  static __attribute__((always_inline)) void Scale(const float* scales, int64_t panel, __m256& low,
+                                                   __m256& high) {
     low = _mm256_mul_ps(low, _mm256_loadu_ps(scales + panel * 16));
     high = _mm256_mul_ps(high, _mm256_loadu_ps(scales + panel * 16 + 8));
   }

@@ -24,40 +24,35 @@ struct EntryIsa {
   }
   static constexpr int GroupsOfTile(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-  static inline __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
-  static inline __attribute__((always_inline)) Vector Load(const float* x) {
-    return _mm512_loadu_ps(x);
-  }
-  static inline __attribute__((always_inline)) void Store(float* x, Vector v) {
-    _mm512_storeu_ps(x, v);
-  }
-  static inline __attribute__((always_inline)) Vector Broadcast(const float* x) {
+  static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
+  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_loadu_ps(x); }
+  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm512_storeu_ps(x, v); }
+  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
     return _mm512_set1_ps(*x);
   }
-  static inline __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
     avx512::MultiplyAdd(a, b, sum);
   }
-  static inline __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c,
-                                                                  Vector d) {
+  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
     return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
   }
 
   template <bool kIsBFloat16, int kParity>
-  static inline __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {
+  static __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {
     if constexpr (kIsBFloat16) return WidenHalf<kParity>(entry + i * 2);
     return _mm512_loadu_ps(reinterpret_cast<const float*>(entry) + i + kParity * 16);
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
-                                                                 Vector& even, Vector& odd) {
+  static __attribute__((always_inline)) void BothElements(const std::byte* entry, int64_t i,
+                                                          Vector& even, Vector& odd) {
     even = Elements<kIsBFloat16, 0>(entry, i);
     odd = Elements<kIsBFloat16, 1>(entry, i);
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void LoadLanes(const float* x, Vector& first,
-                                                              Vector& second) {
+  static __attribute__((always_inline)) void LoadLanes(const float* x, Vector& first,
+                                                       Vector& second) {
     const __m512 a = _mm512_loadu_ps(x);
     const __m512 b = _mm512_loadu_ps(x + 16);
     if constexpr (!kIsBFloat16) {
@@ -72,8 +67,7 @@ struct EntryIsa {
   }
 
   template <bool kIsBFloat16>
-  static inline __attribute__((always_inline)) void StoreLanes(Vector first, Vector second,
-                                                               float* x) {
+  static __attribute__((always_inline)) void StoreLanes(Vector first, Vector second, float* x) {
     if constexpr (!kIsBFloat16) {
       _mm512_storeu_ps(x, first);
       _mm512_storeu_ps(x + 16, second);
@@ -86,7 +80,7 @@ struct EntryIsa {
   }
 
  private:
-  static inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
+  static __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   }
 };

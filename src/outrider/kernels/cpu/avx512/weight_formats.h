@@ -17,8 +17,8 @@ namespace outrider::cpu::avx512 {
 namespace {  // NOLINT(google-build-namespaces)
 
 struct PlainWeights {
-  static inline __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* /*scales*/,
-                                                               int64_t /*panel*/) {
+  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* /*scales*/,
+                                                        int64_t /*panel*/) {
     return sum;
   }
 };
@@ -29,7 +29,7 @@ struct Float32Weights : PlainWeights {
   static constexpr int64_t kRoundBytes = 128;
 
   template <int kK>
-  static inline __attribute__((always_inline)) __m512 Load(const std::byte* round) {
+  static __attribute__((always_inline)) __m512 Load(const std::byte* round) {
     return _mm512_load_ps(reinterpret_cast<const float*>(round) + kK * 16);
   }
 };
@@ -40,7 +40,7 @@ struct BFloat16Weights : PlainWeights {
   static constexpr int64_t kRoundBytes = 64;
 
   template <int kK>
-  static inline __attribute__((always_inline)) __m512 Load(const std::byte* round) {
+  static __attribute__((always_inline)) __m512 Load(const std::byte* round) {
     return WidenHalf<kK>(round);
   }
 };
@@ -48,8 +48,8 @@ struct BFloat16Weights : PlainWeights {
 /// Of 8-bit weights, the widened ones, whose sums are still to be finished.
 template <typename W>
 struct Widened : Float32Weights {
-  static inline __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
-                                                               int64_t panel) {
+  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
+                                                        int64_t panel) {
     return W::Finished(sum, scales, panel);
   }
 };
@@ -64,7 +64,7 @@ struct Fp8Weights {
   static constexpr int64_t kRoundBytes = 64;
 
   template <int kK>
-  static inline __attribute__((always_inline)) __m512 Load(const std::byte* round) {
+  static __attribute__((always_inline)) __m512 Load(const std::byte* round) {
     const auto* pair = reinterpret_cast<const __m256i*>(round) + kK / 2;
     __m256i codes = _mm256_load_si256(pair);
     if constexpr (kK % 2 == 0) codes = _mm256_slli_epi16(codes, 8);
@@ -72,8 +72,8 @@ struct Fp8Weights {
     return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(codes, 1), mask));
   }
 
-  static inline __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* /*scales*/,
-                                                               int64_t /*panel*/) {
+  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* /*scales*/,
+                                                        int64_t /*panel*/) {
     const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     return _mm512_permutexvar_ps(order, sum);
   }
@@ -86,13 +86,13 @@ struct Int8Weights {
   static constexpr int64_t kRoundBytes = 64;
 
   template <int kK>
-  static inline __attribute__((always_inline)) __m512 Load(const std::byte* round) {
+  static __attribute__((always_inline)) __m512 Load(const std::byte* round) {
     const __m128i codes = _mm_load_si128(reinterpret_cast<const __m128i*>(round) + kK);
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
   }
 
-  static inline __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
-                                                               int64_t panel) {
+  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
+                                                        int64_t panel) {
     return _mm512_mul_ps(sum, _mm512_loadu_ps(scales + panel * 16));
   }
 };
