@@ -1,3 +1,4 @@
+// Longer than most files: a step is walked from its plan to its commit in one place.
 #include "outrider/engine/engine_core.h"
 
 #include <algorithm>

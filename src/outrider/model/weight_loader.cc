@@ -77,28 +77,13 @@ float ScaleAt(const WeightTensor& tensor, int64_t row, int64_t col) {
       .values[static_cast<size_t>(row / scales.block_rows * per_row + col / scales.block_cols)];
 }
 
-/// Scales that kernels can take apart into powers of two without leaving the range of a float.
-bool FitProducts(const BlockScales& scales) {
-  return std::all_of(scales.values.begin(), scales.values.end(), [](float scale) {
-    const float magnitude = std::fabs(scale);
-    return magnitude == 0 || (magnitude >= 0x1p-60F && magnitude <= 0x1p40F);
-  });
-}
-
-bool ArePowersOfTwo(const BlockScales& scales) {
-  return std::all_of(scales.values.begin(), scales.values.end(), [](float scale) {
-    int exponent = 0;
-    return std::frexp(scale, &exponent) == 0.5F;
-  });
-}
-
 /// ReadRows, with only finite values where they are to be rounded to multiples of a scale.
 void ReadFinite(const WeightTensor& tensor, const ExpectedTensor& expected, DType format,
                 int64_t first, int64_t count, float* out) {
   tensor.ReadRows(first, count, out);
   if (format != DType::kI8) return;
-  const float* end = out + count * tensor.cols();
-  if (!std::all_of(out, const_cast<float*>(end), [](float v) { return std::isfinite(v); })) {
+  float* const end = out + count * tensor.cols();
+  if (!std::all_of(out, end, [](float v) { return std::isfinite(v); })) {
     throw InvalidArgument("{} holds a value that is not finite, which int8 cannot stand for",
                           expected.name);
   }
@@ -166,60 +151,34 @@ void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
   pieces_.push_back(std::move(piece));
 }
 
-DType WeightLoader::TableFormatOf(const Piece& piece) const {
-  if (form_.compute_dtype == DType::kBF16) return DType::kBF16;
-  const bool exact = std::all_of(piece.open.begin(), piece.open.end(),
-                                 [](const auto& t) { return t->exact_in_bfloat16(); });
-  return exact ? DType::kBF16 : DType::kF32;
-}
-
-PackedFormat WeightLoader::FormatOf(const Piece& piece, const FormatQuestion& question) const {
-  const bool fours = question.cols % 4 == 0;
-  if (question.quantization == WeightQuantization::kInt8 && fours) return {.dtype = DType::kI8};
-  const BlockScales* scales = piece.open.front()->block_scales();
-  const bool fp8 = std::all_of(piece.open.begin(), piece.open.end(), [&](const auto& tensor) {
-    const BlockScales* own = tensor->block_scales();
-    return own != nullptr && FitProducts(*own) && own->block_cols == scales->block_cols;
-  });
-  if (fp8 && question.together > kFewWeights && fours && scales->block_cols % 4 == 0 &&
-      scales->block_rows % kPanelRows == 0 && question.rows_together % kPanelRows == 0) {
-    const bool powers = std::all_of(piece.open.begin(), piece.open.end(), [](const auto& tensor) {
-      return ArePowersOfTwo(*tensor->block_scales());
-    });
-    return {
-        .dtype = DType::kF8E4M3, .scale_cols = scales->block_cols, .power_of_two_scales = powers};
-  }
-  return {.dtype = TableFormatOf(piece)};
-}
-
 void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
                           int64_t together) {
-  DeclareStacked(out, {name}, rows, cols, together, form_.quantization);
+  DeclareStacked(out, {name}, rows, cols, together, form_);
 }
 
 void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows,
                                      int64_t cols) {
-  DeclareStacked(out, {name}, rows, cols, 0, WeightQuantization::kNone);
+  DeclareStacked(out, {name}, rows, cols, 0, {.compute_dtype = form_.compute_dtype});
 }
 
 void WeightLoader::Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
                            int64_t cols, int64_t together) {
-  DeclareStacked(out, names, rows, cols, together, form_.quantization);
+  DeclareStacked(out, names, rows, cols, together, form_);
 }
 
 void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
-                                  int64_t rows, int64_t cols, int64_t together,
-                                  WeightQuantization quantization) {
+                                  int64_t rows, int64_t cols, int64_t together, WeightForm form) {
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
   const auto total_rows = rows * static_cast<int64_t>(names.size());
   // Where one tensor ends and the next begins, a panel must not have rows of both.
-  const FormatQuestion question = {.quantization = quantization,
-                                   .together = std::max(together, total_rows * cols),
+  const FormatQuestion question = {.together = std::max(together, total_rows * cols),
                                    .cols = cols,
                                    .rows_together = names.size() > 1 ? rows : kPanelRows};
-  const auto format = [this, question](const Piece& p) { return FormatOf(p, question); };
+  const auto format = [form, question](const Piece& p) {
+    return ChooseFormat(form, p.open, question);
+  };
   Declare(
       std::move(tensors),
       [format, total_rows, cols](Piece& p) {
@@ -261,17 +220,19 @@ void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::stri
 
 void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
   const int64_t head_rows = out.nope + out.value;
-  const FormatQuestion question = {.quantization = form_.quantization,
-                                   .together = out.heads * head_rows * out.latent,
+  const FormatQuestion question = {.together = out.heads * head_rows * out.latent,
                                    .cols = std::gcd(out.latent, out.nope),
                                    .rows_together = std::gcd(head_rows, out.nope)};
-  const auto format = [this, question](const Piece& p) { return FormatOf(p, question); };
+  const auto format = [this, question](const Piece& p) {
+    return ChooseFormat(form_, p.open, question);
+  };
   // Its columns are rows of the tensor, its rows columns: blocks meet at multiples of these.
   const auto transposed_format = [this, out, head_rows, format](const Piece& p) {
     PackedFormat result = format(p);
     if (result.dtype != DType::kF8E4M3) return result;
     const BlockScales& scales = *p.open[0]->block_scales();
-    if (scales.block_cols % kPanelRows != 0) return PackedFormat{.dtype = TableFormatOf(p)};
+    if (scales.block_cols % kPanelRows != 0)
+      return PackedFormat{.dtype = PlainFormat(form_, p.open)};
     result.scale_cols = std::gcd(scales.block_rows, head_rows);
     return result;
   };
@@ -344,11 +305,11 @@ void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t r
   Declare(
       {{name, {rows, cols}}},
       [this, rows, cols](Piece& p) {
-        const DType dtype = TableFormatOf(p);
+        const DType dtype = PlainFormat(form_, p.open);
         return PieceSize{static_cast<size_t>(rows * cols) * DTypeSize(dtype), dtype};
       },
       [this, out, rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
-        *out = {TableFormatOf(p), rows, cols, memory};
+        *out = {PlainFormat(form_, p.open), rows, cols, memory};
         const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
         ParallelForThrowing(pool, tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;

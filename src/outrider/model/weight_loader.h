@@ -15,6 +15,7 @@
 #include "outrider/base/thread_pool.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/packed_matrix.h"
+#include "outrider/model/weight_format.h"
 
 namespace outrider {
 
@@ -27,26 +28,6 @@ struct EmbeddingTable {
 
   /// Writes the row of `token` as float32 [cols].
   void Read(int32_t token, float* out) const;
-};
-
-/// What weights are made into at load beyond what their computation needs.
-enum class WeightQuantization { kNone, kInt8 };
-
-/// Up to so many weights that are used together, 1 MiB as bfloat16, codes of 8 bits are not worth
-/// widening: such weights come from a cache, and with the rows of a verify step arithmetic is the
-/// limit (bench/results/tiny-v3-mtp3_step.md).
-inline constexpr int64_t kFewWeights = int64_t{512} << 10;
-
-/// How weights are kept in memory.
-///
-/// FP8 matrices keep their codes and scales if they are more than kFewWeights, an MLP and those
-/// like it counted as one, and if the blocks allow it (whole panels of rows, columns in fours).
-/// Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their values, as
-/// bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row instead, but for
-/// those declared unquantized.
-struct WeightForm {
-  DType compute_dtype = DType::kBF16;
-  WeightQuantization quantization = WeightQuantization::kNone;
 };
 
 /// Bytes of weights in memory by what they are.
@@ -105,7 +86,7 @@ class WeightLoader {
   };
   struct Piece {
     std::vector<ExpectedTensor> tensors;
-    std::vector<std::unique_ptr<WeightTensor>> open;
+    OpenTensors open;
     PieceSize size;
     std::function<PieceSize(Piece&)> measure;  // once the tensors are open
     std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
@@ -113,18 +94,9 @@ class WeightLoader {
 
   void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
-  struct FormatQuestion {
-    WeightQuantization quantization = WeightQuantization::kNone;
-    int64_t together = 0;       // weights of the matrix and those that it is used with
-    int64_t cols = 0;           // has the factors that the columns of all its parts have
-    int64_t rows_together = 0;  // parts start at multiples of this in the tensors
-  };
-
   void DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                      int64_t cols, int64_t together, WeightQuantization quantization);
+                      int64_t cols, int64_t together, WeightForm form);
   void OpenAll();
-  DType TableFormatOf(const Piece& piece) const;
-  PackedFormat FormatOf(const Piece& piece, const FormatQuestion& question) const;
 
   const WeightSource& source_;
   WeightForm form_;

@@ -20,9 +20,8 @@ bool HasAll(const std::vector<std::string>& list) { return HasOrAll(list, "*"); 
 
 }  // namespace
 
-Cors::Cors(CorsOptions options)
-    : options_(std::move(options)), all_origins_(HasAll(options_.allowed_origins)) {
-  if (all_origins_ && options_.allow_credentials) {
+Cors::Cors(CorsOptions options) : options_(std::move(options)) {
+  if (HasAll(options_.allowed_origins) && options_.allow_credentials) {
     throw InvalidArgument(
         "--allow-credentials: browsers refuse credentials where every origin is allowed; name the "
         "origins in --allowed-origins instead of *");
@@ -37,10 +36,11 @@ bool Cors::Allows(const HttpRequest& head) const {
 std::vector<HttpHeader> Cors::HeadersFor(const HttpRequest& head) const {
   std::vector<HttpHeader> headers;
   if (options_.allowed_origins.empty()) return headers;
-  if (!all_origins_) headers.push_back({"Vary", "Origin"});  // caches must not mix origins
+  const bool all_origins = HasAll(options_.allowed_origins);
+  if (!all_origins) headers.push_back({"Vary", "Origin"});  // caches must not mix origins
   if (!Allows(head)) return headers;
   headers.push_back(
-      {"Access-Control-Allow-Origin", all_origins_ ? "*" : std::string(*head.Header("Origin"))});
+      {"Access-Control-Allow-Origin", all_origins ? "*" : std::string(*head.Header("Origin"))});
   if (options_.allow_credentials) headers.push_back({"Access-Control-Allow-Credentials", "true"});
   headers.push_back({"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"});
   return headers;

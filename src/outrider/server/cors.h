@@ -39,7 +39,6 @@ class Cors {
   bool Allows(const HttpRequest& head) const;
 
   CorsOptions options_;
-  bool all_origins_ = false;
 };
 
 }  // namespace outrider
