@@ -77,7 +77,8 @@ target_include_directories(outrider_xgrammar PRIVATE ${xgrammar_root}/cpp ${CMAK
 target_compile_definitions(outrider_xgrammar PUBLIC XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_LOG_CUSTOMIZE=1)
 target_include_directories(outrider_xgrammar SYSTEM PUBLIC ${xgrammar_root}/include
   ${xgrammar_root}/3rdparty/picojson ${xgrammar_root}/3rdparty/dlpack/include)
-set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY "")
+set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY ""
+  UNITY_BUILD ${OUTRIDER_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
 # Fuzzers check it with sanitizers. It lets overlong escapes of a grammar overflow an int, which
 # therefore has to wrap.
 target_compile_options(outrider_xgrammar PRIVATE -w -g0 -fwrapv

@@ -10,6 +10,7 @@
 
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
@@ -53,11 +54,7 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
 
 // A crowd makes preemptions; elsewhere fewer requests do where everything is slow.
 constexpr int kCrowd = 32;
-#ifdef OUTRIDER_SANITIZED
-constexpr int kRequests = 10;
-#else
-constexpr int kRequests = 24;
-#endif
+constexpr int kRequests = kSanitized ? 10 : 24;
 
 struct Case {
   const char* name;

@@ -7,15 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/engine/test_engine.h"
+#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
 
-#ifdef OUTRIDER_SANITIZED
-constexpr size_t kEvery = 8;  // of the continuations
-#else
-constexpr size_t kEvery = 1;
-#endif
+constexpr size_t kEvery = kSanitized ? 8 : 1;  // of the continuations
 
 struct GoldenCase {
   const char* golden;

@@ -6,17 +6,13 @@
 #include <random>
 
 #include "tests/engine/scenario_requests.h"
+#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
 
-#ifdef OUTRIDER_SANITIZED
-constexpr int kLongPrompt = 500;
-constexpr size_t kLargeBatch = 8;
-#else
-constexpr int kLongPrompt = 4000;
-constexpr size_t kLargeBatch = 64;
-#endif
+constexpr int kLongPrompt = kSanitized ? 500 : 4000;
+constexpr size_t kLargeBatch = kSanitized ? 8 : 64;
 
 class SpeculationScenarioTest : public testing::TestWithParam<DrafterKind> {};
 

@@ -28,8 +28,8 @@ const std::vector<Request> kRequests = {
     {Phase::kDecode, 30, 4}, {Phase::kDecode, 8, 20}, {Phase::kPromptEnd, 0, kThreshold}};
 
 /// Logits of all rows of the step, after each request's context ran as its prompt.
-std::vector<float> StepLogits(AttentionBackend backend, const std::vector<int32_t>& ids) {
-  LoadedModel loaded(TinyModelDirectory());
+std::vector<float> StepLogits(LoadedModel& loaded, AttentionBackend backend,
+                              const std::vector<int32_t>& ids) {
   const MlaModel& base = *loaded.model;
   MlaModel model(
       base.config(),
@@ -83,9 +83,10 @@ TEST(ModelAttentionBackendTest, LogitsOfAMixedStep) {
     ids.insert(ids.end(), more.begin(), more.end());
   }
   ASSERT_GE(ids.size(), 48U);
-  const std::vector<float> ragged = StepLogits(AttentionBackend::kRagged, ids);
+  LoadedModel loaded(TinyModelDirectory());
+  const std::vector<float> ragged = StepLogits(loaded, AttentionBackend::kRagged, ids);
   for (const AttentionBackend backend : kAllAttentionBackends) {
-    const std::vector<float> got = StepLogits(backend, ids);
+    const std::vector<float> got = StepLogits(loaded, backend, ids);
     ASSERT_EQ(got.size(), ragged.size());
     const bool same = std::memcmp(got.data(), ragged.data(), got.size() * sizeof(float)) == 0;
     // Left-overs take another path: a backend that has them and still gives these bits did not.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "tests/server/accumulated_message.h"
 #include "tests/server/model_server.h"
 
@@ -181,11 +182,7 @@ json ForcedRequest(uint64_t seed, json tool_choice) {
       {"seed", seed}};
 }
 
-#ifdef OUTRIDER_SANITIZED
-constexpr uint64_t kSeeds = 1;
-#else
-constexpr uint64_t kSeeds = 3;
-#endif
+constexpr uint64_t kSeeds = kSanitized ? 1 : 3;
 
 class ForcedToolCallsTest : public testing::TestWithParam<const char*> {};
 
@@ -209,7 +206,7 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
     }
     EXPECT_GT(server.Counters().speculation.num_accepted_tokens, 0);
     EXPECT_EQ(plain.Counters().speculation.num_draft_tokens, 0);
-    if (kSeeds == 1) break;  // sanitizers: one tokenizer is enough
+    if (kSanitized) break;  // one tokenizer is enough
   }
 }
 
