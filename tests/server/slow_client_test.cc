@@ -38,6 +38,23 @@ TEST(SlowClientTest, DisconnectAbortsBeforeTheFirstByte) {
   EXPECT_EQ(running.engine.num_aborted(), 2);
 }
 
+// The step that runs meanwhile ends as it would; the next one is without the request.
+TEST(SlowClientTest, DisconnectFreesARequestWithinAStep) {
+  RunningServer running({.step_time = milliseconds(300)});
+  for (const char* stream : {"true}", "false}"}) {
+    HttpClient client(running.port());
+    client.SendRequest("POST", "/v1/completions", std::string(kLong) + stream);
+    const auto steps = [&] { return running.engine.Counters().num_steps; };
+    const int64_t begin = steps();
+    ASSERT_TRUE(Eventually([&] { return steps() > begin; }));
+    client.Close();
+    const int64_t closed = steps();
+    EXPECT_TRUE(Eventually([&] { return running.engine.num_running() == 0; }, kSoon));
+    EXPECT_LE(steps(), closed + 1);
+  }
+  EXPECT_EQ(running.engine.num_aborted(), 2);
+}
+
 TEST(SlowClientTest, DisconnectAbortsEveryPromptOfARequest) {
   RunningServer running({.step_time = milliseconds(5)});
   HttpClient client(running.port());

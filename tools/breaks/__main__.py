@@ -1,0 +1,227 @@
+"""Breaks the product on purpose, one mistake at a time, and sees the tests fail.
+
+    python3 tools/breaks                    all breaks
+    python3 tools/breaks server             those of one list: speculation, server
+    python3 tools/breaks --only 2,7,tls     those of these topics
+    python3 tools/breaks --list             what would be broken, and which test must notice
+    python3 tools/breaks --check            only whether every break still fits the sources
+
+The lists are speculation.py and server.py beside this file: for each topic, small mistakes of the
+kind that its tests guard against. The sources are copied to build/breaks and built there (Release);
+the tests must pass first. Then one mistake after the other is made in the copy, the one test
+program built, and the test named must fail. The checkout itself is only read. A second run builds
+what has changed.
+
+Prints a Markdown table. A test "fails" by what it expects; "stopped" means that the product noticed
+first, by an OUTRIDER_CHECK, crashed, or never came to an end. Ends with 0 when every test failed on
+its break; 1 when one still passes or a break does not compile; 2 when nothing could be said: a test
+fails without any break, a text to be replaced is gone.
+"""
+import argparse
+import filecmp
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import server
+import speculation
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COPIED = ("CMakeLists.txt", "cmake", "models", "src", "tests")
+ROOM_OF = {"batch_test": "batch", "engine_test": "engine", "model_test": "model",
+           "sampling_test": "sampling", "server_test": "server", "speculate_test": "speculate"}
+TEST_SECONDS = 600  # a broken engine may never come to an end
+LISTS = {"speculation": speculation, "server": server}
+TOPICS = speculation.TOPICS | server.TOPICS
+
+
+class CannotTell(Exception):
+    """Why nothing can be said about the breaks."""
+
+
+class DoesNotBuild(Exception):
+    """The compiler's last words."""
+
+
+def broken_text(b, root):
+    """The text of the break's source with the mistake in it."""
+    text = (root / "src/outrider" / b.source).read_text(encoding="utf-8")
+    count = text.count(b.old)
+    if count != 1:
+        raise CannotTell(f"{b.topic} ({b.mistake}): the text to be replaced stands "
+                         f"{count} times in src/outrider/{b.source}, not once:\n{b.old}")
+    return text.replace(b.old, b.new)
+
+
+def source_files(root):
+    """Relative paths of what is copied, of those that `root` has."""
+    for name in COPIED:
+        path = root / name
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file.relative_to(root)
+
+
+def copy_sources(target):
+    """Makes `target` equal to the checkout; leaves files alone that are so already."""
+    wanted = list(source_files(ROOT))
+    for gone in set(source_files(target)) - set(wanted):
+        (target / gone).unlink()
+    for file in wanted:
+        copy = target / file
+        if not copy.exists() or not filecmp.cmp(ROOT / file, copy, shallow=False):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / file, copy)
+
+
+class Workplace:
+    """A copy of the sources and its build."""
+
+    def __init__(self, directory, jobs):
+        self.sources = directory
+        self.build = directory / "build" / "release"
+        self.jobs = jobs
+
+    def run(self, command):
+        result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT)
+        if result.returncode != 0:
+            raise DoesNotBuild(result.stdout[-3000:])
+
+    def configure(self, programs):
+        downloads = self.sources / "build" / "downloads"
+        if not downloads.exists():  # what the checkout's own builds fetched, or will use
+            (ROOT / "build" / "downloads").mkdir(parents=True, exist_ok=True)
+            downloads.parent.mkdir(parents=True, exist_ok=True)
+            downloads.symlink_to(ROOT / "build" / "downloads")
+        rooms = ";".join(sorted({ROOM_OF[program] for program in programs}))
+        self.run(["cmake", "-G", "Ninja", "-S", str(self.sources), "-B", str(self.build),
+                  "-DCMAKE_BUILD_TYPE=Release", "-DOUTRIDER_BUILD_TESTS=ON",
+                  f"-DOUTRIDER_TEST_ROOMS={rooms}"])
+
+    def make(self, programs):
+        self.run(["cmake", "--build", str(self.build), "-j", str(self.jobs), "--target", *programs])
+
+    def test(self, b):
+        """"passes", "fails" or "stopped"; and what the test program printed."""
+        program = self.build / "tests" / ROOM_OF[b.program] / b.program
+        try:
+            result = subprocess.run(
+                [str(program), f"--gtest_filter={b.tests}", "--gtest_fail_fast"], text=True,
+                errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=TEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "stopped", f"no end after {TEST_SECONDS} s"
+        if "Running 0 tests" in result.stdout:
+            raise CannotTell(f"{b.program} has no test {b.tests}")
+        if result.returncode == 0:
+            return "passes", result.stdout
+        return ("fails" if "[  FAILED  ]" in result.stdout else "stopped"), result.stdout
+
+    def with_break(self, b):
+        """What test() says with the mistake built in."""
+        source = self.sources / "src/outrider" / b.source
+        sound = source.read_text(encoding="utf-8")
+        source.write_text(broken_text(b, self.sources), encoding="utf-8")
+        try:
+            self.make([b.program])
+            return self.test(b)
+        finally:
+            source.write_text(sound, encoding="utf-8")
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_unbroken(workplace, breaks):
+    programs = sorted({b.program for b in breaks})
+    say(f"copying to {workplace.sources}, building {', '.join(programs)}")
+    copy_sources(workplace.sources)
+    try:
+        workplace.configure(programs)
+        workplace.make(programs)
+    except DoesNotBuild as error:
+        raise CannotTell(f"the sources do not build without any break:\n{error}") from None
+    for b in {(b.program, b.tests): b for b in breaks}.values():
+        verdict, output = workplace.test(b)
+        if verdict != "passes":
+            raise CannotTell(f"{b.tests} fails without any break:\n{output[-3000:]}")
+        say(f"unbroken: {b.tests} passes")
+
+
+def run_breaks(workplace, breaks, verbose):
+    """Prints the table as it grows; returns the verdicts."""
+    verdicts = []
+    print("| | topic | break | test | s | |\n|---|---|---|---|---|---|")
+    for number, b in enumerate(breaks, 1):
+        say(f"[{number}/{len(breaks)}] {b.topic}: {b.mistake}")
+        start = time.monotonic()
+        try:
+            verdict, output = workplace.with_break(b)
+        except DoesNotBuild as error:
+            verdict, output = "DOES NOT COMPILE", str(error)
+        if verdict == "passes":
+            verdict = "STILL PASSES"
+        seconds = time.monotonic() - start
+        if verbose or verdict == "DOES NOT COMPILE":
+            say(output[-3000:])
+        say(f"    {verdict}, {seconds:.0f} s")
+        print(f"| {b.topic} | {TOPICS[b.topic]} | {b.mistake} (`{b.source}`) "
+              f"| `{b.program}` `{b.tests}` | {seconds:.0f} | {verdict} |", flush=True)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def parse_topics(text):
+    topics = text.split(",")
+    unknown = [topic for topic in topics if topic not in TOPICS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no topic {unknown[0]}: they are "
+                                         f"{', '.join(TOPICS)}")
+    return topics
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", nargs="?", choices=LISTS, help="the breaks of this list only")
+    parser.add_argument("--only", type=parse_topics, metavar="TOPIC[,TOPIC]",
+                        help="the breaks of these topics only")
+    parser.add_argument("--list", action="store_true", help="print the breaks and end")
+    parser.add_argument("--check", action="store_true",
+                        help="see that every break fits the sources and end")
+    parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "breaks",
+                        help="where the copy lives (default build/breaks)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the build")
+    parser.add_argument("--verbose", action="store_true",
+                        help="also print what each broken test printed last")
+    arguments = parser.parse_args()
+    lists = [LISTS[arguments.which]] if arguments.which else LISTS.values()
+    breaks = [b for one in lists for b in one.BREAKS
+              if not arguments.only or b.topic in arguments.only]
+    if arguments.list:
+        for b in breaks:
+            print(f"{b.topic}: {TOPICS[b.topic]}\n    break: {b.mistake} ({b.source})\n"
+                  f"    test:  {b.program} {b.tests}")
+        return 0
+    try:
+        for b in breaks:
+            broken_text(b, ROOT)
+        if arguments.check:
+            print(f"{len(breaks)} breaks of {len({b.topic for b in breaks})} topics fit")
+            return 0
+        workplace = Workplace(arguments.directory.resolve(), arguments.jobs)
+        run_unbroken(workplace, breaks)
+        verdicts = run_breaks(workplace, breaks, arguments.verbose)
+    except CannotTell as error:
+        say(f"breaks: error: {error}")
+        return 2
+    return 0 if all(verdict in ("fails", "stopped") for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
