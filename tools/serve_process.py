@@ -46,6 +46,9 @@ class Server:
                 self._process.kill()
                 self._process.wait()
 
+    def wait_for_end(self, seconds):
+        self._process.wait(seconds)
+
     def ending(self):
         """What was wrong with its end, and what it said then; "" for nothing."""
         if self._process.returncode == 0:

@@ -2,22 +2,39 @@
 
     openai_client_test.py --base-url http://127.0.0.1:8000/v1      a server that runs already
     openai_client_test.py --start build/.../stub_server            starts the stub server itself
+    openai_client_test.py --outrider build/.../outrider            serves the bundled model
 
-Checks what holds for every model: shapes, streaming, usage, errors. Needs only the openai package.
+Checks what holds for every model: shapes, streaming, usage, errors; with the stub what a model that
+calls tools would say; with the bundled model structured output, keys and stopping. Needs the openai
+package.
 """
 
 import argparse
+import contextlib
 import json
+import os
+import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import typing
 import unittest
 
 import openai
+import pydantic
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import serve_process  # noqa: E402
 
 BASE_URL = ""
+API_KEY = "none"
+MOST_REQUESTS = 4  # of the bundled model's server, for a key at a time
 PROGRAM = ""  # that was started
 IS_STUB = False  # it repeats the last message up to the first full stop
+IS_BUNDLED_MODEL = False
 QUESTION = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What is 12 + 30?"},
@@ -26,7 +43,7 @@ QUESTION = [
 
 class OpenAiClientTest(unittest.TestCase):
     def setUp(self):
-        self.client = openai.OpenAI(base_url=BASE_URL, api_key="none", max_retries=0, timeout=60)
+        self.client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=60)
         self.model = self.client.models.list().data[0].id
 
     def tearDown(self):
@@ -162,6 +179,15 @@ MODEL_TEXT = (
 )
 
 
+def without_inherited_tests(test_class):
+    """What it inherits from is run once, as itself."""
+    for name in dir(OpenAiClientTest):
+        if name.startswith("test_") and name not in test_class.__dict__:
+            setattr(test_class, name, None)
+    return test_class
+
+
+@without_inherited_tests
 class ToolsTest(OpenAiClientTest):
     """What a client makes of a model's reasoning and calls; the stub says what such a model would."""
 
@@ -239,10 +265,77 @@ class ToolsTest(OpenAiClientTest):
         self.assertEqual(final.output_text, "I look.")
 
 
-# What ToolsTest inherits from is run once, as itself.
-for _name in [name for name in dir(OpenAiClientTest) if name.startswith("test_")]:
-    if _name not in ToolsTest.__dict__:
-        setattr(ToolsTest, _name, None)
+class Basket(pydantic.BaseModel):
+    """What the model is made to say: enough kinds of values, none of them endless."""
+
+    fruit: typing.Literal["apple", "pear"]
+    count: int = pydantic.Field(ge=1, le=20)
+    full: bool
+    sizes: list[typing.Literal["small", "large"]] = pydantic.Field(min_length=1, max_length=3)
+
+
+@without_inherited_tests
+class BundledModelTest(OpenAiClientTest):
+    """Structured output, which needs a model with a tokenizer; and what a key may do."""
+
+    def setUp(self):
+        if not IS_BUNDLED_MODEL:
+            self.skipTest("needs the bundled model")
+        super().setUp()
+
+    def test_parses_an_answer(self):
+        asked = {"model": self.model, "messages": QUESTION, "max_tokens": 200, "temperature": 1}
+        for seed in range(5):
+            answer = self.client.chat.completions.parse(**asked, seed=seed, response_format=Basket)
+            self.assertIsInstance(answer.choices[0].message.parsed, Basket)
+            self.assertEqual(answer.choices[0].finish_reason, "stop")
+            with self.client.chat.completions.stream(**asked, seed=seed, response_format=Basket) as stream:
+                for _ in stream:
+                    pass
+                final = stream.get_final_completion()
+            self.assertEqual(final.choices[0].message.parsed, answer.choices[0].message.parsed)
+
+    def test_parses_a_response(self):
+        response = self.client.responses.parse(
+            model=self.model, input=QUESTION[1]["content"], max_output_tokens=200, text_format=Basket
+        )
+        self.assertIsInstance(response.output_parsed, Basket)
+
+    def test_json_object(self):
+        answer = self.chat(response_format={"type": "json_object"}, max_tokens=400, stop="}", temperature=1, seed=2)
+        self.assertTrue(answer.choices[0].message.content.startswith("{"))
+
+    def test_vllms_kinds(self):
+        def ask(**kind):
+            return self.chat(extra_body={"structured_outputs": kind}).choices[0].message.content
+
+        self.assertRegex(ask(regex="[a-c]{3}-[0-9]{2}"), "^[a-c]{3}-[0-9]{2}$")
+        self.assertIn(ask(choice=["plum", "quince"]), ("plum", "quince"))
+        self.assertIn(ask(grammar='root ::= "yes" | "no" "!"'), ("yes", "no!"))
+
+    def test_a_schema_that_cannot_be_is_named(self):
+        schema = {"name": "x", "schema": {"type": "what"}}
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(response_format={"type": "json_schema", "json_schema": schema})
+        self.assertEqual(caught.exception.param, "response_format.json_schema.schema")
+
+    def test_a_wrong_key(self):
+        with self.assertRaises(openai.AuthenticationError) as caught:
+            self.client.with_options(api_key="guess").models.list()
+        self.assertEqual(caught.exception.code, "invalid_api_key")
+
+    def test_a_key_has_a_limit(self):
+        long = {"max_tokens": 1000, "extra_body": {"ignore_eos": True}}
+        with contextlib.ExitStack() as streams:
+            for _ in range(MOST_REQUESTS):
+                next(iter(streams.enter_context(self.chat(stream=True, **long))))
+            with self.assertRaises(openai.RateLimitError) as caught:
+                self.chat()
+            self.assertEqual(caught.exception.response.headers["Retry-After"], "1")
+        # A client that waits as it is told to gets its answer.
+        self.assertTrue(self.client.with_options(max_retries=3).models.list().data)
+        patient = self.client.with_options(max_retries=5).chat.completions
+        self.assertTrue(patient.create(model=self.model, messages=QUESTION, max_tokens=4).choices)
 
 
 class RetriesTest(unittest.TestCase):
@@ -267,27 +360,73 @@ class RetriesTest(unittest.TestCase):
             server.terminate()
 
 
+def serve_bundled_model(*flags):
+    model = ROOT / "models" / "tiny-v3-mtp3"
+    return serve_process.Server(PROGRAM, model, ["--api-key", API_KEY, *flags])
+
+
+class StopTest(unittest.TestCase):
+    """SIGTERM: what is new is refused, what runs may finish, and what takes too long is told so."""
+
+    def setUp(self):
+        if not IS_BUNDLED_MODEL:
+            self.skipTest("needs the bundled model")
+
+    @contextlib.contextmanager
+    def stopping(self, *flags):
+        """A server that has got SIGTERM, a client, and a stream of 3000 tokens that has begun."""
+        with serve_bundled_model(*flags) as server:
+            base_url = "http://{}:{}/v1".format(*server.address)
+            with openai.OpenAI(base_url=base_url, api_key=API_KEY, max_retries=0, timeout=120) as client:
+                model = client.models.list().data[0].id
+                asked = {"model": model, "messages": QUESTION, "extra_body": {"ignore_eos": True}}
+                usage = {"include_usage": True}
+                stream = iter(client.chat.completions.create(**asked, max_tokens=3000, stream=True, stream_options=usage))
+                next(stream)
+                os.kill(server.pid, signal.SIGTERM)
+                yield lambda: client.chat.completions.create(**asked, max_tokens=1), stream
+            server.wait_for_end(60)
+        self.assertEqual(server.ending(), "")
+
+    def test_finishes_what_runs(self):
+        with self.stopping() as (ask, stream):
+            with self.assertRaises(openai.InternalServerError) as caught:
+                while True:  # the signal takes a moment
+                    ask()
+            self.assertEqual(caught.exception.status_code, 503)
+            self.assertEqual(caught.exception.response.headers["Retry-After"], "1")
+            self.assertEqual(list(stream)[-1].usage.completion_tokens, 3000)
+
+    def test_tells_whom_it_cuts_off(self):
+        with self.stopping("--shutdown-timeout", "0.2") as (_, stream):
+            with self.assertRaises(openai.APIError) as caught:
+                list(stream)
+            self.assertEqual(caught.exception.code, "shutting_down")
+
+
 def main():
-    global BASE_URL, IS_STUB, PROGRAM
+    global API_KEY, BASE_URL, IS_BUNDLED_MODEL, IS_STUB, PROGRAM
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--base-url", help="the API of a running server, with /v1")
     where.add_argument("--start", metavar="PROGRAM", help="a server that prints its port when started")
+    where.add_argument("--outrider", metavar="PROGRAM", help="outrider, to serve the bundled model")
     arguments = parser.parse_args()
-    server = None
-    if arguments.start:
-        server = subprocess.Popen([arguments.start], stdout=subprocess.PIPE, text=True)
-        PROGRAM = arguments.start
-        IS_STUB = "stub" in PROGRAM
-        BASE_URL = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-    else:
-        BASE_URL = arguments.base_url
-    try:
+    with contextlib.ExitStack() as running:
+        if arguments.start:
+            PROGRAM = arguments.start
+            IS_STUB = "stub" in PROGRAM
+            server = running.enter_context(subprocess.Popen([PROGRAM], stdout=subprocess.PIPE, text=True))
+            running.callback(server.terminate)
+            BASE_URL = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+        elif arguments.outrider:
+            IS_BUNDLED_MODEL, API_KEY, PROGRAM = True, "secret", arguments.outrider
+            limit = ["--max-num-reqs-per-key", str(MOST_REQUESTS)]
+            server = running.enter_context(serve_bundled_model(*limit))
+            BASE_URL = "http://{}:{}/v1".format(*server.address)
+        else:
+            BASE_URL = arguments.base_url
         result = unittest.main(argv=sys.argv[:1], exit=False, verbosity=2).result
-    finally:
-        if server:
-            server.terminate()
-            server.wait()
     sys.exit(0 if result.wasSuccessful() else 1)
 
 
