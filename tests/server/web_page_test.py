@@ -313,6 +313,22 @@ class WebPageTest(unittest.TestCase):
         ActionChains(page.driver).move_to_element(page.one("h1")).perform()
         page.wait(lambda: not popover.is_displayed())
 
+    def test_popover_leaves_the_lines_beside_its_step_free(self):
+        page = self.page
+        page.set("temperature", "0")
+        answer = page.ask(QUESTION)  # "####" begins a line of its own
+        popover = page.one("#step-popover")
+        brackets = answer.find_elements(By.CSS_SELECTOR, ".step")
+        for bracket, is_above in (brackets[0], True), (brackets[-1], False):
+            ActionChains(page.driver).move_to_element(bracket.find_element(By.CSS_SELECTOR, ".token")).perform()
+            page.wait(popover.is_displayed)
+            top, height = (page.run(f"return arguments[0].getBoundingClientRect().{name}", popover) for name in ("top", "height"))
+            place = page.run("return arguments[0].getClientRects()[0].top", bracket)
+            self.assertEqual(top + height <= place, is_above)
+            self.assertEqual(top > place, not is_above)
+            ActionChains(page.driver).move_to_element(page.one("h1")).perform()
+            page.wait(lambda: not popover.is_displayed())
+
     def test_steps_by_keyboard(self):
         page = self.page
         answer = page.ask(QUESTION)

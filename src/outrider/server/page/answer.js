@@ -179,7 +179,7 @@ export class Answer {
     const shown = this.events.slice(-MOST_RAW_EVENTS).map((data) => `data: ${data}`);
     const cut = this.events.length > shown.length ? `, the last ${shown.length}` : "";
     this.parts.raw.replaceChildren(
-      ...block("POST v1/chat/completions", JSON.stringify(this.body, null, 2)),
+      ...block("POST /v1/chat/completions", JSON.stringify(this.body, null, 2)),
       button("Copy as curl", "quiet", (event) => copy(event.target, this.curl())),
       ...block(`${count} events${cut}`, shown.join("\n\n") || "Nothing yet"),
     );

@@ -184,9 +184,10 @@ export class Figures {
     const steps = this.#answer?.steps ?? [];
     byId("figures-of").textContent = this.#answer ? this.#answer.title : "No answer yet";
     if (steps.length === 0) {
-      body.replaceChildren(
-        el("p", { class: "figures-empty" }, "How many drafts were right, and where, shows here."),
-      );
+      const note = this.#answer
+        ? "No tokens so far."
+        : "How many drafts were right, and where, shows here.";
+      body.replaceChildren(el("p", { class: "figures-empty" }, note));
       return;
     }
     const sums = this.#answer.sums;

@@ -67,17 +67,21 @@ function stepSentence(step) {
 
 let anchor = null; // what the popover stands by; null: it is hidden
 
-/** Above its anchor, or below it where there is no room. */
+/** Above its anchor or below it: where it covers less of the answer, as far as there is room. */
 function placePopover() {
   const popover = byId("step-popover");
   const place = anchor?.getClientRects()[0];
   popover.hidden = !place;
   if (!place) return;
   const { offsetWidth: width, offsetHeight: height } = popover;
-  const room = document.documentElement.clientWidth - width - 8;
-  popover.style.left = `${Math.max(8, Math.min(place.left - 8, room))}px`;
+  const { clientWidth, clientHeight } = document.documentElement;
+  popover.style.left = `${Math.max(8, Math.min(place.left - 8, clientWidth - width - 8))}px`;
   const above = place.top - height - 8;
-  popover.style.top = `${above > 8 ? above : place.bottom + 10}px`;
+  const below = place.bottom + 10;
+  const lines = anchor.closest(".tokens")?.getBoundingClientRect() ?? place;
+  const atTheEnd = lines.bottom - place.bottom < place.top - lines.top;
+  const fitsBelow = below + height < clientHeight - 8;
+  popover.style.top = `${(atTheEnd && fitsBelow) || above <= 8 ? below : above}px`;
 }
 
 export class TokenView {
