@@ -181,6 +181,48 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
   }
 }
 
+// A few tiles more than there are multiprocessors: many are cut in two, and the second part goes on
+// from the result of the first.
+TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
+  for (int heads : {16, 40, 128}) {
+    WorldOptions options;
+    options.heads = heads;
+    options.sink = true;
+    options.lengths = {3000, 3001, 2900, 3100, 2560, 4353};
+    const int requests = static_cast<int>(options.lengths.size());
+    MlaWorld world(options);
+    const BatchResult alone = [&] {
+      BatchResult results;
+      for (int i = 0; i < requests; ++i) {
+        results.push_back(world.Run({{i, options.lengths[i], 9}})[0]);
+      }
+      return results;
+    }();
+    for (int count : {heads == 128 ? 70 : 140, heads == 128 ? 100 : 200}) {
+      for (int long_windows : {0, 12}) {
+        std::vector<BatchRequest> batch;
+        batch.reserve(count);
+        for (int n = 0; n < count; ++n) {
+          const int i = n % requests;
+          batch.push_back({i, options.lengths[i], n % 16 < long_windows ? 9 : 1});
+        }
+        const BatchResult result = world.Run(batch);
+        for (int n = 0; n < count; ++n) {
+          const int window = batch[n].query_len;
+          for (int t = 0; t < window; ++t) {
+            ASSERT_TRUE(result[n][t] == alone[n % requests][9 - window + t])
+                << heads << " heads, request " << n << " of " << count << ", token " << t << " of "
+                << window;
+          }
+        }
+        EXPECT_TRUE(world.Run(batch, false, {}, /*graph=*/true) == result);
+        CheckBatch(world, {batch.begin(), batch.begin() + requests},
+                   world.Run(batch, /*relaxed=*/true));
+      }
+    }
+  }
+}
+
 class MlaDecodeBits : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
 
 TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {

@@ -63,5 +63,8 @@ __device__ __forceinline__ uint32_t OutputPair(__half2 columns, float factor) {
 __device__ __forceinline__ uint32_t BitsOf(__half2 pair) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+__device__ __forceinline__ __half2 HalvesOf(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
 
 }  // namespace outrider::cuda

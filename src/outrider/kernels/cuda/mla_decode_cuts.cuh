@@ -15,6 +15,7 @@ struct MlaPlanArguments {
   int blocks;
   bool causal;
   bool relaxed;
+  bool shared_tiles;  // two items may share a tile
   MlaSplits splits;
   MlaWorkspace workspace;
 };

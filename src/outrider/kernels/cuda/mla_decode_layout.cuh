@@ -14,9 +14,12 @@ struct alignas(32) MlaItem {
   int request;
   int key_begin;
   int key_end;
-  int partial_unit;  // first 16-row unit of the partial result, or -1: write the output
-  int first_row;     // of the tile in q's rows (token * heads + head)
-  int rows;          // low 8 bits: rows of the tile; above: first row's index in its request
+  // First 16-row unit of the partial results that it leaves, or -1: it writes the output. bf16, a
+  // tile that two items share: kMlaFirstPart + unit leaves a result that the other goes on from,
+  // -2 - unit goes on from it and writes the output.
+  int partial_unit;
+  int first_row;  // of the tile in q's rows (token * heads + head)
+  int rows;       // low 8 bits: rows of the tile; above: first row's index in its request
   int seq_len;
   int context;  // seq_len - query length
 };
@@ -37,9 +40,17 @@ struct MlaCounters {
   int next_item;    // beyond the first item of each block; the end of a run sets it back to 0
   int epoch;        // runs since the plan (bf16)
   int left_blocks;  // of the current run (bf16)
+  int late_claims;  // whether blocks take their next item late (LoadWalk)
   int num_fold_tiles;
   int used_units;
 };
+
+inline constexpr int kMlaFirstPart = 1 << 30;
+
+__device__ __forceinline__ bool IsFirstPart(const MlaItem& item) {
+  return item.partial_unit >= kMlaFirstPart;
+}
+__device__ __forceinline__ bool IsSecondPart(const MlaItem& item) { return item.partial_unit < -1; }
 
 inline constexpr int kMlaUnitRows = 16;
 inline constexpr int kMlaLeastTileRows = 16;

@@ -71,6 +71,7 @@ class LoadWalk {
   /// Takes the first item and finds the boxes of the first tiles.
   __device__ void Begin(const MlaKernelArguments& args, MlaShared& shared) {
     num_items_ = args.workspace.counters->num_items;
+    late_claims_ = args.workspace.counters->late_claims != 0;
     shared.epoch = args.workspace.counters->epoch;
     Fetch(args, blockIdx.x);
     do Publish(args, shared);
@@ -109,7 +110,11 @@ class LoadWalk {
     published_ += min(tiles_, kGroup);
     tiles_ -= min(tiles_, kGroup);
     key_ += kGroup * kMlaTileKeys;
-    if (tiles_ > 0) ReadTable(args);
+    if (tiles_ > 0) {
+      ReadTable(args);
+    } else if (late_claims_) {
+      Claim(args);
+    }
   }
   /// Asks for an item's record, a word per lane.
   __device__ void Fetch(const MlaKernelArguments& args, int index) {
@@ -118,7 +123,16 @@ class LoadWalk {
     record_ = __ldcg(reinterpret_cast<const int*>(args.workspace.items + index) + threadIdx.x % 8);
     past_end_ = index >= num_items_;
   }
-  /// Publishes the item that was fetched and claims another; nothing after the last.
+  /// Takes the next item's number: when an item is entered, so that the next is known in time;
+  /// late, with the last of its tiles, where items differ so much in length that the order in which
+  /// blocks come to their ends matters (tiles shared by two items).
+  __device__ void Claim(const MlaKernelArguments& args) {
+    if (threadIdx.x % 32 == 0) {
+      next_index_ = gridDim.x + atomicAdd(&args.workspace.counters->next_item, 1);
+    }
+    claimed_ = true;
+  }
+  /// Publishes the item that was fetched; nothing after the last.
   __device__ void Enter(const MlaKernelArguments& args, MlaShared& shared) {
     if (ended_) return;
     const int lane = threadIdx.x % 32;
@@ -139,8 +153,7 @@ class LoadWalk {
     last_page_ = (seq_len - 1) >> args.page_shift;
     key_ = key_begin + lane * 16;
     ReadTable(args);
-    if (lane == 0) next_index_ = gridDim.x + atomicAdd(&args.workspace.counters->next_item, 1);
-    claimed_ = true;
+    if (!late_claims_) Claim(args);
   }
   __device__ void ReadTable(const MlaKernelArguments& args) {
     page_ = __ldg(&table_[min(key_ >> args.page_shift, last_page_)]);
@@ -155,6 +168,7 @@ class LoadWalk {
   int record_ = -1;
   int next_index_ = 0;
   bool past_end_ = false;
+  bool late_claims_ = false;
   bool claimed_ = false;  // next_index_ is on its way
   bool ended_ = false;
   uint32_t item_count_ = 0;

@@ -1,7 +1,8 @@
 // The end of the bf16 MLA decode kernel: a block that has run out of items folds partial results of
-// row tiles that several blocks shared, a warp per row. Splits are folded in order of position with
-// the same operations as in a block that folds them itself, so both give equal bits. A lane per
-// partial result computes its weights; only the sums go one after another.
+// row tiles that several blocks shared, two rows per warp or, with few tiles, per two or four
+// warps. Splits are folded in order of position with the same operations as in a block that folds
+// them itself, so both give equal bits. A lane per partial result computes its weights; only the
+// sums go one after another.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
@@ -9,8 +10,7 @@
 namespace outrider::cuda {
 
 inline constexpr int kMergeWarps = kOutputThreads / 32;
-inline constexpr int kMergeLoads = 8;                     // partial results in flight per lane
-inline constexpr int kResultRowBytes = kMlaValueDim * 2;  // an output's bf16, a result's columns
+inline constexpr int kResultRowBytes = kMlaValueDim * 2;  // an output's bf16
 
 /// An item has left all its partial results. One thread, after a barrier among all that wrote.
 __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, const MlaItem& item) {
@@ -19,11 +19,12 @@ __device__ __forceinline__ void ReportResults(const MlaWorkspace& workspace, con
       : "memory");
 }
 
-/// Waits until every item of a tile has reported in this run and the `epoch` before.
-__device__ __forceinline__ void WaitForResults(const MlaWorkspace& workspace,
-                                               const MlaFoldTile& tile, int epoch) {
-  const int wanted = (epoch + 1) * tile.items;
-  const int* reported = &workspace.tile_plans[tile.plan].w;
+/// Waits until the `items` items of tile `plan` (TilePlanIndex) have reported in this run and the
+/// `epoch` before.
+__device__ __forceinline__ void WaitForResults(const MlaWorkspace& workspace, int plan, int items,
+                                               int epoch) {
+  const int wanted = (epoch + 1) * items;
+  const int* reported = &workspace.tile_plans[plan].w;
   int count;
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(reported) : "memory");
@@ -67,77 +68,125 @@ __device__ __forceinline__ void FoldNumbers(float2 next, int count, MlaRowState*
   *state = {__shfl_sync(~0u, after, count - 1), sum};
 }
 
-/// Folds and writes one row of a tile. All lanes of a warp; 16 columns each.
-__device__ __forceinline__ void MergeRow(const MlaKernelArguments& args, const MlaFoldTile& tile,
-                                         int row) {
+/// Half `group` of the columns of 16 rows of a partial result: as they lie in the registers of the
+/// warp that left them (AccumulateOutputs), columns[4 i] to columns[4 i + 3] of lane l at 32 i + l.
+__device__ __forceinline__ uint4* ResultColumns(const MlaWorkspace& workspace, size_t unit,
+                                                int group) {
+  return reinterpret_cast<uint4*>(workspace.partial_outputs) + (2 * unit + group) * 512;
+}
+
+/// Folds and writes rows `row` and `row` + 8 of a tile (the first eight of a unit), or one of
+/// `kParts` parts of their columns. All lanes of a warp.
+template <int kParts>
+__device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const MlaFoldTile& tile,
+                                          int row, int part) {
+  constexpr int kQuads = 4 / kParts;  // of words, per lane and result: two columns of either row
+  constexpr int kLoads = 4 * kParts;  // results in flight
   const MlaWorkspace& workspace = args.workspace;
   const int lane = threadIdx.x % 32;
   const int units = (tile.rows + kMlaUnitRows - 1) / kMlaUnitRows;
-  // Row `row` of partial result i is row `base + i * step` of the partial arrays.
-  const size_t base = static_cast<size_t>(tile.first_unit) * kMlaUnitRows + row;
-  const size_t step = static_cast<size_t>(units) * kMlaUnitRows;
-  const uint8_t* results = reinterpret_cast<const uint8_t*>(workspace.partial_outputs) + lane * 16;
+  const int first_unit = tile.first_unit + row / kMlaUnitRows;
+  const int numbers_row[2] = {row % kMlaUnitRows, min(row + 8, tile.rows - 1) % kMlaUnitRows};
+  // Quad q is eight of the sixteen quads of half q / 2: 128 columns among the lanes.
+  const int place = lane / 4 * 32 + row % 8 * 4 + lane % 4;
 
-  __half2 columns[8] = {};
-  MlaRowState state = {-INFINITY, 0.0f};
+  __half2 columns[kQuads][4] = {};
+  MlaRowState state[2] = {{-INFINITY, 0.0f}, {-INFINITY, 0.0f}};
 #pragma unroll 1
   for (int chunk = 0; chunk < tile.count; chunk += 32) {
     const int count = min(32, tile.count - chunk);
-    float2 numbers = {-INFINITY, 0.0f};
-    if (lane < count) numbers = __ldcg(&workspace.partial_stats[base + (chunk + lane) * step]);
-    __half2 keep, add;
+    float2 numbers[2] = {{-INFINITY, 0.0f}, {-INFINITY, 0.0f}};
+    if (lane < count) {
+      const float2* at = workspace.partial_stats +
+                         static_cast<size_t>(first_unit + (chunk + lane) * units) * kMlaUnitRows;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) numbers[i] = __ldcg(at + numbers_row[i]);
+    }
+    __half2 keep[2], add[2];
 #pragma unroll 1
-    for (int first = 0; first < count; first += kMergeLoads) {
-      uint4 next[kMergeLoads][2];
+    for (int first = 0; first < count; first += kLoads) {
+      uint4 next[kLoads][kQuads];
 #pragma unroll
-      for (int i = 0; i < kMergeLoads; ++i) {
+      for (int i = 0; i < kLoads; ++i) {
         // Past the end: the last one again, not used.
-        const uint8_t* at =
-            results + (base + (chunk + min(first + i, count - 1)) * step) * kResultRowBytes;
-        next[i][0] = __ldcg(reinterpret_cast<const uint4*>(at));
-        next[i][1] = __ldcg(reinterpret_cast<const uint4*>(at + kResultRowBytes / 2));
+        const size_t unit = first_unit + (chunk + min(first + i, count - 1)) * units;
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+          const int quad = part * kQuads + j;
+          next[i][j] = __ldcg(ResultColumns(workspace, unit, quad / 2) + quad % 2 * 256 + place);
+        }
       }
-      if (first == 0) FoldNumbers(numbers, count, &state, &keep, &add);
+      if (first == 0) {
 #pragma unroll
-      for (int i = 0; i < kMergeLoads; ++i) {
-        const __half2 keep_i = __shfl_sync(~0u, keep, first + i);
-        const __half2 add_i = __shfl_sync(~0u, add, first + i);
+        for (int i = 0; i < 2; ++i) FoldNumbers(numbers[i], count, &state[i], &keep[i], &add[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        __half2 keep_i[2], add_i[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          keep_i[r] = __shfl_sync(~0u, keep[r], first + i);
+          add_i[r] = __shfl_sync(~0u, add[r], first + i);
+        }
         if (first + i >= count) continue;
-        const __half2* pairs = reinterpret_cast<const __half2*>(next[i]);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) columns[j] = FoldColumns(columns[j], pairs[j], keep_i, add_i);
+        for (int j = 0; j < kQuads; ++j) {
+          const uint32_t words[4] = {next[i][j].x, next[i][j].y, next[i][j].z, next[i][j].w};
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            columns[j][k] =
+                FoldColumns(columns[j][k], HalvesOf(words[k]), keep_i[k % 2], add_i[k % 2]);
+          }
+        }
       }
     }
   }
-  const size_t global_row = static_cast<size_t>(tile.first_row) + row;
-  float lse;
-  const float factor = FinishRow(state, args.value_scale, args.sink,
-                                 static_cast<int>(global_row % args.heads), &lse);
-  uint4* out = reinterpret_cast<uint4*>(args.output) + global_row * (kResultRowBytes / 16) + lane;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const __half2* pairs = columns + 4 * i;
-    out[i * 32] = make_uint4(OutputPair(pairs[0], factor), OutputPair(pairs[1], factor),
-                             OutputPair(pairs[2], factor), OutputPair(pairs[3], factor));
+    if (row + 8 * i >= tile.rows) break;
+    const size_t global_row = static_cast<size_t>(tile.first_row) + row + 8 * i;
+    float lse;
+    const float factor = FinishRow(state[i], args.value_scale, args.sink,
+                                   static_cast<int>(global_row % args.heads), &lse);
+    uint32_t* out = reinterpret_cast<uint32_t*>(args.output) + global_row * (kMlaValueDim / 2);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      // Columns 16 (lane / 4) + 2 (lane % 4) of the quad's 128, and 8 further on.
+      uint32_t* at = out + (part * kQuads + j) * 64 + lane / 4 * 8 + lane % 4;
+      at[0] = OutputPair(columns[j][i], factor);
+      at[4] = OutputPair(columns[j][2 + i], factor);
+    }
+    if (lane == 0 && part == 0) args.lse[global_row] = lse;
   }
-  if (lane == 0) args.lse[global_row] = lse;
 }
 
-/// The rows that fall to this warp, `warp` of kMergeWarps in its block. Blocks with the last
-/// numbers, which run out of items first, come first.
-__device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, int warp, int epoch) {
-  const MlaWorkspace& workspace = args.workspace;
-  const int tiles = workspace.counters->num_fold_tiles;
+template <int kParts>
+__device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, int tiles, int warp,
+                                           int epoch) {
   const int blocks = gridDim.x;
   // All tiles' first rows, then their second: short tiles leave nothing out in between.
   for (int index = blocks - 1 - static_cast<int>(blockIdx.x) + warp * blocks;
-       index < tiles * kMlaTileRows; index += kMergeWarps * blocks) {
-    const MlaFoldTile tile = workspace.fold_tiles[index % tiles];
-    const int row = index / tiles;
+       index < tiles * (kMlaTileRows / 2) * kParts; index += kMergeWarps * blocks) {
+    const MlaFoldTile tile = args.workspace.fold_tiles[index / kParts % tiles];
+    const int pair = index / kParts / tiles;
+    const int row = pair / 8 * kMlaUnitRows + pair % 8;
     if (row >= tile.rows) continue;
-    if (tile.count > 0) WaitForResults(workspace, tile, epoch);
+    if (tile.count > 0) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
     __syncwarp();
-    MergeRow(args, tile, row);
+    MergeRows<kParts>(args, tile, row, index % kParts);
+  }
+}
+
+/// What falls to this warp, `warp` of kMergeWarps in its block. Blocks with the last numbers, which
+/// run out of items first, come first. The fewer tiles, the more warps share two rows.
+__device__ __forceinline__ void MergeResults(const MlaKernelArguments& args, int warp, int epoch) {
+  const int tiles = args.workspace.counters->num_fold_tiles;
+  if (tiles <= 8) {
+    MergeTiles<4>(args, tiles, warp, epoch);
+  } else if (tiles <= 16) {
+    MergeTiles<2>(args, tiles, warp, epoch);
+  } else {
+    MergeTiles<1>(args, tiles, warp, epoch);
   }
 }
 

@@ -41,13 +41,15 @@ __device__ __forceinline__ void StoreRows(uint8_t* at, int rows, Word word) {
   }
 }
 
+template <bool kSharedTiles>
 __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args,
                                                   const MlaTensorMaps& maps, MlaShared& shared) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
   const int lane = threadIdx.x % 32;
-  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;        // and row0 + 8
-  const int place = group * kResultRowBytes / 2 + lane % 4 * 16;  // of what it stores in a row
+  const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row0 + 8
+  // Bytes, of what it stores in a row; computed where it is needed, registers are short.
+  auto place = [] { return threadIdx.x / 128 * (kResultRowBytes / 2) + threadIdx.x % 4 * 16; };
   const uint32_t p = SharedAddress(shared.p);
   float output[128];
   // Two columns each (output[2 * i] and the next) of the splits folded so far.
@@ -56,7 +58,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   uint32_t split_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
     // Published before the probabilities of the item before were handed over.
-    const MlaItem item = TakeItem(shared, item_count);
+    MlaItem item = TakeItem(shared, item_count);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
@@ -98,6 +100,9 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       __syncwarp();
       WgmmaWait<0>();
       PinRegisters(output);
+      const bool ends = walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys);
+      // Not sooner: else the scores could end a second split before every warp has seen the first.
+      if (ends) BarrierWait(&shared.split_full, split_count & 1);
       BarrierArriveWarp(&shared.p_empty);
       NamedSync(kOutputsBarrier + group, 128);
       if (warp == 0 && ElectOne()) {
@@ -105,9 +110,8 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       }
       __syncwarp();
       walk.first_in_split = false;
-      if (!walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys)) continue;
+      if (!ends) continue;
 
-      BarrierWait(&shared.split_full, split_count & 1);
       const int buffer = split_count++ & 1;
       if (warp_rows) {
         const float normal[2] = {shared.normal[buffer][row0], shared.normal[buffer][row0 + 8]};
@@ -118,6 +122,20 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
             columns[i] = __floats2half2_rn(o[0] * normal[i % 2], o[1] * normal[i % 2]);
           }
         } else {
+          if (kSharedTiles && IsSecondPart(item)) {
+            WaitForResults(args.workspace, TilePlanIndex(item), 1, shared.epoch);
+            __syncwarp();
+            const uint4* at =
+                ResultColumns(args.workspace, -2 - item.partial_unit + warp, group) + lane;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+              const uint4 words = __ldcg(at + 32 * i);
+              columns[4 * i] = HalvesOf(words.x);
+              columns[4 * i + 1] = HalvesOf(words.y);
+              columns[4 * i + 2] = HalvesOf(words.z);
+              columns[4 * i + 3] = HalvesOf(words.w);
+            }
+          }
           __half2 keep[2];
           __half2 add[2];
 #pragma unroll
@@ -135,15 +153,20 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
           }
         }
       }
+      if (kSharedTiles && IsSecondPart(item)) item.partial_unit = -1;
       if (walk.Emits(item) && warp_rows) {
         if (item.partial_unit >= 0) {
-          StoreRows(reinterpret_cast<uint8_t*>(args.workspace.partial_outputs) +
-                        walk.PartialRow(item, rows, row0) * kResultRowBytes + place,
-                    rows - row0, [&](int i) { return BitsOf(columns[i]); });
+          const size_t unit = walk.PartialRow(item, rows, warp * kMlaUnitRows) / kMlaUnitRows;
+          uint4* at = ResultColumns(args.workspace, unit, group) + lane;
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            __stcg(at + 32 * i, make_uint4(BitsOf(columns[4 * i]), BitsOf(columns[4 * i + 1]),
+                                           BitsOf(columns[4 * i + 2]), BitsOf(columns[4 * i + 3])));
+          }
         } else {
           const float factor[2] = {shared.factor[buffer][row0], shared.factor[buffer][row0 + 8]};
           StoreRows(reinterpret_cast<uint8_t*>(args.output) +
-                        (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes + place,
+                        (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes + place(),
                     rows - row0, [&](int i) { return OutputPair(columns[i], factor[i % 2]); });
         }
       }
@@ -154,7 +177,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       if (threadIdx.x == 0) ReportResults(args.workspace, item);
     }
   }
-  MergeRows(args, group * 4 + warp, shared.epoch);
+  MergeResults(args, group * 4 + warp, shared.epoch);
 }
 
 }  // namespace outrider::cuda

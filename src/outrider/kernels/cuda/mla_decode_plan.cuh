@@ -5,10 +5,16 @@
 // of the whole step (total / blocks) is one item: its block folds the splits as it goes and writes
 // the output. A longer tile is cut into equal items of about a share each. The first of them folds
 // its splits; a later one leaves one partial result per split, and they are folded later in
-// the same order with the same arithmetic, so the cut does not show in the bits. Where whole tiles
-// would leave many blocks idle in the last round (141 tiles on 132 blocks), those left over are cut
-// finely instead. Items are listed longest first (32 cost classes); the order within a class is up
-// to the hardware and changes nothing but the schedule.
+// the same order with the same arithmetic, so the cut does not show in the bits.
+//
+// Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks). bf16: tiles
+// are then laid end to end and cut where a block's share ends (SharePosition). The second part of
+// such a tile goes on from the result of the first, which begins its block's share where the second
+// ends another's, so the first is done by then; the list has all first parts first and all second
+// parts last. e4m3: the tiles left over are cut finely.
+//
+// Items are listed longest first (32 cost classes); the order within a class is up to the hardware
+// and changes nothing but the schedule.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_cuts.cuh"
@@ -17,6 +23,8 @@ namespace outrider::cuda {
 
 inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanClasses = 32;
+// Of the list: first parts, then the classes of items, then those of second parts.
+inline constexpr int kListClasses = 1 + 2 * kPlanClasses;
 // What an item costs beside its keys, in keys: query load, first tiles, epilogue.
 inline constexpr int kItemCost = 128;
 
@@ -27,9 +35,9 @@ __device__ __forceinline__ int KeysOfTile(int row_begin, int row_end, int heads,
 }
 
 __device__ __forceinline__ int CostClass(int keys, int longest) {
-  // Class 0 is the longest.
+  // Class 1 is the longest.
   const float scaled = __fdividef(static_cast<float>(keys * kPlanClasses), longest + 1.0f);
-  return kPlanClasses - 1 - min(kPlanClasses - 1, __float2int_rz(scaled));
+  return kPlanClasses - min(kPlanClasses - 1, __float2int_rz(scaled));
 }
 
 /// A row tile of a request.
@@ -82,6 +90,53 @@ __device__ __forceinline__ void CountWhole(const MlaPlanArguments& args, const P
                                            int* class_count, int longest) {
   StoreCut(args, tile, {1, 0}, -1);
   if (tile.keys > 0) atomicAdd(&class_count[CostClass(tile.keys, longest)], 1);
+}
+
+/// First pass, a tile that two items share: one lane. Its plan is {-position, 1, unit}.
+__device__ __forceinline__ void CountShared(const MlaPlanArguments& args, const PlanTile& tile,
+                                            int position, int* used_units, int* class_count,
+                                            int longest) {
+  const int unit = atomicAdd(used_units, tile.Units());
+  if (unit + tile.Units() > args.workspace.num_units) {
+    CountWhole(args, tile, class_count, longest);  // no room
+    return;
+  }
+  StoreCut(args, tile, {-position, 1}, unit);
+  atomicAdd(&class_count[0], 1);
+  atomicAdd(&class_count[kPlanClasses + CostClass(tile.keys - position, longest)], 1);
+}
+
+/// Second pass, the same.
+__device__ __forceinline__ void WriteShared(const MlaPlanArguments& args, const PlanTile& tile,
+                                            int4 plan, int* class_count, int longest) {
+  args.workspace.tile_plans[tile.index].w = 0;
+  MlaItem item = tile.Item(args);
+  item.key_end = -plan.x;
+  item.partial_unit = kMlaFirstPart + plan.z;
+  args.workspace.items[atomicAdd(&class_count[0], 1)] = item;
+  item.key_begin = item.key_end;
+  item.key_end = tile.keys;
+  item.partial_unit = -2 - plan.z;
+  const int cost_class = kPlanClasses + CostClass(tile.keys + plan.x, longest);
+  args.workspace.items[atomicAdd(&class_count[cost_class], 1)] = item;
+}
+
+/// Where the tiles of a request that `takes_part` are cut, or 0. Requests with the same number of
+/// tiles are laid end to end on `lines[tiles]`, in any order, and cut at each multiple of `share`;
+/// tiles of a request alike, so that they run at the same time and read keys once. All lanes.
+__device__ __forceinline__ int SharePosition(const MlaPlanArguments& args, const PlanTile& tile,
+                                             bool takes_part, unsigned* lines, unsigned share) {
+  const uint32_t tiles = __ballot_sync(~0u, takes_part);
+  if (tiles == 0) return 0;
+  const unsigned cost = __shfl_sync(~0u, tile.keys, 31 - __clz(tiles)) + kItemCost;
+  unsigned begin = 0;
+  if (threadIdx.x % 32 == 0) begin = atomicAdd(&lines[__popc(tiles)], cost);
+  begin = __shfl_sync(~0u, begin, 0);
+  const unsigned end = begin + cost;
+  const unsigned cut = end / share * share;
+  if (cut <= begin) return 0;
+  const int position = NearestSplit(args.splits, static_cast<int>(end - cut));
+  return takes_part && position < tile.keys ? position : 0;
 }
 
 /// First pass, a tile that is cut, if there is room for its results: all lanes.
@@ -160,14 +215,16 @@ __device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const P
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
   __shared__ unsigned long long total_cost;
   __shared__ int longest;
-  __shared__ int class_count[kPlanClasses];
+  __shared__ int class_count[kListClasses];
+  __shared__ unsigned lines[33];
   __shared__ int used_units;
   __shared__ int num_fold_tiles;
   __shared__ int whole;
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  if (thread < kPlanClasses) class_count[thread] = 0;
+  if (thread < kListClasses) class_count[thread] = 0;
+  if (thread < 33) lines[thread] = 0;
   if (thread == 0) {
     total_cost = 0;
     longest = 1;
@@ -197,7 +254,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   const int share = static_cast<int>(
       min(1ull << 30, total_cost * 11 / 10 / static_cast<unsigned>(args.blocks) + 1));
 
-  // Tiles that stay whole, numbered by `whole`; the last incomplete round of them is cut finely.
+  // Tiles that stay whole, numbered by `whole`.
   for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
     const int query_begin = args.query_start_loc[request];
     const int query_len = args.query_start_loc[request + 1] - query_begin;
@@ -216,7 +273,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   __syncthreads();
   const int rounds = (whole + args.blocks - 1) / args.blocks;
   const bool uneven = whole > args.blocks && rounds * args.blocks > whole + whole / 8;
-  const int whole_limit = uneven ? (rounds - 1) * args.blocks : whole;
+  const bool shared_tiles = uneven && args.shared_tiles;
+  const bool fine_cuts = uneven && !shared_tiles;
+  const int whole_limit = fine_cuts ? (rounds - 1) * args.blocks : whole;
+  const unsigned exact_share = max(1u, static_cast<unsigned>(share / 11 * 10));
 
   // First pass: cut the tiles, count items per class. Second pass: write the items. A lane per tile
   // that stays whole, a warp for each that does not; few requests have several warps each. Several
@@ -242,12 +302,22 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         const int4 plan = exists ? args.workspace.tile_plans[tile.index] : make_int4(0, 0, -1, 0);
         const bool fine = plan.w >= whole_limit;
         const int wanted = (tile.keys + kItemCost + share - 1) / share;
-        const bool uncut = pass == 0 ? tile.keys == 0 || (wanted == 1 && !fine) : plan.x == 1;
-        if (exists && uncut && warp % sharing == 0) {
-          if (pass == 0) {
-            CountWhole(args, tile, class_count, longest);
-          } else {
-            WriteWhole(args, tile, class_count, longest, &num_fold_tiles);
+        const bool uncut = pass == 0 ? tile.keys == 0 || (wanted == 1 && !fine) : plan.x <= 1;
+        if (warp % sharing == 0) {
+          int position = 0;
+          if (pass == 0 && shared_tiles) {
+            position = SharePosition(args, tile, exists && plan.w >= 0, lines, exact_share);
+          }
+          if (exists && uncut) {
+            if (pass == 0 && position > 0) {
+              CountShared(args, tile, position, &used_units, class_count, longest);
+            } else if (pass == 0) {
+              CountWhole(args, tile, class_count, longest);
+            } else if (plan.x < 0) {
+              WriteShared(args, tile, plan, class_count, longest);
+            } else {
+              WriteWhole(args, tile, class_count, longest, &num_fold_tiles);
+            }
           }
         }
         uint32_t cut = __ballot_sync(~0u, exists && !uncut);
@@ -285,7 +355,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     if (pass == 0) {
       if (thread == 0) {
         int sum = 0;
-        for (int i = 0; i < kPlanClasses; ++i) {
+        for (int i = 0; i < kListClasses; ++i) {
           const int count = class_count[i];
           class_count[i] = sum;
           sum += count;
@@ -294,6 +364,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         args.workspace.counters->next_item = 0;
         args.workspace.counters->epoch = 0;
         args.workspace.counters->left_blocks = 0;
+        args.workspace.counters->late_claims = shared_tiles;
       }
       __syncthreads();
     }

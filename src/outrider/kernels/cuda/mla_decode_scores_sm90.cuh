@@ -4,6 +4,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_loads_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_merge_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_sm90.cuh"
 
 namespace outrider::cuda {
@@ -67,6 +68,7 @@ __device__ __forceinline__ void ClearRows(uint8_t* kv, int begin, int thread) {
   }
 }
 
+template <bool kSharedTiles>
 __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, MlaShared& shared,
                                               LoadWalk& loads) {
   const int thread = threadIdx.x % 128;
@@ -83,7 +85,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
   uint32_t split_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
     // Published before the probabilities of the item before were handed over.
-    const MlaItem item = TakeItem(shared, item_count);
+    MlaItem item = TakeItem(shared, item_count);
     if (item.request < 0) break;
     SplitWalk walk(item, args.splits);
     const int rows = item.rows & 255;
@@ -184,6 +186,12 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       if (walk.Ends(key0 + kMlaTileKeys)) {
         const int buffer = split_count++ & 1;
         const bool emits = walk.Emits(item);
+        // Where a second part's first split finds what the first part left.
+        const int earlier_unit = kSharedTiles ? -2 - item.partial_unit : -1;
+        if (earlier_unit >= 0) {
+          WaitForResults(args.workspace, TilePlanIndex(item), 1, shared.epoch);
+          item.partial_unit = -1;
+        }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int row = row0 + 8 * i;
@@ -195,6 +203,11 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
           sum[i] = 0.0f;
           float keep = 0.0f;
           float add = 1.0f;
+          if (earlier_unit >= 0) {
+            const int at = earlier_unit * kMlaUnitRows + min(row, rows - 1);
+            const float2 earlier = __ldcg(&args.workspace.partial_stats[at]);
+            state[i] = {earlier.x, earlier.y};
+          }
           state[i] = walk.first_split ? split : FoldRow(state[i], split, &keep, &add);
           if (lane % 4 != 0) continue;
           shared.normal[buffer][row] = PowerOfTwo(-split.exponent());

@@ -132,11 +132,12 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
+template <bool kSharedTiles>
 cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(MlaShared);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(DecodeMlaSm90, kSharedBytes);
+  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<kSharedTiles>, kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
@@ -147,7 +148,8 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSm90, NumBlocks(), kMlaThreads, kSharedBytes, stream, args, maps);
+  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, NumBlocks(), kMlaThreads, kSharedBytes,
+                         stream, args, maps);
 }
 
 /// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
@@ -172,6 +174,12 @@ bool EncodeByteMap(CUtensorMap* map, const void* cache, uint64_t rows, int colum
 int TileRows(const MlaDecodeParams& params) {
   if (params.cache_type == MlaCacheType::kBf16) return kMlaTileRows;
   return params.heads <= 16 && params.num_tokens <= params.num_requests ? 16 : 32;
+}
+
+/// Whether two items may share a tile: bf16, with more tiles than blocks.
+bool SharedTiles(const MlaDecodeParams& params) {
+  const int tiles = params.num_tokens * params.heads / kMlaTileRows + params.num_requests;
+  return params.cache_type == MlaCacheType::kBf16 && tiles > NumBlocks();
 }
 
 template <int kRows>
@@ -218,6 +226,7 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.blocks = NumBlocks();
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
+  args.shared_tiles = SharedTiles(params);
   args.splits = SplitsOf(params);
   args.workspace = Carve(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);
@@ -245,7 +254,10 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   args.lse = params.lse;
   args.splits = params.relaxed ? MlaSplits{0, 0, 0} : SplitsOf(params);
 
-  if (!e4m3) return LaunchBf16(args, params, stream);
+  if (!e4m3) {
+    return SharedTiles(params) ? LaunchBf16<true>(args, params, stream)
+                               : LaunchBf16<false>(args, params, stream);
+  }
   const cudaError_t error = TileRows(params) == 16 ? LaunchE4m3<16>(args, params, stream)
                                                    : LaunchE4m3<32>(args, params, stream);
   if (error != cudaSuccess) return error;
