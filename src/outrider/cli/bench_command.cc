@@ -13,6 +13,8 @@
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/interrupt.h"
+#include "outrider/cli/kernel_bench.h"
+#include "outrider/kernels/kernel_table.h"
 
 namespace outrider::cli {
 
@@ -85,7 +87,11 @@ BenchRow Measure(const Load& load, const LoadedEngine& loaded,
   return row;
 }
 
-void WriteJson(const std::string& path, const std::string& json) {
+/// The table to standard output, and JSON where it is asked for; the table goes to standard error
+/// when standard output is for JSON.
+void Print(const std::string& table, const std::string& json, const std::string& path) {
+  (path == "-" ? std::cerr : std::cout) << table << std::flush;
+  if (path.empty()) return;
   if (path == "-") {
     std::cout << json << std::flush;
     return;
@@ -96,7 +102,22 @@ void WriteJson(const std::string& path, const std::string& json) {
   if (!file) throw InvalidArgument("--json: cannot write '{}'", path);
 }
 
+int NumThreads(const Settings& settings) {
+  return settings.engine.num_threads > 0 ? settings.engine.num_threads : AvailableProcessors();
+}
+
 }  // namespace
+
+int RunBenchKernels(const Settings& settings) {
+  const Isa isa = SelectIsa();
+  ThreadPool pool(NumThreads(settings));
+  KernelReport report = MeasureKernels(isa, pool, [](const KernelFigure& figure) {
+    std::cerr << fmt::format("{}: {:.2f}\n", figure.name, figure.ratio);
+  });
+  report.cpu = CpuName();
+  Print(KernelTableText(report), KernelJson(report), settings.bench.json);
+  return 0;
+}
 
 int RunBench(const Settings& settings, Command command) {
   const BenchSettings& bench = settings.bench;
@@ -108,10 +129,9 @@ int RunBench(const Settings& settings, Command command) {
   report.prompts = bench.prompts_file.empty() ? "random" : bench.prompts_file;
   report.output_len = bench.output_len;
   report.temperature = bench.temperature;
-  report.isa = IsaName(SelectIsa());
+  report.isa = GetKernels(SelectIsa()).name;
   report.cpu = CpuName();
-  report.num_threads =
-      settings.engine.num_threads > 0 ? settings.engine.num_threads : AvailableProcessors();
+  report.num_threads = NumThreads(settings);
 
   // Each k gets an engine of its own. Without a list, the model's default k is measured first,
   // since only a loaded engine knows it.
@@ -147,8 +167,7 @@ int RunBench(const Settings& settings, Command command) {
   std::sort(report.rows.begin(), report.rows.end(),
             [](const BenchRow& a, const BenchRow& b) { return a.spec_tokens < b.spec_tokens; });
 
-  (bench.json == "-" ? std::cerr : std::cout) << BenchTable(report) << std::flush;
-  if (!bench.json.empty()) WriteJson(bench.json, BenchJson(report));
+  Print(BenchTable(report), BenchJson(report), bench.json);
   return report.OutputsEqual() ? 0 : 1;
 }
 

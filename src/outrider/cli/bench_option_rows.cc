@@ -7,6 +7,8 @@ namespace outrider::cli {
 
 std::vector<OptionRow> BenchOptionRows() {
   const CommandSet bench = {Command::kBenchLatency, Command::kBenchThroughput};
+  const CommandSet with_kernels = {Command::kBenchLatency, Command::kBenchThroughput,
+                                   Command::kBenchKernels};
   const OptionKind one = OptionKind::kValue;
   const BenchSettings defaults;
   return {
@@ -39,7 +41,7 @@ std::vector<OptionRow> BenchOptionRows() {
       {"json", one, "Output", "FILE", "",
        "Write the figures as JSON to FILE, or to standard output "
        "with -",
-       bench, [](Settings& s, const OptionValue& v) { s.bench.json = Text(v); }},
+       with_kernels, [](Settings& s, const OptionValue& v) { s.bench.json = Text(v); }},
   };
 }
 

@@ -27,7 +27,7 @@ using Layer = std::vector<std::pair<const OptionRow*, OptionValue>>;
 struct ParsedCommand {
   CLI::App* app = nullptr;
   CLI::Option* config = nullptr;
-  CLI::Option* model = nullptr;
+  CLI::Option* model = nullptr;  // null: the command takes none
   std::vector<std::pair<const OptionRow*, CLI::Option*>> options;
 };
 
@@ -41,7 +41,9 @@ ParsedCommand Declare(CLI::App& parent, Command command, const std::string& name
   ParsedCommand parsed;
   parsed.app = parent.add_subcommand(name);
   parsed.app->allow_extras();
-  parsed.model = AddTextOption(*parsed.app, "MODEL", "DIR");
+  if (FindOption(command, "model") != nullptr) {
+    parsed.model = AddTextOption(*parsed.app, "MODEL", "DIR");
+  }
   parsed.config = AddTextOption(*parsed.app, "--config", "FILE");
   for (const OptionRow& row : OptionTable()) {
     if (!row.commands.Has(command) || row.name == "model") continue;
@@ -64,7 +66,7 @@ ParsedCommand Declare(CLI::App& parent, Command command, const std::string& name
 
 /// Refuses the first argument that nothing took.
 void RefuseExtras(const CLI::App& app, const std::string& command_name,
-                  std::span<const std::string> known) {
+                  std::span<const std::string> known, bool takes_model = true) {
   const std::vector<std::string> extras = app.remaining();
   if (extras.empty()) return;
   const auto is_flag = [](const std::string& argument) { return argument.starts_with("-"); };
@@ -75,8 +77,8 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
       throw InvalidArgument("unknown command '{}' of {}{}", extras.front(), program,
                             Suggestion(extras.front(), known));
     }
-    throw InvalidArgument("unexpected argument '{}' of {}; it takes one MODEL and options",
-                          extras.front(), program);
+    throw InvalidArgument("unexpected argument '{}' of {}; it takes {}options", extras.front(),
+                          program, takes_model ? "one MODEL and " : "only ");
   }
   std::string name = flag->substr(0, flag->find('='));
   name.erase(0, name.find_first_not_of('-'));
@@ -130,7 +132,7 @@ Layer EnvironmentLayer(Command command, const Environment& environment) {
 
 Layer ArgumentLayer(Command command, const ParsedCommand& parsed) {
   Layer layer;
-  if (parsed.model->count() > 0) {
+  if (parsed.model != nullptr && parsed.model->count() > 0) {
     layer.emplace_back(FindOption(command, "model"),
                        OptionValue{"MODEL", {parsed.model->results().back()}});
   }
@@ -154,6 +156,7 @@ void Apply(const Layer& layer, Settings& settings, std::map<std::string, std::st
 
 void CheckComplete(Command command, const Settings& settings) {
   if (command == Command::kExplain && !settings.explain.batch.empty()) return;
+  if (command == Command::kBenchKernels) return;
   if (settings.engine.model.empty()) {
     throw InvalidArgument("outrider {} needs MODEL, the directory of a Hugging Face checkpoint",
                           CommandName(command));
@@ -224,11 +227,11 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   if (failure.has_value()) throw InvalidArgument("{}", failure->what());
   if (!invocation.command.has_value()) {
     static const std::vector<std::string> kCommands = {"serve", "generate", "bench", "explain"};
-    static const std::vector<std::string> kBenchCommands = {"latency", "throughput"};
+    static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "kernels"};
     RefuseExtras(app, "", kCommands);
     RefuseExtras(*bench, "bench", kBenchCommands);
     if (bench->parsed()) {
-      throw InvalidArgument("outrider bench needs a command: latency or throughput");
+      throw InvalidArgument("outrider bench needs a command: latency, throughput or kernels");
     }
     throw InvalidArgument(
         "outrider needs a command: serve, generate, bench or explain; see outrider --help");
@@ -239,7 +242,7 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   RefuseExtras(app, "", {});
   std::vector<std::string> known = OptionNames(command);
   known.emplace_back("config");
-  RefuseExtras(*parsed.app, CommandName(command), known);
+  RefuseExtras(*parsed.app, CommandName(command), known, parsed.model != nullptr);
 
   std::map<std::string, std::string> given;
   std::optional<std::string> config = environment(kConfigVariable);

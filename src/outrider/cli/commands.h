@@ -18,6 +18,9 @@ int RunGenerate(const Settings& settings);
 /// `command` is kBenchLatency or kBenchThroughput. 1 when the outputs of the rows differ.
 int RunBench(const Settings& settings, Command command);
 
+/// Prints the kernels' figures against this machine's limits.
+int RunBenchKernels(const Settings& settings);
+
 int RunExplain(const Settings& settings);
 
 }  // namespace outrider::cli

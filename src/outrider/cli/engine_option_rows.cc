@@ -48,6 +48,8 @@ std::string SizeText(int64_t bytes) { return fmt::format("{}GiB", bytes >> 30); 
 std::vector<OptionRow> EngineOptionRows() {
   const CommandSet every = {Command::kServe, Command::kGenerate, Command::kBenchLatency,
                             Command::kBenchThroughput, Command::kExplain};
+  const CommandSet all = {Command::kServe,           Command::kGenerate,     Command::kBenchLatency,
+                          Command::kBenchThroughput, Command::kBenchKernels, Command::kExplain};
   const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
   const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput};
   const OptionKind one = OptionKind::kValue;
@@ -132,7 +134,7 @@ std::vector<OptionRow> EngineOptionRows() {
          s.engine.attention_backend = ParseAttentionBackend(v);
        }},
       {"num-threads", one, "Batching", "N", "all processors this process may use",
-       "Threads that compute", every,
+       "Threads that compute", all,
        [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 0, 1024); }},
 
       {"speculative-config", one, "Speculation", "JSON", "",
@@ -183,13 +185,13 @@ std::vector<OptionRow> EngineOptionRows() {
                                        : LogprobsMode::kProcessed;
         }},
        {"log-level", one, "Logging", "debug|info|warning|error", "info for serve, else warning",
-        "Least level that is logged to standard error", every,
+        "Least level that is logged to standard error", all,
         [](Settings& s, const OptionValue& v) {
           static const std::array<std::string, 4> kLevels = {"debug", "info", "warning", "error"};
           s.log_level = kLevels.at(ParseChoice(v.where, Text(v), kLevels));
         }},
        {"log-format", one, "Logging", "text|json", "text", "Log lines for people or for machines",
-        every, [](Settings& s, const OptionValue& v) {
+        all, [](Settings& s, const OptionValue& v) {
           static const std::array<std::string, 2> kFormats = {"text", "json"};
           s.log_format =
               ParseChoice(v.where, Text(v), kFormats) == 0 ? LogFormat::kText : LogFormat::kJson;

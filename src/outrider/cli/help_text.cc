@@ -64,7 +64,7 @@ std::vector<std::string> Groups(Predicate wanted) {
   return groups;
 }
 
-/// Commands of a row, bench's two as one.
+/// Commands of a row, the two of bench that take a model as one.
 std::string CommandsText(const OptionRow& row) {
   std::string text;
   for (const Command command : kAllCommands) {
@@ -99,6 +99,8 @@ std::string CommandSummary(Command command) {
       return "Time requests one after the other, with 0, 1, 2, ... draft tokens";
     case Command::kBenchThroughput:
       return "Time many requests at once, with 0, 1, 2, ... draft tokens";
+    case Command::kBenchKernels:
+      return "Time the kernels of this machine against what it can do at most; needs no MODEL";
     case Command::kExplain:
       return "Say what would run and why: shapes, memory, kernels, drafter";
   }
@@ -121,15 +123,19 @@ std::string ProgramHelp() {
 
 std::string BenchHelp() {
   return "Measure speed with and without speculation\n\n"
-         "Usage: outrider bench latency|throughput MODEL [OPTION ...]\n\nCommands:\n" +
+         "Usage: outrider bench latency|throughput MODEL [OPTION ...]\n"
+         "       outrider bench kernels [OPTION ...]\n\nCommands:\n" +
          TwoColumns("latency", CommandSummary(Command::kBenchLatency)) +
          TwoColumns("throughput", CommandSummary(Command::kBenchThroughput)) +
+         TwoColumns("kernels", CommandSummary(Command::kBenchKernels)) +
          "\nTheir options: outrider bench latency --help\n";
 }
 
 std::string CommandHelp(Command command) {
-  std::string out = fmt::format("{}\n\nUsage: outrider {} MODEL [OPTION ...]\n",
-                                CommandSummary(command), CommandName(command));
+  const bool takes_model = FindOption(command, "model") != nullptr;
+  std::string out =
+      fmt::format("{}\n\nUsage: outrider {}{} [OPTION ...]\n", CommandSummary(command),
+                  CommandName(command), takes_model ? " MODEL" : "");
   if (command == Command::kExplain) out += "       outrider explain --batch ITEMS [OPTION ...]\n";
   const auto wanted = [command](const OptionRow& row) {
     return row.commands.Has(command) && row.name != "model";

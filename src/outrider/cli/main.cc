@@ -30,6 +30,8 @@ int Run(const Invocation& invocation) {
     case Command::kBenchLatency:
     case Command::kBenchThroughput:
       return RunBench(settings, command);
+    case Command::kBenchKernels:
+      return RunBenchKernels(settings);
     case Command::kExplain:
       return RunExplain(settings);
   }

@@ -19,11 +19,18 @@
 namespace outrider::cli {
 
 /// What a user can ask for on the command line, in the order of the help text.
-enum class Command : uint8_t { kServe, kGenerate, kBenchLatency, kBenchThroughput, kExplain };
+enum class Command : uint8_t {
+  kServe,
+  kGenerate,
+  kBenchLatency,
+  kBenchThroughput,
+  kBenchKernels,
+  kExplain
+};
 
-inline constexpr std::array kAllCommands = {Command::kServe, Command::kGenerate,
+inline constexpr std::array kAllCommands = {Command::kServe,        Command::kGenerate,
                                             Command::kBenchLatency, Command::kBenchThroughput,
-                                            Command::kExplain};
+                                            Command::kBenchKernels, Command::kExplain};
 
 /// "serve", "generate", "bench latency", ...
 std::string CommandName(Command command);

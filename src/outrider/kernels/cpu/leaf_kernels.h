@@ -41,6 +41,9 @@ constexpr int64_t PanelProductScratch(int64_t rows) { return kPanelGroup * 16 * 
 /// Weights that are widened at a time where many rows use them.
 inline constexpr int64_t kWidenedWeights = 8192;
 
+/// Sums that a loop which measures the rate of multiply-adds keeps at a time.
+inline constexpr int kFmaChains = 12;
+
 /// Key positions that one call of attend_keys takes at most.
 inline constexpr int64_t kKeyBlock = 32;
 /// Rows are handled in lanes: arrays over rows are padded to a multiple of this.

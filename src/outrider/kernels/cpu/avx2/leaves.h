@@ -15,6 +15,10 @@ void MultiplyPanelsByFloat16(const PanelProduct& product);
 void ScaleRowForFloat16(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 /// `count` rounds of multiply-adds with this factor, for timing it; returns a sum.
 float MultiplyByFactor(float factor, int64_t count);
+/// For measuring the machine. Reads `bytes`, a multiple of 128, from 64-byte aligned data; the
+/// second runs kFmaChains independent multiply-adds per round. The result is there to be used.
+float ReadAll(const std::byte* data, int64_t bytes);
+float RunFmaChains(int64_t rounds, float seed);
 
 void RoundToBFloat16Row(const float* x, int64_t n, float* y);
 

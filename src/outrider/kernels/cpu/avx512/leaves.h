@@ -9,5 +9,7 @@ namespace outrider::cpu::avx512 {
 inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
 void AttendEntries(const EntryBlock& block);
+/// For measuring the machine: kFmaChains independent multiply-adds per round.
+float RunFmaChains(int64_t rounds, float seed);
 
 }  // namespace outrider::cpu::avx512

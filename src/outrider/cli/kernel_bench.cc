@@ -1,0 +1,166 @@
+#include "outrider/cli/kernel_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "outrider/base/buffer.h"
+#include "outrider/base/error.h"
+#include "outrider/cli/kernel_loads.h"
+#include "outrider/kernels/machine_limits.h"
+
+namespace outrider::cli {
+
+namespace {
+
+constexpr int32_t kD8Heads = 16;
+constexpr int kD8Layers = 8;
+constexpr int32_t kLongContext = 4096;
+constexpr int32_t kPromptRows = 512;
+constexpr size_t kReadBytes = size_t{1} << 30;
+constexpr int kRepeats = 2;
+
+/// Measures figures one after the other and keeps them in the report.
+class Bench {
+ public:
+  Bench(Isa isa, ThreadPool& pool, FunctionRef<void(const KernelFigure&)> found,
+        KernelReport& report)
+      : kernels_(GetKernels(isa)),
+        wide_(isa >= Isa::kAvx512),
+        pool_(pool),
+        found_(found),
+        report_(report) {
+    Buffer memory(kReadBytes);
+    std::memset(memory.data(), 1, memory.size());
+    report_.read_bytes_per_second =
+        static_cast<double>(kReadBytes) / ReadSeconds(pool_, memory.data(), memory.size(), 5);
+    report_.fma_flops_per_second = FmaFlopsPerSecond(pool_, isa);
+  }
+
+  void Decode(const std::string& model, DType dtype, std::vector<ProductGroup> groups,
+              double target) {
+    const ModelProducts products({.dtype = dtype}, std::move(groups));
+    const double limit = products.ReadBytesPerSecond(pool_, kRepeats);
+    const double seconds = products.Seconds(kernels_, pool_, 1, kRepeats).back();
+    Add(fmt::format("{} {}, 1 row: share of read bandwidth", model, DTypeName(dtype)), seconds,
+        static_cast<double>(products.bytes_per_pass()) / seconds / limit, target);
+  }
+
+  void ManyRows() {
+    const ModelProducts products({.dtype = DType::kBF16}, D8Products(kD8Layers, true));
+    const auto rows = [&](int64_t n) {
+      return products.Seconds(kernels_, pool_, n, kRepeats).back();
+    };
+    const double one = rows(1);
+    const double four = rows(4);
+    const double eight = rows(8);
+    Add("D8 bfloat16, 8 requests: tokens/s / (8 x 1 request)", eight, one / eight,
+        wide_ ? 0.80 : 0.45);
+    Add("D8 bfloat16, 4 rows / 1 row, context 0", four, four / one, wide_ ? 1.08 : 1.25, true);
+    const double one_deep = one + kD8Layers * Absorbed(1);
+    const double four_deep = four + kD8Layers * Absorbed(4);
+    Add("D8 bfloat16, 4 rows / 1 row, context 4096", four_deep, four_deep / one_deep,
+        wide_ ? 1.20 : 1.4, true);
+  }
+
+  void Prompt() {
+    const ModelProducts layer({.dtype = DType::kBF16}, D8Products(1, false));
+    const double seconds = layer.Seconds(kernels_, pool_, kPromptRows, 1).back() +
+                           ExpandedSeconds(kernels_, pool_, kD8Heads, kPromptRows);
+    const double flops =
+        2 * layer.weights_per_pass() * kPromptRows + ExpandedFlops(kD8Heads, kPromptRows);
+    Add("D8 bfloat16, a layer of a prompt of 512: share of FMA peak", seconds,
+        flops / seconds / report_.fma_flops_per_second, 0.75);
+  }
+
+  void Attention() {
+    for (const int32_t rows : {1, 4}) {
+      const double seconds = Absorbed(rows);
+      const double bytes = double{kLongContext} * kAbsorbedEntry * 2;
+      const double flops = 2 * kAbsorbedMacs * kLongContext * kD8Heads * rows;
+      const double limit = std::max(bytes / report_.read_bytes_per_second,
+                                    flops / report_.fma_flops_per_second);
+      Add(fmt::format("MLA decode, 16 heads, context 4096, {}: share of its limit",
+                      rows == 1 ? "1 row" : "4 rows"),
+          seconds, limit / seconds, 0.6);
+    }
+  }
+
+ private:
+  double Absorbed(int32_t rows) {
+    return AbsorbedSeconds(kernels_, pool_, kD8Heads, kLongContext, rows, 1, DType::kBF16);
+  }
+
+  void Add(std::string name, double seconds, double ratio, double target, bool at_most = false) {
+    report_.figures.push_back({std::move(name), seconds * 1e3, ratio, target, at_most});
+    found_(report_.figures.back());
+  }
+
+  const KernelTable& kernels_;
+  bool wide_;  // AVX-512: more arithmetic per byte, so higher targets
+  ThreadPool& pool_;
+  FunctionRef<void(const KernelFigure&)> found_;
+  KernelReport& report_;
+};
+
+}  // namespace
+
+KernelReport MeasureKernels(Isa isa, ThreadPool& pool,
+                            FunctionRef<void(const KernelFigure&)> found) {
+  if (isa < Isa::kAvx2) {
+    throw InvalidArgument("bench kernels: needs a processor with AVX2, and no OUTRIDER_ISA below it");
+  }
+  KernelReport report;
+  report.kernels = GetKernels(isa).name;
+  report.num_threads = pool.size();
+  Bench bench(isa, pool, found, report);
+  bench.Decode("D8", DType::kBF16, D8Products(kD8Layers, true), 0.90);
+  bench.Decode("D8", DType::kI8, D8Products(kD8Layers, true), 0.85);
+  bench.ManyRows();
+  bench.Decode("M8", DType::kBF16, M8Products(), 0.88);
+  bench.Decode("M8", DType::kI8, M8Products(), 0.80);
+  bench.Prompt();
+  bench.Attention();
+  return report;
+}
+
+std::string KernelTableText(const KernelReport& report) {
+  std::string out = fmt::format(
+      "{} kernels, {} threads, {}\n"
+      "limits in this run: {:.1f} GB/s read from memory, {:.0f} GFLOP/s float32 FMA\n\n"
+      "                                                              ms   ratio  target\n",
+      report.kernels, report.num_threads, report.cpu, report.read_bytes_per_second * 1e-9,
+      report.fma_flops_per_second * 1e-9);
+  for (const KernelFigure& figure : report.figures) {
+    out += fmt::format("  {:<55} {:>8.2f} {:>6.2f}  {} {:.2f}  {}\n", figure.name,
+                       figure.milliseconds, figure.ratio, figure.at_most ? "<=" : ">=",
+                       figure.target, figure.Met() ? "met" : "missed");
+  }
+  return out;
+}
+
+std::string KernelJson(const KernelReport& report) {
+  using Json = nlohmann::ordered_json;
+  Json object = {{"command", "kernels"},
+                 {"version", OUTRIDER_VERSION},
+                 {"kernels", report.kernels},
+                 {"cpu", report.cpu},
+                 {"num_threads", report.num_threads},
+                 {"read_bytes_per_second", report.read_bytes_per_second},
+                 {"fma_flops_per_second", report.fma_flops_per_second},
+                 {"figures", Json::array()}};
+  for (const KernelFigure& figure : report.figures) {
+    object["figures"].push_back(Json::object({{"name", figure.name},
+                                              {"milliseconds", figure.milliseconds},
+                                              {"ratio", figure.ratio},
+                                              {"target", figure.target},
+                                              {"at_most", figure.at_most},
+                                              {"met", figure.Met()}}));
+  }
+  return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace outrider::cli
