@@ -61,6 +61,7 @@ TEST(CommandLine, CommandsAndTheirModel) {
   EXPECT_EQ(Parse({"generate", "m", "--prompt", "x"}).command, Command::kGenerate);
   EXPECT_EQ(Parse({"bench", "latency", "m"}).command, Command::kBenchLatency);
   EXPECT_EQ(Parse({"bench", "throughput", "m"}).command, Command::kBenchThroughput);
+  EXPECT_EQ(Parse({"bench", "kernels", "--num-threads", "1"}).command, Command::kBenchKernels);
   EXPECT_EQ(Parse({"explain", "models/tiny"}).settings.engine.model, "models/tiny");
   EXPECT_EQ(Parse({"explain", "serve"}).settings.engine.model, "serve");
 }
@@ -353,6 +354,8 @@ TEST(CommandLine, HelpAndVersion) {
   EXPECT_FALSE(Parse({"--help"}).command.has_value());
   EXPECT_THAT(Parse({"--help"}).text, HasSubstr("outrider COMMAND MODEL"));
   EXPECT_THAT(Parse({"bench", "--help"}).text, HasSubstr("latency|throughput"));
+  EXPECT_THAT(Parse({"bench", "kernels", "--help"}).text,
+              AllOf(HasSubstr("Usage: outrider bench kernels [OPTION"), Not(HasSubstr("MODEL"))));
   EXPECT_THAT(Parse({"serve", "--help"}).text,
               AllOf(HasSubstr("--port N"), HasSubstr("Speculation:"), Not(HasSubstr("--prompt"))));
   EXPECT_THAT(Parse({"bench", "latency", "-h"}).text, HasSubstr("--input-len"));
@@ -376,6 +379,11 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
               HasSubstr("it is an option of outrider serve"));
   EXPECT_THAT(ErrorOf({"serve", "m", "-x"}), HasSubstr("unknown option -x"));
   EXPECT_THAT(ErrorOf({"serve", "m", "n"}), HasSubstr("unexpected argument 'n'"));
+  EXPECT_THAT(
+      ErrorOf({"bench", "kernels", "m"}),
+      HasSubstr("unexpected argument 'm' of outrider bench kernels; it takes only options"));
+  EXPECT_THAT(ErrorOf({"bench", "kernels", "--block-size", "64"}),
+              HasSubstr("it is an option of outrider serve"));
   EXPECT_THAT(ErrorOf({"srve", "m"}), AllOf(HasSubstr("'srve'"), HasSubstr("mean serve?")));
   EXPECT_THAT(ErrorOf({"bench", "latncy", "m"}),
               AllOf(HasSubstr("'latncy'"), HasSubstr("mean latency?")));
@@ -384,7 +392,7 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
 
 TEST(CommandLine, WhatIsMissing) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("needs a command"));
-  EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency or throughput"));
+  EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency, throughput or kernels"));
   EXPECT_THAT(ErrorOf({"serve"}), HasSubstr("outrider serve needs MODEL"));
   EXPECT_THAT(ErrorOf({"serve", "m", "--port"}), HasSubstr("--port"));
   EXPECT_THAT(ErrorOf({"generate", "m"}), HasSubstr("needs one of --prompt"));

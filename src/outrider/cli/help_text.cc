@@ -100,7 +100,7 @@ std::string CommandSummary(Command command) {
     case Command::kBenchThroughput:
       return "Time many requests at once, with 0, 1, 2, ... draft tokens";
     case Command::kBenchKernels:
-      return "Time the kernels of this machine against what it can do at most; needs no MODEL";
+      return "Time the kernels of this machine against what it can do at most; needs no model";
     case Command::kExplain:
       return "Say what would run and why: shapes, memory, kernels, drafter";
   }

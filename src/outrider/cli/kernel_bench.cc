@@ -81,8 +81,8 @@ class Bench {
       const double seconds = Absorbed(rows);
       const double bytes = double{kLongContext} * kAbsorbedEntry * 2;
       const double flops = 2 * kAbsorbedMacs * kLongContext * kD8Heads * rows;
-      const double limit = std::max(bytes / report_.read_bytes_per_second,
-                                    flops / report_.fma_flops_per_second);
+      const double limit =
+          std::max(bytes / report_.read_bytes_per_second, flops / report_.fma_flops_per_second);
       Add(fmt::format("MLA decode, 16 heads, context 4096, {}: share of its limit",
                       rows == 1 ? "1 row" : "4 rows"),
           seconds, limit / seconds, 0.6);
@@ -111,7 +111,8 @@ class Bench {
 KernelReport MeasureKernels(Isa isa, ThreadPool& pool,
                             FunctionRef<void(const KernelFigure&)> found) {
   if (isa < Isa::kAvx2) {
-    throw InvalidArgument("bench kernels: needs a processor with AVX2, and no OUTRIDER_ISA below it");
+    throw InvalidArgument(
+        "bench kernels: needs a processor with AVX2, and no OUTRIDER_ISA below it");
   }
   KernelReport report;
   report.kernels = GetKernels(isa).name;
@@ -135,9 +136,9 @@ std::string KernelTableText(const KernelReport& report) {
       report.kernels, report.num_threads, report.cpu, report.read_bytes_per_second * 1e-9,
       report.fma_flops_per_second * 1e-9);
   for (const KernelFigure& figure : report.figures) {
-    out += fmt::format("  {:<55} {:>8.2f} {:>6.2f}  {} {:.2f}  {}\n", figure.name,
-                       figure.milliseconds, figure.ratio, figure.at_most ? "<=" : ">=",
-                       figure.target, figure.Met() ? "met" : "missed");
+    out += fmt::format(
+        "  {:<55} {:>8.2f} {:>6.2f}  {} {:.2f}  {}\n", figure.name, figure.milliseconds,
+        figure.ratio, figure.at_most ? "<=" : ">=", figure.target, figure.Met() ? "met" : "missed");
   }
   return out;
 }

@@ -31,8 +31,8 @@ struct KernelReport {
   std::vector<KernelFigure> figures;
 };
 
-/// Measures all figures, which takes about a minute and up to 2.2 GB of memory, and tells each as it
-/// is found. Throws Error below AVX2.
+/// Measures all figures, which takes about a minute and up to 2.2 GB of memory, and tells each as
+/// it is found. Throws Error below AVX2.
 KernelReport MeasureKernels(Isa isa, ThreadPool& pool,
                             FunctionRef<void(const KernelFigure&)> found);
 

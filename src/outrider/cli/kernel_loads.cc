@@ -162,9 +162,8 @@ std::vector<double> ModelProducts::Pass(const KernelTable& kernels, ThreadPool& 
     for (int call = 0; call < g.calls; ++call) {
       jobs.clear();
       for (int i = 0; i < g.per_call; ++i, ++next) {
-        jobs.push_back({.x = {x, rows, g.k},
-                        .w = &weights_[*next],
-                        .y = {y + i * rows * g.n, rows, g.n}});
+        jobs.push_back(
+            {.x = {x, rows, g.k}, .w = &weights_[*next], .y = {y + i * rows * g.n, rows, g.n}});
       }
       kernels.matmul(pool, jobs, DType::kBF16);
     }
@@ -198,7 +197,8 @@ double PagedSeconds(ThreadPool& pool, const PagedLoad& load,
                     FunctionRef<void(const PagedCall&)> call) {
   const int32_t blocks = (load.context + load.rows + kBlockSize - 1) / kBlockSize;
   const int64_t entries = int64_t{blocks} * load.requests * kBlockSize;
-  const size_t layer_bytes = static_cast<size_t>(entries * load.entry_width) * DTypeSize(load.dtype);
+  const size_t layer_bytes =
+      static_cast<size_t>(entries * load.entry_width) * DTypeSize(load.dtype);
   Buffer storage(layer_bytes * kCacheLayers);
   if (load.dtype == DType::kBF16) {
     FillRandom(storage.data(), storage.size());

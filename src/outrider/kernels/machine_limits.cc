@@ -39,9 +39,8 @@ double KernelClock(const ThreadPool& pool) {
 double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int passes) {
   OUTRIDER_CHECK(DetectIsa() >= Isa::kAvx2);
   constexpr int64_t kChunk = 1 << 18;
-  return BestSeconds(pool, passes, static_cast<int64_t>(bytes) / kChunk, [&](int64_t i) {
-    return cpu::avx2::ReadAll(data + i * kChunk, kChunk);
-  });
+  return BestSeconds(pool, passes, static_cast<int64_t>(bytes) / kChunk,
+                     [&](int64_t i) { return cpu::avx2::ReadAll(data + i * kChunk, kChunk); });
 }
 
 double FmaFlopsPerSecond(ThreadPool& pool, Isa isa) {
@@ -51,8 +50,7 @@ double FmaFlopsPerSecond(ThreadPool& pool, Isa isa) {
   const bool wide = isa >= Isa::kAvx512;
   const double seconds = BestSeconds(pool, 3, tasks, [&](int64_t i) {
     const auto seed = static_cast<float>(i);
-    return wide ? cpu::avx512::RunFmaChains(kRounds, seed)
-                : cpu::avx2::RunFmaChains(kRounds, seed);
+    return wide ? cpu::avx512::RunFmaChains(kRounds, seed) : cpu::avx2::RunFmaChains(kRounds, seed);
   });
   const double flops_per_round = 2.0 * cpu::kFmaChains * (wide ? 16 : 8);
   return static_cast<double>(tasks * kRounds) * flops_per_round / seconds;
