@@ -354,8 +354,9 @@ TEST(CommandLine, HelpAndVersion) {
   EXPECT_FALSE(Parse({"--help"}).command.has_value());
   EXPECT_THAT(Parse({"--help"}).text, HasSubstr("outrider COMMAND MODEL"));
   EXPECT_THAT(Parse({"bench", "--help"}).text, HasSubstr("latency|throughput"));
-  EXPECT_THAT(Parse({"bench", "kernels", "--help"}).text,
-              AllOf(HasSubstr("Usage: outrider bench kernels [OPTION"), Not(HasSubstr("MODEL [OPTION"))));
+  EXPECT_THAT(
+      Parse({"bench", "kernels", "--help"}).text,
+      AllOf(HasSubstr("Usage: outrider bench kernels [OPTION"), Not(HasSubstr("MODEL [OPTION"))));
   EXPECT_THAT(Parse({"serve", "--help"}).text,
               AllOf(HasSubstr("--port N"), HasSubstr("Speculation:"), Not(HasSubstr("--prompt"))));
   EXPECT_THAT(Parse({"bench", "latency", "-h"}).text, HasSubstr("--input-len"));

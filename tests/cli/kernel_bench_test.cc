@@ -36,9 +36,8 @@ std::vector<std::vector<MatMulJob>> CallsOf(const ModelProducts& products, int64
 
 TEST(ModelProducts, EachWeightIsReadOnceAndItsBytesCount) {
   const PackedFormat format = {.dtype = DType::kI8};
-  const ModelProducts products(
-      format, {{.name = "a", .n = 48, .k = 32, .per_call = 2, .calls = 3},
-               {.name = "b", .n = 20, .k = 64}});
+  const ModelProducts products(format, {{.name = "a", .n = 48, .k = 32, .per_call = 2, .calls = 3},
+                                        {.name = "b", .n = 20, .k = 64}});
   std::set<const std::byte*> weights;
   const auto calls = CallsOf(products, 5);
   ASSERT_EQ(calls.size(), 4U);
@@ -52,7 +51,8 @@ TEST(ModelProducts, EachWeightIsReadOnceAndItsBytesCount) {
       for (int64_t p = 0; p < job.w->panels(); ++p) EXPECT_GT(job.w->scales(p)[0], 0);
     }
   }
-  EXPECT_EQ(products.bytes_per_pass(), 6 * PackedBytes(format, 48, 32) + PackedBytes(format, 20, 64));
+  EXPECT_EQ(products.bytes_per_pass(),
+            6 * PackedBytes(format, 48, 32) + PackedBytes(format, 20, 64));
   EXPECT_EQ(products.weights_per_pass(), 6 * 48 * 32 + 20 * 64);
 }
 
@@ -95,8 +95,8 @@ TEST(KernelBench, SaysWhichTargetsAreMet) {
                     {"ratio", 3, 1.1, 1.25, true},
                     {"high ratio", 4, 1.3, 1.25, true}};
   const std::string text = KernelTableText(report);
-  EXPECT_THAT(text, AllOf(HasSubstr("avx2 kernels, 2 threads, a processor"),
-                          HasSubstr("40.0 GB/s"), HasSubstr("180 GFLOP/s")));
+  EXPECT_THAT(text, AllOf(HasSubstr("avx2 kernels, 2 threads, a processor"), HasSubstr("40.0 GB/s"),
+                          HasSubstr("180 GFLOP/s")));
   EXPECT_THAT(text, HasSubstr("0.95  >= 0.90  met"));
   EXPECT_THAT(text, HasSubstr("0.50  >= 0.90  missed"));
   EXPECT_THAT(text, HasSubstr("1.10  <= 1.25  met"));
@@ -122,7 +122,8 @@ TEST(MachineLimits, AreWhatAProcessorCanDo) {
   if (DetectIsa() < Isa::kAvx2) GTEST_SKIP() << "needs AVX2";
   ThreadPool pool(1);
   Buffer data(size_t{4} << 20);
-  const double read = static_cast<double>(data.size()) / ReadSeconds(pool, data.data(), data.size(), 2);
+  const double read =
+      static_cast<double>(data.size()) / ReadSeconds(pool, data.data(), data.size(), 2);
   EXPECT_GT(read, 1e8);
   EXPECT_LT(read, 1e12);
   const double flops = FmaFlopsPerSecond(pool, DetectIsa());
