@@ -166,9 +166,6 @@ __device__ __forceinline__ bool NamedSyncOr(int id, int threads, bool value) {
       : "memory");
   return any != 0;
 }
-__device__ __forceinline__ void NamedArrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 // ---- arithmetic and stores ----
 

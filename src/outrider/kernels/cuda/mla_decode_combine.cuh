@@ -54,7 +54,7 @@ struct FloatFold {
 __global__ void __launch_bounds__(kCombineThreads) CombineMlaDecode(MlaCombineArguments args) {
   const MlaWorkspace& workspace = args.workspace;
   // The plan is older than the kernel before this one, which began with a wait of its own.
-  const int num_rows = workspace.counters->num_fold_tiles * kMlaTileRows;
+  const int num_rows = workspace.counters->folds.tiles * kMlaTileRows;
   MlaFoldTile tile = workspace.fold_tiles[blockIdx.x / kMlaTileRows];
   WaitForPriorGrid();
   LaunchDependents();

@@ -35,13 +35,19 @@ struct alignas(32) MlaFoldTile {
   int pad[2];
 };
 
+/// Row tiles whose partial results are folded, and the most rows that one of them has.
+struct MlaFoldCount {
+  int tiles;
+  int rows;
+};
+
 struct MlaCounters {
   int num_items;
   int next_item;    // beyond the first item of each block; the end of a run sets it back to 0
   int epoch;        // runs since the plan (bf16)
   int left_blocks;  // of the current run (bf16)
   int late_claims;  // whether blocks take their next item late (LoadWalk)
-  int num_fold_tiles;
+  MlaFoldCount folds;
   int used_units;
 };
 

@@ -1,5 +1,5 @@
 // The end of the bf16 MLA decode kernel: a block that has run out of items folds partial results of
-// row tiles that several blocks shared, two rows per warp or, with few tiles, per two or four
+// row tiles that several blocks shared, two rows per warp or, with few rows, per two or four
 // warps. Splits are folded in order of position with the same operations as in a block that folds
 // them itself, so both give equal bits. A lane per partial result computes its weights; only the
 // sums go one after another.
@@ -31,41 +31,54 @@ __device__ __forceinline__ void WaitForResults(const MlaWorkspace& workspace, in
   } while (count - wanted < 0);
 }
 
-/// The weights of up to 32 partial results of a row: lane i has the numbers of result i and gets
-/// the factors of FoldRow for it. Moves the row's state on.
-__device__ __forceinline__ void FoldNumbers(float2 next, int count, MlaRowState* state,
-                                            __half2* keep, __half2* add) {
+/// The weights of up to 32 partial results of two rows: lane i has the numbers of result i and gets
+/// the factors of FoldRow for it. Moves the rows' states on.
+__device__ __forceinline__ void FoldNumbers(const float2 (&next)[2], int count,
+                                            MlaRowState (&state)[2], __half2 (&keep)[2],
+                                            __half2 (&add)[2]) {
   const int lane = threadIdx.x % 32;
-  // References: a running maximum. What lanes past `count` hold is not used.
-  float after = fmaxf(state->reference, next.x);
+  float before[2], after[2], a[2], b[2], kept[2], added[2];
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float left = __shfl_up_sync(~0u, after, step);
-    if (lane >= step) after = fmaxf(after, left);
+  for (int r = 0; r < 2; ++r) {
+    // References: a running maximum. What lanes past `count` hold is not used.
+    after[r] = fmaxf(state[r].reference, next[r].x);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float left = __shfl_up_sync(~0u, after[r], step);
+      if (lane >= step) after[r] = fmaxf(after[r], left);
+    }
+    before[r] = __shfl_up_sync(~0u, after[r], 1);
+    if (lane == 0) before[r] = state[r].reference;
+    a[r] = before[r] - after[r];
+    b[r] = next[r].x - after[r];
+    kept[r] = PowerOfTwo(a[r]);
+    added[r] = __fmul_rn(next[r].y, PowerOfTwo(b[r]));
   }
-  float before = __shfl_up_sync(~0u, after, 1);
-  if (lane == 0) before = state->reference;
-  const float a = before - after;
-  const float b = next.x - after;
-  const float kept = PowerOfTwo(a);
-  const float added = __fmul_rn(next.y, PowerOfTwo(b));
-  float sum = state->sum;
-  float sum_before = sum;
-  float sum_after = sum;
+  float sum[2] = {state[0].sum, state[1].sum};
+  float sum_before[2] = {sum[0], sum[1]};
+  float sum_after[2] = {sum[0], sum[1]};
 #pragma unroll 4
   for (int i = 0; i < count; ++i) {
-    const float folded =
-        __fadd_rn(__fmul_rn(sum, __shfl_sync(~0u, kept, i)), __shfl_sync(~0u, added, i));
-    if (lane == i) {
-      sum_before = sum;
-      sum_after = folded;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float folded =
+          __fadd_rn(__fmul_rn(sum[r], __shfl_sync(~0u, kept[r], i)), __shfl_sync(~0u, added[r], i));
+      if (lane == i) {
+        sum_before[r] = sum[r];
+        sum_after[r] = folded;
+      }
+      sum[r] = folded;
     }
-    sum = folded;
   }
-  const float exponent = MlaRowState{after, sum_after}.exponent();
-  *keep = __float2half2_rn(PowerOfTwo(a + MlaRowState{before, sum_before}.exponent() - exponent));
-  *add = __float2half2_rn(PowerOfTwo(b + MlaRowState{next.x, next.y}.exponent() - exponent));
-  *state = {__shfl_sync(~0u, after, count - 1), sum};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float exponent = MlaRowState{after[r], sum_after[r]}.exponent();
+    const float exponent_before = MlaRowState{before[r], sum_before[r]}.exponent();
+    const float exponent_next = MlaRowState{next[r].x, next[r].y}.exponent();
+    keep[r] = __float2half2_rn(PowerOfTwo(a[r] + exponent_before - exponent));
+    add[r] = __float2half2_rn(PowerOfTwo(b[r] + exponent_next - exponent));
+    state[r] = {__shfl_sync(~0u, after[r], count - 1), sum[r]};
+  }
 }
 
 /// Half `group` of the columns of 16 rows of a partial result: as they lie in the registers of the
@@ -116,10 +129,7 @@ __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const 
           next[i][j] = __ldcg(ResultColumns(workspace, unit, quad / 2) + quad % 2 * 256 + place);
         }
       }
-      if (first == 0) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) FoldNumbers(numbers[i], count, &state[i], &keep[i], &add[i]);
-      }
+      if (first == 0) FoldNumbers(numbers, count, state, keep, add);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         __half2 keep_i[2], add_i[2];
@@ -161,14 +171,15 @@ __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const 
 }
 
 template <int kParts>
-__device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, int tiles, int warp,
-                                           int epoch) {
+__device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFoldCount folds,
+                                           int warp, int epoch) {
   const int blocks = gridDim.x;
+  const int pairs = (folds.rows + kMlaUnitRows - 1) / kMlaUnitRows * 8;  // of rows, per tile
   // All tiles' first rows, then their second: short tiles leave nothing out in between.
   for (int index = blocks - 1 - static_cast<int>(blockIdx.x) + warp * blocks;
-       index < tiles * (kMlaTileRows / 2) * kParts; index += kMergeWarps * blocks) {
-    const MlaFoldTile tile = args.workspace.fold_tiles[index / kParts % tiles];
-    const int pair = index / kParts / tiles;
+       index < folds.tiles * pairs * kParts; index += kMergeWarps * blocks) {
+    const MlaFoldTile tile = args.workspace.fold_tiles[index / kParts % folds.tiles];
+    const int pair = index / kParts / folds.tiles;
     const int row = pair / 8 * kMlaUnitRows + pair % 8;
     if (row >= tile.rows) continue;
     if (tile.count > 0) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
@@ -178,15 +189,17 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, int t
 }
 
 /// What falls to this warp, `warp` of kMergeWarps in its block. Blocks with the last numbers, which
-/// run out of items first, come first. The fewer tiles, the more warps share two rows.
+/// run out of items first, come first. The fewer rows, the more warps share two of them.
+/// Sharing pays as long as half of all warps suffice (measured).
 __device__ __forceinline__ void MergeResults(const MlaKernelArguments& args, int warp, int epoch) {
-  const int tiles = args.workspace.counters->num_fold_tiles;
-  if (tiles <= 8) {
-    MergeTiles<4>(args, tiles, warp, epoch);
-  } else if (tiles <= 16) {
-    MergeTiles<2>(args, tiles, warp, epoch);
+  const MlaFoldCount folds = args.workspace.counters->folds;
+  const int units = folds.tiles * ((folds.rows + kMlaUnitRows - 1) / kMlaUnitRows);
+  if (units <= 16) {
+    MergeTiles<4>(args, folds, warp, epoch);
+  } else if (units <= 32) {
+    MergeTiles<2>(args, folds, warp, epoch);
   } else {
-    MergeTiles<1>(args, tiles, warp, epoch);
+    MergeTiles<1>(args, folds, warp, epoch);
   }
 }
 

@@ -163,7 +163,7 @@ __device__ __forceinline__ void CutTile(const MlaPlanArguments& args, const Plan
 
 /// Second pass, the fold of a tile in `items` items: one lane.
 __device__ __forceinline__ void WriteFold(const MlaPlanArguments& args, const PlanTile& tile,
-                                          int4 plan, int items, int* num_fold_tiles) {
+                                          int4 plan, int items, MlaFoldCount* folds) {
   args.workspace.tile_plans[tile.index].w = 0;
   MlaFoldTile fold = {};
   fold.first_row = tile.query_begin * args.heads + tile.row;
@@ -172,19 +172,20 @@ __device__ __forceinline__ void WriteFold(const MlaPlanArguments& args, const Pl
   fold.count = plan.y;
   fold.items = items;
   fold.plan = tile.index;
-  args.workspace.fold_tiles[atomicAdd(num_fold_tiles, 1)] = fold;
+  args.workspace.fold_tiles[atomicAdd(&folds->tiles, 1)] = fold;
+  atomicMax(&folds->rows, tile.rows);
 }
 
 /// Second pass, a tile that is one item: one lane. Rows without keys are written by the fold.
 __device__ __forceinline__ void WriteWhole(const MlaPlanArguments& args, const PlanTile& tile,
-                                           int* class_count, int longest, int* num_fold_tiles) {
+                                           int* class_count, int longest, MlaFoldCount* folds) {
   const MlaItem item = tile.Item(args);
   args.workspace.tile_plans[tile.index].w = 0;
   if (tile.keys > 0) {
     args.workspace.items[atomicAdd(&class_count[CostClass(tile.keys, longest)], 1)] = item;
     return;
   }
-  WriteFold(args, tile, make_int4(0, 0, -1, 0), 0, num_fold_tiles);
+  WriteFold(args, tile, make_int4(0, 0, -1, 0), 0, folds);
 }
 
 /// Second pass, a tile in pieces (`plan`: pieces, partial results, first unit): every `stride`-th
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   __shared__ int class_count[kListClasses];
   __shared__ unsigned lines[33];
   __shared__ int used_units;
-  __shared__ int num_fold_tiles;
+  __shared__ MlaFoldCount folds;
   __shared__ int whole;
   const int thread = threadIdx.x;
   const int lane = thread % 32;
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     total_cost = 0;
     longest = 1;
     used_units = 0;
-    num_fold_tiles = 0;
+    folds = {0, 0};
     whole = 0;
   }
   __syncthreads();
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
             } else if (plan.x < 0) {
               WriteShared(args, tile, plan, class_count, longest);
             } else {
-              WriteWhole(args, tile, class_count, longest, &num_fold_tiles);
+              WriteWhole(args, tile, class_count, longest, &folds);
             }
           }
         }
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
         if (pass == 1 && __popc(cut) > 1) {
           if (exists && !uncut && warp % sharing == 0) {
             const int items = WritePieces(args, tile, plan, 0, 1, class_count, longest);
-            WriteFold(args, tile, plan, items, &num_fold_tiles);
+            WriteFold(args, tile, plan, items, &folds);
           }
           continue;
         }
@@ -346,7 +347,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
                           __shfl_sync(~0u, plan.z, from), 0);
             const int items = WritePieces(args, other, cut_plan, lane, 32, class_count, longest);
             const int all_items = __reduce_add_sync(~0u, items);
-            if (lane == 0) WriteFold(args, other, cut_plan, all_items, &num_fold_tiles);
+            if (lane == 0) WriteFold(args, other, cut_plan, all_items, &folds);
           }
         }
       }
@@ -370,7 +371,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     }
   }
   if (thread == 0) {
-    args.workspace.counters->num_fold_tiles = num_fold_tiles;
+    args.workspace.counters->folds = folds;
     args.workspace.counters->used_units = used_units;
   }
 }

@@ -41,15 +41,15 @@ struct MlaSwappedShared {
   // By consumer: one that waited for the other's tiles too could be a phase behind or ahead.
   uint64_t kv_full[kSwappedConsumers][kStages];
   uint64_t kv_empty[kStages];
+  uint64_t turn[kSwappedConsumers];  // to fold: by the other consumer
   uint64_t q_full;
   uint64_t item_full[2];
   uint64_t item_empty[2];
 };
 
-// Named barriers: both consumers; either consumer (+ its number); the turn to fold (+ its number).
+// Named barriers: both consumers; either consumer (+ its number).
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kConsumerBarrier = 2;
-inline constexpr int kTurnBarrier = 4;
 
 /// An item's splits, two at a time: warpgroup 0 takes the first, warpgroup 1 the second. Their
 /// tiles alternate in the ring while both have some.

@@ -9,8 +9,9 @@
 namespace outrider::cuda {
 
 /// Where a consumer is in the ring: tiles of both consumers passed, and the parity of its own next
-/// use of each stage.
+/// use of each stage and, in bit kTurn, of its next turn to fold.
 struct SwappedRing {
+  static constexpr int kTurn = 31;
   uint32_t position = 0;
   uint32_t parities = 0;
 };
@@ -54,7 +55,7 @@ class SwappedConsumer {
       const int index = pair.index + group_;
       const bool last = end >= item_.key_end;
       const bool separate = item_.key_begin > 0 && !relaxed;  // every split is a result
-      FinishSplit(index, index == 0 || separate, last || separate, separate ? index : 0);
+      FinishSplit(ring, index, index == 0 || separate, last || separate, separate ? index : 0);
     }
   }
 
@@ -296,7 +297,8 @@ class SwappedConsumer {
   }
 
   /// The split's sums; folds it with the splits before; hands on or writes out.
-  __device__ __forceinline__ void FinishSplit(int index, bool alone, bool emits, int emitted);
+  __device__ __forceinline__ void FinishSplit(SwappedRing* ring, int index, bool alone, bool emits,
+                                              int emitted);
   __device__ __forceinline__ void WritePartial(const float (&m)[kPerThread],
                                                const float (&sum)[kPerThread], int emitted);
   __device__ __forceinline__ void WriteOutput(int index);

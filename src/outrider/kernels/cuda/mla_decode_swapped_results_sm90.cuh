@@ -6,8 +6,9 @@
 namespace outrider::cuda {
 
 template <int kRows>
-__device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(int index, bool alone,
-                                                                    bool emits, int emitted) {
+__device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(SwappedRing* ring, int index,
+                                                                    bool alone, bool emits,
+                                                                    int emitted) {
   float m[kPerThread];
   float sum[kPerThread];
 #pragma unroll
@@ -27,7 +28,8 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(int index, b
   }
   float4* running = &shared_.running[0][threadIdx.x % 128];
   if (!alone) {
-    NamedSync(kTurnBarrier + group_, 256);
+    BarrierWait(&shared_.turn[group_], ring->parities >> SwappedRing::kTurn);
+    ring->parities ^= 1u << SwappedRing::kTurn;
     float a[kPerThread], b[kPerThread];
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -69,7 +71,7 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(int index, b
   if (emits) {
     WriteOutput(index);
   } else {
-    NamedArrive(kTurnBarrier + (group_ ^ 1), 256);
+    BarrierArriveWarp(&shared_.turn[group_ ^ 1]);
   }
 }
 

@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kSwappedThreads, 1)
       for (auto& full : shared.kv_full) BarrierInit(&full[stage], 2);  // one per part
       BarrierInit(&shared.kv_empty[stage], 4 * kWarpArrivals);         // the warps of a consumer
     }
+    for (auto& turn : shared.turn) BarrierInit(&turn, 4 * kWarpArrivals);
     BarrierInit(&shared.q_full, 1);
     for (int slot = 0; slot < 2; ++slot) {
       BarrierInit(&shared.item_full[slot], 1);
