@@ -172,6 +172,21 @@ TEST_P(DrafterScenarioTest, ChunkBoundaryOneToKTokensBeforeThePromptsEnd) {
   }
 }
 
+TEST_P(DrafterScenarioTest, CatchesUpOnALongPromptApartFromTheStep) {
+  DrafterSimulation simulation(GetParam(), Prompt(100));
+  simulation.SetDepth(0);
+  for (const int32_t chunk : {30, 70}) simulation.PromptChunk(chunk, NextToken());
+  simulation.Decode(0, NextToken(), 0);
+  EXPECT_EQ(simulation.FinalEnd(0), 0);
+  simulation.SetDepth(GetParam().k);
+  simulation.Decode(0, NextToken(), GetParam().k);
+  ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation());
+  for (const int32_t a : {0, 3, 1}) {
+    simulation.Decode(a, NextToken(), GetParam().k);
+    ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Drafters, DrafterScenarioTest,
                          testing::Values(Case{true, 3}, Case{true, 3, DraftForm::kPadded},
                                          Case{false, 3}, Case{false, 3, DraftForm::kPadded}),
