@@ -7,15 +7,6 @@
 
 namespace outrider {
 
-namespace {
-
-// Rows of one request that a pass runs beside those of the step without being held up by them; more
-// are caught up on before, so many at once.
-constexpr int32_t kFewRows = 64;
-constexpr int32_t kRowsAtOnce = 1024;
-
-}  // namespace
-
 MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
                                  DraftForm form)
     : model_(model),

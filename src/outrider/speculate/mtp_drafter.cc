@@ -7,14 +7,6 @@
 
 namespace outrider {
 
-namespace {
-
-// As in a chain: more than the first are caught up on before, so many at once.
-constexpr int32_t kFewRows = 64;
-constexpr int32_t kRowsAtOnce = 1024;
-
-}  // namespace
-
 MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
                        DraftForm form)
     : model_(model),

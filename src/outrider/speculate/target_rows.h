@@ -13,6 +13,11 @@
 
 namespace outrider {
 
+/// What a request has put off runs beside the rows of a step when it is few rows; more are caught up
+/// on before, so many at once.
+inline constexpr int32_t kFewRows = 64;
+inline constexpr int32_t kRowsAtOnce = 1024;
+
 class TargetRows {
  public:
   TargetRows(int32_t num_blocks, int32_t block_size, int64_t width)
