@@ -213,6 +213,7 @@ double PagedSeconds(ThreadPool& pool, const PagedLoad& load,
   std::vector<float> out(q.size());
   FillNormal(q.data(), static_cast<int64_t>(q.size()));
   std::vector<AttentionSpan> spans;
+  spans.reserve(static_cast<size_t>(load.requests));
   for (int32_t r = 0; r < load.requests; ++r) {
     spans.push_back({.first_row = r * load.rows,
                      .query_length = load.rows,
