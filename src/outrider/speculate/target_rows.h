@@ -13,8 +13,8 @@
 
 namespace outrider {
 
-/// What a request has put off runs beside the rows of a step when it is few rows; more are caught up
-/// on before, so many at once.
+/// What a request has put off runs beside the rows of a step when it is few rows; more are caught
+/// up on before, so many at once.
 inline constexpr int32_t kFewRows = 64;
 inline constexpr int32_t kRowsAtOnce = 1024;
 
