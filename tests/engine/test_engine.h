@@ -25,7 +25,6 @@ struct TestEngineOptions {
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
   std::vector<DraftRange> draft_ranges = {};
-  bool adaptive = false;  // up to k drafts, as it pays
   DraftForm draft_form = DraftForm::kCompacted;
   int32_t block_size = 16;
   int32_t num_blocks = 512;
@@ -70,9 +69,6 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
     parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
-  if (options.adaptive) {
-    parts.draft_length_policy.emplace(options.k, options.drafter == DrafterKind::kChain);
-  }
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;

@@ -84,7 +84,6 @@ BenchRow Measure(const Load& load, const LoadedEngine& loaded,
   RunLoad(*loaded.engine, step, WarmUpRequests(load, loaded), load.batch_size, interrupted);
   BenchRow row = RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
   row.spec_tokens = loaded.engine->num_speculative_tokens();
-  row.adaptive = loaded.engine->adaptive_speculation();
   return row;
 }
 
@@ -134,8 +133,8 @@ int RunBench(const Settings& settings, Command command) {
   report.cpu = CpuName();
   report.num_threads = NumThreads(settings);
 
-  // Each k gets an engine of its own. Without a list, the model's default is measured first, since
-  // only a loaded engine knows it.
+  // Each k gets an engine of its own. Without a list, the model's default k is measured first,
+  // since only a loaded engine knows it.
   std::vector<int32_t> waiting = bench.spec_tokens;
   bool ask_engine = waiting.empty();
   while (ask_engine || !waiting.empty()) {
@@ -159,17 +158,14 @@ int RunBench(const Settings& settings, Command command) {
         static_cast<double>(prompt_tokens) / static_cast<double>(load.requests.size());
     report.rows.push_back(Measure(load, loaded, interrupt.interrupted()));
     const BenchRow& row = report.rows.back();
-    std::cerr << fmt::format("k = {}: {:.1f} tokens/s\n", DraftLengthName(row),
-                             row.TokensPerSecond());
+    std::cerr << fmt::format("k = {}: {:.1f} tokens/s\n", row.spec_tokens, row.TokensPerSecond());
     if (ask_engine) {
       ask_engine = false;
-      const int32_t end = row.adaptive ? row.spec_tokens + 1 : row.spec_tokens;
-      for (int32_t k = 0; k < end; ++k) waiting.push_back(k);
+      for (int32_t k = 0; k < row.spec_tokens; ++k) waiting.push_back(k);
     }
   }
-  std::sort(report.rows.begin(), report.rows.end(), [](const BenchRow& a, const BenchRow& b) {
-    return std::pair(a.adaptive, a.spec_tokens) < std::pair(b.adaptive, b.spec_tokens);
-  });
+  std::sort(report.rows.begin(), report.rows.end(),
+            [](const BenchRow& a, const BenchRow& b) { return a.spec_tokens < b.spec_tokens; });
 
   Print(BenchTable(report), BenchJson(report), bench.json);
   return report.OutputsEqual() ? 0 : 1;

@@ -16,7 +16,6 @@ Json RowJson(const BenchReport& report, const BenchRow& row) {
   const EngineCounters& counters = row.counters;
   const SpeculationCounts& speculation = counters.speculation;
   return {{"spec_tokens", row.spec_tokens},
-          {"adaptive", row.adaptive},
           {"seconds", row.seconds},
           {"generated_tokens", row.GeneratedTokens()},
           {"tokens_per_second", row.TokensPerSecond()},
@@ -65,10 +64,6 @@ double Speedup(const BenchReport& report, const BenchRow& row) {
   return 0;
 }
 
-std::string DraftLengthName(const BenchRow& row) {
-  return row.adaptive ? "adaptive" : fmt::to_string(row.spec_tokens);
-}
-
 std::string BenchTable(const BenchReport& report) {
   std::string out = fmt::format(
       "{} ({}), {}, {} kernels, {} threads, {}\n"
@@ -78,16 +73,14 @@ std::string BenchTable(const BenchReport& report) {
       report.command, report.num_prompts, report.batch_size, report.prompt_tokens_mean,
       report.prompts, report.output_len, report.temperature);
   out +=
-      "       k  tokens/s  speed-up  acceptance  ms/step  ms to first  ms/token  model  sample  "
-      "draft"
+      "  k  tokens/s  speed-up  acceptance  ms/step  ms to first  ms/token  model  sample  draft"
       "   host  host us/step\n";
   for (const BenchRow& row : report.rows) {
     const double speedup = Speedup(report, row);
     out += fmt::format(
-        "{:>8} {:>9.1f} {:>9} {:>11.2f} {:>8.3f} {:>12.1f} {:>9.3f} {:>5.0f}% {:>6.0f}% {:>5.0f}% "
+        "{:>3} {:>9.1f} {:>9} {:>11.2f} {:>8.3f} {:>12.1f} {:>9.3f} {:>5.0f}% {:>6.0f}% {:>5.0f}% "
         "{:>5.1f}% {:>13.1f}\n",
-        DraftLengthName(row), row.TokensPerSecond(),
-        speedup > 0 ? fmt::format("{:.2f}x", speedup) : "-",
+        row.spec_tokens, row.TokensPerSecond(), speedup > 0 ? fmt::format("{:.2f}x", speedup) : "-",
         row.counters.speculation.MeanAcceptanceLength(), row.MillisecondsPerStep(),
         row.MeanFirstTokenMilliseconds(), row.MeanMillisecondsPerToken(),
         Percent(row.counters.model_seconds, row), Percent(row.counters.sample_seconds, row),

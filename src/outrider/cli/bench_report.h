@@ -24,7 +24,7 @@ struct BenchReport {
   double prompt_tokens_mean = 0;
   int32_t output_len = 0;
   double temperature = 0;
-  std::vector<BenchRow> rows;  // by rising spec_tokens, then the adaptive one
+  std::vector<BenchRow> rows;  // by rising spec_tokens
 
   /// Every request got the same tokens in every row, as the promise of exact speculation has it.
   bool OutputsEqual() const;
@@ -32,9 +32,6 @@ struct BenchReport {
 
 /// Tokens/s of a row over those of the row without speculation; 0 when there is no such row.
 double Speedup(const BenchReport& report, const BenchRow& row);
-
-/// "3", or "adaptive".
-std::string DraftLengthName(const BenchRow& row);
 
 /// A heading, the rows with their speed-ups over k = 0, and whether the outputs are equal.
 std::string BenchTable(const BenchReport& report);

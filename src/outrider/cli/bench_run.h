@@ -14,7 +14,6 @@ namespace outrider::cli {
 /// What a load did.
 struct BenchRow {
   int32_t spec_tokens = 0;
-  bool adaptive = false;    // up to spec_tokens, as it pays
   double seconds = 0;       // wall clock, from the first submission to the last token
   EngineCounters counters;  // what grew during the load; kv_cache_usage and the queue are zero
   std::vector<RequestStats> requests;           // in the order of the load

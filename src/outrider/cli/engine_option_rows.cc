@@ -151,10 +151,6 @@ std::vector<OptionRow> EngineOptionRows() {
   const auto set_tokens = [](Settings& s, const OptionValue& v) {
     SetNumSpeculativeTokens(v.where, Text(v), s.engine.speculation);
   };
-  const auto set_adaptive = [](Settings& s, const OptionValue& v) {
-    static const std::array<std::string, 2> kNames = {"true", "false"};
-    s.engine.speculation.adaptive = ParseChoice(v.where, Text(v), kNames) == 0;
-  };
   const std::string tokens_default = "the number of MTP modules; 3 for a single one; 0 without";
   rows.insert(
       rows.end(),
@@ -162,20 +158,13 @@ std::vector<OptionRow> EngineOptionRows() {
         not_bench, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
-       {"speculative-config.adaptive", one, "Speculation", "true|false", "",
-        "The key adaptive alone: choose how many tokens to draft, up to num_speculative_tokens, by "
-        "measured acceptance and step times",
-        not_bench, set_adaptive},
        {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
         "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: "
         "looked "
         "up earlier in the same text",
         not_bench, set_method},
        {"spec-tokens", one, "Speculation", "N", tokens_default,
-        "Draft tokens per request and step; 0 turns speculation off. Unset, the number follows "
-        "what "
-        "is accepted and what steps take, up to the default",
-        not_bench, set_tokens},
+        "Draft tokens per request and step; 0 turns speculation off", not_bench, set_tokens},
 
        {"seed", one, "Sampling", "N", fmt::to_string(defaults.seed),
         "Seeds requests that bring no seed of their own", seeded,

@@ -118,8 +118,6 @@ int32_t Engine::max_model_len() const { return core_->parts().scheduler.max_mode
 
 int32_t Engine::vocab_size() const { return core_->parts().model->vocab_size(); }
 
-bool Engine::adaptive_speculation() const { return core_->parts().draft_length_policy.has_value(); }
-
 int32_t Engine::num_speculative_tokens() const {
   return core_->parts().drafter ? core_->parts().drafter->max_drafts() : 0;
 }

@@ -42,8 +42,6 @@ class Engine : public GenerationService {
   int32_t vocab_size() const;
   /// The k that runs by default; 0 without speculation.
   int32_t num_speculative_tokens() const;
-  /// Whether it drafts up to that, as it pays, or always so many.
-  bool adaptive_speculation() const;
 
  private:
   struct Mailbox;

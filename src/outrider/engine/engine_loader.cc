@@ -56,18 +56,6 @@ void CheckOptions(const EngineOptions& o) {
   if (k && (*k < 0 || *k > kMostDrafts)) {
     throw InvalidArgument("num_speculative_tokens is {}: it must be 0 to {}", *k, kMostDrafts);
   }
-  if (o.speculation.adaptive.value_or(false)) {
-    if (!o.speculation.num_speculative_tokens_per_batch_size.empty()) {
-      throw InvalidArgument(
-          "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to "
-          "draft: give one of them");
-    }
-    if (k == 0) {
-      throw InvalidArgument(
-          "adaptive is true, but num_speculative_tokens is 0: it must be the most tokens to draft, "
-          "1 or more");
-    }
-  }
 }
 
 /// Everything about an engine that is decided before weights are read.
@@ -87,7 +75,6 @@ class EnginePlan {
     PlanAttention();
     PlanDrafter();
     PlanAcceptance();
-    PlanDraftLength();
     PlanCache();
   }
 
@@ -99,7 +86,6 @@ class EnginePlan {
   DType kv_dtype() const { return kv_dtype_; }
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
-  bool adaptive() const { return adaptive_; }
   int32_t modules_used() const { return modules_used_; }
   const AcceptanceOptions& acceptance() const { return acceptance_; }
   bool chained() const { return modules_present_ > 1; }
@@ -255,37 +241,6 @@ class EnginePlan {
     }
   }
 
-  void PlanDraftLength() {
-    const SpeculationOptions& o = options_.speculation;
-    if (k_ == 0) {
-      if (o.adaptive.value_or(false)) {
-        throw InvalidArgument("adaptive is true, but {} holds no MTP layer: use the method ngram",
-                              options_.model);
-      }
-      return;
-    }
-    const bool by_batch_size = !o.num_speculative_tokens_per_batch_size.empty();
-    // With another rule of acceptance than matching output would depend on the clock.
-    adaptive_ = o.adaptive.value_or(!o.num_speculative_tokens && !by_batch_size &&
-                                    o.method == DraftMethod::kMtp &&
-                                    o.rejection_sample_method == RejectionMethod::kMatch &&
-                                    KeepsExactness(options_.attention_backend));
-    if (adaptive_) {
-      Decide("draft length", fmt::format("adaptive, 0 to {}", k_),
-             "chosen every step by measured acceptance and step times; num_speculative_tokens "
-             "fixes it");
-    } else if (by_batch_size) {
-      Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
-    } else {
-      Decide("draft length", fmt::format("always {}", k_),
-             o.adaptive                 ? "adaptive is false"
-             : o.num_speculative_tokens ? "num_speculative_tokens"
-             : o.method == DraftMethod::kNgram
-                 ? "prompt lookup; adaptive true would choose 0 to that"
-                 : "output would depend on what is measured; adaptive true measures");
-    }
-  }
-
   void PlanCache() {
     const int64_t per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
     const int64_t budget_blocks = std::min<int64_t>(
@@ -342,7 +297,6 @@ class EnginePlan {
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
-  bool adaptive_ = false;
   AcceptanceOptions acceptance_;
   SchedulerConfig scheduler_;
 };
@@ -426,7 +380,6 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   if (parts.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    if (plan.adaptive()) parts.draft_length_policy.emplace(plan.k(), plan.chained());
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }

@@ -14,31 +14,30 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
       k_(k),
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache.num_blocks(), cache.block_size(), model.hidden_size()),
+      ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k) *
+            static_cast<size_t>(model.hidden_size())),
       rows_(cache.block_size()),
       entry_rows_(cache.block_size()),
       output_rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
-  for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(k));
 }
 
 void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
   SlotState& state = slots_[static_cast<size_t>(slot)];
   state.first = computed;
   state.frontier = computed - 1;
-  state.depth = 0;
+  // Row computed - 1 of the last module is final, so the token it read is known.
+  state.last_known = computed - 1 + (computed > 0 ? k_ : 0);
   state.drafts.clear();
-  std::fill(state.next.begin(), state.next.end(), 0);  // Show skips what is final
-  state.kept = 0;
 }
 
-int64_t MtpChainDrafter::rows_put_off(int32_t slot, int32_t depth) const {
-  const SlotState& state = slots_[static_cast<size_t>(slot)];
-  if (depth <= state.depth) return 0;
-  return int64_t{depth} * (state.frontier + 1 - state.next[static_cast<size_t>(depth) - 1]);
+float* MtpChainDrafter::Ring(int32_t slot, int32_t position) {
+  const int64_t index = int64_t{slot} * k_ + position % k_;
+  return ring_.data() + index * model_.hidden_size();
 }
 
-int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
+int32_t MtpChainDrafter::LastRightToken(const DraftRequest& request) const {
+  const SlotState& state = slots_[static_cast<size_t>(request.slot)];
   int32_t right = state.last_known;
   for (const int32_t draft : state.drafts) {
     const auto next = static_cast<size_t>(right) + 1;
@@ -48,63 +47,47 @@ int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftReque
   return right;
 }
 
-void MtpChainDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
-  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r) const {
+  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.Keep(r, hidden);
-  // What the modules of the last pass had read of drafts turned out right up to here.
-  Advance(state, r, LastRightToken(state, r), r.first_position);
-  for (int32_t m = 0; m < k_; ++m) {
-    int32_t& next = state.next[static_cast<size_t>(m)];
-    next = target_rows_.SkipFinal(r.block_table, m, next, r.first_position);
-  }
-  state.frontier = r.frontier;
-}
-
-void MtpChainDrafter::Advance(SlotState& state, const DraftRequest& r, int32_t right, int32_t end) {
-  if (state.depth == 0) return;
-  const int32_t first = state.next[static_cast<size_t>(state.depth) - 1];
-  for (int32_t m = 0; m < state.depth; ++m) {
-    int32_t& next = state.next[static_cast<size_t>(m)];
-    next = std::max(next, std::min(right - m, end));
-  }
-  target_rows_.SetFinal(r.block_table, first, state.next);
-}
-
-DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
-  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
   // start, so that a row's form depends on its position only.
   const int32_t role_boundary = r.prompt_length - (k_ - 1);
-  int32_t start = state.next[static_cast<size_t>(depth) - 1];
+  int32_t start = r.first_position;
   if (form_ == DraftForm::kPadded && r.first_position >= r.prompt_length) {
-    start = std::min(start, std::max({r.frontier - depth, role_boundary, state.first}));
+    start = std::max({r.frontier - k_, role_boundary, state.first});
+  } else if (start > 0) {
+    start = std::clamp(LastRightToken(r) - (k_ - 1), 0, start);
   }
   return {&r, start, r.frontier + 1, role_boundary};
 }
 
-void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests) {
+void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
+                                   MatrixView<const float> hidden) {
   const int64_t width = model_.hidden_size();
   hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
   for (size_t i = 0; i < requests.size(); ++i) {
-    for (int32_t p = windows_[i].start; p < windows_[i].end; ++p) {
-      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
-                  target_rows_.Row(requests[i].block_table, p),
+    const DraftRequest& r = requests[i];
+    for (int32_t p = windows_[i].start; p <= r.frontier; ++p) {
+      const float* source =
+          p >= r.first_position ? hidden.row(r.first_row + p - r.first_position) : Ring(r.slot, p);
+      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, source,
                   static_cast<size_t>(width) * sizeof(float));
     }
   }
 }
 
-void MtpChainDrafter::Remember(const DraftRequest& r, int32_t depth,
+void MtpChainDrafter::Remember(const DraftRequest& r, MatrixView<const float> hidden,
                                std::span<const int32_t> drafts) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
-  state.depth = depth;
+  state.frontier = r.frontier;
   state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
   state.drafts.assign(drafts.begin(), drafts.end());
-  Advance(state, r, state.last_known, r.frontier + 1);
-  // The padded form may begin one row before what is not final.
-  state.kept = target_rows_.Forget(r.block_table, state.kept, state.next.back() - 1);
+  for (int32_t p = std::max(r.first_position, r.frontier - (k_ - 1)); p <= r.frontier; ++p) {
+    std::memcpy(Ring(r.slot, p), hidden.row(r.first_row + p - r.first_position),
+                static_cast<size_t>(model_.hidden_size()) * sizeof(float));
+  }
 }
 
 int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int32_t index) {
@@ -115,43 +98,16 @@ int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, i
   return index - known < r.num_drafts ? drafts[index - known] : 0;
 }
 
-void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
+void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
-  OUTRIDER_CHECK(depth >= 0 && depth <= k_);
-  module_rows_ = 0;
-  for (const DraftRequest& r : requests) {
-    OUTRIDER_CHECK(r.num_drafts <= depth);
-    Show(r, hidden);
-    if (depth > 0) CatchUp(r, depth);
-  }
-  if (depth > 0 && !requests.empty()) Run(requests, depth, drafts);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Remember(requests[i], depth,
-             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
-  }
-}
-
-void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
-  const int32_t& start = slots_[static_cast<size_t>(r.slot)].next[static_cast<size_t>(depth) - 1];
-  while (r.first_position - start > kFewRows) {
-    DraftRequest part = r;
-    part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
-    part.num_drafts = 0;
-    Run({&part, 1}, depth, {});
-    Remember(part, depth, {});
-  }
-}
-
-void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
-                          MatrixView<int32_t> drafts) {
+  if (requests.empty()) return;
   windows_.clear();
-  for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r, depth));
+  for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r));
   // Module m reads, at position p, the token at p + 1 + m.
   rows_.Assign(windows_,
                [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
-  module_rows_ += int64_t{depth} * rows_.layout().num_rows();
-  GatherHidden(requests);
-  for (int32_t m = 0; m < depth - 1; ++m) {
+  GatherHidden(requests, hidden);
+  for (int32_t m = 0; m < k_ - 1; ++m) {
     if (m > 0) {
       rows_.Advance(windows_, [&](size_t w) {
         const DraftRequest& r = requests[w];
@@ -162,11 +118,16 @@ void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
     SampleDrafts(m, requests, rows_, rows, drafts);
   }
-  RunLastModule(depth - 1, requests, drafts);
+  RunLastModule(requests, drafts);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Remember(requests[i], hidden,
+             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
+  }
 }
 
-void MtpChainDrafter::RunLastModule(int32_t m, std::span<const DraftRequest> requests,
+void MtpChainDrafter::RunLastModule(std::span<const DraftRequest> requests,
                                     MatrixView<int32_t> drafts) {
+  const int32_t m = k_ - 1;
   entry_windows_.clear();
   output_windows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {

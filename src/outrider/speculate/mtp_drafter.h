@@ -4,8 +4,7 @@
 // next token: all of them leave their cache entries, the frontier's row also gives the first draft.
 // The passes after it run one row per request, one position further each, on the draft before and
 // the module's own output. What those passes write beyond the frontier is approximate and is
-// written again, from target hidden rows, by the next first pass. At depth 0 no pass runs; the next
-// first pass begins where the last one ended.
+// written again, from target hidden rows, by the next first pass.
 #pragma once
 
 #include <vector>
@@ -14,7 +13,6 @@
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
-#include "outrider/speculate/target_rows.h"
 
 namespace outrider {
 
@@ -25,26 +23,14 @@ class MtpDrafter : public Drafter {
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return k_ - 1; }
-  void Propose(std::span<const DraftRequest> requests, int32_t depth,
-               MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
-  int64_t module_rows() const override { return module_rows_; }
-  int64_t rows_put_off(int32_t slot, int32_t depth) const override;
+  void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
+               MatrixView<int32_t> drafts) override;
   int32_t tokens_ahead() const override { return 1; }
   void Reset(int32_t slot, int32_t computed) override {
-    slots_[static_cast<size_t>(slot)] = {.frontier = computed - 1};
+    frontier_[static_cast<size_t>(slot)] = computed - 1;
   }
 
  private:
-  struct SlotState {
-    int32_t frontier = -1;  // last position whose target row was shown
-    int32_t next = 0;       // first position whose entry is not final
-    int32_t kept = 0;       // target rows of blocks before are forgotten
-  };
-
-  void Show(const DraftRequest& request, MatrixView<const float> hidden);
-  /// Every entry up to `frontier` is final.
-  void Remember(const DraftRequest& request, int32_t frontier);
-  void CatchUp(const DraftRequest& request);
   void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void NextPass(std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
   /// The part of hidden_ that a pass leaves its output in.
@@ -56,10 +42,9 @@ class MtpDrafter : public Drafter {
   KvCache& cache_;
   int32_t k_;
   DraftForm form_;
-  std::vector<SlotState> slots_;
-  TargetRows target_rows_;
-  DraftRows entry_rows_;  // of the first pass: rows that leave their entries only
-  DraftRows rows_;        // rows that a draft is sampled from
+  std::vector<int32_t> frontier_;  // [slots] last position that the module has seen
+  DraftRows entry_rows_;           // of the first pass: rows that leave their entries only
+  DraftRows rows_;                 // rows that a draft is sampled from
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> windows_;
   std::vector<size_t> active_;        // requests that want more drafts, in order
@@ -67,7 +52,6 @@ class MtpDrafter : public Drafter {
   std::vector<float> hidden_;         // a pass's inputs, then, from its start, its output
   std::vector<float> next_hidden_;
   DraftSampler sampler_;
-  int64_t module_rows_ = 0;
 };
 
 }  // namespace outrider
