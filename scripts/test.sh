@@ -9,7 +9,7 @@
 # OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_EXACTNESS_SECONDS (default
 # 60): how long random requests are compared bit for bit. With CI set, the sanitizers leave out most
 # of the engine's tests, the thread sanitizer those of rooms without threads, and clang-tidy stops
-# after OUTRIDER_TIDY_SECONDS (90). The last line reads "N passed, N failed"; the exit status is 1
+# after OUTRIDER_TIDY_SECONDS (60). The last line reads "N passed, N failed"; the exit status is 1
 # when anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -32,7 +32,7 @@ OUTRIDER_EXACTNESS_SECONDS=${OUTRIDER_EXACTNESS_SECONDS:-60}
 fast=false
 if [ -n "${CI:-}" ]; then
   fast=true
-  export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-90}
+  export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-60}
 fi
 jobs=$(nproc)
 

@@ -10,6 +10,7 @@
 #include "outrider/base/buffer.h"
 #include "tests/attention/test_layout.h"
 #include "tests/kernels/kernel_fixture.h"
+#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
@@ -239,6 +240,7 @@ TEST_P(MlaBackendTest, LeftOversAtTheEdgesOfContext) {
   // No context (the context part is empty), one key, and around a block of the expanded form.
   for (const int32_t context : {0, 1, 255, 256, 257, 512}) {
     for (const int32_t rows : {2, 4, 5, 300}) {
+      if (kSanitized && rows == 300 && context % 256 != 0) continue;
       ExpectBackendsAgree(layer, TestLayout({{Phase::kDecode, 1, 3},
                                              {Phase::kDecode, rows, context},
                                              {Phase::kPromptEnd, 4, 0}},

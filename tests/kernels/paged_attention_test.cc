@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tests/kernels/paged_cache.h"
+#include "tests/sanitized.h"
 
 #ifdef OUTRIDER_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
@@ -204,7 +205,7 @@ TEST_P(PagedAttentionTest, AgreesWithTheDefinitionInDouble) {
 
 TEST_P(PagedAttentionTest, AgreesWithTheReference) {
   if (IsReference()) return;
-  for (int trial = 0; trial < 20; ++trial) {
+  for (int trial = 0; trial < (kSanitized ? 10 : 20); ++trial) {
     std::vector<std::pair<int32_t, int32_t>> lengths;
     for (int i = Pick(1, 4); i > 0; --i) {
       lengths.emplace_back(Pick(0, 700), trial % 5 == 0 ? Pick(50, 150) : Pick(1, 9));
@@ -245,7 +246,7 @@ TEST_P(PagedAttentionTest, RowsHaveTheSameBitsAloneAroundEveryEdge) {
 
 TEST_P(PagedAttentionTest, RowsHaveTheSameBitsInRandomBatchesOnAnyNumberOfThreads) {
   ThreadPool seven(7);
-  const int trials = IsReference() ? 2 : 10;
+  const int trials = IsReference() ? 2 : kSanitized ? 4 : 10;
   for (int trial = 0; trial < trials; ++trial) {
     std::vector<std::pair<int32_t, int32_t>> lengths;
     for (int i = Pick(1, 5); i > 0; --i) {
