@@ -5,8 +5,8 @@
     openai_client_test.py --outrider build/.../outrider            serves the bundled model
 
 Checks what holds for every model: shapes, streaming, usage, errors; with the stub what a model that
-calls tools would say; with the bundled model structured output, keys and stopping. Needs the openai
-package.
+calls tools would say; with the bundled model structured output, keys and stopping. One case per
+thing a client does makes it long. Needs the openai package.
 """
 
 import argparse

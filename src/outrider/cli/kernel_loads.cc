@@ -113,12 +113,12 @@ ModelProducts::ModelProducts(const PackedFormat& format, std::vector<ProductGrou
     const size_t first = weights_.size();
     for (int i = 0; i < NumWeights(g); ++i) {
       weights_.push_back({.format = format_, .rows = g.n, .cols = g.k, .data = next});
-      // Blocks of 128 rows, eight panels, share their scales, which end the weight's bytes.
-      const int64_t scales = ScalesPerPanel(format_, g.k);
       next += PackedBytes(format_, g.n, g.k);
-      float* panel_scales = reinterpret_cast<float*>(next) - scales * weights_.back().panels();
-      for (int64_t p = 0; p < weights_.back().panels(); ++p, panel_scales += scales) {
-        std::fill_n(panel_scales, scales, std::ldexp(1.0F, -9 - static_cast<int>(p / 8 % 8)));
+      // Blocks of 128 rows, eight panels, share their scales.
+      float* const floats = storage_.as<float>();
+      for (int64_t p = 0; p < weights_.back().panels(); ++p) {
+        std::fill_n(floats + (weights_.back().scales(p) - floats), ScalesPerPanel(format_, g.k),
+                    std::ldexp(1.0F, -9 - static_cast<int>(p / 8 % 8)));
       }
     }
     std::vector<size_t> choice(static_cast<size_t>(NumWeights(g)));
