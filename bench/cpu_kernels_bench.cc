@@ -18,6 +18,7 @@
 
 #include "outrider/base/buffer.h"
 #include "outrider/base/cpu_features.h"
+#include "outrider/base/processors.h"
 #include "outrider/cli/kernel_loads.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/kernels/machine_limits.h"

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -11,6 +13,7 @@
 #include "outrider/cli/bench_load.h"
 #include "outrider/cli/bench_report.h"
 #include "outrider/cli/bench_run.h"
+#include "outrider/cli/commands.h"
 #include "tests/cli/stub_service.h"
 
 namespace outrider::cli {
@@ -22,6 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::Lt;
+using ::testing::Not;
 using Json = nlohmann::json;
 
 const std::atomic<bool> kNeverInterrupted{false};
@@ -140,6 +144,9 @@ TEST(BenchReport, RatiosSharesAndEqualOutputs) {
   report.rows[1].token_ids[0][3] = 5;
   EXPECT_FALSE(report.OutputsEqual());
   EXPECT_THAT(BenchTable(report), HasSubstr("DIFFER"));
+  report.compares_outputs = false;
+  EXPECT_THAT(BenchTable(report), AllOf(HasSubstr("not compared"), Not(HasSubstr("DIFFER"))));
+  EXPECT_TRUE(Json::parse(BenchJson(report))["outputs_equal"].is_null());
   report.rows.erase(report.rows.begin());
   EXPECT_EQ(Speedup(report, report.rows[0]), 0) << "nothing to compare with";
 }
@@ -154,6 +161,42 @@ TEST(BenchReport, Json) {
   EXPECT_EQ(object["rows"][1]["speedup"], 2.0);
   EXPECT_EQ(object["rows"][1]["host_share"], 0.25);
   EXPECT_EQ(object["rows"][1]["mean_acceptance_length"], 1.0);
+}
+
+/// What RunBench writes for the bundled model, k = 1 and 3.
+Json RunWith(const std::function<void(SpeculationOptions&)>& set) {
+  Settings settings;
+  settings.engine.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  settings.engine.num_threads = 1;
+  set(settings.engine.speculation);
+  settings.bench.spec_tokens = {1, 3};
+  settings.bench.num_prompts = 2;
+  settings.bench.input_len = 4;
+  settings.bench.output_len = 64;
+  settings.bench.json = ::testing::TempDir() + "/bench.json";
+  EXPECT_EQ(RunBench(settings, Command::kBenchLatency), 0);
+  std::ifstream in(settings.bench.json);
+  return Json::parse(in);
+}
+
+TEST(RunBench, SyntheticAcceptanceIsThatOfTheFirstDrafts) {
+  const Json by_rates = RunWith([](SpeculationOptions& speculation) {
+    speculation.rejection_sample_method = RejectionMethod::kSynthetic;
+    speculation.synthetic_acceptance_rates = {1, 1, 0};
+  });
+  EXPECT_TRUE(by_rates["outputs_equal"].is_null());
+  EXPECT_EQ(by_rates["rows"][0]["mean_acceptance_length"], 2.0);
+  EXPECT_EQ(by_rates["rows"][1]["accepted_per_position"][2], 0);
+  const Json by_length = RunWith([](SpeculationOptions& speculation) {
+    speculation.rejection_sample_method = RejectionMethod::kSynthetic;
+    speculation.synthetic_acceptance_length = 3;
+  });
+  EXPECT_EQ(by_length["rows"][0]["mean_acceptance_length"], 2.0);
+  EXPECT_EQ(by_length["rows"][1]["accepted_per_position"][2], 0);
+}
+
+TEST(RunBench, MatchingRowsAreCompared) {
+  EXPECT_EQ(RunWith([](SpeculationOptions&) {})["outputs_equal"], true);
 }
 
 }  // namespace

@@ -149,6 +149,7 @@ TEST_F(ConfigFixture, SpeculationFromEverySourceAndSpelling) {
   EXPECT_EQ(tokens(Parse({"serve", "m", "--speculative-config", json, "--spec-tokens", "0"})), 0);
   EXPECT_EQ(tokens(Parse({"serve", "m"}, {{"OUTRIDER_SPECULATIVE_CONFIG", json}})), 2);
   EXPECT_EQ(tokens(Parse({"serve", "m"}, {{"OUTRIDER_SPEC_TOKENS", "1"}})), 1);
+  EXPECT_EQ(tokens(Parse({"bench", "latency", "m", "--speculative-config", json})), 2);
   const std::string file = Write("speculative-config:\n  num_speculative_tokens: 1\n");
   EXPECT_EQ(tokens(Parse({"serve", "m", "--config", file})), 1);
   // A short flag on the command line wins over the long form in the environment.

@@ -1,11 +1,14 @@
 #include "outrider/base/buffer.h"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/base/processors.h"
 
 namespace outrider {
 
@@ -23,6 +26,10 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
   }
   // Only whole huge pages: rounding a small buffer up to 2 MiB would waste what it saves.
   if (bytes >= 4 * kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
+  static const std::vector<int> nodes = UsableMemoryNodes();
+  if (bytes >= 4 * kHugePage && nodes.size() > 1 && !InterleavePages(p, bytes, nodes)) {
+    spdlog::warn("{} bytes of memory could not be spread over {} NUMA nodes", bytes, nodes.size());
+  }
   data_ = static_cast<std::byte*>(p);
 }
 

@@ -7,8 +7,9 @@
 
 namespace outrider {
 
-/// Zeroed anonymous pages, aligned to 4 KiB (2 MiB pages are asked for where they help). Pages cost
-/// memory only once they are touched. Move-only. Throws Error{kTooLarge} when the system refuses.
+/// Zeroed anonymous pages, aligned to 4 KiB (2 MiB pages are asked for where they help, and pages
+/// lie on all NUMA nodes in turn where there are several). Pages cost memory only once they are
+/// touched. Move-only. Throws Error{kTooLarge} when the system refuses.
 class Buffer {
  public:
   Buffer() = default;

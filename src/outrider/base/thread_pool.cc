@@ -1,11 +1,11 @@
 #include "outrider/base/thread_pool.h"
 
-#include <sched.h>
+#include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <chrono>
 
 #include "outrider/base/error.h"
+#include "outrider/base/processors.h"
 
 namespace outrider {
 
@@ -32,10 +32,17 @@ bool SpinUntil(Ready ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-  OUTRIDER_CHECK(threads >= 1);
+ThreadPool::ThreadPool(int threads, std::span<const int> processors) {
+  OUTRIDER_CHECK(threads >= 1 && (processors.empty() || std::ssize(processors) == threads));
   workers_.reserve(static_cast<size_t>(threads - 1));
-  for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { WorkerLoop(t); });
+  for (int t = 1; t < threads; ++t) {
+    workers_.emplace_back([this, t] { WorkerLoop(t); });
+    if (processors.empty()) continue;
+    const int processor = processors[static_cast<size_t>(t)];
+    if (!PinThread(workers_.back(), processor)) {
+      spdlog::warn("compute thread {} could not be bound to processor {}", t, processor);
+    }
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -88,13 +95,6 @@ void ThreadPool::WorkerLoop(int thread) {
     if (stop_.load()) return;
     RunTasks(thread);
   }
-}
-
-int AvailableProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1U, std::thread::hardware_concurrency());
 }
 
 }  // namespace outrider

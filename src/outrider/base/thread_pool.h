@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -11,13 +12,15 @@
 
 namespace outrider {
 
-/// A team of `size()` threads, the caller's included. Between task lists the others spin for a
-/// bounded time, then sleep. Which thread runs a task is not fixed: a task's result must not depend
-/// on it.
+/// A team of `size()` threads, the caller's included. Between task lists the others (workers) spin
+/// for a bounded time, then sleep. Which thread runs a task is not fixed: a task's result must not
+/// depend on it.
 class ThreadPool {
  public:
-  /// threads >= 1; 1 means that everything runs on the caller.
-  explicit ThreadPool(int threads);
+  /// threads >= 1; 1 means that everything runs on the caller. With `processors`, one per thread,
+  /// worker t is bound to processors[t]; the caller, who has other things to do, never is. A
+  /// binding that the system refuses is logged.
+  explicit ThreadPool(int threads, std::span<const int> processors = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -45,8 +48,5 @@ class ThreadPool {
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
 };
-
-/// The number of processors this process may run on.
-int AvailableProcessors();
 
 }  // namespace outrider

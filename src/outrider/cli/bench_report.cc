@@ -87,7 +87,9 @@ std::string BenchTable(const BenchReport& report) {
         Percent(row.counters.draft_seconds, row), 100 * row.HostShare(),
         row.HostMicrosecondsPerStep());
   }
-  if (report.rows.size() > 1) {
+  if (!report.compares_outputs) {
+    out += "\nOutputs are not compared: they depend on drafts with this rejection_sample_method.\n";
+  } else if (report.rows.size() > 1) {
     out += report.OutputsEqual() ? "\nThe outputs of all rows are equal.\n"
                                  : "\nTHE OUTPUTS OF THE ROWS DIFFER.\n";
   }
@@ -109,7 +111,7 @@ std::string BenchJson(const BenchReport& report) {
                  {"prompt_tokens_mean", report.prompt_tokens_mean},
                  {"output_len", report.output_len},
                  {"temperature", report.temperature},
-                 {"outputs_equal", report.OutputsEqual()},
+                 {"outputs_equal", report.compares_outputs ? Json(report.OutputsEqual()) : Json()},
                  {"rows", Json::array()}};
   for (const BenchRow& row : report.rows) object["rows"].push_back(RowJson(report, row));
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

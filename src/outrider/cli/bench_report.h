@@ -24,6 +24,9 @@ struct BenchReport {
   double prompt_tokens_mean = 0;
   int32_t output_len = 0;
   double temperature = 0;
+  /// Whether all rows ought to give the same tokens: not where acceptance is synthetic, nor where
+  /// rejection sampling lets drafts choose among equally likely texts.
+  bool compares_outputs = true;
   std::vector<BenchRow> rows;  // by rising spec_tokens
 
   /// Every request got the same tokens in every row, as the promise of exact speculation has it.

@@ -136,11 +136,14 @@ std::vector<OptionRow> EngineOptionRows() {
       {"num-threads", one, "Batching", "N", "all processors this process may use",
        "Threads that compute", all,
        [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 0, 1024); }},
+      {"pin-threads", OptionKind::kSwitch, "Batching", "", "on",
+       "Bind compute threads to processors, when they are as many as this process may use", all,
+       [](Settings& s, const OptionValue& v) { s.engine.pin_threads = Switch(v); }},
 
       {"speculative-config", one, "Speculation", "JSON", "",
        R"(Speculation as one object: {"method": "mtp", "num_speculative_tokens": 3}; its keys can )"
        "also be given one by one, as in --speculative-config.num_speculative_tokens 3",
-       not_bench,
+       every,
        [](Settings& s, const OptionValue& v) {
          ApplySpeculativeConfig(v.where, Text(v), s.engine.speculation);
        }},
@@ -155,14 +158,14 @@ std::vector<OptionRow> EngineOptionRows() {
   rows.insert(
       rows.end(),
       {{"speculative-config.method", one, "Speculation", "mtp|ngram", "", "The key method alone",
-        not_bench, set_method},
+        every, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
        {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
         "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: "
         "looked "
         "up earlier in the same text",
-        not_bench, set_method},
+        every, set_method},
        {"spec-tokens", one, "Speculation", "N", tokens_default,
         "Draft tokens per request and step; 0 turns speculation off", not_bench, set_tokens},
 

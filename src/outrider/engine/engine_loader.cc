@@ -7,6 +7,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
+#include "outrider/base/processors.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/engine/engine_core.h"
@@ -76,6 +77,7 @@ class EnginePlan {
     PlanDrafter();
     PlanAcceptance();
     PlanCache();
+    PlanThreads();
   }
 
   const ModelConfig& config() const { return config_; }
@@ -87,6 +89,9 @@ class EnginePlan {
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
+  /// One for each compute thread; empty: they run where the system puts them.
+  std::span<const int> processors() const { return processors_; }
+  int num_threads() const { return num_threads_; }
   const AcceptanceOptions& acceptance() const { return acceptance_; }
   bool chained() const { return modules_present_ > 1; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
@@ -287,6 +292,17 @@ class EnginePlan {
                : "--no-enable-prefix-caching");
   }
 
+  void PlanThreads() {
+    num_threads_ = options_.num_threads > 0 ? options_.num_threads : AvailableProcessors();
+    if (options_.pin_threads) processors_ = ProcessorsToPin(num_threads_);
+    const size_t nodes = UsableMemoryNodes().size();
+    Decide(
+        "compute threads", fmt::format("{}{}", num_threads_, processors_.empty() ? "" : ", pinned"),
+        fmt::format("{}{}",
+                    options_.num_threads > 0 ? "--num-threads" : "all processors of this process",
+                    nodes > 1 ? fmt::format("; memory on {} NUMA nodes in turn", nodes) : ""));
+  }
+
   const EngineOptions& options_;
   ModelConfig config_;
   std::unique_ptr<WeightSource> source_;
@@ -297,6 +313,8 @@ class EnginePlan {
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
+  int num_threads_ = 1;
+  std::vector<int> processors_;
   AcceptanceOptions acceptance_;
   SchedulerConfig scheduler_;
 };
@@ -364,8 +382,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   LoadText(options, loaded);
 
   EngineParts parts;
-  parts.pool = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
-                                                                    : AvailableProcessors());
+  parts.pool = std::make_unique<ThreadPool>(plan.num_threads(), plan.processors());
   ModelWeights weights = LoadModelWeights(plan.config(), plan.modules_used(), plan.source(),
                                           plan.weight_form(), *parts.pool, progress);
   loaded.memory = plan.Memory(weights);

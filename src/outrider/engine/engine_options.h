@@ -65,6 +65,7 @@ struct EngineOptions {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   uint64_t seed = 0;        // seeds requests that bring none
   int32_t num_threads = 0;  // 0: all processors this process may use
+  bool pin_threads = true;  // bind compute threads when they are as many as those processors
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   SpeculationOptions speculation;
 };
