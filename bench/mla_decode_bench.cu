@@ -282,6 +282,8 @@ std::vector<Case> Cases() {
     cases.push_back({name, heads, page, type, std::vector<int>(batch, q),
                      std::vector<int>(batch, context), peer});
   };
+  uniform(16, 1, 1, 64, 0);
+  uniform(16, 1, 1, 256, 0);
   uniform(16, 1, 1, 4096, 26.8);
   uniform(16, 1, 8, 4096, 26.7);
   uniform(16, 1, 32, 4096, 54.3);

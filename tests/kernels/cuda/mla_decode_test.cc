@@ -135,6 +135,10 @@ TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
     for (uint16_t value : masked[7][0].output) ASSERT_EQ(value, 0);
     ASSERT_EQ(masked[7][0].lse[0], 0xFF800000u);
     CheckBatch(world, batch, world.Run(batch));
+    // A masked row's bits are those that it has alone.
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(world.Run({batch[i]}, false, {masks[i]})[0], masked[i]) << "request " << i;
+    }
     // A causal mask gives the causal bits.
     for (size_t i = 0; i < 6; ++i) {
       for (int t = 0; t < batch[i].query_len; ++t) masks[i][t] = (2ull << t) - 1;
@@ -146,7 +150,7 @@ TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
 
 TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
   for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
-    for (int heads : {16, 24, 32, 128}) {
+    for (int heads : {8, 16, 24, 32, 64, 128}) {
       WorldOptions options;
       options.heads = heads;
       options.cache_type = type;
@@ -173,9 +177,77 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
         if (page_size == 64) {
           causal = result;
           masked = with_masks;
+          CheckBatch(world, batch, masked, masks);
         }
         EXPECT_TRUE(result == causal) << "heads " << heads << " page " << page_size;
         EXPECT_TRUE(with_masks == masked) << "heads " << heads << " page " << page_size;
+      }
+    }
+  }
+}
+
+// Contexts of 0 keys (a window is all there is) and lengths around ends of splits, where the size
+// of splits changes too: windows lie on both sides, and each row has the bits that it has as a
+// single row.
+TEST_F(MlaDecodeTest, ContextsAroundSplits) {
+  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+    for (int heads : {16, 128}) {
+      WorldOptions options;
+      options.heads = heads;
+      options.cache_type = type;
+      options.lengths = {12300};
+      MlaWorld world(options);
+      const MlaSplits splits = DefaultMlaSplits(heads);
+      std::vector<BatchRequest> batch;
+      batch.reserve(64);
+      for (int window = 1; window <= 32; ++window) batch.push_back({0, window, window});
+      for (int end : {splits.base, splits.end0, splits.end0 + 2 * splits.base, splits.end1,
+                      splits.end1 + 4 * splits.base}) {
+        for (int length : {end - 1, end, end + 1, end + 2}) batch.push_back({0, length, 3});
+      }
+      const BatchResult result = world.Run(batch);
+      std::map<int, RowBits> single;
+      for (int back = 0; back < 32; ++back) {
+        std::vector<BatchRequest> rows;
+        rows.reserve(batch.size());
+        for (const BatchRequest& request : batch) {
+          const int length = request.seq_len - back;
+          if (back < request.query_len && !single.contains(length)) rows.push_back({0, length, 1});
+        }
+        const BatchResult bits = world.Run(rows);
+        for (size_t i = 0; i < rows.size(); ++i) single[rows[i].seq_len] = bits[i][0];
+      }
+      for (size_t i = 0; i < batch.size(); ++i) {
+        for (int t = 0; t < batch[i].query_len; ++t) {
+          const int length = batch[i].seq_len - batch[i].query_len + t + 1;
+          ASSERT_TRUE(result[i][t] == single[length])
+              << heads << " heads, length " << batch[i].seq_len << " window " << batch[i].query_len
+              << " token " << t;
+        }
+      }
+      CheckBatch(world, batch, result);
+    }
+  }
+}
+
+// As few keys as sharing takes: what the tools that watch every access can run.
+TEST_F(MlaDecodeTest, ShortTilesSharedByTwoItems) {
+  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+    WorldOptions options;
+    options.heads = 8;
+    options.cache_type = type;
+    options.lengths = {520, 577, 640, 513};
+    MlaWorld world(options);
+    for (int window : {1, 2}) {
+      std::vector<BatchRequest> batch;
+      batch.reserve(140);
+      for (int n = 0; n < 140; ++n) {
+        batch.push_back({n % 4, options.lengths[n % 4], n == 70 ? window : 1});
+      }
+      const BatchResult result = world.Run(batch);
+      const BatchResult few = world.Run({batch.begin(), batch.begin() + 4});
+      for (size_t n = 0; n < batch.size(); ++n) {
+        ASSERT_TRUE(result[n].back() == few[n % 4][0]) << "request " << n;
       }
     }
   }

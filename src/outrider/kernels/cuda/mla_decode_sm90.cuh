@@ -68,16 +68,16 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   if (warp == kLoadWarp) loads.Begin(args, shared);
   LaunchDependents();
   __syncthreads();
-  if (warp % 4 < kStages && ElectOne()) {
-    if (warp / 4 < 2) {
-      for (int half = 0; half < 2; ++half) {
-        IssueKeys(args, maps, shared, warp % 4, warp / 4, half);
-      }
-    } else {
-      IssueRotary(args, maps, shared, warp % 4);
+  // A warp per part of the keys: all of the first tile is asked for before the second.
+  if (warp % 4 == 0 && warp < kLoadWarp && ElectOne()) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (int half = 0; half < 2; ++half) IssueKeys(args, maps, shared, stage, warp / 4, half);
     }
+  } else if (warp == kLoadWarp + 1 && ElectOne()) {
+    IssueQueries(maps, shared, shared.item[0]);
+  } else if (warp == kLoadWarp + 2 && ElectOne()) {
+    for (int stage = 0; stage < kStages; ++stage) IssueRotary(args, maps, shared, stage);
   }
-  if (warp == kLoadWarp + kStages && ElectOne()) IssueQueries(maps, shared, shared.item[0]);
   __syncwarp();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 2) {
