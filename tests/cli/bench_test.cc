@@ -172,7 +172,7 @@ Json RunWith(const std::function<void(SpeculationOptions&)>& set) {
   settings.bench.spec_tokens = {1, 3};
   settings.bench.num_prompts = 2;
   settings.bench.input_len = 4;
-  settings.bench.output_len = 64;
+  settings.bench.output_len = 16;
   settings.bench.json = ::testing::TempDir() + "/bench.json";
   EXPECT_EQ(RunBench(settings, Command::kBenchLatency), 0);
   std::ifstream in(settings.bench.json);
