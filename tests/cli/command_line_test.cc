@@ -392,6 +392,20 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
   EXPECT_THAT(ErrorOf({"--port", "3", "serve", "m"}), HasSubstr("unknown option --port"));
 }
 
+TEST(CommandLine, SwitchesAreTrueOrFalse) {
+  for (const std::string flag :
+       {"--enable-prefix-caching", "--no-enable-prefix-caching", "--exact-prefix"}) {
+    EXPECT_THAT(ErrorOf({"serve", "m", flag + "=maybe"}),
+                HasSubstr(flag + ": 'maybe' is neither true nor false"));
+  }
+  const auto caches = [](const std::string& flag) {
+    return Parse({"serve", "m", flag}).settings.engine.enable_prefix_caching;
+  };
+  EXPECT_TRUE(caches("--enable-prefix-caching=on"));
+  EXPECT_FALSE(caches("--enable-prefix-caching=off"));
+  EXPECT_FALSE(caches("--no-enable-prefix-caching"));
+}
+
 TEST(CommandLine, WhatIsMissing) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("needs a command"));
   EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency, throughput or kernels"));

@@ -64,6 +64,18 @@ ParsedCommand Declare(CLI::App& parent, Command command, const std::string& name
   return parsed;
 }
 
+/// Refuses values of switches that are neither true nor false: the parser counts them as numbers.
+void CheckSwitches(std::span<const std::string> arguments) {
+  for (const OptionRow& row : OptionTable()) {
+    if (row.kind != OptionKind::kSwitch) continue;
+    for (const std::string& flag : {"--" + row.name, "--no-" + row.name}) {
+      for (const std::string& argument : arguments) {
+        if (argument.starts_with(flag + "=")) ParseSwitch(flag, argument.substr(flag.size() + 1));
+      }
+    }
+  }
+}
+
 /// Refuses the first argument that nothing took.
 void RefuseExtras(const CLI::App& app, const std::string& command_name,
                   std::span<const std::string> known, bool takes_model = true) {
@@ -200,6 +212,7 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
     commands[command] = Declare(parent, command, name.substr(blank + 1));
   }
 
+  CheckSwitches(arguments);
   Invocation invocation;
   std::optional<CLI::ParseError> failure;
   bool help = false;
