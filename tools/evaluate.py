@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures accuracy, speed and acceptance of `outrider serve` on held-out arithmetic problems.
 
-For each number of draft tokens k a server is started, asked every problem at each concurrency at
-temperature 0, and stopped. The answers must be right, the same texts byte for byte whatever k and
-the concurrency are, and with k = 3 accepted in lengths that make speculation worth it. Prints a
-table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
+For each number of draft tokens k, and for the k that the server chooses, a server is started, asked
+every problem at each concurrency at temperature 0, and stopped. The answers must be right, the same
+texts byte for byte whatever k and the concurrency are, and with k = 3 accepted in lengths that make
+speculation worth it. Prints a table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
 Longer than most files: asking, checking and the table share their records.
 
   python3 tools/evaluate.py                                     # the bundled model, chat form
@@ -181,10 +181,14 @@ def acceptance_of_server(address):
                       trimmed(per_position))
 
 
+def k_name(spec_tokens):
+    return spec_tokens if spec_tokens == "adaptive" else f"k={spec_tokens}"
+
+
 @dataclasses.dataclass
 class Row:
     """One run of all problems."""
-    spec_tokens: int | None  # None: as the running server has it
+    spec_tokens: int | str | None  # or "adaptive"; None: as the running server has it
     concurrency: int
     accuracy: float
     seconds: float
@@ -197,7 +201,7 @@ class Row:
     identical: bool = True  # to the first row's texts
 
     def name(self):
-        k = "running server" if self.spec_tokens is None else f"k={self.spec_tokens}"
+        k = "running server" if self.spec_tokens is None else k_name(self.spec_tokens)
         return f"{k}, concurrency {self.concurrency}"
 
     def tokens_per_second(self):
@@ -216,7 +220,7 @@ def check_counters(server, expected, name, failures):
 
 
 def measure(server, args, spec_tokens, concurrency, problems, failures):
-    name = "" if spec_tokens is None else f"k={spec_tokens}, "
+    name = "" if spec_tokens is None else f"{k_name(spec_tokens)}, "
     answers, seconds = ask_all(server, args.form, problems, concurrency,
                                f"{name}concurrency {concurrency}")
     row = Row(spec_tokens, concurrency,
@@ -239,6 +243,12 @@ def measure(server, args, spec_tokens, concurrency, problems, failures):
     return row
 
 
+def server_flags(spec_tokens):
+    if spec_tokens == "adaptive":
+        return ["--speculative-config.adaptive", "true"]
+    return ["--spec-tokens", str(spec_tokens)]
+
+
 def evaluate(args):
     """(rows, failures)."""
     problems = textgen.eval_set(EVAL_SEED, args.problems)
@@ -246,7 +256,7 @@ def evaluate(args):
     for spec_tokens in [None] if args.url else args.spec_tokens:
         with (RunningServer(args.url) if args.url else
               Server(args.outrider, args.model,
-                     ["--spec-tokens", str(spec_tokens), *args.server_args], args.port,
+                     server_flags(spec_tokens) + args.server_args, args.port,
                      args.start_timeout)) as server:
             drafted = acceptance_of_server(server.address)
             warm_up, _ = ask_all(server, args.form, textgen.eval_set(1, 2), 1, "warm-up")
@@ -351,6 +361,11 @@ def parse_arguments():
         parse.__name__ = f"comma-separated list of numbers from {least} up"
         return parse
 
+    def spec_tokens(text):
+        names = ["adaptive"] if "adaptive" in text.split(",") else []
+        return [int(part) for part in text.split(",") if part not in names] + names
+    spec_tokens.__name__ = "comma-separated list of numbers and the word adaptive"
+
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog="Flags after -- go to `outrider serve`.")
     parser.add_argument("--outrider", default=ROOT / "build" / "release" / "outrider",
@@ -362,7 +377,8 @@ def parse_arguments():
     parser.add_argument("--problems", type=int, default=200, metavar="N")
     parser.add_argument("--form", choices=("chat", "five-shot"), default="chat")
     parser.add_argument("--concurrency", type=numbers(1), default=[1, 32], metavar="N,...")
-    parser.add_argument("--spec-tokens", type=numbers(0), default=[0, 1, 2, 3], metavar="K,...")
+    parser.add_argument("--spec-tokens", type=spec_tokens, default=[0, 1, 2, 3, "adaptive"],
+                        metavar="K,...", help="of the rows; adaptive: as many as the server finds best")
     parser.add_argument("--min-accuracy", type=float, default=0.99)
     parser.add_argument("--min-acceptance-length", type=float, default=3.5, help="of k = 3")
     parser.add_argument("--start-timeout", type=float, default=120, metavar="SECONDS")

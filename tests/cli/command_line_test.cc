@@ -446,6 +446,16 @@ TEST(CommandLine, EnvironmentErrorsNameTheVariable) {
   EXPECT_EQ(Parse({"serve", "m"}, {{"OUTRIDER_PORT", ""}}).settings.serve.port, 8000);
 }
 
+TEST(CommandLine, AdaptiveDraftLengthIsAskedForOrNot) {
+  const auto adaptive = [](const Invocation& invocation) {
+    return invocation.settings.engine.speculation.adaptive;
+  };
+  EXPECT_FALSE(adaptive(Parse({"serve", "m"})));
+  EXPECT_TRUE(adaptive(Parse({"serve", "m", "--speculative-config", R"({"adaptive": true})"})));
+  EXPECT_TRUE(adaptive(Parse({"bench", "latency", "m", "--speculative-config.adaptive", "true"})));
+  EXPECT_FALSE(adaptive(Parse({"serve", "m", "--speculative-config.adaptive", "false"})));
+}
+
 TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
   const auto error = [](const std::string& json) {
     return ErrorOf({"serve", "m", "--speculative-config", json});
@@ -459,6 +469,9 @@ TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
   EXPECT_THAT(error(R"({"num_speculative_tokens": "3"})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": 2.5})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": -1})"), HasSubstr("from 0 to 32"));
+  EXPECT_THAT(error(R"({"adaptive": 1})"),
+              AllOf(HasSubstr("adaptive"), HasSubstr("must be true or false, not 1")));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--speculative-config.adaptive", "yes"}), HasSubstr("'yes'"));
   EXPECT_THAT(error(R"({"method": "mtp", "method": "mtp"})"), HasSubstr("appears twice"));
   EXPECT_THAT(error("[1]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(error("{"), AllOf(HasSubstr("is not JSON"), HasSubstr("for example")));

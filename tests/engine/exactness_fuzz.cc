@@ -142,7 +142,7 @@ class Fuzz {
                                       DrafterKind::kRepeated, DrafterKind::kNgram};
     o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - 1)));
     o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
-    if (Uniform(0, 3) == 0) o.draft_ranges = {{1, 3, o.k}, {4, 8, o.k / 2}, {9, 1000, 0}};
+    RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.block_size = Uniform(1, 40);
     o.max_model_len = 400;
@@ -162,12 +162,29 @@ class Fuzz {
     return o;
   }
 
+  /// Always k; or by the number of requests, up and down as they come and go; or as times say.
+  void RandomDraftLengths(TestEngineOptions& o) {
+    switch (o.drafter == DrafterKind::kNone ? 0 : Uniform(0, 3)) {
+      case 0:
+        return;
+      case 1:
+        o.adaptive = true;
+        return;
+      default:
+        for (int32_t low = 1; low <= 32;) {
+          const int32_t high = low + (Uniform(0, 1) == 0 ? 0 : Uniform(0, 4));
+          o.draft_ranges.push_back({low, high, Uniform(0, 1) == 0 ? 0 : Uniform(0, o.k)});
+          low = high + 1;
+        }
+    }
+  }
+
   static std::string Describe(const TestEngineOptions& o) {
     return fmt::format(
-        "drafter {} k {} ranges {} form {} block {} blocks {} seqs {} tokens {} threads {} prefix "
+        "drafter {} k {} ranges {} adaptive {} form {} block {} blocks {} seqs {} tokens {} threads {} prefix "
         "{} "
         "exact {} backend {} cache {}",
-        static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), static_cast<int>(o.draft_form),
+        static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive, static_cast<int>(o.draft_form),
         o.block_size, o.num_blocks, o.max_num_seqs, o.max_num_batched_tokens, o.threads,
         o.prefix_caching, o.exact_prefix, AttentionBackendName(o.attention_backend),
         KvCacheFormName(o.cache_form));

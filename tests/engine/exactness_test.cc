@@ -56,6 +56,9 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
 constexpr int kCrowd = 32;
 constexpr int kRequests = kSanitized ? 10 : 24;
 
+const std::vector<DraftRange> kChangingDrafts = {{1, 1, 3}, {2, 2, 0}, {3, 4, 2},   {5, 5, 0},
+                                                 {6, 7, 1}, {8, 9, 3}, {10, 11, 0}, {12, 64, 2}};
+
 struct Case {
   const char* name;
   uint32_t seed;
@@ -159,7 +162,39 @@ INSTANTIATE_TEST_SUITE_P(
              {.k = 2, .num_blocks = 26, .max_model_len = 400, .cache_form = KvCacheForm::kHeads}},
         Case{"repeated3_heads",
              1,
-             {.drafter = DrafterKind::kRepeated, .k = 3, .cache_form = KvCacheForm::kHeads}}),
+             {.drafter = DrafterKind::kRepeated, .k = 3, .cache_form = KvCacheForm::kHeads}},
+        // The number of drafts follows the number of requests up and down: modules are put off and
+        // catch up.
+        Case{"chain3_changing", 2, {.k = 3, .draft_ranges = kChangingDrafts}},
+        Case{"chain3_changing_small_chunks_heads",
+             3,
+             {.k = 3,
+              .draft_ranges = kChangingDrafts,
+              .block_size = 8,
+              .num_blocks = 1024,
+              .max_num_batched_tokens = 37,
+              .cache_form = KvCacheForm::kHeads}},
+        Case{"chain3_changing_uniform_pad",
+             1,
+             {.k = 3,
+              .draft_ranges = kChangingDrafts,
+              .draft_form = DraftForm::kPadded,
+              .attention_backend = AttentionBackend::kUniformPad}},
+        Case{"chain3_changing_preempted",
+             2,
+             {.k = 3, .draft_ranges = kChangingDrafts, .num_blocks = 26, .max_model_len = 400}},
+        Case{"repeated3_changing",
+             3,
+             {.drafter = DrafterKind::kRepeated, .k = 3, .draft_ranges = kChangingDrafts}},
+        Case{"chain3_adaptive", 2, {.k = 3, .adaptive = true, .threads = 2}},
+        Case{"repeated3_adaptive_preempted",
+             2,
+             {.drafter = DrafterKind::kRepeated,
+              .k = 3,
+              .adaptive = true,
+              .num_blocks = 26,
+              .max_model_len = 400}},
+        Case{"ngram3_adaptive", 1, {.drafter = DrafterKind::kNgram, .k = 3, .adaptive = true}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 /// The backends that leave requests over promise no bits, but the same function.

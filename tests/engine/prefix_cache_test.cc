@@ -120,6 +120,51 @@ TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
   EXPECT_GT(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 12);
 }
 
+// While a crowd runs, no module does: two requests find blocks that modules have put off. When the
+// crowd is gone they catch up in one pass, one with many rows of its own, the other with few.
+TEST_P(PrefixCacheTest, SharersOfWhatModulesPutOffCatchUpTogether) {
+  if (GetParam() == DrafterKind::kNone) GTEST_SKIP() << "nothing is put off without a drafter";
+  std::mt19937 random(8);
+  for (const bool few_first : {true, false}) {
+    const auto engine = MakeTestEngine(
+        {.drafter = GetParam(), .k = 3, .draft_ranges = {{1, 2, 3}, {3, 100, 0}}, .block_size = 8});
+    const auto alone = MakeTestEngine({.drafter = DrafterKind::kNone, .prefix_caching = false});
+    std::vector<Generated> crowd(3);
+    std::vector<RequestId> ids;
+    for (Generated& one : crowd) {
+      GenerationRequest request = CacheRequest(DrawTokens(random, 10), 0);
+      request.sampling.max_tokens = 500;
+      ids.push_back(Submit(*engine, request, &one));
+    }
+    for (int i = 0; i < 3; ++i) engine->Step();
+    const std::vector<int32_t> common = DrawTokens(random, 48);
+    Generated source;
+    Submit(*engine, CacheRequest(common, 0), &source);
+    while (!source.finish_reason) engine->Step();
+
+    std::vector<GenerationRequest> sharers;
+    for (const int32_t own : {few_first ? 3 : 90, few_first ? 90 : 3}) {
+      std::vector<int32_t> prompt = common;
+      for (const int32_t token : DrawTokens(random, own)) prompt.push_back(token);
+      sharers.push_back(CacheRequest(prompt, 0));
+      sharers.back().sampling.max_tokens = 30;
+    }
+    std::vector<Generated> together(sharers.size());
+    for (size_t i = 0; i < sharers.size(); ++i) Submit(*engine, sharers[i], &together[i]);
+    for (int i = 0; i < 4; ++i) engine->Step();
+    EXPECT_EQ(engine->Counters().num_speculative_tokens, 0);
+    for (const RequestId id : ids) engine->Abort(id);
+    engine->Step();
+    EXPECT_EQ(engine->Counters().num_speculative_tokens, 3);
+    RunUntilIdle(*engine);
+    for (size_t i = 0; i < sharers.size(); ++i) {
+      ExpectSame(together[i], RunOne(*alone, sharers[i]), fmt::format("sharer {}", i));
+      EXPECT_GE(together[i].stats.cached_tokens, 40);
+      EXPECT_GT(together[i].stats.speculation.num_draft_tokens, 0);
+    }
+  }
+}
+
 TEST_P(PrefixCacheTest, OtherSaltsShareNothing) {
   TestEngineOptions options{.drafter = GetParam()};
   options.block_size = 4;

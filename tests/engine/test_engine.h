@@ -25,6 +25,7 @@ struct TestEngineOptions {
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
   std::vector<DraftRange> draft_ranges = {};
+  bool adaptive = false;  // up to k drafts, as it pays
   DraftForm draft_form = DraftForm::kCompacted;
   int32_t block_size = 16;
   int32_t num_blocks = 512;
@@ -59,16 +60,23 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);
+  const RowLife row_life = options.adaptive || !options.draft_ranges.empty() ? RowLife::kContent
+                                                                             : RowLife::kThrough;
   if (options.drafter == DrafterKind::kChain) {
     parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
-                                                      options.max_num_seqs, options.draft_form);
+                                                      options.max_num_seqs, options.draft_form,
+                                                      row_life);
   } else if (options.drafter == DrafterKind::kRepeated) {
     parts.drafter = std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k,
-                                                 options.max_num_seqs, options.draft_form);
+                                                 options.max_num_seqs, options.draft_form,
+                                                 row_life);
   } else if (options.drafter == DrafterKind::kNgram) {
     parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
+  if (options.adaptive) {
+    parts.draft_length_policy.emplace(options.k, options.drafter == DrafterKind::kChain);
+  }
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;

@@ -43,6 +43,9 @@ class DrafterSimulation {
         cache_(Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
         drafter_(MakeDrafter(drafter_case.form, cache_)) {}
 
+  /// How many modules run from now on (of one that is repeated: whether), and at most are drafted.
+  void SetDepth(int32_t depth) { depth_ = depth; }
+
   /// Runs `count` prompt tokens; at the prompt's end `next` is what was sampled.
   void PromptChunk(int32_t count, int32_t next) {
     const int32_t first = computed_;
@@ -50,11 +53,58 @@ class DrafterSimulation {
     computed_ += count;
     const bool end = computed_ == prompt_length_;
     if (end) tokens_.push_back(next);
-    num_drafts_ = end ? case_.k : 0;
+    num_drafts_ = end ? depth_ : 0;
     Propose(*drafter_, hidden_, first, num_drafts_, drafts_);
   }
 
   int32_t num_drafts() const { return num_drafts_; }
+  int32_t num_computed() const { return computed_; }
+
+  /// Positions below are final in module m, however many run.
+  int32_t FinalEnd(int32_t m) const {
+    const int64_t put_off = drafter_->rows_put_off(kSlot, m + 1);
+    return computed_ - static_cast<int32_t>(case_.chain ? put_off / (m + 1) : put_off);
+  }
+
+  /// The request loses its slot and all blocks but the first `kept`, and computes the rest again.
+  void Preempt(int32_t kept) {
+    drafter_->Reset(kSlot, kept * kBlockSize);
+    computed_ = kept * kBlockSize;
+    const auto known = static_cast<int32_t>(tokens_.size());
+    while (computed_ < known - 1) {
+      const int32_t first = computed_;
+      computed_ = first < prompt_length_ ? std::min(prompt_length_, known - 1) : known - 1;
+      Forward(cache_, hidden_, first, computed_, {});
+      num_drafts_ = 0;
+      Propose(*drafter_, hidden_, first, 0, drafts_);
+    }
+  }
+
+  /// Another request begins with the first `shared` blocks of this one, and with what their entries
+  /// depend on; it computes one token more.
+  void Visit(int32_t shared) {
+    const int32_t first = shared * kBlockSize;
+    std::vector<int32_t> blocks(blocks_.begin(), blocks_.begin() + shared);
+    blocks.push_back(kBlocks - 1);
+    drafter_->Reset(0, first);
+    const std::vector<int32_t> tokens(tokens_.begin(), tokens_.begin() + first + 1 + case_.k);
+    RequestWork work = Work(first, first + 1, {});
+    work.slot = 0;
+    work.block_table = blocks;
+    BatchLayout layout(kBlockSize);
+    layout.Assign(std::vector{work});
+    const int64_t width = Loaded().model->hidden_size();
+    std::vector<float> hidden(static_cast<size_t>(width));
+    Loaded().model->Forward(layout, cache_, {hidden.data(), 1, width});
+    const DraftRequest request{.slot = 0,
+                               .tokens = tokens,
+                               .prompt_length = prompt_length_,
+                               .first_position = first,
+                               .frontier = first,
+                               .num_rows = 1,
+                               .block_table = blocks};
+    drafter_->Propose({&request, 1}, depth_, MatrixView<float>(hidden.data(), 1, width), {});
+  }
 
   /// Verifies the drafts; the first `accepted` turn out right, then `next` was sampled. Asks for
   /// `wanted` drafts after it.
@@ -84,7 +134,9 @@ class DrafterSimulation {
     const auto drafter = MakeDrafter(DraftForm::kCompacted, fresh);
     std::vector<int32_t> drafts;
     const bool proposes = computed_ >= prompt_length_;
+    const int32_t depth = std::exchange(depth_, case_.k);
     Propose(*drafter, hidden, 0, num_drafts_, drafts);
+    depth_ = depth;
     if (proposes) {
       ASSERT_EQ(drafts_, drafts);
     }
@@ -95,6 +147,7 @@ class DrafterSimulation {
         // Rows that read a draft are provisional: they must match too, but where there was no draft
         // they may hold anything.
         if (p + 1 + m >= known + num_drafts_) continue;
+        if ((case_.chain ? m >= depth_ : depth_ == 0) && p >= FinalEnd(m)) continue;
         ExpectSameEntry(cache_.layer(target_layers + m), fresh.layer(target_layers + m), p);
       }
     }
@@ -137,7 +190,7 @@ class DrafterSimulation {
   }
 
   void Propose(Drafter& drafter, const std::vector<float>& hidden, int32_t first, int32_t n,
-               std::vector<int32_t>& drafts) const {
+               std::vector<int32_t>& drafts) {
     const int64_t width = Loaded().model->hidden_size();
     drafts.assign(static_cast<size_t>(case_.k), -1);
     const DraftRequest request{
@@ -151,7 +204,7 @@ class DrafterSimulation {
         .num_drafts = n,
         .block_table = blocks_};
     drafter.Propose(
-        {&request, 1},
+        {&request, 1}, depth_,
         {const_cast<float*>(hidden.data()), static_cast<int64_t>(hidden.size()) / width, width},
         {drafts.data(), 1, case_.k});
   }
@@ -172,6 +225,7 @@ class DrafterSimulation {
   std::vector<int32_t> drafts_;
   int32_t computed_ = 0;
   int32_t num_drafts_ = 0;  // the last ones proposed
+  int32_t depth_ = case_.k;
 };
 
 }  // namespace outrider

@@ -50,6 +50,52 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
   }
 }
 
+// Modules are put off and catch up, by any number of steps, from the prompt on; blocks are kept
+// through a preemption and visited by another request while they are in any state.
+TEST_P(DrafterStateTest, EqualsRecomputationWhateverWasPutOff) {
+  const int32_t k = GetParam().k;
+  std::mt19937 random(static_cast<uint32_t>(29 * k + (GetParam().chain ? 1 : 0)));
+  const auto below = [&](int32_t n) {
+    return static_cast<int32_t>(random() % static_cast<uint32_t>(n));
+  };
+  const auto token = [&] { return 6 + below(1500); };
+  int32_t most_put_off = 0;
+  for (int round = 0; round < 6; ++round) {
+    std::vector<int32_t> prompt;
+    for (int32_t i = below(14); i >= 0; --i) prompt.push_back(token());
+    DrafterSimulation simulation(GetParam(), prompt);
+    simulation.SetDepth(below(k + 1));
+    for (auto left = static_cast<int32_t>(prompt.size()); left > 0;) {
+      const int32_t chunk = 1 + below(left);
+      simulation.PromptChunk(chunk, token());
+      left -= chunk;
+      ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation());
+      if (round % 2 == 1) simulation.SetDepth(below(k + 1));
+    }
+    for (int step = 0; step < 16; ++step) {
+      int32_t depth = round % 3 == 0 || below(3) == 0 ? below(k + 1) : simulation.num_drafts();
+      if (step == 15) depth = k;
+      const int32_t accepted = below(simulation.num_drafts() + 1);
+      simulation.SetDepth(depth);
+      simulation.Decode(accepted, token(), depth);
+      ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation())
+          << "round " << round << " step " << step;
+      most_put_off = std::max(most_put_off, simulation.num_computed() - simulation.FinalEnd(k - 1));
+      const int32_t whole_blocks = (simulation.num_computed() - k) / 4;
+      if (step % 5 == 2 && whole_blocks > 0) {
+        simulation.SetDepth(below(k + 1));
+        simulation.Visit(below(whole_blocks) + 1);
+      }
+      if (step % 7 == 6 && whole_blocks > 0) {
+        simulation.Preempt(below(whole_blocks + 1));
+        ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation()) << "preempted";
+      }
+    }
+    EXPECT_GE(simulation.FinalEnd(k - 1), simulation.num_computed() - k);
+  }
+  EXPECT_GT(most_put_off, 8);
+}
+
 std::string CaseName(const testing::TestParamInfo<Case>& test) {
   return fmt::format("{}{}{}{}", test.param.chain ? "Chain" : "Repeated", test.param.k,
                      test.param.form == DraftForm::kPadded ? "Padded" : "",
@@ -123,6 +169,21 @@ TEST_P(DrafterScenarioTest, ChunkBoundaryOneToKTokensBeforeThePromptsEnd) {
   for (int32_t before = 1; before <= 3; ++before) {
     RunScenario(GetParam(), {8, before}, {0, 2, 0});
     RunScenario(GetParam(), {3, 3, before}, {1, 0, 3});
+  }
+}
+
+TEST_P(DrafterScenarioTest, CatchesUpOnALongPromptApartFromTheStep) {
+  DrafterSimulation simulation(GetParam(), Prompt(100));
+  simulation.SetDepth(0);
+  for (const int32_t chunk : {30, 70}) simulation.PromptChunk(chunk, NextToken());
+  simulation.Decode(0, NextToken(), 0);
+  EXPECT_EQ(simulation.FinalEnd(0), 0);
+  simulation.SetDepth(GetParam().k);
+  simulation.Decode(0, NextToken(), GetParam().k);
+  ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation());
+  for (const int32_t a : {0, 3, 1}) {
+    simulation.Decode(a, NextToken(), GetParam().k);
+    ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation());
   }
 }
 

@@ -154,6 +154,10 @@ std::vector<OptionRow> EngineOptionRows() {
   const auto set_tokens = [](Settings& s, const OptionValue& v) {
     SetNumSpeculativeTokens(v.where, Text(v), s.engine.speculation);
   };
+  const auto set_adaptive = [](Settings& s, const OptionValue& v) {
+    static const std::array<std::string, 2> kNames = {"true", "false"};
+    s.engine.speculation.adaptive = ParseChoice(v.where, Text(v), kNames) == 0;
+  };
   const std::string tokens_default = "the number of MTP modules; 3 for a single one; 0 without";
   rows.insert(
       rows.end(),
@@ -161,6 +165,10 @@ std::vector<OptionRow> EngineOptionRows() {
         every, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
+       {"speculative-config.adaptive", one, "Speculation", "true|false", "false",
+        "The key adaptive alone: choose how many tokens to draft, up to num_speculative_tokens, by "
+        "measured acceptance and step times",
+        every, set_adaptive},
        {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
         "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: "
         "looked "

@@ -139,7 +139,8 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"mtp_bytes_by_type", SizesJson(memory.mtp_weights)},
                    {"kv_cache_bytes", memory.kv_cache_bytes},
                    {"kv_bytes_per_token", memory.kv_bytes_per_token},
-                   {"kv_tokens", memory.kv_tokens}}},
+                   {"kv_tokens", memory.kv_tokens},
+                   {"kept_row_bytes", memory.kept_row_bytes}}},
                  {"decisions", Json::array()}};
   for (const Decision& decision : explained.decisions) {
     object["decisions"].push_back(

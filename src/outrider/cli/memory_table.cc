@@ -38,10 +38,17 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
         ", {:.1f} requests of {} tokens",
         static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len), max_model_len);
   }
-  const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) + memory.kv_cache_bytes;
-  return {line("weights", SumOf(memory.weights), Parts(memory.weights)),
-          line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
-          line("KV cache", memory.kv_cache_bytes, cache_note), line("in all", sum, "")};
+  const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) + memory.kv_cache_bytes +
+                      memory.kept_row_bytes;
+  std::vector<std::string> lines = {
+      line("weights", SumOf(memory.weights), Parts(memory.weights)),
+      line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
+      line("KV cache", memory.kv_cache_bytes, cache_note)};
+  if (memory.kept_row_bytes > 0) {
+    lines.push_back(line("kept rows", memory.kept_row_bytes, "at most: what modules put off"));
+  }
+  lines.push_back(line("in all", sum, ""));
+  return lines;
 }
 
 }  // namespace outrider::cli

@@ -121,6 +121,7 @@ const std::vector<Key>& Keys() {
        [](W where, const json& v, O& o) {
          o.num_speculative_tokens_per_batch_size = DraftRanges(where, v);
        }},
+      {"adaptive", [](W where, const json& v, O& o) { o.adaptive = Boolean(where, v); }},
       {"prompt_lookup_min",
        [](W where, const json& v, O& o) {
          o.prompt_lookup_min = WholeNumber(where, v, 1, kMostCompared);

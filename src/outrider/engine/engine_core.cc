@@ -97,6 +97,7 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
 
 bool EngineCore::Step() {
   const double model_before = parts_.model->busy_seconds();
+  const double draft_before = counters_.draft_seconds;
   double step_seconds = 0;
   const StepPlan* const plan = RunStep(step_seconds);
   if (plan == nullptr) return false;
@@ -107,7 +108,40 @@ bool EngineCore::Step() {
   const int32_t verify_rows = record.decode_rows + record.draft_rows;
   if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
   if (step_log_.has_listeners()) step_log_.Add(record);
+  if (parts_.draft_length_policy) {
+    ObserveStep(*plan, step_seconds, counters_.draft_seconds - draft_before);
+  }
   return true;
+}
+
+void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_seconds) {
+  const auto k = static_cast<size_t>(parts_.drafter->max_drafts());
+  tried_.assign(k, 0);
+  accepted_.assign(k, 0);
+  DraftStep step{.seconds = seconds - draft_seconds,
+                 .draft_seconds = draft_seconds,
+                 .depth = counters_.num_speculative_tokens,
+                 .module_rows = parts_.drafter->module_rows(),
+                 .tried = tried_,
+                 .accepted = accepted_};
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    // What was generated before a preemption is computed again like a prompt.
+    if (planned.phase != Phase::kDecode || planned.num_tokens > 1) {
+      step.prompt_rows += planned.num_tokens;
+      continue;
+    }
+    step.verify_rows += 1 + planned.num_drafts;
+    step.tokens += outcomes_[i].num_emitted;
+    // Drafts that were accepted after the end of the request gained nothing.
+    const int32_t gained =
+        std::min(outcomes_[i].verified.num_accepted, outcomes_[i].num_emitted - 1);
+    for (int32_t d = 0; d < planned.num_drafts && d <= gained; ++d) {
+      ++tried_[static_cast<size_t>(d)];
+      if (d < gained) ++accepted_[static_cast<size_t>(d)];
+    }
+  }
+  parts_.draft_length_policy->Observe(step);
 }
 
 StepRecord EngineCore::DescribeStep(const StepPlan& plan, double seconds) const {
@@ -343,8 +377,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     if (plan.requests[i].samples && !states_[i]->finished()) ++decodes;
   }
-  // At 0 drafts the drafter's state is still kept up to date.
-  const int32_t wanted = parts_.draft_schedule.TokensFor(decodes);
+  const int32_t wanted = ChooseDraftLength(decodes);
   counters_.num_speculative_tokens = wanted;
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
@@ -375,7 +408,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   drafts_.resize(static_cast<size_t>(count * k));
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
   const int64_t width = parts_.model->hidden_size();
-  parts_.drafter->Propose(draft_requests_, {hidden_.data(), layout_.num_rows(), width}, drafts);
+  parts_.drafter->Propose(draft_requests_, wanted, {hidden_.data(), layout_.num_rows(), width},
+                          drafts);
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const size_t index = draft_plan_index_[i];
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
@@ -388,6 +422,18 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     }
     outcomes_[index].num_drafts = static_cast<int32_t>(state.drafts.size());
   }
+}
+
+int32_t EngineCore::ChooseDraftLength(int32_t decodes) {
+  if (!parts_.draft_length_policy) return parts_.draft_schedule.TokensFor(decodes);
+  rows_put_off_.assign(static_cast<size_t>(parts_.drafter->max_drafts()) + 1, 0);
+  for (const RequestRows& rows : layout_.requests()) {
+    if (states_[static_cast<size_t>(rows.work_index)]->finished()) continue;
+    for (int32_t depth = 1; depth <= parts_.drafter->max_drafts(); ++depth) {
+      rows_put_off_[static_cast<size_t>(depth)] += parts_.drafter->rows_put_off(rows.slot, depth);
+    }
+  }
+  return parts_.draft_length_policy->Choose(decodes, rows_put_off_);
 }
 
 void EngineCore::Commit(const StepPlan& plan) {

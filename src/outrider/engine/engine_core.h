@@ -14,6 +14,7 @@
 #include "outrider/model/mla_model.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
+#include "outrider/speculate/draft_length_policy.h"
 #include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
 #include "outrider/text/tokenizer.h"
@@ -25,8 +26,9 @@ struct EngineParts {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<MlaModel> model;
   std::unique_ptr<KvCache> cache;
-  std::unique_ptr<Drafter> drafter;     // null: no speculation
-  DraftSchedule draft_schedule{0, {}};  // with a drafter: by its max_drafts
+  std::unique_ptr<Drafter> drafter;                      // null: no speculation
+  DraftSchedule draft_schedule{0, {}};                   // with a drafter: by its max_drafts
+  std::optional<DraftLengthPolicy> draft_length_policy;  // decides instead of draft_schedule
   AcceptanceOptions acceptance;
   bool probabilistic_drafts = false;     // drafts of sampled requests are drawn, for kStandard
   const Tokenizer* tokenizer = nullptr;  // null: no text
@@ -70,6 +72,10 @@ class EngineCore {
   void ScorePromptRows(const RequestRows& rows, RequestState& state);
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
+  /// Drafts per request after this step, in which `decodes` requests were sampled and go on.
+  int32_t ChooseDraftLength(int32_t decodes);
+  /// Tells the policy about a step that took so long, draft_seconds of it for drafting.
+  void ObserveStep(const StepPlan& plan, double seconds, double draft_seconds);
   void Commit(const StepPlan& plan);
   void Remove(RequestId id);
   void CountFinish(FinishReason reason);
@@ -102,7 +108,10 @@ class EngineCore {
   std::vector<int32_t> score_rows_;         // [tile rows]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
-  std::vector<int32_t> drafts_;  // [draft requests, k]
+  std::vector<int32_t> drafts_;        // [draft requests, k]
+  std::vector<int64_t> rows_put_off_;  // [k + 1]
+  std::vector<int32_t> tried_;         // [k]
+  std::vector<int32_t> accepted_;      // [k]
 };
 
 }  // namespace outrider

@@ -15,6 +15,7 @@
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
+#include "outrider/speculate/target_rows.h"
 #include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
@@ -57,6 +58,11 @@ void CheckOptions(const EngineOptions& o) {
   if (k && (*k < 0 || *k > kMostDrafts)) {
     throw InvalidArgument("num_speculative_tokens is {}: it must be 0 to {}", *k, kMostDrafts);
   }
+  if (o.speculation.adaptive && !o.speculation.num_speculative_tokens_per_batch_size.empty()) {
+    throw InvalidArgument(
+        "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to draft: "
+        "give one of them");
+  }
 }
 
 /// Everything about an engine that is decided before weights are read.
@@ -76,6 +82,7 @@ class EnginePlan {
     PlanAttention();
     PlanDrafter();
     PlanAcceptance();
+    PlanDraftLength();
     PlanCache();
     PlanThreads();
   }
@@ -102,6 +109,17 @@ class EnginePlan {
     return static_cast<int32_t>(CacheWidth(form_, CacheShapeOf(config_)));
   }
 
+  /// Whether modules may put rows off.
+  RowLife row_life() const {
+    const SpeculationOptions& o = options_.speculation;
+    const bool varies = o.adaptive || !o.num_speculative_tokens_per_batch_size.empty();
+    return varies ? RowLife::kContent : RowLife::kThrough;
+  }
+  int64_t kept_bytes_per_token() const {
+    const bool keeps = modules_used_ > 0 && row_life() == RowLife::kContent;
+    return keeps ? TargetRows::BytesPerToken(config_.hidden_size) : 0;
+  }
+
   MemoryReport Memory(const ModelWeights& sizes) const {
     MemoryReport memory;
     memory.weights = sizes.target_sizes;
@@ -109,6 +127,7 @@ class EnginePlan {
     memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
     memory.kv_tokens = int64_t{scheduler_.num_blocks} * scheduler_.block_size;
     memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
+    memory.kept_row_bytes = kept_bytes_per_token() * memory.kv_tokens;
     return memory;
   }
 
@@ -246,8 +265,26 @@ class EnginePlan {
     }
   }
 
+  void PlanDraftLength() {
+    const SpeculationOptions& o = options_.speculation;
+    if (k_ == 0) {
+      if (o.adaptive && o.num_speculative_tokens != 0) {
+        throw InvalidArgument("adaptive is true, but {} holds no MTP layer: use the method ngram",
+                              options_.model);
+      }
+      return;
+    }
+    if (o.adaptive) {
+      Decide("draft length", fmt::format("adaptive, 0 to {}", k_),
+             "chosen every step by measured acceptance and step times");
+    } else if (!o.num_speculative_tokens_per_batch_size.empty()) {
+      Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
+    }
+  }
+
   void PlanCache() {
-    const int64_t per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+    const int64_t kv_bytes = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+    const int64_t per_token = kv_bytes + kept_bytes_per_token();
     const int64_t budget_blocks = std::min<int64_t>(
         options_.kv_cache_memory_bytes / (per_token * options_.block_size), INT32_MAX);
     const int64_t trained = config_.max_position_embeddings;
@@ -279,9 +316,13 @@ class EnginePlan {
                ? "shrunk to what the KV cache holds"
                : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
     Decide("KV cache",
-           fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers",
-                       scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), per_token,
-                       cache_layers()),
+           fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
+                       scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), kv_bytes,
+                       cache_layers(),
+                       kept_bytes_per_token() == 0
+                           ? ""
+                           : fmt::format(", and {} for what modules put off",
+                                         kept_bytes_per_token())),
            scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
                                            : "--kv-cache-memory-bytes");
     Decide("prefix caching",
@@ -343,9 +384,10 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
     return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
   }
   if (plan.chained()) {
-    return std::make_unique<MtpChainDrafter>(model, cache, k, slots, options.draft_form);
+    return std::make_unique<MtpChainDrafter>(model, cache, k, slots, options.draft_form,
+                                             plan.row_life());
   }
-  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form);
+  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form, plan.row_life());
 }
 
 }  // namespace
@@ -397,6 +439,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   if (parts.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
+    if (options.speculation.adaptive) parts.draft_length_policy.emplace(plan.k(), plan.chained());
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }

@@ -28,6 +28,7 @@ struct MemoryReport {
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;
+  int64_t kept_row_bytes = 0;  // target rows that modules have put off, at most
 };
 
 /// A line of `outrider explain`: what was chosen, and why.

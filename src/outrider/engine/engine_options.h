@@ -30,7 +30,10 @@ struct SpeculationOptions {
   /// method is kMtp and the checkpoint has no MTP layers.
   std::optional<int32_t> num_speculative_tokens;
   std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
-  int32_t prompt_lookup_min = 2;                                  // kNgram: tokens that must match
+  /// Whether the number of drafts follows acceptance and step times (DraftLengthPolicy), up to
+  /// num_speculative_tokens. With another rule than kMatch output then depends on the clock.
+  bool adaptive = false;
+  int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp
   RejectionMethod rejection_sample_method = RejectionMethod::kMatch;

@@ -7,6 +7,7 @@ namespace outrider {
 KvCache::KvCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t width,
                  DType dtype)
     : num_layers_(num_layers),
+      num_blocks_(num_blocks),
       block_size_(block_size),
       width_(width),
       dtype_(dtype),

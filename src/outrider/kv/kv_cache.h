@@ -17,6 +17,7 @@ class KvCache {
   LayerCache layer(int32_t index);
   int32_t block_size() const { return block_size_; }
   int32_t num_layers() const { return num_layers_; }
+  int32_t num_blocks() const { return num_blocks_; }
 
   /// Bytes that one token takes over all layers.
   static int64_t BytesPerToken(int32_t num_layers, int32_t width, DType dtype);
@@ -24,6 +25,7 @@ class KvCache {
  private:
   Buffer buffer_;
   int32_t num_layers_;
+  int32_t num_blocks_;
   int32_t block_size_;
   int32_t width_;
   DType dtype_;

@@ -17,6 +17,12 @@ enum class DraftForm : uint8_t {
   kPadded,     // all rows of the step, and windows of one length: shapes known before verification
 };
 
+/// How long an MTP drafter keeps the target's hidden rows.
+enum class RowLife : uint8_t {
+  kContent,  // with the cache block: any number of modules may be asked for at any time
+  kThrough,  // until all modules are through with the block: all are asked for every time
+};
+
 /// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
 /// positions first_position .. frontier, and of rejected drafts after them.
 struct DraftRequest {
@@ -27,7 +33,7 @@ struct DraftRequest {
   int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
   int32_t first_row = 0;   // row of first_position in the step's hidden rows
   int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
-  int32_t num_drafts = 0;  // wanted, at most k; 0: only keep the drafter's state up to date
+  int32_t num_drafts = 0;  // wanted, at most the modules that run; 0: none
   std::span<const int32_t> block_table;
   /// Where to draw drafts instead of taking the most likely tokens: the distributions that they
   /// were drawn from are left here, [num_drafts, vocab], softmax(logits / temperature). Null: most
@@ -51,15 +57,25 @@ class Drafter {
   /// kNoDraft; drafts [requests, k].
   /// hidden [rows, hidden]: the target's output of the step. Every row of a request must be shown
   /// exactly once, in order, since its Reset.
-  virtual void Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
-                       MatrixView<int32_t> drafts) = 0;
+  /// Runs the first `depth` modules of a chain, or one that is repeated if depth > 0. The others
+  /// put these rows off, until they are asked for again: entries are those of a recomputation once
+  /// a module has run. With RowLife::kThrough, `depth` is max_drafts().
+  virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
+                       MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
+
+  /// What the last Propose ran: rows, over all modules.
+  virtual int64_t module_rows() const = 0;
+
+  /// Rows over all modules that a slot has put off and that a Propose of `depth` would run first.
+  virtual int64_t rows_put_off(int32_t slot, int32_t depth) const = 0;
 
   /// How many tokens after a position its cached entries depend on: they are final, and can be
   /// shared with requests that continue alike, once these are known.
   virtual int32_t tokens_ahead() const = 0;
 
-  /// A slot has a new occupant (or the same one again, after a preemption). Its entries below
-  /// position `computed` are in the cache and final.
+  /// A slot has a new occupant (or the same one again, after a preemption). The target's entries
+  /// below position `computed`, whole blocks, are in the cache, and those of the modules that were
+  /// through with these blocks.
   virtual void Reset(int32_t slot, int32_t computed) = 0;
 };
 

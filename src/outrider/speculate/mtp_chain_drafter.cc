@@ -8,36 +8,37 @@
 namespace outrider {
 
 MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                                 DraftForm form)
+                                 DraftForm form, RowLife row_life)
     : model_(model),
       cache_(cache),
       k_(k),
       form_(form),
+      row_life_(row_life),
       slots_(static_cast<size_t>(num_slots)),
-      ring_(static_cast<size_t>(num_slots) * static_cast<size_t>(k) *
-            static_cast<size_t>(model.hidden_size())),
+      target_rows_(cache.num_blocks(), cache.block_size(), model.hidden_size(), row_life),
       rows_(cache.block_size()),
       entry_rows_(cache.block_size()),
       output_rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
+  for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(k));
 }
 
 void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
   SlotState& state = slots_[static_cast<size_t>(slot)];
   state.first = computed;
   state.frontier = computed - 1;
-  // Row computed - 1 of the last module is final, so the token it read is known.
-  state.last_known = computed - 1 + (computed > 0 ? k_ : 0);
+  state.depth = 0;
   state.drafts.clear();
+  std::fill(state.next.begin(), state.next.end(), 0);  // SkipFinal finds what is final
 }
 
-float* MtpChainDrafter::Ring(int32_t slot, int32_t position) {
-  const int64_t index = int64_t{slot} * k_ + position % k_;
-  return ring_.data() + index * model_.hidden_size();
+int64_t MtpChainDrafter::rows_put_off(int32_t slot, int32_t depth) const {
+  const SlotState& state = slots_[static_cast<size_t>(slot)];
+  if (depth <= state.depth) return 0;
+  return int64_t{depth} * (state.frontier + 1 - state.next[static_cast<size_t>(depth) - 1]);
 }
 
-int32_t MtpChainDrafter::LastRightToken(const DraftRequest& request) const {
-  const SlotState& state = slots_[static_cast<size_t>(request.slot)];
+int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
   int32_t right = state.last_known;
   for (const int32_t draft : state.drafts) {
     const auto next = static_cast<size_t>(right) + 1;
@@ -47,47 +48,68 @@ int32_t MtpChainDrafter::LastRightToken(const DraftRequest& request) const {
   return right;
 }
 
-DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r) const {
-  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
+void MtpChainDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
+  target_rows_.Keep(r, hidden);
+  // What the modules of the last pass had read of drafts turned out right up to here.
+  Advance(state, r, LastRightToken(state, r), r.first_position);
+  state.frontier = r.frontier;
+  SkipFinal(r);
+}
+
+void MtpChainDrafter::SkipFinal(const DraftRequest& r) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  for (int32_t m = 0; m < k_; ++m) {
+    int32_t& next = state.next[static_cast<size_t>(m)];
+    next = target_rows_.SkipFinal(r.block_table, m, next, r.first_position);
+  }
+}
+
+void MtpChainDrafter::Advance(SlotState& state, const DraftRequest& r, int32_t right, int32_t end) {
+  if (state.depth == 0) return;
+  const int32_t first = state.next[static_cast<size_t>(state.depth) - 1];
+  for (int32_t m = 0; m < state.depth; ++m) {
+    int32_t& next = state.next[static_cast<size_t>(m)];
+    next = std::max(next, std::min(right - m, end));
+  }
+  target_rows_.SetFinal(r.block_table, first, state.next);
+}
+
+DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
+  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
   // start, so that a row's form depends on its position only.
   const int32_t role_boundary = r.prompt_length - (k_ - 1);
-  int32_t start = r.first_position;
+  int32_t start = state.next[static_cast<size_t>(depth) - 1];
   if (form_ == DraftForm::kPadded && r.first_position >= r.prompt_length) {
-    start = std::max({r.frontier - k_, role_boundary, state.first});
-  } else if (start > 0) {
-    start = std::clamp(LastRightToken(r) - (k_ - 1), 0, start);
+    // With RowLife::kThrough its rows may be gone: it is one row, before those that must run.
+    const int32_t padded = std::max({r.frontier - depth, role_boundary, state.first});
+    while (start > padded && target_rows_.Holds(r.block_table, start - 1)) --start;
   }
   return {&r, start, r.frontier + 1, role_boundary};
 }
 
-void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
-                                   MatrixView<const float> hidden) {
+void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests) {
   const int64_t width = model_.hidden_size();
   hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
   for (size_t i = 0; i < requests.size(); ++i) {
-    const DraftRequest& r = requests[i];
-    for (int32_t p = windows_[i].start; p <= r.frontier; ++p) {
-      const float* source =
-          p >= r.first_position ? hidden.row(r.first_row + p - r.first_position) : Ring(r.slot, p);
-      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, source,
+    for (int32_t p = windows_[i].start; p < windows_[i].end; ++p) {
+      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
+                  target_rows_.Row(requests[i].block_table, p),
                   static_cast<size_t>(width) * sizeof(float));
     }
   }
 }
 
-void MtpChainDrafter::Remember(const DraftRequest& r, MatrixView<const float> hidden,
+void MtpChainDrafter::Remember(const DraftRequest& r, int32_t depth,
                                std::span<const int32_t> drafts) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
-  state.frontier = r.frontier;
+  state.depth = depth;
   state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
   state.drafts.assign(drafts.begin(), drafts.end());
-  for (int32_t p = std::max(r.first_position, r.frontier - (k_ - 1)); p <= r.frontier; ++p) {
-    std::memcpy(Ring(r.slot, p), hidden.row(r.first_row + p - r.first_position),
-                static_cast<size_t>(model_.hidden_size()) * sizeof(float));
-  }
+  Advance(state, r, state.last_known, r.frontier + 1);
 }
 
 int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int32_t index) {
@@ -98,16 +120,45 @@ int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, i
   return index - known < r.num_drafts ? drafts[index - known] : 0;
 }
 
-void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
+void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
-  if (requests.empty()) return;
+  OUTRIDER_CHECK(depth >= 0 && depth <= k_);
+  OUTRIDER_CHECK(depth == k_ || row_life_ == RowLife::kContent);
+  module_rows_ = 0;
+  for (const DraftRequest& r : requests) {
+    OUTRIDER_CHECK(r.num_drafts <= depth);
+    Show(r, hidden);
+    if (depth > 0) CatchUp(r, depth);
+  }
+  if (depth > 0 && !requests.empty()) Run(requests, depth, drafts);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Remember(requests[i], depth,
+             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
+  }
+}
+
+void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
+  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  const int32_t& start = state.next[static_cast<size_t>(depth) - 1];
+  for (; start < state.first || r.first_position - start > kFewRows; SkipFinal(r)) {
+    DraftRequest part = r;
+    part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
+    part.num_drafts = 0;
+    Run({&part, 1}, depth, {});
+    Remember(part, depth, {});
+  }
+}
+
+void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
+                          MatrixView<int32_t> drafts) {
   windows_.clear();
-  for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r));
+  for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r, depth));
   // Module m reads, at position p, the token at p + 1 + m.
   rows_.Assign(windows_,
                [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
-  GatherHidden(requests, hidden);
-  for (int32_t m = 0; m < k_ - 1; ++m) {
+  module_rows_ += int64_t{depth} * rows_.layout().num_rows();
+  GatherHidden(requests);
+  for (int32_t m = 0; m < depth - 1; ++m) {
     if (m > 0) {
       rows_.Advance(windows_, [&](size_t w) {
         const DraftRequest& r = requests[w];
@@ -118,16 +169,11 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests,
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
     SampleDrafts(m, requests, rows_, rows, drafts);
   }
-  RunLastModule(requests, drafts);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Remember(requests[i], hidden,
-             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
-  }
+  RunLastModule(depth - 1, requests, drafts);
 }
 
-void MtpChainDrafter::RunLastModule(std::span<const DraftRequest> requests,
+void MtpChainDrafter::RunLastModule(int32_t m, std::span<const DraftRequest> requests,
                                     MatrixView<int32_t> drafts) {
-  const int32_t m = k_ - 1;
   entry_windows_.clear();
   output_windows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {

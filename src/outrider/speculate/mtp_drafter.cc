@@ -1,5 +1,6 @@
 #include "outrider/speculate/mtp_drafter.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "outrider/base/error.h"
@@ -7,32 +8,72 @@
 namespace outrider {
 
 MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                       DraftForm form)
+                       DraftForm form, RowLife row_life)
     : model_(model),
       cache_(cache),
       k_(k),
       form_(form),
-      frontier_(static_cast<size_t>(num_slots), -1),
+      row_life_(row_life),
+      slots_(static_cast<size_t>(num_slots)),
+      target_rows_(cache.num_blocks(), cache.block_size(), model.hidden_size(), row_life),
       entry_rows_(cache.block_size()),
       rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
+}
+
+int64_t MtpDrafter::rows_put_off(int32_t slot, int32_t depth) const {
+  const SlotState& state = slots_[static_cast<size_t>(slot)];
+  return depth > 0 ? state.frontier + 1 - state.next : 0;
+}
+
+void MtpDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
+                 state.frontier, r.first_position);
+  target_rows_.Keep(r, hidden);
+  state.frontier = r.frontier;
+  SkipFinal(r);
+}
+
+void MtpDrafter::SkipFinal(const DraftRequest& r) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  state.next = target_rows_.SkipFinal(r.block_table, 0, state.next, r.first_position);
+}
+
+void MtpDrafter::Remember(const DraftRequest& r, int32_t frontier) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  const int32_t first = state.next;
+  state.next = frontier + 1;
+  target_rows_.SetFinal(r.block_table, first, {&state.next, 1});
+}
+
+void MtpDrafter::CatchUp(const DraftRequest& r) {
+  const SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  const int32_t& start = state.next;
+  for (; start < state.first || r.first_position - start > kFewRows; SkipFinal(r)) {
+    DraftRequest part = r;
+    part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
+    part.first_position = part.frontier + 1;
+    part.num_rows = 0;
+    part.num_drafts = 0;
+    FirstPass({&part, 1}, {});
+    Remember(r, part.frontier);
+  }
 }
 
 void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden) {
   entry_windows_.clear();
   windows_.clear();
   for (const DraftRequest& r : requests) {
-    int32_t& frontier = frontier_[static_cast<size_t>(r.slot)];
-    OUTRIDER_CHECK(r.first_position == frontier + 1, "slot {} jumps from {} to {}", r.slot,
-                   frontier, r.first_position);
-    frontier = r.frontier;
+    const int32_t start = slots_[static_cast<size_t>(r.slot)].next;
     // Only the frontier's output is read, where the first draft is sampled. When padded, its entry
     // is among the others as well, and written twice; rows of rejected drafts come after it, so it
     // cannot see them, and what they write is written again before anyone reads it.
     const int32_t output_start = r.num_drafts > 0 ? r.frontier : r.frontier + 1;
-    const int32_t entries_end =
-        form_ == DraftForm::kPadded ? r.first_position + r.num_rows : output_start;
-    entry_windows_.push_back({&r, r.first_position, entries_end, r.prompt_length});
+    const int32_t entries_end = form_ == DraftForm::kPadded
+                                    ? std::max(output_start, r.first_position + r.num_rows)
+                                    : output_start;
+    entry_windows_.push_back({&r, start, entries_end, r.prompt_length});
     windows_.push_back({&r, output_start, r.frontier + 1, r.prompt_length});
   }
   const auto token_at = [&](size_t w, int32_t p) {
@@ -44,18 +85,22 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
   const int64_t num_entries = entry_rows_.layout().num_rows();
   hidden_.resize(static_cast<size_t>((num_entries + rows_.layout().num_rows()) * width));
   const auto copy = [&](const DraftRequest& r, int32_t position, int64_t row) {
-    std::memcpy(hidden_.data() + row * width, hidden.row(r.first_row + position - r.first_position),
-                static_cast<size_t>(width) * sizeof(float));
+    // Those of rejected drafts are not kept.
+    const float* source = position > r.frontier
+                              ? hidden.row(r.first_row + position - r.first_position)
+                              : target_rows_.Row(r.block_table, position);
+    std::memcpy(hidden_.data() + row * width, source, static_cast<size_t>(width) * sizeof(float));
   };
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
-    for (int32_t p = r.first_position; p < entry_windows_[i].end; ++p) {
+    for (int32_t p = entry_windows_[i].start; p < entry_windows_[i].end; ++p) {
       copy(r, p, entry_rows_.RowOf(i, p));
     }
     if (r.num_drafts > 0) copy(r, r.frontier, num_entries + rows_.RowOf(i, r.frontier));
   }
   const MatrixView<float> rows(hidden_.data(), num_entries + rows_.layout().num_rows(), width);
   model_.ForwardMtp(0, entry_rows_.layout(), rows_.layout(), cache_, rows, rows);
+  module_rows_ += rows.rows;
   active_.clear();
   active_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -95,6 +140,7 @@ void MtpDrafter::NextPass(std::span<const DraftRequest> requests, int32_t step,
   }
   const MatrixView<float> rows = OutputRows();
   model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
+  module_rows_ += rows.rows;
 }
 
 MatrixView<float> MtpDrafter::OutputRows() {
@@ -106,10 +152,18 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
   sampler_.Sample(model_, OutputRows(), active_rows_, active_, requests, step, drafts);
 }
 
-void MtpDrafter::Propose(std::span<const DraftRequest> requests, MatrixView<const float> hidden,
-                         MatrixView<int32_t> drafts) {
-  if (requests.empty()) return;
+void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
+                         MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
+  OUTRIDER_CHECK(depth > 0 || row_life_ == RowLife::kContent);
+  module_rows_ = 0;
+  for (const DraftRequest& r : requests) {
+    OUTRIDER_CHECK(r.num_drafts <= depth);
+    Show(r, hidden);
+    if (depth > 0) CatchUp(r);
+  }
+  if (depth == 0 || requests.empty()) return;
   FirstPass(requests, hidden);
+  for (const DraftRequest& r : requests) Remember(r, r.frontier);
   SampleDrafts(0, requests, drafts);
   for (int32_t step = 1; step < k_; ++step) {
     NextPass(requests, step, drafts);

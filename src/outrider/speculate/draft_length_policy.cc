@@ -1,0 +1,143 @@
+#include "outrider/speculate/draft_length_policy.h"
+
+#include <algorithm>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+// An estimate of acceptance is made of the drafts of about as many tokens as the first. While there
+// is no news it shrinks to the second, which a probe of so many verifications balances.
+constexpr double kMostTried = 128;
+constexpr double kLeastTried = 6;
+constexpr int32_t kProbeRequests = 8;
+// Steps over which prompt rows and tokens are counted.
+constexpr double kRecentSteps = 256;
+// At first nothing is known, and probes may lose more.
+constexpr int64_t kLearningSteps = 256;
+constexpr double kLearningShare = 0.02;
+// What a probe costs at least, of the time that it takes: predictions may be wrong.
+constexpr double kLeastProbeLoss = 0.05;
+
+}  // namespace
+
+DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained)
+    : max_drafts_(max_drafts),
+      chained_(chained),
+      // Drafts are good until they are seen to fail, so that they are tried.
+      tried_(static_cast<size_t>(max_drafts), 1),
+      accepted_(static_cast<size_t>(max_drafts), 1),
+      best_(max_drafts) {
+  OUTRIDER_CHECK(max_drafts >= 1);
+}
+
+double DraftLengthPolicy::TokensPerStep(int32_t k) const {
+  double tokens = 1;
+  double reached = 1;
+  for (size_t i = 0; i < static_cast<size_t>(k); ++i) {
+    reached *= accepted_[i] / tried_[i];
+    tokens += reached;
+  }
+  return tokens;
+}
+
+/// A chain runs each module over the tokens of the step, and over the k before the frontier; a
+/// repeated module runs over these tokens once, then over one row per request.
+double DraftLengthPolicy::ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const {
+  if (k == 0) return 0;
+  const double tokens = TokensPerStep(k);
+  const double rows = chained_ ? batch_size * std::max<double>(k, tokens) + prompt_rows
+                               : (batch_size * (tokens + k - 1) + prompt_rows) / k;
+  return k * module_.Seconds(rows);
+}
+
+double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
+  return verify_.Seconds(batch_size * (1 + k)) + ModuleSeconds(k, batch_size, 0);
+}
+
+double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
+  const double decode = StepSeconds(k, batch_size) / (batch_size * TokensPerStep(k));
+  if (prompt_steps_ == 0 || tokens_ == 0) return decode;
+  const double prompt =
+      ModuleSeconds(k, batch_size, prompt_rows_ / prompt_steps_) - ModuleSeconds(k, batch_size, 0);
+  return decode + prompt_steps_ / tokens_ * prompt;
+}
+
+int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  if (batch_size == 0) return best_;
+  if (probe_requests_ > 0) {
+    probe_requests_ -= batch_size;
+    return probe_;
+  }
+  double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_size);
+  for (int32_t k = 0; k <= max_drafts_; ++k) {
+    const double seconds = SecondsPerToken(k, batch_size);
+    if (seconds >= least) continue;
+    least = seconds;
+    best_ = k;
+  }
+  StartProbe(batch_size, rows_put_off);
+  if (probe_requests_ <= 0) return best_;
+  probe_requests_ -= batch_size;
+  return probe_;
+}
+
+void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  const bool more = best_ == 0 || (probe_more_ && best_ < max_drafts_);
+  const int32_t k = more ? best_ + 1 : best_ - 1;
+  const int32_t steps = (kProbeRequests + batch_size - 1) / batch_size;
+  const double seconds = steps * StepSeconds(k, batch_size);
+  if (seconds == 0) return;  // nothing is known
+  double lost = seconds * (1 - SecondsPerToken(best_, batch_size) / SecondsPerToken(k, batch_size));
+  lost = std::max(lost, kLeastProbeLoss * seconds);
+  const auto put_off = static_cast<double>(rows_put_off[static_cast<size_t>(k)]);
+  if (more && put_off > 0) lost += k * module_.Seconds(put_off / k);
+  if (credit_ < lost) return;
+  credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
+  probe_ = k;
+  probe_requests_ = kProbeRequests;
+  probe_more_ = !more;
+}
+
+void DraftLengthPolicy::Observe(const DraftStep& step) {
+  const double share = num_steps_++ < kLearningSteps ? kLearningShare : kProbeShare;
+  credit_ += share * (step.seconds + step.draft_seconds);
+  CountAccepted(step);
+  constexpr double kKept = 1 - 1 / kRecentSteps;
+  prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
+  prompt_steps_ = prompt_steps_ * kKept + (step.prompt_rows > 0 ? 1 : 0);
+  tokens_ = tokens_ * kKept + step.tokens;
+  MeasureVerification(step);
+  if (step.depth > 0 && step.module_rows > 0) {
+    module_.Learn(static_cast<double>(step.module_rows) / step.depth,
+                  step.draft_seconds / step.depth);
+  }
+}
+
+void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
+  if (step.tokens == 0) return;
+  const double forgotten = std::max(1 - step.tokens / kMostTried, 0.0);
+  for (size_t i = 0; i < tried_.size(); ++i) {
+    const double kept = std::max(forgotten, std::min(kLeastTried / tried_[i], 1.0));
+    tried_[i] = tried_[i] * kept + step.tried[i];
+    accepted_[i] = accepted_[i] * kept + step.accepted[i];
+  }
+}
+
+/// A step that both verified and computed prompts is divided as it was expected to divide, and says
+/// the less of a part the smaller that is.
+void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
+  if (step.prompt_rows == 0 && step.verify_rows == 0) return;
+  if (step.prompt_rows == 0) return verify_.Learn(step.verify_rows, step.seconds);
+  if (step.verify_rows == 0) return prompt_.Learn(step.prompt_rows, step.seconds);
+  const double verify = verify_.Seconds(step.verify_rows);
+  const double prompt = prompt_.Seconds(step.prompt_rows);
+  if (verify == 0 || prompt == 0) return;
+  const double share = verify / (verify + prompt);
+  verify_.Learn(step.verify_rows, step.seconds * share, share * share);
+  prompt_.Learn(step.prompt_rows, step.seconds * (1 - share), (1 - share) * (1 - share));
+}
+
+}  // namespace outrider

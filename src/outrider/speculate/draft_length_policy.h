@@ -1,0 +1,84 @@
+// How many tokens to draft next: the number that gives the most tokens per second, by what drafts
+// were accepted and what steps took.
+//
+// For each k it predicts the seconds per token,
+//
+//   (verify(batch * (1 + k)) + modules(k, batch)) / (batch * tokens per step(k))
+//
+// and what the modules take for prompts, from the share of drafts accepted at each place and from
+// three learned functions of a number of rows: what verification, prompts and a module take. The
+// best k runs when it promises kHysteresis more than the one that does. Now and then one beside it
+// runs for a moment, so that what is known of it does not grow old: as often as the time that this
+// is expected to lose stays within kProbeShare.
+//
+// Pure: no clock, no random numbers. Output never depends on k, so it may follow measured times.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/speculate/row_cost.h"
+
+namespace outrider {
+
+/// What a step did, for the policy.
+struct DraftStep {
+  double seconds = 0;        // of all but drafting
+  double draft_seconds = 0;  // of `depth` modules, or of one that ran so often
+  int32_t depth = 0;         // drafts that were asked for
+  int64_t module_rows = 0;   // over all modules
+  int32_t prompt_rows = 0;   // rows that are not part of a verification
+  int32_t verify_rows = 0;
+  int32_t tokens = 0;  // that the verification gave
+  /// [k] Requests whose draft i was reached, those before it being right, and those where it gained
+  /// a token.
+  std::span<const int32_t> tried;
+  std::span<const int32_t> accepted;
+};
+
+class DraftLengthPolicy {
+ public:
+  static constexpr double kProbeShare = 0.003;  // of the time, lost to k that are not the best
+  static constexpr double kHysteresis = 0.03;   // gain that another k must promise
+
+  /// Chooses 0 .. max_drafts. chained: module m drafts token m; otherwise one module drafts all.
+  DraftLengthPolicy(int32_t max_drafts, bool chained);
+
+  /// Drafts per request for the next step, in which `batch_size` requests verify. rows_put_off
+  /// [k + 1]: module rows that must run before so many can be drafted.
+  int32_t Choose(int32_t batch_size, std::span<const int64_t> rows_put_off);
+
+  /// After each step.
+  void Observe(const DraftStep& step);
+
+ private:
+  double TokensPerStep(int32_t k) const;
+  double StepSeconds(int32_t k, double batch_size) const;
+  double ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const;
+  double SecondsPerToken(int32_t k, double batch_size) const;
+  void CountAccepted(const DraftStep& step);
+  void MeasureVerification(const DraftStep& step);
+  void StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
+
+  int32_t max_drafts_;
+  bool chained_;
+  RowCost verify_;
+  RowCost prompt_;
+  RowCost module_;  // one pass of one module
+  // [k] As in DraftStep, lately.
+  std::vector<double> tried_;
+  std::vector<double> accepted_;
+  double prompt_rows_ = 0;  // lately
+  double prompt_steps_ = 0;
+  double tokens_ = 0;
+
+  int32_t best_;
+  int32_t probe_ = 0;           // the k that is probed, while requests are left for it
+  int32_t probe_requests_ = 0;  // counted once per step
+  bool probe_more_ = false;     // the next probe drafts more than the best, not fewer
+  double credit_ = 0;           // seconds that probes may lose
+  int64_t num_steps_ = 0;
+};
+
+}  // namespace outrider

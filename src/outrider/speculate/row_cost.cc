@@ -1,0 +1,81 @@
+#include "outrider/speculate/row_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+// A mean is over so many measurements, newer ones counting more, and over fewer as others are made
+// while it gets none: then what comes next says more than what was.
+constexpr double kMostWeight = 10;
+constexpr double kLeastWeight = 4;
+constexpr double kForgotten = 0.02;  // per measurement elsewhere
+// One that takes this much longer than so many was disturbed, or is a change that will be seen
+// again. Nothing makes work take less.
+constexpr double kOutlier = 1.3;
+
+}  // namespace
+
+double RowCost::Seconds(double rows) const {
+  if (num_known_ == 0) return 0;
+  size_t above = 0;
+  while (above < num_known_ && known_[above].rows <= rows) ++above;
+  if (above == num_known_) {
+    const Known& last = known_[num_known_ - 1];
+    return last.seconds + slope_ * (rows - last.rows);
+  }
+  const Known& b = known_[above];
+  if (above == 0) return std::min(b.seconds * rows / b.rows, b.most);
+  const Known& a = known_[above - 1];
+  const double t = (rows - a.rows) / (b.rows - a.rows);
+  return std::min(a.seconds + t * (b.seconds - a.seconds), b.most);
+}
+
+void RowCost::Gather() {
+  num_known_ = 0;
+  for (const Point& point : points_) {
+    if (point.weight > 0) known_[num_known_++] = {point.rows, point.seconds, point.seconds};
+  }
+  for (size_t i = num_known_ - 1; i-- > 0;) {
+    known_[i].most = std::min(known_[i].most, known_[i + 1].most);
+  }
+  const Known& last = known_[num_known_ - 1];
+  slope_ = last.seconds / last.rows;  // no work costs more than in proportion
+  for (size_t i = num_known_; i-- > 0;) {
+    // An octave away, so that the slope is more than noise.
+    if (known_[i].rows > last.rows / 2) continue;
+    const double slope = (last.seconds - known_[i].seconds) / (last.rows - known_[i].rows);
+    slope_ = std::clamp(slope, 0.0, slope_);
+    break;
+  }
+}
+
+void RowCost::Learn(double rows, double seconds, double share) {
+  OUTRIDER_CHECK(rows > 0);
+  const auto index = static_cast<size_t>(2 * std::log2(std::max(rows, 1.0)));
+  Point& point = points_[std::min(index, points_.size() - 1)];
+  // What is known on both sides counts like one measurement.
+  const bool before =
+      std::any_of(points_.data(), &point, [](const Point& p) { return p.weight > 0; });
+  const bool after = std::any_of(&point + 1, points_.data() + points_.size(),
+                                 [](const Point& p) { return p.weight > 0; });
+  if (point.weight == 0 && before && after) {
+    point = {.rows = rows, .seconds = Seconds(rows), .weight = 1};
+  }
+  for (Point& other : points_) {
+    if (other.weight <= kLeastWeight) continue;
+    other.weight += share * kForgotten * (kLeastWeight - other.weight);
+  }
+  if (point.weight >= kLeastWeight) seconds = std::min(seconds, point.seconds * kOutlier);
+  point.weight = std::min(point.weight + share, kMostWeight);
+  const double weight = share / point.weight;
+  point.rows += weight * (rows - point.rows);
+  point.seconds += weight * (seconds - point.seconds);
+  Gather();
+}
+
+}  // namespace outrider

@@ -1,0 +1,42 @@
+// What some work takes as a function of how many rows it has, learned from single measurements.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace outrider {
+
+class RowCost {
+ public:
+  /// Seconds of `rows` > 0: on the lines through what was measured, but not more than more rows
+  /// take; beyond, with the slope that is there; below, in proportion. 0 when nothing was measured.
+  double Seconds(double rows) const;
+
+  /// `rows` > 0 took so long. Counts `share` <= 1 of a measurement.
+  void Learn(double rows, double seconds, double share = 1);
+
+ private:
+  /// The running means of what was measured between one half octave and the next.
+  struct Point {
+    double rows = 0;
+    double seconds = 0;
+    double weight = 0;  // of what was measured; 0: nothing
+  };
+
+  /// A point that was measured, with what follows from those after it: Seconds is asked often.
+  struct Known {
+    double rows = 0;
+    double seconds = 0;
+    double most = 0;  // the least seconds of this and of all points of more rows
+  };
+
+  void Gather();
+
+  std::array<Point, 48> points_;  // up to 2^24 rows
+  std::array<Known, 48> known_;   // of them, by rising rows: the first num_known_
+  size_t num_known_ = 0;
+  double slope_ = 0;  // seconds per row beyond the last
+};
+
+}  // namespace outrider

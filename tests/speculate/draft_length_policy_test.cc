@@ -1,0 +1,305 @@
+// The policy on made-up machines and texts: what it chooses, and how fast that is beside every
+// fixed number of drafts.
+#include "outrider/speculate/draft_length_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+
+namespace outrider {
+namespace {
+
+constexpr int32_t kMost = 3;
+
+/// A machine, a text and a load.
+struct World {
+  std::function<double(double)> verify = [](double) { return 1.0; };   // seconds of rows
+  std::function<double(double)> module = [](double) { return 0.02; };  // of one pass over rows
+  std::function<double(double)> prompt = [](double r) { return 0.05 * r; };
+  double accepted = 0.9;  // at every place
+  int32_t batch = 1;
+  int32_t prompt_rows = 0;       // of a prompt,
+  double tokens_per_prompt = 0;  // one after so many tokens
+  double noise = 0.03;           // of every time, one standard deviation
+};
+
+/// Steps of a chain of modules in a world, of a policy or of a fixed number of drafts.
+class Simulation {
+ public:
+  explicit Simulation(World world, bool chained = true)
+      : world_(std::move(world)), chained_(chained), policy_(kMost, chained) {}
+
+  World& world() { return world_; }
+  double seconds() const { return seconds_; }
+  double tokens() const { return tokens_; }
+  int64_t steps(int32_t k) const { return steps_.at(static_cast<size_t>(k)); }
+  int64_t changes() const { return changes_; }
+  int32_t last() const { return k_; }
+
+  void Run(int steps, int32_t fixed = -1) {
+    for (int i = 0; i < steps; ++i) Step(fixed);
+  }
+
+  /// Forgets what was counted, not what was learned.
+  void StartCounting() {
+    seconds_ = tokens_ = 0;
+    steps_ = {};
+    changes_ = 0;
+  }
+
+ private:
+  double Noise() { return std::exp(std::normal_distribution<>(0, world_.noise)(random_)); }
+
+  void Step(int32_t fixed) {
+    std::vector<int32_t> tried(kMost);
+    std::vector<int32_t> accepted(kMost);
+    const int32_t verified = k_;
+    int32_t tokens = 0;
+    for (int32_t b = 0; b < world_.batch; ++b) {
+      ++tokens;
+      for (int32_t d = 0; d < verified; ++d) {
+        ++tried[static_cast<size_t>(d)];
+        if (std::bernoulli_distribution(world_.accepted)(random_)) {
+          ++accepted[static_cast<size_t>(d)];
+          ++tokens;
+        } else {
+          break;
+        }
+      }
+    }
+    int32_t prompt_rows = 0;
+    if (world_.tokens_per_prompt > 0) {
+      since_prompt_ += tokens;
+      while (since_prompt_ >= world_.tokens_per_prompt) {
+        since_prompt_ -= world_.tokens_per_prompt;
+        prompt_rows += world_.prompt_rows;
+      }
+    }
+    const std::vector<int64_t> put_off(kMost + 1);
+    const int32_t k = fixed >= 0 ? fixed : policy_.Choose(world_.batch, put_off);
+    changes_ += k != k_;
+    k_ = k;
+    ++steps_.at(static_cast<size_t>(k));
+
+    DraftStep step{.depth = k,
+                   .prompt_rows = prompt_rows,
+                   .verify_rows = world_.batch * (1 + verified),
+                   .tokens = tokens,
+                   .tried = tried,
+                   .accepted = accepted};
+    step.seconds = world_.verify(step.verify_rows) * Noise();
+    if (prompt_rows > 0) step.seconds += world_.prompt(prompt_rows) * Noise();
+    if (k > 0) {
+      const int32_t first = tokens + prompt_rows;
+      if (chained_) {
+        step.module_rows = int64_t{k} * std::max(world_.batch * k + prompt_rows, first);
+        step.draft_seconds = k * world_.module(static_cast<double>(step.module_rows) / k);
+      } else {
+        step.module_rows = first + int64_t{world_.batch} * (k - 1);
+        step.draft_seconds = world_.module(first) + (k - 1) * world_.module(world_.batch);
+      }
+      step.draft_seconds *= Noise();
+    }
+    policy_.Observe(step);
+    seconds_ += step.seconds + step.draft_seconds;
+    tokens_ += tokens;
+  }
+
+  World world_;
+  bool chained_;
+  DraftLengthPolicy policy_;
+  std::mt19937 random_{7};
+  int32_t k_ = 0;
+  double since_prompt_ = 0;
+  double seconds_ = 0;
+  double tokens_ = 0;
+  std::array<int64_t, kMost + 1> steps_ = {};
+  int64_t changes_ = 0;
+};
+
+/// Tokens per second over those of the best fixed number.
+double BesideTheBest(const World& world, bool chained = true, int steps = 4000) {
+  double best = 0;
+  for (int32_t k = 0; k <= kMost; ++k) {
+    Simulation fixed(world, chained);
+    fixed.Run(steps, k);
+    best = std::max(best, fixed.tokens() / fixed.seconds());
+  }
+  Simulation adaptive(world, chained);
+  adaptive.Run(steps);
+  return adaptive.tokens() / adaptive.seconds() / best;
+}
+
+double InProportion(double rows) { return rows; }
+
+TEST(DraftLengthPolicyTest, DraftsNothingWhenRowsCostInProportion) {
+  const World world{.verify = InProportion, .module = [](double r) { return 0.2 * r; }, .batch = 8};
+  Simulation simulation(world);
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(0), 970);
+  EXPECT_EQ(simulation.last(), 0);
+  EXPECT_GT(BesideTheBest(world), 0.97);
+}
+
+TEST(DraftLengthPolicyTest, DraftsTheMostWhenRowsAreFree) {
+  for (const bool chained : {true, false}) {
+    Simulation simulation({}, chained);
+    simulation.Run(1000);
+    EXPECT_GT(simulation.steps(kMost), 850);
+    EXPECT_GT(BesideTheBest({}, chained), 0.97);
+  }
+}
+
+TEST(DraftLengthPolicyTest, FindsTheBestBetween) {
+  // One row more is nearly free, the next two are not.
+  const World world{.verify = [](double r) { return r <= 2 ? 1.0 : 1 + 0.6 * (r - 2); },
+                    .accepted = 0.8};
+  Simulation simulation(world);
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(1), 850);
+  EXPECT_GT(BesideTheBest(world), 0.97);
+}
+
+TEST(DraftLengthPolicyTest, IsCloseToTheBestOnEverySortOfMachine) {
+  const std::vector<std::function<double(double)>> machines = {
+      [](double r) { return 1 + 0.02 * r; },            // bound by memory, then by arithmetic
+      [](double r) { return std::max(1.0, 0.2 * r); },  // a corner
+      [](double r) { return 0.3 + 0.5 * r; },
+      [](double r) { return std::sqrt(r); },  // experts: more rows touch more of them
+      InProportion};
+  for (size_t i = 0; i < machines.size(); ++i) {
+    for (const int32_t batch : {1, 8, 128}) {
+      for (const double accepted : {0.3, 0.9}) {
+        const World world{.verify = machines[i],
+                          .module = [&](double r) { return 0.2 * machines[i](r); },
+                          .accepted = accepted,
+                          .batch = batch};
+        EXPECT_GT(BesideTheBest(world), 0.97)
+            << "machine " << i << " batch " << batch << " accepted " << accepted;
+      }
+    }
+  }
+}
+
+TEST(DraftLengthPolicyTest, CountsWhatModulesTakeForPrompts) {
+  // While answers are generated drafts pay a little; with their part of long prompts they do not.
+  World world{.verify = [](double r) { return 2 + 0.2 * r; },
+              .module = [](double r) { return 0.15 * r; },
+              .accepted = 0.95,
+              .batch = 4,
+              .prompt_rows = 40,
+              .tokens_per_prompt = 20};
+  Simulation simulation(world);
+  simulation.Run(2000);
+  EXPECT_GT(simulation.steps(0), 1900);
+  EXPECT_GT(BesideTheBest(world), 0.97);
+  world.prompt_rows = 1;
+  Simulation short_prompts(world);
+  short_prompts.Run(2000);
+  EXPECT_LT(short_prompts.steps(0), 200);
+}
+
+TEST(DraftLengthPolicyTest, StaysWhereItIsBesideEquals) {
+  // k = 1 and k = 2 are equally good, times scatter by a tenth.
+  const World world{.verify = [](double r) { return r <= 2 ? 1.0 : 1.33 + 2 * (r - 3); },
+                    .module = [](double) { return 0.04; },
+                    .accepted = 0.8,
+                    .noise = 0.1};
+  Simulation simulation(world);
+  simulation.Run(500);
+  simulation.StartCounting();
+  simulation.Run(2000);
+  EXPECT_LT(simulation.changes(), 20);
+  EXPECT_GT(BesideTheBest(world), 0.97);
+}
+
+TEST(DraftLengthPolicyTest, FallsWhenDraftsAreRefusedAndRecoversWhenTheyAreAccepted) {
+  Simulation simulation({.verify = [](double r) { return 1 + 0.1 * r; }, .accepted = 0.02});
+  simulation.Run(1000);
+  EXPECT_EQ(simulation.last(), 0);
+  simulation.world().accepted = 0.95;
+  simulation.Run(4000);
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(kMost), 850);
+  simulation.world().accepted = 0.02;
+  simulation.Run(400);
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(0), 850);
+}
+
+TEST(DraftLengthPolicyTest, FollowsAMachineThatChanges) {
+  Simulation simulation({});
+  simulation.Run(500);
+  simulation.world().verify = InProportion;
+  simulation.world().module = [](double) { return 0.3; };
+  simulation.Run(200);
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(0), 900);
+  simulation.world().verify = [](double) { return 1.0; };
+  simulation.world().module = [](double) { return 0.02; };
+  simulation.Run(20000);  // what was dear is probed seldom
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(kMost), 850);
+}
+
+TEST(DraftLengthPolicyTest, KnowsACrowdFromWhatItKnowsOfFew) {
+  // Rows are free up to 8; then a crowd comes.
+  Simulation simulation({.verify = [](double r) { return std::max(1.0, r / 8); },
+                         .module = [](double r) { return 0.2 * std::max(1.0, r / 8); }});
+  simulation.Run(300);
+  EXPECT_GT(simulation.steps(kMost), 200);
+  simulation.world().batch = 128;
+  simulation.Run(20);
+  simulation.StartCounting();
+  simulation.Run(100);
+  EXPECT_GT(simulation.steps(0), 95);
+  simulation.world().batch = 1;
+  simulation.Run(50);
+  simulation.StartCounting();
+  simulation.Run(100);
+  EXPECT_GT(simulation.steps(kMost), 80);
+}
+
+TEST(DraftLengthPolicyTest, ASlowStepNowAndThenDoesNotMatter) {
+  World world{.verify = [](double r) { return 1 + 0.05 * r; }};
+  int calls = 0;
+  world.verify = [&calls](double r) { return (++calls % 50 == 0 ? 20 : 1) * (1 + 0.05 * r); };
+  Simulation simulation(world);
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(kMost), 850);
+}
+
+TEST(DraftLengthPolicyTest, DoesNotProbeWhatHasTooMuchToCatchUpOn) {
+  DraftLengthPolicy policy(kMost, true);
+  const std::vector<int32_t> none(kMost);
+  const auto probes = [&](int64_t put_off) {
+    const std::vector<int64_t> rows = {0, put_off, put_off, put_off};
+    int64_t count = 0;
+    for (int i = 0; i < 3000; ++i) {
+      const int32_t k = policy.Choose(4, rows);
+      count += k > 0;
+      policy.Observe({.seconds = 4.0 * (1 + k),
+                      .draft_seconds = 0.5 * k,
+                      .depth = k,
+                      .module_rows = k,
+                      .verify_rows = 4 * (1 + k),
+                      .tokens = 4,
+                      .tried = none,
+                      .accepted = none});
+    }
+    return count;
+  };
+  EXPECT_GT(probes(0), 5);
+  EXPECT_EQ(probes(1'000'000), 0);
+  EXPECT_GT(probes(0), 5);
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,73 @@
+#include "outrider/speculate/row_cost.h"
+
+#include <gtest/gtest.h>
+
+namespace outrider {
+namespace {
+
+void LearnOften(RowCost& cost, double rows, double seconds) {
+  for (int i = 0; i < 40; ++i) cost.Learn(rows, seconds);
+}
+
+TEST(RowCostTest, NothingIsKnownAtFirstAndOnePointMeansProportion) {
+  RowCost cost;
+  EXPECT_EQ(cost.Seconds(8), 0);
+  cost.Learn(8, 4);
+  EXPECT_DOUBLE_EQ(cost.Seconds(8), 4);
+  EXPECT_DOUBLE_EQ(cost.Seconds(2), 1);
+  EXPECT_DOUBLE_EQ(cost.Seconds(16), 8);
+}
+
+TEST(RowCostTest, LinesBetweenPointsAndTheLastSlopeBeyond) {
+  RowCost cost;
+  LearnOften(cost, 1, 10);
+  LearnOften(cost, 4, 10);  // up to here rows are free
+  LearnOften(cost, 16, 40);
+  EXPECT_NEAR(cost.Seconds(2), 10, 1e-6);
+  EXPECT_NEAR(cost.Seconds(10), 25, 0.1);
+  EXPECT_NEAR(cost.Seconds(32), 80, 0.5);
+}
+
+TEST(RowCostTest, FewerRowsNeverTakeLonger) {
+  RowCost cost;
+  LearnOften(cost, 8, 50);  // measured while something else ran
+  LearnOften(cost, 16, 20);
+  EXPECT_NEAR(cost.Seconds(6), 20, 1e-6);
+  EXPECT_NEAR(cost.Seconds(8), 20, 1e-6);
+  EXPECT_NEAR(cost.Seconds(10), 20, 1e-6);
+}
+
+TEST(RowCostTest, OneDisturbedMeasurementHardlyCounts) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  cost.Learn(4, 100);
+  EXPECT_LT(cost.Seconds(4), 1.05);
+}
+
+TEST(RowCostTest, AChangeIsLearned) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  LearnOften(cost, 4, 2);
+  LearnOften(cost, 4, 2);
+  EXPECT_NEAR(cost.Seconds(4), 2, 0.1);
+}
+
+TEST(RowCostTest, WhatIsOldGivesWayFaster) {
+  RowCost fresh;
+  LearnOften(fresh, 4, 1);
+  RowCost old = fresh;
+  for (int i = 0; i < 300; ++i) old.Learn(64, 16);
+  fresh.Learn(4, 1.2);
+  old.Learn(4, 1.2);
+  EXPECT_GT(old.Seconds(4) - 1, 1.5 * (fresh.Seconds(4) - 1));
+}
+
+TEST(RowCostTest, AShareCountsLess) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  cost.Learn(4, 1.2, 0.01);
+  EXPECT_LT(cost.Seconds(4), 1.001);
+}
+
+}  // namespace
+}  // namespace outrider
