@@ -79,6 +79,16 @@ TEST(MemoryTable, Lines) {
                           AllOf(HasSubstr("in all"), HasSubstr("1.1 GiB"))));
 }
 
+TEST(MemoryTable, KeptRowsAreALineWhereThereAreAny) {
+  MemoryReport memory;
+  memory.kv_cache_bytes = 3 << 20;
+  memory.kept_row_bytes = 1 << 20;
+  const std::vector<std::string> lines = MemoryLines(memory, 0);
+  ASSERT_EQ(lines.size(), 5U);
+  EXPECT_THAT(lines[3], AllOf(HasSubstr("kept rows"), HasSubstr("1.0 MiB")));
+  EXPECT_THAT(lines[4], AllOf(HasSubstr("in all"), HasSubstr("4.0 MiB")));
+}
+
 EngineCounters WorkingCounters() {
   EngineCounters counters;
   counters.num_requests_running = 2;
@@ -164,6 +174,30 @@ TEST(ExplainedCacheForm, FollowsTheShapeTheFlagAndTheBackend) {
   EXPECT_EQ(by_flag.kv_cache_form, KvCacheForm::kLatent);
   EXPECT_EQ(by_flag.memory.kv_bytes_per_token, 576 * 2 * 8);
   EXPECT_NE(DecisionOf(by_flag, "generated tokens"), "");
+}
+
+TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {
+  EngineOptions options;
+  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  options.kv_cache_memory_bytes = 64 << 20;
+  const LoadedEngine fixed = ExplainEngine(options);
+  EXPECT_EQ(fixed.memory.kept_row_bytes, 0);
+  EXPECT_EQ(DecisionOf(fixed, "draft length"), "");
+
+  options.speculation.adaptive = true;
+  const LoadedEngine adaptive = ExplainEngine(options);
+  EXPECT_THAT(DecisionOf(adaptive, "draft length"), HasSubstr("adaptive, 0 to 3"));
+  EXPECT_EQ(adaptive.memory.kept_row_bytes, adaptive.memory.kv_tokens * 256 * 4);
+  EXPECT_LT(adaptive.memory.kv_tokens, fixed.memory.kv_tokens);
+  EXPECT_LE(adaptive.memory.kv_cache_bytes + adaptive.memory.kept_row_bytes, 64 << 20);
+
+  options.speculation.num_speculative_tokens = 0;  // turns speculation off
+  EXPECT_EQ(ExplainEngine(options).memory.kept_row_bytes, 0);
+  options.speculation.num_speculative_tokens.reset();
+  options.speculation.num_speculative_tokens_per_batch_size = {{1, 4, 3}};
+  EXPECT_THROW(ExplainEngine(options), Error);
+  options.speculation.adaptive = false;
+  EXPECT_GT(ExplainEngine(options).memory.kept_row_bytes, 0);
 }
 
 TEST(ExplainedWeights, AreOneByteForExpertsTwoForOthersOneWithInt8) {

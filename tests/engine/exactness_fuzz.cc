@@ -181,13 +181,14 @@ class Fuzz {
 
   static std::string Describe(const TestEngineOptions& o) {
     return fmt::format(
-        "drafter {} k {} ranges {} adaptive {} form {} block {} blocks {} seqs {} tokens {} threads {} prefix "
+        "drafter {} k {} ranges {} adaptive {} form {} block {} blocks {} seqs {} tokens {} "
+        "threads {} prefix "
         "{} "
         "exact {} backend {} cache {}",
-        static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive, static_cast<int>(o.draft_form),
-        o.block_size, o.num_blocks, o.max_num_seqs, o.max_num_batched_tokens, o.threads,
-        o.prefix_caching, o.exact_prefix, AttentionBackendName(o.attention_backend),
-        KvCacheFormName(o.cache_form));
+        static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive,
+        static_cast<int>(o.draft_form), o.block_size, o.num_blocks, o.max_num_seqs,
+        o.max_num_batched_tokens, o.threads, o.prefix_caching, o.exact_prefix,
+        AttentionBackendName(o.attention_backend), KvCacheFormName(o.cache_form));
   }
 
   /// Shared beginnings, priorities, salts, fewer drafts.

@@ -17,7 +17,7 @@ class DrafterCrowd {
   /// One request's part of a step.
   struct Part {
     size_t member = 0;
-    int32_t count = 0;     // prompt tokens to compute; 0: decode, the first `accepted` drafts right,
+    int32_t count = 0;  // prompt tokens to compute; 0: decode, the first `accepted` drafts right,
     int32_t accepted = 0;  //
     int32_t next = 0;      // and this, or the token after it, sampled then
   };
@@ -48,7 +48,8 @@ class DrafterCrowd {
   /// their entries depend on is the same.
   int32_t Shareable(size_t i, const std::vector<int32_t>& prompt) const {
     const Member& m = members_[i];
-    const auto [a, b] = std::mismatch(m.tokens.begin(), m.tokens.end(), prompt.begin(), prompt.end());
+    const auto [a, b] =
+        std::mismatch(m.tokens.begin(), m.tokens.end(), prompt.begin(), prompt.end());
     const int32_t same = std::min(static_cast<int32_t>(a - m.tokens.begin()), m.prompt_length);
     const int32_t end = std::min(same - case_.k, m.computed);
     return m.blocks.empty() ? 0 : std::max(end, 0) / kCrowdBlockSize;
@@ -134,8 +135,7 @@ class DrafterCrowd {
                                .num_rows = m.computed,
                                .num_drafts = m.num_drafts,
                                .block_table = table};
-    drafter->Propose({&request, 1}, case_.k,
-                     MatrixView<float>(hidden.data(), m.computed, width),
+    drafter->Propose({&request, 1}, case_.k, MatrixView<float>(hidden.data(), m.computed, width),
                      {drafts.data(), 1, case_.k});
     drafts.resize(static_cast<size_t>(m.num_drafts));
     ASSERT_EQ(m.drafts, drafts);
@@ -145,7 +145,8 @@ class DrafterCrowd {
       const int32_t end = std::min(FinalEnd(m, module), known - 1 - module);
       const LayerCache ours = cache_.layer(layers + module);
       const LayerCache theirs = fresh.layer(layers + module);
-      const auto bytes = static_cast<int64_t>(ours.width) * static_cast<int64_t>(DTypeSize(ours.dtype));
+      const auto bytes =
+          static_cast<int64_t>(ours.width) * static_cast<int64_t>(DTypeSize(ours.dtype));
       for (int32_t p = 0; p < end; ++p) {
         const int64_t slot =
             int64_t{m.blocks[static_cast<size_t>(p / kCrowdBlockSize)]} * kCrowdBlockSize +
@@ -168,7 +169,7 @@ class DrafterCrowd {
     std::vector<int32_t> tokens = {};
     std::vector<int32_t> blocks = {};
     int32_t computed = 0;
-    int32_t first = 0;                // of the last step
+    int32_t first = 0;                 // of the last step
     std::vector<int32_t> drafts = {};  // proposed last
     int32_t num_drafts = 0;
   };

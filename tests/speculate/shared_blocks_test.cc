@@ -1,5 +1,5 @@
-// Requests that share cache blocks which modules have put off: whoever catches up, in whatever order
-// and company, the drafter's cache equals a recomputation from scratch.
+// Requests that share cache blocks which modules have put off: whoever catches up, in whatever
+// order and company, the drafter's cache equals a recomputation from scratch.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,9 +12,7 @@ namespace {
 
 class SharedBlocksTest : public testing::TestWithParam<DrafterCase> {
  protected:
-  int32_t Below(int32_t n) {
-    return static_cast<int32_t>(random_() % static_cast<uint32_t>(n));
-  }
+  int32_t Below(int32_t n) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(n)); }
   int32_t Token() { return 6 + Below(1500); }
   std::vector<int32_t> Tokens(int32_t count) {
     std::vector<int32_t> tokens;
@@ -144,7 +142,8 @@ TEST_P(SharedBlocksTest, AnyCrowdAnyDepths) {
             choices.push_back(crowd.blocks(i)[static_cast<size_t>(next)]);
           }
           if (choices.empty()) break;
-          found.push_back(choices[static_cast<size_t>(Below(static_cast<int32_t>(choices.size())))]);
+          found.push_back(
+              choices[static_cast<size_t>(Below(static_cast<int32_t>(choices.size())))]);
         }
         shared += static_cast<int32_t>(found.size());
         running.push_back(crowd.Join(prompt, found, static_cast<int32_t>(prompt.size()) + 70));

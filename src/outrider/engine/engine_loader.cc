@@ -60,7 +60,8 @@ void CheckOptions(const EngineOptions& o) {
   }
   if (o.speculation.adaptive && !o.speculation.num_speculative_tokens_per_batch_size.empty()) {
     throw InvalidArgument(
-        "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to draft: "
+        "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to "
+        "draft: "
         "give one of them");
   }
 }
@@ -315,16 +316,16 @@ class EnginePlan {
            length < wanted
                ? "shrunk to what the KV cache holds"
                : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
-    Decide("KV cache",
-           fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
-                       scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), kv_bytes,
-                       cache_layers(),
-                       kept_bytes_per_token() == 0
-                           ? ""
-                           : fmt::format(", and {} for what modules put off",
-                                         kept_bytes_per_token())),
-           scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
-                                           : "--kv-cache-memory-bytes");
+    Decide(
+        "KV cache",
+        fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
+                    scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), kv_bytes,
+                    cache_layers(),
+                    kept_bytes_per_token() == 0
+                        ? ""
+                        : fmt::format(", and {} for what modules put off", kept_bytes_per_token())),
+        scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
+                                        : "--kv-cache-memory-bytes");
     Decide("prefix caching",
            options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
            options_.enable_prefix_caching

@@ -12,9 +12,9 @@
 // every pass runs all of them: when a block can be shared its entries are final, so sharers skip
 // it, and only the request that computed a block reads rows of it.
 //
-// "Through" is said by whoever ran a module over the whole block with tokens known to be right. What
-// the entries of a block depend on is the same for all who share it (BlockKeyHasher), so one says
-// it for all of them. It saves work; with kContent nothing goes wrong when it is said late.
+// "Through" is said by whoever ran a module over the whole block with tokens known to be right.
+// What the entries of a block depend on is the same for all who share it (BlockKeyHasher), so one
+// says it for all of them. It saves work; with kContent nothing goes wrong when it is said late.
 #pragma once
 
 #include <cstdint>
