@@ -161,7 +161,7 @@ BREAKS = (
     Break("19", "modules are through with a block as soon as they are in it",
           "speculate/target_rows.cc",
           "[&](int32_t n) { return n >= end; }", "[&](int32_t n) { return n > start; }",
-          "speculate_test", "Drafters/SharedBlocksTest.OneAfterTheOtherHasEnded/Chain3"),
+          "speculate_test", "Drafters/SharedBlocksTest.FewRowsBesideManyInOnePass/Chain3"),
     Break("20", "every draft but the last comes from module 0", "speculate/mtp_chain_drafter.cc",
           "model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);",
           "model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);",
