@@ -215,7 +215,9 @@ __device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const P
 
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
   __shared__ unsigned long long total_cost;
+  __shared__ int tile_count;
   __shared__ int longest;
+  __shared__ int shortest;  // tile
   __shared__ int class_count[kListClasses];
   __shared__ unsigned lines[33];
   __shared__ int used_units;
@@ -228,7 +230,9 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   if (thread < 33) lines[thread] = 0;
   if (thread == 0) {
     total_cost = 0;
+    tile_count = 0;
     longest = 1;
+    shortest = 1 << 30;
     used_units = 0;
     folds = {0, 0};
     whole = 0;
@@ -241,19 +245,30 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
     const int rows = query_len * args.heads;
     const int seq_len = args.seq_lens[request];
     unsigned long long cost = 0;
+    int tiles = 0;
+    int least = 1 << 30;
     for (int row = lane * args.tile_rows; row < rows; row += 32 * args.tile_rows) {
       const int row_end = min(row + args.tile_rows, rows);
-      cost += KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal) + kItemCost;
+      const int keys = KeysOfTile(row, row_end, args.heads, seq_len, query_len, args.causal);
+      cost += keys + kItemCost;
+      least = min(least, keys);
+      ++tiles;
     }
     if (cost != 0) {
       atomicAdd(&total_cost, cost);
+      atomicAdd(&tile_count, tiles);
+      atomicMin(&shortest, least);
       if (lane == 0) atomicMax(&longest, seq_len);
     }
   }
   __syncthreads();
   // A tenth more than the exact share, so that rounding to whole splits does not start a new round.
-  const int share = static_cast<int>(
+  const int fair_share = static_cast<int>(
       min(1ull << 30, total_cost * 11 / 10 / static_cast<unsigned>(args.blocks) + 1));
+  // Tiles alike, more than half as many as blocks: halves in two rounds take as long as whole ones.
+  const bool alike = tile_count <= args.blocks && 2 * tile_count > args.blocks &&
+                     longest <= shortest + shortest / 4;
+  const int share = alike ? max(fair_share, longest + kItemCost) : fair_share;
 
   // Tiles that stay whole, numbered by `whole`.
   for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
