@@ -37,9 +37,12 @@ const KernelTable& Kernels() {
 }
 
 struct Limits {
-  double dram = 0;   // bytes per second
-  double cache = 0;  // bytes per second from the last cache level, 16 MiB in all
-  double flops = 0;  // float32 FMA, per second
+  double dram = 0;        // bytes per second
+  double cache = 0;       // bytes per second from the last cache level, 16 MiB in all
+  double flops = 0;       // float32 FMA, per second
+  double tile_flops = 0;  // AMX's bfloat16, per second, in the table for it
+
+  double ProductFlops() const { return tile_flops > 0 ? tile_flops : flops; }
 };
 
 Limits Measure(ThreadPool& pool) {
@@ -49,7 +52,8 @@ Limits Measure(ThreadPool& pool) {
   return {
       .dram = static_cast<double>(large.size()) / ReadSeconds(pool, large.data(), large.size(), 5),
       .cache = static_cast<double>(small) / ReadSeconds(pool, large.data(), small, 30),
-      .flops = FmaFlopsPerSecond(pool, SelectIsa())};
+      .flops = FmaFlopsPerSecond(pool, SelectIsa()),
+      .tile_flops = SelectIsa() == Isa::kAmx ? TileFlopsPerSecond(pool) : 0};
 }
 
 void ReportProducts(const std::string& title, const ModelProducts& products, ThreadPool& pool,
@@ -58,8 +62,9 @@ void ReportProducts(const std::string& title, const ModelProducts& products, Thr
   fmt::print("\n### {} ({:.1f} MB; reading these bytes alone: {:.1f} GB/s)\n\n", title,
              static_cast<double>(products.bytes_per_pass()) * 1e-6, bandwidth * 1e-9);
   fmt::print(
-      "| product | rows | us per call | GB/s | of read limit | GFLOP/s | of FMA peak | time ÷ 1 "
-      "row |\n");
+      "| product | rows | us per call | GB/s | of read limit | GFLOP/s | of {} peak | time ÷ 1 "
+      "row |\n",
+      limits.tile_flops > 0 ? "AMX" : "FMA");
   fmt::print("|---|---|---|---|---|---|---|---|\n");
   std::vector<double> one_row;
   for (const int64_t rows : row_counts) {
@@ -75,7 +80,7 @@ void ReportProducts(const std::string& title, const ModelProducts& products, Thr
       const double flops = 2 * weights * static_cast<double>(rows) / best[g];
       fmt::print("| {} | {} | {:.1f} | {:.1f} | {:.2f} | {:.0f} | {:.2f} | {:.2f} |\n", group.name,
                  rows, best[g] / group.calls * 1e6, rate * 1e-9, rate / bandwidth, flops * 1e-9,
-                 flops / limits.flops, best[g] / one_row[g]);
+                 flops / limits.ProductFlops(), best[g] / one_row[g]);
     }
   }
 }
@@ -249,12 +254,15 @@ int Main(int argc, char** argv) {
   const Limits limits = Measure(pool);
   fmt::print(
       "Kernels: {}, {} threads, weights {}. Limits in this run: read {:.1f} GB/s from memory (1 "
-      "GiB), {:.1f} GB/s from a 16 MiB set, {:.0f} GFLOP/s float32 FMA.\n",
+      "GiB), {:.1f} GB/s from a 16 MiB set, {:.0f} GFLOP/s float32 FMA{}.\n",
       Kernels().name, threads, DTypeName(format.dtype), limits.dram * 1e-9, limits.cache * 1e-9,
-      limits.flops * 1e-9);
+      limits.flops * 1e-9,
+      limits.tile_flops > 0
+          ? fmt::format(", {:.0f} GFLOP/s AMX bfloat16 from L2", limits.tile_flops * 1e-9)
+          : "");
   if (wanted("d8")) {
     ReportProducts("D8 matrix products", ModelProducts(format, cli::D8Products(8, true)), pool,
-                   limits, {1, 2, 4, 8}, 2);
+                   limits, {1, 2, 4, 8, 16, 32}, 2);
   }
   if (wanted("prompt")) {
     ReportProducts("One layer of D8, a prompt", ModelProducts(format, cli::D8Products(1, false)),
@@ -262,7 +270,7 @@ int Main(int argc, char** argv) {
   }
   if (wanted("tiny")) {
     ReportProducts("Tiny model", ModelProducts(format, TinyProducts()), pool, limits,
-                   {1, 2, 4, 8, 64}, 30);
+                   {1, 2, 4, 8, 16, 64}, 30);
   }
   if (wanted("attention")) {
     ReportAbsorbed(pool, limits);

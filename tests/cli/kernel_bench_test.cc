@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// What each call of the product kernel was given.
 std::vector<std::vector<MatMulJob>> g_calls;
@@ -106,6 +107,9 @@ TEST(KernelBench, SaysWhichTargetsAreMet) {
   EXPECT_EQ(json["figures"][3]["met"], false);
   EXPECT_EQ(json["figures"][0]["milliseconds"], 12.5);
   EXPECT_EQ(json["num_threads"], 2);
+  EXPECT_THAT(text, Not(HasSubstr("AMX")));
+  report.tile_flops_per_second = 5e12;
+  EXPECT_THAT(KernelTableText(report), HasSubstr("180 GFLOP/s float32 FMA, 5000 GFLOP/s AMX"));
 }
 
 TEST(KernelBench, NeedsAvx2) {
@@ -129,6 +133,10 @@ TEST(MachineLimits, AreWhatAProcessorCanDo) {
   const double flops = FmaFlopsPerSecond(pool, DetectIsa());
   EXPECT_GT(flops, 1e9);
   EXPECT_LT(flops, 1e12);
+  if (DetectIsa() < Isa::kAmx) GTEST_SKIP() << "AMX's limit: this machine has no AMX";
+  const double tile_flops = TileFlopsPerSecond(pool);
+  EXPECT_GT(tile_flops, flops);
+  EXPECT_LT(tile_flops, 1e13);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// matmul is one chain of FMAs per output, so every table must give the same bits as the chain
-// written out here, whatever the number of rows, jobs and threads.
+// matmul is one chain of FMAs per output, or sums in the order of a matrix unit, so every table
+// must give the same bits as the sum written out here, whatever the number of rows, jobs and
+// threads.
 
 #include <cmath>
 #include <memory>
@@ -36,13 +37,13 @@ struct Weight {
     return packed.format.dtype == DType::kI8 ? sum * Scales(n)[n % kPanelRows] : sum;
   }
 
+  const float* Scales(int64_t n) const { return packed.scales(n / kPanelRows); }
+
   TestMatrix values;  // without scales
   Buffer storage;
   PackedMatrix packed;
 
  private:
-  const float* Scales(int64_t n) const { return packed.scales(n / kPanelRows); }
-
   void Pack(int64_t p, std::byte* panel, std::mt19937& random) {
     const DType dtype = packed.format.dtype;
     const int64_t count = std::min(kPanelRows, packed.rows - p * kPanelRows);
@@ -90,13 +91,48 @@ float Chain(const float* x, const Weight& w, int64_t n, bool round_x) {
   return w.Finished(sum, n);
 }
 
-void ExpectChain(const MatMulJob& job, const Weight& weight, const TestMatrix& before,
-                 DType operand_dtype) {
+float WithoutSubnormals(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
+}
+
+/// The order of TDPBF16PS (kernel_table.h).
+float UnitSum(const float* x, const Weight& w, int64_t n) {
+  const int64_t cols = w.packed.cols;
+  const bool has_groups = w.packed.format.dtype == DType::kF8E4M3;
+  const int64_t group_cols = has_groups ? w.packed.format.scale_cols : cols;
+  float whole = 0;
+  for (int64_t group = 0; group < cols; group += group_cols) {
+    const int64_t group_end = std::min(cols, group + group_cols);
+    float sum = 0;
+    for (int64_t tile = group; tile < group_end; tile += 32) {
+      float parts[2] = {};
+      for (int64_t k = tile; k < std::min(group_end, tile + 32); ++k) {
+        const float xk = WithoutSubnormals(RoundToBFloat16(x[k]));
+        const float wk = WithoutSubnormals(w.values.view().row(n)[k]);
+        parts[k % 2] = WithoutSubnormals(std::fma(xk, wk, parts[k % 2]));
+      }
+      sum = WithoutSubnormals(sum + WithoutSubnormals(parts[0] + parts[1]));
+    }
+    if (!has_groups) return w.Finished(sum, n);
+    whole = WithoutSubnormals(std::fma(sum, w.Scales(n)[group / group_cols], whole));
+  }
+  return whole;
+}
+
+bool HasUnitOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
+  if (isa != Isa::kAmx || operand_dtype != DType::kBF16) return false;
+  if (format.dtype == DType::kF8E4M3) return format.scale_cols % 32 == 0;
+  return format.dtype != DType::kF32;
+}
+
+void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestMatrix& before,
+                DType operand_dtype) {
   const bool round_x = operand_dtype == DType::kBF16;
+  const bool unit_order = HasUnitOrder(isa, weight.packed.format, operand_dtype);
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     for (int64_t n = 0; n < job.y.cols; ++n) {
-      float want = Chain(x, weight, n, round_x);
+      float want = unit_order ? UnitSum(x, weight, n) : Chain(x, weight, n, round_x);
       if (job.accumulate) want = before.view().row(r)[n] + want;
       ASSERT_TRUE(SameBits(&want, job.y.row(r) + n, 1))
           << "row " << r << " column " << n << ": " << job.y.row(r)[n] << " is not " << want
@@ -114,6 +150,7 @@ constexpr PackedFormat kNarrowFormats[] = {
     {.dtype = DType::kBF16},
     {.dtype = DType::kI8},
     {.dtype = DType::kF8E4M3, .scale_cols = 48},
+    {.dtype = DType::kF8E4M3, .scale_cols = 96},
     {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true}};
 
 class MatMulTest : public KernelTest {
@@ -130,7 +167,7 @@ class MatMulTest : public KernelTest {
     const MatMulJob job = {
         .x = x.view(), .w = &weight.packed, .y = y.view(), .accumulate = accumulate};
     kernels.matmul(pool, {&job, 1}, operand);
-    ExpectChain(job, weight, before, operand);
+    ExpectSums(GetParam(), job, weight, before, operand);
   }
 };
 
@@ -157,6 +194,10 @@ TEST_P(MatMulTest, EveryOutputIsOneChainForManyRowsAndPanels) {
     RunOne(DType::kBF16, DType::kBF16, rows, 1000, 300, false);
   for (const int64_t rows : {97, 193, 400})
     RunOne(DType::kBF16, DType::kBF16, rows, 70, 130, false);
+  // Blocks of k, with and without a last tile that is not whole, and more panels than a run.
+  if (kSanitized) return;
+  for (const int64_t rows : {20, 81, 130})
+    RunOne(DType::kBF16, DType::kBF16, rows, 300, 2085, true);
 }
 
 TEST_P(MatMulTest, EveryOutputIsOneChainOverNarrowWeights) {
@@ -173,10 +214,10 @@ TEST_P(MatMulTest, EveryOutputIsOneChainOverNarrowWeights) {
   }
 }
 
-TEST_P(MatMulTest, EveryCodeOfE4M3IsRead) {
+void ExpectEveryCodeIsRead(const KernelTable& kernels, ThreadPool& pool, int64_t scale_cols) {
   // One output per code: 127 positive, 127 negative, each times 1 in a chain of zeros.
   const int64_t n = 256;
-  const PackedFormat format = {.dtype = DType::kF8E4M3, .scale_cols = 4};
+  const PackedFormat format = {.dtype = DType::kF8E4M3, .scale_cols = scale_cols};
   Buffer storage(PackedBytes(format, n, 4));
   std::vector<uint8_t> codes(n * 4);
   for (int64_t i = 0; i < n; ++i) {
@@ -201,6 +242,11 @@ TEST_P(MatMulTest, EveryCodeOfE4M3IsRead) {
       }
     }
   }
+}
+
+TEST_P(MatMulTest, EveryCodeOfE4M3IsRead) {
+  ExpectEveryCodeIsRead(kernels, pool, 4);
+  ExpectEveryCodeIsRead(kernels, pool, 32);
 }
 
 TEST_P(MatMulTest, EveryOutputIsOneChainForFewRowsAndWholeAndPartialPanels) {
@@ -247,7 +293,9 @@ TEST_P(MatMulTest, RoundingOfXIsToNearestEvenAndKeepsNaN) {
     EXPECT_EQ(y.view().row(1)[n], 1.015625f * w);
     EXPECT_TRUE(std::isnan(y.view().row(2)[n]));
     EXPECT_EQ(y.view().row(3)[n], std::fma(RoundToBFloat16(3.4e38f), w, 0.0f));
-    EXPECT_EQ(y.view().row(4)[n], std::fma(RoundToBFloat16(-1e-40f), w, 0.0f));
+    const bool has_subnormals = GetParam() != Isa::kAmx;
+    EXPECT_EQ(y.view().row(4)[n],
+              has_subnormals ? std::fma(RoundToBFloat16(-1e-40f), w, 0.0f) : 0.0f);
   }
 }
 
@@ -284,9 +332,9 @@ TEST_P(MatMulTest, JobListsLikeExpertsGatherRowsAndShareInputs) {
     for (size_t e = 0; e < y.size(); ++e) y[e].values = before[e].values;
     kernels.matmul(pool, jobs, operand);
     for (size_t e = 0; e + 1 < jobs.size(); ++e) {
-      ExpectChain(jobs[e], *weights[e], before[e], operand);
+      ExpectSums(GetParam(), jobs[e], *weights[e], before[e], operand);
     }
-    ExpectChain(jobs.back(), other, before.back(), operand);
+    ExpectSums(GetParam(), jobs.back(), other, before.back(), operand);
   }
 }
 
@@ -314,6 +362,28 @@ TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
             SameBits(y.view().row(static_cast<int64_t>(i)), alone.view().row(rows[i]), outputs));
       }
     }
+  }
+}
+
+TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchAtTheEndsOfTheRange) {
+  // Products around the least normal number, with sums that vanish or become subnormal on the way.
+  const int64_t k = 330;
+  Weight weight(DType::kBF16, 40, k, random);
+  TestMatrix x = TestMatrix::Random(70, k, random);
+  for (float& v : x.values) v = std::ldexp(RoundToBFloat16(v), -Pick(58, 70));
+  for (float& v : weight.values.values) v = std::ldexp(v, -Pick(58, 66));
+  for (int64_t p = 0; p < 3; ++p) {
+    PackPanel(DType::kBF16, weight.values.view().row(p * 16), std::min<int64_t>(16, 40 - p * 16), k,
+              weight.storage.data() + p * static_cast<int64_t>(PanelBytes(DType::kBF16, k)));
+  }
+  TestMatrix all(70, 40);
+  const MatMulJob job = {.x = x.view(), .w = &weight.packed, .y = all.view()};
+  kernels.matmul(pool, {&job, 1}, DType::kBF16);
+  for (int64_t r = 0; r < 70; ++r) {
+    TestMatrix alone(1, 40);
+    const MatMulJob one = {.x = x.view().Rows(r, 1), .w = &weight.packed, .y = alone.view()};
+    kernels.matmul(single, {&one, 1}, DType::kBF16);
+    ASSERT_TRUE(SameBits(alone.values.data(), all.view().row(r), 40)) << "row " << r;
   }
 }
 
@@ -361,6 +431,15 @@ TEST(MatMulLeaves, BothWaysOfReadingE4M3GiveTheSameBits) {
     }
     EXPECT_TRUE(SameBits(y[0].values.data(), y[1].values.data(), rows * 90)) << rows << " rows";
   }
+}
+
+TEST(KernelTables, OfThisMachineAreAllTested) {
+  for (const Isa isa : TestedIsas()) EXPECT_EQ(GetKernels(isa).name, IsaName(isa));
+  std::string missing;
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
+    if (isa > DetectIsa()) missing += " " + std::string(IsaName(isa));
+  }
+  if (!missing.empty()) GTEST_SKIP() << "not tested, this machine lacks" << missing;
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, MatMulTest, testing::ValuesIn(TestedIsas()), IsaTestName);

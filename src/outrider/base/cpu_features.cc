@@ -24,11 +24,13 @@ uint64_t Xcr0() {
   return (static_cast<uint64_t>(edx) << 32) | eax;
 }
 
-/// Asks the kernel once for the right to use AMX tile data (Linux arch_prctl ARCH_REQ_XCOMP_PERM).
-bool RequestAmxPermission() {
+/// Asks the kernel, once per process, for the right to use AMX tile data (Linux arch_prctl
+/// ARCH_REQ_XCOMP_PERM).
+bool HasAmxPermission() {
   constexpr int64_t kRequestPermission = 0x1023;
   constexpr int64_t kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool kGranted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return kGranted;
 }
 
 }  // namespace
@@ -56,7 +58,7 @@ Isa DetectIsa() {
   constexpr uint32_t kAmxBf16 = 1U << 22;
   constexpr uint32_t kAmxTile = 1U << 24;
   const bool amx = (features_d & kAmxBf16) != 0 && (features_d & kAmxTile) != 0 &&
-                   (xcr0 & 0x60000) == 0x60000 && RequestAmxPermission();
+                   (xcr0 & 0x60000) == 0x60000 && HasAmxPermission();
   return amx ? Isa::kAmx : Isa::kAvx512;
 }
 

@@ -31,6 +31,7 @@ class Bench {
         KernelReport& report)
       : kernels_(GetKernels(isa)),
         wide_(isa >= Isa::kAvx512),
+        has_tiles_(isa == Isa::kAmx),
         pool_(pool),
         found_(found),
         report_(report) {
@@ -39,6 +40,7 @@ class Bench {
     report_.read_bytes_per_second =
         static_cast<double>(kReadBytes) / ReadSeconds(pool_, memory.data(), memory.size(), 5);
     report_.fma_flops_per_second = FmaFlopsPerSecond(pool_, isa);
+    if (has_tiles_) report_.tile_flops_per_second = TileFlopsPerSecond(pool_);
   }
 
   void Decode(const std::string& model, DType dtype, std::vector<ProductGroup> groups,
@@ -69,7 +71,10 @@ class Bench {
     const double one_deep = one + kD8Layers * Absorbed(1);
     const double four_deep = four + kD8Layers * Absorbed(4);
     Add("D8 bfloat16, 4 rows / 1 row, context 4096", four_deep, four_deep / one_deep,
-        wide_ ? 1.20 : 1.4, true);
+        has_tiles_ ? 1.15
+        : wide_    ? 1.20
+                   : 1.4,
+        true);
   }
 
   void Prompt() {
@@ -78,8 +83,9 @@ class Bench {
                            ExpandedSeconds(kernels_, pool_, kD8Heads, kPromptRows);
     const double flops =
         2 * layer.weights_per_pass() * kPromptRows + ExpandedFlops(kD8Heads, kPromptRows);
-    Add("D8 bfloat16, a layer of a prompt of 512: share of FMA peak", seconds,
-        flops / seconds / report_.fma_flops_per_second, 0.75);
+    Add(fmt::format("D8 bfloat16, a layer of a prompt of 512: share of {} peak",
+                    has_tiles_ ? "AMX" : "FMA"),
+        seconds, flops / seconds / FlopsPerSecond(), has_tiles_ ? 0.35 : 0.75);
   }
 
   void Attention() {
@@ -88,7 +94,7 @@ class Bench {
       const double bytes = double{kLongContext} * kAbsorbedEntry * 2;
       const double flops = 2 * kAbsorbedMacs * kLongContext * kD8Heads * rows;
       const double limit =
-          std::max(bytes / report_.read_bytes_per_second, flops / report_.fma_flops_per_second);
+          std::max(bytes / report_.read_bytes_per_second, flops / FlopsPerSecond());
       Add(fmt::format("MLA decode, 16 heads, context 4096, {}: share of its limit",
                       rows == 1 ? "1 row" : "4 rows"),
           seconds, limit / seconds, 0.6);
@@ -100,13 +106,19 @@ class Bench {
     return AbsorbedSeconds(kernels_, pool_, kD8Heads, kLongContext, rows, 1, DType::kBF16);
   }
 
+  /// Of bfloat16 products.
+  double FlopsPerSecond() const {
+    return has_tiles_ ? report_.tile_flops_per_second : report_.fma_flops_per_second;
+  }
+
   void Add(std::string name, double seconds, double ratio, double target, bool at_most = false) {
     report_.figures.push_back({std::move(name), seconds * 1e3, ratio, target, at_most});
     found_(report_.figures.back());
   }
 
   const KernelTable& kernels_;
-  bool wide_;  // AVX-512: more arithmetic per byte, so higher targets
+  bool wide_;       // AVX-512: more arithmetic per byte, so higher targets
+  bool has_tiles_;  // AMX
   ThreadPool& pool_;
   FunctionRef<void(const KernelFigure&)> found_;
   KernelReport& report_;
@@ -137,10 +149,13 @@ KernelReport MeasureKernels(Isa isa, ThreadPool& pool,
 std::string KernelTableText(const KernelReport& report) {
   std::string out = fmt::format(
       "{} kernels, {} threads, {}\n"
-      "limits in this run: {:.1f} GB/s read from memory, {:.0f} GFLOP/s float32 FMA\n\n"
+      "limits in this run: {:.1f} GB/s read from memory, {:.0f} GFLOP/s float32 FMA{}\n\n"
       "                                                              ms   ratio  target\n",
       report.kernels, report.num_threads, report.cpu, report.read_bytes_per_second * 1e-9,
-      report.fma_flops_per_second * 1e-9);
+      report.fma_flops_per_second * 1e-9,
+      report.tile_flops_per_second > 0 ? fmt::format(", {:.0f} GFLOP/s AMX bfloat16 from L2",
+                                                     report.tile_flops_per_second * 1e-9)
+                                       : "");
   for (const KernelFigure& figure : report.figures) {
     out += fmt::format(
         "  {:<55} {:>8.2f} {:>6.2f}  {} {:.2f}  {}\n", figure.name, figure.milliseconds,
@@ -158,6 +173,7 @@ std::string KernelJson(const KernelReport& report) {
                  {"num_threads", report.num_threads},
                  {"read_bytes_per_second", report.read_bytes_per_second},
                  {"fma_flops_per_second", report.fma_flops_per_second},
+                 {"tile_flops_per_second", report.tile_flops_per_second},
                  {"figures", Json::array()}};
   for (const KernelFigure& figure : report.figures) {
     object["figures"].push_back(Json::object({{"name", figure.name},

@@ -1,6 +1,7 @@
 #include "outrider/kernels/kernel_table.h"
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cpu/amx/amx_kernels.h"
 #include "outrider/kernels/cpu/avx2/avx2_kernels.h"
 #include "outrider/kernels/cpu/avx512/avx512_kernels.h"
 #include "outrider/kernels/reference/reference_kernels.h"
@@ -14,8 +15,9 @@ const KernelTable& GetKernels(Isa isa) {
     case Isa::kAvx2:
       return cpu::avx2::Kernels();
     case Isa::kAvx512:
-    case Isa::kAmx:
       return cpu::avx512::Kernels();
+    case Isa::kAmx:
+      return cpu::amx::Kernels();
   }
   OUTRIDER_CHECK(false);
 }

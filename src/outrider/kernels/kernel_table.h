@@ -26,6 +26,12 @@ namespace outrider {
 /// over codes and the finished sum is multiplied by the output's scale. (A backend may carry a
 /// power of two along a chain of e4m3 codes; what then differs is below 2^-100.) With `accumulate`
 /// the finished sum is then added to y.
+///
+/// The amx table has another order where x is rounded to bfloat16 and the weights are not kF32,
+/// that of TDPBF16PS: of every 32 columns the even ones are a chain from zero and the odd ones
+/// another, (even + odd) is added to the sum, and subnormal numbers are zero. With kF8E4M3 the
+/// columns of a scale have such a sum of codes, which is added to the whole times the scale by one
+/// FMA; a format whose scale_cols is no multiple of 32, or more than 256, keeps the chain.
 struct MatMulJob {
   MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
   const int32_t* x_rows = nullptr;  // optional [rows]: row i of the product reads x.row(x_rows[i])
@@ -176,8 +182,7 @@ struct KernelTable {
                           const float* weights, int32_t top_k, MatrixView<float> out);
 };
 
-/// The table for this instruction set, or of the best one below it that is implemented. `isa` must
-/// not exceed DetectIsa().
+/// The table for this instruction set. `isa` must not exceed DetectIsa().
 const KernelTable& GetKernels(Isa isa);
 
 }  // namespace outrider

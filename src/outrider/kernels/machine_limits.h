@@ -20,4 +20,8 @@ double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int pa
 /// FLOP/s. isa: kAvx2 or higher, one that this machine has.
 double FmaFlopsPerSecond(ThreadPool& pool, Isa isa);
 
+/// Rate of AMX products of bfloat16 of all threads together, with both operands in each core's L2,
+/// in FLOP/s. Needs AMX.
+double TileFlopsPerSecond(ThreadPool& pool);
+
 }  // namespace outrider

@@ -11,17 +11,29 @@
 
 namespace outrider::cpu {
 
+/// Rows and columns of a tile, as matrix units take them.
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileCols = 32;
+/// Elements of `rows` rows in tiles. Sixteen rows, or those that are left at the end, are a group:
+/// its tiles [rows of the group][kTileCols] follow one another, columns past the last are zero, and
+/// group g begins at g * TiledElements(kTileRows, cols).
+constexpr int64_t TiledElements(int64_t rows, int64_t cols) {
+  return (cols + kTileCols - 1) / kTileCols * kTileCols * rows;
+}
+
 /// Panels of one weight times a block of rows. With kF8E4M3, x has gone through scale_row, or there
-/// are scales and more than most_rows_of_codes rows.
+/// are scales and more than most_rows_of_codes rows, or the order is the unit's.
 struct PanelProduct {
   DType format = DType::kBF16;
   const std::byte* panels = nullptr;  // num_panels panels of panel_bytes, one after the other
   int64_t panel_bytes = 0;
   int64_t num_panels = 0;
-  int64_t cols = 0;                 // K
-  const float* const* x = nullptr;  // [rows] pointers to K floats each
+  int64_t cols = 0;                   // K
+  const float* const* x = nullptr;    // [rows] pointers to K floats each
+  const BFloat16* x_tiles = nullptr;  // the rows in tiles, in place of x; only with unit_order
   int64_t rows = 0;
-  float* y = nullptr;  // [rows, columns], row r at y + r * y_stride
+  bool unit_order = false;  // x holds bfloat16 values, and sums have the order of a matrix unit
+  float* y = nullptr;       // [rows, columns], row r at y + r * y_stride
   int64_t y_stride = 0;
   int64_t columns = 0;            // at most 16 * num_panels
   bool accumulate = false;        // y += instead of y =
@@ -29,7 +41,7 @@ struct PanelProduct {
   int64_t scales_per_panel = 0;
   int64_t scale_cols = 0;  // kF8E4M3: columns that share a scale
   // Scratch, 64-byte aligned.
-  float* sums = nullptr;     // PanelProductScratch(rows) floats
+  float* sums = nullptr;     // PanelProductScratch(rows) floats; with x_tiles TileProductScratch
   float* widened = nullptr;  // 8-bit formats: kWidenedWeights floats
 };
 
@@ -37,6 +49,13 @@ struct PanelProduct {
 inline constexpr int64_t kPanelGroup = 4;
 
 constexpr int64_t PanelProductScratch(int64_t rows) { return kPanelGroup * 16 * rows; }
+
+/// The same where rows are in tiles.
+inline constexpr int64_t kTilePanelGroup = 16;
+
+constexpr int64_t TileProductScratch(int64_t rows) {
+  return kTilePanelGroup * 16 * ((rows + kTileRows - 1) / kTileRows * kTileRows);
+}
 
 /// Weights that are widened at a time where many rows use them.
 inline constexpr int64_t kWidenedWeights = 8192;
@@ -142,6 +161,15 @@ struct LeafKernels {
   /// set takes out again: what its way of reading e4m3 codes needs.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
+  /// Of a set with a matrix unit, else null: whether products of rows of bfloat16 with weights of
+  /// this format have the order of sums of that unit (kernel_table.h), whatever their number.
+  /// scale_cols: of kF8E4M3.
+  bool (*has_unit_order)(DType format, int64_t scale_cols) = nullptr;
+  /// Such products with so many rows or more take the rows in tiles.
+  int64_t least_rows_of_tiles = 0;
+  /// A group of up to kTileRows rows, rounded to bfloat16, in tiles.
+  void (*round_to_tiles)(const float* const* x, int64_t rows, int64_t cols,
+                         BFloat16* tiles) = nullptr;
   /// y[i] = x[i] rounded to bfloat16, for i < n.
   void (*round_to_bfloat16)(const float* x, int64_t n, float* y);
 

@@ -15,14 +15,37 @@ namespace {
 // Rows that pass over a panel together: their share of x in one block of k fits into L2.
 constexpr int64_t kRowBlock = 192;
 constexpr int64_t kLeastRowBlock = 24;
+// The same of rows in tiles, and the rows of two groups, which take turns in a matrix unit.
+constexpr int64_t kTileRowBlock = 256;
+constexpr int64_t kTileRowStep = 2 * kTileRows;
+// Their tasks are so much longer, since each reads its share of x anew.
+constexpr double kTileTaskFactor = 4;
 
 // Time of a product whose weights are in a cache, for the choice of tasks.
 constexpr double kNanosecondsPerByte = 1.0 / 40;
 constexpr double kNanosecondsPerFma = 1.0 / 45;
+constexpr double kNanosecondsPerTileFma = 1.0 / 600;
+
+/// In what form the leaves take the rows of a job.
+struct JobRows {
+  bool unit_order = false;
+  BFloat16* tiles = nullptr;       // in tiles, or
+  const float* rounded = nullptr;  // x rounded to bfloat16, or x itself
+  int64_t rounded_stride = 0;
+};
+
+/// Up to kTileRows rows to be laid in tiles.
+struct TileGroup {
+  const float* const* x;
+  int64_t rows, cols;
+  BFloat16* tiles;
+};
 
 struct Task {
   const MatMulJob* job;
-  const float* const* x;  // pointers of the job's rows
+  bool unit_order;
+  const BFloat16* tiles;  // the task's rows in tiles, or null
+  const float* const* x;  // pointers of the task's rows
   int64_t first_panel, num_panels;
   int64_t first_row, num_rows;
 };
@@ -30,9 +53,9 @@ struct Task {
 /// What a call borrows; belongs to the calling thread.
 struct CallScratch {
   Scratch rounded;
-  std::vector<const float*> rows;       // one pointer per row of every job
-  std::vector<const float*> rounded_x;  // per job: its x after rounding
-  std::vector<int64_t> rounded_stride;
+  std::vector<JobRows> jobs;
+  std::vector<const float*> rows;  // one pointer per row of every job
+  std::vector<TileGroup> groups;
   std::vector<Task> tasks;
 };
 
@@ -44,82 +67,128 @@ bool SameRows(MatrixView<const float> a, MatrixView<const float> b) {
 /// that the rows of a tile do not compete for the same lines of L1.
 int64_t RowStride(int64_t cols) { return (cols + 15) / 16 * 16 + 16; }
 
-/// Rounds every distinct x of the call once; fills scratch.rounded_x and rounded_stride.
+/// Chooses the form of every job's rows; fills scratch.jobs, but for where they are.
+void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, bool rounded,
+                 CallScratch& scratch) {
+  for (const MatMulJob& job : jobs) {
+    JobRows& rows = scratch.jobs.emplace_back();
+    const PackedFormat& format = job.w->format;
+    rows.unit_order = rounded && job.w->cols > 0 && leaves.has_unit_order != nullptr &&
+                      leaves.has_unit_order(format.dtype, format.scale_cols);
+    if (rows.unit_order && job.y.rows >= leaves.least_rows_of_tiles) {
+      rows.tiles = scratch.rounded.Take<BFloat16>(TiledElements(job.y.rows, job.w->cols));
+    }
+  }
+}
+
+/// Rounds every distinct x whose rows are not to be in tiles once; says in scratch.jobs where.
 void RoundRows(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
                CallScratch& scratch) {
-  int64_t total = 0;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    if (i > 0 && SameRows(jobs[i].x, jobs[i - 1].x)) continue;
-    total += jobs[i].x.rows * RowStride(jobs[i].x.cols);
-  }
-  auto* next = scratch.rounded.Take<float>(total);
   for (size_t i = 0; i < jobs.size(); ++i) {
     const MatrixView<const float> x = jobs[i].x;
-    if (i > 0 && SameRows(x, jobs[i - 1].x)) {
-      scratch.rounded_x.push_back(scratch.rounded_x.back());
-      scratch.rounded_stride.push_back(scratch.rounded_stride.back());
+    JobRows& rows = scratch.jobs[i];
+    if (rows.tiles != nullptr) continue;
+    if (i > 0 && scratch.jobs[i - 1].tiles == nullptr && SameRows(x, jobs[i - 1].x)) {
+      rows.rounded = scratch.jobs[i - 1].rounded;
+      rows.rounded_stride = scratch.jobs[i - 1].rounded_stride;
       continue;
     }
     const int64_t stride = RowStride(x.cols);
+    auto* to = scratch.rounded.Take<float>(x.rows * stride);
     const double nanoseconds = static_cast<double>(x.rows * x.cols) * kNanosecondsPerByte * 8;
     RunTasks(pool, x.rows, nanoseconds,
-             [&](int64_t r) { leaves.round_to_bfloat16(x.row(r), x.cols, next + r * stride); });
-    scratch.rounded_x.push_back(next);
-    scratch.rounded_stride.push_back(stride);
-    next += x.rows * stride;
+             [&](int64_t r) { leaves.round_to_bfloat16(x.row(r), x.cols, to + r * stride); });
+    rows.rounded = to;
+    rows.rounded_stride = stride;
   }
 }
 
 /// Fills scratch.rows: where the K floats of every row of every job are.
-void FindRows(std::span<const MatMulJob> jobs, bool rounded, CallScratch& scratch) {
+void FindRows(std::span<const MatMulJob> jobs, CallScratch& scratch) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     const MatMulJob& job = jobs[i];
-    const float* data = rounded ? scratch.rounded_x[i] : job.x.data;
-    const int64_t stride = rounded ? scratch.rounded_stride[i] : job.x.stride;
+    const JobRows& rows = scratch.jobs[i];
+    const float* data = rows.rounded != nullptr ? rows.rounded : job.x.data;
+    const int64_t stride = rows.rounded != nullptr ? rows.rounded_stride : job.x.stride;
     for (int64_t r = 0; r < job.y.rows; ++r) {
       scratch.rows.push_back(data + (job.x_rows != nullptr ? job.x_rows[r] : r) * stride);
     }
   }
 }
 
-double PanelNanoseconds(const MatMulJob& job, int64_t rows) {
+/// Lays the rows of jobs that want them so in tiles.
+void LayTiles(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
+              CallScratch& scratch) {
+  const float* const* x = scratch.rows.data();
+  double elements = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const MatMulJob& job = jobs[i];
+    BFloat16* tiles = scratch.jobs[i].tiles;
+    for (int64_t r = 0; tiles != nullptr && r < job.y.rows; r += kTileRows) {
+      const int64_t rows = std::min(kTileRows, job.y.rows - r);
+      scratch.groups.push_back({x + r, rows, job.w->cols, tiles});
+      tiles += TiledElements(rows, job.w->cols);
+      elements += static_cast<double>(rows * job.w->cols);
+    }
+    x += job.y.rows;
+  }
+  const TileGroup* groups = scratch.groups.data();
+  RunTasks(pool, static_cast<int64_t>(scratch.groups.size()), elements * kNanosecondsPerByte * 6,
+           [&](int64_t i) {
+             leaves.round_to_tiles(groups[i].x, groups[i].rows, groups[i].cols, groups[i].tiles);
+           });
+}
+
+double PanelNanoseconds(const MatMulJob& job, int64_t rows, bool in_tiles) {
   const auto bytes = static_cast<double>(PanelBytes(job.w->format.dtype, job.w->cols));
   const auto fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
-  return std::max(bytes * kNanosecondsPerByte, fmas * kNanosecondsPerFma);
+  return std::max(bytes * kNanosecondsPerByte,
+                  fmas * (in_tiles ? kNanosecondsPerTileFma : kNanosecondsPerFma));
 }
 
 /// Fills scratch.tasks; returns the estimated time of all of them together.
 double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scratch) {
   double total = 0;
-  for (const MatMulJob& job : jobs) {
-    total += static_cast<double>(job.w->panels()) * PanelNanoseconds(job, job.y.rows);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const bool in_tiles = scratch.jobs[i].tiles != nullptr;
+    total += static_cast<double>(jobs[i].w->panels()) *
+             PanelNanoseconds(jobs[i], jobs[i].y.rows, in_tiles);
   }
   const double per_task = TaskNanoseconds(total, threads);
   const float* const* x = scratch.rows.data();
-  for (const MatMulJob& job : jobs) {
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const MatMulJob& job = jobs[i];
+    const JobRows& form = scratch.jobs[i];
+    const bool in_tiles = form.tiles != nullptr;
     const int64_t rows = job.y.rows;
     if (rows == 0) continue;
     const int64_t panels = job.w->panels();
-    int64_t row_block = kRowBlock;
+    int64_t row_block = in_tiles ? kTileRowBlock : kRowBlock;
     while (panels * ((rows + row_block - 1) / row_block) < 2 * threads &&
-           row_block > kLeastRowBlock) {
+           row_block > (in_tiles ? kTileRowStep : kLeastRowBlock)) {
       row_block /= 2;
     }
     const int64_t blocks = (rows + row_block - 1) / row_block;
+    const int64_t step_rows = in_tiles ? kTileRowStep : 1;
+    const int64_t steps = (rows + step_rows - 1) / step_rows;
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t first_row = rows * b / blocks;
-      const int64_t num_rows = rows * (b + 1) / blocks - first_row;
-      const double nanoseconds = PanelNanoseconds(job, num_rows);
+      const int64_t first_row = steps * b / blocks * step_rows;
+      const int64_t num_rows = std::min(rows, steps * (b + 1) / blocks * step_rows) - first_row;
+      const double nanoseconds = PanelNanoseconds(job, num_rows, in_tiles);
+      const double wanted_time = in_tiles ? per_task * kTileTaskFactor : per_task;
       const int64_t wanted =
-          std::max<int64_t>(1, static_cast<int64_t>(per_task / nanoseconds)) + kPanelGroup - 1;
+          std::max<int64_t>(1, static_cast<int64_t>(wanted_time / nanoseconds)) + kPanelGroup - 1;
       const int64_t step = wanted / kPanelGroup * kPanelGroup;
       for (int64_t p = 0; p < panels; p += step) {
-        scratch.tasks.push_back({.job = &job,
-                                 .x = x + first_row,
-                                 .first_panel = p,
-                                 .num_panels = std::min(step, panels - p),
-                                 .first_row = first_row,
-                                 .num_rows = num_rows});
+        scratch.tasks.push_back(
+            {.job = &job,
+             .unit_order = form.unit_order,
+             .tiles = in_tiles ? form.tiles + TiledElements(first_row, job.w->cols) : nullptr,
+             .x = x + first_row,
+             .first_panel = p,
+             .num_panels = std::min(step, panels - p),
+             .first_row = first_row,
+             .num_rows = num_rows});
       }
     }
     x += rows;
@@ -150,7 +219,9 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .num_panels = run.num,
       .cols = w.cols,
       .x = x,
+      .x_tiles = task.tiles,
       .rows = task.num_rows,
+      .unit_order = task.unit_order,
       .y = job.y.row(task.first_row) + first_column,
       .y_stride = job.y.stride,
       .columns = std::min(run.num * kPanelRows, w.rows - first_column),
@@ -158,7 +229,8 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .scales = x == task.x && eight_bit ? w.scales(run.first) : nullptr,
       .scales_per_panel = ScalesPerPanel(w.format, w.cols),
       .scale_cols = w.format.scale_cols,
-      .sums = scratch.Take<float>(PanelProductScratch(task.num_rows)),
+      .sums = scratch.Take<float>(task.tiles != nullptr ? TileProductScratch(task.num_rows)
+                                                        : PanelProductScratch(task.num_rows)),
       .widened = eight_bit ? scratch.Take<float>(kWidenedWeights) : nullptr,
   });
 }
@@ -189,11 +261,13 @@ void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
 void RunTask(const LeafKernels& leaves, const Task& task) {
   thread_local Scratch scratch;
   const Scratch::Frame frame(scratch);
-  // Scales are multiplied with the rows, or, where that gives the same bits, with widened weights.
+  // Scales are multiplied with the rows, or, where that gives the same bits, with widened weights;
+  // in the order of a matrix unit with sums.
   const PackedFormat format = task.job->w->format;
   const bool widened_first = task.num_rows > leaves.most_rows_of_codes;
   const bool scales_weights = widened_first && format.power_of_two_scales;
-  if (format.dtype == DType::kF8E4M3 && !scales_weights) {
+  const bool scales_sums = task.unit_order;
+  if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
     RunFp8Task(leaves, task, scratch);
   } else {
     RunPanels(leaves, task, task.x, {task.first_panel, task.num_panels}, scratch);
@@ -206,14 +280,16 @@ void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJ
             DType operand_dtype) {
   CheckMatMul(jobs, operand_dtype);
   thread_local CallScratch scratch;
+  scratch.jobs.clear();
   scratch.rows.clear();
-  scratch.rounded_x.clear();
-  scratch.rounded_stride.clear();
+  scratch.groups.clear();
   scratch.tasks.clear();
   const Scratch::Frame frame(scratch.rounded);
   const bool rounded = operand_dtype == DType::kBF16;
+  ChooseForms(leaves, jobs, rounded, scratch);
   if (rounded) RoundRows(leaves, pool, jobs, scratch);
-  FindRows(jobs, rounded, scratch);
+  FindRows(jobs, scratch);
+  LayTiles(leaves, pool, jobs, scratch);
   const double nanoseconds = MakeTasks(jobs, pool.size(), scratch);
   const Task* tasks = scratch.tasks.data();
   RunTasks(pool, static_cast<int64_t>(scratch.tasks.size()), nanoseconds,

@@ -1,0 +1,31 @@
+// The leaves of processors with AMX, beside those of AVX-512. Call them only where DetectIsa() is
+// kAmx. Meaning: leaf_kernels.h.
+#pragma once
+
+#include "outrider/kernels/cpu/leaf_kernels.h"
+
+namespace outrider::cpu::amx {
+
+/// Rows from which the matrix unit is faster than FMAs.
+inline constexpr int64_t kLeastRowsOfTiles = 9;
+
+/// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
+/// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
+/// tiles before. Subnormal numbers, operands and results, are zero in all of this. With kF8E4M3 the
+/// tiles that share a scale have a sum of their own, which is multiplied by it and added in one
+/// FMA. Both give the same bits: FMAs, for up to 8 rows, and the matrix unit, for rows in tiles.
+void MultiplyByPairs(const PanelProduct& product);
+void MultiplyByTiles(const PanelProduct& product);
+
+void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* tiles);
+
+/// Columns of 8-bit weights that are widened at a time, for kPanelGroup panels.
+inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16);
+
+/// For measuring the machine: products of tiles whose rows and weights, kLimitBytes in all, come
+/// from L2; each round is kLimitFlops operations. data: aligned to 64 bytes.
+inline constexpr int64_t kLimitBytes = int64_t{512} << 10;
+inline constexpr double kLimitFlops = kLimitBytes / 1024.0 * 16 * 16 * 32 * 2;
+float RunTileProducts(const std::byte* data, int64_t rounds);
+
+}  // namespace outrider::cpu::amx

@@ -1,0 +1,89 @@
+// AMX's instructions as functions of tile numbers (include in AMX leaves only). In place of GCC
+// 12's intrinsics, which say nothing of the memory that they read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace outrider::cpu::amx {
+// One copy per leaf file: these must not become shared symbols with AVX-512 code.
+namespace {  // NOLINT(google-build-namespaces)
+
+#define OUTRIDER_AMX_INLINE inline __attribute__((always_inline))
+
+template <int kTile>
+OUTRIDER_AMX_INLINE void ZeroTile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+
+/// The rows of a tile, each 64 bytes, one after the other.
+template <int kTile>
+OUTRIDER_AMX_INLINE void LoadTile(const void* from) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{64}), "i"(kTile)
+               : "memory");
+}
+
+template <int kTile>
+OUTRIDER_AMX_INLINE void StoreTile(void* to) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{64}), "i"(kTile) : "memory");
+}
+
+/// sums += rows * weights, for 16 pairs of columns.
+template <int kSums, int kRows, int kWeights>
+OUTRIDER_AMX_INLINE void MultiplyTiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kWeights));
+}
+
+/// What LDTILECFG reads.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+/// Tiles 0 to 3 hold sums; the others rows or weights. All have 64 bytes per row.
+class TileShapes {
+ public:
+  TileShapes() = default;
+  TileShapes(const TileShapes&) = delete;
+  TileShapes& operator=(const TileShapes&) = delete;
+  ~TileShapes() {
+    if (!in_use_) return;
+    // The next thread of this processor need not save tiles.
+    asm volatile("tilerelease" ::: "memory");
+  }
+
+  /// Two groups of rows (tiles 4 and 5) times two panels (6 and 7): sums 0 and 1, and 2 and 3.
+  void UseTwoGroups(int64_t rows, int64_t next_rows) { Use(rows, next_rows, next_rows); }
+  /// One group of rows (tile 4) times up to four panels (5, 6 and 7 in turn).
+  void UseOneGroup(int64_t rows) { Use(rows, rows, 16); }
+
+ private:
+  void Use(int64_t rows, int64_t rows_of_2_and_3, int64_t rows_of_5) {
+    const auto first = static_cast<uint8_t>(rows);
+    const auto second = static_cast<uint8_t>(rows_of_2_and_3);
+    const auto fifth = static_cast<uint8_t>(rows_of_5);
+    if (in_use_ && config_.rows[0] == first && config_.rows[2] == second &&
+        config_.rows[5] == fifth) {
+      return;
+    }
+    in_use_ = true;
+    const uint8_t wanted[8] = {first, first, second, second, first, fifth, 16, 16};
+    for (int i = 0; i < 8; ++i) {
+      config_.rows[i] = wanted[i];
+      config_.row_bytes[i] = 64;
+    }
+    asm volatile("ldtilecfg %0" ::"m"(config_) : "memory");
+  }
+
+  TileConfig config_;
+  bool in_use_ = false;
+};
+
+#undef OUTRIDER_AMX_INLINE
+
+}  // namespace
+}  // namespace outrider::cpu::amx
