@@ -146,8 +146,16 @@ struct EntryBlock {
   // Scratch, aligned to 32 bytes.
   float* lanes = nullptr;   // rows * QueryLanes()
   float* scores = nullptr;  // num_keys * ScoreStride(rows)
+  // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null.
+  BFloat16* tiles = nullptr;
 
   int64_t QueryLanes() const { return PaddedPart(own_width) + PaddedPart(shared_width); }
+  /// Three parts of every query and weight, and the values.
+  int64_t EntryTileElements() const {
+    const int64_t keys = (num_keys + kTileCols - 1) / kTileCols * kTileCols;
+    const int64_t padded_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    return padded_rows * 3 * (PaddedPart(own_width) + keys) + keys * value_width;
+  }
 };
 
 /// The leaves of one instruction set.
@@ -161,12 +169,11 @@ struct LeafKernels {
   /// set takes out again: what its way of reading e4m3 codes needs.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
-  /// Of a set with a matrix unit, else null: whether products of rows of bfloat16 with weights of
-  /// this format have the order of sums of that unit (kernel_table.h), whatever their number.
+  /// Of a set with a matrix unit, else null. Products of rows of bfloat16 with weights of some
+  /// formats have the order of sums of that unit (kernel_table.h), whatever the number of rows: for
+  /// those this is the number of rows from which on they are taken in tiles, for others 0.
   /// scale_cols: of kF8E4M3.
-  bool (*has_unit_order)(DType format, int64_t scale_cols) = nullptr;
-  /// Such products with so many rows or more take the rows in tiles.
-  int64_t least_rows_of_tiles = 0;
+  int64_t (*least_rows_of_tiles)(DType format, int64_t scale_cols) = nullptr;
   /// A group of up to kTileRows rows, rounded to bfloat16, in tiles.
   void (*round_to_tiles)(const float* const* x, int64_t rows, int64_t cols,
                          BFloat16* tiles) = nullptr;
@@ -175,6 +182,8 @@ struct LeafKernels {
 
   void (*attend_keys)(const KeyBlock& block);
   void (*attend_entries)(const EntryBlock& block);
+  /// Whether bfloat16 entries that all rows attend to alike are taken by a matrix unit.
+  bool attends_in_tiles = false;
 
   /// Merges a partial softmax (its maximum, sum and unnormalised out of n values) into a running
   /// one: both are scaled to the larger maximum and added.

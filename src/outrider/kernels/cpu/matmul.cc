@@ -73,9 +73,10 @@ void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, boo
   for (const MatMulJob& job : jobs) {
     JobRows& rows = scratch.jobs.emplace_back();
     const PackedFormat& format = job.w->format;
-    rows.unit_order = rounded && job.w->cols > 0 && leaves.has_unit_order != nullptr &&
-                      leaves.has_unit_order(format.dtype, format.scale_cols);
-    if (rows.unit_order && job.y.rows >= leaves.least_rows_of_tiles) {
+    if (!rounded || job.w->cols == 0 || leaves.least_rows_of_tiles == nullptr) continue;
+    const int64_t least = leaves.least_rows_of_tiles(format.dtype, format.scale_cols);
+    rows.unit_order = least > 0;
+    if (rows.unit_order && job.y.rows >= least) {
       rows.tiles = scratch.rounded.Take<BFloat16>(TiledElements(job.y.rows, job.w->cols));
     }
   }

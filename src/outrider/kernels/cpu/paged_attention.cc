@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kLargestTile = 64;
 constexpr int64_t kSmallestTile = 4;
+constexpr int64_t kSmallestUnitTile = kTileRows;  // of a matrix unit
 constexpr int64_t kTasksPerThread = 4;
 constexpr double kNanosecondsPerFma = 1.0 / 40;
 constexpr double kMergeShare = 0.02;  // of the time of the partials
@@ -85,6 +86,7 @@ class Call {
       : leaves_(leaves),
         pool_(pool),
         args_(args),
+        in_tiles_(leaves.attends_in_tiles && args.one_group() && args.cache.dtype == DType::kBF16),
         partial_stride_(PaddedPart(args.value_width) + 16) {}
 
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
@@ -140,8 +142,9 @@ class Call {
 
   /// The largest tile that leaves every thread several tasks.
   int64_t TileSize() const {
+    const int64_t smallest = in_tiles_ ? kSmallestUnitTile : kSmallestTile;
     int64_t size = kLargestTile;
-    for (; size > kSmallestTile; size /= 2) {
+    for (; size > smallest; size /= 2) {
       int64_t tasks = 0;
       for (const AttentionSpan& span : args_.requests) {
         if (span.query_length == 0) continue;
@@ -235,6 +238,7 @@ class Call {
     if (HasOddParts()) PadEntries(block, groups, scratch);
     block.lanes = scratch.Take<float>(pairs * block.QueryLanes());
     block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
+    if (in_tiles_) block.tiles = scratch.Take<BFloat16>(block.EntryTileElements());
     leaves_.attend_entries(block);
   }
 
@@ -320,6 +324,7 @@ class Call {
   const LeafKernels& leaves_;
   ThreadPool& pool_;
   const PagedArgs& args_;
+  bool in_tiles_;  // of a matrix unit
   int64_t partial_stride_;
 };
 

@@ -10,9 +10,17 @@ namespace outrider::cpu::amx {
 namespace {
 
 /// Codes of 8 bits are exact as bfloat16; sums over columns that share a scale are whole tiles.
-bool HasUnitOrder(DType format, int64_t scale_cols) {
-  if (format == DType::kF8E4M3) return scale_cols % kTileCols == 0 && scale_cols <= kWidenedCols;
-  return format != DType::kF32;
+int64_t LeastRowsOfTiles(DType format, int64_t scale_cols) {
+  switch (format) {
+    case DType::kF8E4M3:
+      return scale_cols % kTileCols == 0 && scale_cols <= kWidenedCols ? kLeastRowsOfCodeTiles : 0;
+    case DType::kI8:
+      return kLeastRowsOfCodeTiles;
+    case DType::kBF16:
+      return kLeastRowsOfTiles;
+    default:
+      return 0;
+  }
 }
 
 void MultiplyPanels(const PanelProduct& product) {
@@ -21,16 +29,21 @@ void MultiplyPanels(const PanelProduct& product) {
   avx512::MultiplyPanels(product);
 }
 
+void AttendEntries(const EntryBlock& block) {
+  if (block.tiles != nullptr) return AttendEntriesInTiles(block);
+  avx512::AttendEntries(block);
+}
+
 constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .most_rows_of_codes = avx512::kMostRowsOfCodes,
     .scale_row = avx2::ScaleRowForFloat16,
-    .has_unit_order = HasUnitOrder,
-    .least_rows_of_tiles = kLeastRowsOfTiles,
+    .least_rows_of_tiles = LeastRowsOfTiles,
     .round_to_tiles = RoundToTiles,
     .round_to_bfloat16 = avx2::RoundToBFloat16Row,
     .attend_keys = avx2::AttendKeys,
-    .attend_entries = avx512::AttendEntries,
+    .attend_entries = AttendEntries,
+    .attends_in_tiles = true,
     .merge_partial = avx2::MergePartial,
     .divide = avx2::DivideRow,
     .rms_norm = avx2::RmsNormRow,

@@ -6,8 +6,10 @@
 
 namespace outrider::cpu::amx {
 
-/// Rows from which the matrix unit is faster than FMAs.
-inline constexpr int64_t kLeastRowsOfTiles = 9;
+/// Rows from which the matrix unit is faster than FMAs, with weights of bfloat16 and with codes of
+/// 8 bits, which are to be widened in memory for it.
+inline constexpr int64_t kLeastRowsOfTiles = 3;
+inline constexpr int64_t kLeastRowsOfCodeTiles = 7;
 
 /// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
 /// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
@@ -16,6 +18,10 @@ inline constexpr int64_t kLeastRowsOfTiles = 9;
 /// FMA. Both give the same bits: FMAs, for up to 8 rows, and the matrix unit, for rows in tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
+
+/// Attention over one split of bfloat16 entries with one group of rows and no shared part; needs
+/// block.tiles. (Rows of one head would not fill a tile.)
+void AttendEntriesInTiles(const EntryBlock& block);
 
 void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* tiles);
 

@@ -16,7 +16,7 @@ namespace outrider::cpu::amx {
 namespace {
 
 constexpr int64_t kMostRows = 8;
-static_assert(kLeastRowsOfTiles <= kMostRows + 1);
+static_assert(kLeastRowsOfTiles <= kMostRows + 1 && kLeastRowsOfCodeTiles <= kMostRows + 1);
 // Bytes read ahead of the multiplication, over all panels of a tile.
 constexpr int64_t kReadAheadBytes = 8192;
 

@@ -225,7 +225,7 @@ constexpr PassFunction kOneGroup[4] = {MultiplyOneGroup<1>, MultiplyOneGroup<2>,
 
 /// Codes of 8 bits of a unit's panels as bfloat16, in whole tiles.
 template <typename W>
-void WidenUnit(const PanelProduct& product, const Unit& unit) {
+void WidenUnit(const PanelProduct& product, const Unit& unit, ReadAhead& ahead) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
   const auto pair = [&](__m512 even, __m512 odd) {
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
@@ -238,6 +238,7 @@ void WidenUnit(const PanelProduct& product, const Unit& unit) {
     for (int64_t k = 0; k < unit.count_k; k += 4, from += 64, to += 32) {
       _mm512_store_si512(to, pair(W::template Load<0>(from), W::template Load<1>(from)));
       _mm512_store_si512(to + 16, pair(W::template Load<2>(from), W::template Load<3>(from)));
+      if (k % kTileCols == 0) ahead.Step();
     }
     for (; to < end; to += 16) _mm512_store_si512(to, _mm512_setzero_si512());
   }
@@ -254,13 +255,13 @@ class TileProduct {
   __attribute__((noinline)) void Run() {
     for (int64_t i = 0; i < units_.count(); ++i) {
       const Unit unit = units_.At(i);
-      if constexpr (W::kIsNarrow) WidenUnit<W>(product_, unit);
-      CopyEnds(unit);
       const int64_t passes = groups_ / 2 * ((unit.panels + 1) / 2) + groups_ % 2;
       const Unit next = units_.At(i + 1 < units_.count() ? i + 1 : i);
       ReadAhead ahead(WeightsOf(next.panel, next.k), product_.panel_bytes,
                       i + 1 < units_.count() ? next.panels : 0, next.tiles(), kNarrowTileBytes,
-                      passes * unit.tiles());
+                      (passes + (W::kIsNarrow ? unit.panels : 0)) * unit.tiles());
+      if constexpr (W::kIsNarrow) WidenUnit<W>(product_, unit, ahead);
+      CopyEnds(unit);
       RunUnit(unit, ahead);
     }
   }

@@ -23,6 +23,12 @@ OUTRIDER_AMX_INLINE void LoadTile(const void* from) {
                : "memory");
 }
 
+/// The same with rows `stride` bytes apart.
+template <int kTile>
+OUTRIDER_AMX_INLINE void LoadTile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+
 template <int kTile>
 OUTRIDER_AMX_INLINE void StoreTile(void* to) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{64}), "i"(kTile) : "memory");
