@@ -8,8 +8,8 @@ namespace outrider::cpu::amx {
 
 /// Rows from which the matrix unit is faster than FMAs, with weights of bfloat16 and with codes of
 /// 8 bits, which are to be widened in memory for it.
-inline constexpr int64_t kLeastRowsOfTiles = 3;
-inline constexpr int64_t kLeastRowsOfCodeTiles = 7;
+inline constexpr int64_t kLeastRowsOfTiles = 5;
+inline constexpr int64_t kLeastRowsOfCodeTiles = 8;
 
 /// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
 /// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the

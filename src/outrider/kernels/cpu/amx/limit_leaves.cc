@@ -8,7 +8,7 @@ namespace outrider::cpu::amx {
 float RunTileProducts(const std::byte* data, int64_t rounds) {
   constexpr int64_t kTile = 1024;
   constexpr int64_t kPart = kLimitBytes / 4;  // a group of rows, or a panel
-  alignas(64) float sums[256];
+  alignas(64) float sums[256] = {};
   TileShapes shapes;
   shapes.UseTwoGroups(16, 16);
   ZeroTile<0>();
