@@ -265,10 +265,13 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   // A tenth more than the exact share, so that rounding to whole splits does not start a new round.
   const int fair_share = static_cast<int>(
       min(1ull << 30, total_cost * 11 / 10 / static_cast<unsigned>(args.blocks) + 1));
-  // Tiles alike, more than half as many as blocks: halves in two rounds take as long as whole ones.
-  const bool alike = tile_count <= args.blocks && 2 * tile_count > args.blocks &&
-                     longest <= shortest + shortest / 4;
-  const int share = alike ? max(fair_share, longest + kItemCost) : fair_share;
+  // Tiles alike are cut in as many pieces as one round has room for: of smaller ones a second round
+  // would be begun, which takes longer.
+  const bool alike =
+      tile_count > 0 && tile_count <= args.blocks && longest <= shortest + shortest / 4;
+  const int pieces = alike ? args.blocks / tile_count : 1;
+  const int share =
+      alike ? max(fair_share, (longest + kItemCost + pieces - 1) / pieces) : fair_share;
 
   // Tiles that stay whole, numbered by `whole`.
   for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
