@@ -61,7 +61,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);
   const RowLife row_life =
-      options.adaptive || !options.draft_ranges.empty() ? RowLife::kContent : RowLife::kThrough;
+      options.adaptive || !options.draft_ranges.empty() ? RowLife::kContent : RowLife::kRecent;
   if (options.drafter == DrafterKind::kChain) {
     parts.drafter = std::make_unique<MtpChainDrafter>(
         *parts.model, *parts.cache, options.k, options.max_num_seqs, options.draft_form, row_life);

@@ -36,8 +36,11 @@ inline LoadedModel& SharedModel(KvCacheForm form = KvCacheForm::kLatent) {
 /// The test decides how many drafts are "accepted" and what is sampled then.
 class DrafterSimulation {
  public:
-  DrafterSimulation(const DrafterCase& drafter_case, std::vector<int32_t> prompt)
+  /// kRecent: SetDepth is not called.
+  DrafterSimulation(const DrafterCase& drafter_case, std::vector<int32_t> prompt,
+                    RowLife row_life = RowLife::kContent)
       : case_(drafter_case),
+        row_life_(row_life),
         tokens_(std::move(prompt)),
         prompt_length_(static_cast<int32_t>(tokens_.size())),
         cache_(Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
@@ -163,9 +166,9 @@ class DrafterSimulation {
   std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
     MlaModel& model = *Loaded().model;
     if (case_.chain) {
-      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form);
+      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form, row_life_);
     }
-    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form);
+    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form, row_life_);
   }
 
   RequestWork Work(int32_t first, int32_t end, const std::vector<int32_t>& drafts) const {
@@ -216,6 +219,7 @@ class DrafterSimulation {
   }
 
   DrafterCase case_;
+  RowLife row_life_;
   std::vector<int32_t> tokens_;
   int32_t prompt_length_;
   std::vector<int32_t> blocks_ = FirstBlocks(kBlocks);

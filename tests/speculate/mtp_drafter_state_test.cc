@@ -23,7 +23,8 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
     for (int round = 0; round < 3; ++round) {
       std::vector<int32_t> prompt;
       for (int32_t i = 0; i < prompt_length; ++i) prompt.push_back(token());
-      DrafterSimulation simulation(GetParam(), prompt);
+      const RowLife life = round == 1 ? RowLife::kContent : RowLife::kRecent;
+      DrafterSimulation simulation(GetParam(), prompt, life);
       for (int32_t left = prompt_length; left > 0;) {
         const int32_t chunk =
             round == 0 ? left : 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(left));

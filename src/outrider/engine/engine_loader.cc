@@ -114,7 +114,7 @@ class EnginePlan {
   RowLife row_life() const {
     const SpeculationOptions& o = options_.speculation;
     const bool varies = o.adaptive || !o.num_speculative_tokens_per_batch_size.empty();
-    return varies ? RowLife::kContent : RowLife::kThrough;
+    return varies ? RowLife::kContent : RowLife::kRecent;
   }
   int64_t kept_bytes_per_token() const {
     const bool keeps = modules_used_ > 0 && row_life() == RowLife::kContent;

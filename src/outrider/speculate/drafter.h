@@ -20,7 +20,7 @@ enum class DraftForm : uint8_t {
 /// How long an MTP drafter keeps the target's hidden rows.
 enum class RowLife : uint8_t {
   kContent,  // with the cache block: any number of modules may be asked for at any time
-  kThrough,  // until all modules are through with the block: all are asked for every time
+  kRecent,   // a few of each slot: all modules are asked for every time
 };
 
 /// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
@@ -59,7 +59,7 @@ class Drafter {
   /// exactly once, in order, since its Reset.
   /// Runs the first `depth` modules of a chain, or one that is repeated if depth > 0. The others
   /// put these rows off, until they are asked for again: entries are those of a recomputation once
-  /// a module has run. With RowLife::kThrough, `depth` is max_drafts().
+  /// a module has run. With RowLife::kRecent, `depth` is max_drafts().
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
                        MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
 

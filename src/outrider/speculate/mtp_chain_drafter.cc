@@ -15,7 +15,7 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
       form_(form),
       row_life_(row_life),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache.num_blocks(), cache.block_size(), model.hidden_size(), row_life),
+      target_rows_(cache, model.hidden_size(), row_life, num_slots, k),
       rows_(cache.block_size()),
       entry_rows_(cache.block_size()),
       output_rows_(cache.block_size()) {
@@ -52,7 +52,7 @@ void MtpChainDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.Keep(r, hidden);
+  target_rows_.Show(r, hidden);
   // What the modules of the last pass had read of drafts turned out right up to here.
   Advance(state, r, LastRightToken(state, r), r.first_position);
   state.frontier = r.frontier;
@@ -84,20 +84,23 @@ DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) cons
   const int32_t role_boundary = r.prompt_length - (k_ - 1);
   int32_t start = state.next[static_cast<size_t>(depth) - 1];
   if (form_ == DraftForm::kPadded && r.first_position >= r.prompt_length) {
-    // With RowLife::kThrough its rows may be gone: it is one row, before those that must run.
+    // Rows before those that must run are there but where the depth was less before.
     const int32_t padded = std::max({r.frontier - depth, role_boundary, state.first});
-    while (start > padded && target_rows_.Holds(r.block_table, start - 1)) --start;
+    while (start > padded && target_rows_.Holds(r, start - 1)) --start;
   }
   return {&r, start, r.frontier + 1, role_boundary};
 }
 
-void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests) {
+void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
+                                   MatrixView<const float> hidden) {
   const int64_t width = model_.hidden_size();
   hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
   for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& r = requests[i];
     for (int32_t p = windows_[i].start; p < windows_[i].end; ++p) {
-      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width,
-                  target_rows_.Row(requests[i].block_table, p),
+      const float* row = p >= r.first_position ? hidden.row(r.first_row + p - r.first_position)
+                                               : target_rows_.Row(r, p);
+      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, row,
                   static_cast<size_t>(width) * sizeof(float));
     }
   }
@@ -130,8 +133,9 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t de
     Show(r, hidden);
     if (depth > 0) CatchUp(r, depth);
   }
-  if (depth > 0 && !requests.empty()) Run(requests, depth, drafts);
+  if (depth > 0 && !requests.empty()) Run(requests, depth, hidden, drafts);
   for (size_t i = 0; i < requests.size(); ++i) {
+    target_rows_.KeepRecent(requests[i], hidden);
     Remember(requests[i], depth,
              {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
   }
@@ -144,20 +148,20 @@ void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
     DraftRequest part = r;
     part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
     part.num_drafts = 0;
-    Run({&part, 1}, depth, {});
+    Run({&part, 1}, depth, {}, {});
     Remember(part, depth, {});
   }
 }
 
 void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
-                          MatrixView<int32_t> drafts) {
+                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   windows_.clear();
   for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r, depth));
   // Module m reads, at position p, the token at p + 1 + m.
   rows_.Assign(windows_,
                [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
   module_rows_ += int64_t{depth} * rows_.layout().num_rows();
-  GatherHidden(requests);
+  GatherHidden(requests, hidden);
   for (int32_t m = 0; m < depth - 1; ++m) {
     if (m > 0) {
       rows_.Advance(windows_, [&](size_t w) {

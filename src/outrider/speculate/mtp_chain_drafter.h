@@ -62,8 +62,10 @@ class MtpChainDrafter : public Drafter {
   /// Runs, apart from the other requests, what was put off long ago, and what is put off of blocks
   /// from the prefix cache: no two windows of one pass hold the same entries.
   void CatchUp(const DraftRequest& request, int32_t depth);
-  void Run(std::span<const DraftRequest> requests, int32_t depth, MatrixView<int32_t> drafts);
-  void GatherHidden(std::span<const DraftRequest> requests);
+  /// hidden: the rows of the step; those before it are in target_rows_.
+  void Run(std::span<const DraftRequest> requests, int32_t depth, MatrixView<const float> hidden,
+           MatrixView<int32_t> drafts);
+  void GatherHidden(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void Remember(const DraftRequest& request, int32_t depth, std::span<const int32_t> drafts);
   /// Token `index` of a request: a known one, or one of `drafts` after them.
   static int32_t TokenAt(const DraftRequest& request, const int32_t* drafts, int32_t index);

@@ -15,7 +15,7 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
       form_(form),
       row_life_(row_life),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache.num_blocks(), cache.block_size(), model.hidden_size(), row_life),
+      target_rows_(cache, model.hidden_size(), row_life, num_slots, /*recent=*/0),
       entry_rows_(cache.block_size()),
       rows_(cache.block_size()) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
@@ -30,7 +30,7 @@ void MtpDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.Keep(r, hidden);
+  target_rows_.Show(r, hidden);
   state.frontier = r.frontier;
   SkipFinal(r);
 }
@@ -85,10 +85,9 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
   const int64_t num_entries = entry_rows_.layout().num_rows();
   hidden_.resize(static_cast<size_t>((num_entries + rows_.layout().num_rows()) * width));
   const auto copy = [&](const DraftRequest& r, int32_t position, int64_t row) {
-    // Those of rejected drafts are not kept.
-    const float* source = position > r.frontier
+    const float* source = position >= r.first_position
                               ? hidden.row(r.first_row + position - r.first_position)
-                              : target_rows_.Row(r.block_table, position);
+                              : target_rows_.Row(r, position);
     std::memcpy(hidden_.data() + row * width, source, static_cast<size_t>(width) * sizeof(float));
   };
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -8,9 +8,10 @@
 // up in any order, blocks of one prefix that come from different requests, any sequence of depths.
 // The memory is that of a part of the cache, BytesPerToken for every token that it holds.
 //
-// With kThrough it is there until all modules are through with its block. That is enough where
-// every pass runs all of them: when a block can be shared its entries are final, so sharers skip
-// it, and only the request that computed a block reads rows of it.
+// With kRecent only the last few rows of each slot are kept, in little memory that stays in a
+// cache. That is enough where every pass runs all modules: rows run again only until the drafts
+// that they read are known to be right or wrong, and when a block can be shared its entries are
+// final, so that sharers skip it.
 //
 // "Through" is said by whoever ran a module over the whole block with tokens known to be right.
 // What the entries of a block depend on is the same for all who share it (BlockKeyHasher), so one
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/kv/kv_cache.h"
 #include "outrider/speculate/drafter.h"
 
 namespace outrider {
@@ -34,28 +36,26 @@ inline constexpr int32_t kRowsAtOnce = 1024;
 
 class TargetRows {
  public:
-  TargetRows(int32_t num_blocks, int32_t block_size, int64_t width, RowLife life)
-      : block_size_(block_size),
-        width_(width),
-        life_(life),
-        blocks_(static_cast<size_t>(num_blocks)) {}
+  /// recent: how many rows before those of a step are read again at most, with kRecent.
+  TargetRows(const KvCache& cache, int64_t width, RowLife life, int32_t num_slots, int32_t recent);
 
   /// With kContent, at most.
   static constexpr int64_t BytesPerToken(int64_t width) {
     return width * static_cast<int64_t>(sizeof(float));
   }
 
-  /// Keeps the rows of positions first_position .. frontier. A block that is entered at its start
-  /// has a new content.
-  void Keep(const DraftRequest& request, MatrixView<const float> hidden);
+  /// Before a pass: a step's rows, of positions first_position .. frontier. A block that is entered
+  /// at its start has a new content.
+  void Show(const DraftRequest& request, MatrixView<const float> hidden);
+  /// After it.
+  void KeepRecent(const DraftRequest& request, MatrixView<const float> hidden);
 
-  /// Whether the rows of a position's block are there.
-  bool Holds(std::span<const int32_t> block_table, int32_t position) const {
-    return BlockOf(block_table, position).rows != nullptr;
-  }
+  /// Whether the row of a position before first_position is there, when it was shown since the
+  /// slot's Reset.
+  bool Holds(const DraftRequest& request, int32_t position) const;
 
-  /// [width] of a position that was shown and is held.
-  const float* Row(std::span<const int32_t> block_table, int32_t position) const;
+  /// [width] of such a position.
+  const float* Row(const DraftRequest& request, int32_t position) const;
 
   /// The first position from `next` on, up to `limit`, whose block module m is not through with.
   int32_t SkipFinal(std::span<const int32_t> block_table, int32_t m, int32_t next,
@@ -67,11 +67,10 @@ class TargetRows {
 
  private:
   struct Block {
-    std::unique_ptr<float[]> rows;  // [block_size, width], or null
+    std::unique_ptr<float[]> rows;  // kContent: [block_size, width], or null
     int32_t final_modules = 0;      // every entry of the block is final in so many
   };
 
-  void Enter(Block& block);
   Block& BlockOf(std::span<const int32_t> block_table, int32_t position) {
     const auto index = static_cast<size_t>(position / block_size_);
     return blocks_[static_cast<size_t>(block_table[index])];
@@ -80,11 +79,16 @@ class TargetRows {
     return const_cast<TargetRows*>(this)->BlockOf(block_table, position);
   }
 
+  float* Recent(int32_t slot, int32_t position) {
+    return recent_rows_.data() + (int64_t{slot} * recent_ + position % recent_) * width_;
+  }
+
   int32_t block_size_;
   int64_t width_;
   RowLife life_;
-  std::vector<Block> blocks_;                    // by block number
-  std::vector<std::unique_ptr<float[]>> spare_;  // memory of rows that are gone, to be used again
+  int32_t recent_;
+  std::vector<Block> blocks_;       // by block number
+  std::vector<float> recent_rows_;  // kRecent: [slots, recent, width], by position modulo recent
 };
 
 }  // namespace outrider
