@@ -8,24 +8,24 @@
 
 #include <algorithm>
 #include <array>
-#include <climits>
+#include <cstdint>
 
 namespace outrider {
 
 namespace {
 
 constexpr size_t kMaxNodes = 1024;  // the most that Linux can be built for
-constexpr size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
+constexpr size_t kWordBits = 64;
 
 /// As the system calls take it. They read one bit less than they are told of.
 struct NodeMask {
-  std::array<unsigned long, kMaxNodes / kWordBits> words{};
-  static constexpr unsigned long kBits = kMaxNodes + 1;
+  std::array<uint64_t, kMaxNodes / kWordBits> words{};
+  static constexpr uint64_t kBits = kMaxNodes + 1;
 
   bool Has(size_t node) const {
     return (words.at(node / kWordBits) >> (node % kWordBits) & 1) != 0;
   }
-  void Add(size_t node) { words.at(node / kWordBits) |= 1UL << (node % kWordBits); }
+  void Add(size_t node) { words.at(node / kWordBits) |= uint64_t{1} << (node % kWordBits); }
 };
 
 }  // namespace

@@ -231,8 +231,9 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
     PackedFormat result = format(p);
     if (result.dtype != DType::kF8E4M3) return result;
     const BlockScales& scales = *p.open[0]->block_scales();
-    if (scales.block_cols % kPanelRows != 0)
+    if (scales.block_cols % kPanelRows != 0) {
       return PackedFormat{.dtype = PlainFormat(form_, p.open)};
+    }
     result.scale_cols = std::gcd(scales.block_rows, head_rows);
     return result;
   };
