@@ -9,7 +9,7 @@
 # OUTRIDER_FUZZ_SECONDS (default 5): how long each fuzzer runs. OUTRIDER_EXACTNESS_SECONDS (default
 # 60): how long random requests are compared bit for bit. With CI set, the sanitizers leave out most
 # of the engine's tests, the thread sanitizer those of rooms without threads, and clang-tidy stops
-# after OUTRIDER_TIDY_SECONDS (60). The last line reads "N passed, N failed"; the exit status is 1
+# after OUTRIDER_TIDY_SECONDS (30). The last line reads "N passed, N failed"; the exit status is 1
 # when anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -32,7 +32,7 @@ OUTRIDER_EXACTNESS_SECONDS=${OUTRIDER_EXACTNESS_SECONDS:-60}
 fast=false
 if [ -n "${CI:-}" ]; then
   fast=true
-  export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-60}
+  export OUTRIDER_TIDY_SECONDS=${OUTRIDER_TIDY_SECONDS:-30}
 fi
 jobs=$(nproc)
 
@@ -102,13 +102,14 @@ run_ctest() {
   return "$status"
 }
 
-# run_sanitized NAME DIRECTORY: the tests of a sanitizer build. When CI is set, of the slowest suites
-# one case per kind: of the engine random mixes on several threads and grammars, of the drafters'
-# state the chain of three, of forced calls one format.
+# run_sanitized NAME DIRECTORY [TESTS]: the tests of a sanitizer build. When CI is set, of the slowest
+# suites one case per kind: of the engine random mixes on several threads and grammars, of the
+# drafters' state the chain of three, of forced calls one format; of kernels those that are shipped,
+# which are compared with the reference; and without TESTS.
 run_sanitized() {
   if $fast; then
     run_ctest "$1: tests but the engine's" "$2" -LE 'engine|fuzz' \
-      -E 'DrafterStateTest.*/(Repeated|Chain[12]|Chain3Padded)|FamilyGoldenTest.*/tiny_v3_mtp3|WhateverIsDrawn/(deepseek_v31|glm|kimi)'
+      -E "^Isas/.*/reference|(DrafterState|SharedBlocks)Test.*/(Repeated|Chain[12]|Chain3Padded)|FamilyGoldenTest.*/tiny_v3_mtp3|WhateverIsDrawn/(deepseek_v31|glm|kimi)${3:+|$3}"
     run_ctest "$1: tests of the engine" "$2" -L engine \
       -R '/chain3(_uniform_pad)?( |$)|GrammarScenarioTest\.(Ends|Refuses|Preempted|WithThe).*/Chain( |$)'
   else
@@ -151,7 +152,7 @@ if ! $quick; then
     --seconds "$OUTRIDER_EXACTNESS_SECONDS" --seed "$(date +%j%H)"
   check "clang-format" scripts/lint.sh format
   if build "asan+ubsan: build" asan; then
-    run_sanitized "asan+ubsan" build/asan
+    run_sanitized "asan+ubsan" build/asan server_load_test # the thread sanitizer has it
     run_ctest "fuzzers: $OUTRIDER_FUZZ_SECONDS s each" build/asan -L fuzz
   fi
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "tests/sanitized.h"
 #include "tests/speculate/drafter_simulation.h"
 
 namespace outrider {
@@ -20,6 +21,7 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
   std::mt19937 random(static_cast<uint32_t>(17 * k + (GetParam().chain ? 1 : 0)));
   const auto token = [&] { return static_cast<int32_t>(6 + random() % 1500); };
   for (const int32_t prompt_length : {1, 2, 3, 4, 5, 13}) {
+    if (kSanitized && (prompt_length == 3 || prompt_length == 4)) continue;
     for (int round = 0; round < 3; ++round) {
       std::vector<int32_t> prompt;
       for (int32_t i = 0; i < prompt_length; ++i) prompt.push_back(token());
@@ -61,7 +63,7 @@ TEST_P(DrafterStateTest, EqualsRecomputationWhateverWasPutOff) {
   };
   const auto token = [&] { return 6 + below(1500); };
   int32_t most_put_off = 0;
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < (kSanitized ? 3 : 6); ++round) {
     std::vector<int32_t> prompt;
     for (int32_t i = below(14); i >= 0; --i) prompt.push_back(token());
     DrafterSimulation simulation(GetParam(), prompt);
