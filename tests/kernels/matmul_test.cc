@@ -1,6 +1,7 @@
 // matmul is one chain of FMAs per output, or sums in the order of a matrix unit, so every table
 // must give the same bits as the sum written out here, whatever the number of rows, jobs and
-// threads.
+// threads. Long because every format of weights and every order of sums is written out once, in one
+// place, for all tables.
 
 #include <cmath>
 #include <memory>

@@ -25,10 +25,13 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
                 fmt::format("cannot allocate {} bytes of memory: {}", bytes, std::strerror(errno)));
   }
   // Only whole huge pages: rounding a small buffer up to 2 MiB would waste what it saves.
-  if (bytes >= 4 * kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
-  static const std::vector<int> nodes = UsableMemoryNodes();
-  if (bytes >= 4 * kHugePage && nodes.size() > 1 && !InterleavePages(p, bytes, nodes)) {
-    spdlog::warn("{} bytes of memory could not be spread over {} NUMA nodes", bytes, nodes.size());
+  if (bytes >= 4 * kHugePage) {
+    madvise(p, bytes, MADV_HUGEPAGE);
+    static const std::vector<int> nodes = UsableMemoryNodes();
+    if (nodes.size() > 1 && !InterleavePages(p, bytes, nodes)) {
+      spdlog::warn("{} bytes of memory could not be spread over {} NUMA nodes", bytes,
+                   nodes.size());
+    }
   }
   data_ = static_cast<std::byte*>(p);
 }

@@ -7,7 +7,6 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
-#include "outrider/base/processors.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/cli/bench_load.h"
 #include "outrider/cli/bench_report.h"
@@ -117,17 +116,12 @@ void Print(const std::string& table, const std::string& json, const std::string&
   if (!file) throw InvalidArgument("--json: cannot write '{}'", path);
 }
 
-int NumThreads(const Settings& settings) {
-  return settings.engine.num_threads > 0 ? settings.engine.num_threads : AvailableProcessors();
-}
-
 }  // namespace
 
 int RunBenchKernels(const Settings& settings) {
   const Isa isa = SelectIsa();
-  const int threads = NumThreads(settings);
-  ThreadPool pool(threads,
-                  settings.engine.pin_threads ? ProcessorsToPin(threads) : std::vector<int>());
+  const ComputeThreads threads = ComputeThreadsOf(settings.engine);
+  ThreadPool pool(threads.count, threads.processors);
   KernelReport report = MeasureKernels(isa, pool, [](const KernelFigure& figure) {
     std::cerr << fmt::format("{}: {:.2f}\n", figure.name, figure.ratio);
   });
@@ -148,7 +142,7 @@ int RunBench(const Settings& settings, Command command) {
   report.temperature = bench.temperature;
   report.isa = GetKernels(SelectIsa()).name;
   report.cpu = CpuName();
-  report.num_threads = NumThreads(settings);
+  report.num_threads = ComputeThreadsOf(settings.engine).count;
   report.compares_outputs =
       settings.engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
 

@@ -13,7 +13,6 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
       cache_(cache),
       k_(k),
       form_(form),
-      row_life_(row_life),
       slots_(static_cast<size_t>(num_slots)),
       target_rows_(cache, model.hidden_size(), row_life, num_slots, k),
       rows_(cache.block_size()),
@@ -126,7 +125,7 @@ int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, i
 void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= k_);
-  OUTRIDER_CHECK(depth == k_ || row_life_ == RowLife::kContent);
+  OUTRIDER_CHECK(depth == k_ || target_rows_.life() == RowLife::kContent);
   module_rows_ = 0;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);

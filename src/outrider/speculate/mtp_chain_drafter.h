@@ -78,7 +78,6 @@ class MtpChainDrafter : public Drafter {
   KvCache& cache_;
   int32_t k_;
   DraftForm form_;
-  RowLife row_life_;
   std::vector<SlotState> slots_;
   TargetRows target_rows_;
   DraftRows rows_;  // of all modules but the last

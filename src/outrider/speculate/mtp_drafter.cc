@@ -13,7 +13,6 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
       cache_(cache),
       k_(k),
       form_(form),
-      row_life_(row_life),
       slots_(static_cast<size_t>(num_slots)),
       target_rows_(cache, model.hidden_size(), row_life, num_slots, /*recent=*/0),
       entry_rows_(cache.block_size()),
@@ -153,7 +152,7 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
-  OUTRIDER_CHECK(depth > 0 || row_life_ == RowLife::kContent);
+  OUTRIDER_CHECK(depth > 0 || target_rows_.life() == RowLife::kContent);
   module_rows_ = 0;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);

@@ -61,7 +61,6 @@ class MtpDrafter : public Drafter {
   KvCache& cache_;
   int32_t k_;
   DraftForm form_;
-  RowLife row_life_;
   std::vector<SlotState> slots_;
   TargetRows target_rows_;
   DraftRows entry_rows_;  // of the first pass: rows that leave their entries only

@@ -41,7 +41,8 @@ void TargetRows::Show(const DraftRequest& r, MatrixView<const float> hidden) {
 void TargetRows::KeepRecent(const DraftRequest& r, MatrixView<const float> hidden) {
   if (life_ != RowLife::kRecent) return;
   for (int32_t p = std::max(r.first_position, r.frontier + 1 - recent_); p <= r.frontier; ++p) {
-    std::memcpy(Recent(r.slot, p), hidden.row(r.first_row + p - r.first_position),
+    std::memcpy(&recent_rows_[RecentIndex(r.slot, p)],
+                hidden.row(r.first_row + p - r.first_position),
                 static_cast<size_t>(width_) * sizeof(float));
   }
 }
@@ -53,7 +54,7 @@ bool TargetRows::Holds(const DraftRequest& r, int32_t position) const {
 
 const float* TargetRows::Row(const DraftRequest& r, int32_t position) const {
   OUTRIDER_CHECK(Holds(r, position), "slot {}: the row of position {} is gone", r.slot, position);
-  if (life_ == RowLife::kRecent) return const_cast<TargetRows*>(this)->Recent(r.slot, position);
+  if (life_ == RowLife::kRecent) return &recent_rows_[RecentIndex(r.slot, position)];
   return BlockOf(r.block_table, position).rows.get() + position % block_size_ * width_;
 }
 

@@ -44,6 +44,8 @@ class TargetRows {
     return width * static_cast<int64_t>(sizeof(float));
   }
 
+  RowLife life() const { return life_; }
+
   /// Before a pass: a step's rows, of positions first_position .. frontier. A block that is entered
   /// at its start has a new content.
   void Show(const DraftRequest& request, MatrixView<const float> hidden);
@@ -79,8 +81,8 @@ class TargetRows {
     return const_cast<TargetRows*>(this)->BlockOf(block_table, position);
   }
 
-  float* Recent(int32_t slot, int32_t position) {
-    return recent_rows_.data() + (int64_t{slot} * recent_ + position % recent_) * width_;
+  size_t RecentIndex(int32_t slot, int32_t position) const {
+    return static_cast<size_t>((int64_t{slot} * recent_ + position % recent_) * width_);
   }
 
   int32_t block_size_;

@@ -1,8 +1,7 @@
 #include "outrider/kernels/cpu/amx/amx_kernels.h"
 
 #include "outrider/kernels/cpu/amx/leaves.h"
-#include "outrider/kernels/cpu/avx2/leaves.h"
-#include "outrider/kernels/cpu/avx512/leaves.h"
+#include "outrider/kernels/cpu/avx512/avx512_kernels.h"
 #include "outrider/kernels/cpu/leaves_table.h"
 
 namespace outrider::cpu::amx {
@@ -34,25 +33,15 @@ void AttendEntries(const EntryBlock& block) {
   avx512::AttendEntries(block);
 }
 
-constexpr LeafKernels kLeaves = {
-    .multiply_panels = MultiplyPanels,
-    .most_rows_of_codes = avx512::kMostRowsOfCodes,
-    .scale_row = avx2::ScaleRowForFloat16,
-    .least_rows_of_tiles = LeastRowsOfTiles,
-    .round_to_tiles = RoundToTiles,
-    .round_to_bfloat16 = avx2::RoundToBFloat16Row,
-    .attend_keys = avx2::AttendKeys,
-    .attend_entries = AttendEntries,
-    .attends_in_tiles = true,
-    .merge_partial = avx2::MergePartial,
-    .divide = avx2::DivideRow,
-    .rms_norm = avx2::RmsNormRow,
-    .silu_mul = avx2::SiluMulRow,
-    .rotate = avx2::RotateRow,
-    .widen = avx2::WidenRow,
-    .narrow = avx2::NarrowRow,
-    .add_weighted = avx2::AddWeightedRows,
-};
+constexpr LeafKernels kLeaves = [] {
+  LeafKernels leaves = avx512::kLeaves;
+  leaves.multiply_panels = MultiplyPanels;
+  leaves.least_rows_of_tiles = LeastRowsOfTiles;
+  leaves.round_to_tiles = RoundToTiles;
+  leaves.attend_entries = AttendEntries;
+  leaves.attends_in_tiles = true;
+  return leaves;
+}();
 
 }  // namespace
 

@@ -159,10 +159,6 @@ void Multiply(const PairTile& tile) {
   }
 }
 
-struct BFloat16Weights : avx512::BFloat16Weights {
-  static constexpr float kFactor = 0;  // there are no scales
-};
-
 using TileFunction = void (*)(const PairTile&);
 
 /// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers.
@@ -222,7 +218,7 @@ void MultiplyByPairs(const PanelProduct& product) {
     case DType::kI8:
       return MultiplyFormat<avx512::Int8Weights>(product);
     default:
-      return MultiplyFormat<BFloat16Weights>(product);
+      return MultiplyFormat<avx512::BFloat16Weights>(product);
   }
 }
 

@@ -29,16 +29,9 @@ constexpr int64_t kColumnsOfFewRows = 512;
 constexpr int64_t kMostColumns = 2048;
 constexpr int64_t kRowsElements = int64_t{512} << 10;  // of a block of columns, in L2
 
-struct BFloat16Weights : avx512::BFloat16Weights {
-  static constexpr float kFactor = 0;  // there are no scales
-  static constexpr bool kIsNarrow = false;
-};
-struct Fp8Weights : avx512::Fp8Weights {
-  static constexpr bool kIsNarrow = true;
-};
-struct Int8Weights : avx512::Int8Weights {
-  static constexpr bool kIsNarrow = true;
-};
+/// Weights of 8 bits.
+template <typename W>
+constexpr bool kIsNarrow = W::kRound == 4;
 
 int64_t Groups(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
@@ -61,7 +54,7 @@ class Units {
       const int64_t fitting = kRowsElements / product.rows;
       most = fitting > kMostColumns ? kMostColumns : fitting < most ? most : fitting;
     }
-    if (W::kIsNarrow) most = W::kFactor != 0 ? product.scale_cols : kWidenedCols;
+    if (kIsNarrow<W>) most = W::kFactor != 0 ? product.scale_cols : kWidenedCols;
     return Units(product, most, W::kFactor != 0);
   }
 
@@ -259,8 +252,8 @@ class TileProduct {
       const Unit next = units_.At(i + 1 < units_.count() ? i + 1 : i);
       ReadAhead ahead(WeightsOf(next.panel, next.k), product_.panel_bytes,
                       i + 1 < units_.count() ? next.panels : 0, next.tiles(), kNarrowTileBytes,
-                      (passes + (W::kIsNarrow ? unit.panels : 0)) * unit.tiles());
-      if constexpr (W::kIsNarrow) WidenUnit<W>(product_, unit, ahead);
+                      (passes + (kIsNarrow<W> ? unit.panels : 0)) * unit.tiles());
+      if constexpr (kIsNarrow<W>) WidenUnit<W>(product_, unit, ahead);
       CopyEnds(unit);
       RunUnit(unit, ahead);
     }
@@ -276,7 +269,7 @@ class TileProduct {
 
   /// The last tiles of bfloat16 panels whose columns are not whole tiles.
   void CopyEnds(const Unit& unit) {
-    has_ends_ = !W::kIsNarrow && unit.count_k % kTileCols != 0;
+    has_ends_ = !kIsNarrow<W> && unit.count_k % kTileCols != 0;
     if (!has_ends_) return;
     const int64_t whole = product_.cols / kTileCols * kTileCols;
     const int64_t bytes = product_.panel_bytes - whole * kBytesPerColumn;
@@ -330,7 +323,7 @@ class TileProduct {
     }
     for (int64_t p = 0; p < 4; ++p) {
       const int64_t panel = panels.first + Least(p, panels.count - 1);
-      pass.weights[p] = W::kIsNarrow ? reinterpret_cast<const std::byte*>(product_.widened) +
+      pass.weights[p] = kIsNarrow<W> ? reinterpret_cast<const std::byte*>(product_.widened) +
                                            panel * kWidenedCols * 32
                                      : WeightsOf(unit.panel + panel, unit.k);
     }
@@ -387,11 +380,11 @@ void MultiplyByTiles(const PanelProduct& product) {
   const SubnormalsAreZero mode;
   switch (product.format) {
     case DType::kF8E4M3:
-      return TileProduct<Fp8Weights>(product).Run();
+      return TileProduct<avx512::Fp8Weights>(product).Run();
     case DType::kI8:
-      return TileProduct<Int8Weights>(product).Run();
+      return TileProduct<avx512::Int8Weights>(product).Run();
     default:
-      return TileProduct<BFloat16Weights>(product).Run();
+      return TileProduct<avx512::BFloat16Weights>(product).Run();
   }
 }
 

@@ -3,36 +3,11 @@
 #include <algorithm>
 #include <chrono>
 
-#include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/leaves_table.h"
 
 namespace outrider::cpu::avx2 {
 
 namespace {
-
-constexpr LeafKernels kLeaves = {
-    .multiply_panels = MultiplyPanels,
-    .most_rows_of_codes = kMostRowsOfCodes,
-    .scale_row = ScaleRow,
-    .round_to_bfloat16 = RoundToBFloat16Row,
-    .attend_keys = AttendKeys,
-    .attend_entries = AttendEntries,
-    .merge_partial = MergePartial,
-    .divide = DivideRow,
-    .rms_norm = RmsNormRow,
-    .silu_mul = SiluMulRow,
-    .rotate = RotateRow,
-    .widen = WidenRow,
-    .narrow = NarrowRow,
-    .add_weighted = AddWeightedRows,
-};
-
-constexpr LeafKernels kLeavesByFloat16 = [] {
-  LeafKernels leaves = kLeaves;
-  leaves.multiply_panels = MultiplyPanelsByFloat16;
-  leaves.scale_row = ScaleRowForFloat16;
-  return leaves;
-}();
 
 double SecondsWithFactor(float factor) {
   using Clock = std::chrono::steady_clock;

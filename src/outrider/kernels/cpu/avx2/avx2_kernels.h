@@ -1,9 +1,34 @@
 // The kernel table for processors with AVX2, FMA and F16C.
 #pragma once
 
+#include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/kernel_table.h"
 
 namespace outrider::cpu::avx2 {
+
+inline constexpr LeafKernels kLeaves = {
+    .multiply_panels = MultiplyPanels,
+    .most_rows_of_codes = kMostRowsOfCodes,
+    .scale_row = ScaleRow,
+    .round_to_bfloat16 = RoundToBFloat16Row,
+    .attend_keys = AttendKeys,
+    .attend_entries = AttendEntries,
+    .merge_partial = MergePartial,
+    .divide = DivideRow,
+    .rms_norm = RmsNormRow,
+    .silu_mul = SiluMulRow,
+    .rotate = RotateRow,
+    .widen = WidenRow,
+    .narrow = NarrowRow,
+    .add_weighted = AddWeightedRows,
+};
+
+inline constexpr LeafKernels kLeavesByFloat16 = [] {
+  LeafKernels leaves = kLeaves;
+  leaves.multiply_panels = MultiplyPanelsByFloat16;
+  leaves.scale_row = ScaleRowForFloat16;
+  return leaves;
+}();
 
 const KernelTable& Kernels();
 

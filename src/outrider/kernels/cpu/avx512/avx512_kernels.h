@@ -1,9 +1,20 @@
 // The kernel table for processors with AVX-512 F, BW, VL and DQ.
 #pragma once
 
+#include "outrider/kernels/cpu/avx2/avx2_kernels.h"
+#include "outrider/kernels/cpu/avx512/leaves.h"
 #include "outrider/kernels/kernel_table.h"
 
 namespace outrider::cpu::avx512 {
+
+/// What is left to AVX2 takes little of a step; attend_keys serves prompts.
+inline constexpr LeafKernels kLeaves = [] {
+  LeafKernels leaves = avx2::kLeavesByFloat16;
+  leaves.multiply_panels = MultiplyPanels;
+  leaves.most_rows_of_codes = kMostRowsOfCodes;
+  leaves.attend_entries = AttendEntries;
+  return leaves;
+}();
 
 const KernelTable& Kernels();
 

@@ -17,6 +17,8 @@ namespace outrider::cpu::avx512 {
 namespace {  // NOLINT(google-build-namespaces)
 
 struct PlainWeights {
+  static constexpr float kFactor = 0;  // there are no scales
+
   static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* /*scales*/,
                                                         int64_t /*panel*/) {
     return sum;

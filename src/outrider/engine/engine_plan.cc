@@ -1,0 +1,312 @@
+#include "outrider/engine/engine_plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "outrider/base/cpu_features.h"
+#include "outrider/base/error.h"
+#include "outrider/base/processors.h"
+
+namespace outrider {
+
+namespace {
+
+/// Drafts when neither the user nor a chain of modules says.
+constexpr int32_t kDefaultDrafts = 3;
+
+template <typename T>
+void CheckPositive(const char* flag, T value) {
+  if (value <= 0) throw InvalidArgument("{} is {}: it must be at least 1", flag, value);
+}
+
+void CheckDType(const char* flag, std::optional<DType> dtype) {
+  if (dtype && *dtype != DType::kF32 && *dtype != DType::kBF16) {
+    throw InvalidArgument("{} is {}: use float32 or bfloat16", flag, DTypeName(*dtype));
+  }
+}
+
+void CheckOptions(const EngineOptions& o) {
+  CheckPositive("--block-size", o.block_size);
+  CheckPositive("--max-num-seqs", o.max_num_seqs);
+  CheckPositive("--max-num-batched-tokens", o.max_num_batched_tokens);
+  CheckPositive("--kv-cache-memory-bytes", o.kv_cache_memory_bytes);
+  if (o.max_model_len) CheckPositive("--max-model-len", *o.max_model_len);
+  if (o.max_num_queued_reqs) CheckPositive("--max-num-queued-reqs", *o.max_num_queued_reqs);
+  if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
+  CheckDType("--dtype", o.dtype);
+  CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
+  CheckAttentionOptions(o);
+  const auto& [min, max] =
+      std::tie(o.speculation.prompt_lookup_min, o.speculation.prompt_lookup_max);
+  if (min < 1 || min > max) {
+    throw InvalidArgument("prompt_lookup_min is {} and prompt_lookup_max {}: use 1 <= min <= max",
+                          min, max);
+  }
+  const auto k = o.speculation.num_speculative_tokens;
+  constexpr int32_t kMostDrafts = 32;
+  if (k && (*k < 0 || *k > kMostDrafts)) {
+    throw InvalidArgument("num_speculative_tokens is {}: it must be 0 to {}", *k, kMostDrafts);
+  }
+  if (o.speculation.adaptive && !o.speculation.num_speculative_tokens_per_batch_size.empty()) {
+    throw InvalidArgument(
+        "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to "
+        "draft: give one of them");
+  }
+}
+
+}  // namespace
+
+ComputeThreads ComputeThreadsOf(const EngineOptions& options) {
+  ComputeThreads threads;
+  threads.count = options.num_threads > 0 ? options.num_threads : AvailableProcessors();
+  if (options.pin_threads) threads.processors = ProcessorsToPin(threads.count);
+  return threads;
+}
+
+void CheckAttentionOptions(const EngineOptions& options) {
+  if (options.kv_cache_form == KvCacheForm::kHeads &&
+      options.attention_backend != AttentionBackend::kRagged) {
+    throw InvalidArgument(
+        "--attention-backend {} chooses a decode kernel over a latent cache, which --kv-cache-form "
+        "heads does not have: use --kv-cache-form latent, or --attention-backend ragged",
+        AttentionBackendName(options.attention_backend));
+  }
+}
+
+EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
+  CheckOptions(options);
+  config_ = ReadModelConfig(options.model);
+  source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
+                                                      : OpenCheckpoint(options.model, config_);
+  Decide("model", fmt::format("{} ({})", options.model, ModelFamilyName(config_.family)),
+         options.load_format == LoadFormat::kDummy
+             ? "--load-format dummy: random weights"
+             : fmt::format("model_type {}", config_.model_type));
+  PlanNumbers();
+  PlanCacheForm();
+  PlanAttention();
+  PlanDrafter();
+  PlanAcceptance();
+  PlanDraftLength();
+  PlanCache();
+  PlanThreads();
+}
+
+MemoryReport EnginePlan::Memory(const ModelWeights& sizes) const {
+  MemoryReport memory;
+  memory.weights = sizes.target_sizes;
+  memory.mtp_weights = sizes.mtp_sizes;
+  memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+  memory.kv_tokens = int64_t{scheduler_.num_blocks} * scheduler_.block_size;
+  memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
+  memory.kept_row_bytes = kept_bytes_per_token() * memory.kv_tokens;
+  return memory;
+}
+
+void EnginePlan::PlanNumbers() {
+  dtype_ = options_.dtype.value_or(config_.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  kv_dtype_ = options_.kv_cache_dtype.value_or(dtype_);
+  Decide(
+      "dtype", std::string(DTypeName(dtype_)),
+      options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
+  const bool int8 = options_.quantization == WeightQuantization::kInt8;
+  Decide("quantization", int8 ? "int8" : "none",
+         int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
+              : "large FP8 matrices and experts stay 8 bits in memory, others as dtype says");
+  Decide("kernels", std::string(GetKernels(SelectIsa()).name),
+         fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
+}
+
+void EnginePlan::PlanCacheForm() {
+  const AttentionBackend backend = options_.attention_backend;
+  const CacheShape shape = CacheShapeOf(config_);
+  const auto cost = [&](KvCacheForm form) {
+    return fmt::format(
+        "{}: {} bytes and {} multiply-adds per cached token and layer", KvCacheFormName(form),
+        KvCache::BytesPerToken(1, static_cast<int32_t>(CacheWidth(form, shape)), kv_dtype_),
+        MultiplyAddsPerKey(form, shape));
+  };
+  std::string why;
+  if (options_.kv_cache_form) {
+    form_ = *options_.kv_cache_form;
+    why = "--kv-cache-form";
+  } else if (backend != AttentionBackend::kRagged) {
+    form_ = KvCacheForm::kLatent;
+    why = fmt::format("--attention-backend {} needs it", AttentionBackendName(backend));
+  } else {
+    form_ = ChooseKvCacheForm(shape);
+    why = form_ == KvCacheForm::kHeads ? "saves" : "heads would not save";
+    why += fmt::format(" {} or more multiply-adds per number added", kMultiplyAddsPerNumber);
+  }
+  Decide("KV cache form", std::string(KvCacheFormName(form_)),
+         fmt::format("{}; {}; {}", why, cost(KvCacheForm::kLatent), cost(KvCacheForm::kHeads)));
+}
+
+void EnginePlan::PlanAttention() {
+  if (form_ == KvCacheForm::kHeads) {
+    Decide("all tokens", "per-head form",
+           "one attention over the cached keys and values of every head, read once for all "
+           "verify rows");
+  } else {
+    Decide("prompt tokens", "expanded (MHA) form",
+           "fewer operations per token; keys and values are made from the latent cache");
+    Decide("generated tokens", "absorbed (MQA) form",
+           "reads the latent cache once for all heads and verify rows");
+  }
+  const AttentionBackend backend = options_.attention_backend;
+  Decide("attention backend", std::string(AttentionBackendName(backend)),
+         fmt::format("{}; {}", AttentionBackendSummary(backend),
+                     KeepsExactness(backend)
+                         ? "output does not depend on batching or drafts, bit for bit"
+                         : "NOT exact: output can depend on batching and drafts"));
+}
+
+void EnginePlan::PlanDrafter() {
+  modules_present_ = CountMtpLayers(*source_, config_);
+  const auto wanted = options_.speculation.num_speculative_tokens;
+  if (wanted.value_or(1) == 0) {
+    Decide("drafter", "none", "num_speculative_tokens is 0");
+    return;
+  }
+  if (options_.speculation.method == DraftMethod::kNgram) {
+    k_ = wanted.value_or(kDefaultDrafts);
+    Decide("drafter", fmt::format("NgramDrafter, k = {}", k_), "prompt lookup");
+    return;
+  }
+  if (modules_present_ == 0) {
+    if (wanted) {
+      throw InvalidArgument(
+          "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
+          *wanted, options_.model);
+    }
+    Decide("drafter", "none", "the checkpoint has no MTP layer");
+    return;
+  }
+  if (chained()) {
+    k_ = wanted.value_or(modules_present_);
+    if (k_ > modules_present_) {
+      throw InvalidArgument(
+          "num_speculative_tokens is {}, but {} has {} chained MTP modules: use 0 to {}", k_,
+          options_.model, modules_present_, modules_present_);
+    }
+    modules_used_ = k_;
+    Decide("drafter", fmt::format("MtpChainDrafter, k = {}", k_),
+           fmt::format("{} MTP modules, each reads the one before", modules_present_));
+  } else {
+    k_ = wanted.value_or(kDefaultDrafts);
+    modules_used_ = 1;
+    Decide("drafter", fmt::format("MtpDrafter, k = {}", k_), "one MTP module, applied k times");
+  }
+}
+
+void EnginePlan::PlanAcceptance() {
+  const SpeculationOptions& o = options_.speculation;
+  acceptance_.method = o.rejection_sample_method;
+  const bool synthetic = o.rejection_sample_method == RejectionMethod::kSynthetic;
+  const int given =
+      (o.synthetic_acceptance_rates.empty() ? 0 : 1) + (o.synthetic_acceptance_length ? 1 : 0);
+  if (given != (synthetic ? 1 : 0)) {
+    throw InvalidArgument(
+        "give one of synthetic_acceptance_rates and synthetic_acceptance_length with "
+        "rejection_sample_method synthetic, and none without");
+  }
+  if (o.probabilistic_drafts &&
+      (o.rejection_sample_method != RejectionMethod::kStandard || o.method != DraftMethod::kMtp)) {
+    throw InvalidArgument(
+        "draft_sample_method probabilistic needs rejection_sample_method standard and the method "
+        "mtp");
+  }
+  if (k_ == 0) return;
+  if (synthetic) {
+    acceptance_.rates = o.synthetic_acceptance_length
+                            ? RatesOfLength(*o.synthetic_acceptance_length, k_)
+                            : o.synthetic_acceptance_rates;
+    CheckRates(acceptance_.rates, k_);
+    Decide("verification", "synthetic", "drafts are accepted at given rates: for benchmarks only");
+  } else if (o.rejection_sample_method == RejectionMethod::kStandard) {
+    Decide("verification", "standard",
+           "rejection sampling: what is sampled depends on drafts and batches");
+  } else {
+    Decide("verification", "match", "a draft counts when the target draws the same token");
+  }
+}
+
+void EnginePlan::PlanDraftLength() {
+  const SpeculationOptions& o = options_.speculation;
+  if (k_ == 0) {
+    if (o.adaptive && o.num_speculative_tokens != 0) {
+      throw InvalidArgument("adaptive is true, but {} holds no MTP layer: use the method ngram",
+                            options_.model);
+    }
+    return;
+  }
+  if (o.adaptive) {
+    Decide("draft length", fmt::format("adaptive, 0 to {}", k_),
+           "chosen every step by measured acceptance and step times");
+  } else if (!o.num_speculative_tokens_per_batch_size.empty()) {
+    Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
+  }
+}
+
+void EnginePlan::PlanCache() {
+  const int64_t kv_bytes = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
+  const int64_t per_token = kv_bytes + kept_bytes_per_token();
+  const int64_t budget_blocks = std::min<int64_t>(
+      options_.kv_cache_memory_bytes / (per_token * options_.block_size), INT32_MAX);
+  const int64_t trained = config_.max_position_embeddings;
+  if (options_.max_model_len && *options_.max_model_len > trained) {
+    throw InvalidArgument("--max-model-len is {}, but the model was made for {} positions",
+                          *options_.max_model_len, trained);
+  }
+  const int64_t wanted = options_.max_model_len.value_or(static_cast<int32_t>(trained));
+  const int64_t holds = budget_blocks * options_.block_size;
+  if (holds < 2 || (options_.max_model_len && holds < wanted)) {
+    throw InvalidArgument(
+        "--kv-cache-memory-bytes {} holds {} tokens of {} bytes: a context of {} needs {}",
+        options_.kv_cache_memory_bytes, holds, per_token, wanted,
+        BlocksFor(wanted, options_.block_size) * options_.block_size * per_token);
+  }
+  const int64_t length = std::min(wanted, holds);
+  if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);
+  const int64_t useful = BlocksFor(length, options_.block_size) * options_.max_num_seqs;
+  scheduler_ = {.num_blocks = static_cast<int32_t>(std::min(budget_blocks, useful)),
+                .block_size = options_.block_size,
+                .max_num_seqs = options_.max_num_seqs,
+                .max_num_batched_tokens = options_.max_num_batched_tokens,
+                .max_model_len = static_cast<int32_t>(length),
+                .lookahead_tokens = 0,
+                .tokens_ahead = 0,
+                .exact_prefix = options_.exact_prefix};
+  Decide("context", fmt::format("{} tokens", length),
+         length < wanted
+             ? "shrunk to what the KV cache holds"
+             : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
+  Decide("KV cache",
+         fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
+                     scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), kv_bytes,
+                     cache_layers(),
+                     kept_bytes_per_token() == 0 ? ""
+                                                 : fmt::format(", and {} for what modules put off",
+                                                               kept_bytes_per_token())),
+         scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
+                                         : "--kv-cache-memory-bytes");
+  Decide("prefix caching",
+         options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
+         options_.enable_prefix_caching
+             ? (options_.exact_prefix ? "--exact-prefix"
+                                      : "prompts reuse the blocks of earlier prompts and answers")
+             : "--no-enable-prefix-caching");
+}
+
+void EnginePlan::PlanThreads() {
+  threads_ = ComputeThreadsOf(options_);
+  const size_t nodes = UsableMemoryNodes().size();
+  Decide("compute threads",
+         fmt::format("{}{}", threads_.count, threads_.processors.empty() ? "" : ", pinned"),
+         fmt::format("{}{}",
+                     options_.num_threads > 0 ? "--num-threads" : "all processors of this process",
+                     nodes > 1 ? fmt::format("; memory on {} NUMA nodes in turn", nodes) : ""));
+}
+
+}  // namespace outrider
