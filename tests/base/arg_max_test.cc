@@ -30,5 +30,15 @@ TEST(ArgMaxTest, ForbiddenValues) {
   EXPECT_EQ(ArgMax(values), 37U);
 }
 
+TEST(ArgMaxTest, NaNIsNotTheLargest) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const size_t size : {1, 16, 40}) {
+    std::vector<float> values(size, nan);
+    EXPECT_EQ(ArgMax(values), 0U);
+    values.back() = -3;
+    EXPECT_EQ(ArgMax(values), size - 1);
+  }
+}
+
 }  // namespace
 }  // namespace outrider

@@ -74,7 +74,8 @@ inline std::vector<GenerationRequest> RandomRequests(uint32_t seed, int count) {
     sampling.seed = static_cast<uint64_t>(uniform(0, 1000000));
     sampling.max_tokens = uniform(1, 40);
     sampling.ignore_eos = uniform(0, 1) == 0;
-    sampling.logprobs = uniform(0, 3);
+    // Without, a step in which nobody needs them finds likeliest tokens without logits.
+    if (uniform(0, 2) > 0) sampling.logprobs = uniform(0, 3);
     if (uniform(0, 1) == 0) AddProcessors(random, request);
     requests.push_back(std::move(request));
   }

@@ -1,88 +1,17 @@
 // matmul is one chain of FMAs per output, or sums in the order of a matrix unit, so every table
 // must give the same bits as the sum written out here, whatever the number of rows, jobs and
-// threads. Long because every format of weights and every order of sums is written out once, in one
-// place, for all tables.
+// threads.
 
 #include <cmath>
 #include <memory>
 
-#include "outrider/base/buffer.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "tests/kernels/kernel_fixture.h"
+#include "tests/kernels/packed_weight.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
-
-/// A random weight as packed, and what the chains over it are made of.
-struct Weight {
-  Weight(PackedFormat format, int64_t rows, int64_t cols, std::mt19937& random)
-      : values(TestMatrix::Random(rows, cols, random)),
-        storage(PackedBytes(format, rows, cols) + 1) {
-    packed = {.format = format, .rows = rows, .cols = cols, .data = storage.data()};
-    const auto panel_bytes = static_cast<int64_t>(PanelBytes(format.dtype, cols));
-    for (int64_t p = 0; p < packed.panels(); ++p) {
-      Pack(p, storage.data() + p * panel_bytes, random);
-    }
-  }
-  Weight(DType dtype, int64_t rows, int64_t cols, std::mt19937& random)
-      : Weight(PackedFormat{.dtype = dtype, .scale_cols = dtype == DType::kF8E4M3 ? 48 : 0}, rows,
-               cols, random) {}
-
-  /// What output n is a sum of for this x.
-  float Term(float x, int64_t n, int64_t k, float sum) const {
-    if (packed.format.dtype == DType::kF8E4M3) x *= Scales(n)[k / packed.format.scale_cols];
-    return std::fma(x, values.view().row(n)[k], sum);
-  }
-  float Finished(float sum, int64_t n) const {
-    return packed.format.dtype == DType::kI8 ? sum * Scales(n)[n % kPanelRows] : sum;
-  }
-
-  const float* Scales(int64_t n) const { return packed.scales(n / kPanelRows); }
-
-  TestMatrix values;  // without scales
-  Buffer storage;
-  PackedMatrix packed;
-
- private:
-  void Pack(int64_t p, std::byte* panel, std::mt19937& random) {
-    const DType dtype = packed.format.dtype;
-    const int64_t count = std::min(kPanelRows, packed.rows - p * kPanelRows);
-    float* rows = values.view().row(p * kPanelRows);
-    const int64_t size = count * packed.cols;
-    auto* scales = const_cast<float*>(packed.scales(p));  // in `storage`
-    if (dtype == DType::kI8) {
-      PackInt8Panel(rows, count, packed.cols, panel, scales);
-      for (int64_t n = 0; n < count; ++n) {
-        for (int64_t k = 0; k < packed.cols; ++k) {
-          rows[n * packed.cols + k] = static_cast<int8_t>(panel[k * kPanelRows + n]);
-        }
-      }
-    } else if (dtype == DType::kF8E4M3) {
-      // Every code but NaN, subnormals and both zeros among them; neighbours often share scales.
-      std::vector<uint8_t> codes(static_cast<size_t>(size));
-      for (int64_t i = 0; i < size; ++i) {
-        const auto code = static_cast<uint8_t>(random() % 0x7f + (random() % 2 == 0 ? 0x80 : 0));
-        codes[static_cast<size_t>(i)] = random() % 4 == 0 ? code & 0x87 : code;
-        rows[i] = Float8E4M3ToFloat(codes[static_cast<size_t>(i)]);
-      }
-      PackFp8Panel(codes.data(), count, packed.cols, panel);
-      const int64_t groups = ScalesPerPanel(packed.format, packed.cols);
-      for (int64_t g = 0; g < groups; ++g) {
-        const bool as_before = p % 3 != 0;
-        const auto fraction = static_cast<float>(random() % 8) / 7;
-        scales[g] = packed.format.power_of_two_scales ? std::ldexp(1.0F, -9 - random() % 8)
-                                                      : std::ldexp(1 + fraction, -9);
-        if (as_before) scales[g] = scales[g - groups];
-      }
-    } else {
-      if (dtype == DType::kBF16) {
-        for (int64_t i = 0; i < size; ++i) rows[i] = RoundToBFloat16(rows[i]);
-      }
-      PackPanel(dtype, rows, count, packed.cols, panel);
-    }
-  }
-};
 
 float Chain(const float* x, const Weight& w, int64_t n, bool round_x) {
   float sum = 0;

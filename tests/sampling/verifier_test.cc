@@ -105,6 +105,52 @@ TEST(VerifierTest, AcceptsDraftsUntilTheFirstMismatch) {
   EXPECT_EQ(Verify({}, params).tokens, (std::vector<int32_t>{10}));
 }
 
+TEST(VerifierTest, GreedyRowsNeedOnlyTheirLikeliestToken) {
+  const SamplingParams params = Greedy();
+  Verifier verifier;
+  ASSERT_FALSE(verifier.NeedsLogits(params, /*processed=*/false));
+  const std::vector<int32_t> prompt = {0};
+  const std::vector<int32_t> likeliest = {10, 11, 12, 13};
+  for (const std::vector<int32_t>& drafts :
+       {std::vector<int32_t>{10, 11, 12}, {10, 9, 12}, {1, 11, 12}, {}}) {
+    VerifiedTokens result;
+    verifier.Verify({.params = &params,
+                     .tokens = prompt,
+                     .prompt_length = 1,
+                     .likeliest = std::span(likeliest).first(drafts.size() + 1),
+                     .drafts = drafts},
+                    &result);
+    const VerifiedTokens want = Verify(drafts, params);
+    EXPECT_EQ(result.tokens, want.tokens);
+    EXPECT_EQ(result.num_accepted, want.num_accepted);
+    EXPECT_TRUE(result.logprobs.empty());
+  }
+}
+
+TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
+  const SamplingParams params = Greedy();
+  const std::vector<int32_t> prompt = {0};
+  const std::vector<int32_t> none = {Sampler::kNoToken};
+  VerifiedTokens result;
+  Verifier().Verify({.params = &params, .tokens = prompt, .likeliest = none}, &result);
+  EXPECT_TRUE(result.dead_end);
+  const std::vector<float> row(kVocab, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(Request(params, prompt, {row}).Step({}).dead_end);
+}
+
+TEST(VerifierTest, WhatReadsMoreThanTheLikeliestTokenNeedsLogits) {
+  EXPECT_TRUE(Verifier().NeedsLogits(Greedy(), /*processed=*/true));
+  SamplingParams params = Greedy();
+  params.logprobs = 0;
+  EXPECT_TRUE(Verifier().NeedsLogits(params, /*processed=*/false));
+  params = Greedy();
+  params.temperature = 0.5F;
+  EXPECT_TRUE(Verifier().NeedsLogits(params, /*processed=*/false));
+  const Verifier synthetic(LogprobsMode::kRaw,
+                           {.method = RejectionMethod::kSynthetic, .rates = {1}});
+  EXPECT_TRUE(synthetic.NeedsLogits(Greedy(), /*processed=*/false));
+}
+
 TEST(VerifierTest, EmittedTokensDoNotDependOnTheDrafts) {
   SamplingParams params;
   params.temperature = 1.5F;

@@ -3,17 +3,19 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 namespace outrider {
 
-/// The index of the largest value, the lowest one among equals. `values` is not empty and holds no
-/// NaN.
+/// The index of the largest value, the lowest one among equals; 0 where none is above -infinity,
+/// as NaN is not. `values` is not empty.
 inline size_t ArgMax(std::span<const float> values) {
   // Independent lanes, which compilers turn into vector instructions.
   constexpr size_t kLanes = 16;
   std::array<float, kLanes> lanes;
-  lanes.fill(values[0]);
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  lanes.fill(kNone);
   size_t i = 0;
   for (; i + kLanes <= values.size(); i += kLanes) {
     for (size_t lane = 0; lane < kLanes; ++lane) {
@@ -25,6 +27,7 @@ inline size_t ArgMax(std::span<const float> values) {
   for (const float lane : lanes) max = lane > max ? lane : max;
   for (; i < values.size(); ++i) max = values[i] > max ? values[i] : max;
   size_t index = 0;
+  if (max == kNone) return index;
   while (values[index] != max) ++index;
   return index;
 }

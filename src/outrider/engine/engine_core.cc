@@ -271,14 +271,23 @@ void EngineCore::VerifyTile(size_t first, size_t count) {
   const int32_t first_logits_row = requests.front().first_logits_row;
   const int32_t rows =
       requests.back().first_logits_row + requests.back().num_logits_rows - first_logits_row;
-  const int64_t vocab = parts_.model->vocab_size();
-  const int64_t width = parts_.model->hidden_size();
-  logits_.resize(static_cast<size_t>(rows * vocab));
-  const MatrixView<float> logits(logits_.data(), rows, vocab);
-  parts_.model->Logits({hidden_.data(), layout_.num_rows(), width},
-                       layout_.logits_rows().subspan(static_cast<size_t>(first_logits_row),
-                                                     static_cast<size_t>(rows)),
-                       logits);
+  const MatrixView<const float> hidden(hidden_.data(), layout_.num_rows(),
+                                       parts_.model->hidden_size());
+  const std::span<const int32_t> logits_rows = layout_.logits_rows().subspan(
+      static_cast<size_t>(first_logits_row), static_cast<size_t>(rows));
+  const bool needs_logits = std::any_of(requests.begin(), requests.end(), [&](const auto& r) {
+    return r.num_logits_rows > 0 && NeedsLogits(*states_[static_cast<size_t>(r.work_index)]);
+  });
+  MatrixView<float> logits;
+  if (needs_logits) {
+    const int64_t vocab = parts_.model->vocab_size();
+    logits_.resize(static_cast<size_t>(rows * vocab));
+    logits = {logits_.data(), rows, vocab};
+    parts_.model->Logits(hidden, logits_rows, logits);
+  } else {
+    likeliest_.resize(static_cast<size_t>(rows));
+    parts_.model->ArgMaxTokens(hidden, logits_rows, likeliest_);
+  }
   const MatrixView<const uint32_t> masks = FillMasks(requests, rows);
   for (const RequestRows& request : requests) {
     if (request.num_logits_rows == 0) continue;
@@ -293,11 +302,20 @@ void EngineCore::VerifyTile(size_t first, size_t count) {
          .processors = state.processors(),
          .masks = state.grammar() == nullptr ? MatrixView<const uint32_t>()
                                              : masks.Rows(first_row, request.num_logits_rows),
-         .logits = logits.Rows(first_row, request.num_logits_rows),
+         .logits = needs_logits ? logits.Rows(first_row, request.num_logits_rows) : logits,
+         .likeliest = needs_logits ? std::span<const int32_t>()
+                                   : std::span<const int32_t>(likeliest_)
+                                         .subspan(static_cast<size_t>(first_row),
+                                                  static_cast<size_t>(request.num_logits_rows)),
          .drafts = work_[index].draft_tokens,
          .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data()},
         &outcomes_[index].verified);
   }
+}
+
+bool EngineCore::NeedsLogits(RequestState& state) const {
+  return verifier_.NeedsLogits(state.sampling(),
+                               state.grammar() != nullptr || state.processors() != nullptr);
 }
 
 // The masks of a tile's rows of logits; those of requests with a grammar are filled.

@@ -67,6 +67,7 @@ class EngineCore {
   void Forward();
   void VerifyRows();
   void VerifyTile(size_t first, size_t count);
+  bool NeedsLogits(RequestState& state) const;
   MatrixView<const uint32_t> FillMasks(std::span<const RequestRows> requests, int32_t num_rows);
   void ScorePrompts();
   void ScorePromptRows(const RequestRows& rows, RequestState& state);
@@ -103,6 +104,7 @@ class EngineCore {
   std::vector<Outcome> outcomes_;           // by index in the plan
   std::vector<float> hidden_;               // [rows, hidden]
   std::vector<float> logits_;               // [tile rows, vocab]
+  std::vector<int32_t> likeliest_;          // [tile rows], where no request needs logits
   std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]
   std::vector<const RequestRows*> masked_;  // requests of the tile that have a grammar
   std::vector<int32_t> score_rows_;         // [tile rows]

@@ -40,6 +40,14 @@ struct MatMulJob {
   bool accumulate = false;
 };
 
+/// The product x W^T of a MatMulJob, of which only the largest output of each row is wanted.
+struct ArgMaxJob {
+  MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
+  const int32_t* x_rows = nullptr;  // optional [rows]
+  const PackedMatrix* w = nullptr;  // [N, K]
+  std::span<int32_t> columns;       // [rows], the result
+};
+
 /// The cache of one layer: [blocks, block_size, width], float32 or bfloat16. A token's entry is
 /// one of
 ///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
@@ -141,6 +149,10 @@ struct KernelTable {
   /// Runs all jobs as one task list. With operand_dtype kBF16 the elements of x are rounded to
   /// bfloat16 (nearest even) before they are multiplied; sums are float32 in both cases.
   void (*matmul)(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
+
+  /// columns[r] = the column of the largest output of row r, whose bits are matmul's: the lowest
+  /// one among equals, -1 where no output is above -infinity (NaN is not). Outputs are not stored.
+  void (*matmul_arg_max)(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 
   /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)) (Zhang and Sennrich 2019). x and y
   /// [rows, n], y may be x; weight [n].

@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "outrider/base/arg_max.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/model/decoder_layer.h"
 #include "outrider/model/rotary.h"
@@ -12,9 +11,6 @@
 namespace outrider {
 
 namespace {
-
-// The drafters' arg-max goes through the vocabulary of this many rows at a time.
-constexpr int64_t kArgMaxTile = 32;
 
 MlaShape ShapeOf(const ModelConfig& c) {
   MlaShape s;
@@ -142,11 +138,6 @@ void MlaModel::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayo
 void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
                       MatrixView<float> logits) {
   const Stopwatch watch(busy_seconds_);
-  MultiplyByHead(hidden, rows, logits);
-}
-
-void MlaModel::MultiplyByHead(MatrixView<const float> hidden, std::span<const int32_t> rows,
-                              MatrixView<float> logits) {
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   kernels_.matmul(
       pool_,
@@ -155,21 +146,12 @@ void MlaModel::MultiplyByHead(MatrixView<const float> hidden, std::span<const in
 }
 
 void MlaModel::ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
-                            int32_t* tokens) {
+                            std::span<int32_t> tokens) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(scratch_);
-  const auto total = static_cast<int64_t>(rows.size());
-  const MatrixView<float> logits =
-      scratch_.Matrix(std::min(kArgMaxTile, total), config_.vocab_size);
-  for (int64_t first = 0; first < total; first += kArgMaxTile) {
-    const int64_t count = std::min(kArgMaxTile, total - first);
-    MultiplyByHead(hidden, rows.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-                   logits.Rows(0, count));
-    for (int64_t i = 0; i < count; ++i) {
-      tokens[first + i] =
-          static_cast<int32_t>(ArgMax({logits.row(i), static_cast<size_t>(config_.vocab_size)}));
-    }
-  }
+  OUTRIDER_CHECK(tokens.size() == rows.size());
+  kernels_.matmul_arg_max(
+      pool_, {.x = hidden, .x_rows = rows.data(), .w = &weights_.head, .columns = tokens},
+      operand_dtype_);
 }
 
 }  // namespace outrider

@@ -60,8 +60,9 @@ class MlaModel {
   void Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
               MatrixView<float> logits);
 
-  /// The most likely token of each given row, ties by lower id; the head's arg-max only.
-  void ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows, int32_t* tokens);
+  /// The most likely token of each given row, as matmul_arg_max finds it: tokens [rows.size()].
+  void ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
+                    std::span<int32_t> tokens);
 
   /// Seconds spent in Forward, ForwardMtp, Logits and ArgMaxTokens so far.
   double busy_seconds() const { return busy_seconds_; }
@@ -72,8 +73,6 @@ class MlaModel {
   Compute MakeCompute() { return {kernels_, pool_, scratch_, operand_dtype_}; }
   RotaryRows Rotary(const BatchLayout& layout);
   void ReadMtpEmbeddings(const BatchLayout& layout, MatrixView<float> embedding) const;
-  void MultiplyByHead(MatrixView<const float> hidden, std::span<const int32_t> rows,
-                      MatrixView<float> logits);
 
   double busy_seconds_ = 0;
 

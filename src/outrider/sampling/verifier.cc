@@ -7,40 +7,63 @@
 
 namespace outrider {
 
+namespace {
+
+/// What drawing `token` at row `index` says of the draft for that row.
+Judgement Match(const VerifyInput& input, size_t index, int32_t token) {
+  return {token, index < input.drafts.size() && token == input.drafts[index]};
+}
+
+}  // namespace
+
+bool Verifier::NeedsLogits(const SamplingParams& params, bool processed) const {
+  return processed || params.temperature > 0 || params.logprobs ||
+         acceptance_.method == RejectionMethod::kSynthetic;
+}
+
 void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
-  const MatrixView<const float> logits = input.logits;
-  OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(input.drafts.size()) + 1);
   result->tokens.clear();
   result->logprobs.clear();
   result->num_accepted = 0;
   result->dead_end = false;
   const SamplingParams& params = *input.params;
-  for (int64_t j = 0; j < logits.rows; ++j) {
-    const auto accepted = static_cast<size_t>(j);
-    const std::span<const float> raw(logits.row(j), static_cast<size_t>(logits.cols));
-    std::span<const float> row = raw;
-    const bool masked = input.masks.data != nullptr;
-    if (masked || input.processors != nullptr) {
-      processed_.assign(raw.begin(), raw.end());
-      if (masked) {
-        ApplyTokenMask({input.masks.row(j), static_cast<size_t>(input.masks.cols)}, processed_);
-      }
-      if (input.processors != nullptr) {
-        input.processors->Apply({input.tokens, input.prompt_length, input.drafts.first(accepted)},
-                                processed_);
-      }
-      row = processed_;
-    }
-    const auto [token, is_draft] = Judge(input, accepted, row);
+  const size_t num_rows = input.drafts.size() + 1;
+  const bool has_logits = input.likeliest.empty();
+  OUTRIDER_CHECK(has_logits ? input.logits.rows == static_cast<int64_t>(num_rows)
+                            : input.likeliest.size() == num_rows);
+  for (size_t j = 0; j < num_rows; ++j) {
+    const std::span<const float> row =
+        has_logits ? Processed(input, static_cast<int64_t>(j)) : std::span<const float>();
+    const auto [token, is_draft] =
+        has_logits ? Judge(input, j, row) : Match(input, j, input.likeliest[j]);
     if (token == Sampler::kNoToken) {
       result->dead_end = true;
       break;
     }
     result->tokens.push_back(token);
-    if (params.logprobs) result->logprobs.push_back(Logprobs(params, raw, row, token));
+    if (params.logprobs) {
+      const std::span<const float> raw(input.logits.row(static_cast<int64_t>(j)), row.size());
+      result->logprobs.push_back(Logprobs(params, raw, row, token));
+    }
     if (!is_draft) break;
     ++result->num_accepted;
   }
+}
+
+std::span<const float> Verifier::Processed(const VerifyInput& input, int64_t j) {
+  const std::span<const float> raw(input.logits.row(j), static_cast<size_t>(input.logits.cols));
+  const bool masked = input.masks.data != nullptr;
+  if (!masked && input.processors == nullptr) return raw;
+  processed_.assign(raw.begin(), raw.end());
+  if (masked) {
+    ApplyTokenMask({input.masks.row(j), static_cast<size_t>(input.masks.cols)}, processed_);
+  }
+  if (input.processors != nullptr) {
+    input.processors->Apply(
+        {input.tokens, input.prompt_length, input.drafts.first(static_cast<size_t>(j))},
+        processed_);
+  }
+  return processed_;
 }
 
 // The token of row `index`, and whether it is the draft for that row; the last row has none.
@@ -63,8 +86,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
     return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);
   }
-  const int32_t token = sampler_.Sample(params, input.seed, position, row);
-  return {token, has_draft && token == input.drafts[index]};
+  return Match(input, index, sampler_.Sample(params, input.seed, position, row));
 }
 
 PositionLogprobs Verifier::Logprobs(const SamplingParams& params, std::span<const float> raw,

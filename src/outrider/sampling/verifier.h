@@ -29,6 +29,9 @@ struct VerifyInput {
   MatrixView<const float> logits;  // [1 + drafts.size(), vocab]: row j predicts the token at
                                    // position tokens.size() + j, given that drafts 0 .. j-1 are
                                    // right
+  /// [1 + drafts.size()] the arg-max of each row (kernel_table.h) in place of logits, for a request
+  /// that NeedsLogits is false of.
+  std::span<const int32_t> likeliest = {};
   std::span<const int32_t> drafts;
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain
@@ -48,10 +51,15 @@ class Verifier {
                     AcceptanceOptions acceptance = {})
       : logprobs_mode_(logprobs_mode), acceptance_(std::move(acceptance)) {}
 
+  /// Whether anything but the likeliest token of each row counts for such a request.
+  bool NeedsLogits(const SamplingParams& params, bool processed) const;
+
   /// Replaces `result`.
   void Verify(const VerifyInput& input, VerifiedTokens* result);
 
  private:
+  /// Row j after the mask and the processors.
+  std::span<const float> Processed(const VerifyInput& input, int64_t j);
   Judgement Judge(const VerifyInput& input, size_t index, std::span<const float> row);
   PositionLogprobs Logprobs(const SamplingParams& params, std::span<const float> raw,
                             std::span<const float> processed, int32_t token);

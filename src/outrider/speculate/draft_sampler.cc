@@ -54,9 +54,10 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
         DrawDraft(logits_, request.temperature, request.seed, position, {probs, vocab});
   }
   tokens_.resize(greedy_rows_.size());
-  model.ArgMaxTokens(hidden, greedy_rows_, tokens_.data());
+  model.ArgMaxTokens(hidden, greedy_rows_, tokens_);
   for (size_t i = 0; i < greedy_.size(); ++i) {
-    drafts.row(static_cast<int64_t>(greedy_[i]))[step] = tokens_[i];
+    // A draft is a token even where numbers have overflown.
+    drafts.row(static_cast<int64_t>(greedy_[i]))[step] = std::max(tokens_[i], 0);
   }
 }
 

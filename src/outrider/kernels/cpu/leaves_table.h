@@ -25,6 +25,7 @@ constexpr KernelTable TableOf(std::string_view name) {
   return {
       .name = name,
       .matmul = Entry<kLeaves, MatMul>::Run,
+      .matmul_arg_max = Entry<kLeaves, MatMulArgMax>::Run,
       .rms_norm = Entry<kLeaves, RmsNorm>::Run,
       .silu_mul = Entry<kLeaves, SiluMul>::Run,
       .rotate = Entry<kLeaves, Rotate>::Run,

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "outrider/base/arg_max.h"
 #include "outrider/base/scratch.h"
 #include "outrider/kernels/argument_checks.h"
 #include "outrider/kernels/cpu/task_size.h"
@@ -41,6 +43,17 @@ struct TileGroup {
   BFloat16* tiles;
 };
 
+/// The largest of some outputs of a row.
+struct RowMaximum {
+  float value = -std::numeric_limits<float>::infinity();
+  int32_t column = -1;
+
+  /// Columns must come in rising order.
+  void Include(RowMaximum other) {
+    if (other.value > value) *this = other;
+  }
+};
+
 struct Task {
   const MatMulJob* job;
   bool unit_order;
@@ -48,6 +61,7 @@ struct Task {
   const float* const* x;  // pointers of the task's rows
   int64_t first_panel, num_panels;
   int64_t first_row, num_rows;
+  RowMaximum* maxima = nullptr;  // [num_rows], in place of y
 };
 
 /// What a call borrows; belongs to the calling thread.
@@ -211,7 +225,12 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
   const DType dtype = w.format.dtype;
   const auto panel_bytes = static_cast<int64_t>(PanelBytes(dtype, w.cols));
   const int64_t first_column = run.first * kPanelRows;
+  const int64_t columns = std::min(run.num * kPanelRows, w.rows - first_column);
   const Scratch::Frame frame(scratch);
+  const MatrixView<float> y =
+      task.maxima != nullptr
+          ? scratch.Matrix(task.num_rows, columns)
+          : job.y.Rows(task.first_row, task.num_rows).Columns(first_column, columns);
   const bool eight_bit = dtype == DType::kF8E4M3 || dtype == DType::kI8;
   leaves.multiply_panels({
       .format = dtype,
@@ -223,9 +242,9 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .x_tiles = task.tiles,
       .rows = task.num_rows,
       .unit_order = task.unit_order,
-      .y = job.y.row(task.first_row) + first_column,
-      .y_stride = job.y.stride,
-      .columns = std::min(run.num * kPanelRows, w.rows - first_column),
+      .y = y.data,
+      .y_stride = y.stride,
+      .columns = columns,
       .accumulate = job.accumulate,
       .scales = x == task.x && eight_bit ? w.scales(run.first) : nullptr,
       .scales_per_panel = ScalesPerPanel(w.format, w.cols),
@@ -234,6 +253,10 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
                                                         : PanelProductScratch(task.num_rows)),
       .widened = eight_bit ? scratch.Take<float>(kWidenedWeights) : nullptr,
   });
+  for (int64_t r = 0; task.maxima != nullptr && r < task.num_rows; ++r) {
+    const size_t best = ArgMax({y.row(r), static_cast<size_t>(columns)});
+    task.maxima[r].Include({y.row(r)[best], static_cast<int32_t>(first_column + best)});
+  }
 }
 
 /// Runs of panels with equal scales, x scaled anew for each.
@@ -275,26 +298,64 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   }
 }
 
-}  // namespace
-
-void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
-            DType operand_dtype) {
-  CheckMatMul(jobs, operand_dtype);
+CallScratch& ScratchOfCall() {
   thread_local CallScratch scratch;
+  return scratch;
+}
+
+/// Puts the rows of all jobs into form and fills scratch.tasks; returns the estimated time of all
+/// of them together.
+double Prepare(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
+               DType operand_dtype, CallScratch& scratch) {
   scratch.jobs.clear();
   scratch.rows.clear();
   scratch.groups.clear();
   scratch.tasks.clear();
-  const Scratch::Frame frame(scratch.rounded);
   const bool rounded = operand_dtype == DType::kBF16;
   ChooseForms(leaves, jobs, rounded, scratch);
   if (rounded) RoundRows(leaves, pool, jobs, scratch);
   FindRows(jobs, scratch);
   LayTiles(leaves, pool, jobs, scratch);
-  const double nanoseconds = MakeTasks(jobs, pool.size(), scratch);
-  const Task* tasks = scratch.tasks.data();
-  RunTasks(pool, static_cast<int64_t>(scratch.tasks.size()), nanoseconds,
-           [&](int64_t i) { RunTask(leaves, tasks[i]); });
+  return MakeTasks(jobs, pool.size(), scratch);
+}
+
+void RunAll(const LeafKernels& leaves, ThreadPool& pool, std::span<const Task> tasks,
+            double nanoseconds) {
+  RunTasks(pool, static_cast<int64_t>(tasks.size()), nanoseconds,
+           [&](int64_t i) { RunTask(leaves, tasks[static_cast<size_t>(i)]); });
+}
+
+}  // namespace
+
+void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
+            DType operand_dtype) {
+  CheckMatMul(jobs, operand_dtype);
+  CallScratch& scratch = ScratchOfCall();
+  const Scratch::Frame frame(scratch.rounded);
+  const double nanoseconds = Prepare(leaves, pool, jobs, operand_dtype, scratch);
+  RunAll(leaves, pool, scratch.tasks, nanoseconds);
+}
+
+void MatMulArgMax(const LeafKernels& leaves, ThreadPool& pool, const ArgMaxJob& job,
+                  DType operand_dtype) {
+  CheckArgMax(job, operand_dtype);
+  CallScratch& scratch = ScratchOfCall();
+  const Scratch::Frame frame(scratch.rounded);
+  const auto rows = static_cast<int64_t>(job.columns.size());
+  const MatMulJob product{
+      .x = job.x, .x_rows = job.x_rows, .w = job.w, .y = {nullptr, rows, job.w->rows}};
+  const double nanoseconds = Prepare(leaves, pool, {&product, 1}, operand_dtype, scratch);
+  for (Task& task : scratch.tasks) {
+    task.maxima = scratch.rounded.Take<RowMaximum>(task.num_rows);
+    std::fill_n(task.maxima, task.num_rows, RowMaximum());
+  }
+  RunAll(leaves, pool, scratch.tasks, nanoseconds);
+  auto* maxima = scratch.rounded.Take<RowMaximum>(rows);
+  std::fill_n(maxima, rows, RowMaximum());
+  for (const Task& task : scratch.tasks) {
+    for (int64_t r = 0; r < task.num_rows; ++r) maxima[task.first_row + r].Include(task.maxima[r]);
+  }
+  for (int64_t r = 0; r < rows; ++r) job.columns[static_cast<size_t>(r)] = maxima[r].column;
 }
 
 }  // namespace outrider::cpu

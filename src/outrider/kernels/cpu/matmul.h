@@ -10,4 +10,7 @@ namespace outrider::cpu {
 void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
             DType operand_dtype);
 
+void MatMulArgMax(const LeafKernels& leaves, ThreadPool& pool, const ArgMaxJob& job,
+                  DType operand_dtype);
+
 }  // namespace outrider::cpu

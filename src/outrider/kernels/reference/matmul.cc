@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "outrider/kernels/argument_checks.h"
 #include "outrider/kernels/reference/reference_kernels.h"
@@ -57,6 +59,26 @@ void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dty
     pool.ParallelFor(job.w->panels(), [&](int64_t p, int /*thread*/) {
       PanelProduct(job, p, operand_dtype == DType::kBF16);
     });
+  }
+}
+
+void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype) {
+  CheckArgMax(job, operand_dtype);
+  const auto rows = static_cast<int64_t>(job.columns.size());
+  const int64_t cols = job.w->rows;
+  std::vector<float> y(static_cast<size_t>(rows * cols));
+  const MatMulJob product{
+      .x = job.x, .x_rows = job.x_rows, .w = job.w, .y = {y.data(), rows, cols}};
+  MatMul(pool, {&product, 1}, operand_dtype);
+  for (int64_t r = 0; r < rows; ++r) {
+    float largest = -std::numeric_limits<float>::infinity();
+    int32_t& column = job.columns[static_cast<size_t>(r)] = -1;
+    for (int64_t n = 0; n < cols; ++n) {
+      if (product.y.row(r)[n] > largest) {
+        largest = product.y.row(r)[n];
+        column = static_cast<int32_t>(n);
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@ const KernelTable& Kernels() {
   static constexpr KernelTable kTable = {
       .name = "reference",
       .matmul = MatMul,
+      .matmul_arg_max = MatMulArgMax,
       .rms_norm = RmsNorm,
       .silu_mul = SiluMul,
       .rotate = Rotate,

@@ -8,6 +8,7 @@ namespace outrider::reference {
 const KernelTable& Kernels();
 
 void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
+void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 void RmsNorm(ThreadPool& pool, MatrixView<const float> x, const float* weight, float eps,
              MatrixView<float> y);
 void SiluMul(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y);
