@@ -1,4 +1,3 @@
-// Longer than most files: a step is walked from its plan to its commit in one place.
 #include "outrider/engine/engine_core.h"
 
 #include <algorithm>
@@ -10,14 +9,10 @@
 #include "outrider/base/random.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/batch/padded_drafts.h"
-#include "outrider/sampling/token_mask.h"
 
 namespace outrider {
 
 namespace {
-
-// Logits are made and sampled for about this many rows at a time, which bounds their memory.
-constexpr int32_t kLogitsTile = 64;
 
 /// The seed of a request that brings none.
 uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
@@ -32,7 +27,7 @@ EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
-      verifier_(parts_.logprobs_mode, parts_.acceptance),
+      logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
       layout_(parts_.scheduler.block_size) {
   counters_.kv_block_size = parts_.scheduler.block_size;
@@ -134,8 +129,7 @@ void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_
     step.verify_rows += 1 + planned.num_drafts;
     step.tokens += outcomes_[i].num_emitted;
     // Drafts that were accepted after the end of the request gained nothing.
-    const int32_t gained =
-        std::min(outcomes_[i].verified.num_accepted, outcomes_[i].num_emitted - 1);
+    const int32_t gained = std::min(verified_[i].num_accepted, outcomes_[i].num_emitted - 1);
     for (int32_t d = 0; d < planned.num_drafts && d <= gained; ++d) {
       ++tried_[static_cast<size_t>(d)];
       if (d < gained) ++accepted_[static_cast<size_t>(d)];
@@ -162,7 +156,7 @@ StepRecord EngineCore::DescribeStep(const StepPlan& plan, double seconds) const 
       record.prompt_rows += planned.num_tokens;
     }
     if (!planned.samples) continue;
-    record.accepted_drafts += outcomes_[i].verified.num_accepted;
+    record.accepted_drafts += verified_[i].num_accepted;
     record.emitted_tokens += outcomes_[i].num_emitted;
   }
   return record;
@@ -183,8 +177,13 @@ const StepPlan* EngineCore::RunStep(double& step_seconds) {
   }
   {
     const Stopwatch watch(counters_.sample_seconds);
-    VerifyRows();
-    ScorePrompts();
+    const LogitsInput input{
+        .layout = layout_,
+        .hidden = {hidden_.data(), layout_.num_rows(), parts_.model->hidden_size()},
+        .work = work_,
+        .states = states_};
+    logits_pass_.Verify(input, verified_);
+    logits_pass_.ScorePrompts(input);
   }
   {
     const Stopwatch watch(counters_.plan_seconds);
@@ -239,138 +238,17 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
-  while (outcomes_.size() < plan.requests.size()) {
+  while (verified_.size() < plan.requests.size()) {
     const int32_t k = parts_.drafter ? parts_.drafter->max_drafts() : 0;
-    outcomes_.emplace_back().verified.tokens.reserve(static_cast<size_t>(k) + 1);
+    verified_.emplace_back().tokens.reserve(static_cast<size_t>(k) + 1);
   }
+  outcomes_.resize(std::max(outcomes_.size(), plan.requests.size()));
 }
 
 void EngineCore::Forward() {
   const int64_t width = parts_.model->hidden_size();
   hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
   parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
-}
-
-void EngineCore::VerifyRows() {
-  const auto requests = layout_.requests();
-  size_t first = 0;
-  while (first < requests.size()) {
-    size_t end = first;
-    int32_t rows = 0;
-    while (end < requests.size() &&
-           (rows == 0 || rows + requests[end].num_logits_rows <= kLogitsTile)) {
-      rows += requests[end++].num_logits_rows;
-    }
-    if (rows > 0) VerifyTile(first, end - first);
-    first = end;
-  }
-}
-
-void EngineCore::VerifyTile(size_t first, size_t count) {
-  const auto requests = layout_.requests().subspan(first, count);
-  const int32_t first_logits_row = requests.front().first_logits_row;
-  const int32_t rows =
-      requests.back().first_logits_row + requests.back().num_logits_rows - first_logits_row;
-  const MatrixView<const float> hidden(hidden_.data(), layout_.num_rows(),
-                                       parts_.model->hidden_size());
-  const std::span<const int32_t> logits_rows = layout_.logits_rows().subspan(
-      static_cast<size_t>(first_logits_row), static_cast<size_t>(rows));
-  const bool needs_logits = std::any_of(requests.begin(), requests.end(), [&](const auto& r) {
-    return r.num_logits_rows > 0 && NeedsLogits(*states_[static_cast<size_t>(r.work_index)]);
-  });
-  MatrixView<float> logits;
-  if (needs_logits) {
-    const int64_t vocab = parts_.model->vocab_size();
-    logits_.resize(static_cast<size_t>(rows * vocab));
-    logits = {logits_.data(), rows, vocab};
-    parts_.model->Logits(hidden, logits_rows, logits);
-  } else {
-    likeliest_.resize(static_cast<size_t>(rows));
-    parts_.model->ArgMaxTokens(hidden, logits_rows, likeliest_);
-  }
-  const MatrixView<const uint32_t> masks = FillMasks(requests, rows);
-  for (const RequestRows& request : requests) {
-    if (request.num_logits_rows == 0) continue;
-    const auto index = static_cast<size_t>(request.work_index);
-    RequestState& state = *states_[index];
-    const int32_t first_row = request.first_logits_row - first_logits_row;
-    verifier_.Verify(
-        {.params = &state.sampling(),
-         .seed = state.seed(),
-         .tokens = state.tokens(),
-         .prompt_length = static_cast<size_t>(state.prompt_length()),
-         .processors = state.processors(),
-         .masks = state.grammar() == nullptr ? MatrixView<const uint32_t>()
-                                             : masks.Rows(first_row, request.num_logits_rows),
-         .logits = needs_logits ? logits.Rows(first_row, request.num_logits_rows) : logits,
-         .likeliest = needs_logits ? std::span<const int32_t>()
-                                   : std::span<const int32_t>(likeliest_)
-                                         .subspan(static_cast<size_t>(first_row),
-                                                  static_cast<size_t>(request.num_logits_rows)),
-         .drafts = work_[index].draft_tokens,
-         .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data()},
-        &outcomes_[index].verified);
-  }
-}
-
-bool EngineCore::NeedsLogits(RequestState& state) const {
-  return verifier_.NeedsLogits(state.sampling(),
-                               state.grammar() != nullptr || state.processors() != nullptr);
-}
-
-// The masks of a tile's rows of logits; those of requests with a grammar are filled.
-MatrixView<const uint32_t> EngineCore::FillMasks(std::span<const RequestRows> requests,
-                                                 int32_t num_rows) {
-  masked_.clear();
-  for (const RequestRows& request : requests) {
-    RequestState& state = *states_[static_cast<size_t>(request.work_index)];
-    if (request.num_logits_rows > 0 && state.grammar() != nullptr) masked_.push_back(&request);
-  }
-  if (masked_.empty()) return {};
-  const size_t words = MaskWords(parts_.model->vocab_size());
-  masks_.resize(static_cast<size_t>(num_rows) * words);
-  const MatrixView<uint32_t> masks(masks_.data(), num_rows, static_cast<int64_t>(words));
-  const int32_t first_row = requests.front().first_logits_row;
-  parts_.pool->ParallelFor(static_cast<int64_t>(masked_.size()), [&](int64_t i, int) {
-    const RequestRows& request = *masked_[static_cast<size_t>(i)];
-    const auto index = static_cast<size_t>(request.work_index);
-    states_[index]->grammar()->FillMasks(
-        work_[index].draft_tokens,
-        masks.Rows(request.first_logits_row - first_row, request.num_logits_rows));
-  });
-  return masks;
-}
-
-// The log-probabilities of prompt tokens, for requests that ask for them.
-void EngineCore::ScorePrompts() {
-  for (const RequestRows& rows : layout_.requests()) {
-    if (rows.num_prompt_logits_rows == 0) continue;
-    RequestState& state = *states_[static_cast<size_t>(rows.work_index)];
-    if (rows.context_length == 0) state.prompt_logprobs().clear();
-    ScorePromptRows(rows, state);
-  }
-}
-
-void EngineCore::ScorePromptRows(const RequestRows& rows, RequestState& state) {
-  const int64_t vocab = parts_.model->vocab_size();
-  const int64_t width = parts_.model->hidden_size();
-  std::vector<PositionLogprobs>& scores = state.prompt_logprobs();
-  for (int32_t first = 0; first < rows.num_prompt_logits_rows; first += kLogitsTile) {
-    const int32_t count = std::min(kLogitsTile, rows.num_prompt_logits_rows - first);
-    score_rows_.resize(static_cast<size_t>(count));
-    std::iota(score_rows_.begin(), score_rows_.end(), rows.first_row + first);
-    logits_.resize(static_cast<size_t>(count * vocab));
-    const MatrixView<float> logits(logits_.data(), count, vocab);
-    parts_.model->Logits({hidden_.data(), layout_.num_rows(), width}, score_rows_, logits);
-    const size_t done = scores.size();
-    scores.resize(done + static_cast<size_t>(count));
-    parts_.pool->ParallelFor(count, [&](int64_t i, int) {
-      const auto next = static_cast<size_t>(rows.context_length + first + i + 1);
-      scores[done + static_cast<size_t>(i)] =
-          ComputeLogprobs({logits.row(i), static_cast<size_t>(vocab)}, state.tokens()[next],
-                          *state.sampling().prompt_logprobs);
-    });
-  }
 }
 
 void EngineCore::EmitTokens(const StepPlan& plan) {
@@ -381,8 +259,8 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
     outcome.num_drafts = 0;
     if (!planned.samples) continue;
     RequestState& state = *states_[i];
-    counters_.speculation.AddStep(planned.num_drafts, outcome.verified.num_accepted);
-    outcome.num_emitted = state.Emit(outcome.verified, work_[i].draft_tokens);
+    counters_.speculation.AddStep(planned.num_drafts, verified_[i].num_accepted);
+    outcome.num_emitted = state.Emit(verified_[i], work_[i].draft_tokens);
     counters_.generation_tokens += outcome.num_emitted;
   }
 }
@@ -402,7 +280,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const PlannedRequest& planned = plan.requests[index];
     RequestState& state = *states_[index];
     if (state.finished()) continue;
-    const int32_t accepted = planned.samples ? outcomes_[index].verified.num_accepted : 0;
+    const int32_t accepted = planned.samples ? verified_[index].num_accepted : 0;
     if (parts_.probabilistic_drafts && state.sampling().temperature > 0) {
       state.draft_probs.resize(static_cast<size_t>(k) *
                                static_cast<size_t>(parts_.model->vocab_size()));
@@ -465,8 +343,8 @@ void EngineCore::Commit(const StepPlan& plan) {
     }
     const Outcome& outcome = outcomes_[i];
     if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
-    scheduler_.Commit(planned, planned.samples ? outcome.verified.num_accepted : 0,
-                      outcome.num_emitted, outcome.num_drafts);
+    scheduler_.Commit(planned, planned.samples ? verified_[i].num_accepted : 0, outcome.num_emitted,
+                      outcome.num_drafts);
   }
 }
 

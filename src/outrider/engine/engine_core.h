@@ -9,6 +9,7 @@
 
 #include "outrider/batch/batch_layout.h"
 #include "outrider/engine/generation_service.h"
+#include "outrider/engine/logits_pass.h"
 #include "outrider/engine/request_state.h"
 #include "outrider/kv/kv_cache.h"
 #include "outrider/model/mla_model.h"
@@ -65,12 +66,6 @@ class EngineCore {
   StepRecord DescribeStep(const StepPlan& plan, double seconds) const;
   void ApplyPlan(const StepPlan& plan);
   void Forward();
-  void VerifyRows();
-  void VerifyTile(size_t first, size_t count);
-  bool NeedsLogits(RequestState& state) const;
-  MatrixView<const uint32_t> FillMasks(std::span<const RequestRows> requests, int32_t num_rows);
-  void ScorePrompts();
-  void ScorePromptRows(const RequestRows& rows, RequestState& state);
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   /// Drafts per request after this step, in which `decodes` requests were sampled and go on.
@@ -83,7 +78,6 @@ class EngineCore {
 
   /// What became of one planned request in this step.
   struct Outcome {
-    VerifiedTokens verified;
     int32_t num_emitted = 0;
     int32_t num_drafts = 0;  // proposed for the next step
   };
@@ -91,7 +85,7 @@ class EngineCore {
   EngineParts parts_;
   Scheduler scheduler_;
   BlockKeyHasher hasher_;
-  Verifier verifier_;
+  LogitsPass logits_pass_;
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
   std::vector<RequestState*> by_slot_;  // of running requests
   EngineCounters counters_;
@@ -100,14 +94,10 @@ class EngineCore {
   // Of the step in flight; kept to reuse memory.
   BatchLayout layout_;
   std::vector<RequestWork> work_;
-  std::vector<RequestState*> states_;       // by index in the plan
-  std::vector<Outcome> outcomes_;           // by index in the plan
-  std::vector<float> hidden_;               // [rows, hidden]
-  std::vector<float> logits_;               // [tile rows, vocab]
-  std::vector<int32_t> likeliest_;          // [tile rows], where no request needs logits
-  std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]
-  std::vector<const RequestRows*> masked_;  // requests of the tile that have a grammar
-  std::vector<int32_t> score_rows_;         // [tile rows]
+  std::vector<RequestState*> states_;     // by index in the plan
+  std::vector<VerifiedTokens> verified_;  // by index in the plan
+  std::vector<Outcome> outcomes_;         // by index in the plan
+  std::vector<float> hidden_;             // [rows, hidden]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
   std::vector<int32_t> drafts_;        // [draft requests, k]

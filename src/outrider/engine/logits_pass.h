@@ -1,0 +1,61 @@
+// From a step's hidden rows to tokens: logits a tile of requests at a time, verified or scored.
+// Where no request of a tile needs more than the likeliest token of its rows, none are stored.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/thread_pool.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/engine/request_state.h"
+#include "outrider/model/mla_model.h"
+#include "outrider/sampling/verifier.h"
+
+namespace outrider {
+
+/// A step after the model's forward pass.
+struct LogitsInput {
+  const BatchLayout& layout;
+  MatrixView<const float> hidden;  // [layout.num_rows(), hidden]
+  std::span<const RequestWork> work;
+  std::span<RequestState* const> states;  // by the index of the work
+
+  RequestState& state(const RequestRows& rows) const {
+    return *states[static_cast<size_t>(rows.work_index)];
+  }
+};
+
+class LogitsPass {
+ public:
+  LogitsPass(MlaModel& model, ThreadPool& pool, Verifier verifier)
+      : model_(model), pool_(pool), verifier_(std::move(verifier)) {}
+
+  /// Replaces verified[i], by the index of the work, for requests that have rows of logits.
+  void Verify(const LogitsInput& input, std::span<VerifiedTokens> verified);
+
+  /// The log-probabilities of prompt tokens, for requests that ask for them.
+  void ScorePrompts(const LogitsInput& input);
+
+ private:
+  void VerifyTile(const LogitsInput& input, std::span<const RequestRows> requests,
+                  bool needs_logits, std::span<VerifiedTokens> verified);
+  bool NeedsLogits(RequestState& state) const;
+  /// The masks of a tile's rows of logits; those of requests with a grammar are filled.
+  MatrixView<const uint32_t> FillMasks(const LogitsInput& input,
+                                       std::span<const RequestRows> requests, int32_t num_rows);
+  void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestState& state);
+
+  MlaModel& model_;
+  ThreadPool& pool_;
+  Verifier verifier_;
+  // Kept to reuse memory.
+  std::vector<float> logits_;               // [tile rows, vocab]
+  std::vector<int32_t> likeliest_;          // [tile rows], where no request needs logits
+  std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]
+  std::vector<const RequestRows*> masked_;  // requests of the tile that have a grammar
+  std::vector<int32_t> score_rows_;         // [tile rows]
+};
+
+}  // namespace outrider
