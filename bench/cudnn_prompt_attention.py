@@ -141,36 +141,37 @@ def differing(got, wanted):
     return f"{int(rows.sum())} of {len(rows)} rows differ"
 
 
-def bits():
-    heads, longest = 16, 1024
-    lengths = [1000, 700, 300, 1]
+def bits(heads, lengths):
+    """Prompts alone, in a batch, and the first of them in chunks."""
+    n = lengths[0]
+    longest = -(-n // 1024) * 1024
+    print(f"{heads} heads, {n} tokens")
     q, k, v = noise(len(lengths), longest, heads)
     batch = Attention(len(lengths), heads, longest, longest, True)
     together = batch(q, k, v, lengths, lengths)
-    print("again:", differing(batch(q, k, v, lengths, lengths)[0, :1000], together[0, :1000]))
-    for i, n in enumerate(lengths):
-        wanted = reference(q[i, :n], k[i, :n], v[i, :n])
-        error = ((together[i, :n].double() - wanted).norm() / wanted.norm()).item()
+    print("again:", differing(batch(q, k, v, lengths, lengths)[0, :n], together[0, :n]))
+    one = Attention(1, heads, longest, longest, True)
+    for i, length in enumerate(lengths):
+        few = slice(0, 8)  # heads, for the reference
+        wanted = reference(q[i, :length, few], k[i, :length, few], v[i, :length, few])
+        error = ((together[i, :length, few].double() - wanted).norm() / wanted.norm()).item()
         row = slice(i, i + 1)
-        one = Attention(1, heads, longest, longest, True)
-        padded = one(q[row], k[row], v[row], [n], [n])[0, :n]
-        exact = Attention(1, heads, n, n, False)(
-            q[row, :n].contiguous(), k[row, :n].contiguous(), v[row, :n].contiguous()
+        padded = one(q[row], k[row], v[row], [length], [length])[0, :length]
+        exact = Attention(1, heads, length, length, False)(
+            q[row, :length].contiguous(), k[row, :length].contiguous(), v[row, :length].contiguous()
         )[0]
         print(
-            f"length {n}: error against float64 {error:.1e}; alone against batch, padded plan: "
-            f"{differing(padded, together[i, :n])}; plan of its length: "
-            f"{differing(exact, together[i, :n])}"
+            f"length {length}: error against float64 {error:.1e}; alone against batch, padded "
+            f"plan: {differing(padded, together[i, :length])}; plan of its length: "
+            f"{differing(exact, together[i, :length])}"
         )
     # Rows first..end - 1 as a chunk over their keys, against the prompt in one piece: with plans of
     # exact lengths, and with the padded plan for both.
-    n = lengths[0]
     whole = Attention(1, heads, n, n, False)(
         q[:1, :n].contiguous(), k[:1, :n].contiguous(), v[:1, :n].contiguous()
     )[0]
-    padded = Attention(1, heads, longest, longest, True)
     for first, end in [
-        *((first, n) for first in (1, 64, 128, 256, 512, 700, 872, 936, 999)),
+        *((first, n) for first in (1, 64, 128, 256, 512, 700, 872, 936, n - 64, n - 1)),
         *((0, end) for end in (128, 500, 512, 900)),
         (256, 512),
     ]:
@@ -179,7 +180,7 @@ def bits():
         )[0]
         shifted = torch.zeros_like(q[:1])
         shifted[:, : end - first] = q[:1, first:end]
-        same = padded(shifted, k[:1], v[:1], [end - first], [end])[0, : end - first]
+        same = one(shifted, k[:1], v[:1], [end - first], [end])[0, : end - first]
         print(
             f"rows {first}..{end - 1} as a chunk: exact plans {differing(exact, whole[first:end])}, "
             f"padded plan {differing(same, together[0, first:end])}"
@@ -190,5 +191,7 @@ if __name__ == "__main__":
     torch.manual_seed(1)
     print("cuDNN", cudnn.backend_version(), "frontend", cudnn.__version__)
     print(torch.cuda.get_device_name())
-    bits()
+    bits(16, [1000, 700, 300, 1])
+    bits(128, [4000, 2500, 700, 1])
+    bits(16, [16000, 8191])
     speed()

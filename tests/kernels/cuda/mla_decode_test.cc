@@ -99,10 +99,13 @@ TEST_F(MlaDecodeTest, LongContext) {
     options.cache_type = type;
     options.lengths = {131072, 40000, 9001};
     MlaWorld world(options);
-    const std::vector<BatchRequest> batch = {{0, 131072, 2}, {1, 40000, 5}, {2, 9001, 1}};
+    const std::vector<BatchRequest> batch = {{0, 131072, 32}, {1, 40000, 5}, {2, 9001, 1}};
     const BatchResult result = world.Run(batch);
-    CheckBatch(world, batch, result);
-    EXPECT_EQ(world.Run({{0, 131072, 1}})[0][0], result[0][1]);
+    CheckBatch(world, {{0, 131072, 2}, batch[1], batch[2]},
+               {{result[0][30], result[0][31]}, result[1], result[2]});
+    for (int back : {0, 1, 15, 31}) {
+      EXPECT_EQ(world.Run({{0, 131072 - back, 1}})[0][0], result[0][31 - back]) << back;
+    }
   }
 }
 
@@ -186,24 +189,29 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnPageSize) {
   }
 }
 
-// Contexts of 0 keys (a window is all there is) and lengths around ends of splits, where the size
-// of splits changes too: windows lie on both sides, and each row has the bits that it has as a
-// single row.
-TEST_F(MlaDecodeTest, ContextsAroundSplits) {
+// Contexts of 0 keys (a window is all there is), of 1, and around ends of pages and of splits,
+// where the size of splits changes too: windows lie on both sides, and each row has the bits that
+// it has as a single row.
+TEST_F(MlaDecodeTest, ContextsAroundPagesAndSplits) {
   for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
     for (int heads : {16, 128}) {
       WorldOptions options;
       options.heads = heads;
       options.cache_type = type;
-      options.lengths = {12300};
+      options.page_size = heads == 16 ? 64 : 256;
+      options.lengths = {12340};
       MlaWorld world(options);
       const MlaSplits splits = DefaultMlaSplits(heads);
       std::vector<BatchRequest> batch;
-      batch.reserve(64);
+      batch.reserve(128);
       for (int window = 1; window <= 32; ++window) batch.push_back({0, window, window});
-      for (int end : {splits.base, splits.end0, splits.end0 + 2 * splits.base, splits.end1,
-                      splits.end1 + 4 * splits.base}) {
-        for (int length : {end - 1, end, end + 1, end + 2}) batch.push_back({0, length, 3});
+      std::vector<int> contexts = {1};
+      for (int end : {options.page_size, 33 * options.page_size, splits.base, splits.end0,
+                      splits.end0 + 2 * splits.base, splits.end1, splits.end1 + 4 * splits.base}) {
+        for (int context : {end - 2, end - 1, end, end + 1}) contexts.push_back(context);
+      }
+      for (int context : contexts) {
+        for (int window : {1, 3, 32}) batch.push_back({0, context + window, window});
       }
       const BatchResult result = world.Run(batch);
       std::map<int, RowBits> single;
@@ -225,7 +233,14 @@ TEST_F(MlaDecodeTest, ContextsAroundSplits) {
               << " token " << t;
         }
       }
-      CheckBatch(world, batch, result);
+      // The other rows have the bits of these.
+      std::vector<BatchRequest> rows;
+      rows.reserve(batch.size());
+      for (const BatchRequest& request : batch) {
+        if (request.query_len == 1) rows.push_back(request);
+      }
+      CheckBatch(world, rows, world.Run(rows));
+      CheckBatch(world, {batch.begin(), batch.begin() + 32}, result);
     }
   }
 }
@@ -382,7 +397,8 @@ INSTANTIATE_TEST_SUITE_P(
     Hopper, MlaDecodeBits,
     ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
                       Shape{24, 32, MlaCacheType::kBf16}, Shape{32, 256, MlaCacheType::kBf16},
-                      Shape{8, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
+                      Shape{64, 16, MlaCacheType::kBf16}, Shape{8, 16, MlaCacheType::kBf16},
+                      Shape{16, 64, MlaCacheType::kE4m3}, Shape{32, 256, MlaCacheType::kE4m3},
                       Shape{64, 32, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
                       Shape{8, 16, MlaCacheType::kE4m3}),
     [](const ::testing::TestParamInfo<Shape>& shape) {

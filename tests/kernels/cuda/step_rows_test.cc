@@ -1,5 +1,5 @@
-// The row operations around MLA decode against double-precision arithmetic, and the equality of a
-// row's bits alone and in a batch. Needs a GPU of compute capability 9.0.
+// The row operations around MLA decode against the reference table of CPU kernels, and the equality
+// of a row's bits alone and in a batch. Needs a GPU of compute capability 9.0.
 #include "outrider/kernels/cuda/step_rows.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "tests/kernels/cuda/cpu_reference.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/cuda/mla_decode_reference.h"
@@ -26,12 +27,14 @@ class StepRowsTest : public HopperTest<> {
   }
 
   std::mt19937 random_{3};
+  ThreadPool pool_{1};
 };
 
-TEST_F(StepRowsTest, WriteLatentMatchesItsDefinition) {
+TEST_F(StepRowsTest, WriteLatentMatchesTheCpuReference) {
   constexpr int kRows = 37;
   constexpr int kSlots = 64;
   const std::vector<uint16_t> kv = Noise(size_t{kRows} * 576, 2.0f);
+  const std::vector<float> kv_floats = ToFloats(kv);
   std::vector<float> weight(512), cos(kRows * 32), sin(kRows * 32);
   std::uniform_real_distribution<float> uniform(0.5f, 1.5f);
   for (float& value : weight) value = uniform(random_);
@@ -65,33 +68,32 @@ TEST_F(StepRowsTest, WriteLatentMatchesItsDefinition) {
       params.cache_scale = e4m3 ? 0.02f : 1.0f;
       ASSERT_EQ(WriteLatentRows(params, nullptr), cudaSuccess);
       const std::vector<uint8_t> got = cache.Download();
+      // In float32, so that what is compared is rounded once.
+      std::vector<float> expected(size_t{kSlots} * 576);
+      CpuReference().write_latent(pool_, {kv_floats.data(), kRows, 576}, weight.data(),
+                                  params.epsilon,
+                                  {.cos = {cos.data(), kRows, 32},
+                                   .sin = {sin.data(), kRows, 32},
+                                   .interleaved = interleaved},
+                                  slots.data(),
+                                  {.data = reinterpret_cast<std::byte*>(expected.data()),
+                                   .dtype = DType::kF32,
+                                   .block_size = 16,
+                                   .width = 576});
       std::vector<bool> written(kSlots, false);
       for (int row = 0; row < kRows; ++row) {
         if (slots[row] < 0) continue;
         written[slots[row]] = true;
-        std::vector<double> x(576);
-        double squares = 0;
-        for (int d = 0; d < 576; ++d) x[d] = Bf16ToFloat(kv[static_cast<size_t>(row) * 576 + d]);
-        for (int d = 0; d < 512; ++d) squares += x[d] * x[d];
-        const double scale = 1 / std::sqrt(squares / 512 + 1e-6);
-        for (int d = 0; d < 512; ++d) x[d] *= scale * weight[d];
-        for (int i = 0; i < 32; ++i) {
-          double& a = x[512 + (interleaved ? 2 * i : i)];
-          double& b = x[512 + (interleaved ? 2 * i + 1 : i + 32)];
-          const double c = cos[row * 32 + i], s = sin[row * 32 + i];
-          const double rotated = a * c - b * s;
-          b = a * s + b * c;
-          a = rotated;
-        }
         for (int d = 0; d < 576; ++d) {
           const size_t at = static_cast<size_t>(slots[row]) * 576 + d;
+          const double x = expected[at];
           if (e4m3) {
-            const double wanted = std::clamp(x[d] / 0.02, -448.0, 448.0);
+            const double wanted = std::clamp(x / 0.02, -448.0, 448.0);
             ASSERT_NEAR(E4m3ToFloat(got[at]), wanted, std::abs(wanted) / 15.9 + 0.001);
           } else {
             uint16_t bits;
             __builtin_memcpy(&bits, &got[2 * at], 2);
-            ASSERT_NEAR(Bf16ToFloat(bits), x[d], std::abs(x[d]) / 255 + 1e-6);
+            ASSERT_NEAR(Bf16ToFloat(bits), x, std::abs(x) / 255 + 1e-6);
           }
         }
       }
@@ -160,6 +162,109 @@ TEST_F(StepRowsTest, MergeWeighsByLogSumExp) {
       }
     }
   }
+}
+
+// Attention over all keys by the CPU reference is attention over the first and over the rest of
+// them, merged.
+TEST_F(StepRowsTest, MergeOfTwoPartsIsTheCpuReferenceOverAllKeys) {
+  constexpr int kRows = 24;
+  constexpr int kHeads = 4;
+  constexpr int kNope = 32, kRope = 64, kValue = 128;
+  constexpr int kFirst = kExpandedBlock;
+  constexpr int kSecond = 100;
+  constexpr int kKeys = kFirst + kSecond;
+  const std::vector<float> q = ToFloats(Noise(size_t{kRows} * kHeads * (kNope + kRope)));
+  const std::vector<float> kv = ToFloats(Noise(size_t{kKeys} * kHeads * (kNope + kValue)));
+  const std::vector<float> k_rope = ToFloats(Noise(size_t{kKeys} * kRope));
+  struct Part {
+    std::vector<float> output;  // [rows, heads * value]
+    std::vector<float> lse;     // [rows, heads]
+  };
+  // Every row sees all of these keys.
+  auto attend = [&](int first_row, int keys) {
+    std::vector<ExpandedBlock> blocks;
+    for (int key = 0; key < keys; key += kExpandedBlock) {
+      blocks.push_back({.request = {.query_length = kRows, .context_length = kKeys},
+                        .first_key = key,
+                        .num_keys = std::min(kExpandedBlock, keys - key),
+                        .kv_row = first_row + key});
+    }
+    Part part = {std::vector<float>(size_t{kRows} * kHeads * kValue),
+                 std::vector<float>(size_t{kRows} * kHeads)};
+    std::vector<float> maximum(part.lse.size()), sum(part.lse.size());
+    CpuReference().expanded_attention(pool_, {.q = {q.data(), kRows, kHeads * (kNope + kRope)},
+                                              .heads = kHeads,
+                                              .nope = kNope,
+                                              .rope = kRope,
+                                              .value = kValue,
+                                              .scale = 0.1f,
+                                              .kv = {kv.data(), kKeys, kHeads * (kNope + kValue)},
+                                              .k_rope = {k_rope.data(), kKeys, kRope},
+                                              .blocks = blocks,
+                                              .out = {part.output.data(), kRows, kHeads * kValue},
+                                              .running_max = {maximum.data(), kRows, kHeads},
+                                              .running_sum = {sum.data(), kRows, kHeads}});
+    for (size_t i = 0; i < part.lse.size(); ++i) {
+      part.lse[i] = maximum[i] + std::log(sum[i]);
+      for (int d = 0; d < kValue; ++d) part.output[i * kValue + d] /= sum[i];
+    }
+    return part;
+  };
+  auto rounded = [](const std::vector<float>& values) {
+    std::vector<uint16_t> bits;
+    bits.reserve(values.size());
+    for (const float value : values) bits.push_back(FloatToBf16(value));
+    return DeviceArray<uint16_t>(bits);
+  };
+  const Part first = attend(0, kFirst);
+  const Part second = attend(kFirst, kSecond);
+  const Part all = attend(0, kKeys);
+  const DeviceArray<uint16_t> d_first = rounded(first.output), d_second = rounded(second.output);
+  const DeviceArray<float> d_lse_first(first.lse), d_lse_second(second.lse);
+  DeviceArray<uint16_t> output(all.output.size());
+  DeviceArray<float> lse(all.lse.size());
+  ASSERT_EQ(
+      MergeAttentionRows(d_first.data(), d_lse_first.data(), d_second.data(), d_lse_second.data(),
+                         kRows * kHeads, kValue, output.data(), lse.data(), nullptr),
+      cudaSuccess);
+  const std::vector<float> got = ToFloats(output.Download());
+  const std::vector<float> got_lse = lse.Download();
+  for (size_t i = 0; i < all.lse.size(); ++i) {
+    ASSERT_NEAR(got_lse[i], all.lse[i], 1e-5);
+    double difference = 0, norm = 0;
+    for (int d = 0; d < kValue; ++d) {
+      const double wanted = all.output[i * kValue + d];
+      difference += (got[i * kValue + d] - wanted) * (got[i * kValue + d] - wanted);
+      norm += wanted * wanted;
+    }
+    // Both parts and the result are rounded to bf16.
+    ASSERT_LT(std::sqrt(difference / norm), 4e-3) << "row " << i;
+  }
+}
+
+// In the CPU reference a product gathers the rows that it takes.
+TEST_F(StepRowsTest, GatheredRowsGiveTheCpuReferencesProduct) {
+  constexpr int kWidth = 512;
+  constexpr int kOutputs = 48;
+  const std::vector<uint16_t> input = Noise(size_t{12} * kWidth);
+  const std::vector<int> rows = {11, 0, 3, 3, 7};
+  const auto count = static_cast<int64_t>(rows.size());
+  DeviceArray<uint16_t> d_input(input), gathered(rows.size() * kWidth, 0xAB);
+  DeviceArray<int> d_rows(rows);
+  ASSERT_EQ(GatherRows(d_input.data(), d_rows.data(), static_cast<int>(count), kWidth,
+                       gathered.data(), nullptr),
+            cudaSuccess);
+  const std::vector<float> x = ToFloats(input), got = ToFloats(gathered.Download());
+  const PackedBf16 w(Noise(size_t{kOutputs} * kWidth), kOutputs, kWidth);
+  auto product = [&](MatrixView<const float> from, const int32_t* x_rows) {
+    std::vector<float> y(rows.size() * kOutputs);
+    const MatMulJob job = {
+        .x = from, .x_rows = x_rows, .w = &w.matrix(), .y = {y.data(), count, kOutputs}};
+    CpuReference().matmul(pool_, {&job, 1}, DType::kF32);
+    return y;
+  };
+  EXPECT_EQ(product({got.data(), count, kWidth}, nullptr),
+            product({x.data(), 12, kWidth}, rows.data()));
 }
 
 TEST_F(StepRowsTest, GatherCopiesTheNamedRows) {
