@@ -1,8 +1,9 @@
 // Speed and a correctness spot check of the Hopper MLA decode kernel.
 //
 //   mla_decode_bench [--filter TEXT[,TEXT...]] [--repeats N] [--base N --end0 N --end1 N]
-//   [--relaxed]
+//   [--relaxed] [--case HEADS,ROWS,BATCH,CONTEXT]...
 //
+// With --case, these bf16 cases instead of the list.
 // Every case is captured into graphs, one per cache copy, and replayed in rotation so that the
 // cache read comes from memory (copies of more than 256 MB together). "us" is the median time
 // between two events around one replay of one layer (main kernel and combine); "chain" the time per
@@ -69,6 +70,7 @@ struct Case {
 
 struct Options {
   std::vector<std::string> filters;  // a case runs if its name contains one of them
+  std::vector<Case> cases;           // instead of the list
   int repeats = 40;
   MlaSplits splits = {0, 0, 0};
   bool relaxed = false;
@@ -271,16 +273,21 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
   cudaGraphExecDestroy(plan);
 }
 
+/// Requests alike.
+Case Uniform(int heads, int q, int batch, int context, double peer, int page, MlaCacheType type) {
+  std::string name = "h" + std::to_string(heads) + " q" + std::to_string(q) + " b" +
+                     std::to_string(batch) + " ctx" + std::to_string(context);
+  if (page != 64) name += " page" + std::to_string(page);
+  if (type == MlaCacheType::kE4m3) name += " e4m3";
+  return {name, heads, page, type, std::vector<int>(batch, q), std::vector<int>(batch, context),
+          peer};
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   auto uniform = [&](int heads, int q, int batch, int context, double peer, int page = 64,
                      MlaCacheType type = MlaCacheType::kBf16) {
-    std::string name = "h" + std::to_string(heads) + " q" + std::to_string(q) + " b" +
-                       std::to_string(batch) + " ctx" + std::to_string(context);
-    if (page != 64) name += " page" + std::to_string(page);
-    if (type == MlaCacheType::kE4m3) name += " e4m3";
-    cases.push_back({name, heads, page, type, std::vector<int>(batch, q),
-                     std::vector<int>(batch, context), peer});
+    cases.push_back(Uniform(heads, q, batch, context, peer, page, type));
   };
   uniform(16, 1, 1, 64, 0);
   uniform(16, 1, 1, 256, 0);
@@ -370,6 +377,13 @@ int Main(int argc, char** argv) {
       for (std::string text; std::getline(list, text, ',');) options.filters.push_back(text);
     } else if (name == "--repeats") {
       options.repeats = std::atoi(value);
+    } else if (name == "--case") {
+      int heads = 0, q = 0, batch = 0, context = 0;
+      if (std::sscanf(value, "%d,%d,%d,%d", &heads, &q, &batch, &context) != 4) {
+        std::fprintf(stderr, "mla_decode_bench: --case takes HEADS,ROWS,BATCH,CONTEXT\n");
+        return 2;
+      }
+      options.cases.push_back(Uniform(heads, q, batch, context, 0, 64, MlaCacheType::kBf16));
     } else if (name == "--base") {
       options.splits.base = std::atoi(value);
     } else if (name == "--end0") {
@@ -395,7 +409,7 @@ int Main(int argc, char** argv) {
   std::printf("one empty kernel in a graph: %.1f us (subtracted nowhere)\n", Median(times));
   DeviceArray<uint8_t> pool(kPoolBytes);
   int filled = -1;
-  for (const Case& test : Cases()) {
+  for (const Case& test : options.cases.empty() ? Cases() : options.cases) {
     const bool wanted = std::any_of(
         options.filters.begin(), options.filters.end(),
         [&](const std::string& text) { return test.name.find(text) != std::string::npos; });

@@ -73,9 +73,10 @@ struct MlaCut {
 };
 
 /// A cut of which one piece has about `piece` keys: a few more pieces than the quotient where
-/// rounding to splits would make one much longer. All lanes of a warp.
-__device__ __forceinline__ MlaCut FindCut(const MlaPlanArguments& args, int keys, int piece) {
-  const int most = args.relaxed ? (keys + 127) / 128 : CountSplits(args.splits, keys);
+/// rounding to splits would make one much longer, but at most `room`. All lanes of a warp.
+__device__ __forceinline__ MlaCut FindCut(const MlaPlanArguments& args, int keys, int piece,
+                                          int room) {
+  const int most = min(room, args.relaxed ? (keys + 127) / 128 : CountSplits(args.splits, keys));
   const int wanted = min(most, (keys + piece - 1) / piece);
   const int limit = keys / wanted + keys / wanted / 8;
   constexpr int kTries = 5;

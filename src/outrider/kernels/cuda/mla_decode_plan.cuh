@@ -269,9 +269,9 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   // would be begun, which takes longer.
   const bool alike =
       tile_count > 0 && tile_count <= args.blocks && longest <= shortest + shortest / 4;
-  const int pieces = alike ? args.blocks / tile_count : 1;
+  const int pieces_each = alike ? args.blocks / tile_count : 1;
   const int share =
-      alike ? max(fair_share, (longest + kItemCost + pieces - 1) / pieces) : fair_share;
+      alike ? max(fair_share, (longest + kItemCost + pieces_each - 1) / pieces_each) : fair_share;
 
   // Tiles that stay whole, numbered by `whole`.
   for (int request = warp; request < args.num_requests; request += kPlanThreads / 32) {
@@ -357,8 +357,9 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
             const int piece = __shfl_sync(~0u, static_cast<int>(fine), from) != 0
                                   ? share / 8 + 1
                                   : (other.keys + pieces - 1) / pieces;
-            CutTile(args, other, FindCut(args, other.keys, piece), &used_units, class_count,
-                    longest);
+            const int room = alike ? pieces_each : other.keys;
+            const MlaCut found = FindCut(args, other.keys, piece, room);
+            CutTile(args, other, found, &used_units, class_count, longest);
           } else {
             const int4 cut_plan =
                 make_int4(__shfl_sync(~0u, plan.x, from), __shfl_sync(~0u, plan.y, from),
