@@ -20,13 +20,14 @@ struct MlaPlanArguments {
   MlaWorkspace workspace;
 };
 
-/// Where piece `index` of `pieces` ends: a split's end (relaxed: any even tile) near the even cut.
-/// `step` is keys / pieces.
+/// Where piece `index` of `pieces` ends: a split's end near the even cut (relaxed: every second
+/// tile's, and no two pieces' the same). `step` is keys / pieces.
 __device__ __forceinline__ int PieceEnd(const MlaPlanArguments& args, int keys, int pieces,
                                         float step, int index) {
   if (index + 1 >= pieces) return keys;
+  if (args.relaxed) return (index + 1) * ((keys + 127) / 128) / pieces * 128;
   const int even = __float2int_rz(__fmul_rn(step, static_cast<float>(index + 1)));
-  return min(keys, args.relaxed ? (even + 64) & ~127 : NearestSplit(args.splits, even));
+  return min(keys, NearestSplit(args.splits, even));
 }
 
 /// Partial results that a piece of a cut tile leaves: the first folds its splits, later ones leave
