@@ -20,6 +20,8 @@ constexpr int32_t kMost = 3;
 struct World {
   std::function<double(double)> verify = [](double) { return 1.0; };   // seconds of rows
   std::function<double(double)> module = [](double) { return 0.02; };  // of one pass over rows
+  std::function<double(double)> inner =
+      {};  // where those before a chain's last take something else
   std::function<double(double)> prompt = [](double r) { return 0.05 * r; };
   double accepted = 0.9;  // at every place
   int32_t batch = 1;
@@ -98,7 +100,9 @@ class Simulation {
       const int32_t first = tokens + prompt_rows;
       if (chained_) {
         step.module_rows = int64_t{k} * std::max(world_.batch * k + prompt_rows, first);
-        step.draft_seconds = k * world_.module(static_cast<double>(step.module_rows) / k);
+        const double rows = static_cast<double>(step.module_rows) / k;
+        step.draft_seconds = world_.module(rows) +
+                             (k - 1) * (world_.inner ? world_.inner(rows) : world_.module(rows));
       } else {
         step.module_rows = first + int64_t{world_.batch} * (k - 1);
         step.draft_seconds = world_.module(first) + (k - 1) * world_.module(world_.batch);
@@ -203,6 +207,31 @@ TEST(DraftLengthPolicyTest, CountsWhatModulesTakeForPrompts) {
   Simulation short_prompts(world);
   short_prompts.Run(2000);
   EXPECT_LT(short_prompts.steps(0), 200);
+}
+
+TEST(DraftLengthPolicyTest, KnowsThatInnerModulesTakeMoreForPrompts) {
+  // Beyond k = 1 every draft more costs what an inner module takes for the prompts.
+  const World world{.verify = [](double r) { return 1 + 0.05 * r; },
+                    .module = [](double r) { return 0.02 + 0.002 * r; },
+                    .inner = [](double r) { return 0.02 + 0.1 * r; },
+                    .accepted = 0.95,
+                    .prompt_rows = 40,
+                    .tokens_per_prompt = 20};
+  Simulation simulation(world);
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(1), 900);
+  EXPECT_GT(BesideTheBest(world), 0.97);
+}
+
+TEST(DraftLengthPolicyTest, LearnsWhenEveryStepHasAPrompt) {
+  Simulation simulation({.verify = InProportion,
+                         .module = [](double) { return 0.0; },
+                         .accepted = 0.8,
+                         .batch = 128,
+                         .prompt_rows = 50,
+                         .tokens_per_prompt = 50});
+  simulation.Run(200);
+  EXPECT_GT(simulation.steps(0), 180);
 }
 
 TEST(DraftLengthPolicyTest, StaysWhereItIsBesideEquals) {

@@ -16,7 +16,7 @@ constexpr int32_t kProbeRequests = 8;
 // Steps over which prompt rows and tokens are counted.
 constexpr double kRecentSteps = 256;
 // At first nothing is known, and probes may lose more.
-constexpr int64_t kLearningSteps = 256;
+constexpr double kLearningTokens = 1024;
 constexpr double kLearningShare = 0.02;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
@@ -29,7 +29,8 @@ DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained)
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
       accepted_(static_cast<size_t>(max_drafts), 1),
-      best_(max_drafts) {
+      // Never far from the best, until the first verification.
+      best_(1) {
   OUTRIDER_CHECK(max_drafts >= 1);
 }
 
@@ -50,7 +51,18 @@ double DraftLengthPolicy::ModuleSeconds(int32_t k, double batch_size, double pro
   const double tokens = TokensPerStep(k);
   const double rows = chained_ ? batch_size * std::max<double>(k, tokens) + prompt_rows
                                : (batch_size * (tokens + k - 1) + prompt_rows) / k;
-  return k * module_.Seconds(rows);
+  return PassSeconds(k, rows);
+}
+
+double DraftLengthPolicy::PassSeconds(int32_t k, double rows) const {
+  if (!chained_) return k * last_module_.Seconds(rows);
+  return InnerSeconds(k, rows) + last_module_.Seconds(rows);
+}
+
+double DraftLengthPolicy::InnerSeconds(int32_t k, double rows) const {
+  if (!chained_ || k <= 1) return 0;
+  const double seconds = inner_module_.Seconds(rows);
+  return (k - 1) * (seconds > 0 ? seconds : last_module_.Seconds(rows));
 }
 
 double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
@@ -93,7 +105,7 @@ void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> 
   double lost = seconds * (1 - SecondsPerToken(best_, batch_size) / SecondsPerToken(k, batch_size));
   lost = std::max(lost, kLeastProbeLoss * seconds);
   const auto put_off = static_cast<double>(rows_put_off[static_cast<size_t>(k)]);
-  if (more && put_off > 0) lost += k * module_.Seconds(put_off / k);
+  if (more && put_off > 0) lost += PassSeconds(k, put_off / k);
   if (credit_ < lost) return;
   credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
   probe_ = k;
@@ -102,7 +114,8 @@ void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> 
 }
 
 void DraftLengthPolicy::Observe(const DraftStep& step) {
-  const double share = num_steps_++ < kLearningSteps ? kLearningShare : kProbeShare;
+  const double share = tokens_learned_ < kLearningTokens ? kLearningShare : kProbeShare;
+  tokens_learned_ = std::min(tokens_learned_ + step.tokens, kLearningTokens);
   credit_ += share * (step.seconds + step.draft_seconds);
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
@@ -110,10 +123,22 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   prompt_steps_ = prompt_steps_ * kKept + (step.prompt_rows > 0 ? 1 : 0);
   tokens_ = tokens_ * kKept + step.tokens;
   MeasureVerification(step);
-  if (step.depth > 0 && step.module_rows > 0) {
-    module_.Learn(static_cast<double>(step.module_rows) / step.depth,
-                  step.draft_seconds / step.depth);
-  }
+  MeasureModules(step);
+}
+
+/// Divided like a step.
+void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
+  if (step.depth == 0 || step.module_rows == 0) return;
+  const double rows = static_cast<double>(step.module_rows) / step.depth;
+  const double inner = InnerSeconds(step.depth, rows);
+  const double last = PassSeconds(step.depth, rows) - inner;
+  const int32_t num_inner = chained_ ? step.depth - 1 : 0;
+  double share = static_cast<double>(num_inner) / step.depth;
+  if (inner + last > 0) share = inner / (inner + last);
+  last_module_.Learn(rows, step.draft_seconds * (1 - share) / (step.depth - num_inner),
+                     (1 - share) * (1 - share));
+  if (num_inner == 0) return;
+  inner_module_.Learn(rows, step.draft_seconds * share / num_inner, share * share);
 }
 
 void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
@@ -127,14 +152,20 @@ void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
 }
 
 /// A step that both verified and computed prompts is divided as it was expected to divide, and says
-/// the less of a part the smaller that is.
+/// the less of a part the smaller that is. Until one was measured its rows are taken for rows of
+/// the other: under load there may be no step of one kind only.
 void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   if (step.prompt_rows == 0 && step.verify_rows == 0) return;
   if (step.prompt_rows == 0) return verify_.Learn(step.verify_rows, step.seconds);
   if (step.verify_rows == 0) return prompt_.Learn(step.prompt_rows, step.seconds);
-  const double verify = verify_.Seconds(step.verify_rows);
-  const double prompt = prompt_.Seconds(step.prompt_rows);
-  if (verify == 0 || prompt == 0) return;
+  double verify = verify_.Seconds(step.verify_rows);
+  double prompt = prompt_.Seconds(step.prompt_rows);
+  if (verify == 0) verify = prompt_.Seconds(step.verify_rows);
+  if (prompt == 0) prompt = verify_.Seconds(step.prompt_rows);
+  if (verify + prompt == 0) {
+    verify = step.verify_rows;
+    prompt = step.prompt_rows;
+  }
   const double share = verify / (verify + prompt);
   verify_.Learn(step.verify_rows, step.seconds * share, share * share);
   prompt_.Learn(step.prompt_rows, step.seconds * (1 - share), (1 - share) * (1 - share));

@@ -6,10 +6,10 @@
 //   (verify(batch * (1 + k)) + modules(k, batch)) / (batch * tokens per step(k))
 //
 // and what the modules take for prompts, from the share of drafts accepted at each place and from
-// three learned functions of a number of rows: what verification, prompts and a module take. The
-// best k runs when it promises kHysteresis more than the one that does. Now and then one beside it
-// runs for a moment, so that what is known of it does not grow old: as often as the time that this
-// is expected to lose stays within kProbeShare.
+// learned functions of a number of rows: what verification, prompts and modules take. The best k
+// runs when it promises kHysteresis more than the one that does. Now and then one beside it runs
+// for a moment, so that what is known of it does not grow old: as often as the time that this is
+// expected to lose stays within kProbeShare.
 //
 // Pure: no clock, no random numbers. Output never depends on k, so it may follow measured times.
 #pragma once
@@ -56,16 +56,23 @@ class DraftLengthPolicy {
   double TokensPerStep(int32_t k) const;
   double StepSeconds(int32_t k, double batch_size) const;
   double ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const;
+  /// Of k modules, or of one that runs k times, over so many rows each.
+  double PassSeconds(int32_t k, double rows) const;
+  double InnerSeconds(int32_t k, double rows) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
   void CountAccepted(const DraftStep& step);
   void MeasureVerification(const DraftStep& step);
+  void MeasureModules(const DraftStep& step);
   void StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
 
   int32_t max_drafts_;
   bool chained_;
   RowCost verify_;
   RowCost prompt_;
-  RowCost module_;  // one pass of one module
+  // One pass of one module. The outputs of a chain's last one are read where it drafts only, those
+  // of the others at all rows: over a prompt that is most of the work.
+  RowCost last_module_;
+  RowCost inner_module_;
   // [k] As in DraftStep, lately.
   std::vector<double> tried_;
   std::vector<double> accepted_;
@@ -78,7 +85,7 @@ class DraftLengthPolicy {
   int32_t probe_requests_ = 0;  // counted once per step
   bool probe_more_ = false;     // the next probe drafts more than the best, not fewer
   double credit_ = 0;           // seconds that probes may lose
-  int64_t num_steps_ = 0;
+  double tokens_learned_ = 0;   // from the start, up to kLearningTokens
 };
 
 }  // namespace outrider
