@@ -73,11 +73,14 @@ struct AttentionSpan {
 };
 
 /// Key positions per partial softmax of attention over the paged cache: partials cover
-/// [256 i, 256 (i + 1)) of absolute positions and merge in order, whatever the step's lengths.
+/// [256 i, 256 (i + 1)) of absolute positions and merge in a fixed order, whatever the step's
+/// lengths.
 inline constexpr int32_t kPagedSplit = 256;
 
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
 ///   s_t = scale * dot(q[r, h], cache[t]),  out[r, h] = sum_t softmax(s)_t * cache[t][0:L].
+/// Over a bfloat16 cache the elements of q are rounded to bfloat16 (nearest even) before they are
+/// multiplied.
 struct AbsorbedAttentionArgs {
   MatrixView<const float>
       q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
@@ -90,7 +93,7 @@ struct AbsorbedAttentionArgs {
   MatrixView<float> out;  // [rows, heads * L]
 };
 
-/// Attention over the paged cache of per-head entries: for row r, head h
+/// Attention over the paged cache of per-head entries, with q rounded alike: for row r, head h
 ///   k_t = [entry_t.key[h] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
 ///   out[r, h] = sum_t softmax(s)_t * entry_t.value[h].
 struct PerHeadAttentionArgs {

@@ -47,20 +47,21 @@ using avx2::RowTiles;
 // Keys whose values stay in L1 while all row tiles pass over a line of columns.
 constexpr int64_t kOutputKeys = 128;
 
-/// `width` floats in lane order, padded with zeros.
+/// `width` floats in lane order, rounded as entries are, padded with zeros.
 template <typename Isa, bool kIsBFloat16>
 void ArrangePart(const float* q, int64_t width, float* lanes) {
   constexpr int64_t kStep = 2 * Isa::kLanes;
   for (int64_t i = 0; i < PaddedPart(width); i += kStep) {
-    float tail[kStep] = {};
-    const float* from = q + i;
-    if (i + kStep > width) {
-      for (int64_t j = 0; i + j < width; ++j) tail[j] = q[i + j];
-      from = tail;
+    float part[kStep] = {};
+    for (int64_t j = 0; j < Least(kStep, width - i); ++j) part[j] = q[i + j];
+    if constexpr (kIsBFloat16) {
+      for (int64_t j = 0; j < kStep; j += 8) {
+        _mm256_storeu_ps(part + j, avx2::RoundToBFloat16(_mm256_loadu_ps(part + j)));
+      }
     }
     typename Isa::Vector first;
     typename Isa::Vector second;
-    Isa::template LoadLanes<kIsBFloat16>(from, first, second);
+    Isa::template LoadLanes<kIsBFloat16>(part, first, second);
     Isa::Store(lanes + i, first);
     Isa::Store(lanes + i + Isa::kLanes, second);
   }

@@ -72,13 +72,13 @@ constexpr int64_t PaddedRows(int64_t rows) {
 }
 
 /// Widths of rows of floats in scratch memory: whole vectors.
-constexpr int64_t PaddedWidth(int64_t width) { return (width + 7) / 8 * 8; }
+constexpr int64_t PaddedWidth(int64_t width) { return (width + 15) / 16 * 16; }
 
 /// One block of keys for a set of rows, by the running softmax. For every row r, over its first
 /// visible[r] keys t:
 ///   s_t = scale * dot(q_r, k_t),  m' = max(m, max s_t),
 ///   l' = l exp(m - m') + sum exp(s_t - m'),  o' = o exp(m - m') + sum exp(s_t - m') v_t.
-/// Keys past visible[r] have no influence on row r, whatever they hold. Widths are multiples of 8,
+/// Keys past visible[r] have no influence on row r, whatever they hold. Widths are multiples of 16,
 /// padded with zeros.
 struct KeyBlock {
   const float* q = nullptr;  // [rows, width]
@@ -95,7 +95,7 @@ struct KeyBlock {
   float* sum = nullptr;     // l, [rows]
   float* out = nullptr;     // o, [rows, value_width]
   float* scores = nullptr;  // scratch, kKeyBlock * PaddedRows(rows)
-  // q, keys, values, out and scores are aligned to 32 bytes. While this block is computed, the
+  // q, keys, values, out and scores are aligned to 64 bytes. While this block is computed, the
   // entries of the next one are fetched (there may be none).
   const std::byte* const* next_entries = nullptr;
   int64_t num_next = 0;
@@ -118,7 +118,8 @@ struct EntryGroup {
 };
 
 /// The softmax of a set of rows over up to kPagedSplit cache entries. Of every entry e_t each group
-/// of rows takes a key k_t, an own part and a part that all groups share, and a value v_t. For
+/// of rows takes a key k_t, an own part and a part that all groups share, and a value v_t. With
+/// kBF16 the elements of q_r are rounded to bfloat16 (nearest even) first. For
 /// every row r, over its first visible[r] entries:
 ///   s_t = scale * dot(q_r, k_t),  max = max s_t,  sum = sum exp(s_t - max),
 ///   out = sum exp(s_t - max) v_t.
@@ -146,15 +147,22 @@ struct EntryBlock {
   // Scratch, aligned to 32 bytes.
   float* lanes = nullptr;   // rows * QueryLanes()
   float* scores = nullptr;  // num_keys * ScoreStride(rows)
-  // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null.
+  // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null. Blocks
+  // with the same rows may share it one after the other.
   BFloat16* tiles = nullptr;
+  // Only with tiles:
+  bool packs_queries = true;  // else `tiles` still holds these queries, from the block before
+  bool is_fetched = false;    // the block before had these entries as the next ones
+  const std::byte* const* next_entries = nullptr;  // to be fetched while this block is computed
+  int64_t num_next = 0;
 
   int64_t QueryLanes() const { return PaddedPart(own_width) + PaddedPart(shared_width); }
-  /// Three parts of every query and weight, and the values.
+  /// Queries; scores of whole groups of 64 keys, two elements each; weights in two parts; twice 32
+  /// columns of values.
   int64_t EntryTileElements() const {
-    const int64_t keys = (num_keys + kTileCols - 1) / kTileCols * kTileCols;
+    const int64_t keys = (num_keys + 63) / 64 * 64;
     const int64_t padded_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    return padded_rows * 3 * (PaddedPart(own_width) + keys) + keys * value_width;
+    return padded_rows * (PaddedPart(own_width) + 4 * keys) + 2 * keys * kTileCols;
   }
 };
 

@@ -1,9 +1,11 @@
 // Attention over the paged cache, absorbed and per head. A request's rows and heads are cut into
-// tiles, its positions into the fixed splits of kPagedSplit. Every (tile, split) is a task that
-// leaves a partial softmax; then each row merges its partials in order of the splits. Tiles only
-// decide who computes a row, splits are fixed positions, so neither the number of threads nor other
-// rows change a row's bits. Long contexts go in waves of splits, which bounds the memory for
-// partials.
+// tiles, its positions into the fixed splits of kPagedSplit, of which kFoldedSplits make a group.
+// Every split of a tile leaves a partial softmax; those of a group are merged in order, then the
+// groups are. A task is a group, whose thread merges as it goes along and fetches the next split's
+// entries meanwhile, or where that would leave threads idle a split, whose partial waits for the
+// others. Tiles and tasks only decide who computes a row, splits and groups are fixed positions, so
+// neither the number of threads nor other rows change a row's bits. Long contexts go in waves of
+// groups, which bounds the memory for partials.
 
 #include <algorithm>
 #include <cstring>
@@ -12,71 +14,15 @@
 #include "outrider/base/scratch.h"
 #include "outrider/kernels/argument_checks.h"
 #include "outrider/kernels/cpu/attention.h"
+#include "outrider/kernels/cpu/paged_tasks.h"
 #include "outrider/kernels/cpu/task_size.h"
 
 namespace outrider::cpu {
 
 namespace {
 
-constexpr int64_t kLargestTile = 64;
-constexpr int64_t kSmallestTile = 4;
-constexpr int64_t kSmallestUnitTile = kTileRows;  // of a matrix unit
-constexpr int64_t kTasksPerThread = 4;
 constexpr double kNanosecondsPerFma = 1.0 / 40;
 constexpr double kMergeShare = 0.02;  // of the time of the partials
-
-/// Both kinds of attention: head h's key is the elements [own + h * own_step, ...) of an entry and
-/// those of the shared part, its value the elements [value + h * value_step, ...).
-struct PagedArgs {
-  MatrixView<const float> q;  // [rows, heads * (own_width + shared_width)]
-  int64_t heads = 0;
-  int64_t own_width = 0;
-  int64_t own_step = 0;
-  int64_t shared = 0;
-  int64_t shared_width = 0;
-  int64_t value = 0;
-  int64_t value_width = 0;
-  int64_t value_step = 0;
-  float scale = 0;
-  LayerCache cache;
-  std::span<const AttentionSpan> requests;
-  MatrixView<float> out;  // [rows, heads * value_width]
-
-  int64_t query_width() const { return own_width + shared_width; }
-  /// Whether all heads attend to the same elements.
-  bool one_group() const { return own_step == 0 && value_step == 0; }
-};
-
-/// Heads [first_head, last_head) of rows [first_row, last_row) of one request.
-struct Tile {
-  const AttentionSpan* span;
-  int64_t first_row, last_row;
-  int64_t first_head, last_head;
-  float* max;  // what is merged so far, [heads, rows]; the unnormalised output is in args.out
-  float* sum;
-  size_t first_task = 0;  // of the wave, in order of the splits
-  size_t num_tasks = 0;
-
-  int64_t rows() const { return last_row - first_row; }
-  int64_t heads() const { return last_head - first_head; }
-};
-
-/// One tile at one split, and its partial softmax.
-struct Task {
-  const Tile* tile;
-  int64_t first_row;  // the first row of the tile that has keys in the split
-  int64_t split;
-  float* max;  // [heads, last_row - first_row]
-  float* sum;
-  float* out;  // [heads, last_row - first_row, PartialStride]
-
-  int64_t rows() const { return tile->last_row - first_row; }
-};
-
-int64_t SplitsOf(int64_t keys) { return (keys + kPagedSplit - 1) / kPagedSplit; }
-
-/// Number of keys that row j of a request sees.
-int64_t Keys(const AttentionSpan& span, int64_t j) { return span.context_length + j + 1; }
 
 class Call {
  public:
@@ -92,14 +38,20 @@ class Call {
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
     const double nanoseconds = EstimateNanoseconds();
     const bool is_shared = pool_.size() > 1 && nanoseconds >= kInlineNanoseconds;
-    CutTiles(is_shared ? TileSize() : kLargestTile, scratch, tiles);
+    CutTiles(args_, is_shared ? TileSize(args_, in_tiles_, pool_.size()) : kLargestTile, scratch,
+             tiles);
     if (tiles.empty()) return;
-    const auto num_tiles = static_cast<int64_t>(tiles.size());
-    const int64_t wave = std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() / num_tiles);
     int64_t splits = 0;
+    int64_t most_heads = 0;
     for (const Tile& tile : tiles) {
-      splits = std::max(splits, SplitsOf(Keys(*tile.span, tile.last_row - 1)));
+      splits = std::max(splits, Splits(tile));
+      most_heads = std::max(most_heads, tile.heads());
     }
+    const auto num_tiles = static_cast<int64_t>(tiles.size());
+    const int64_t per_task = is_shared ? SplitsOfTask(tiles, pool_.size()) : kFoldedSplits;
+    const int64_t tasks_of_group = kFoldedSplits / per_task;
+    const int64_t wave = kFoldedSplits * std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() /
+                                                                  (num_tiles * tasks_of_group));
     const double per_wave =
         nanoseconds * static_cast<double>(std::min(wave, splits)) / static_cast<double>(splits);
     for (int64_t first = 0; first < splits; first += wave) {
@@ -107,16 +59,26 @@ class Call {
       tasks.clear();
       for (Tile& tile : tiles) {
         tile.first_task = tasks.size();
-        for (int64_t split = first; split < std::min(first + wave, splits); ++split) {
-          AddTask(tile, split, scratch, tasks);
+        const int64_t end = std::min(first + wave, Splits(tile));
+        for (int64_t split = first; split < end; split += per_task) {
+          tasks.push_back({.tile = &tile,
+                           .first = split,
+                           .last = std::min(split + per_task, end),
+                           .partial = TakePartial(tile, split, scratch)});
         }
         tile.num_tasks = tasks.size() - tile.first_task;
       }
       const Task* task = tasks.data();
-      RunTasks(pool_, static_cast<int64_t>(tasks.size()), per_wave,
-               [&](int64_t i) { Attend(task[i]); });
-      RunTasks(pool_, num_tiles, per_wave * kMergeShare,
-               [&](int64_t i) { Merge(tiles[static_cast<size_t>(i)], task); });
+      const auto num_tasks = static_cast<int64_t>(tasks.size());
+      RunTasks(pool_, num_tasks, per_wave, [&](int64_t i) {
+        // Threads take tasks in turn, and most take about the same time.
+        const int64_t next = i + (is_shared ? pool_.size() : 1);
+        Attend(task[i], next < num_tasks ? &task[next] : nullptr);
+      });
+      RunTasks(pool_, num_tiles * most_heads, per_wave * kMergeShare, [&](int64_t i) {
+        const Tile& tile = tiles[static_cast<size_t>(i / most_heads)];
+        if (i % most_heads < tile.heads()) Merge(tile, i % most_heads, task, first + wave);
+      });
     }
   }
 
@@ -132,76 +94,77 @@ class Call {
     return sum;
   }
 
-  /// Rows of a tile of `size` (row, head) pairs. Rows of one head share its keys: they come first.
-  static int64_t RowsOfTile(const AttentionSpan& span, int64_t size) {
-    return std::min<int64_t>(span.query_length, size);
-  }
-  int64_t HeadsOfTile(const AttentionSpan& span, int64_t size) const {
-    return std::min(args_.heads, size / RowsOfTile(span, size));
+  Partial TakePartial(const Tile& tile, int64_t split, Scratch& scratch) const {
+    const int64_t first_row = FirstRow(tile, split);
+    const int64_t rows = tile.last_row - first_row;
+    const int64_t pairs = rows * tile.heads();
+    return {.first_row = first_row,
+            .rows = rows,
+            .max = scratch.Take<float>(pairs),
+            .sum = scratch.Take<float>(pairs),
+            .out = scratch.Take<float>(pairs * partial_stride_)};
   }
 
-  /// The largest tile that leaves every thread several tasks.
-  int64_t TileSize() const {
-    const int64_t smallest = in_tiles_ ? kSmallestUnitTile : kSmallestTile;
-    int64_t size = kLargestTile;
-    for (; size > smallest; size /= 2) {
-      int64_t tasks = 0;
-      for (const AttentionSpan& span : args_.requests) {
-        if (span.query_length == 0) continue;
-        const int64_t rows = RowsOfTile(span, size);
-        const int64_t heads = HeadsOfTile(span, size);
-        tasks += ((span.query_length + rows - 1) / rows) * ((args_.heads + heads - 1) / heads) *
-                 SplitsOf(Keys(span, span.query_length - 1));
-      }
-      if (tasks >= kTasksPerThread * pool_.size()) break;
+  /// A thread's scratch memory, and what it keeps from one split to the next.
+  struct Thread {
+    Scratch scratch;
+    const std::byte* fetched = nullptr;  // the first of the entries that are fetched already
+  };
+
+  /// The task's partial. Meanwhile the first entries of the next task are fetched, if there is one.
+  void Attend(const Task& task, const Task* next) const {
+    thread_local Thread thread;
+    const Scratch::Frame frame(thread.scratch);
+    BFloat16* tiles = nullptr;
+    int64_t rows_in_tiles = 0;
+    if (in_tiles_) {
+      const EntryBlock largest = {.rows = task.partial.rows * task.tile->heads(),
+                                  .own_width = args_.own_width,
+                                  .value_width = PaddedPart(args_.value_width),
+                                  .num_keys = kPagedSplit};
+      tiles = thread.scratch.Take<BFloat16>(largest.EntryTileElements());
     }
-    return size;
-  }
-
-  void CutTiles(int64_t size, Scratch& scratch, std::vector<Tile>& tiles) const {
-    for (const AttentionSpan& span : args_.requests) {
-      if (span.query_length == 0) continue;
-      const int64_t rows = RowsOfTile(span, size);
-      const int64_t heads = HeadsOfTile(span, size);
-      for (int64_t row = 0; row < span.query_length; row += rows) {
-        for (int64_t head = 0; head < args_.heads; head += heads) {
-          Tile tile = {.span = &span,
-                       .first_row = row,
-                       .last_row = std::min<int64_t>(row + rows, span.query_length),
-                       .first_head = head,
-                       .last_head = std::min(head + heads, args_.heads),
-                       .max = nullptr,
-                       .sum = nullptr};
-          tile.max = scratch.Take<float>(tile.rows() * tile.heads());
-          tile.sum = scratch.Take<float>(tile.rows() * tile.heads());
-          tiles.push_back(tile);
+    for (int64_t split = task.first; split < task.last; ++split) {
+      const Scratch::Frame split_frame(thread.scratch);
+      const Tile& tile = *task.tile;
+      const Partial partial =
+          split == task.first ? task.partial : TakePartial(tile, split, thread.scratch);
+      EntryBlock block = {.tiles = tiles, .packs_queries = partial.rows != rows_in_tiles};
+      rows_in_tiles = partial.rows;
+      if (in_tiles_ && split + 1 < task.last) {
+        FindNext(tile, split + 1, thread.scratch, block);
+      } else if (in_tiles_ && next != nullptr) {
+        FindNext(*next->tile, next->first, thread.scratch, block);
+      }
+      AttendSplit(tile, split, partial, thread, block);
+      if (split == task.first) continue;
+      for (int64_t h = 0; h < tile.heads(); ++h) {
+        for (int64_t j = partial.first_row; j < tile.last_row; ++j) {
+          Fold(partial, h, j, task.partial);
         }
       }
     }
   }
 
-  void AddTask(const Tile& tile, int64_t split, Scratch& scratch, std::vector<Task>& tasks) const {
-    const int64_t first_row =
-        std::max<int64_t>(tile.first_row, split * kPagedSplit - tile.span->context_length);
-    if (first_row >= tile.last_row) return;
-    const int64_t pairs = (tile.last_row - first_row) * tile.heads();
-    tasks.push_back({.tile = &tile,
-                     .first_row = first_row,
-                     .split = split,
-                     .max = scratch.Take<float>(pairs),
-                     .sum = scratch.Take<float>(pairs),
-                     .out = scratch.Take<float>(pairs * partial_stride_)});
+  void FindNext(const Tile& tile, int64_t split, Scratch& scratch, EntryBlock& block) const {
+    block.num_next = NumKeys(tile, split);
+    block.next_entries = FindEntries(*tile.span, split * kPagedSplit, block.num_next, scratch);
   }
 
-  void Attend(const Task& task) const {
-    thread_local Scratch scratch;
-    const Scratch::Frame frame(scratch);
-    const Tile& tile = *task.tile;
+  /// Keys of a split that some of the tile's rows see.
+  static int64_t NumKeys(const Tile& tile, int64_t split) {
+    return std::min<int64_t>(kPagedSplit,
+                             Keys(*tile.span, tile.last_row - 1) - split * kPagedSplit);
+  }
+
+  void AttendSplit(const Tile& tile, int64_t split, const Partial& partial, Thread& thread,
+                   EntryBlock& block) const {
+    Scratch& scratch = thread.scratch;
     const AttentionSpan& span = *tile.span;
-    const int64_t rows = task.rows();
+    const int64_t rows = partial.rows;
     const int64_t pairs = rows * tile.heads();
-    const int64_t begin = task.split * kPagedSplit;
-    const int64_t num_keys = std::min<int64_t>(kPagedSplit, Keys(span, tile.last_row - 1) - begin);
+    const int64_t begin = split * kPagedSplit;
+    const int64_t num_keys = NumKeys(tile, split);
 
     auto* q = scratch.Take<const float*>(pairs);
     auto* visible = scratch.Take<int32_t>(pairs);
@@ -213,32 +176,35 @@ class Call {
         groups[num_groups++] = {0, args_.own_step * h, args_.value + args_.value_step * h};
       }
       groups[num_groups - 1].rows += rows;
-      for (int64_t j = task.first_row; j < tile.last_row; ++j, ++pair) {
+      for (int64_t j = partial.first_row; j < tile.last_row; ++j, ++pair) {
         q[pair] = args_.q.row(span.first_row + j) + h * args_.query_width();
         visible[pair] = static_cast<int32_t>(std::min(Keys(span, j) - begin, num_keys));
       }
     }
-    EntryBlock block = {.groups = groups,
-                        .num_groups = num_groups,
-                        .rows = pairs,
-                        .q = q,
-                        .own_width = args_.own_width,
-                        .shared = args_.shared,
-                        .shared_width = args_.shared_width,
-                        .value_width = PaddedPart(args_.value_width),
-                        .dtype = args_.cache.dtype,
-                        .entries = FindEntries(span, begin, num_keys, scratch),
-                        .num_keys = num_keys,
-                        .visible = visible,
-                        .scale = args_.scale,
-                        .max = task.max,
-                        .sum = task.sum,
-                        .out = task.out,
-                        .out_stride = partial_stride_};
+    block.groups = groups;
+    block.num_groups = num_groups;
+    block.rows = pairs;
+    block.q = q;
+    block.own_width = args_.own_width;
+    block.shared = args_.shared;
+    block.shared_width = args_.shared_width;
+    block.value_width = PaddedPart(args_.value_width);
+    block.dtype = args_.cache.dtype;
+    block.entries = FindEntries(span, begin, num_keys, scratch);
+    block.num_keys = num_keys;
+    block.visible = visible;
+    block.scale = args_.scale;
+    block.max = partial.max;
+    block.sum = partial.sum;
+    block.out = partial.out;
+    block.out_stride = partial_stride_;
+    block.is_fetched = block.entries[0] == thread.fetched;
+    thread.fetched = block.num_next == 0 ? nullptr : block.next_entries[0];
     if (HasOddParts()) PadEntries(block, groups, scratch);
-    block.lanes = scratch.Take<float>(pairs * block.QueryLanes());
-    block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
-    if (in_tiles_) block.tiles = scratch.Take<BFloat16>(block.EntryTileElements());
+    if (!in_tiles_) {
+      block.lanes = scratch.Take<float>(pairs * block.QueryLanes());
+      block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
+    }
     leaves_.attend_entries(block);
   }
 
@@ -295,29 +261,50 @@ class Call {
     block.entries = entries;
   }
 
+  /// Merges the later partial of a row and head into another.
+  void Fold(const Partial& partial, int64_t head, int64_t row, const Partial& into) const {
+    const int64_t pair = into.Pair(head, row);
+    FoldRow(partial, head, row, into.max[pair], into.sum[pair], into.out + pair * partial_stride_);
+  }
+  void FoldRow(const Partial& partial, int64_t head, int64_t row, float& max, float& sum,
+               float* out) const {
+    const int64_t pair = partial.Pair(head, row);
+    leaves_.merge_partial(partial.max[pair], partial.sum[pair],
+                          partial.out + pair * partial_stride_, args_.value_width, max, sum, out);
+  }
+
   /// Merges the wave's partials into a tile's rows; the last one of a row also normalises it.
-  void Merge(const Tile& tile, const Task* tasks) const {
+  void Merge(const Tile& tile, int64_t head, const Task* tasks, int64_t end_of_wave) const {
     const int64_t width = args_.value_width;
-    for (size_t n = 0; n < tile.num_tasks; ++n) {
-      const Task& task = tasks[tile.first_task + n];
-      int64_t pair = 0;
-      for (int64_t h = tile.first_head; h < tile.last_head; ++h) {
-        for (int64_t j = task.first_row; j < tile.last_row; ++j, ++pair) {
-          const int64_t state = (h - tile.first_head) * tile.rows() + j - tile.first_row;
-          float& max = tile.max[state];
-          float& sum = tile.sum[state];
-          const float* partial = task.out + pair * partial_stride_;
-          float* out = args_.out.row(tile.span->first_row + j) + h * width;
-          if (task.split == 0) {
-            max = task.max[pair];
-            sum = task.sum[pair];
-            std::copy(partial, partial + width, out);
-          } else {
-            leaves_.merge_partial(task.max[pair], task.sum[pair], partial, width, max, sum, out);
-          }
-          if (task.split + 1 == SplitsOf(Keys(*tile.span, j))) leaves_.divide(sum, width, out);
+    for (int64_t row = tile.first_row; row < tile.last_row; ++row) {
+      float* out = args_.out.row(tile.span->first_row + row) + (tile.first_head + head) * width;
+      const int64_t state = head * tile.rows() + row - tile.first_row;
+      const auto merge_group = [&](const Task* first) {
+        if (first == nullptr) return;
+        const Partial& group = first->partial;
+        if (first->first > 0) {
+          FoldRow(group, head, row, tile.max[state], tile.sum[state], out);
+          return;
+        }
+        const int64_t pair = group.Pair(head, row);
+        tile.max[state] = group.max[pair];
+        tile.sum[state] = group.sum[pair];
+        std::copy_n(group.out + pair * partial_stride_, width, out);
+      };
+      const Task* group = nullptr;  // its first task
+      for (size_t n = 0; n < tile.num_tasks; ++n) {
+        const Task& task = tasks[tile.first_task + n];
+        if (task.partial.first_row > row) break;
+        if (group != nullptr && task.first % kFoldedSplits != 0) {
+          Fold(task.partial, head, row, group->partial);
+        } else {
+          merge_group(group);
+          group = &task;
         }
       }
+      merge_group(group);
+      const int64_t splits = SplitsOf(Keys(*tile.span, row));
+      if (group != nullptr && splits <= end_of_wave) leaves_.divide(tile.sum[state], width, out);
     }
   }
 

@@ -32,6 +32,10 @@ struct HeadRow {
   const LayerCache& cache;
   const int32_t* block_table;
 
+  float Query(float element) const {
+    return cache.dtype == DType::kBF16 ? ToFloat(ToBFloat16(element)) : element;
+  }
+
   int64_t EntryOffset(int64_t position) const {
     const int64_t block = block_table[position / cache.block_size];
     return cache.SlotOffset(block * cache.block_size + position % cache.block_size);
@@ -52,7 +56,7 @@ Partial AttendSplit(const HeadRow& row, int64_t begin, int64_t end) {
     const float* q = row.q;
     for (const Part& part : row.key) {
       for (int64_t i = 0; i < part.width; ++i) {
-        dot += double{*q++} * CacheValue(row.cache, row.EntryOffset(t) + part.first + i);
+        dot += double{row.Query(*q++)} * CacheValue(row.cache, row.EntryOffset(t) + part.first + i);
       }
     }
     scores.push_back(row.scale * static_cast<float>(dot));

@@ -7,12 +7,14 @@
 
 namespace outrider::cpu::avx512 {
 
-/// What is left to AVX2 takes little of a step; attend_keys serves prompts.
+/// What is left to AVX2 takes little of a step.
 inline constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx2::kLeavesByFloat16;
   leaves.multiply_panels = MultiplyPanels;
   leaves.most_rows_of_codes = kMostRowsOfCodes;
+  leaves.attend_keys = AttendKeys;
   leaves.attend_entries = AttendEntries;
+  leaves.merge_partial = MergePartial;
   return leaves;
 }();
 

@@ -78,11 +78,6 @@ struct EntryIsa {
       _mm512_storeu_ps(x + 16, _mm512_permutex2var_ps(first, high, second));
     }
   }
-
- private:
-  static __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
-    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-  }
 };
 
 }  // namespace

@@ -14,6 +14,11 @@ inline __attribute__((always_inline)) void MultiplyAdd(__m512 a, __m512 b, __m51
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
+/// The lower eight lanes plus the upper.
+inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
+  return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+}
+
 /// Of 32 bfloat16 in memory those of even index (parity 0) or of odd index, widened.
 template <int kParity>
 inline __attribute__((always_inline)) __m512 WidenHalf(const std::byte* from) {

@@ -1,0 +1,58 @@
+// Attention over a block of keys with AVX-512: key_attention.h with sixteen lanes, whose halves are
+// added first in a score. Merging of partial softmaxes.
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/vectors.h"
+#include "outrider/kernels/cpu/avx512/leaves.h"
+#include "outrider/kernels/cpu/avx512/vectors.h"
+#include "outrider/kernels/cpu/key_attention.h"
+
+namespace outrider::cpu::avx512 {
+
+namespace {
+
+struct KeyIsa {
+  using Vector = __m512;
+  static constexpr int64_t kLanes = 16;
+  static constexpr int kTileKeys = 4;
+  static constexpr int kTileVectors = 4;
+
+  static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
+  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_load_ps(x); }
+  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm512_store_ps(x, v); }
+  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
+    return _mm512_set1_ps(*x);
+  }
+  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+    avx512::MultiplyAdd(a, b, sum);
+  }
+  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
+    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
+  }
+};
+
+float WeightOf(float x) { return _mm256_cvtss_f32(avx2::Weight(_mm256_set1_ps(x))); }
+
+}  // namespace
+
+void AttendKeys(const KeyBlock& block) { AttendKeysWith<KeyIsa>(block); }
+
+void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
+                  float& max, float& sum, float* out) {
+  const float new_max = partial_max > max ? partial_max : max;
+  const float keep = WeightOf(max - new_max);
+  const float take = WeightOf(partial_max - new_max);
+  max = new_max;
+  sum = sum * keep + partial_sum * take;
+  const __m512 keep16 = _mm512_set1_ps(keep);
+  const __m512 take16 = _mm512_set1_ps(take);
+  for (int64_t i = 0; i < n; i += 16) {
+    const auto exist = static_cast<__mmask16>(n - i < 16 ? 0xffffU >> (16 - (n - i)) : 0xffffU);
+    const __m512 kept = _mm512_mul_ps(_mm512_maskz_loadu_ps(exist, out + i), keep16);
+    const __m512 taken = _mm512_mul_ps(_mm512_maskz_loadu_ps(exist, partial_out + i), take16);
+    _mm512_mask_storeu_ps(out + i, exist, _mm512_add_ps(kept, taken));
+  }
+}
+
+}  // namespace outrider::cpu::avx512

@@ -1,0 +1,93 @@
+// How attention over the paged cache is cut into tiles and tasks (paged_attention.cc).
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "outrider/base/scratch.h"
+#include "outrider/kernels/kernel_table.h"
+
+namespace outrider::cpu {
+
+inline constexpr int64_t kLargestTile = 64;  // (row, head) pairs
+inline constexpr int64_t kTasksPerThread = 4;
+/// Splits whose partials are merged with one another first.
+inline constexpr int64_t kFoldedSplits = 4;
+
+/// Both kinds of attention: head h's key is the elements [own + h * own_step, ...) of an entry and
+/// those of the shared part, its value the elements [value + h * value_step, ...).
+struct PagedArgs {
+  MatrixView<const float> q;  // [rows, heads * (own_width + shared_width)]
+  int64_t heads = 0;
+  int64_t own_width = 0;
+  int64_t own_step = 0;
+  int64_t shared = 0;
+  int64_t shared_width = 0;
+  int64_t value = 0;
+  int64_t value_width = 0;
+  int64_t value_step = 0;
+  float scale = 0;
+  LayerCache cache;
+  std::span<const AttentionSpan> requests;
+  MatrixView<float> out;  // [rows, heads * value_width]
+
+  int64_t query_width() const { return own_width + shared_width; }
+  /// Whether all heads attend to the same elements.
+  bool one_group() const { return own_step == 0 && value_step == 0; }
+};
+
+/// Heads [first_head, last_head) of rows [first_row, last_row) of one request.
+struct Tile {
+  const AttentionSpan* span;
+  int64_t first_row, last_row;
+  int64_t first_head, last_head;
+  float* max;  // what is merged so far, [heads, rows]; the unnormalised output is in args.out
+  float* sum;
+  size_t first_task = 0;  // of the wave, in order of the splits
+  size_t num_tasks = 0;
+
+  int64_t rows() const { return last_row - first_row; }
+  int64_t heads() const { return last_head - first_head; }
+};
+
+/// A softmax over some keys for the rows of a tile from first_row on, its output unnormalised.
+struct Partial {
+  int64_t first_row;
+  int64_t rows;
+  float* max;  // [heads, rows]
+  float* sum;
+  float* out;  // [heads, rows, PartialStride]
+
+  int64_t Pair(int64_t head, int64_t row) const { return head * rows + row - first_row; }
+};
+
+/// Splits [first, last) of one tile, of one group, and the partial of all of them.
+struct Task {
+  const Tile* tile;
+  int64_t first, last;
+  Partial partial;
+};
+
+inline int64_t SplitsOf(int64_t keys) { return (keys + kPagedSplit - 1) / kPagedSplit; }
+
+/// Number of keys that row j of a request sees.
+inline int64_t Keys(const AttentionSpan& span, int64_t j) { return span.context_length + j + 1; }
+
+inline int64_t Splits(const Tile& tile) { return SplitsOf(Keys(*tile.span, tile.last_row - 1)); }
+
+/// The first row of a tile that has keys in a split.
+inline int64_t FirstRow(const Tile& tile, int64_t split) {
+  return std::max<int64_t>(tile.first_row, split * kPagedSplit - tile.span->context_length);
+}
+
+/// The largest tile that leaves every thread several tasks.
+int64_t TileSize(const PagedArgs& args, bool in_tiles_of_unit, int threads);
+
+/// Adds the tiles of `size` pairs at most, their state in scratch memory.
+void CutTiles(const PagedArgs& args, int64_t size, Scratch& scratch, std::vector<Tile>& tiles);
+
+/// Splits per task: a group, unless that would keep some threads waiting for the others, then 1.
+int64_t SplitsOfTask(std::span<const Tile> tiles, int threads);
+
+}  // namespace outrider::cpu
