@@ -317,6 +317,40 @@ TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchAtTheEndsOfTheRange) {
   }
 }
 
+// A sum that a matrix unit has flushed to -0 meets, in a tile that the columns do not fill,
+// products that are flushed to -0 as well, and the zeros behind them, which make it +0.
+TEST_P(MatMulTest, ZeroHasTheSameSignInAnyBatchWhereColumnsEndWithinATile) {
+  for (const int64_t cols : {66, 67}) {
+    Weight weight(DType::kBF16, 16, cols, random);
+    TestMatrix w(16, cols);
+    TestMatrix x(40, cols);
+    for (int64_t r = 0; r < 40; ++r) x.view().row(r)[0] = x.view().row(r)[32] = 0x1p-63F;
+    for (int64_t n = 0; n < 16; ++n) {
+      w.view().row(n)[0] = 0x1.8p-63F;
+      w.view().row(n)[32] = -0x1.cp-63F;
+    }
+    for (int64_t k = 64; k < cols; ++k) {
+      for (int64_t r = 0; r < 40; ++r) x.view().row(r)[k] = 0x1p-65F;
+      for (int64_t n = 0; n < 16; ++n) w.view().row(n)[k] = -0x1p-65F;
+    }
+    PackPanel(DType::kBF16, w.values.data(), 16, cols, weight.storage.data());
+    TestMatrix all(40, 16);
+    const MatMulJob job = {.x = x.view(), .w = &weight.packed, .y = all.view()};
+    kernels.matmul(pool, {&job, 1}, DType::kBF16);
+    for (const int64_t rows : {1, 2, 3, 4, 5, 7, 8, 17}) {
+      TestMatrix some(rows, 16);
+      const MatMulJob few = {.x = x.view().Rows(0, rows), .w = &weight.packed, .y = some.view()};
+      kernels.matmul(single, {&few, 1}, DType::kBF16);
+      EXPECT_TRUE(SameBits(some.values.data(), all.values.data(), rows * 16))
+          << rows << " rows, " << cols << " columns";
+    }
+    if (GetParam() == Isa::kAmx) {
+      EXPECT_EQ(all.values[0], 0);
+      EXPECT_FALSE(std::signbit(all.values[0]));
+    }
+  }
+}
+
 TEST_P(MatMulTest, NoJobsAndNoRowsAreNothingToDo) {
   kernels.matmul(pool, {}, DType::kBF16);
   const Weight weight(DType::kBF16, 16, 8, random);
