@@ -98,6 +98,17 @@ TEST(RequestStateTest, ADeadEndFinishesAfterTheAcceptedDrafts) {
   EXPECT_TRUE(std::holds_alternative<std::monostate>(ended.delta.stop_reason));
 }
 
+TEST(RequestStateTest, OverflownLogitsEndTheRequestWithAnError) {
+  OpenRequest request({});
+  VerifiedTokens verified;
+  verified.dead_end = true;
+  verified.overflown = true;
+  request.state.Emit(verified, {});
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kLogitsOverflown);
+  EXPECT_TRUE(request.state.finished());
+}
+
 // Masks keep this from happening; if it does, one request ends and says why.
 TEST(RequestStateTest, ATokenThatTheGrammarRefusesEndsTheRequestWithAnError) {
   const auto grammar = CompileText(GrammarKind::kRegex, "ab");

@@ -133,9 +133,17 @@ TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
   const std::vector<int32_t> none = {Sampler::kNoToken};
   VerifiedTokens result;
   Verifier().Verify({.params = &params, .tokens = prompt, .likeliest = none}, &result);
-  EXPECT_TRUE(result.dead_end);
-  const std::vector<float> row(kVocab, std::numeric_limits<float>::quiet_NaN());
-  EXPECT_TRUE(Request(params, prompt, {row}).Step({}).dead_end);
+  EXPECT_TRUE(result.dead_end && result.overflown);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float x : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+    const std::vector<float> row(kVocab, x);
+    for (const float temperature : {0.0F, 1.0F}) {
+      SamplingParams any = params;
+      any.temperature = temperature;
+      result = Request(any, prompt, {row}).Step({});
+      EXPECT_TRUE(result.dead_end && result.overflown);
+    }
+  }
 }
 
 TEST(VerifierTest, WhatReadsMoreThanTheLikeliestTokenNeedsLogits) {
@@ -287,6 +295,7 @@ TEST(VerifierTest, ADeadEndEndsTheWindow) {
                                                 Preferring({4})};
   const VerifiedTokens result = Request(params, {0}, rows).Step({4, 5, 4});
   EXPECT_TRUE(result.dead_end);
+  EXPECT_FALSE(result.overflown);
   EXPECT_EQ(result.tokens, (std::vector<int32_t>{4, 5}));
   EXPECT_EQ(result.num_accepted, 2);
   EXPECT_FALSE(Request(params, {0}, rows).Step({4, 4, 4}).dead_end);

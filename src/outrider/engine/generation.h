@@ -38,6 +38,10 @@ inline constexpr std::string_view kNoTokenAllowed = "no token allowed";
 /// The stop reason of a request whose grammar refused a token that its mask had allowed.
 inline constexpr std::string_view kGrammarFailed = "the grammar refused a token it had allowed";
 
+/// The stop reason of a request for which the model's numbers have become infinite or NaN.
+inline constexpr std::string_view kLogitsOverflown =
+    "the model's logits are not finite: its weights or its dtype let numbers overflow";
+
 /// "stop", "length", "abort", "error".
 std::string_view FinishReasonName(FinishReason reason);
 

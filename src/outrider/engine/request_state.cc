@@ -74,6 +74,9 @@ int32_t RequestState::Emit(const VerifiedTokens& verified,
   if (grammar_ && !grammar_->Advance(delta.token_ids)) {
     EndEarly(FinishReason::kError, delta);
     delta.stop_reason = std::string(kGrammarFailed);
+  } else if (verified.overflown && !finished()) {
+    EndEarly(FinishReason::kError, delta);
+    delta.stop_reason = std::string(kLogitsOverflown);
   } else if (verified.dead_end && !finished()) {
     // A whole text that nothing can follow is an end like any other.
     if (!(grammar_ && grammar_->complete())) delta.stop_reason = std::string(kNoTokenAllowed);

@@ -154,7 +154,8 @@ struct KernelTable {
   void (*matmul)(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
 
   /// columns[r] = the column of the largest output of row r, whose bits are matmul's: the lowest
-  /// one among equals, -1 where no output is above -infinity (NaN is not). Outputs are not stored.
+  /// one among equals, -1 where the largest is infinite or there is none, as NaN is not larger than
+  /// anything. Outputs are not stored.
   void (*matmul_arg_max)(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 
   /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)) (Zhang and Sennrich 2019). x and y

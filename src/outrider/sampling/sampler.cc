@@ -20,7 +20,7 @@ int32_t Sampler::Sample(const SamplingParams& params, uint64_t seed, int64_t pos
                         std::span<const float> logits) {
   const size_t best = ArgMax(logits);
   const float max = logits[best];
-  if (!(max > kForbidden)) return kNoToken;  // NaN neither
+  if (!std::isfinite(max)) return kNoToken;
   if (params.temperature == 0) return static_cast<int32_t>(best);
   const double u = UniformDouble(seed, static_cast<uint64_t>(position), RandomStream::kTarget);
   const float inverse_temperature = 1.0F / params.temperature;

@@ -1,5 +1,7 @@
 #include "outrider/sampling/verifier.h"
 
+#include <cmath>
+
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
@@ -14,6 +16,11 @@ Judgement Match(const VerifyInput& input, size_t index, int32_t token) {
   return {token, index < input.drafts.size() && token == input.drafts[index]};
 }
 
+bool Overflown(const VerifyInput& input, size_t index) {
+  const float* row = input.logits.row(static_cast<int64_t>(index));
+  return !std::isfinite(row[ArgMax({row, static_cast<size_t>(input.logits.cols)})]);
+}
+
 }  // namespace
 
 bool Verifier::NeedsLogits(const SamplingParams& params, bool processed) const {
@@ -26,6 +33,7 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   result->logprobs.clear();
   result->num_accepted = 0;
   result->dead_end = false;
+  result->overflown = false;
   const SamplingParams& params = *input.params;
   const size_t num_rows = input.drafts.size() + 1;
   const bool has_logits = input.likeliest.empty();
@@ -38,6 +46,7 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
         has_logits ? Judge(input, j, row) : Match(input, j, input.likeliest[j]);
     if (token == Sampler::kNoToken) {
       result->dead_end = true;
+      result->overflown = !has_logits || Overflown(input, j);
       break;
     }
     result->tokens.push_back(token);

@@ -26,9 +26,9 @@ struct VerifyInput {
   /// [1 + drafts.size(), MaskWords(vocab)], the tokens that row j may be drawn from
   /// (token_mask.h); without data: all.
   MatrixView<const uint32_t> masks = {};
-  MatrixView<const float> logits;  // [1 + drafts.size(), vocab]: row j predicts the token at
-                                   // position tokens.size() + j, given that drafts 0 .. j-1 are
-                                   // right
+  MatrixView<const float> logits = {};  // [1 + drafts.size(), vocab]: row j predicts the token at
+                                        // position tokens.size() + j, given that drafts 0 .. j-1
+                                        // are right
   /// [1 + drafts.size()] the arg-max of each row (kernel_table.h) in place of logits, for a request
   /// that NeedsLogits is false of.
   std::span<const int32_t> likeliest = {};
@@ -43,6 +43,7 @@ struct VerifiedTokens {
   std::vector<PositionLogprobs> logprobs;  // one per token, when asked for
   int32_t num_accepted = 0;
   bool dead_end = false;  // no token is allowed to follow: only the accepted drafts are in `tokens`
+  bool overflown = false;  // it is a dead end because the logits have no largest finite number
 };
 
 class Verifier {

@@ -1,6 +1,7 @@
 #include "outrider/kernels/cpu/matmul.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -355,7 +356,9 @@ void MatMulArgMax(const LeafKernels& leaves, ThreadPool& pool, const ArgMaxJob& 
   for (const Task& task : scratch.tasks) {
     for (int64_t r = 0; r < task.num_rows; ++r) maxima[task.first_row + r].Include(task.maxima[r]);
   }
-  for (int64_t r = 0; r < rows; ++r) job.columns[static_cast<size_t>(r)] = maxima[r].column;
+  for (int64_t r = 0; r < rows; ++r) {
+    job.columns[static_cast<size_t>(r)] = std::isinf(maxima[r].value) ? -1 : maxima[r].column;
+  }
 }
 
 }  // namespace outrider::cpu

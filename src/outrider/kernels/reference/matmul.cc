@@ -79,6 +79,7 @@ void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype) {
         column = static_cast<int32_t>(n);
       }
     }
+    if (std::isinf(largest)) column = -1;
   }
 }
 
