@@ -98,7 +98,7 @@ BREAKS = (
           "history.tokens.size() - history.prompt_length < min_tokens_",
           "sampling_test", "VerifierTest.MinTokensEndsMidWindow"),
     Break("13", "rows do not see the drafts before them", "sampling/verifier.cc",
-          "input.drafts.first(accepted)}", "input.drafts.first(0)}",
+          "input.drafts.first(static_cast<size_t>(j))}", "input.drafts.first(0)}",
           "sampling_test", "VerifierTest.RepetitionPenaltyWhereDraft1IsDraft2"),
     Break("13", "drafts are counted for good", "sampling/logits_processors.cc",
           "  for (const int32_t token : history.drafts) counts_->Remove(token);\n", "",
@@ -107,7 +107,7 @@ BREAKS = (
           "if (before > history.num_output()) continue;",
           "if (before > history.tokens.size() - history.prompt_length) continue;",
           "sampling_test", "VerifierTest.BadWordSpansAcceptedDraftAndBonus"),
-    Break("15", "masks are read by the request's number, not by its row", "engine/engine_core.cc",
+    Break("15", "masks are read by the request's number, not by its row", "engine/logits_pass.cc",
           "masks.Rows(first_row, request.num_logits_rows)",
           "masks.Rows(std::min(request.work_index, rows - request.num_logits_rows), "
           "request.num_logits_rows)",

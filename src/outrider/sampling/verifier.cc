@@ -90,7 +90,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
     return {sampler_.Sample(params, input.seed, position, row), false};
   }
   if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&
-      row[ArgMax(row)] != kForbidden) {
+      std::isfinite(row[ArgMax(row)])) {
     const float* q =
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
     return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);

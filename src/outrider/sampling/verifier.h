@@ -32,7 +32,7 @@ struct VerifyInput {
   /// [1 + drafts.size()] the arg-max of each row (kernel_table.h) in place of logits, for a request
   /// that NeedsLogits is false of.
   std::span<const int32_t> likeliest = {};
-  std::span<const int32_t> drafts;
+  std::span<const int32_t> drafts = {};
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain
 };
