@@ -1,6 +1,6 @@
 // matmul is one chain of FMAs per output, or sums in the order of a matrix unit, so every table
 // must give the same bits as the sum written out here, whatever the number of rows, jobs and
-// threads.
+// threads. Long because every weight format, shape and ISA goes through this one sum.
 
 #include <cmath>
 #include <memory>

@@ -36,13 +36,6 @@ void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype) {
   }
 }
 
-void CheckArgMax(const ArgMaxJob& job, DType operand_dtype) {
-  OUTRIDER_CHECK(operand_dtype == DType::kF32 || operand_dtype == DType::kBF16);
-  OUTRIDER_CHECK(job.w != nullptr && job.x.cols == job.w->cols);
-  const auto rows = static_cast<int64_t>(job.columns.size());
-  OUTRIDER_CHECK(job.x_rows != nullptr || job.x.rows == rows || rows == 0);
-}
-
 void CheckRotary(const RotaryRows& rotary, int64_t rows) {
   OUTRIDER_CHECK(rotary.cos.rows >= rows && rotary.sin.rows >= rows);
   OUTRIDER_CHECK(rotary.cos.cols == rotary.sin.cols);

@@ -6,7 +6,6 @@
 namespace outrider {
 
 void CheckMatMul(std::span<const MatMulJob> jobs, DType operand_dtype);
-void CheckArgMax(const ArgMaxJob& job, DType operand_dtype);
 void CheckRotary(const RotaryRows& rotary, int64_t rows);
 void CheckWriteLatent(MatrixView<const float> kv, const RotaryRows& rotary,
                       const LayerCache& cache);

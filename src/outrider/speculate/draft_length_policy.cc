@@ -126,7 +126,8 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   MeasureModules(step);
 }
 
-/// Divided like a step.
+/// What a chain took is divided between its last module and the others as it was expected to
+/// divide, and says the less of a part the smaller that is.
 void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
   if (step.depth == 0 || step.module_rows == 0) return;
   const double rows = static_cast<double>(step.module_rows) / step.depth;

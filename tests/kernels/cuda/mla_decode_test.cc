@@ -1,5 +1,6 @@
 // The Hopper MLA decode kernel against a double-precision reference, and the equality of a row's
-// bits over windows, batches, runs and graph replays. Needs a GPU of compute capability 9.0.
+// bits over windows, batches, runs and graph replays. Needs a GPU of compute capability 9.0. Long
+// because all of it is one list of cases of one operation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@
 //   GroupsOfTile(rows)     vector pairs of columns of an output tile
 //   kScoreKeys             keys that stay in L1 while all row tiles take their scores
 //   kColumnBytes           bytes of a value that row tiles pass over together
-//   Zero, Load (aligned), Broadcast, MultiplyAdd(a, b, sum), SumsOfLanes (of four vectors)
+//   Zero, Load (aligned), Broadcast, MultiplyAdd(a, b, sum), SumsOfLanes   e.g. avx2::EightLanes
 //   Elements<kIsBFloat16, kParity>(entry, i)   elements [i, i + 2 * kLanes) of an entry: those of
 //                          even index in lane order (parity 0), or of odd index; of float32 the
 //                          first or the second half

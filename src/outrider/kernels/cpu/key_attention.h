@@ -28,10 +28,10 @@ namespace outrider::cpu {
 // One copy per leaf file: these must not become symbols shared between instruction sets.
 namespace {  // NOLINT(google-build-namespaces)
 
-constexpr int64_t kKeyTileRows = 4;
+using avx2::Least;
+using avx2::Most;
 
-inline int64_t LeastOf(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t MostOf(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t kKeyTileRows = 4;
 
 /// scores[t * stride + r] = scale * dot(q[r], keys[t]) for R rows and T keys. Writes kKeyTileRows
 /// scores per key also where R is less: only the last tile has fewer rows, and behind it is
@@ -109,11 +109,11 @@ void KeyScoresOf(const KeyBlock& block, int64_t stride) {
   const int64_t key_tiles = (block.num_keys + Isa::kTileKeys - 1) / Isa::kTileKeys;
   KeyReadAhead ahead(block, row_tiles * key_tiles);
   for (int64_t r = 0; r < block.rows; r += kKeyTileRows) {
-    const int64_t rows = LeastOf(kKeyTileRows, block.rows - r);
+    const int64_t rows = Least(kKeyTileRows, block.rows - r);
     int64_t keys = 0;
-    for (int64_t i = r; i < r + rows; ++i) keys = MostOf(keys, block.visible[i]);
+    for (int64_t i = r; i < r + rows; ++i) keys = Most(keys, block.visible[i]);
     for (int64_t t = 0; t < keys; t += Isa::kTileKeys) {
-      const int64_t count = LeastOf(Isa::kTileKeys, keys - t);
+      const int64_t count = Least(Isa::kTileKeys, keys - t);
       kTiles[rows - 1][count - 1](block.q + r * block.width, block.keys + t * block.width,
                                   block.width, block.scale, block.scores + t * stride + r, stride);
       ahead.Step();
@@ -129,7 +129,7 @@ inline void RunningSoftmax(const KeyBlock& block, int64_t r, int64_t stride, flo
   const __m256 old_max = _mm256_maskload_ps(block.max + r, lanes);
   float* scores = block.scores + r;
   int64_t keys = 0;
-  for (int64_t i = r; i < LeastOf(r + 8, block.rows); ++i) keys = MostOf(keys, block.visible[i]);
+  for (int64_t i = r; i < Least(r + 8, block.rows); ++i) keys = Most(keys, block.visible[i]);
 
   const __m256 lowest = _mm256_set1_ps(-__builtin_inff());
   __m256 max = old_max;
@@ -204,11 +204,11 @@ void KeyOutput(const KeyBlock& block, int64_t stride) {
   for (int64_t c = 0; c < block.value_width; c += vectors * Isa::kLanes) {
     // Two tiles of about the same size instead of a full one and one of too few chains.
     const int64_t left = (block.value_width - c) / Isa::kLanes;
-    vectors = left == Isa::kTileVectors + 1 ? (left + 1) / 2 : LeastOf(Isa::kTileVectors, left);
+    vectors = left == Isa::kTileVectors + 1 ? (left + 1) / 2 : Least(Isa::kTileVectors, left);
     for (int64_t r = 0; r < block.rows; r += kKeyTileRows) {
-      const int64_t rows = LeastOf(kKeyTileRows, block.rows - r);
+      const int64_t rows = Least(kKeyTileRows, block.rows - r);
       int64_t shared = block.num_keys;
-      for (int64_t i = r; i < r + rows; ++i) shared = LeastOf(shared, block.visible[i]);
+      for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
       float* out = block.out + r * block.value_width + c;
       kTiles[rows - 1][vectors - 1](block.scores + r, stride, block.values + c, block.value_stride,
                                     0, shared, out, block.value_width);
@@ -230,6 +230,22 @@ inline void ScaleRow(float factor, int64_t n, float* x) {
   }
 }
 
+/// What the outputs of two partial softmaxes are multiplied by before they are added.
+struct MergeFactors {
+  float keep;  // of the one that is there
+  float take;  // of the one that comes
+};
+
+/// LeafKernels::merge_partial but for the outputs.
+inline MergeFactors MergeSums(float partial_max, float partial_sum, float& max, float& sum) {
+  const auto weight = [](float x) { return _mm256_cvtss_f32(avx2::Weight(_mm256_set1_ps(x))); };
+  const float new_max = partial_max > max ? partial_max : max;
+  const MergeFactors factors = {weight(max - new_max), weight(partial_max - new_max)};
+  max = new_max;
+  sum = sum * factors.keep + partial_sum * factors.take;
+  return factors;
+}
+
 /// LeafKernels::attend_keys with the vectors of `Isa`.
 template <typename Isa>
 void AttendKeysWith(const KeyBlock& block) {
@@ -238,7 +254,7 @@ void AttendKeysWith(const KeyBlock& block) {
   for (int64_t r = 0; r < block.rows; r += kRowLanes) {
     alignas(32) float keep[kRowLanes];
     RunningSoftmax(block, r, stride, keep);
-    for (int64_t i = 0; i < LeastOf(kRowLanes, block.rows - r); ++i) {
+    for (int64_t i = 0; i < Least(kRowLanes, block.rows - r); ++i) {
       if (keep[i] == 1.0f) continue;
       ScaleRow(keep[i], block.value_width, block.out + (r + i) * block.value_width);
     }

@@ -308,6 +308,7 @@ CallScratch& ScratchOfCall() {
 /// of them together.
 double Prepare(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
                DType operand_dtype, CallScratch& scratch) {
+  CheckMatMul(jobs, operand_dtype);
   scratch.jobs.clear();
   scratch.rows.clear();
   scratch.groups.clear();
@@ -330,7 +331,6 @@ void RunAll(const LeafKernels& leaves, ThreadPool& pool, std::span<const Task> t
 
 void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJob> jobs,
             DType operand_dtype) {
-  CheckMatMul(jobs, operand_dtype);
   CallScratch& scratch = ScratchOfCall();
   const Scratch::Frame frame(scratch.rounded);
   const double nanoseconds = Prepare(leaves, pool, jobs, operand_dtype, scratch);
@@ -339,7 +339,6 @@ void MatMul(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMulJ
 
 void MatMulArgMax(const LeafKernels& leaves, ThreadPool& pool, const ArgMaxJob& job,
                   DType operand_dtype) {
-  CheckArgMax(job, operand_dtype);
   CallScratch& scratch = ScratchOfCall();
   const Scratch::Frame frame(scratch.rounded);
   const auto rows = static_cast<int64_t>(job.columns.size());

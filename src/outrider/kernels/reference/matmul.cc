@@ -63,7 +63,6 @@ void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dty
 }
 
 void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype) {
-  CheckArgMax(job, operand_dtype);
   const auto rows = static_cast<int64_t>(job.columns.size());
   const int64_t cols = job.w->rows;
   std::vector<float> y(static_cast<size_t>(rows * cols));

@@ -70,12 +70,10 @@ inline __attribute__((always_inline)) __m512 Weight(__m512 x, __mmask16 taken) {
   const __m512 n = _mm512_roundscale_ps(
       _mm512_mul_ps(x, _mm512_set1_ps(std::numbers::log2e_v<float>)), _MM_FROUND_TO_NEAREST_INT);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(std::numbers::ln2_v<float>), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-0x1.05c61p-29F), r);
-  __m512 q = _mm512_set1_ps(0x1.6a25b0p-10F);
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.1239e2p-7F));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.5558f0p-5F));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555492p-3F));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.fffffcp-2F));
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(avx2::kLowerLn2), r);
+  __m512 q = _mm512_set1_ps(avx2::kExpTerms[4]);
+#pragma GCC unroll 4
+  for (int i = 3; i >= 0; --i) q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(avx2::kExpTerms[i]));
   const __m512 fraction = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
   return _mm512_maskz_scalef_ps(taken, _mm512_add_ps(fraction, _mm512_set1_ps(1.0F)), n);
 }

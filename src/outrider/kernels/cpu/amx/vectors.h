@@ -5,11 +5,13 @@
 
 #include <cstdint>
 
+#include "outrider/kernels/cpu/avx2/vectors.h"
+
 namespace outrider::cpu::amx {
 // One copy per leaf file: these must not become shared symbols with AVX-512 code.
 namespace {  // NOLINT(google-build-namespaces)
 
-inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+using avx2::Least;
 
 /// While it lives, vector instructions take subnormal operands and results for zero, as the matrix
 /// unit does. What is to be computed so must not be inlined beside it.

@@ -11,27 +11,10 @@ namespace outrider::cpu::avx2 {
 
 namespace {
 
-struct KeyIsa {
-  using Vector = __m256;
-  static constexpr int64_t kLanes = 8;
+struct KeyIsa : EightLanes {
   static constexpr int kTileKeys = 3;
   static constexpr int kTileVectors = 3;
-
-  static __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
-  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm256_load_ps(x); }
-  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm256_store_ps(x, v); }
-  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
-    return _mm256_broadcast_ss(x);
-  }
-  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
-    avx2::MultiplyAdd(a, b, sum);
-  }
-  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
-    return avx2::SumsOfLanes(a, b, c, d);
-  }
 };
-
-float WeightOf(float x) { return _mm256_cvtss_f32(Weight(_mm256_set1_ps(x))); }
 
 }  // namespace
 
@@ -39,11 +22,7 @@ void AttendKeys(const KeyBlock& block) { AttendKeysWith<KeyIsa>(block); }
 
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out) {
-  const float new_max = partial_max > max ? partial_max : max;
-  const float keep = WeightOf(max - new_max);
-  const float take = WeightOf(partial_max - new_max);
-  max = new_max;
-  sum = sum * keep + partial_sum * take;
+  const auto [keep, take] = MergeSums(partial_max, partial_sum, max, sum);
   const __m256 keep8 = _mm256_set1_ps(keep);
   const __m256 take8 = _mm256_set1_ps(take);
   for (int64_t i = 0; i < n; i += 8) {

@@ -13,9 +13,7 @@ namespace {
 alignas(32) constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
                                                   0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
 
-struct EntryIsa {
-  using Vector = __m256;
-  static constexpr int64_t kLanes = 8;
+struct EntryIsa : EightLanes {
   static constexpr int64_t kTileRows = 6;
   static constexpr int64_t kScoreKeys = 24;  // a multiple of every KeysOfTile
   static constexpr int64_t kColumnBytes = 128;
@@ -24,19 +22,6 @@ struct EntryIsa {
     return rows >= 5 ? 2 : rows >= 3 ? 3 : rows == 2 ? 4 : 8;
   }
   static constexpr int GroupsOfTile(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-
-  static __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
-  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm256_load_ps(x); }
-  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm256_store_ps(x, v); }
-  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
-    return _mm256_broadcast_ss(x);
-  }
-  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
-    avx2::MultiplyAdd(a, b, sum);
-  }
-  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
-    return avx2::SumsOfLanes(a, b, c, d);
-  }
 
   template <bool kIsBFloat16, int kParity>
   static __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {

@@ -11,9 +11,6 @@ namespace outrider::cpu::avx2 {
 // One copy per leaf file: these must not become shared symbols with AVX2 code.
 namespace {  // NOLINT(google-build-namespaces)
 
-inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /// Rows in even tiles of at most `most`.
 struct RowTiles {
   RowTiles(int64_t all_rows, int64_t most) : rows(all_rows), count((all_rows + most - 1) / most) {}

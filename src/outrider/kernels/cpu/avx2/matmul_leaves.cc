@@ -35,8 +35,6 @@ constexpr int64_t kReadAheadOneStream = 2048;
 // far, over its streams.
 constexpr int64_t kReadFarAhead = 16384;
 
-int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /// Moves the sums of panel p of `product` to y, by way of W::Scale; row r's are at
 /// sums + r * row_sums.
 template <typename W>

@@ -36,6 +36,9 @@ struct Lanes {
   __m256i mask_;
 };
 
+inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t Most(int64_t a, int64_t b) { return a > b ? a : b; }
+
 inline int64_t LanesAt(int64_t i, int64_t n) { return n - i < 8 ? n - i : 8; }
 
 /// x rounded to the nearest bfloat16 (ties to even), as float; NaN stays NaN.
@@ -71,6 +74,31 @@ inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
   return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
+/// Eight lanes for what is written once for vectors of any width (entry_attention.h,
+/// key_attention.h). Rows are aligned.
+struct EightLanes {
+  using Vector = __m256;
+  static constexpr int64_t kLanes = 8;
+
+  static __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
+  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm256_load_ps(x); }
+  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm256_store_ps(x, v); }
+  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
+    return _mm256_broadcast_ss(x);
+  }
+  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+    avx2::MultiplyAdd(a, b, sum);
+  }
+  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
+    return avx2::SumsOfLanes(a, b, c, d);
+  }
+};
+
+/// Of exp in two parts, below.
+constexpr float kLowerLn2 = -0x1.05c61p-29F;  // ln 2 less its float
+constexpr float kExpTerms[5] = {0x1.fffffcp-2F, 0x1.555492p-3F, 0x1.5558f0p-5F, 0x1.1239e2p-7F,
+                                0x1.6a25b0p-10F};
+
 /// exp(x) is 2^exponent times `power`, to within 1 ulp; x within the range of float exponents.
 ///
 /// With n = round(x / ln 2) and r = x - n ln 2, |r| <= ln 2 / 2 (ln 2 in two parts: Cody and Waite
@@ -81,12 +109,10 @@ struct ExpParts {
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(std::numbers::log2e_v<float>)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(std::numbers::ln2_v<float>), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
-    __m256 q = _mm256_set1_ps(0x1.6a25b0p-10f);
-    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.1239e2p-7f));
-    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.5558f0p-5f));
-    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.555492p-3f));
-    q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(0x1.fffffcp-2f));
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(kLowerLn2), r);
+    __m256 q = _mm256_set1_ps(kExpTerms[4]);
+#pragma GCC unroll 4
+    for (int i = 3; i >= 0; --i) q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(kExpTerms[i]));
     const __m256 fraction = _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r);
     power = _mm256_add_ps(fraction, _mm256_set1_ps(1.0f));
     exponent = _mm256_cvtps_epi32(n);

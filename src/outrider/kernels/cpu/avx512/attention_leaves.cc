@@ -12,27 +12,10 @@ namespace outrider::cpu::avx512 {
 
 namespace {
 
-struct KeyIsa {
-  using Vector = __m512;
-  static constexpr int64_t kLanes = 16;
+struct KeyIsa : SixteenLanes {
   static constexpr int kTileKeys = 4;
   static constexpr int kTileVectors = 4;
-
-  static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
-  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_load_ps(x); }
-  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm512_store_ps(x, v); }
-  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
-    return _mm512_set1_ps(*x);
-  }
-  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
-    avx512::MultiplyAdd(a, b, sum);
-  }
-  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
-    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
-  }
 };
-
-float WeightOf(float x) { return _mm256_cvtss_f32(avx2::Weight(_mm256_set1_ps(x))); }
 
 }  // namespace
 
@@ -40,11 +23,7 @@ void AttendKeys(const KeyBlock& block) { AttendKeysWith<KeyIsa>(block); }
 
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out) {
-  const float new_max = partial_max > max ? partial_max : max;
-  const float keep = WeightOf(max - new_max);
-  const float take = WeightOf(partial_max - new_max);
-  max = new_max;
-  sum = sum * keep + partial_sum * take;
+  const auto [keep, take] = MergeSums(partial_max, partial_sum, max, sum);
   const __m512 keep16 = _mm512_set1_ps(keep);
   const __m512 take16 = _mm512_set1_ps(take);
   for (int64_t i = 0; i < n; i += 16) {

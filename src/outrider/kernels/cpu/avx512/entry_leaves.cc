@@ -12,9 +12,7 @@ namespace outrider::cpu::avx512 {
 
 namespace {
 
-struct EntryIsa {
-  using Vector = __m512;
-  static constexpr int64_t kLanes = 16;
+struct EntryIsa : SixteenLanes {
   static constexpr int64_t kTileRows = 8;
   static constexpr int64_t kScoreKeys = 32;
   static constexpr int64_t kColumnBytes = 256;
@@ -23,19 +21,6 @@ struct EntryIsa {
     return rows >= 7 ? 3 : rows >= 5 ? 4 : rows >= 2 ? 6 : 8;
   }
   static constexpr int GroupsOfTile(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-
-  static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
-  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_loadu_ps(x); }
-  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm512_storeu_ps(x, v); }
-  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
-    return _mm512_set1_ps(*x);
-  }
-  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
-    avx512::MultiplyAdd(a, b, sum);
-  }
-  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
-    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
-  }
 
   template <bool kIsBFloat16, int kParity>
   static __attribute__((always_inline)) Vector Elements(const std::byte* entry, int64_t i) {

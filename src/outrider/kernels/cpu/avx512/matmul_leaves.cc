@@ -26,7 +26,7 @@ static_assert(kBlock * 16 * kPanelGroup <= kWidenedWeights);
 // Bytes read ahead of the multiplication, over all panels of a tile.
 constexpr int64_t kReadAheadBytes = 8192;
 
-int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+using avx2::Least;
 
 struct TileArgs {
   const std::byte* w;  // the first panel, at the tile's first k

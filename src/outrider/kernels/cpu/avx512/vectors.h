@@ -4,6 +4,9 @@
 #include <immintrin.h>
 
 #include <cstddef>
+#include <cstdint>
+
+#include "outrider/kernels/cpu/avx2/vectors.h"
 
 namespace outrider::cpu::avx512 {
 // One copy per leaf file: these must not become shared symbols with AVX-512 code.
@@ -18,6 +21,25 @@ inline __attribute__((always_inline)) void MultiplyAdd(__m512 a, __m512 b, __m51
 inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
   return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
+
+/// avx2::EightLanes' like, of rows at any address. The halves are added first in sums of lanes.
+struct SixteenLanes {
+  using Vector = __m512;
+  static constexpr int64_t kLanes = 16;
+
+  static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
+  static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_loadu_ps(x); }
+  static __attribute__((always_inline)) void Store(float* x, Vector v) { _mm512_storeu_ps(x, v); }
+  static __attribute__((always_inline)) Vector Broadcast(const float* x) {
+    return _mm512_set1_ps(*x);
+  }
+  static __attribute__((always_inline)) void MultiplyAdd(Vector a, Vector b, Vector& sum) {
+    avx512::MultiplyAdd(a, b, sum);
+  }
+  static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
+    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
+  }
+};
 
 /// Of 32 bfloat16 in memory those of even index (parity 0) or of odd index, widened.
 template <int kParity>
