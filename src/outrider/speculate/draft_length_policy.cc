@@ -28,9 +28,7 @@ DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained)
       chained_(chained),
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
-      accepted_(static_cast<size_t>(max_drafts), 1),
-      // Never far from the best, until the first verification.
-      best_(1) {
+      accepted_(static_cast<size_t>(max_drafts), 1) {
   OUTRIDER_CHECK(max_drafts >= 1);
 }
 

@@ -80,7 +80,7 @@ class DraftLengthPolicy {
   double prompt_steps_ = 0;
   double tokens_ = 0;
 
-  int32_t best_;
+  int32_t best_ = 1;            // at first: never far from the best
   int32_t probe_ = 0;           // the k that is probed, while requests are left for it
   int32_t probe_requests_ = 0;  // counted once per step
   bool probe_more_ = false;     // the next probe drafts more than the best, not fewer
