@@ -147,6 +147,10 @@ TEST(BenchReport, RatiosSharesAndEqualOutputs) {
   report.compares_outputs = false;
   EXPECT_THAT(BenchTable(report), AllOf(HasSubstr("not compared"), Not(HasSubstr("DIFFER"))));
   EXPECT_TRUE(Json::parse(BenchJson(report))["outputs_equal"].is_null());
+  EXPECT_THAT(BenchTable(report), Not(HasSubstr("up to k")));
+  report.draft_length_varies = true;
+  EXPECT_THAT(BenchTable(report), HasSubstr("up to k"));
+  EXPECT_EQ(Json::parse(BenchJson(report))["draft_length_varies"], true);
   report.rows.erase(report.rows.begin());
   EXPECT_EQ(Speedup(report, report.rows[0]), 0) << "nothing to compare with";
 }

@@ -145,6 +145,7 @@ int RunBench(const Settings& settings, Command command) {
   report.num_threads = ComputeThreadsOf(settings.engine).count;
   report.compares_outputs =
       settings.engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
+  report.draft_length_varies = settings.engine.speculation.DraftLengthVaries();
 
   // Each k gets an engine of its own. Without a list, the model's default k is measured first,
   // since only a loaded engine knows it.

@@ -87,6 +87,8 @@ std::string BenchTable(const BenchReport& report) {
         Percent(row.counters.draft_seconds, row), 100 * row.HostShare(),
         row.HostMicrosecondsPerStep());
   }
+  if (report.draft_length_varies)
+    out += "\nSteps draft up to k tokens, as many as --speculative-config lets them.\n";
   if (!report.compares_outputs) {
     out += "\nOutputs are not compared: they depend on drafts with this rejection_sample_method.\n";
   } else if (report.rows.size() > 1) {
@@ -112,6 +114,7 @@ std::string BenchJson(const BenchReport& report) {
                  {"output_len", report.output_len},
                  {"temperature", report.temperature},
                  {"outputs_equal", report.compares_outputs ? Json(report.OutputsEqual()) : Json()},
+                 {"draft_length_varies", report.draft_length_varies},
                  {"rows", Json::array()}};
   for (const BenchRow& row : report.rows) object["rows"].push_back(RowJson(report, row));
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -27,6 +27,8 @@ struct BenchReport {
   /// Whether all rows ought to give the same tokens: not where acceptance is synthetic, nor where
   /// rejection sampling lets drafts choose among equally likely texts.
   bool compares_outputs = true;
+  /// A row's k is the most that its steps draft, not what each of them does.
+  bool draft_length_varies = false;
   std::vector<BenchRow> rows;  // by rising spec_tokens
 
   /// Every request got the same tokens in every row, as the promise of exact speculation has it.

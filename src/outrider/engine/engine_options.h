@@ -42,6 +42,11 @@ struct SpeculationOptions {
   bool probabilistic_drafts = false;
   std::vector<double> synthetic_acceptance_rates;     // kSynthetic: this,
   std::optional<double> synthetic_acceptance_length;  // or this
+
+  /// Whether steps draft different numbers of tokens, num_speculative_tokens at most.
+  bool DraftLengthVaries() const {
+    return adaptive || !num_speculative_tokens_per_batch_size.empty();
+  }
 };
 
 struct EngineOptions {

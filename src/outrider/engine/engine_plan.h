@@ -75,9 +75,7 @@ class EnginePlan {
 
   /// Whether modules may put rows off.
   RowLife row_life() const {
-    const SpeculationOptions& o = options_.speculation;
-    const bool varies = o.adaptive || !o.num_speculative_tokens_per_batch_size.empty();
-    return varies ? RowLife::kContent : RowLife::kRecent;
+    return options_.speculation.DraftLengthVaries() ? RowLife::kContent : RowLife::kRecent;
   }
   int64_t kept_bytes_per_token() const {
     const bool keeps = modules_used_ > 0 && row_life() == RowLife::kContent;
