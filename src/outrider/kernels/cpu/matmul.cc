@@ -191,7 +191,8 @@ double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scra
       const int64_t first_row = steps * b / blocks * step_rows;
       const int64_t num_rows = std::min(rows, steps * (b + 1) / blocks * step_rows) - first_row;
       const double nanoseconds = PanelNanoseconds(job, num_rows, in_tiles);
-      const double wanted_time = in_tiles ? per_task * kTileTaskFactor : per_task;
+      const double wanted_time =
+          in_tiles && num_rows > kTileRows ? per_task * kTileTaskFactor : per_task;
       const int64_t wanted =
           std::max<int64_t>(1, static_cast<int64_t>(wanted_time / nanoseconds)) + kPanelGroup - 1;
       const int64_t step = wanted / kPanelGroup * kPanelGroup;

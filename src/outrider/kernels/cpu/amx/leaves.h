@@ -7,9 +7,9 @@
 namespace outrider::cpu::amx {
 
 /// Rows from which the matrix unit is faster than FMAs, with weights of bfloat16 and with codes of
-/// 8 bits, which are to be widened in memory for it.
+/// 8 bits, which cost FMAs more.
 inline constexpr int64_t kLeastRowsOfTiles = 5;
-inline constexpr int64_t kLeastRowsOfCodeTiles = 8;
+inline constexpr int64_t kLeastRowsOfCodeTiles = 3;
 
 /// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
 /// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
@@ -18,6 +18,9 @@ inline constexpr int64_t kLeastRowsOfCodeTiles = 8;
 /// FMA. Both give the same bits: FMAs, for up to 8 rows, and the matrix unit, for rows in tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
+
+/// MultiplyByTiles for codes of 8 bits and up to kTileRows rows.
+void MultiplyCodesByTiles(const PanelProduct& product);
 
 /// Attention over one split of bfloat16 entries with one group of rows and no shared part, whose
 /// values are elements of the keys; needs block.tiles. (Rows of one head would not fill a tile.)

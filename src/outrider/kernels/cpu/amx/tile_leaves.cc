@@ -13,6 +13,7 @@
 
 #include <cstring>
 
+#include "outrider/kernels/cpu/amx/code_vectors.h"
 #include "outrider/kernels/cpu/amx/leaves.h"
 #include "outrider/kernels/cpu/amx/tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
@@ -219,18 +220,12 @@ constexpr PassFunction kOneGroup[4] = {MultiplyOneGroup<1>, MultiplyOneGroup<2>,
 /// Codes of 8 bits of a unit's panels as bfloat16, in whole tiles.
 template <typename W>
 void WidenUnit(const PanelProduct& product, const Unit& unit, ReadAhead& ahead) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  const auto pair = [&](__m512 even, __m512 odd) {
-    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
-                           _mm512_and_si512(_mm512_castps_si512(odd), upper));
-  };
   for (int64_t p = 0; p < unit.panels; ++p) {
     const std::byte* from = product.panels + (unit.panel + p) * product.panel_bytes + unit.k * 16;
     float* to = product.widened + p * kWidenedCols * 8;
     float* const end = to + unit.tiles() * kTileBytes / 4;
     for (int64_t k = 0; k < unit.count_k; k += 4, from += 64, to += 32) {
-      _mm512_store_si512(to, pair(W::template Load<0>(from), W::template Load<1>(from)));
-      _mm512_store_si512(to + 16, pair(W::template Load<2>(from), W::template Load<3>(from)));
+      WidenCodes<W>(from, to);
       if (k % kTileCols == 0) ahead.Step();
     }
     for (; to < end; to += 16) _mm512_store_si512(to, _mm512_setzero_si512());
@@ -377,6 +372,9 @@ class TileProduct {
 }  // namespace
 
 void MultiplyByTiles(const PanelProduct& product) {
+  if (product.format != DType::kBF16 && product.rows <= kTileRows) {
+    return MultiplyCodesByTiles(product);
+  }
   const SubnormalsAreZero mode;
   switch (product.format) {
     case DType::kF8E4M3:
