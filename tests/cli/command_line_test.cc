@@ -469,6 +469,8 @@ TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
   EXPECT_THAT(error(R"({"num_speculative_tokens": "3"})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": 2.5})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": -1})"), HasSubstr("from 0 to 32"));
+  EXPECT_THAT(error(R"({"draft_vocab_size": 0})"),
+              AllOf(HasSubstr("draft_vocab_size"), HasSubstr("must be at least 1")));
   EXPECT_THAT(error(R"({"adaptive": 1})"),
               AllOf(HasSubstr("adaptive"), HasSubstr("must be true or false, not 1")));
   EXPECT_THAT(ErrorOf({"serve", "m", "--speculative-config.adaptive", "yes"}), HasSubstr("'yes'"));

@@ -1,7 +1,9 @@
 // What a user can change about drafting changes speed only.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "outrider/base/error.h"
+#include "outrider/engine/engine_plan.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/test_engine.h"
 
@@ -105,6 +107,58 @@ TEST(DraftingTest, PromptLookupAndPaddedDraftsGiveTheSameTokens) {
     EXPECT_EQ(out.tokens, expected);
     EXPECT_GT(out.stats.speculation.num_accepted_tokens, 0);
   }
+}
+
+TEST(DraftingTest, APartOfTheVocabularyGivesTheSameTokens) {
+  GenerationRequest request = Problem();
+  request.trace_steps = true;
+  for (const DrafterKind kind : {DrafterKind::kChain, DrafterKind::kRepeated}) {
+    for (const float temperature : {0.0F, 0.9F}) {
+      request.sampling.temperature = temperature;
+      request.sampling.seed = 11;
+      Generated alone;
+      const auto plain = MakeTestEngine({.drafter = DrafterKind::kNone});
+      Submit(*plain, request, &alone);
+      RunUntilIdle(*plain);
+      for (const int32_t size : {2048, 400, 100}) {
+        const auto engine = MakeTestEngine({.drafter = kind, .k = 3, .draft_vocab_size = size});
+        Generated out;
+        Submit(*engine, request, &out);
+        RunUntilIdle(*engine);
+        EXPECT_EQ(out.tokens, alone.tokens);
+        for (const auto& drafts : out.drafts) {
+          for (const int32_t draft : drafts) EXPECT_LT(draft, size);
+        }
+        if (size == 2048) {
+          EXPECT_GT(out.stats.speculation.num_accepted_tokens, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(DraftingTest, ThePartOfTheVocabularyMustBeOne) {
+  const auto decision = [](const EngineOptions& options) {
+    const EnginePlan plan(options);
+    for (const Decision& d : plan.decisions()) {
+      if (d.what == "draft vocabulary") return d.value;
+    }
+    return std::string();
+  };
+  EngineOptions options;
+  options.model = TinyModelDirectory();
+  EXPECT_EQ(decision(options), "");
+  for (const int32_t size : {1, 500, 2048}) {
+    options.speculation.draft_vocab_size = size;
+    EXPECT_EQ(decision(options), fmt::format("the first {} of 2048 tokens", size));
+  }
+  for (const int32_t size : {-16, 0, 2049}) {
+    options.speculation.draft_vocab_size = size;
+    EXPECT_THROW(decision(options), Error) << size;
+  }
+  options.speculation.draft_vocab_size = 500;
+  options.speculation.method = DraftMethod::kNgram;
+  EXPECT_THROW(decision(options), Error);
 }
 
 }  // namespace

@@ -163,6 +163,15 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"repeated3_heads",
              1,
              {.drafter = DrafterKind::kRepeated, .k = 3, .cache_form = KvCacheForm::kHeads}},
+        Case{"chain3_draft_vocab_300",
+             2,
+             {.k = 3, .draft_vocab_size = 300, .max_num_batched_tokens = 37, .threads = 2}},
+        Case{"repeated3_draft_vocab_1001_int8",
+             1,
+             {.quantization = WeightQuantization::kInt8,
+              .drafter = DrafterKind::kRepeated,
+              .k = 3,
+              .draft_vocab_size = 1001}},
         // The number of drafts follows the number of requests up and down: modules are put off and
         // catch up.
         Case{"chain3_changing", 2, {.k = 3, .draft_ranges = kChangingDrafts}},

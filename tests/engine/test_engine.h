@@ -27,6 +27,7 @@ struct TestEngineOptions {
   std::vector<DraftRange> draft_ranges = {};
   bool adaptive = false;  // up to k drafts, as it pays
   DraftForm draft_form = DraftForm::kCompacted;
+  std::optional<int32_t> draft_vocab_size = std::nullopt;
   int32_t block_size = 16;
   int32_t num_blocks = 512;
   int32_t max_num_seqs = 32;
@@ -63,11 +64,13 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   const RowLife row_life =
       options.adaptive || !options.draft_ranges.empty() ? RowLife::kContent : RowLife::kRecent;
   if (options.drafter == DrafterKind::kChain) {
-    parts.drafter = std::make_unique<MtpChainDrafter>(
-        *parts.model, *parts.cache, options.k, options.max_num_seqs, options.draft_form, row_life);
+    parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
+                                                      options.max_num_seqs, options.draft_form,
+                                                      row_life, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kRepeated) {
-    parts.drafter = std::make_unique<MtpDrafter>(
-        *parts.model, *parts.cache, options.k, options.max_num_seqs, options.draft_form, row_life);
+    parts.drafter =
+        std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k, options.max_num_seqs,
+                                     options.draft_form, row_life, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kNgram) {
     parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }

@@ -1,6 +1,8 @@
 // matmul_arg_max finds the first of the largest numbers that matmul of the same table writes, at
 // every number of rows and threads.
 
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "tests/kernels/kernel_fixture.h"
@@ -14,6 +16,12 @@ TestMatrix FewValues(int64_t rows, int64_t cols, std::mt19937& random) {
   TestMatrix m(rows, cols);
   for (float& v : m.values) v = static_cast<float>(random() % 5) - 2;
   return m;
+}
+
+std::vector<int32_t> FirstNumbers(int64_t n) {
+  std::vector<int32_t> numbers(static_cast<size_t>(n));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
 }
 
 class MatMulArgMaxTest : public KernelTest {
@@ -59,6 +67,39 @@ TEST_P(MatMulArgMaxTest, IsTheFirstOfTheLargestOutputs) {
           const std::vector<int32_t> want = ArgMaxOfProduct(x, weight, operand, rows);
           EXPECT_EQ(ArgMaxOf(pool, x, weight, operand, rows), want) << n << " x " << cols;
           EXPECT_EQ(ArgMaxOf(single, x, weight, operand, rows), want) << n << " x " << cols;
+        }
+      }
+    }
+  }
+}
+
+// Some of a weight's rows are a weight: the first outputs, bit for bit.
+TEST_P(MatMulArgMaxTest, FirstRowsOfAWeight) {
+  constexpr int64_t kRows = 100;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kI8, DType::kF8E4M3}) {
+    const PackedFormat format{.dtype = dtype, .scale_cols = dtype == DType::kF8E4M3 ? 32 : 0};
+    const Weight weight(format, kRows, 72, random);
+    const TestMatrix x = TestMatrix::Random(20, 72, random);
+    for (const int64_t num_rows : {1, 4, 20}) {
+      const std::vector<int32_t> rows = FirstNumbers(num_rows);
+      TestMatrix all(num_rows, kRows);
+      const MatMulJob whole{
+          .x = x.view(), .x_rows = rows.data(), .w = &weight.packed, .y = all.view()};
+      kernels.matmul(pool, {&whole, 1}, DType::kBF16);
+      for (const int64_t n : {1, 16, 41, 100}) {
+        const PackedMatrix first = weight.packed.FirstRows(n);
+        TestMatrix y(num_rows, n);
+        const MatMulJob part{.x = x.view(), .x_rows = rows.data(), .w = &first, .y = y.view()};
+        kernels.matmul(pool, {&part, 1}, DType::kBF16);
+        std::vector<int32_t> columns(rows.size());
+        kernels.matmul_arg_max(
+            pool, {.x = x.view(), .x_rows = rows.data(), .w = &first, .columns = columns},
+            DType::kBF16);
+        for (int64_t r = 0; r < num_rows; ++r) {
+          const float* want = all.view().row(r);
+          EXPECT_EQ(std::memcmp(y.view().row(r), want, static_cast<size_t>(n) * sizeof(float)), 0)
+              << n << " of " << DTypeName(dtype);
+          EXPECT_EQ(columns[static_cast<size_t>(r)], std::max_element(want, want + n) - want);
         }
       }
     }

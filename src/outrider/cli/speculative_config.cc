@@ -134,6 +134,8 @@ const std::vector<Key>& Keys() {
        [](W where, const json& v, O& o) {
          o.draft_form = Boolean(where, v) ? DraftForm::kCompacted : DraftForm::kPadded;
        }},
+      {"draft_vocab_size", [](W where, const json& v,
+                              O& o) { o.draft_vocab_size = WholeNumber(where, v, 1, INT32_MAX); }},
       {"rejection_sample_method",
        [](W where, const json& v, O& o) {
          static const std::array<std::string, 3> kNames = {"match", "standard", "synthetic"};

@@ -36,6 +36,8 @@ struct SpeculationOptions {
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp
+  /// kMtp: drafts are among so many first tokens of the vocabulary; unset: all of it.
+  std::optional<int32_t> draft_vocab_size;
   RejectionMethod rejection_sample_method = RejectionMethod::kMatch;
   /// kStandard with kMtp: drafts are drawn from the drafter's distribution instead of being its
   /// most likely tokens.

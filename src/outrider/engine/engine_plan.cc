@@ -87,6 +87,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanCacheForm();
   PlanAttention();
   PlanDrafter();
+  PlanDraftVocabulary();
   PlanAcceptance();
   PlanDraftLength();
   PlanCache();
@@ -198,6 +199,22 @@ void EnginePlan::PlanDrafter() {
     modules_used_ = 1;
     Decide("drafter", fmt::format("MtpDrafter, k = {}", k_), "one MTP module, applied k times");
   }
+}
+
+void EnginePlan::PlanDraftVocabulary() {
+  const SpeculationOptions& o = options_.speculation;
+  if (!o.draft_vocab_size) return;
+  const int64_t size = *o.draft_vocab_size;
+  if (size < 1 || size > config_.vocab_size) {
+    throw InvalidArgument("draft_vocab_size is {}: it must be 1 to {}, the vocabulary's size", size,
+                          config_.vocab_size);
+  }
+  if (o.method != DraftMethod::kMtp) {
+    throw InvalidArgument("draft_vocab_size needs the method mtp");
+  }
+  if (k_ == 0) return;
+  Decide("draft vocabulary", fmt::format("the first {} of {} tokens", size, config_.vocab_size),
+         "draft_vocab_size: drafters read so many rows of the head, other tokens are not drafted");
 }
 
 void EnginePlan::PlanAcceptance() {

@@ -93,6 +93,7 @@ class EnginePlan {
   void PlanCacheForm();
   void PlanAttention();
   void PlanDrafter();
+  void PlanDraftVocabulary();
   void PlanAcceptance();
   void PlanDraftLength();
   void PlanCache();

@@ -49,7 +49,7 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
     model_.Logits(input.hidden, logits_rows, logits);
   } else {
     likeliest_.resize(static_cast<size_t>(rows));
-    model_.ArgMaxTokens(input.hidden, logits_rows, likeliest_);
+    model_.ArgMaxTokens(input.hidden, logits_rows, model_.vocab_size(), likeliest_);
   }
   const MatrixView<const uint32_t> masks = FillMasks(input, requests, rows);
   for (const RequestRows& request : requests) {

@@ -47,9 +47,18 @@ size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols) {
 }
 
 const float* PackedMatrix::scales(int64_t p) const {
-  const auto* first = reinterpret_cast<const float*>(data + static_cast<size_t>(panels()) *
-                                                                PanelBytes(format.dtype, cols));
+  const auto packed = static_cast<size_t>(panels() + panels_behind);
+  const auto* first =
+      reinterpret_cast<const float*>(data + packed * PanelBytes(format.dtype, cols));
   return first + p * ScalesPerPanel(format, cols);
+}
+
+PackedMatrix PackedMatrix::FirstRows(int64_t n) const {
+  OUTRIDER_CHECK(n >= 0 && n <= rows, "{} of {} rows", n, rows);
+  PackedMatrix first = *this;
+  first.rows = n;
+  first.panels_behind += panels() - first.panels();
+  return first;
 }
 
 void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std::byte* panel) {

@@ -39,8 +39,11 @@ struct PackedMatrix {
   int64_t rows = 0;
   int64_t cols = 0;
   const std::byte* data = nullptr;  // 64-byte aligned
+  int64_t panels_behind = 0;        // that data holds between the last panel and the scales
 
   int64_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
+  /// The first n rows (0 .. rows), in the same memory. The last panel then holds other rows too.
+  PackedMatrix FirstRows(int64_t n) const;
   /// Of an 8-bit format: what belongs to panel p.
   const float* scales(int64_t p) const;
 };

@@ -139,19 +139,19 @@ void MlaModel::Logits(MatrixView<const float> hidden, std::span<const int32_t> r
                       MatrixView<float> logits) {
   const Stopwatch watch(busy_seconds_);
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
+  const PackedMatrix head = weights_.head.FirstRows(logits.cols);
   kernels_.matmul(
-      pool_,
-      std::array{MatMulJob{.x = hidden, .x_rows = rows.data(), .w = &weights_.head, .y = logits}},
+      pool_, std::array{MatMulJob{.x = hidden, .x_rows = rows.data(), .w = &head, .y = logits}},
       operand_dtype_);
 }
 
 void MlaModel::ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
-                            std::span<int32_t> tokens) {
+                            int32_t num_tokens, std::span<int32_t> tokens) {
   const Stopwatch watch(busy_seconds_);
   OUTRIDER_CHECK(tokens.size() == rows.size());
+  const PackedMatrix head = weights_.head.FirstRows(num_tokens);
   kernels_.matmul_arg_max(
-      pool_, {.x = hidden, .x_rows = rows.data(), .w = &weights_.head, .columns = tokens},
-      operand_dtype_);
+      pool_, {.x = hidden, .x_rows = rows.data(), .w = &head, .columns = tokens}, operand_dtype_);
 }
 
 }  // namespace outrider

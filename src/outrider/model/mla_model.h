@@ -56,13 +56,14 @@ class MlaModel {
   void ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, KvCache& cache,
                   MatrixView<const float> previous, MatrixView<float> hidden);
 
-  /// logits[i] = head(hidden.row(rows[i])); logits [rows.size(), vocab].
+  /// logits[i] = head(hidden.row(rows[i])) of the first tokens; logits [rows.size(), tokens].
   void Logits(MatrixView<const float> hidden, std::span<const int32_t> rows,
               MatrixView<float> logits);
 
-  /// The most likely token of each given row, as matmul_arg_max finds it: tokens [rows.size()].
+  /// The most likely of the first `num_tokens` tokens for each given row, as matmul_arg_max finds
+  /// it: tokens [rows.size()].
   void ArgMaxTokens(MatrixView<const float> hidden, std::span<const int32_t> rows,
-                    std::span<int32_t> tokens);
+                    int32_t num_tokens, std::span<int32_t> tokens);
 
   /// Seconds spent in Forward, ForwardMtp, Logits and ArgMaxTokens so far.
   double busy_seconds() const { return busy_seconds_; }

@@ -38,6 +38,7 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
                           MatrixView<int32_t> drafts) {
   greedy_.clear();
   greedy_rows_.clear();
+  const auto num_logits = static_cast<size_t>(vocab_);
   const auto vocab = static_cast<size_t>(model.vocab_size());
   for (size_t i = 0; i < rows.size(); ++i) {
     const DraftRequest& request = requests[indices[i]];
@@ -46,15 +47,16 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
       greedy_rows_.push_back(rows[i]);
       continue;
     }
-    logits_.resize(vocab);
-    model.Logits(hidden, rows.subspan(i, 1), {logits_.data(), 1, static_cast<int64_t>(vocab)});
+    logits_.resize(num_logits);
+    model.Logits(hidden, rows.subspan(i, 1), {logits_.data(), 1, vocab_});
     float* probs = request.draft_probs + static_cast<size_t>(step) * vocab;
+    std::fill(probs + num_logits, probs + vocab, 0.0F);
     const auto position = static_cast<int64_t>(request.tokens.size()) + step;
     drafts.row(static_cast<int64_t>(indices[i]))[step] =
-        DrawDraft(logits_, request.temperature, request.seed, position, {probs, vocab});
+        DrawDraft(logits_, request.temperature, request.seed, position, {probs, num_logits});
   }
   tokens_.resize(greedy_rows_.size());
-  model.ArgMaxTokens(hidden, greedy_rows_, tokens_);
+  model.ArgMaxTokens(hidden, greedy_rows_, vocab_, tokens_);
   for (size_t i = 0; i < greedy_.size(); ++i) {
     // A draft is a token even where numbers have overflown.
     drafts.row(static_cast<int64_t>(greedy_[i]))[step] = std::max(tokens_[i], 0);

@@ -13,6 +13,10 @@ namespace outrider {
 
 class DraftSampler {
  public:
+  /// Drafts are among the first `vocab` tokens (1 .. the model's): only their rows of the head are
+  /// read.
+  explicit DraftSampler(int32_t vocab) : vocab_(vocab) {}
+
   /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows`:
   /// drafts.row(indices[i])[step] comes from hidden.row(rows[i]).
   void Sample(MlaModel& model, MatrixView<const float> hidden, std::span<const int32_t> rows,
@@ -20,6 +24,7 @@ class DraftSampler {
               MatrixView<int32_t> drafts);
 
  private:
+  int32_t vocab_;
   std::vector<size_t> greedy_;        // requests whose most likely token is taken,
   std::vector<int32_t> greedy_rows_;  // the rows of their outputs
   std::vector<int32_t> tokens_;       // and their drafts

@@ -8,7 +8,8 @@
 namespace outrider {
 
 MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                                 DraftForm form, RowLife row_life)
+                                 DraftForm form, RowLife row_life,
+                                 std::optional<int32_t> draft_vocab)
     : model_(model),
       cache_(cache),
       k_(k),
@@ -17,7 +18,8 @@ MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int
       target_rows_(cache, model.hidden_size(), row_life, num_slots, k),
       rows_(cache.block_size()),
       entry_rows_(cache.block_size()),
-      output_rows_(cache.block_size()) {
+      output_rows_(cache.block_size()),
+      sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
   for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(k));
 }

@@ -16,6 +16,7 @@
 // before leave their cache entries and go no further.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "outrider/model/mla_model.h"
@@ -28,9 +29,10 @@ namespace outrider {
 
 class MtpChainDrafter : public Drafter {
  public:
-  /// Uses the first k modules of the model, 1 <= k <= model.num_mtp_modules().
+  /// Uses the first k modules of the model, 1 <= k <= model.num_mtp_modules(). draft_vocab: drafts
+  /// are among so many first tokens; unset: all.
   MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
-                  RowLife row_life = RowLife::kContent);
+                  RowLife row_life = RowLife::kContent, std::optional<int32_t> draft_vocab = {});
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return 0; }

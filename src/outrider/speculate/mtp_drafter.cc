@@ -8,7 +8,7 @@
 namespace outrider {
 
 MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                       DraftForm form, RowLife row_life)
+                       DraftForm form, RowLife row_life, std::optional<int32_t> draft_vocab)
     : model_(model),
       cache_(cache),
       k_(k),
@@ -16,7 +16,8 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
       slots_(static_cast<size_t>(num_slots)),
       target_rows_(cache, model.hidden_size(), row_life, num_slots, /*recent=*/0),
       entry_rows_(cache.block_size()),
-      rows_(cache.block_size()) {
+      rows_(cache.block_size()),
+      sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 

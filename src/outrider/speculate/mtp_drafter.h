@@ -8,6 +8,7 @@
 // first pass begins where the last one ended.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "outrider/model/mla_model.h"
@@ -20,9 +21,9 @@ namespace outrider {
 
 class MtpDrafter : public Drafter {
  public:
-  /// Uses module 0 of the model.
+  /// Uses module 0 of the model. draft_vocab: drafts are among so many first tokens; unset: all.
   MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
-             RowLife row_life = RowLife::kContent);
+             RowLife row_life = RowLife::kContent, std::optional<int32_t> draft_vocab = {});
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return k_ - 1; }

@@ -1,0 +1,86 @@
+// Drafts of a part of the vocabulary: the most likely tokens of that part, or draws from the
+// drafter's distribution over it.
+#include "outrider/speculate/draft_sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "tests/model/loaded_model.h"
+
+namespace outrider {
+namespace {
+
+constexpr int64_t kRows = 3;
+
+class DraftSamplerTest : public testing::TestWithParam<int32_t> {
+ protected:
+  DraftSamplerTest() : hidden_(static_cast<size_t>(kRows * model().hidden_size())) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    for (float& x : hidden_) x = normal(random);
+    logits_.resize(static_cast<size_t>(kRows) * vocab());
+    model().Logits(hidden(), rows_, {logits_.data(), kRows, model().vocab_size()});
+  }
+
+  static MlaModel& model() {
+    static const LoadedModel loaded(TinyModelDirectory());
+    return *loaded.model;
+  }
+  static size_t vocab() { return static_cast<size_t>(model().vocab_size()); }
+  MatrixView<const float> hidden() const { return {hidden_.data(), kRows, model().hidden_size()}; }
+
+  /// Logits of the part of the vocabulary.
+  std::span<const float> PartOfRow(size_t row) const {
+    return {logits_.data() + row * vocab(), static_cast<size_t>(GetParam())};
+  }
+
+  /// Draft 0 of a request per row.
+  std::vector<int32_t> Sample(std::span<const DraftRequest> requests) {
+    const std::vector<size_t> indices = {0, 1, 2};
+    std::vector<int32_t> drafts(kRows);
+    DraftSampler(GetParam())
+        .Sample(model(), hidden(), rows_, indices, requests, 0, {drafts.data(), kRows, 1});
+    return drafts;
+  }
+
+  std::vector<float> hidden_;
+  std::vector<float> logits_;  // of the whole vocabulary
+  std::vector<int32_t> rows_ = {0, 1, 2};
+};
+
+TEST_P(DraftSamplerTest, TheMostLikelyOfTheFirstTokens) {
+  const std::vector<int32_t> drafts = Sample(std::vector<DraftRequest>(kRows));
+  for (size_t r = 0; r < kRows; ++r) {
+    const auto part = PartOfRow(r);
+    EXPECT_EQ(drafts[r], std::max_element(part.begin(), part.end()) - part.begin());
+  }
+}
+
+TEST_P(DraftSamplerTest, DrawsAndTheirDistributionAreOfTheFirstTokens) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  // What was left there by an earlier draft.
+  std::vector<float> probs(static_cast<size_t>(kRows) * vocab(), 0.25F);
+  std::vector<DraftRequest> requests(kRows);
+  for (size_t r = 0; r < kRows; ++r) {
+    requests[r].tokens = tokens;
+    requests[r].draft_probs = probs.data() + r * vocab();
+    requests[r].temperature = 1.5F;
+    requests[r].seed = r;
+  }
+  const std::vector<int32_t> drafts = Sample(requests);
+  for (size_t r = 0; r < kRows; ++r) {
+    const auto part = PartOfRow(r);
+    std::vector<float> want(vocab(), 0.0F);
+    EXPECT_EQ(drafts[r], DrawDraft(part, 1.5F, r, 3, std::span(want).first(part.size())));
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), requests[r].draft_probs));
+    EXPECT_NEAR(std::accumulate(want.begin(), want.end(), 0.0), 1, 1e-4);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, DraftSamplerTest, testing::Values(1, 16, 300, 1001, 2048));
+
+}  // namespace
+}  // namespace outrider
