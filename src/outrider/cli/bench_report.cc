@@ -87,8 +87,9 @@ std::string BenchTable(const BenchReport& report) {
         Percent(row.counters.draft_seconds, row), 100 * row.HostShare(),
         row.HostMicrosecondsPerStep());
   }
-  if (report.draft_length_varies)
+  if (report.draft_length_varies) {
     out += "\nSteps draft up to k tokens, as many as --speculative-config lets them.\n";
+  }
   if (!report.compares_outputs) {
     out += "\nOutputs are not compared: they depend on drafts with this rejection_sample_method.\n";
   } else if (report.rows.size() > 1) {
