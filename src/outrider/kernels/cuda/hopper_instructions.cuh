@@ -60,19 +60,6 @@ __device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) 
       : "memory");
 }
 
-/// Whether the phase with this parity has completed.
-__device__ __forceinline__ bool BarrierTest(uint64_t* barrier, uint32_t parity) {
-  uint32_t completed;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n}\n"
-      : "=r"(completed)
-      : "r"(SharedAddress(barrier)), "r"(parity)
-      : "memory");
-  return completed != 0;
-}
-
 // ---- bulk tensor copies ----
 
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;

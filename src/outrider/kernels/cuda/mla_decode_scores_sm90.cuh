@@ -9,9 +9,8 @@
 
 namespace outrider::cuda {
 
-/// `odd`: of a tile whose number in its request is odd, which begins with columns 256-511.
 __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uint32_t parity,
-                                               int odd, float (&scores)[32]) {
+                                               float (&scores)[32]) {
   const uint32_t keys = SharedAddress(shared.kv[stage]);
   const uint64_t q = MakeDescriptor(SharedAddress(shared.q), 16, 9 * kGroupBytes);
   const uint64_t half = MakeDescriptor(keys, 16, 4 * kGroupBytes);
@@ -19,16 +18,15 @@ __device__ __forceinline__ void MultiplyScores(MlaShared& shared, int stage, uin
   PinRegisters(scores);
   WgmmaFence();
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const int part = i < 2 ? i ^ odd : 2;
+  for (int part = 0; part < 3; ++part) {
     BarrierWait(&shared.kv_full[stage][part], parity);
 #pragma unroll
-    for (int step = 0; step < (i < 2 ? 16 : 4); ++step) {
+    for (int step = 0; step < (part < 2 ? 16 : 4); ++step) {
       const uint64_t a = Advance(q, (part * 4 + step / 4) * kGroupBytes + step % 4 * 32);
       const uint64_t b =
-          i < 2 ? Advance(half, part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32)
-                : Advance(rotary, step * 32);
-      WgmmaM64N64_SS_KK(scores, a, b, i != 0 || step != 0);
+          part < 2 ? Advance(half, part * kHalfBytes + step / 4 * kGroupBytes + step % 4 * 32)
+                   : Advance(rotary, step * 32);
+      WgmmaM64N64_SS_KK(scores, a, b, part != 0 || step != 0);
     }
   }
   WgmmaCommit();
@@ -113,7 +111,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
 
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = tile_count % kStages;
-      MultiplyScores(shared, stage, (tile_count / kStages) & 1, tile & 1, scores);
+      MultiplyScores(shared, stage, (tile_count / kStages) & 1, scores);
       if (warp == 0) loads.Step(args, shared, tile_count);  // while the products finish
       WgmmaWait<0>();
       PinRegisters(scores);
@@ -158,14 +156,15 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
         negative[i] = reference[i] == -INFINITY ? 0.0f : -reference[i];
       }
       uint32_t packed[16];
-      float part[2] = {};
+      float part[2][2] = {};
 #pragma unroll
       for (int k = 0; k < 16; ++k) {
         const int i = k % 2;
         const int j = k / 4 * 8 + k % 4 / 2 * 4 + 2 * i;
         const float x = Exp2(__fmaf_rn(scores[j], args.score_scale, negative[i]));
         const float y = Exp2(__fmaf_rn(scores[j + 1], args.score_scale, negative[i]));
-        part[i] += x + y;
+        part[i][0] += x;
+        part[i][1] += y;
         packed[k] = PackBf16(x, y);
       }
       // Hand over once the outputs have taken the tile before.
@@ -183,7 +182,7 @@ __device__ __forceinline__ void ComputeScores(const MlaKernelArguments& args, Ml
       ProxyFence();
       BarrierArriveWarp(&shared.p_full);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + part[i];
+      for (int i = 0; i < 2; ++i) sum[i] = sum[i] * alpha[i] + (part[i][0] + part[i][1]);
       if (walk.Ends(key0 + kMlaTileKeys)) {
         const int buffer = split_count++ & 1;
         const bool emits = walk.Emits(item);
