@@ -52,16 +52,21 @@ template <typename Isa, bool kIsBFloat16>
 void ArrangePart(const float* q, int64_t width, float* lanes) {
   constexpr int64_t kStep = 2 * Isa::kLanes;
   for (int64_t i = 0; i < PaddedPart(width); i += kStep) {
-    float part[kStep] = {};
-    for (int64_t j = 0; j < Least(kStep, width - i); ++j) part[j] = q[i + j];
+    float part[kStep];
+    const float* from = q + i;
+    if (width - i < kStep) {
+      for (int64_t j = 0; j < kStep; ++j) part[j] = j < width - i ? from[j] : 0;
+      from = part;
+    }
     if constexpr (kIsBFloat16) {
       for (int64_t j = 0; j < kStep; j += 8) {
-        _mm256_storeu_ps(part + j, avx2::RoundToBFloat16(_mm256_loadu_ps(part + j)));
+        _mm256_storeu_ps(part + j, avx2::RoundToBFloat16(_mm256_loadu_ps(from + j)));
       }
+      from = part;
     }
     typename Isa::Vector first;
     typename Isa::Vector second;
-    Isa::template LoadLanes<kIsBFloat16>(part, first, second);
+    Isa::template LoadLanes<kIsBFloat16>(from, first, second);
     Isa::Store(lanes + i, first);
     Isa::Store(lanes + i + Isa::kLanes, second);
   }
@@ -220,7 +225,10 @@ void Scores(const EntryBlock& block) {
                     .stride = ScoreStride(block.rows)};
   for (int64_t first = 0; first < block.num_keys; first += Isa::kScoreKeys) {
     const int64_t last = Least(first + Isa::kScoreKeys, block.num_keys);
-    ReadAhead ahead(block, last, Isa::kScoreKeys, kIsBFloat16 ? 2 : 4, steps);
+    const bool ends = last == block.num_keys;
+    ReadAhead ahead(block, ends ? block.next_entries : block.entries + last,
+                    Least(Isa::kScoreKeys, ends ? block.num_next : block.num_keys - last),
+                    kIsBFloat16 ? 2 : 4, steps);
     int64_t r = 0;
     for (int64_t g = 0; g < block.num_groups; ++g) {
       const RowTiles tiles(block.groups[g].rows, Isa::kTileRows);
@@ -381,7 +389,7 @@ void Output(const EntryBlock& block, int64_t stride) {
 template <typename Isa, bool kIsBFloat16>
 void AttendAs(const EntryBlock& block) {
   const int64_t stride = ScoreStride(block.rows);
-  ArrangeQueries<Isa, kIsBFloat16>(block);
+  if (block.arranges_queries) ArrangeQueries<Isa, kIsBFloat16>(block);
   Scores<Isa, kIsBFloat16>(block);
   for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax(block, r, stride);
   Output<Isa, kIsBFloat16>(block, stride);

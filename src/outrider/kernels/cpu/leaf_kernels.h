@@ -139,30 +139,34 @@ struct EntryBlock {
   const std::byte* const* entries = nullptr;  // [num_keys]
   int64_t num_keys = 0;
   const int32_t* visible = nullptr;  // [rows], 1 .. num_keys
-  float scale = 0;
-  float* max = nullptr;  // [rows]
-  float* sum = nullptr;  // [rows]
-  float* out = nullptr;  // [rows, value_width], row r at out + r * out_stride
+  float scale = 0;                   // > 0
+  float* max = nullptr;              // [rows]
+  float* sum = nullptr;              // [rows]
+  float* out = nullptr;              // [rows, value_width], row r at out + r * out_stride
   int64_t out_stride = 0;
-  // Scratch, aligned to 32 bytes.
+  // Scratch, aligned to 32 bytes. Blocks with the same rows may share their queries in `lanes` or
+  // `tiles` one after the other.
   float* lanes = nullptr;   // rows * QueryLanes()
   float* scores = nullptr;  // num_keys * ScoreStride(rows)
-  // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null. Blocks
-  // with the same rows may share it one after the other.
+  // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null.
   BFloat16* tiles = nullptr;
-  // Only with tiles:
-  bool packs_queries = true;  // else `tiles` still holds these queries, from the block before
-  bool is_fetched = false;    // the block before had these entries as the next ones
-  const std::byte* const* next_entries = nullptr;  // to be fetched while this block is computed
+  bool arranges_queries = true;  // else they are there from the block before
+  // To be fetched while this block is computed: with tiles all of them, else those that come first.
+  const std::byte* const* next_entries = nullptr;
   int64_t num_next = 0;
+  // Only with tiles:
+  bool is_fetched = false;  // the block before had these entries as the next ones
+  // max, sum and out hold a partial softmax, into which this one is merged as merge_partial does.
+  bool merges = false;
 
   int64_t QueryLanes() const { return PaddedPart(own_width) + PaddedPart(shared_width); }
-  /// Queries; scores of whole groups of 64 keys, two elements each; weights in two parts; twice 32
-  /// columns of values.
+  /// Queries; scores of whole groups of 64 keys, two elements each; weights in two parts; four
+  /// pieces of values, each 32 keys of 64 columns; outputs of 32 rows, or of 16 in 64s of columns.
   int64_t EntryTileElements() const {
     const int64_t keys = (num_keys + 63) / 64 * 64;
     const int64_t padded_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    return padded_rows * (PaddedPart(own_width) + 4 * keys) + 2 * keys * kTileCols;
+    return padded_rows * (PaddedPart(own_width) + 4 * keys) + int64_t{4} * 32 * 64 +
+           int64_t{2} * 33 * (value_width + 32);
   }
 };
 

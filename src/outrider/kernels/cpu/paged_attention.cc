@@ -115,29 +115,39 @@ class Call {
   void Attend(const Task& task, const Task* next) const {
     thread_local Thread thread;
     const Scratch::Frame frame(thread.scratch);
+    const EntryBlock largest = {.rows = task.partial.rows * task.tile->heads(),
+                                .own_width = args_.own_width,
+                                .shared_width = args_.shared_width,
+                                .value_width = PaddedPart(args_.value_width),
+                                .num_keys = kPagedSplit};
     BFloat16* tiles = nullptr;
-    int64_t rows_in_tiles = 0;
+    float* lanes = nullptr;
     if (in_tiles_) {
-      const EntryBlock largest = {.rows = task.partial.rows * task.tile->heads(),
-                                  .own_width = args_.own_width,
-                                  .value_width = PaddedPart(args_.value_width),
-                                  .num_keys = kPagedSplit};
       tiles = thread.scratch.Take<BFloat16>(largest.EntryTileElements());
+    } else {
+      lanes = thread.scratch.Take<float>(largest.rows * largest.QueryLanes());
     }
+    int64_t arranged_rows = 0;
     for (int64_t split = task.first; split < task.last; ++split) {
       const Scratch::Frame split_frame(thread.scratch);
       const Tile& tile = *task.tile;
+      // A matrix unit's leaf merges on its own where all rows have keys in the split.
+      const bool merges =
+          in_tiles_ && split > task.first && FirstRow(tile, split) == task.partial.first_row;
       const Partial partial =
-          split == task.first ? task.partial : TakePartial(tile, split, thread.scratch);
-      EntryBlock block = {.tiles = tiles, .packs_queries = partial.rows != rows_in_tiles};
-      rows_in_tiles = partial.rows;
-      if (in_tiles_ && split + 1 < task.last) {
+          split == task.first || merges ? task.partial : TakePartial(tile, split, thread.scratch);
+      EntryBlock block = {.lanes = lanes,
+                          .tiles = tiles,
+                          .arranges_queries = partial.rows != arranged_rows,
+                          .merges = merges};
+      arranged_rows = partial.rows;
+      if (split + 1 < task.last) {
         FindNext(tile, split + 1, thread.scratch, block);
-      } else if (in_tiles_ && next != nullptr) {
+      } else if (next != nullptr) {
         FindNext(*next->tile, next->first, thread.scratch, block);
       }
       AttendSplit(tile, split, partial, thread, block);
-      if (split == task.first) continue;
+      if (split == task.first || merges) continue;
       for (int64_t h = 0; h < tile.heads(); ++h) {
         for (int64_t j = partial.first_row; j < tile.last_row; ++j) {
           Fold(partial, h, j, task.partial);
@@ -201,10 +211,7 @@ class Call {
     block.is_fetched = block.entries[0] == thread.fetched;
     thread.fetched = block.num_next == 0 ? nullptr : block.next_entries[0];
     if (HasOddParts()) PadEntries(block, groups, scratch);
-    if (!in_tiles_) {
-      block.lanes = scratch.Take<float>(pairs * block.QueryLanes());
-      block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
-    }
+    if (!in_tiles_) block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
     leaves_.attend_entries(block);
   }
 

@@ -3,33 +3,35 @@
 // Queries are bfloat16 numbers, as entries are. The weights of the softmax are rounded to the sum
 // of two, which is 16 bits and more; a row's sum is that of its weights as rounded.
 //
-// Scores are computed as S^T = C Q^T: sixteen entries are a tile just as they lie in the cache, and
-// queries are packed once for all splits that a thread takes one after the other. They lie as
-// [group of rows][key][row], so that the softmax runs down the keys with a row per lane; its
-// weights leave it as tiles of rows. Then out = P V with V packed by pairs of keys. A row's bits
-// depend on no other row of its tile, nor on which tile it is in. Elements of values that are no
-// finite numbers are taken for zero: a tile multiplies them by the zero weight of rows that do not
-// see them, and rows that see them have them in their scores.
+// Sixteen rows are a group, two groups a pair. Scores are computed as S^T = C Q^T: sixteen entries
+// are a tile just as they lie in the cache, and queries are packed once for all splits that a
+// thread takes one after the other. Scores lie as [group of rows][key][row], so that the softmax
+// runs down the keys with a row per lane; its weights leave it as tiles of rows. Then out = P V
+// with V packed by pairs of keys, both parts of the weights added to one sum. A row's bits depend
+// on no other row of its tile, nor on which tile it is in. Elements of values that are no finite
+// numbers are taken for zero: a tile multiplies them by the zero weight of rows that do not see
+// them, and rows that see them have them in their scores.
 //
-// While the scores of a split are computed from L2 all of the next one's entries are fetched, a few
-// lines with every step. A thread's first split is fetched while its own scores are computed.
+// The unit multiplies while the vectors work: the softmax of a pair is taken in steps between the
+// products of another's scores or outputs, and values are packed a few products before they are
+// needed. All the while the next split's entries are fetched, a few lines with every step. A
+// thread's first split is fetched while its own scores are computed.
 
 #include <immintrin.h>
 
 #include <cstring>
-#include <utility>
 
 #include "outrider/kernels/cpu/amx/entry_vectors.h"
 #include "outrider/kernels/cpu/amx/leaves.h"
+#include "outrider/kernels/cpu/amx/pair_softmax.h"
 #include "outrider/kernels/cpu/amx/tiles.h"
+#include "outrider/kernels/cpu/amx/value_tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
+#include "outrider/kernels/cpu/key_attention.h"
 
 namespace outrider::cpu::amx {
 
 namespace {
-
-constexpr int64_t kTile = kTileRows * kTileCols;  // elements
-constexpr int kParts = 2;                         // of a weight
 
 class TileAttention {
  public:
@@ -43,37 +45,64 @@ class TileAttention {
         scores_(reinterpret_cast<float*>(queries_ + groups_ * steps_ * kTile)),
         weights_(reinterpret_cast<BFloat16*>(scores_ + groups_ * padded_keys_ * kTileRows)),
         values_(weights_ + groups_ * key_tiles_ * kParts * kTile),
+        outputs_(reinterpret_cast<float*>(values_ + kPackedValues)),
         fetcher_(block, Least(block.num_keys, block.is_fetched ? block.num_keys : kScoreKeys)) {}
 
   void Run() {
     shapes_.UseTwoGroups(kTileRows, kTileRows);
-    if (block_.packs_queries) {
+    if (block_.arranges_queries) {
       for (int64_t g = 0; g < groups_; ++g) PackQueries(g);
     }
-    const int64_t steps = (groups_ + 1) / 2 * key_tiles_ * steps_;
-    const int64_t next_lines = fetcher_.LinesOf(block_.num_next) / steps + 1;
-    // In the first pass over the entries those not fetched yet keep ahead of it.
-    lines_ = next_lines + (block_.is_fetched ? 0 : fetcher_.LinesOf(kTileCols) / steps_ + 1);
-    int64_t g = 0;
-    for (; g + 2 <= groups_; g += 2) {
-      for (int64_t t = 0; t < block_.num_keys; t += kTileCols) Scores<2>(t, g);
-      lines_ = next_lines;
+    PlanFetching();
+    PairSoftmax first = Softmax(0);
+    Scores(0, first, nullptr);
+    if (groups_ <= 2) {
+      first.Finish();
+      Outputs(0, nullptr);
+      FinishRows(0);
+      return;
     }
-    if (g < groups_) {
-      for (int64_t t = 0; t < block_.num_keys; t += kScoreKeys) Scores<1>(t, g);
-    }
-    for (g = 0; g < groups_; ++g) Weights(g);
-    // Values are elements of keys, so those that are no finite numbers are in the scores of any
-    // row.
-    if (HasFiniteScores()) {
-      Outputs<true>();
-    } else {
-      Outputs<false>();
-    }
+    // Pairs of rows are two at most.
+    PairSoftmax second = Softmax(2);
+    Scores(2, second, &first);
+    first.Finish();
+    Outputs(0, &second);
+    second.Finish();
+    FinishRows(0);
+    Outputs(2, nullptr);
+    FinishRows(2);
   }
 
  private:
+  static constexpr int64_t kMostRows = 64;
+  static constexpr int64_t kScoreKeys = 64;  // that one group of rows takes at a time
+  // Floats from four tiles of outputs to the next: not those of a page, or the lines of a row would
+  // compete for one set of L1.
+  static constexpr int64_t kOutputTiles = 4 * kTileRows * 16 + 32;
+
   int64_t RowsOf(int64_t group) const { return Least(kTileRows, block_.rows - group * kTileRows); }
+  int64_t GroupsOf(int64_t group) const { return Least(2, groups_ - group); }
+
+  PairSoftmax Softmax(int64_t group) {
+    const int64_t scores_stride = padded_keys_ * kTileRows;
+    const int64_t weights_stride = key_tiles_ * kParts * kTile;
+    return {block_,
+            group,
+            GroupsOf(group),
+            scores_ + group * scores_stride,
+            scores_stride,
+            weights_ + group * weights_stride,
+            weights_stride,
+            max_ + group * kTileRows,
+            sum_ + group * kTileRows};
+  }
+
+  /// Spreads the next split's lines over all products.
+  void PlanFetching() {
+    const int64_t score_steps = (groups_ + 1) / 2 * key_tiles_ * steps_;
+    const int64_t output_steps = groups_ * key_tiles_ * (block_.value_width / kTileCols);
+    next_lines_ = fetcher_.LinesOf(block_.num_next) / (score_steps + output_steps) + 1;
+  }
 
   /// Queries as [step][pair of elements][row][2].
   void PackQueries(int64_t group) const {
@@ -114,7 +143,8 @@ class TileAttention {
   template <int kNumber>
   static __attribute__((always_inline)) void LoadKeys(const Keys& keys, int64_t byte) {
     if (keys.stride != 0) {
-      LoadTile<kNumber>(keys.entries[0] + byte, keys.stride);
+      // Queries are to stay in L1.
+      LoadTileOnce<kNumber>(keys.entries[0] + byte, keys.stride);
       return;
     }
     alignas(64) std::byte copy[kTileRows][64] = {};
@@ -122,9 +152,52 @@ class TileAttention {
     LoadTile<kNumber>(copy);
   }
 
-  /// Scores, not yet scaled: of 32 keys from t on and two groups of rows, or of 64 and one.
+  /// Scores, not yet scaled, of a pair from a group on, with their maxima. Steps of another pair's
+  /// softmax, if there is one, are taken between the products.
+  void Scores(int64_t group, PairSoftmax& softmax, PairSoftmax* other) {
+    // In the first pass over the entries those not fetched yet keep ahead of it.
+    lines_ = next_lines_;
+    if (group == 0 && !block_.is_fetched) lines_ += fetcher_.LinesOf(kTileCols) / steps_ + 1;
+    if (GroupsOf(group) == 2) {
+      ScoreAll<2>(group, softmax, other);
+    } else {
+      ScoreAll<1>(group, softmax, other);
+    }
+  }
+
   template <int kGroups>
-  void Scores(int64_t t, int64_t group) {
+  void ScoreAll(int64_t group, PairSoftmax& softmax, PairSoftmax* other) {
+    constexpr int64_t kKeys = kScoreKeys / kGroups;
+    constexpr int64_t kMaxima = 16;  // calls for one block of keys
+    const auto take_maximum = [&](int64_t t, int64_t n) {
+      if constexpr (kGroups == 2) {
+        softmax.TakeMaxima(0, t + 2 * n);
+        softmax.TakeMaxima(1, t + 2 * n);
+      } else {
+        softmax.TakeMaxima(0, t + 4 * n);
+        softmax.TakeMaxima(0, t + 4 * n + 2);
+      }
+    };
+    const int64_t per_step = (kMaxima + steps_ - 1) / steps_;
+    for (int64_t t = 0; t < block_.num_keys; t += kKeys) {
+      // Meanwhile the maxima of the keys before.
+      int64_t taken = t == 0 ? kMaxima : 0;
+      ScoreBlock<kGroups>(t, group, [&] {
+        for (const int64_t end = Least(kMaxima, taken + per_step); taken < end; ++taken) {
+          take_maximum(t - kKeys, taken);
+        }
+        if (other != nullptr) other->Step();
+        fetcher_.Fetch(kGroups == 2 ? lines_ : 2 * lines_);
+      });
+    }
+    const int64_t last = (block_.num_keys - 1) / kKeys * kKeys;
+    for (int64_t n = 0; n < kMaxima; ++n) take_maximum(last, n);
+  }
+
+  /// Of 32 keys from t on and two groups of rows, or of 64 and one. step_between() is called once
+  /// with every four products.
+  template <int kGroups, typename Step>
+  __attribute__((always_inline)) void ScoreBlock(int64_t t, int64_t group, Step&& step_between) {
     ZeroTile<0>();
     ZeroTile<1>();
     ZeroTile<2>();
@@ -145,7 +218,7 @@ class TileAttention {
         LoadKeys<5>(second, byte);
         MultiplyTiles<1, 5, 6>();
         MultiplyTiles<3, 5, 7>();
-        fetcher_.Fetch(lines_);
+        step_between();
       }
       StoreTile<2>(to + padded_keys_ * kTileRows);
       StoreTile<3>(to + (padded_keys_ + kTileRows) * kTileRows);
@@ -162,7 +235,7 @@ class TileAttention {
         MultiplyTiles<2, 7, 6>();
         LoadKeys<4>(fourth, byte);
         MultiplyTiles<3, 4, 6>();
-        fetcher_.Fetch(2 * lines_);
+        step_between();
       }
       StoreTile<2>(to + 2 * kTileRows * kTileRows);
       StoreTile<3>(to + 3 * kTileRows * kTileRows);
@@ -186,140 +259,125 @@ class TileAttention {
     return _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q) == 0;
   }
 
-  /// The softmax of a group of rows, one per lane: maximum, sum, and weights as
-  /// [tile of keys][part][row][32 keys], zero past a row's keys. A sum is four chains, one per
-  /// key % 4, added in a tree.
-  void Weights(int64_t group) const {
-    const auto exist = static_cast<__mmask16>(0xffffU >> (16 - RowsOf(group)));
-    const __m512i visible = _mm512_maskz_loadu_epi32(exist, block_.visible + group * kTileRows);
-    const float* scores = scores_ + group * padded_keys_ * kTileRows;
-    const __m512 scale = _mm512_set1_ps(block_.scale);
-    const auto sees = [&](int64_t t) {
-      return _mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(static_cast<int>(t)));
-    };
-    const auto score = [&](int64_t t) {
-      return _mm512_mul_ps(_mm512_load_ps(scores + t * kTileRows), scale);
-    };
-    const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
-    __m512 most[4] = {lowest, lowest, lowest, lowest};
-    for (int64_t t = 0; t < key_tiles_ * kTileCols; t += 4) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        most[j] = _mm512_mask_max_ps(most[j], sees(t + j), most[j], score(t + j));
-      }
+  /// Outputs of a pair from a group on, with steps of another's softmax as in Scores.
+  void Outputs(int64_t group, PairSoftmax* other) {
+    // Values are elements of keys, so those that are no finite numbers are in the scores of any
+    // row.
+    if (HasFiniteScores()) {
+      OutputAny<true>(group, other);
+    } else {
+      OutputAny<false>(group, other);
     }
-    const __m512 max =
-        _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
-    __m512 sums[4] = {};
-    BFloat16* to = weights_ + group * key_tiles_ * kParts * kTile;
-    for (int64_t t = 0; t < key_tiles_ * kTileCols; t += kTileCols, to += kParts * kTile) {
-      Rows16 high;
-      Rows16 low;
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) {
-        const int64_t even = t + 2 * i;
-        const __m512 a = Weight(_mm512_sub_ps(score(even), max), sees(even));
-        const __m512 b = Weight(_mm512_sub_ps(score(even + 1), max), sees(even + 1));
-        const __m512 a_high = RoundToUpper(a);
-        const __m512 b_high = RoundToUpper(b);
-        const __m512 a_low = RoundToUpper(_mm512_sub_ps(a, a_high));
-        const __m512 b_low = RoundToUpper(_mm512_sub_ps(b, b_high));
-        __m512& even_sum = sums[i % 2 * 2];
-        __m512& odd_sum = sums[i % 2 * 2 + 1];
-        even_sum = _mm512_add_ps(even_sum, _mm512_add_ps(a_high, a_low));
-        odd_sum = _mm512_add_ps(odd_sum, _mm512_add_ps(b_high, b_low));
-        high[i] = Pairs(a_high, b_high);
-        low[i] = Pairs(a_low, b_low);
-      }
-      Transpose(high);
-      Transpose(low);
-      for (int64_t r = 0; r < kTileRows; ++r) {
-        _mm512_store_si512(to + r * kTileCols, high[r]);
-        _mm512_store_si512(to + kTile + r * kTileCols, low[r]);
-      }
-    }
-    const __m512 sum =
-        _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    _mm512_mask_storeu_ps(block_.max + group * kTileRows, exist, max);
-    _mm512_mask_storeu_ps(block_.sum + group * kTileRows, exist, sum);
   }
 
-  /// Of keys t and t + 1 the 32 values from c on, as pairs: see Outputs.
   template <bool kAllFinite>
-  void PackPair(int64_t t, int64_t c, BFloat16* to) const {
-    const auto load = [&](int64_t key) {
-      if (key >= block_.num_keys) return _mm512_setzero_si512();
-      const __m512i x = _mm512_loadu_si512(block_.entries[key] + (block_.groups[0].value + c) * 2);
-      if constexpr (kAllFinite) return x;
-      const __m512i infinity = _mm512_set1_epi16(0x7f80);
-      const __m512i exponent = _mm512_and_si512(x, infinity);
-      return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(exponent, infinity), x);
-    };
-    const __m512i even = load(t);
-    const __m512i odd = load(t + 1);
-    to += t / kTileCols * 2 * kTile + t % kTileCols * 16;
-    _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
-    _mm512_store_si512(to + kTile, _mm512_unpackhi_epi16(even, odd));
+  void OutputAny(int64_t group, PairSoftmax* other) {
+    if (GroupsOf(group) == 2) {
+      OutputAll<2, kAllFinite>(group, other);
+    } else {
+      OutputAll<1, kAllFinite>(group, other);
+    }
   }
 
-  /// Outputs, 32 columns at a time. Their values are packed in L1, as [tile of keys][2][pair of
-  /// keys][16 columns][2], while the unit multiplies the 32 columns before. Of these the first tile
-  /// has those that unpacking the lower halves of vectors gives: fours 0, 2, 4, 6.
-  template <bool kAllFinite>
-  void Outputs() {
-    const int64_t keys = key_tiles_ * kTileCols;
-    const int64_t steps = groups_ * key_tiles_;
-    const int64_t keys_per_step = (keys / 2 + steps - 1) / steps * 2;
-    BFloat16* values = values_;
-    BFloat16* next_values = values_ + keys * kTileCols;
-    for (int64_t t = 0; t < keys; t += 2) PackPair<kAllFinite>(t, 0, values);
-    for (int64_t c = 0; c < block_.value_width; c += kTileCols) {
-      int64_t packed = c + kTileCols < block_.value_width ? 0 : keys;
-      for (int64_t g = 0; g < groups_; ++g) {
-        ZeroTile<0>();
-        ZeroTile<1>();
-        ZeroTile<2>();
-        ZeroTile<3>();
-        const BFloat16* weights = weights_ + g * key_tiles_ * kParts * kTile;
-        for (int64_t i = 0; i < key_tiles_; ++i) {
-          LoadTile<4>(weights + 2 * i * kTile);
-          LoadTile<6>(values + 2 * i * kTile);
+  /// 32 columns at a time of two groups, or 64 of one.
+  template <int kGroups, bool kAllFinite>
+  void OutputAll(int64_t group, PairSoftmax* other) {
+    constexpr int64_t kColumns = 2 * kTileCols / kGroups;
+    ValueTiles<kGroups, kAllFinite> packed(block_, values_);
+    const auto between = [&](int half) {
+      packed.PackHalf(half);
+      if (other != nullptr) other->Step();
+    };
+    const BFloat16* weights = weights_ + group * key_tiles_ * kParts * kTile;
+    const BFloat16* weights_of_second = weights + key_tiles_ * kParts * kTile;
+    for (int64_t c = 0; c < block_.value_width; c += kColumns) {
+      ZeroTile<0>();
+      ZeroTile<1>();
+      ZeroTile<2>();
+      ZeroTile<3>();
+      for (int64_t i = 0; i < key_tiles_; ++i) {
+        const BFloat16* values = packed.First();
+        const BFloat16* high = weights + 2 * i * kTile;
+        const BFloat16* low = high + kTile;
+        if constexpr (kGroups == 2) {
+          const BFloat16* second_high = weights_of_second + 2 * i * kTile;
+          LoadTile<4>(high);
+          LoadTile<6>(values);
           MultiplyTiles<0, 4, 6>();
-          LoadTile<7>(values + (2 * i + 1) * kTile);
+          LoadTile<7>(values + kTile);
           MultiplyTiles<1, 4, 7>();
-          LoadTile<5>(weights + (2 * i + 1) * kTile);
+          LoadTile<5>(second_high);
           MultiplyTiles<2, 5, 6>();
           MultiplyTiles<3, 5, 7>();
-          for (const int64_t end = Least(keys, packed + keys_per_step); packed < end; packed += 2) {
-            PackPair<kAllFinite>(packed, c + kTileCols, next_values);
+          between(0);
+          LoadTile<4>(low);
+          MultiplyTiles<0, 4, 6>();
+          MultiplyTiles<1, 4, 7>();
+          LoadTile<5>(second_high + kTile);
+          MultiplyTiles<2, 5, 6>();
+          MultiplyTiles<3, 5, 7>();
+        } else {
+          LoadTile<4>(high);
+          LoadTile<6>(values);
+          MultiplyTiles<0, 4, 6>();
+          LoadTile<7>(values + kTile);
+          MultiplyTiles<1, 4, 7>();
+          LoadTile<5>(low);
+          MultiplyTiles<0, 5, 6>();
+          MultiplyTiles<1, 5, 7>();
+          between(0);
+          LoadTile<6>(values + 2 * kTile);
+          MultiplyTiles<2, 4, 6>();
+          LoadTile<7>(values + 3 * kTile);
+          MultiplyTiles<3, 4, 7>();
+          MultiplyTiles<2, 5, 6>();
+          MultiplyTiles<3, 5, 7>();
+        }
+        between(1);
+        packed.Next();
+        fetcher_.Fetch(2 * next_lines_);
+      }
+      float* to = outputs_ + c / kColumns * kOutputTiles;
+      StoreTile<0>(to);
+      StoreTile<1>(to + 256);
+      StoreTile<2>(to + 512);
+      StoreTile<3>(to + 768);
+    }
+  }
+
+  /// The rows of a pair, from tiles, or merged into what is there.
+  void FinishRows(int64_t group) {
+    // Tiles of a row that lie in one four.
+    const int64_t tiles = 4 / GroupsOf(group);
+    const int64_t end = Least(block_.rows, (group + 2) * kTileRows);
+    for (int64_t row = group * kTileRows; row < end; ++row) {
+      const int64_t second = row / kTileRows - group;
+      const float* from = outputs_ + second * 2 * kTileRows * 16 + row % kTileRows * 16;
+      float* out = block_.out + row * block_.out_stride;
+      const float* out_end = out + block_.value_width;
+      if (!block_.merges) {
+        block_.max[row] = max_[row];
+        block_.sum[row] = sum_[row];
+        for (; out < out_end; from += kOutputTiles) {
+          for (int64_t i = 0; i < tiles && out < out_end; ++i, out += 16) {
+            _mm512_storeu_ps(out, _mm512_load_ps(from + i * kTileRows * 16));
           }
         }
-        StoreOutputs(c, g);
+        continue;
       }
-      std::swap(values, next_values);
+      const MergeFactors factors =
+          MergeSums(max_[row], sum_[row], block_.max[row], block_.sum[row]);
+      const __m512 keep = _mm512_set1_ps(factors.keep);
+      const __m512 take = _mm512_set1_ps(factors.take);
+      for (; out < out_end; from += kOutputTiles) {
+        for (int64_t i = 0; i < tiles && out < out_end; ++i, out += 16) {
+          const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(out), keep);
+          const __m512 taken = _mm512_mul_ps(_mm512_load_ps(from + i * kTileRows * 16), take);
+          _mm512_storeu_ps(out, _mm512_add_ps(kept, taken));
+        }
+      }
     }
   }
-
-  /// The sums of a pair of column tiles, two parts each, in the order of columns.
-  void StoreOutputs(int64_t c, int64_t group) const {
-    alignas(64) float sums[4][256];
-    StoreTile<0>(sums[0]);
-    StoreTile<1>(sums[1]);
-    StoreTile<2>(sums[2]);
-    StoreTile<3>(sums[3]);
-    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    float* out = block_.out + group * kTileRows * block_.out_stride + c;
-    for (int64_t r = 0; r < RowsOf(group); ++r, out += block_.out_stride) {
-      const int64_t at = r * 16;
-      const __m512 a = _mm512_add_ps(_mm512_load_ps(sums[0] + at), _mm512_load_ps(sums[2] + at));
-      const __m512 b = _mm512_add_ps(_mm512_load_ps(sums[1] + at), _mm512_load_ps(sums[3] + at));
-      _mm512_storeu_ps(out, _mm512_permutex2var_ps(a, low, b));
-      _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(a, high, b));
-    }
-  }
-
-  static constexpr int64_t kScoreKeys = 64;  // that one group of rows takes at a time
 
   const EntryBlock& block_;
   int64_t groups_;  // of rows
@@ -330,9 +388,15 @@ class TileAttention {
   float* scores_;
   BFloat16* weights_;
   BFloat16* values_;
+  float* outputs_;  // of a pair, in fours of tiles
   EntryFetcher fetcher_;
-  int64_t lines_ = 0;  // to fetch with a step of scores
+  // To fetch with every four products, of the next entries, and altogether in this pass.
+  int64_t next_lines_ = 0;
+  int64_t lines_ = 0;
   TileShapes shapes_;
+  // Of the softmax of this block alone.
+  alignas(64) float max_[kMostRows] = {};
+  alignas(64) float sum_[kMostRows] = {};
 };
 
 }  // namespace

@@ -62,20 +62,22 @@ inline __attribute__((always_inline)) __m512i Pairs(__m512 first, __m512 second)
                          _mm512_castps_si512(second));
 }
 
-/// avx2::Weight of sixteen lanes: exp(x) for x <= 0, zero below exp(-64), and in lanes not taken.
-inline __attribute__((always_inline)) __m512 Weight(__m512 x, __mmask16 taken) {
-  const __m512 least = _mm512_set1_ps(-64.0F);
+/// Terms of (2^x - 1) / x for |x| <= 1/2, with which 2^x is right to within 3e-7 of itself.
+constexpr float kPowerTerms[5] = {std::numbers::ln2_v<float>, 0x1.ebfa4cp-3F, 0x1.c6afeep-5F,
+                                  0x1.3cbf6p-7F, 0x1.5ec866p-10F};
+
+/// 2^x for x <= 0, zero where exp(-64) is more, as avx2::Weight, and in lanes not taken; NaN stays
+/// NaN. Less exact than avx2::Weight, but weights are rounded to 16 bits.
+inline __attribute__((always_inline)) __m512 PowerOfTwo(__m512 x, __mmask16 taken) {
+  const __m512 least = _mm512_set1_ps(-64 * std::numbers::log2e_v<float>);
   taken = _mm512_mask_cmp_ps_mask(taken, x, least, _CMP_NLT_UQ);
   x = _mm512_max_ps(least, x);
-  const __m512 n = _mm512_roundscale_ps(
-      _mm512_mul_ps(x, _mm512_set1_ps(std::numbers::log2e_v<float>)), _MM_FROUND_TO_NEAREST_INT);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(std::numbers::ln2_v<float>), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(avx2::kLowerLn2), r);
-  __m512 q = _mm512_set1_ps(avx2::kExpTerms[4]);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+  const __m512 r = _mm512_sub_ps(x, n);
+  __m512 q = _mm512_set1_ps(kPowerTerms[4]);
 #pragma GCC unroll 4
-  for (int i = 3; i >= 0; --i) q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(avx2::kExpTerms[i]));
-  const __m512 fraction = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
-  return _mm512_maskz_scalef_ps(taken, _mm512_add_ps(fraction, _mm512_set1_ps(1.0F)), n);
+  for (int i = 3; i >= 0; --i) q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(kPowerTerms[i]));
+  return _mm512_maskz_scalef_ps(taken, _mm512_fmadd_ps(q, r, _mm512_set1_ps(1.0F)), n);
 }
 
 /// Fetches entries into L2, line by line, first those of the block itself that nobody has fetched,

@@ -23,7 +23,8 @@ void MultiplyByTiles(const PanelProduct& product);
 void MultiplyCodesByTiles(const PanelProduct& product);
 
 /// Attention over one split of bfloat16 entries with one group of rows and no shared part, whose
-/// values are elements of the keys; needs block.tiles. (Rows of one head would not fill a tile.)
+/// values are elements of the keys, 64 rows at most; needs block.tiles. (Rows of one head would not
+/// fill a tile.)
 void AttendEntriesInTiles(const EntryBlock& block);
 
 void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* tiles);

@@ -29,9 +29,16 @@ OUTRIDER_AMX_INLINE void LoadTile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
+/// The same of rows that are not needed again soon: they need not stay in L1.
 template <int kTile>
-OUTRIDER_AMX_INLINE void StoreTile(void* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{64}), "i"(kTile) : "memory");
+OUTRIDER_AMX_INLINE void LoadTileOnce(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+
+/// Rows `stride` bytes apart.
+template <int kTile>
+OUTRIDER_AMX_INLINE void StoreTile(void* to, int64_t stride = 64) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
 }
 
 /// sums += rows * weights, for 16 pairs of columns.

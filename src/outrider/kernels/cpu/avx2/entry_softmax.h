@@ -20,13 +20,13 @@ struct RowTiles {
   int64_t count;
 };
 
-/// Fetches the keys of the next `count` entries in as many steps as there are tiles of these, so
-/// that memory and arithmetic keep busy side by side.
+/// Fetches the keys of `count` entries to come in as many steps as there are tiles of the present
+/// ones, so that memory and arithmetic keep busy side by side.
 class ReadAhead {
  public:
-  ReadAhead(const EntryBlock& block, int64_t first, int64_t count, int64_t element_bytes,
-            int64_t steps)
-      : entry_(block.entries + first), end_(block.entries + Least(first + count, block.num_keys)) {
+  ReadAhead(const EntryBlock& block, const std::byte* const* entries, int64_t count,
+            int64_t element_bytes, int64_t steps)
+      : entry_(entries), end_(entries + count) {
     const EntryGroup& last = block.groups[block.num_groups - 1];
     own_begin_ = block.groups[0].key * element_bytes;
     own_end_ = (last.key + block.own_width) * element_bytes;
@@ -34,7 +34,7 @@ class ReadAhead {
     shared_end_ = (block.shared + block.shared_width) * element_bytes;
     byte_ = own_begin_;
     const int64_t lines = (own_end_ - own_begin_ + shared_end_ - shared_begin_ + 63) / 64;
-    per_step_ = (lines * Most(0, end_ - entry_) + steps - 1) / Most(1, steps);
+    per_step_ = (lines * count + steps - 1) / Most(1, steps);
   }
 
   void Step() {

@@ -14,7 +14,7 @@ namespace {
 
 struct EntryIsa : SixteenLanes {
   static constexpr int64_t kTileRows = 8;
-  static constexpr int64_t kScoreKeys = 32;
+  static constexpr int64_t kScoreKeys = 24;  // a multiple of every KeysOfTile
   static constexpr int64_t kColumnBytes = 256;
 
   static constexpr int KeysOfTile(int64_t rows) {
