@@ -12,7 +12,6 @@ namespace outrider::cli {
 
 namespace {
 
-constexpr double kNever = 1e30;
 constexpr int32_t kBlockSize = 64;
 constexpr int kCacheLayers = 16;
 

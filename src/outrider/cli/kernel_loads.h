@@ -12,6 +12,8 @@
 
 namespace outrider::cli {
 
+constexpr double kNever = 1e30;  // seconds, before any were measured
+
 /// Products of one kind in a pass over a model: `calls` calls of the kernel, each over `per_call`
 /// weights [n, k].
 struct ProductGroup {
