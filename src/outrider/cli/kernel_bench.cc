@@ -30,17 +30,11 @@ class Bench {
  public:
   Bench(Isa isa, ThreadPool& pool, FunctionRef<void(const KernelFigure&)> found,
         KernelReport& report)
-      : kernels_(GetKernels(isa)),
-        wide_(isa >= Isa::kAvx512),
-        has_tiles_(isa == Isa::kAmx),
-        isa_(isa),
-        pool_(pool),
-        found_(found),
-        report_(report) {
+      : kernels_(GetKernels(isa)), isa_(isa), pool_(pool), found_(found), report_(report) {
     std::memset(memory_.data(), 1, memory_.size());
     report_.read_bytes_per_second = ReadBytesPerSecond();
     report_.fma_flops_per_second = FmaFlopsPerSecond(pool_, isa);
-    if (has_tiles_) report_.tile_flops_per_second = TileFlopsPerSecond(pool_);
+    if (HasTiles()) report_.tile_flops_per_second = TileFlopsPerSecond(pool_);
   }
 
   void Decode(const std::string& model, DType dtype, std::vector<ProductGroup> groups,
@@ -74,13 +68,13 @@ class Bench {
       four_attention = std::min(four_attention, Absorbed(4));
     }
     Add("D8 bfloat16, 8 requests: tokens/s / (8 x 1 request)", eight, one / eight,
-        wide_ ? 0.80 : 0.45);
-    Add("D8 bfloat16, 4 rows / 1 row, context 0", four, four / one, wide_ ? 1.08 : 1.25, true);
+        IsWide() ? 0.80 : 0.45);
+    Add("D8 bfloat16, 4 rows / 1 row, context 0", four, four / one, IsWide() ? 1.08 : 1.25, true);
     const double one_deep = one + kD8Layers * one_attention;
     const double four_deep = four + kD8Layers * four_attention;
     Add("D8 bfloat16, 4 rows / 1 row, context 4096", four_deep, four_deep / one_deep,
-        has_tiles_ ? 1.15
-        : wide_    ? 1.20
+        HasTiles() ? 1.15
+        : IsWide() ? 1.20
                    : 1.4,
         true);
   }
@@ -97,8 +91,8 @@ class Bench {
     const double flops =
         2 * layer.weights_per_pass() * kPromptRows + ExpandedFlops(kD8Heads, kPromptRows);
     Add(fmt::format("D8 bfloat16, a layer of a prompt of 512: share of {} peak",
-                    has_tiles_ ? "AMX" : "FMA"),
-        seconds, flops / seconds / limit, has_tiles_ ? 0.35 : 0.75);
+                    HasTiles() ? "AMX" : "FMA"),
+        seconds, flops / seconds / limit, HasTiles() ? 0.35 : 0.75);
   }
 
   void Attention() {
@@ -121,6 +115,11 @@ class Bench {
   }
 
  private:
+  /// AVX-512: more arithmetic per byte, so higher targets.
+  bool IsWide() const { return isa_ >= Isa::kAvx512; }
+  /// AMX.
+  bool HasTiles() const { return isa_ == Isa::kAmx; }
+
   double Absorbed(int32_t rows) {
     return AbsorbedSeconds(kernels_, pool_, kD8Heads, kLongContext, rows, 1, DType::kBF16);
   }
@@ -132,7 +131,7 @@ class Bench {
 
   /// Of bfloat16 products, now.
   double FlopsPerSecond() const {
-    return has_tiles_ ? TileFlopsPerSecond(pool_) : FmaFlopsPerSecond(pool_, isa_);
+    return HasTiles() ? TileFlopsPerSecond(pool_) : FmaFlopsPerSecond(pool_, isa_);
   }
 
   void Add(std::string name, double seconds, double ratio, double target, bool at_most = false) {
@@ -141,8 +140,6 @@ class Bench {
   }
 
   const KernelTable& kernels_;
-  bool wide_;       // AVX-512: more arithmetic per byte, so higher targets
-  bool has_tiles_;  // AMX
   Isa isa_;
   Buffer memory_{kReadBytes};
   ThreadPool& pool_;

@@ -21,8 +21,7 @@ class Sampler {
   /// The token for `position`. Temperature 0: the largest logit, ties by lower id. Otherwise
   /// softmax(logits / temperature), cut by min_p, then top_k, then top_p, renormalised, and
   /// inverted at the uniform number of (seed, position), tokens in order of id, or of rank where
-  /// cut. kNoToken when all are -infinity, or the largest is no finite
-  /// number.
+  /// cut. kNoToken when all are -infinity, or the largest is no finite number.
   int32_t Sample(const SamplingParams& params, uint64_t seed, int64_t position,
                  std::span<const float> logits);
 

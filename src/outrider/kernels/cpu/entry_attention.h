@@ -1,5 +1,5 @@
 // Attention over one split of cache entries, written once for vectors of any width (include in
-// leaves only).
+// leaves only). Longer than most files: scores, softmax and outputs share its layouts.
 //
 // Entries are read where they lie in the cache. A vector of bfloat16 arrives as half as many 32-bit
 // lanes: shifted left they are the elements of even index, masked those of odd index, so queries

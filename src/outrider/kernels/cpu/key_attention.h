@@ -230,22 +230,6 @@ inline void ScaleRow(float factor, int64_t n, float* x) {
   }
 }
 
-/// What the outputs of two partial softmaxes are multiplied by before they are added.
-struct MergeFactors {
-  float keep;  // of the one that is there
-  float take;  // of the one that comes
-};
-
-/// LeafKernels::merge_partial but for the outputs.
-inline MergeFactors MergeSums(float partial_max, float partial_sum, float& max, float& sum) {
-  const auto weight = [](float x) { return _mm256_cvtss_f32(avx2::Weight(_mm256_set1_ps(x))); };
-  const float new_max = partial_max > max ? partial_max : max;
-  const MergeFactors factors = {weight(max - new_max), weight(partial_max - new_max)};
-  max = new_max;
-  sum = sum * factors.keep + partial_sum * factors.take;
-  return factors;
-}
-
 /// LeafKernels::attend_keys with the vectors of `Isa`.
 template <typename Isa>
 void AttendKeysWith(const KeyBlock& block) {

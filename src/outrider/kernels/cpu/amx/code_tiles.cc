@@ -19,8 +19,6 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kTileBytes = 1024;  // of widened weights
-constexpr int64_t kTileSums = 256;
 constexpr int64_t kCodeTileBytes = kTileCols * 16;
 static_assert(kWidenedWeights * 4 >= 2 * kPanelGroup * kTileBytes);
 // Bytes read ahead, over all panels.

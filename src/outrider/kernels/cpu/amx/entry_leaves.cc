@@ -1,4 +1,5 @@
-// Attention over one split of latent entries in AMX tiles.
+// Attention over one split of latent entries in AMX tiles. Longer than most files: all phases share
+// one set of tiles and scratch.
 //
 // Queries are bfloat16 numbers, as entries are. The weights of the softmax are rounded to the sum
 // of two, which is 16 bits and more; a row's sum is that of its weights as rounded.
@@ -27,7 +28,6 @@
 #include "outrider/kernels/cpu/amx/tiles.h"
 #include "outrider/kernels/cpu/amx/value_tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
-#include "outrider/kernels/cpu/key_attention.h"
 
 namespace outrider::cpu::amx {
 
@@ -365,8 +365,8 @@ class TileAttention {
         }
         continue;
       }
-      const MergeFactors factors =
-          MergeSums(max_[row], sum_[row], block_.max[row], block_.sum[row]);
+      const avx2::MergeFactors factors =
+          avx2::MergeSums(max_[row], sum_[row], block_.max[row], block_.sum[row]);
       const __m512 keep = _mm512_set1_ps(factors.keep);
       const __m512 take = _mm512_set1_ps(factors.take);
       for (; out < out_end; from += kOutputTiles) {

@@ -23,8 +23,6 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kTileBytes = 1024;  // of weights, and of a whole group's rows
-constexpr int64_t kTileSums = 256;
 constexpr int64_t kFewRows = 64;
 constexpr int64_t kColumnsOfFewRows = 512;
 constexpr int64_t kMostColumns = 2048;

@@ -9,6 +9,9 @@ namespace outrider::cpu::amx {
 // One copy per leaf file: these must not become shared symbols with AVX-512 code.
 namespace {  // NOLINT(google-build-namespaces)
 
+constexpr int64_t kTileBytes = 1024;  // of a whole tile
+constexpr int64_t kTileSums = 256;    // floats of one
+
 #define OUTRIDER_AMX_INLINE inline __attribute__((always_inline))
 
 template <int kTile>

@@ -23,7 +23,7 @@ void AttendKeys(const KeyBlock& block) { AttendKeysWith<KeyIsa>(block); }
 
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out) {
-  const auto [keep, take] = MergeSums(partial_max, partial_sum, max, sum);
+  const auto [keep, take] = avx2::MergeSums(partial_max, partial_sum, max, sum);
   const __m512 keep16 = _mm512_set1_ps(keep);
   const __m512 take16 = _mm512_set1_ps(take);
   for (int64_t i = 0; i < n; i += 16) {
