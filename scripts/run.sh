@@ -72,7 +72,9 @@ stop() {
   rm -f "$log"
 }
 trap stop EXIT
-"$outrider" serve "$model" --port "$port" --per-request-spec-decode-metrics summary \
+# All drafts that the model can make, to show them; by default it drafts as many as pay.
+"$outrider" serve "$model" --port "$port" --speculative-config.adaptive false \
+  --per-request-spec-decode-metrics summary \
   2> >(tee "$log" >&2) &
 server=$!
 for _ in $(seq 600); do

@@ -446,14 +446,34 @@ TEST(CommandLine, EnvironmentErrorsNameTheVariable) {
   EXPECT_EQ(Parse({"serve", "m"}, {{"OUTRIDER_PORT", ""}}).settings.serve.port, 8000);
 }
 
-TEST(CommandLine, AdaptiveDraftLengthIsAskedForOrNot) {
-  const auto adaptive = [](const Invocation& invocation) {
-    return invocation.settings.engine.speculation.adaptive;
+TEST(CommandLine, DraftLengthIsAdaptiveUntilANumberIsGiven) {
+  const auto adaptive = [](std::vector<std::string> options) {
+    options.insert(options.begin(), {"serve", "m"});
+    return Parse(options).settings.engine.speculation.IsAdaptive();
   };
-  EXPECT_FALSE(adaptive(Parse({"serve", "m"})));
-  EXPECT_TRUE(adaptive(Parse({"serve", "m", "--speculative-config", R"({"adaptive": true})"})));
-  EXPECT_TRUE(adaptive(Parse({"bench", "latency", "m", "--speculative-config.adaptive", "true"})));
-  EXPECT_FALSE(adaptive(Parse({"serve", "m", "--speculative-config.adaptive", "false"})));
+  EXPECT_TRUE(adaptive({}));
+  EXPECT_TRUE(adaptive({"--speculative-config", R"({"draft_vocab_size": 500})"}));
+  EXPECT_FALSE(adaptive({"--spec-tokens", "3"}));
+  EXPECT_FALSE(adaptive({"--speculative-config", R"({"num_speculative_tokens": 3})"}));
+  EXPECT_FALSE(adaptive({"--speculative-config.adaptive", "false"}));
+  EXPECT_TRUE(adaptive({"--spec-tokens", "3", "--speculative-config.adaptive", "true"}));
+  EXPECT_TRUE(
+      adaptive({"--speculative-config", R"({"num_speculative_tokens": 2, "adaptive": true})"}));
+  EXPECT_FALSE(adaptive(
+      {"--speculative-config", R"({"num_speculative_tokens_per_batch_size": [[1, 8, 3]]})"}));
+}
+
+TEST(CommandLine, DraftLengthIsFixedWhereOutputWouldDependOnTheClock) {
+  const auto adaptive = [](const std::string& config) {
+    return Parse({"serve", "m", "--speculative-config", config})
+        .settings.engine.speculation.IsAdaptive();
+  };
+  EXPECT_FALSE(adaptive(R"({"rejection_sample_method": "standard"})"));
+  EXPECT_FALSE(
+      adaptive(R"({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2})"));
+  EXPECT_TRUE(adaptive(R"({"rejection_sample_method": "standard", "adaptive": true})"));
+  EXPECT_FALSE(adaptive(R"({"method": "ngram"})"));
+  EXPECT_TRUE(adaptive(R"({"method": "ngram", "adaptive": true})"));
 }
 
 TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {

@@ -180,11 +180,12 @@ TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {
   EngineOptions options;
   options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
   options.kv_cache_memory_bytes = 64 << 20;
+  options.speculation.num_speculative_tokens = 3;
   const LoadedEngine fixed = ExplainEngine(options);
   EXPECT_EQ(fixed.memory.kept_row_bytes, 0);
-  EXPECT_EQ(DecisionOf(fixed, "draft length"), "");
+  EXPECT_THAT(DecisionOf(fixed, "draft length"), HasSubstr("always 3 (num_speculative_tokens)"));
 
-  options.speculation.adaptive = true;
+  options.speculation.num_speculative_tokens.reset();
   const LoadedEngine adaptive = ExplainEngine(options);
   EXPECT_THAT(DecisionOf(adaptive, "draft length"), HasSubstr("adaptive, 0 to 3"));
   EXPECT_EQ(adaptive.memory.kept_row_bytes, adaptive.memory.kv_tokens * 256 * 4);
@@ -195,6 +196,7 @@ TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {
   EXPECT_EQ(ExplainEngine(options).memory.kept_row_bytes, 0);
   options.speculation.num_speculative_tokens.reset();
   options.speculation.num_speculative_tokens_per_batch_size = {{1, 4, 3}};
+  options.speculation.adaptive = true;
   EXPECT_THROW(ExplainEngine(options), Error);
   options.speculation.adaptive = false;
   EXPECT_GT(ExplainEngine(options).memory.kept_row_bytes, 0);

@@ -55,7 +55,8 @@ class Server:
 
     @classmethod
     def outrider(cls, *options):
-        command = [ARGUMENTS.outrider, "serve", MODEL, "--port", "0", "--served-model-name", "tiny-v3-mtp3"]
+        command = [ARGUMENTS.outrider, "serve", MODEL, "--port", "0", "--spec-tokens", "3",
+                   "--served-model-name", "tiny-v3-mtp3"]
         return cls([*command, *options], r"ready: .* on http://127\.0\.0\.1:(\d+)/")
 
     @classmethod

@@ -133,32 +133,34 @@ int RunBenchKernels(const Settings& settings) {
 int RunBench(const Settings& settings, Command command) {
   const BenchSettings& bench = settings.bench;
   const bool latency = command == Command::kBenchLatency;
+  EngineOptions engine = settings.engine;
+  // Rows are compared by their k, so a row drafts as many tokens as it says unless asked otherwise.
+  if (!engine.speculation.adaptive) engine.speculation.adaptive = false;
   const InterruptFlag interrupt;
   BenchReport report;
   report.command = latency ? "latency" : "throughput";
-  report.model = settings.engine.model;
+  report.model = engine.model;
   report.prompts = bench.prompts_file.empty() ? "random" : bench.prompts_file;
   report.output_len = bench.output_len;
   report.temperature = bench.temperature;
   report.isa = GetKernels(SelectIsa()).name;
   report.cpu = CpuName();
-  report.num_threads = ComputeThreadsOf(settings.engine).count;
-  report.compares_outputs =
-      settings.engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
-  report.draft_length_varies = settings.engine.speculation.DraftLengthVaries();
+  report.num_threads = ComputeThreadsOf(engine).count;
+  report.compares_outputs = engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
+  report.draft_length_varies = engine.speculation.DraftLengthVaries();
 
   // Each k gets an engine of its own. Without a list, the model's default k is measured first,
   // since only a loaded engine knows it.
   std::vector<int32_t> waiting = bench.spec_tokens;
   bool ask_engine = waiting.empty();
   while (ask_engine || !waiting.empty()) {
-    EngineOptions options = settings.engine;
+    EngineOptions options = engine;
     if (!ask_engine) {
       options = WithDrafts(options, waiting.front());
       waiting.erase(waiting.begin());
     }
     LoadedEngine loaded = LoadWithProgress(options, StandardErrorStyle(ProgressStyle::kNone));
-    const Load load = MakeLoad(bench, latency, loaded, settings.engine.seed);
+    const Load load = MakeLoad(bench, latency, loaded, engine.seed);
     report.model_type = loaded.config.model_type;
     report.dtype = DTypeName(options.dtype.value_or(
         loaded.config.dtype == DType::kF16 ? DType::kF32 : loaded.config.dtype));

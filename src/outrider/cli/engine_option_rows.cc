@@ -158,14 +158,16 @@ std::vector<OptionRow> EngineOptionRows() {
     static const std::array<std::string, 2> kNames = {"true", "false"};
     s.engine.speculation.adaptive = ParseChoice(v.where, Text(v), kNames) == 0;
   };
-  const std::string tokens_default = "the number of MTP modules; 3 for a single one; 0 without";
+  const std::string tokens_default =
+      "as many as pay, up to the number of MTP modules, 3 with a single one; 0 without";
   rows.insert(
       rows.end(),
       {{"speculative-config.method", one, "Speculation", "mtp|ngram", "", "The key method alone",
         every, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
-       {"speculative-config.adaptive", one, "Speculation", "true|false", "false",
+       {"speculative-config.adaptive", one, "Speculation", "true|false",
+        "true with MTP modules, unless the number of tokens is given; false for bench",
         "The key adaptive alone: choose how many tokens to draft, up to num_speculative_tokens, by "
         "measured acceptance and step times",
         every, set_adaptive},

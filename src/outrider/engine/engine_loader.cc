@@ -86,7 +86,9 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   if (parts.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    if (options.speculation.adaptive) parts.draft_length_policy.emplace(plan.k(), plan.chained());
+    if (options.speculation.IsAdaptive()) {
+      parts.draft_length_policy.emplace(plan.k(), plan.chained());
+    }
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }

@@ -31,8 +31,9 @@ struct SpeculationOptions {
   std::optional<int32_t> num_speculative_tokens;
   std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
   /// Whether the number of drafts follows acceptance and step times (DraftLengthPolicy), up to
-  /// num_speculative_tokens. With another rule than kMatch output then depends on the clock.
-  bool adaptive = false;
+  /// num_speculative_tokens. With another rule than kMatch output then depends on the clock. Unset:
+  /// with kMtp and kMatch, when neither a number nor a table is given (IsAdaptive).
+  std::optional<bool> adaptive;
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp
@@ -45,9 +46,15 @@ struct SpeculationOptions {
   std::vector<double> synthetic_acceptance_rates;     // kSynthetic: this,
   std::optional<double> synthetic_acceptance_length;  // or this
 
+  bool IsAdaptive() const {
+    return adaptive.value_or(
+        !num_speculative_tokens && num_speculative_tokens_per_batch_size.empty() &&
+        method == DraftMethod::kMtp && rejection_sample_method == RejectionMethod::kMatch);
+  }
+
   /// Whether steps draft different numbers of tokens, num_speculative_tokens at most.
   bool DraftLengthVaries() const {
-    return adaptive || !num_speculative_tokens_per_batch_size.empty();
+    return IsAdaptive() || !num_speculative_tokens_per_batch_size.empty();
   }
 };
 

@@ -48,7 +48,7 @@ void CheckOptions(const EngineOptions& o) {
   if (k && (*k < 0 || *k > kMostDrafts)) {
     throw InvalidArgument("num_speculative_tokens is {}: it must be 0 to {}", *k, kMostDrafts);
   }
-  if (o.speculation.adaptive && !o.speculation.num_speculative_tokens_per_batch_size.empty()) {
+  if (o.speculation.IsAdaptive() && !o.speculation.num_speculative_tokens_per_batch_size.empty()) {
     throw InvalidArgument(
         "adaptive is true, but num_speculative_tokens_per_batch_size says how many tokens to "
         "draft: give one of them");
@@ -252,17 +252,22 @@ void EnginePlan::PlanAcceptance() {
 void EnginePlan::PlanDraftLength() {
   const SpeculationOptions& o = options_.speculation;
   if (k_ == 0) {
-    if (o.adaptive && o.num_speculative_tokens != 0) {
+    if (o.adaptive.value_or(false) && o.num_speculative_tokens != 0) {
       throw InvalidArgument("adaptive is true, but {} holds no MTP layer: use the method ngram",
                             options_.model);
     }
     return;
   }
-  if (o.adaptive) {
+  if (o.IsAdaptive()) {
     Decide("draft length", fmt::format("adaptive, 0 to {}", k_),
            "chosen every step by measured acceptance and step times");
   } else if (!o.num_speculative_tokens_per_batch_size.empty()) {
     Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
+  } else {
+    Decide("draft length", fmt::format("always {}", k_),
+           o.num_speculative_tokens ? "num_speculative_tokens"
+           : o.adaptive             ? "adaptive is false"
+                                    : "adaptive is the default with mtp and match only");
   }
 }
 
