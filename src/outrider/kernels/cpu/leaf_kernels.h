@@ -42,7 +42,7 @@ struct PanelProduct {
   int64_t scale_cols = 0;  // kF8E4M3: columns that share a scale
   // Scratch, 64-byte aligned.
   float* sums = nullptr;     // PanelProductScratch(rows) floats; with x_tiles TileProductScratch
-  float* widened = nullptr;  // 8-bit formats: kWidenedWeights floats
+  float* widened = nullptr;  // kWidenedWeights floats
 };
 
 /// Panels that share a pass over a block of x when there are more rows than that.

@@ -253,7 +253,7 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .scale_cols = w.format.scale_cols,
       .sums = scratch.Take<float>(task.tiles != nullptr ? TileProductScratch(task.num_rows)
                                                         : PanelProductScratch(task.num_rows)),
-      .widened = eight_bit ? scratch.Take<float>(kWidenedWeights) : nullptr,
+      .widened = scratch.Take<float>(kWidenedWeights),
   });
   for (int64_t r = 0; task.maxima != nullptr && r < task.num_rows; ++r) {
     const size_t best = ArgMax({y.row(r), static_cast<size_t>(columns)});

@@ -4,8 +4,8 @@
 //
 // Up to kRowTile rows one tile covers all rows and the weights stream through once. For more rows,
 // k runs in blocks of kBlock: the block of a panel group stays in L1 while the row tiles pass over
-// it, and the sums wait in memory between blocks. Blocks of 8-bit weights are widened for that,
-// once for all rows.
+// it, and the sums wait in memory between blocks. Blocks of narrow weights are widened for that,
+// once for all rows; bfloat16, which costs one operation per vector, only where rows are many.
 
 #include <immintrin.h>
 
@@ -23,8 +23,18 @@ constexpr int64_t kRowTile = kMostRowsOfCodes;
 constexpr int64_t kManyRowTile = 6;  // with whole panel groups
 constexpr int64_t kBlock = 128;      // k's per block, whole rounds of every format
 static_assert(kBlock * 16 * kPanelGroup <= kWidenedWeights);
+constexpr int64_t kLeastRowsToWiden = 48;  // blocks of bfloat16
 // Bytes read ahead of the multiplication, over all panels of a tile.
 constexpr int64_t kReadAheadBytes = 8192;
+
+template <typename W>
+constexpr int64_t kBytesPerK = W::kRoundBytes / W::kRound;
+
+/// Whether weights of a format are blocks in L1.
+template <typename W>
+constexpr bool kIsWidened = false;
+template <typename W>
+constexpr bool kIsWidened<Widened<W>> = true;
 
 using avx2::Least;
 
@@ -43,8 +53,8 @@ struct TileArgs {
   bool accumulate;
   const float* scales;  // kI8: of the product
   int64_t first_panel;  // in that
-  // Each panel's stream is fetched `ahead` bytes ahead for the first near_rounds rounds, then
-  // `ahead_at_end`, where the next tile begins.
+  // Each panel's stream, unless it is widened, is fetched `ahead` bytes ahead for the first
+  // near_rounds rounds, then `ahead_at_end`, where the next tile begins.
   int64_t near_rounds;
   int64_t ahead;
   int64_t ahead_at_end;
@@ -91,7 +101,7 @@ void Tile(const TileArgs& args) {
     const int64_t ahead = at_end ? args.ahead_at_end : args.ahead;
     for (; round < end; ++round) {
 #pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) {
+      for (int p = 0; p < P && !kIsWidened<W>; ++p) {
         const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
         _mm_prefetch(line, _MM_HINT_T0);
         if constexpr (W::kRoundBytes > 64) _mm_prefetch(line + 64, _MM_HINT_T0);
@@ -182,8 +192,8 @@ void MultiplyFewRows(const PanelProduct& product) {
   }
 }
 
-/// k's [k, k + count_k) of panel p, 8-bit weights, as float32 in the layout of that; e4m3 codes
-/// times their scales and the factor that x would have, if there are scales.
+/// k's [k, k + count_k) of panel p as float32 in the layout of that; e4m3 codes times their scales
+/// and the factor that x would have, if there are scales.
 template <typename W>
 void Widen(const PanelProduct& product, int64_t p, int64_t k, int64_t count_k, float* to) {
   const std::byte* from = product.panels + p * product.panel_bytes;
@@ -195,40 +205,56 @@ void Widen(const PanelProduct& product, int64_t p, int64_t k, int64_t count_k, f
       end = Least(last, (group + 1) * product.scale_cols);
       scale = _mm512_set1_ps(product.scales[p * product.scales_per_panel + group] * W::kFactor);
     }
-    for (; k < end; k += 4, to += 64) {
-      _mm512_store_ps(to, _mm512_mul_ps(W::template Load<0>(from + k * 16), scale));
-      _mm512_store_ps(to + 16, _mm512_mul_ps(W::template Load<1>(from + k * 16), scale));
-      _mm512_store_ps(to + 32, _mm512_mul_ps(W::template Load<2>(from + k * 16), scale));
-      _mm512_store_ps(to + 48, _mm512_mul_ps(W::template Load<3>(from + k * 16), scale));
+    const auto store = [&](int64_t i, __m512 weights) {
+      _mm512_store_ps(to + i * 16, W::kFactor != 0 ? _mm512_mul_ps(weights, scale) : weights);
+    };
+    for (; k < end; k += W::kRound, to += W::kRound * 16) {
+      const std::byte* round = from + k * kBytesPerK<W>;
+      store(0, W::template Load<0>(round));
+      store(1, W::template Load<1>(round));
+      if constexpr (W::kRound == 4) {
+        store(2, W::template Load<2>(round));
+        store(3, W::template Load<3>(round));
+      }
     }
   }
 }
 
-/// Panels [first, first + panels) for all rows, k in blocks.
-template <typename W>
+/// Panels [first, first + panels) for all rows, k in blocks, by tiles of another format if the
+/// blocks are to be widened.
+template <typename W, typename Tiled>
 void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels) {
-  using Tiled = typename W::Tiled;
-  constexpr bool kIsWidened = !std::is_same_v<W, Tiled>;
-  constexpr int64_t kBytesPerK = W::kRoundBytes / W::kRound;
   const int64_t num_tiles = (product.rows + kManyRowTile - 1) / kManyRowTile;
   const int64_t panel_sums = product.rows * 16;
   for (int64_t k = 0; k < product.cols; k += kBlock) {
     const int64_t count_k = Least(kBlock, product.cols - k);
     const bool last = k + count_k == product.cols;
-    const std::byte* w = product.panels + first * product.panel_bytes + k * kBytesPerK;
-    if constexpr (kIsWidened) {
+    const std::byte* block = product.panels + first * product.panel_bytes + k * kBytesPerK<W>;
+    const std::byte* w = block;
+    if constexpr (kIsWidened<Tiled>) {
       for (int64_t p = 0; p < panels; ++p) {
         Widen<W>(product, first + p, k, count_k, product.widened + p * kBlock * 16);
       }
       w = reinterpret_cast<const std::byte*>(product.widened);
     }
+    // While tiles use a widened block, the next one is fetched into L2, a part with each of them.
+    const std::byte* next = last ? block + panels * product.panel_bytes - k * kBytesPerK<W>
+                                 : block + count_k * kBytesPerK<W>;
+    const int64_t next_lines = kIsWidened<Tiled> ? count_k * kBytesPerK<W> / 64 : 0;
     for (int64_t t = 0; t < num_tiles; ++t) {
+      const int64_t end = next_lines * (t + 1) / num_tiles;
+      for (int64_t line = next_lines * t / num_tiles; line < end; ++line) {
+        for (int64_t p = 0; p < panels; ++p) {
+          _mm_prefetch(reinterpret_cast<const char*>(next + p * product.panel_bytes + line * 64),
+                       _MM_HINT_T1);
+        }
+      }
       const int64_t row = product.rows * t / num_tiles;
       const int64_t rows = product.rows * (t + 1) / num_tiles - row;
       float* sums = product.sums + row * 16;
       kTiles<Tiled>[rows - 1][panels - 1]({
           .w = w,
-          .panel_bytes = kIsWidened ? kBlock * 64 : product.panel_bytes,
+          .panel_bytes = kIsWidened<Tiled> ? kBlock * 64 : product.panel_bytes,
           .x = product.x + row,
           .first_k = k,
           .count_k = count_k,
@@ -244,7 +270,7 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
           // Only the last tile fetches the next block; the others would fetch it again and again.
           .near_rounds = t + 1 < num_tiles ? count_k / Tiled::kRound : 0,
           .ahead = 0,
-          .ahead_at_end = kIsWidened ? 0 : count_k * kBytesPerK,
+          .ahead_at_end = count_k * kBytesPerK<W>,
       });
     }
   }
@@ -256,8 +282,15 @@ void Multiply(const PanelProduct& product) {
     MultiplyFewRows<W>(product);
     return;
   }
+  constexpr bool kIsBFloat16 = std::is_same_v<W, BFloat16Weights>;
+  const bool widens = !kIsBFloat16 || product.rows >= kLeastRowsToWiden;
   for (int64_t p = 0; p < product.num_panels; p += kPanelGroup) {
-    MultiplyManyRows<W>(product, p, Least(kPanelGroup, product.num_panels - p));
+    const int64_t panels = Least(kPanelGroup, product.num_panels - p);
+    if (widens) {
+      MultiplyManyRows<W, typename W::Tiled>(product, p, panels);
+    } else if constexpr (kIsBFloat16) {
+      MultiplyManyRows<W, W>(product, p, panels);
+    }
   }
 }
 

@@ -36,23 +36,23 @@ struct Float32Weights : PlainWeights {
   }
 };
 
+/// Narrower weights in L1, widened; their sums are still to be finished.
+template <typename W>
+struct Widened : Float32Weights {
+  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
+                                                        int64_t panel) {
+    return W::Finished(sum, scales, panel);
+  }
+};
+
 struct BFloat16Weights : PlainWeights {
-  using Tiled = BFloat16Weights;
+  using Tiled = Widened<BFloat16Weights>;
   static constexpr int64_t kRound = 2;
   static constexpr int64_t kRoundBytes = 64;
 
   template <int kK>
   static __attribute__((always_inline)) __m512 Load(const std::byte* round) {
     return WidenHalf<kK>(round);
-  }
-};
-
-/// Of 8-bit weights, the widened ones, whose sums are still to be finished.
-template <typename W>
-struct Widened : Float32Weights {
-  static __attribute__((always_inline)) __m512 Finished(__m512 sum, const float* scales,
-                                                        int64_t panel) {
-    return W::Finished(sum, scales, panel);
   }
 };
 
