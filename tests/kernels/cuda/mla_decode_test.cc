@@ -112,9 +112,18 @@ TEST_F(MlaDecodeTest, LongContext) {
   }
 }
 
+struct HeadsAndType {
+  int heads;
+  MlaCacheType type;
+};
+
+// bf16: with 128 heads the seesaw, with 16 the other body.
 TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
-  for (MlaCacheType type : {MlaCacheType::kBf16, MlaCacheType::kE4m3}) {
+  for (const auto& [heads, type] :
+       {HeadsAndType{16, MlaCacheType::kBf16}, HeadsAndType{128, MlaCacheType::kBf16},
+        HeadsAndType{16, MlaCacheType::kE4m3}}) {
     WorldOptions options;
+    options.heads = heads;
     options.sink = true;
     options.cache_type = type;
     options.lengths = {40, 100, 257, 640, 1500, 5000};

@@ -142,6 +142,14 @@ __device__ __forceinline__ void LowerRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+/// threadIdx.x, read anew where it is called: where registers are short, what is computed from it
+/// should not take one for longer.
+__device__ __forceinline__ uint32_t FreshThread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 /// True in one lane of a converged warp; the form in which the compiler knows that it is one.
 __device__ __forceinline__ bool ElectOne() {
   uint32_t elected;

@@ -41,17 +41,21 @@ inline constexpr uint32_t kHalfBytes = 64 * 256 * 2;
 inline constexpr uint32_t kRotaryBytes = 64 * 64 * 2;
 inline constexpr uint32_t kStageBytes = 2 * kHalfBytes + kRotaryBytes;
 
+/// What folds a split's result, by row, from whoever has the rows' sums to those who have their
+/// columns.
+struct MlaSplitNumbers {
+  float normal[kMlaTileRows];  // accumulator to columns: 2^-exponent
+  float2 fold[kMlaTileRows];   // FoldRow's factors {keep, add}
+  float factor[kMlaTileRows];  // columns to output, where the split's end writes it
+};
+
 struct MlaShared {
   alignas(1024) uint8_t q[kQBytes];  // [8 row groups][9][1024]
   alignas(
       1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
   alignas(1024) uint8_t p[64 * 64 * 2];        // [8 row groups][1024]
   float alpha[kMlaTileRows];
-  // By split parity, for a split's end: accumulator to columns (2^-exponent), FoldRow's factors
-  // {keep, add}, columns to output.
-  float normal[2][kMlaTileRows];
-  float2 fold[2][kMlaTileRows];
-  float factor[2][kMlaTileRows];
+  MlaSplitNumbers split[2];  // by split parity
   MlaItem item[kItemSlots];
   int load[kLoadSlots][4];  // row groups of a tile's keys 0, 16, 32, 48 in the cache, -1: no tile
   int epoch;
@@ -62,16 +66,17 @@ struct MlaShared {
   uint64_t q_full;
 };
 
-/// An item that the block has taken, by way of a shuffle: the compiler then knows that all lanes
-/// have the same and keeps it in uniform registers.
-__device__ __forceinline__ MlaItem TakeItem(const MlaShared& shared, uint32_t item_count) {
-  const int* words = reinterpret_cast<const int*>(&shared.item[item_count % kItemSlots]);
-  const int word = words[threadIdx.x % 8];
+/// An item of which lanes 0 to 7 of a warp have a word each, by way of shuffles: the compiler then
+/// knows that all lanes have the same and keeps it in uniform registers.
+__device__ __forceinline__ MlaItem ItemOfWords(int word) {
   MlaItem item;
   int* fields = reinterpret_cast<int*>(&item);
 #pragma unroll
   for (int i = 0; i < 8; ++i) fields[i] = __shfl_sync(~0u, word, i);
   return item;
+}
+__device__ __forceinline__ MlaItem TakeItem(const MlaItem& slot) {
+  return ItemOfWords(reinterpret_cast<const int*>(&slot)[threadIdx.x % 8]);
 }
 
 // Named barriers.

@@ -82,7 +82,7 @@ __device__ __forceinline__ void FoldNumbers(const float2 (&next)[2], int count,
 }
 
 /// Half `group` of the columns of 16 rows of a partial result: as they lie in the registers of the
-/// warp that left them (AccumulateOutputs), columns[4 i] to columns[4 i + 3] of lane l at 32 i + l.
+/// warp that left them (FoldColumns), columns[4 i] to columns[4 i + 3] of lane l at 32 i + l.
 __device__ __forceinline__ uint4* ResultColumns(const MlaWorkspace& workspace, size_t unit,
                                                 int group) {
   return reinterpret_cast<uint4*>(workspace.partial_outputs) + (2 * unit + group) * 512;
