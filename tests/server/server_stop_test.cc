@@ -50,6 +50,36 @@ TEST(ServerStopTest, LetsRunningRequestsFinishAndRefusesNewOnes) {
   EXPECT_EQ(running.engine.num_aborted(), 0);
 }
 
+// Closing a connection that is kept for more could meet a request that is on its way, which then
+// got no answer.
+TEST(ServerStopTest, RefusesNewRequestsOnKeptConnections) {
+  ServerOptions options = TestServerOptions();
+  options.http.shutdown_seconds = 60;
+  RunningServer running({.step_time = milliseconds(20)}, options);
+  HttpClient busy(running.port());
+  HttpClient answered(running.port());
+  HttpClient idle(running.port());
+  HttpClient fresh(running.port());
+  EXPECT_EQ(idle.Get("/health").status, 200);
+  busy.SendRequest("POST", "/v1/completions", R"({"prompt":"ab","max_tokens":200,"stream":true})");
+  answered.SendRequest("POST", "/v1/completions",
+                       R"({"prompt":"ab","max_tokens":20,"stream":true})");
+  ASSERT_TRUE(busy.ReceiveUntil("data: "));
+  ASSERT_TRUE(answered.ReceiveUntil("data: "));  // its head promises to keep the connection
+  running.server->Stop();
+  ASSERT_TRUE(Eventually([&] { return HttpClient(running.port()).Get("/health").status == 503; }));
+  EXPECT_EQ(answered.Receive().status, 200);
+  for (HttpClient* client : {&idle, &answered, &fresh}) {
+    const ClientResponse refused = client->Post("/v1/completions", R"({"prompt":"a"})");
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.headers.at("connection"), "close");
+    EXPECT_TRUE(client->AtEnd());
+  }
+  EXPECT_TRUE(busy.ReceiveUntil("[DONE]"));
+  running.Join();
+  EXPECT_EQ(running.engine.num_aborted(), 0);
+}
+
 TEST(ServerStopTest, CancelsWhatTakesTooLong) {
   ServerOptions options = TestServerOptions();
   options.http.shutdown_seconds = 0.3;

@@ -115,9 +115,8 @@ void HttpConnection::CheckTime(Clock::time_point now) {
   }
 }
 
-void HttpConnection::Drain() {
-  const bool idle = phase_ == Phase::kIdle && (input_.empty() || input_ == "\r");
-  if (phase_ == Phase::kOpen || idle) Close();
+bool HttpConnection::IsIdle() const {
+  return phase_ == Phase::kOpen || (phase_ == Phase::kIdle && (input_.empty() || input_ == "\r"));
 }
 
 void HttpConnection::Cancel() {
@@ -163,11 +162,7 @@ asio::awaitable<void> HttpConnection::ReadLoop() {
 asio::awaitable<void> HttpConnection::ServeLoop() {
   // A variable of its own: GCC 12 lays out the frame of a coroutine that has none in two ways.
   bool more = true;
-  while (more) {
-    more = co_await ServeOne();
-    // The server began to stop while an answer was sent that promised to keep the connection.
-    if (more && server_.draining) Close();
-  }
+  while (more) more = co_await ServeOne();
   if (!peer_gone_) co_await Linger();
   phase_ = Phase::kClosed;
   stream_.Close();
@@ -196,6 +191,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
   bool head_seen = false;
   int64_t head_size = 0;
   SetPhase(Phase::kIdle, server_.limits.idle_seconds);
+  if (IsIdle()) server_.on_idle(this);
   timed_out_ = false;
   for (;;) {
     // Some clients end a body with an extra line (RFC 9112, section 2.2).

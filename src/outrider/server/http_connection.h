@@ -36,6 +36,7 @@ struct HttpServerState {
   std::shared_ptr<HttpWakeList> wake_list;
   bool draining = false;
   std::function<void(HttpConnection*)> on_closed;
+  std::function<void(HttpConnection*)> on_idle;  // waits for a request
 };
 
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
@@ -50,8 +51,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void OnWake() { Signal(); }
   /// Looks at the clock: ends what takes too long, sends fillers.
   void CheckTime(Clock::time_point now);
-  /// The server stops: an idle connection closes, others close after their answer.
-  void Drain();
+  /// Whether nothing of a request has come since the last answer.
+  bool IsIdle() const;
   /// The server has waited long enough: the running answer ends with an error.
   void Cancel();
   /// Ends the connection now.

@@ -130,7 +130,11 @@ class HttpServer::Impl {
     state_.application = &application;
     state_.wake_list =
         std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
-    state_.on_closed = [this](HttpConnection* connection) { OnClosed(connection); };
+    state_.on_closed = [this](HttpConnection* connection) {
+      connections_.erase(connection);
+      OnFinished(connection);
+    };
+    state_.on_idle = [this](HttpConnection* connection) { OnFinished(connection); };
   }
 
   ~Impl() {
@@ -212,18 +216,19 @@ class HttpServer::Impl {
     }
   }
 
-  void OnClosed(HttpConnection* connection) {
-    connections_.erase(connection);
+  void OnFinished(HttpConnection* connection) {
     if (state_.draining && to_finish_.erase(connection) != 0) EndIfFinished();
   }
 
-  // New clients are still answered, with refusals, until the old ones are done.
+  // New requests are still answered, with refusals, until the old ones are done. That is so on
+  // connections that are kept, too: closing them could meet a request that is on its way.
   void BeginStop() {
     if (state_.draining) return;
     state_.draining = true;
     state_.application->OnDrain();
-    to_finish_ = connections_;
-    for (auto& [key, connection] : to_finish_) connection->Drain();
+    for (const auto& [key, connection] : connections_) {
+      if (!connection->IsIdle()) to_finish_.emplace(key, connection);
+    }
     stop_timer_.expires_after(std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(options_.shutdown_seconds)));
     stop_timer_.async_wait([this](error_code error) {
@@ -251,7 +256,7 @@ class HttpServer::Impl {
   asio::steady_timer stop_timer_;
   asio::signal_set signals_;
   Connections connections_;
-  Connections to_finish_;  // at shutdown: those that were there when it began
+  Connections to_finish_;  // at shutdown: those that had a request when it began
   uint16_t port_ = 0;
   std::string address_;
 };
