@@ -137,21 +137,16 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 /// Whether the seesaw runs: part of the schedule, not of the arithmetic. From 256 rows per request
 /// on (on average) products are what takes the time and it is faster at every context; with 128
 /// rows it is as fast or slower (measured).
-bool Seesaw(const MlaDecodeParams& params) {
+bool RunsSeesaw(const MlaDecodeParams& params) {
   return params.num_tokens * params.heads >= 4 * kMlaTileRows * params.num_requests;
 }
 
-/// `allowed`: whether the kernel has its shared memory, per kernel.
-template <typename Shared>
-cudaError_t LaunchBf16(void (*kernel)(MlaKernelArguments, MlaTensorMaps), bool* allowed,
-                       const MlaKernelArguments& args, const MlaDecodeParams& params,
+template <auto kKernel, typename Shared>
+cudaError_t LaunchBody(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
   static_assert(sizeof(Shared) <= 232448, "one block per multiprocessor has 227 KB");
-  if (!*allowed) {
-    const cudaError_t error = AllowShared(kernel, sizeof(Shared));
-    if (error != cudaSuccess) return error;
-    *allowed = true;
-  }
+  static const cudaError_t allowed = AllowShared(kKernel, sizeof(Shared));
+  if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
@@ -161,17 +156,15 @@ cudaError_t LaunchBf16(void (*kernel)(MlaKernelArguments, MlaTensorMaps), bool* 
       !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(kernel, NumBlocks(), kMlaThreads, sizeof(Shared), stream, args, maps);
+  return LaunchDependent(kKernel, NumBlocks(), kMlaThreads, sizeof(Shared), stream, args, maps);
 }
 
 template <bool kSharedTiles>
 cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
-  static bool allowed[2] = {};
-  return Seesaw(params) ? LaunchBf16<MlaSeesawShared>(DecodeMlaSeesawSm90<kSharedTiles>,
-                                                      &allowed[1], args, params, stream)
-                        : LaunchBf16<MlaShared>(DecodeMlaSm90<kSharedTiles>, &allowed[0], args,
-                                                params, stream);
+  return RunsSeesaw(params)
+             ? LaunchBody<DecodeMlaSeesawSm90<kSharedTiles>, MlaSeesawShared>(args, params, stream)
+             : LaunchBody<DecodeMlaSm90<kSharedTiles>, MlaShared>(args, params, stream);
 }
 
 /// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
