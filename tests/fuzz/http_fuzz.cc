@@ -91,6 +91,7 @@ std::string Talk(const std::vector<std::string_view>& pieces, bool late) {
   state.wake_list = std::make_shared<outrider::HttpWakeList>([] {});
   bool closed = false;
   state.on_closed = [&](HttpConnection*) { closed = true; };
+  state.on_idle = [](HttpConnection*) {};
 
   asio::local::stream_protocol::socket client(io);
   asio::local::stream_protocol::socket server(io);
