@@ -29,6 +29,7 @@ struct Shape {
   Entries entries;
   int32_t heads, own, shared, value, block_size;
   DType dtype;
+  int32_t split = kPagedSplit;  // of absorbed attention
 
   int32_t width() const {
     return entries == Entries::kAbsorbed ? own + shared : heads * (own + value) + shared;
@@ -117,7 +118,8 @@ class PagedAttentionTest : public KernelTest {
                                           .scale = scale,
                                           .cache = paged.cache(),
                                           .requests = spans,
-                                          .out = out.view()});
+                                          .out = out.view(),
+                                          .split = shape.split});
       } else {
         kernels.per_head_attention(pool, {.q = rows,
                                           .heads = shape.heads,
@@ -211,6 +213,7 @@ TEST_P(PagedAttentionTest, AgreesWithTheReference) {
       lengths.emplace_back(Pick(0, 700), trial % 5 == 0 ? Pick(50, 150) : Pick(1, 9));
     }
     Batch batch(RandomShape(trial % 4 != 0), lengths, random);
+    if (trial % 3 == 0) batch.shape.split = Pick(1, 1000);
     const TestMatrix got = batch.Run(kernels, pool);
     const TestMatrix want = batch.Run(reference, pool);
     for (int64_t r = 0; r < got.view_rows; ++r) {

@@ -234,7 +234,7 @@ double PagedSeconds(ThreadPool& pool, const PagedLoad& load,
 }
 
 double AbsorbedSeconds(const KernelTable& kernels, ThreadPool& pool, int32_t heads, int32_t context,
-                       int32_t rows, int32_t requests, DType dtype) {
+                       int32_t rows, int32_t requests, DType dtype, int32_t split) {
   constexpr int32_t kRope = 64;
   constexpr int32_t kLatent = kAbsorbedEntry - kRope;
   const PagedLoad load = {.heads = heads,
@@ -252,7 +252,8 @@ double AbsorbedSeconds(const KernelTable& kernels, ThreadPool& pool, int32_t hea
                                       .scale = 0.01F,
                                       .cache = call.cache,
                                       .requests = call.requests,
-                                      .out = {call.out, call.q.rows, int64_t{heads} * kLatent}});
+                                      .out = {call.out, call.q.rows, int64_t{heads} * kLatent},
+                                      .split = split});
   });
 }
 

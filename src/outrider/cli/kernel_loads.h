@@ -91,7 +91,7 @@ double PagedSeconds(ThreadPool& pool, const PagedLoad& load,
 
 /// Absorbed attention with a latent of 512 and 64 rotated, as all published MLA models have.
 double AbsorbedSeconds(const KernelTable& kernels, ThreadPool& pool, int32_t heads, int32_t context,
-                       int32_t rows, int32_t requests, DType dtype);
+                       int32_t rows, int32_t requests, DType dtype, int32_t split = kPagedSplit);
 inline constexpr int32_t kAbsorbedEntry = 512 + 64;
 /// Multiply-adds of a row, a head and a key.
 inline constexpr double kAbsorbedMacs = 512 + 64 + 512;

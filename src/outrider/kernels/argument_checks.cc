@@ -64,6 +64,7 @@ void CheckAbsorbed(const AbsorbedAttentionArgs& args) {
   OUTRIDER_CHECK(args.latent > 0 && args.rope >= 0 && args.latent + args.rope == args.cache.width);
   OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * args.cache.width);
   OUTRIDER_CHECK(args.out.cols == int64_t{args.heads} * args.latent);
+  OUTRIDER_CHECK(args.split > 0);
   CheckSpans(args.requests, args.q.rows, args.out.rows);
 }
 

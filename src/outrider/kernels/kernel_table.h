@@ -74,7 +74,7 @@ struct AttentionSpan {
 
 /// Key positions per partial softmax of attention over the paged cache: partials cover
 /// [256 i, 256 (i + 1)) of absolute positions and merge in a fixed order, whatever the step's
-/// lengths.
+/// lengths. `outrider bench kernels` measures what other splits would gain.
 inline constexpr int32_t kPagedSplit = 256;
 
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
@@ -90,7 +90,8 @@ struct AbsorbedAttentionArgs {
   float scale = 0;
   LayerCache cache;
   std::span<const AttentionSpan> requests;
-  MatrixView<float> out;  // [rows, heads * L]
+  MatrixView<float> out;        // [rows, heads * L]
+  int32_t split = kPagedSplit;  // any other rounds otherwise: for measurements only
 };
 
 /// Attention over the paged cache of per-head entries, with q rounded alike: for row r, head h

@@ -117,7 +117,7 @@ struct EntryGroup {
   int64_t value = 0;  // first element of the group's value
 };
 
-/// The softmax of a set of rows over up to kPagedSplit cache entries. Of every entry e_t each group
+/// The softmax of a set of rows over up to a split of cache entries. Of every entry e_t each group
 /// of rows takes a key k_t, an own part and a part that all groups share, and a value v_t. With
 /// kBF16 the elements of q_r are rounded to bfloat16 (nearest even) first. For
 /// every row r, over its first visible[r] entries:

@@ -1,5 +1,5 @@
 // Attention over the paged cache, absorbed and per head. A request's rows and heads are cut into
-// tiles, its positions into the fixed splits of kPagedSplit, of which kFoldedSplits make a group.
+// tiles, its positions into splits of a fixed length, of which kFoldedSplits make a group.
 // Every split of a tile leaves a partial softmax; those of a group are merged in order, then the
 // groups are. A task is a group, whose thread merges as it goes along and fetches the next split's
 // entries meanwhile, or where that would leave threads idle a split, whose partial waits for the
@@ -44,11 +44,11 @@ class Call {
     int64_t splits = 0;
     int64_t most_heads = 0;
     for (const Tile& tile : tiles) {
-      splits = std::max(splits, Splits(tile));
+      splits = std::max(splits, Splits(args_, tile));
       most_heads = std::max(most_heads, tile.heads());
     }
     const auto num_tiles = static_cast<int64_t>(tiles.size());
-    const int64_t per_task = is_shared ? SplitsOfTask(tiles, pool_.size()) : kFoldedSplits;
+    const int64_t per_task = is_shared ? SplitsOfTask(args_, tiles, pool_.size()) : kFoldedSplits;
     const int64_t tasks_of_group = kFoldedSplits / per_task;
     const int64_t wave = kFoldedSplits * std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() /
                                                                   (num_tiles * tasks_of_group));
@@ -59,7 +59,7 @@ class Call {
       tasks.clear();
       for (Tile& tile : tiles) {
         tile.first_task = tasks.size();
-        const int64_t end = std::min(first + wave, Splits(tile));
+        const int64_t end = std::min(first + wave, Splits(args_, tile));
         for (int64_t split = first; split < end; split += per_task) {
           tasks.push_back({.tile = &tile,
                            .first = split,
@@ -95,7 +95,7 @@ class Call {
   }
 
   Partial TakePartial(const Tile& tile, int64_t split, Scratch& scratch) const {
-    const int64_t first_row = FirstRow(tile, split);
+    const int64_t first_row = FirstRow(args_, tile, split);
     const int64_t rows = tile.last_row - first_row;
     const int64_t pairs = rows * tile.heads();
     return {.first_row = first_row,
@@ -119,7 +119,7 @@ class Call {
                                 .own_width = args_.own_width,
                                 .shared_width = args_.shared_width,
                                 .value_width = PaddedPart(args_.value_width),
-                                .num_keys = kPagedSplit};
+                                .num_keys = args_.split};
     BFloat16* tiles = nullptr;
     float* lanes = nullptr;
     if (in_tiles_) {
@@ -133,7 +133,7 @@ class Call {
       const Tile& tile = *task.tile;
       // A matrix unit's leaf merges on its own where all rows have keys in the split.
       const bool merges =
-          in_tiles_ && split > task.first && FirstRow(tile, split) == task.partial.first_row;
+          in_tiles_ && split > task.first && FirstRow(args_, tile, split) == task.partial.first_row;
       const Partial partial =
           split == task.first || merges ? task.partial : TakePartial(tile, split, thread.scratch);
       EntryBlock block = {.lanes = lanes,
@@ -158,13 +158,13 @@ class Call {
 
   void FindNext(const Tile& tile, int64_t split, Scratch& scratch, EntryBlock& block) const {
     block.num_next = NumKeys(tile, split);
-    block.next_entries = FindEntries(*tile.span, split * kPagedSplit, block.num_next, scratch);
+    block.next_entries = FindEntries(*tile.span, split * args_.split, block.num_next, scratch);
   }
 
   /// Keys of a split that some of the tile's rows see.
-  static int64_t NumKeys(const Tile& tile, int64_t split) {
-    return std::min<int64_t>(kPagedSplit,
-                             Keys(*tile.span, tile.last_row - 1) - split * kPagedSplit);
+  int64_t NumKeys(const Tile& tile, int64_t split) const {
+    return std::min<int64_t>(args_.split,
+                             Keys(*tile.span, tile.last_row - 1) - split * args_.split);
   }
 
   void AttendSplit(const Tile& tile, int64_t split, const Partial& partial, Thread& thread,
@@ -173,7 +173,7 @@ class Call {
     const AttentionSpan& span = *tile.span;
     const int64_t rows = partial.rows;
     const int64_t pairs = rows * tile.heads();
-    const int64_t begin = split * kPagedSplit;
+    const int64_t begin = split * args_.split;
     const int64_t num_keys = NumKeys(tile, split);
 
     auto* q = scratch.Take<const float*>(pairs);
@@ -310,7 +310,7 @@ class Call {
         }
       }
       merge_group(group);
-      const int64_t splits = SplitsOf(Keys(*tile.span, row));
+      const int64_t splits = args_.SplitsOf(Keys(*tile.span, row));
       if (group != nullptr && splits <= end_of_wave) leaves_.divide(tile.sum[state], width, out);
     }
   }
@@ -344,7 +344,8 @@ void AbsorbedAttention(const LeafKernels& leaves, ThreadPool& pool,
                   .scale = args.scale,
                   .cache = args.cache,
                   .requests = args.requests,
-                  .out = args.out});
+                  .out = args.out,
+                  .split = args.split});
 }
 
 void PerHeadAttention(const LeafKernels& leaves, ThreadPool& pool,

@@ -31,7 +31,7 @@ int64_t TileSize(const PagedArgs& args, bool in_tiles_of_unit, int threads) {
       const int64_t rows = RowsOfTile(span, size);
       const int64_t heads = HeadsOfTile(args, span, size);
       tasks += ((span.query_length + rows - 1) / rows) * ((args.heads + heads - 1) / heads) *
-               SplitsOf(Keys(span, span.query_length - 1));
+               args.SplitsOf(Keys(span, span.query_length - 1));
     }
     if (tasks >= kTasksPerThread * threads) break;
   }
@@ -60,13 +60,13 @@ void CutTiles(const PagedArgs& args, int64_t size, Scratch& scratch, std::vector
   }
 }
 
-int64_t SplitsOfTask(std::span<const Tile> tiles, int threads) {
+int64_t SplitsOfTask(const PagedArgs& args, std::span<const Tile> tiles, int threads) {
   thread_local std::vector<int64_t> load;  // of each thread, in splits
   load.assign(static_cast<size_t>(threads), 0);
   int64_t splits = 0;
   int64_t groups = 0;
   for (const Tile& tile : tiles) {
-    for (int64_t left = Splits(tile); left > 0; left -= kFoldedSplits, ++groups) {
+    for (int64_t left = Splits(args, tile); left > 0; left -= kFoldedSplits, ++groups) {
       if (groups == kTasksPerThread * threads) return kFoldedSplits;
       const int64_t taken = std::min(left, kFoldedSplits);
       *std::min_element(load.begin(), load.end()) += taken;

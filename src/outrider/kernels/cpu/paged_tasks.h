@@ -31,10 +31,12 @@ struct PagedArgs {
   LayerCache cache;
   std::span<const AttentionSpan> requests;
   MatrixView<float> out;  // [rows, heads * value_width]
+  int64_t split = kPagedSplit;
 
   int64_t query_width() const { return own_width + shared_width; }
   /// Whether all heads attend to the same elements.
   bool one_group() const { return own_step == 0 && value_step == 0; }
+  int64_t SplitsOf(int64_t keys) const { return (keys + split - 1) / split; }
 };
 
 /// Heads [first_head, last_head) of rows [first_row, last_row) of one request.
@@ -69,16 +71,16 @@ struct Task {
   Partial partial;
 };
 
-inline int64_t SplitsOf(int64_t keys) { return (keys + kPagedSplit - 1) / kPagedSplit; }
-
 /// Number of keys that row j of a request sees.
 inline int64_t Keys(const AttentionSpan& span, int64_t j) { return span.context_length + j + 1; }
 
-inline int64_t Splits(const Tile& tile) { return SplitsOf(Keys(*tile.span, tile.last_row - 1)); }
+inline int64_t Splits(const PagedArgs& args, const Tile& tile) {
+  return args.SplitsOf(Keys(*tile.span, tile.last_row - 1));
+}
 
 /// The first row of a tile that has keys in a split.
-inline int64_t FirstRow(const Tile& tile, int64_t split) {
-  return std::max<int64_t>(tile.first_row, split * kPagedSplit - tile.span->context_length);
+inline int64_t FirstRow(const PagedArgs& args, const Tile& tile, int64_t split) {
+  return std::max<int64_t>(tile.first_row, split * args.split - tile.span->context_length);
 }
 
 /// The largest tile that leaves every thread several tasks.
@@ -88,6 +90,6 @@ int64_t TileSize(const PagedArgs& args, bool in_tiles_of_unit, int threads);
 void CutTiles(const PagedArgs& args, int64_t size, Scratch& scratch, std::vector<Tile>& tiles);
 
 /// Splits per task: a group, unless that would keep some threads waiting for the others, then 1.
-int64_t SplitsOfTask(std::span<const Tile> tiles, int threads);
+int64_t SplitsOfTask(const PagedArgs& args, std::span<const Tile> tiles, int threads);
 
 }  // namespace outrider::cpu
