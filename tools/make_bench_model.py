@@ -106,8 +106,9 @@ def write_weights(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text)
         for written in range(0, offset, MEBIBYTE):
             file.write(pattern[: min(MEBIBYTE, offset - written)])
-            print(f"\r{written >> 20} of {offset >> 20} MiB", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f"\r{written >> 20} of {offset >> 20} MiB", end="", file=sys.stderr)
+    print(f"\r{path}: {offset >> 20} MiB", file=sys.stderr)
 
 
 def main():
