@@ -13,7 +13,6 @@ namespace outrider::cli {
 namespace {
 
 constexpr int32_t kBlockSize = 64;
-constexpr int kCacheLayers = 16;
 
 /// Bytes that are small numbers in bfloat16 and codes of 8 bits otherwise, by a linear congruential
 /// generator: magnitudes 2^-8 to 2^-5.

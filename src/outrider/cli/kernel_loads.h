@@ -85,7 +85,9 @@ struct PagedCall {
   float* out;
 };
 
-/// Seconds of one call, over caches of 16 layers in turn; the best of several rounds.
+inline constexpr int kCacheLayers = 16;
+/// Seconds of one call, over caches of kCacheLayers layers in turn; the best of several rounds, of
+/// three where contexts are longer than 1000.
 double PagedSeconds(ThreadPool& pool, const PagedLoad& load,
                     FunctionRef<void(const PagedCall&)> call);
 

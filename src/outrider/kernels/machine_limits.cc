@@ -18,18 +18,26 @@ namespace {
 
 std::atomic<float> g_sink;  // keeps results alive
 
-/// Seconds of task(0, thread) to task(count - 1, thread) on the pool, the best of `passes`.
-double BestSeconds(ThreadPool& pool, int passes, int64_t count,
-                   FunctionRef<float(int64_t, int)> task) {
-  double best = 1e30;
-  for (int pass = 0; pass < passes; ++pass) {
-    const double start = KernelClock(pool);
-    pool.ParallelFor(count, [&](int64_t i, int thread) {
-      g_sink.store(task(i, thread), std::memory_order_relaxed);
-    });
-    best = std::min(best, KernelClock(pool) - start);
-  }
-  return best;
+/// Seconds of task(0, thread) to task(count - 1, thread) on the pool.
+double Seconds(ThreadPool& pool, int64_t count, FunctionRef<float(int64_t, int)> task) {
+  const double start = KernelClock(pool);
+  pool.ParallelFor(count, [&](int64_t i, int thread) {
+    g_sink.store(task(i, thread), std::memory_order_relaxed);
+  });
+  return KernelClock(pool) - start;
+}
+
+/// Operations per second of tasks of so many each, over at least so many seconds.
+double MeanRate(ThreadPool& pool, double seconds, double per_task,
+                FunctionRef<float(int64_t, int)> task) {
+  const int64_t tasks = 16L * pool.size();
+  double spent = 0;
+  double done = 0;
+  do {
+    spent += Seconds(pool, tasks, task);
+    done += static_cast<double>(tasks) * per_task;
+  } while (spent < seconds);
+  return done / spent;
 }
 
 }  // namespace
@@ -43,34 +51,35 @@ double KernelClock(const ThreadPool& pool) {
 double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int passes) {
   OUTRIDER_CHECK(DetectIsa() >= Isa::kAvx2);
   constexpr int64_t kChunk = 1 << 18;
-  return BestSeconds(
-      pool, passes, static_cast<int64_t>(bytes) / kChunk,
-      [&](int64_t i, int /*thread*/) { return cpu::avx2::ReadAll(data + i * kChunk, kChunk); });
+  double best = 1e30;
+  for (int pass = 0; pass < passes; ++pass) {
+    best = std::min(
+        best, Seconds(pool, static_cast<int64_t>(bytes) / kChunk, [&](int64_t i, int /*thread*/) {
+          return cpu::avx2::ReadAll(data + i * kChunk, kChunk);
+        }));
+  }
+  return best;
 }
 
-double FmaFlopsPerSecond(ThreadPool& pool, Isa isa) {
+double FmaFlopsPerSecond(ThreadPool& pool, Isa isa, double seconds) {
   OUTRIDER_CHECK(isa >= Isa::kAvx2 && isa <= DetectIsa());
   constexpr int64_t kRounds = 200000;
-  const int64_t tasks = 32L * pool.size();
   const bool wide = isa >= Isa::kAvx512;
-  const double seconds = BestSeconds(pool, 3, tasks, [&](int64_t i, int /*thread*/) {
+  const double flops = static_cast<double>(kRounds) * 2.0 * cpu::kFmaChains * (wide ? 16 : 8);
+  return MeanRate(pool, seconds, flops, [&](int64_t i, int /*thread*/) {
     const auto seed = static_cast<float>(i);
     return wide ? cpu::avx512::RunFmaChains(kRounds, seed) : cpu::avx2::RunFmaChains(kRounds, seed);
   });
-  const double flops_per_round = 2.0 * cpu::kFmaChains * (wide ? 16 : 8);
-  return static_cast<double>(tasks * kRounds) * flops_per_round / seconds;
 }
 
-double TileFlopsPerSecond(ThreadPool& pool) {
+double TileFlopsPerSecond(ThreadPool& pool, double seconds) {
   OUTRIDER_CHECK(DetectIsa() >= Isa::kAmx);
   constexpr int64_t kRounds = 200;
   Buffer data(static_cast<size_t>(cpu::amx::kLimitBytes * pool.size()));
   std::memset(data.data(), 0x3c, data.size());  // small numbers
-  const int64_t tasks = 16L * pool.size();
-  const double seconds = BestSeconds(pool, 3, tasks, [&](int64_t /*i*/, int thread) {
+  return MeanRate(pool, seconds, kRounds * cpu::amx::kLimitFlops, [&](int64_t /*i*/, int thread) {
     return cpu::amx::RunTileProducts(data.data() + thread * cpu::amx::kLimitBytes, kRounds);
   });
-  return static_cast<double>(tasks * kRounds) * cpu::amx::kLimitFlops / seconds;
 }
 
 }  // namespace outrider

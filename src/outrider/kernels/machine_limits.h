@@ -17,11 +17,11 @@ double KernelClock(const ThreadPool& pool);
 double ReadSeconds(ThreadPool& pool, const std::byte* data, size_t bytes, int passes);
 
 /// Float32 FMA rate of all threads together, with every operand in registers of this set, in
-/// FLOP/s. isa: kAvx2 or higher, one that this machine has.
-double FmaFlopsPerSecond(ThreadPool& pool, Isa isa);
+/// FLOP/s: the mean over at least so many seconds. isa: kAvx2 or higher, one that this machine has.
+double FmaFlopsPerSecond(ThreadPool& pool, Isa isa, double seconds = 0.03);
 
 /// Rate of AMX products of bfloat16 of all threads together, with both operands in each core's L2,
-/// in FLOP/s. Needs AMX.
-double TileFlopsPerSecond(ThreadPool& pool);
+/// in FLOP/s: the mean over at least so many seconds. Needs AMX.
+double TileFlopsPerSecond(ThreadPool& pool, double seconds = 0.03);
 
 }  // namespace outrider
