@@ -322,6 +322,27 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
   }
 }
 
+// 364 tiles alike: in whole rounds 32 of 132 multiprocessors would have two of them instead of
+// three, which the seesaw's plan shares out.
+TEST_F(MlaDecodeTest, BitsDoNotDependOnEvenShares) {
+  WorldOptions options;
+  options.heads = 128;
+  options.sink = true;
+  options.lengths = {3000, 3001, 2900, 3100};
+  MlaWorld world(options);
+  BatchResult alone;
+  for (int i = 0; i < 4; ++i) alone.push_back(world.Run({{i, options.lengths[i], 2}})[0]);
+  std::vector<BatchRequest> batch;
+  batch.reserve(91);
+  for (int n = 0; n < 91; ++n) batch.push_back({n % 4, options.lengths[n % 4], 2});
+  const BatchResult result = world.Run(batch);
+  for (int n = 0; n < 91; ++n) {
+    for (int t = 0; t < 2; ++t) {
+      ASSERT_TRUE(result[n][t] == alone[n % 4][t]) << "request " << n << ", token " << t;
+    }
+  }
+}
+
 class MlaDecodeBits : public MlaDecodeTest, public ::testing::WithParamInterface<Shape> {};
 
 TEST_P(MlaDecodeBits, DoNotDependOnWindowOrBatch) {

@@ -62,8 +62,11 @@ __device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) 
 
 // ---- bulk tensor copies ----
 
+// Cache policies: what createpolicy gives, and CUTLASS's for a copy without one, which is not the
+// same as evict-normal.
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictNormal = 0x16F0000000000000ull;
+inline constexpr uint64_t kNoPolicy = 0x1000000000000000ull;
 
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

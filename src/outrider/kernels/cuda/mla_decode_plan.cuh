@@ -7,11 +7,12 @@
 // its splits; a later one leaves one partial result per split, and they are folded later in
 // the same order with the same arithmetic, so the cut does not show in the bits.
 //
-// Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks). bf16: tiles
-// are then laid end to end and cut where a block's share ends (SharePosition). The second part of
-// such a tile goes on from the result of the first, which begins its block's share where the second
-// ends another's, so the first is done by then; the list has all first parts first and all second
-// parts last. e4m3: the tiles left over are cut finely.
+// Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks), or so few
+// that it matters to the seesaw alone (512 tiles: EvenSharesPay). bf16: tiles are then laid end to
+// end and cut where a block's share ends (SharePosition). The second part of such a tile goes on
+// from the result of the first, which begins its block's share where the second ends another's, so
+// the first is done by then; the list has all first parts first and all second parts last. e4m3:
+// the tiles left over are cut finely.
 //
 // Items are listed longest first (32 cost classes); the order within a class is up to the hardware
 // and changes nothing but the schedule.
@@ -25,8 +26,6 @@ inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanClasses = 32;
 // Of the list: first parts, then the classes of items, then those of second parts.
 inline constexpr int kListClasses = 1 + 2 * kPlanClasses;
-// What an item costs beside its keys, in keys: query load, first tiles, epilogue.
-inline constexpr int kItemCost = 128;
 
 __device__ __forceinline__ int KeysOfTile(int row_begin, int row_end, int heads, int seq_len,
                                           int query_len, bool causal) {
@@ -267,8 +266,8 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
       min(1ull << 30, total_cost * 11 / 10 / static_cast<unsigned>(args.blocks) + 1));
   // Tiles alike are cut in as many pieces as one round has room for: of smaller ones a second round
   // would be begun, which takes longer.
-  const bool alike =
-      tile_count > 0 && tile_count <= args.blocks && longest <= shortest + shortest / 4;
+  const bool similar = longest <= shortest + shortest / 4;
+  const bool alike = tile_count > 0 && tile_count <= args.blocks && similar;
   const int pieces_each = alike ? args.blocks / tile_count : 1;
   const int share =
       alike ? max(fair_share, (longest + kItemCost + pieces_each - 1) / pieces_each) : fair_share;
@@ -291,11 +290,14 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   }
   __syncthreads();
   const int rounds = (whole + args.blocks - 1) / args.blocks;
-  const bool uneven = whole > args.blocks && rounds * args.blocks > whole + whole / 8;
+  const unsigned exact_share = max(1u, static_cast<unsigned>(share / 11 * 10));
+  const bool uneven =
+      whole > args.blocks &&
+      (rounds * args.blocks > whole + whole / 8 ||
+       (whole == tile_count && similar && EvenSharesPay(args, rounds, longest, exact_share)));
   const bool shared_tiles = uneven && args.shared_tiles;
   const bool fine_cuts = uneven && !shared_tiles;
   const int whole_limit = fine_cuts ? (rounds - 1) * args.blocks : whole;
-  const unsigned exact_share = max(1u, static_cast<unsigned>(share / 11 * 10));
 
   // First pass: cut the tiles, count items per class. Second pass: write the items. A lane per tile
   // that stays whole, a warp for each that does not; few requests have several warps each. Several

@@ -242,6 +242,10 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
   args.shared_tiles = SharedTiles(params);
+  // Tiles of windows that differ are not laid end to end together, so cuts would even out little.
+  const bool windows_alike =
+      params.num_requests > 0 && params.num_tokens % params.num_requests == 0;
+  args.even_shares = args.shared_tiles && RunsSeesaw(params) && windows_alike;
   args.splits = SplitsOf(params);
   args.workspace = Carve(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);
