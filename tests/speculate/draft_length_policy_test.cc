@@ -28,6 +28,7 @@ struct World {
   int32_t prompt_rows = 0;       // of a prompt,
   double tokens_per_prompt = 0;  // one after so many tokens
   double noise = 0.03;           // of every time, one standard deviation
+  int64_t put_off = 0;           // module rows that run before the first draft after none
 };
 
 /// Steps of a chain of modules in a world, of a policy or of a fixed number of drafts.
@@ -82,7 +83,8 @@ class Simulation {
         prompt_rows += world_.prompt_rows;
       }
     }
-    const std::vector<int64_t> put_off(kMost + 1);
+    const int64_t left = k_ == 0 ? world_.put_off : 0;
+    const std::vector<int64_t> put_off = {0, left, left, left};
     const int32_t k = fixed >= 0 ? fixed : policy_.Choose(world_.batch, put_off);
     changes_ += k != k_;
     k_ = k;
@@ -297,6 +299,43 @@ TEST(DraftLengthPolicyTest, KnowsACrowdFromWhatItKnowsOfFew) {
   simulation.StartCounting();
   simulation.Run(100);
   EXPECT_GT(simulation.steps(kMost), 80);
+}
+
+TEST(DraftLengthPolicyTest, DoesNotCatchUpOnMoreThanDraftsGain) {
+  // As above; after the crowd 256 steps gain some 600 seconds, and that many rows take 2,500.
+  for (const int64_t put_off : {1'000, 100'000}) {
+    Simulation simulation({.verify = [](double r) { return std::max(1.0, r / 8); },
+                           .module = [](double r) { return 0.2 * std::max(1.0, r / 8); }});
+    simulation.world().put_off = put_off;
+    simulation.Run(300);
+    simulation.world().batch = 128;
+    simulation.Run(100);
+    simulation.world().batch = 1;
+    simulation.StartCounting();
+    simulation.Run(100);
+    if (put_off == 1'000) {
+      EXPECT_GT(simulation.steps(kMost), 80);
+    } else {
+      EXPECT_EQ(simulation.steps(0), 100);
+    }
+  }
+}
+
+TEST(DraftLengthPolicyTest, DoesNotFollowEveryRequestThatEnds) {
+  // Tiles of seven rows: seven requests are best without drafts, eight with one each.
+  Simulation simulation({.verify = [](double r) { return std::ceil(r / 7); },
+                         .module = [](double r) { return 0.02 * r; },
+                         .accepted = 0.95});
+  const auto run = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      simulation.world().batch = i % 4 == 3 ? 7 : 8;
+      simulation.Run(1);
+    }
+  };
+  run(500);
+  simulation.StartCounting();
+  run(1000);
+  EXPECT_LT(simulation.changes(), 150);  // probes and back
 }
 
 TEST(DraftLengthPolicyTest, ASlowStepNowAndThenDoesNotMatter) {

@@ -13,11 +13,19 @@ namespace {
 constexpr double kMostTried = 128;
 constexpr double kLeastTried = 6;
 constexpr int32_t kProbeRequests = 8;
-// Steps over which prompt rows and tokens are counted.
+// Steps over which prompt rows and tokens are counted, and those that pay for catching up.
 constexpr double kRecentSteps = 256;
+// Steps over which the batch size is averaged, unless it changes by such a factor: it falls for a
+// step whenever a request ends, and with what is best for one size and not for the next k would go
+// to and fro and catch up each time.
+constexpr double kBatchSteps = 16;
+constexpr double kOtherBatch = 1.5;
 // At first nothing is known, and probes may lose more.
 constexpr double kLearningTokens = 1024;
 constexpr double kLearningShare = 0.02;
+// Until so many tokens, the first k runs: what is measured first is slow, and would be believed
+// until a probe is dared, which is dear once many rows are put off.
+constexpr double kFirstTokens = 32;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -63,6 +71,11 @@ double DraftLengthPolicy::InnerSeconds(int32_t k, double rows) const {
   return (k - 1) * (seconds > 0 ? seconds : last_module_.Seconds(rows));
 }
 
+double DraftLengthPolicy::CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const {
+  const auto rows = static_cast<double>(rows_put_off[static_cast<size_t>(k)]);
+  return rows > 0 ? PassSeconds(k, rows / k) : 0;
+}
+
 double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
   return verify_.Seconds(batch_size * (1 + k)) + ModuleSeconds(k, batch_size, 0);
 }
@@ -77,13 +90,17 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
 
 int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
   if (batch_size == 0) return best_;
+  const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
+  batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
+  if (tokens_learned_ < kFirstTokens) return best_;
   if (probe_requests_ > 0) {
     probe_requests_ -= batch_size;
     return probe_;
   }
-  double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_size);
+  double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
   for (int32_t k = 0; k <= max_drafts_; ++k) {
-    const double seconds = SecondsPerToken(k, batch_size);
+    const double seconds =
+        SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
     if (seconds >= least) continue;
     least = seconds;
     best_ = k;
@@ -98,12 +115,11 @@ void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> 
   const bool more = best_ == 0 || (probe_more_ && best_ < max_drafts_);
   const int32_t k = more ? best_ + 1 : best_ - 1;
   const int32_t steps = (kProbeRequests + batch_size - 1) / batch_size;
-  const double seconds = steps * StepSeconds(k, batch_size);
+  const double seconds = steps * StepSeconds(k, batch_);
   if (seconds == 0) return;  // nothing is known
-  double lost = seconds * (1 - SecondsPerToken(best_, batch_size) / SecondsPerToken(k, batch_size));
+  double lost = seconds * (1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_));
   lost = std::max(lost, kLeastProbeLoss * seconds);
-  const auto put_off = static_cast<double>(rows_put_off[static_cast<size_t>(k)]);
-  if (more && put_off > 0) lost += PassSeconds(k, put_off / k);
+  if (more) lost += CatchUpSeconds(k, rows_put_off);
   if (credit_ < lost) return;
   credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
   probe_ = k;

@@ -7,9 +7,9 @@
 //
 // and what the modules take for prompts, from the share of drafts accepted at each place and from
 // learned functions of a number of rows: what verification, prompts and modules take. The best k
-// runs when it promises kHysteresis more than the one that does. Now and then one beside it runs
-// for a moment, so that what is known of it does not grow old: as often as the time that this is
-// expected to lose stays within kProbeShare.
+// runs when it promises kHysteresis more than the one that does, catching up included. Now and then
+// one beside it runs for a moment, so that what is known of it does not grow old: as often as the
+// time that this is expected to lose stays within kProbeShare.
 //
 // Pure: no clock, no random numbers. Output never depends on k, so it may follow measured times.
 #pragma once
@@ -59,6 +59,8 @@ class DraftLengthPolicy {
   /// Of k modules, or of one that runs k times, over so many rows each.
   double PassSeconds(int32_t k, double rows) const;
   double InnerSeconds(int32_t k, double rows) const;
+  /// Of what must run before k can be drafted.
+  double CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
   void CountAccepted(const DraftStep& step);
   void MeasureVerification(const DraftStep& step);
@@ -79,6 +81,7 @@ class DraftLengthPolicy {
   double prompt_rows_ = 0;  // lately
   double prompt_steps_ = 0;
   double tokens_ = 0;
+  double batch_ = 0;  // requests that verify, lately
 
   int32_t best_ = 1;            // at first: never far from the best
   int32_t probe_ = 0;           // the k that is probed, while requests are left for it
