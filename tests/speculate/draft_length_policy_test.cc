@@ -302,7 +302,7 @@ TEST(DraftLengthPolicyTest, KnowsACrowdFromWhatItKnowsOfFew) {
 }
 
 TEST(DraftLengthPolicyTest, DoesNotCatchUpOnMoreThanDraftsGain) {
-  // As above; after the crowd 256 steps gain some 600 seconds, and that many rows take 2,500.
+  // As above; after the crowd 256 steps gain some 500 seconds, and that many rows take 2,500.
   for (const int64_t put_off : {1'000, 100'000}) {
     Simulation simulation({.verify = [](double r) { return std::max(1.0, r / 8); },
                            .module = [](double r) { return 0.2 * std::max(1.0, r / 8); }});

@@ -243,6 +243,7 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.relaxed = params.relaxed;
   args.shared_tiles = SharedTiles(params);
   // Tiles of windows that differ are not laid end to end together, so cuts would even out little.
+  // Lengths are on the device; here only their sum can tell.
   const bool windows_alike =
       params.num_requests > 0 && params.num_tokens % params.num_requests == 0;
   args.even_shares = args.shared_tiles && RunsSeesaw(params) && windows_alike;
