@@ -109,7 +109,7 @@ class Bench {
         read_limit = std::max(read_limit, ReadBytesPerSecond());
         const double now = Absorbed(rows);
         seconds = std::min(seconds, now);
-        for (int round = 0; round < 3; ++round) {
+        for (int round = 0; round < 3; ++round) {  // as often as Absorbed
           flops_limit = std::max(flops_limit, FlopsPerSecond(now * kCacheLayers));
         }
       }
@@ -123,8 +123,7 @@ class Bench {
   }
 
   /// What a relaxed kernel would gain: splits cut as suits the batch and the threads, in place of
-  /// those at fixed positions. Products have nothing to relax, as a sum in one piece already costs
-  /// no more than the limits above.
+  /// those at fixed positions. What products could gain is what the shares above leave.
   void Exactness() {
     for (const int32_t rows : {1, 4}) {
       double exact = kNever;
