@@ -192,6 +192,7 @@ class Row:
     concurrency: int
     accuracy: float
     seconds: float
+    processor_seconds: float | None  # of the server; None: it is not ours
     num_problems: int
     tokens: int
     cached_tokens: int
@@ -207,6 +208,9 @@ class Row:
     def tokens_per_second(self):
         return self.tokens / self.seconds
 
+    def tokens_per_processor_second(self):
+        return self.processor_seconds and self.tokens / self.processor_seconds
+
 
 def check_counters(server, expected, name, failures):
     """Compares /metrics with what the responses said; it may lag a moment behind them."""
@@ -221,10 +225,13 @@ def check_counters(server, expected, name, failures):
 
 def measure(server, args, spec_tokens, concurrency, problems, failures):
     name = "" if spec_tokens is None else f"{k_name(spec_tokens)}, "
+    before = server.processor_seconds()
     answers, seconds = ask_all(server, args.form, problems, concurrency,
                                f"{name}concurrency {concurrency}")
+    after = server.processor_seconds()
     row = Row(spec_tokens, concurrency,
               accuracy=sum(map(is_right, answers, problems)) / len(problems), seconds=seconds,
+              processor_seconds=None if before is None else after - before,
               num_problems=len(problems), tokens=sum(a.completion_tokens for a in answers),
               cached_tokens=sum(a.cached_tokens for a in answers),
               acceptance=acceptance_of_answers(answers), texts=[a.text for a in answers])
@@ -280,13 +287,14 @@ def evaluate(args):
 
 def table(rows):
     """The rows as a Markdown table."""
-    cells = [["k", "concurrency", "accuracy", "problems/s", "tokens/s", "speed / k=0",
-              "acceptance length", "per position", "texts as first row"]]
+    cells = [["k", "concurrency", "accuracy", "problems/s", "tokens/s", "tokens/CPU s",
+              "speed / k=0", "acceptance length", "per position", "texts as first row"]]
     for row in rows:
         cells.append([
             "-" if row.spec_tokens is None else str(row.spec_tokens), str(row.concurrency),
             f"{100 * row.accuracy:.1f} %", f"{row.num_problems / row.seconds:.2f}",
             f"{row.tokens_per_second():.0f}",
+            f"{row.tokens_per_processor_second():.0f}" if row.processor_seconds else "-",
             "-" if row.speed_ratio is None else f"{row.speed_ratio:.2f}",
             f"{row.acceptance.length():.2f}",
             " ".join(f"{rate:.3f}" for rate in row.acceptance.per_position()) or "-",
@@ -342,6 +350,7 @@ def write_json(path, rows, failures, args):
         return {key: value for key, value in dataclasses.asdict(row).items() if key != "texts"} | {
             "problems_per_second": row.num_problems / row.seconds,
             "tokens_per_second": row.tokens_per_second(),
+            "tokens_per_processor_second": row.tokens_per_processor_second(),
             "acceptance_length": row.acceptance.length(),
             "acceptance_per_position": row.acceptance.per_position()}
 

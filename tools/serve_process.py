@@ -59,6 +59,12 @@ class Server:
     def pid(self):
         return self._process.pid
 
+    def processor_seconds(self):
+        """What its threads have taken so far, in user and system mode."""
+        with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()  # the name before may hold spaces
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _start(self):
         if not os.access(self._command[0], os.X_OK):
             raise ServerError(f"{self._command[0]}: no such executable; build it or name it with "
@@ -105,6 +111,9 @@ class RunningServer:
 
     def __exit__(self, *_):
         pass
+
+    def processor_seconds(self):
+        return None  # it may be anywhere
 
     def last_log_lines(self):
         return ""
