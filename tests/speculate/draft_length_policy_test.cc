@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <utility>
 
 #include "tests/sanitized.h"
 
@@ -44,6 +45,9 @@ class Simulation {
   int64_t changes() const { return changes_; }
   int32_t last() const { return k_; }
 
+  /// In the next step, beside those that follow requests that end.
+  void AddPrompts(int32_t rows) { first_prompt_rows_ += rows; }
+
   void Run(int steps, int32_t fixed = -1) {
     for (int i = 0; i < steps; ++i) Step(fixed);
   }
@@ -75,13 +79,17 @@ class Simulation {
         }
       }
     }
-    int32_t prompt_rows = 0;
+    int32_t prompt_rows = std::exchange(first_prompt_rows_, 0);
+    int32_t ended_rows = 0;
+    double ended_tokens = 0;
     if (world_.tokens_per_prompt > 0) {
       since_prompt_ += tokens;
       while (since_prompt_ >= world_.tokens_per_prompt) {
         since_prompt_ -= world_.tokens_per_prompt;
-        prompt_rows += world_.prompt_rows;
+        ended_rows += world_.prompt_rows;
+        ended_tokens += world_.tokens_per_prompt;
       }
+      prompt_rows += ended_rows;  // for each that ends another one comes
     }
     const int64_t left = k_ == 0 ? world_.put_off : 0;
     const std::vector<int64_t> put_off = {0, left, left, left};
@@ -94,6 +102,8 @@ class Simulation {
                    .prompt_rows = prompt_rows,
                    .verify_rows = world_.batch * (1 + verified),
                    .tokens = tokens,
+                   .ended_prompt_rows = ended_rows,
+                   .ended_tokens = std::lround(ended_tokens),
                    .tried = tried,
                    .accepted = accepted};
     step.seconds = world_.verify(step.verify_rows) * Noise();
@@ -121,6 +131,7 @@ class Simulation {
   DraftLengthPolicy policy_;
   std::mt19937 random_{7};
   int32_t k_ = 0;
+  int32_t first_prompt_rows_ = 0;
   double since_prompt_ = 0;
   double seconds_ = 0;
   double tokens_ = 0;
@@ -209,6 +220,25 @@ TEST(DraftLengthPolicyTest, CountsWhatModulesTakeForPrompts) {
   Simulation short_prompts(world);
   short_prompts.Run(2000);
   EXPECT_LT(short_prompts.steps(0), 200);
+}
+
+TEST(DraftLengthPolicyTest, ManyPromptsAtOnceAreForManyTokens) {
+  // One draft or two gain a sixth, their part of prompts counted. After one request come 64.
+  World world{.verify = [](double r) { return 4 + 0.05 * r; },
+              .module = [](double r) { return 0.1 + 0.005 * r; },
+              .prompt = [](double r) { return 0.05 * r; },
+              .accepted = 0.95,
+              .prompt_rows = 160,
+              .tokens_per_prompt = 160,
+              .noise = 0.01};
+  Simulation simulation(world, false);
+  simulation.Run(100);
+  simulation.world().batch = 64;
+  simulation.AddPrompts(64 * 160);
+  simulation.world().put_off = 64 * 200;
+  simulation.StartCounting();
+  simulation.Run(300);
+  EXPECT_EQ(simulation.steps(0), 0);
 }
 
 TEST(DraftLengthPolicyTest, KnowsThatInnerModulesTakeMoreForPrompts) {

@@ -117,6 +117,8 @@ void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_
                  .draft_seconds = draft_seconds,
                  .depth = counters_.num_speculative_tokens,
                  .module_rows = parts_.drafter->module_rows(),
+                 .ended_prompt_rows = std::exchange(ended_prompt_rows_, 0),
+                 .ended_tokens = std::exchange(ended_tokens_, 0),
                  .tried = tried_,
                  .accepted = accepted_};
   for (size_t i = 0; i < plan.requests.size(); ++i) {
@@ -338,6 +340,8 @@ void EngineCore::Commit(const StepPlan& plan) {
     RequestState& state = *states_[i];
     if (state.finished()) {
       CountFinish(*state.finish_reason());
+      ended_prompt_rows_ += state.prompt_length() - state.cached_tokens();
+      ended_tokens_ += state.num_tokens() - state.prompt_length();
       Remove(planned.id);
       continue;
     }

@@ -31,6 +31,7 @@ class RequestState {
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t prompt_length() const { return prompt_length_; }
+  int64_t cached_tokens() const { return stats_.cached_tokens; }
   int32_t max_total_tokens() const { return max_total_tokens_; }
   const std::string& cache_salt() const { return cache_salt_; }
   int32_t priority() const { return priority_; }

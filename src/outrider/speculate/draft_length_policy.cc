@@ -13,8 +13,10 @@ namespace {
 constexpr double kMostTried = 128;
 constexpr double kLeastTried = 6;
 constexpr int32_t kProbeRequests = 8;
-// Steps over which prompt rows and tokens are counted, and those that pay for catching up.
+// Steps over which prompt rows are counted, and those that pay for catching up.
 constexpr double kRecentSteps = 256;
+// Tokens over which those of ended requests are counted.
+constexpr double kRecentTokens = 4096;
 // Steps over which the batch size is averaged, unless it changes by such a factor: it falls for a
 // step whenever a request ends, and with what is best for one size and not for the next k would go
 // to and fro and catch up each time.
@@ -82,10 +84,10 @@ double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
 
 double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
   const double decode = StepSeconds(k, batch_size) / (batch_size * TokensPerStep(k));
-  if (prompt_steps_ == 0 || tokens_ == 0) return decode;
-  const double prompt =
-      ModuleSeconds(k, batch_size, prompt_rows_ / prompt_steps_) - ModuleSeconds(k, batch_size, 0);
-  return decode + prompt_steps_ / tokens_ * prompt;
+  if (prompt_steps_ == 0 || ended_tokens_ == 0) return decode;
+  const double rows = prompt_rows_ / prompt_steps_;
+  const double prompt = ModuleSeconds(k, batch_size, rows) - ModuleSeconds(k, batch_size, 0);
+  return decode + ended_prompt_rows_ / ended_tokens_ * prompt / rows;
 }
 
 int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
@@ -135,7 +137,9 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
   prompt_steps_ = prompt_steps_ * kKept + (step.prompt_rows > 0 ? 1 : 0);
-  tokens_ = tokens_ * kKept + step.tokens;
+  const double forgotten = std::min(static_cast<double>(step.ended_tokens) / kRecentTokens, 1.0);
+  ended_prompt_rows_ += static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
+  ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
   MeasureVerification(step);
   MeasureModules(step);
 }

@@ -31,6 +31,9 @@ struct DraftStep {
   int32_t prompt_rows = 0;   // rows that are not part of a verification
   int32_t verify_rows = 0;
   int32_t tokens = 0;  // that the verification gave
+  // Of the requests that ended in it: prompt rows that were computed for them, tokens they got.
+  int64_t ended_prompt_rows = 0;
+  int64_t ended_tokens = 0;
   /// [k] Requests whose draft i was reached, those before it being right, and those where it gained
   /// a token.
   std::span<const int32_t> tried;
@@ -78,9 +81,12 @@ class DraftLengthPolicy {
   // [k] As in DraftStep, lately.
   std::vector<double> tried_;
   std::vector<double> accepted_;
-  double prompt_rows_ = 0;  // lately
+  // Lately. A prompt counts when its request has ended, along with the tokens it was for: when many
+  // arrive at once, those are yet to come.
+  double prompt_rows_ = 0;
   double prompt_steps_ = 0;
-  double tokens_ = 0;
+  double ended_prompt_rows_ = 0;
+  double ended_tokens_ = 0;
   double batch_ = 0;  // requests that verify, lately
 
   int32_t best_ = 1;            // at first: never far from the best
