@@ -21,7 +21,7 @@ constexpr double kRecentTokens = 4096;
 // step whenever a request ends, and with what is best for one size and not for the next k would go
 // to and fro and catch up each time.
 constexpr double kBatchSteps = 16;
-constexpr double kOtherBatch = 1.5;
+constexpr double kOtherBatch = 2;
 // At first nothing is known, and probes may lose more.
 constexpr double kLearningTokens = 1024;
 constexpr double kLearningShare = 0.02;
