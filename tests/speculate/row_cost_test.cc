@@ -44,6 +44,21 @@ TEST(RowCostTest, OneDisturbedMeasurementHardlyCounts) {
   EXPECT_LT(cost.Seconds(4), 1.05);
 }
 
+TEST(RowCostTest, TheFirstMeasurementsDoNotCountWhenTheyWereSlow) {
+  RowCost cost;
+  cost.Learn(4, 3);
+  EXPECT_EQ(cost.Seconds(4), 3);
+  cost.Learn(4, 1);
+  EXPECT_EQ(cost.Seconds(4), 1);
+  EXPECT_EQ(cost.Weight(4), 1);
+  cost.Learn(4, 1.2);
+  EXPECT_NEAR(cost.Seconds(4), 1.1, 1e-12);
+  LearnOften(cost, 4, 1);
+  cost.Learn(4, 0.5);  // by now the mean is worth more
+  EXPECT_GT(cost.Seconds(4), 0.9);
+  EXPECT_EQ(cost.Weight(64), 0);
+}
+
 TEST(RowCostTest, AChangeIsLearned) {
   RowCost cost;
   LearnOften(cost, 4, 1);

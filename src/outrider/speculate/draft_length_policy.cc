@@ -1,6 +1,7 @@
 #include "outrider/speculate/draft_length_policy.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "outrider/base/error.h"
 
@@ -13,6 +14,8 @@ namespace {
 constexpr double kMostTried = 128;
 constexpr double kLeastTried = 6;
 constexpr int32_t kProbeRequests = 8;
+// The steps of a probe that had to catch up, at most.
+constexpr double kMostProbeSteps = 16;
 // Steps over which prompt rows are counted, and those that pay for catching up.
 constexpr double kRecentSteps = 256;
 // Tokens over which those of ended requests are counted.
@@ -28,6 +31,9 @@ constexpr double kLearningShare = 0.02;
 // Until so many tokens, the first k runs: what is measured first is slow, and would be believed
 // until a probe is dared, which is dear once many rows are put off.
 constexpr double kFirstTokens = 32;
+// As long the k that runs stays when a batch comes of a size of which nothing is known: guesses
+// from other sizes are rough, and a k that was left is dear to come back to.
+constexpr int32_t kFirstSteps = 12;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -94,7 +100,9 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
   if (batch_size == 0) return best_;
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
-  if (tokens_learned_ < kFirstTokens) return best_;
+  if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) first_steps_ = kFirstSteps;
+  first_steps_ = std::max(first_steps_ - 1, 0);
+  if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return best_;
   if (probe_requests_ > 0) {
     probe_requests_ -= batch_size;
     return probe_;
@@ -116,16 +124,20 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
 void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
   const bool more = best_ == 0 || (probe_more_ && best_ < max_drafts_);
   const int32_t k = more ? best_ + 1 : best_ - 1;
-  const int32_t steps = (kProbeRequests + batch_size - 1) / batch_size;
-  const double seconds = steps * StepSeconds(k, batch_);
+  const double seconds = StepSeconds(k, batch_);
   if (seconds == 0) return;  // nothing is known
-  double lost = seconds * (1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_));
-  lost = std::max(lost, kLeastProbeLoss * seconds);
-  if (more) lost += CatchUpSeconds(k, rows_put_off);
+  const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
+  const double lost_by_step = seconds * std::max(share, kLeastProbeLoss);
+  const double catch_up = more ? CatchUpSeconds(k, rows_put_off) : 0;
+  const double least_steps = std::ceil(static_cast<double>(kProbeRequests) / batch_size);
+  // What had to catch up runs until it has lost as much again: that says more of it.
+  const double steps =
+      std::clamp(catch_up / lost_by_step, least_steps, std::max(kMostProbeSteps, least_steps));
+  const double lost = catch_up + steps * lost_by_step;
   if (credit_ < lost) return;
   credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
   probe_ = k;
-  probe_requests_ = kProbeRequests;
+  probe_requests_ = static_cast<int32_t>(steps * batch_size);
   probe_more_ = !more;
 }
 
@@ -138,7 +150,8 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
   prompt_steps_ = prompt_steps_ * kKept + (step.prompt_rows > 0 ? 1 : 0);
   const double forgotten = std::min(static_cast<double>(step.ended_tokens) / kRecentTokens, 1.0);
-  ended_prompt_rows_ += static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
+  ended_prompt_rows_ +=
+      static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
   ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
   MeasureVerification(step);
   MeasureModules(step);

@@ -87,7 +87,8 @@ class DraftLengthPolicy {
   double prompt_steps_ = 0;
   double ended_prompt_rows_ = 0;
   double ended_tokens_ = 0;
-  double batch_ = 0;  // requests that verify, lately
+  double batch_ = 0;         // requests that verify, lately
+  int32_t first_steps_ = 0;  // left of the first ones at a batch size of which nothing is known
 
   int32_t best_ = 1;            // at first: never far from the best
   int32_t probe_ = 0;           // the k that is probed, while requests are left for it

@@ -35,6 +35,13 @@ double RowCost::Seconds(double rows) const {
   return std::min(a.seconds + t * (b.seconds - a.seconds), b.most);
 }
 
+size_t RowCost::IndexOf(double rows) {
+  constexpr size_t kLast = std::tuple_size_v<decltype(points_)> - 1;
+  return std::min(static_cast<size_t>(2 * std::log2(std::max(rows, 1.0))), kLast);
+}
+
+double RowCost::Weight(double rows) const { return points_[IndexOf(rows)].weight; }
+
 void RowCost::Gather() {
   num_known_ = 0;
   for (const Point& point : points_) {
@@ -56,8 +63,7 @@ void RowCost::Gather() {
 
 void RowCost::Learn(double rows, double seconds, double share) {
   OUTRIDER_CHECK(rows > 0);
-  const auto index = static_cast<size_t>(2 * std::log2(std::max(rows, 1.0)));
-  Point& point = points_[std::min(index, points_.size() - 1)];
+  Point& point = points_[IndexOf(rows)];
   // What is known on both sides counts like one measurement.
   const bool before =
       std::any_of(points_.data(), &point, [](const Point& p) { return p.weight > 0; });
@@ -71,6 +77,8 @@ void RowCost::Learn(double rows, double seconds, double share) {
     other.weight += share * kForgotten * (kLeastWeight - other.weight);
   }
   if (point.weight >= kLeastWeight) seconds = std::min(seconds, point.seconds * kOutlier);
+  // The first ones can be slow, as memory is touched the first time: then they do not count.
+  if (point.weight < kLeastWeight && seconds * kOutlier < point.seconds) point.weight = 0;
   point.weight = std::min(point.weight + share, kMostWeight);
   const double weight = share / point.weight;
   point.rows += weight * (rows - point.rows);

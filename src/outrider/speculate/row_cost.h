@@ -13,6 +13,9 @@ class RowCost {
   /// take; beyond, with the slope that is there; below, in proportion. 0 when nothing was measured.
   double Seconds(double rows) const;
 
+  /// Of how many measurements the cost of about so many `rows` > 0 is a mean; 0: of none.
+  double Weight(double rows) const;
+
   /// `rows` > 0 took so long. Counts `share` <= 1 of a measurement.
   void Learn(double rows, double seconds, double share = 1);
 
@@ -31,6 +34,7 @@ class RowCost {
     double most = 0;  // the least seconds of this and of all points of more rows
   };
 
+  static size_t IndexOf(double rows);
   void Gather();
 
   std::array<Point, 48> points_;  // up to 2^24 rows
