@@ -31,9 +31,11 @@ constexpr double kLearningShare = 0.02;
 // Until so many tokens, the first k runs: what is measured first is slow, and would be believed
 // until a probe is dared, which is dear once many rows are put off.
 constexpr double kFirstTokens = 32;
-// As long the k that runs stays when a batch comes of a size of which nothing is known: guesses
-// from other sizes are rough, and a k that was left is dear to come back to.
-constexpr int32_t kFirstSteps = 12;
+// So many verifications, in so many steps at most, the k that runs stays when a batch comes of a
+// size of which nothing is known: guesses from other sizes are rough, and a k that was left is dear
+// to come back to.
+constexpr int32_t kFirstRequests = 128;
+constexpr int32_t kMostFirstSteps = 12;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -100,7 +102,9 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
   if (batch_size == 0) return best_;
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
-  if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) first_steps_ = kFirstSteps;
+  if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
+    first_steps_ = std::clamp(kFirstRequests / batch_size, 2, kMostFirstSteps);
+  }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return best_;
   if (probe_requests_ > 0) {
