@@ -104,8 +104,8 @@ class EngineCore {
   std::vector<int64_t> rows_put_off_;  // [k + 1]
   int64_t ended_prompt_rows_ = 0;      // as in DraftStep
   int64_t ended_tokens_ = 0;
-  std::vector<int32_t> tried_;         // [k]
-  std::vector<int32_t> accepted_;      // [k]
+  std::vector<int32_t> tried_;     // [k]
+  std::vector<int32_t> accepted_;  // [k]
 };
 
 }  // namespace outrider
