@@ -31,9 +31,9 @@ constexpr double kLearningShare = 0.02;
 // Until so many tokens, the first k runs: what is measured first is slow, and would be believed
 // until a probe is dared, which is dear once many rows are put off.
 constexpr double kFirstTokens = 32;
-// So many verifications, in so many steps at most, the k that runs stays when a batch comes of a
-// size of which nothing is known: guesses from other sizes are rough, and a k that was left is dear
-// to come back to.
+// When a batch comes of a size of which nothing is known, the k that runs is judged in the step of
+// the verification of this number, not in the first and in that of the second number at the latest:
+// guesses from other sizes are rough, and a k that was left is dear to come back to.
 constexpr int32_t kFirstRequests = 128;
 constexpr int32_t kMostFirstSteps = 12;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
