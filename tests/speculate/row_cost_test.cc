@@ -77,6 +77,34 @@ TEST(RowCostTest, WhatIsOldGivesWayFaster) {
   EXPECT_GT(old.Seconds(4) - 1, 1.5 * (fresh.Seconds(4) - 1));
 }
 
+TEST(RowCostTest, SmallPartsAreBelievedWhenThereIsNothingElse) {
+  RowCost cost;
+  cost.Learn(16, 0.1, 0.04);
+  EXPECT_EQ(cost.Seconds(16), 0.1);
+  cost.Learn(8, 1);
+  EXPECT_EQ(cost.Seconds(8), 1);
+  EXPECT_EQ(cost.Seconds(16), 2);
+  for (int i = 0; i < 2; ++i) cost.Learn(16, 1.6, 0.04);
+  EXPECT_NEAR(cost.Seconds(16), 1.1, 1e-9);
+}
+
+TEST(RowCostTest, APartDoesNotSayThatWhatWasMeasuredBeforeWasSlow) {
+  RowCost cost;
+  cost.Learn(4, 3);
+  cost.Learn(4, 1, 0.1);
+  EXPECT_GT(cost.Seconds(4), 2.7);
+  EXPECT_GT(cost.Weight(4), 1);
+}
+
+TEST(RowCostTest, AGuessDoesNotCountAsAMeasurement) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  LearnOften(cost, 64, 16);
+  cost.Learn(16, 10);
+  EXPECT_EQ(cost.Seconds(16), 10);
+  EXPECT_EQ(cost.Weight(16), 1);
+}
+
 TEST(RowCostTest, AShareCountsLess) {
   RowCost cost;
   LearnOften(cost, 4, 1);

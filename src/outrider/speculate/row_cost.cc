@@ -14,6 +14,11 @@ namespace {
 constexpr double kMostWeight = 10;
 constexpr double kLeastWeight = 4;
 constexpr double kForgotten = 0.02;  // per measurement elsewhere
+// Shares add up to so many before they are believed, unless there is nothing else: what a step says
+// of a small part can be wrong by a factor, and bounds what fewer rows take.
+constexpr double kLeastBelieved = 0.1;
+// The least share that says whether what was measured before was slow.
+constexpr double kTellingShare = 0.25;
 // One that takes this much longer than so many was disturbed, or is a change that will be seen
 // again. Nothing makes work take less.
 constexpr double kOutlier = 1.3;
@@ -44,8 +49,11 @@ double RowCost::Weight(double rows) const { return points_[IndexOf(rows)].weight
 
 void RowCost::Gather() {
   num_known_ = 0;
+  double heaviest = 0;
+  for (const Point& point : points_) heaviest = std::max(heaviest, point.weight);
   for (const Point& point : points_) {
-    if (point.weight > 0) known_[num_known_++] = {point.rows, point.seconds, point.seconds};
+    if (point.weight == 0 || point.weight < std::min(heaviest, kLeastBelieved)) continue;
+    known_[num_known_++] = {point.rows, point.seconds, point.seconds};
   }
   for (size_t i = num_known_ - 1; i-- > 0;) {
     known_[i].most = std::min(known_[i].most, known_[i + 1].most);
@@ -64,21 +72,14 @@ void RowCost::Gather() {
 void RowCost::Learn(double rows, double seconds, double share) {
   OUTRIDER_CHECK(rows > 0);
   Point& point = points_[IndexOf(rows)];
-  // What is known on both sides counts like one measurement.
-  const bool before =
-      std::any_of(points_.data(), &point, [](const Point& p) { return p.weight > 0; });
-  const bool after = std::any_of(&point + 1, points_.data() + points_.size(),
-                                 [](const Point& p) { return p.weight > 0; });
-  if (point.weight == 0 && before && after) {
-    point = {.rows = rows, .seconds = Seconds(rows), .weight = 1};
-  }
   for (Point& other : points_) {
     if (other.weight <= kLeastWeight) continue;
     other.weight += share * kForgotten * (kLeastWeight - other.weight);
   }
   if (point.weight >= kLeastWeight) seconds = std::min(seconds, point.seconds * kOutlier);
   // The first ones can be slow, as memory is touched the first time: then they do not count.
-  if (point.weight < kLeastWeight && seconds * kOutlier < point.seconds) point.weight = 0;
+  const bool tells = share >= kTellingShare && point.weight < kLeastWeight;
+  if (tells && seconds * kOutlier < point.seconds) point.weight = 0;
   point.weight = std::min(point.weight + share, kMostWeight);
   const double weight = share / point.weight;
   point.rows += weight * (rows - point.rows);
