@@ -26,7 +26,6 @@
 #include "outrider/base/error.h"
 #include "outrider/cli/bench_load.h"
 #include "outrider/cli/bench_report.h"
-#include "outrider/cli/engine_start.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_loader.h"
 
@@ -73,16 +72,11 @@ class Contender {
     engine.enable_prefix_caching = false;
     if (k_ != kAdaptive) engine.speculation.num_speculative_tokens = Number("--k", k_, 0);
     loaded_ = LoadEngine(engine, nullptr);
-    const auto encoder = cli::MakePromptEncoder(loaded_);
     SamplingParams sampling;
     sampling.temperature = 0;
     sampling.max_tokens = kMaxTokens;
-    std::vector<std::vector<int32_t>> prompts;
-    for (const cli::PromptLine& line : cli::ReadPromptsFile(options.prompts_file)) {
-      if (prompts.size() == options.problems) break;
-      prompts.push_back(line.chat ? cli::EncodeChatMessage(encoder, line.text, nullptr)
-                                  : encoder.EncodeText(line.text, /*add_special_tokens=*/true));
-    }
+    auto prompts = cli::EncodePromptsFile(loaded_, options.prompts_file);
+    prompts.resize(std::min(prompts.size(), options.problems));
     requests_ =
         cli::MakeRequests(prompts, static_cast<int32_t>(prompts.size()), sampling, /*seed=*/0);
     answers_.resize(requests_.size());

@@ -43,13 +43,7 @@ std::vector<std::vector<int32_t>> Prompts(const BenchSettings& bench, const Load
   if (bench.prompts_file.empty()) {
     return RandomPrompts(random_count, bench.input_len, VocabularySize(loaded), seed);
   }
-  const TextPromptEncoder encoder = MakePromptEncoder(loaded);
-  std::vector<std::vector<int32_t>> prompts;
-  for (const PromptLine& line : ReadPromptsFile(bench.prompts_file)) {
-    prompts.push_back(line.chat ? EncodeChatMessage(encoder, line.text, nullptr)
-                                : encoder.EncodeText(line.text, /*add_special_tokens=*/true));
-  }
-  return prompts;
+  return EncodePromptsFile(loaded, bench.prompts_file);
 }
 
 Load MakeLoad(const BenchSettings& bench, bool latency, const LoadedEngine& loaded, uint64_t seed) {

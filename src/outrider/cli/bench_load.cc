@@ -6,6 +6,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/random.h"
+#include "outrider/cli/engine_start.h"
 
 namespace outrider::cli {
 
@@ -56,6 +57,17 @@ std::vector<PromptLine> ReadPromptsFile(const std::string& path) {
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (!file.is_open() || file.bad()) throw NotFound("--prompts-file: cannot read '{}'", path);
   return ParsePromptLines(path, text);
+}
+
+std::vector<std::vector<int32_t>> EncodePromptsFile(const LoadedEngine& loaded,
+                                                    const std::string& path) {
+  const TextPromptEncoder encoder = MakePromptEncoder(loaded);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const PromptLine& line : ReadPromptsFile(path)) {
+    prompts.push_back(line.chat ? EncodeChatMessage(encoder, line.text, nullptr)
+                                : encoder.EncodeText(line.text, /*add_special_tokens=*/true));
+  }
+  return prompts;
 }
 
 std::vector<GenerationRequest> MakeRequests(const std::vector<std::vector<int32_t>>& prompts,

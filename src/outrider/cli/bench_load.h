@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "outrider/engine/engine_loader.h"
 #include "outrider/engine/generation.h"
 
 namespace outrider::cli {
@@ -29,6 +30,10 @@ std::vector<PromptLine> ParsePromptLines(std::string_view where, std::string_vie
 
 /// ParsePromptLines of a file. Throws Error{kNotFound} when it cannot be read.
 std::vector<PromptLine> ReadPromptsFile(const std::string& path);
+
+/// The token ids of ReadPromptsFile's prompts, as requests to the engine would have them.
+std::vector<std::vector<int32_t>> EncodePromptsFile(const LoadedEngine& loaded,
+                                                    const std::string& path);
 
 /// `count` requests over the prompts, from the first again when there are too few, each with its
 /// own fixed seed.
