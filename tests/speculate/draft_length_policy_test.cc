@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "tests/sanitized.h"
 #include "tests/speculate/draft_length_simulation.h"
@@ -253,6 +254,39 @@ TEST(DraftLengthPolicyTest, FindsTheBestThoughCatchingUpIsDear) {
   }
 }
 
+TEST(DraftLengthPolicyTest, FindsTheBestForACrowdThatComesWithPrompts) {
+  // 32 requests at once after one, and from then on nearly every step has prompts too. One draft
+  // gains a tenth. The first steps are slow, alone and in the crowd.
+  const auto verify = [](double r) {
+    return 0.6 + 0.13 * std::min(r, 32.0) + 0.066 * std::max(0.0, r - 32);
+  };
+  World world{.verify = verify,
+              .module = [](double r) { return 0.1 + 0.01 * r; },
+              .inner = [](double r) { return 0.12 + 0.02 * r; },
+              .prompt = [](double r) { return 0.075 * r; },
+              .accepted = 0.95,
+              .batch = 32,
+              .prompt_rows = 35,
+              .tokens_per_prompt = 48,
+              .noise = 0.1};
+  Simulation fixed(world);
+  fixed.Run(2000, 1);
+  const double best = fixed.tokens() / fixed.seconds();
+  world.batch = 1;
+  world.slowness = [](int64_t step) { return step < 3 || (step >= 30 && step < 40) ? 1.75 : 1.0; };
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    Simulation simulation(world, true, seed);
+    simulation.Run(30);
+    simulation.world().batch = 32;
+    simulation.world().put_off = 32 * 40;
+    simulation.AddPrompts(32 * 35);
+    simulation.StartCounting();
+    simulation.Run(2000);
+    EXPECT_GT(simulation.tokens() / simulation.seconds(), 0.97 * best)
+        << "seed " << seed << ", steps without drafts " << simulation.steps(0);
+  }
+}
+
 TEST(DraftLengthPolicyTest, DoesNotTakeThreeThatEndForAnotherLoad) {
   // Tiles of five rows: five requests are best without drafts, eight with one each.
   Simulation simulation({.verify = [](double r) { return std::ceil(r / 5.4); },
@@ -297,6 +331,32 @@ TEST(DraftLengthPolicyTest, KeepsItsNumberUntilANewBatchSizeHasBeenMeasured) {
     while (kept < 20 && dearer.Step(crowd, batch, 0) > 0) ++kept;
     EXPECT_EQ(kept, batch == 16 ? 7 : 1);
   }
+}
+
+TEST(DraftLengthPolicyTest, ComparesAtOneSpeedOfTheMachine) {
+  // One draft is best, two lose 0.045, none 0.07. The machine's speed scatters by 0.3, and what is
+  // left of a deviation after a hundred steps is about a third.
+  World world{.verify = [](double r) { return 0.5 + 0.1 * r; },
+              .module = [](double r) { return 0.05 + 0.01 * r; },
+              .batch = 8,
+              .noise = 0.05};
+  Simulation fixed(world);
+  fixed.Run(4000, 1);
+  const uint32_t num_seeds = kSanitized ? 1 : 64;
+  double mean = 0;
+  for (uint32_t seed = 1; seed <= num_seeds; ++seed) {
+    world.slowness = [random = std::mt19937(seed), deviation = 0.0](int64_t) mutable {
+      constexpr double kKept = 0.99;
+      std::normal_distribution<> news(0, 0.3 * std::sqrt(1 - kKept * kKept));
+      deviation = kKept * deviation + news(random);
+      return std::exp(deviation);
+    };
+    Simulation simulation(world, true, seed);
+    simulation.Run(4000);
+    const double speed = simulation.tokens() / simulation.seconds();
+    mean += speed / (fixed.tokens() / fixed.seconds()) / num_seeds;
+  }
+  EXPECT_GT(mean, kSanitized ? 0.97 : 0.985);
 }
 
 TEST(DraftLengthPolicyTest, ASlowStepNowAndThenDoesNotMatter) {

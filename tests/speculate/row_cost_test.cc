@@ -105,6 +105,16 @@ TEST(RowCostTest, AGuessDoesNotCountAsAMeasurement) {
   EXPECT_EQ(cost.Weight(16), 1);
 }
 
+TEST(RowCostTest, WhatIsInDoubtGivesWayAtOnce) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  cost.Doubt();
+  EXPECT_EQ(cost.Seconds(4), 1);
+  EXPECT_EQ(cost.Weight(4), 1);
+  cost.Learn(4, 3);
+  EXPECT_EQ(cost.Seconds(4), 2);
+}
+
 TEST(RowCostTest, AShareCountsLess) {
   RowCost cost;
   LearnOften(cost, 4, 1);

@@ -36,6 +36,24 @@ constexpr double kFirstTokens = 32;
 // guesses from other sizes are rough, and a k that was left is dear to come back to.
 constexpr int32_t kFirstRequests = 128;
 constexpr int32_t kMostFirstSteps = 12;
+// A k that was judged worse then is looked at once more so many steps later, while there is little
+// to catch up on: what is measured first at a new size is slow. For so many steps at most, and if
+// that loses no more time than so many take.
+constexpr int32_t kSecondLook = 40;
+constexpr double kSecondLookSteps = 3;
+constexpr double kMostSecondLookLoss = 8;
+// How much of a step's deviation is taken for a change of the machine's speed, and by what factor
+// it deviates at most.
+constexpr double kFollowed = 0.05;
+constexpr double kMostChange = 1.3;
+// When the speed has changed by this factor, costs are in doubt, as those of other k may have
+// changed by another one, and probes may lose as much again as in the second half of what is
+// learned first.
+constexpr double kMostDrift = 1.5;
+// What a verification counts as a measurement where as many were made of about as many rows: most
+// of what it says is the machine's speed.
+constexpr double kKnownShare = 0.3;
+constexpr double kFewMeasured = 4;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -104,6 +122,8 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
     first_steps_ = std::clamp(kFirstRequests / batch_size, 2, kMostFirstSteps);
+    second_look_in_ = kSecondLook;
+    first_k_ = best_;
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return best_;
@@ -126,7 +146,8 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
 }
 
 void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
-  const bool more = best_ == 0 || (probe_more_ && best_ < max_drafts_);
+  const bool second_look = second_look_in_ > 0 && --second_look_in_ == 0 && best_ < first_k_;
+  const bool more = second_look || best_ == 0 || (probe_more_ && best_ < max_drafts_);
   const int32_t k = more ? best_ + 1 : best_ - 1;
   const double seconds = StepSeconds(k, batch_);
   if (seconds == 0) return;  // nothing is known
@@ -135,10 +156,10 @@ void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> 
   const double catch_up = more ? CatchUpSeconds(k, rows_put_off) : 0;
   const double least_steps = std::ceil(static_cast<double>(kProbeRequests) / batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
-  const double steps =
-      std::clamp(catch_up / lost_by_step, least_steps, std::max(kMostProbeSteps, least_steps));
+  const double most_steps = std::max(second_look ? kSecondLookSteps : kMostProbeSteps, least_steps);
+  const double steps = std::clamp(catch_up / lost_by_step, least_steps, most_steps);
   const double lost = catch_up + steps * lost_by_step;
-  if (credit_ < lost) return;
+  if ((second_look ? std::max(credit_, kMostSecondLookLoss * seconds) : credit_) < lost) return;
   credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
   probe_ = k;
   probe_requests_ = static_cast<int32_t>(steps * batch_size);
@@ -148,7 +169,7 @@ void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> 
 void DraftLengthPolicy::Observe(const DraftStep& step) {
   const double share = tokens_learned_ < kLearningTokens ? kLearningShare : kProbeShare;
   tokens_learned_ = std::min(tokens_learned_ + step.tokens, kLearningTokens);
-  credit_ += share * (step.seconds + step.draft_seconds);
+  credit_ += share * (step.seconds + step.draft_seconds) / slowness_;
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
@@ -171,10 +192,11 @@ void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
   const int32_t num_inner = chained_ ? step.depth - 1 : 0;
   double share = static_cast<double>(num_inner) / step.depth;
   if (inner + last > 0) share = inner / (inner + last);
-  last_module_.Learn(rows, step.draft_seconds * (1 - share) / (step.depth - num_inner),
+  const double seconds = step.draft_seconds / slowness_;
+  last_module_.Learn(rows, seconds * (1 - share) / (step.depth - num_inner),
                      (1 - share) * (1 - share));
   if (num_inner == 0) return;
-  inner_module_.Learn(rows, step.draft_seconds * share / num_inner, share * share);
+  inner_module_.Learn(rows, seconds * share / num_inner, share * share);
 }
 
 void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
@@ -192,8 +214,6 @@ void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
 /// the other: under load there may be no step of one kind only.
 void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   if (step.prompt_rows == 0 && step.verify_rows == 0) return;
-  if (step.prompt_rows == 0) return verify_.Learn(step.verify_rows, step.seconds);
-  if (step.verify_rows == 0) return prompt_.Learn(step.prompt_rows, step.seconds);
   double verify = verify_.Seconds(step.verify_rows);
   double prompt = prompt_.Seconds(step.prompt_rows);
   if (verify == 0) verify = prompt_.Seconds(step.verify_rows);
@@ -203,8 +223,26 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
     prompt = step.prompt_rows;
   }
   const double share = verify / (verify + prompt);
-  verify_.Learn(step.verify_rows, step.seconds * share, share * share);
-  prompt_.Learn(step.prompt_rows, step.seconds * (1 - share), (1 - share) * (1 - share));
+  const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
+  if (is_known) FollowSpeed(step.seconds / (verify + prompt));
+  const double seconds = step.seconds / slowness_;
+  const double counts = is_known ? kKnownShare : 1;
+  if (step.verify_rows > 0) {
+    verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
+  }
+  if (step.prompt_rows == 0) return;
+  prompt_.Learn(step.prompt_rows, seconds * (1 - share), (1 - share) * (1 - share));
+}
+
+/// A step whose verification was known took so many `times` what the costs say.
+void DraftLengthPolicy::FollowSpeed(double times) {
+  const double change = std::clamp(times / slowness_, 1 / kMostChange, kMostChange);
+  slowness_ *= 1 + kFollowed * (change - 1);
+  const double drift = slowness_ / believed_slowness_;
+  if (std::max(drift, 1 / drift) <= kMostDrift) return;
+  believed_slowness_ = slowness_;
+  tokens_learned_ /= 2;
+  for (RowCost* const cost : {&verify_, &last_module_, &inner_module_}) cost->Doubt();
 }
 
 }  // namespace outrider

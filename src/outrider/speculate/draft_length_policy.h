@@ -11,6 +11,10 @@
 // one beside it runs for a moment, so that what is known of it does not grow old: as often as the
 // time that this is expected to lose stays within kProbeShare.
 //
+// A machine's speed can halve and double within a second, by far more than numbers of drafts
+// differ. So all times are divided by how slow the machine is at the moment, which follows what
+// steps of known sizes take beside what they took: a probe is compared with the steps around it.
+//
 // Pure: no clock, no random numbers. Output never depends on k, so it may follow measured times.
 #pragma once
 
@@ -68,10 +72,13 @@ class DraftLengthPolicy {
   void CountAccepted(const DraftStep& step);
   void MeasureVerification(const DraftStep& step);
   void MeasureModules(const DraftStep& step);
+  void FollowSpeed(double times);
   void StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
 
   int32_t max_drafts_;
   bool chained_;
+  double slowness_ = 1;           // steps take so many times what the costs say
+  double believed_slowness_ = 1;  // when costs were last in doubt
   RowCost verify_;
   RowCost prompt_;
   // One pass of one module. The outputs of a chain's last one are read where it drafts only, those
@@ -87,8 +94,12 @@ class DraftLengthPolicy {
   double prompt_steps_ = 0;
   double ended_prompt_rows_ = 0;
   double ended_tokens_ = 0;
-  double batch_ = 0;         // requests that verify, lately
-  int32_t first_steps_ = 0;  // left of the first ones at a batch size of which nothing is known
+  double batch_ = 0;  // requests that verify, lately
+  // At a batch size of which nothing is known: steps that are left of the first ones, those until
+  // the k that ran then is looked at again, and that k.
+  int32_t first_steps_ = 0;
+  int32_t second_look_in_ = 0;
+  int32_t first_k_ = 0;
 
   int32_t best_ = 1;            // at first: never far from the best
   int32_t probe_ = 0;           // the k that is probed, while requests are left for it

@@ -69,6 +69,10 @@ void RowCost::Gather() {
   }
 }
 
+void RowCost::Doubt() {
+  for (Point& point : points_) point.weight = std::min(point.weight, 1.0);
+}
+
 void RowCost::Learn(double rows, double seconds, double share) {
   OUTRIDER_CHECK(rows > 0);
   Point& point = points_[IndexOf(rows)];

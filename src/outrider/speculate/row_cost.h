@@ -16,6 +16,9 @@ class RowCost {
   /// Of how many measurements the cost of about so many `rows` > 0 is a mean; 0: of none.
   double Weight(double rows) const;
 
+  /// All that is known counts like one measurement at most.
+  void Doubt();
+
   /// `rows` > 0 took so long. Counts `share` <= 1 of a measurement.
   void Learn(double rows, double seconds, double share = 1);
 
