@@ -16,6 +16,8 @@ namespace outrider::cli {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr int32_t kD8Heads = 16;
 constexpr int kD8Layers = 8;
 constexpr int32_t kLongContext = 4096;
@@ -216,7 +218,6 @@ std::string KernelTableText(const KernelReport& report) {
 }
 
 std::string KernelJson(const KernelReport& report) {
-  using Json = nlohmann::ordered_json;
   Json object = {{"command", "kernels"},
                  {"version", OUTRIDER_VERSION},
                  {"kernels", report.kernels},

@@ -227,7 +227,7 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
     return ChooseFormat(form_, p.open, question);
   };
   // Its columns are rows of the tensor, its rows columns: blocks meet at multiples of these.
-  const auto transposed_format = [this, out, head_rows, format](const Piece& p) {
+  const auto transposed_format = [this, head_rows, format](const Piece& p) {
     PackedFormat result = format(p);
     if (result.dtype != DType::kF8E4M3) return result;
     const BlockScales& scales = *p.open[0]->block_scales();
