@@ -47,8 +47,7 @@ constexpr double kMostSecondLookLoss = 8;
 constexpr double kFollowed = 0.05;
 constexpr double kMostChange = 1.3;
 // When the speed has changed by this factor, costs are in doubt, as those of other k may have
-// changed by another one, and probes may lose as much again as in the second half of what is
-// learned first.
+// changed by another one, and half of what was learned at first is to be learned again.
 constexpr double kMostDrift = 1.5;
 // What a verification counts as a measurement where as many were made of about as many rows: most
 // of what it says is the machine's speed.
@@ -238,9 +237,9 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
 void DraftLengthPolicy::FollowSpeed(double times) {
   const double change = std::clamp(times / slowness_, 1 / kMostChange, kMostChange);
   slowness_ *= 1 + kFollowed * (change - 1);
-  const double drift = slowness_ / believed_slowness_;
+  const double drift = slowness_ / slowness_at_doubt_;
   if (std::max(drift, 1 / drift) <= kMostDrift) return;
-  believed_slowness_ = slowness_;
+  slowness_at_doubt_ = slowness_;
   tokens_learned_ /= 2;
   for (RowCost* const cost : {&verify_, &last_module_, &inner_module_}) cost->Doubt();
 }

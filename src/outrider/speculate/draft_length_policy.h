@@ -78,7 +78,7 @@ class DraftLengthPolicy {
   int32_t max_drafts_;
   bool chained_;
   double slowness_ = 1;           // steps take so many times what the costs say
-  double believed_slowness_ = 1;  // when costs were last in doubt
+  double slowness_at_doubt_ = 1;  // when costs were last in doubt; at first: at the start
   RowCost verify_;
   RowCost prompt_;
   // One pass of one module. The outputs of a chain's last one are read where it drafts only, those
@@ -106,7 +106,7 @@ class DraftLengthPolicy {
   int32_t probe_requests_ = 0;  // counted once per step
   bool probe_more_ = false;     // the next probe drafts more than the best, not fewer
   double credit_ = 0;           // seconds that probes may lose
-  double tokens_learned_ = 0;   // from the start, up to kLearningTokens
+  double tokens_learned_ = 0;   // up to kLearningTokens; halved when costs are in doubt
 };
 
 }  // namespace outrider
