@@ -19,7 +19,8 @@ inline constexpr int32_t kMost = 3;
 /// A machine, a text and a load.
 struct World {
   std::function<double(double)> verify = [](double) { return 1.0; };   // seconds of rows
-  std::function<double(double)> module = [](double) { return 0.02; };  // of one pass over rows
+  std::function<double(double)> module = [](double) { return 0.02; };  // of one pass over rows,
+  std::function<double(double)> entry = {};  // or of those among them that draft nothing
   std::function<double(double)> inner =
       {};  // where those before a chain's last take something else
   std::function<double(double)> prompt = [](double r) { return 0.05 * r; };
@@ -62,6 +63,11 @@ class Simulation {
 
  private:
   double Noise() { return std::exp(std::normal_distribution<>(0, world_.noise)(random_)); }
+
+  double LastPass(double rows) const {
+    if (!world_.entry) return world_.module(rows);
+    return world_.module(world_.batch) + world_.entry(rows - world_.batch);
+  }
 
   void Step(int32_t fixed) {
     std::vector<int32_t> tried(kMost);
@@ -110,15 +116,17 @@ class Simulation {
     step.seconds = world_.verify(step.verify_rows) * Noise();
     if (prompt_rows > 0) step.seconds += world_.prompt(prompt_rows) * Noise();
     if (k > 0) {
+      step.drafting = world_.batch;
       const int32_t first = tokens + prompt_rows;
       if (chained_) {
-        step.module_rows = int64_t{k} * std::max(world_.batch * k + prompt_rows, first);
+        step.module_rows = int64_t{k} * std::max(world_.batch * k + prompt_rows, first) + left;
         const double rows = static_cast<double>(step.module_rows) / k;
-        step.draft_seconds = world_.module(rows) +
-                             (k - 1) * (world_.inner ? world_.inner(rows) : world_.module(rows));
+        step.draft_seconds =
+            LastPass(rows) + (k - 1) * (world_.inner ? world_.inner(rows) : world_.module(rows));
       } else {
-        step.module_rows = first + int64_t{world_.batch} * (k - 1);
-        step.draft_seconds = world_.module(first) + (k - 1) * world_.module(world_.batch);
+        step.module_rows = first + left + int64_t{world_.batch} * (k - 1);
+        step.draft_seconds =
+            LastPass(static_cast<double>(first + left)) + (k - 1) * world_.module(world_.batch);
       }
       step.draft_seconds *= Noise();
     }
@@ -168,6 +176,7 @@ class Dear {
                     .draft_seconds = 0.01 * static_cast<double>(k > 0 ? put_off + batch : 0),
                     .depth = k,
                     .module_rows = k > 0 ? put_off + batch : 0,
+                    .drafting = k > 0 ? batch : 0,
                     .verify_rows = batch * (1 + verified_),
                     .tokens = batch,
                     .tried = tried,

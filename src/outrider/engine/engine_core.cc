@@ -117,6 +117,7 @@ void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_
                  .draft_seconds = draft_seconds,
                  .depth = counters_.num_speculative_tokens,
                  .module_rows = parts_.drafter->module_rows(),
+                 .drafting = num_drafting_,
                  .ended_prompt_rows = std::exchange(ended_prompt_rows_, 0),
                  .ended_tokens = std::exchange(ended_tokens_, 0),
                  .tried = tried_,
@@ -270,6 +271,7 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
 void EngineCore::ProposeDrafts(const StepPlan& plan) {
   draft_requests_.clear();
   draft_plan_index_.clear();
+  num_drafting_ = 0;
   const int32_t k = parts_.drafter->max_drafts();
   int32_t decodes = 0;
   for (size_t i = 0; i < plan.requests.size(); ++i) {
@@ -301,6 +303,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
          .temperature = state.sampling().temperature,
          .seed = state.seed()});
     draft_plan_index_.push_back(index);
+    if (draft_requests_.back().num_drafts > 0) ++num_drafting_;
   }
   const auto count = static_cast<int64_t>(draft_requests_.size());
   drafts_.resize(static_cast<size_t>(count * k));

@@ -100,6 +100,7 @@ class EngineCore {
   std::vector<float> hidden_;             // [rows, hidden]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
+  int32_t num_drafting_ = 0;           // of them
   std::vector<int32_t> drafts_;        // [draft requests, k]
   std::vector<int64_t> rows_put_off_;  // [k + 1]
   int64_t ended_prompt_rows_ = 0;      // as in DraftStep

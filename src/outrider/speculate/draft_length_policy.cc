@@ -82,25 +82,34 @@ double DraftLengthPolicy::TokensPerStep(int32_t k) const {
 double DraftLengthPolicy::ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const {
   if (k == 0) return 0;
   const double tokens = TokensPerStep(k);
-  const double rows = chained_ ? batch_size * std::max<double>(k, tokens) + prompt_rows
-                               : (batch_size * (tokens + k - 1) + prompt_rows) / k;
-  return PassSeconds(k, rows);
+  const double rows = chained_ ? std::max<double>(k, tokens) : tokens + k - 1;
+  return Modules(k, batch_size, batch_size * rows + prompt_rows).Sum();
 }
 
-double DraftLengthPolicy::PassSeconds(int32_t k, double rows) const {
-  if (!chained_) return k * last_module_.Seconds(rows);
-  return InnerSeconds(k, rows) + last_module_.Seconds(rows);
+/// Requests may draft fewer than k.
+double DraftLengthPolicy::EntryRows(int32_t k, double drafting, double rows) const {
+  return std::max(rows - (k - InnerPasses(k)) * drafting, 0.0);
 }
 
-double DraftLengthPolicy::InnerSeconds(int32_t k, double rows) const {
-  if (!chained_ || k <= 1) return 0;
-  const double seconds = inner_module_.Seconds(rows);
-  return (k - 1) * (seconds > 0 ? seconds : last_module_.Seconds(rows));
+/// What was never measured takes as long as a row that drafts, which takes as long as an entry if
+/// only that was.
+DraftLengthPolicy::ModuleParts DraftLengthPolicy::Modules(int32_t k, double drafting,
+                                                          double rows) const {
+  const auto seconds = [&](const RowCost& cost, double num_rows) {
+    if (num_rows == 0) return 0.0;
+    for (const RowCost* known : {&cost, &drafts_, &entries_}) {
+      if (const double s = known->Seconds(num_rows); s > 0) return s;
+    }
+    return 0.0;
+  };
+  return {.inner = InnerPasses(k) * seconds(inner_, rows),
+          .drafts = (k - InnerPasses(k)) * seconds(drafts_, drafting),
+          .entries = seconds(entries_, EntryRows(k, drafting, rows))};
 }
 
 double DraftLengthPolicy::CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const {
   const auto rows = static_cast<double>(rows_put_off[static_cast<size_t>(k)]);
-  return rows > 0 ? PassSeconds(k, rows / k) : 0;
+  return rows > 0 ? Modules(k, 0, chained_ ? rows / k : rows).Sum() : 0;
 }
 
 double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
@@ -181,21 +190,28 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   MeasureModules(step);
 }
 
-/// What a chain took is divided between its last module and the others as it was expected to
-/// divide, and says the less of a part the smaller that is.
+/// What modules took is divided between their parts as it was expected to divide, at first as their
+/// rows do, and says the less of a part the smaller that is.
 void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
   if (step.depth == 0 || step.module_rows == 0) return;
-  const double rows = static_cast<double>(step.module_rows) / step.depth;
-  const double inner = InnerSeconds(step.depth, rows);
-  const double last = PassSeconds(step.depth, rows) - inner;
-  const int32_t num_inner = chained_ ? step.depth - 1 : 0;
-  double share = static_cast<double>(num_inner) / step.depth;
-  if (inner + last > 0) share = inner / (inner + last);
-  const double seconds = step.draft_seconds / slowness_;
-  last_module_.Learn(rows, seconds * (1 - share) / (step.depth - num_inner),
-                     (1 - share) * (1 - share));
-  if (num_inner == 0) return;
-  inner_module_.Learn(rows, seconds * share / num_inner, share * share);
+  const auto all_rows = static_cast<double>(step.module_rows);
+  const double rows = chained_ ? all_rows / step.depth : all_rows;
+  const int32_t num_inner = InnerPasses(step.depth);
+  const int32_t num_last = step.depth - num_inner;
+  const double entries = EntryRows(step.depth, step.drafting, rows);
+  ModuleParts parts = Modules(step.depth, step.drafting, rows);
+  if (parts.Sum() == 0) {
+    parts = {
+        .inner = num_inner * rows, .drafts = 1.0 * num_last * step.drafting, .entries = entries};
+  }
+  const auto learn = [&](RowCost& cost, double num_rows, double part, int32_t times) {
+    const double share = part / parts.Sum();
+    if (share == 0) return;
+    cost.Learn(num_rows, step.draft_seconds / slowness_ * share / times, share * share);
+  };
+  learn(inner_, rows, parts.inner, num_inner);
+  learn(drafts_, step.drafting, parts.drafts, num_last);
+  learn(entries_, entries, parts.entries, 1);
 }
 
 void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
@@ -241,7 +257,7 @@ void DraftLengthPolicy::FollowSpeed(double times) {
   if (std::max(drift, 1 / drift) <= kMostDrift) return;
   slowness_at_doubt_ = slowness_;
   tokens_learned_ /= 2;
-  for (RowCost* const cost : {&verify_, &last_module_, &inner_module_}) cost->Doubt();
+  for (RowCost* const cost : {&verify_, &inner_, &drafts_, &entries_}) cost->Doubt();
 }
 
 }  // namespace outrider

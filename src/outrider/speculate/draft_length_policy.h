@@ -32,6 +32,7 @@ struct DraftStep {
   double draft_seconds = 0;  // of `depth` modules, or of one that ran so often
   int32_t depth = 0;         // drafts that were asked for
   int64_t module_rows = 0;   // over all modules
+  int32_t drafting = 0;      // requests that modules drafted for
   int32_t prompt_rows = 0;   // rows that are not part of a verification
   int32_t verify_rows = 0;
   int32_t tokens = 0;  // that the verification gave
@@ -62,10 +63,21 @@ class DraftLengthPolicy {
  private:
   double TokensPerStep(int32_t k) const;
   double StepSeconds(int32_t k, double batch_size) const;
+  /// What modules take, by what is read of their rows.
+  struct ModuleParts {
+    double inner = 0;    // of those before a chain's last: the outputs of all rows
+    double drafts = 0;   // the outputs of rows that draft
+    double entries = 0;  // nothing but cache entries
+    double Sum() const { return inner + drafts + entries; }
+  };
+  /// Of k modules of a chain over `rows` rows each, or of one that runs k times over so many in
+  /// all, for so many requests that draft.
+  ModuleParts Modules(int32_t k, double drafting, double rows) const;
+  /// Of these rows, those that make entries only.
+  double EntryRows(int32_t k, double drafting, double rows) const;
+  /// Passes of modules before the last of a chain.
+  int32_t InnerPasses(int32_t k) const { return chained_ ? k - 1 : 0; }
   double ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const;
-  /// Of k modules, or of one that runs k times, over so many rows each.
-  double PassSeconds(int32_t k, double rows) const;
-  double InnerSeconds(int32_t k, double rows) const;
   /// Of what must run before k can be drafted.
   double CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
@@ -81,10 +93,11 @@ class DraftLengthPolicy {
   double slowness_at_doubt_ = 1;  // when costs were last in doubt; at first: at the start
   RowCost verify_;
   RowCost prompt_;
-  // One pass of one module. The outputs of a chain's last one are read where it drafts only, those
-  // of the others at all rows: over a prompt that is most of the work.
-  RowCost last_module_;
-  RowCost inner_module_;
+  // One pass of one module. The outputs of a chain's last one, and of one alone, are read where it
+  // drafts only: of a prompt, and of what modules catch up on, there are cache entries to make.
+  RowCost inner_;
+  RowCost drafts_;
+  RowCost entries_;
   // [k] As in DraftStep, lately.
   std::vector<double> tried_;
   std::vector<double> accepted_;
