@@ -17,8 +17,9 @@ namespace {
 
 constexpr int64_t kMostRows = 8;
 static_assert(kLeastRowsOfTiles <= kMostRows + 1 && kLeastRowsOfCodeTiles <= kMostRows + 1);
-// Bytes read ahead of the multiplication, over all panels of a tile.
-constexpr int64_t kReadAheadBytes = 8192;
+// As with AVX-512.
+constexpr int64_t kReadAheadBytes = 4096;
+constexpr int64_t kFarther = 1024;
 
 struct PairTile {
   const std::byte* w;  // the first panel
@@ -81,7 +82,9 @@ inline __attribute__((always_inline)) void AddRounds(const float* const (&x)[R],
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      _mm_prefetch(reinterpret_cast<const char*>(w + p * panel_bytes + ahead), _MM_HINT_T0);
+      const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
+      _mm_prefetch(line, _MM_HINT_T0);
+      _mm_prefetch(line + kFarther, _MM_HINT_T1);
     }
     AddProducts<W, 0>(x, k, w, panel_bytes, even);
     AddProducts<W, 1>(x, k, w, panel_bytes, odd);
@@ -161,17 +164,15 @@ void Multiply(const PairTile& tile) {
 
 using TileFunction = void (*)(const PairTile&);
 
-/// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers.
-constexpr int kTilePanels[kMostRows] = {6, 4, 2, 2, 1, 1, 1, 1};
+/// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers; and
+/// no more streams than memory serves well.
+constexpr int kTilePanels[kMostRows] = {4, 4, 2, 2, 1, 1, 1, 1};
 
 /// Tiles of R rows by the number of panels - 1.
 template <int R, typename W, int kMost = kTilePanels[R - 1]>
-constexpr TileFunction kTilesOfRow[6] = {Multiply<R, 1, W>,
-                                         Multiply<R, kMost >= 2 ? 2 : 1, W>,
+constexpr TileFunction kTilesOfRow[4] = {Multiply<R, 1, W>, Multiply<R, kMost >= 2 ? 2 : 1, W>,
                                          Multiply<R, kMost >= 3 ? 3 : 1, W>,
-                                         Multiply<R, kMost >= 4 ? 4 : 1, W>,
-                                         Multiply<R, kMost >= 5 ? 5 : 1, W>,
-                                         Multiply<R, kMost >= 6 ? 6 : 1, W>};
+                                         Multiply<R, kMost >= 4 ? 4 : 1, W>};
 
 /// By the number of rows - 1.
 template <typename W>

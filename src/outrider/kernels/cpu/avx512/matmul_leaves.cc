@@ -24,8 +24,10 @@ constexpr int64_t kManyRowTile = 6;  // with whole panel groups
 constexpr int64_t kBlock = 128;      // k's per block, whole rounds of every format
 static_assert(kBlock * 16 * kPanelGroup <= kWidenedWeights);
 constexpr int64_t kLeastRowsToWiden = 48;  // blocks of bfloat16
-// Bytes read ahead of the multiplication, over all panels of a tile.
-constexpr int64_t kReadAheadBytes = 8192;
+// Bytes read ahead of the multiplication into L1, over all panels of a tile; and of each panel so
+// many more into L2.
+constexpr int64_t kReadAheadBytes = 4096;
+constexpr int64_t kFarther = 1024;
 
 template <typename W>
 constexpr int64_t kBytesPerK = W::kRoundBytes / W::kRound;
@@ -54,10 +56,12 @@ struct TileArgs {
   const float* scales;  // kI8: of the product
   int64_t first_panel;  // in that
   // Each panel's stream, unless it is widened, is fetched `ahead` bytes ahead for the first
-  // near_rounds rounds, then `ahead_at_end`, where the next tile begins.
+  // near_rounds rounds, then `ahead_at_end`, where the next tile begins; into L2 `farther` ahead of
+  // that.
   int64_t near_rounds;
   int64_t ahead;
   int64_t ahead_at_end;
+  int64_t farther;
 };
 
 /// Adds x[r][k] * W[n][k] to the sums of every row and panel, for the k at place kK of the round at
@@ -104,7 +108,11 @@ void Tile(const TileArgs& args) {
       for (int p = 0; p < P && !kIsWidened<W>; ++p) {
         const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
         _mm_prefetch(line, _MM_HINT_T0);
-        if constexpr (W::kRoundBytes > 64) _mm_prefetch(line + 64, _MM_HINT_T0);
+        _mm_prefetch(line + args.farther, _MM_HINT_T1);
+        if constexpr (W::kRoundBytes > 64) {
+          _mm_prefetch(line + 64, _MM_HINT_T0);
+          _mm_prefetch(line + args.farther + 64, _MM_HINT_T1);
+        }
       }
       const int64_t k = W::kRound * round;
       AddProducts<R, P, W, 0>(x, k, w, panel_bytes, acc);
@@ -142,16 +150,10 @@ using TileFunction = void (*)(const TileArgs&);
 
 /// Tiles of R rows by the number of panels - 1.
 template <int R, typename W>
-constexpr TileFunction kTilesOfRow[8] = {Tile<R, 1, W>,
-                                         Tile<R, 2, W>,
-                                         Tile<R, 3, W>,
-                                         Tile<R, R <= 6 ? 4 : 1, W>,
-                                         Tile<R, R <= 2 ? 5 : 1, W>,
-                                         Tile<R, R <= 2 ? 6 : 1, W>,
-                                         Tile<R, R <= 1 ? 7 : 1, W>,
-                                         Tile<R, R <= 1 ? 8 : 1, W>};
-/// The most panels of a tile: enough chains to hide the latency of an FMA, at most 24 sums.
-constexpr int64_t kTilePanels[kRowTile] = {8, 6, 4, 4, 4, 4, 3, 3};
+constexpr TileFunction kTilesOfRow[kPanelGroup] = {Tile<R, 1, W>, Tile<R, 2, W>, Tile<R, 3, W>,
+                                                   Tile<R, R <= 6 ? 4 : 1, W>};
+/// The most panels of a tile: at most 24 sums, and no more streams than memory serves well.
+constexpr int64_t kTilePanels[kRowTile] = {4, 4, 4, 4, 4, 4, 3, 3};
 
 /// By the number of rows - 1.
 template <typename W>
@@ -188,6 +190,7 @@ void MultiplyFewRows(const PanelProduct& product) {
         .near_rounds = near_rounds,
         .ahead = rounds_ahead * W::kRoundBytes,
         .ahead_at_end = panels * product.panel_bytes - near_rounds * W::kRoundBytes,
+        .farther = kFarther,
     });
   }
 }
@@ -271,6 +274,7 @@ void MultiplyManyRows(const PanelProduct& product, int64_t first, int64_t panels
           .near_rounds = t + 1 < num_tiles ? count_k / Tiled::kRound : 0,
           .ahead = 0,
           .ahead_at_end = count_k * kBytesPerK<W>,
+          .farther = 0,
       });
     }
   }
