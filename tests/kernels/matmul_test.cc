@@ -295,6 +295,24 @@ TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
   }
 }
 
+// More weights than stay in a cache, where another number of rows may be the first that a matrix
+// unit takes.
+TEST_P(MatMulTest, ARowOfFewHasTheSameBitsWithALargeWeight) {
+  constexpr int64_t kOutputs = 1600;
+  const Weight weight({.dtype = DType::kBF16}, kOutputs, 700, random);
+  const TestMatrix x = TestMatrix::Random(6, 700, random);
+  TestMatrix alone(6, kOutputs);
+  for (int64_t rows = 1; rows <= 6; ++rows) {
+    TestMatrix y(rows, kOutputs);
+    const MatMulJob one = {
+        .x = x.view().Rows(rows - 1, 1), .w = &weight.packed, .y = alone.view().Rows(rows - 1, 1)};
+    const MatMulJob all = {.x = x.view().Rows(0, rows), .w = &weight.packed, .y = y.view()};
+    kernels.matmul(single, {&one, 1}, DType::kBF16);
+    kernels.matmul(pool, {&all, 1}, DType::kBF16);
+    ASSERT_TRUE(SameBits(y.values.data(), alone.values.data(), rows * kOutputs)) << rows;
+  }
+}
+
 TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchAtTheEndsOfTheRange) {
   // Products around the least normal number, with sums that vanish or become subnormal on the way.
   const int64_t k = 330;

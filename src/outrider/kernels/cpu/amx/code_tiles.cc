@@ -21,8 +21,7 @@ namespace {
 
 constexpr int64_t kCodeTileBytes = kTileCols * 16;
 static_assert(kWidenedWeights * 4 >= 2 * kPanelGroup * kTileBytes);
-// Bytes read ahead, over all panels.
-constexpr int64_t kTilesAhead = 8192 / (kPanelGroup * kCodeTileBytes);
+constexpr int64_t kTilesAhead = avx512::kReadAheadBytes / (kPanelGroup * kCodeTileBytes);
 
 template <int kFrom, int kCount>
 inline __attribute__((always_inline)) void ZeroSums() {
@@ -85,7 +84,7 @@ class Panels {
     std::byte* to = WidenedTile(tile, p);
     const std::byte* const end = to + kTileBytes;
     const auto widen_next = [&] {
-      _mm_prefetch(reinterpret_cast<const char*>(from + ahead), _MM_HINT_T0);
+      avx512::FetchAhead(from + ahead);
       WidenCodes<W>(from, to);
       from += 64;
       to += 128;

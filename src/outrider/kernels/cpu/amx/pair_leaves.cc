@@ -15,11 +15,8 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kMostRows = 8;
-static_assert(kLeastRowsOfTiles <= kMostRows + 1 && kLeastRowsOfCodeTiles <= kMostRows + 1);
-// As with AVX-512.
-constexpr int64_t kReadAheadBytes = 4096;
-constexpr int64_t kFarther = 1024;
+constexpr int64_t kMostRows = kLeastRowsOfTilesInCache - 1;
+static_assert(kLeastRowsOfTiles <= kLeastRowsOfTilesInCache);
 
 struct PairTile {
   const std::byte* w;  // the first panel
@@ -81,11 +78,7 @@ inline __attribute__((always_inline)) void AddRounds(const float* const (&x)[R],
   static_assert(W::kRoundBytes == 64);
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
-      _mm_prefetch(line, _MM_HINT_T0);
-      _mm_prefetch(line + kFarther, _MM_HINT_T1);
-    }
+    for (int p = 0; p < P; ++p) avx512::FetchAhead(w + p * panel_bytes + ahead);
     AddProducts<W, 0>(x, k, w, panel_bytes, even);
     AddProducts<W, 1>(x, k, w, panel_bytes, odd);
     if constexpr (W::kRound == 4) {
@@ -164,28 +157,26 @@ void Multiply(const PairTile& tile) {
 
 using TileFunction = void (*)(const PairTile&);
 
-/// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers; and
-/// no more streams than memory serves well.
-constexpr int kTilePanels[kMostRows] = {4, 4, 2, 2, 1, 1, 1, 1};
+/// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers.
+constexpr int64_t kTilePanels[kMostRows] = {4, 4, 2, 2};
 
 /// Tiles of R rows by the number of panels - 1.
-template <int R, typename W, int kMost = kTilePanels[R - 1]>
-constexpr TileFunction kTilesOfRow[4] = {Multiply<R, 1, W>, Multiply<R, kMost >= 2 ? 2 : 1, W>,
-                                         Multiply<R, kMost >= 3 ? 3 : 1, W>,
-                                         Multiply<R, kMost >= 4 ? 4 : 1, W>};
+template <int R, typename W>
+constexpr TileFunction kTilesOfRow[kPanelGroup] = {Multiply<R, 1, W>, Multiply<R, 2, W>,
+                                                   Multiply<R, R <= 2 ? 3 : 1, W>,
+                                                   Multiply<R, R <= 2 ? 4 : 1, W>};
 
 /// By the number of rows - 1.
 template <typename W>
-constexpr const TileFunction* kTiles[kMostRows] = {
-    kTilesOfRow<1, W>, kTilesOfRow<2, W>, kTilesOfRow<3, W>, kTilesOfRow<4, W>,
-    kTilesOfRow<5, W>, kTilesOfRow<6, W>, kTilesOfRow<7, W>, kTilesOfRow<8, W>};
+constexpr const TileFunction* kTiles[kMostRows] = {kTilesOfRow<1, W>, kTilesOfRow<2, W>,
+                                                   kTilesOfRow<3, W>, kTilesOfRow<4, W>};
 
 template <typename W>
 void MultiplyFormat(const PanelProduct& product) {
   const int64_t most_panels = kTilePanels[product.rows - 1];
   const int64_t tile_bytes = kTileCols / W::kRound * W::kRoundBytes;  // of 32 columns
   const int64_t tiles = (product.cols + kTileCols - 1) / kTileCols;
-  const int64_t tiles_ahead = kReadAheadBytes / most_panels / tile_bytes + 1;
+  const int64_t tiles_ahead = avx512::kReadAheadBytes / most_panels / tile_bytes + 1;
   const int64_t near_tiles = tiles > tiles_ahead ? tiles - tiles_ahead : 0;
   for (int64_t p = 0; p < product.num_panels; p += most_panels) {
     const int64_t panels = Least(most_panels, product.num_panels - p);

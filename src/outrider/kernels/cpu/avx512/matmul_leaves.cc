@@ -24,10 +24,6 @@ constexpr int64_t kManyRowTile = 6;  // with whole panel groups
 constexpr int64_t kBlock = 128;      // k's per block, whole rounds of every format
 static_assert(kBlock * 16 * kPanelGroup <= kWidenedWeights);
 constexpr int64_t kLeastRowsToWiden = 48;  // blocks of bfloat16
-// Bytes read ahead of the multiplication into L1, over all panels of a tile; and of each panel so
-// many more into L2.
-constexpr int64_t kReadAheadBytes = 4096;
-constexpr int64_t kFarther = 1024;
 
 template <typename W>
 constexpr int64_t kBytesPerK = W::kRoundBytes / W::kRound;
@@ -106,13 +102,9 @@ void Tile(const TileArgs& args) {
     for (; round < end; ++round) {
 #pragma GCC unroll 8
       for (int p = 0; p < P && !kIsWidened<W>; ++p) {
-        const auto* line = reinterpret_cast<const char*>(w + p * panel_bytes + ahead);
-        _mm_prefetch(line, _MM_HINT_T0);
-        _mm_prefetch(line + args.farther, _MM_HINT_T1);
-        if constexpr (W::kRoundBytes > 64) {
-          _mm_prefetch(line + 64, _MM_HINT_T0);
-          _mm_prefetch(line + args.farther + 64, _MM_HINT_T1);
-        }
+        const std::byte* line = w + p * panel_bytes + ahead;
+        FetchAhead(line, args.farther);
+        if constexpr (W::kRoundBytes > 64) FetchAhead(line + 64, args.farther);
       }
       const int64_t k = W::kRound * round;
       AddProducts<R, P, W, 0>(x, k, w, panel_bytes, acc);
@@ -190,7 +182,7 @@ void MultiplyFewRows(const PanelProduct& product) {
         .near_rounds = near_rounds,
         .ahead = rounds_ahead * W::kRoundBytes,
         .ahead_at_end = panels * product.panel_bytes - near_rounds * W::kRoundBytes,
-        .farther = kFarther,
+        .farther = kFartherBytes,
     });
   }
 }

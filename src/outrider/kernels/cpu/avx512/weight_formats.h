@@ -16,6 +16,18 @@ namespace outrider::cpu::avx512 {
 // One copy per leaf file: these must not become shared symbols with AVX-512 code.
 namespace {  // NOLINT(google-build-namespaces)
 
+/// What products of few rows, which wait for memory, read ahead of the multiplication into L1, over
+/// all panels of a tile; and of each panel so much farther into L2.
+inline constexpr int64_t kReadAheadBytes = 4096;
+inline constexpr int64_t kFartherBytes = 1024;
+
+inline __attribute__((always_inline)) void FetchAhead(const std::byte* line,
+                                                      int64_t farther = kFartherBytes) {
+  const auto* address = reinterpret_cast<const char*>(line);
+  _mm_prefetch(address, _MM_HINT_T0);
+  _mm_prefetch(address + farther, _MM_HINT_T1);
+}
+
 struct PlainWeights {
   static constexpr float kFactor = 0;  // there are no scales
 
