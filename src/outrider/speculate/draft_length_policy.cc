@@ -139,6 +139,7 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
     probe_requests_ -= batch_size;
     return probe_;
   }
+  const int32_t before = best_;
   double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
   for (int32_t k = 0; k <= max_drafts_; ++k) {
     const double seconds =
@@ -147,6 +148,8 @@ int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> r
     least = seconds;
     best_ = k;
   }
+  // What is known of the k that was left may be of a slow moment: a probe of it says as much.
+  if (best_ != before) verify_.Doubt();
   StartProbe(batch_size, rows_put_off);
   if (probe_requests_ <= 0) return best_;
   probe_requests_ -= batch_size;
