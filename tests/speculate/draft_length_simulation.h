@@ -18,9 +18,10 @@ inline constexpr int32_t kMost = 3;
 
 /// A machine, a text and a load.
 struct World {
-  std::function<double(double)> verify = [](double) { return 1.0; };   // seconds of rows
-  std::function<double(double)> module = [](double) { return 0.02; };  // of one pass over rows,
-  std::function<double(double)> entry = {};  // or of those among them that draft nothing
+  std::function<double(double)> verify = [](double) { return 1.0; };  // seconds of rows
+  // Of one pass over rows; if there is `entry`, of those that draft, and that of the others.
+  std::function<double(double)> module = [](double) { return 0.02; };
+  std::function<double(double)> entry = {};
   std::function<double(double)> inner =
       {};  // where those before a chain's last take something else
   std::function<double(double)> prompt = [](double r) { return 0.05 * r; };

@@ -1,8 +1,8 @@
-// Panel products of a few rows by FMAs, with the bits of the matrix unit (leaves.h): the sums of a
-// tile's even and odd columns are separate chains, which also halves the wait of an FMA for the one
-// before. Such products wait for memory, which FMAs read as fast as tiles do, without rows that are
-// packed first. As with AVX-512 (avx512/matmul_leaves.cc) one tile of R rows x P panels covers all
-// rows, and the weights stream through once.
+// Panel products of one or two rows, and of up to four with weights in a cache, by FMAs, with the
+// bits of the matrix unit (leaves.h): the sums of a tile's even and odd columns are separate
+// chains, which also halves the wait of an FMA for the one before. Such products wait for memory,
+// or are too short for rows to be packed first. As with AVX-512 (avx512/matmul_leaves.cc) one tile
+// of R rows x P panels covers all rows, and the weights stream through once.
 
 #include <immintrin.h>
 
