@@ -152,15 +152,25 @@ class PagedAttentionTest : public KernelTest {
     }
   }
 
+  void ExpectLikeReference(Batch& batch) {
+    const TestMatrix got = batch.Run(kernels, pool);
+    const TestMatrix want = batch.Run(reference, pool);
+    for (int64_t r = 0; r < got.view_rows; ++r) {
+      for (int64_t i = 0; i < got.view_cols; ++i) {
+        ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 5e-6);
+      }
+    }
+  }
+
   Shape RandomShape(bool small) {
     const bool absorbed = Pick(0, 1) == 0;
-    const int heads[] = {1, 8, 16};
+    const int heads[] = {1, 8, 16, 20};
     // Own, shared and value widths; some are not whole vectors.
     const int absorbed_widths[][3] = {{64, 16, 64}, {20, 6, 20}, {512, 64, 512}};
     const int per_head_widths[][3] = {{64, 64, 64}, {12, 6, 20}, {192, 64, 256}};
     const int* width = (absorbed ? absorbed_widths : per_head_widths)[Pick(0, small ? 1 : 2)];
     return {.entries = absorbed ? Entries::kAbsorbed : Entries::kPerHead,
-            .heads = heads[Pick(0, small ? 1 : 2)],
+            .heads = heads[Pick(0, 3)],
             .own = width[0],
             .shared = width[1],
             .value = width[2],
@@ -214,12 +224,17 @@ TEST_P(PagedAttentionTest, AgreesWithTheReference) {
     }
     Batch batch(RandomShape(trial % 4 != 0), lengths, random);
     if (trial % 3 == 0) batch.shape.split = Pick(1, 1000);
-    const TestMatrix got = batch.Run(kernels, pool);
-    const TestMatrix want = batch.Run(reference, pool);
-    for (int64_t r = 0; r < got.view_rows; ++r) {
-      for (int64_t i = 0; i < got.view_cols; ++i) {
-        ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 5e-6);
-      }
+    ExpectLikeReference(batch);
+  }
+}
+
+TEST_P(PagedAttentionTest, AgreesWithTheReferenceAtTheWidthsOfDeepSeekModels) {
+  if (IsReference()) return;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int32_t heads : {16, 20}) {
+      Batch batch(SmallShape(Entries::kAbsorbed, heads, 512, 64, 512, dtype),
+                  {{70, 4}, {255, 3}, {0, 1}}, random);
+      ExpectLikeReference(batch);
     }
   }
 }
@@ -269,7 +284,7 @@ TEST_P(PagedAttentionTest, RowsHaveTheSameBitsInRandomBatchesOnAnyNumberOfThread
 
 TEST_P(PagedAttentionTest, LaterKeysHaveNoInfluenceWhateverTheyHold) {
   for (const int32_t context : {0, 30, 250, 255, 256, 600}) {
-    for (const int32_t heads : {1, 8}) {
+    for (const int32_t heads : {1, 8, 16}) {
       for (const Entries entries : kBothEntries) {
         const Shape shape = SmallShape(entries, heads, 64, 16, 32, DType::kBF16);
         Batch batch(shape, {{context, 12}, {5, 2}}, random);
@@ -293,18 +308,21 @@ TEST_P(PagedAttentionTest, LaterKeysHaveNoInfluenceWhateverTheyHold) {
 #ifdef OUTRIDER_ADDRESS_SANITIZER
 TEST_P(PagedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    for (const Entries entries : kBothEntries) {
-      Shape shape = SmallShape(entries, 4, 20, 6, 10, dtype);
-      shape.block_size = 64;
-      Batch batch(shape, {{259, 3}}, random);
-      const LayerCache cache = batch.paged.cache();
-      const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
-      std::byte* unread = cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
-      const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
-      ASAN_POISON_MEMORY_REGION(unread, bytes);
-      const TestMatrix out = batch.Run(kernels, pool);
-      ASAN_UNPOISON_MEMORY_REGION(unread, bytes);
-      EXPECT_FALSE(std::isnan(out.values[0]));
+    for (const int32_t heads : {4, 16}) {
+      for (const Entries entries : kBothEntries) {
+        Shape shape = SmallShape(entries, heads, 20, 6, 10, dtype);
+        shape.block_size = 64;
+        Batch batch(shape, {{259, 3}}, random);
+        const LayerCache cache = batch.paged.cache();
+        const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
+        std::byte* unread =
+            cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
+        const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
+        ASAN_POISON_MEMORY_REGION(unread, bytes);
+        const TestMatrix out = batch.Run(kernels, pool);
+        ASAN_UNPOISON_MEMORY_REGION(unread, bytes);
+        EXPECT_FALSE(std::isnan(out.values[0]));
+      }
     }
   }
 }

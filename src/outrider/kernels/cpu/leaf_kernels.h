@@ -109,6 +109,8 @@ constexpr int64_t PaddedPart(int64_t width) {
 }
 /// Elements between the scores of one key and the next: tiles write a few past the last row.
 constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
+/// The same with rows in lanes: whole cache lines, and not a multiple of a page's part.
+constexpr int64_t RowScoreStride(int64_t rows) { return PaddedWidth(rows) + 16; }
 
 /// Rows of a block that attend to the same elements of the entries.
 struct EntryGroup {
@@ -194,6 +196,10 @@ struct LeafKernels {
 
   void (*attend_keys)(const KeyBlock& block);
   void (*attend_entries)(const EntryBlock& block);
+  /// The same for one group of up to 64 rows, which fill `row_lanes` lanes at a time; shared_width
+  /// is 0. Null where there is no such leaf.
+  void (*attend_in_row_lanes)(const EntryBlock& block) = nullptr;
+  int64_t row_lanes = 0;
   /// Whether bfloat16 entries that all rows attend to alike are taken by a matrix unit.
   bool attends_in_tiles = false;
 

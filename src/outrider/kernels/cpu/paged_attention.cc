@@ -33,12 +33,15 @@ class Call {
         pool_(pool),
         args_(args),
         in_tiles_(leaves.attends_in_tiles && args.one_group() && args.cache.dtype == DType::kBF16),
+        in_row_lanes_(!in_tiles_ && leaves.attend_in_row_lanes != nullptr && args.one_group() &&
+                      args.heads >= leaves.row_lanes),
         partial_stride_(PaddedPart(args.value_width) + 16) {}
 
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
     const double nanoseconds = EstimateNanoseconds();
     const bool is_shared = pool_.size() > 1 && nanoseconds >= kInlineNanoseconds;
-    CutTiles(args_, is_shared ? TileSize(args_, in_tiles_, pool_.size()) : kLargestTile, scratch,
+    const int64_t smallest = in_tiles_ ? kTileRows : in_row_lanes_ ? leaves_.row_lanes : 4;
+    CutTiles(args_, is_shared ? TileSize(args_, smallest, pool_.size()) : kLargestTile, scratch,
              tiles);
     if (tiles.empty()) return;
     int64_t splits = 0;
@@ -125,7 +128,7 @@ class Call {
     if (in_tiles_) {
       tiles = thread.scratch.Take<BFloat16>(largest.EntryTileElements());
     } else {
-      lanes = thread.scratch.Take<float>(largest.rows * largest.QueryLanes());
+      lanes = thread.scratch.Take<float>(PaddedWidth(largest.rows) * largest.QueryLanes());
     }
     int64_t arranged_rows = 0;
     for (int64_t split = task.first; split < task.last; ++split) {
@@ -211,8 +214,13 @@ class Call {
     block.is_fetched = block.entries[0] == thread.fetched;
     thread.fetched = block.num_next == 0 ? nullptr : block.next_entries[0];
     if (HasOddParts()) PadEntries(block, groups, scratch);
-    if (!in_tiles_) block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
-    leaves_.attend_entries(block);
+    if (in_row_lanes_) {
+      block.scores = scratch.Take<float>(num_keys * RowScoreStride(pairs));
+      leaves_.attend_in_row_lanes(block);
+    } else {
+      if (!in_tiles_) block.scores = scratch.Take<float>(num_keys * ScoreStride(pairs));
+      leaves_.attend_entries(block);
+    }
   }
 
   /// Where the entries of `count` positions from `first` on are.
@@ -318,7 +326,8 @@ class Call {
   const LeafKernels& leaves_;
   ThreadPool& pool_;
   const PagedArgs& args_;
-  bool in_tiles_;  // of a matrix unit
+  bool in_tiles_;      // of a matrix unit
+  bool in_row_lanes_;  // whatever the number of rows, as the order of sums is another one
   int64_t partial_stride_;
 };
 

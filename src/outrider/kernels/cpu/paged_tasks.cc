@@ -6,8 +6,6 @@ namespace outrider::cpu {
 
 namespace {
 
-constexpr int64_t kSmallestTile = 4;
-constexpr int64_t kSmallestUnitTile = kTileRows;  // of a matrix unit
 // What tasks of groups gain over tasks of splits.
 constexpr double kGroupGain = 1.15;
 
@@ -21,8 +19,7 @@ int64_t HeadsOfTile(const PagedArgs& args, const AttentionSpan& span, int64_t si
 
 }  // namespace
 
-int64_t TileSize(const PagedArgs& args, bool in_tiles_of_unit, int threads) {
-  const int64_t smallest = in_tiles_of_unit ? kSmallestUnitTile : kSmallestTile;
+int64_t TileSize(const PagedArgs& args, int64_t smallest, int threads) {
   int64_t size = kLargestTile;
   for (; size > smallest; size /= 2) {
     int64_t tasks = 0;

@@ -14,6 +14,8 @@ inline constexpr LeafKernels kLeaves = [] {
   leaves.most_rows_of_codes = kMostRowsOfCodes;
   leaves.attend_keys = AttendKeys;
   leaves.attend_entries = AttendEntries;
+  leaves.attend_in_row_lanes = AttendInRowLanes;
+  leaves.row_lanes = 16;
   leaves.merge_partial = MergePartial;
   return leaves;
 }();

@@ -10,6 +10,7 @@ inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
 void AttendKeys(const KeyBlock& block);
 void AttendEntries(const EntryBlock& block);
+void AttendInRowLanes(const EntryBlock& block);
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out);
 /// For measuring the machine: kFmaChains independent multiply-adds per round.
