@@ -129,10 +129,12 @@ void ReportAttention(const Limits& limits, std::span<const AttentionCase> cases,
 void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
   fmt::print("\n### Absorbed attention (latent 512, rope 64; caches of 16 layers in turn)\n\n");
   const std::vector<AttentionCase> cases = {
-      {16, 4096, 1, 1, DType::kBF16}, {16, 4096, 4, 1, DType::kBF16},
-      {16, 4096, 1, 1, DType::kF32},  {16, 4096, 4, 1, DType::kF32},
-      {8, 256, 1, 1, DType::kBF16},   {8, 256, 4, 1, DType::kBF16},
-      {8, 32, 1, 1, DType::kBF16},    {8, 32, 4, 1, DType::kBF16},
+      {16, 4096, 1, 1, DType::kBF16},  {16, 4096, 4, 1, DType::kBF16},
+      {16, 4096, 1, 1, DType::kF32},   {16, 4096, 4, 1, DType::kF32},
+      {64, 4096, 1, 1, DType::kBF16},  {64, 4096, 4, 1, DType::kBF16},
+      {128, 4096, 1, 1, DType::kBF16}, {128, 4096, 4, 1, DType::kBF16},
+      {8, 256, 1, 1, DType::kBF16},    {8, 256, 4, 1, DType::kBF16},
+      {8, 32, 1, 1, DType::kBF16},     {8, 32, 4, 1, DType::kBF16},
       {8, 256, 4, 16, DType::kBF16}};
   ReportAttention(
       limits, cases, [](const AttentionCase&) { return cli::kAbsorbedEntry; }, cli::kAbsorbedMacs,

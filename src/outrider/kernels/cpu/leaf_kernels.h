@@ -148,8 +148,8 @@ struct EntryBlock {
   int64_t out_stride = 0;
   // Scratch, aligned to 32 bytes. Blocks with the same rows may share their queries in `lanes` or
   // `tiles` one after the other.
-  float* lanes = nullptr;   // rows * QueryLanes()
-  float* scores = nullptr;  // num_keys * ScoreStride(rows)
+  float* lanes = nullptr;   // PaddedWidth(rows) * QueryLanes()
+  float* scores = nullptr;  // num_keys * ScoreStride(rows); with rows in lanes RowScoreStride(rows)
   // EntryTileElements(), aligned to 64 bytes, where a matrix unit is to be used, else null.
   BFloat16* tiles = nullptr;
   bool arranges_queries = true;  // else they are there from the block before
@@ -196,10 +196,10 @@ struct LeafKernels {
 
   void (*attend_keys)(const KeyBlock& block);
   void (*attend_entries)(const EntryBlock& block);
-  /// The same for one group of up to 64 rows, which fill `row_lanes` lanes at a time; shared_width
-  /// is 0. Null where there is no such leaf.
+  /// The same for one group of up to 64 rows with a shared_width of 0, rows_per_vector rows at a
+  /// time, in another order of sums. Null where there is no such leaf.
   void (*attend_in_row_lanes)(const EntryBlock& block) = nullptr;
-  int64_t row_lanes = 0;
+  int64_t rows_per_vector = 0;
   /// Whether bfloat16 entries that all rows attend to alike are taken by a matrix unit.
   bool attends_in_tiles = false;
 

@@ -22,6 +22,10 @@ namespace outrider::cpu {
 namespace {
 
 constexpr double kNanosecondsPerFma = 1.0 / 40;
+constexpr int64_t kLeastPairs = 4;  // (row, head) pairs of a tile that is cut to keep threads busy
+// Vectors that the heads of one row fill at least, where rows are taken in lanes: with fewer,
+// threads would have to share what cannot be cut into smaller tiles.
+constexpr int64_t kLeastVectors = 4;
 constexpr double kMergeShare = 0.02;  // of the time of the partials
 
 class Call {
@@ -34,14 +38,16 @@ class Call {
         args_(args),
         in_tiles_(leaves.attends_in_tiles && args.one_group() && args.cache.dtype == DType::kBF16),
         in_row_lanes_(!in_tiles_ && leaves.attend_in_row_lanes != nullptr && args.one_group() &&
-                      args.heads >= leaves.row_lanes),
+                      args.heads >= kLeastVectors * leaves.rows_per_vector),
         partial_stride_(PaddedPart(args.value_width) + 16) {}
 
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
     const double nanoseconds = EstimateNanoseconds();
     const bool is_shared = pool_.size() > 1 && nanoseconds >= kInlineNanoseconds;
-    const int64_t smallest = in_tiles_ ? kTileRows : in_row_lanes_ ? leaves_.row_lanes : 4;
-    CutTiles(args_, is_shared ? TileSize(args_, smallest, pool_.size()) : kLargestTile, scratch,
+    const int64_t least = in_tiles_       ? kTileRows
+                          : in_row_lanes_ ? leaves_.rows_per_vector
+                                          : kLeastPairs;
+    CutTiles(args_, is_shared ? TileSize(args_, least, pool_.size()) : kLargestTile, scratch,
              tiles);
     if (tiles.empty()) return;
     int64_t splits = 0;

@@ -19,9 +19,9 @@ int64_t HeadsOfTile(const PagedArgs& args, const AttentionSpan& span, int64_t si
 
 }  // namespace
 
-int64_t TileSize(const PagedArgs& args, int64_t smallest, int threads) {
+int64_t TileSize(const PagedArgs& args, int64_t least, int threads) {
   int64_t size = kLargestTile;
-  for (; size > smallest; size /= 2) {
+  for (; size > least; size /= 2) {
     int64_t tasks = 0;
     for (const AttentionSpan& span : args.requests) {
       if (span.query_length == 0) continue;

@@ -83,8 +83,8 @@ inline int64_t FirstRow(const PagedArgs& args, const Tile& tile, int64_t split) 
   return std::max<int64_t>(tile.first_row, split * args.split - tile.span->context_length);
 }
 
-/// The largest tile that leaves every thread several tasks, or the smallest of `smallest` pairs.
-int64_t TileSize(const PagedArgs& args, int64_t smallest, int threads);
+/// The largest tile that leaves every thread several tasks, but `least` pairs at least.
+int64_t TileSize(const PagedArgs& args, int64_t least, int threads);
 
 /// Adds the tiles of `size` pairs at most, their state in scratch memory.
 void CutTiles(const PagedArgs& args, int64_t size, Scratch& scratch, std::vector<Tile>& tiles);

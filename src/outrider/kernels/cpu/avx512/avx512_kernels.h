@@ -15,7 +15,7 @@ inline constexpr LeafKernels kLeaves = [] {
   leaves.attend_keys = AttendKeys;
   leaves.attend_entries = AttendEntries;
   leaves.attend_in_row_lanes = AttendInRowLanes;
-  leaves.row_lanes = 16;
+  leaves.rows_per_vector = 16;
   leaves.merge_partial = MergePartial;
   return leaves;
 }();

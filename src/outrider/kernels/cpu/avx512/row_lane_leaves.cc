@@ -29,11 +29,11 @@ using avx2::RowTiles;
 
 constexpr int kSums = 24;
 // Keys and elements of a block for scores, keys and columns of a block for outputs.
-constexpr int64_t kScoreKeys = 24;  // a multiple of the keys of every tile
+constexpr int64_t kScoreKeys = 24;  // whole tiles, whatever the number of rows
 constexpr int64_t kDepth = 96;
 constexpr int64_t kOutputKeys = 64;
 constexpr int64_t kColumns = 64;
-// Vectors of queries, of which a block has all that there are, and of values of a tile.
+// Vectors of queries, of which a tile takes all that there are, and of values of a tile.
 constexpr int64_t kQueryVectors = 4;
 constexpr int kValueVectors = 2;
 constexpr int64_t kValueColumns = 16 * kValueVectors;
@@ -264,8 +264,9 @@ void Outputs(const EntryBlock& block, int64_t stride) {
                           .from_zero = from == 0,
                           .factor = 1.0F});
           };
-          if (first < shared)
+          if (first < shared) {
             add(kRowTiles[static_cast<size_t>(end - row - 1)], row, first, shared);
+          }
           // Keys that only some of the rows see must not touch the others, not even times zero.
           for (int64_t r = row; r < end; ++r) {
             const int64_t own = Least(last, block.visible[r]);
