@@ -177,8 +177,9 @@ void ArrangeRows(const EntryBlock& block) {
         if (kIsBFloat16) part[j] = avx2::RoundToBFloat16(part[j]);
       }
       avx2::Transpose(part);
-      for (int64_t j = 0; j < 8; ++j)
+      for (int64_t j = 0; j < 8; ++j) {
         _mm256_store_ps(block.lanes + (i + j) * lanes + lane, part[j]);
+      }
     }
   }
 }
