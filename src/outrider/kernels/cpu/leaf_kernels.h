@@ -109,7 +109,8 @@ constexpr int64_t PaddedPart(int64_t width) {
 }
 /// Elements between the scores of one key and the next: tiles write a few past the last row.
 constexpr int64_t ScoreStride(int64_t rows) { return PaddedRows(rows + 3); }
-/// The same with rows in lanes: whole cache lines, and not a multiple of a page's part.
+/// The same with rows in lanes: whole cache lines, and not a power of two of them for 64 rows, so
+/// that the keys of a tile do not compete for the same lines of L1.
 constexpr int64_t RowScoreStride(int64_t rows) { return PaddedWidth(rows) + 16; }
 
 /// Rows of a block that attend to the same elements of the entries.

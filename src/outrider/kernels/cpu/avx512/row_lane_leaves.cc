@@ -29,7 +29,7 @@ using avx2::RowTiles;
 
 constexpr int kSums = 24;
 // Keys and elements of a block for scores, keys and columns of a block for outputs.
-constexpr int64_t kScoreKeys = 24;  // whole tiles, whatever the number of rows
+constexpr int64_t kScoreKeys = kSums;  // whole tiles of any number of vectors
 constexpr int64_t kDepth = 96;
 constexpr int64_t kOutputKeys = 64;
 constexpr int64_t kColumns = 64;
