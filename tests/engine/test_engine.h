@@ -76,7 +76,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   if (options.adaptive) {
-    parts.draft_length_policy.emplace(options.k, options.drafter == DrafterKind::kChain);
+    parts.draft_length_policy.emplace(options.k, options.drafter == DrafterKind::kChain, true);
   }
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;

@@ -177,7 +177,7 @@ TEST(DraftLengthPolicyTest, FindsTheBestThoughCatchingUpIsDear) {
     Simulation simulation(world, true, seed);
     simulation.Run(60);
     simulation.world().batch = 8;
-    simulation.world().put_off = 350;
+    simulation.world().most_put_off = 350;
     simulation.StartCounting();
     simulation.Run(5000);
     EXPECT_GT(simulation.tokens() / simulation.seconds(), 0.97 * fixed.tokens() / fixed.seconds())
@@ -210,7 +210,7 @@ TEST(DraftLengthPolicyTest, FindsTheBestForACrowdThatComesWithPrompts) {
     Simulation simulation(world, true, seed);
     simulation.Run(30);
     simulation.world().batch = 32;
-    simulation.world().put_off = 32 * 40;
+    simulation.world().most_put_off = 32 * 40;
     simulation.AddPrompts(32 * 35);
     simulation.StartCounting();
     simulation.Run(2000);
@@ -237,7 +237,7 @@ TEST(DraftLengthPolicyTest, DoesNotTakeThreeThatEndForAnotherLoad) {
 }
 
 TEST(DraftLengthPolicyTest, KeepsItsNumberUntilANewBatchSizeHasBeenMeasured) {
-  DraftLengthPolicy policy(kMost, true);
+  DraftLengthPolicy policy(kMost, true, false);
   Dear dear;
   for (int i = 0; i < 20; ++i) EXPECT_EQ(dear.Step(policy, 1, 0), 1) << "before " << i;
   for (const int32_t batch : {16, 128}) {

@@ -32,14 +32,14 @@ struct World {
   double noise = 0.03;           // of every time, one standard deviation
   // What steps take beside these times, not counted.
   std::function<double(int64_t)> slowness = [](int64_t) { return 1.0; };
-  int64_t put_off = 0;  // module rows that run before the first draft after none
+  int64_t most_put_off = 0;  // rows, by each module: those of the requests that run
 };
 
 /// Steps of a chain of modules in a world, of a policy or of a fixed number of drafts.
 class Simulation {
  public:
   explicit Simulation(World world, bool chained = true, uint32_t seed = 7)
-      : world_(std::move(world)), chained_(chained), policy_(kMost, chained), random_(seed) {}
+      : world_(std::move(world)), chained_(chained), policy_(kMost, chained, true), random_(seed) {}
 
   World& world() { return world_; }
   double seconds() const { return seconds_; }
@@ -68,6 +68,23 @@ class Simulation {
   double LastPass(double rows) const {
     if (!world_.entry) return world_.module(rows);
     return world_.module(world_.batch) + world_.entry(rows - world_.batch);
+  }
+
+  std::vector<int64_t> RowsPutOff() const {
+    std::vector<int64_t> rows = {0};
+    for (int32_t k = 1; k <= kMost; ++k) {
+      rows.push_back(chained_ || k == 1 ? rows.back() + put_off_.at(static_cast<size_t>(k - 1))
+                                        : rows.back());
+    }
+    return rows;
+  }
+
+  void PutOff(int32_t k, int32_t rows) {
+    for (int32_t module = 0; module < kMost; ++module) {
+      int64_t& put_off = put_off_.at(static_cast<size_t>(module));
+      const bool runs = chained_ ? module < k : k > 0;
+      put_off = runs ? 0 : std::min(put_off + rows, world_.most_put_off);
+    }
   }
 
   void Step(int32_t fixed) {
@@ -99,16 +116,21 @@ class Simulation {
       }
       prompt_rows += ended_rows;  // for each that ends another one comes
     }
-    const int64_t left = k_ == 0 ? world_.put_off : 0;
-    const std::vector<int64_t> put_off = {0, left, left, left};
-    const int32_t k = fixed >= 0 ? fixed : policy_.Choose(world_.batch, put_off);
+    const std::vector<int64_t> put_off = RowsPutOff();
+    const int32_t rows_verified = world_.batch * (1 + verified + dummies_);
+    const DraftLength length =
+        fixed >= 0 ? DraftLength{fixed} : policy_.Choose(world_.batch, put_off);
+    const int32_t k = length.drafts;
+    dummies_ = length.dummies;
+    const int64_t left = put_off.at(static_cast<size_t>(k));
+    PutOff(k, tokens + prompt_rows);
     changes_ += k != k_;
     k_ = k;
     ++steps_.at(static_cast<size_t>(k));
 
     DraftStep step{.depth = k,
                    .prompt_rows = prompt_rows,
-                   .verify_rows = world_.batch * (1 + verified),
+                   .verify_rows = rows_verified,
                    .tokens = tokens,
                    .ended_prompt_rows = ended_rows,
                    .ended_tokens = std::lround(ended_tokens),
@@ -144,11 +166,13 @@ class Simulation {
   DraftLengthPolicy policy_;
   std::mt19937 random_;
   int32_t k_ = 0;
+  int32_t dummies_ = 0;
   int32_t first_prompt_rows_ = 0;
   double since_prompt_ = 0;
   double seconds_ = 0;
   double tokens_ = 0;
   std::array<int64_t, kMost + 1> steps_ = {};
+  std::array<int64_t, kMost> put_off_ = {};  // by each module
   int64_t changes_ = 0;
   int64_t step_ = 0;
 };
@@ -171,7 +195,7 @@ class Dear {
  public:
   int32_t Step(DraftLengthPolicy& policy, int32_t batch, int64_t put_off) {
     const std::vector<int64_t> rows = {0, put_off, put_off, put_off};
-    const int32_t k = policy.Choose(batch, rows);
+    const int32_t k = policy.Choose(batch, rows).drafts;
     const std::vector<int32_t> tried = {verified_ > 0 ? batch : 0, 0, 0};
     policy.Observe({.seconds = 1.0 * batch * (1 + verified_),
                     .draft_seconds = 0.01 * static_cast<double>(k > 0 ? put_off + batch : 0),

@@ -133,7 +133,7 @@ void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_
     step.tokens += outcomes_[i].num_emitted;
     // Drafts that were accepted after the end of the request gained nothing.
     const int32_t gained = std::min(verified_[i].num_accepted, outcomes_[i].num_emitted - 1);
-    for (int32_t d = 0; d < planned.num_drafts && d <= gained; ++d) {
+    for (int32_t d = 0; d < outcomes_[i].num_guesses && d <= gained; ++d) {
       ++tried_[static_cast<size_t>(d)];
       if (d < gained) ++accepted_[static_cast<size_t>(d)];
     }
@@ -262,8 +262,11 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
     outcome.num_drafts = 0;
     if (!planned.samples) continue;
     RequestState& state = *states_[i];
-    counters_.speculation.AddStep(planned.num_drafts, verified_[i].num_accepted);
-    outcome.num_emitted = state.Emit(verified_[i], work_[i].draft_tokens);
+    const int32_t accepted = verified_[i].num_accepted;
+    outcome.num_guesses = state.NumGuesses(planned.num_drafts, accepted);
+    counters_.speculation.AddStep(outcome.num_guesses, accepted);
+    outcome.num_emitted = state.Emit(
+        verified_[i], work_[i].draft_tokens.first(static_cast<size_t>(outcome.num_guesses)));
     counters_.generation_tokens += outcome.num_emitted;
   }
 }
@@ -277,7 +280,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     if (plan.requests[i].samples && !states_[i]->finished()) ++decodes;
   }
-  const int32_t wanted = ChooseDraftLength(decodes);
+  const DraftLength length = ChooseDraftLength(decodes);
+  const int32_t wanted = length.drafts;
   counters_.num_speculative_tokens = wanted;
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
@@ -317,6 +321,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
     RequestState& state = *states_[index];
     state.drafts.assign(row, end);
+    state.num_guesses = static_cast<int32_t>(state.drafts.size());
+    if (plan.requests[index].samples) state.AddDummies(length);
     // Drafts that the grammar refuses need no verify row.
     if (state.grammar() != nullptr) {
       state.drafts.resize(state.grammar()->CountAllowed(state.drafts));
@@ -325,8 +331,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   }
 }
 
-int32_t EngineCore::ChooseDraftLength(int32_t decodes) {
-  if (!parts_.draft_length_policy) return parts_.draft_schedule.TokensFor(decodes);
+DraftLength EngineCore::ChooseDraftLength(int32_t decodes) {
+  if (!parts_.draft_length_policy) return {parts_.draft_schedule.TokensFor(decodes)};
   rows_put_off_.assign(static_cast<size_t>(parts_.drafter->max_drafts()) + 1, 0);
   for (const RequestRows& rows : layout_.requests()) {
     if (states_[static_cast<size_t>(rows.work_index)]->finished()) continue;

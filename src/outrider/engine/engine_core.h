@@ -69,7 +69,7 @@ class EngineCore {
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
   /// Drafts per request after this step, in which `decodes` requests were sampled and go on.
-  int32_t ChooseDraftLength(int32_t decodes);
+  DraftLength ChooseDraftLength(int32_t decodes);
   /// Tells the policy about a step that took so long, draft_seconds of it for drafting.
   void ObserveStep(const StepPlan& plan, double seconds, double draft_seconds);
   void Commit(const StepPlan& plan);
@@ -78,6 +78,7 @@ class EngineCore {
 
   /// What became of one planned request in this step.
   struct Outcome {
+    int32_t num_guesses = 0;  // verified drafts without dummies
     int32_t num_emitted = 0;
     int32_t num_drafts = 0;  // proposed for the next step
   };

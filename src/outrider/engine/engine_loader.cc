@@ -87,7 +87,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
     if (options.speculation.IsAdaptive()) {
-      parts.draft_length_policy.emplace(plan.k(), plan.chained());
+      parts.draft_length_policy.emplace(plan.k(), plan.chained(),
+                                        plan.acceptance().method == RejectionMethod::kMatch);
     }
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();

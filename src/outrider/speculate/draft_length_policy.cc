@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr double kMostTried = 128;
 constexpr double kLeastTried = 6;
 constexpr int32_t kProbeRequests = 8;
+// Those of a probe that tells times only.
+constexpr int32_t kTimedRequests = 3;
 // The steps of a probe that had to catch up, at most.
 constexpr double kMostProbeSteps = 16;
 // Steps over which prompt rows are counted, and those that pay for catching up.
@@ -25,9 +28,9 @@ constexpr double kRecentTokens = 4096;
 // to and fro and catch up each time.
 constexpr double kBatchSteps = 16;
 constexpr double kOtherBatch = 2;
-// At first nothing is known, and probes may lose more.
+// At first, and when costs are in doubt, probes may lose so many times as much for so many tokens.
 constexpr double kLearningTokens = 1024;
-constexpr double kLearningShare = 0.02;
+constexpr double kLearningTimes = 2;
 // Until so many tokens, the first k runs: what is measured first is slow, and would be believed
 // until a probe is dared, which is dear once many rows are put off.
 constexpr double kFirstTokens = 32;
@@ -36,18 +39,23 @@ constexpr double kFirstTokens = 32;
 // guesses from other sizes are rough, and a k that was left is dear to come back to.
 constexpr int32_t kFirstRequests = 128;
 constexpr int32_t kMostFirstSteps = 12;
-// A k that was judged worse then is looked at once more so many steps later, while there is little
-// to catch up on: what is measured first at a new size is slow. For so many steps at most, and if
-// that loses no more time than so many take.
-constexpr int32_t kSecondLook = 40;
-constexpr double kSecondLookSteps = 3;
-constexpr double kMostSecondLookLoss = 8;
+// So many steps later one draft more is looked at, and then again after so many times as many, if
+// it must catch up: what is measured first at a new size is slow, for some 40 steps. Dummies tell
+// what verification takes; if one draft more promises anything then, it is computed. Each for so
+// many steps at most, and if that loses no more time than so many take.
+constexpr int32_t kLook = 64;
+constexpr int32_t kLookLater = 8;
+constexpr int32_t kMostLook = 1024;
+constexpr double kLookSteps = 2;
+constexpr double kMostLookLoss = 8;
+// After the choice of the last dummies, until they are observed.
+constexpr int32_t kLookAfterDummies = 2;
 // How much of a step's deviation is taken for a change of the machine's speed, and by what factor
 // it deviates at most.
-constexpr double kFollowed = 0.05;
+constexpr double kFollowed = 0.25;
 constexpr double kMostChange = 1.3;
 // When the speed has changed by this factor, costs are in doubt, as those of other k may have
-// changed by another one, and half of what was learned at first is to be learned again.
+// changed by another one.
 constexpr double kMostDrift = 1.5;
 // What a verification counts as a measurement where as many were made of about as many rows: most
 // of what it says is the machine's speed.
@@ -58,9 +66,10 @@ constexpr double kLeastProbeLoss = 0.05;
 
 }  // namespace
 
-DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained)
+DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained, bool may_use_dummies)
     : max_drafts_(max_drafts),
       chained_(chained),
+      may_use_dummies_(may_use_dummies),
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
       accepted_(static_cast<size_t>(max_drafts), 1) {
@@ -98,7 +107,11 @@ DraftLengthPolicy::ModuleParts DraftLengthPolicy::Modules(int32_t k, double draf
   const auto seconds = [&](const RowCost& cost, double num_rows) {
     if (num_rows == 0) return 0.0;
     for (const RowCost* known : {&cost, &drafts_, &entries_}) {
-      if (const double s = known->Seconds(num_rows); s > 0) return s;
+      const double most = known->MostRows();
+      if (most == 0) continue;
+      const double s = known->Seconds(num_rows);
+      if (num_rows <= most || verify_.Seconds(most) == 0) return s;
+      return std::min(s, known->Seconds(most) * verify_.Seconds(num_rows) / verify_.Seconds(most));
     }
     return 0.0;
   };
@@ -124,63 +137,103 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
   return decode + ended_prompt_rows_ / ended_tokens_ * prompt / rows;
 }
 
-int32_t DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
-  if (batch_size == 0) return best_;
+DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  if (batch_size == 0) return {best_};
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
     first_steps_ = std::clamp(kFirstRequests / batch_size, 2, kMostFirstSteps);
-    second_look_in_ = kSecondLook;
-    first_k_ = best_;
+    look_in_ = look_interval_ = kLook;
+    dummies_looked_ = false;
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
-  if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return best_;
-  if (probe_requests_ > 0) {
-    probe_requests_ -= batch_size;
-    return probe_;
+  if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
+  if (probe_requests_ <= 0) {
+    const int32_t before = best_;
+    double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
+    for (int32_t k = 0; k <= max_drafts_; ++k) {
+      const double seconds =
+          SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
+      if (seconds >= least) continue;
+      least = seconds;
+      best_ = k;
+    }
+    // What is known of the k that was left may be of a slow moment: a probe of it says as much.
+    if (best_ != before) verify_.Doubt();
+    if (StepSeconds(best_, batch_) > 0) ChooseProbe(batch_size, rows_put_off);
   }
-  const int32_t before = best_;
-  double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
-  for (int32_t k = 0; k <= max_drafts_; ++k) {
-    const double seconds =
-        SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
-    if (seconds >= least) continue;
-    least = seconds;
-    best_ = k;
-  }
-  // What is known of the k that was left may be of a slow moment: a probe of it says as much.
-  if (best_ != before) verify_.Doubt();
-  StartProbe(batch_size, rows_put_off);
-  if (probe_requests_ <= 0) return best_;
+  if (probe_requests_ <= 0) return {best_};
   probe_requests_ -= batch_size;
   return probe_;
 }
 
-void DraftLengthPolicy::StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
-  const bool second_look = second_look_in_ > 0 && --second_look_in_ == 0 && best_ < first_k_;
-  const bool more = second_look || best_ == 0 || (probe_more_ && best_ < max_drafts_);
-  const int32_t k = more ? best_ + 1 : best_ - 1;
-  const double seconds = StepSeconds(k, batch_);
-  if (seconds == 0) return;  // nothing is known
+void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  if (best_ < max_drafts_) {
+    const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
+    if (look_in_ > 0 && --look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
+    if (ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
+      more_credit_ = 0;
+      return;
+    }
+  }
+  if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) fewer_credit_ = 0;
+}
+
+bool DraftLengthPolicy::LookAtMore(int32_t batch_size, double catch_up) {
+  const double may_lose = kMostLookLoss * StepSeconds(best_, batch_);
+  if (std::exchange(dummies_looked_, false)) {
+    look_in_ = look_interval_;
+    const bool is_promising = SecondsPerToken(best_ + 1, batch_) < SecondsPerToken(best_, batch_);
+    return is_promising && ProbeDrafts(best_ + 1, batch_size, catch_up, kLookSteps, may_lose);
+  }
+  look_in_ = look_interval_ = std::min(kLookLater * look_interval_, kMostLook);
+  if (catch_up == 0) return false;  // probes are cheap
+  if (!may_use_dummies_) {
+    look_in_ = 0;  // once
+    return ProbeDrafts(best_ + 1, batch_size, catch_up, kLookSteps, may_lose);
+  }
+  if (!ProbeDummies(batch_size, may_lose)) return false;
+  verify_.Doubt(batch_ * (2 + best_));  // it was measured in other times
+  dummies_looked_ = true;
+  look_in_ = kLookAfterDummies;
+  return true;
+}
+
+bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_up,
+                                    double most_steps, double may_lose) {
   const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
-  const double lost_by_step = seconds * std::max(share, kLeastProbeLoss);
-  const double catch_up = more ? CatchUpSeconds(k, rows_put_off) : 0;
-  const double least_steps = std::ceil(static_cast<double>(kProbeRequests) / batch_size);
+  const double lost_by_step = StepSeconds(k, batch_) * std::max(share, kLeastProbeLoss);
+  const int32_t least_requests = k > best_ ? kProbeRequests : kTimedRequests;
+  const double least_steps = std::ceil(static_cast<double>(least_requests) / batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
-  const double most_steps = std::max(second_look ? kSecondLookSteps : kMostProbeSteps, least_steps);
-  const double steps = std::clamp(catch_up / lost_by_step, least_steps, most_steps);
-  const double lost = catch_up + steps * lost_by_step;
-  if ((second_look ? std::max(credit_, kMostSecondLookLoss * seconds) : credit_) < lost) return;
-  credit_ = 0;  // what was saved up while probes were dear is not spent when they are cheap
-  probe_ = k;
+  const double steps =
+      std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
+  return StartProbe({k}, batch_size, steps, catch_up + steps * lost_by_step, may_lose);
+}
+
+bool DraftLengthPolicy::ProbeDummies(int32_t batch_size, double may_lose) {
+  const double verify = verify_.Seconds(batch_ * (1 + best_));
+  const double more = verify_.Seconds(batch_ * (2 + best_)) - verify;
+  const double lost_by_step = std::max(more, kLeastProbeLoss * verify);
+  const double steps =
+      std::max(std::ceil(static_cast<double>(kTimedRequests) / batch_size), kLookSteps);
+  return StartProbe({best_, 1}, batch_size, steps, steps * lost_by_step, may_lose);
+}
+
+bool DraftLengthPolicy::StartProbe(DraftLength length, int32_t batch_size, double steps,
+                                   double lost, double may_lose) {
+  if (may_lose < lost) return false;
+  probe_ = length;
   probe_requests_ = static_cast<int32_t>(steps * batch_size);
-  probe_more_ = !more;
+  return true;
 }
 
 void DraftLengthPolicy::Observe(const DraftStep& step) {
-  const double share = tokens_learned_ < kLearningTokens ? kLearningShare : kProbeShare;
+  const double times = tokens_learned_ < kLearningTokens ? kLearningTimes : 1;
   tokens_learned_ = std::min(tokens_learned_ + step.tokens, kLearningTokens);
-  credit_ += share * (step.seconds + step.draft_seconds) / slowness_;
+  const double seconds = times * (step.seconds + step.draft_seconds) / slowness_;
+  more_credit_ += kMoreShare * seconds;
+  fewer_credit_ += kFewerShare * seconds;
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;

@@ -9,7 +9,9 @@
 // learned functions of a number of rows: what verification, prompts and modules take. The best k
 // runs when it promises kHysteresis more than the one that does, catching up included. Now and then
 // one beside it runs for a moment, so that what is known of it does not grow old: as often as the
-// time that this is expected to lose stays within kProbeShare.
+// time that this is expected to lose stays within a share. What verification takes for more drafts
+// can be known without computing them, for which modules may have to catch up on all that they put
+// off: dummies are verified in their place.
 //
 // A machine's speed can halve and double within a second, by far more than numbers of drafts
 // differ. So all times are divided by how slow the machine is at the moment, which follows what
@@ -45,17 +47,26 @@ struct DraftStep {
   std::span<const int32_t> accepted;
 };
 
+/// What the next step verifies of each request after its last known token.
+struct DraftLength {
+  int32_t drafts = 0;   // that modules compute
+  int32_t dummies = 0;  // tokens after them that nobody guessed
+};
+
 class DraftLengthPolicy {
  public:
-  static constexpr double kProbeShare = 0.003;  // of the time, lost to k that are not the best
-  static constexpr double kHysteresis = 0.03;   // gain that another k must promise
+  // Of the time, lost to probes of one draft more and of one less than the best.
+  static constexpr double kMoreShare = 0.002;
+  static constexpr double kFewerShare = 0.001;
+  static constexpr double kHysteresis = 0.03;  // gain that another k must promise
 
   /// Chooses 0 .. max_drafts. chained: module m drafts token m; otherwise one module drafts all.
-  DraftLengthPolicy(int32_t max_drafts, bool chained);
+  /// may_use_dummies: verifying a token that nobody guessed does not change what is generated.
+  DraftLengthPolicy(int32_t max_drafts, bool chained, bool may_use_dummies);
 
-  /// Drafts per request for the next step, in which `batch_size` requests verify. rows_put_off
-  /// [k + 1]: module rows that must run before so many can be drafted.
-  int32_t Choose(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  /// For the next step, in which `batch_size` requests verify. rows_put_off [k + 1]: module rows
+  /// that must run before so many can be drafted.
+  DraftLength Choose(int32_t batch_size, std::span<const int64_t> rows_put_off);
 
   /// After each step.
   void Observe(const DraftStep& step);
@@ -85,10 +96,19 @@ class DraftLengthPolicy {
   void MeasureVerification(const DraftStep& step);
   void MeasureModules(const DraftStep& step);
   void FollowSpeed(double times);
-  void StartProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  void ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  // Each starts a probe unless it is expected to lose more than may_lose seconds, and says so: what
+  // looks at one draft more now and then, one of so many drafts, one of a dummy more.
+  bool LookAtMore(int32_t batch_size, double catch_up);
+  bool ProbeDrafts(int32_t k, int32_t batch_size, double catch_up, double most_steps,
+                   double may_lose);
+  bool ProbeDummies(int32_t batch_size, double may_lose);
+  bool StartProbe(DraftLength length, int32_t batch_size, double steps, double lost,
+                  double may_lose);
 
   int32_t max_drafts_;
   bool chained_;
+  bool may_use_dummies_;
   double slowness_ = 1;           // steps take so many times what the costs say
   double slowness_at_doubt_ = 1;  // when costs were last in doubt; at first: at the start
   RowCost verify_;
@@ -108,18 +128,21 @@ class DraftLengthPolicy {
   double ended_prompt_rows_ = 0;
   double ended_tokens_ = 0;
   double batch_ = 0;  // requests that verify, lately
-  // At a batch size of which nothing is known: steps that are left of the first ones, those until
-  // the k that ran then is looked at again, and that k.
+  // At a batch size of which nothing is known: steps that are left of the first ones.
   int32_t first_steps_ = 0;
-  int32_t second_look_in_ = 0;
-  int32_t first_k_ = 0;
+  // Steps until one draft more is looked at, and between looks; whether dummies were just verified.
+  int32_t look_in_ = 0;
+  int32_t look_interval_ = 0;
+  bool dummies_looked_ = false;
 
   int32_t best_ = 1;            // at first: never far from the best
-  int32_t probe_ = 0;           // the k that is probed, while requests are left for it
+  DraftLength probe_;           // what is probed, while requests are left for it
   int32_t probe_requests_ = 0;  // counted once per step
-  bool probe_more_ = false;     // the next probe drafts more than the best, not fewer
-  double credit_ = 0;           // seconds that probes may lose
-  double tokens_learned_ = 0;   // up to kLearningTokens; halved when costs are in doubt
+  // Seconds that probes of more and of fewer drafts may lose. Each saves up for itself: some cost
+  // hundreds of times as much as others.
+  double more_credit_ = 0;
+  double fewer_credit_ = 0;
+  double tokens_learned_ = 0;  // up to kLearningTokens; halved when costs are in doubt
 };
 
 }  // namespace outrider

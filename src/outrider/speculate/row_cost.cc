@@ -42,10 +42,19 @@ double RowCost::Seconds(double rows) const {
 
 size_t RowCost::IndexOf(double rows) {
   constexpr size_t kLast = std::tuple_size_v<decltype(points_)> - 1;
-  return std::min(static_cast<size_t>(2 * std::log2(std::max(rows, 1.0))), kLast);
+  return std::min(static_cast<size_t>(0.5 + 2 * std::log2(std::max(rows, 1.0))), kLast);
 }
 
 double RowCost::Weight(double rows) const { return points_[IndexOf(rows)].weight; }
+
+double RowCost::MostRows() const {
+  const Point* best = nullptr;
+  for (const Point& point : points_) {
+    if (point.weight == 0) continue;
+    if (best == nullptr || point.weight >= std::min(best->weight, kTellingShare)) best = &point;
+  }
+  return best == nullptr ? 0 : best->rows;
+}
 
 void RowCost::Gather() {
   num_known_ = 0;
@@ -71,6 +80,11 @@ void RowCost::Gather() {
 
 void RowCost::Doubt() {
   for (Point& point : points_) point.weight = std::min(point.weight, 1.0);
+}
+
+void RowCost::Doubt(double rows) {
+  double& weight = points_[IndexOf(rows)].weight;
+  weight = std::min(weight, kLeastBelieved);
 }
 
 void RowCost::Learn(double rows, double seconds, double share) {

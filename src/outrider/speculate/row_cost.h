@@ -13,11 +13,16 @@ class RowCost {
   /// take; beyond, with the slope that is there; below, in proportion. 0 when nothing was measured.
   double Seconds(double rows) const;
 
+  /// The most rows that were measured well, or at all; 0 when none were.
+  double MostRows() const;
+
   /// Of how many measurements the cost of about so many `rows` > 0 is a mean; 0: of none.
   double Weight(double rows) const;
 
   /// All that is known counts like one measurement at most.
   void Doubt();
+  /// What is known of about so many rows counts less than that.
+  void Doubt(double rows);
 
   /// `rows` > 0 took so long. Counts `share` <= 1 of a measurement.
   void Learn(double rows, double seconds, double share = 1);
