@@ -25,7 +25,8 @@ struct TestEngineOptions {
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
   std::vector<DraftRange> draft_ranges = {};
-  bool adaptive = false;  // up to k drafts, as it pays
+  bool adaptive = false;                                   // up to k drafts, as it pays
+  std::optional<DraftLengthPolicy> policy = std::nullopt;  // one that has learned
   DraftForm draft_form = DraftForm::kCompacted;
   std::optional<int32_t> draft_vocab_size = std::nullopt;
   int32_t block_size = 16;
@@ -76,7 +77,8 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   if (options.adaptive) {
-    parts.draft_length_policy.emplace(options.k, options.drafter == DrafterKind::kChain, true);
+    parts.draft_length_policy = options.policy.value_or(
+        DraftLengthPolicy(options.k, options.drafter == DrafterKind::kChain, true));
   }
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;

@@ -110,6 +110,69 @@ TEST(DraftLengthModulesTest, DoesNotCatchUpOnMoreThanDraftsGain) {
   }
 }
 
+/// 128 requests for which no draft pays, and catching up takes as long as four steps. The machine
+/// is slow until shortly before the first look.
+World Crowd() {
+  return {.verify = [](double r) { return 4 + 0.25 * r; },
+          .module = [](double r) { return 0.1 + 0.06 * r; },
+          .entry = [](double r) { return 0.02 * r; },
+          .prompt = [](double r) { return 0.2 * r; },
+          .accepted = 0.95,
+          .batch = 128,
+          .prompt_rows = 35,
+          .tokens_per_prompt = 48,
+          .noise = 0.05,
+          .slowness = [](int64_t step) { return step >= 20 && step < 60 ? 1.4 : 1.0; },
+          .most_put_off = 128 * 60};
+}
+
+TEST(DraftLengthModulesTest, LooksAtMoreDraftsWithoutCatchingUp) {
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    Simulation simulation(Crowd(), true, seed);
+    simulation.Run(30);
+    simulation.StartCounting();
+    int32_t steps_with_dummies = 0;
+    for (int i = 0; i < 200; ++i) {
+      simulation.Run(1);
+      steps_with_dummies += simulation.dummies() > 0;
+    }
+    EXPECT_EQ(simulation.steps(0), 200) << seed;
+    EXPECT_GE(steps_with_dummies, 2) << seed;
+  }
+}
+
+TEST(DraftLengthModulesTest, TakesDraftsUpWhenDummiesSayThatTheyPay) {
+  // Since they were measured, rows beyond the first 128 have become nearly free.
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    Simulation simulation(Crowd(), true, seed);
+    simulation.Run(30);
+    EXPECT_EQ(simulation.last(), 0) << seed;
+    simulation.world().verify = [](double r) { return 36 + 0.02 * std::max(0.0, r - 128); };
+    simulation.Run(200);
+    simulation.StartCounting();
+    simulation.Run(100);
+    EXPECT_LT(simulation.steps(0), 10) << seed;
+  }
+}
+
+TEST(DraftLengthModulesTest, NeverUsesDummiesWhereTheyWouldChangeWhatIsGenerated) {
+  DraftLengthPolicy policy(kMost, true, false);
+  const std::vector<int64_t> rows = {0, 500, 500, 500};
+  const std::vector<int32_t> none(kMost);
+  for (int i = 0; i < 3000; ++i) {
+    const DraftLength length = policy.Choose(4, rows);
+    EXPECT_EQ(length.dummies, 0);
+    policy.Observe({.seconds = 4.0 * (1 + length.drafts),
+                    .draft_seconds = 0.5 * length.drafts,
+                    .depth = length.drafts,
+                    .module_rows = length.drafts,
+                    .verify_rows = 4 * (1 + length.drafts),
+                    .tokens = 4,
+                    .tried = none,
+                    .accepted = none});
+  }
+}
+
 TEST(DraftLengthModulesTest, AProbeThatCaughtUpRunsUntilItLostAsMuch) {
   for (const int64_t put_off : {0, 2'000}) {
     DraftLengthPolicy policy(kMost, true, false);

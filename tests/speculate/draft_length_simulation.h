@@ -47,6 +47,8 @@ class Simulation {
   int64_t steps(int32_t k) const { return steps_.at(static_cast<size_t>(k)); }
   int64_t changes() const { return changes_; }
   int32_t last() const { return k_; }
+  int32_t dummies() const { return dummies_; }  // of the last step
+  const DraftLengthPolicy& policy() const { return policy_; }
 
   /// In the next step, beside those that follow requests that end.
   void AddPrompts(int32_t rows) { first_prompt_rows_ += rows; }

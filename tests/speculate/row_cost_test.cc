@@ -115,6 +115,30 @@ TEST(RowCostTest, WhatIsInDoubtGivesWayAtOnce) {
   EXPECT_EQ(cost.Seconds(4), 2);
 }
 
+TEST(RowCostTest, WhatIsInDoubtOfSomeRowsGivesWayThere) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  LearnOften(cost, 64, 16);
+  cost.Doubt(4);
+  EXPECT_EQ(cost.Seconds(4), 1);
+  cost.Learn(4, 2);
+  EXPECT_GT(cost.Seconds(4), 1.9);
+  EXPECT_GT(cost.Weight(64), 3);
+}
+
+TEST(RowCostTest, TheMostRowsAreThoseThatWereMeasuredWell) {
+  RowCost cost;
+  EXPECT_EQ(cost.MostRows(), 0);
+  cost.Learn(8, 1, 0.1);
+  EXPECT_EQ(cost.MostRows(), 8);
+  LearnOften(cost, 4, 1);
+  EXPECT_EQ(cost.MostRows(), 4);
+  cost.Learn(64, 9, 0.01);
+  EXPECT_EQ(cost.MostRows(), 4);
+  cost.Learn(64, 9);
+  EXPECT_EQ(cost.MostRows(), 64);
+}
+
 TEST(RowCostTest, AShareCountsLess) {
   RowCost cost;
   LearnOften(cost, 4, 1);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -40,16 +39,13 @@ constexpr double kFirstTokens = 32;
 constexpr int32_t kFirstRequests = 128;
 constexpr int32_t kMostFirstSteps = 12;
 // So many steps later one draft more is looked at, and then again after so many times as many, if
-// it must catch up: what is measured first at a new size is slow, for some 40 steps. Dummies tell
-// what verification takes; if one draft more promises anything then, it is computed. Each for so
-// many steps at most, and if that loses no more time than so many take.
+// it must catch up: what is measured first at a new size is slow, for some 40 steps. For so many
+// steps, with dummies, if that loses no more time than so many take.
 constexpr int32_t kLook = 64;
 constexpr int32_t kLookLater = 8;
 constexpr int32_t kMostLook = 1024;
 constexpr double kLookSteps = 2;
 constexpr double kMostLookLoss = 8;
-// After the choice of the last dummies, until they are observed.
-constexpr int32_t kLookAfterDummies = 2;
 // How much of a step's deviation is taken for a change of the machine's speed, and by what factor
 // it deviates at most.
 constexpr double kFollowed = 0.25;
@@ -144,7 +140,6 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
     first_steps_ = std::clamp(kFirstRequests / batch_size, 2, kMostFirstSteps);
     look_in_ = look_interval_ = kLook;
-    dummies_looked_ = false;
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
@@ -180,22 +175,15 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
 }
 
 bool DraftLengthPolicy::LookAtMore(int32_t batch_size, double catch_up) {
-  const double may_lose = kMostLookLoss * StepSeconds(best_, batch_);
-  if (std::exchange(dummies_looked_, false)) {
-    look_in_ = look_interval_;
-    const bool is_promising = SecondsPerToken(best_ + 1, batch_) < SecondsPerToken(best_, batch_);
-    return is_promising && ProbeDrafts(best_ + 1, batch_size, catch_up, kLookSteps, may_lose);
-  }
   look_in_ = look_interval_ = std::min(kLookLater * look_interval_, kMostLook);
   if (catch_up == 0) return false;  // probes are cheap
+  const double may_lose = kMostLookLoss * StepSeconds(best_, batch_);
   if (!may_use_dummies_) {
     look_in_ = 0;  // once
     return ProbeDrafts(best_ + 1, batch_size, catch_up, kLookSteps, may_lose);
   }
   if (!ProbeDummies(batch_size, may_lose)) return false;
   verify_.Doubt(batch_ * (2 + best_));  // it was measured in other times
-  dummies_looked_ = true;
-  look_in_ = kLookAfterDummies;
   return true;
 }
 

@@ -130,10 +130,9 @@ class DraftLengthPolicy {
   double batch_ = 0;  // requests that verify, lately
   // At a batch size of which nothing is known: steps that are left of the first ones.
   int32_t first_steps_ = 0;
-  // Steps until one draft more is looked at, and between looks; whether dummies were just verified.
+  // Steps until one draft more is looked at, and between looks.
   int32_t look_in_ = 0;
   int32_t look_interval_ = 0;
-  bool dummies_looked_ = false;
 
   int32_t best_ = 1;            // at first: never far from the best
   DraftLength probe_;           // what is probed, while requests are left for it
