@@ -258,8 +258,7 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
     Outcome& outcome = outcomes_[i];
-    outcome.num_emitted = 0;
-    outcome.num_drafts = 0;
+    outcome = {};
     if (!planned.samples) continue;
     RequestState& state = *states_[i];
     const int32_t accepted = verified_[i].num_accepted;

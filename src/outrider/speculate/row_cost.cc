@@ -47,19 +47,15 @@ size_t RowCost::IndexOf(double rows) {
 
 double RowCost::Weight(double rows) const { return points_[IndexOf(rows)].weight; }
 
-double RowCost::MostRows() const {
-  const Point* best = nullptr;
-  for (const Point& point : points_) {
-    if (point.weight == 0) continue;
-    if (best == nullptr || point.weight >= std::min(best->weight, kTellingShare)) best = &point;
-  }
-  return best == nullptr ? 0 : best->rows;
-}
-
 void RowCost::Gather() {
   num_known_ = 0;
   double heaviest = 0;
   for (const Point& point : points_) heaviest = std::max(heaviest, point.weight);
+  for (const Point& point : points_) {
+    if (point.weight > 0 && point.weight >= std::min(heaviest, kTellingShare)) {
+      most_rows_ = point.rows;
+    }
+  }
   for (const Point& point : points_) {
     if (point.weight == 0 || point.weight < std::min(heaviest, kLeastBelieved)) continue;
     known_[num_known_++] = {point.rows, point.seconds, point.seconds};

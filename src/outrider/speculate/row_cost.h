@@ -14,7 +14,7 @@ class RowCost {
   double Seconds(double rows) const;
 
   /// The most rows that were measured well, or at all; 0 when none were.
-  double MostRows() const;
+  double MostRows() const { return most_rows_; }
 
   /// Of how many measurements the cost of about so many `rows` > 0 is a mean; 0: of none.
   double Weight(double rows) const;
@@ -48,7 +48,8 @@ class RowCost {
   std::array<Point, 48> points_;  // up to 2^24 rows
   std::array<Known, 48> known_;   // of them, by rising rows: the first num_known_
   size_t num_known_ = 0;
-  double slope_ = 0;  // seconds per row beyond the last
+  double slope_ = 0;      // seconds per row beyond the last
+  double most_rows_ = 0;  // MostRows()
 };
 
 }  // namespace outrider
