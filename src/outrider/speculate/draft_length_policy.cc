@@ -97,7 +97,7 @@ double DraftLengthPolicy::EntryRows(int32_t k, double drafting, double rows) con
 }
 
 /// What was never measured takes as long as a row that drafts, which takes as long as an entry if
-/// only that was.
+/// only that was. More rows than were measured take as many times more as verification does then.
 DraftLengthPolicy::ModuleParts DraftLengthPolicy::Modules(int32_t k, double drafting,
                                                           double rows) const {
   const auto seconds = [&](const RowCost& cost, double num_rows) {

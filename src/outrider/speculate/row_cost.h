@@ -28,7 +28,7 @@ class RowCost {
   void Learn(double rows, double seconds, double share = 1);
 
  private:
-  /// The running means of what was measured between one half octave and the next.
+  /// The running means of what was measured around a half octave: sizes are often powers of two.
   struct Point {
     double rows = 0;
     double seconds = 0;
