@@ -97,7 +97,8 @@ double DraftLengthPolicy::EntryRows(int32_t k, double drafting, double rows) con
 }
 
 /// What was never measured takes as long as a row that drafts, which takes as long as an entry if
-/// only that was. More rows than were measured take as many times more as verification does then.
+/// only that was. More rows than were measured take as many times more as verification does, as far
+/// as that is known.
 DraftLengthPolicy::ModuleParts DraftLengthPolicy::Modules(int32_t k, double drafting,
                                                           double rows) const {
   const auto seconds = [&](const RowCost& cost, double num_rows) {
@@ -106,8 +107,10 @@ DraftLengthPolicy::ModuleParts DraftLengthPolicy::Modules(int32_t k, double draf
       const double most = known->MostRows();
       if (most == 0) continue;
       const double s = known->Seconds(num_rows);
-      if (num_rows <= most || verify_.Seconds(most) == 0) return s;
-      return std::min(s, known->Seconds(most) * verify_.Seconds(num_rows) / verify_.Seconds(most));
+      const double reach = std::min(num_rows, verify_.MostRows());
+      if (reach <= most) return s;
+      const double times = verify_.Seconds(reach) / verify_.Seconds(most) * (num_rows / reach);
+      return std::min(s, known->Seconds(most) * times);
     }
     return 0.0;
   };
