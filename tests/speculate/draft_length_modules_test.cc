@@ -173,6 +173,22 @@ TEST(DraftLengthModulesTest, NeverUsesDummiesWhereTheyWouldChangeWhatIsGenerated
   }
 }
 
+TEST(DraftLengthModulesTest, DoesNotTakeCatchingUpForCheapWhereFewRowsAreVerifiedForFree) {
+  // No draft is right. Verification is known of a few rows only, which are free; of 7,000 a module
+  // takes 175 seconds.
+  Simulation simulation({.verify = [](double r) { return std::max(1.0, r / 8); },
+                         .module = [](double r) { return 0.2 * std::max(1.0, r / 8); },
+                         .accepted = 0.02,
+                         .most_put_off = 10'000});
+  simulation.Run(500);
+  EXPECT_EQ(simulation.last(), 0);
+  simulation.AddPrompts(7'000);
+  simulation.Run(1);
+  simulation.StartCounting();
+  simulation.Run(3000);
+  EXPECT_EQ(simulation.steps(0), 3000);
+}
+
 TEST(DraftLengthModulesTest, AProbeThatCaughtUpRunsUntilItLostAsMuch) {
   for (const int64_t put_off : {0, 2'000}) {
     DraftLengthPolicy policy(kMost, true, false);
