@@ -68,7 +68,8 @@ class EngineCore {
   void Forward();
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
-  /// Drafts per request after this step, in which `decodes` requests were sampled and go on.
+  /// Drafts and dummies per request after this step, in which `decodes` requests were sampled and
+  /// go on.
   DraftLength ChooseDraftLength(int32_t decodes);
   /// Tells the policy about a step that took so long, draft_seconds of it for drafting.
   void ObserveStep(const StepPlan& plan, double seconds, double draft_seconds);

@@ -57,7 +57,7 @@ class RequestState {
   /// Appends length.dummies to `drafts`, as far as they are useful: its latest tokens again, so
   /// that they are like its text.
   void AddDummies(DraftLength length);
-  /// Of so many verified drafts, those that are not dummies; a dummy that was right is none.
+  /// Of so many verified drafts, those that are not dummies; one that was right counts as a guess.
   int32_t NumGuesses(int32_t num_drafts, int32_t num_accepted) const {
     return std::max(std::min(num_drafts, num_guesses), num_accepted);
   }
@@ -76,7 +76,7 @@ class RequestState {
   bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
 
-  std::vector<int32_t> drafts;          // guesses that follow tokens(), to be verified next
+  std::vector<int32_t> drafts;          // to be verified next, after tokens()
   int32_t num_guesses = 0;              // of `drafts`, the first; those after them are dummies
   std::vector<float> draft_probs;       // [k, vocab] what `drafts` were drawn from; empty: certain
   std::optional<BlockKeys> block_keys;  // of tokens(); none when no prefix may be shared

@@ -27,7 +27,7 @@ constexpr double kRecentTokens = 4096;
 // to and fro and catch up each time.
 constexpr double kBatchSteps = 16;
 constexpr double kOtherBatch = 2;
-// At first, and when costs are in doubt, probes may lose so many times as much for so many tokens.
+// At first probes may lose so many times as much, for so many tokens.
 constexpr double kLearningTokens = 1024;
 constexpr double kLearningTimes = 2;
 // Until so many tokens, the first k runs: what is measured first is slow, and would be believed
@@ -51,7 +51,7 @@ constexpr double kMostLookLoss = 8;
 constexpr double kFollowed = 0.25;
 constexpr double kMostChange = 1.3;
 // When the speed has changed by this factor, costs are in doubt, as those of other k may have
-// changed by another one.
+// changed by another one, and half of kLearningTokens are to come again.
 constexpr double kMostDrift = 1.5;
 // What a verification counts as a measurement where as many were made of about as many rows: most
 // of what it says is the machine's speed.
@@ -59,6 +59,10 @@ constexpr double kKnownShare = 0.3;
 constexpr double kFewMeasured = 4;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
+
+double StepsOf(int32_t requests, int32_t batch_size) {
+  return std::ceil(static_cast<double>(requests) / batch_size);
+}
 
 }  // namespace
 
@@ -170,7 +174,8 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
     if (look_in_ > 0 && --look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
     if (ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
-      more_credit_ = 0;
+      more_credit_ =
+          0;  // what was saved up while probes were dear is not spent when they are cheap
       return;
     }
   }
@@ -194,8 +199,7 @@ bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_
                                     double most_steps, double may_lose) {
   const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
   const double lost_by_step = StepSeconds(k, batch_) * std::max(share, kLeastProbeLoss);
-  const int32_t least_requests = k > best_ ? kProbeRequests : kTimedRequests;
-  const double least_steps = std::ceil(static_cast<double>(least_requests) / batch_size);
+  const double least_steps = StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
   const double steps =
       std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
@@ -206,8 +210,7 @@ bool DraftLengthPolicy::ProbeDummies(int32_t batch_size, double may_lose) {
   const double verify = verify_.Seconds(batch_ * (1 + best_));
   const double more = verify_.Seconds(batch_ * (2 + best_)) - verify;
   const double lost_by_step = std::max(more, kLeastProbeLoss * verify);
-  const double steps =
-      std::max(std::ceil(static_cast<double>(kTimedRequests) / batch_size), kLookSteps);
+  const double steps = std::max(StepsOf(kTimedRequests, batch_size), kLookSteps);
   return StartProbe({best_, 1}, batch_size, steps, steps * lost_by_step, may_lose);
 }
 

@@ -130,7 +130,7 @@ class DraftLengthPolicy {
   double batch_ = 0;  // requests that verify, lately
   // At a batch size of which nothing is known: steps that are left of the first ones.
   int32_t first_steps_ = 0;
-  // Steps until one draft more is looked at, and between looks.
+  // Steps until one draft more is looked at, 0: never; and between looks.
   int32_t look_in_ = 0;
   int32_t look_interval_ = 0;
 

@@ -52,13 +52,9 @@ void RowCost::Gather() {
   double heaviest = 0;
   for (const Point& point : points_) heaviest = std::max(heaviest, point.weight);
   for (const Point& point : points_) {
-    if (point.weight > 0 && point.weight >= std::min(heaviest, kTellingShare)) {
-      most_rows_ = point.rows;
-    }
-  }
-  for (const Point& point : points_) {
     if (point.weight == 0 || point.weight < std::min(heaviest, kLeastBelieved)) continue;
     known_[num_known_++] = {point.rows, point.seconds, point.seconds};
+    if (point.weight >= std::min(heaviest, kTellingShare)) most_rows_ = point.rows;
   }
   for (size_t i = num_known_ - 1; i-- > 0;) {
     known_[i].most = std::min(known_[i].most, known_[i + 1].most);

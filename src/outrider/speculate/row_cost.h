@@ -21,7 +21,7 @@ class RowCost {
 
   /// All that is known counts like one measurement at most.
   void Doubt();
-  /// What is known of about so many rows counts less than that.
+  /// What is known of about so many rows gives way to the next measurement.
   void Doubt(double rows);
 
   /// `rows` > 0 took so long. Counts `share` <= 1 of a measurement.
