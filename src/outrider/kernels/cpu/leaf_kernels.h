@@ -187,8 +187,8 @@ struct LeafKernels {
   /// Of a set with a matrix unit, else null. Products of rows of bfloat16 with weights of some
   /// formats have the order of sums of that unit (kernel_table.h), whatever the number of rows: for
   /// those this is the number of rows from which on they are taken in tiles, for others 0.
-  /// scale_cols: of kF8E4M3; elements: of the weight.
-  int64_t (*least_rows_of_tiles)(DType format, int64_t scale_cols, int64_t elements) = nullptr;
+  /// scale_cols: of kF8E4M3.
+  int64_t (*least_rows_of_tiles)(DType format, int64_t scale_cols) = nullptr;
   /// A group of up to kTileRows rows, rounded to bfloat16, in tiles.
   void (*round_to_tiles)(const float* const* x, int64_t rows, int64_t cols,
                          BFloat16* tiles) = nullptr;

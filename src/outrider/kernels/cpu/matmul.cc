@@ -89,8 +89,7 @@ void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, boo
     JobRows& rows = scratch.jobs.emplace_back();
     const PackedFormat& format = job.w->format;
     if (!rounded || job.w->cols == 0 || leaves.least_rows_of_tiles == nullptr) continue;
-    const int64_t least =
-        leaves.least_rows_of_tiles(format.dtype, format.scale_cols, job.w->rows * job.w->cols);
+    const int64_t least = leaves.least_rows_of_tiles(format.dtype, format.scale_cols);
     rows.unit_order = least > 0;
     if (rows.unit_order && job.y.rows >= least) {
       rows.tiles = scratch.rounded.Take<BFloat16>(TiledElements(job.y.rows, job.w->cols));

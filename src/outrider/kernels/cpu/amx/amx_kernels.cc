@@ -9,14 +9,13 @@ namespace outrider::cpu::amx {
 namespace {
 
 /// Codes of 8 bits are exact as bfloat16; sums over columns that share a scale are whole tiles.
-int64_t LeastRowsOfTiles(DType format, int64_t scale_cols, int64_t elements) {
+int64_t LeastRowsOfTiles(DType format, int64_t scale_cols) {
   switch (format) {
     case DType::kF8E4M3:
       return scale_cols % kTileCols == 0 && scale_cols <= kWidenedCols ? kLeastRowsOfTiles : 0;
     case DType::kI8:
-      return kLeastRowsOfTiles;
     case DType::kBF16:
-      return elements <= kMostInCache ? kLeastRowsOfTilesInCache : kLeastRowsOfTiles;
+      return kLeastRowsOfTiles;
     default:
       return 0;
   }

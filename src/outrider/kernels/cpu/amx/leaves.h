@@ -6,23 +6,20 @@
 
 namespace outrider::cpu::amx {
 
-/// Rows from which the matrix unit is faster than FMAs: with weights from memory, and with codes of
-/// 8 bits, which cost FMAs more; and with bfloat16 weights that may stay in a core's L2.
+/// Rows from which the matrix unit is faster than FMAs.
 inline constexpr int64_t kLeastRowsOfTiles = 3;
-inline constexpr int64_t kLeastRowsOfTilesInCache = 5;
-inline constexpr int64_t kMostInCache = int64_t{1} << 20;  // weights
 
 /// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
 /// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
 /// tiles before. Subnormal numbers, operands and results, are zero in all of this. With kF8E4M3 the
 /// tiles that share a scale have a sum of their own, which is multiplied by it and added in one
-/// FMA. Both give the same bits: FMAs, for fewer rows than those above, and the matrix unit, for
+/// FMA. Both give the same bits: FMAs, for fewer rows than that, and the matrix unit, for
 /// rows in tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
 
-/// MultiplyByTiles for codes of 8 bits and up to kTileRows rows.
-void MultiplyCodesByTiles(const PanelProduct& product);
+/// MultiplyByTiles for up to kTileRows rows.
+void MultiplyOneGroupByTiles(const PanelProduct& product);
 
 /// Attention over one split of bfloat16 entries with one group of rows and no shared part, whose
 /// values are elements of the keys, 64 rows at most; needs block.tiles. (Rows of one head would not

@@ -1,8 +1,8 @@
-// Panel products of one or two rows, and of up to four with weights in a cache, by FMAs, with the
-// bits of the matrix unit (leaves.h): the sums of a tile's even and odd columns are separate
-// chains, which also halves the wait of an FMA for the one before. Such products wait for memory,
-// or are too short for rows to be packed first. As with AVX-512 (avx512/matmul_leaves.cc) one tile
-// of R rows x P panels covers all rows, and the weights stream through once.
+// Panel products of one or two rows by FMAs, with the bits of the matrix unit (leaves.h): the sums
+// of a tile's even and odd columns are separate chains, which also halves the wait of an FMA for
+// the one before. Such products wait for memory, or are too short for rows to be packed first. As
+// with AVX-512 (avx512/matmul_leaves.cc) one tile of R rows x P panels covers all rows, and the
+// weights stream through once.
 
 #include <immintrin.h>
 
@@ -15,8 +15,7 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kMostRows = kLeastRowsOfTilesInCache - 1;
-static_assert(kLeastRowsOfTiles <= kLeastRowsOfTilesInCache);
+constexpr int64_t kMostRows = kLeastRowsOfTiles - 1;
 
 struct PairTile {
   const std::byte* w;  // the first panel
@@ -157,29 +156,21 @@ void Multiply(const PairTile& tile) {
 
 using TileFunction = void (*)(const PairTile&);
 
-/// The most panels of a tile: with two chains for each sum, and a total, at most 24 registers.
-constexpr int64_t kTilePanels[kMostRows] = {4, 4, 2, 2};
-
-/// Tiles of R rows by the number of panels - 1.
-template <int R, typename W>
-constexpr TileFunction kTilesOfRow[kPanelGroup] = {Multiply<R, 1, W>, Multiply<R, 2, W>,
-                                                   Multiply<R, R <= 2 ? 3 : 1, W>,
-                                                   Multiply<R, R <= 2 ? 4 : 1, W>};
-
-/// By the number of rows - 1.
+/// By the numbers of rows - 1 and of panels - 1. With two chains for each sum, and a total, at most
+/// 24 registers.
 template <typename W>
-constexpr const TileFunction* kTiles[kMostRows] = {kTilesOfRow<1, W>, kTilesOfRow<2, W>,
-                                                   kTilesOfRow<3, W>, kTilesOfRow<4, W>};
+constexpr TileFunction kTiles[kMostRows][kPanelGroup] = {
+    {Multiply<1, 1, W>, Multiply<1, 2, W>, Multiply<1, 3, W>, Multiply<1, 4, W>},
+    {Multiply<2, 1, W>, Multiply<2, 2, W>, Multiply<2, 3, W>, Multiply<2, 4, W>}};
 
 template <typename W>
 void MultiplyFormat(const PanelProduct& product) {
-  const int64_t most_panels = kTilePanels[product.rows - 1];
   const int64_t tile_bytes = kTileCols / W::kRound * W::kRoundBytes;  // of 32 columns
   const int64_t tiles = (product.cols + kTileCols - 1) / kTileCols;
-  const int64_t tiles_ahead = avx512::kReadAheadBytes / most_panels / tile_bytes + 1;
+  const int64_t tiles_ahead = avx512::kReadAheadBytes / kPanelGroup / tile_bytes + 1;
   const int64_t near_tiles = tiles > tiles_ahead ? tiles - tiles_ahead : 0;
-  for (int64_t p = 0; p < product.num_panels; p += most_panels) {
-    const int64_t panels = Least(most_panels, product.num_panels - p);
+  for (int64_t p = 0; p < product.num_panels; p += kPanelGroup) {
+    const int64_t panels = Least(kPanelGroup, product.num_panels - p);
     kTiles<W>[product.rows - 1][panels - 1]({
         .w = product.panels + p * product.panel_bytes,
         .panel_bytes = product.panel_bytes,

@@ -1,5 +1,5 @@
 // Panel products in AMX tiles: 16 rows x 32 columns of x times 32 columns of a panel, whose layout
-// is what the unit takes, give 16 x 16 sums.
+// is what the unit takes, give 16 x 16 sums. (One group of rows alone: one_group_tiles.cc.)
 //
 // Two groups of rows times two panels use each tile that is loaded twice, and four sums hide the
 // unit's latency; a group that is left over goes with four panels at a time. The work is cut into
@@ -370,9 +370,7 @@ class TileProduct {
 }  // namespace
 
 void MultiplyByTiles(const PanelProduct& product) {
-  if (product.format != DType::kBF16 && product.rows <= kTileRows) {
-    return MultiplyCodesByTiles(product);
-  }
+  if (product.rows <= kTileRows) return MultiplyOneGroupByTiles(product);
   const SubnormalsAreZero mode;
   switch (product.format) {
     case DType::kF8E4M3:

@@ -1,13 +1,16 @@
-// Panel products of a few rows with weights of 8 bits in AMX tiles. FMAs wait for memory with one
-// row, but with four their arithmetic takes as long: a code costs them two conversions and a
-// multiply-add per row. Here it costs two conversions and a merge, whatever the number of rows.
+// Panel products of up to 16 rows in AMX tiles: one group of rows, while the weights stream through
+// once. (More rows: tile_leaves.cc.)
 //
-// Four panels stream through at a time, in tiles of 32 columns, and sums stay in tiles from the
-// first column to the last, or to the last that shares a scale. Before a tile is multiplied, the
-// panel's next one is widened to bfloat16, in L1: turns this short let the processor do both at
+// Four panels go at a time, in tiles of 32 columns, and sums stay in tiles from the first column to
+// the last, or to the last that shares a scale. A tile waits for lines that come from memory or L2,
+// and what follows waits behind it: so lines are fetched into L1 shortly before. Codes of 8 bits
+// cost two conversions and a merge, whatever the number of rows: before a tile is multiplied, the
+// panel's next one is widened to bfloat16, in L1. Turns this short let the processor do both at
 // once.
 
 #include <immintrin.h>
+
+#include <cstring>
 
 #include "outrider/kernels/cpu/amx/code_vectors.h"
 #include "outrider/kernels/cpu/amx/leaves.h"
@@ -19,9 +22,7 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kCodeTileBytes = kTileCols * 16;
 static_assert(kWidenedWeights * 4 >= 2 * kPanelGroup * kTileBytes);
-constexpr int64_t kTilesAhead = avx512::kReadAheadBytes / (kPanelGroup * kCodeTileBytes);
 
 template <int kFrom, int kCount>
 inline __attribute__((always_inline)) void ZeroSums() {
@@ -47,10 +48,13 @@ class Panels {
       : product_(product),
         first_(first),
         tiles_((product.cols + kTileCols - 1) / kTileCols),
+        whole_tiles_(product.cols / kTileCols),
         near_tiles_(tiles_ > kTilesAhead ? tiles_ - kTilesAhead : 0) {}
 
   void Multiply() {
-    for (int64_t p = 0; p < P; ++p) Widen(0, p);
+    if constexpr (kIsNarrow) {
+      for (int64_t p = 0; p < P; ++p) Widen(0, p);
+    }
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       if (StartsSums(tile)) ZeroSums<0, P>();
       LoadTile<4>(product_.x_tiles + tile * product_.rows * kTileCols);
@@ -62,41 +66,74 @@ class Panels {
   }
 
  private:
+  static constexpr bool kIsNarrow = W::kRound == 4;    // weights of 8 bits
   static constexpr bool kHasGroups = W::kFactor != 0;  // columns that share a scale
+  static constexpr int64_t kStreamTileBytes = kTileCols / W::kRound * W::kRoundBytes;
+  static constexpr int64_t kTilesAhead = avx512::kReadAheadBytes / (P * kStreamTileBytes);
 
   bool StartsSums(int64_t tile) const {
     return kHasGroups ? tile * kTileCols % product_.scale_cols == 0 : tile == 0;
   }
 
-  std::byte* WidenedTile(int64_t tile, int64_t panel) const {
-    return reinterpret_cast<std::byte*>(product_.widened) +
-           (tile % 2 * kPanelGroup + panel) * kTileBytes;
+  const std::byte* StreamTile(int64_t tile, int64_t p) const {
+    return product_.panels + (first_ + p) * product_.panel_bytes + tile * kStreamTileBytes;
   }
 
-  /// The stream of a panel is fetched ahead in itself and, towards its end, where its successor
-  /// begins.
+  /// Where a tile is made that is not taken from the stream as it is.
+  std::byte* MadeTile(int64_t tile, int64_t p) const {
+    return reinterpret_cast<std::byte*>(product_.widened) +
+           (tile % 2 * kPanelGroup + p) * kTileBytes;
+  }
+
+  /// How far ahead of a tile its panel's stream is fetched: in itself and, towards its end, where
+  /// its successor begins.
+  int64_t Ahead(int64_t tile) const {
+    return tile < near_tiles_ ? kTilesAhead * kStreamTileBytes
+                              : P * product_.panel_bytes - near_tiles_ * kStreamTileBytes;
+  }
+
   __attribute__((always_inline)) void Widen(int64_t tile, int64_t p) const {
-    const int64_t ahead = tile < near_tiles_
-                              ? kTilesAhead * kCodeTileBytes
-                              : P * product_.panel_bytes - near_tiles_ * kCodeTileBytes;
-    const std::byte* from =
-        product_.panels + (first_ + p) * product_.panel_bytes + tile * kCodeTileBytes;
-    std::byte* to = WidenedTile(tile, p);
+    const int64_t ahead = Ahead(tile);
+    const std::byte* from = StreamTile(tile, p);
+    std::byte* to = MadeTile(tile, p);
     const std::byte* const end = to + kTileBytes;
     const auto widen_next = [&] {
-      avx512::FetchAhead(from + ahead);
+      FetchLine(from + ahead);
       WidenCodes<W>(from, to);
       from += 64;
       to += 128;
     };
-    const int64_t columns = product_.cols - tile * kTileCols;
-    if (columns >= kTileCols) {
+    if (tile < whole_tiles_) {
 #pragma GCC unroll 8
       for (int64_t k = 0; k < kTileCols; k += 4) widen_next();
       return;
     }
-    for (int64_t k = 0; k < columns; k += 4) widen_next();
+    for (int64_t k = tile * kTileCols; k < product_.cols; k += 4) widen_next();
     for (; to < end; to += 64) _mm512_store_si512(to, _mm512_setzero_si512());
+  }
+
+  __attribute__((always_inline)) void Fetch(int64_t tile, int64_t p) const {
+    const std::byte* line = StreamTile(tile, p) + Ahead(tile);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kStreamTileBytes; i += 64) FetchLine(line + i);
+  }
+
+  static __attribute__((always_inline)) void FetchLine(const std::byte* line) {
+    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  }
+
+  const std::byte* Weights(int64_t tile, int64_t p) const {
+    if (kIsNarrow) return MadeTile(tile, p);
+    return tile < whole_tiles_ ? StreamTile(tile, p) : LastTile(p);
+  }
+
+  /// The columns behind the whole tiles, and zeros.
+  const std::byte* LastTile(int64_t p) const {
+    const int64_t bytes = product_.panel_bytes - whole_tiles_ * kStreamTileBytes;
+    std::byte* tile = MadeTile(whole_tiles_, p);
+    std::memcpy(tile, StreamTile(whole_tiles_, p), static_cast<size_t>(bytes));
+    std::memset(tile + bytes, 0, static_cast<size_t>(kTileBytes - bytes));
+    return tile;
   }
 
   /// Sum p is of panel p.
@@ -104,8 +141,12 @@ class Panels {
   __attribute__((always_inline)) void AddPanels(int64_t tile) const {
     if constexpr (p < P) {
       constexpr int kWeights = 5 + p % 3;
-      if (tile + 1 < tiles_) Widen(tile + 1, p);
-      LoadTile<kWeights>(WidenedTile(tile, p));
+      if constexpr (!kIsNarrow) {
+        Fetch(tile, p);
+      } else if (tile + 1 < tiles_) {
+        Widen(tile + 1, p);
+      }
+      LoadTile<kWeights>(Weights(tile, p));
       MultiplyTiles<p, 4, kWeights>();
       AddPanels<p + 1>(tile);
     }
@@ -140,7 +181,8 @@ class Panels {
 
   const PanelProduct& product_;
   const int64_t first_;
-  const int64_t tiles_, near_tiles_;  // of columns
+  const int64_t tiles_, whole_tiles_;  // of columns
+  const int64_t near_tiles_;           // those that are fetched ahead within their panel
 };
 
 /// (Never inlined: what it computes between tiles is to stay between the changes of the vector
@@ -158,12 +200,15 @@ __attribute__((noinline)) void Multiply(const PanelProduct& product) {
 
 }  // namespace
 
-void MultiplyCodesByTiles(const PanelProduct& product) {
+void MultiplyOneGroupByTiles(const PanelProduct& product) {
   const SubnormalsAreZero mode;
-  if (product.format == DType::kI8) {
-    Multiply<avx512::Int8Weights>(product);
-  } else {
-    Multiply<avx512::Fp8Weights>(product);
+  switch (product.format) {
+    case DType::kF8E4M3:
+      return Multiply<avx512::Fp8Weights>(product);
+    case DType::kI8:
+      return Multiply<avx512::Int8Weights>(product);
+    default:
+      return Multiply<avx512::BFloat16Weights>(product);
   }
 }
 
