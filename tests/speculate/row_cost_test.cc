@@ -44,6 +44,27 @@ TEST(RowCostTest, OneDisturbedMeasurementHardlyCounts) {
   EXPECT_LT(cost.Seconds(4), 1.05);
 }
 
+TEST(RowCostTest, ScaledCostsAreAllSoManyTimesAsLong) {
+  RowCost cost;
+  cost.Scale(2);
+  EXPECT_EQ(cost.Seconds(4), 0);
+  LearnOften(cost, 2, 1);
+  LearnOften(cost, 16, 3);
+  const double between = cost.Seconds(9);
+  const double beyond = cost.Seconds(40);
+  cost.Scale(2);
+  EXPECT_NEAR(cost.Seconds(9), 2 * between, 1e-9);
+  EXPECT_NEAR(cost.Seconds(40), 2 * beyond, 1e-9);
+}
+
+TEST(RowCostTest, AFastMeasurementOfWhatIsInDoubtIsOneOfTwo) {
+  RowCost cost;
+  LearnOften(cost, 4, 1);
+  cost.Doubt();
+  cost.Learn(4, 0.5);  // of first measurements, it would count alone
+  EXPECT_NEAR(cost.Seconds(4), 0.75, 1e-9);
+}
+
 TEST(RowCostTest, TheFirstMeasurementsDoNotCountWhenTheyWereSlow) {
   RowCost cost;
   cost.Learn(4, 3);

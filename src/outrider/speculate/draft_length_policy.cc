@@ -46,10 +46,8 @@ constexpr int32_t kLookLater = 8;
 constexpr int32_t kMostLook = 1024;
 constexpr double kLookSteps = 2;
 constexpr double kMostLookLoss = 8;
-// How much of a step's deviation is taken for a change of the machine's speed, and by what factor
-// it deviates at most.
-constexpr double kFollowed = 0.25;
-constexpr double kMostChange = 1.3;
+// How much of a step's deviation is taken for a change of the machine's speed.
+constexpr double kFollowed = 0.12;
 // When the speed has changed by this factor, costs are in doubt, as those of other k may have
 // changed by another one, and half of kLearningTokens are to come again.
 constexpr double kMostDrift = 1.5;
@@ -289,25 +287,32 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   }
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
-  if (is_known) FollowSpeed(step.seconds / (verify + prompt));
   const double seconds = step.seconds / slowness_;
   const double counts = is_known ? kKnownShare : 1;
   if (step.verify_rows > 0) {
     verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
   }
-  if (step.prompt_rows == 0) return;
-  prompt_.Learn(step.prompt_rows, seconds * (1 - share), (1 - share) * (1 - share));
+  if (step.prompt_rows > 0) {
+    prompt_.Learn(step.prompt_rows, seconds * (1 - share), (1 - share) * (1 - share));
+  }
+  if (is_known) FollowSpeed(seconds / (verify + prompt));
 }
 
-/// A step whose verification was known took so many `times` what the costs say.
+/// A step whose verification was known took so many `times` what was expected. Its cost has learned
+/// from the same deviation: where one saw deviations that the other did not, they would drift apart
+/// for as long as a number of drafts runs, and with them the costs of all others. When they are in
+/// doubt costs take over what the speed has become.
 void DraftLengthPolicy::FollowSpeed(double times) {
-  const double change = std::clamp(times / slowness_, 1 / kMostChange, kMostChange);
-  slowness_ *= 1 + kFollowed * (change - 1);
-  const double drift = slowness_ / slowness_at_doubt_;
-  if (std::max(drift, 1 / drift) <= kMostDrift) return;
-  slowness_at_doubt_ = slowness_;
+  slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
+  if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
   tokens_learned_ /= 2;
-  for (RowCost* const cost : {&verify_, &inner_, &drafts_, &entries_}) cost->Doubt();
+  for (RowCost* const cost : {&verify_, &prompt_, &inner_, &drafts_, &entries_}) {
+    cost->Scale(slowness_);
+    if (cost != &prompt_) cost->Doubt();
+  }
+  more_credit_ *= slowness_;
+  fewer_credit_ *= slowness_;
+  slowness_ = 1;
 }
 
 }  // namespace outrider

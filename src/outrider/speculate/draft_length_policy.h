@@ -109,8 +109,7 @@ class DraftLengthPolicy {
   int32_t max_drafts_;
   bool chained_;
   bool may_use_dummies_;
-  double slowness_ = 1;           // steps take so many times what the costs say
-  double slowness_at_doubt_ = 1;  // when costs were last in doubt; at first: at the start
+  double slowness_ = 1;  // steps take so many times what the costs say
   RowCost verify_;
   RowCost prompt_;
   // One pass of one module. The outputs of a chain's last one, and of one alone, are read where it

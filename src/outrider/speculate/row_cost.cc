@@ -19,9 +19,6 @@ constexpr double kForgotten = 0.02;  // per measurement elsewhere
 constexpr double kLeastBelieved = 0.1;
 // The least share that says whether what was measured before was slow.
 constexpr double kTellingShare = 0.25;
-// One that takes this much longer than so many was disturbed, or is a change that will be seen
-// again. Nothing makes work take less.
-constexpr double kOutlier = 1.3;
 
 }  // namespace
 
@@ -70,6 +67,12 @@ void RowCost::Gather() {
   }
 }
 
+void RowCost::Scale(double factor) {
+  if (num_known_ == 0) return;
+  for (Point& point : points_) point.seconds *= factor;
+  Gather();
+}
+
 void RowCost::Doubt() {
   for (Point& point : points_) point.weight = std::min(point.weight, 1.0);
 }
@@ -88,9 +91,10 @@ void RowCost::Learn(double rows, double seconds, double share) {
   }
   if (point.weight >= kLeastWeight) seconds = std::min(seconds, point.seconds * kOutlier);
   // The first ones can be slow, as memory is touched the first time: then they do not count.
-  const bool tells = share >= kTellingShare && point.weight < kLeastWeight;
+  const bool tells = share >= kTellingShare && !point.is_settled;
   if (tells && seconds * kOutlier < point.seconds) point.weight = 0;
   point.weight = std::min(point.weight + share, kMostWeight);
+  point.is_settled |= point.weight >= kLeastWeight;
   const double weight = share / point.weight;
   point.rows += weight * (rows - point.rows);
   point.seconds += weight * (seconds - point.seconds);

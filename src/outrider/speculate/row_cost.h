@@ -9,6 +9,10 @@ namespace outrider {
 
 class RowCost {
  public:
+  // A measurement that takes this much longer than those before was disturbed, or is a change that
+  // will be seen again, and counts as one that takes so much longer. Nothing makes work take less.
+  static constexpr double kOutlier = 1.3;
+
   /// Seconds of `rows` > 0: on the lines through what was measured, but not more than more rows
   /// take; beyond, with the slope that is there; below, in proportion. 0 when nothing was measured.
   double Seconds(double rows) const;
@@ -19,6 +23,8 @@ class RowCost {
   /// Of how many measurements the cost of about so many `rows` > 0 is a mean; 0: of none.
   double Weight(double rows) const;
 
+  /// Everything takes so many times as long.
+  void Scale(double factor);
   /// All that is known counts like one measurement at most.
   void Doubt();
   /// What is known of about so many rows gives way to the next measurement.
@@ -32,7 +38,8 @@ class RowCost {
   struct Point {
     double rows = 0;
     double seconds = 0;
-    double weight = 0;  // of what was measured; 0: nothing
+    double weight = 0;        // of what was measured; 0: nothing
+    bool is_settled = false;  // has been measured well
   };
 
   /// A point that was measured, with what follows from those after it: Seconds is asked often.
