@@ -318,6 +318,21 @@ TEST(DraftLengthPolicyTest, ScatterDoesNotMoveWhatIsNotMeasured) {
   EXPECT_GT(mean, 0.985);
 }
 
+TEST(DraftLengthPolicyTest, AMachineThatSlowsDownDoesSoForAllNumbers) {
+  // One draft is best, none and two lose 0.05 and more.
+  World world{.verify = [](double r) { return 0.5 + 0.1 * r; },
+              .module = [](double r) { return 0.05 + 0.01 * r; },
+              .batch = 8};
+  world.slowness = [](int64_t step) { return step < 1000 ? 1.0 : step < 2000 ? 2.5 : 0.7; };
+  Simulation simulation(world);
+  simulation.Run(1000);
+  for (int i = 0; i < 2; ++i) {
+    simulation.StartCounting();
+    simulation.Run(1000);
+    EXPECT_GT(simulation.steps(1), 900) << i;
+  }
+}
+
 TEST(DraftLengthPolicyTest, ASlowStepNowAndThenDoesNotMatter) {
   World world{.verify = [](double r) { return 1 + 0.05 * r; }};
   int calls = 0;
