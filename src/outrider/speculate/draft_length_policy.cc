@@ -306,9 +306,10 @@ void DraftLengthPolicy::FollowSpeed(double times) {
   slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
   if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
   tokens_learned_ /= 2;
-  for (RowCost* const cost : {&verify_, &prompt_, &inner_, &drafts_, &entries_}) {
-    cost->Scale(slowness_);
-    if (cost != &prompt_) cost->Doubt();
+  prompt_.Scale(slowness_);
+  for (RowCost* const of_k : {&verify_, &inner_, &drafts_, &entries_}) {
+    of_k->Scale(slowness_);
+    of_k->Doubt();
   }
   more_credit_ *= slowness_;
   fewer_credit_ *= slowness_;

@@ -13,8 +13,8 @@ inline constexpr int64_t kLeastRowsOfTiles = 3;
 /// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
 /// tiles before. Subnormal numbers, operands and results, are zero in all of this. With kF8E4M3 the
 /// tiles that share a scale have a sum of their own, which is multiplied by it and added in one
-/// FMA. Both give the same bits: FMAs, for fewer rows than that, and the matrix unit, for
-/// rows in tiles.
+/// FMA. Both give the same bits: FMAs, for fewer rows than that, and the matrix unit, for rows in
+/// tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
 
