@@ -17,8 +17,8 @@ namespace outrider {
 
 /// The instruction sets of this machine.
 inline std::vector<Isa> TestedIsas() {
-  std::vector<Isa> isas = {Isa::kReference};
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
+  std::vector<Isa> isas;
+  for (const Isa isa : kAllIsas) {
     if (isa <= DetectIsa()) isas.push_back(isa);
   }
   return isas;

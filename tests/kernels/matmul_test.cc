@@ -1,4 +1,4 @@
-// matmul is one chain of FMAs per output, or sums in the order of a matrix unit, so every table
+// matmul is one chain of FMAs per output, or sums in the order of bfloat16 instructions, so every table
 // must give the same bits as the sum written out here, whatever the number of rows, jobs and
 // threads. Long because every weight format, shape and ISA goes through this one sum.
 
@@ -49,8 +49,32 @@ float UnitSum(const float* x, const Weight& w, int64_t n) {
   return whole;
 }
 
+/// The order of VDPBF16PS (kernel_table.h).
+float DotSum(const float* x, const Weight& w, int64_t n) {
+  const int64_t cols = w.packed.cols;
+  const bool has_groups = w.packed.format.dtype == DType::kF8E4M3;
+  const int64_t group_cols = has_groups ? w.packed.format.scale_cols : cols;
+  float whole = 0;
+  for (int64_t group = 0; group < cols; group += group_cols) {
+    const int64_t group_end = std::min(cols, group + group_cols);
+    float sum = 0;
+    for (int64_t pair = group; pair < group_end; pair += 2) {
+      for (int64_t k = pair + 1; k >= pair; --k) {
+        const bool exists = k < group_end;  // else it is zero
+        const float xk = exists ? WithoutSubnormals(RoundToBFloat16(x[k])) : 0;
+        const float wk = exists ? WithoutSubnormals(w.values.view().row(n)[k]) : 0;
+        sum = WithoutSubnormals(std::fma(xk, wk, sum));
+      }
+    }
+    if (!has_groups) return w.Finished(sum, n);
+    whole = std::fma(sum, w.Scales(n)[group / group_cols], whole);
+  }
+  return whole;
+}
+
+/// Whether sums have the order of bfloat16 instructions, UnitSum's or DotSum's.
 bool HasUnitOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
-  if (isa != Isa::kAmx || operand_dtype != DType::kBF16) return false;
+  if (isa < Isa::kAvx512Bf16 || operand_dtype != DType::kBF16) return false;
   if (format.dtype == DType::kF8E4M3) return format.scale_cols % 32 == 0;
   return format.dtype != DType::kF32;
 }
@@ -62,7 +86,9 @@ void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestM
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     for (int64_t n = 0; n < job.y.cols; ++n) {
-      float want = unit_order ? UnitSum(x, weight, n) : Chain(x, weight, n, round_x);
+      float want = !unit_order          ? Chain(x, weight, n, round_x)
+                   : isa == Isa::kAmx ? UnitSum(x, weight, n)
+                                      : DotSum(x, weight, n);
       if (job.accumulate) want = before.view().row(r)[n] + want;
       ASSERT_TRUE(SameBits(&want, job.y.row(r) + n, 1))
           << "row " << r << " column " << n << ": " << job.y.row(r)[n] << " is not " << want
@@ -223,7 +249,7 @@ TEST_P(MatMulTest, RoundingOfXIsToNearestEvenAndKeepsNaN) {
     EXPECT_EQ(y.view().row(1)[n], 1.015625f * w);
     EXPECT_TRUE(std::isnan(y.view().row(2)[n]));
     EXPECT_EQ(y.view().row(3)[n], std::fma(RoundToBFloat16(3.4e38f), w, 0.0f));
-    const bool has_subnormals = GetParam() != Isa::kAmx;
+    const bool has_subnormals = GetParam() < Isa::kAvx512Bf16;
     EXPECT_EQ(y.view().row(4)[n],
               has_subnormals ? std::fma(RoundToBFloat16(-1e-40f), w, 0.0f) : 0.0f);
   }
@@ -418,7 +444,7 @@ TEST(MatMulLeaves, BothWaysOfReadingE4M3GiveTheSameBits) {
 TEST(KernelTables, OfThisMachineAreAllTested) {
   for (const Isa isa : TestedIsas()) EXPECT_EQ(GetKernels(isa).name, IsaName(isa));
   std::string missing;
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
+  for (const Isa isa : kAllIsas) {
     if (isa > DetectIsa()) missing += " " + std::string(IsaName(isa));
   }
   if (!missing.empty()) GTEST_SKIP() << "not tested, this machine lacks" << missing;

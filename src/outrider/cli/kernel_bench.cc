@@ -38,8 +38,10 @@ class Bench {
     report_.read_bytes_per_second = ReadBytesPerSecond();
     for (int i = 0; i < kRepeats; ++i) {
       double& fma = report_.fma_flops_per_second;
+      double& dots = report_.dot_flops_per_second;
       double& tiles = report_.tile_flops_per_second;
       fma = std::max(fma, FmaFlopsPerSecond(pool_, isa));
+      if (HasDots()) dots = std::max(dots, DotFlopsPerSecond(pool_));
       if (HasTiles()) tiles = std::max(tiles, TileFlopsPerSecond(pool_));
     }
   }
@@ -99,7 +101,9 @@ class Bench {
     const double flops =
         2 * layer.weights_per_pass() * kPromptRows + ExpandedFlops(kD8Heads, kPromptRows);
     Add(fmt::format("D8 bfloat16, a layer of a prompt of 512: share of {} peak",
-                    HasTiles() ? "AMX" : "FMA"),
+                    HasTiles()  ? "AMX"
+                    : HasDots() ? "VDPBF16PS"
+                                : "FMA"),
         seconds, flops / seconds / limit, HasTiles() ? 0.35 : 0.75);
   }
 
@@ -146,6 +150,8 @@ class Bench {
  private:
   /// AVX-512: more arithmetic per byte, so higher targets.
   bool IsWide() const { return isa_ >= Isa::kAvx512; }
+  /// VDPBF16PS.
+  bool HasDots() const { return isa_ == Isa::kAvx512Bf16; }
   /// AMX.
   bool HasTiles() const { return isa_ == Isa::kAmx; }
 
@@ -160,8 +166,9 @@ class Bench {
 
   /// Of bfloat16 products, for the next so many seconds.
   double FlopsPerSecond(double seconds) const {
-    return HasTiles() ? TileFlopsPerSecond(pool_, seconds)
-                      : FmaFlopsPerSecond(pool_, isa_, seconds);
+    if (HasTiles()) return TileFlopsPerSecond(pool_, seconds);
+    if (HasDots()) return DotFlopsPerSecond(pool_, seconds);
+    return FmaFlopsPerSecond(pool_, isa_, seconds);
   }
 
   void Add(std::string name, double seconds, double ratio, double target, bool at_most = false) {
@@ -203,10 +210,13 @@ KernelReport MeasureKernels(Isa isa, ThreadPool& pool,
 std::string KernelTableText(const KernelReport& report) {
   std::string out = fmt::format(
       "{} kernels, {} threads, {}\n"
-      "limits in this run: {:.1f} GB/s read from memory, {:.0f} GFLOP/s float32 FMA{}\n\n"
+      "limits in this run: {:.1f} GB/s read from memory, {:.0f} GFLOP/s float32 FMA{}{}\n\n"
       "                                                              ms   ratio  target\n",
       report.kernels, report.num_threads, report.cpu, report.read_bytes_per_second * 1e-9,
       report.fma_flops_per_second * 1e-9,
+      report.dot_flops_per_second > 0
+          ? fmt::format(", {:.0f} GFLOP/s VDPBF16PS", report.dot_flops_per_second * 1e-9)
+          : "",
       report.tile_flops_per_second > 0 ? fmt::format(", {:.0f} GFLOP/s AMX bfloat16 from L2",
                                                      report.tile_flops_per_second * 1e-9)
                                        : "");
@@ -226,6 +236,7 @@ std::string KernelJson(const KernelReport& report) {
                  {"num_threads", report.num_threads},
                  {"read_bytes_per_second", report.read_bytes_per_second},
                  {"fma_flops_per_second", report.fma_flops_per_second},
+                 {"dot_flops_per_second", report.dot_flops_per_second},
                  {"tile_flops_per_second", report.tile_flops_per_second},
                  {"figures", Json::array()}};
   for (const KernelFigure& figure : report.figures) {

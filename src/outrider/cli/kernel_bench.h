@@ -28,6 +28,7 @@ struct KernelReport {
   int num_threads = 0;
   double read_bytes_per_second = 0;  // from 1 GiB of memory
   double fma_flops_per_second = 0;   // float32, in registers of the kernels' instruction set
+  double dot_flops_per_second = 0;   // VDPBF16PS's, in registers; 0 with other instruction sets
   double tile_flops_per_second = 0;  // AMX's bfloat16, from L2; 0 with other instruction sets
   std::vector<KernelFigure> figures;
 };

@@ -4,6 +4,7 @@
 #include "outrider/kernels/cpu/amx/amx_kernels.h"
 #include "outrider/kernels/cpu/avx2/avx2_kernels.h"
 #include "outrider/kernels/cpu/avx512/avx512_kernels.h"
+#include "outrider/kernels/cpu/avx512_bf16/avx512_bf16_kernels.h"
 #include "outrider/kernels/reference/reference_kernels.h"
 
 namespace outrider {
@@ -16,6 +17,8 @@ const KernelTable& GetKernels(Isa isa) {
       return cpu::avx2::Kernels();
     case Isa::kAvx512:
       return cpu::avx512::Kernels();
+    case Isa::kAvx512Bf16:
+      return cpu::avx512_bf16::Kernels();
     case Isa::kAmx:
       return cpu::amx::Kernels();
   }

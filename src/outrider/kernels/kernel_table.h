@@ -32,6 +32,10 @@ namespace outrider {
 /// another, (even + odd) is added to the sum, and subnormal numbers are zero. With kF8E4M3 the
 /// columns of a scale have such a sum of codes, which is added to the whole times the scale by one
 /// FMA; a format whose scale_cols is no multiple of 32, or more than 256, keeps the chain.
+///
+/// The avx512_bf16 table has that of VDPBF16PS for the same operands: one chain from zero, of each
+/// pair of columns the odd one first, with subnormal operands and results taken for zero. What is
+/// said of kF8E4M3 holds here too.
 struct MatMulJob {
   MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
   const int32_t* x_rows = nullptr;  // optional [rows]: row i of the product reads x.row(x_rows[i])

@@ -11,6 +11,7 @@
 #include "outrider/kernels/cpu/amx/leaves.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/avx512/leaves.h"
+#include "outrider/kernels/cpu/avx512_bf16/leaves.h"
 
 namespace outrider {
 
@@ -69,6 +70,15 @@ double FmaFlopsPerSecond(ThreadPool& pool, Isa isa, double seconds) {
   return MeanRate(pool, seconds, flops, [&](int64_t i, int /*thread*/) {
     const auto seed = static_cast<float>(i);
     return wide ? cpu::avx512::RunFmaChains(kRounds, seed) : cpu::avx2::RunFmaChains(kRounds, seed);
+  });
+}
+
+double DotFlopsPerSecond(ThreadPool& pool, double seconds) {
+  OUTRIDER_CHECK(DetectIsa() >= Isa::kAvx512Bf16);
+  constexpr int64_t kRounds = 200000;
+  constexpr double kFlops = kRounds * 2.0 * cpu::kFmaChains * 32;
+  return MeanRate(pool, seconds, kFlops, [&](int64_t i, int /*thread*/) {
+    return cpu::avx512_bf16::RunDotChains(kRounds, static_cast<float>(i));
   });
 }
 

@@ -11,7 +11,7 @@
 
 namespace outrider::cpu {
 
-/// Rows and columns of a tile, as matrix units take them.
+/// Rows and columns of a tile, as AMX takes them.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileCols = 32;
 /// Elements of `rows` rows in tiles. Sixteen rows, or those that are left at the end, are a group:
@@ -32,7 +32,7 @@ struct PanelProduct {
   const float* const* x = nullptr;    // [rows] pointers to K floats each
   const BFloat16* x_tiles = nullptr;  // the rows in tiles, in place of x; only with unit_order
   int64_t rows = 0;
-  bool unit_order = false;  // x holds bfloat16 values, and sums have the order of a matrix unit
+  bool unit_order = false;  // x holds bfloat16 values, and sums have the order of their unit
   float* y = nullptr;       // [rows, columns], row r at y + r * y_stride
   int64_t y_stride = 0;
   int64_t columns = 0;            // at most 16 * num_panels
@@ -184,11 +184,13 @@ struct LeafKernels {
   /// set takes out again: what its way of reading e4m3 codes needs.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
-  /// Of a set with a matrix unit, else null. Products of rows of bfloat16 with weights of some
-  /// formats have the order of sums of that unit (kernel_table.h), whatever the number of rows: for
-  /// those this is the number of rows from which on they are taken in tiles, for others 0.
-  /// scale_cols: of kF8E4M3.
+  /// Of a set with instructions that multiply bfloat16, else null. Products of rows of bfloat16
+  /// with weights of some formats have the order of sums of these (kernel_table.h), whatever the
+  /// number of rows: for those this is the number of rows from which on they are taken in tiles,
+  /// for others 0. scale_cols: of kF8E4M3.
   int64_t (*least_rows_of_tiles)(DType format, int64_t scale_cols) = nullptr;
+  /// With operands in a cache; for the choice of tasks.
+  double nanoseconds_per_tile_fma = 0;
   /// A group of up to kTileRows rows, rounded to bfloat16, in tiles.
   void (*round_to_tiles)(const float* const* x, int64_t rows, int64_t cols,
                          BFloat16* tiles) = nullptr;

@@ -27,7 +27,6 @@ constexpr double kTileTaskFactor = 4;
 // Time of a product whose weights are in a cache, for the choice of tasks.
 constexpr double kNanosecondsPerByte = 1.0 / 40;
 constexpr double kNanosecondsPerFma = 1.0 / 45;
-constexpr double kNanosecondsPerTileFma = 1.0 / 600;
 
 /// In what form the leaves take the rows of a job.
 struct JobRows {
@@ -155,20 +154,22 @@ void LayTiles(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatMu
            });
 }
 
-double PanelNanoseconds(const MatMulJob& job, int64_t rows, bool in_tiles) {
+double PanelNanoseconds(const LeafKernels& leaves, const MatMulJob& job, int64_t rows,
+                        bool in_tiles) {
   const auto bytes = static_cast<double>(PanelBytes(job.w->format.dtype, job.w->cols));
   const auto fmas = static_cast<double>(job.w->cols * kPanelRows * rows);
   return std::max(bytes * kNanosecondsPerByte,
-                  fmas * (in_tiles ? kNanosecondsPerTileFma : kNanosecondsPerFma));
+                  fmas * (in_tiles ? leaves.nanoseconds_per_tile_fma : kNanosecondsPerFma));
 }
 
 /// Fills scratch.tasks; returns the estimated time of all of them together.
-double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scratch) {
+double MakeTasks(const LeafKernels& leaves, std::span<const MatMulJob> jobs, int threads,
+                 CallScratch& scratch) {
   double total = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     const bool in_tiles = scratch.jobs[i].tiles != nullptr;
     total += static_cast<double>(jobs[i].w->panels()) *
-             PanelNanoseconds(jobs[i], jobs[i].y.rows, in_tiles);
+             PanelNanoseconds(leaves, jobs[i], jobs[i].y.rows, in_tiles);
   }
   const double per_task = TaskNanoseconds(total, threads);
   const float* const* x = scratch.rows.data();
@@ -190,7 +191,7 @@ double MakeTasks(std::span<const MatMulJob> jobs, int threads, CallScratch& scra
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t first_row = steps * b / blocks * step_rows;
       const int64_t num_rows = std::min(rows, steps * (b + 1) / blocks * step_rows) - first_row;
-      const double nanoseconds = PanelNanoseconds(job, num_rows, in_tiles);
+      const double nanoseconds = PanelNanoseconds(leaves, job, num_rows, in_tiles);
       const double wanted_time =
           in_tiles && num_rows > kTileRows ? per_task * kTileTaskFactor : per_task;
       const int64_t wanted =
@@ -319,7 +320,7 @@ double Prepare(const LeafKernels& leaves, ThreadPool& pool, std::span<const MatM
   if (rounded) RoundRows(leaves, pool, jobs, scratch);
   FindRows(jobs, scratch);
   LayTiles(leaves, pool, jobs, scratch);
-  return MakeTasks(jobs, pool.size(), scratch);
+  return MakeTasks(leaves, jobs, pool.size(), scratch);
 }
 
 void RunAll(const LeafKernels& leaves, ThreadPool& pool, std::span<const Task> tasks,

@@ -36,7 +36,8 @@ constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx512::kLeaves;
   leaves.multiply_panels = MultiplyPanels;
   leaves.least_rows_of_tiles = LeastRowsOfTiles;
-  leaves.round_to_tiles = RoundToTiles;
+  leaves.nanoseconds_per_tile_fma = 1.0 / 600;
+  leaves.round_to_tiles = avx512::RoundToTiles;
   leaves.attend_entries = AttendEntries;
   leaves.attends_in_tiles = true;
   return leaves;

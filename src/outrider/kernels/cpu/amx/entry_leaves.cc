@@ -28,6 +28,7 @@
 #include "outrider/kernels/cpu/amx/tiles.h"
 #include "outrider/kernels/cpu/amx/value_tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
+#include "outrider/kernels/cpu/avx512/leaves.h"
 
 namespace outrider::cpu::amx {
 
@@ -109,7 +110,7 @@ class TileAttention {
     const int64_t rows = RowsOf(group);
     // First in tiles of rows, where that of all steps will be the last to be overwritten.
     BFloat16* to = queries_ + group * steps_ * kTile;
-    RoundToTiles(block_.q + group * kTileRows, rows, block_.own_width, to);
+    avx512::RoundToTiles(block_.q + group * kTileRows, rows, block_.own_width, to);
     for (int64_t step = steps_ - 1; step >= 0; --step) {
       Rows16 pairs = {};
       for (int64_t r = 0; r < rows; ++r) {

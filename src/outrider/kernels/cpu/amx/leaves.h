@@ -26,8 +26,6 @@ void MultiplyOneGroupByTiles(const PanelProduct& product);
 /// fill a tile.)
 void AttendEntriesInTiles(const EntryBlock& block);
 
-void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* tiles);
-
 /// Columns of 8-bit weights that are widened at a time, for kPanelGroup panels.
 inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16);
 

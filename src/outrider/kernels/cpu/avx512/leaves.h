@@ -13,6 +13,7 @@ void AttendEntries(const EntryBlock& block);
 void AttendInRowLanes(const EntryBlock& block);
 void MergePartial(float partial_max, float partial_sum, const float* partial_out, int64_t n,
                   float& max, float& sum, float* out);
+void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* tiles);
 /// For measuring the machine: kFmaChains independent multiply-adds per round.
 float RunFmaChains(int64_t rounds, float seed);
 

@@ -2,12 +2,14 @@
 
 #include <immintrin.h>
 
-#include "outrider/kernels/cpu/amx/leaves.h"
-#include "outrider/kernels/cpu/amx/vectors.h"
+#include "outrider/kernels/cpu/avx2/vectors.h"
+#include "outrider/kernels/cpu/avx512/leaves.h"
 
-namespace outrider::cpu::amx {
+namespace outrider::cpu::avx512 {
 
 namespace {
+
+using avx2::Least;
 
 /// Sixteen floats rounded to the nearest bfloat16 (ties to even); NaN stays NaN. (VCVTNEPS2BF16
 /// would take subnormal floats that round to a normal number for zero.)
@@ -36,4 +38,4 @@ void RoundToTiles(const float* const* x, int64_t rows, int64_t cols, BFloat16* t
   }
 }
 
-}  // namespace outrider::cpu::amx
+}  // namespace outrider::cpu::avx512
