@@ -83,8 +83,9 @@ inline constexpr int32_t kPagedSplit = 256;
 
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
 ///   s_t = scale * dot(q[r, h], cache[t]),  out[r, h] = sum_t softmax(s)_t * cache[t][0:L].
-/// Over a bfloat16 cache the elements of q are rounded to bfloat16 (nearest even) before they are
-/// multiplied.
+/// Over a bfloat16 cache factors are rounded to bfloat16 (nearest even) before they are multiplied:
+/// the elements of q, and the weights of values exp(s_t - m), m the largest score of the split of
+/// t. What the weighted sum is divided by is the sum of the weights as rounded.
 struct AbsorbedAttentionArgs {
   MatrixView<const float>
       q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
@@ -98,7 +99,8 @@ struct AbsorbedAttentionArgs {
   int32_t split = kPagedSplit;  // any other rounds otherwise: for measurements only
 };
 
-/// Attention over the paged cache of per-head entries, with q rounded alike: for row r, head h
+/// Attention over the paged cache of per-head entries, with q and weights rounded alike: for row r,
+/// head h
 ///   k_t = [entry_t.key[h] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
 ///   out[r, h] = sum_t softmax(s)_t * entry_t.value[h].
 struct PerHeadAttentionArgs {

@@ -7,7 +7,7 @@
 //
 // Scores: a tile of rows and keys keeps a sum of one vector per row and key; a lane takes its
 // elements in rising order, then the lanes are added in a tree. Scores lie as [key][row], so that
-// the softmax runs down the keys with one row per lane: the sum of the probabilities is four
+// the softmax runs down the keys with one row per lane: the sum of the weights is four
 // chains, one per key % 4, added in a tree. Output: a tile of rows and columns adds p_t e_t in
 // order of the keys. None of these orders depends on the other rows, so neither do a row's bits.
 //
@@ -391,7 +391,7 @@ void AttendAs(const EntryBlock& block) {
   const int64_t stride = ScoreStride(block.rows);
   if (block.arranges_queries) ArrangeQueries<Isa, kIsBFloat16>(block);
   Scores<Isa, kIsBFloat16>(block);
-  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax(block, r, stride);
+  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<kIsBFloat16>(block, r, stride);
   Output<Isa, kIsBFloat16>(block, stride);
 }
 

@@ -122,10 +122,10 @@ struct EntryGroup {
 
 /// The softmax of a set of rows over up to a split of cache entries. Of every entry e_t each group
 /// of rows takes a key k_t, an own part and a part that all groups share, and a value v_t. With
-/// kBF16 the elements of q_r are rounded to bfloat16 (nearest even) first. For
+/// kBF16 the elements of q_r and the weights p_t are rounded to bfloat16 (nearest even). For
 /// every row r, over its first visible[r] entries:
-///   s_t = scale * dot(q_r, k_t),  max = max s_t,  sum = sum exp(s_t - max),
-///   out = sum exp(s_t - max) v_t.
+///   s_t = scale * dot(q_r, k_t),  max = max s_t,  p_t = exp(s_t - max),
+///   sum = sum p_t,  out = sum p_t v_t.
 /// Entries past visible[r] have no influence on row r, whatever they hold. An exponential below
 /// exp(-64) may be taken as zero, here and in KeyBlock.
 struct EntryBlock {
@@ -163,12 +163,12 @@ struct EntryBlock {
   bool merges = false;
 
   int64_t QueryLanes() const { return PaddedPart(own_width) + PaddedPart(shared_width); }
-  /// Queries; scores of whole groups of 64 keys, two elements each; weights in two parts; four
-  /// pieces of values, each 32 keys of 64 columns; outputs of 32 rows, or of 16 in 64s of columns.
+  /// Queries; scores of whole groups of 64 keys, two elements each; weights; four pieces of
+  /// values, each 32 keys of 64 columns; outputs of 32 rows, or of 16 in 64s of columns.
   int64_t EntryTileElements() const {
     const int64_t keys = (num_keys + 63) / 64 * 64;
     const int64_t padded_rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
-    return padded_rows * (PaddedPart(own_width) + 4 * keys) + int64_t{4} * 32 * 64 +
+    return padded_rows * (PaddedPart(own_width) + 3 * keys) + int64_t{4} * 32 * 64 +
            int64_t{2} * 33 * (value_width + 32);
   }
 };

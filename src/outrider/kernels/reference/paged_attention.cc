@@ -1,8 +1,10 @@
 // Attention over the paged cache, absorbed and per head: every row attends to the cache in partial
-// softmaxes over [256 i, 256 (i + 1)) of absolute positions that are merged in order:
-//   partial i:  m_i = max s_t,  l_i = sum exp(s_t - m_i),  o_i = sum exp(s_t - m_i) v_t
+// softmaxes over [256 i, 256 (i + 1)) of absolute positions (or other splits, see
+// AbsorbedAttentionArgs) that are merged in order:
+//   partial i:  m_i = max s_t,  p_t = exp(s_t - m_i),  l_i = sum p_t,  o_i = sum p_t v_t
 //   merge:      m' = max(m, m_i),  l = l exp(m - m') + l_i exp(m_i - m'),  o likewise.
-// The first partial starts the merge as it is. Products and sums within a partial are in double.
+// The first partial starts the merge as it is. Products and sums within a partial are in double;
+// over a bfloat16 cache both factors of a product are bfloat16 numbers.
 
 #include <algorithm>
 #include <cmath>
@@ -29,12 +31,12 @@ struct HeadRow {
   Part key[2];  // the query's first key[0].width elements meet the first part
   Part value;
   int64_t num_keys;
+  int64_t split;
   const LayerCache& cache;
   const int32_t* block_table;
 
-  float Query(float element) const {
-    return cache.dtype == DType::kBF16 ? ToFloat(ToBFloat16(element)) : element;
-  }
+  /// A query's element, or a weight, as it is multiplied.
+  float Factor(float x) const { return cache.dtype == DType::kBF16 ? RoundToBFloat16(x) : x; }
 
   int64_t EntryOffset(int64_t position) const {
     const int64_t block = block_table[position / cache.block_size];
@@ -56,7 +58,8 @@ Partial AttendSplit(const HeadRow& row, int64_t begin, int64_t end) {
     const float* q = row.q;
     for (const Part& part : row.key) {
       for (int64_t i = 0; i < part.width; ++i) {
-        dot += double{row.Query(*q++)} * CacheValue(row.cache, row.EntryOffset(t) + part.first + i);
+        dot +=
+            double{row.Factor(*q++)} * CacheValue(row.cache, row.EntryOffset(t) + part.first + i);
       }
     }
     scores.push_back(row.scale * static_cast<float>(dot));
@@ -65,7 +68,7 @@ Partial AttendSplit(const HeadRow& row, int64_t begin, int64_t end) {
   double sum = 0;
   std::vector<double> out(static_cast<size_t>(row.value.width));
   for (int64_t t = begin; t < end; ++t) {
-    const float p = std::exp(scores[static_cast<size_t>(t - begin)] - partial.max);
+    const float p = row.Factor(std::exp(scores[static_cast<size_t>(t - begin)] - partial.max));
     sum += p;
     const int64_t value = row.EntryOffset(t) + row.value.first;
     for (int64_t i = 0; i < row.value.width; ++i) {
@@ -89,9 +92,9 @@ void Merge(Partial& into, const Partial& next) {
 }
 
 void Attend(const HeadRow& row, float* out) {
-  Partial total = AttendSplit(row, 0, std::min<int64_t>(kPagedSplit, row.num_keys));
-  for (int64_t begin = kPagedSplit; begin < row.num_keys; begin += kPagedSplit) {
-    Merge(total, AttendSplit(row, begin, std::min(begin + kPagedSplit, row.num_keys)));
+  Partial total = AttendSplit(row, 0, std::min(row.split, row.num_keys));
+  for (int64_t begin = row.split; begin < row.num_keys; begin += row.split) {
+    Merge(total, AttendSplit(row, begin, std::min(begin + row.split, row.num_keys)));
   }
   for (size_t i = 0; i < total.out.size(); ++i) out[i] = total.out[i] / total.sum;
 }
@@ -109,6 +112,7 @@ void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args) {
               .key = {{0, args.cache.width}, {}},
               .value = {0, args.latent},
               .num_keys = span.context_length + j + 1,
+              .split = args.split,
               .cache = args.cache,
               .block_table = span.block_table},
              args.out.row(span.first_row + j) + h * args.latent);
@@ -129,6 +133,7 @@ void PerHeadAttention(ThreadPool& pool, const PerHeadAttentionArgs& args) {
               .key = {{h * args.nope, args.nope}, {rotated, args.rope}},
               .value = {values + h * args.value, args.value},
               .num_keys = span.context_length + j + 1,
+              .split = kPagedSplit,
               .cache = args.cache,
               .block_table = span.block_table},
              args.out.row(span.first_row + j) + h * args.value);

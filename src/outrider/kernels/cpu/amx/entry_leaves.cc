@@ -1,15 +1,12 @@
 // Attention over one split of latent entries in AMX tiles. Longer than most files: all phases share
 // one set of tiles and scratch.
 //
-// Queries are bfloat16 numbers, as entries are. The weights of the softmax are rounded to the sum
-// of two, which is 16 bits and more; a row's sum is that of its weights as rounded.
-//
 // Sixteen rows are a group, two groups a pair. Scores are computed as S^T = C Q^T: sixteen entries
 // are a tile just as they lie in the cache, and queries are packed once for all splits that a
 // thread takes one after the other. Scores lie as [group of rows][key][row], so that the softmax
 // runs down the keys with a row per lane; its weights leave it as tiles of rows. Then out = P V
-// with V packed by pairs of keys, both parts of the weights added to one sum. A row's bits depend
-// on no other row of its tile, nor on which tile it is in. Elements of values that are no finite
+// with V packed by pairs of keys. A row's bits depend on no other row of its tile, nor on which
+// tile it is in. Elements of values that are no finite
 // numbers are taken for zero: a tile multiplies them by the zero weight of rows that do not see
 // them, and rows that see them have them in their scores.
 //
@@ -45,7 +42,7 @@ class TileAttention {
         queries_(block.tiles),
         scores_(reinterpret_cast<float*>(queries_ + groups_ * steps_ * kTile)),
         weights_(reinterpret_cast<BFloat16*>(scores_ + groups_ * padded_keys_ * kTileRows)),
-        values_(weights_ + groups_ * key_tiles_ * kParts * kTile),
+        values_(weights_ + groups_ * key_tiles_ * kTile),
         outputs_(reinterpret_cast<float*>(values_ + kPackedValues)),
         fetcher_(block, Least(block.num_keys, block.is_fetched ? block.num_keys : kScoreKeys)) {}
 
@@ -86,7 +83,7 @@ class TileAttention {
 
   PairSoftmax Softmax(int64_t group) {
     const int64_t scores_stride = padded_keys_ * kTileRows;
-    const int64_t weights_stride = key_tiles_ * kParts * kTile;
+    const int64_t weights_stride = key_tiles_ * kTile;
     return {block_,
             group,
             GroupsOf(group),
@@ -289,8 +286,8 @@ class TileAttention {
       packed.PackHalf(half);
       if (other != nullptr) other->Step();
     };
-    const BFloat16* weights = weights_ + group * key_tiles_ * kParts * kTile;
-    const BFloat16* weights_of_second = weights + key_tiles_ * kParts * kTile;
+    const BFloat16* weights = weights_ + group * key_tiles_ * kTile;
+    const BFloat16* weights_of_second = weights + key_tiles_ * kTile;
     for (int64_t c = 0; c < block_.value_width; c += kColumns) {
       ZeroTile<0>();
       ZeroTile<1>();
@@ -298,41 +295,21 @@ class TileAttention {
       ZeroTile<3>();
       for (int64_t i = 0; i < key_tiles_; ++i) {
         const BFloat16* values = packed.First();
-        const BFloat16* high = weights + 2 * i * kTile;
-        const BFloat16* low = high + kTile;
+        LoadTile<4>(weights + i * kTile);
+        LoadTile<6>(values);
+        MultiplyTiles<0, 4, 6>();
+        LoadTile<7>(values + kTile);
+        MultiplyTiles<1, 4, 7>();
+        between(0);
         if constexpr (kGroups == 2) {
-          const BFloat16* second_high = weights_of_second + 2 * i * kTile;
-          LoadTile<4>(high);
-          LoadTile<6>(values);
-          MultiplyTiles<0, 4, 6>();
-          LoadTile<7>(values + kTile);
-          MultiplyTiles<1, 4, 7>();
-          LoadTile<5>(second_high);
-          MultiplyTiles<2, 5, 6>();
-          MultiplyTiles<3, 5, 7>();
-          between(0);
-          LoadTile<4>(low);
-          MultiplyTiles<0, 4, 6>();
-          MultiplyTiles<1, 4, 7>();
-          LoadTile<5>(second_high + kTile);
+          LoadTile<5>(weights_of_second + i * kTile);
           MultiplyTiles<2, 5, 6>();
           MultiplyTiles<3, 5, 7>();
         } else {
-          LoadTile<4>(high);
-          LoadTile<6>(values);
-          MultiplyTiles<0, 4, 6>();
-          LoadTile<7>(values + kTile);
-          MultiplyTiles<1, 4, 7>();
-          LoadTile<5>(low);
-          MultiplyTiles<0, 5, 6>();
-          MultiplyTiles<1, 5, 7>();
-          between(0);
           LoadTile<6>(values + 2 * kTile);
           MultiplyTiles<2, 4, 6>();
           LoadTile<7>(values + 3 * kTile);
           MultiplyTiles<3, 4, 7>();
-          MultiplyTiles<2, 5, 6>();
-          MultiplyTiles<3, 5, 7>();
         }
         between(1);
         packed.Next();

@@ -49,11 +49,12 @@ inline __attribute__((always_inline)) __m512i UpperHalves(__m512i bits) {
   return _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
 }
 
-/// Floats rounded to the nearest bfloat16, ties away from zero; NaN stays NaN where its lower half
-/// is zero.
+/// Floats rounded to bfloat16 (nearest even); NaN stays NaN where its lower half is zero.
 inline __attribute__((always_inline)) __m512 RoundToUpper(__m512 x) {
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  return _mm512_castsi512_ps(UpperHalves(_mm512_add_epi32(_mm512_castps_si512(x), half)));
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  return _mm512_castsi512_ps(UpperHalves(_mm512_add_epi32(below_half, odd)));
 }
 
 /// Two vectors of bfloat16 numbers as pairs.

@@ -12,10 +12,9 @@ namespace outrider::cpu::amx {
 namespace {  // NOLINT(google-build-namespaces)
 
 constexpr int64_t kTile = kTileRows * kTileCols;  // elements
-constexpr int kParts = 2;                         // of a weight
 
 /// A group's rows are lanes: scores lie as [key][row]. First the maxima are taken as scores come,
-/// then steps make weights, [tile of keys][part][row][32 keys], zero past a row's keys, and their
+/// then steps make weights, [tile of keys][row][32 keys], zero past a row's keys, and their
 /// sum: four chains, one per key % 4, added in a tree.
 class PairSoftmax {
  public:
@@ -60,14 +59,12 @@ class PairSoftmax {
     if (ticks_ <= 0) return;
     --ticks_;
     if (tick_ == 0 && tile_ == 0) BeginGroup();
-    if (tick_ < kTicksOfTile - 2) {
+    if (tick_ < kTicksOfTile - 1) {
       TakeKeys();
       ++tick_;
       return;
     }
-    const int64_t part = tick_ - (kTicksOfTile - 2);
-    StorePart(parts_[part], weights_ + g_ * weights_stride_ + (tile_ * kParts + part) * kTile);
-    if (++tick_ < kTicksOfTile) return;
+    StoreTile();
     tick_ = 0;
     if (++tile_ < key_tiles_) return;
     EndGroup();
@@ -76,7 +73,7 @@ class PairSoftmax {
   }
 
  private:
-  static constexpr int64_t kTicksOfTile = kTileCols / 4 + kParts;
+  static constexpr int64_t kTicksOfTile = kTileCols / 4 + 1;
 
   __attribute__((always_inline)) __mmask16 Sees(int64_t g, int64_t t) const {
     if (t < shared_[g]) return 0xffff;
@@ -93,27 +90,24 @@ class PairSoftmax {
     const int64_t t = tile_ * kTileCols + tick_ * 4;
     const float* scores = scores_ + g_ * scores_stride_ + t * kTileRows;
     const __m512 scale = _mm512_set1_ps(block_.scale * std::numbers::log2e_v<float>);
-    __m512 high[4];
-    __m512 low[4];
+    __m512 weights[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const __m512 less = _mm512_sub_ps(_mm512_load_ps(scores + j * kTileRows), max_);
       const __m512 weight = PowerOfTwo(_mm512_mul_ps(less, scale), Sees(g_, t + j));
-      high[j] = RoundToUpper(weight);
-      low[j] = RoundToUpper(_mm512_sub_ps(weight, high[j]));
-      sums_[j] = _mm512_add_ps(sums_[j], _mm512_add_ps(high[j], low[j]));
+      weights[j] = RoundToUpper(weight);
+      sums_[j] = _mm512_add_ps(sums_[j], weights[j]);
     }
-    parts_[0][tick_ * 2] = Pairs(high[0], high[1]);
-    parts_[0][tick_ * 2 + 1] = Pairs(high[2], high[3]);
-    parts_[1][tick_ * 2] = Pairs(low[0], low[1]);
-    parts_[1][tick_ * 2 + 1] = Pairs(low[2], low[3]);
+    pairs_[tick_ * 2] = Pairs(weights[0], weights[1]);
+    pairs_[tick_ * 2 + 1] = Pairs(weights[2], weights[3]);
   }
 
-  /// The tile of one part: its rows of 32 keys.
-  static __attribute__((always_inline)) void StorePart(Rows16& pairs, BFloat16* to) {
-    Transpose(pairs);
+  /// A tile of weights: rows of 32 keys.
+  __attribute__((always_inline)) void StoreTile() {
+    Transpose(pairs_);
+    BFloat16* to = weights_ + g_ * weights_stride_ + tile_ * kTile;
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTileCols, pairs[r]);
+    for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTileCols, pairs_[r]);
   }
 
   void EndGroup() const {
@@ -141,7 +135,7 @@ class PairSoftmax {
   __m512 most_[2][2] = {};
   __m512 max_ = {};
   __m512 sums_[4] = {};
-  Rows16 parts_[kParts] = {};
+  Rows16 pairs_ = {};  // of keys, of the tile that is made
 };
 
 }  // namespace

@@ -65,8 +65,22 @@ class ReadAhead {
   bool in_shared_ = false;
 };
 
-/// Eight rows from r on: their maximum, probabilities in place of the scores, their sum: four
+/// A weight (or NaN) as it is multiplied: rounded where entries are bfloat16. RoundToBFloat16
+/// without its care for NaN: those that come here have a lower half of zero, as products of
+/// bfloat16 numbers have, so that the addition cannot carry beyond them.
+template <bool kIsBFloat16>
+inline __m256 WeightFactor(__m256 weight) {
+  if constexpr (!kIsBFloat16) return weight;
+  const __m256i bits = _mm256_castps_si256(weight);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+/// Eight rows from r on: their maximum, weights in place of the scores, their sum: four
 /// chains, one per key % 4, added in a tree.
+template <bool kIsBFloat16>
 inline void Softmax(const EntryBlock& block, int64_t r, int64_t stride) {
   const __m256i lanes = TailMask(Least(8, block.rows - r));
   const __m256i visible = _mm256_maskload_epi32(block.visible + r, lanes);
@@ -94,11 +108,15 @@ inline void Softmax(const EntryBlock& block, int64_t r, int64_t stride) {
   }
   __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
                     _mm256_setzero_ps()};
+  const auto weight = [&](int64_t key) __attribute__((always_inline)) {
+    return WeightFactor<kIsBFloat16>(
+        Weight(_mm256_sub_ps(_mm256_load_ps(scores + key * stride), max)));
+  };
   const __m256i steps = _mm256_set1_epi32(1);
   for (t = 0; t + 4 <= shared; t += 4) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const __m256 p = Weight(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
+      const __m256 p = weight(t + j);
       _mm256_store_ps(scores + (t + j) * stride, p);
       sums[j] = _mm256_add_ps(sums[j], p);
     }
@@ -108,8 +126,7 @@ inline void Softmax(const EntryBlock& block, int64_t r, int64_t stride) {
     const int64_t count = Least(4, keys - t);
     for (int64_t j = 0; j < count; ++j) {
       const __m256i sees = _mm256_cmpgt_epi32(visible, position);
-      const __m256 p = Weight(_mm256_sub_ps(_mm256_load_ps(scores + (t + j) * stride), max));
-      const __m256 seen = _mm256_and_ps(p, _mm256_castsi256_ps(sees));
+      const __m256 seen = _mm256_and_ps(weight(t + j), _mm256_castsi256_ps(sees));
       _mm256_store_ps(scores + (t + j) * stride, seen);
       sums[j] = _mm256_add_ps(sums[j], seen);
       position = _mm256_add_epi32(position, steps);

@@ -285,7 +285,7 @@ void Attend(const EntryBlock& block) {
   const int64_t stride = RowScoreStride(block.rows);
   if (block.arranges_queries) ArrangeRows<kIsBFloat16>(block);
   Scores<kIsBFloat16>(block, stride);
-  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax(block, r, stride);
+  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<kIsBFloat16>(block, r, stride);
   Outputs<kIsBFloat16>(block, stride);
 }
 
