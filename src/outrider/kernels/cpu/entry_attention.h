@@ -25,6 +25,9 @@
 //                          first or the second half
 //   BothElements<kIsBFloat16>(entry, i, even, odd)   both at once, where registers are left
 //   LoadLanes, StoreLanes<kIsBFloat16>   between the order of memory and lane order
+//   kDots                  bfloat16 is multiplied as it is, pair by pair: then queries are kept so,
+//                          by RoundPart(q, width, lanes), and scores take AddDots in place of
+//                          MultiplyAdd; outputs are the leaf file's own
 #pragma once
 
 #include <immintrin.h>
@@ -72,14 +75,24 @@ void ArrangePart(const float* q, int64_t width, float* lanes) {
   }
 }
 
+/// Floats that hold so many elements of a query.
+template <typename Isa>
+constexpr int64_t LanesOf(int64_t elements) {
+  return Isa::kDots ? elements / 2 : elements;
+}
+
 template <typename Isa, bool kIsBFloat16>
 void ArrangeQueries(const EntryBlock& block) {
-  float* lanes = block.lanes;
   for (int64_t r = 0; r < block.rows; ++r) {
-    ArrangePart<Isa, kIsBFloat16>(block.q[r], block.own_width, lanes);
-    lanes += PaddedPart(block.own_width);
-    ArrangePart<Isa, kIsBFloat16>(block.q[r] + block.own_width, block.shared_width, lanes);
-    lanes += PaddedPart(block.shared_width);
+    float* own = block.lanes + r * block.QueryLanes();
+    float* shared = own + LanesOf<Isa>(PaddedPart(block.own_width));
+    if constexpr (Isa::kDots) {
+      Isa::RoundPart(block.q[r], block.own_width, own);
+      Isa::RoundPart(block.q[r] + block.own_width, block.shared_width, shared);
+    } else {
+      ArrangePart<Isa, kIsBFloat16>(block.q[r], block.own_width, own);
+      ArrangePart<Isa, kIsBFloat16>(block.q[r] + block.own_width, block.shared_width, shared);
+    }
   }
 }
 
@@ -101,12 +114,23 @@ inline __attribute__((always_inline)) void AddParity(const float* q, int64_t q_s
   }
 }
 
-/// The same for both parities, in order.
+/// acc[t][r] += products of q[r] and entries[t] at the elements from i on, all of them.
 template <typename Isa, int R, int T, bool kIsBFloat16>
 inline __attribute__((always_inline)) void AddScores(const float* q, int64_t q_stride,
                                                      const std::byte* const (&entries)[T],
                                                      int64_t i, typename Isa::Vector (&acc)[T][R]) {
-  if constexpr (R > 2) {
+  if constexpr (Isa::kDots) {
+    typename Isa::Elements k[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) k[t] = Isa::Load(entries[t] + i * 2);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const typename Isa::Elements qr = Isa::Load(q + r * q_stride);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) Isa::AddDots(qr, k[t], acc[t][r]);
+      asm volatile("" ::: "memory");  // as above
+    }
+  } else if constexpr (R > 2) {
     AddParity<Isa, R, T, kIsBFloat16, 0>(q, q_stride, entries, i, acc);
     AddParity<Isa, R, T, kIsBFloat16, 1>(q, q_stride, entries, i, acc);
   } else {
@@ -153,11 +177,11 @@ void ScoreTile(const ScoreArgs& args, const std::byte* const* entries, float* sc
   const float* q = args.q;
   const int64_t q_stride = args.q_stride;
   const int64_t own_end = args.own + args.own_width;
-  for (int64_t i = args.own; i < own_end; i += kStep, q += kStep) {
+  for (int64_t i = args.own; i < own_end; i += kStep, q += LanesOf<Isa>(kStep)) {
     AddScores<Isa, R, T, kIsBFloat16>(q, q_stride, entry, i, acc);
   }
   const int64_t shared_end = args.shared + args.shared_width;
-  for (int64_t i = args.shared; i < shared_end; i += kStep, q += kStep) {
+  for (int64_t i = args.shared; i < shared_end; i += kStep, q += LanesOf<Isa>(kStep)) {
     AddScores<Isa, R, T, kIsBFloat16>(q, q_stride, entry, i, acc);
   }
   const __m128 scale4 = _mm_set1_ps(args.scale);

@@ -99,6 +99,7 @@ inline __m128 SumsOfLanes(__m256 a, __m256 b, __m256 c, __m256 d) {
 struct EightLanes {
   using Vector = __m256;
   static constexpr int64_t kLanes = 8;
+  static constexpr bool kDots = false;
 
   static __attribute__((always_inline)) Vector Zero() { return _mm256_setzero_ps(); }
   static __attribute__((always_inline)) Vector Load(const float* x) { return _mm256_load_ps(x); }

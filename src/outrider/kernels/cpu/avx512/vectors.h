@@ -26,6 +26,7 @@ inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
 struct SixteenLanes {
   using Vector = __m512;
   static constexpr int64_t kLanes = 16;
+  static constexpr bool kDots = false;
 
   static __attribute__((always_inline)) Vector Zero() { return _mm512_setzero_ps(); }
   static __attribute__((always_inline)) Vector Load(const float* x) { return _mm512_loadu_ps(x); }

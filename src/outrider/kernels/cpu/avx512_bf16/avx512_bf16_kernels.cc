@@ -31,6 +31,8 @@ constexpr LeafKernels kLeaves = [] {
   leaves.multiply_panels = MultiplyPanels;
   leaves.least_rows_of_tiles = LeastRowsOfTiles;
   leaves.nanoseconds_per_tile_fma = 1.0 / 100;
+  leaves.attend_entries = AttendEntries;
+  leaves.attend_in_row_lanes = nullptr;  // it multiplies float32
   leaves.round_to_tiles = avx512::RoundToTiles;
   return leaves;
 }();

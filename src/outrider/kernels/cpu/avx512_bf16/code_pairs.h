@@ -1,7 +1,7 @@
 // Codes of 8 bits as bfloat16 in the layout of pairs (include in AVX-512 BF16 leaves only).
 //
-// All codes of a format are 128 magnitudes and a sign, so a code's two bytes are looked up, 64 codes
-// at a time: seven instructions for what takes twelve by way of float32.
+// All codes of a format are 128 magnitudes and a sign, so a code's two bytes are looked up, 64
+// codes at a time: seven instructions for what takes twelve by way of float32.
 #pragma once
 
 #include <immintrin.h>

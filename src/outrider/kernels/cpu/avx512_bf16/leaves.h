@@ -14,6 +14,8 @@ inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16)
 /// columns that share a scale have such a sum, which is multiplied by it and added in one FMA.
 void MultiplyByDots(const PanelProduct& product);
 
+void AttendEntries(const EntryBlock& block);
+
 /// For measuring the machine: kFmaChains independent VDPBF16PS per round.
 float RunDotChains(int64_t rounds, float seed);
 

@@ -9,10 +9,10 @@
 
 #include <immintrin.h>
 
+#include "outrider/kernels/cpu/avx512/weight_formats.h"
 #include "outrider/kernels/cpu/avx512_bf16/code_pairs.h"
 #include "outrider/kernels/cpu/avx512_bf16/leaves.h"
 #include "outrider/kernels/cpu/avx512_bf16/vectors.h"
-#include "outrider/kernels/cpu/avx512/weight_formats.h"
 
 namespace outrider::cpu::avx512_bf16 {
 
@@ -28,6 +28,7 @@ struct PairWeights {
   static constexpr bool kIsNarrow = false;
   static constexpr bool kHasGroups = false;  // columns that share a scale
   static constexpr int64_t kBytesPerPair = 64;
+  static constexpr int64_t kFetchedPerPair = 64;
   static constexpr int64_t kMostPanels[kFewRows] = {4, 4, 4, 4, 4, 4, 3, 3};
 
   class Reader {
@@ -43,15 +44,15 @@ struct PairWeights {
 struct CodeWeights {
   static constexpr bool kIsNarrow = true;
   static constexpr int64_t kBytesPerPair = 32;
+  static constexpr int64_t kFetchedPerPair = 32;
   // Six registers hold tables.
   static constexpr int64_t kMostPanels[kFewRows] = {4, 4, 4, 4, 3, 3, 2, 2};
 };
 
 struct Int8Codes : CodeWeights {
   static constexpr bool kHasGroups = false;
-  static constexpr CodeTables kTables =
-      TablesOf([](int n, int k) { return k * 16 + n; },
-               [](int code) { return static_cast<float>(code); });
+  static constexpr CodeTables kTables = TablesOf([](int n, int k) { return k * 16 + n; },
+                                                 [](int code) { return static_cast<float>(code); });
 
   class Reader {
    public:
@@ -106,12 +107,12 @@ struct TileArgs {
   int64_t y_stride;
   int64_t outputs;  // from there on
   bool accumulate;
-  // Each panel's stream is fetched `ahead` bytes ahead for the first near_k columns, then
-  // `ahead_at_end`, where the next tile begins; into L2 `farther` ahead of that. None: 0 and 0.
-  int64_t near_k;
-  int64_t ahead;
-  int64_t ahead_at_end;
-  int64_t farther;
+  // What is to come is fetched along the way, as many bytes of each panel as are used: from `fetch`
+  // on, if not null, and from `jump` bytes farther on once column jump_k is reached.
+  const std::byte* fetch;
+  int64_t fetch_panel_bytes;
+  int64_t jump_k;
+  int64_t jump;
 };
 
 /// Adds the products of kCount pairs of columns to the sums of every row and panel. x: row 0's
@@ -119,7 +120,7 @@ struct TileArgs {
 template <int R, int P, int kCount, typename W>
 inline __attribute__((always_inline)) void AddPairs(const typename W::Reader& reader,
                                                     const float* x, const std::byte* w,
-                                                    const TileArgs& args, int64_t ahead,
+                                                    const std::byte* fetch, const TileArgs& args,
                                                     __m512 (&acc)[R][P]) {
   __m512i weights[P][2];
 #pragma GCC unroll 8
@@ -131,12 +132,12 @@ inline __attribute__((always_inline)) void AddPairs(const typename W::Reader& re
       weights[p][0] = _mm512_load_si512(at);
     }
   }
-  if (ahead != 0) {
+  if (args.fetch != nullptr) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
-      const std::byte* line = w + p * args.panel_bytes + ahead;
-      avx512::FetchAhead(line, args.farther);
-      if constexpr (kCount * W::kBytesPerPair > 64) avx512::FetchAhead(line + 64, args.farther);
+      const std::byte* line = fetch + p * args.fetch_panel_bytes;
+      avx512::FetchAhead(line);
+      if constexpr (kCount * W::kFetchedPerPair > 64) avx512::FetchAhead(line + 64);
     }
   }
 #pragma GCC unroll 2
@@ -167,20 +168,22 @@ void Tile(const TileArgs& args) {
   const typename W::Reader reader;
   const std::byte* w = args.w;
   const auto* x = reinterpret_cast<const float*>(args.x);  // a pair at a time
+  const std::byte* fetch = args.fetch;
   int64_t k = 0;
+  const auto add_two = [&](int pair) __attribute__((always_inline)) {
+    AddPairs<R, P, 2, W>(reader, x + pair, w, fetch, args, acc);
+    w += 2 * W::kBytesPerPair;
+    fetch += 2 * W::kFetchedPerPair;
+  };
   for (; k + kTileCols <= args.columns_of_k; k += kTileCols, x += args.x_step / 2) {
-    const int64_t ahead = k < args.near_k ? args.ahead : args.ahead_at_end;
+    if (k == args.jump_k) fetch += args.jump;
 #pragma GCC unroll 1
-    for (int pair = 0; pair < kPairs; pair += 2, w += 2 * W::kBytesPerPair) {
-      AddPairs<R, P, 2, W>(reader, x + pair, w, args, ahead, acc);
-    }
+    for (int pair = 0; pair < kPairs; pair += 2) add_two(pair);
   }
   // Codes have whole pairs of pairs only, and an odd last column of bfloat16 a zero beside it.
-  for (; k + 2 < args.columns_of_k; k += 4, x += 2, w += 2 * W::kBytesPerPair) {
-    AddPairs<R, P, 2, W>(reader, x, w, args, args.ahead_at_end, acc);
-  }
+  for (; k + 2 < args.columns_of_k; k += 4, x += 2) add_two(0);
   if constexpr (!W::kIsNarrow) {
-    if (k < args.columns_of_k) AddPairs<R, P, 1, W>(reader, x, w, args, args.ahead_at_end, acc);
+    if (k < args.columns_of_k) AddPairs<R, P, 1, W>(reader, x, w, fetch, args, acc);
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
@@ -213,9 +216,9 @@ using TileFunction = void (*)(const TileArgs&);
 
 /// By the numbers of rows - 1 and of panels - 1.
 template <int R, typename W>
-constexpr TileFunction kTilesOfRow[kPanelGroup] = {
-    Tile<R, 1, W>, Tile<R, 2, W>, Tile<R, W::kMostPanels[R - 1] >= 3 ? 3 : 1, W>,
-    Tile<R, W::kMostPanels[R - 1] >= 4 ? 4 : 1, W>};
+constexpr TileFunction kTilesOfRow[kPanelGroup] = {Tile<R, 1, W>, Tile<R, 2, W>,
+                                                   Tile<R, W::kMostPanels[R - 1] >= 3 ? 3 : 1, W>,
+                                                   Tile<R, W::kMostPanels[R - 1] >= 4 ? 4 : 1, W>};
 template <typename W>
 constexpr const TileFunction* kTiles[kFewRows] = {
     kTilesOfRow<1, W>, kTilesOfRow<2, W>, kTilesOfRow<3, W>, kTilesOfRow<4, W>,
@@ -253,16 +256,15 @@ class Product {
                                           k / product_.scale_cols
                                     : nullptr,
             .scales_per_panel = product_.scales_per_panel,
-            .output_scales =
-                product_.format == DType::kI8 ? product_.scales + panel * 16 : nullptr,
+            .output_scales = product_.format == DType::kI8 ? product_.scales + panel * 16 : nullptr,
             .y = product_.y + panel * 16,
             .y_stride = product_.y_stride,
             .outputs = product_.columns - panel * 16,
             .accumulate = product_.accumulate,
-            .near_k = 0,
-            .ahead = 0,
-            .ahead_at_end = 0,
-            .farther = 0};
+            .fetch = nullptr,
+            .fetch_panel_bytes = product_.panel_bytes,
+            .jump_k = -1,
+            .jump = 0};
   }
 
   /// All rows in one tile: every panel is read once, from its start to its end. The panels of a
@@ -272,17 +274,19 @@ class Product {
     const int64_t most_panels = W::kMostPanels[product_.rows - 1];
     constexpr int64_t kTileBytes = kPairs * W::kBytesPerPair;  // of kTileCols columns of a panel
     const int64_t tiles = product_.cols / kTileCols;
-    const int64_t tiles_ahead = Least(tiles, avx512::kReadAheadBytes / most_panels / kTileBytes + 1);
+    const int64_t tiles_ahead =
+        Least(tiles, avx512::kReadAheadBytes / most_panels / kTileBytes + 1);
     const int64_t near_k = (tiles - tiles_ahead) * kTileCols;
     const int64_t block = W::kHasGroups ? block_ : product_.cols;
     for (int64_t p = 0; p < product_.num_panels; p += most_panels) {
       const int64_t panels = Least(most_panels, product_.num_panels - p);
       for (int64_t k = 0; k < product_.cols; k += block) {
         TileArgs args = Args(p, k, Least(block, product_.cols - k));
-        args.near_k = near_k - k;
-        args.ahead = tiles_ahead * kTileBytes;
-        args.ahead_at_end = panels * product_.panel_bytes - near_k * kBytesPerColumn;
-        args.farther = avx512::kFartherBytes;
+        const int64_t ahead = tiles_ahead * kTileBytes;
+        const int64_t ahead_at_end = panels * product_.panel_bytes - near_k * kBytesPerColumn;
+        args.fetch = args.w + (k <= near_k ? ahead : ahead_at_end);
+        args.jump_k = near_k - k;
+        args.jump = ahead_at_end - ahead;
         kTiles<W>[product_.rows - 1][panels - 1](args);
       }
     }
@@ -291,63 +295,35 @@ class Product {
   /// Panels [first, first + panels) for all rows.
   void MultiplyManyRows(int64_t first, int64_t panels) {
     for (int64_t k = 0; k < product_.cols; k += block_) {
-      const int64_t count = Least(block_, product_.cols - k);
-      const std::byte* block = product_.panels + first * product_.panel_bytes + k * kBytesPerColumn;
-      const std::byte* next = k + count == product_.cols
-                                  ? block + panels * product_.panel_bytes - k * kBytesPerColumn
-                                  : block + count * kBytesPerColumn;
+      TileArgs args = Args(first, k, Least(block_, product_.cols - k));
+      // The next block, which may be the next panels' first one: the last tile fetches it.
+      const std::byte* next = args.to != nullptr
+                                  ? args.w + block_ * kBytesPerColumn
+                                  : product_.panels + (first + panels) * product_.panel_bytes;
       if constexpr (W::kIsNarrow) {
         for (int64_t p = 0; p < panels; ++p) {
-          Widen(block + p * product_.panel_bytes, count, product_.widened + p * block_ * 8);
+          Widen(args.w + p * args.panel_bytes, args.columns_of_k,
+                product_.widened + p * block_ * 8);
         }
+        args.w = reinterpret_cast<const std::byte*>(product_.widened);
+        args.panel_bytes = block_ * 32;
       }
-      const int64_t lines = (count * kBytesPerColumn + 63) / 64;
-      int64_t tile = 0;
       for (int64_t group = 0; group < product_.rows; group += kTileRows) {
-        const int64_t rows = Least(kTileRows, product_.rows - group);
-        const int64_t tiles = (rows + kManyRowTile - 1) / kManyRowTile;
-        for (int64_t t = 0; t < tiles; ++t, ++tile) {
-          const int64_t row = rows * t / tiles;
-          FetchPart(next, panels, lines, tile);
-          RunTile(first, panels, k, count, group, rows, row, rows * (t + 1) / tiles - row);
+        const int64_t group_rows = Least(kTileRows, product_.rows - group);
+        const int64_t tiles = (group_rows + kManyRowTile - 1) / kManyRowTile;
+        args.x_step = group_rows * kTileCols;
+        for (int64_t t = 0; t < tiles; ++t) {
+          const int64_t row = group_rows * t / tiles;
+          const int64_t rows = group_rows * (t + 1) / tiles - row;
+          args.x = product_.x_tiles + TiledElements(group, product_.cols) + k * group_rows +
+                   row * kTileCols;
+          if (group + row + rows == product_.rows) args.fetch = next;
+          kTiles<Tiled>[rows - 1][panels - 1](args);
+          if (args.from != nullptr) args.from += rows * 16;
+          if (args.to != nullptr) args.to += rows * 16;
+          args.y += rows * product_.y_stride;
         }
       }
-    }
-  }
-
-  int64_t NumTiles() const {
-    constexpr int64_t kTilesOfGroup = (kTileRows + kManyRowTile - 1) / kManyRowTile;
-    const int64_t rest = product_.rows % kTileRows;
-    return product_.rows / kTileRows * kTilesOfGroup + (rest + kManyRowTile - 1) / kManyRowTile;
-  }
-
-  /// Fetches the part of the next block that belongs to a tile of rows into L2.
-  void FetchPart(const std::byte* next, int64_t panels, int64_t lines, int64_t tile) const {
-    const int64_t tiles = NumTiles();
-    for (int64_t line = lines * tile / tiles; line < lines * (tile + 1) / tiles; ++line) {
-      for (int64_t p = 0; p < panels; ++p) {
-        _mm_prefetch(reinterpret_cast<const char*>(next + p * product_.panel_bytes + line * 64),
-                     _MM_HINT_T1);
-      }
-    }
-  }
-
-  void RunTile(int64_t first, int64_t panels, int64_t k, int64_t count, int64_t group,
-               int64_t group_rows, int64_t row, int64_t rows) const {
-    TileArgs args = Args(first, k, count);
-    args.x = product_.x_tiles + TiledElements(group, product_.cols) + k * group_rows +
-             row * kTileCols;
-    args.x_step = group_rows * kTileCols;
-    const int64_t from_row = group + row;
-    if (args.from != nullptr) args.from += from_row * 16;
-    if (args.to != nullptr) args.to += from_row * 16;
-    args.y += from_row * product_.y_stride;
-    if constexpr (W::kIsNarrow) {
-      args.w = reinterpret_cast<const std::byte*>(product_.widened);
-      args.panel_bytes = block_ * 32;
-      kTiles<Widened>[rows - 1][panels - 1](args);
-    } else {
-      kTiles<W>[rows - 1][panels - 1](args);
     }
   }
 
@@ -362,9 +338,10 @@ class Product {
     }
   }
 
-  /// Codes that have become pairs, with the scales of their format.
-  struct Widened : PairWeights {
+  /// Blocks in L1: codes have become pairs there, with the scales of their format.
+  struct Tiled : PairWeights {
     static constexpr bool kHasGroups = W::kHasGroups;
+    static constexpr int64_t kFetchedPerPair = W::kFetchedPerPair;
   };
 
   const PanelProduct& product_;
