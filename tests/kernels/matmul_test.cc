@@ -1,5 +1,5 @@
-// matmul is one chain of FMAs per output, or sums in the order of bfloat16 instructions, so every table
-// must give the same bits as the sum written out here, whatever the number of rows, jobs and
+// matmul is one chain of FMAs per output, or sums in the order of bfloat16 instructions, so every
+// table must give the same bits as the sum written out here, whatever the number of rows, jobs and
 // threads. Long because every weight format, shape and ISA goes through this one sum.
 
 #include <cmath>
@@ -86,7 +86,7 @@ void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestM
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     for (int64_t n = 0; n < job.y.cols; ++n) {
-      float want = !unit_order          ? Chain(x, weight, n, round_x)
+      float want = !unit_order        ? Chain(x, weight, n, round_x)
                    : isa == Isa::kAmx ? UnitSum(x, weight, n)
                                       : DotSum(x, weight, n);
       if (job.accumulate) want = before.view().row(r)[n] + want;

@@ -95,7 +95,8 @@ Isa SelectIsa() {
     }
     return isa;
   }
-  throw InvalidArgument("OUTRIDER_ISA={} is unknown: use reference, avx2, avx512, avx512_bf16 or amx", wanted);
+  throw InvalidArgument(
+      "OUTRIDER_ISA={} is unknown: use reference, avx2, avx512, avx512_bf16 or amx", wanted);
 }
 
 }  // namespace outrider

@@ -10,8 +10,8 @@ namespace outrider {
 /// former.
 enum class Isa { kReference, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-inline constexpr std::array kAllIsas = {Isa::kReference, Isa::kAvx2, Isa::kAvx512,
-                                        Isa::kAvx512Bf16, Isa::kAmx};
+inline constexpr std::array kAllIsas = {Isa::kReference, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
+                                        Isa::kAmx};
 
 /// "reference", "avx2", "avx512", "avx512_bf16", "amx".
 std::string_view IsaName(Isa isa);

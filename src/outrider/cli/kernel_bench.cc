@@ -100,10 +100,10 @@ class Bench {
     }
     const double flops =
         2 * layer.weights_per_pass() * kPromptRows + ExpandedFlops(kD8Heads, kPromptRows);
-    Add(fmt::format("D8 bfloat16, a layer of a prompt of 512: share of {} peak",
-                    HasTiles()  ? "AMX"
-                    : HasDots() ? "VDPBF16PS"
-                                : "FMA"),
+    Add(fmt::format("D8 bfloat16, a layer of a prompt of 512: share of {} peak", HasTiles() ? "AMX"
+                                                                                 : HasDots()
+                                                                                     ? "VDPBF16PS"
+                                                                                     : "FMA"),
         seconds, flops / seconds / limit, HasTiles() ? 0.35 : 0.75);
   }
 
