@@ -12,8 +12,9 @@
 //
 // The unit multiplies while the vectors work: the softmax of a pair is taken in steps between the
 // products of another's scores or outputs, and values are packed a few products before they are
-// needed. All the while the next split's entries are fetched, a few lines with every step. A
-// thread's first split is fetched while its own scores are computed.
+// needed. All the while the next split's entries are fetched, a few lines with every product: many
+// at once would hold up the loads of tiles, which wait for the same buffers. A thread's first split
+// is fetched while its own scores are computed.
 
 #include <immintrin.h>
 
@@ -99,7 +100,7 @@ class TileAttention {
   void PlanFetching() {
     const int64_t score_steps = (groups_ + 1) / 2 * key_tiles_ * steps_;
     const int64_t output_steps = groups_ * key_tiles_ * (block_.value_width / kTileCols);
-    next_lines_ = fetcher_.LinesOf(block_.num_next) / (score_steps + output_steps) + 1;
+    next_lines_ = fetcher_.LinesOf(block_.num_next) / (4 * (score_steps + output_steps)) + 1;
   }
 
   /// Queries as [step][pair of elements][row][2].
@@ -155,7 +156,7 @@ class TileAttention {
   void Scores(int64_t group, PairSoftmax& softmax, PairSoftmax* other) {
     // In the first pass over the entries those not fetched yet keep ahead of it.
     lines_ = next_lines_;
-    if (group == 0 && !block_.is_fetched) lines_ += fetcher_.LinesOf(kTileCols) / steps_ + 1;
+    if (group == 0 && !block_.is_fetched) lines_ += fetcher_.LinesOf(kTileCols) / (4 * steps_) + 1;
     if (GroupsOf(group) == 2) {
       ScoreAll<2>(group, softmax, other);
     } else {
@@ -177,25 +178,27 @@ class TileAttention {
       }
     };
     const int64_t per_step = (kMaxima + steps_ - 1) / steps_;
+    const int64_t lines = lines_ * 2 / kGroups;
     for (int64_t t = 0; t < block_.num_keys; t += kKeys) {
       // Meanwhile the maxima of the keys before.
       int64_t taken = t == 0 ? kMaxima : 0;
-      ScoreBlock<kGroups>(t, group, [&] {
+      ScoreBlock<kGroups>(t, group, [&](int product) __attribute__((always_inline)) {
+        fetcher_.Fetch(lines);
+        if (product < 3) return;
         for (const int64_t end = Least(kMaxima, taken + per_step); taken < end; ++taken) {
           take_maximum(t - kKeys, taken);
         }
         if (other != nullptr) other->Step();
-        fetcher_.Fetch(kGroups == 2 ? lines_ : 2 * lines_);
       });
     }
     const int64_t last = (block_.num_keys - 1) / kKeys * kKeys;
     for (int64_t n = 0; n < kMaxima; ++n) take_maximum(last, n);
   }
 
-  /// Of 32 keys from t on and two groups of rows, or of 64 and one. step_between() is called once
-  /// with every four products.
-  template <int kGroups, typename Step>
-  __attribute__((always_inline)) void ScoreBlock(int64_t t, int64_t group, Step&& step_between) {
+  /// Of 32 keys from t on and two groups of rows, or of 64 and one. between(n) is called after
+  /// product n of every four.
+  template <int kGroups, typename Between>
+  __attribute__((always_inline)) void ScoreBlock(int64_t t, int64_t group, Between&& between) {
     ZeroTile<0>();
     ZeroTile<1>();
     ZeroTile<2>();
@@ -211,12 +214,15 @@ class TileAttention {
         LoadTile<6>(query + step * kTile);
         LoadKeys<4>(first, byte);
         MultiplyTiles<0, 4, 6>();
+        between(0);
         LoadTile<7>(other + step * kTile);
         MultiplyTiles<2, 4, 7>();
+        between(1);
         LoadKeys<5>(second, byte);
         MultiplyTiles<1, 5, 6>();
+        between(2);
         MultiplyTiles<3, 5, 7>();
-        step_between();
+        between(3);
       }
       StoreTile<2>(to + padded_keys_ * kTileRows);
       StoreTile<3>(to + (padded_keys_ + kTileRows) * kTileRows);
@@ -227,13 +233,16 @@ class TileAttention {
         LoadTile<6>(query + step * kTile);
         LoadKeys<4>(first, byte);
         MultiplyTiles<0, 4, 6>();
+        between(0);
         LoadKeys<5>(second, byte);
         MultiplyTiles<1, 5, 6>();
+        between(1);
         LoadKeys<7>(third, byte);
         MultiplyTiles<2, 7, 6>();
+        between(2);
         LoadKeys<4>(fourth, byte);
         MultiplyTiles<3, 4, 6>();
-        step_between();
+        between(3);
       }
       StoreTile<2>(to + 2 * kTileRows * kTileRows);
       StoreTile<3>(to + 3 * kTileRows * kTileRows);
@@ -281,10 +290,13 @@ class TileAttention {
   template <int kGroups, bool kAllFinite>
   void OutputAll(int64_t group, PairSoftmax* other) {
     constexpr int64_t kColumns = 2 * kTileCols / kGroups;
+    const int64_t lines = 2 * next_lines_;
     ValueTiles<kGroups, kAllFinite> packed(block_, values_);
-    const auto between = [&](int half) {
-      packed.PackHalf(half);
-      if (other != nullptr) other->Step();
+    // After product n of every four.
+    const auto between = [&](int product) __attribute__((always_inline)) {
+      packed.PackQuarter(product);
+      fetcher_.Fetch(lines);
+      if (product % 2 == 1 && other != nullptr) other->Step();
     };
     const BFloat16* weights = weights_ + group * key_tiles_ * kTile;
     const BFloat16* weights_of_second = weights + key_tiles_ * kTile;
@@ -298,22 +310,25 @@ class TileAttention {
         LoadTile<4>(weights + i * kTile);
         LoadTile<6>(values);
         MultiplyTiles<0, 4, 6>();
+        between(0);
         LoadTile<7>(values + kTile);
         MultiplyTiles<1, 4, 7>();
-        between(0);
+        between(1);
         if constexpr (kGroups == 2) {
           LoadTile<5>(weights_of_second + i * kTile);
           MultiplyTiles<2, 5, 6>();
+          between(2);
           MultiplyTiles<3, 5, 7>();
+          between(3);
         } else {
           LoadTile<6>(values + 2 * kTile);
           MultiplyTiles<2, 4, 6>();
+          between(2);
           LoadTile<7>(values + 3 * kTile);
           MultiplyTiles<3, 4, 7>();
+          between(3);
         }
-        between(1);
         packed.Next();
-        fetcher_.Fetch(2 * next_lines_);
       }
       float* to = outputs_ + c / kColumns * kOutputTiles;
       StoreTile<0>(to);
@@ -333,28 +348,39 @@ class TileAttention {
       const float* from = outputs_ + second * 2 * kTileRows * 16 + row % kTileRows * 16;
       float* out = block_.out + row * block_.out_stride;
       const float* out_end = out + block_.value_width;
-      if (!block_.merges) {
+      avx2::MergeFactors factors = {};
+      if (block_.merges) {
+        factors = avx2::MergeSums(max_[row], sum_[row], block_.max[row], block_.sum[row]);
+      } else {
         block_.max[row] = max_[row];
         block_.sum[row] = sum_[row];
-        for (; out < out_end; from += kOutputTiles) {
-          for (int64_t i = 0; i < tiles && out < out_end; ++i, out += 16) {
-            _mm512_storeu_ps(out, _mm512_load_ps(from + i * kTileRows * 16));
-          }
-        }
-        continue;
       }
-      const avx2::MergeFactors factors =
-          avx2::MergeSums(max_[row], sum_[row], block_.max[row], block_.sum[row]);
-      const __m512 keep = _mm512_set1_ps(factors.keep);
-      const __m512 take = _mm512_set1_ps(factors.take);
       for (; out < out_end; from += kOutputTiles) {
-        for (int64_t i = 0; i < tiles && out < out_end; ++i, out += 16) {
-          const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(out), keep);
-          const __m512 taken = _mm512_mul_ps(_mm512_load_ps(from + i * kTileRows * 16), take);
-          _mm512_storeu_ps(out, _mm512_add_ps(kept, taken));
+        for (int64_t i = 0; i < tiles && out < out_end; i += 2, out += 32) {
+          FinishColumns(from + i * kTileRows * 16, factors, out);
         }
       }
     }
+  }
+
+  /// 32 columns of a row.
+  __attribute__((always_inline)) void FinishColumns(const float* from,
+                                                    const avx2::MergeFactors& factors,
+                                                    float* out) const {
+    __m512 first = _mm512_load_ps(from);
+    __m512 second = _mm512_load_ps(from + kTileRows * 16);
+    InOrder(first, second);
+    if (block_.merges) {
+      const __m512 keep = _mm512_set1_ps(factors.keep);
+      const __m512 take = _mm512_set1_ps(factors.take);
+      const auto merge = [&](const float* into, __m512 sums) {
+        return _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(into), keep), _mm512_mul_ps(sums, take));
+      };
+      first = merge(out, first);
+      second = merge(out + 16, second);
+    }
+    _mm512_storeu_ps(out, first);
+    _mm512_storeu_ps(out + 16, second);
   }
 
   const EntryBlock& block_;
@@ -368,7 +394,7 @@ class TileAttention {
   BFloat16* values_;
   float* outputs_;  // of a pair, in fours of tiles
   EntryFetcher fetcher_;
-  // To fetch with every four products, of the next entries, and altogether in this pass.
+  // To fetch with every product, of the next entries, and altogether in this pass.
   int64_t next_lines_ = 0;
   int64_t lines_ = 0;
   TileShapes shapes_;

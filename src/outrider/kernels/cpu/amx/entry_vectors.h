@@ -1,5 +1,5 @@
-// What attention in tiles needs of vectors: transposing, weights of the softmax, pairs of bfloat16
-// numbers, and fetching entries (include in AMX leaves only).
+// What attention in tiles needs of vectors: transposing, weights of the softmax and pairs of them,
+// and fetching entries (include in AMX leaves only).
 #pragma once
 
 #include <immintrin.h>
@@ -44,23 +44,21 @@ inline __attribute__((always_inline)) void Transpose(Rows16& rows) {
   }
 }
 
-/// The upper halves of floats, in place.
-inline __attribute__((always_inline)) __m512i UpperHalves(__m512i bits) {
-  return _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+/// Weights of the softmax as pairs of bfloat16 numbers (rounded to nearest even, NaN stays NaN),
+/// one of each vector.
+inline __attribute__((always_inline)) __m512i RoundToPairs(__m512 first, __m512 second) {
+  // Numbers of the first vector come in the lower half.
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order,
+                                  reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
 }
 
-/// Floats rounded to bfloat16 (nearest even); NaN stays NaN where its lower half is zero.
-inline __attribute__((always_inline)) __m512 RoundToUpper(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-  return _mm512_castsi512_ps(UpperHalves(_mm512_add_epi32(below_half, odd)));
-}
-
-/// Two vectors of bfloat16 numbers as pairs.
-inline __attribute__((always_inline)) __m512i Pairs(__m512 first, __m512 second) {
-  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first), 16),
-                         _mm512_castps_si512(second));
+/// sums + the first + the second number of each pair.
+inline __attribute__((always_inline)) __m512 AddPairs(__m512 sums, __m512i pairs) {
+  const __m512i ones = _mm512_set1_epi16(0x3f80);
+  return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(pairs),
+                          reinterpret_cast<__m512bh>(ones));
 }
 
 /// Terms of (2^x - 1) / x for |x| <= 1/2, with which 2^x is right to within 3e-7 of itself.
@@ -68,17 +66,21 @@ constexpr float kPowerTerms[5] = {std::numbers::ln2_v<float>, 0x1.ebfa4cp-3F, 0x
                                   0x1.3cbf6p-7F, 0x1.5ec866p-10F};
 
 /// 2^x for x <= 0, zero where exp(-64) is more, as avx2::Weight, and in lanes not taken; NaN stays
-/// NaN. Less exact than avx2::Weight, but weights are rounded to 16 bits.
+/// NaN. Less exact than avx2::Weight, but weights are rounded to 8 bits.
 inline __attribute__((always_inline)) __m512 PowerOfTwo(__m512 x, __mmask16 taken) {
   const __m512 least = _mm512_set1_ps(-64 * std::numbers::log2e_v<float>);
   taken = _mm512_mask_cmp_ps_mask(taken, x, least, _CMP_NLT_UQ);
-  x = _mm512_max_ps(least, x);
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
-  const __m512 r = _mm512_sub_ps(x, n);
+  // The sum's lowest bits are round(x), and shifted they are added to an exponent: two operations
+  // less than rounding and scaling take. (Those of NaN are zero.)
+  const __m512 integers = _mm512_set1_ps(0x1.8p23F);
+  const __m512 rounded = _mm512_add_ps(x, integers);
+  const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(rounded, integers));
   __m512 q = _mm512_set1_ps(kPowerTerms[4]);
 #pragma GCC unroll 4
   for (int i = 3; i >= 0; --i) q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(kPowerTerms[i]));
-  return _mm512_maskz_scalef_ps(taken, _mm512_fmadd_ps(q, r, _mm512_set1_ps(1.0F)), n);
+  const __m512i power = _mm512_castps_si512(_mm512_fmadd_ps(q, r, _mm512_set1_ps(1.0F)));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(rounded), 23);
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(taken, power, exponent));
 }
 
 /// Fetches entries into L2, line by line, first those of the block itself that nobody has fetched,

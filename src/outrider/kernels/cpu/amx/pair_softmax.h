@@ -15,7 +15,7 @@ constexpr int64_t kTile = kTileRows * kTileCols;  // elements
 
 /// A group's rows are lanes: scores lie as [key][row]. First the maxima are taken as scores come,
 /// then steps make weights, [tile of keys][row][32 keys], zero past a row's keys, and their
-/// sum: four chains, one per key % 4, added in a tree.
+/// sum: two chains, of every other pair of keys.
 class PairSoftmax {
  public:
   /// Of `groups` groups from `group` on, whose scores and weights lie one after the other.
@@ -90,16 +90,19 @@ class PairSoftmax {
     const int64_t t = tile_ * kTileCols + tick_ * 4;
     const float* scores = scores_ + g_ * scores_stride_ + t * kTileRows;
     const __m512 scale = _mm512_set1_ps(block_.scale * std::numbers::log2e_v<float>);
+    const __m512 scaled_max = _mm512_mul_ps(max_, scale);
     __m512 weights[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const __m512 less = _mm512_sub_ps(_mm512_load_ps(scores + j * kTileRows), max_);
-      const __m512 weight = PowerOfTwo(_mm512_mul_ps(less, scale), Sees(g_, t + j));
-      weights[j] = RoundToUpper(weight);
-      sums_[j] = _mm512_add_ps(sums_[j], weights[j]);
+      const __m512 score = _mm512_load_ps(scores + j * kTileRows);
+      weights[j] = PowerOfTwo(_mm512_fmsub_ps(score, scale, scaled_max), Sees(g_, t + j));
     }
-    pairs_[tick_ * 2] = Pairs(weights[0], weights[1]);
-    pairs_[tick_ * 2 + 1] = Pairs(weights[2], weights[3]);
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const __m512i pairs = RoundToPairs(weights[2 * j], weights[2 * j + 1]);
+      sums_[j] = AddPairs(sums_[j], pairs);
+      pairs_[tick_ * 2 + j] = pairs;
+    }
   }
 
   /// A tile of weights: rows of 32 keys.
@@ -111,10 +114,8 @@ class PairSoftmax {
   }
 
   void EndGroup() const {
-    const __m512 sum =
-        _mm512_add_ps(_mm512_add_ps(sums_[0], sums_[1]), _mm512_add_ps(sums_[2], sums_[3]));
     _mm512_store_ps(max_to_ + g_ * kTileRows, _mm512_mul_ps(max_, _mm512_set1_ps(block_.scale)));
-    _mm512_store_ps(sum_to_ + g_ * kTileRows, sum);
+    _mm512_store_ps(sum_to_ + g_ * kTileRows, _mm512_add_ps(sums_[0], sums_[1]));
   }
 
   const EntryBlock& block_;
@@ -134,7 +135,7 @@ class PairSoftmax {
   __m512i visible_[2] = {};
   __m512 most_[2][2] = {};
   __m512 max_ = {};
-  __m512 sums_[4] = {};
+  __m512 sums_[2] = {};
   Rows16 pairs_ = {};  // of keys, of the tile that is made
 };
 

@@ -14,17 +14,28 @@ namespace {  // NOLINT(google-build-namespaces)
 /// Elements that ValueTiles needs.
 constexpr int64_t kPackedValues = int64_t{4} * kTileCols * 64;
 
+/// Two vectors of sums for 32 columns of ValueTiles, in order of the columns.
+inline __attribute__((always_inline)) void InOrder(__m512& first, __m512& second) {
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const __m512d even = _mm512_castps_pd(first);
+  const __m512d odd = _mm512_castps_pd(second);
+  first = _mm512_castpd_ps(_mm512_permutex2var_pd(even, low, odd));
+  second = _mm512_castpd_ps(_mm512_permutex2var_pd(even, high, odd));
+}
+
 /// Pieces of 32 keys times 32 columns, for two groups of rows, or times 64 columns, for one: first
 /// all keys of the first columns, then those of the next ones. A piece lies as
-/// [16 columns of all][pair of keys][column][2]. Two are packed ahead of the one in use.
+/// [16 columns of all][pair of keys][column][2]. Two are packed ahead of the one in use. Of 32
+/// columns the first sixteen are every other four from the first on, as unpacking takes half of
+/// each lane (InOrder).
 template <int kGroups, bool kAllFinite>
 class ValueTiles {
  public:
   ValueTiles(const EntryBlock& block, BFloat16* packed)
       : block_(block), packed_(packed), end_((block.num_keys + kTileCols - 1) / kTileCols) {
     for (int64_t n = 0; n < kAhead; ++n) {
-      PackHalf(0);
-      PackHalf(1);
+      for (int quarter = 0; quarter < 4; ++quarter) PackQuarter(quarter);
       GoOn();
     }
   }
@@ -33,17 +44,17 @@ class ValueTiles {
   const BFloat16* First() const { return Slot(count_ - kAhead); }
   void Next() { GoOn(); }
 
-  /// Packs pairs [8 half, 8 half + 8) of the piece that will be in use after two more.
-  __attribute__((always_inline)) void PackHalf(int half) {
+  /// Packs pairs [4 quarter, 4 quarter + 4) of the piece that will be in use after two more.
+  __attribute__((always_inline)) void PackQuarter(int quarter) {
     if (column_ >= block_.value_width) return;
-    const int64_t t = tile_ * kTileCols + half * 16;
+    const int64_t t = tile_ * kTileCols + quarter * 8;
     const int64_t byte = (block_.groups[0].value + column_) * 2;
     const int64_t vectors = kGroups == 1 && column_ + kTileCols < block_.value_width ? 2 : 1;
-    BFloat16* to = Slot(count_) + half * 8 * kTileCols;
+    BFloat16* to = Slot(count_) + quarter * 4 * kTileCols;
     const std::byte* const* entries = block_.entries + t;
-    if (t + 16 <= block_.num_keys) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i, to += kTileCols) {
+    if (t + 8 <= block_.num_keys) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, to += kTileCols) {
         const std::byte* even = entries[2 * i] + byte;
         const std::byte* odd = entries[2 * i + 1] + byte;
         StorePairs(Load(even), Load(odd), to);
@@ -55,7 +66,7 @@ class ValueTiles {
       return t + i < block_.num_keys ? Load(entries[i] + byte + vector * 64)
                                      : _mm512_setzero_si512();
     };
-    for (int64_t i = 0; i < 16; i += 2, to += kTileCols) {
+    for (int64_t i = 0; i < 8; i += 2, to += kTileCols) {
       for (int64_t v = 0; v < vectors; ++v) {
         StorePairs(load(i, v), load(i + 1, v), to + 2 * v * kTile);
       }
@@ -86,10 +97,6 @@ class ValueTiles {
   }
 
   static __attribute__((always_inline)) void StorePairs(__m512i even, __m512i odd, BFloat16* to) {
-    // Fours of columns, so that unpacking, which takes half of each lane, leaves them in order.
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    even = _mm512_permutexvar_epi64(order, even);
-    odd = _mm512_permutexvar_epi64(order, odd);
     _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
     _mm512_store_si512(to + kTile, _mm512_unpackhi_epi16(even, odd));
   }
