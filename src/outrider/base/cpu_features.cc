@@ -72,9 +72,7 @@ Isa DetectIsa() {
   if ((a & kAvx512Bf16) == 0 || (features_c & bit_AVX512VBMI) == 0) return Isa::kAvx512;
   constexpr uint32_t kAmxBf16 = 1U << 22;
   constexpr uint32_t kAmxTile = 1U << 24;
-  constexpr uint32_t kAvx512Bf16 = 1U << 5;
   const bool amx = (features_d & kAmxBf16) != 0 && (features_d & kAmxTile) != 0 &&
-                   __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvx512Bf16) != 0 &&
                    (xcr0 & 0x60000) == 0x60000 && HasAmxPermission();
   return amx ? Isa::kAmx : Isa::kAvx512Bf16;
 }
