@@ -15,6 +15,7 @@ namespace outrider::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -107,7 +108,10 @@ TEST(KernelBench, SaysWhichTargetsAreMet) {
   EXPECT_EQ(json["figures"][3]["met"], false);
   EXPECT_EQ(json["figures"][0]["milliseconds"], 12.5);
   EXPECT_EQ(json["num_threads"], 2);
-  EXPECT_THAT(text, Not(HasSubstr("AMX")));
+  EXPECT_THAT(text, Not(AnyOf(HasSubstr("AMX"), HasSubstr("VDPBF16PS"))));
+  report.dot_flops_per_second = 4e11;
+  EXPECT_THAT(KernelTableText(report), HasSubstr("180 GFLOP/s float32 FMA, 400 GFLOP/s VDPBF16PS"));
+  report.dot_flops_per_second = 0;
   report.tile_flops_per_second = 5e12;
   EXPECT_THAT(KernelTableText(report), HasSubstr("180 GFLOP/s float32 FMA, 5000 GFLOP/s AMX"));
 }
@@ -133,6 +137,10 @@ TEST(MachineLimits, AreWhatAProcessorCanDo) {
   const double flops = FmaFlopsPerSecond(pool, DetectIsa());
   EXPECT_GT(flops, 1e9);
   EXPECT_LT(flops, 1e12);
+  if (DetectIsa() < Isa::kAvx512Bf16) GTEST_SKIP() << "further limits: no AVX-512 BF16, no AMX";
+  const double dot_flops = DotFlopsPerSecond(pool);
+  EXPECT_GT(dot_flops, flops / 8);
+  EXPECT_LT(dot_flops, 1e12);
   if (DetectIsa() < Isa::kAmx) GTEST_SKIP() << "AMX's limit: this machine has no AMX";
   const double tile_flops = TileFlopsPerSecond(pool);
   EXPECT_GT(tile_flops, flops);
