@@ -55,11 +55,42 @@ constexpr double kMostDrift = 1.5;
 // of what it says is the machine's speed.
 constexpr double kKnownShare = 0.3;
 constexpr double kFewMeasured = 4;
+// Up to so many requests other numbers are tried for so many steps. What a cache holds follows the
+// number only after some steps, and those of a crowd take too long for that to matter or to wait.
+constexpr int32_t kFewRequests = 2;
+constexpr double kTrialKnownShare = 1;
+constexpr double kFewHysteresis = 0.03;
+constexpr double kFirstCredit = 8;
+constexpr double kDoubtCredit = 8;
+constexpr double kTrialSteps = 14;
+constexpr int32_t kSettlingSteps = 6;
+constexpr double kTrialLoss = 2;
+// Steps after a trial that tell the machine's speed, before its own are measured.
+constexpr int32_t kStepsAfterTrial = 8;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
 double StepsOf(int32_t requests, int32_t batch_size) {
   return std::ceil(static_cast<double>(requests) / batch_size);
+}
+
+void LimitOutliers(std::vector<DraftStep>& steps) {
+  std::vector<double> seconds;
+  std::vector<double> draft_seconds;
+  for (const DraftStep& step : steps) {
+    if (step.prompt_rows > 0) continue;
+    seconds.push_back(step.seconds);
+    draft_seconds.push_back(step.draft_seconds);
+  }
+  if (seconds.empty()) return;
+  for (auto* of : {&seconds, &draft_seconds}) std::ranges::nth_element(*of, of->begin() + of->size() / 2);
+  const double most = RowCost::kOutlier * seconds[seconds.size() / 2];
+  const double most_draft = RowCost::kOutlier * draft_seconds[seconds.size() / 2];
+  for (DraftStep& step : steps) {
+    if (step.prompt_rows > 0) continue;
+    step.seconds = std::min(step.seconds, most);
+    step.draft_seconds = std::min(step.draft_seconds, most_draft);
+  }
 }
 
 }  // namespace
@@ -70,7 +101,8 @@ DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained, bool may_
       may_use_dummies_(may_use_dummies),
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
-      accepted_(static_cast<size_t>(max_drafts), 1) {
+      accepted_(static_cast<size_t>(max_drafts), 1),
+      trial_credit_(static_cast<size_t>(max_drafts) + 1, kFirstCredit) {
   OUTRIDER_CHECK(max_drafts >= 1);
 }
 
@@ -139,7 +171,16 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
 }
 
 DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  const DraftLength length = ChooseNext(batch_size, rows_put_off);
+  steps_of_length_ = length.drafts == drafts_chosen_ ? steps_of_length_ + 1 : 1;
+  drafts_chosen_ = length.drafts;
+  return length;
+}
+
+DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
+                                          std::span<const int64_t> rows_put_off) {
   if (batch_size == 0) return {best_};
+  if (batch_size > kFewRequests && steps_after_trial_ > 0) EndTrial();
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
@@ -148,9 +189,9 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
-  if (probe_requests_ <= 0) {
+  if (probe_requests_ <= 0 && steps_after_trial_ == 0) {
     const int32_t before = best_;
-    double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
+    double least = (1 - (batch_ <= kFewRequests ? kFewHysteresis : kHysteresis)) * SecondsPerToken(best_, batch_);
     for (int32_t k = 0; k <= max_drafts_; ++k) {
       const double seconds =
           SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
@@ -159,7 +200,7 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
       best_ = k;
     }
     // What is known of the k that was left may be of a slow moment: a probe of it says as much.
-    if (best_ != before) verify_.Doubt();
+    if (best_ != before && batch_size > kFewRequests) verify_.Doubt();
     if (StepSeconds(best_, batch_) > 0) ChooseProbe(batch_size, rows_put_off);
   }
   if (probe_requests_ <= 0) return {best_};
@@ -168,6 +209,20 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
 }
 
 void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  if (batch_size <= kFewRequests) {
+    for (int32_t k = 0; k <= max_drafts_; ++k) {
+      double& credit = trial_credit_[static_cast<size_t>(k)];
+      if (k == best_ || !ProbeDrafts(k, batch_size, CatchUpSeconds(k, rows_put_off), 0,
+                                        credit * StepSeconds(best_, batch_))) {
+        continue;
+      }
+      credit = 0;
+      steps_after_trial_ = kStepsAfterTrial;
+      slowness_before_trial_ = slowness_;
+      return;
+    }
+    return;
+  }
   if (best_ < max_drafts_) {
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
     if (look_in_ > 0 && --look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
@@ -197,11 +252,14 @@ bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_
                                     double most_steps, double may_lose) {
   const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
   const double lost_by_step = StepSeconds(k, batch_) * std::max(share, kLeastProbeLoss);
-  const double least_steps = StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
+  const double least_steps = batch_size <= kFewRequests
+                                 ? kTrialSteps
+                                 : StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
   const double steps =
       std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
-  return StartProbe({k}, batch_size, steps, catch_up + steps * lost_by_step, may_lose);
+  const double change = batch_size <= kFewRequests ? kTrialLoss * StepSeconds(best_, batch_) : 0;
+  return StartProbe({k}, batch_size, steps, change + catch_up + steps * lost_by_step, may_lose);
 }
 
 bool DraftLengthPolicy::ProbeDummies(int32_t batch_size, double may_lose) {
@@ -221,11 +279,12 @@ bool DraftLengthPolicy::StartProbe(DraftLength length, int32_t batch_size, doubl
 }
 
 void DraftLengthPolicy::Observe(const DraftStep& step) {
-  const double times = tokens_learned_ < kLearningTokens ? kLearningTimes : 1;
+  const double credits = tokens_learned_ < kLearningTokens ? kLearningTimes : 1;
   tokens_learned_ = std::min(tokens_learned_ + step.tokens, kLearningTokens);
-  const double seconds = times * (step.seconds + step.draft_seconds) / slowness_;
+  const double seconds = credits * (step.seconds + step.draft_seconds) / slowness_;
   more_credit_ += kMoreShare * seconds;
   fewer_credit_ += kFewerShare * seconds;
+  for (double& credit : trial_credit_) credit += kTrialShare;
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
@@ -234,8 +293,31 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   ended_prompt_rows_ +=
       static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
   ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
-  MeasureVerification(step);
+  const bool is_trial = steps_after_trial_ > 0;
+  if (batch_ <= kFewRequests && steps_of_length_ <= kSettlingSteps &&
+      (step.verify_rows == 0 || verify_.Weight(step.verify_rows) > 0)) return;
+  if (is_trial && drafts_chosen_ != best_) {
+    trial_.push_back(step);
+    return;
+  }
+  const double times = MeasureVerification(step, kKnownShare);
+  if (times > 0) FollowSpeed(times);
   MeasureModules(step);
+  if (is_trial && --steps_after_trial_ == 0) EndTrial();
+}
+
+/// At the speed that the machine had in the middle, if it changed evenly.
+void DraftLengthPolicy::EndTrial() {
+  const double slowness = slowness_;
+  slowness_ = std::sqrt(slowness * slowness_before_trial_);
+  LimitOutliers(trial_);
+  for (const DraftStep& step : trial_) {
+    MeasureVerification(step, kTrialKnownShare);
+    MeasureModules(step);
+  }
+  slowness_ = slowness;
+  trial_.clear();
+  steps_after_trial_ = 0;
 }
 
 /// What modules took is divided between their parts as it was expected to divide, at first as their
@@ -275,8 +357,8 @@ void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
 /// A step that both verified and computed prompts is divided as it was expected to divide, and says
 /// the less of a part the smaller that is. Until one was measured its rows are taken for rows of
 /// the other: under load there may be no step of one kind only.
-void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
-  if (step.prompt_rows == 0 && step.verify_rows == 0) return;
+double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double known_share) {
+  if (step.prompt_rows == 0 && step.verify_rows == 0) return 0;
   double verify = verify_.Seconds(step.verify_rows);
   double prompt = prompt_.Seconds(step.prompt_rows);
   if (verify == 0) verify = prompt_.Seconds(step.verify_rows);
@@ -288,14 +370,14 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
   const double seconds = step.seconds / slowness_;
-  const double counts = is_known ? kKnownShare : 1;
+  const double counts = is_known ? known_share : 1;
   if (step.verify_rows > 0) {
     verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
   }
   if (step.prompt_rows > 0) {
     prompt_.Learn(step.prompt_rows, seconds * (1 - share), (1 - share) * (1 - share));
   }
-  if (is_known) FollowSpeed(seconds / (verify + prompt));
+  return is_known ? seconds / (verify + prompt) : 0;
 }
 
 /// A step whose verification was known took so many `times` what was expected. Its cost has learned
@@ -305,12 +387,16 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
 void DraftLengthPolicy::FollowSpeed(double times) {
   slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
   if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
+  if (tokens_learned_ == kLearningTokens) {
+    for (double& credit : trial_credit_) credit += kDoubtCredit;
+  }
   tokens_learned_ /= 2;
   prompt_.Scale(slowness_);
   for (RowCost* const of_k : {&verify_, &inner_, &drafts_, &entries_}) {
     of_k->Scale(slowness_);
     of_k->Doubt();
   }
+  slowness_before_trial_ /= slowness_;
   more_credit_ *= slowness_;
   fewer_credit_ *= slowness_;
   slowness_ = 1;

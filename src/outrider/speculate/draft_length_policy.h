@@ -58,6 +58,7 @@ class DraftLengthPolicy {
   // Of the time, lost to probes of one draft more and of one less than the best.
   static constexpr double kMoreShare = 0.002;
   static constexpr double kFewerShare = 0.001;
+  static constexpr double kTrialShare = 0.001;  // to trials of each other number, with few requests
   static constexpr double kHysteresis = 0.03;  // gain that another k must promise
 
   /// Chooses 0 .. max_drafts. chained: module m drafts token m; otherwise one module drafts all.
@@ -93,7 +94,9 @@ class DraftLengthPolicy {
   double CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
   void CountAccepted(const DraftStep& step);
-  void MeasureVerification(const DraftStep& step);
+  double MeasureVerification(const DraftStep& step, double known_share);
+  void EndTrial();
+  DraftLength ChooseNext(int32_t batch_size, std::span<const int64_t> rows_put_off);
   void MeasureModules(const DraftStep& step);
   void FollowSpeed(double times);
   void ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
@@ -140,6 +143,12 @@ class DraftLengthPolicy {
   // hundreds of times as much as others.
   double more_credit_ = 0;
   double fewer_credit_ = 0;
+  std::vector<double> trial_credit_;  // [k]
+  std::vector<DraftStep> trial_;
+  int32_t steps_after_trial_ = 0;
+  double slowness_before_trial_ = 1;
+  int32_t drafts_chosen_ = 0;
+  int32_t steps_of_length_ = 0;
   double tokens_learned_ = 0;  // up to kLearningTokens; halved when costs are in doubt
 };
 
