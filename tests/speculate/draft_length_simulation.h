@@ -129,9 +129,8 @@ class Simulation {
     dummies_ = length.dummies;
     const int64_t left = put_off.at(static_cast<size_t>(k));
     PutOff(k, tokens + prompt_rows);
-    const double settling = since_change_ < world_.settling.size()
-                                ? world_.settling[since_change_]
-                                : 1;
+    const double settling =
+        since_change_ < world_.settling.size() ? world_.settling[since_change_] : 1;
     since_change_ = k == k_ ? since_change_ + 1 : 0;
     changes_ += k != k_;
     k_ = k;

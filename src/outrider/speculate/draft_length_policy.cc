@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -55,42 +56,24 @@ constexpr double kMostDrift = 1.5;
 // of what it says is the machine's speed.
 constexpr double kKnownShare = 0.3;
 constexpr double kFewMeasured = 4;
-// Up to so many requests other numbers are tried for so many steps. What a cache holds follows the
-// number only after some steps, and those of a crowd take too long for that to matter or to wait.
+// Up to so many requests other numbers run in trials of so many steps.
 constexpr int32_t kFewRequests = 2;
-constexpr double kTrialKnownShare = 1;
-constexpr double kFewHysteresis = 0.03;
-constexpr double kFirstCredit = 8;
-constexpr double kDoubtCredit = 8;
 constexpr double kTrialSteps = 14;
+// The last step of a number and the first ones of the next are not measured then: verification
+// takes up to twice as long where modules have run before, whose weights a cache holds instead.
 constexpr int32_t kSettlingSteps = 6;
+// Steps of the best that a change to another number and back loses.
 constexpr double kTrialLoss = 2;
-// Steps after a trial that tell the machine's speed, before its own are measured.
-constexpr int32_t kStepsAfterTrial = 8;
+// Steps that trials of each number may lose at first, and again when costs come to be in doubt.
+constexpr double kFirstCredit = 8;
+// What takes so many times as long as expected was disturbed, unless the step before did so too:
+// other programs can take a processor away for longer than a step of few requests.
+constexpr double kDisturbed = 2;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
 double StepsOf(int32_t requests, int32_t batch_size) {
   return std::ceil(static_cast<double>(requests) / batch_size);
-}
-
-void LimitOutliers(std::vector<DraftStep>& steps) {
-  std::vector<double> seconds;
-  std::vector<double> draft_seconds;
-  for (const DraftStep& step : steps) {
-    if (step.prompt_rows > 0) continue;
-    seconds.push_back(step.seconds);
-    draft_seconds.push_back(step.draft_seconds);
-  }
-  if (seconds.empty()) return;
-  for (auto* of : {&seconds, &draft_seconds}) std::ranges::nth_element(*of, of->begin() + of->size() / 2);
-  const double most = RowCost::kOutlier * seconds[seconds.size() / 2];
-  const double most_draft = RowCost::kOutlier * draft_seconds[seconds.size() / 2];
-  for (DraftStep& step : steps) {
-    if (step.prompt_rows > 0) continue;
-    step.seconds = std::min(step.seconds, most);
-    step.draft_seconds = std::min(step.draft_seconds, most_draft);
-  }
 }
 
 }  // namespace
@@ -172,15 +155,17 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
 
 DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
   const DraftLength length = ChooseNext(batch_size, rows_put_off);
-  steps_of_length_ = length.drafts == drafts_chosen_ ? steps_of_length_ + 1 : 1;
-  drafts_chosen_ = length.drafts;
+  num_same_ = length.drafts == chosen_ ? num_same_ + 1 : 1;
+  chosen_ = length.drafts;
   return length;
 }
+
+bool DraftLengthPolicy::HasFewRequests() const { return batch_ <= kFewRequests; }
 
 DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
                                           std::span<const int64_t> rows_put_off) {
   if (batch_size == 0) return {best_};
-  if (batch_size > kFewRequests && steps_after_trial_ > 0) EndTrial();
+  if (batch_size > kFewRequests && trial_.IsPending()) EndTrial();
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
@@ -189,9 +174,9 @@ DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
-  if (probe_requests_ <= 0 && steps_after_trial_ == 0) {
+  if (probe_requests_ <= 0 && !trial_.IsPending()) {
     const int32_t before = best_;
-    double least = (1 - (batch_ <= kFewRequests ? kFewHysteresis : kHysteresis)) * SecondsPerToken(best_, batch_);
+    double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
     for (int32_t k = 0; k <= max_drafts_; ++k) {
       const double seconds =
           SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
@@ -200,7 +185,7 @@ DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
       best_ = k;
     }
     // What is known of the k that was left may be of a slow moment: a probe of it says as much.
-    if (best_ != before && batch_size > kFewRequests) verify_.Doubt();
+    if (best_ != before) verify_.Doubt();
     if (StepSeconds(best_, batch_) > 0) ChooseProbe(batch_size, rows_put_off);
   }
   if (probe_requests_ <= 0) return {best_};
@@ -210,17 +195,7 @@ DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
 
 void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
   if (batch_size <= kFewRequests) {
-    for (int32_t k = 0; k <= max_drafts_; ++k) {
-      double& credit = trial_credit_[static_cast<size_t>(k)];
-      if (k == best_ || !ProbeDrafts(k, batch_size, CatchUpSeconds(k, rows_put_off), 0,
-                                        credit * StepSeconds(best_, batch_))) {
-        continue;
-      }
-      credit = 0;
-      steps_after_trial_ = kStepsAfterTrial;
-      slowness_before_trial_ = slowness_;
-      return;
-    }
+    ChooseTrial(batch_size, rows_put_off);
     return;
   }
   if (best_ < max_drafts_) {
@@ -233,6 +208,18 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
     }
   }
   if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) fewer_credit_ = 0;
+}
+
+void DraftLengthPolicy::ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  for (int32_t k = 0; k <= max_drafts_; ++k) {
+    if (k == best_) continue;
+    double& credit = trial_credit_[static_cast<size_t>(k)];
+    const double may_lose = (credit - kTrialLoss) * StepSeconds(best_, batch_);
+    if (!ProbeDrafts(k, batch_size, CatchUpSeconds(k, rows_put_off), 0, may_lose)) continue;
+    credit = 0;
+    trial_.Start(slowness_);
+    return;
+  }
 }
 
 bool DraftLengthPolicy::LookAtMore(int32_t batch_size, double catch_up) {
@@ -258,8 +245,7 @@ bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_
   // What had to catch up runs until it has lost as much again: that says more of it.
   const double steps =
       std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
-  const double change = batch_size <= kFewRequests ? kTrialLoss * StepSeconds(best_, batch_) : 0;
-  return StartProbe({k}, batch_size, steps, change + catch_up + steps * lost_by_step, may_lose);
+  return StartProbe({k}, batch_size, steps, catch_up + steps * lost_by_step, may_lose);
 }
 
 bool DraftLengthPolicy::ProbeDummies(int32_t batch_size, double may_lose) {
@@ -293,31 +279,28 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   ended_prompt_rows_ +=
       static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
   ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
-  const bool is_trial = steps_after_trial_ > 0;
-  if (batch_ <= kFewRequests && steps_of_length_ <= kSettlingSteps &&
-      (step.verify_rows == 0 || verify_.Weight(step.verify_rows) > 0)) return;
-  if (is_trial && drafts_chosen_ != best_) {
-    trial_.push_back(step);
+  // What has not settled says something only where nothing is known.
+  const bool is_new = step.verify_rows > 0 && verify_.Weight(step.verify_rows) == 0;
+  if (HasFewRequests() && num_same_ <= kSettlingSteps && !is_new) return;
+  if (trial_.IsPending() && chosen_ != best_) {
+    trial_.Add(step);
     return;
   }
   const double times = MeasureVerification(step, kKnownShare);
   if (times > 0) FollowSpeed(times);
   MeasureModules(step);
-  if (is_trial && --steps_after_trial_ == 0) EndTrial();
+  if (trial_.IsPending() && trial_.AddAfter()) EndTrial();
 }
 
-/// At the speed that the machine had in the middle, if it changed evenly.
+/// The speed being known, what its steps say is of the number of drafts.
 void DraftLengthPolicy::EndTrial() {
-  const double slowness = slowness_;
-  slowness_ = std::sqrt(slowness * slowness_before_trial_);
-  LimitOutliers(trial_);
-  for (const DraftStep& step : trial_) {
-    MeasureVerification(step, kTrialKnownShare);
+  const DraftTrial::Result trial = trial_.Take(slowness_);
+  const double slowness = std::exchange(slowness_, trial.slowness);
+  for (const DraftStep& step : trial.steps) {
+    MeasureVerification(step, 1);
     MeasureModules(step);
   }
   slowness_ = slowness;
-  trial_.clear();
-  steps_after_trial_ = 0;
 }
 
 /// What modules took is divided between their parts as it was expected to divide, at first as their
@@ -369,7 +352,13 @@ double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double know
   }
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
-  const double seconds = step.seconds / slowness_;
+  double seconds = step.seconds / slowness_;
+  if (HasFewRequests() && step.verify_rows > 0 && verify_.Weight(step.verify_rows) > 0) {
+    const double most = kDisturbed * (verify + prompt);
+    const bool is_slow = seconds > most;
+    if (!was_slow_) seconds = std::min(seconds, most);
+    was_slow_ = is_slow;
+  }
   const double counts = is_known ? known_share : 1;
   if (step.verify_rows > 0) {
     verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
@@ -388,7 +377,7 @@ void DraftLengthPolicy::FollowSpeed(double times) {
   slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
   if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
   if (tokens_learned_ == kLearningTokens) {
-    for (double& credit : trial_credit_) credit += kDoubtCredit;
+    for (double& credit : trial_credit_) credit += kFirstCredit;
   }
   tokens_learned_ /= 2;
   prompt_.Scale(slowness_);
@@ -396,7 +385,7 @@ void DraftLengthPolicy::FollowSpeed(double times) {
     of_k->Scale(slowness_);
     of_k->Doubt();
   }
-  slowness_before_trial_ /= slowness_;
+  trial_.Rescale(slowness_);
   more_credit_ *= slowness_;
   fewer_credit_ *= slowness_;
   slowness_ = 1;
