@@ -303,6 +303,13 @@ void DraftLengthPolicy::EndTrial() {
   slowness_ = slowness;
 }
 
+/// With few requests, unless the same was slow in the step before.
+double DraftLengthPolicy::Undisturbed(double seconds, double expected, bool& was_slow) const {
+  const bool is_slow = seconds > kDisturbed * expected;
+  const bool is_disturbed = !std::exchange(was_slow, is_slow) && is_slow;
+  return HasFewRequests() && is_disturbed ? kDisturbed * expected : seconds;
+}
+
 /// What modules took is divided between their parts as it was expected to divide, at first as their
 /// rows do, and says the less of a part the smaller that is.
 void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
@@ -317,10 +324,12 @@ void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
     parts = {
         .inner = num_inner * rows, .drafts = 1.0 * num_last * step.drafting, .entries = entries};
   }
+  double seconds = step.draft_seconds / slowness_;
+  if (drafts_.Weight(1) > 0) seconds = Undisturbed(seconds, parts.Sum(), was_slow_to_draft_);
   const auto learn = [&](RowCost& cost, double num_rows, double part, int32_t times) {
     const double share = part / parts.Sum();
     if (share == 0) return;
-    cost.Learn(num_rows, step.draft_seconds / slowness_ * share / times, share * share);
+    cost.Learn(num_rows, seconds * share / times, share * share);
   };
   learn(inner_, rows, parts.inner, num_inner);
   learn(drafts_, step.drafting, parts.drafts, num_last);
@@ -353,11 +362,8 @@ double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double know
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
   double seconds = step.seconds / slowness_;
-  if (HasFewRequests() && step.verify_rows > 0 && verify_.Weight(step.verify_rows) > 0) {
-    const double most = kDisturbed * (verify + prompt);
-    const bool is_slow = seconds > most;
-    if (!was_slow_) seconds = std::min(seconds, most);
-    was_slow_ = is_slow;
+  if (step.verify_rows > 0 && verify_.Weight(step.verify_rows) > 0) {
+    seconds = Undisturbed(seconds, verify + prompt, was_slow_);
   }
   const double counts = is_known ? known_share : 1;
   if (step.verify_rows > 0) {

@@ -84,6 +84,7 @@ class DraftLengthPolicy {
   /// how many times as long as expected it took, 0 if that was not known well.
   double MeasureVerification(const DraftStep& step, double known_share);
   void MeasureModules(const DraftStep& step);
+  double Undisturbed(double seconds, double expected, bool& was_slow) const;
   void EndTrial();
   void FollowSpeed(double times);
   bool HasFewRequests() const;
@@ -136,9 +137,10 @@ class DraftLengthPolicy {
   // [k] Steps of the best that a trial of k may lose, each for itself for the same reason.
   std::vector<double> trial_credit_;
   DraftTrial trial_;
-  int32_t chosen_ = 0;         // that were chosen last,
-  int32_t num_same_ = 0;       // for so many steps
-  bool was_slow_ = false;      // the last verification
+  int32_t chosen_ = 0;     // that were chosen last,
+  int32_t num_same_ = 0;   // for so many steps
+  bool was_slow_ = false;  // verification was, in the last step
+  bool was_slow_to_draft_ = false;
   double tokens_learned_ = 0;  // up to kLearningTokens; halved when costs are in doubt
 };
 
