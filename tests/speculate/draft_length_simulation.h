@@ -33,6 +33,9 @@ struct World {
   // What steps take beside these times, not counted.
   std::function<double(int64_t)> slowness = [](int64_t) { return 1.0; };
   int64_t most_put_off = 0;  // rows, by each module: those of the requests that run
+  // The first verifications after a change of the number of drafts take so many times as long: a
+  // cache holds the weights of the trunk or those of modules.
+  std::vector<double> settling = {};
 };
 
 /// Steps of a chain of modules in a world, of a policy or of a fixed number of drafts.
@@ -126,6 +129,9 @@ class Simulation {
     dummies_ = length.dummies;
     const int64_t left = put_off.at(static_cast<size_t>(k));
     PutOff(k, tokens + prompt_rows);
+    const double settling =
+        since_change_ < world_.settling.size() ? world_.settling[since_change_] : 1;
+    since_change_ = k == k_ ? since_change_ + 1 : 0;
     changes_ += k != k_;
     k_ = k;
     ++steps_.at(static_cast<size_t>(k));
@@ -138,7 +144,7 @@ class Simulation {
                    .ended_tokens = std::lround(ended_tokens),
                    .tried = tried,
                    .accepted = accepted};
-    step.seconds = world_.verify(step.verify_rows) * Noise();
+    step.seconds = world_.verify(step.verify_rows) * settling * Noise();
     if (prompt_rows > 0) step.seconds += world_.prompt(prompt_rows) * Noise();
     if (k > 0) {
       step.drafting = world_.batch;
@@ -176,6 +182,7 @@ class Simulation {
   std::array<int64_t, kMost + 1> steps_ = {};
   std::array<int64_t, kMost> put_off_ = {};  // by each module
   int64_t changes_ = 0;
+  size_t since_change_ = 0;
   int64_t step_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -55,6 +56,19 @@ constexpr double kMostDrift = 1.5;
 // of what it says is the machine's speed.
 constexpr double kKnownShare = 0.3;
 constexpr double kFewMeasured = 4;
+// Up to so many requests other numbers run in trials of so many steps.
+constexpr int32_t kFewRequests = 2;
+constexpr double kTrialSteps = 14;
+// The last step of a number and the first ones of the next are not measured then: verification
+// takes up to twice as long where modules have run before, whose weights a cache holds instead.
+constexpr int32_t kSettlingSteps = 6;
+// Steps of the best that a change to another number and back loses.
+constexpr double kTrialLoss = 2;
+// Steps that trials of each number may lose at first, and again when costs come to be in doubt.
+constexpr double kFirstCredit = 8;
+// What takes so many times as long as expected was disturbed, unless the step before did so too:
+// other programs can take a processor away for longer than a step of few requests.
+constexpr double kDisturbed = 2;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -70,7 +84,8 @@ DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained, bool may_
       may_use_dummies_(may_use_dummies),
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
-      accepted_(static_cast<size_t>(max_drafts), 1) {
+      accepted_(static_cast<size_t>(max_drafts), 1),
+      trial_credit_(static_cast<size_t>(max_drafts) + 1, kFirstCredit) {
   OUTRIDER_CHECK(max_drafts >= 1);
 }
 
@@ -139,7 +154,18 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
 }
 
 DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  const DraftLength length = ChooseNext(batch_size, rows_put_off);
+  num_same_ = length.drafts == chosen_ ? num_same_ + 1 : 1;
+  chosen_ = length.drafts;
+  return length;
+}
+
+bool DraftLengthPolicy::HasFewRequests() const { return batch_ <= kFewRequests; }
+
+DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
+                                          std::span<const int64_t> rows_put_off) {
   if (batch_size == 0) return {best_};
+  if (batch_size > kFewRequests && trial_.IsPending()) EndTrial();
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
@@ -148,7 +174,7 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
   if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
-  if (probe_requests_ <= 0) {
+  if (probe_requests_ <= 0 && !trial_.IsPending()) {
     const int32_t before = best_;
     double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
     for (int32_t k = 0; k <= max_drafts_; ++k) {
@@ -168,6 +194,10 @@ DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_
 }
 
 void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  if (batch_size <= kFewRequests) {
+    ChooseTrial(batch_size, rows_put_off);
+    return;
+  }
   if (best_ < max_drafts_) {
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
     if (look_in_ > 0 && --look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
@@ -178,6 +208,18 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
     }
   }
   if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) fewer_credit_ = 0;
+}
+
+void DraftLengthPolicy::ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+  for (int32_t k = 0; k <= max_drafts_; ++k) {
+    if (k == best_) continue;
+    double& credit = trial_credit_[static_cast<size_t>(k)];
+    const double may_lose = (credit - kTrialLoss) * StepSeconds(best_, batch_);
+    if (!ProbeDrafts(k, batch_size, CatchUpSeconds(k, rows_put_off), 0, may_lose)) continue;
+    credit = 0;
+    trial_.Start(slowness_);
+    return;
+  }
 }
 
 bool DraftLengthPolicy::LookAtMore(int32_t batch_size, double catch_up) {
@@ -197,7 +239,9 @@ bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_
                                     double most_steps, double may_lose) {
   const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
   const double lost_by_step = StepSeconds(k, batch_) * std::max(share, kLeastProbeLoss);
-  const double least_steps = StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
+  const double least_steps = batch_size <= kFewRequests
+                                 ? kTrialSteps
+                                 : StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
   const double steps =
       std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
@@ -221,11 +265,12 @@ bool DraftLengthPolicy::StartProbe(DraftLength length, int32_t batch_size, doubl
 }
 
 void DraftLengthPolicy::Observe(const DraftStep& step) {
-  const double times = tokens_learned_ < kLearningTokens ? kLearningTimes : 1;
+  const double credits = tokens_learned_ < kLearningTokens ? kLearningTimes : 1;
   tokens_learned_ = std::min(tokens_learned_ + step.tokens, kLearningTokens);
-  const double seconds = times * (step.seconds + step.draft_seconds) / slowness_;
+  const double seconds = credits * (step.seconds + step.draft_seconds) / slowness_;
   more_credit_ += kMoreShare * seconds;
   fewer_credit_ += kFewerShare * seconds;
+  for (double& credit : trial_credit_) credit += kTrialShare;
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
@@ -234,8 +279,35 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   ended_prompt_rows_ +=
       static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
   ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
-  MeasureVerification(step);
+  // What has not settled says something only where nothing is known.
+  const bool is_new = step.verify_rows > 0 && verify_.Weight(step.verify_rows) == 0;
+  if (HasFewRequests() && num_same_ <= kSettlingSteps && !is_new) return;
+  if (trial_.IsPending() && chosen_ != best_) {
+    trial_.Add(step);
+    return;
+  }
+  const double times = MeasureVerification(step, kKnownShare);
+  if (times > 0) FollowSpeed(times);
   MeasureModules(step);
+  if (trial_.IsPending() && trial_.AddAfter()) EndTrial();
+}
+
+/// The speed being known, what its steps say is of the number of drafts.
+void DraftLengthPolicy::EndTrial() {
+  const DraftTrial::Result trial = trial_.Take(slowness_);
+  const double slowness = std::exchange(slowness_, trial.slowness);
+  for (const DraftStep& step : trial.steps) {
+    MeasureVerification(step, 1);
+    MeasureModules(step);
+  }
+  slowness_ = slowness;
+}
+
+/// With few requests, unless the same was slow in the step before.
+double DraftLengthPolicy::Undisturbed(double seconds, double expected, bool& was_slow) const {
+  const bool is_slow = seconds > kDisturbed * expected;
+  const bool is_disturbed = !std::exchange(was_slow, is_slow) && is_slow;
+  return HasFewRequests() && is_disturbed ? kDisturbed * expected : seconds;
 }
 
 /// What modules took is divided between their parts as it was expected to divide, at first as their
@@ -252,10 +324,12 @@ void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
     parts = {
         .inner = num_inner * rows, .drafts = 1.0 * num_last * step.drafting, .entries = entries};
   }
+  double seconds = step.draft_seconds / slowness_;
+  if (drafts_.Weight(1) > 0) seconds = Undisturbed(seconds, parts.Sum(), was_slow_to_draft_);
   const auto learn = [&](RowCost& cost, double num_rows, double part, int32_t times) {
     const double share = part / parts.Sum();
     if (share == 0) return;
-    cost.Learn(num_rows, step.draft_seconds / slowness_ * share / times, share * share);
+    cost.Learn(num_rows, seconds * share / times, share * share);
   };
   learn(inner_, rows, parts.inner, num_inner);
   learn(drafts_, step.drafting, parts.drafts, num_last);
@@ -275,8 +349,8 @@ void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
 /// A step that both verified and computed prompts is divided as it was expected to divide, and says
 /// the less of a part the smaller that is. Until one was measured its rows are taken for rows of
 /// the other: under load there may be no step of one kind only.
-void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
-  if (step.prompt_rows == 0 && step.verify_rows == 0) return;
+double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double known_share) {
+  if (step.prompt_rows == 0 && step.verify_rows == 0) return 0;
   double verify = verify_.Seconds(step.verify_rows);
   double prompt = prompt_.Seconds(step.prompt_rows);
   if (verify == 0) verify = prompt_.Seconds(step.verify_rows);
@@ -287,15 +361,18 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   }
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
-  const double seconds = step.seconds / slowness_;
-  const double counts = is_known ? kKnownShare : 1;
+  double seconds = step.seconds / slowness_;
+  if (step.verify_rows > 0 && verify_.Weight(step.verify_rows) > 0) {
+    seconds = Undisturbed(seconds, verify + prompt, was_slow_);
+  }
+  const double counts = is_known ? known_share : 1;
   if (step.verify_rows > 0) {
     verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
   }
   if (step.prompt_rows > 0) {
     prompt_.Learn(step.prompt_rows, seconds * (1 - share), (1 - share) * (1 - share));
   }
-  if (is_known) FollowSpeed(seconds / (verify + prompt));
+  return is_known ? seconds / (verify + prompt) : 0;
 }
 
 /// A step whose verification was known took so many `times` what was expected. Its cost has learned
@@ -305,12 +382,16 @@ void DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
 void DraftLengthPolicy::FollowSpeed(double times) {
   slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
   if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
+  if (tokens_learned_ == kLearningTokens) {
+    for (double& credit : trial_credit_) credit += kFirstCredit;
+  }
   tokens_learned_ /= 2;
   prompt_.Scale(slowness_);
   for (RowCost* const of_k : {&verify_, &inner_, &drafts_, &entries_}) {
     of_k->Scale(slowness_);
     of_k->Doubt();
   }
+  trial_.Rescale(slowness_);
   more_credit_ *= slowness_;
   fewer_credit_ *= slowness_;
   slowness_ = 1;

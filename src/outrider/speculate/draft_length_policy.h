@@ -13,6 +13,10 @@
 // can be known without computing them, for which modules may have to catch up on all that they put
 // off: dummies are verified in their place.
 //
+// With one request or two every other number runs now and then, in trials of more steps
+// (draft_trial.h): caches hold what the number before it needs, so that its first steps say little,
+// and a number far from the best may be better than those between.
+//
 // A machine's speed can halve and double within a second, by far more than numbers of drafts
 // differ. So all times are divided by how slow the machine is at the moment, which follows what
 // steps of known sizes take beside what they took: a probe is compared with the steps around it.
@@ -24,28 +28,10 @@
 #include <span>
 #include <vector>
 
+#include "outrider/speculate/draft_trial.h"
 #include "outrider/speculate/row_cost.h"
 
 namespace outrider {
-
-/// What a step did, for the policy.
-struct DraftStep {
-  double seconds = 0;        // of all but drafting
-  double draft_seconds = 0;  // of `depth` modules, or of one that ran so often
-  int32_t depth = 0;         // drafts that were asked for
-  int64_t module_rows = 0;   // over all modules
-  int32_t drafting = 0;      // requests that modules drafted for
-  int32_t prompt_rows = 0;   // rows that are not part of a verification
-  int32_t verify_rows = 0;
-  int32_t tokens = 0;  // that the verification gave
-  // Of the requests that ended in it: prompt rows that were computed for them, tokens they got.
-  int64_t ended_prompt_rows = 0;
-  int64_t ended_tokens = 0;
-  /// [k] Requests whose draft i was reached, those before it being right, and those where it gained
-  /// a token.
-  std::span<const int32_t> tried;
-  std::span<const int32_t> accepted;
-};
 
 /// What the next step verifies of each request after its last known token.
 struct DraftLength {
@@ -58,7 +44,8 @@ class DraftLengthPolicy {
   // Of the time, lost to probes of one draft more and of one less than the best.
   static constexpr double kMoreShare = 0.002;
   static constexpr double kFewerShare = 0.001;
-  static constexpr double kHysteresis = 0.03;  // gain that another k must promise
+  static constexpr double kTrialShare = 0.002;  // to trials of each other k
+  static constexpr double kHysteresis = 0.03;   // gain that another k must promise
 
   /// Chooses 0 .. max_drafts. chained: module m drafts token m; otherwise one module drafts all.
   /// may_use_dummies: verifying a token that nobody guessed does not change what is generated.
@@ -93,10 +80,17 @@ class DraftLengthPolicy {
   double CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
   void CountAccepted(const DraftStep& step);
-  void MeasureVerification(const DraftStep& step);
+  /// Where about as many rows were measured often it counts known_share of a measurement. Returns
+  /// how many times as long as expected it took, 0 if that was not known well.
+  double MeasureVerification(const DraftStep& step, double known_share);
   void MeasureModules(const DraftStep& step);
+  double Undisturbed(double seconds, double expected, bool& was_slow) const;
+  void EndTrial();
   void FollowSpeed(double times);
+  bool HasFewRequests() const;
+  DraftLength ChooseNext(int32_t batch_size, std::span<const int64_t> rows_put_off);
   void ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  void ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off);
   // Each starts a probe unless it is expected to lose more than may_lose seconds, and says so: what
   // looks at one draft more now and then, one of so many drafts, one of a dummy more.
   bool LookAtMore(int32_t batch_size, double catch_up);
@@ -140,6 +134,13 @@ class DraftLengthPolicy {
   // hundreds of times as much as others.
   double more_credit_ = 0;
   double fewer_credit_ = 0;
+  // [k] Steps of the best that a trial of k may lose, each for itself for the same reason.
+  std::vector<double> trial_credit_;
+  DraftTrial trial_;
+  int32_t chosen_ = 0;     // that were chosen last,
+  int32_t num_same_ = 0;   // for so many steps
+  bool was_slow_ = false;  // verification was, in the last step
+  bool was_slow_to_draft_ = false;
   double tokens_learned_ = 0;  // up to kLearningTokens; halved when costs are in doubt
 };
 
