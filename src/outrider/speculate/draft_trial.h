@@ -28,8 +28,8 @@ struct DraftStep {
   int64_t ended_tokens = 0;
   /// [k] Requests whose draft i was reached, those before it being right, and those where it gained
   /// a token.
-  std::span<const int32_t> tried;
-  std::span<const int32_t> accepted;
+  std::span<const int32_t> tried = {};
+  std::span<const int32_t> accepted = {};
 };
 
 class DraftTrial {
