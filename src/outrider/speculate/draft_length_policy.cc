@@ -200,7 +200,10 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
   }
   if (best_ < max_drafts_) {
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
-    if (look_in_ > 0 && --look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
+    if (look_in_ > 0) {
+      --look_in_;
+      if (look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
+    }
     if (ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
       more_credit_ =
           0;  // what was saved up while probes were dear is not spent when they are cheap

@@ -40,13 +40,9 @@ constexpr CodeTables TablesOf(int (*place)(int n, int k), float (*magnitude)(int
 }
 
 /// The tables of a format in registers.
+template <const CodeTables& kTables>
 class CodeReader {
  public:
-  explicit CodeReader(const CodeTables& tables)
-      : order_(_mm512_load_si512(tables.order)),
-        low_{_mm512_load_si512(tables.low), _mm512_load_si512(tables.low + 64)},
-        high_{_mm512_load_si512(tables.high), _mm512_load_si512(tables.high + 64)} {}
-
   /// Four columns of a panel, 64 bytes, as two pairs. Codes are a sign and a magnitude, or two's
   /// complements.
   template <bool kIsComplement>
@@ -64,9 +60,9 @@ class CodeReader {
   }
 
  private:
-  __m512i order_;
-  __m512i low_[2];
-  __m512i high_[2];
+  __m512i order_ = _mm512_load_si512(kTables.order);
+  __m512i low_[2] = {_mm512_load_si512(kTables.low), _mm512_load_si512(kTables.low + 64)};
+  __m512i high_[2] = {_mm512_load_si512(kTables.high), _mm512_load_si512(kTables.high + 64)};
 };
 
 }  // namespace

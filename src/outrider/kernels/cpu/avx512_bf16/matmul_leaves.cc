@@ -62,7 +62,7 @@ struct Int8Codes : CodeWeights {
     }
 
    private:
-    CodeReader codes_{kTables};
+    CodeReader<kTables> codes_;
   };
 };
 
@@ -85,7 +85,7 @@ struct Fp8Codes : CodeWeights {
     }
 
    private:
-    CodeReader codes_{kTables};
+    CodeReader<kTables> codes_;
   };
 };
 
