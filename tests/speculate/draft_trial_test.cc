@@ -110,11 +110,19 @@ TEST(DraftTrialTest, TriesEveryNumberAgainAndAgain) {
   }
 }
 
+DraftStep StepOf(double seconds, int32_t prompt_rows, std::span<const int32_t> tried) {
+  return {.seconds = seconds,
+          .draft_seconds = seconds / 2,
+          .prompt_rows = prompt_rows,
+          .tried = tried,
+          .accepted = tried};
+}
+
 TEST(DraftTrialTest, TakesTheSpeedBetweenBeforeAndAfter) {
   DraftTrial trial;
   EXPECT_FALSE(trial.IsPending());
   trial.Start(1);
-  trial.Add({.seconds = 1});
+  trial.Add(StepOf(1, 0, {}));
   int after = 1;
   while (!trial.AddAfter()) {
     EXPECT_TRUE(trial.IsPending());
@@ -134,10 +142,8 @@ TEST(DraftTrialTest, OneDisturbedStepTakesALittleLongerThanMost) {
   const std::vector<int32_t> tried = {1};
   DraftTrial trial;
   trial.Start(1);
-  for (const double seconds : {1.0, 30.0, 1.1, 0.9, 1.0}) {
-    trial.Add({.seconds = seconds, .draft_seconds = seconds / 2, .tried = tried});
-  }
-  trial.Add({.seconds = 9, .draft_seconds = 4, .prompt_rows = 40});
+  for (const double seconds : {1.0, 30.0, 1.1, 0.9, 1.0}) trial.Add(StepOf(seconds, 0, tried));
+  trial.Add(StepOf(9, 40, tried));
   const std::vector<DraftStep> steps = trial.Take(1).steps;
   ASSERT_EQ(steps.size(), 6U);
   EXPECT_DOUBLE_EQ(steps[1].seconds, 1.3);

@@ -194,23 +194,26 @@ DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
 }
 
 void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
-  if (batch_size <= kFewRequests) {
-    ChooseTrial(batch_size, rows_put_off);
-    return;
-  }
+  const bool has_trials = batch_size <= kFewRequests;
   if (best_ < max_drafts_) {
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
-    if (look_in_ > 0) {
+    const bool looks = !has_trials || catch_up > kFirstCredit * StepSeconds(best_, batch_);
+    if (looks && look_in_ > 0) {
       --look_in_;
       if (look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
     }
-    if (ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
+    if (!has_trials &&
+        ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
       more_credit_ =
           0;  // what was saved up while probes were dear is not spent when they are cheap
       return;
     }
   }
-  if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) fewer_credit_ = 0;
+  if (has_trials) {
+    ChooseTrial(batch_size, rows_put_off);
+  } else if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) {
+    fewer_credit_ = 0;
+  }
 }
 
 void DraftLengthPolicy::ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off) {
