@@ -39,13 +39,11 @@ constexpr CodeTables TablesOf(int (*place)(int n, int k), float (*magnitude)(int
   return tables;
 }
 
-/// The tables of a format in registers.
-template <const CodeTables& kTables>
+/// The tables of a format in registers. Its codes are a sign and a magnitude, or two's complements.
+template <const CodeTables& kTables, bool kIsComplement>
 class CodeReader {
  public:
-  /// Four columns of a panel, 64 bytes, as two pairs. Codes are a sign and a magnitude, or two's
-  /// complements.
-  template <bool kIsComplement>
+  /// Four columns of a panel, 64 bytes, as two pairs.
   __attribute__((always_inline)) void Read(const std::byte* from, __m512i& first,
                                            __m512i& second) const {
     const __m512i codes = _mm512_permutexvar_epi8(order_, _mm512_load_si512(from));

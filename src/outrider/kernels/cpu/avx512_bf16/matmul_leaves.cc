@@ -53,17 +53,7 @@ struct Int8Codes : CodeWeights {
   static constexpr bool kHasGroups = false;
   static constexpr CodeTables kTables = TablesOf([](int n, int k) { return k * 16 + n; },
                                                  [](int code) { return static_cast<float>(code); });
-
-  class Reader {
-   public:
-    __attribute__((always_inline)) void Read(const std::byte* from, __m512i& first,
-                                             __m512i& second) const {
-      codes_.Read<true>(from, first, second);
-    }
-
-   private:
-    CodeReader<kTables> codes_;
-  };
+  using Reader = CodeReader<kTables, true>;
 };
 
 struct Fp8Codes : CodeWeights {
@@ -76,17 +66,7 @@ struct Fp8Codes : CodeWeights {
         const int power = (exponent == 0 ? 1 : exponent) - 7 - 3;
         return eighths * __builtin_bit_cast(float, static_cast<uint32_t>(power + 127) << 23);
       });
-
-  class Reader {
-   public:
-    __attribute__((always_inline)) void Read(const std::byte* from, __m512i& first,
-                                             __m512i& second) const {
-      codes_.Read<false>(from, first, second);
-    }
-
-   private:
-    CodeReader<kTables> codes_;
-  };
+  using Reader = CodeReader<kTables, false>;
 };
 
 struct TileArgs {
