@@ -27,7 +27,9 @@
 //   LoadLanes, StoreLanes<kIsBFloat16>   between the order of memory and lane order
 //   kDots                  bfloat16 is multiplied as it is, pair by pair: then queries are kept so,
 //                          by RoundPart(q, width, lanes), and scores take AddDots in place of
-//                          MultiplyAdd; outputs are the leaf file's own
+//                          MultiplyAdd; PairWeights(block, stride) lays the weights of two keys
+//                          side by side, and OutputRows<R> takes two keys at a time, as the
+//                          function of that name below takes one
 #pragma once
 
 #include <immintrin.h>
@@ -362,7 +364,11 @@ using OutputRowsOf = void (*)(const OutputArgs&, int64_t, int64_t, bool);
 template <typename Isa, bool kIsBFloat16, int... kRows>
 constexpr std::array<OutputRowsOf, sizeof...(kRows)> OutputTiles(
     std::integer_sequence<int, kRows...> /*rows*/) {
-  return {OutputRows<Isa, kRows + 1, kIsBFloat16>...};
+  if constexpr (Isa::kDots) {
+    return {Isa::template OutputRows<kRows + 1>...};
+  } else {
+    return {OutputRows<Isa, kRows + 1, kIsBFloat16>...};
+  }
 }
 
 template <typename Isa, bool kIsBFloat16>
@@ -389,6 +395,7 @@ void Output(const EntryBlock& block, int64_t stride) {
           const int64_t rows = tiles.First(tile + 1) - tiles.First(tile);
           int64_t shared = last;
           for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
+          if (Isa::kDots && shared < last) shared = shared / 2 * 2;  // whole pairs
           OutputArgs args = {.p = block.scores + r,
                              .stride = stride,
                              .entries = block.entries,
@@ -416,6 +423,7 @@ void AttendAs(const EntryBlock& block) {
   if (block.arranges_queries) ArrangeQueries<Isa, kIsBFloat16>(block);
   Scores<Isa, kIsBFloat16>(block);
   for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<kIsBFloat16>(block, r, stride);
+  if constexpr (Isa::kDots) Isa::PairWeights(block, stride);
   Output<Isa, kIsBFloat16>(block, stride);
 }
 

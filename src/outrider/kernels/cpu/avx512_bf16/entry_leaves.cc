@@ -20,6 +20,7 @@ struct DotIsa : avx2::EightLanes {
   static constexpr bool kDots = true;
   static constexpr int64_t kTileRows = 8;
   static constexpr int64_t kScoreKeys = 24;  // a multiple of every KeysOfTile
+  static constexpr int64_t kColumnBytes = 256;
 
   static constexpr int KeysOfTile(int64_t rows) {
     return rows >= 7 ? 3 : rows >= 5 ? 4 : rows >= 4 ? 6 : 8;
@@ -34,6 +35,9 @@ struct DotIsa : avx2::EightLanes {
   static void RoundPart(const float* q, int64_t width, float* lanes) {
     avx512::RoundToTiles(&q, 1, width, reinterpret_cast<BFloat16*>(lanes));
   }
+  static void PairWeights(const EntryBlock& block, int64_t stride);
+  template <int R>
+  static void OutputRows(const OutputArgs& args, int64_t first, int64_t last, bool from_zero);
 };
 
 using PairSums = __m512[2];
@@ -55,20 +59,10 @@ inline __attribute__((always_inline)) void StoreSums(const PairSums& sums, float
   _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(sums[0], high, sums[1]));
 }
 
-struct PairTile {
-  const float* weights;  // of the tile's first row: two keys' bfloat16 each
-  int64_t stride;        // of keys
-  const std::byte* const* entries;
-  int64_t element;  // first element of an entry
-  int64_t ahead;    // bytes from a value to what is fetched along with it
-  float* out;       // row 0, at the first column
-  int64_t out_stride;
-};
-
 /// out[r] (+)= sum over keys t in [first, last) of weight[t][r] * value[t], for R rows and G times
 /// 32 columns. first is even; where last is odd the key after it is a zero.
 template <int R, int G>
-void OutputTile(const PairTile& tile, int64_t first, int64_t last, bool from_zero) {
+void OutputTile(const OutputArgs& tile, int64_t first, int64_t last, bool from_zero) {
   PairSums acc[R][G];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -82,7 +76,7 @@ void OutputTile(const PairTile& tile, int64_t first, int64_t last, bool from_zer
     }
   }
   const int64_t bytes = tile.element * 2;
-  const float* weights = tile.weights + first * tile.stride;
+  const float* weights = tile.p + first * tile.stride;
   const auto add = [&](const std::byte* even, __mmask32 exists,
                        const std::byte* odd) __attribute__((always_inline)) {
 #pragma GCC unroll 8
@@ -114,35 +108,26 @@ void OutputTile(const PairTile& tile, int64_t first, int64_t last, bool from_zer
   }
 }
 
-using TileFunction = void (*)(const PairTile&, int64_t, int64_t, bool);
-
-/// By the number of rows - 1: 32s of columns for enough chains, in as many registers as there are.
-constexpr int64_t kColumnGroups[DotIsa::kTileRows] = {4, 4, 2, 2, 2, 2, 1, 1};
-constexpr TileFunction kWholeTiles[DotIsa::kTileRows] = {
-    OutputTile<1, 4>, OutputTile<2, 4>, OutputTile<3, 2>, OutputTile<4, 2>,
-    OutputTile<5, 2>, OutputTile<6, 2>, OutputTile<7, 1>, OutputTile<8, 1>};
-constexpr TileFunction kNarrowTiles[DotIsa::kTileRows] = {
-    OutputTile<1, 1>, OutputTile<2, 1>, OutputTile<3, 1>, OutputTile<4, 1>,
-    OutputTile<5, 1>, OutputTile<6, 1>, OutputTile<7, 1>, OutputTile<8, 1>};
-
-/// All of `columns`, for so many rows.
-void OutputRows(int64_t rows, PairTile tile, int64_t columns, int64_t first, int64_t last,
-                bool from_zero) {
-  const int64_t step = kColumnGroups[rows - 1] * 32;
-  while (columns > 0) {
-    const bool whole = columns >= step;
-    (whole ? kWholeTiles : kNarrowTiles)[rows - 1](tile, first, last, from_zero);
-    const int64_t done = whole ? step : 32;
-    columns -= done;
-    tile.element += done;
-    tile.out += done;
+/// All columns; few rows take more of them at once, to have enough chains.
+template <int R>
+void DotIsa::OutputRows(const OutputArgs& args, int64_t first, int64_t last, bool from_zero) {
+  constexpr int kGroups = R <= 2 ? 4 : R <= 6 ? 2 : 1;
+  OutputArgs tile = args;
+  const auto go_on = [&](int64_t columns) {
+    tile.columns -= columns;
+    tile.element += columns;
+    tile.out += columns;
+  };
+  for (; tile.columns >= kGroups * 32; go_on(kGroups * 32)) {
+    OutputTile<R, kGroups>(tile, first, last, from_zero);
   }
+  for (; tile.columns > 0; go_on(32)) OutputTile<R, 1>(tile, first, last, from_zero);
 }
 
 /// The weights of each pair of keys in place of those of the first: rounded already, side by side.
 /// Those of keys that a row does not see become zero.
-void InterleaveWeights(const EntryBlock& block, int64_t stride) {
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+void DotIsa::PairWeights(const EntryBlock& block, int64_t stride) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
   for (int64_t r = 0; r < block.rows; r += 8) {
     const auto rows =
         static_cast<__mmask8>(block.rows - r < 8 ? 0xffU >> (8 - (block.rows - r)) : 0xffU);
@@ -157,55 +142,8 @@ void InterleaveWeights(const EntryBlock& block, int64_t stride) {
               : __mmask8{0};
       const __m256i a = _mm256_maskz_loadu_epi32(first, weights);
       const __m256i b = _mm256_maskz_loadu_epi32(second, weights + stride);
-      const __m256i pair = _mm256_or_si256(_mm256_srli_epi32(a, 16),
-                                           _mm256_and_si256(b, _mm512_castsi512_si256(high)));
+      const __m256i pair = _mm256_or_si256(_mm256_srli_epi32(a, 16), _mm256_and_si256(b, high));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights), pair);
-    }
-  }
-}
-
-constexpr int64_t kColumns = 128;  // of a value, that row tiles pass over together
-
-void Outputs(const EntryBlock& block, int64_t stride) {
-  for (int64_t first = 0; first < block.num_keys; first += kOutputKeys) {
-    const int64_t last = Least(first + kOutputKeys, block.num_keys);
-    int64_t group_row = 0;
-    for (int64_t g = 0; g < block.num_groups; ++g) {
-      const EntryGroup& group = block.groups[g];
-      const RowTiles tiles(group.rows, DotIsa::kTileRows);
-      for (int64_t column = 0; column < block.value_width; column += kColumns) {
-        const int64_t columns = Least(kColumns, block.value_width - column);
-        // The next columns, then the next group's first ones.
-        int64_t next = group.value + column + columns;
-        if (column + columns == block.value_width && g + 1 < block.num_groups) {
-          next = block.groups[g + 1].value;
-        }
-        for (int64_t t = 0; t < tiles.count; ++t) {
-          const int64_t r = group_row + tiles.First(t);
-          const int64_t rows = tiles.First(t + 1) - tiles.First(t);
-          int64_t shared = last;
-          for (int64_t i = r; i < r + rows; ++i) shared = Least(shared, block.visible[i]);
-          if (shared < last) shared = shared / 2 * 2;
-          PairTile tile = {.weights = block.scores + r,
-                           .stride = stride,
-                           .entries = block.entries,
-                           .element = group.value + column,
-                           .ahead = (next - group.value - column) * 2,
-                           .out = block.out + r * block.out_stride + column,
-                           .out_stride = block.out_stride};
-          if (first < shared || first == 0) {
-            OutputRows(rows, tile, columns, first, shared, first == 0);
-          }
-          // Keys that only some of the rows see must not touch the others, not even times zero.
-          for (int64_t i = r; i < r + rows; ++i, ++tile.weights, tile.out += block.out_stride) {
-            const int64_t own = Least(last, block.visible[i]);
-            if (own > shared && own > first) {
-              OutputRows(1, tile, columns, Most(first, shared), own, false);
-            }
-          }
-        }
-      }
-      group_row += group.rows;
     }
   }
 }
@@ -214,12 +152,7 @@ void Outputs(const EntryBlock& block, int64_t stride) {
 
 void AttendEntries(const EntryBlock& block) {
   if (block.dtype != DType::kBF16) return avx512::AttendEntries(block);
-  const int64_t stride = ScoreStride(block.rows);
-  if (block.arranges_queries) ArrangeQueries<DotIsa, true>(block);
-  Scores<DotIsa, true>(block);
-  for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<true>(block, r, stride);
-  InterleaveWeights(block, stride);
-  Outputs(block, stride);
+  AttendAs<DotIsa, true>(block);
 }
 
 }  // namespace outrider::cpu::avx512_bf16
