@@ -33,8 +33,8 @@ struct World {
   // What steps take beside these times, not counted.
   std::function<double(int64_t)> slowness = [](int64_t) { return 1.0; };
   int64_t most_put_off = 0;  // rows, by each module: those of the requests that run
-  // The first verifications after a change of the number of drafts take so many times as long: a
-  // cache holds the weights of the trunk or those of modules.
+  // The first verifications after a change of the number of drafts, and after the prompt of a
+  // request that runs alone, take so many times as long: a cache holds other weights.
   std::vector<double> settling = {};
 };
 
@@ -112,6 +112,8 @@ class Simulation {
     int32_t prompt_rows = std::exchange(first_prompt_rows_, 0);
     int32_t ended_rows = 0;
     double ended_tokens = 0;
+    const bool is_alone = world_.batch == 1;
+    bool ends = false;
     if (world_.tokens_per_prompt > 0) {
       since_prompt_ += tokens;
       while (since_prompt_ >= world_.tokens_per_prompt) {
@@ -119,12 +121,13 @@ class Simulation {
         ended_rows += world_.prompt_rows;
         ended_tokens += world_.tokens_per_prompt;
       }
-      prompt_rows += ended_rows;  // for each that ends another one comes
+      ends = is_alone && ended_rows > 0;
+      if (!ends) prompt_rows += ended_rows;  // for each that ends another one comes
     }
     const std::vector<int64_t> put_off = RowsPutOff();
     const int32_t rows_verified = world_.batch * (1 + verified + dummies_);
     const DraftLength length =
-        fixed >= 0 ? DraftLength{fixed} : policy_.Choose(world_.batch, put_off);
+        fixed >= 0 ? DraftLength{fixed} : policy_.Choose(ends ? 0 : world_.batch, put_off);
     const int32_t k = length.drafts;
     dummies_ = length.dummies;
     const int64_t left = put_off.at(static_cast<size_t>(k));
@@ -146,23 +149,47 @@ class Simulation {
                    .accepted = accepted};
     step.seconds = world_.verify(step.verify_rows) * settling * Noise();
     if (prompt_rows > 0) step.seconds += world_.prompt(prompt_rows) * Noise();
-    if (k > 0) {
-      step.drafting = world_.batch;
-      const int32_t first = tokens + prompt_rows;
-      if (chained_) {
-        step.module_rows = int64_t{k} * std::max(world_.batch * k + prompt_rows, first) + left;
-        const double rows = static_cast<double>(step.module_rows) / k;
-        step.draft_seconds =
-            LastPass(rows) + (k - 1) * (world_.inner ? world_.inner(rows) : world_.module(rows));
-      } else {
-        step.module_rows = first + left + int64_t{world_.batch} * (k - 1);
-        step.draft_seconds =
-            LastPass(static_cast<double>(first + left)) + (k - 1) * world_.module(world_.batch);
-      }
-      step.draft_seconds *= Noise();
+    if (k > 0 && !ends) Draft(tokens + prompt_rows, left, step);
+    Count(step);
+    if (ends) RunPrompt(ended_rows, fixed);
+  }
+
+  /// Of the only request, in a step of its own.
+  void RunPrompt(int32_t rows, int32_t fixed) {
+    put_off_ = {};
+    const std::vector<int64_t> put_off = RowsPutOff();
+    const int32_t k = fixed >= 0 ? fixed : policy_.Choose(1, put_off).drafts;
+    PutOff(k, rows);
+    changes_ += k != k_;
+    k_ = k;
+    since_change_ = dummies_ = 0;
+    ++steps_.at(static_cast<size_t>(k));
+    DraftStep step{.seconds = world_.prompt(rows) * Noise(), .depth = k, .prompt_rows = rows};
+    if (k > 0) Draft(rows, 0, step);
+    ++tokens_;
+    Count(step);
+  }
+
+  /// What modules do in the step, `left` having been put off.
+  void Draft(int32_t first, int64_t left, DraftStep& step) {
+    const int32_t k = step.depth;
+    step.drafting = world_.batch;
+    if (chained_) {
+      step.module_rows = int64_t{k} * std::max(world_.batch * k + step.prompt_rows, first) + left;
+      const double rows = static_cast<double>(step.module_rows) / k;
+      step.draft_seconds =
+          LastPass(rows) + (k - 1) * (world_.inner ? world_.inner(rows) : world_.module(rows));
+    } else {
+      step.module_rows = first + left + int64_t{world_.batch} * (k - 1);
+      step.draft_seconds =
+          LastPass(static_cast<double>(first + left)) + (k - 1) * world_.module(world_.batch);
     }
+    step.draft_seconds *= Noise();
+  }
+
+  void Count(DraftStep& step) {
     seconds_ += step.seconds + step.draft_seconds;
-    tokens_ += tokens;
+    tokens_ += step.tokens;
     const double slowness = world_.slowness(step_++);
     step.seconds *= slowness;
     step.draft_seconds *= slowness;

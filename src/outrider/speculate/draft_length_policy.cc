@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -56,19 +55,18 @@ constexpr double kMostDrift = 1.5;
 // of what it says is the machine's speed.
 constexpr double kKnownShare = 0.3;
 constexpr double kFewMeasured = 4;
-// Up to so many requests other numbers run in trials of so many steps.
-constexpr int32_t kFewRequests = 2;
-constexpr double kTrialSteps = 14;
-// The last step of a number and the first ones of the next are not measured then: verification
-// takes up to twice as long where modules have run before, whose weights a cache holds instead.
-constexpr int32_t kSettlingSteps = 6;
-// Steps of the best that a change to another number and back loses.
-constexpr double kTrialLoss = 2;
+// Steps of a new load before the first trial in the midst of requests: the first ones are slow.
+constexpr int32_t kTryAfter = 48;
+// What a change to another number and back loses, in steps, for each that does not count after it.
+constexpr double kTrialLoss = 0.17;
 // Steps that trials of each number may lose at first, and again when costs come to be in doubt.
 constexpr double kFirstCredit = 8;
-// What takes so many times as long as expected was disturbed, unless the step before did so too:
-// other programs can take a processor away for longer than a step of few requests.
-constexpr double kDisturbed = 2;
+// What one trial says is wrong by this share, what several say by less.
+constexpr double kTrialScatter = 0.05;
+// What a trial is expected to lose at least, of the time of as many tokens, and at most, in steps:
+// what is known of a number that is seldom tried may be of other times.
+constexpr double kLeastTrialLoss = 0.02;
+constexpr double kMostTrialLoss = 16;
 // What a probe costs at least, of the time that it takes: predictions may be wrong.
 constexpr double kLeastProbeLoss = 0.05;
 
@@ -85,7 +83,8 @@ DraftLengthPolicy::DraftLengthPolicy(int32_t max_drafts, bool chained, bool may_
       // Drafts are good until they are seen to fail, so that they are tried.
       tried_(static_cast<size_t>(max_drafts), 1),
       accepted_(static_cast<size_t>(max_drafts), 1),
-      trial_credit_(static_cast<size_t>(max_drafts) + 1, kFirstCredit) {
+      trial_credit_(static_cast<size_t>(max_drafts) + 1, kFirstCredit),
+      trials_(max_drafts) {
   OUTRIDER_CHECK(max_drafts >= 1);
 }
 
@@ -145,87 +144,155 @@ double DraftLengthPolicy::StepSeconds(int32_t k, double batch_size) const {
   return verify_.Seconds(batch_size * (1 + k)) + ModuleSeconds(k, batch_size, 0);
 }
 
-double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
-  const double decode = StepSeconds(k, batch_size) / (batch_size * TokensPerStep(k));
-  if (prompt_steps_ == 0 || ended_tokens_ == 0) return decode;
+double DraftLengthPolicy::DecodeSecondsPerToken(int32_t k, double batch_size) const {
+  return StepSeconds(k, batch_size) / (batch_size * TokensPerStep(k));
+}
+
+double DraftLengthPolicy::PromptSecondsPerToken(int32_t k, double batch_size) const {
+  if (prompt_steps_ == 0 || ended_tokens_ == 0) return 0;
   const double rows = prompt_rows_ / prompt_steps_;
   const double prompt = ModuleSeconds(k, batch_size, rows) - ModuleSeconds(k, batch_size, 0);
-  return decode + ended_prompt_rows_ / ended_tokens_ * prompt / rows;
+  return ended_prompt_rows_ / ended_tokens_ * prompt / rows;
+}
+
+double DraftLengthPolicy::SecondsPerToken(int32_t k, double batch_size) const {
+  return DecodeSecondsPerToken(k, batch_size) + PromptSecondsPerToken(k, batch_size);
 }
 
 DraftLength DraftLengthPolicy::Choose(int32_t batch_size, std::span<const int64_t> rows_put_off) {
   const DraftLength length = ChooseNext(batch_size, rows_put_off);
-  num_same_ = length.drafts == chosen_ ? num_same_ + 1 : 1;
-  chosen_ = length.drafts;
+  last_batch_size_ = batch_size;
   return length;
 }
 
-bool DraftLengthPolicy::HasFewRequests() const { return batch_ <= kFewRequests; }
-
 DraftLength DraftLengthPolicy::ChooseNext(int32_t batch_size,
                                           std::span<const int64_t> rows_put_off) {
-  if (batch_size == 0) return {best_};
-  if (batch_size > kFewRequests && trial_.IsPending()) EndTrial();
+  if (batch_size == 0) return {trials_.IsPending() ? trials_.drafts() : best_};
   const bool is_other = batch_size > kOtherBatch * batch_ || kOtherBatch * batch_size < batch_;
   batch_ += (batch_size - batch_) / (is_other ? 1 : kBatchSteps);
+  if (is_other) same_load_ = 0;
   if (is_other && verify_.Weight(batch_ * (1 + best_)) == 0) {
     first_steps_ = std::clamp(kFirstRequests / batch_size, 2, kMostFirstSteps);
     look_in_ = look_interval_ = kLook;
   }
   first_steps_ = std::max(first_steps_ - 1, 0);
-  if (tokens_learned_ < kFirstTokens || first_steps_ > 0) return {best_};
-  if (probe_requests_ <= 0 && !trial_.IsPending()) {
-    const int32_t before = best_;
-    double least = (1 - kHysteresis) * SecondsPerToken(best_, batch_);
-    for (int32_t k = 0; k <= max_drafts_; ++k) {
-      const double seconds =
-          SecondsPerToken(k, batch_) + CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
-      if (seconds >= least) continue;
-      least = seconds;
-      best_ = k;
+  const bool is_early = tokens_learned_ < kFirstTokens || first_steps_ > 0;
+  if (!HasFew() || is_early) trials_.Abandon();
+  if (is_early) return {best_};
+  if (probe_requests_ <= 0) {
+    if (HasFew()) {
+      ChooseOfFew(rows_put_off);
+    } else {
+      ChooseBest(rows_put_off);
     }
-    // What is known of the k that was left may be of a slow moment: a probe of it says as much.
-    if (best_ != before) verify_.Doubt();
     if (StepSeconds(best_, batch_) > 0) ChooseProbe(batch_size, rows_put_off);
   }
-  if (probe_requests_ <= 0) return {best_};
+  if (probe_requests_ <= 0) return {HasFew() ? trials_.drafts() : best_};
   probe_requests_ -= batch_size;
+  if (HasFew()) trials_.DoNotCount(2);  // this step and the one that verifies
   return probe_;
 }
 
+void DraftLengthPolicy::ChooseOfFew(std::span<const int64_t> rows_put_off) {
+  const bool begins = last_batch_size_ == 0;
+  same_load_ = begins ? 0 : same_load_ + 1;
+  if (!trials_.IsBlockOver(begins, batch_)) return;
+  trials_.EndBlock(batch_);
+  if (trials_.IsPending()) {
+    trials_.StartBlock(best_, false, begins, batch_);
+    return;
+  }
+  const int32_t before = best_;
+  ChooseBest(rows_put_off);
+  const bool may_try = begins || same_load_ >= kTryAfter;
+  const int32_t k = best_ == before && may_try ? ChooseTrial(rows_put_off, begins) : best_;
+  trials_.StartBlock(k, k != best_, begins, batch_);
+}
+
+void DraftLengthPolicy::ChooseBest(std::span<const int64_t> rows_put_off) {
+  const int32_t before = best_;
+  double least = 1;
+  for (int32_t k = 0; k <= max_drafts_; ++k) {
+    if (k == before) continue;
+    const double cost = CostBeside(before, k, rows_put_off);
+    if (cost >= std::min(least, 1 - LeastGain(k))) continue;
+    least = cost;
+    best_ = k;
+  }
+  // What is known of the k that was left may be of a slow moment: a probe of it says as much.
+  if (best_ != before) verify_.Doubt();
+}
+
+double DraftLengthPolicy::LeastGain(int32_t k) const {
+  if (!HasFew()) return kHysteresis;
+  const int32_t trials = trials_.NumTrials(k, batch_);
+  return trials > 0 ? kTrialScatter / std::sqrt(trials) : 1;
+}
+
+double DraftLengthPolicy::CostBeside(int32_t other, int32_t k,
+                                     std::span<const int64_t> rows_put_off) const {
+  double decode = DecodeSecondsPerToken(k, batch_);
+  if (HasFew() && trials_.NumTrials(k, batch_) > 0 && trials_.NumTrials(other, batch_) > 0) {
+    decode = DecodeSecondsPerToken(other, batch_) * TokensPerStep(other) / TokensPerStep(k) *
+             trials_.StepRatio(k, other, batch_);
+  }
+  const double catch_up = CatchUpSeconds(k, rows_put_off) / (kRecentSteps * batch_);
+  return (decode + PromptSecondsPerToken(k, batch_) + catch_up) / SecondsPerToken(other, batch_);
+}
+
 void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off) {
-  const bool has_trials = batch_size <= kFewRequests;
+  if (trials_.IsPending()) return;
   if (best_ < max_drafts_) {
     const double catch_up = CatchUpSeconds(best_ + 1, rows_put_off);
-    const bool looks = !has_trials || catch_up > kFirstCredit * StepSeconds(best_, batch_);
+    const bool looks = !HasFew() || catch_up > kFirstCredit * StepSeconds(best_, batch_);
     if (looks && look_in_ > 0) {
       --look_in_;
       if (look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
     }
-    if (!has_trials &&
-        ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
+    if (!HasFew() && ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
       more_credit_ =
           0;  // what was saved up while probes were dear is not spent when they are cheap
       return;
     }
   }
-  if (has_trials) {
-    ChooseTrial(batch_size, rows_put_off);
-  } else if (best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) {
+  if (!HasFew() && best_ > 0 && ProbeDrafts(best_ - 1, batch_size, 0, 0, fewer_credit_)) {
     fewer_credit_ = 0;
   }
 }
 
-void DraftLengthPolicy::ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off) {
+/// A trial lasts as long as the best takes for a request, or a block in the midst of requests.
+double DraftLengthPolicy::TrialLoss(int32_t k, std::span<const int64_t> rows_put_off,
+                                    bool begins) const {
+  const double length = DraftTrials::SettlingSteps(batch_) + DraftTrials::BlockLength(batch_);
+  // Of the best, for as many tokens.
+  const double steps =
+      begins ? trials_.LastLength() : length * TokensPerStep(k) / TokensPerStep(best_);
+  const double share = std::max(CostBeside(best_, k, rows_put_off) - 1, kLeastTrialLoss);
+  return std::min(share * steps, kMostTrialLoss) +
+         (begins ? 0 : kTrialLoss * DraftTrials::SettlingSteps(batch_)) +
+         CatchUpSeconds(k, rows_put_off) / StepSeconds(best_, batch_);
+}
+
+/// What promises to be the best comes first, whatever it may lose: it was not tried often enough,
+/// or the last trial said so and those before did not.
+int32_t DraftLengthPolicy::ChooseTrial(std::span<const int64_t> rows_put_off, bool begins) {
+  int32_t chosen = best_;
+  double least = 1 - kHysteresis;
   for (int32_t k = 0; k <= max_drafts_; ++k) {
-    if (k == best_) continue;
-    double& credit = trial_credit_[static_cast<size_t>(k)];
-    const double may_lose = (credit - kTrialLoss) * StepSeconds(best_, batch_);
-    if (!ProbeDrafts(k, batch_size, CatchUpSeconds(k, rows_put_off), 0, may_lose)) continue;
-    credit = 0;
-    trial_.Start(slowness_);
-    return;
+    if (k == best_ || !trials_.CanTry(k, best_, batch_)) continue;
+    const double promised =
+        CostBeside(best_, k, rows_put_off) * std::min(trials_.Surprise(k, batch_), 1.0);
+    if (promised < least) {
+      least = promised;
+      chosen = k;
+    } else if (chosen == best_ &&
+               trial_credit_[static_cast<size_t>(k)] >= TrialLoss(k, rows_put_off, begins)) {
+      chosen = k;
+    }
   }
+  if (chosen == best_) return best_;
+  trial_credit_[static_cast<size_t>(chosen)] = 0;
+  return chosen;
 }
 
 bool DraftLengthPolicy::LookAtMore(int32_t batch_size, double catch_up) {
@@ -245,9 +312,7 @@ bool DraftLengthPolicy::ProbeDrafts(int32_t k, int32_t batch_size, double catch_
                                     double most_steps, double may_lose) {
   const double share = 1 - SecondsPerToken(best_, batch_) / SecondsPerToken(k, batch_);
   const double lost_by_step = StepSeconds(k, batch_) * std::max(share, kLeastProbeLoss);
-  const double least_steps = batch_size <= kFewRequests
-                                 ? kTrialSteps
-                                 : StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
+  const double least_steps = StepsOf(k > best_ ? kProbeRequests : kTimedRequests, batch_size);
   // What had to catch up runs until it has lost as much again: that says more of it.
   const double steps =
       std::clamp(catch_up / lost_by_step, least_steps, std::max(most_steps, least_steps));
@@ -276,7 +341,9 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   const double seconds = credits * (step.seconds + step.draft_seconds) / slowness_;
   more_credit_ += kMoreShare * seconds;
   fewer_credit_ += kFewerShare * seconds;
-  for (double& credit : trial_credit_) credit += kTrialShare;
+  for (int32_t k = 0; k <= max_drafts_; ++k) {
+    trial_credit_[static_cast<size_t>(k)] += k < best_ ? kFewerTrialShare : kMoreTrialShare;
+  }
   CountAccepted(step);
   constexpr double kKept = 1 - 1 / kRecentSteps;
   prompt_rows_ = prompt_rows_ * kKept + step.prompt_rows;
@@ -285,35 +352,10 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   ended_prompt_rows_ +=
       static_cast<double>(step.ended_prompt_rows) - forgotten * ended_prompt_rows_;
   ended_tokens_ += static_cast<double>(step.ended_tokens) - forgotten * ended_tokens_;
-  // What has not settled says something only where nothing is known.
-  const bool is_new = step.verify_rows > 0 && verify_.Weight(step.verify_rows) == 0;
-  if (HasFewRequests() && num_same_ <= kSettlingSteps && !is_new) return;
-  if (trial_.IsPending() && chosen_ != best_) {
-    trial_.Add(step);
-    return;
-  }
-  const double times = MeasureVerification(step, kKnownShare);
+  trials_.Observe(step);
+  const double times = MeasureVerification(step);
   if (times > 0) FollowSpeed(times);
   MeasureModules(step);
-  if (trial_.IsPending() && trial_.AddAfter()) EndTrial();
-}
-
-/// The speed being known, what its steps say is of the number of drafts.
-void DraftLengthPolicy::EndTrial() {
-  const DraftTrial::Result trial = trial_.Take(slowness_);
-  const double slowness = std::exchange(slowness_, trial.slowness);
-  for (const DraftStep& step : trial.steps) {
-    MeasureVerification(step, 1);
-    MeasureModules(step);
-  }
-  slowness_ = slowness;
-}
-
-/// With few requests, unless the same was slow in the step before.
-double DraftLengthPolicy::Undisturbed(double seconds, double expected, bool& was_slow) const {
-  const bool is_slow = seconds > kDisturbed * expected;
-  const bool is_disturbed = !std::exchange(was_slow, is_slow) && is_slow;
-  return HasFewRequests() && is_disturbed ? kDisturbed * expected : seconds;
 }
 
 /// What modules took is divided between their parts as it was expected to divide, at first as their
@@ -330,8 +372,7 @@ void DraftLengthPolicy::MeasureModules(const DraftStep& step) {
     parts = {
         .inner = num_inner * rows, .drafts = 1.0 * num_last * step.drafting, .entries = entries};
   }
-  double seconds = step.draft_seconds / slowness_;
-  if (drafts_.Weight(1) > 0) seconds = Undisturbed(seconds, parts.Sum(), was_slow_to_draft_);
+  const double seconds = step.draft_seconds / slowness_;
   const auto learn = [&](RowCost& cost, double num_rows, double part, int32_t times) {
     const double share = part / parts.Sum();
     if (share == 0) return;
@@ -355,7 +396,7 @@ void DraftLengthPolicy::CountAccepted(const DraftStep& step) {
 /// A step that both verified and computed prompts is divided as it was expected to divide, and says
 /// the less of a part the smaller that is. Until one was measured its rows are taken for rows of
 /// the other: under load there may be no step of one kind only.
-double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double known_share) {
+double DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
   if (step.prompt_rows == 0 && step.verify_rows == 0) return 0;
   double verify = verify_.Seconds(step.verify_rows);
   double prompt = prompt_.Seconds(step.prompt_rows);
@@ -367,11 +408,8 @@ double DraftLengthPolicy::MeasureVerification(const DraftStep& step, double know
   }
   const double share = verify / (verify + prompt);
   const bool is_known = step.verify_rows > 0 && verify_.Weight(step.verify_rows) >= kFewMeasured;
-  double seconds = step.seconds / slowness_;
-  if (step.verify_rows > 0 && verify_.Weight(step.verify_rows) > 0) {
-    seconds = Undisturbed(seconds, verify + prompt, was_slow_);
-  }
-  const double counts = is_known ? known_share : 1;
+  const double seconds = step.seconds / slowness_;
+  const double counts = is_known ? kKnownShare : 1;
   if (step.verify_rows > 0) {
     verify_.Learn(step.verify_rows, seconds * share, counts * share * share);
   }
@@ -397,7 +435,6 @@ void DraftLengthPolicy::FollowSpeed(double times) {
     of_k->Scale(slowness_);
     of_k->Doubt();
   }
-  trial_.Rescale(slowness_);
   more_credit_ *= slowness_;
   fewer_credit_ *= slowness_;
   slowness_ = 1;

@@ -13,9 +13,9 @@
 // can be known without computing them, for which modules may have to catch up on all that they put
 // off: dummies are verified in their place.
 //
-// With one request or two every other number runs now and then, in trials of more steps
-// (draft_trial.h): caches hold what the number before it needs, so that its first steps say little,
-// and a number far from the best may be better than those between.
+// With few requests, where caches make steps depend on those before them, how long steps of one
+// number take beside another is learned from trials instead (draft_trials.h), which every number
+// has now and then; the functions of rows say which are worth one, and what prompts take.
 //
 // A machine's speed can halve and double within a second, by far more than numbers of drafts
 // differ. So all times are divided by how slow the machine is at the moment, which follows what
@@ -28,7 +28,7 @@
 #include <span>
 #include <vector>
 
-#include "outrider/speculate/draft_trial.h"
+#include "outrider/speculate/draft_trials.h"
 #include "outrider/speculate/row_cost.h"
 
 namespace outrider {
@@ -44,8 +44,11 @@ class DraftLengthPolicy {
   // Of the time, lost to probes of one draft more and of one less than the best.
   static constexpr double kMoreShare = 0.002;
   static constexpr double kFewerShare = 0.001;
-  static constexpr double kTrialShare = 0.002;  // to trials of each other k
-  static constexpr double kHysteresis = 0.03;   // gain that another k must promise
+  static constexpr double kHysteresis = 0.03;  // gain that another k must promise
+  // So many requests have trials. Of the time, lost to those of each k above and below the best.
+  static constexpr int32_t kFewRequests = 8;
+  static constexpr double kMoreTrialShare = 0.001;
+  static constexpr double kFewerTrialShare = 0.002;
 
   /// Chooses 0 .. max_drafts. chained: module m drafts token m; otherwise one module drafts all.
   /// may_use_dummies: verifying a token that nobody guessed does not change what is generated.
@@ -78,19 +81,28 @@ class DraftLengthPolicy {
   double ModuleSeconds(int32_t k, double batch_size, double prompt_rows) const;
   /// Of what must run before k can be drafted.
   double CatchUpSeconds(int32_t k, std::span<const int64_t> rows_put_off) const;
+  double DecodeSecondsPerToken(int32_t k, double batch_size) const;
+  /// What modules take for prompts.
+  double PromptSecondsPerToken(int32_t k, double batch_size) const;
   double SecondsPerToken(int32_t k, double batch_size) const;
   void CountAccepted(const DraftStep& step);
-  /// Where about as many rows were measured often it counts known_share of a measurement. Returns
-  /// how many times as long as expected it took, 0 if that was not known well.
-  double MeasureVerification(const DraftStep& step, double known_share);
+  /// Returns how many times as long as expected it took, 0 if that was not known well.
+  double MeasureVerification(const DraftStep& step);
   void MeasureModules(const DraftStep& step);
-  double Undisturbed(double seconds, double expected, bool& was_slow) const;
-  void EndTrial();
   void FollowSpeed(double times);
-  bool HasFewRequests() const;
+  bool HasFew() const { return batch_ <= kFewRequests; }
   DraftLength ChooseNext(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  void ChooseOfFew(std::span<const int64_t> rows_put_off);
+  void ChooseBest(std::span<const int64_t> rows_put_off);
+  /// The share that k must gain to become the best; 1: it may not, as it needs a trial first.
+  double LeastGain(int32_t k) const;
+  /// Seconds per token with k over those with `other`, catching up included.
+  double CostBeside(int32_t other, int32_t k, std::span<const int64_t> rows_put_off) const;
   void ChooseProbe(int32_t batch_size, std::span<const int64_t> rows_put_off);
-  void ChooseTrial(int32_t batch_size, std::span<const int64_t> rows_put_off);
+  /// Steps of the best that a trial is expected to lose.
+  double TrialLoss(int32_t k, std::span<const int64_t> rows_put_off, bool begins) const;
+  /// The k that has a trial next, best_ if none.
+  int32_t ChooseTrial(std::span<const int64_t> rows_put_off, bool begins);
   // Each starts a probe unless it is expected to lose more than may_lose seconds, and says so: what
   // looks at one draft more now and then, one of so many drafts, one of a dummy more.
   bool LookAtMore(int32_t batch_size, double catch_up);
@@ -136,12 +148,10 @@ class DraftLengthPolicy {
   double fewer_credit_ = 0;
   // [k] Steps of the best that a trial of k may lose, each for itself for the same reason.
   std::vector<double> trial_credit_;
-  DraftTrial trial_;
-  int32_t chosen_ = 0;     // that were chosen last,
-  int32_t num_same_ = 0;   // for so many steps
-  bool was_slow_ = false;  // verification was, in the last step
-  bool was_slow_to_draft_ = false;
-  double tokens_learned_ = 0;  // up to kLearningTokens; halved when costs are in doubt
+  DraftTrials trials_;
+  int32_t last_batch_size_ = 0;  // of the step before
+  int32_t same_load_ = 0;        // steps since another number of requests ran, or one began alone
+  double tokens_learned_ = 0;    // up to kLearningTokens; halved when costs are in doubt
 };
 
 }  // namespace outrider
