@@ -59,7 +59,7 @@ constexpr double kFewMeasured = 4;
 constexpr int32_t kTryAfter = 48;
 // What a change to another number and back loses, in steps, for each that does not count after it.
 constexpr double kTrialLoss = 0.17;
-// Steps that trials of each number may lose at first, and again when costs come to be in doubt.
+// Steps that trials of each number may lose at first.
 constexpr double kFirstCredit = 8;
 // What one trial says is wrong by this share, what several say by less.
 constexpr double kTrialScatter = 0.05;
@@ -426,9 +426,6 @@ double DraftLengthPolicy::MeasureVerification(const DraftStep& step) {
 void DraftLengthPolicy::FollowSpeed(double times) {
   slowness_ *= std::exp(kFollowed * (std::min(times, RowCost::kOutlier) - 1));
   if (std::max(slowness_, 1 / slowness_) <= kMostDrift) return;
-  if (tokens_learned_ == kLearningTokens) {
-    for (double& credit : trial_credit_) credit += kFirstCredit;
-  }
   tokens_learned_ /= 2;
   prompt_.Scale(slowness_);
   for (RowCost* const of_k : {&verify_, &inner_, &drafts_, &entries_}) {

@@ -51,11 +51,14 @@ const DraftTrials::Costs* DraftTrials::Find(double batch_size) const {
   return index < costs_.size() && !costs_[index].trials.empty() ? &costs_[index] : nullptr;
 }
 
+/// A trial is not much longer than what it is compared with.
 bool DraftTrials::IsBlockOver(bool begins, double batch_size) const {
   if (!has_block_) return true;
   const auto steps = static_cast<int32_t>(block_.verify.size());
   if (begins && steps >= kLeastBlock) return true;
-  return steps >= (block_.begins ? kMostBlock : BlockLength(batch_size));
+  int32_t most = block_.begins ? kMostBlock : BlockLength(batch_size);
+  if (stage_ == Stage::kTrial) most = std::min(most, 2 * before_.steps);
+  return steps >= most;
 }
 
 void DraftTrials::EndBlock(double batch_size) {
