@@ -1,3 +1,5 @@
+// Longer than most files: what is chosen and what is learned from steps share the costs, the
+// credits and nearly all constants, so that two files would each need the other beside it.
 #include "outrider/speculate/draft_length_policy.h"
 
 #include <algorithm>
@@ -250,8 +252,8 @@ void DraftLengthPolicy::ChooseProbe(int32_t batch_size, std::span<const int64_t>
       if (look_in_ == 0 && LookAtMore(batch_size, catch_up)) return;
     }
     if (!HasFew() && ProbeDrafts(best_ + 1, batch_size, catch_up, kMostProbeSteps, more_credit_)) {
-      more_credit_ =
-          0;  // what was saved up while probes were dear is not spent when they are cheap
+      // What was saved up while probes were dear is not spent when they are cheap.
+      more_credit_ = 0;
       return;
     }
   }
