@@ -114,7 +114,7 @@ void EnginePlan::PlanNumbers() {
   const bool int8 = options_.quantization == WeightQuantization::kInt8;
   Decide("quantization", int8 ? "int8" : "none",
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
-              : "large FP8 matrices and experts stay 8 bits in memory, others as dtype says");
+              : "FP8 matrices stay 8 bits in memory, others as dtype says");
   Decide("kernels", std::string(GetKernels(SelectIsa()).name),
          fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
 }

@@ -8,13 +8,11 @@ namespace outrider {
 
 namespace {
 
-/// One of `alike` MLPs of a layer.
 void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
-                int64_t hidden, int64_t alike = 1) {
-  const int64_t together = alike * 3 * width * hidden;
+                int64_t hidden) {
   loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
-                 hidden, together);
-  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, together);
+                 hidden);
+  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width);
 }
 
 void DeclareAttention(WeightLoader& loader, const ModelConfig& c, MlaWeights* w,
@@ -61,8 +59,7 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Lay
   layer->experts.resize(static_cast<size_t>(c.n_routed_experts));
   for (int64_t e = 0; e < c.n_routed_experts; ++e) {
     DeclareMlp(loader, &layer->experts[static_cast<size_t>(e)],
-               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size,
-               c.n_routed_experts);
+               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size);
   }
 }
 

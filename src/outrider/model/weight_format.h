@@ -14,18 +14,13 @@ namespace outrider {
 /// What weights are made into at load beyond what their computation needs.
 enum class WeightQuantization { kNone, kInt8 };
 
-/// Up to so many weights that are used together, 1 MiB as bfloat16, codes of 8 bits are not worth
-/// widening: such weights come from a cache, and with the rows of a verify step arithmetic is the
-/// limit (bench/results/tiny-v3-mtp3_step.md).
-inline constexpr int64_t kFewWeights = int64_t{512} << 10;
-
 /// How weights are kept in memory.
 ///
-/// FP8 matrices keep their codes and scales if they are more than kFewWeights, an MLP and those
-/// like it counted as one, and if the blocks allow it (whole panels of rows, columns in fours).
-/// Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their values, as
-/// bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row instead, but for
-/// those declared unquantized.
+/// FP8 matrices keep their codes and scales if the blocks allow it (whole panels of rows, columns
+/// in fours), small ones too: what caches hold decides what a step takes, and codes are half as
+/// large. Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their
+/// values, as bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row
+/// instead, but for those declared unquantized.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
@@ -39,7 +34,6 @@ DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);
 
 /// What there is to know of a matrix beside its tensors.
 struct FormatQuestion {
-  int64_t together = 0;       // weights of the matrix and those that it is used with
   int64_t cols = 0;           // has the factors that the columns of all its parts have
   int64_t rows_together = 0;  // parts start at multiples of this in the tensors
 };
