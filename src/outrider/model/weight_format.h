@@ -17,8 +17,7 @@ enum class WeightQuantization { kNone, kInt8 };
 /// How weights are kept in memory.
 ///
 /// FP8 matrices keep their codes and scales if the blocks allow it (whole panels of rows, columns
-/// in fours), small ones too: what caches hold decides what a step takes, and codes are half as
-/// large. Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their
+/// in fours). Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their
 /// values, as bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row
 /// instead, but for those declared unquantized.
 struct WeightForm {
