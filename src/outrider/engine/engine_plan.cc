@@ -94,6 +94,12 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanThreads();
 }
 
+WeightForm EnginePlan::weight_form() const {
+  return {.compute_dtype = dtype_,
+          .quantization = options_.quantization,
+          .few_weights = GetKernels(SelectIsa()).few_weights};
+}
+
 MemoryReport EnginePlan::Memory(const ModelWeights& sizes) const {
   MemoryReport memory;
   memory.weights = sizes.target_sizes;
@@ -112,9 +118,11 @@ void EnginePlan::PlanNumbers() {
       "dtype", std::string(DTypeName(dtype_)),
       options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
   const bool int8 = options_.quantization == WeightQuantization::kInt8;
+  const int64_t few = weight_form().few_weights;
   Decide("quantization", int8 ? "int8" : "none",
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
-              : "FP8 matrices stay 8 bits in memory, others as dtype says");
+              : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",
+                            few > 0 ? fmt::format(" of more than {} weights", few) : ""));
   Decide("kernels", std::string(GetKernels(SelectIsa()).name),
          fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
 }

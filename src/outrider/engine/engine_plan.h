@@ -57,7 +57,7 @@ class EnginePlan {
   const WeightSource& source() const { return *source_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   DType dtype() const { return dtype_; }
-  WeightForm weight_form() const { return {dtype_, options_.quantization}; }
+  WeightForm weight_form() const;
   DType kv_dtype() const { return kv_dtype_; }
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }

@@ -156,6 +156,10 @@ struct RotaryRows {
 struct KernelTable {
   std::string_view name;
 
+  /// Up to so many FP8 weights that are used together are better packed as bfloat16: they come from
+  /// a cache, and there to widen codes takes these kernels longer than to read twice the bytes.
+  int64_t few_weights = 0;
+
   /// Runs all jobs as one task list. With operand_dtype kBF16 the elements of x are rounded to
   /// bfloat16 (nearest even) before they are multiplied; sums are float32 in both cases.
   void (*matmul)(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);

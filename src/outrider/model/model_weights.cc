@@ -8,11 +8,13 @@ namespace outrider {
 
 namespace {
 
+/// One of `alike` MLPs of a layer.
 void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
-                int64_t hidden) {
+                int64_t hidden, int64_t alike = 1) {
+  const int64_t together = alike * 3 * width * hidden;
   loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
-                 hidden);
-  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width);
+                 hidden, together);
+  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, together);
 }
 
 void DeclareAttention(WeightLoader& loader, const ModelConfig& c, MlaWeights* w,
@@ -59,7 +61,8 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Lay
   layer->experts.resize(static_cast<size_t>(c.n_routed_experts));
   for (int64_t e = 0; e < c.n_routed_experts; ++e) {
     DeclareMlp(loader, &layer->experts[static_cast<size_t>(e)],
-               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size);
+               fmt::format("{}mlp.experts.{}.", prefix, e), c.moe_intermediate_size, c.hidden_size,
+               c.n_routed_experts);
   }
 }
 

@@ -40,8 +40,8 @@ PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors,
     const BlockScales* own = tensor->block_scales();
     return own != nullptr && FitProducts(*own) && own->block_cols == scales->block_cols;
   });
-  if (fp8 && fours && scales->block_cols % 4 == 0 && scales->block_rows % kPanelRows == 0 &&
-      question.rows_together % kPanelRows == 0) {
+  if (fp8 && question.together > form.few_weights && fours && scales->block_cols % 4 == 0 &&
+      scales->block_rows % kPanelRows == 0 && question.rows_together % kPanelRows == 0) {
     const bool powers = std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
       return ArePowersOfTwo(*tensor->block_scales());
     });

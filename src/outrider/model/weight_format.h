@@ -16,13 +16,15 @@ enum class WeightQuantization { kNone, kInt8 };
 
 /// How weights are kept in memory.
 ///
-/// FP8 matrices keep their codes and scales if the blocks allow it (whole panels of rows, columns
-/// in fours). Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their
-/// values, as bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row
-/// instead, but for those declared unquantized.
+/// FP8 matrices keep their codes and scales if they are more than few_weights, an MLP and those
+/// like it counted as one, and if the blocks allow it (whole panels of rows, columns in fours).
+/// Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their values, as
+/// bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row instead, but for
+/// those declared unquantized.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
+  int64_t few_weights = 0;  // of the kernels (kernel_table.h)
 };
 
 /// The tensors that a weight is made of, one at least.
@@ -33,6 +35,7 @@ DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);
 
 /// What there is to know of a matrix beside its tensors.
 struct FormatQuestion {
+  int64_t together = 0;       // weights of the matrix and those that it is used with
   int64_t cols = 0;           // has the factors that the columns of all its parts have
   int64_t rows_together = 0;  // parts start at multiples of this in the tensors
 };

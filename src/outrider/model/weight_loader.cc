@@ -151,28 +151,30 @@ void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
   pieces_.push_back(std::move(piece));
 }
 
-void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols) {
-  DeclareStacked(out, {name}, rows, cols, form_);
+void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
+                          int64_t together) {
+  DeclareStacked(out, {name}, rows, cols, together, form_);
 }
 
 void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows,
                                      int64_t cols) {
-  DeclareStacked(out, {name}, rows, cols, {.compute_dtype = form_.compute_dtype});
+  DeclareStacked(out, {name}, rows, cols, 0, {.compute_dtype = form_.compute_dtype});
 }
 
 void WeightLoader::Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                           int64_t cols) {
-  DeclareStacked(out, names, rows, cols, form_);
+                           int64_t cols, int64_t together) {
+  DeclareStacked(out, names, rows, cols, together, form_);
 }
 
 void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
-                                  int64_t rows, int64_t cols, WeightForm form) {
+                                  int64_t rows, int64_t cols, int64_t together, WeightForm form) {
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
   const auto total_rows = rows * static_cast<int64_t>(names.size());
   // Where one tensor ends and the next begins, a panel must not have rows of both.
-  const FormatQuestion question = {.cols = cols,
+  const FormatQuestion question = {.together = std::max(together, total_rows * cols),
+                                   .cols = cols,
                                    .rows_together = names.size() > 1 ? rows : kPanelRows};
   const auto format = [form, question](const Piece& p) {
     return ChooseFormat(form, p.open, question);
@@ -218,7 +220,8 @@ void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::stri
 
 void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
   const int64_t head_rows = out.nope + out.value;
-  const FormatQuestion question = {.cols = std::gcd(out.latent, out.nope),
+  const FormatQuestion question = {.together = out.heads * head_rows * out.latent,
+                                   .cols = std::gcd(out.latent, out.nope),
                                    .rows_together = std::gcd(head_rows, out.nope)};
   const auto format = [this, question](const Piece& p) {
     return ChooseFormat(form_, p.open, question);

@@ -175,6 +175,8 @@ struct EntryBlock {
 
 /// The leaves of one instruction set.
 struct LeafKernels {
+  int64_t few_weights = 0;  // kernel_table.h
+
   void (*multiply_panels)(const PanelProduct& product);
 
   /// Rows up to which 8-bit weights are widened in registers. For more they are widened first.

@@ -24,6 +24,7 @@ template <const LeafKernels& kLeaves>
 constexpr KernelTable TableOf(std::string_view name) {
   return {
       .name = name,
+      .few_weights = kLeaves.few_weights,
       .matmul = Entry<kLeaves, MatMul>::Run,
       .matmul_arg_max = Entry<kLeaves, MatMulArgMax>::Run,
       .rms_norm = Entry<kLeaves, RmsNorm>::Run,
