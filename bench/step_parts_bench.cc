@@ -106,6 +106,7 @@ KernelTable TimedTable() {
   using T = KernelTable;
   T table = *g_kernels;
   table.matmul = TimedMatMul;
+  table.matmul_arg_max = TimedEntry<kMatMul, &T::matmul_arg_max>(&T::matmul_arg_max);
   table.rms_norm = TimedEntry<kNorm, &T::rms_norm>(&T::rms_norm);
   table.silu_mul = TimedEntry<kSilu, &T::silu_mul>(&T::silu_mul);
   table.rotate = TimedEntry<kRotate, &T::rotate>(&T::rotate);
@@ -133,7 +134,9 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   ModelConfig config = ReadModelConfig(options.model);
   const auto source = OpenCheckpoint(options.model, config);
-  ModelWeights weights = LoadModelWeights(config, k, *source, {DType::kBF16}, *parts.pool, nullptr);
+  ModelWeights weights = LoadModelWeights(
+      config, k, *source,
+      {.compute_dtype = DType::kBF16, .few_weights = kernels.few_weights}, *parts.pool, nullptr);
   parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights), kernels,
                                            *parts.pool, DType::kBF16);
   parts.scheduler = {.num_blocks = 64,
