@@ -18,6 +18,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/engine_plan.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 
 namespace outrider::bench {
@@ -47,7 +48,6 @@ constexpr std::array<const char*, kNumParts> kNames = {
 using Times = std::array<double, kNumParts>;
 Times g_times;
 double g_macs = 0;
-bool g_is_decode = false;
 const KernelTable* g_kernels = nullptr;
 
 double Now() {
@@ -91,7 +91,6 @@ void TimedMatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType dtype)
     rows = std::max(rows, job.y.rows);
   }
   g_macs += macs;
-  if (!g_is_decode) return;
   // Names are made after the step, whose time this is part of.
   const PackedMatrix& first = *jobs.front().w;
   const PackedMatrix& last = *jobs.back().w;
@@ -110,10 +109,21 @@ KernelTable TimedTable() {
   table.rms_norm = TimedEntry<kNorm, &T::rms_norm>(&T::rms_norm);
   table.silu_mul = TimedEntry<kSilu, &T::silu_mul>(&T::silu_mul);
   table.rotate = TimedEntry<kRotate, &T::rotate>(&T::rotate);
+  table.write_entries = TimedEntry<kWriteLatent, &T::write_entries>(&T::write_entries);
   table.write_latent = TimedEntry<kWriteLatent, &T::write_latent>(&T::write_latent);
   table.absorbed_attention = [](ThreadPool& pool, const AbsorbedAttentionArgs& args) {
     const double start = Now();
     g_kernels->absorbed_attention(pool, args);
+    g_times[kAttention] += Now() - start;
+  };
+  table.per_head_attention = [](ThreadPool& pool, const PerHeadAttentionArgs& args) {
+    const double start = Now();
+    g_kernels->per_head_attention(pool, args);
+    g_times[kAttention] += Now() - start;
+  };
+  table.expanded_attention = [](ThreadPool& pool, const ExpandedAttentionArgs& args) {
+    const double start = Now();
+    g_kernels->expanded_attention(pool, args);
     g_times[kAttention] += Now() - start;
   };
   table.combine_experts = TimedEntry<kCombine, &T::combine_experts>(&T::combine_experts);
@@ -132,20 +142,22 @@ struct Options {
 EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels) {
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
-  ModelConfig config = ReadModelConfig(options.model);
-  const auto source = OpenCheckpoint(options.model, config);
-  ModelWeights weights = LoadModelWeights(
-      config, k, *source,
-      {.compute_dtype = DType::kBF16, .few_weights = kernels.few_weights}, *parts.pool, nullptr);
-  parts.model = std::make_unique<MlaModel>(std::move(config), std::move(weights), kernels,
-                                           *parts.pool, DType::kBF16);
+  EngineOptions engine;
+  engine.model = options.model;
+  engine.dtype = DType::kBF16;
+  const EnginePlan plan(engine);
+  ModelWeights weights =
+      LoadModelWeights(plan.config(), k, plan.source(), plan.weight_form(), *parts.pool, nullptr);
+  parts.model = std::make_unique<MlaModel>(
+      plan.config(), std::move(weights), kernels, *parts.pool, plan.dtype(),
+      AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form()));
   parts.scheduler = {.num_blocks = 64,
                      .block_size = 64,
                      .max_num_seqs = 1,
                      .max_num_batched_tokens = 2048,
                      .max_model_len = 4096};
   parts.cache = std::make_unique<KvCache>(parts.model->num_cache_layers(), 64, 64,
-                                          parts.model->cache_width(), DType::kBF16);
+                                          parts.model->cache_width(), plan.kv_dtype());
   if (k > 0) {
     parts.drafter =
         std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, k, 1, DraftForm::kCompacted);
@@ -163,9 +175,9 @@ double Ranked(std::vector<double>& values, double rank) {
   return *at;
 }
 
-/// Times of the decode steps of one answer.
+/// Times of the prompt's step, first, and of the decode steps of one answer.
 std::vector<Times> RunOnce(EngineCore& core, const std::vector<int32_t>& prompt, RequestId id,
-                           int* tokens, double* macs, double* prompt_seconds) {
+                           int* tokens, double* macs) {
   GenerationRequest request;
   request.prompt_token_ids = prompt;
   request.sampling.temperature = 0;
@@ -181,17 +193,13 @@ std::vector<Times> RunOnce(EngineCore& core, const std::vector<int32_t>& prompt,
     core.ReadCounters(before);
     g_times.fill(0);
     g_macs = 0;
-    const bool is_prompt = *prompt_seconds == 0;
-    g_is_decode = !is_prompt;
     const double start = Now();
     core.Step();
     g_times[kStep] = Now() - start;
     core.ReadCounters(after);
-    if (is_prompt) {
-      *prompt_seconds = g_times[kStep];
+    if (steps.empty()) {  // the prompt's
       *tokens = 0;
-      *macs = 0;
-      continue;
+      g_macs = 0;
     }
     g_times[kForward] = after.model_seconds - before.model_seconds;
     g_times[kVerify] = after.sample_seconds - before.sample_seconds;
@@ -228,45 +236,51 @@ void Report(const Options& options, int k) {
   EngineCore core(MakeParts(options, k, kernels));
   const std::vector<int32_t> prompt = MakePrompt(options);
   std::vector<std::vector<Times>> runs;
-  std::vector<double> prompts;
   int tokens = 0;
   double macs = 0;
   for (int i = 0; i < options.repeats + 3; ++i) {
-    double prompt_seconds = 0;
-    auto steps = RunOnce(core, prompt, static_cast<RequestId>(i), &tokens, &macs, &prompt_seconds);
+    macs = 0;
+    auto steps = RunOnce(core, prompt, static_cast<RequestId>(i), &tokens, &macs);
     if (i < 3) continue;  // warming up
     runs.push_back(std::move(steps));
-    prompts.push_back(prompt_seconds);
   }
-  const size_t num_steps = runs.front().size();
+  const size_t num_steps = runs.front().size() - 1;
+  Times of_prompt{};
   Times mean{};
   std::vector<double> values;
-  for (size_t s = 0; s < num_steps; ++s) {
+  for (size_t s = 0; s <= num_steps; ++s) {
     for (size_t part = 0; part < kNumParts; ++part) {
       values.clear();
       for (const auto& run : runs) values.push_back(run[s][part]);
-      mean[part] += Ranked(values, options.rank) * 1e6 / static_cast<double>(num_steps);
+      const double us = Ranked(values, options.rank) * 1e6;
+      if (s == 0) {
+        of_prompt[part] = us;
+      } else {
+        mean[part] += us / static_cast<double>(num_steps);
+      }
     }
   }
   const double kernels_us = std::accumulate(mean.begin(), mean.begin() + kNumKernels, 0.0);
-  fmt::print("k = {}, prompt {}, {} threads: {} tokens in {} steps; prompt {:.1f} ms\n", k,
-             prompt.size(), options.threads, tokens, num_steps,
-             Ranked(prompts, options.rank) * 1e3);
+  fmt::print(
+      "k = {}, prompt {}, {} threads: {} tokens in {} steps\n\n| | prompt | step | |\n"
+      "|---|---|---|---|\n",
+      k, prompt.size(), options.threads, tokens, num_steps);
   for (size_t part = 0; part < kNumParts; ++part) {
-    fmt::print("| {} | {:.0f} us |", kNames[part], mean[part]);
-    if (part == kMatMul) {
-      const double per_step = macs / static_cast<double>(num_steps);
-      fmt::print(" {:.1f} M MACs, {:.1f} GMAC/s |", per_step * 1e-6, per_step * 1e-3 / mean[part]);
-    }
-    fmt::print("\n");
+    const double per_step = macs / static_cast<double>(num_steps);
+    fmt::print("| {} | {:.0f} us | {:.0f} us | {} |\n", kNames[part], of_prompt[part], mean[part],
+               part == kMatMul ? fmt::format("{:.1f} M MACs, {:.1f} GMAC/s", per_step * 1e-6,
+                                             per_step * 1e-3 / mean[part])
+                               : "");
   }
-  fmt::print("| outside kernels | {:.0f} us |\n", mean[kStep] - kernels_us);
+  const double prompt_us = std::accumulate(of_prompt.begin(), of_prompt.begin() + kNumKernels, 0.0);
+  fmt::print("| outside kernels | {:.0f} us | {:.0f} us | |\n\n", of_prompt[kStep] - prompt_us,
+             mean[kStep] - kernels_us);
   fmt::print("per token: {:.0f} us\n\n",
              mean[kStep] * static_cast<double>(num_steps) / static_cast<double>(tokens));
   fmt::print(
-      "| weights | rows | us per step | us per call | GMAC/s | GB/s "
+      "| weights | rows | us per answer | us per call | GMAC/s | GB/s "
       "|\n|---|---|---|---|---|---|\n");
-  const auto all_steps = static_cast<double>(num_steps * static_cast<size_t>(options.repeats + 3));
+  const double answers = options.repeats + 3;
   for (auto& [shape, product] : g_products) {
     const auto [first, n, cols, rows] = shape;
     const std::string name = first == n   ? fmt::format("{} × {} | {}", n, cols, rows)
@@ -274,7 +288,7 @@ void Report(const Options& options, int k) {
                                           : fmt::format("{} + {} × {} | {}", first, n, cols, rows);
     const auto calls = static_cast<double>(product.seconds.size());
     const double us = Ranked(product.seconds, options.rank) * 1e6;
-    fmt::print("| {} | {:.0f} | {:.1f} | {:.1f} | {:.1f} |\n", name, us * calls / all_steps, us,
+    fmt::print("| {} | {:.0f} | {:.1f} | {:.1f} | {:.1f} |\n", name, us * calls / answers, us,
                product.macs / calls / us * 1e-3, product.bytes / calls / us * 1e-3);
   }
   fmt::print("\n");

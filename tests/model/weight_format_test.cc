@@ -15,7 +15,8 @@ constexpr int64_t kExperts = 4 * 8 * kExpert;
 constexpr int64_t kOthers = 5 * (192 * 256 + 1024 * 192 + 576 * 256 + 256 * 512) +
                             5 * 1536 * 512 +  // W_UK, its transpose and W_UV
                             3 * 640 * 256 + 4 * kExpert;
-constexpr int64_t kPlain = 2 * 2048 * 256 + 4 * 16 * 256;  // never FP8; eight rows of a router take 16
+constexpr int64_t kPlain =
+    2 * 2048 * 256 + 4 * 16 * 256;  // never FP8; eight rows of a router take 16
 
 WeightSizes SizesWith(int64_t few_weights) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
@@ -36,8 +37,9 @@ TEST(FewWeights, AreBFloat16AndThoseUsedTogetherCount) {
               UnorderedElementsAre(Pair(DType::kF8E4M3, AreCodesOf(kExperts + kOthers)),
                                    Pair(DType::kBF16, 2 * kPlain)));
   // A layer's experts are 768 Ki together, 96 Ki each; nothing else is more than 512 Ki.
-  EXPECT_THAT(SizesWith(512 << 10), UnorderedElementsAre(Pair(DType::kF8E4M3, AreCodesOf(kExperts)),
-                                                         Pair(DType::kBF16, 2 * (kOthers + kPlain))));
+  EXPECT_THAT(SizesWith(512 << 10),
+              UnorderedElementsAre(Pair(DType::kF8E4M3, AreCodesOf(kExperts)),
+                                   Pair(DType::kBF16, 2 * (kOthers + kPlain))));
   EXPECT_THAT(SizesWith(768 << 10),
               UnorderedElementsAre(Pair(DType::kBF16, 2 * (kExperts + kOthers + kPlain))));
   // Down to one that is just that many.
