@@ -1,6 +1,8 @@
 // Absorbed and per-head attention over the paged cache: against the reference, over bfloat16
 // entries against the definition in double, and the bits of every row alone against batches. Slots
 // that a row must not see hold NaN.
+//
+// Longer than most files: all properties hold for both forms of attention over the same caches.
 
 #include <array>
 #include <cmath>
