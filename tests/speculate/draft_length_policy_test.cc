@@ -95,6 +95,22 @@ TEST(DraftLengthPolicyTest, StaysWhereItIsBesideEquals) {
   EXPECT_GT(BesideTheBest(world), 0.97);
 }
 
+TEST(DraftLengthPolicyTest, MoreDraftsMustPromiseAGainAndFewerNone) {
+  // A step with one draft takes 1.6 times as long as one without. It gives 1.9 tokens, then 1.64.
+  const auto verify = [](double r) {
+    return 1 + 0.57 * std::max(0.0, r - 32) / 32 + std::max(0.0, r - 64) / 32;
+  };
+  Simulation simulation(
+      {.verify = verify, .module = [](double) { return 0.03; }, .batch = 32, .noise = 0.005});
+  simulation.Run(1000);
+  ASSERT_EQ(simulation.last(), 1);
+  simulation.world().accepted = 0.64;
+  simulation.Run(1000);
+  simulation.StartCounting();
+  simulation.Run(1000);
+  EXPECT_GT(simulation.steps(0), 700);
+}
+
 TEST(DraftLengthPolicyTest, FallsWhenDraftsAreRefusedAndRecoversWhenTheyAreAccepted) {
   Simulation simulation({.verify = [](double r) { return 1 + 0.1 * r; }, .accepted = 0.02});
   simulation.Run(1000);

@@ -226,7 +226,7 @@ void DraftLengthPolicy::ChooseBest(std::span<const int64_t> rows_put_off) {
 }
 
 double DraftLengthPolicy::LeastGain(int32_t k) const {
-  if (!HasFew()) return kHysteresis;
+  if (!HasFew()) return k < best_ ? 0 : kHysteresis;
   const int32_t trials = trials_.NumTrials(k, batch_);
   return trials > 0 ? kTrialScatter / std::sqrt(trials) : 1;
 }

@@ -7,7 +7,8 @@
 //
 // and what the modules take for prompts, from the share of drafts accepted at each place and from
 // learned functions of a number of rows: what verification, prompts and modules take. The best k
-// runs when it promises kHysteresis more than the one that does, catching up included. Now and then
+// runs when it promises kHysteresis more than the one that does, catching up included, or anything
+// more if it drafts less: between equals the speed without drafts must not be lost. Now and then
 // one beside it runs for a moment, so that what is known of it does not grow old: as often as the
 // time that this is expected to lose stays within a share. What verification takes for more drafts
 // can be known without computing them, for which modules may have to catch up on all that they put
@@ -44,7 +45,7 @@ class DraftLengthPolicy {
   // Of the time, lost to probes of one draft more and of one less than the best.
   static constexpr double kMoreShare = 0.002;
   static constexpr double kFewerShare = 0.001;
-  static constexpr double kHysteresis = 0.03;  // gain that another k must promise
+  static constexpr double kHysteresis = 0.03;  // gain that more drafts must promise
   // So many requests have trials. Of the time, lost to those of each k above and below the best.
   static constexpr int32_t kFewRequests = 8;
   static constexpr double kMoreTrialShare = 0.001;
