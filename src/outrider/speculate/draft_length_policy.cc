@@ -221,8 +221,9 @@ void DraftLengthPolicy::ChooseBest(std::span<const int64_t> rows_put_off) {
     least = cost;
     best_ = k;
   }
-  // What is known of the k that was left may be of a slow moment: a probe of it says as much.
-  if (best_ != before) verify_.Doubt();
+  // What is known of the k that was left may be of a slow moment: a probe of it says as much. Not
+  // so the steps that still verify its drafts, which are of the same moment.
+  if (best_ != before) doubt_in_ = 2;
 }
 
 double DraftLengthPolicy::LeastGain(int32_t k) const {
@@ -358,6 +359,7 @@ void DraftLengthPolicy::Observe(const DraftStep& step) {
   const double times = MeasureVerification(step);
   if (times > 0) FollowSpeed(times);
   MeasureModules(step);
+  if (doubt_in_ > 0 && step.depth == best_ && --doubt_in_ == 0) verify_.Doubt();
 }
 
 /// What modules took is divided between their parts as it was expected to divide, at first as their

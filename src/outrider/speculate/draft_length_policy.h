@@ -133,7 +133,8 @@ class DraftLengthPolicy {
   double prompt_steps_ = 0;
   double ended_prompt_rows_ = 0;
   double ended_tokens_ = 0;
-  double batch_ = 0;  // requests that verify, lately
+  int32_t doubt_in_ = 0;  // steps of the best k before what is known is doubted; 0: not to be
+  double batch_ = 0;      // requests that verify, lately
   // At a batch size of which nothing is known: steps that are left of the first ones.
   int32_t first_steps_ = 0;
   // Steps until one draft more is looked at, 0: never; and between looks.
