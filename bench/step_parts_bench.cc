@@ -111,21 +111,9 @@ KernelTable TimedTable() {
   table.rotate = TimedEntry<kRotate, &T::rotate>(&T::rotate);
   table.write_entries = TimedEntry<kWriteLatent, &T::write_entries>(&T::write_entries);
   table.write_latent = TimedEntry<kWriteLatent, &T::write_latent>(&T::write_latent);
-  table.absorbed_attention = [](ThreadPool& pool, const AbsorbedAttentionArgs& args) {
-    const double start = Now();
-    g_kernels->absorbed_attention(pool, args);
-    g_times[kAttention] += Now() - start;
-  };
-  table.per_head_attention = [](ThreadPool& pool, const PerHeadAttentionArgs& args) {
-    const double start = Now();
-    g_kernels->per_head_attention(pool, args);
-    g_times[kAttention] += Now() - start;
-  };
-  table.expanded_attention = [](ThreadPool& pool, const ExpandedAttentionArgs& args) {
-    const double start = Now();
-    g_kernels->expanded_attention(pool, args);
-    g_times[kAttention] += Now() - start;
-  };
+  table.absorbed_attention = TimedEntry<kAttention, &T::absorbed_attention>(&T::absorbed_attention);
+  table.per_head_attention = TimedEntry<kAttention, &T::per_head_attention>(&T::per_head_attention);
+  table.expanded_attention = TimedEntry<kAttention, &T::expanded_attention>(&T::expanded_attention);
   table.combine_experts = TimedEntry<kCombine, &T::combine_experts>(&T::combine_experts);
   return table;
 }
