@@ -264,7 +264,7 @@ int Main(int argc, char** argv) {
           : "");
   if (wanted("d8")) {
     ReportProducts("D8 matrix products", ModelProducts(format, cli::D8Products(8, true)), pool,
-                   limits, {1, 2, 4, 8, 16, 32}, 2);
+                   limits, {1, 2, 4, 8, 16, 32, 64}, 2);
   }
   if (wanted("prompt")) {
     ReportProducts("One layer of D8, a prompt", ModelProducts(format, cli::D8Products(1, false)),
@@ -272,7 +272,7 @@ int Main(int argc, char** argv) {
   }
   if (wanted("tiny")) {
     ReportProducts("Tiny model", ModelProducts(format, TinyProducts()), pool, limits,
-                   {1, 2, 4, 8, 16, 64}, 30);
+                   {1, 2, 4, 8, 16, 32, 34, 64}, 30);
   }
   if (wanted("attention")) {
     ReportAbsorbed(pool, limits);

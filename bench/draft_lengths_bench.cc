@@ -137,8 +137,14 @@ class Contender {
 };
 
 /// NaN of nothing.
+/// Not a number where there are none.
 double Mean(const std::vector<double>& values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
+}
+
+/// A dash where one of the two was not measured.
+std::string Ratio(double a, double b) {
+  return a > 0 && b > 0 ? fmt::format("{:.3f}", a / b) : "-";
 }
 
 /// Whether all gave the same answers.
@@ -162,7 +168,7 @@ bool Compare(const Options& options, size_t concurrency) {
     if (k != kAdaptive) best = std::max(best, Mean(values));
   }
   const double adaptive = Mean(speeds[std::string(kAdaptive)]);
-  row += fmt::format(" {:.3f} | {:.3f} |", adaptive / Mean(speeds["0"]), adaptive / best);
+  row += fmt::format(" {} | {} |", Ratio(adaptive, Mean(speeds["0"])), Ratio(adaptive, best));
   for (const auto& contender : contenders) {
     if (contender->k() == kAdaptive) row += fmt::format(" {} |", contender->TimeByDepth());
   }

@@ -152,7 +152,7 @@ TEST_P(MatMulTest, EveryOutputIsOneChainForManyRowsAndPanels) {
     RunOne(DType::kBF16, DType::kBF16, rows, 70, 130, false);
   // Blocks of k, with and without a last tile that is not whole, and more panels than a run.
   if (kSanitized) return;
-  for (const int64_t rows : {20, 81, 130})
+  for (const int64_t rows : {20, 33, 48, 64, 81, 130})
     RunOne(DType::kBF16, DType::kBF16, rows, 300, 2085, true);
 }
 
@@ -164,7 +164,7 @@ TEST_P(MatMulTest, EveryOutputIsOneChainOverNarrowWeights) {
         RunOne(format, operand, rows, Pick(1, 200), k, Pick(0, 1) == 1);
       }
     }
-    for (const int64_t rows : {1, 2, 4, 193}) {
+    for (const int64_t rows : {1, 2, 4, 32, 45, 49, 64, 193}) {
       RunOne(format, DType::kBF16, rows, kSanitized ? 130 : 530, 768, false);
     }
   }

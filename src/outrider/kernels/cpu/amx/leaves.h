@@ -18,8 +18,9 @@ inline constexpr int64_t kLeastRowsOfTiles = 3;
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
 
-/// MultiplyByTiles for up to kTileRows rows.
-void MultiplyOneGroupByTiles(const PanelProduct& product);
+/// MultiplyByTiles for up to so many groups of kTileRows rows.
+inline constexpr int kFewGroups = 4;
+void MultiplyFewGroupsByTiles(const PanelProduct& product);
 
 /// Attention over one split of bfloat16 entries with one group of rows and no shared part, whose
 /// values are elements of the keys, 64 rows at most; needs block.tiles. (Rows of one head would not

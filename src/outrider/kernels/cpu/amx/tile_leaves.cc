@@ -1,13 +1,12 @@
 // Panel products in AMX tiles: 16 rows x 32 columns of x times 32 columns of a panel, whose layout
-// is what the unit takes, give 16 x 16 sums. (One group of rows alone: one_group_tiles.cc.)
+// is what the unit takes, give 16 x 16 sums. (Up to 64 rows: few_group_tiles.cc.)
 //
 // Two groups of rows times two panels use each tile that is loaded twice, and four sums hide the
 // unit's latency; a group that is left over goes with four panels at a time. The work is cut into
 // units: a block of columns of kPanelGroup panels, read from memory once while all rows pass over
-// it. In many rows, units go over the panels of a run first, so that the rows' share of a block of
-// columns stays in L2, and sums wait in memory between blocks; in few rows, over the columns, as
-// memory is read best. The next unit is fetched into L2 meanwhile. Weights of 8 bits are widened
-// per unit.
+// it. Units go over the panels of a run first, so that the rows' share of a block of columns stays
+// in L2, and sums wait in memory between blocks. The next unit is fetched into L2 meanwhile.
+// Weights of 8 bits are widened per unit.
 
 #include <immintrin.h>
 
@@ -23,8 +22,7 @@ namespace outrider::cpu::amx {
 
 namespace {
 
-constexpr int64_t kFewRows = 64;
-constexpr int64_t kColumnsOfFewRows = 512;
+constexpr int64_t kLeastColumns = 512;
 constexpr int64_t kMostColumns = 2048;
 constexpr int64_t kRowsElements = int64_t{512} << 10;  // of a block of columns, in L2
 
@@ -48,11 +46,10 @@ class Units {
  public:
   template <typename W>
   static Units Of(const PanelProduct& product) {
-    int64_t most = kColumnsOfFewRows;
-    if (product.rows > kFewRows) {
-      const int64_t fitting = kRowsElements / product.rows;
-      most = fitting > kMostColumns ? kMostColumns : fitting < most ? most : fitting;
-    }
+    const int64_t fitting = kRowsElements / product.rows;
+    int64_t most = fitting > kMostColumns    ? kMostColumns
+                   : fitting < kLeastColumns ? kLeastColumns
+                                             : fitting;
     if (kIsNarrow<W>) most = W::kFactor != 0 ? product.scale_cols : kWidenedCols;
     return Units(product, most, W::kFactor != 0);
   }
@@ -60,9 +57,9 @@ class Units {
   int64_t count() const { return blocks_ * groups_; }
 
   Unit At(int64_t index) const {
-    const int64_t run = index / (run_groups_ * blocks_) * run_groups_;
+    const int64_t run = index / (kRunGroups * blocks_) * kRunGroups;
     const int64_t in_run = index - run * blocks_;
-    const int64_t groups = Least(run_groups_, groups_ - run);
+    const int64_t groups = Least(kRunGroups, groups_ - run);
     const int64_t k = in_run / groups * block_k_;
     const int64_t panel = (run + in_run % groups) * kPanelGroup;
     return {.run = run * kPanelGroup,
@@ -78,14 +75,15 @@ class Units {
       : num_panels_(product.num_panels),
         cols_(product.cols),
         groups_((product.num_panels + kPanelGroup - 1) / kPanelGroup),
-        run_groups_(product.rows > kFewRows ? kTilePanelGroup / kPanelGroup : 1),
         blocks_((product.cols + most - 1) / most),
         block_k_(whole ? most : ((cols_ + blocks_ - 1) / blocks_ + 31) / 32 * 32) {
     blocks_ = (cols_ + block_k_ - 1) / block_k_;
   }
 
+  static constexpr int64_t kRunGroups = kTilePanelGroup / kPanelGroup;
+
   int64_t num_panels_, cols_;
-  int64_t groups_, run_groups_;  // of panels
+  int64_t groups_;  // of panels
   int64_t blocks_, block_k_;
 };
 
@@ -370,7 +368,7 @@ class TileProduct {
 }  // namespace
 
 void MultiplyByTiles(const PanelProduct& product) {
-  if (product.rows <= kTileRows) return MultiplyOneGroupByTiles(product);
+  if (product.rows <= kFewGroups * kTileRows) return MultiplyFewGroupsByTiles(product);
   const SubnormalsAreZero mode;
   switch (product.format) {
     case DType::kF8E4M3:

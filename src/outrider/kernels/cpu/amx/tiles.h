@@ -73,23 +73,29 @@ class TileShapes {
   }
 
   /// Two groups of rows (tiles 4 and 5) times two panels (6 and 7): sums 0 and 1, and 2 and 3.
-  void UseTwoGroups(int64_t rows, int64_t next_rows) { Use(rows, next_rows, next_rows); }
+  void UseTwoGroups(int64_t rows, int64_t next_rows) {
+    Use({rows, rows, next_rows, next_rows, rows, next_rows, 16, 16});
+  }
+
   /// One group of rows (tile 4) times up to four panels (5, 6 and 7 in turn).
-  void UseOneGroup(int64_t rows) { Use(rows, rows, 16); }
+  void UseOneGroup(int64_t rows) { Use({rows, rows, rows, rows, rows, 16, 16, 16}); }
+
+  /// 1 to 4 groups of 16 rows, but for the last (tile 5, or 4 if it is the only one): as above, or
+  /// a sum for each (0, 1, ..) and weights in tile 6.
+  void UseGroups(int groups, int64_t last_rows) {
+    if (groups == 1) return UseOneGroup(last_rows);
+    if (groups == 2) return UseTwoGroups(16, last_rows);
+    Use({16, 16, groups == 3 ? last_rows : 16, last_rows, 16, last_rows, 16, 16});
+  }
 
  private:
-  void Use(int64_t rows, int64_t rows_of_2_and_3, int64_t rows_of_5) {
-    const auto first = static_cast<uint8_t>(rows);
-    const auto second = static_cast<uint8_t>(rows_of_2_and_3);
-    const auto fifth = static_cast<uint8_t>(rows_of_5);
-    if (in_use_ && config_.rows[0] == first && config_.rows[2] == second &&
-        config_.rows[5] == fifth) {
-      return;
-    }
+  void Use(const int64_t (&rows)[8]) {
+    bool same = in_use_;
+    for (int i = 0; i < 8; ++i) same = same && config_.rows[i] == rows[i];
+    if (same) return;
     in_use_ = true;
-    const uint8_t wanted[8] = {first, first, second, second, first, fifth, 16, 16};
     for (int i = 0; i < 8; ++i) {
-      config_.rows[i] = wanted[i];
+      config_.rows[i] = static_cast<uint8_t>(rows[i]);
       config_.row_bytes[i] = 64;
     }
     asm volatile("ldtilecfg %0" ::"m"(config_) : "memory");

@@ -1,12 +1,12 @@
-// Panel products of up to 16 rows in AMX tiles: one group of rows, while the weights stream through
-// once. (More rows: tile_leaves.cc.)
+// Panel products of up to 64 rows in AMX tiles: one to four groups of rows, while the weights
+// stream through once. (More rows: tile_leaves.cc.)
 //
-// Four panels go at a time, in tiles of 32 columns, and sums stay in tiles from the first column to
-// the last, or to the last that shares a scale. A tile waits for lines that come from memory or L2,
-// and what follows waits behind it: so lines are fetched into L1 shortly before. Codes of 8 bits
-// cost two conversions and a merge, whatever the number of rows: before a tile is multiplied, the
-// panel's next one is widened to bfloat16, in L1. Turns this short let the processor do both at
-// once.
+// Four panels go at a time with one group, two with two, and one with more, in tiles of 32 columns,
+// and sums stay in tiles from the first column to the last, or to the last that shares a scale. A
+// tile waits for lines that come from memory or L2, and what follows waits behind it: so lines are
+// fetched into L1 shortly before. Codes of 8 bits cost two conversions and a merge, whatever the
+// number of rows: before a tile is multiplied, the panel's next one is widened to bfloat16, in L1.
+// Turns this short let the processor do both at once.
 
 #include <immintrin.h>
 
@@ -24,24 +24,12 @@ namespace {
 
 static_assert(kWidenedWeights * 4 >= 2 * kPanelGroup * kTileBytes);
 
-template <int kFrom, int kCount>
-inline __attribute__((always_inline)) void ZeroSums() {
-  if constexpr (kCount > 0) {
-    ZeroTile<kFrom>();
-    ZeroSums<kFrom + 1, kCount - 1>();
-  }
-}
+/// Panels at a time that leave each of the groups a tile for every sum.
+constexpr int PanelsAtATime(int groups) { return groups == 1 ? 4 : groups == 2 ? 2 : 1; }
+static_assert(kFewGroups * PanelsAtATime(kFewGroups) == 4);
 
-template <int kFrom, int kCount>
-inline __attribute__((always_inline)) void StoreTiles(float* to) {
-  if constexpr (kCount > 0) {
-    StoreTile<kFrom>(to + kFrom * kTileSums);
-    StoreTiles<kFrom + 1, kCount - 1>(to);
-  }
-}
-
-/// P panels of a product, from `first` on.
-template <typename W, int P>
+/// P panels of a product with G groups of rows, from `first` on.
+template <typename W, int G, int P>
 class Panels {
  public:
   Panels(const PanelProduct& product, int64_t first)
@@ -56,12 +44,11 @@ class Panels {
       for (int64_t p = 0; p < P; ++p) Widen(0, p);
     }
     for (int64_t tile = 0; tile < tiles_; ++tile) {
-      if (StartsSums(tile)) ZeroSums<0, P>();
-      LoadTile<4>(product_.x_tiles + tile * product_.rows * kTileCols);
+      if (StartsSums(tile)) ZeroSums<0>();
       AddPanels<0>(tile);
       if (kHasGroups && (tile + 1 == tiles_ || StartsSums(tile + 1))) AddScaled(tile);
     }
-    if (!kHasGroups) StoreTiles<0, P>(product_.sums);
+    if (!kHasGroups) StoreSumTiles<0>(product_.sums);
     Finish();
   }
 
@@ -70,6 +57,10 @@ class Panels {
   static constexpr bool kHasGroups = W::kFactor != 0;  // columns that share a scale
   static constexpr int64_t kStreamTileBytes = kTileCols / W::kRound * W::kRoundBytes;
   static constexpr int64_t kTilesAhead = avx512::kReadAheadBytes / (P * kStreamTileBytes);
+
+  // Sum g * kPanelsPerGroup + p is of group g and panel p.
+  static constexpr int kPanelsPerGroup = PanelsAtATime(G);
+  static_assert(P <= kPanelsPerGroup);
 
   bool StartsSums(int64_t tile) const {
     return kHasGroups ? tile * kTileCols % product_.scale_cols == 0 : tile == 0;
@@ -136,34 +127,77 @@ class Panels {
     return tile;
   }
 
-  /// Sum p is of panel p.
+  int64_t RowsOf(int64_t group) const {
+    return group + 1 < G ? kTileRows : product_.rows - (G - 1) * kTileRows;
+  }
+
+  const BFloat16* RowsTile(int64_t tile, int64_t group) const {
+    return product_.x_tiles + group * TiledElements(kTileRows, product_.cols) +
+           tile * RowsOf(group) * kTileCols;
+  }
+
+  template <int i>
+  static __attribute__((always_inline)) void ZeroSums() {
+    if constexpr (i < G * P) {
+      ZeroTile<i / P * kPanelsPerGroup + i % P>();
+      ZeroSums<i + 1>();
+    }
+  }
+
+  template <int i>
+  static __attribute__((always_inline)) void StoreSumTiles(float* to) {
+    if constexpr (i < G * P) {
+      constexpr int kSum = i / P * kPanelsPerGroup + i % P;
+      StoreTile<kSum>(to + kSum * kTileSums);
+      StoreSumTiles<i + 1>(to);
+    }
+  }
+
   template <int p>
   __attribute__((always_inline)) void AddPanels(int64_t tile) const {
     if constexpr (p < P) {
-      constexpr int kWeights = 5 + p % 3;
+      constexpr int kWeights = G == 1 ? 5 + p % 3 : 6 + p;
       if constexpr (!kIsNarrow) {
         Fetch(tile, p);
       } else if (tile + 1 < tiles_) {
         Widen(tile + 1, p);
       }
       LoadTile<kWeights>(Weights(tile, p));
-      MultiplyTiles<p, 4, kWeights>();
+      AddGroups<p, kWeights, 0>(tile);
       AddPanels<p + 1>(tile);
     }
   }
 
+  /// (Rows stay in their tiles where there are more panels.)
+  template <int p, int kWeights, int g>
+  __attribute__((always_inline)) void AddGroups(int64_t tile) const {
+    if constexpr (g < G) {
+      constexpr int kRows = G > 1 && g == G - 1 ? 5 : g % 2 == 0 ? 4 : 7;
+      if constexpr (p == 0) LoadTile<kRows>(RowsTile(tile, g));
+      MultiplyTiles<g * kPanelsPerGroup + p, kRows, kWeights>();
+      AddGroups<p, kWeights, g + 1>(tile);
+    }
+  }
+
+  float* SumsOf(int64_t group, int64_t p) const {
+    return product_.sums + (group * kPanelsPerGroup + p) * kTileSums;
+  }
+
   /// The sums of the columns that share the scale of `tile`'s go to those of all columns.
   void AddScaled(int64_t tile) const {
-    alignas(64) float products[P * kTileSums];
-    StoreTiles<0, P>(products);
-    const int64_t group = tile * kTileCols / product_.scale_cols;
+    alignas(64) float products[4 * kTileSums];
+    StoreSumTiles<0>(products);
+    const int64_t scale_group = tile * kTileCols / product_.scale_cols;
     for (int64_t p = 0; p < P; ++p) {
       const __m512 scale = _mm512_set1_ps(
-          product_.scales[(first_ + p) * product_.scales_per_panel + group] * W::kFactor);
-      for (int64_t i = p * kTileSums; i < p * kTileSums + product_.rows * 16; i += 16) {
-        float* sums = product_.sums + i;
-        const __m512 before = group == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums);
-        _mm512_store_ps(sums, _mm512_fmadd_ps(_mm512_load_ps(products + i), scale, before));
+          product_.scales[(first_ + p) * product_.scales_per_panel + scale_group] * W::kFactor);
+      for (int64_t g = 0; g < G; ++g) {
+        float* sums = SumsOf(g, p);
+        const float* added = products + (sums - product_.sums);
+        for (int64_t i = 0; i < RowsOf(g) * 16; i += 16) {
+          const __m512 before = scale_group == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums + i);
+          _mm512_store_ps(sums + i, _mm512_fmadd_ps(_mm512_load_ps(added + i), scale, before));
+        }
       }
     }
   }
@@ -171,10 +205,13 @@ class Panels {
   void Finish() const {
     for (int64_t p = 0; p < P; ++p) {
       const int64_t panel = first_ + p;
-      for (int64_t r = 0; r < product_.rows; ++r) {
-        const __m512 sum = _mm512_load_ps(product_.sums + p * kTileSums + r * 16);
-        StoreSums(W::Finished(sum, product_.scales, panel), product_.columns - panel * 16,
-                  product_.accumulate, product_.y + r * product_.y_stride + panel * 16);
+      for (int64_t g = 0; g < G; ++g) {
+        const float* sums = SumsOf(g, p);
+        float* y = product_.y + g * kTileRows * product_.y_stride + panel * 16;
+        for (int64_t r = 0; r < RowsOf(g); ++r) {
+          StoreSums(W::Finished(_mm512_load_ps(sums + r * 16), product_.scales, panel),
+                    product_.columns - panel * 16, product_.accumulate, y + r * product_.y_stride);
+        }
       }
     }
   }
@@ -187,20 +224,35 @@ class Panels {
 
 /// (Never inlined: what it computes between tiles is to stay between the changes of the vector
 /// unit's mode.)
-template <typename W>
-__attribute__((noinline)) void Multiply(const PanelProduct& product) {
+template <typename W, int G>
+__attribute__((noinline)) void MultiplyGroups(const PanelProduct& product) {
+  constexpr int64_t kAtATime = PanelsAtATime(G);
   TileShapes shapes;
-  shapes.UseOneGroup(product.rows);
+  shapes.UseGroups(G, product.rows - (G - 1) * kTileRows);
   int64_t p = 0;
-  for (; p + kPanelGroup <= product.num_panels; p += kPanelGroup) {
-    Panels<W, kPanelGroup>(product, p).Multiply();
+  for (; p + kAtATime <= product.num_panels; p += kAtATime) {
+    Panels<W, G, kAtATime>(product, p).Multiply();
   }
-  for (; p < product.num_panels; ++p) Panels<W, 1>(product, p).Multiply();
+  for (; p < product.num_panels; ++p) Panels<W, G, 1>(product, p).Multiply();
+}
+
+template <typename W>
+void Multiply(const PanelProduct& product) {
+  switch ((product.rows + kTileRows - 1) / kTileRows) {
+    case 1:
+      return MultiplyGroups<W, 1>(product);
+    case 2:
+      return MultiplyGroups<W, 2>(product);
+    case 3:
+      return MultiplyGroups<W, 3>(product);
+    default:
+      return MultiplyGroups<W, 4>(product);
+  }
 }
 
 }  // namespace
 
-void MultiplyOneGroupByTiles(const PanelProduct& product) {
+void MultiplyFewGroupsByTiles(const PanelProduct& product) {
   const SubnormalsAreZero mode;
   switch (product.format) {
     case DType::kF8E4M3:
