@@ -22,7 +22,8 @@ inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
   return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
-/// avx2::EightLanes' like, of rows at any address. The halves are added first in sums of lanes.
+/// avx2::EightLanes' like, of rows at any address. Halves are added last in sums of lanes, as
+/// there.
 struct SixteenLanes {
   using Vector = __m512;
   static constexpr int64_t kLanes = 16;
@@ -38,7 +39,11 @@ struct SixteenLanes {
     avx512::MultiplyAdd(a, b, sum);
   }
   static __attribute__((always_inline)) __m128 SumsOfLanes(Vector a, Vector b, Vector c, Vector d) {
-    return avx2::SumsOfLanes(AddHalves(a), AddHalves(b), AddHalves(c), AddHalves(d));
+    const Vector ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const Vector cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m256 halves =
+        AddHalves(_mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee)));
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
   }
 };
 

@@ -2,7 +2,7 @@
 // entry_attention.h, of queries in bfloat16: a lane takes two elements at a time. Outputs take two
 // keys at a time: their values, interleaved, meet both keys' weights. Pairs of keys lie at fixed
 // positions of the split, and a key beyond what a row sees is a zero to it, so no order of sums
-// depends on other rows. (Vectors of scores have 256 bits, which takes fewer additions of lanes.)
+// depends on other rows.
 
 #include <immintrin.h>
 
@@ -15,8 +15,8 @@ namespace outrider::cpu::avx512_bf16 {
 
 namespace {
 
-struct DotIsa : avx2::EightLanes {
-  using Elements = __m256i;
+struct DotIsa : avx512::SixteenLanes {
+  using Elements = __m512i;
   static constexpr bool kDots = true;
   static constexpr int64_t kTileRows = 8;
   static constexpr int64_t kScoreKeys = 24;  // a multiple of every KeysOfTile
@@ -27,10 +27,10 @@ struct DotIsa : avx2::EightLanes {
   }
 
   static __attribute__((always_inline)) Elements Load(const void* elements) {
-    return _mm256_loadu_si256(static_cast<const __m256i*>(elements));
+    return _mm512_loadu_si512(elements);
   }
   static __attribute__((always_inline)) void AddDots(Elements a, Elements b, Vector& sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    avx512_bf16::AddDots(a, b, sum);
   }
   static void RoundPart(const float* q, int64_t width, float* lanes) {
     avx512::RoundToTiles(&q, 1, width, reinterpret_cast<BFloat16*>(lanes));
