@@ -137,7 +137,6 @@ class Contender {
 };
 
 /// NaN of nothing.
-/// Not a number where there are none.
 double Mean(const std::vector<double>& values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }

@@ -22,8 +22,7 @@ inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
   return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
-/// avx2::EightLanes' like, of rows at any address. Halves are added last in sums of lanes, as
-/// there.
+/// Like avx2::EightLanes, of rows at any address; sums of lanes add neighbours first, halves last.
 struct SixteenLanes {
   using Vector = __m512;
   static constexpr int64_t kLanes = 16;
