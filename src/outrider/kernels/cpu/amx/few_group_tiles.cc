@@ -14,6 +14,7 @@
 
 #include "outrider/kernels/cpu/amx/code_vectors.h"
 #include "outrider/kernels/cpu/amx/leaves.h"
+#include "outrider/kernels/cpu/amx/panel_sums.h"
 #include "outrider/kernels/cpu/amx/tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
 #include "outrider/kernels/cpu/avx512/weight_formats.h"
@@ -189,29 +190,18 @@ class Panels {
     StoreSumTiles<0>(products);
     const int64_t scale_group = tile * kTileCols / product_.scale_cols;
     for (int64_t p = 0; p < P; ++p) {
-      const __m512 scale = _mm512_set1_ps(
-          product_.scales[(first_ + p) * product_.scales_per_panel + scale_group] * W::kFactor);
       for (int64_t g = 0; g < G; ++g) {
         float* sums = SumsOf(g, p);
-        const float* added = products + (sums - product_.sums);
-        for (int64_t i = 0; i < RowsOf(g) * 16; i += 16) {
-          const __m512 before = scale_group == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums + i);
-          _mm512_store_ps(sums + i, _mm512_fmadd_ps(_mm512_load_ps(added + i), scale, before));
-        }
+        amx::AddScaled<W>(product_, first_ + p, scale_group, RowsOf(g),
+                          products + (sums - product_.sums), sums);
       }
     }
   }
 
   void Finish() const {
     for (int64_t p = 0; p < P; ++p) {
-      const int64_t panel = first_ + p;
       for (int64_t g = 0; g < G; ++g) {
-        const float* sums = SumsOf(g, p);
-        float* y = product_.y + g * kTileRows * product_.y_stride + panel * 16;
-        for (int64_t r = 0; r < RowsOf(g); ++r) {
-          StoreSums(W::Finished(_mm512_load_ps(sums + r * 16), product_.scales, panel),
-                    product_.columns - panel * 16, product_.accumulate, y + r * product_.y_stride);
-        }
+        FinishSums<W>(product_, first_ + p, g * kTileRows, RowsOf(g), SumsOf(g, p));
       }
     }
   }

@@ -14,6 +14,7 @@
 
 #include "outrider/kernels/cpu/amx/code_vectors.h"
 #include "outrider/kernels/cpu/amx/leaves.h"
+#include "outrider/kernels/cpu/amx/panel_sums.h"
 #include "outrider/kernels/cpu/amx/tiles.h"
 #include "outrider/kernels/cpu/amx/vectors.h"
 #include "outrider/kernels/cpu/avx512/weight_formats.h"
@@ -332,28 +333,14 @@ class TileProduct {
         const int64_t panel = unit.panel + panels.first + p;
         const int64_t group = groups.first + g;
         float* sums = SumsOf(unit, panel, group);
-        if (kHasGroups) AddScaled(unit, panel, group, pass.sums[g * stride + p], sums);
-        if (unit.k + unit.count_k == product_.cols) Finish(panel, group, sums);
+        if (kHasGroups) {
+          AddScaled<W>(product_, panel, unit.k / product_.scale_cols, RowsOf(group),
+                       pass.sums[g * stride + p], sums);
+        }
+        if (unit.k + unit.count_k == product_.cols) {
+          FinishSums<W>(product_, panel, group * kTileRows, RowsOf(group), sums);
+        }
       }
-    }
-  }
-
-  void AddScaled(const Unit& unit, int64_t panel, int64_t group, const float* products,
-                 float* sums) const {
-    const int64_t scale_group = unit.k / product_.scale_cols;
-    const __m512 scale = _mm512_set1_ps(
-        product_.scales[panel * product_.scales_per_panel + scale_group] * W::kFactor);
-    for (int64_t i = 0; i < RowsOf(group) * 16; i += 16) {
-      const __m512 before = unit.k == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums + i);
-      _mm512_store_ps(sums + i, _mm512_fmadd_ps(_mm512_load_ps(products + i), scale, before));
-    }
-  }
-
-  void Finish(int64_t panel, int64_t group, const float* sums) const {
-    float* y = product_.y + group * kTileRows * product_.y_stride + panel * 16;
-    for (int64_t r = 0; r < RowsOf(group); ++r) {
-      StoreSums(W::Finished(_mm512_load_ps(sums + r * 16), product_.scales, panel),
-                product_.columns - panel * 16, product_.accumulate, y + r * product_.y_stride);
     }
   }
 
