@@ -5,11 +5,14 @@
 #include <array>
 #include <cstdint>
 
+#include "outrider/base/host_device.h"
+
 namespace outrider {
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 /// key and counter in, four independent uniform 32-bit words out.
-constexpr std::array<uint32_t, 4> Philox4x32(uint64_t key, std::array<uint32_t, 4> counter) {
+OUTRIDER_HOST_DEVICE constexpr std::array<uint32_t, 4> Philox4x32(uint64_t key,
+                                                                  std::array<uint32_t, 4> counter) {
   uint32_t k0 = static_cast<uint32_t>(key);
   uint32_t k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
