@@ -203,7 +203,7 @@ TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {
 }
 
 TEST(ExplainedWeights, AreOneByteAsStoredAndWithInt8) {
-  const int64_t few = GetKernels(SelectIsa()).few_weights;
+  const int64_t few = GetKernels(SelectIsa()).max_fp8_weights_as_bf16;
   ASSERT_TRUE(few == 0 || few == 512 << 10) << "between a layer's experts and all others";
   EngineOptions options;
   options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";

@@ -73,7 +73,7 @@ float DotSum(const float* x, const Weight& w, int64_t n) {
 }
 
 /// Whether sums have the order of bfloat16 instructions, UnitSum's or DotSum's.
-bool HasUnitOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
+bool HasBf16DotOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
   if (isa < Isa::kAvx512Bf16 || operand_dtype != DType::kBF16) return false;
   if (format.dtype == DType::kF8E4M3) return format.scale_cols % 32 == 0;
   return format.dtype != DType::kF32;
@@ -82,11 +82,11 @@ bool HasUnitOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
 void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestMatrix& before,
                 DType operand_dtype) {
   const bool round_x = operand_dtype == DType::kBF16;
-  const bool unit_order = HasUnitOrder(isa, weight.packed.format, operand_dtype);
+  const bool bf16_dot_order = HasBf16DotOrder(isa, weight.packed.format, operand_dtype);
   for (int64_t r = 0; r < job.y.rows; ++r) {
     const float* x = job.x.row(job.x_rows != nullptr ? job.x_rows[r] : r);
     for (int64_t n = 0; n < job.y.cols; ++n) {
-      float want = !unit_order        ? Chain(x, weight, n, round_x)
+      float want = !bf16_dot_order    ? Chain(x, weight, n, round_x)
                    : isa == Isa::kAmx ? UnitSum(x, weight, n)
                                       : DotSum(x, weight, n);
       if (job.accumulate) want = before.view().row(r)[n] + want;
@@ -361,7 +361,7 @@ TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchAtTheEndsOfTheRange) {
   }
 }
 
-// A sum that a matrix unit has flushed to -0 meets, in a tile that the columns do not fill,
+// A sum that AMX has flushed to -0 meets, in a tile that the columns do not fill,
 // products that are flushed to -0 as well, and the zeros behind them, which make it +0.
 TEST_P(MatMulTest, ZeroHasTheSameSignInAnyBatchWhereColumnsEndWithinATile) {
   for (const int64_t cols : {66, 67}) {

@@ -18,13 +18,13 @@ constexpr int64_t kOthers = 5 * (192 * 256 + 1024 * 192 + 576 * 256 + 256 * 512)
 constexpr int64_t kPlain =
     2 * 2048 * 256 + 4 * 16 * 256;  // never FP8; eight rows of a router take 16
 
-WeightSizes SizesWith(int64_t few_weights) {
+WeightSizes SizesWith(int64_t max_fp8_weights_as_bf16) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   const auto source = OpenCheckpoint(TinyModelDirectory(), config);
-  WeightSizes sizes =
-      MeasureModelWeights(config, 0, *source,
-                          {.compute_dtype = DType::kBF16, .few_weights = few_weights})
-          .target_sizes;
+  WeightSizes sizes = MeasureModelWeights(config, 0, *source,
+                                          {.compute_dtype = DType::kBF16,
+                                           .max_fp8_weights_as_bf16 = max_fp8_weights_as_bf16})
+                          .target_sizes;
   sizes.erase(DType::kF32);  // norms
   return sizes;
 }

@@ -97,7 +97,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
 WeightForm EnginePlan::weight_form() const {
   return {.compute_dtype = dtype_,
           .quantization = options_.quantization,
-          .few_weights = GetKernels(SelectIsa()).few_weights};
+          .max_fp8_weights_as_bf16 = GetKernels(SelectIsa()).max_fp8_weights_as_bf16};
 }
 
 MemoryReport EnginePlan::Memory(const ModelWeights& sizes) const {
@@ -118,7 +118,7 @@ void EnginePlan::PlanNumbers() {
       "dtype", std::string(DTypeName(dtype_)),
       options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
   const bool int8 = options_.quantization == WeightQuantization::kInt8;
-  const int64_t few = weight_form().few_weights;
+  const int64_t few = weight_form().max_fp8_weights_as_bf16;
   Decide("quantization", int8 ? "int8" : "none",
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
               : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",

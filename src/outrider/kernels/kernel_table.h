@@ -1,9 +1,9 @@
-// All arithmetic on rows that the engine does, as one table of functions per CPU instruction set.
+// The kernels of one CPU instruction set, as a table of functions.
 //
-// Activations are float32 everywhere. Every entry is row-invariant: the bits that it writes for a
-// row depend on that row's inputs alone, never on how many rows or requests the call holds, on
-// their order, or on the number of threads. `reference/` gives the meaning of each entry in plain
-// C++; other backends are held to it by tests/kernels.
+// Activations are float32. Every entry is row-invariant: the bits of an output row depend on the
+// inputs of that row alone. They do not depend on the number of rows or requests in the call, on
+// their order, or on the number of threads. `reference/` implements every entry in plain C++ and so
+// defines it; tests/kernels compares the other tables with it.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,23 @@ namespace outrider {
 
 /// One matrix product y = x W^T, or y += x W^T.
 ///
-/// Each output is one chain of fused multiply-adds in order of k, from zero: the same bits on every
-/// backend that has float32 FMA. With kF8E4M3 weights x[k] is multiplied by the scale of the
-/// weight's block first (one float32 product) and the chain is over codes; with kI8 the chain is
-/// over codes and the finished sum is multiplied by the output's scale. (A backend may carry a
-/// power of two along a chain of e4m3 codes; what then differs is below 2^-100.) With `accumulate`
-/// the finished sum is then added to y.
+/// Order of a sum. Each output is one chain of fused multiply-adds over k = 0, 1, ..., from zero.
+/// So all tables with float32 FMA give the same bits. 8-bit weights:
+///   kF8E4M3: x[k] is multiplied by the scale of the weight's block (one float32 product), and the
+///            chain runs over codes. A table may carry a power of two along the chain; results
+///            then differ by less than 2^-100.
+///   kI8:     the chain runs over codes, and the finished sum is multiplied by the row's scale.
+/// With `accumulate` the finished sum is added to y.
 ///
-/// The amx table has another order where x is rounded to bfloat16 and the weights are not kF32,
-/// that of TDPBF16PS: of every 32 columns the even ones are a chain from zero and the odd ones
-/// another, (even + odd) is added to the sum, and subnormal numbers are zero. With kF8E4M3 the
-/// columns of a scale have such a sum of codes, which is added to the whole times the scale by one
-/// FMA; a format whose scale_cols is no multiple of 32, or more than 256, keeps the chain.
-///
-/// The avx512_bf16 table has that of VDPBF16PS for the same operands: one chain from zero, of each
-/// pair of columns the odd one first, with subnormal operands and results taken for zero. What is
-/// said of kF8E4M3 holds here too.
+/// Two tables use another order when operand_dtype is bfloat16 and the weights are not kF32:
+///   amx (the order of TDPBF16PS): the columns come in tiles of 32. In a tile the even columns are
+///     one chain from zero and the odd columns another; (even + odd) is added to the sum.
+///     Subnormal numbers count as zero.
+///   avx512_bf16 (the order of VDPBF16PS): one chain from zero, in which the odd column of each
+///     pair comes before the even one. Subnormal operands and results count as zero.
+/// With kF8E4M3 both tables sum the codes of the columns of one scale in that order, and add that
+/// sum times the scale to the total by one FMA. If scale_cols is not a multiple of 32, or is more
+/// than 256, they use the plain chain.
 struct MatMulJob {
   MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
   const int32_t* x_rows = nullptr;  // optional [rows]: row i of the product reads x.row(x_rows[i])
@@ -83,9 +84,9 @@ inline constexpr int32_t kPagedSplit = 256;
 
 /// Absorbed (MQA) attention over the paged latent cache: for row r, head h
 ///   s_t = scale * dot(q[r, h], cache[t]),  out[r, h] = sum_t softmax(s)_t * cache[t][0:L].
-/// Over a bfloat16 cache factors are rounded to bfloat16 (nearest even) before they are multiplied:
-/// the elements of q, and the weights of values exp(s_t - m), m the largest score of the split of
-/// t. What the weighted sum is divided by is the sum of the weights as rounded.
+/// Over a bfloat16 cache the elements of q and the softmax weights exp(s_t - m) are rounded to
+/// bfloat16 (nearest even) before they are multiplied; m is the largest score of t's split. The
+/// weighted sum is divided by the sum of the rounded weights.
 struct AbsorbedAttentionArgs {
   MatrixView<const float>
       q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
@@ -96,11 +97,11 @@ struct AbsorbedAttentionArgs {
   LayerCache cache;
   std::span<const AttentionSpan> requests;
   MatrixView<float> out;        // [rows, heads * L]
-  int32_t split = kPagedSplit;  // any other rounds otherwise: for measurements only
+  int32_t split = kPagedSplit;  // other values change the bits; for measurements only
 };
 
-/// Attention over the paged cache of per-head entries, with q and weights rounded alike: for row r,
-/// head h
+/// Attention over the paged cache of per-head entries, with the rounding of AbsorbedAttentionArgs.
+/// For row r, head h
 ///   k_t = [entry_t.key[h] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
 ///   out[r, h] = sum_t softmax(s)_t * entry_t.value[h].
 struct PerHeadAttentionArgs {
@@ -156,17 +157,18 @@ struct RotaryRows {
 struct KernelTable {
   std::string_view name;
 
-  /// Up to so many FP8 weights that are used together are better packed as bfloat16: they come from
-  /// a cache, and there to widen codes takes these kernels longer than to read twice the bytes.
-  int64_t few_weights = 0;
+  /// FP8 matrices that are used together and have at most this many weights should be packed as
+  /// bfloat16. They stay in a cache, where these kernels read bfloat16 faster than they widen
+  /// codes.
+  int64_t max_fp8_weights_as_bf16 = 0;
 
   /// Runs all jobs as one task list. With operand_dtype kBF16 the elements of x are rounded to
   /// bfloat16 (nearest even) before they are multiplied; sums are float32 in both cases.
   void (*matmul)(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
 
-  /// columns[r] = the column of the largest output of row r, whose bits are matmul's: the lowest
-  /// one among equals, -1 where the largest is infinite or there is none, as NaN is not larger than
-  /// anything. Outputs are not stored.
+  /// columns[r] = the column of the largest output of row r, the lowest one among equals. Outputs
+  /// have the bits of matmul and are not stored. NaN is never the largest; the result is -1 where
+  /// the largest output is infinite or every output is NaN.
   void (*matmul_arg_max)(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 
   /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)) (Zhang and Sennrich 2019). x and y

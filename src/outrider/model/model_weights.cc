@@ -8,13 +8,13 @@ namespace outrider {
 
 namespace {
 
-/// One of `alike` MLPs of a layer.
+/// One MLP of a layer; num_mlps: of that shape in the layer.
 void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
-                int64_t hidden, int64_t alike = 1) {
-  const int64_t together = alike * 3 * width * hidden;
+                int64_t hidden, int64_t num_mlps = 1) {
+  const int64_t used_together = num_mlps * 3 * width * hidden;
   loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
-                 hidden, together);
-  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, together);
+                 hidden, used_together);
+  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, used_together);
 }
 
 void DeclareAttention(WeightLoader& loader, const ModelConfig& c, MlaWeights* w,

@@ -32,16 +32,17 @@ DType PlainFormat(const WeightForm& form, const OpenTensors& tensors) {
 }
 
 PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors,
-                          const FormatQuestion& question) {
-  const bool fours = question.cols % 4 == 0;
+                          const MatrixUse& use) {
+  const bool fours = use.cols % 4 == 0;
   if (form.quantization == WeightQuantization::kInt8 && fours) return {.dtype = DType::kI8};
   const BlockScales* scales = tensors.front()->block_scales();
   const bool fp8 = std::all_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     const BlockScales* own = tensor->block_scales();
     return own != nullptr && FitProducts(*own) && own->block_cols == scales->block_cols;
   });
-  if (fp8 && question.together > form.few_weights && fours && scales->block_cols % 4 == 0 &&
-      scales->block_rows % kPanelRows == 0 && question.rows_together % kPanelRows == 0) {
+  if (fp8 && use.weights_used_together > form.max_fp8_weights_as_bf16 && fours &&
+      scales->block_cols % 4 == 0 && scales->block_rows % kPanelRows == 0 &&
+      use.part_row_multiple % kPanelRows == 0) {
     const bool powers = std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
       return ArePowersOfTwo(*tensor->block_scales());
     });

@@ -1,4 +1,4 @@
-// In which format a weight is kept in memory: a rule over how the checkpoint stores it.
+// Chooses the format of each weight in memory from the format that the checkpoint stores it in.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +11,40 @@
 
 namespace outrider {
 
-/// What weights are made into at load beyond what their computation needs.
+/// Rounding of weights at load that the user asks for (--quantization).
 enum class WeightQuantization { kNone, kInt8 };
 
 /// How weights are kept in memory.
 ///
-/// FP8 matrices keep their codes and scales if they are more than few_weights, an MLP and those
-/// like it counted as one, and if the blocks allow it (whole panels of rows, columns in fours).
-/// Others are rounded to bfloat16 with compute_dtype kBF16; with kF32 they keep their values, as
-/// bfloat16 where that loses nothing. kInt8 rounds every matrix to 8 bits per row instead, but for
-/// those declared unquantized.
+/// An FP8 matrix keeps its codes and scales if both hold:
+///   - it is used with more than max_fp8_weights_as_bf16 weights, where all experts of a layer
+///   count
+///     as one matrix;
+///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
+/// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
+/// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
+/// one scale per row instead, except those declared unquantized.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
-  int64_t few_weights = 0;  // of the kernels (kernel_table.h)
+  int64_t max_fp8_weights_as_bf16 = 0;  // KernelTable's
 };
 
-/// The tensors that a weight is made of, one at least.
+/// The checkpoint tensors that one weight is made of, at least one.
 using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
 
-/// bfloat16 where it is asked for or loses nothing, else float32.
+/// bfloat16 where the compute dtype is bfloat16 or the values are exact in it, else float32.
 DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);
 
-/// What there is to know of a matrix beside its tensors.
-struct FormatQuestion {
-  int64_t together = 0;       // weights of the matrix and those that it is used with
-  int64_t cols = 0;           // has the factors that the columns of all its parts have
-  int64_t rows_together = 0;  // parts start at multiples of this in the tensors
+/// How a matrix is used, which its tensors do not say.
+struct MatrixUse {
+  int64_t weights_used_together = 0;  // of the matrix and of those that the same rows read with it
+  int64_t cols = 0;                   // a divisor of the columns of all its parts
+  int64_t part_row_multiple = 0;      // every part starts at a multiple of this row of its tensor
 };
 
-PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors,
-                          const FormatQuestion& question);
+/// The format that the rules of WeightForm give. Pure.
+
+PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors, const MatrixUse& use);
 
 }  // namespace outrider

@@ -152,8 +152,8 @@ void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
 }
 
 void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
-                          int64_t together) {
-  DeclareStacked(out, {name}, rows, cols, together, form_);
+                          int64_t weights_used_together) {
+  DeclareStacked(out, {name}, rows, cols, weights_used_together, form_);
 }
 
 void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows,
@@ -162,23 +162,23 @@ void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name,
 }
 
 void WeightLoader::Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                           int64_t cols, int64_t together) {
-  DeclareStacked(out, names, rows, cols, together, form_);
+                           int64_t cols, int64_t weights_used_together) {
+  DeclareStacked(out, names, rows, cols, weights_used_together, form_);
 }
 
 void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
-                                  int64_t rows, int64_t cols, int64_t together, WeightForm form) {
+                                  int64_t rows, int64_t cols, int64_t weights_used_together,
+                                  WeightForm form) {
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
   const auto total_rows = rows * static_cast<int64_t>(names.size());
   // Where one tensor ends and the next begins, a panel must not have rows of both.
-  const FormatQuestion question = {.together = std::max(together, total_rows * cols),
-                                   .cols = cols,
-                                   .rows_together = names.size() > 1 ? rows : kPanelRows};
-  const auto format = [form, question](const Piece& p) {
-    return ChooseFormat(form, p.open, question);
-  };
+  const MatrixUse use = {
+      .weights_used_together = std::max(weights_used_together, total_rows * cols),
+      .cols = cols,
+      .part_row_multiple = names.size() > 1 ? rows : kPanelRows};
+  const auto format = [form, use](const Piece& p) { return ChooseFormat(form, p.open, use); };
   Declare(
       std::move(tensors),
       [format, total_rows, cols](Piece& p) {
@@ -220,12 +220,10 @@ void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::stri
 
 void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
   const int64_t head_rows = out.nope + out.value;
-  const FormatQuestion question = {.together = out.heads * head_rows * out.latent,
-                                   .cols = std::gcd(out.latent, out.nope),
-                                   .rows_together = std::gcd(head_rows, out.nope)};
-  const auto format = [this, question](const Piece& p) {
-    return ChooseFormat(form_, p.open, question);
-  };
+  const MatrixUse use = {.weights_used_together = out.heads * head_rows * out.latent,
+                         .cols = std::gcd(out.latent, out.nope),
+                         .part_row_multiple = std::gcd(head_rows, out.nope)};
+  const auto format = [this, use](const Piece& p) { return ChooseFormat(form_, p.open, use); };
   // Its columns are rows of the tensor, its rows columns: blocks meet at multiples of these.
   const auto transposed_format = [this, head_rows, format](const Piece& p) {
     PackedFormat result = format(p);

@@ -41,15 +41,15 @@ class WeightLoader {
 
   // Declarations: `out` is filled by Load and must stay where it is until then.
 
-  /// A weight [rows, cols] of `y = x W^T`; together: the weights that it is used with, all in all,
-  /// if they are more than its own.
+  /// A weight [rows, cols] of `y = x W^T`. weights_used_together: MatrixUse's, if larger than the
+  /// weight's own size.
   void Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
-              int64_t together = 0);
+              int64_t weights_used_together = 0);
   void UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols);
 
   /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
   void Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
-               int64_t together = 0);
+               int64_t weights_used_together = 0);
 
   /// kv_b_proj [heads * (nope + value), latent], split by head into W_UK [nope, latent], its
   /// transpose and W_UV [value, latent].
@@ -95,7 +95,7 @@ class WeightLoader {
   void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
   void DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                      int64_t cols, int64_t together, WeightForm form);
+                      int64_t cols, int64_t weights_used_together, WeightForm form);
   void OpenAll();
 
   const WeightSource& source_;

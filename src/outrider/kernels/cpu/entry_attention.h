@@ -420,7 +420,7 @@ void Output(const EntryBlock& block, int64_t stride) {
 template <typename Isa, bool kIsBFloat16>
 void AttendAs(const EntryBlock& block) {
   const int64_t stride = ScoreStride(block.rows);
-  if (block.arranges_queries) ArrangeQueries<Isa, kIsBFloat16>(block);
+  if (block.packs_queries) ArrangeQueries<Isa, kIsBFloat16>(block);
   Scores<Isa, kIsBFloat16>(block);
   for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<kIsBFloat16>(block, r, stride);
   if constexpr (Isa::kDots) Isa::PairWeights(block, stride);

@@ -24,7 +24,7 @@ template <const LeafKernels& kLeaves>
 constexpr KernelTable TableOf(std::string_view name) {
   return {
       .name = name,
-      .few_weights = kLeaves.few_weights,
+      .max_fp8_weights_as_bf16 = kLeaves.max_fp8_weights_as_bf16,
       .matmul = Entry<kLeaves, MatMul>::Run,
       .matmul_arg_max = Entry<kLeaves, MatMulArgMax>::Run,
       .rms_norm = Entry<kLeaves, RmsNorm>::Run,

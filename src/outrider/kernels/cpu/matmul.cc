@@ -18,7 +18,7 @@ namespace {
 // Rows that pass over a panel together: their share of x in one block of k fits into L2.
 constexpr int64_t kRowBlock = 192;
 constexpr int64_t kLeastRowBlock = 24;
-// The same of rows in tiles, and the rows of two groups, which take turns in a matrix unit.
+// The same for rows in tiles, and the rows of two groups, which take turns in AMX.
 constexpr int64_t kTileRowBlock = 256;
 constexpr int64_t kTileRowStep = 2 * kTileRows;
 // Their tasks are so much longer, since each reads its share of x anew.
@@ -30,7 +30,7 @@ constexpr double kNanosecondsPerFma = 1.0 / 45;
 
 /// In what form the leaves take the rows of a job.
 struct JobRows {
-  bool unit_order = false;
+  bool bf16_dot_order = false;
   BFloat16* tiles = nullptr;       // in tiles, or
   const float* rounded = nullptr;  // x rounded to bfloat16, or x itself
   int64_t rounded_stride = 0;
@@ -56,7 +56,7 @@ struct RowMaximum {
 
 struct Task {
   const MatMulJob* job;
-  bool unit_order;
+  bool bf16_dot_order;
   const BFloat16* tiles;  // the task's rows in tiles, or null
   const float* const* x;  // pointers of the task's rows
   int64_t first_panel, num_panels;
@@ -87,10 +87,10 @@ void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, boo
   for (const MatMulJob& job : jobs) {
     JobRows& rows = scratch.jobs.emplace_back();
     const PackedFormat& format = job.w->format;
-    if (!rounded || job.w->cols == 0 || leaves.least_rows_of_tiles == nullptr) continue;
-    const int64_t least = leaves.least_rows_of_tiles(format.dtype, format.scale_cols);
-    rows.unit_order = least > 0;
-    if (rows.unit_order && job.y.rows >= least) {
+    if (!rounded || job.w->cols == 0 || leaves.min_rows_for_tiles == nullptr) continue;
+    const int64_t least = leaves.min_rows_for_tiles(format.dtype, format.scale_cols);
+    rows.bf16_dot_order = least > 0;
+    if (rows.bf16_dot_order && job.y.rows >= least) {
       rows.tiles = scratch.rounded.Take<BFloat16>(TiledElements(job.y.rows, job.w->cols));
     }
   }
@@ -200,7 +200,7 @@ double MakeTasks(const LeafKernels& leaves, std::span<const MatMulJob> jobs, int
       for (int64_t p = 0; p < panels; p += step) {
         scratch.tasks.push_back(
             {.job = &job,
-             .unit_order = form.unit_order,
+             .bf16_dot_order = form.bf16_dot_order,
              .tiles = in_tiles ? form.tiles + TiledElements(first_row, job.w->cols) : nullptr,
              .x = x + first_row,
              .first_panel = p,
@@ -244,7 +244,7 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .x = x,
       .x_tiles = task.tiles,
       .rows = task.num_rows,
-      .unit_order = task.unit_order,
+      .bf16_dot_order = task.bf16_dot_order,
       .y = y.data,
       .y_stride = y.stride,
       .columns = columns,
@@ -288,12 +288,12 @@ void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
 void RunTask(const LeafKernels& leaves, const Task& task) {
   thread_local Scratch scratch;
   const Scratch::Frame frame(scratch);
-  // Scales are multiplied with the rows, or, where that gives the same bits, with widened weights;
-  // in the order of a matrix unit with sums.
+  // The scales multiply the rows; or the widened weights, where that gives the same bits; or, with
+  // bf16_dot_order, the sums.
   const PackedFormat format = task.job->w->format;
-  const bool widened_first = task.num_rows > leaves.most_rows_of_codes;
+  const bool widened_first = task.num_rows > leaves.max_rows_widened_in_registers;
   const bool scales_weights = widened_first && format.power_of_two_scales;
-  const bool scales_sums = task.unit_order;
+  const bool scales_sums = task.bf16_dot_order;
   if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
     RunFp8Task(leaves, task, scratch);
   } else {

@@ -140,14 +140,14 @@ class Call {
     for (int64_t split = task.first; split < task.last; ++split) {
       const Scratch::Frame split_frame(thread.scratch);
       const Tile& tile = *task.tile;
-      // A matrix unit's leaf merges on its own where all rows have keys in the split.
+      // The AMX kernel merges by itself if all rows have keys in the split.
       const bool merges =
           in_tiles_ && split > task.first && FirstRow(args_, tile, split) == task.partial.first_row;
       const Partial partial =
           split == task.first || merges ? task.partial : TakePartial(tile, split, thread.scratch);
       EntryBlock block = {.lanes = lanes,
                           .tiles = tiles,
-                          .arranges_queries = partial.rows != arranged_rows,
+                          .packs_queries = partial.rows != arranged_rows,
                           .merges = merges};
       arranged_rows = partial.rows;
       if (split + 1 < task.last) {
@@ -217,7 +217,7 @@ class Call {
     block.sum = partial.sum;
     block.out = partial.out;
     block.out_stride = partial_stride_;
-    block.is_fetched = block.entries[0] == thread.fetched;
+    block.is_prefetched = block.entries[0] == thread.fetched;
     thread.fetched = block.num_next == 0 ? nullptr : block.next_entries[0];
     if (HasOddParts()) PadEntries(block, groups, scratch);
     if (in_row_lanes_) {
@@ -332,7 +332,7 @@ class Call {
   const LeafKernels& leaves_;
   ThreadPool& pool_;
   const PagedArgs& args_;
-  bool in_tiles_;      // of a matrix unit
+  bool in_tiles_;      // on AMX
   bool in_row_lanes_;  // whatever the number of rows, as the order of sums is another one
   int64_t partial_stride_;
 };

@@ -23,7 +23,7 @@ int64_t LeastRowsOfTiles(DType format, int64_t scale_cols) {
 
 void MultiplyPanels(const PanelProduct& product) {
   if (product.x_tiles != nullptr) return MultiplyByTiles(product);
-  if (product.unit_order) return MultiplyByPairs(product);
+  if (product.bf16_dot_order) return MultiplyByPairs(product);
   avx512::MultiplyPanels(product);
 }
 
@@ -34,9 +34,10 @@ void AttendEntries(const EntryBlock& block) {
 
 constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx512::kLeaves;
-  leaves.few_weights = int64_t{512} << 10;  // bench/results/tiny-v3-mtp3_step.md
+  leaves.max_fp8_weights_as_bf16 = int64_t{512}
+                                   << 10;  // measured: smaller matrices are slower as codes
   leaves.multiply_panels = MultiplyPanels;
-  leaves.least_rows_of_tiles = LeastRowsOfTiles;
+  leaves.min_rows_for_tiles = LeastRowsOfTiles;
   leaves.nanoseconds_per_tile_fma = 1.0 / 600;
   leaves.round_to_tiles = avx512::RoundToTiles;
   leaves.attend_entries = AttendEntries;

@@ -45,11 +45,11 @@ class TileAttention {
         weights_(reinterpret_cast<BFloat16*>(scores_ + groups_ * padded_keys_ * kTileRows)),
         values_(weights_ + groups_ * key_tiles_ * kTile),
         outputs_(reinterpret_cast<float*>(values_ + kPackedValues)),
-        fetcher_(block, Least(block.num_keys, block.is_fetched ? block.num_keys : kScoreKeys)) {}
+        fetcher_(block, Least(block.num_keys, block.is_prefetched ? block.num_keys : kScoreKeys)) {}
 
   void Run() {
     shapes_.UseTwoGroups(kTileRows, kTileRows);
-    if (block_.arranges_queries) {
+    if (block_.packs_queries) {
       for (int64_t g = 0; g < groups_; ++g) PackQueries(g);
     }
     PlanFetching();
@@ -156,7 +156,8 @@ class TileAttention {
   void Scores(int64_t group, PairSoftmax& softmax, PairSoftmax* other) {
     // In the first pass over the entries those not fetched yet keep ahead of it.
     lines_ = next_lines_;
-    if (group == 0 && !block_.is_fetched) lines_ += fetcher_.LinesOf(kTileCols) / (4 * steps_) + 1;
+    if (group == 0 && !block_.is_prefetched)
+      lines_ += fetcher_.LinesOf(kTileCols) / (4 * steps_) + 1;
     if (GroupsOf(group) == 2) {
       ScoreAll<2>(group, softmax, other);
     } else {

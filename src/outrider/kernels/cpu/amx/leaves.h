@@ -1,24 +1,21 @@
-// The leaves of processors with AMX, beside those of AVX-512. Call them only where DetectIsa() is
-// kAmx. Meaning: leaf_kernels.h.
+// The leaf kernels for AMX; other entries are AVX-512's. Call them only where DetectIsa() is kAmx.
+// leaf_kernels.h defines what they compute.
 #pragma once
 
 #include "outrider/kernels/cpu/leaf_kernels.h"
 
 namespace outrider::cpu::amx {
 
-/// Rows from which the matrix unit is faster than FMAs.
+/// The number of rows from which on AMX tiles are faster than FMAs.
 inline constexpr int64_t kLeastRowsOfTiles = 3;
 
-/// Products in unit order: the columns come in tiles of 32; of a tile the even columns are one
-/// chain of FMAs from zero and the odd ones another, and (even + odd) is added to the sum of the
-/// tiles before. Subnormal numbers, operands and results, are zero in all of this. With kF8E4M3 the
-/// tiles that share a scale have a sum of their own, which is multiplied by it and added in one
-/// FMA. Both give the same bits: FMAs, for fewer rows than that, and the matrix unit, for rows in
-/// tiles.
+/// Products in the order of sums of TDPBF16PS (MatMulJob defines it). The two give the same bits:
+/// MultiplyByPairs uses FMAs, for fewer than kLeastRowsOfTiles rows; MultiplyByTiles uses AMX, for
+/// rows in tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
 
-/// MultiplyByTiles for up to so many groups of kTileRows rows.
+/// Most groups of kTileRows rows that few_group_tiles.cc multiplies; MultiplyByTiles calls it.
 inline constexpr int kFewGroups = 4;
 void MultiplyFewGroupsByTiles(const PanelProduct& product);
 
@@ -27,7 +24,7 @@ void MultiplyFewGroupsByTiles(const PanelProduct& product);
 /// fill a tile.)
 void AttendEntriesInTiles(const EntryBlock& block);
 
-/// Columns of 8-bit weights that are widened at a time, for kPanelGroup panels.
+/// Columns of kPanelGroup panels of 8-bit weights that are widened at a time.
 inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16);
 
 /// For measuring the machine: products of tiles whose rows and weights, kLimitBytes in all, come

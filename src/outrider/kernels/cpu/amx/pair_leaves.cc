@@ -1,4 +1,4 @@
-// Panel products of one or two rows by FMAs, with the bits of the matrix unit (leaves.h): the sums
+// Panel products of one or two rows by FMAs, with the bits of TDPBF16PS (MatMulJob): the sums
 // of a tile's even and odd columns are separate chains, which also halves the wait of an FMA for
 // the one before. Such products wait for memory, or are too short for rows to be packed first. As
 // with AVX-512 (avx512/matmul_leaves.cc) one tile of R rows x P panels covers all rows, and the

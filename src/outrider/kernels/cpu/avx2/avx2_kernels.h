@@ -8,7 +8,7 @@ namespace outrider::cpu::avx2 {
 
 inline constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
-    .most_rows_of_codes = kMostRowsOfCodes,
+    .max_rows_widened_in_registers = kMostRowsOfCodes,
     .scale_row = ScaleRow,
     .round_to_bfloat16 = RoundToBFloat16Row,
     .attend_keys = AttendKeys,

@@ -11,7 +11,7 @@ namespace outrider::cpu::avx512 {
 inline constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx2::kLeavesByFloat16;
   leaves.multiply_panels = MultiplyPanels;
-  leaves.most_rows_of_codes = kMostRowsOfCodes;
+  leaves.max_rows_widened_in_registers = kMostRowsOfCodes;
   leaves.attend_keys = AttendKeys;
   leaves.attend_entries = AttendEntries;
   leaves.attend_in_row_lanes = AttendInRowLanes;

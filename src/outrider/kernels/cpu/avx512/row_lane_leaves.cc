@@ -283,7 +283,7 @@ void Outputs(const EntryBlock& block, int64_t stride) {
 template <bool kIsBFloat16>
 void Attend(const EntryBlock& block) {
   const int64_t stride = RowScoreStride(block.rows);
-  if (block.arranges_queries) ArrangeRows<kIsBFloat16>(block);
+  if (block.packs_queries) ArrangeRows<kIsBFloat16>(block);
   Scores<kIsBFloat16>(block, stride);
   for (int64_t r = 0; r < block.rows; r += kRowLanes) avx2::Softmax<kIsBFloat16>(block, r, stride);
   Outputs<kIsBFloat16>(block, stride);

@@ -29,7 +29,7 @@ void MultiplyPanels(const PanelProduct& product) {
 constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx512::kLeaves;
   leaves.multiply_panels = MultiplyPanels;
-  leaves.least_rows_of_tiles = LeastRowsOfTiles;
+  leaves.min_rows_for_tiles = LeastRowsOfTiles;
   leaves.nanoseconds_per_tile_fma = 1.0 / 100;
   leaves.attend_entries = AttendEntries;
   leaves.attend_in_row_lanes = nullptr;  // it multiplies float32

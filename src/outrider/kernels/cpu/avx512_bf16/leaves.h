@@ -9,9 +9,7 @@ namespace outrider::cpu::avx512_bf16 {
 /// Columns of 8-bit weights that are widened at a time, for kPanelGroup panels.
 inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16);
 
-/// Products in unit order, of rows in tiles: one chain from zero over the columns, of each pair of
-/// them the odd one first, with subnormal operands and results taken for zero. With kF8E4M3 the
-/// columns that share a scale have such a sum, which is multiplied by it and added in one FMA.
+/// Products of rows in tiles, in the order of sums of VDPBF16PS (MatMulJob defines it).
 void MultiplyByDots(const PanelProduct& product);
 
 void AttendEntries(const EntryBlock& block);
