@@ -1,0 +1,68 @@
+// Microseconds of device work in a CUDA graph, and random data for it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tests/kernels/cuda/device_array.h"
+
+namespace outrider::cuda {
+
+/// Captures launch(0) .. launch(count - 1) as one graph and gives the median of its replays,
+/// divided by count. launch takes (int, cudaStream_t).
+template <typename Launch>
+double MicrosecondsPerLaunch(int count, int replays, cudaStream_t stream, Launch launch) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+  for (int i = 0; i < count; ++i) launch(i, stream);
+  CudaOk(cudaStreamEndCapture(stream, &graph), "end capture");
+  CudaOk(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  CudaOk(cudaEventCreate(&begin), "event");
+  CudaOk(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < replays + 2; ++i) {
+    CudaOk(cudaEventRecord(begin, stream), "record");
+    CudaOk(cudaGraphLaunch(executable, stream), "replay");
+    CudaOk(cudaEventRecord(end, stream), "record");
+    CudaOk(cudaEventSynchronize(end), "replay");
+    float ms = 0;
+    CudaOk(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    if (i >= 2) times.push_back(ms * 1000);
+  }
+  std::sort(times.begin(), times.end());
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  return times[times.size() / 2] / count;
+}
+
+/// Fills with values of a hash of (seed, index): bf16 in [-1, 1), or e4m3 codes without NaN.
+__global__ inline void FillBf16(uint16_t* values, size_t count, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed ^ static_cast<uint32_t>(i >> 32);
+    h = (h ^ h >> 15) * 2246822519u;
+    h = (h ^ h >> 13) * 3266489917u;
+    h ^= h >> 16;
+    const float value = static_cast<float>(static_cast<int32_t>(h)) * 0x1p-31F;
+    values[i] = static_cast<uint16_t>(__float_as_uint(value) >> 16);
+  }
+}
+__global__ inline void FillCodes(uint8_t* values, size_t count, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed ^ static_cast<uint32_t>(i >> 32);
+    h = (h ^ h >> 15) * 2246822519u;
+    h = (h ^ h >> 13) * 3266489917u;
+    const auto code = static_cast<uint8_t>(h >> 24);
+    values[i] = (code & 0x7F) == 0x7F ? static_cast<uint8_t>(code ^ 1) : code;
+  }
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,309 @@
+// Time of the matrix products and of the expert products beside max(bytes / 4.3 TB/s, flops / 790
+// TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products in one
+// graph, median of the replays; weights rotate over more than 512 MB.
+//
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--tile N] [--no-oracle]
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "bench/cublaslt_oracle.h"
+#include "bench/graph_timer.h"
+#include "outrider/kernels/cuda/matmul.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr double kBytesPerUs = 4.3e6;
+constexpr double kFlopsPerUs = 790e6;
+
+struct Options {
+  std::string filter;
+  int rows = 0;
+  int segments = 0;
+  int tile = 0;
+  bool oracle = true;
+};
+
+const char* Name(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF8:
+      return "f8";
+    case WeightFormat::kF8PowerOfTwo:
+      return "f8pow2";
+    default:
+      return "bf16";
+  }
+}
+
+/// Packs random values; `raw` gets the bf16 matrix as it was, if not null.
+void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint16_t* raw) {
+  const size_t count = static_cast<size_t>(weight.n) * weight.k;
+  const size_t half = weight.gate_up ? count / 2 : count;
+  PackedWeight target = weight;
+  target.data = to;
+  WeightSource source;
+  if (weight.format == WeightFormat::kBf16) {
+    const DeviceArray<uint16_t> own(raw == nullptr ? count : 0);
+    uint16_t* const values = raw == nullptr ? own.data() : raw;
+    FillBf16<<<1024, 256>>>(values, count, seed);
+    source.w = values;
+    if (weight.gate_up) source.up = values + half;
+    PackWeight(source, target, nullptr);
+    CudaOk(cudaDeviceSynchronize(), "packing");
+    return;
+  }
+  const DeviceArray<uint8_t> codes(count);
+  FillCodes<<<1024, 256>>>(codes.data(), count, seed);
+  const DeviceArray<float> scales(std::vector<float>(
+      static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128), 0x1p-8F));
+  source.w = codes.data();
+  source.scales = scales.data();
+  if (weight.gate_up) {
+    source.up = codes.data() + half;
+    source.up_scales = scales.data();
+  }
+  PackWeight(source, target, nullptr);
+  CudaOk(cudaDeviceSynchronize(), "packing");
+}
+
+struct Shape {
+  const char* name;
+  int n;
+  int k;
+};
+
+void RunShape(const Shape& shape, WeightFormat format, const Options& options, CublasLt& oracle,
+              cudaStream_t stream) {
+  PackedWeight weight;
+  weight.format = format;
+  weight.n = shape.n;
+  weight.k = shape.k;
+  weight.segments = options.segments;
+  const bool bf16 = format == WeightFormat::kBf16;
+  const size_t bytes = PackedWeightBytes(format, shape.n, shape.k);
+  const int copies = static_cast<int>(std::min<size_t>(24, (size_t{512} << 20) / bytes + 2));
+  const bool compare = bf16 && options.oracle && oracle.ok();
+  const DeviceArray<uint8_t> packed(bytes * copies);
+  const size_t count = static_cast<size_t>(shape.n) * shape.k;
+  const DeviceArray<uint16_t> raw(compare ? count * copies : 0);
+  for (int i = 0; i < copies; ++i) {
+    PackRandom(weight, packed.data() + i * bytes, 77 + i,
+               compare ? raw.data() + i * count : nullptr);
+  }
+  std::vector<int> all = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096};
+  if (shape.n > 100000) all = {1, 8, 32, 64};
+  for (const int rows : all) {
+    if (options.rows != 0 && rows != options.rows) continue;
+    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * shape.k);
+    FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
+    const DeviceArray<uint16_t> y(static_cast<size_t>(rows) * shape.n);
+    CudaOk(cudaDeviceSynchronize(), "fill");
+    MatMulParams params;
+    params.rows = rows;
+    params.x = x.data();
+    params.x_stride = shape.k;
+    params.w = weight;
+    params.y = y.data();
+    params.y_stride = shape.n;
+    params.tile_rows = options.tile;
+    const int launches = rows >= 1024 ? 8 : std::max(16, copies);
+    const double us = MicrosecondsPerLaunch(launches, 9, stream, [&](int i, cudaStream_t on) {
+      params.w.data = packed.data() + i % copies * bytes;
+      MatMul(params, on);
+    });
+    double oracle_us = 0;
+    if (compare && oracle.Prepare(rows, shape.n, shape.k)) {
+      oracle_us = MicrosecondsPerLaunch(launches, 9, stream, [&](int i, cudaStream_t on) {
+        oracle.Run(x.data(), raw.data() + i % copies * count, y.data(), on);
+      });
+    }
+    const double flops = 2.0 * rows * shape.n * shape.k;
+    const double all_bytes =
+        static_cast<double>(bytes) + 2.0 * rows * (static_cast<double>(shape.n) + shape.k);
+    const double limit = std::max(all_bytes / kBytesPerUs, flops / kFlopsPerUs);
+    std::printf("%-9s %-6s %6d x %5d rows %5d %9.2f us  limit %8.2f  %5.2f  %6.1f TFLOP/s",
+                shape.name, Name(format), shape.n, shape.k, rows, us, limit, limit / us,
+                flops / us / 1e6);
+    if (oracle_us > 0) std::printf("  cublasLt %9.2f  %5.2f", oracle_us, oracle_us / us);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
+
+/// GLM-4.7-Flash: 64 experts of which a row has 4, and a shared one.
+void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream) {
+  constexpr int kExperts = 65, kChoices = 5, kHidden = 2048, kWidth = 1536, kLayers = 2;
+  constexpr int kRoutings = 8;
+  PackedWeight gate_up, down;
+  gate_up.format = down.format = format;
+  gate_up.n = 2 * kWidth;
+  gate_up.k = kHidden;
+  gate_up.gate_up = true;
+  down.n = kHidden;
+  down.k = kWidth;
+  const size_t gate_up_bytes = PackedWeightBytes(format, gate_up.n, gate_up.k);
+  const size_t down_bytes = PackedWeightBytes(format, down.n, down.k);
+  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * kExperts * kLayers);
+  const DeviceArray<uint8_t> downs(down_bytes * kExperts * kLayers);
+  for (int i = 0; i < kExperts * kLayers; ++i) {
+    PackRandom(gate_up, gate_ups.data() + i * gate_up_bytes, 3 * i, nullptr);
+    PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
+  }
+  std::mt19937 random(9);
+  for (const int rows : {1, 8, 32, 128, 512, 4096}) {
+    if (options.rows != 0 && rows != options.rows) continue;
+    const int tile = options.tile != 0 ? options.tile : ExpertTileRows(rows, kChoices, kExperts);
+    std::vector<DeviceArray<int32_t>> pairs, counts;
+    std::vector<DeviceArray<ExpertTile>> tiles;
+    std::vector<ExpertRouting> routings(kRoutings);
+    double touched = 0;
+    for (ExpertRouting& routing : routings) {
+      std::vector<std::vector<int32_t>> of_expert(kExperts);
+      std::vector<int> ids(kExperts - 1);
+      for (int i = 0; i + 1 < kExperts; ++i) ids[i] = i;
+      for (int row = 0; row < rows; ++row) {
+        std::shuffle(ids.begin(), ids.end(), random);
+        for (int choice = 0; choice < kChoices; ++choice) {
+          of_expert[choice == kChoices - 1 ? kExperts - 1 : ids[choice]].push_back(row * kChoices +
+                                                                                   choice);
+        }
+      }
+      std::vector<int32_t> places;
+      std::vector<ExpertTile> list;
+      for (int expert = 0; expert < kExperts; ++expert) {
+        const int own = static_cast<int>(of_expert[expert].size());
+        touched += own > 0 ? 1.0 / kRoutings : 0;
+        for (int first = 0; first < own; first += tile) {
+          list.push_back({expert, static_cast<int32_t>(places.size()) + first,
+                          std::min(tile, own - first), 0});
+        }
+        places.insert(places.end(), of_expert[expert].begin(), of_expert[expert].end());
+      }
+      pairs.emplace_back(places);
+      tiles.emplace_back(list);
+      counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
+      routing.pairs = pairs.back().data();
+      routing.tiles = tiles.back().data();
+      routing.num_tiles = counts.back().data();
+    }
+    const size_t all_pairs = static_cast<size_t>(rows) * kChoices;
+    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * kHidden), inner(all_pairs * kWidth);
+    const DeviceArray<float> out(all_pairs * kHidden);
+    const DeviceArray<float> residual(static_cast<size_t>(rows) * kHidden, 0);
+    const DeviceArray<float> weights(std::vector<float>(all_pairs, 0.25F));
+    FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
+    FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
+    CudaOk(cudaDeviceSynchronize(), "fill");
+    const auto up = [&](int i, cudaStream_t on) {
+      ExpertMatMulParams params;
+      params.max_rows = rows;
+      params.choices = kChoices;
+      params.experts = kExperts;
+      params.tile_rows = tile;
+      params.routing = routings[i % kRoutings];
+      params.x = x.data();
+      params.x_stride = kHidden;
+      params.w = gate_up;
+      params.w.data = gate_ups.data() + i % kLayers * gate_up_bytes * kExperts;
+      params.y = inner.data();
+      params.y_stride = kWidth;
+      ExpertMatMul(params, on);
+    };
+    const auto back = [&](int i, cudaStream_t on) {
+      ExpertMatMulParams params;
+      params.max_rows = rows;
+      params.choices = kChoices;
+      params.experts = kExperts;
+      params.tile_rows = tile;
+      params.routing = routings[i % kRoutings];
+      params.x = inner.data();
+      params.x_stride = kWidth;
+      params.w = down;
+      params.w.data = downs.data() + i % kLayers * down_bytes * kExperts;
+      params.y = out.data();
+      params.y_stride = kHidden;
+      params.y_type = OutputType::kF32;
+      ExpertMatMul(params, on);
+    };
+    const auto sum = [&](int, cudaStream_t on) {
+      CombineExperts(out.data(), weights.data(), rows, kChoices, kHidden, residual.data(), kHidden,
+                     on);
+    };
+    const double up_us = MicrosecondsPerLaunch(16, 9, stream, up);
+    const double down_us = MicrosecondsPerLaunch(16, 9, stream, back);
+    const double sum_us = MicrosecondsPerLaunch(16, 9, stream, sum);
+    const double all_us = MicrosecondsPerLaunch(16, 9, stream, [&](int i, cudaStream_t on) {
+      up(i, on);
+      back(i, on);
+      sum(i, on);
+    });
+    const double flops = 6.0 * static_cast<double>(all_pairs) * kHidden * kWidth;
+    const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
+    const double limit = std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+    std::printf(
+        "experts   %-6s rows %5d tile %3d touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
+        "%8.2f "
+        "(%8.2f)  sum %6.2f  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
+        Name(format), rows, tile, touched, up_us, limit * 2 / 3, down_us, limit / 3, sum_us, all_us,
+        limit, limit / all_us, flops / all_us / 1e6);
+    std::fflush(stdout);
+  }
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const char* const value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--no-oracle") {
+      options.oracle = false;
+      continue;
+    }
+    ++i;
+    if (flag == "--filter") {
+      options.filter = value;
+    } else if (flag == "--rows") {
+      options.rows = std::atoi(value);
+    } else if (flag == "--segments") {
+      options.segments = std::atoi(value);
+    } else if (flag == "--tile") {
+      options.tile = std::atoi(value);
+    } else {
+      std::fprintf(stderr, "matmul_bench: unknown flag %s\n", flag.c_str());
+      return 2;
+    }
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "matmul_bench: no GPU here\n");
+    return 2;
+  }
+  CublasLt oracle;
+  cudaStream_t stream;
+  CudaOk(cudaStreamCreate(&stream), "stream");
+  const Shape shapes[] = {
+      {"q_a+kv_a", 1344, 2048}, {"q_b", 5120, 768},       {"v2-o", 2048, 2048},
+      {"o_proj", 2048, 5120},   {"gate_up", 20480, 2048}, {"down", 2048, 10240},
+      {"square", 8192, 8192},   {"head", 154880, 2048},
+  };
+  for (const WeightFormat format :
+       {WeightFormat::kBf16, WeightFormat::kF8, WeightFormat::kF8PowerOfTwo}) {
+    const auto wanted = [&](const char* name) {
+      return (std::string(name) + " " + Name(format) + " ").find(options.filter) !=
+             std::string::npos;
+    };
+    for (const Shape& shape : shapes) {
+      if (wanted(shape.name)) RunShape(shape, format, options, oracle, stream);
+    }
+    if (wanted("experts")) RunExperts(format, options, stream);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace outrider::cuda
+
+int main(int argc, char** argv) { return outrider::cuda::Main(argc, argv); }

@@ -1,0 +1,120 @@
+// Matrix products y = x W^T on Hopper with bf16 activations, float32 sums and weights packed as
+// bf16 or as e4m3 codes with scales; the same with a matrix of its own for every expert.
+//
+// Row invariance: the bits of an output row depend on its x and the weight alone. K is cut into
+// segments at places that the weight's shape fixes (`MatMulSegments`). A segment is one chain over
+// slices of 16 columns; segments are added in order. How many rows a call has, their order, the
+// tiles and how many blocks share the segments change no bit.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "outrider/kernels/cuda/expert_routing.h"
+
+namespace outrider::cuda {
+
+enum class WeightFormat {
+  kBf16,
+  kF8,            // e4m3 codes; a scale per 128 columns and 8 rows (from blocks of 128x128)
+  kF8PowerOfTwo,  // the same where all scales are powers of two in [2^-64, 2^7]
+};
+
+/// How K is cut: segment i covers columns [i * length, min((i + 1) * length, k)).
+struct MatMulSegments {
+  int count = 1;   // 1 .. 8
+  int length = 0;  // a multiple of 128
+};
+
+/// A weight W [n, k] as the kernels read it: [ceil(n / 64)][ceil(k / 128)] units of 64 rows and 128
+/// columns, what is missing being zero. `PackWeight` writes it.
+struct PackedWeight {
+  WeightFormat format = WeightFormat::kBf16;
+  int n = 0;  // rows of W; with gate_up of gate and up together
+  int k = 0;
+  // Rows are those of two matrices, gate and up, by turns 8 of each: n is twice their rows.
+  bool gate_up = false;
+  const void* data = nullptr;  // 16-byte aligned, PackedWeightBytes
+  int segments = 0;            // of K; 0: SegmentsOf's. Another number rounds otherwise.
+};
+
+/// Bytes of a packed weight, a multiple of 16.
+size_t PackedWeightBytes(WeightFormat format, int n, int k);
+
+/// What a weight is packed from, in device memory.
+struct WeightSource {
+  // bf16 or e4m3 codes (no NaN among them) [n, k], or gate [n / 2, k] with up [n / 2, k]
+  const void* w = nullptr;
+  const void* up = nullptr;  // gate_up
+  // e4m3: float32 [ceil(rows / 128), ceil(k / 128)] of each
+  const float* scales = nullptr;
+  const float* up_scales = nullptr;
+};
+
+/// Writes weight.data. Throws Error for a shape that cannot be: gate and up need a multiple of 8
+/// rows each. Products may read a weight before the kernel before them has finished, so the host
+/// must wait for the stream before the first product with it.
+void PackWeight(const WeightSource& source, const PackedWeight& weight, cudaStream_t stream);
+
+/// How products with this weight cut K.
+MatMulSegments SegmentsOf(const PackedWeight& weight);
+
+enum class OutputType { kBf16, kF32 };
+
+/// y[r] = W x[r], rounded to y_type; or y[r] += W x[r] (float32 only); with a gate_up weight
+/// y[r] = silu(gate) * up, n / 2 columns.
+struct MatMulParams {
+  int rows = 0;             // 0 .. 1 << 20
+  const void* x = nullptr;  // bf16 [rows, k]; with x_rows: [x_size, k]; 16-byte aligned
+  int64_t x_stride = 0;     // elements, a multiple of 8
+  // Optional, in device memory: row r reads x[x_rows[r]]; numbers are in [0, x_size).
+  const int32_t* x_rows = nullptr;
+  int x_size = 0;
+  PackedWeight w;
+  void* y = nullptr;     // [rows, columns], 16-byte aligned
+  int64_t y_stride = 0;  // elements, a multiple of 8
+  OutputType y_type = OutputType::kBf16;
+  bool accumulate = false;
+  // The rows per block that a measurement or a test asks for; 0: what is fastest.
+  int tile_rows = 0;
+};
+
+/// Throws Error for a call that cannot be, with what would be right, and for errors of CUDA.
+///
+/// Starts beside the end of the kernel before it (programmatic dependent launch): reads of weights
+/// begin at once, all else waits for it.
+void MatMul(const MatMulParams& params, cudaStream_t stream);
+
+/// Products of the experts that a router chose: y[out] = W_e x[in] for every place of
+/// ExpertRouting::pairs, where
+///   gate and up: in = pairs[place] / choices, out = place; y = silu(gate) * up,
+///   down:        in = place, out = pairs[place].
+/// Expert e's weight stands at w.data + e * PackedWeightBytes; K is not cut.
+struct ExpertMatMulParams {
+  int max_rows = 0;         // of the step; the true number is the router's
+  int choices = 0;          // of a row, with the shared expert
+  int experts = 0;          // with the shared expert
+  const void* x = nullptr;  // bf16: gate and up [max_rows, k], down [max_rows * choices, k]
+  int64_t x_stride = 0;     // elements, a multiple of 8
+  PackedWeight w;           // gate_up: gate and up; else down
+  void* y = nullptr;        // [max_rows * choices, columns]
+  int64_t y_stride = 0;     // elements, a multiple of 8
+  OutputType y_type = OutputType::kBf16;
+  ExpertRouting routing;
+  int tile_rows = 0;  // that the router made its tiles with: ExpertTileRows
+};
+
+/// Rows per tile that suit `max_rows` rows: what the router is asked for. 8, 16, 32, 64 or 128.
+int ExpertTileRows(int max_rows, int choices, int experts);
+
+/// As MatMul. Reads the true number of tiles on the device.
+void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream);
+
+/// y[r] += the sum over choices c in order of weights[r, c] * x[r, c], by FMA from zero; x float32
+/// [rows, choices, n], y float32 [rows, n]; both 16-byte aligned, n and y_stride multiples of 4.
+void CombineExperts(const float* x, const float* weights, int rows, int choices, int n, float* y,
+                    int64_t y_stride, cudaStream_t stream);
+
+}  // namespace outrider::cuda

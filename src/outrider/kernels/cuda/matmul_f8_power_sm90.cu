@@ -1,0 +1,50 @@
+// The bodies of the matrix products with e4m3 weights whose scales are powers of two.
+#include "outrider/kernels/cuda/matmul_sm90.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr WeightFormat kFormat = WeightFormat::kF8PowerOfTwo;
+
+// Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor, all segments.
+using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 6, 3, false>;
+using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 5, 3, false>;
+using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 2, false>;
+using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 4, 2, false>;
+using Tokens128 = MatMulBody<kFormat, 1, 128, 128, 2, 2, false>;
+
+using Wide128 = MatMulBody<kFormat, 2, 128, 128, 4, 1, true>;
+
+/// use(body) of the body of `shape`.
+template <typename Use>
+auto WithBody(const MatMulShape& shape, Use use) {
+  if (shape.warpgroups == 2) return use(Wide128());
+  switch (shape.tokens) {
+    case 8:
+      return use(Tokens8());
+    case 16:
+      return use(Tokens16());
+    case 32:
+      return use(Tokens32());
+    case 64:
+      return use(Tokens64());
+    default:
+      return use(Tokens128());
+  }
+}
+
+}  // namespace
+
+template <>
+cudaError_t LaunchMatMul<kFormat>(const MatMulShape& shape, const MatMulArguments& args, int blocks,
+                                  cudaStream_t stream) {
+  return WithBody(
+      shape, [&](auto body) { return LaunchMatMulBody<decltype(body)>(args, blocks, stream); });
+}
+
+template <>
+int MatMulBlocksPerSm<kFormat>(const MatMulShape& shape) {
+  return WithBody(shape, [](auto body) { return decltype(body)::kBlocksPerSm; });
+}
+
+}  // namespace outrider::cuda

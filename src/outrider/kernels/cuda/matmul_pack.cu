@@ -1,0 +1,99 @@
+// Weights into the order in which the matrix products read them (matmul_layout_sm90.h).
+#include <cuda_bf16.h>
+
+#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+
+namespace outrider::cuda {
+namespace {
+
+struct PackArguments {
+  WeightSource source;
+  int rows;  // of a source
+  int k;
+  int units;  // of a row of units
+  uint8_t* packed;
+};
+
+/// Packed row `row` stands for row `index` of gate or up, or of the one matrix.
+struct SourceRow {
+  bool up;
+  int index;
+};
+
+__device__ __forceinline__ SourceRow FindRow(bool gate_up, int row) {
+  if (!gate_up) return {false, row};
+  return {row % 16 >= 8, row / 16 * 8 + row % 8};
+}
+
+template <typename T>
+__device__ __forceinline__ T Element(const PackArguments& args, int row, int k) {
+  const SourceRow source = FindRow(args.source.up != nullptr, row);
+  if (source.index >= args.rows || k >= args.k) return T{};
+  const void* const matrix = source.up ? args.source.up : args.source.w;
+  return static_cast<const T*>(matrix)[static_cast<int64_t>(source.index) * args.k + k];
+}
+
+/// One block per unit; a thread writes 16 bytes at a time.
+__global__ void PackBf16Units(PackArguments args) {
+  const int unit_row = blockIdx.y;
+  auto* const unit = reinterpret_cast<uint4*>(
+      args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kBf16UnitBytes);
+  for (int i = threadIdx.x; i < kBf16UnitBytes / 16; i += blockDim.x) {
+    const int half = i / (kWeightRows * 8), row = i / 8 % kWeightRows, place = i % 8;
+    const int k = blockIdx.x * kWeightColumns + half * 64 + (place ^ row % 8) * 8;
+    alignas(16) uint16_t values[8];
+    for (int j = 0; j < 8; ++j) {
+      values[j] = Element<uint16_t>(args, unit_row * kWeightRows + row, k + j);
+    }
+    unit[i] = *reinterpret_cast<const uint4*>(values);
+  }
+}
+
+/// 16 bytes of a thread are its A fragments of two slices of 16 columns: per slice two words, for
+/// columns 0..7 and 8..15; of a word bytes 1 and 3 are a pair of columns of the row l / 4 of its
+/// warp's 16, bytes 0 and 2 of the row 8 further down.
+__global__ void PackF8Units(PackArguments args) {
+  const int unit_row = blockIdx.y;
+  uint8_t* const unit =
+      args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kF8UnitBytes;
+  for (int i = threadIdx.x; i < kF8CodeBytes / 16; i += blockDim.x) {
+    const int slices = i / 128 * 2, warp = i % 128 / 32, lane = i % 32;
+    uint8_t values[16];
+    for (int j = 0; j < 16; ++j) {
+      const int row = warp * 16 + (j % 2 == 0 ? 8 : 0) + lane / 4;
+      const int k = (slices + j / 8) * 16 + j / 4 % 2 * 8 + lane % 4 * 2 + j / 2 % 2;
+      values[j] = Element<uint8_t>(args, unit_row * kWeightRows + row,
+                                   static_cast<int>(blockIdx.x) * kWeightColumns + k);
+    }
+    // Units are 16-byte aligned, as their size is a multiple of 16.
+    for (int j = 0; j < 16; ++j) unit[i * 16 + j] = values[j];
+  }
+  if (threadIdx.x < kWeightRows / 8) {
+    const SourceRow source = FindRow(args.source.up != nullptr,
+                                     unit_row * kWeightRows + static_cast<int>(threadIdx.x) * 8);
+    const float* const scales = source.up ? args.source.up_scales : args.source.scales;
+    const float scale =
+        source.index < args.rows ? scales[source.index / 128 * args.units + blockIdx.x] : 1.0F;
+    reinterpret_cast<float*>(unit + kF8CodeBytes)[threadIdx.x] = scale;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchPackWeight(const WeightSource& source, const PackedWeight& weight,
+                             cudaStream_t stream) {
+  PackArguments args = {.source = source,
+                        .rows = weight.gate_up ? weight.n / 2 : weight.n,
+                        .k = weight.k,
+                        .units = (weight.k + kWeightColumns - 1) / kWeightColumns,
+                        .packed = static_cast<uint8_t*>(const_cast<void*>(weight.data))};
+  const dim3 grid(args.units, (weight.n + kWeightRows - 1) / kWeightRows);
+  if (weight.format != WeightFormat::kBf16) {
+    PackF8Units<<<grid, 256, 0, stream>>>(args);
+  } else {
+    PackBf16Units<<<grid, 256, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,167 @@
+// The sums of a warpgroup: 64 rows of a weight, on wgmma's M, by the body's rows of x, on its N.
+// A chain starts from zero and goes over slices of 16 columns in order:
+//   bf16, e4m3 with scales that are powers of two (multiplied into the weight exactly): a segment;
+//   e4m3 else: a unit of 128 columns; chains are then multiplied by their scale and added up by
+//   FMA in order, from zero, to the sum of a segment.
+#pragma once
+
+#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+#include "outrider/kernels/cuda/wgmma_kmajor_sm90.cuh"
+
+namespace outrider::cuda {
+
+/// The ring of stages as a consumer goes through it.
+template <typename Body>
+struct StageCursor {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void Next() {
+    if (++stage == Body::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+/// Two pairs of e4m3 codes as bf16, multiplied: word's bytes 1 and 3 into `high`, 0 and 2 into
+/// `low`. A code's bits as those of a bf16 are its value times 2^-120, also where it is subnormal;
+/// the factors undo that.
+__device__ __forceinline__ void WidenCodes(uint32_t word, uint32_t high_factor, uint32_t low_factor,
+                                           uint32_t& high, uint32_t& low) {
+  const uint32_t low_word = word << 8;
+  const uint32_t a = (word >> 4 & 0x07F007F0) | (word & 0x80008000);
+  const uint32_t b = (low_word >> 4 & 0x07F007F0) | (low_word & 0x80008000);
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(high) : "r"(a), "r"(high_factor));
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(low) : "r"(b), "r"(low_factor));
+}
+
+/// sums = the chain over `steps` stages, bf16 weights in shared memory.
+template <typename Body>
+__device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int group, int steps,
+                                          StageCursor<Body>& cursor,
+                                          float (&sums)[Body::kTokens / 2]) {
+  const uint64_t weights = MakeDescriptor(SharedAddress(shared.weights[0][group]), 16, 1024);
+  const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
+  int previous = 0;
+  PinRegisters(sums);
+  for (int step = 0; step < steps; ++step) {
+    BarrierWait(&shared.full[cursor.stage], cursor.phase);
+    const uint64_t a = weights + cursor.stage * (sizeof(shared.weights[0]) >> 4);
+    const uint64_t b = x + cursor.stage * (Body::kXBytes >> 4);
+    WgmmaFence();
+#pragma unroll
+    for (int slice = 0; slice < Body::kStageColumns / 16; ++slice) {
+      const int half = slice / 4;
+      WgmmaKMajor<Body::kTokens>::Multiply(
+          sums, Advance(a, half * kWeightRows * 128 + slice % 4 * 32),
+          Advance(b, half * Body::kTokens * 128 + slice % 4 * 32), step > 0 || slice > 0 ? 1 : 0);
+    }
+    WgmmaCommit();
+    if (step > 0) {
+      WgmmaWait<1>();
+      BarrierArriveWarp(&shared.empty[previous]);
+    }
+    previous = cursor.stage;
+    cursor.Next();
+  }
+  WgmmaWait<0>();
+  PinRegisters(sums);
+  BarrierArriveWarp(&shared.empty[previous]);
+}
+
+/// sums = the sum over `units` units of e4m3 weights, which are widened in registers. `chain`: room
+/// for a unit's chain; with scales that are powers of two it is not used.
+template <typename Body>
+__device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group, int units,
+                                        StageCursor<Body>& cursor,
+                                        float (&sums)[Body::kTokens / 2]) {
+  constexpr bool kScaled = Body::kFormat == WeightFormat::kF8;
+  constexpr int kCount = Body::kTokens / 2;
+  const int thread = threadIdx.x % 128;
+  const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
+  float chain[kScaled ? kCount : 1];
+  uint32_t fragments[2][4][4];  // of each half of a unit: slices, registers of A
+  int previous = 0;
+  if constexpr (kScaled) {
+    PinRegisters(chain);
+  } else {
+    PinRegisters(sums);
+  }
+  for (int unit = 0; unit < units; ++unit) {
+    BarrierWait(&shared.full[cursor.stage], cursor.phase);
+    const uint8_t* const weights = shared.weights[cursor.stage][group];
+    const float2 scales =
+        *reinterpret_cast<const float2*>(weights + kF8CodeBytes + thread / 32 * sizeof(float2));
+    uint32_t factors[2] = {0x7B807B80, 0x7B807B80};  // 2^120
+    if constexpr (!kScaled) {
+      factors[0] = PackBf16(scales.x * 0x1p120F, scales.x * 0x1p120F);
+      factors[1] = PackBf16(scales.y * 0x1p120F, scales.y * 0x1p120F);
+    }
+    const uint64_t b = x + cursor.stage * (Body::kXBytes >> 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Of the products before, those that read these fragments have finished.
+      if (kScaled ? half > 0 : true) WgmmaWait<1>();
+      if (!kScaled && half == 1 && unit > 0) BarrierArriveWarp(&shared.empty[previous]);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const uint4 codes =
+            *reinterpret_cast<const uint4*>(weights + (half * 2 + pair) * 2048 + thread * 16);
+        uint32_t(&even)[4] = fragments[half][pair * 2];
+        uint32_t(&odd)[4] = fragments[half][pair * 2 + 1];
+        WidenCodes(codes.x, factors[0], factors[1], even[0], even[1]);
+        WidenCodes(codes.y, factors[0], factors[1], even[2], even[3]);
+        WidenCodes(codes.z, factors[0], factors[1], odd[0], odd[1]);
+        WidenCodes(codes.w, factors[0], factors[1], odd[2], odd[3]);
+      }
+      // All of them before the fence: none may be made while products run.
+#pragma unroll
+      for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(fragments[half][i / 4][i % 4])::"memory");
+      WgmmaFence();
+#pragma unroll
+      for (int slice = 0; slice < 4; ++slice) {
+        const uint64_t at = Advance(b, half * Body::kTokens * 128 + slice * 32);
+        if constexpr (kScaled) {
+          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chain, fragments[half][slice], at,
+                                                        half + slice > 0 ? 1 : 0);
+        } else {
+          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(sums, fragments[half][slice], at,
+                                                        unit + half + slice > 0 ? 1 : 0);
+        }
+      }
+      WgmmaCommit();
+    }
+    if constexpr (kScaled) {
+      WgmmaWait<0>();
+      PinRegisters(chain);
+      BarrierArriveWarp(&shared.empty[cursor.stage]);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        sums[i] =
+            __fmaf_rn(i / 2 % 2 == 0 ? scales.x : scales.y, chain[i], unit == 0 ? 0.0F : sums[i]);
+      }
+    }
+    previous = cursor.stage;
+    cursor.Next();
+  }
+  if constexpr (!kScaled) {
+    WgmmaWait<0>();
+    PinRegisters(sums);
+    BarrierArriveWarp(&shared.empty[previous]);
+  }
+}
+
+/// The sum of one segment.
+template <typename Body>
+__device__ __forceinline__ void SumSegment(typename Body::Shared& shared, int group, int units,
+                                           StageCursor<Body>& cursor,
+                                           float (&sums)[Body::kTokens / 2]) {
+  if constexpr (Body::kFormat == WeightFormat::kBf16) {
+    ChainBf16<Body>(shared, group, units * (kWeightColumns / Body::kStageColumns), cursor, sums);
+  } else {
+    ChainF8<Body>(shared, group, units, cursor, sums);
+  }
+}
+
+}  // namespace outrider::cuda

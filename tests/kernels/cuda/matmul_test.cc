@@ -1,0 +1,389 @@
+// Matrix products against the reference table of CPU kernels, and the equality of a row's bits for
+// every number of rows, order, tile and share of the segments. Needs compute capability 9.0.
+#include "outrider/kernels/cuda/matmul.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/matmul_world.h"
+
+namespace outrider::cuda {
+namespace {
+
+struct Case {
+  const char* name;
+  WeightFormat format;
+  int n;  // of one matrix
+  int k;
+  int segments = 0;
+  bool gate_up = false;
+  OutputType output = OutputType::kF32;
+  bool accumulate = false;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+constexpr int kRows = 300;
+constexpr int kPad = 8;  // columns between the rows of x and y
+constexpr int kTiles[] = {0, 8, 16, 32, 64, 128, 256};
+
+class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
+ protected:
+  void Prepare(Spread spread) {
+    const Case& c = GetParam();
+    x_ = DrawBf16(static_cast<size_t>(kRows) * c.k, spread, random_);
+    x_stride_ = (c.k + 7) / 8 * 8 + kPad;
+    std::vector<uint16_t> padded(static_cast<size_t>(kRows) * x_stride_, 0xFFFF);
+    for (int r = 0; r < kRows; ++r) std::copy_n(&x_[r * c.k], c.k, &padded[r * x_stride_]);
+    d_x_ = DeviceArray<uint16_t>(padded);
+    w_.emplace(c.n, c.k, c.format, spread, random_);
+    up_.reset();
+    if (c.gate_up) up_.emplace(c.n, c.k, c.format, spread, random_);
+    d_w_.emplace(*w_, c.gate_up ? &*up_ : nullptr, c.segments);
+    y_stride_ = (c.n + 7) / 8 * 8 + kPad;
+    old_.resize(static_cast<size_t>(kRows) * y_stride_);
+    std::normal_distribution<float> normal;
+    for (float& value : old_) value = normal(random_);
+  }
+
+  size_t Size() const { return GetParam().output == OutputType::kF32 ? 4 : 2; }
+
+  MatMulParams Params(int rows, int tile_rows) const {
+    MatMulParams params;
+    params.rows = rows;
+    params.x = d_x_.data();
+    params.x_stride = x_stride_;
+    params.w = d_w_->weight();
+    params.y_stride = y_stride_;
+    params.y_type = GetParam().output;
+    params.accumulate = GetParam().accumulate;
+    params.tile_rows = tile_rows;
+    return params;
+  }
+
+  /// What y holds before a product of these rows.
+  std::vector<uint8_t> Before(const std::vector<int32_t>& rows) const {
+    std::vector<uint8_t> bytes((rows.size() + 1) * y_stride_ * Size(), 0xFF);
+    if (GetParam().accumulate) {
+      for (size_t i = 0; i < rows.size(); ++i) {
+        std::memcpy(&bytes[i * y_stride_ * 4], &old_[rows[i] * y_stride_], y_stride_ * 4);
+      }
+    }
+    return bytes;
+  }
+
+  /// y's bytes, one row more than asked for. Consecutive rows go without numbers unless asked.
+  std::vector<uint8_t> Run(const std::vector<int32_t>& rows, int tile_rows, bool numbered) {
+    const DeviceArray<uint8_t> y(Before(rows));
+    const DeviceArray<int32_t> numbers(rows);
+    MatMulParams params = Params(static_cast<int>(rows.size()), tile_rows);
+    params.y = y.data();
+    if (numbered) {
+      params.x_rows = numbers.data();
+      params.x_size = kRows;
+    } else {
+      params.x = d_x_.data() + rows[0] * x_stride_;
+    }
+    MatMul(params, nullptr);
+    CudaOk(cudaDeviceSynchronize(), "run");
+    return y.Download();
+  }
+
+  static std::vector<int32_t> Consecutive(int first, int count) {
+    std::vector<int32_t> rows(count);
+    std::iota(rows.begin(), rows.end(), first);
+    return rows;
+  }
+
+  /// Rows of `some` that differ from those of `all` (which has every row), and what must not have
+  /// been written.
+  std::string Compare(const std::vector<uint8_t>& some, const std::vector<int32_t>& rows,
+                      const std::vector<uint8_t>& all) const {
+    const size_t written = GetParam().n * Size();
+    const std::vector<uint8_t> before = Before(rows);
+    const size_t stride = y_stride_ * Size();
+    std::string wrong;
+    int count = 0;
+    for (size_t i = 0; i <= rows.size() && count < 8; ++i) {
+      const bool inside = i < rows.size();
+      if (inside && std::memcmp(&some[i * stride], &all[rows[i] * stride], written) != 0) {
+        size_t at = 0;
+        while (some[i * stride + at] == all[rows[i] * stride + at]) ++at;
+        wrong += " row " + std::to_string(i) + " from column " + std::to_string(at / Size());
+        ++count;
+      }
+      const size_t from = i * stride + (inside ? written : 0);
+      if (std::memcmp(&some[from], &before[from], (i + 1) * stride - from) != 0) {
+        wrong += " written behind row " + std::to_string(i);
+        ++count;
+      }
+    }
+    return wrong;
+  }
+
+  std::mt19937 random_{21};
+  std::vector<uint16_t> x_;
+  int64_t x_stride_ = 0;
+  int64_t y_stride_ = 0;
+  DeviceArray<uint16_t> d_x_;
+  std::optional<PlainWeight> w_, up_;
+  std::optional<DeviceWeight> d_w_;
+  std::vector<float> old_;
+};
+
+TEST_P(MatMulTest, MatchesTheCpuReference) {
+  Prepare(Spread::kNormal);
+  const Case& c = GetParam();
+  constexpr int kChecked = 70;
+  std::vector<float> expected = w_->Multiply(x_, kChecked);
+  if (c.gate_up) {
+    const std::vector<float> up = up_->Multiply(x_, kChecked);
+    std::vector<float> both, product(expected.size());
+    for (int r = 0; r < kChecked; ++r) {
+      both.insert(both.end(), &expected[r * c.n], &expected[r * c.n] + c.n);
+      both.insert(both.end(), &up[r * c.n], &up[r * c.n] + c.n);
+    }
+    ThreadPool pool(1);
+    CpuReference().silu_mul(pool, {both.data(), kChecked, 2 * c.n},
+                            {product.data(), kChecked, c.n});
+    expected = product;
+  }
+  for (const int tile : kTiles) {
+    const std::vector<uint8_t> got = Run(Consecutive(0, kChecked), tile, false);
+    double worst = 0;
+    int worst_row = 0;
+    for (int r = 0; r < kChecked; ++r) {
+      double difference = 0, norm = 0;
+      for (int column = 0; column < c.n; ++column) {
+        const size_t at = (r * y_stride_ + column) * Size();
+        double value;
+        if (c.output == OutputType::kF32) {
+          float bits;
+          std::memcpy(&bits, &got[at], sizeof(bits));
+          value = bits;
+        } else {
+          uint16_t bits;
+          std::memcpy(&bits, &got[at], sizeof(bits));
+          value = Bf16ToFloat(bits);
+        }
+        double wanted = expected[r * c.n + column];
+        if (c.accumulate) wanted += old_[r * y_stride_ + column];
+        difference += (value - wanted) * (value - wanted);
+        norm += wanted * wanted;
+      }
+      const double error = std::sqrt(difference / norm);
+      if (!(error <= worst)) {
+        worst = error;
+        worst_row = r;
+      }
+    }
+    EXPECT_LT(worst, c.output == OutputType::kF32 ? 5e-6 : 4e-3)
+        << "tiles of " << tile << ", row " << worst_row;
+  }
+}
+
+void CheckBits(const std::string& wrong, int rows, int first, int tile, const char* order) {
+  EXPECT_EQ(wrong, "") << rows << " rows from " << first << ", tiles of " << tile << ", " << order;
+}
+
+TEST_P(MatMulTest, ARowsBitsDependOnItAlone) {
+  for (const Spread spread : {Spread::kNormal, Spread::kWideExponents}) {
+    Prepare(spread);
+    const std::vector<uint8_t> all = Run(Consecutive(0, kRows), 256, false);
+    std::vector<int32_t> shuffled = Consecutive(0, kRows);
+    std::shuffle(shuffled.begin(), shuffled.end(), random_);
+    for (const int tile : kTiles) {
+      for (const int rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 127, 129, 200, 257, kRows}) {
+        const int first = (rows * 37 + tile) % (kRows - rows + 1);
+        const std::vector<int32_t> some = Consecutive(first, rows);
+        CheckBits(Compare(Run(some, tile, false), some, all), rows, first, tile, "in order");
+        const std::vector<int32_t> others(shuffled.begin() + first,
+                                          shuffled.begin() + first + rows);
+        CheckBits(Compare(Run(others, tile, true), others, all), rows, first, tile, "shuffled");
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, ReplaysOfAGraphGiveTheSameBits) {
+  Prepare(Spread::kWideExponents);
+  constexpr int kProducts = 3;  // they start beside each other's ends
+  const std::vector<int32_t> rows = Consecutive(3, 37);
+  const std::vector<uint8_t> expected = Run(rows, 0, false);
+  const std::vector<uint8_t> before = Before(rows);
+  std::vector<DeviceArray<uint8_t>> outputs;
+  cudaStream_t stream;
+  CudaOk(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  for (int i = 0; i < kProducts; ++i) outputs.emplace_back(before);
+  CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+  for (int i = 0; i < kProducts; ++i) {
+    MatMulParams params = Params(static_cast<int>(rows.size()), 0);
+    params.x = d_x_.data() + rows[0] * x_stride_;
+    params.y = outputs[i].data();
+    MatMul(params, stream);
+  }
+  CudaOk(cudaStreamEndCapture(stream, &graph), "end capture");
+  CudaOk(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  for (int replay = 0; replay < 20; ++replay) {
+    for (const DeviceArray<uint8_t>& output : outputs) {
+      CudaOk(cudaMemcpyAsync(output.data(), before.data(), before.size(), cudaMemcpyHostToDevice,
+                             stream),
+             "poison");
+    }
+    CudaOk(cudaGraphLaunch(executable, stream), "replay");
+    CudaOk(cudaStreamSynchronize(stream), "replay");
+    for (const DeviceArray<uint8_t>& output : outputs) {
+      ASSERT_EQ(output.Download(), expected) << "replay " << replay;
+    }
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
+
+constexpr auto kBf16 = WeightFormat::kBf16;
+constexpr auto kF8 = WeightFormat::kF8;
+constexpr auto kF8Power = WeightFormat::kF8PowerOfTwo;
+
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, MatMulTest,
+    ::testing::Values(
+        Case{.name = "Small", .format = kBf16, .n = 64, .k = 64, .segments = 1},
+        Case{.name = "Bf16", .format = kBf16, .n = 256, .k = 1024, .segments = 1},
+        Case{.name = "Bf16Segments", .format = kBf16, .n = 192, .k = 2048},
+        Case{.name = "Bf16ThreeSegments",
+             .format = kBf16,
+             .n = 320,
+             .k = 896,
+             .segments = 3,
+             .output = OutputType::kBf16},
+        Case{.name = "Bf16Ragged", .format = kBf16, .n = 203, .k = 331, .segments = 2},
+        Case{.name = "Bf16RaggedOut",
+             .format = kBf16,
+             .n = 75,
+             .k = 72,
+             .segments = 1,
+             .output = OutputType::kBf16},
+        Case{.name = "Bf16Residual", .format = kBf16, .n = 256, .k = 1536, .accumulate = true},
+        Case{.name = "Bf16ResidualRagged",
+             .format = kBf16,
+             .n = 130,
+             .k = 200,
+             .segments = 1,
+             .accumulate = true},
+        Case{.name = "Bf16GateUp",
+             .format = kBf16,
+             .n = 352,
+             .k = 512,
+             .segments = 1,
+             .gate_up = true,
+             .output = OutputType::kBf16},
+        Case{.name = "Bf16GateUpSegments",
+             .format = kBf16,
+             .n = 104,
+             .k = 640,
+             .segments = 4,
+             .gate_up = true},
+        Case{.name = "F8", .format = kF8, .n = 256, .k = 1024, .segments = 1},
+        Case{.name = "F8Segments", .format = kF8, .n = 192, .k = 2048},
+        Case{.name = "F8Ragged",
+             .format = kF8,
+             .n = 203,
+             .k = 332,
+             .segments = 2,
+             .accumulate = true},
+        Case{.name = "F8GateUp",
+             .format = kF8,
+             .n = 352,
+             .k = 512,
+             .segments = 1,
+             .gate_up = true,
+             .output = OutputType::kBf16},
+        Case{.name = "F8GateUpSegments",
+             .format = kF8,
+             .n = 104,
+             .k = 640,
+             .segments = 3,
+             .gate_up = true},
+        Case{.name = "F8Power", .format = kF8Power, .n = 256, .k = 1024, .segments = 1},
+        Case{
+            .name = "F8PowerSegments", .format = kF8Power, .n = 200, .k = 2048, .accumulate = true},
+        Case{.name = "F8PowerGateUp",
+             .format = kF8Power,
+             .n = 352,
+             .k = 512,
+             .segments = 2,
+             .gate_up = true,
+             .output = OutputType::kBf16}),
+    CaseName);
+
+using ::testing::HasSubstr;
+
+template <typename Call>
+void ExpectError(Call call, const char* text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: " << text;
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(text));
+  }
+}
+
+TEST(MatMulArguments, AreChecked) {
+  alignas(16) uint8_t memory[16];
+  MatMulParams good;
+  good.rows = 1;
+  good.x = memory;
+  good.x_stride = 64;
+  good.w = {.format = kBf16, .n = 64, .k = 64, .data = memory};
+  good.y = memory;
+  good.y_stride = 64;
+  const auto refused = [&](auto change, const char* text) {
+    MatMulParams params = good;
+    change(params);
+    ExpectError([&] { MatMul(params, nullptr); }, text);
+  };
+  refused([](MatMulParams& p) { p.rows = -1; }, "-1 rows: 0 to 1048576");
+  refused([](MatMulParams& p) { p.x_stride = 60; }, "a multiple of 8 that is at least 64");
+  refused([](MatMulParams& p) { p.x_stride = 56; }, "a multiple of 8 that is at least 64");
+  refused([&](MatMulParams& p) { p.y = memory + 8; }, "y at");
+  refused([](MatMulParams& p) { p.x = nullptr; }, "x at");
+  refused([](MatMulParams& p) { p.accumulate = true; }, "only a float32 y");
+  refused([](MatMulParams& p) { p.tile_rows = 24; }, "8, 16, 32, 64, 128, 256 or 0");
+  refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");
+  refused([](MatMulParams& p) { p.w.segments = 9; }, "9 segments of K: 1 to 8");
+  refused(
+      [](MatMulParams& p) {
+        p.w.gate_up = true;
+        p.w.n = 72;
+      },
+      "each needs a multiple of 8 rows");
+  refused([&](MatMulParams& p) { p.x_rows = reinterpret_cast<const int32_t*>(memory); },
+          "x_size must be positive");
+  ExpectError([&] { PackWeight({}, good.w, nullptr); }, "a pointer to each matrix");
+  ExpectError([&] { CombineExperts(nullptr, nullptr, 1, 2, 6, nullptr, 8, nullptr); },
+              "columns a multiple of 4");
+  ExpertMatMulParams experts;
+  experts.max_rows = 1;
+  experts.choices = 3;
+  experts.experts = 2;
+  experts.w = good.w;
+  ExpectError([&] { ExpertMatMul(experts, nullptr); }, "choices 1 to the number of experts");
+}
+
+}  // namespace
+}  // namespace outrider::cuda
