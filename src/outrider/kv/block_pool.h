@@ -28,6 +28,9 @@ class BlockPool {
   /// holds the same contents.
   void Publish(int32_t block, const BlockKey& key);
 
+  /// Whether a block is published under `key`.
+  bool Holds(const BlockKey& key) const { return index_.Find(key).has_value(); }
+
   /// The block published under `key`, with one more reference.
   std::optional<int32_t> Share(const BlockKey& key);
 

@@ -1,0 +1,145 @@
+#include "outrider/kv/cache_coordinator.h"
+
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+CacheCoordinator::CacheCoordinator(CacheConfig config)
+    : config_(std::move(config)), pool_(config_.num_pages) {
+  config_.Check();
+}
+
+CacheTables CacheCoordinator::MakeTables(int32_t max_tokens) const {
+  CacheTables tables;
+  tables.groups_.resize(config_.groups.size());
+  for (size_t g = 0; g < config_.groups.size(); ++g) {
+    const int32_t blocks = config_.groups[g].BlocksBefore(max_tokens);
+    tables.groups_[g].pages.reserve(static_cast<size_t>(blocks));
+  }
+  return tables;
+}
+
+BlockKey CacheCoordinator::KeyOf(int32_t group, std::span<const BlockKey> keys,
+                                 int32_t block) const {
+  const int32_t end = (block + 1) * config_.groups[static_cast<size_t>(group)].tokens_per_block;
+  BlockKey key = keys[static_cast<size_t>(end / config_.TokensPerKey() - 1)];
+  // Blocks of two groups may end at the same token.
+  key.back() = static_cast<uint8_t>(key.back() ^ group);
+  return key;
+}
+
+int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> keys,
+                                      int32_t tokens) const {
+  const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(group)];
+  const auto found = [&](int32_t block) { return pool_.Holds(KeyOf(group, keys, block)); };
+  const int32_t resume = config_.TokensPerResume();
+  if (spec.kind == CacheGroupKind::kFullHistory) {
+    int32_t blocks = 0;
+    while ((blocks + 1) * spec.tokens_per_block <= tokens && found(blocks)) ++blocks;
+    return blocks * spec.tokens_per_block / resume * resume;
+  }
+  // From the end back: a block that is missing is passed by ending before it.
+  while (tokens > 0) {
+    const int32_t first = spec.BlocksUnreadFrom(FirstRow(tokens));
+    int32_t block = tokens / spec.tokens_per_block - 1;
+    while (block >= first && found(block)) --block;
+    if (block < first) break;
+    tokens = block * spec.tokens_per_block / resume * resume;
+  }
+  return tokens;
+}
+
+int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const BlockKey> keys,
+                                      int32_t max_tokens) {
+  const int32_t resume = config_.TokensPerResume();
+  const auto known = static_cast<int32_t>(keys.size()) * config_.TokensPerKey();
+  int32_t tokens = std::min(max_tokens, known) / resume * resume;
+  // Each group may shorten what the others found: until nothing changes.
+  for (bool changed = true; changed && tokens > 0;) {
+    changed = false;
+    for (int32_t g = 0; g < tables.num_groups(); ++g) {
+      const int32_t shorter = ResumableIn(g, keys, tokens);
+      changed = changed || shorter < tokens;
+      tokens = shorter;
+    }
+  }
+  for (int32_t g = 0; g < tables.num_groups() && tokens > 0; ++g) {
+    const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(g)];
+    CacheTables::Group& group = tables.groups_[static_cast<size_t>(g)];
+    OUTRIDER_CHECK(group.pages.empty());
+    group.num_left = spec.BlocksUnreadFrom(FirstRow(tokens));
+    group.pages.assign(static_cast<size_t>(group.num_left), CacheTables::kNoPage);
+    for (int32_t b = group.num_left; b < tokens / spec.tokens_per_block; ++b) {
+      group.pages.push_back(pool_.Share(KeyOf(g, keys, b)).value());
+    }
+  }
+  tables.num_published_ = tokens / config_.TokensPerKey();
+  return tokens;
+}
+
+bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, int32_t full_end) {
+  OUTRIDER_CHECK(first <= end && end <= full_end);
+  const auto blocks_of = [&](size_t g) {
+    const CacheGroupSpec& spec = config_.groups[g];
+    return spec.BlocksBefore(spec.kind == CacheGroupKind::kFullHistory ? full_end : end);
+  };
+  int64_t missing = 0;
+  for (size_t g = 0; g < tables.groups_.size(); ++g) {
+    missing += std::max(0, blocks_of(g) - static_cast<int32_t>(tables.groups_[g].pages.size()));
+  }
+  if (missing > pool_.num_free()) return false;
+  for (size_t g = 0; g < tables.groups_.size(); ++g) {
+    std::vector<int32_t>& pages = tables.groups_[g].pages;
+    while (static_cast<int32_t>(pages.size()) < blocks_of(g)) {
+      pages.push_back(pool_.Allocate().value());
+    }
+  }
+  return true;
+}
+
+void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> keys,
+                               int32_t final_tokens) {
+  const int32_t step = config_.TokensPerKey();
+  const int32_t end = std::min(final_tokens / step, static_cast<int32_t>(keys.size()));
+  for (int32_t& i = tables.num_published_; i < end; ++i) {
+    const int32_t tokens = (i + 1) * step;
+    for (int32_t g = 0; g < tables.num_groups(); ++g) {
+      const int32_t per_block = config_.groups[static_cast<size_t>(g)].tokens_per_block;
+      if (tokens % per_block != 0) continue;
+      const int32_t block = tokens / per_block - 1;
+      const int32_t page = tables.groups_[static_cast<size_t>(g)].pages[static_cast<size_t>(block)];
+      if (page != CacheTables::kNoPage) pool_.Publish(page, KeyOf(g, keys, block));
+    }
+  }
+}
+
+void CacheCoordinator::Advance(CacheTables& tables, int32_t computed) {
+  for (size_t g = 0; g < tables.groups_.size(); ++g) {
+    CacheTables::Group& group = tables.groups_[g];
+    const int32_t left = std::min(config_.groups[g].BlocksUnreadFrom(FirstRow(computed)),
+                                  static_cast<int32_t>(group.pages.size()));
+    for (; group.num_left < left; ++group.num_left) {
+      int32_t& page = group.pages[static_cast<size_t>(group.num_left)];
+      pool_.Release(page);
+      page = CacheTables::kNoPage;
+    }
+  }
+}
+
+void CacheCoordinator::Clear(CacheTables& tables) {
+  for (CacheTables::Group& group : tables.groups_) {
+    // The tail goes back first: it is handed out last while warm, and forgotten first when
+    // published.
+    while (static_cast<int32_t>(group.pages.size()) > group.num_left) {
+      pool_.Release(group.pages.back());
+      group.pages.pop_back();
+    }
+    group.pages.clear();
+    group.num_left = 0;
+  }
+  tables.num_published_ = 0;
+}
+
+}  // namespace outrider

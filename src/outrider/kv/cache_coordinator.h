@@ -1,0 +1,81 @@
+// The pages of all cache groups: what a request holds in each, what a prefix hit, an admission and
+// an advance cost. Numbers only; knows nothing of tokens or tensors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/kv/block_key.h"
+#include "outrider/kv/block_pool.h"
+#include "outrider/kv/cache_group.h"
+
+namespace outrider {
+
+/// The pages of one request, by group. Made and changed by a CacheCoordinator, which owns the
+/// references.
+class CacheTables {
+ public:
+  /// Stands in a table where a block has left the window.
+  static constexpr int32_t kNoPage = -1;
+
+  int32_t num_groups() const { return static_cast<int32_t>(groups_.size()); }
+
+  /// The page of each block of a group, in order of position; leading ones may be kNoPage.
+  std::span<const int32_t> blocks(int32_t group) const {
+    return groups_[static_cast<size_t>(group)].pages;
+  }
+
+ private:
+  friend class CacheCoordinator;
+
+  struct Group {
+    std::vector<int32_t> pages;
+    int32_t num_left = 0;  // leading blocks that have left the window
+  };
+
+  std::vector<Group> groups_;
+  int32_t num_published_ = 0;  // leading keys whose turn to be published has come
+};
+
+class CacheCoordinator {
+ public:
+  explicit CacheCoordinator(CacheConfig config);
+
+  const CacheConfig& config() const { return config_; }
+  const BlockPool& pool() const { return pool_; }
+
+  /// Tables that hold nothing. Growing up to `max_tokens` then allocates no memory.
+  CacheTables MakeTables(int32_t max_tokens) const;
+
+  /// Shares the longest prefix of up to `max_tokens` tokens that every group can resume: full
+  /// history needs all blocks, a sliding window those that rows from its end on read. keys: of the
+  /// request's tokens, one per TokensPerKey(). `tables` must hold nothing. Returns its tokens, a
+  /// multiple of TokensPerResume().
+  int32_t SharePrefix(CacheTables& tables, std::span<const BlockKey> keys, int32_t max_tokens);
+
+  /// Takes pages so that rows [first, end) can be written and read what they need; full-history
+  /// groups take those of tokens [0, full_end). False, and nothing is changed, when the pool has
+  /// too few free pages. first <= end <= full_end.
+  bool Reserve(CacheTables& tables, int32_t first, int32_t end, int32_t full_end);
+
+  /// Publishes the blocks that are complete in tokens [0, final_tokens), under their keys.
+  void Publish(CacheTables& tables, std::span<const BlockKey> keys, int32_t final_tokens);
+
+  /// Gives back what no row at `computed` or later reads, nor one of rerun_tokens before it.
+  void Advance(CacheTables& tables, int32_t computed);
+
+  /// Gives everything back.
+  void Clear(CacheTables& tables);
+
+ private:
+  BlockKey KeyOf(int32_t group, std::span<const BlockKey> keys, int32_t block) const;
+  /// The longest resumable prefix of up to `tokens` tokens in the eyes of one group.
+  int32_t ResumableIn(int32_t group, std::span<const BlockKey> keys, int32_t tokens) const;
+  int32_t FirstRow(int32_t first) const { return std::max(0, first - config_.rerun_tokens); }
+
+  CacheConfig config_;
+  BlockPool pool_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,51 @@
+#include "outrider/kv/cache_group.h"
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+int64_t CacheConfig::PageBytes() const {
+  int64_t bytes = 0;
+  for (const CacheGroupSpec& group : groups) bytes = std::max(bytes, group.bytes_per_block());
+  return bytes;
+}
+
+int32_t CacheConfig::TokensPerKey() const {
+  int32_t tokens = groups.front().tokens_per_block;
+  for (const CacheGroupSpec& group : groups) tokens = std::min(tokens, group.tokens_per_block);
+  return tokens;
+}
+
+int32_t CacheConfig::TokensPerResume() const {
+  int32_t tokens = 1;
+  for (const CacheGroupSpec& group : groups) tokens = std::max(tokens, group.tokens_per_block);
+  return tokens;
+}
+
+int64_t CacheConfig::MostPages(int32_t tokens, int32_t step_tokens) const {
+  int64_t pages = 0;
+  for (const CacheGroupSpec& group : groups) {
+    int64_t blocks = group.BlocksBefore(tokens);
+    if (group.kind == CacheGroupKind::kSlidingWindow) {
+      // The rows of a step, and the windows of the first of them; either end may cut a block.
+      const int64_t span = int64_t{step_tokens} + rerun_tokens + group.window - 1;
+      blocks = std::min(blocks, (span + group.tokens_per_block - 1) / group.tokens_per_block + 1);
+    }
+    pages += blocks;
+  }
+  return pages;
+}
+
+void CacheConfig::Check() const {
+  OUTRIDER_CHECK(!groups.empty() && num_pages > 0 && rerun_tokens >= 0);
+  const int32_t key = TokensPerKey();
+  const int32_t resume = TokensPerResume();
+  for (const CacheGroupSpec& group : groups) {
+    OUTRIDER_CHECK(group.ratio > 0 && group.tokens_per_block > 0 && group.layers > 0);
+    OUTRIDER_CHECK(group.tokens_per_block % group.ratio == 0);
+    OUTRIDER_CHECK(group.tokens_per_block % key == 0 && resume % group.tokens_per_block == 0);
+    OUTRIDER_CHECK((group.kind == CacheGroupKind::kSlidingWindow) == (group.window > 0));
+  }
+}
+
+}  // namespace outrider

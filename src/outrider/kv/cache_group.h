@@ -1,0 +1,81 @@
+// What kinds of entries a network keeps in the KV cache, as numbers: which tokens an entry covers,
+// which entries later rows still read, and when an entry is final. Layers that answer alike form a
+// group.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace outrider {
+
+enum class CacheGroupKind : uint8_t {
+  kFullHistory,    // a row reads the entries of all tokens up to its own
+  kSlidingWindow,  // a row reads the entries of the last `window` tokens, its own included
+};
+
+/// One group of layers. Entry e covers tokens [e * ratio, (e + 1) * ratio) of a request and is
+/// written when the last of them is computed.
+///
+/// The kinds that networks need map to it like this:
+///   attention over everything          kFullHistory, ratio 1
+///   sliding-window attention           kSlidingWindow, ratio 1
+///   compressed history (DeepSeek-V4)   kFullHistory, ratio r
+///   running state of a compressor      kSlidingWindow, ratio 1, window r * (1 + overlap): one row
+///                                      per position, so a rejected draft leaves nothing to undo
+struct CacheGroupSpec {
+  std::string name;  // for `outrider explain`
+  CacheGroupKind kind = CacheGroupKind::kFullHistory;
+  int32_t ratio = 1;             // tokens per entry
+  int32_t tokens_per_block = 1;  // a multiple of ratio
+  int32_t window = 0;            // kSlidingWindow: tokens, at least 1
+  int64_t bytes_per_entry = 0;   // of one layer
+  int32_t layers = 1;
+
+  int32_t entries_per_block() const { return tokens_per_block / ratio; }
+  int64_t bytes_per_block() const { return entries_per_block() * bytes_per_entry * layers; }
+
+  /// The first token whose entry a row at `position`, or a later one, reads.
+  int32_t FirstTokenRead(int32_t position) const {
+    return kind == CacheGroupKind::kSlidingWindow ? std::max(0, position - window + 1) : 0;
+  }
+  /// Blocks that cover tokens [0, end).
+  int32_t BlocksBefore(int32_t end) const {
+    return (end + tokens_per_block - 1) / tokens_per_block;
+  }
+  /// Leading blocks that no row at `position` or later reads.
+  int32_t BlocksUnreadFrom(int32_t position) const {
+    return FirstTokenRead(position) / tokens_per_block;
+  }
+  /// Entries that are complete when tokens [0, end) are computed.
+  int32_t EntriesIn(int32_t end) const { return end / ratio; }
+};
+
+/// The groups of a network over one pool of pages. A block of any group takes one page.
+struct CacheConfig {
+  std::vector<CacheGroupSpec> groups;  // at least one
+  int32_t num_pages = 0;
+  /// Positions before the first new row that may run again, in a drafter's layers (the rows of a
+  /// chain of k modules: k - 1). They still read their windows.
+  int32_t rerun_tokens = 0;
+
+  /// Bytes of a page: those of the largest block.
+  int64_t PageBytes() const;
+
+  /// Tokens between the keys of a request's prefix: the smallest tokens_per_block, which divides
+  /// all others.
+  int32_t TokensPerKey() const;
+
+  /// Tokens between the places where a request can resume: the largest tokens_per_block.
+  int32_t TokensPerResume() const;
+
+  /// Most pages that a request of `tokens` tokens holds while it runs, with steps of up to
+  /// `step_tokens` rows.
+  int64_t MostPages(int32_t tokens, int32_t step_tokens) const;
+
+  /// Checks what the members say of each other (OUTRIDER_CHECK).
+  void Check() const;
+};
+
+}  // namespace outrider
