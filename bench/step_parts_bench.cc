@@ -139,8 +139,7 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
   parts.model = std::make_unique<MlaModel>(
       plan.config(), std::move(weights), kernels, *parts.pool, plan.dtype(),
       AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form()));
-  parts.scheduler = {.num_blocks = 64,
-                     .block_size = 64,
+  parts.scheduler = {.cache = FullHistoryCache(64, 64),
                      .max_num_seqs = 1,
                      .max_num_batched_tokens = 2048,
                      .max_model_len = 4096};
@@ -150,6 +149,7 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
     parts.drafter =
         std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, k, 1, DraftForm::kCompacted);
     parts.draft_schedule = DraftSchedule(k, {});
+    parts.scheduler.max_drafts = k;
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }
   parts.prefix_caching = false;

@@ -83,11 +83,11 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;
-  parts.scheduler = {.num_blocks = options.num_blocks,
-                     .block_size = options.block_size,
+  parts.scheduler = {.cache = FullHistoryCache(options.num_blocks, options.block_size),
                      .max_num_seqs = options.max_num_seqs,
                      .max_num_batched_tokens = options.max_num_batched_tokens,
                      .max_model_len = options.max_model_len,
+                     .max_drafts = parts.drafter ? parts.drafter->max_drafts() : 0,
                      .lookahead_tokens = parts.drafter ? parts.drafter->lookahead() : 0,
                      .tokens_ahead = parts.drafter ? parts.drafter->tokens_ahead() : 0,
                      .exact_prefix = options.exact_prefix};

@@ -80,36 +80,5 @@ TEST(BlockPoolTest, ASecondBlockWithTheSameContentsStaysUnpublished) {
   EXPECT_EQ(pool.Share(Key(3)), first);
 }
 
-TEST(BlockTableTest, SharesTheLongestRunOfKnownBlocks) {
-  BlockPool pool(4);
-  BlockTable writer;
-  ASSERT_TRUE(writer.Reserve(pool, 3 * 16, 16));
-  for (const uint8_t b : {0, 2}) pool.Publish(writer.blocks()[b], Key(b));
-  BlockTable reader;
-  const std::vector<BlockKey> keys = {Key(0), Key(1), Key(2)};
-  EXPECT_EQ(reader.ShareBlocks(pool, keys), 1);
-  EXPECT_EQ(reader.blocks()[0], writer.blocks()[0]);
-  EXPECT_TRUE(reader.Reserve(pool, 2 * 16, 16));
-  EXPECT_FALSE(reader.Reserve(pool, 3 * 16, 16));
-  writer.Clear(pool);
-  reader.Clear(pool);
-  EXPECT_EQ(pool.num_free(), 4);
-}
-
-TEST(BlockTableTest, ReservesAllOrNothing) {
-  BlockPool pool(4);
-  BlockTable table;
-  EXPECT_TRUE(table.Reserve(pool, 17, 16));
-  EXPECT_EQ(table.blocks().size(), 2U);
-  EXPECT_TRUE(table.Reserve(pool, 5, 16));  // never shrinks
-  EXPECT_EQ(table.blocks().size(), 2U);
-  EXPECT_FALSE(table.Reserve(pool, 16 * 5, 16));
-  EXPECT_EQ(table.blocks().size(), 2U);
-  EXPECT_EQ(pool.num_free(), 2);
-  EXPECT_TRUE(table.Reserve(pool, 16 * 4, 16));
-  table.Clear(pool);
-  EXPECT_EQ(pool.num_free(), 4);
-}
-
 }  // namespace
 }  // namespace outrider

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "outrider/schedule/scheduler.h"
+#include "tests/schedule/random_groups.h"
 
 namespace outrider {
 namespace {
@@ -14,8 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 
 SchedulerConfig Config(int32_t tokens_ahead) {
-  return {.num_blocks = 16,
-          .block_size = 4,
+  return {.cache = FullHistoryCache(16, 4),
           .max_num_seqs = 4,
           .max_num_batched_tokens = 128,
           .max_model_len = 60,
@@ -27,7 +27,9 @@ SchedulerConfig Config(int32_t tokens_ahead) {
 class World {
  public:
   explicit World(const SchedulerConfig& config)
-      : config_(config), scheduler_(config), hasher_(config.block_size, config.tokens_ahead) {}
+      : config_(config),
+        scheduler_(config),
+        hasher_(config.cache.TokensPerKey(), config.tokens_ahead) {}
 
   Scheduler& scheduler() { return scheduler_; }
 
@@ -137,7 +139,7 @@ TEST(PrefixCachingTest, AnswersAreCachedUnlessExactPrefixIsOn) {
 
 TEST(PrefixCachingTest, CachedBlocksGiveWayToRunningRequests) {
   SchedulerConfig config = Config(0);
-  config.num_blocks = 15;  // one request of max_model_len
+  config.cache.num_pages = 15;  // one request of max_model_len
   World world(config);
   world.Add(1, Tokens(40));
   world.Plan();
@@ -176,17 +178,20 @@ uint64_t HashOf(const std::vector<int32_t>& tokens, int32_t end) {
 
 RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, ()) {
   SchedulerConfig config;
-  config.block_size = *rc::gen::inRange(1, 6);
   config.max_model_len = *rc::gen::inRange(12, 60);
-  config.num_blocks = static_cast<int32_t>(BlocksFor(config.max_model_len, config.block_size)) +
-                      *rc::gen::inRange(0, 20);
   config.max_num_seqs = *rc::gen::inRange(1, 6);
   config.max_num_batched_tokens = *rc::gen::inRange(4, 100);
   config.tokens_ahead = *rc::gen::inRange(0, 4);
   config.exact_prefix = *rc::gen::arbitrary<bool>();
+  config.max_drafts = 3;
   const int32_t ahead = config.tokens_ahead;
+  // The drafter's rows begin up to ahead - 1 before the target's.
+  config.cache = RandomCacheGroups(config.max_model_len, config.max_num_batched_tokens + 1,
+                                   std::max(ahead - 1, 0));
   Scheduler scheduler(config);
-  BlockKeyHasher hasher(config.block_size, ahead);
+  BlockKeyHasher hasher(config.cache.TokensPerKey(), ahead);
+  const auto num_groups = static_cast<int32_t>(config.cache.groups.size());
+  const auto group = [&](int32_t g) { return config.cache.groups[static_cast<size_t>(g)]; };
 
   struct Request {
     int32_t prompt = 0;
@@ -197,13 +202,17 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     BlockKeys keys;
   };
   std::map<RequestId, Request> live;
-  const auto cells = static_cast<size_t>(config.num_blocks * config.block_size);
+  // Every group has entries of the target and of the drafter.
+  const auto cells = static_cast<size_t>(config.cache.num_pages * config.cache.TokensPerResume());
   std::vector<uint64_t> target(cells, 0);   // of position p: hash of tokens [0, p]
   std::vector<uint64_t> drafter(cells, 0);  // of position p: hash of tokens [0, p + ahead]
-  const auto cell = [&](const PlannedRequest& r, int32_t p) {
-    return static_cast<size_t>(
-        r.block_table->blocks().at(static_cast<size_t>(p / config.block_size)) * config.block_size +
-        p % config.block_size);
+  const auto page = [&](const PlannedRequest& r, int32_t g, int32_t p) {
+    return r.tables->blocks(g)[static_cast<size_t>(p / group(g).tokens_per_block)];
+  };
+  const auto cell = [&](const PlannedRequest& r, int32_t g, int32_t p) {
+    RC_ASSERT(page(r, g, p) != CacheTables::kNoPage);
+    return static_cast<size_t>(page(r, g, p) * config.cache.TokensPerResume() +
+                               p % group(g).tokens_per_block);
   };
   uint64_t state = *rc::gen::arbitrary<uint64_t>();
   const auto random = [&](int32_t low, int32_t high) {  // [low, high]
@@ -233,11 +242,14 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     // What is read is right, also after others have run.
     for (const PlannedRequest& planned : plan.requests) {
       const Request& r = live.at(planned.id);
-      for (int32_t p = 0; p < planned.context_length; ++p) {
-        RC_ASSERT(target[cell(planned, p)] == HashOf(r.tokens, p + 1));
-      }
-      for (int32_t p = 0; p < r.drafter_final; ++p) {
-        RC_ASSERT(drafter[cell(planned, p)] == HashOf(r.tokens, p + ahead + 1));
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = group(g).FirstTokenRead(planned.context_length);
+             p < planned.context_length; ++p) {
+          RC_ASSERT(target[cell(planned, g, p)] == HashOf(r.tokens, p + 1));
+        }
+        for (int32_t p = group(g).FirstTokenRead(r.drafter_final); p < r.drafter_final; ++p) {
+          RC_ASSERT(drafter[cell(planned, g, p)] == HashOf(r.tokens, p + ahead + 1));
+        }
       }
     }
     // All rows write before any request commits: published blocks are never written.
@@ -246,10 +258,11 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
       std::vector<int32_t> with_drafts = r.tokens;
       with_drafts.insert(with_drafts.end(), r.drafts.begin(), r.drafts.end());
       const int32_t end = planned.context_length + planned.num_tokens + planned.num_drafts;
-      for (int32_t p = planned.context_length; p < end; ++p) {
-        RC_ASSERT(scheduler.pool().references(static_cast<int32_t>(cell(planned, p)) /
-                                              config.block_size) == 1);
-        target[cell(planned, p)] = HashOf(with_drafts, p + 1);
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = planned.context_length; p < end; ++p) {
+          target[cell(planned, g, p)] = HashOf(with_drafts, p + 1);
+          RC_ASSERT(scheduler.pool().references(page(planned, g, p)) == 1);
+        }
       }
     }
     for (const PlannedRequest& planned : plan.requests) {
@@ -278,9 +291,11 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
       }
       const auto known = static_cast<int32_t>(r.tokens.size());
       const int32_t computed = planned.context_length + planned.num_tokens + accepted;
-      for (int32_t p = r.drafter_final; p < computed; ++p) {
-        // Entries that depend on unknown tokens are provisional: any value will do.
-        drafter[cell(planned, p)] = p + ahead < known ? HashOf(r.tokens, p + ahead + 1) : 7;
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = r.drafter_final; p < computed; ++p) {
+          // Entries that depend on unknown tokens are provisional: any value will do.
+          drafter[cell(planned, g, p)] = p + ahead < known ? HashOf(r.tokens, p + ahead + 1) : 7;
+        }
       }
       r.drafter_final = std::min(computed, std::max(known - ahead, 0));
       hasher.Extend(r.tokens, r.keys);
@@ -291,7 +306,7 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     scheduler.Remove(live.begin()->first);
     live.erase(live.begin());
   }
-  RC_ASSERT(scheduler.pool().num_free() == config.num_blocks);
+  RC_ASSERT(scheduler.pool().num_free() == config.cache.num_pages);
 }
 
 }  // namespace

@@ -8,17 +8,19 @@
 #include <map>
 #include <set>
 
+#include "tests/schedule/random_groups.h"
+
 namespace outrider {
 namespace {
 
 using ::testing::ElementsAre;
 
 SchedulerConfig Config() {
-  return {.num_blocks = 64,
-          .block_size = 4,
+  return {.cache = FullHistoryCache(64, 4),
           .max_num_seqs = 8,
           .max_num_batched_tokens = 128,
           .max_model_len = 100,
+          .max_drafts = 8,
           .lookahead_tokens = 2};
 }
 
@@ -58,7 +60,7 @@ TEST(SchedulerTest, PromptThenDecodeWithDrafts) {
   EXPECT_EQ(decode.num_drafts, 3);
   EXPECT_TRUE(decode.samples);
   // Positions 10..13 and two more for the drafter: 16 positions, 4 blocks.
-  EXPECT_EQ(decode.block_table->blocks().size(), 4U);
+  EXPECT_EQ(decode.tables->blocks(0).size(), 4U);
   scheduler.Commit(decode, 2, 3, 1);
 
   const PlannedRequest next = scheduler.Plan().requests.at(0);
@@ -121,7 +123,7 @@ TEST(SchedulerTest, SlotsAndBlocksBoundAdmissionInOrderOfArrival) {
   EXPECT_THAT(Admitted(scheduler.Plan()), ElementsAre(3));
 
   config = Config();
-  config.num_blocks = 30;
+  config.cache.num_pages = 30;
   Scheduler tight(config);
   tight.Add({.id = 1, .prompt_length = 90});  // 24 blocks
   tight.Add({.id = 2, .prompt_length = 50});  // 14: must wait
@@ -131,7 +133,7 @@ TEST(SchedulerTest, SlotsAndBlocksBoundAdmissionInOrderOfArrival) {
 
 TEST(SchedulerTest, PreemptsTheYoungestAndReplaysItsTokens) {
   SchedulerConfig config = Config();
-  config.num_blocks = 25;
+  config.cache.num_pages = 25;
   config.lookahead_tokens = 0;
   Scheduler scheduler(config);
   scheduler.Add({.id = 1, .prompt_length = 39});  // 10 blocks
@@ -159,13 +161,15 @@ TEST(SchedulerTest, PreemptsTheYoungestAndReplaysItsTokens) {
 /// Random arrivals, drafts, acceptance, finishes; the rules hold in every plan.
 RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
   SchedulerConfig config;
-  config.block_size = *rc::gen::inRange(1, 9);
   config.max_model_len = *rc::gen::inRange(8, 60);
-  config.num_blocks = static_cast<int32_t>(BlocksFor(config.max_model_len, config.block_size)) +
-                      *rc::gen::inRange(0, 20);
   config.max_num_seqs = *rc::gen::inRange(1, 6);
   config.max_num_batched_tokens = *rc::gen::inRange(1, 80);
+  config.max_drafts = 4;
   config.lookahead_tokens = *rc::gen::inRange(0, 3);
+  config.cache =
+      RandomCacheGroups(config.max_model_len,
+                        std::max(config.max_num_batched_tokens, 5) + 1 + config.lookahead_tokens,
+                        *rc::gen::inRange(0, 3));
   Scheduler scheduler(config);
 
   struct Shadow {
@@ -205,7 +209,6 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
       const Shadow& s = live.at(r.id);
       RC_ASSERT(planned.insert(r.id).second);
       RC_ASSERT(slots.insert(r.slot).second);
-      blocks.insert(r.block_table->blocks().begin(), r.block_table->blocks().end());
       RC_ASSERT(r.context_length == s.computed);
       RC_ASSERT(r.num_tokens >= 1 && r.context_length + r.num_tokens <= s.tokens);
       RC_ASSERT(r.samples == (r.context_length + r.num_tokens == s.tokens));
@@ -214,8 +217,20 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
       RC_ASSERT(r.phase == Phase::kDecode || r.context_length + r.num_tokens <= s.prompt);
       RC_ASSERT(r.num_drafts == 0 || r.samples);
       const int32_t rows = r.num_tokens + r.num_drafts;
-      RC_ASSERT(static_cast<int64_t>(r.block_table->blocks().size()) * config.block_size >=
-                std::min(r.context_length + rows + config.lookahead_tokens, config.max_model_len));
+      for (int32_t g = 0; g < r.tables->num_groups(); ++g) {
+        const CacheGroupSpec& spec = config.cache.groups[static_cast<size_t>(g)];
+        const std::span<const int32_t> pages = r.tables->blocks(g);
+        RC_ASSERT(
+            int64_t{spec.tokens_per_block} * static_cast<int64_t>(pages.size()) >=
+            std::min(r.context_length + rows + config.lookahead_tokens, config.max_model_len));
+        const int32_t unread =
+            spec.BlocksUnreadFrom(std::max(0, r.context_length - config.cache.rerun_tokens));
+        for (size_t b = 0; b < pages.size(); ++b) {
+          // What no row reads any more is given back, everything else is held.
+          RC_ASSERT((pages[b] == CacheTables::kNoPage) == (static_cast<int32_t>(b) < unread));
+          if (pages[b] != CacheTables::kNoPage) blocks.insert(pages[b]);
+        }
+      }
       (r.phase == Phase::kDecode && r.num_tokens == 1 ? decode_rows : other_rows) += rows;
     }
     RC_ASSERT(other_rows <=
@@ -252,7 +267,7 @@ RC_GTEST_PROP(SchedulerProperty, RulesHoldOnRandomWorkloads, ()) {
     scheduler.Remove(live.begin()->first);
     live.erase(live.begin());
   }
-  RC_ASSERT(scheduler.pool().num_free() == config.num_blocks);
+  RC_ASSERT(scheduler.pool().num_free() == config.cache.num_pages);
   RC_ASSERT(scheduler.num_running() == 0 && scheduler.num_waiting() == 0);
   RC_ASSERT(finished > 0);
 }

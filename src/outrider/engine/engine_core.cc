@@ -26,12 +26,12 @@ uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
 EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
-      hasher_(parts_.scheduler.block_size, parts_.scheduler.tokens_ahead),
+      hasher_(parts_.scheduler.cache.TokensPerKey(), parts_.scheduler.tokens_ahead),
       logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
-      layout_(parts_.scheduler.block_size) {
-  counters_.kv_block_size = parts_.scheduler.block_size;
-  counters_.num_kv_blocks = parts_.scheduler.num_blocks;
+      layout_(parts_.cache->block_size()) {
+  counters_.kv_block_size = parts_.cache->block_size();
+  counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
 }
 
 void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
@@ -43,7 +43,7 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   if (parts_.prefix_caching && !state->needs_prompt_logits()) {
     BlockKeys& keys = state->block_keys.emplace(hasher_.Start(state->cache_salt()));
     keys.blocks.reserve(
-        static_cast<size_t>(state->max_total_tokens() / parts_.scheduler.block_size));
+        static_cast<size_t>(state->max_total_tokens() / parts_.scheduler.cache.TokensPerKey()));
     hasher_.Extend(state->tokens(), keys);
   }
   scheduler_.Add({.id = id,
@@ -231,13 +231,12 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
                                   static_cast<size_t>(planned.num_tokens)),
          .draft_tokens = std::span(state.drafts).first(static_cast<size_t>(planned.num_drafts)),
          .samples = planned.samples,
-         .block_table = planned.block_table->blocks(),
+         .block_table = planned.tables->blocks(0),
          .prompt_logits = planned.phase != Phase::kDecode && state.needs_prompt_logits()});
     // The layout reads these next, for one request after the other.
     Prefetch(work_.back().tokens.data());
     Prefetch(work_.back().draft_tokens.data());
-    Prefetch(work_.back().block_table.data() +
-             planned.context_length / parts_.scheduler.block_size);
+    Prefetch(work_.back().block_table.data() + planned.context_length / parts_.cache->block_size());
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
@@ -301,7 +300,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
          .first_row = rows.first_row,
          .num_rows = rows.query_length,
          .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
-         .block_table = planned.block_table->blocks(),
+         .block_table = planned.tables->blocks(0),
          .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data(),
          .temperature = state.sampling().temperature,
          .seed = state.seed()});

@@ -79,9 +79,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
       plan.config(), std::move(weights), GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
       AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form()));
   parts.scheduler = plan.scheduler();
-  parts.cache =
-      std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.num_blocks,
-                                parts.scheduler.block_size, plan.cache_width(), plan.kv_dtype());
+  parts.cache = std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.cache.num_pages,
+                                          options.block_size, plan.cache_width(), plan.kv_dtype());
   parts.drafter = MakeDrafter(plan, options.speculation, *parts.model, *parts.cache);
   if (parts.drafter) {
     parts.draft_schedule =
@@ -90,6 +89,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
       parts.draft_length_policy.emplace(plan.k(), plan.chained(),
                                         plan.acceptance().method == RejectionMethod::kMatch);
     }
+    parts.scheduler.max_drafts = parts.drafter->max_drafts();
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
   }

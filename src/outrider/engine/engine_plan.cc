@@ -105,7 +105,7 @@ MemoryReport EnginePlan::Memory(const ModelWeights& sizes) const {
   memory.weights = sizes.target_sizes;
   memory.mtp_weights = sizes.mtp_sizes;
   memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
-  memory.kv_tokens = int64_t{scheduler_.num_blocks} * scheduler_.block_size;
+  memory.kv_tokens = int64_t{scheduler_.cache.num_pages} * options_.block_size;
   memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
   memory.kept_row_bytes = kept_bytes_per_token() * memory.kv_tokens;
   return memory;
@@ -300,8 +300,8 @@ void EnginePlan::PlanCache() {
   const int64_t length = std::min(wanted, holds);
   if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);
   const int64_t useful = BlocksFor(length, options_.block_size) * options_.max_num_seqs;
-  scheduler_ = {.num_blocks = static_cast<int32_t>(std::min(budget_blocks, useful)),
-                .block_size = options_.block_size,
+  scheduler_ = {.cache = FullHistoryCache(static_cast<int32_t>(std::min(budget_blocks, useful)),
+                                          options_.block_size),
                 .max_num_seqs = options_.max_num_seqs,
                 .max_num_batched_tokens = options_.max_num_batched_tokens,
                 .max_model_len = static_cast<int32_t>(length),
@@ -314,13 +314,13 @@ void EnginePlan::PlanCache() {
              : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
   Decide("KV cache",
          fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
-                     scheduler_.num_blocks, options_.block_size, DTypeName(kv_dtype_), kv_bytes,
-                     cache_layers(),
+                     scheduler_.cache.num_pages, options_.block_size, DTypeName(kv_dtype_),
+                     kv_bytes, cache_layers(),
                      kept_bytes_per_token() == 0 ? ""
                                                  : fmt::format(", and {} for what modules put off",
                                                                kept_bytes_per_token())),
-         scheduler_.num_blocks == useful ? "as much as --max-num-seqs requests can use"
-                                         : "--kv-cache-memory-bytes");
+         scheduler_.cache.num_pages == useful ? "as much as --max-num-seqs requests can use"
+                                              : "--kv-cache-memory-bytes");
   Decide("prefix caching",
          options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
          options_.enable_prefix_caching

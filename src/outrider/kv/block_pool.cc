@@ -1,7 +1,5 @@
 #include "outrider/kv/block_pool.h"
 
-#include <ranges>
-
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -71,34 +69,6 @@ std::optional<int32_t> BlockPool::Share(const BlockKey& key) {
 
 double BlockPool::Usage() const {
   return 1.0 - static_cast<double>(num_free()) / static_cast<double>(num_blocks());
-}
-
-void BlockTable::ExpectTokens(int64_t tokens, int32_t block_size) {
-  blocks_.reserve(static_cast<size_t>(BlocksFor(tokens, block_size)));
-}
-
-int32_t BlockTable::ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys) {
-  int32_t count = 0;
-  for (const BlockKey& key : keys) {
-    const std::optional<int32_t> block = pool.Share(key);
-    if (!block) break;
-    blocks_.push_back(*block);
-    ++count;
-  }
-  return count;
-}
-
-bool BlockTable::Reserve(BlockPool& pool, int64_t tokens, int32_t block_size) {
-  const int64_t missing = BlocksFor(tokens, block_size) - static_cast<int64_t>(blocks_.size());
-  if (missing > pool.num_free()) return false;
-  for (int64_t i = 0; i < missing; ++i) blocks_.push_back(pool.Allocate().value());
-  return true;
-}
-
-void BlockTable::Clear(BlockPool& pool) {
-  // The tail goes back first: it is handed out last while warm, and forgotten first when published.
-  for (const int32_t block : std::views::reverse(blocks_)) pool.Release(block);
-  blocks_.clear();
 }
 
 }  // namespace outrider

@@ -61,27 +61,4 @@ constexpr int64_t BlocksFor(int64_t tokens, int32_t block_size) {
   return (tokens + block_size - 1) / block_size;
 }
 
-/// The blocks of one request, in order of position. Owns its references.
-class BlockTable {
- public:
-  /// Makes room for the blocks of `tokens` positions, so that growing up to there allocates
-  /// nothing.
-  void ExpectTokens(int64_t tokens, int32_t block_size);
-
-  /// Appends the longest run of `keys` that the pool holds; its number of blocks.
-  int32_t ShareBlocks(BlockPool& pool, std::span<const BlockKey> keys);
-
-  /// Grows to cover `tokens` positions; false, and unchanged, when the pool has too few free
-  /// blocks.
-  bool Reserve(BlockPool& pool, int64_t tokens, int32_t block_size);
-
-  /// Gives all blocks back.
-  void Clear(BlockPool& pool);
-
-  const std::vector<int32_t>& blocks() const { return blocks_; }
-
- private:
-  std::vector<int32_t> blocks_;
-};
-
 }  // namespace outrider

@@ -48,4 +48,9 @@ void CacheConfig::Check() const {
   }
 }
 
+CacheConfig FullHistoryCache(int32_t num_pages, int32_t tokens_per_block) {
+  return {.groups = {{.name = "full history", .tokens_per_block = tokens_per_block}},
+          .num_pages = num_pages};
+}
+
 }  // namespace outrider

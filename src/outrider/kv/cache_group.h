@@ -78,4 +78,7 @@ struct CacheConfig {
   void Check() const;
 };
 
+/// A cache of one full-history group.
+CacheConfig FullHistoryCache(int32_t num_pages, int32_t tokens_per_block);
+
 }  // namespace outrider

@@ -16,11 +16,14 @@ void Scheduler::InsertByTurn(auto& entries, Entry* entry) {
 
 Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(config),
-      pool_(config.num_blocks),
+      cache_(config.cache),
       by_slot_(static_cast<size_t>(config.max_num_seqs), nullptr) {
   OUTRIDER_CHECK(config.max_num_seqs > 0 && config.max_num_batched_tokens > 0);
   // The oldest request can always run to its end: that is what makes preemption safe.
-  OUTRIDER_CHECK(BlocksFor(config.max_model_len, config.block_size) <= config.num_blocks);
+  const int32_t most_rows = std::max(config.max_num_batched_tokens, 1 + config.max_drafts);
+  OUTRIDER_CHECK(
+      config.cache.MostPages(config.max_model_len, most_rows + 1 + config.lookahead_tokens) <=
+      config.cache.num_pages);
   for (int32_t s = config.max_num_seqs - 1; s >= 0; --s) free_slots_.push_back(s);
 }
 
@@ -32,7 +35,7 @@ void Scheduler::Add(const NewRequest& request) {
   entry->keys = request.keys;
   entry->prompt_length = request.prompt_length;
   entry->num_tokens = request.prompt_length;
-  entry->blocks.ExpectTokens(config_.max_model_len, config_.block_size);
+  entry->tables = cache_.MakeTables(config_.max_model_len);
   InsertByTurn(waiting_, entry.get());
   const bool inserted = entries_.emplace(request.id, std::move(entry)).second;
   OUTRIDER_CHECK(inserted);
@@ -55,6 +58,7 @@ const StepPlan& Scheduler::Plan() {
   plan_.preempted.clear();
   plan_.requests.clear();
   plan_.admitted.clear();
+  ReservePages();
   budget_ = config_.max_num_batched_tokens;
   PlanDecodes();
   budget_ = std::max(budget_, std::min(kMinPromptTokens, config_.max_num_batched_tokens));
@@ -63,36 +67,42 @@ const StepPlan& Scheduler::Plan() {
   return plan_;
 }
 
-bool Scheduler::Reserve(Entry& entry, int32_t positions) {
-  return entry.blocks.Reserve(pool_,
-                              std::min(positions + config_.lookahead_tokens, config_.max_model_len),
-                              config_.block_size);
+bool Scheduler::Reserve(Entry& entry, int32_t rows, int32_t full_end) {
+  const auto bounded = [&](int32_t end) {
+    return std::min(end + config_.lookahead_tokens, config_.max_model_len);
+  };
+  const int32_t end = bounded(entry.num_computed + rows);
+  return cache_.Reserve(entry.tables, entry.num_computed, end, std::max(end, bounded(full_end)));
 }
 
-void Scheduler::PlanDecodes() {
+void Scheduler::ReservePages() {
   // Preemption takes from the end of running_, and never an entry before the current one.
   for (size_t i = 0; i < running_.size(); ++i) {
     Entry& entry = *running_[i];
-    if (!entry.Decodes()) continue;
-    const int32_t rows = 1 + entry.num_drafts;
-    bool reserved = Reserve(entry, entry.num_computed + rows);
+    const int32_t rows = entry.Decodes()
+                             ? 1 + entry.num_drafts
+                             : std::min(entry.ChunkTokens(), config_.max_num_batched_tokens);
+    bool reserved = Reserve(entry, rows, 0);
     while (!reserved && running_.back() != &entry) {
       Preempt(*running_.back());
-      reserved = Reserve(entry, entry.num_computed + rows);
+      reserved = Reserve(entry, rows, 0);
     }
-    if (!reserved) {
-      Preempt(entry);
-      return;
-    }
-    plan_.requests.push_back({.id = entry.id,
-                              .slot = entry.slot,
+    if (!reserved) Preempt(entry);
+  }
+}
+
+void Scheduler::PlanDecodes() {
+  for (const Entry* entry : running_) {
+    if (!entry->Decodes()) continue;
+    plan_.requests.push_back({.id = entry->id,
+                              .slot = entry->slot,
                               .phase = Phase::kDecode,
-                              .context_length = entry.num_computed,
+                              .context_length = entry->num_computed,
                               .num_tokens = 1,
-                              .num_drafts = entry.num_drafts,
+                              .num_drafts = entry->num_drafts,
                               .samples = true,
-                              .block_table = &entry.blocks});
-    budget_ -= rows;
+                              .tables = &entry->tables});
+    budget_ -= 1 + entry->num_drafts;
   }
 }
 
@@ -116,29 +126,23 @@ void Scheduler::AdmitWaiting() {
 }
 
 bool Scheduler::Admit(Entry& entry) {
-  int32_t shared = 0;
+  entry.num_computed = 0;
   if (entry.keys != nullptr) {
-    const std::span<const BlockKey> keys(entry.keys->blocks);
-    shared = entry.blocks.ShareBlocks(
-        pool_, keys.first(static_cast<size_t>(ShareablePromptBlocks(entry))));
+    const int32_t shareable = entry.prompt_length - std::max(config_.tokens_ahead, 1);
+    entry.num_computed =
+        cache_.SharePrefix(entry.tables, entry.keys->blocks, std::max(shareable, 0));
   }
-  if (!Reserve(entry, entry.num_tokens + 1)) {
-    entry.blocks.Clear(pool_);
+  const int32_t rows = std::min(entry.ChunkTokens(), budget_) + 1;
+  if (!Reserve(entry, rows, entry.num_tokens + 1)) {
+    cache_.Clear(entry.tables);
+    entry.num_computed = 0;
     return false;
   }
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
   by_slot_[static_cast<size_t>(entry.slot)] = &entry;
-  entry.num_computed = shared * config_.block_size;
-  entry.num_published = shared;
   plan_.admitted.push_back({entry.id, entry.slot, entry.num_computed});
   return true;
-}
-
-int32_t Scheduler::ShareablePromptBlocks(const Entry& entry) const {
-  const int32_t end = entry.prompt_length - std::max(config_.tokens_ahead, 1);
-  const auto known = static_cast<int32_t>(entry.keys->blocks.size());
-  return std::min(std::max(end, 0) / config_.block_size, known);
 }
 
 void Scheduler::Publish(Entry& entry) {
@@ -147,18 +151,13 @@ void Scheduler::Publish(Entry& entry) {
   // The drafter computes the last ahead - 1 prompt positions as if they were generated.
   const int32_t last =
       config_.exact_prefix ? entry.prompt_length - std::max(ahead - 1, 0) : entry.num_computed;
-  for (;;) {
-    const int32_t end = (entry.num_published + 1) * config_.block_size;
-    if (end > std::min(entry.num_computed, last) || end + ahead > entry.num_tokens) return;
-    const auto index = static_cast<size_t>(entry.num_published++);
-    pool_.Publish(entry.blocks.blocks()[index], entry.keys->blocks.at(index));
-  }
+  const int32_t final_tokens = std::min({entry.num_computed, last, entry.num_tokens - ahead});
+  cache_.Publish(entry.tables, entry.keys->blocks, std::max(final_tokens, 0));
 }
 
 void Scheduler::PlanChunk(const Entry& entry) {
   const bool prompt = entry.num_computed < entry.prompt_length;
-  const int32_t end = prompt ? entry.prompt_length : entry.num_tokens;
-  const int32_t count = std::min(end - entry.num_computed, budget_);
+  const int32_t count = std::min(entry.ChunkTokens(), budget_);
   // Tokens that were generated before a preemption are known: only the last one is sampled.
   const bool samples = entry.num_computed + count == entry.num_tokens;
   Phase phase = Phase::kDecode;
@@ -170,7 +169,7 @@ void Scheduler::PlanChunk(const Entry& entry) {
                             .num_tokens = count,
                             .num_drafts = 0,
                             .samples = samples,
-                            .block_table = &entry.blocks});
+                            .tables = &entry.tables});
   budget_ -= count;
 }
 
@@ -179,13 +178,12 @@ void Scheduler::Preempt(Entry& entry) {
   Release(entry);
   entry.num_computed = 0;
   entry.num_drafts = 0;
-  entry.num_published = 0;
   std::erase(running_, &entry);
   InsertByTurn(waiting_, &entry);
 }
 
 void Scheduler::Release(Entry& entry) {
-  entry.blocks.Clear(pool_);
+  cache_.Clear(entry.tables);
   free_slots_.push_back(entry.slot);
   by_slot_[static_cast<size_t>(entry.slot)] = nullptr;
   entry.slot = -1;
@@ -196,12 +194,14 @@ void Scheduler::Commit(const PlannedRequest& planned, int32_t num_accepted, int3
   Entry& entry = *by_slot_.at(static_cast<size_t>(planned.slot));
   OUTRIDER_CHECK(entry.id == planned.id);
   OUTRIDER_CHECK(num_accepted >= 0 && num_accepted <= planned.num_drafts);
+  OUTRIDER_CHECK(num_drafts >= 0 && num_drafts <= config_.max_drafts);
   OUTRIDER_CHECK(entry.num_computed == planned.context_length);
   entry.num_computed += planned.num_tokens + num_accepted;
   entry.num_tokens += num_emitted;
   entry.num_drafts = num_drafts;
   OUTRIDER_CHECK(entry.num_computed < entry.num_tokens || !planned.samples);
   Publish(entry);
+  cache_.Advance(entry.tables, entry.num_computed);
 }
 
 }  // namespace outrider

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "outrider/batch/batch_layout.h"
-#include "outrider/kv/block_pool.h"
+#include "outrider/kv/cache_coordinator.h"
 
 namespace outrider {
 
@@ -17,11 +17,11 @@ namespace outrider {
 using RequestId = uint64_t;
 
 struct SchedulerConfig {
-  int32_t num_blocks = 0;
-  int32_t block_size = 0;
+  CacheConfig cache;
   int32_t max_num_seqs = 0;            // request slots
   int32_t max_num_batched_tokens = 0;  // rows of a step; see Scheduler
   int32_t max_model_len = 0;           // positions a request may have
+  int32_t max_drafts = 0;              // most drafts of a request in a step
   int32_t lookahead_tokens = 0;        // positions that the drafter writes beyond the verified rows
   int32_t tokens_ahead = 0;            // tokens after a block that its entries depend on
   bool exact_prefix = false;           // publish only what was computed as a prompt
@@ -53,7 +53,7 @@ struct PlannedRequest {
   int32_t num_tokens = 0;  // known tokens to run, from context_length on
   int32_t num_drafts = 0;  // draft tokens after them
   bool samples = false;
-  const BlockTable* block_table = nullptr;
+  const CacheTables* tables = nullptr;
 };
 
 struct StepPlan {
@@ -68,11 +68,14 @@ struct StepPlan {
 /// - The rest of the token budget goes to prompts by turn; a chunk never mixes prompt
 ///   tokens and generated tokens. However many rows decode, prompts get kMinPromptTokens.
 /// - A waiting request is admitted, in its turn, when a slot is free and the pool covers all its
-///   known tokens. Out of blocks for a decode row: the request whose turn is last is preempted (its
-///   blocks freed, to be computed again), never the first, so the first always gets on.
+///   known tokens (of a sliding window: its first chunk). Out of pages for a running request's next
+///   rows: the request whose turn is last is preempted (its pages freed, to be computed again),
+///   never the first, so the first always gets on.
 /// - Full blocks of verified tokens are published once the drafter's entries in them are final. A
-///   request starts after the longest run of published blocks that holds its prompt and leaves it
-///   at least one prompt token to compute. Tokens generated before a preemption are computed again.
+///   request starts after the longest published prefix of its prompt that every cache group can
+///   resume and that leaves it at least one prompt token to compute. Tokens generated before a
+///   preemption are computed again.
+/// - Blocks that have left a sliding window are freed while their request runs.
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;
@@ -96,7 +99,7 @@ class Scheduler {
 
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  const BlockPool& pool() const { return pool_; }
+  const BlockPool& pool() const { return cache_.pool(); }
 
  private:
   struct Entry {
@@ -108,18 +111,24 @@ class Scheduler {
     int32_t num_tokens = 0;    // known tokens: prompt and emitted
     int32_t num_computed = 0;  // of them, those whose KV is cached
     int32_t num_drafts = 0;
-    int32_t num_published = 0;  // leading blocks whose turn to be published has come
-    BlockTable blocks;
+    CacheTables tables;
 
     bool Decodes() const { return num_computed >= prompt_length && num_computed + 1 == num_tokens; }
+    /// Known tokens that a chunk may still run: of the prompt, or of what was generated before a
+    /// preemption.
+    int32_t ChunkTokens() const {
+      return (num_computed < prompt_length ? prompt_length : num_tokens) - num_computed;
+    }
   };
 
   static bool Before(const Entry* a, const Entry* b);
   static void InsertByTurn(auto& entries, Entry* entry);
-  bool Reserve(Entry& entry, int32_t positions);
+  /// Pages for the next `rows` rows of a request and what its drafter writes behind them, and, in
+  /// full-history groups, for positions [0, full_end).
+  bool Reserve(Entry& entry, int32_t rows, int32_t full_end);
   bool Admit(Entry& entry);
-  int32_t ShareablePromptBlocks(const Entry& entry) const;
   void Publish(Entry& entry);
+  void ReservePages();
   void PlanDecodes();
   void PlanPrompts();
   void AdmitWaiting();
@@ -128,7 +137,7 @@ class Scheduler {
   void Release(Entry& entry);
 
   SchedulerConfig config_;
-  BlockPool pool_;
+  CacheCoordinator cache_;
   std::vector<int32_t> free_slots_;
   std::vector<Entry*> by_slot_;  // null: free
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
