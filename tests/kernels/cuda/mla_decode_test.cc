@@ -24,7 +24,8 @@ class MlaDecodeTest : public HopperTest<> {
       for (int t = 0; t < batch[i].query_len; ++t) {
         const bool edge = t == 0 || t == batch[i].query_len - 1;
         if (!edge && (t + static_cast<int>(i)) % 5 != 0) continue;
-        for (int head : {0, world.options().heads / 2 + 1, world.options().heads - 1}) {
+        const int heads = world.options().heads;
+        for (int head : {0, heads / 2, heads - 1}) {
           const auto [output, lse] =
               world.Error(batch[i], t, head, result[i][t], masks.empty() ? nullptr : &masks[i][t]);
           worst = std::max(worst, output);
@@ -85,9 +86,12 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{8, 16, MlaCacheType::kBf16},
                       Shape{32, 32, MlaCacheType::kBf16}, Shape{64, 256, MlaCacheType::kBf16},
                       Shape{128, 64, MlaCacheType::kBf16}, Shape{24, 64, MlaCacheType::kBf16},
-                      Shape{16, 64, MlaCacheType::kE4m3}, Shape{8, 16, MlaCacheType::kE4m3},
-                      Shape{32, 32, MlaCacheType::kE4m3}, Shape{64, 256, MlaCacheType::kE4m3},
-                      Shape{128, 64, MlaCacheType::kE4m3}, Shape{24, 64, MlaCacheType::kE4m3}),
+                      Shape{20, 64, MlaCacheType::kBf16}, Shape{1, 32, MlaCacheType::kBf16},
+                      Shape{127, 16, MlaCacheType::kBf16}, Shape{16, 64, MlaCacheType::kE4m3},
+                      Shape{8, 16, MlaCacheType::kE4m3}, Shape{32, 32, MlaCacheType::kE4m3},
+                      Shape{64, 256, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
+                      Shape{24, 64, MlaCacheType::kE4m3}, Shape{20, 64, MlaCacheType::kE4m3},
+                      Shape{1, 32, MlaCacheType::kE4m3}, Shape{127, 16, MlaCacheType::kE4m3}),
     [](const ::testing::TestParamInfo<Shape>& shape) {
       return "heads" + std::to_string(shape.param.heads) + "page" +
              std::to_string(shape.param.page_size) +
@@ -283,7 +287,7 @@ TEST_F(MlaDecodeTest, ShortTilesSharedByTwoItems) {
 // A few tiles more than there are multiprocessors: many are cut in two, and the second part goes on
 // from the result of the first.
 TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
-  for (int heads : {16, 40, 128}) {
+  for (int heads : {16, 20, 40, 128}) {
     WorldOptions options;
     options.heads = heads;
     options.sink = true;
@@ -431,9 +435,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Shape{16, 64, MlaCacheType::kBf16}, Shape{128, 64, MlaCacheType::kBf16},
                       Shape{24, 32, MlaCacheType::kBf16}, Shape{32, 256, MlaCacheType::kBf16},
                       Shape{64, 16, MlaCacheType::kBf16}, Shape{8, 16, MlaCacheType::kBf16},
+                      Shape{20, 64, MlaCacheType::kBf16}, Shape{5, 64, MlaCacheType::kBf16},
                       Shape{16, 64, MlaCacheType::kE4m3}, Shape{32, 256, MlaCacheType::kE4m3},
                       Shape{64, 32, MlaCacheType::kE4m3}, Shape{128, 64, MlaCacheType::kE4m3},
-                      Shape{8, 16, MlaCacheType::kE4m3}),
+                      Shape{8, 16, MlaCacheType::kE4m3}, Shape{20, 64, MlaCacheType::kE4m3},
+                      Shape{5, 64, MlaCacheType::kE4m3}),
     [](const ::testing::TestParamInfo<Shape>& shape) {
       return "heads" + std::to_string(shape.param.heads) + "page" +
              std::to_string(shape.param.page_size) +
@@ -451,7 +457,11 @@ TEST(MlaDecodeArguments, AreChecked) {
   params.page_size = 64;
   params.heads = 12;
   EXPECT_EQ(MlaDecode(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
-  params.heads = 16;
+  for (int heads : {0, 129}) {
+    params.heads = limits.heads = heads;
+    EXPECT_EQ(MlaDecode(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
+  }
+  params.heads = limits.heads = 16;
   params.num_requests = 5;
   EXPECT_EQ(MlaDecodePlan(params, limits, &workspace, nullptr), cudaErrorInvalidValue);
   params.num_requests = 0;

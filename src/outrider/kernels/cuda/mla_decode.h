@@ -46,7 +46,7 @@ struct MlaDecodeLimits {
   int max_tokens;    // query tokens of one step, all requests together
   int max_requests;  // <= 4096
   int max_seq_len;   // <= 1 << 20
-  int heads;         // a multiple of 8 in 8 .. 128
+  int heads;         // 1 .. 128
 };
 
 struct MlaDecodeParams {

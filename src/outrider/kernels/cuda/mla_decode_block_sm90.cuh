@@ -23,7 +23,7 @@ struct MlaKernelArguments {
 };
 
 struct MlaTensorMaps {
-  CUtensorMap q;          // box 64 columns, 8 rows, 9 column groups, 1 row group
+  CUtensorMap q;          // box 64 columns, 8 rows from any on, 9 column groups
   CUtensorMap kv_half;    // box 64, 8, 4, min(page, 32) / 8
   CUtensorMap kv_rotary;  // box 64, 8, 1, min(page, 64) / 8
 };

@@ -50,18 +50,19 @@ __device__ __forceinline__ void IssueRotary(const MlaKernelArguments& args,
   });
 }
 
-/// Copies an item's queries, 8 rows at a time; rows past the tile keep what was there and are never
-/// stored. One elected thread; the queries before must no longer be needed.
+/// Copies an item's queries, 8 rows at a time; rows past the tile hold other tokens' queries or
+/// what was there and are never stored. One elected thread; the queries before must no longer be
+/// needed.
 template <typename Shared>
 __device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, Shared& shared,
                                              const MlaItem& item) {
   if (item.request < 0) return;
-  const int groups = (item.rows & 255) / 8;
+  const int groups = ((item.rows & 255) + 7) / 8;
   BarrierArriveExpect(&shared.q_full, groups * 9 * kGroupBytes);
 #pragma unroll 1
   for (int i = 0; i < groups; ++i) {
-    TensorLoad4d(shared.q + i * 9 * kGroupBytes, &maps.q, &shared.q_full, kEvictNormal, 0, 0, 0,
-                 item.first_row / 8 + i);
+    TensorLoad4d(shared.q + i * 9 * kGroupBytes, &maps.q, &shared.q_full, kEvictNormal, 0,
+                 item.first_row + 8 * i, 0, 0);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
 #include "outrider/kernels/cuda/mla_decode_seesaw_sm90.cuh"
@@ -62,8 +63,8 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
       splits.base >= 128 && std::has_single_bit(static_cast<unsigned>(splits.base)) &&
       splits.end0 >= 0 && splits.end1 >= splits.end0 && splits.end0 % splits.base == 0 &&
       (splits.end1 - splits.end0) % (2 * splits.base) == 0;
-  return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 8 &&
-         params.heads <= 128 && params.heads % 8 == 0 && params.num_requests >= 0 &&
+  return page_ok && splits_ok && params.heads == limits.heads && params.heads >= 1 &&
+         params.heads <= 128 && params.num_requests >= 0 &&
          params.num_requests <= limits.max_requests && limits.max_requests <= 4096 &&
          params.num_tokens >= 0 && params.num_tokens <= limits.max_tokens &&
          limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
@@ -94,37 +95,32 @@ EncodeFunction Encoder() {
   return function;
 }
 
-/// A matrix [rows, 576] of bf16 as {64 columns, 8 rows, 9 column groups, rows / 8}. L2 asks memory
+/// A tensor of bf16 in four dimensions, the first of 64 columns that lie together. L2 asks memory
 /// for 128 bytes at a time: with 256, every other row of 1152 bytes brings what is not wanted yet.
-bool EncodeMap(CUtensorMap* map, const void* matrix, uint64_t rows, int column_groups,
-               int row_groups) {
+bool EncodeBf16Map(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
+                   const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
   if (Encoder() == nullptr) return false;
-  const cuuint64_t sizes[4] = {64, 8, kMlaKeyDim / 64, rows / 8};
-  const cuuint64_t strides[3] = {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8};
-  const cuuint32_t box[4] = {64, 8, static_cast<cuuint32_t>(column_groups),
-                             static_cast<cuuint32_t>(row_groups)};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(matrix), sizes,
+  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes,
                    strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// Launches a kernel that may start while the one before it finishes; it waits for it itself.
-template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchDependent(void (*kernel)(Parameters...), int blocks, int threads, size_t shared,
-                            cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+/// A cache [rows, 576] as {64 columns, 8 rows, 9 column groups, rows / 8}.
+bool EncodeCacheMap(CUtensorMap* map, const void* cache, uint64_t rows, int column_groups,
+                    int row_groups) {
+  return EncodeBf16Map(
+      map, cache, {64, 8, kMlaKeyDim / 64, rows / 8}, {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8},
+      {64, 8, static_cast<cuuint32_t>(column_groups), static_cast<cuuint32_t>(row_groups)});
+}
+
+/// Queries [rows, 576] as {64 columns, rows, 9 column groups, 1}: a box of 8 rows begins at any
+/// row, since a request's first row is a multiple of the head count only. Rows past the end read
+/// zeros.
+bool EncodeQueryMap(CUtensorMap* map, const void* q, uint64_t rows) {
+  return EncodeBf16Map(map, q, {64, rows, kMlaKeyDim / 64, 1},
+                       {kMlaKeyDim * 2, 128, rows * kMlaKeyDim * 2}, {64, 8, 9, 1});
 }
 
 /// Raises a kernel's shared memory to `bytes` once.
@@ -151,9 +147,9 @@ cudaError_t LaunchBody(const MlaKernelArguments& args, const MlaDecodeParams& pa
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
-  if (!EncodeMap(&maps.q, params.q, query_rows, 9, 1) ||
-      !EncodeMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
-      !EncodeMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
+  if (!EncodeQueryMap(&maps.q, params.q, query_rows) ||
+      !EncodeCacheMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
+      !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
   return LaunchDependent(kKernel, NumBlocks(), kMlaThreads, sizeof(Shared), stream, args, maps);
