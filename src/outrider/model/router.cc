@@ -1,9 +1,10 @@
 #include "outrider/model/router.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
+
+#include "outrider/base/rounded_exp.h"
 
 namespace outrider {
 
@@ -13,13 +14,13 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 void Score(RouterScoring scoring, float* row, int64_t n) {
   if (scoring == RouterScoring::kSigmoid) {
-    for (int64_t i = 0; i < n; ++i) row[i] = 1.0F / (1.0F + std::exp(-row[i]));
+    for (int64_t i = 0; i < n; ++i) row[i] = 1.0F / (1.0F + RoundedExp(-row[i]));
     return;
   }
   const float max = *std::max_element(row, row + n);
   float sum = 0;
   for (int64_t i = 0; i < n; ++i) {
-    row[i] = std::exp(row[i] - max);
+    row[i] = RoundedExp(row[i] - max);
     sum += row[i];
   }
   for (int64_t i = 0; i < n; ++i) row[i] /= sum;

@@ -16,8 +16,8 @@ struct alignas(16) ExpertTile {
 };
 
 /// Pointers into device memory. A row has `choices` = top_k + shared experts: the chosen ones, best
-/// first, then, where shared is 1, expert number `experts`, which every row has, with weight 1.
-/// A pair is row * choices + choice; there are rows * choices of them, rows the true number.
+/// first, then experts number `experts` .. `experts` + shared - 1, which every row has, with weight
+/// 1. A pair is row * choices + choice; there are rows * choices of them, rows the true number.
 ///
 /// A grouped product takes input row pairs[place] / choices. What gate and up give is best written
 /// at its place, what down gives at its pair: [rows, choices, hidden], so that the sum over choices

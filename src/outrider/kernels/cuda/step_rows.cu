@@ -1,14 +1,17 @@
-// One warp per row. The latent's sum of squares: 16 values per lane in order, then a butterfly over
-// lanes; the same for every row count.
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
+// Merging and gathering take a warp per row, entering the cache a block per row and a second one
+// for the row's query. Sums are those of row_values.cuh, the same for every row count.
+#include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/row_values.cuh"
 #include "outrider/kernels/cuda/step_rows.h"
 
 namespace outrider::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kLatent = 512;
+constexpr int kRotary = 64;
+constexpr int kMaxQueryColumns = 2048;
 
 int BlocksFor(int rows) { return (rows * 32 + kThreads - 1) / kThreads; }
 
@@ -24,81 +27,105 @@ __device__ __forceinline__ void LoadEight(const __nv_bfloat16* source, float (&v
 }
 
 __device__ __forceinline__ void StoreEight(__nv_bfloat16* destination, const float (&values)[8]) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-    words[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  *reinterpret_cast<uint4*>(destination) = make_uint4(words[0], words[1], words[2], words[3]);
+  *reinterpret_cast<uint4*>(destination) =
+      make_uint4(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
+                 PackBf16(values[4], values[5]), PackBf16(values[6], values[7]));
 }
 
-__device__ __forceinline__ uint8_t ToE4m3(float value) {
-  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+__device__ __forceinline__ void StoreOne(__nv_bfloat16* destination, float value) {
+  *destination = __float2bfloat16_rn(value);
+}
+__device__ __forceinline__ void StoreOne(__nv_fp8_e4m3* destination, float value) {
+  destination->__x = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
 }
 
-template <bool kE4m3>
-__global__ void __launch_bounds__(kThreads) WriteLatentKernel(LatentWriteParams params) {
-  const int row = (blockIdx.x * kThreads + threadIdx.x) / 32;
-  const int lane = threadIdx.x % 32;
-  if (row >= params.num_rows) return;
-  const int64_t slot = params.slot_mapping[row];
-  if (slot < 0) return;
-  const auto* kv = static_cast<const __nv_bfloat16*>(params.kv) + static_cast<int64_t>(row) * 576;
-  float latent[2][8];
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/// One block: the norm of a row's query.
+template <typename Input>
+__device__ __forceinline__ void NormQuery(const LatentWriteParams& params, int row,
+                                          float (&parts)[kThreads / 32]) {
+  const auto* q = static_cast<const Input*>(params.q) + row * params.row_stride;
+  auto* out =
+      static_cast<__nv_bfloat16*>(params.q_out) + static_cast<int64_t>(row) * params.q_columns;
+  constexpr int kChunks = kMaxQueryColumns / (4 * kThreads);
+  float4 values[kChunks] = {};
   float squares = 0.0f;
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    LoadEight(kv + part * 256 + lane * 8, latent[part]);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares = __fmaf_rn(latent[part][i], latent[part][i], squares);
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int column = (chunk * kThreads + static_cast<int>(threadIdx.x)) * 4;
+    if (column < params.q_columns) values[chunk] = LoadFour(q + column);
   }
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) squares += __shfl_xor_sync(~0u, squares, mask);
-  const float scale = __frsqrt_rn(__fadd_rn(squares * (1.0f / 512), params.epsilon));
+  for (int chunk = 0; chunk < kChunks; ++chunk) squares = AddSquares(values[chunk], squares);
+  const float factor =
+      NormFactor(BlockSum<kThreads>(squares, parts), params.q_columns, params.epsilon);
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      latent[part][i] =
-          __fmul_rn(params.weight[part * 256 + lane * 8 + i], __fmul_rn(latent[part][i], scale));
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int column = (chunk * kThreads + static_cast<int>(threadIdx.x)) * 4;
+    if (column < params.q_columns) {
+      StoreFour(out + column, LoadFour(params.q_weight + column) * (values[chunk] * factor));
     }
   }
-  // Lane i rotates pair i.
-  const int first = params.interleaved ? 2 * lane : lane;
-  const int second = params.interleaved ? 2 * lane + 1 : lane + 32;
-  const float a = __bfloat162float(kv[512 + first]);
-  const float b = __bfloat162float(kv[512 + second]);
-  const float cos = params.cos[static_cast<int64_t>(row) * 32 + lane];
-  const float sin = params.sin[static_cast<int64_t>(row) * 32 + lane];
+}
+
+/// One block: a row's entry of the cache.
+template <typename Input, typename Entry>
+__device__ __forceinline__ void WriteEntry(const LatentWriteParams& params, int row,
+                                           float (&parts)[kThreads / 32]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto* kv = static_cast<const Input*>(params.kv) + row * params.row_stride;
+  const float4 latent = LoadFour(kv + 4 * thread);
+  const int64_t slot = params.slot_mapping[row];
+  // Thread i < 32 rotates pair i.
+  const int pair = thread % 32;
+  const RotaryTable& rotary = params.rotary;
+  const int first = rotary.interleaved ? 2 * pair : pair;
+  const int second = rotary.interleaved ? 2 * pair + 1 : pair + 32;
+  float a = 0.0f, b = 0.0f, cos = 0.0f, sin = 0.0f;
+  if (thread < 32) {
+    const int64_t entry = rotary.positions != nullptr ? rotary.positions[row] : row;
+    a = ToFloat(kv[kLatent + first]);
+    b = ToFloat(kv[kLatent + second]);
+    cos = rotary.cos[entry * 32 + pair];
+    sin = rotary.sin[entry * 32 + pair];
+  }
+  const float squares = BlockSum<kThreads>(AddSquares(latent, 0.0f), parts);
+  if (slot < 0) return;
+  const float factor = NormFactor(squares, kLatent, params.epsilon);
+  const bool scaled = sizeof(Entry) == 1;
+  const float inverse = scaled ? 1.0f / params.cache_scale : 1.0f;
+  float4 normal = LoadFour(params.weight + 4 * thread) * (latent * factor);
+  if (scaled) normal = normal * inverse;
+  auto* cache = static_cast<Entry*>(params.cache) + slot * (kLatent + kRotary);
+  StoreFour(cache + 4 * thread, normal);
+  if (thread >= 32) return;
   const float rotated_a = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
   const float rotated_b = __fadd_rn(__fmul_rn(a, sin), __fmul_rn(b, cos));
-  if constexpr (kE4m3) {
-    auto* cache = static_cast<uint8_t*>(params.cache) + slot * 576;
-    const float inverse = 1.0f / params.cache_scale;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      uint32_t words[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        words[i / 4] |= static_cast<uint32_t>(ToE4m3(latent[part][i] * inverse)) << i % 4 * 8;
-      }
-      *reinterpret_cast<uint2*>(cache + part * 256 + lane * 8) = make_uint2(words[0], words[1]);
-    }
-    cache[512 + first] = ToE4m3(rotated_a * inverse);
-    cache[512 + second] = ToE4m3(rotated_b * inverse);
+  StoreOne(cache + kLatent + first, scaled ? rotated_a * inverse : rotated_a);
+  StoreOne(cache + kLatent + second, scaled ? rotated_b * inverse : rotated_b);
+}
+
+template <typename Input, typename Entry>
+__global__ void __launch_bounds__(kThreads) WriteLatentKernel(const LatentWriteParams params) {
+  __shared__ float parts[kThreads / 32];
+  LaunchDependents();
+  WaitForPriorGrid();
+  const int row = static_cast<int>(blockIdx.x);
+  if (params.true_rows != nullptr && row >= *params.true_rows) return;
+  if (blockIdx.y == 0) {
+    WriteEntry<Input, Entry>(params, row, parts);
   } else {
-    auto* cache = static_cast<__nv_bfloat16*>(params.cache) + slot * 576;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) StoreEight(cache + part * 256 + lane * 8, latent[part]);
-    cache[512 + first] = __float2bfloat16_rn(rotated_a);
-    cache[512 + second] = __float2bfloat16_rn(rotated_b);
+    NormQuery<Input>(params, row, parts);
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(const __nv_bfloat16* a, const float* lse_a, const __nv_bfloat16* b,
                 const float* lse_b, int num_rows, int width, __nv_bfloat16* output, float* lse) {
+  LaunchDependents();
+  WaitForPriorGrid();
   const int row = (blockIdx.x * kThreads + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (row >= num_rows) return;
@@ -130,6 +157,8 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(const uint4* input, const int* rows, int num_rows, int chunks, uint4* output) {
+  LaunchDependents();
+  WaitForPriorGrid();
   const int row = (blockIdx.x * kThreads + threadIdx.x) / 32;
   if (row >= num_rows || rows[row] < 0) return;
   const uint4* source = input + static_cast<int64_t>(rows[row]) * chunks;
@@ -137,17 +166,47 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x % 32; i < chunks; i += 32) destination[i] = source[i];
 }
 
+void Check(const LatentWriteParams& params) {
+  if (params.num_rows < 0) {
+    RefuseArgument("WriteLatentRows: num_rows is ", params.num_rows, ", it must not be negative");
+  }
+  if (params.input_dtype != DType::kF32 && params.input_dtype != DType::kBF16) {
+    RefuseArgument("WriteLatentRows: kv is ", DTypeName(params.input_dtype),
+                   ", it must be float32 or bfloat16");
+  }
+  if (params.row_stride % 4 != 0) {
+    RefuseArgument("WriteLatentRows: row_stride is ", params.row_stride,
+                   ", it must be a multiple of 4");
+  }
+  if (!(params.cache_scale > 0.0f)) {
+    RefuseArgument("WriteLatentRows: cache_scale is ", params.cache_scale, ", it must be above 0");
+  }
+  if (params.q != nullptr &&
+      (params.q_columns <= 0 || params.q_columns % 4 != 0 || params.q_columns > kMaxQueryColumns)) {
+    RefuseArgument("WriteLatentRows: q_columns is ", params.q_columns,
+                   ", it must be a multiple of 4 up to ", kMaxQueryColumns);
+  }
+}
+
+template <typename Input, typename Entry>
+cudaError_t LaunchWrite(const LatentWriteParams& params, cudaStream_t stream) {
+  return LaunchDependent(WriteLatentKernel<Input, Entry>,
+                         dim3(params.num_rows, params.q != nullptr ? 2 : 1), dim3(kThreads), 0,
+                         stream, params);
+}
+
 }  // namespace
 
 cudaError_t WriteLatentRows(const LatentWriteParams& params, cudaStream_t stream) {
-  if (params.num_rows < 0 || !(params.cache_scale > 0.0f)) return cudaErrorInvalidValue;
+  Check(params);
   if (params.num_rows == 0) return cudaSuccess;
-  if (params.cache_type == MlaCacheType::kE4m3) {
-    WriteLatentKernel<true><<<BlocksFor(params.num_rows), kThreads, 0, stream>>>(params);
-  } else {
-    WriteLatentKernel<false><<<BlocksFor(params.num_rows), kThreads, 0, stream>>>(params);
+  const bool e4m3 = params.cache_type == MlaCacheType::kE4m3;
+  if (params.input_dtype == DType::kF32) {
+    return e4m3 ? LaunchWrite<float, __nv_fp8_e4m3>(params, stream)
+                : LaunchWrite<float, __nv_bfloat16>(params, stream);
   }
-  return cudaGetLastError();
+  return e4m3 ? LaunchWrite<__nv_bfloat16, __nv_fp8_e4m3>(params, stream)
+              : LaunchWrite<__nv_bfloat16, __nv_bfloat16>(params, stream);
 }
 
 cudaError_t MergeAttentionRows(const void* a, const float* lse_a, const void* b, const float* lse_b,
@@ -155,19 +214,19 @@ cudaError_t MergeAttentionRows(const void* a, const float* lse_a, const void* b,
                                cudaStream_t stream) {
   if (num_rows < 0 || width <= 0 || width % 8 != 0) return cudaErrorInvalidValue;
   if (num_rows == 0) return cudaSuccess;
-  MergeKernel<<<BlocksFor(num_rows), kThreads, 0, stream>>>(
-      static_cast<const __nv_bfloat16*>(a), lse_a, static_cast<const __nv_bfloat16*>(b), lse_b,
-      num_rows, width, static_cast<__nv_bfloat16*>(output), lse);
-  return cudaGetLastError();
+  return LaunchDependent(MergeKernel, dim3(BlocksFor(num_rows)), dim3(kThreads), 0, stream,
+                         static_cast<const __nv_bfloat16*>(a), lse_a,
+                         static_cast<const __nv_bfloat16*>(b), lse_b, num_rows, width,
+                         static_cast<__nv_bfloat16*>(output), lse);
 }
 
 cudaError_t GatherRows(const void* input, const int* rows, int num_rows, int width, void* output,
                        cudaStream_t stream) {
   if (num_rows < 0 || width <= 0 || width % 8 != 0) return cudaErrorInvalidValue;
   if (num_rows == 0) return cudaSuccess;
-  GatherKernel<<<BlocksFor(num_rows), kThreads, 0, stream>>>(
-      static_cast<const uint4*>(input), rows, num_rows, width / 8, static_cast<uint4*>(output));
-  return cudaGetLastError();
+  return LaunchDependent(GatherKernel, dim3(BlocksFor(num_rows)), dim3(kThreads), 0, stream,
+                         static_cast<const uint4*>(input), rows, num_rows, width / 8,
+                         static_cast<uint4*>(output));
 }
 
 }  // namespace outrider::cuda

@@ -1,0 +1,83 @@
+// Draws tokens from rows of logits on the device: the same tokens as Verifier and Sampler
+// (sampling/) draw from the same logits, bit for bit; log-probabilities when asked for; and, beside
+// a step's drafts, how many of them are accepted, which moves the slots' states on.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "outrider/kernels/cuda/step_inputs.h"
+
+namespace outrider::cuda {
+
+/// What is drawn where no token may follow.
+inline constexpr int32_t kDrawDeadEnd = -1;    // all that is allowed is -infinity
+inline constexpr int32_t kDrawOverflown = -2;  // the logits have no largest finite number
+
+inline constexpr int kMaxTopLogprobs = 128;
+
+/// How a request slot's tokens are drawn: SamplingParams, and where its lists are.
+struct alignas(16) SlotSampling {
+  uint64_t seed = 0;
+  float temperature = 1.0F;  // 0: greedy
+  int32_t top_k = 0;         // 0: all
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+  float repetition_penalty = 1.0F;
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  int32_t counts_row = -1;  // in DrawParams::token_counts; negative: no penalties
+  int32_t first_bias = 0;   // in DrawParams::bias_tokens and bias_values
+  int32_t num_biases = 0;
+  int32_t top_logprobs = -1;  // log-probabilities of so many tokens beside the drawn one's;
+                              // negative: none at all
+  // Ids that end the request, in DrawParams::stop_tokens, and the least number of tokens before.
+  int32_t first_stop = 0;
+  int32_t num_stops = 0;
+};
+
+/// Bit 31 of an entry of token_counts: the token is in the prompt. The rest counts the output's.
+inline constexpr uint32_t kInPrompt = 0x80000000U;
+
+struct DrawParams {
+  int max_rows = 0;                   // of logits
+  const int32_t* num_rows = nullptr;  // optional [1] on the device: true number
+  int vocab_size = 0;                 // 1 .. 400,000
+  const float* logits = nullptr;      // float32 [max_rows, vocab_size], 16-byte aligned rows
+  int64_t logits_stride = 0;          // a multiple of 4
+  // Which rows these are; see StepInputs.
+  const StepRequest* requests = nullptr;
+  const int32_t* token_ids = nullptr;
+  const int32_t* logit_rows = nullptr;
+  const int32_t* logit_positions = nullptr;
+  const int32_t* logit_requests = nullptr;
+  const int32_t* logit_start_loc = nullptr;
+  const SlotSampling* slots = nullptr;  // by request slot
+  // Optional masks (token_mask.h) [any, (vocab_size + 31) / 32]: row j of a request's logits has
+  // mask first_mask[request] + j, none where first_mask is negative.
+  const uint32_t* masks = nullptr;
+  const int32_t* first_mask = nullptr;  // [requests]
+  const int32_t* bias_tokens = nullptr;
+  const float* bias_values = nullptr;
+  const uint32_t* token_counts = nullptr;  // [any, vocab_size], see kInPrompt
+  // Log-probabilities after all (LogprobsMode::kProcessed) rather than of the model's logits.
+  bool processed_logprobs = false;
+  int max_top_logprobs = 0;  // columns of the results below
+};
+
+/// By row of logits.
+struct DrawResults {
+  int32_t* tokens = nullptr;  // [max_rows]: a token or one of the two above
+  // Needed where a slot asks for log-probabilities; rows that do not ask stay as they were.
+  float* logprobs = nullptr;      // [max_rows] of the drawn token
+  int32_t* ranks = nullptr;       // [max_rows] of the drawn token, from 1
+  int32_t* top_tokens = nullptr;  // [max_rows, max_top_logprobs]: most likely first
+  float* top_logprobs = nullptr;  // [max_rows, max_top_logprobs]
+};
+
+/// One launch. What a row gets is a function of its logits and its slot's fields alone. Throws
+/// Error for sizes outside the ranges above; otherwise returns what the launch returned.
+cudaError_t DrawTokens(const DrawParams& params, const DrawResults& results, cudaStream_t stream);
+
+}  // namespace outrider::cuda

@@ -1,0 +1,272 @@
+// A row of logits in the shared memory of a cluster, and what all its threads find out together:
+// maxima, sums, and the token at which an amount is reached.
+//
+// Every block has a slice of the vocabulary. Whatever is added is an integer or is added in a fixed
+// order, so results depend on nothing but the row.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/base/token_order.h"
+#include "outrider/kernels/cuda/hopper_instructions.cuh"
+
+namespace outrider::cuda {
+
+inline constexpr int kDrawBlocks = 8;  // of a cluster
+inline constexpr int kDrawThreads = 512;
+inline constexpr int kDrawWarps = kDrawThreads / 32;
+inline constexpr int kDrawBins = 256;
+
+/// Fixed shared memory of a block. What other blocks read is there twice: a value is overwritten
+/// two exchanges later, when all have passed the barrier of the exchange in between.
+struct DrawShared {
+  uint64_t warp_values[2][kDrawWarps];
+  double warp_sums[2][kDrawWarps];
+  unsigned long long amounts[2][kDrawBins];
+  uint32_t counts[2][kDrawBins];
+  uint64_t total_amounts[kDrawBins];  // of all blocks
+  uint32_t total_counts[kDrawBins];
+  int bin;
+  uint64_t left;
+  bool exact;
+  int num_listed;
+  uint64_t listed[128];  // keys of the most likely tokens
+};
+
+__device__ __forceinline__ uint32_t DrawRank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void DrawClusterSync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ uint32_t RemoteAddress(const void* local, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(SharedAddress(local)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ uint64_t LoadRemote64(const void* local, uint32_t rank) {
+  uint64_t value;
+  asm volatile("ld.shared::cluster.u64 %0, [%1];"
+               : "=l"(value)
+               : "r"(RemoteAddress(local, rank))
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t LoadRemote32(const void* local, uint32_t rank) {
+  uint32_t value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];"
+               : "=r"(value)
+               : "r"(RemoteAddress(local, rank))
+               : "memory");
+  return value;
+}
+
+struct MaxOf {
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
+    return a > b ? a : b;
+  }
+};
+struct SumOf {
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+
+class DrawRow {
+ public:
+  /// `values`: this block's slice in shared memory, of `slice` places, a multiple of 32.
+  __device__ DrawRow(DrawShared& shared, float* values, int slice, int vocab_size)
+      : shared_(shared),
+        values_(values),
+        slice_(slice),
+        rank_(DrawRank()),
+        first_(static_cast<int>(rank_) * slice),
+        count_(max(0, min(slice, vocab_size - first_))) {}
+
+  __device__ uint32_t rank() const { return rank_; }
+  __device__ int first() const { return first_; }  // token of the slice
+  __device__ int count() const { return count_; }  // tokens of the slice
+  __device__ int slice() const { return slice_; }
+
+  /// Where token first() + i lies. Groups of 32 are turned by 8, 16, 24 against each other, so that
+  /// the tokens of four groups whose noise comes from one call of Philox lie in different banks.
+  __device__ static int Place(int i) { return (i & ~31) | ((i + (i >> 5 & 3) * 8) & 31); }
+  __device__ float& at(int i) { return values_[Place(i)]; }
+
+  /// body(i, token, value) for this thread's tokens of the slice, in rising order.
+  template <typename Body>
+  __device__ __forceinline__ void ForTokens(Body body) {
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count_; i += kDrawThreads) {
+      body(i, first_ + i, values_[Place(i)]);
+    }
+  }
+
+  /// Over all threads of the cluster, in every one of them.
+  __device__ uint64_t Max(uint64_t value) { return Reduce(value, MaxOf()); }
+  __device__ uint64_t Sum(uint64_t value) { return Reduce(value, SumOf()); }
+  /// In a fixed order.
+  __device__ double Sum(double value) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(~0u, value, mask);
+    double(&slots)[kDrawWarps] = shared_.warp_sums[Turn()];
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
+    DrawClusterSync();
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < kValuesPerLane; ++i) {
+      const int index = static_cast<int>(threadIdx.x % 32) + i * 32;
+      sum += __longlong_as_double(static_cast<long long>(
+          LoadRemote64(&slots[index % kDrawWarps], static_cast<uint32_t>(index / kDrawWarps))));
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    return sum;
+  }
+
+  /// The smallest bound such that the tokens with a key of at least it have an amount of `needed`
+  /// or more, each of them counted by amount_of(token, value), 0 for those that are out; 0 where
+  /// all together have less. Tokens of equal amount 0 do not matter. `coarse` is a first cut of the
+  /// tokens in kDrawBins classes, 0 the largest values. needed >= 1. All threads of the cluster.
+  template <typename Amount, typename Coarse>
+  __device__ uint64_t FindBound(uint64_t needed, Amount amount_of, Coarse coarse) {
+    // Classes first: neighbouring floats lie too close together in their bits.
+    int turn = ClearBins();
+    ForTokens([&](int, int token, float value) {
+      const uint64_t amount = amount_of(token, value);
+      if (amount != 0) Add(turn, coarse(value), amount);
+    });
+    if (!FindBin(turn, needed)) return 0;
+    const int chosen = shared_.bin;
+    needed = shared_.left;
+    // The keys of that class.
+    uint64_t low = ~uint64_t{0};
+    uint64_t high = 0;
+    ForTokens([&](int, int token, float value) {
+      if (amount_of(token, value) == 0 || coarse(value) != chosen) return;
+      const uint64_t key = TokenKey(value, token);
+      low = min(low, key);
+      high = max(high, key);
+    });
+    low = ~Max(~low);
+    high = Max(high);
+    while (!shared_.exact && low < high) {
+      const int bits = 64 - __clzll(static_cast<long long>(high - low));
+      const int shift = max(0, bits - 8);
+      turn = ClearBins();
+      ForTokens([&](int, int token, float value) {
+        const uint64_t key = TokenKey(value, token);
+        if (key < low || key > high) return;
+        const uint64_t amount = amount_of(token, value);
+        // Bin 0 is the largest, as for classes.
+        if (amount != 0) {
+          Add(turn, kDrawBins - 1 - static_cast<int>((key - low) >> shift), amount);
+        }
+      });
+      FindBin(turn, needed);
+      needed = shared_.left;
+      low += static_cast<uint64_t>(kDrawBins - 1 - shared_.bin) << shift;
+      high = min(high, low + ((uint64_t{1} << shift) - 1));
+    }
+    __syncthreads();  // all have read what the last search left
+    return low;
+  }
+
+ private:
+  static constexpr int kValuesPerLane = kDrawBlocks * kDrawWarps / 32;
+  static_assert(kDrawBlocks * kDrawWarps % 32 == 0);
+
+  __device__ int Turn() { return turn_ ^= 1; }
+
+  template <typename Operation>
+  __device__ __forceinline__ uint64_t Reduce(uint64_t value, Operation operation) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      value = operation(value, __shfl_xor_sync(~0u, value, mask));
+    }
+    uint64_t(&slots)[kDrawWarps] = shared_.warp_values[Turn()];
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
+    DrawClusterSync();
+    value = LoadRemote64(&slots[threadIdx.x % kDrawWarps], threadIdx.x % 32 / kDrawWarps);
+#pragma unroll
+    for (int i = 1; i < kValuesPerLane; ++i) {
+      const int index = static_cast<int>(threadIdx.x % 32) + i * 32;
+      value = operation(value, LoadRemote64(&slots[index % kDrawWarps],
+                                            static_cast<uint32_t>(index / kDrawWarps)));
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      value = operation(value, __shfl_xor_sync(~0u, value, mask));
+    }
+    return value;
+  }
+
+  __device__ int ClearBins() {
+    const int turn = Turn();
+    for (int i = static_cast<int>(threadIdx.x); i < kDrawBins; i += kDrawThreads) {
+      shared_.amounts[turn][i] = 0;
+      shared_.counts[turn][i] = 0;
+    }
+    __syncthreads();
+    return turn;
+  }
+  __device__ __forceinline__ void Add(int turn, int bin, uint64_t amount) {
+    atomicAdd(&shared_.amounts[turn][bin], static_cast<unsigned long long>(amount));
+    atomicAdd(&shared_.counts[turn][bin], 1u);
+  }
+
+  /// The first bin at whose end `needed` is reached, to shared_.bin; what is needed of it, to
+  /// shared_.left; whether all of it is needed or it is one token, to shared_.exact. False: not
+  /// reached.
+  __device__ bool FindBin(int turn, uint64_t needed) {
+    DrawClusterSync();
+    for (int i = static_cast<int>(threadIdx.x); i < kDrawBins; i += kDrawThreads) {
+      uint64_t amount = 0;
+      uint32_t count = 0;
+#pragma unroll
+      for (uint32_t block = 0; block < kDrawBlocks; ++block) {
+        amount += LoadRemote64(&shared_.amounts[turn][i], block);
+        count += LoadRemote32(&shared_.counts[turn][i], block);
+      }
+      shared_.total_amounts[i] = amount;
+      shared_.total_counts[i] = count;
+    }
+    if (threadIdx.x == 0) shared_.bin = -1;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      constexpr int kPerLane = kDrawBins / 32;
+      const int first = static_cast<int>(threadIdx.x) * kPerLane;
+      uint64_t sum = 0;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) sum += shared_.total_amounts[first + i];
+      uint64_t before = sum;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const uint64_t left = __shfl_up_sync(~0u, before, step);
+        if (static_cast<int>(threadIdx.x) >= step) before += left;
+      }
+      before -= sum;
+      if (before < needed && before + sum >= needed) {
+        int i = first;
+        while (before + shared_.total_amounts[i] < needed) before += shared_.total_amounts[i++];
+        shared_.bin = i;
+        shared_.left = needed - before;
+        shared_.exact = shared_.total_counts[i] == 1 || shared_.total_amounts[i] == needed - before;
+      }
+    }
+    __syncthreads();
+    return shared_.bin >= 0;
+  }
+
+  DrawShared& shared_;
+  float* values_;
+  const int slice_;
+  const uint32_t rank_;
+  const int first_;
+  const int count_;
+  int turn_ = 0;
+};
+
+}  // namespace outrider::cuda

@@ -1,0 +1,140 @@
+// A block per row; a thread has the same four columns of every kChunk. Everything that a row needs
+// is asked for at once: the time is one trip to memory and one sum over the block.
+#include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/kernels/cuda/refused_argument.h"
+#include "outrider/kernels/cuda/row_values.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kChunk = 4 * kThreads;
+constexpr int kMaxChunks = 8;
+
+/// x += the weighted terms of row `row`.
+template <int kChunks, typename Term>
+__device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t row,
+                                         float4 (&x)[kChunks]) {
+  const int64_t first = row * params.num_terms;
+  const auto* terms = static_cast<const Term*>(params.terms) + first * params.hidden;
+  float4 sums[kChunks] = {};
+#pragma unroll 4
+  for (int j = 0; j < params.num_terms; ++j) {
+    const float weight = params.term_weights != nullptr ? params.term_weights[first + j] : 1.0f;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int column = chunk * kChunk + static_cast<int>(threadIdx.x) * 4;
+      if (column < params.hidden) {
+        const float4 term = LoadFour(terms + static_cast<int64_t>(j) * params.hidden + column);
+        sums[chunk] = MultiplyAdd(term, weight, sums[chunk]);
+      }
+    }
+  }
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) x[chunk] = x[chunk] + sums[chunk];
+}
+
+template <int kChunks>
+__global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams params) {
+  __shared__ float parts[kThreads / 32];
+  LaunchDependents();
+  const int thread_column = static_cast<int>(threadIdx.x) * 4;
+  auto for_columns = [&](auto body) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int column = chunk * kChunk + thread_column;
+      if (column < params.hidden) body(chunk, column);
+    }
+  };
+  // Weights do not change while a step runs.
+  float4 weight[kChunks] = {};
+  if (params.norm_weight != nullptr) {
+    for_columns(
+        [&](int chunk, int column) { weight[chunk] = LoadFour(params.norm_weight + column); });
+  }
+  WaitForPriorGrid();
+  const int row = static_cast<int>(blockIdx.x);
+  if (params.true_rows != nullptr && row >= *params.true_rows) return;
+
+  const int source_row = params.x_rows != nullptr ? params.x_rows[row] : row;
+  float* source = params.x + static_cast<int64_t>(source_row) * params.hidden;
+  float4 x[kChunks] = {};
+  if (params.embedding != nullptr) {
+    const int token = params.tokens[row];
+    if (token < 0 || token >= params.vocab_size) __trap();
+    const auto* entry = static_cast<const __nv_bfloat16*>(params.embedding) +
+                        static_cast<int64_t>(token) * params.hidden;
+    for_columns([&](int chunk, int column) { x[chunk] = LoadFour(entry + column); });
+  } else {
+    for_columns([&](int chunk, int column) { x[chunk] = LoadFour(source + column); });
+  }
+  if (params.num_terms > 0) {
+    if (params.terms_dtype == DType::kF32) {
+      AddTerms<kChunks, float>(params, row, x);
+    } else {
+      AddTerms<kChunks, __nv_bfloat16>(params, row, x);
+    }
+  }
+  if (params.embedding != nullptr || params.num_terms > 0) {
+    for_columns([&](int chunk, int column) { StoreFour(source + column, x[chunk]); });
+  }
+  if (params.norm_weight == nullptr) return;
+  float squares = 0.0f;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) squares = AddSquares(x[chunk], squares);
+  const float factor =
+      NormFactor(BlockSum<kThreads>(squares, parts), params.hidden, params.epsilon);
+  auto* out = static_cast<__nv_bfloat16*>(params.out) + static_cast<int64_t>(row) * params.hidden;
+  for_columns(
+      [&](int chunk, int column) { StoreFour(out + column, weight[chunk] * (x[chunk] * factor)); });
+}
+
+void Check(const NormRowsParams& params) {
+  if (params.num_rows < 0) {
+    RefuseArgument("NormRows: num_rows is ", params.num_rows, ", it must not be negative");
+  }
+  if (params.hidden <= 0 || params.hidden % 4 != 0 || params.hidden > kMaxChunks * kChunk) {
+    RefuseArgument("NormRows: hidden is ", params.hidden, ", it must be a multiple of 4 up to ",
+                   kMaxChunks * kChunk);
+  }
+  if (params.num_terms < 0 || (params.num_terms > 0 && params.terms_dtype != DType::kF32 &&
+                               params.terms_dtype != DType::kBF16)) {
+    RefuseArgument("NormRows: ", params.num_terms, " terms of ", DTypeName(params.terms_dtype),
+                   ": they must be float32 or bfloat16");
+  }
+  if (params.x_rows != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
+    RefuseArgument("NormRows: x_rows goes with neither embedding nor terms");
+  }
+}
+
+template <int kChunks>
+cudaError_t Launch(const NormRowsParams& params, cudaStream_t stream) {
+  return LaunchDependent(NormRowsKernel<kChunks>, dim3(params.num_rows), dim3(kThreads), 0, stream,
+                         params);
+}
+
+}  // namespace
+
+cudaError_t NormRows(const NormRowsParams& params, cudaStream_t stream) {
+  Check(params);
+  if (params.num_rows == 0) return cudaSuccess;
+  switch ((params.hidden + kChunk - 1) / kChunk) {
+    case 1:
+      return Launch<1>(params, stream);
+    case 2:
+      return Launch<2>(params, stream);
+    case 3:
+    case 4:
+      return Launch<4>(params, stream);
+    case 5:
+      return Launch<5>(params, stream);
+    case 6:
+    case 7:
+      return Launch<7>(params, stream);
+    default:
+      return Launch<kMaxChunks>(params, stream);
+  }
+}
+
+}  // namespace outrider::cuda
