@@ -66,6 +66,14 @@ TEST(RouterTest, DroppedGroupsLoseEvenToNegativeChoices) {
   EXPECT_EQ(r.ids, (std::vector<int32_t>{4, 5}));
 }
 
+TEST(RouterTest, TheWeightOfASingleExpertIsNormalisedToo) {
+  ModelConfig config = Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
+  config.num_experts_per_tok = 1;
+  const Routed r = Route(config, {0, 0, 0, 0, 0, 3, 0, 0}, nullptr);
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{5}));
+  EXPECT_EQ(r.weights, (std::vector<float>{2.5F}));
+}
+
 TEST(RouterTest, TiesGoToTheLowerIndex) {
   ModelConfig config = Config(RouterScoring::kSoftmax, RouterMethod::kGreedy);
   config.norm_topk_prob = false;

@@ -75,6 +75,8 @@ class CheckpointSource : public WeightSource {
   void Check(std::span<const ExpectedTensor> expected,
              FunctionRef<bool(std::string_view)> ignorable) const override;
 
+  std::string where() const override { return where_; }
+
   std::vector<std::string> names() const override {
     std::vector<std::string> result;
     for (const auto& [name, entry] : entries_) result.push_back(name);

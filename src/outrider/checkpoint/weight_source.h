@@ -90,6 +90,9 @@ class WeightSource {
   virtual void Check(std::span<const ExpectedTensor> expected,
                      FunctionRef<bool(std::string_view)> ignorable) const = 0;
 
+  /// What messages about it begin with: the directory.
+  virtual std::string where() const = 0;
+
   /// Names of all tensors, sorted; empty for generated weights, which have any name.
   virtual std::vector<std::string> names() const = 0;
 

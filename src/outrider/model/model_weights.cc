@@ -74,8 +74,11 @@ void DeclareTarget(WeightLoader& loader, const ModelConfig& c, ModelWeights* w) 
     DeclareLayer(loader, c, i, &w->layers[static_cast<size_t>(i)]);
   }
   loader.Vector(&w->final_norm, c.tensor_prefix + "model.norm.weight", c.hidden_size);
-  loader.Matrix(&w->head, c.tie_word_embeddings ? embedding : c.tensor_prefix + "lm_head.weight",
-                c.vocab_size, c.hidden_size);
+  const std::string head = c.tensor_prefix + "lm_head.weight";
+  loader.Matrix(&w->head, c.tie_word_embeddings ? embedding : head, c.vocab_size, c.hidden_size);
+  if (c.tie_word_embeddings && loader.source().Has(head)) {
+    loader.Copy(head, embedding, c.vocab_size, c.hidden_size);
+  }
 }
 
 void DeclareMtp(WeightLoader& loader, const ModelConfig& c, int num_modules, ModelWeights* w) {

@@ -103,7 +103,7 @@ void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float*
       w[j] = scores[best];
       sum += w[j];
     }
-    const float norm = config.norm_topk_prob && top_k > 1 ? sum + 1e-20F : 1.0F;
+    const float norm = config.norm_topk_prob ? sum + 1e-20F : 1.0F;
     for (int64_t j = 0; j < top_k; ++j) {
       w[j] = w[j] / norm * static_cast<float>(config.routed_scaling_factor);
     }

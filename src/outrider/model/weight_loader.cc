@@ -325,14 +325,50 @@ void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t r
       });
 }
 
+void WeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
+                        int64_t cols) {
+  Declare(
+      {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
+      [this, rows, cols](Piece& p, std::byte*, ThreadPool& pool) {
+        const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+        ParallelForThrowing(pool, tasks, [&](int64_t task) {
+          const int64_t first = task * kRowsPerTask;
+          const int64_t count = std::min(kRowsPerTask, rows - first);
+          std::vector<float> values(static_cast<size_t>(count * cols));
+          std::vector<float> others(values.size());
+          p.open[0]->ReadRows(first, count, values.data());
+          p.open[1]->ReadRows(first, count, others.data());
+          const auto [value, other] = std::mismatch(values.begin(), values.end(), others.begin());
+          if (value == values.end()) return;
+          throw InvalidArgument(
+              "{}: {} differs from {} in row {}, but \"tie_word_embeddings\" of config.json is "
+              "true; it must be false, or the two tensors equal",
+              source_.where(), p.tensors[0].name, p.tensors[1].name,
+              first + (value - values.begin()) / cols);
+        });
+      });
+}
+
 void WeightLoader::Check(const ModelConfig& config) const {
   std::vector<ExpectedTensor> expected;
   for (const Piece& piece : pieces_) {
     expected.insert(expected.end(), piece.tensors.begin(), piece.tensors.end());
   }
+  // Modules that are there and not declared are fine; other layers behind the trunk are not.
+  const int64_t layers = config.num_hidden_layers + CountMtpLayers(source_, config);
+  const auto of_model = [&](std::string_view name) {
+    return name.starts_with(config.tensor_prefix) && !IsRedundant(name);
+  };
+  for (const std::string& name : source_.names()) {
+    if (of_model(name) && LayerOf(name) >= layers) {
+      throw InvalidArgument(
+          "{}: holds {}, but \"num_hidden_layers\" of config.json is {} and layer {} is no MTP "
+          "module (it has no eh_proj.weight); it must be the number of layers that the files hold",
+          source_.where(), name, config.num_hidden_layers, layers);
+    }
+  }
   source_.Check(expected, [&](std::string_view name) {
-    return IsRedundant(name) || LayerOf(name) >= config.num_hidden_layers ||
-           (!config.tensor_prefix.empty() && !name.starts_with(config.tensor_prefix));
+    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers;
   });
 }
 

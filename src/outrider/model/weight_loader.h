@@ -39,6 +39,8 @@ class WeightLoader {
   /// The source must outlive the loader.
   WeightLoader(const WeightSource& source, WeightForm form) : source_(source), form_(form) {}
 
+  const WeightSource& source() const { return source_; }
+
   // Declarations: `out` is filled by Load and must stay where it is until then.
 
   /// A weight [rows, cols] of `y = x W^T`. weights_used_together: MatrixUse's, if larger than the
@@ -66,8 +68,11 @@ class WeightLoader {
 
   void Table(EmbeddingTable* out, const std::string& name, int64_t rows, int64_t cols);
 
-  /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP layers that
-  /// were not declared and copies of embedding and head inside MTP layers are not unexpected.
+  /// A tensor that repeats `original`; nothing is kept of it. Load throws Error if they differ.
+  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols);
+
+  /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP modules that
+  /// were not declared and copies of embedding and head inside MTP modules are not unexpected.
   void Check(const ModelConfig& config) const;
 
   /// Of all declared weights, with their scales. Opens every tensor.
