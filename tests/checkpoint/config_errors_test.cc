@@ -1,10 +1,15 @@
 // Every complaint about a config.json: what it says and that one error tells all.
 #include <gmock/gmock.h>
+#include <spdlog/sinks/ostream_sink.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <vector>
 
+#include "outrider/base/logging.h"
 #include "outrider/checkpoint/model_config.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 #include "tests/checkpoint/published_configs.h"
@@ -190,9 +195,79 @@ TEST(ConfigErrorsTest, RopeScaling) {
   EXPECT_EQ(ErrorYarn("mscale_all_dim", 0.0), "nothing was thrown");
   EXPECT_EQ(ErrorYarn("mscale", 0.0), Only("\"mscale\" of rope_scaling is 0.0: it needs "
                                            "\"mscale_all_dim\" beside it, both above 0"));
+  json lone = json::parse(testing::kDeepSeekV3);
+  lone["rope_scaling"].erase("mscale");
+  EXPECT_EQ(ErrorOfText(lone.dump()), Only("\"mscale_all_dim\" of rope_scaling is 1.0: it needs "
+                                           "\"mscale\" beside it, both above 0"));
+  lone["rope_scaling"].erase("mscale_all_dim");
+  EXPECT_EQ(ErrorOfText(lone.dump()), "nothing was thrown");
+  EXPECT_EQ(ErrorYarn("truncate", "no"),
+            Only("\"truncate\" of rope_scaling is \"no\": true or false is needed"));
   EXPECT_EQ(ErrorYarn("attention_factor", 1.0),
             Only("\"attention_factor\" of rope_scaling is 1.0: use \"mscale\" and "
                  "\"mscale_all_dim\""));
+}
+
+TEST(ConfigErrorsTest, UnknownKeysOfRopeScaling) {
+  EXPECT_EQ(ErrorYarn("llama_4_scaling_beta", 0.1),
+            Only("\"llama_4_scaling_beta\" of rope_scaling is 0.1: it is no key of YaRN; leave it "
+                 "out"));
+  EXPECT_EQ(ErrorYarn("short_factor", nullptr), "nothing was thrown");
+}
+
+// The tensors of such networks can have the names and shapes of ours.
+TEST(ConfigErrorsTest, KeysOfOtherNetworks) {
+  const auto refused = [](const std::string& key, const json& value, const std::string& neutral) {
+    EXPECT_EQ(ErrorV3(key, value),
+              Only(fmt::format("\"{}\" is {}: networks with it are not supported; {} means none",
+                               key, value.dump(), neutral)));
+  };
+  refused("index_topk", 2048, "null");
+  refused("use_qk_norm", true, "null or false");
+  refused("final_logit_softcapping", 30.0, "null");
+  refused("residual_multiplier", 0.22, "null or 1");
+  refused("swiglu_limit", 10.0, "null");
+  refused("use_sliding_window", true, "null or false");
+  EXPECT_EQ(ErrorV3("compression_config", {{"format", "pack-quantized"}}),
+            Only("\"compression_config\" is an object: networks with it are not supported; null or "
+                 "{} means none"));
+  EXPECT_EQ(ErrorV3("sliding_window", 4096),
+            Only("\"sliding_window\" is 4096: windows are not supported; null means none"));
+  EXPECT_EQ(ErrorV3("layer_types", {"full_attention", "sliding_attention"}),
+            Only("\"layer_types\" is [\"full_attention\",\"sliding_attention\"]: only layers of "
+                 "\"full_attention\" are supported"));
+}
+
+TEST(ConfigErrorsTest, KeysOfOtherNetworksWhoseValueChangesNothing) {
+  json config = json::parse(testing::kDeepSeekV3);
+  config["index_topk"] = nullptr;
+  config["use_qk_norm"] = false;
+  config["final_logit_softcapping"] = nullptr;
+  config["residual_multiplier"] = 1.0;
+  config["is_causal"] = true;
+  config["sliding_window"] = 4096;
+  config["use_sliding_window"] = false;
+  config["layer_types"] = std::vector<std::string>(61, "full_attention");
+  config["compression_config"] = json::object();
+  EXPECT_EQ(ErrorOfText(config.dump()), "nothing was thrown");
+  config.erase("use_sliding_window");
+  config["sliding_window"] = config["max_position_embeddings"];
+  EXPECT_EQ(ErrorOfText(config.dump()), "nothing was thrown");
+}
+
+TEST(ConfigErrorsTest, KeysThatMeanNothingAreLogged) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  const auto logger = std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+  logger->set_level(spdlog::level::debug);
+  logger->set_pattern("%l %v");
+  spdlog::set_default_logger(logger);
+  json config = json::parse(testing::kGlm47Flash);
+  config["zest"] = 3;
+  EXPECT_EQ(ErrorOfText(config.dump()), "nothing was thrown");
+  spdlog::set_default_logger(before);
+  EXPECT_EQ(log.str(), "debug c: not read: attention_dropout, pad_token_id, zest\n");
 }
 
 TEST(ConfigErrorsTest, Experts) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 
 namespace outrider {
 namespace {
@@ -36,6 +37,33 @@ TEST(RotaryTest, YarnKeepsFastAndInterpolatesSlowDimensions) {
   for (size_t i = 23; i < 32; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i] / 40) << i;
   EXPECT_LT(yarn[16], plain[16]);
   EXPECT_GT(yarn[16], plain[16] / 40);
+}
+
+// "truncate": false: the ramp runs from dimension 10.47 to 22.51 instead, as transformers has it.
+TEST(RotaryTest, YarnsRampMayBeginBetweenDimensions) {
+  ModelConfig config = Config();
+  config.yarn = YarnScaling{
+      .factor = 40, .original_max_position_embeddings = 4096, .beta_fast = 32, .truncate = false};
+  const auto plain = RotaryFrequencies(Config());
+  const auto yarn = RotaryFrequencies(config);
+  for (size_t i = 0; i <= 10; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i]) << i;
+  for (size_t i = 23; i < 32; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i] / 40) << i;
+  const auto dimension = [](double rotations) {
+    return 64 * std::log(4096 / (rotations * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
+  };
+  for (size_t i = 11; i < 23; ++i) {
+    const double ramp = (static_cast<double>(i) - dimension(32)) / (dimension(1) - dimension(32));
+    EXPECT_NEAR(yarn[i], plain[i] * (1 - ramp + ramp / 40), 1e-6 * plain[i]) << i;
+  }
+  EXPECT_NEAR(yarn[11], 0.0403675845, 1e-8);
+  EXPECT_NEAR(yarn[22], 0.000118387732, 1e-8);
+}
+
+// Where an original context is shorter than a rotation the ramp ends before dimension 0.
+TEST(RotaryTest, YarnsRampMayEndBeforeItBegins) {
+  ModelConfig config = Config();
+  config.yarn = YarnScaling{.factor = 4, .original_max_position_embeddings = 4};
+  EXPECT_EQ(RotaryFrequencies(config), RotaryFrequencies(Config()));
 }
 
 TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {

@@ -56,12 +56,24 @@ ConfigReader::ConfigReader(const json& object, std::string owner,
   OUTRIDER_CHECK(object.is_object());
 }
 
-const json* ConfigReader::Find(std::string_view key) const {
-  const auto it = object_.find(key);
-  return it == object_.end() || it->is_null() ? nullptr : &*it;
+const json* ConfigReader::Find(std::string_view key) {
+  if (!Contains(key)) return nullptr;
+  const json& value = *object_.find(key);
+  return value.is_null() ? nullptr : &value;
 }
 
-bool ConfigReader::Contains(std::string_view key) const { return object_.contains(key); }
+bool ConfigReader::Contains(std::string_view key) {
+  read_.emplace(key);
+  return object_.contains(key);
+}
+
+std::vector<std::string> ConfigReader::UnreadKeys() const {
+  std::vector<std::string> unread;
+  for (const auto& [key, value] : object_.items()) {
+    if (!read_.contains(key)) unread.push_back(key);
+  }
+  return unread;
+}
 
 void ConfigReader::Refuse(std::string_view key, std::string_view requirement) {
   const auto it = object_.find(key);

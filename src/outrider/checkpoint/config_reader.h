@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,9 +29,9 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& object, std::string owner, std::vector<std::string>& problems);
 
   /// The key's value; nullptr when it is missing or null.
-  const nlohmann::json* Find(std::string_view key) const;
+  const nlohmann::json* Find(std::string_view key);
   /// True when the key is there, even as null.
-  bool Contains(std::string_view key) const;
+  bool Contains(std::string_view key);
 
   int64_t Integer(std::string_view key, int64_t min, int64_t max,
                   std::optional<int64_t> fallback = {});
@@ -46,10 +47,14 @@ class ConfigReader {
   /// Adds the problem `"KEY" of OWNER is VALUE: REQUIREMENT`.
   void Refuse(std::string_view key, std::string_view requirement);
 
+  /// The object's keys that no function above was asked for, sorted.
+  std::vector<std::string> UnreadKeys() const;
+
  private:
   const nlohmann::json* Need(std::string_view key, bool has_fallback, std::string_view kind);
 
   const nlohmann::json& object_;
+  std::set<std::string, std::less<>> read_;
   std::string owner_;
   std::vector<std::string>& problems_;
 };

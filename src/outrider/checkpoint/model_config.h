@@ -32,6 +32,7 @@ struct YarnScaling {
   int64_t original_max_position_embeddings = 0;
   double beta_fast = 32;
   double beta_slow = 1;
+  bool truncate = true;  // the ramp begins and ends at whole dimensions
   double mscale = 1;
   double mscale_all_dim = 0;
 };

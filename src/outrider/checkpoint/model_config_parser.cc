@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/checkpoint/config_reader.h"
+#include "outrider/checkpoint/foreign_keys.h"
 #include "outrider/checkpoint/model_config.h"
 
 namespace outrider {
@@ -71,6 +73,8 @@ class Parser {
   void ParseGenerationConfig(const json& generation);
 
   const std::vector<std::string>& problems() const { return problems_; }
+  /// The language model's keys that mean nothing here.
+  std::vector<std::string> UnreadKeys() const { return text_.UnreadKeys(); }
   ModelConfig Take() { return std::move(config_); }
 
  private:
@@ -115,6 +119,7 @@ ModelConfig Parser::Parse() {
   ParseDType();
   ParseQuantization();
   ParseTokens(nested_ && text_.Find("eos_token_id") == nullptr ? outer_ : text_);
+  RefuseForeignKeys(text_, config_.max_position_embeddings);
   CheckParameterCount();
   return config_;
 }
@@ -183,6 +188,7 @@ void Parser::ParseRope() {
     }
   }
   ParseYarn(rope);
+  RefuseForeignRopeKeys(rope);
 }
 
 void Parser::ParseYarn(ConfigReader& rope) {
@@ -199,6 +205,7 @@ void Parser::ParseYarn(ConfigReader& rope) {
       rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
   yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
   yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
+  yarn.truncate = rope.Boolean("truncate", true);
   yarn.mscale = rope.Number("mscale", 0, 100, 1);
   yarn.mscale_all_dim = rope.Number("mscale_all_dim", 0, 100, 0);
   if (problems_.size() > before) return;
@@ -206,10 +213,13 @@ void Parser::ParseYarn(ConfigReader& rope) {
   if (yarn.beta_fast < yarn.beta_slow) {
     rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
   }
-  // DeepSeek's code and transformers disagree on a lone mscale; no published config has one.
-  if ((yarn.mscale_all_dim == 0 && yarn.mscale != 1) ||
-      (yarn.mscale_all_dim != 0 && yarn.mscale == 0)) {
+  // DeepSeek's code and transformers disagree on one of the two alone, unless it is mscale 1. No
+  // published config has one alone.
+  const bool both = yarn.mscale > 0 && yarn.mscale_all_dim > 0;
+  if (!both && (yarn.mscale_all_dim != 0 || yarn.mscale != 1)) {
     rope.Refuse("mscale", "it needs \"mscale_all_dim\" beside it, both above 0");
+  } else if (both && rope.Find("mscale") == nullptr) {
+    rope.Refuse("mscale_all_dim", "it needs \"mscale\" beside it, both above 0");
   }
   if (rope.Find("attention_factor") != nullptr) {
     rope.Refuse("attention_factor", "use \"mscale\" and \"mscale_all_dim\"");
@@ -425,6 +435,8 @@ ModelConfig ParseModelConfig(std::string_view config_json,
   if (!parser.problems().empty()) {
     throw InvalidArgument("{}: {}", where, fmt::join(parser.problems(), "; "));
   }
+  const std::vector<std::string> unread = parser.UnreadKeys();
+  if (!unread.empty()) spdlog::debug("{}: not read: {}", where, fmt::join(unread, ", "));
   return parser.Take();
 }
 

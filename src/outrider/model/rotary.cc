@@ -23,9 +23,16 @@ std::vector<float> RotaryFrequencies(const ModelConfig& config) {
                     (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(config.rope_theta));
   };
-  const double low = std::max(std::floor(dimension_of(yarn.beta_fast)), 0.0);
-  const double high = std::min(std::ceil(dimension_of(yarn.beta_slow)), dim - 1);
-  const double width = std::max(high - low, 0.001);
+  double low = dimension_of(yarn.beta_fast);
+  double high = dimension_of(yarn.beta_slow);
+  if (yarn.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  // Negative when the two are out of range, which the published code does not mind either.
+  const double width = low == high ? 0.001 : high - low;
   for (size_t i = 0; i < half; ++i) {
     const auto ramp =
         static_cast<float>(std::clamp((static_cast<double>(i) - low) / width, 0.0, 1.0));
