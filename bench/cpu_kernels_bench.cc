@@ -165,6 +165,7 @@ void ReportPerHead(ThreadPool& pool, const Limits& limits) {
       Kernels().per_head_attention(pool,
                                    {.q = call.q,
                                     .heads = c.heads,
+                                    .kv_heads = c.heads,
                                     .nope = kPart,
                                     .rope = kPart,
                                     .value = kPart,

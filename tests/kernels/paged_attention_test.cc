@@ -33,18 +33,26 @@ struct Shape {
   int32_t heads, own, shared, value, block_size;
   DType dtype;
   int32_t split = kPagedSplit;  // of absorbed attention
+  int32_t heads_per_group = 1;  // of per-head attention
+  int32_t window = 0;           // of per-head attention; 0: all keys
 
+  int32_t kv_heads() const { return heads / heads_per_group; }
   int32_t width() const {
-    return entries == Entries::kAbsorbed ? own + shared : heads * (own + value) + shared;
+    return entries == Entries::kAbsorbed ? own + shared : kv_heads() * (own + value) + shared;
+  }
+  /// The first key that the row at `position` sees.
+  int64_t FirstKey(int64_t position) const {
+    return window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0;
   }
   int32_t query_width() const { return own + shared; }
   /// Element i of head h's key, and of its value, in an entry.
   int32_t KeyElement(int32_t h, int32_t i) const {
     if (entries == Entries::kAbsorbed) return i;
-    return i < own ? h * own + i : heads * own + i - own;
+    return i < own ? h / heads_per_group * own + i : kv_heads() * own + i - own;
   }
   int32_t ValueElement(int32_t h, int32_t i) const {
-    return entries == Entries::kAbsorbed ? i : heads * own + shared + h * value + i;
+    if (entries == Entries::kAbsorbed) return i;
+    return kv_heads() * own + shared + h / heads_per_group * value + i;
   }
 };
 
@@ -156,6 +164,8 @@ class PagedAttentionTest : public KernelTest {
       } else {
         kernels.per_head_attention(pool, {.q = rows,
                                           .heads = shape.heads,
+                                          .kv_heads = shape.kv_heads(),
+                                          .window = shape.window,
                                           .nope = shape.own,
                                           .rope = shape.shared,
                                           .value = shape.value,
@@ -232,7 +242,7 @@ class PagedAttentionTest : public KernelTest {
     bool has_allowance = false;
   };
 
-  /// `row` of the batch, which sees so many keys of the request.
+  /// `row` of the batch, which is the request's row at position keys - 1.
   static HeadOutput Define(Batch& batch, const Request& request, int64_t row, int32_t h,
                            int64_t keys) {
     const Shape& shape = batch.shape;
@@ -240,7 +250,8 @@ class PagedAttentionTest : public KernelTest {
     const double scale = 1.0F / std::sqrt(static_cast<float>(shape.query_width()));
     const float* query = batch.q.view().row(row) + h * shape.query_width();
     std::vector<Score> scores;
-    for (int64_t t = 0; t < keys; ++t) {
+    const int64_t first_key = shape.FirstKey(keys - 1);
+    for (int64_t t = first_key; t < keys; ++t) {
       const int64_t entry = batch.paged.Slot(request.table, t) * shape.width();
       double dot = 0;
       double squares = 0;  // of the sums of a chain, which err by 2^-25 of themselves or so
@@ -255,9 +266,10 @@ class PagedAttentionTest : public KernelTest {
     double largest = scores[0].value;
     for (const Score& score : scores) largest = std::max(largest, score.value);
     const auto split = static_cast<size_t>(shape.split);
+    const auto skipped = static_cast<size_t>(first_key) % split;  // of the first key's split
     std::vector<Weight> weights;
-    for (size_t first = 0; first < scores.size(); first += split) {
-      const size_t end = std::min(scores.size(), first + split);
+    for (size_t first = 0, end = 0; first < scores.size(); first = end) {
+      end = std::min(scores.size(), ((first + skipped) / split + 1) * split - skipped);
       Score max = scores[first];
       for (size_t t = first; t < end; ++t) {
         if (scores[t].value > max.value) max = scores[t];
@@ -280,7 +292,7 @@ class PagedAttentionTest : public KernelTest {
     const auto each_value = [&](auto&& take) {
       for (size_t t = 0; t < weights.size(); ++t) {
         const int64_t entry =
-            batch.paged.Slot(request.table, static_cast<int64_t>(t)) * shape.width();
+            batch.paged.Slot(request.table, first_key + static_cast<int64_t>(t)) * shape.width();
         for (int32_t i = 0; i < shape.value; ++i) {
           take(weights[t], static_cast<size_t>(i),
                double{batch.paged.Get(entry + shape.ValueElement(h, i))});
@@ -334,17 +346,24 @@ class PagedAttentionTest : public KernelTest {
   Shape RandomShape(bool small) {
     const bool absorbed = Pick(0, 1) == 0;
     const int heads[] = {1, 8, 16, 68};
+    const int windows[] = {1, 40, 256, 300, 512};
     // Own, shared and value widths; some are not whole vectors.
     const int absorbed_widths[][3] = {{64, 16, 64}, {20, 6, 20}, {512, 64, 512}};
     const int per_head_widths[][3] = {{64, 64, 64}, {12, 6, 20}, {192, 64, 256}};
     const int* width = (absorbed ? absorbed_widths : per_head_widths)[Pick(0, small ? 1 : 2)];
-    return {.entries = absorbed ? Entries::kAbsorbed : Entries::kPerHead,
-            .heads = heads[Pick(0, small ? 3 : 2)],
-            .own = width[0],
-            .shared = width[1],
-            .value = width[2],
-            .block_size = Pick(0, 1) == 0 ? 16 : 64,
-            .dtype = Pick(0, 1) == 0 ? DType::kBF16 : DType::kF32};
+    Shape shape = {.entries = absorbed ? Entries::kAbsorbed : Entries::kPerHead,
+                   .heads = heads[Pick(0, small ? 3 : 2)],
+                   .own = width[0],
+                   .shared = width[1],
+                   .value = width[2],
+                   .block_size = Pick(0, 1) == 0 ? 16 : 64,
+                   .dtype = Pick(0, 1) == 0 ? DType::kBF16 : DType::kF32};
+    if (!absorbed) {
+      if (Pick(0, 1) == 0) shape.heads_per_group = shape.heads == 68 ? 17 : shape.heads;
+      if (Pick(0, 1) == 0) shape.window = windows[Pick(0, 4)];
+      if (Pick(0, 2) == 0) shape.shared = 0;
+    }
+    return shape;
   }
 
   bool IsReference() const { return GetParam() == Isa::kReference; }
@@ -373,7 +392,7 @@ TEST_P(PagedAttentionTest, AgreesOnRandomBatches) {
     ExpectAgreement(batch);
     if (HasFatalFailure()) return;
   }
-  // 369 of 1206.
+  // About a third.
   EXPECT_LT(rows_with_allowance, compared_rows * 2 / 5);
 }
 
@@ -507,6 +526,45 @@ TEST_P(PagedAttentionTest, LaterKeysHaveNoInfluenceWhateverTheyHold) {
         }
       }
     }
+  }
+}
+
+TEST_P(PagedAttentionTest, WindowsAndGroupsOfHeadsAgreeWithTheDefinition) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int32_t window : {1, 7, 256, 300, 1024}) {
+      Shape shape = SmallShape(Entries::kPerHead, 12, 16, 0, 16, dtype);
+      shape.heads_per_group = 3;
+      shape.window = window;
+      // Windows that begin at a split, one before and one after it; more than a group of splits.
+      Batch batch(shape, {{0, 3}, {window + 254, 3}, {1400, 2}, {255, 1}}, random);
+      ExpectLikeDefinition(batch, 3e-6);
+      if (HasFatalFailure()) return;
+      ExpectRowsAlone(batch, batch.Run(kernels, pool));
+    }
+  }
+}
+
+TEST_P(PagedAttentionTest, KeysBeforeTheWindowAreNotRead) {
+  constexpr int32_t kWindow = 100;
+  for (const int32_t context : {130, 512, 1500}) {
+    Shape shape = SmallShape(Entries::kPerHead, 8, 64, 0, 32, DType::kBF16);
+    shape.heads_per_group = 4;
+    shape.window = kWindow;
+    Batch batch(shape, {{context, 3}}, random);
+    const TestMatrix before = batch.Run(kernels, pool);
+    // The first row sees keys from context - 99 on: the blocks before are no longer the request's.
+    const int32_t first = context + 1 - kWindow;
+    batch.paged.Poison(batch.requests[0].table, 0, first);
+    for (int32_t b = 0; b < first / shape.block_size; ++b) {
+      batch.requests[0].table[static_cast<size_t>(b)] = -1;
+    }
+    const TestMatrix after = batch.Run(kernels, pool);
+    ASSERT_TRUE(SameBits(before.values.data(), after.values.data(), before.values.size()));
+    // The key at `first` is seen by the first row alone.
+    batch.paged.Poison(batch.requests[0].table, first, first + 1);
+    const TestMatrix seen = batch.Run(kernels, pool);
+    EXPECT_TRUE(std::isnan(seen.view().row(0)[0]));
+    EXPECT_TRUE(SameBits(seen.view().row(1), after.view().row(1), after.view_cols));
   }
 }
 

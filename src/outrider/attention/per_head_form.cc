@@ -30,6 +30,7 @@ void PerHeadForm(const Compute& compute, const MlaShape& s, const AttentionPlan&
   compute.kernels.per_head_attention(compute.pool,
                                      {.q = q,
                                       .heads = s.heads,
+                                      .kv_heads = s.heads,
                                       .nope = s.nope,
                                       .rope = s.rope,
                                       .value = s.value,

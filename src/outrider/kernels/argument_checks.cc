@@ -72,7 +72,8 @@ void CheckPerHead(const PerHeadAttentionArgs& args) {
   CheckCache(args.cache);
   const int64_t heads = args.heads;
   OUTRIDER_CHECK(heads > 0 && args.nope > 0 && args.rope >= 0 && args.value > 0);
-  OUTRIDER_CHECK(args.cache.width == heads * (args.nope + args.value) + args.rope);
+  OUTRIDER_CHECK(args.kv_heads > 0 && heads % args.kv_heads == 0 && args.window >= 0);
+  OUTRIDER_CHECK(args.cache.width == int64_t{args.kv_heads} * (args.nope + args.value) + args.rope);
   OUTRIDER_CHECK(args.q.cols == heads * (args.nope + args.rope));
   OUTRIDER_CHECK(args.out.cols == heads * args.value);
   CheckSpans(args.requests, args.q.rows, args.out.rows);

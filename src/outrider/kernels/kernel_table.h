@@ -56,8 +56,8 @@ struct ArgMaxJob {
 /// The cache of one layer: [blocks, block_size, width], float32 or bfloat16. A token's entry is
 /// one of
 ///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
-///   per head: the key of every head [heads * P], the rotated key that they share [R], the value of
-///             every head [heads * V]; width = heads * (P + V) + R.
+///   per head: the key of every head [kv_heads * P], the rotated key that they share [R], the value
+///             of every head [kv_heads * V]; width = kv_heads * (P + V) + R.
 struct LayerCache {
   std::byte* data = nullptr;
   DType dtype = DType::kBF16;
@@ -101,15 +101,20 @@ struct AbsorbedAttentionArgs {
 };
 
 /// Attention over the paged cache of per-head entries, with the rounding of AbsorbedAttentionArgs.
-/// For row r, head h
-///   k_t = [entry_t.key[h] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
-///   out[r, h] = sum_t softmax(s)_t * entry_t.value[h].
+/// For row r, head h, g = h / (heads / kv_heads)
+///   k_t = [entry_t.key[g] ; entry_t.rotated], s_t = scale * dot(q[r, h], k_t),
+///   out[r, h] = sum_t softmax(s)_t * entry_t.value[g].
+/// So consecutive heads share a key and a value if kv_heads is less than heads (grouped-query
+/// attention, arXiv:2305.13245). With a window row r sees only the last `window` keys up to its
+/// own (sliding-window attention); blocks of the table that no row sees are not read.
 struct PerHeadAttentionArgs {
   MatrixView<const float> q;  // [rows, heads * (P + R)]: per head nope then rotated rope
   int32_t heads = 0;
-  int32_t nope = 0;   // P
-  int32_t rope = 0;   // R
-  int32_t value = 0;  // V
+  int32_t kv_heads = 0;  // heads of an entry; divides heads
+  int32_t window = 0;    // keys, the row's own included; 0: all
+  int32_t nope = 0;      // P
+  int32_t rope = 0;      // R
+  int32_t value = 0;     // V
   float scale = 0;
   LayerCache cache;
   std::span<const AttentionSpan> requests;

@@ -50,9 +50,11 @@ class Call {
     CutTiles(args_, is_shared ? TileSize(args_, least, pool_.size()) : kLargestTile, scratch,
              tiles);
     if (tiles.empty()) return;
+    int64_t first_split = FirstSplit(args_, tiles.front());
     int64_t splits = 0;
     int64_t most_heads = 0;
     for (const Tile& tile : tiles) {
+      first_split = std::min(first_split, FirstSplit(args_, tile));
       splits = std::max(splits, Splits(args_, tile));
       most_heads = std::max(most_heads, tile.heads());
     }
@@ -61,19 +63,24 @@ class Call {
     const int64_t tasks_of_group = kFoldedSplits / per_task;
     const int64_t wave = kFoldedSplits * std::max<int64_t>(1, 2 * kTasksPerThread * pool_.size() /
                                                                   (num_tiles * tasks_of_group));
+    first_split = first_split / kFoldedSplits * kFoldedSplits;
+    const auto num_splits = static_cast<double>(splits - first_split);
     const double per_wave =
-        nanoseconds * static_cast<double>(std::min(wave, splits)) / static_cast<double>(splits);
-    for (int64_t first = 0; first < splits; first += wave) {
+        nanoseconds * std::min(static_cast<double>(wave), num_splits) / num_splits;
+    for (int64_t first = first_split; first < splits; first += wave) {
       const Scratch::Frame frame(scratch);
       tasks.clear();
       for (Tile& tile : tiles) {
         tile.first_task = tasks.size();
         const int64_t end = std::min(first + wave, Splits(args_, tile));
-        for (int64_t split = first; split < end; split += per_task) {
+        for (int64_t split = std::max(first, FirstSplit(args_, tile)); split < end;) {
+          // A task ends where one that began at a multiple of its splits would.
+          const int64_t last = std::min((split / per_task + 1) * per_task, end);
           tasks.push_back({.tile = &tile,
                            .first = split,
-                           .last = std::min(split + per_task, end),
+                           .last = last,
                            .partial = TakePartial(tile, split, scratch)});
+          split = last;
         }
         tile.num_tasks = tasks.size() - tile.first_task;
       }
@@ -95,7 +102,8 @@ class Call {
   double EstimateNanoseconds() const {
     double sum = 0;
     for (const AttentionSpan& span : args_.requests) {
-      const double keys = span.context_length + span.query_length;
+      const int64_t seen = span.context_length + span.query_length;
+      const auto keys = static_cast<double>(args_.window > 0 ? std::min(seen, args_.window) : seen);
       const double rows = static_cast<double>(span.query_length * args_.heads);
       sum += keys * rows * static_cast<double>(args_.query_width() + args_.value_width) *
              kNanosecondsPerFma;
@@ -167,13 +175,16 @@ class Call {
 
   void FindNext(const Tile& tile, int64_t split, Scratch& scratch, EntryBlock& block) const {
     block.num_next = NumKeys(tile, split);
-    block.next_entries = FindEntries(*tile.span, split * args_.split, block.num_next, scratch);
+    block.next_entries = FindEntries(*tile.span, FirstKeyOf(tile, split), block.num_next, scratch);
   }
 
-  /// Keys of a split that some of the tile's rows see.
+  /// The first key of a split that some of the tile's rows see, and how many.
+  int64_t FirstKeyOf(const Tile& tile, int64_t split) const {
+    return std::max(split * args_.split, FirstKey(args_, *tile.span, tile.first_row));
+  }
   int64_t NumKeys(const Tile& tile, int64_t split) const {
-    return std::min<int64_t>(args_.split,
-                             Keys(*tile.span, tile.last_row - 1) - split * args_.split);
+    return std::min((split + 1) * args_.split, Keys(*tile.span, tile.last_row - 1)) -
+           FirstKeyOf(tile, split);
   }
 
   void AttendSplit(const Tile& tile, int64_t split, const Partial& partial, Thread& thread,
@@ -182,7 +193,7 @@ class Call {
     const AttentionSpan& span = *tile.span;
     const int64_t rows = partial.rows;
     const int64_t pairs = rows * tile.heads();
-    const int64_t begin = split * args_.split;
+    const int64_t begin = FirstKeyOf(tile, split);
     const int64_t num_keys = NumKeys(tile, split);
 
     auto* q = scratch.Take<const float*>(pairs);
@@ -191,8 +202,9 @@ class Call {
     int64_t num_groups = 0;
     int64_t pair = 0;
     for (int64_t h = tile.first_head; h < tile.last_head; ++h) {
-      if (num_groups == 0 || !args_.one_group()) {
-        groups[num_groups++] = {0, args_.own_step * h, args_.value + args_.value_step * h};
+      const int64_t group = h / args_.heads_per_group;
+      if (num_groups == 0 || (!args_.one_group() && h % args_.heads_per_group == 0)) {
+        groups[num_groups++] = {0, args_.own_step * group, args_.value + args_.value_step * group};
       }
       groups[num_groups - 1].rows += rows;
       for (int64_t j = partial.first_row; j < tile.last_row; ++j, ++pair) {
@@ -303,7 +315,7 @@ class Call {
       const auto merge_group = [&](const Task* first) {
         if (first == nullptr) return;
         const Partial& group = first->partial;
-        if (first->first > 0) {
+        if (first->first > FirstSplit(args_, tile)) {
           FoldRow(group, head, row, tile.max[state], tile.sum[state], out);
           return;
         }
@@ -366,10 +378,12 @@ void AbsorbedAttention(const LeafKernels& leaves, ThreadPool& pool,
 void PerHeadAttention(const LeafKernels& leaves, ThreadPool& pool,
                       const PerHeadAttentionArgs& args) {
   CheckPerHead(args);
-  const int64_t rotated = int64_t{args.heads} * args.nope;
+  const int64_t rotated = int64_t{args.kv_heads} * args.nope;
   PagedAttention(leaves, pool,
                  {.q = args.q,
                   .heads = args.heads,
+                  .heads_per_group = args.heads / args.kv_heads,
+                  .window = args.window,
                   .own_width = args.nope,
                   .own_step = args.nope,
                   .shared = rotated,

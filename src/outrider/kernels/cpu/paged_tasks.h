@@ -15,11 +15,14 @@ inline constexpr int64_t kTasksPerThread = 4;
 /// Splits whose partials are merged with one another first.
 inline constexpr int64_t kFoldedSplits = 4;
 
-/// Both kinds of attention: head h's key is the elements [own + h * own_step, ...) of an entry and
-/// those of the shared part, its value the elements [value + h * value_step, ...).
+/// Both kinds of attention. Group g = h / heads_per_group of head h has for its key the elements
+/// [g * own_step, ...) of an entry and those of the shared part, for its value the elements
+/// [value + g * value_step, ...).
 struct PagedArgs {
   MatrixView<const float> q;  // [rows, heads * (own_width + shared_width)]
   int64_t heads = 0;
+  int64_t heads_per_group = 1;
+  int64_t window = 0;  // keys that a row sees, its own included; 0: all
   int64_t own_width = 0;
   int64_t own_step = 0;
   int64_t shared = 0;
@@ -39,7 +42,8 @@ struct PagedArgs {
   int64_t SplitsOf(int64_t keys) const { return (keys + split - 1) / split; }
 };
 
-/// Heads [first_head, last_head) of rows [first_row, last_row) of one request.
+/// Heads [first_head, last_head) of rows [first_row, last_row) of one request. With a window it has
+/// one row, since rows of a tile must see the same first key.
 struct Tile {
   const AttentionSpan* span;
   int64_t first_row, last_row;
@@ -74,6 +78,15 @@ struct Task {
 /// Number of keys that row j of a request sees.
 inline int64_t Keys(const AttentionSpan& span, int64_t j) { return span.context_length + j + 1; }
 
+/// The first key that row j of a request sees.
+inline int64_t FirstKey(const PagedArgs& args, const AttentionSpan& span, int64_t j) {
+  return args.window > 0 ? std::max<int64_t>(0, Keys(span, j) - args.window) : 0;
+}
+
+/// The splits [FirstSplit, Splits) are those with keys for a tile.
+inline int64_t FirstSplit(const PagedArgs& args, const Tile& tile) {
+  return FirstKey(args, *tile.span, tile.first_row) / args.split;
+}
 inline int64_t Splits(const PagedArgs& args, const Tile& tile) {
   return args.SplitsOf(Keys(*tile.span, tile.last_row - 1));
 }

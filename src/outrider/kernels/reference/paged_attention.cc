@@ -30,6 +30,7 @@ struct HeadRow {
   float scale;
   Part key[2];  // the query's first key[0].width elements meet the first part
   Part value;
+  int64_t first_key;  // keys [first_key, num_keys) are seen
   int64_t num_keys;
   int64_t split;
   const LayerCache& cache;
@@ -92,8 +93,9 @@ void Merge(Partial& into, const Partial& next) {
 }
 
 void Attend(const HeadRow& row, float* out) {
-  Partial total = AttendSplit(row, 0, std::min(row.split, row.num_keys));
-  for (int64_t begin = row.split; begin < row.num_keys; begin += row.split) {
+  const int64_t second = (row.first_key / row.split + 1) * row.split;
+  Partial total = AttendSplit(row, row.first_key, std::min(second, row.num_keys));
+  for (int64_t begin = second; begin < row.num_keys; begin += row.split) {
     Merge(total, AttendSplit(row, begin, std::min(begin + row.split, row.num_keys)));
   }
   for (size_t i = 0; i < total.out.size(); ++i) out[i] = total.out[i] / total.sum;
@@ -111,6 +113,7 @@ void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args) {
               .scale = args.scale,
               .key = {{0, args.cache.width}, {}},
               .value = {0, args.latent},
+              .first_key = 0,
               .num_keys = span.context_length + j + 1,
               .split = args.split,
               .cache = args.cache,
@@ -122,17 +125,20 @@ void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args) {
 
 void PerHeadAttention(ThreadPool& pool, const PerHeadAttentionArgs& args) {
   CheckPerHead(args);
-  const int64_t rotated = int64_t{args.heads} * args.nope;
+  const int64_t rotated = int64_t{args.kv_heads} * args.nope;
   const int64_t values = rotated + args.rope;
   for (const AttentionSpan& span : args.requests) {
     pool.ParallelFor(int64_t{span.query_length} * args.heads, [&](int64_t i, int /*thread*/) {
       const int64_t j = i / args.heads;
       const int64_t h = i % args.heads;
+      const int64_t g = h / (args.heads / args.kv_heads);
+      const int64_t num_keys = span.context_length + j + 1;
       Attend({.q = args.q.row(span.first_row + j) + h * (args.nope + args.rope),
               .scale = args.scale,
-              .key = {{h * args.nope, args.nope}, {rotated, args.rope}},
-              .value = {values + h * args.value, args.value},
-              .num_keys = span.context_length + j + 1,
+              .key = {{g * args.nope, args.nope}, {rotated, args.rope}},
+              .value = {values + g * args.value, args.value},
+              .first_key = args.window > 0 ? std::max<int64_t>(0, num_keys - args.window) : 0,
+              .num_keys = num_keys,
               .split = kPagedSplit,
               .cache = args.cache,
               .block_table = span.block_table},
