@@ -93,7 +93,7 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   // The page itself holds no secrets; what it asks for then needs the key.
   const bool open = route != nullptr &&
                     (route->endpoint == Endpoint::kHealth || route->endpoint == Endpoint::kPage);
-  if (!open && !keys_.Know(head)) {
+  if (!open && !keys_.IsAuthorized(head)) {
     return ErrorResponse({.status = 401,
                           .message = "a valid API key is needed: send it as "
                                      "\"Authorization: Bearer KEY\"",
@@ -181,8 +181,8 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
 }
 
 std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, HttpWaker waker) {
-  std::shared_ptr<void> place = keys_.Take(request);
-  if (place == nullptr) {
+  std::shared_ptr<void> admission = keys_.Admit(request);
+  if (admission == nullptr) {
     return MakeReadyProducer(ErrorResponse(
         {.status = 429,
          .message = fmt::format("this API key has {} requests already, which is the most it may "
@@ -191,7 +191,7 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
          .param = "",
          .code = "rate_limit_exceeded"}));
   }
-  return starter_.Start(kind, std::move(request), std::move(waker), std::move(place));
+  return starter_.Start(kind, std::move(request), std::move(waker), std::move(admission));
 }
 
 template <typename Handler>

@@ -42,7 +42,7 @@ const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
   return found;
 }
 
-std::shared_ptr<void> ApiKeys::Take(const HttpRequest& head) const {
+std::shared_ptr<void> ApiKeys::Admit(const HttpRequest& head) const {
   const Key* key = Find(head);
   if (key == nullptr || !max_requests_) return std::make_shared<char>();
   if (*key->num_requests >= *max_requests_) return nullptr;

@@ -17,12 +17,14 @@ class ApiKeys {
   /// No keys: everybody may ask. Throws Error (kInvalidArgument) for a limit without keys.
   ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_requests_per_key);
 
-  /// Whether a request brings a key, or needs none.
-  bool Know(const HttpRequest& head) const { return keys_.empty() || Find(head) != nullptr; }
+  /// Whether a request brings a valid key, or needs none.
+  bool IsAuthorized(const HttpRequest& head) const {
+    return keys_.empty() || Find(head) != nullptr;
+  }
 
-  /// A place among the requests of the key that a known request brings: its own while the result
-  /// lives. Null when the key has as many as it may.
-  std::shared_ptr<void> Take(const HttpRequest& head) const;
+  /// Counts an authorized request against its key's limit for as long as the result lives. Null
+  /// when the key has as many requests as it may.
+  std::shared_ptr<void> Admit(const HttpRequest& head) const;
 
   std::optional<int32_t> max_requests_per_key() const { return max_requests_; }
 

@@ -4,33 +4,33 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/server/generation_exchange.h"
+#include "outrider/server/generation_response.h"
 
 namespace outrider {
 
-void RequestRegistry::Add(const std::string& id, std::weak_ptr<GenerationExchange> exchange) {
+void RequestRegistry::Add(const std::string& id, std::weak_ptr<GenerationResponse> response) {
   const std::lock_guard lock(mutex_);
-  if (exchanges_.size() >= next_sweep_) {
-    std::erase_if(exchanges_, [](const auto& entry) {
+  if (responses_.size() >= next_sweep_) {
+    std::erase_if(responses_, [](const auto& entry) {
       const auto running = entry.second.lock();
       return running == nullptr || running->ended();
     });
-    next_sweep_ = std::max<size_t>(64, 2 * exchanges_.size());
+    next_sweep_ = std::max<size_t>(64, 2 * responses_.size());
   }
-  exchanges_.emplace(id, std::move(exchange));
+  responses_.emplace(id, std::move(response));
 }
 
 size_t RequestRegistry::Abort(std::string_view id) {
-  std::vector<std::shared_ptr<GenerationExchange>> found;
+  std::vector<std::shared_ptr<GenerationResponse>> found;
   {
     const std::lock_guard lock(mutex_);
-    const auto [begin, end] = exchanges_.equal_range(id);
+    const auto [begin, end] = responses_.equal_range(id);
     for (auto entry = begin; entry != end; ++entry) {
-      if (auto exchange = entry->second.lock()) found.push_back(std::move(exchange));
+      if (auto response = entry->second.lock()) found.push_back(std::move(response));
     }
   }
   return static_cast<size_t>(std::count_if(
-      found.begin(), found.end(), [](const auto& exchange) { return exchange->AbortByClient(); }));
+      found.begin(), found.end(), [](const auto& response) { return response->AbortByClient(); }));
 }
 
 }  // namespace outrider

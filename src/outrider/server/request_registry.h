@@ -10,20 +10,20 @@
 
 namespace outrider {
 
-class GenerationExchange;
+class GenerationResponse;
 
 /// Thread-safe.
 class RequestRegistry {
  public:
   /// Ids need not be unique: clients choose some of them.
-  void Add(const std::string& id, std::weak_ptr<GenerationExchange> exchange);
+  void Add(const std::string& id, std::weak_ptr<GenerationResponse> response);
 
   /// Ends the requests with this id as if they had been finished; how many there were.
   size_t Abort(std::string_view id);
 
  private:
   std::mutex mutex_;
-  std::multimap<std::string, std::weak_ptr<GenerationExchange>, std::less<>> exchanges_;
+  std::multimap<std::string, std::weak_ptr<GenerationResponse>, std::less<>> responses_;
   size_t next_sweep_ = 64;  // forgets what has ended when there are so many
 };
 

@@ -92,7 +92,8 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       work_(kMaxWaitingRequests) {}
 
 std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
-                                                    HttpWaker waker, std::shared_ptr<void> place) {
+                                                    HttpWaker waker,
+                                                    std::shared_ptr<void> admission) {
   const uint64_t number = next_id_++;
   std::string request_id(request.Header("X-Request-Id").value_or(""));
   if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
@@ -100,27 +101,27 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   record.request_id = request_id;
   record.trace = ReadTraceContext(request);
   record.received = std::chrono::system_clock::now();
-  auto exchange = std::make_shared<GenerationExchange>(
-      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(place));
+  auto response = std::make_shared<GenerationResponse>(
+      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission));
   try {
     service_.CheckRoom();  // before the work of reading the body
   } catch (const Error& error) {
     metrics_->CountRefusal();
-    exchange->Fail(openai::FromError(error));
-    return exchange;
+    response->Fail(openai::FromError(error));
+    return response;
   }
-  registry_.Add(request_id, exchange);
+  registry_.Add(request_id, response);
   auto body = std::make_shared<std::string>(std::move(request.body));
-  const bool taken = work_.TryAdd([this, kind, exchange, body] {
-    if (exchange->ended()) return;
+  const bool taken = work_.TryAdd([this, kind, response, body] {
+    if (response->ended()) return;
     try {
-      StartBody(exchange, kind, *body);
+      StartBody(response, kind, *body);
     } catch (const Error& error) {
-      exchange->Fail(openai::FromError(error));
+      response->Fail(openai::FromError(error));
     }
   });
-  if (!taken) exchange->Fail(TooMany());
-  return exchange;
+  if (!taken) response->Fail(TooMany());
+  return response;
 }
 
 std::shared_ptr<HttpProducer> RequestStarter::Compute(std::function<HttpResponse()> make,
@@ -139,7 +140,8 @@ std::shared_ptr<HttpProducer> RequestStarter::Compute(std::function<HttpResponse
 }
 
 // On the work thread: from a body to a request that makes sense.
-void RequestStarter::StartBody(const Exchange& exchange, AnswerKind kind, const std::string& body) {
+void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
+                               const std::string& body) {
   openai::TokenRequest request = Parse(kind, body, limits_);
   request.model = models_.Resolve(request.model);
   preparer_.SettleTools(&request);
@@ -152,26 +154,26 @@ void RequestStarter::StartBody(const Exchange& exchange, AnswerKind kind, const 
                                      request.grammar_field));
     }
     grammar = grammars_->Find(*request.grammar);
-    if (grammar == nullptr) return StartCompiling(exchange, kind, std::move(request));
+    if (grammar == nullptr) return StartCompiling(response, kind, std::move(request));
   }
-  StartParsed(exchange, kind, std::move(request), grammar);
+  StartParsed(response, kind, std::move(request), grammar);
 }
 
 // On the work thread: compiling may take seconds, and goes to a thread of its own.
-void RequestStarter::StartCompiling(const Exchange& exchange, AnswerKind kind,
+void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind,
                                     openai::TokenRequest request) {
   auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
   // Counts while it lives, wherever the job ends up.
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  const bool taken = grammar_work_.TryAdd([this, exchange, kind, shared, deferred] {
-    if (exchange->ended()) return;
+  const bool taken = grammar_work_.TryAdd([this, response, kind, shared, deferred] {
+    if (response->ended()) return;
     try {
       const auto grammar = CompileGrammar(*grammars_, *shared);
-      StartParsed(exchange, kind, std::move(*shared), grammar);
+      StartParsed(response, kind, std::move(*shared), grammar);
     } catch (const Error& error) {
-      exchange->Fail(openai::FromError(error));
+      response->Fail(openai::FromError(error));
     }
   });
   if (!taken) {
@@ -180,7 +182,7 @@ void RequestStarter::StartCompiling(const Exchange& exchange, AnswerKind kind,
 }
 
 // On a work thread: from a parsed request to requests in the engine.
-void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
+void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
                                  openai::TokenRequest request,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) {
   openai::AnswerInfo info;
@@ -189,8 +191,8 @@ void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
   info.id = IdPrefix(kind) + request_id;
   info.model = request.model;
   info.created = std::time(nullptr);
-  registry_.Add(info.id, exchange);
-  if (!request.request_id.empty()) registry_.Add(request.request_id, exchange);
+  registry_.Add(info.id, response);
+  if (!request.request_id.empty()) registry_.Add(request.request_id, response);
   const int32_t stream_interval = request.stream_interval;
   RequestRecord known;
   known.answer_id = info.id;
@@ -199,7 +201,7 @@ void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
   PreparedRequest prepared = preparer_.Prepare(kind, std::move(request), std::move(info), grammar);
   const SamplingParams& sampling = prepared.requests.front().sampling;
   metrics_->ObserveRequest(known.n, sampling.max_tokens);
-  exchange->Describe([&](RequestRecord& record) {
+  response->UpdateRecord([&](RequestRecord& record) {
     record.answer_id = known.answer_id;
     record.model = known.model;
     record.n = known.n;
@@ -210,7 +212,7 @@ void RequestStarter::StartParsed(const Exchange& exchange, AnswerKind kind,
       record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
     }
   });
-  exchange->Start(std::move(prepared.writer), std::move(prepared.requests), stream_interval);
+  response->Start(std::move(prepared.writer), std::move(prepared.requests), stream_interval);
 }
 
 }  // namespace outrider

@@ -11,7 +11,7 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
-#include "outrider/server/generation_exchange.h"
+#include "outrider/server/generation_response.h"
 #include "outrider/server/http_message.h"
 #include "outrider/server/metrics.h"
 #include "outrider/server/openai/request.h"
@@ -31,9 +31,10 @@ class RequestStarter {
                  GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
                  RequestReporter& reporter);
 
-  /// Starts answering a request for tokens; `place` is held until it has ended. I/O thread.
+  /// Starts answering a request for tokens; `admission` (ApiKeys::Admit) is held until it has
+  /// ended. I/O thread.
   std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker,
-                                      std::shared_ptr<void> place);
+                                      std::shared_ptr<void> admission);
 
   /// Ends the running requests that a client knows by this id: its own, or the answer's. How many
   /// there were.
@@ -43,11 +44,11 @@ class RequestStarter {
   std::shared_ptr<HttpProducer> Compute(std::function<HttpResponse()> make, HttpWaker waker);
 
  private:
-  using Exchange = std::shared_ptr<GenerationExchange>;
+  using ResponsePtr = std::shared_ptr<GenerationResponse>;
 
-  void StartBody(const Exchange& exchange, AnswerKind kind, const std::string& body);
-  void StartCompiling(const Exchange& exchange, AnswerKind kind, openai::TokenRequest request);
-  void StartParsed(const Exchange& exchange, AnswerKind kind, openai::TokenRequest request,
+  void StartBody(const ResponsePtr& response, AnswerKind kind, const std::string& body);
+  void StartCompiling(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request);
+  void StartParsed(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request,
                    const std::shared_ptr<const CompiledGrammar>& grammar);
 
   const ServedModels& models_;

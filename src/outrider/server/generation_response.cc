@@ -1,4 +1,4 @@
-#include "outrider/server/generation_exchange.h"
+#include "outrider/server/generation_response.h"
 
 #include <algorithm>
 #include <iterator>
@@ -38,34 +38,34 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
 
 }  // namespace
 
-GenerationExchange::GenerationExchange(GenerationService& service,
+GenerationResponse::GenerationResponse(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
                                        RequestRecord record, RequestReporter& reporter,
-                                       std::shared_ptr<void> place)
+                                       std::shared_ptr<void> admission)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
       headers_({{"X-Request-Id", record.request_id}}),
       reporter_(reporter),
       record_(std::move(record)),
-      place_(std::move(place)) {}
+      admission_(std::move(admission)) {}
 
-void GenerationExchange::Describe(const std::function<void(RequestRecord&)>& describe) {
+void GenerationResponse::UpdateRecord(const std::function<void(RequestRecord&)>& update) {
   const std::lock_guard lock(mutex_);
-  describe(record_);
+  update(record_);
 }
 
-void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
+void GenerationResponse::Start(std::unique_ptr<openai::AnswerWriter> writer,
                                std::vector<GenerationRequest> requests, int32_t stream_interval) {
   stream_interval_ = static_cast<size_t>(stream_interval);
-  feeds_.resize(requests.size());
+  timings_.resize(requests.size());
   writer_ = std::move(writer);
-  wholes_.resize(requests.size());
-  begun_.resize(requests.size());
+  unwritten_.resize(requests.size());
+  has_written_.resize(requests.size());
   num_unfinished_ = requests.size();
   try {
     for (size_t i = 0; i < requests.size() && !ended(); ++i) {
-      feeds_[i].last_token = std::chrono::steady_clock::now();
+      timings_[i].last_token = std::chrono::steady_clock::now();
       const RequestId id = service_.Submit(
           std::move(requests[i]), [self = shared_from_this(), i](RequestId, OutputDelta&& delta) {
             self->OnDelta(i, std::move(delta));
@@ -86,7 +86,7 @@ void GenerationExchange::Start(std::unique_ptr<openai::AnswerWriter> writer,
   waker_.Wake();  // a stream's head need not wait for its first token
 }
 
-void GenerationExchange::Fail(openai::ApiError error) {
+void GenerationResponse::Fail(openai::ApiError error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ended_) return;
@@ -97,17 +97,17 @@ void GenerationExchange::Fail(openai::ApiError error) {
   waker_.Wake();
 }
 
-bool GenerationExchange::ended() const {
+bool GenerationResponse::ended() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return ended_;
 }
 
-bool GenerationExchange::aborted_by_client() const {
+bool GenerationResponse::aborted_by_client() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return aborted_by_client_;
 }
 
-bool GenerationExchange::AbortByClient() {
+bool GenerationResponse::AbortByClient() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (ended_) return false;
@@ -117,7 +117,7 @@ bool GenerationExchange::AbortByClient() {
   return true;
 }
 
-void GenerationExchange::AbortRequests() {
+void GenerationResponse::AbortRequests() {
   std::vector<RequestId> ids;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -126,26 +126,26 @@ void GenerationExchange::AbortRequests() {
   for (const RequestId id : ids) service_.Abort(id);
 }
 
-void GenerationExchange::Observe(size_t choice, const OutputDelta& delta) {
-  Feed& feed = feeds_[choice];
+void GenerationResponse::Observe(size_t choice, const OutputDelta& delta) {
+  ChoiceTiming& timing = timings_[choice];
   if (!delta.token_ids.empty()) {
     const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - feed.last_token).count();
-    if (std::exchange(feed.has_token, true)) {
+    const double seconds = std::chrono::duration<double>(now - timing.last_token).count();
+    if (std::exchange(timing.has_token, true)) {
       metrics_->ObserveTokenInterval(seconds);
     } else {
       metrics_->ObserveFirstToken(seconds);
     }
-    feed.last_token = now;
+    timing.last_token = now;
   }
   if (delta.finish_reason == FinishReason::kStop || delta.finish_reason == FinishReason::kLength) {
     metrics_->ObserveFinished(delta.stats);
     longest_choice_ = std::max(longest_choice_, delta.stats.completion_tokens);
-    if (++num_ended_choices_ == feeds_.size()) metrics_->ObserveLongestChoice(longest_choice_);
+    if (++num_ended_choices_ == timings_.size()) metrics_->ObserveLongestChoice(longest_choice_);
   }
 }
 
-void GenerationExchange::OnDelta(size_t choice, OutputDelta&& delta) {
+void GenerationResponse::OnDelta(size_t choice, OutputDelta&& delta) {
   Observe(choice, delta);
   if (delta.finish_reason == FinishReason::kAbort && !aborted_by_client()) {
     Fail({.status = 503,
@@ -172,7 +172,7 @@ void GenerationExchange::OnDelta(size_t choice, OutputDelta&& delta) {
   if (wake) waker_.Wake();
 }
 
-void GenerationExchange::AddPending(size_t choice, OutputDelta&& delta) {
+void GenerationResponse::AddPending(size_t choice, OutputDelta&& delta) {
   if (pending_.size() >= kMaxSeparateDeltas) {
     const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Pending& pending) {
       return pending.choice == choice;
@@ -185,7 +185,7 @@ void GenerationExchange::AddPending(size_t choice, OutputDelta&& delta) {
   pending_.push_back({choice, std::move(delta)});
 }
 
-void GenerationExchange::Abandon() {
+void GenerationResponse::Abandon() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ended_ = true;
@@ -195,14 +195,14 @@ void GenerationExchange::Abandon() {
   Report("disconnected", false);
 }
 
-void GenerationExchange::Cancel() {
+void GenerationResponse::Cancel() {
   Fail({.status = 503,
         .message = "the server is shutting down",
         .param = "",
         .code = "shutting_down"});
 }
 
-void GenerationExchange::Produce(HttpOutput* output) {
+void GenerationResponse::Produce(HttpOutput* output) {
   std::vector<Pending> deltas;
   std::optional<openai::ApiError> error;
   {
@@ -212,7 +212,7 @@ void GenerationExchange::Produce(HttpOutput* output) {
     deltas.swap(pending_);
     error = error_;
   }
-  Note(deltas);
+  RecordDeltas(deltas);
   const std::string ending =
       deltas.empty() || !deltas.back().delta.finish_reason
           ? ""
@@ -235,8 +235,8 @@ void GenerationExchange::Produce(HttpOutput* output) {
   Report(error ? NameOf(*error) : ending, error.has_value());
 }
 
-// What deltas tell about the request as a whole.
-void GenerationExchange::Note(const std::vector<Pending>& deltas) {
+// Adds what deltas tell about the request to its record.
+void GenerationResponse::RecordDeltas(const std::vector<Pending>& deltas) {
   const auto least = [](std::optional<double>& so_far, double seconds) {
     so_far = std::min(so_far.value_or(seconds), seconds);
   };
@@ -249,9 +249,9 @@ void GenerationExchange::Note(const std::vector<Pending>& deltas) {
   }
 }
 
-void GenerationExchange::Report(const std::string& outcome, bool failed) {
+void GenerationResponse::Report(const std::string& outcome, bool failed) {
   if (std::exchange(reported_, true)) return;
-  place_.reset();  // before the client sees the end and asks again
+  admission_.reset();  // before the client sees the end and asks again
   RequestRecord record;
   {
     const std::lock_guard lock(mutex_);
@@ -264,7 +264,7 @@ void GenerationExchange::Report(const std::string& outcome, bool failed) {
   reporter_.Report(record);  // without the lock: the engine must not wait for a log
 }
 
-void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput* output) {
+void GenerationResponse::ProduceError(const openai::ApiError& error, HttpOutput* output) {
   if (head_sent_) {
     writer_->WriteError(error, &output->body);
   } else {
@@ -277,18 +277,18 @@ void GenerationExchange::ProduceError(const openai::ApiError& error, HttpOutput*
   output->end = true;
 }
 
-void GenerationExchange::WriteDelta(Pending pending, std::string* out) {
+void GenerationResponse::WriteDelta(Pending pending, std::string* out) {
   if (stream_interval_ <= 1) return writer_->WriteDelta(pending.choice, pending.delta, out);
-  OutputDelta& held = wholes_[pending.choice];
+  OutputDelta& held = unwritten_[pending.choice];
   Merge(std::move(pending.delta), &held);
-  const bool first = !begun_[pending.choice] && !held.token_ids.empty();
+  const bool first = !has_written_[pending.choice] && !held.token_ids.empty();
   if (!first && !held.finish_reason && held.token_ids.size() < stream_interval_) return;
-  begun_[pending.choice] = true;
+  has_written_[pending.choice] = true;
   writer_->WriteDelta(pending.choice, held, out);
   held = {};
 }
 
-void GenerationExchange::ProduceStream(std::vector<Pending> deltas, HttpOutput* output) {
+void GenerationResponse::ProduceStream(std::vector<Pending> deltas, HttpOutput* output) {
   if (!head_sent_) {
     HttpResponse head;
     head.content_type = "text/event-stream; charset=utf-8";
@@ -310,16 +310,16 @@ void GenerationExchange::ProduceStream(std::vector<Pending> deltas, HttpOutput* 
   }
 }
 
-void GenerationExchange::ProduceWhole(std::vector<Pending> deltas, HttpOutput* output) {
+void GenerationResponse::ProduceWhole(std::vector<Pending> deltas, HttpOutput* output) {
   for (Pending& pending : deltas) {
     if (pending.delta.finish_reason) --num_unfinished_;
-    Merge(std::move(pending.delta), &wholes_[pending.choice]);
+    Merge(std::move(pending.delta), &unwritten_[pending.choice]);
   }
   if (num_unfinished_ > 0) return;
   HttpResponse head;
   head.headers = headers_;
   output->head = std::move(head);
-  output->body = writer_->Body(std::move(wholes_));
+  output->body = writer_->Body(std::move(unwritten_));
   output->end = true;
 }
 

@@ -1,5 +1,6 @@
-// One API request between three threads: the work thread starts it, the engine feeds it, the I/O
-// thread formats and sends what came. What a slow client leaves waiting is merged, not piled up.
+// The response to one API request for tokens. Three threads work on it: the work thread submits the
+// request, the engine's thread delivers tokens, and the I/O thread formats and sends them. Tokens
+// that a slow client leaves waiting are merged into one delta per choice.
 #pragma once
 
 #include <chrono>
@@ -21,18 +22,18 @@
 
 namespace outrider {
 
-class GenerationExchange : public HttpProducer,
-                           public std::enable_shared_from_this<GenerationExchange> {
+class GenerationResponse : public HttpProducer,
+                           public std::enable_shared_from_this<GenerationResponse> {
  public:
-  /// `service` must outlive the connection; the engine may keep the exchange for longer, in the
-  /// sinks of aborted requests. `record` is what is known of the request yet; its end is reported
-  /// once, and `place` given up then. `reporter` must outlive the connection too.
-  GenerationExchange(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
+  /// `service` and `reporter` must outlive the connection; the engine may keep the response for
+  /// longer, in the sinks of aborted requests. `record` is what is known of the request so far.
+  /// `admission` (ApiKeys::Admit) is held until the request's end, which is reported once.
+  GenerationResponse(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
                      HttpWaker waker, RequestRecord record, RequestReporter& reporter,
-                     std::shared_ptr<void> place);
+                     std::shared_ptr<void> admission);
 
-  /// What was learned of the request since. Before Start; work thread.
-  void Describe(const std::function<void(RequestRecord&)>& describe);
+  /// Adds what was learned of the request since. Before Start; work thread.
+  void UpdateRecord(const std::function<void(RequestRecord&)>& update);
   /// Submits the requests, one per choice of `writer`. If one is refused the others are aborted and
   /// the answer is the error. A stream has events of at least `stream_interval` tokens, but for the
   /// first and the last. Work thread.
@@ -56,8 +57,9 @@ class GenerationExchange : public HttpProducer,
     size_t choice;
     OutputDelta delta;
   };
-  struct Feed {  // the engine's side of one choice; engine thread only, once it is submitted
-    std::chrono::steady_clock::time_point last_token;  // before the first one: the submission
+  // For latency metrics of one choice. Engine thread only, once the choice is submitted.
+  struct ChoiceTiming {
+    std::chrono::steady_clock::time_point last_token;  // before the first one: of the submission
     bool has_token = false;
   };
 
@@ -66,7 +68,7 @@ class GenerationExchange : public HttpProducer,
   void AddPending(size_t choice, OutputDelta&& delta);
   bool aborted_by_client() const;
   void AbortRequests();  // not on the engine's thread
-  void Note(const std::vector<Pending>& deltas);
+  void RecordDeltas(const std::vector<Pending>& deltas);
   void Report(const std::string& outcome, bool failed);
   void ProduceError(const openai::ApiError& error, HttpOutput* output);
   void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
@@ -79,7 +81,7 @@ class GenerationExchange : public HttpProducer,
   const std::vector<HttpHeader> headers_;
   const std::chrono::steady_clock::time_point received_ = std::chrono::steady_clock::now();
   RequestReporter& reporter_;
-  std::vector<Feed> feeds_;
+  std::vector<ChoiceTiming> timings_;
   size_t num_ended_choices_ = 0;  // engine thread
   int64_t longest_choice_ = 0;    // tokens; engine thread
 
@@ -97,12 +99,12 @@ class GenerationExchange : public HttpProducer,
   // Written before submitted_ is set, then I/O thread only.
   std::unique_ptr<openai::AnswerWriter> writer_;
   size_t stream_interval_ = 1;
-  std::vector<OutputDelta> wholes_;  // of each choice, what came and was not written
-  std::vector<bool> begun_;          // choices of which something was written
+  std::vector<OutputDelta> unwritten_;  // of each choice: arrived, not written yet
+  std::vector<bool> has_written_;       // choices of which something was written
   bool head_sent_ = false;
   bool finished_ = false;
-  bool reported_ = false;        // I/O thread, as what follows
-  std::shared_ptr<void> place_;  // among the requests that run
+  bool reported_ = false;  // I/O thread, as what follows
+  std::shared_ptr<void> admission_;
   size_t num_unfinished_ = 0;
 };
 
