@@ -60,9 +60,10 @@ class Server:
         return cls([*command, *options], r"ready: .* on http://127\.0\.0\.1:(\d+)/")
 
     @classmethod
-    def stub(cls):
-        """Three tokens a step, 25 steps a second, with reasoning between <think> and </think>."""
-        return cls([ARGUMENTS.stub, "0", "3", "40000", "1"], r"^(\d+)$")
+    def stub(cls, tokens_per_step=3, step_microseconds=40000):
+        """25 steps a second, with reasoning between <think> and </think>."""
+        command = [ARGUMENTS.stub, "0", str(tokens_per_step), str(step_microseconds), "1"]
+        return cls(command, r"^(\d+)$")
 
     def metric(self, name):
         with urllib.request.urlopen(self.url + "metrics") as response:
@@ -107,15 +108,16 @@ class Load:
 class Page:
     """A browser on the page of a server."""
 
-    def __init__(self, width=1280, height=860, dark=False):
+    def __init__(self, width=1280, height=860, scrollbars=False):
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium")
-        for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
+        flags = ["headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"]
+        for flag in flags if scrollbars else [*flags, "hide-scrollbars"]:
             options.add_argument(f"--{flag}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
         self.resize(width, height)
-        self.prefer("dark" if dark else "light")
+        self.prefer("light")
 
     def resize(self, width, height):
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -201,6 +203,22 @@ class Page:
         self.wait(lambda: self.all(f"#settings input[name=k][value='{k}']"))
         self.one(f"#settings input[name=k][value='{k}'] + span").click()
         self.one(".drawer-head button").click()
+
+    def hidden_pixels(self):
+        """How much of the conversation's end is behind the composer or below it."""
+        bottom_of = "document.getElementById('messages').getBoundingClientRect().bottom"
+        return self.run(f"return {bottom_of} - document.getElementById('composer').getBoundingClientRect().top")
+
+    def scrollbars(self):
+        """The elements that show a vertical scrollbar."""
+        return self.run("""
+            return [...document.querySelectorAll("*")].filter((element) => {
+              const style = getComputedStyle(element);
+              if (element.clientHeight === 0 || element.scrollHeight <= element.clientHeight) return false;
+              if (element === document.documentElement) return style.overflowY !== "hidden";
+              const borders = parseFloat(style.borderLeftWidth) + parseFloat(style.borderRightWidth);
+              return /auto|scroll/.test(style.overflowY) && element.offsetWidth - element.clientWidth > borders;
+            }).map((element) => element.id || element.tagName)""")
 
     def errors(self):
         """What the console holds that is no answer of status 4xx and no lost connection."""
@@ -376,6 +394,77 @@ class WebPageTest(unittest.TestCase):
         self.assertEqual(second.get_attribute("data-state"), "stopped")
         roles = [message["role"] for message in page.request(second)["messages"]]
         self.assertEqual(roles, ["user", "assistant", "user"])
+
+    def test_follows_large_updates_until_the_reader_scrolls(self):
+        page = self.page
+        stub = Server.stub(tokens_per_step=300, step_microseconds=400000)
+        try:
+            page.open(stub)
+            page.resize(360, 740)
+            page.set("max_tokens", "2400")
+            page.send("an answer that grows by many lines at once ")
+            for steps in range(2, 5):
+                page.wait(lambda: len(page.all(".answer .step")) >= steps)
+                page.wait(lambda: page.hidden_pixels() < 2, 2)
+            page.run("scrollBy(0, -300)")
+            place = page.run("return scrollY")
+            page.wait(lambda: len(page.all(".answer .step")) >= 6)
+            time.sleep(0.2)
+            self.assertEqual(page.run("return scrollY"), place)
+            page.run(f"scrollBy(0, {page.hidden_pixels()})")
+            page.wait_for_end(0)
+            page.wait(lambda: page.hidden_pixels() < 2, 2)
+        finally:
+            stub.stop()
+
+    def test_every_answer_has_a_rate(self):
+        page = self.page
+        for tokens in ("1", "4", "40"):
+            page.set("max_tokens", tokens)
+            footer = page.ask(QUESTION).find_element(By.TAG_NAME, "footer").text
+            self.assertRegex(footer, rf"^{tokens} tokens · .* [\d,.]+ tokens/s · first after \d+ ms")
+            page.one("#new-chat").click()
+
+    def test_settings_that_cannot_be_used_are_not_dropped(self):
+        page = self.page
+        page.one("#open-settings").click()
+        drawer = page.one("#settings")
+        top_p = page.one("#set-top_p")
+        top_p.send_keys("2")
+        self.assertRegex(page.one("#set-top_p-help").text, r"\b1\b")
+        leave = [
+            lambda: top_p.send_keys(Keys.ESCAPE),
+            lambda: page.one(".drawer-head button").click(),
+            lambda: ActionChains(page.driver).move_by_offset(20, 400).click().perform(),
+        ]
+        for way in leave:
+            way()
+            time.sleep(0.2)
+            self.assertTrue(drawer.is_displayed())
+            self.assertEqual(top_p.get_property("value"), "2")
+        top_p.clear()
+        top_p.send_keys("0.72")  # between two places of the slider
+        self.assertEqual(page.one("#set-top_p-help").text, "likeliest tokens up to this share")
+        page.one(".drawer-head button").click()
+        self.assertFalse(drawer.is_displayed())
+        page.set("temperature", "2.5")  # beyond the slider
+        request = page.request(page.ask(QUESTION))
+        self.assertEqual((request["top_p"], request["temperature"]), (0.72, 2.5))
+
+    def test_one_scrollbar(self):
+        page = Page(1280, 560, scrollbars=True)
+        try:
+            page.open(self.server)
+            page.ask(QUESTION)
+            page.ask(QUESTION)
+            self.assertEqual(page.scrollbars(), ["HTML"])
+            panel = page.one("#figures")
+            page.run("arguments[0].scrollTo(0, 10000)", panel)
+            self.assertGreater(page.run("return arguments[0].scrollTop", panel), 0)
+            page.one("#open-settings").click()
+            self.assertEqual(page.scrollbars(), ["settings"])
+        finally:
+            page.driver.quit()
 
     def test_model_output_stays_text(self):
         page = self.page

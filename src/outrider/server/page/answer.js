@@ -158,10 +158,9 @@ export class Answer {
     const tokens = this.sums.numTokens;
     if (tokens === 0) return this.state === "waiting" ? "Waiting for the first token" : "No tokens";
     const parts = [`${shortNumber(tokens)} tokens`, `${shortNumber(this.steps.length)} steps`];
-    const seconds = ((this.ended ?? performance.now()) - this.firstToken) / 1000;
-    if (tokens > 1 && seconds > 0.02) {
-      parts.push(`${shortNumber(Math.round(tokens / seconds))} tokens/s`);
-    }
+    // From the request to now or the end: there is no other time when all comes at once.
+    const rate = (1000 * tokens) / ((this.ended ?? performance.now()) - this.started);
+    parts.push(`${shortNumber(rate < 10 ? rate : Math.round(rate))} tokens/s`);
     parts.push(`first after ${Math.round(this.firstToken - this.started)} ms`);
     const cached = this.usage?.prompt_tokens_details.cached_tokens;
     if (cached) parts.push(`${shortNumber(cached)} prompt tokens cached`);

@@ -12,8 +12,12 @@ const EXAMPLES = [
     "How many candles are there in total?",
 ];
 
+const NEAR_END = 40; // pixels: a reader who is this close to the end follows the answer
+
 export class Chat {
   #turns = []; // {role, content}; an assistant's once its answer is there
+  #follows = true; // the reader wants to see the end of the answer that grows
+  #scrolled = { top: 0, height: 0 }; // of the page, when the last scroll event came
   #numAnswers = 0;
   #running = null; // the AbortController of the answer that is coming
 
@@ -37,6 +41,7 @@ export class Chat {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
     });
+    document.addEventListener("scroll", () => this.#onScroll(), { passive: true });
     byId("prompts").append(...EXAMPLES.map((text) => button(text, "", () => this.send(text))));
   }
 
@@ -106,7 +111,8 @@ export class Chat {
     this.select(answer);
     const controller = new AbortController();
     this.#setRunning(controller);
-    answer.element.scrollIntoView({ block: "nearest" });
+    this.#follows = true;
+    this.#follow();
     try {
       await this.#stream(answer, controller.signal);
       answer.end("done");
@@ -172,8 +178,22 @@ export class Chat {
 
   // Keeps the end of a growing answer in view, unless the reader scrolled away from it.
   #follow() {
-    const page = document.documentElement;
-    const below = page.scrollHeight - page.clientHeight - page.scrollTop;
-    if (below < 160) page.scrollTop = page.scrollHeight;
+    if (this.#follows) window.scrollBy(0, Math.max(0, this.#hiddenPixels()));
+  }
+
+  // How much of the conversation's end is behind the composer or below it.
+  #hiddenPixels() {
+    const composer = byId("composer").getBoundingClientRect();
+    return byId("messages").getBoundingClientRect().bottom - composer.top;
+  }
+
+  // Scrolling up ends following, coming back to the end begins it again. What the answer does
+  // itself, growing or folding its reasoning, is no sign of the reader's.
+  #onScroll() {
+    const { scrollTop: top, scrollHeight: height } = document.documentElement;
+    const { top: topBefore, height: heightBefore } = this.#scrolled;
+    if (this.#hiddenPixels() < NEAR_END) this.#follows = true;
+    else if (top < topBefore && height >= heightBefore) this.#follows = false;
+    this.#scrolled = { top, height };
   }
 }

@@ -4,27 +4,40 @@ import { byId, el, readStored } from "./dom.js";
 
 const STORE_NAME = "outrider.settings";
 
+const MAX_INT32 = 2147483647;
+
+// `slider` has bounds of its own: what people mostly choose.
 const NUMBERS = [
   {
     name: "temperature",
     label: "Temperature",
-    ...{ min: 0, max: 2, step: 0.05, slider: true },
+    ...{ min: 0, step: "any", slider: { min: 0, max: 2, step: 0.05 } },
     help: "0 always takes the likeliest token",
   },
   {
     name: "top_p",
     label: "Top-p",
-    ...{ min: 0.05, max: 1, step: 0.05, slider: true },
+    ...{ min: 0.001, max: 1, step: "any", slider: { min: 0.05, max: 1, step: 0.05 } },
     help: "likeliest tokens up to this share",
   },
-  { name: "top_k", label: "Top-k", min: 1, step: 1, help: "this many of the likeliest tokens" },
+  {
+    name: "top_k",
+    label: "Top-k",
+    ...{ min: 1, max: MAX_INT32, step: 1 },
+    help: "this many of the likeliest tokens",
+  },
   {
     name: "max_tokens",
     label: "Max tokens",
-    ...{ min: 1, step: 1 },
+    ...{ min: 1, max: MAX_INT32, step: 1 },
     help: "where an answer ends at the latest",
   },
-  { name: "seed", label: "Seed", step: 1, help: "the same seed, the same answer" },
+  {
+    name: "seed",
+    label: "Seed",
+    ...{ min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, step: 1 },
+    help: "the same seed, the same answer",
+  },
 ];
 
 export class Settings {
@@ -36,6 +49,13 @@ export class Settings {
     byId("open-settings").addEventListener("click", () => dialog.showModal());
     dialog.addEventListener("click", (event) => {
       if (event.target === dialog) dialog.close(); // beside the drawer
+    });
+    // A number that cannot be used must not get lost: the drawer stays open and says so.
+    dialog.addEventListener("close", () => {
+      const form = byId("settings-form");
+      if (form.checkValidity()) return;
+      dialog.showModal();
+      form.reportValidity();
     });
     byId("reset-settings").addEventListener("click", () => {
       this.#values = {};
@@ -127,25 +147,29 @@ export class Settings {
     const text = { type: "number", placeholder: "default", "aria-describedby": helpId };
     const input = el("input", { id, ...text, ...bounds });
     const unheard = { tabindex: -1, "aria-hidden": true }; // the number says the same
-    const range = slider && el("input", { type: "range", ...bounds, ...unheard });
+    const range = slider && el("input", { type: "range", ...slider, ...unheard });
+    const note = el("small", { id: helpId }, help);
     const value = this.#values[name];
     input.value = value ?? "";
     if (range) range.value = value ?? 1;
     input.addEventListener("input", () => {
-      const chosen = input.value !== "" && input.validity.valid;
-      this.#set(name, chosen ? input.valueAsNumber : undefined);
-      if (range && chosen) range.value = input.value;
+      const { valid } = input.validity;
+      note.textContent = valid ? help : input.validationMessage;
+      note.classList.toggle("invalid", !valid);
+      if (!valid) return;
+      this.#set(name, input.value === "" ? undefined : input.valueAsNumber);
+      if (range && input.value !== "") range.value = input.value;
     });
     range?.addEventListener("input", () => {
       input.value = range.value;
-      this.#set(name, range.valueAsNumber);
+      input.dispatchEvent(new Event("input"));
     });
     return el(
       "div",
       { class: slider ? "field" : "field half" },
       el("label", { for: id }, label),
       el("div", { class: "field-line" }, range || null, input),
-      el("small", { id: helpId }, help),
+      note,
     );
   }
 }
