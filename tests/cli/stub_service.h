@@ -26,7 +26,7 @@ class StubService : public GenerationService {
     return id;
   }
 
-  void CheckRoom() const override {}
+  void CheckRoom(int64_t) const override {}
 
   void Abort(RequestId id) override { aborted_.push_back(id); }
 

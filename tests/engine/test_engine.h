@@ -41,6 +41,7 @@ struct TestEngineOptions {
   KvCacheForm cache_form = KvCacheForm::kLatent;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   AcceptanceOptions acceptance = {};
+  std::optional<int32_t> max_num_queued_reqs = std::nullopt;
 };
 
 inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
@@ -92,6 +93,7 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
                      .tokens_ahead = parts.drafter ? parts.drafter->tokens_ahead() : 0,
                      .exact_prefix = options.exact_prefix};
   parts.prefix_caching = options.prefix_caching;
+  parts.max_num_queued_reqs = options.max_num_queued_reqs;
   return std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
 }
 

@@ -32,6 +32,30 @@ TEST(AdmissionTest, AFullQueueRefusesBeforeItReadsABody) {
   EXPECT_EQ(client.Post("/v1/completions", "no JSON").status, 400);
 }
 
+TEST(AdmissionTest, ARequestIsTakenWithAllItsChoicesOrNotAtAll) {
+  RunningServer running({.max_requests = 3, .held = true});
+  HttpClient first(running.port());
+  first.SendRequest("POST", "/v1/completions", R"({"prompt":"a","max_tokens":1})");
+  ASSERT_TRUE(Eventually([&] { return running.engine.num_running() == 1; }));
+  HttpClient client(running.port());
+  const ClientResponse full =
+      client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":1,"n":3})");
+  EXPECT_EQ(full.status, 503);
+  EXPECT_EQ(running.engine.num_running(), 1) << "none of the three was taken";
+  for (const char* too_much :
+       {R"({"prompt":"a","max_tokens":1,"n":4})", R"({"prompt":["a","b"],"max_tokens":1,"n":2})"}) {
+    const ClientResponse never = client.Post("/v1/completions", too_much);
+    EXPECT_EQ(never.status, 400) << too_much;
+    EXPECT_EQ(RefusalIn(never)["message"], "4 at a time are more than the queue takes");
+    EXPECT_FALSE(never.headers.contains("retry-after"));
+  }
+  running.engine.Release();
+  EXPECT_EQ(first.Receive().status, 200);
+  EXPECT_TRUE(Eventually([&] {
+    return client.Post("/v1/completions", R"({"prompt":"abc","max_tokens":1,"n":3})").status == 200;
+  }));
+}
+
 TEST(AdmissionTest, AKeyMayHaveSoManyRequests) {
   ServerOptions options = TestServerOptions();
   options.api_keys = {"one", "two"};

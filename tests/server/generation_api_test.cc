@@ -251,7 +251,8 @@ TEST(GenerationApiTest, RefusesBadRequestsWithOpenAiErrors) {
 }
 
 TEST(GenerationApiTest, TellsWhenTheEngineIsFull) {
-  RunningServer running({.step_time = std::chrono::milliseconds(1), .max_requests = 2});
+  RunningServer running(
+      {.step_time = std::chrono::milliseconds(1), .max_requests = 2, .refuses_late = true});
   HttpClient client(running.port());
   for (const char* stream : {"false", "true"}) {
     const ClientResponse response =

@@ -53,7 +53,7 @@ StubGenerationService::~StubGenerationService() {
 }
 
 RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink sink) {
-  CheckRoom();
+  RefuseTooMany(1);
   std::lock_guard<std::mutex> lock(mutex_);
   last_sampling_ = request.sampling;
   last_grammar_ = request.grammar;
@@ -70,8 +70,17 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
   return id;
 }
 
-void StubGenerationService::CheckRoom() const {
-  if (options_.max_requests && num_running_ >= *options_.max_requests) {
+void StubGenerationService::CheckRoom(int64_t count) const {
+  if (!options_.refuses_late) RefuseTooMany(count);
+}
+
+void StubGenerationService::RefuseTooMany(int64_t count) const {
+  if (!options_.max_requests) return;
+  const auto most = static_cast<int64_t>(*options_.max_requests);
+  if (count > std::max<int64_t>(most, 1)) {
+    throw InvalidArgument("{} at a time are more than the queue takes", count);
+  }
+  if (static_cast<int64_t>(num_running_) + count > most) {
     throw Error(ErrorCode::kOverloaded, "the queue is full");
   }
 }

@@ -39,9 +39,10 @@ class BytePromptEncoder : public PromptEncoder {
 struct StubOptions {
   int32_t tokens_per_step = 1;  // more than one looks like accepted drafts
   std::chrono::microseconds step_time{0};
-  std::optional<size_t> max_requests = std::nullopt;  // more are refused as kOverloaded
-  std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
-  bool held = false;                                  // no step runs before Release
+  std::optional<size_t> max_requests = std::nullopt;  // more at a time are refused
+  bool refuses_late = false;  // CheckRoom finds room always, as when another request comes between
+  std::optional<int64_t> fail_after = std::nullopt;  // tokens after which requests end by kError
+  bool held = false;                                 // no step runs before Release
 };
 
 class StubGenerationService : public GenerationService {
@@ -50,7 +51,7 @@ class StubGenerationService : public GenerationService {
   ~StubGenerationService() override;
 
   RequestId Submit(GenerationRequest request, OutputSink sink) override;
-  void CheckRoom() const override;
+  void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
   StepLog& step_log() override { return step_log_; }
@@ -77,6 +78,7 @@ class StubGenerationService : public GenerationService {
   };
 
   void Run();
+  void RefuseTooMany(int64_t count) const;
   OutputDelta Step(Request& request) const;
 
   const StubOptions options_;

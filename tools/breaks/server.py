@@ -187,7 +187,7 @@ BREAKS = (
                  "error.status == 503 || error.status == 429", "error.status == 429",
                  "AdmissionTest.AFullQueueRefusesBeforeItReadsABody"),
     server_break("503", "a full queue is noticed after the body is read", "request_starter.cc",
-                 "    service_.CheckRoom();  // before the work of reading the body\n", "",
+                 "    service_.CheckRoom(1);  // before the work of reading the body\n", "",
                  "AdmissionTest.AFullQueueRefusesBeforeItReadsABody"),
     server_break("503", "new requests are taken while the server stops", "api.cc",
                  "  if (draining_ && !is_get) return ErrorResponse(Unavailable());\n", "",

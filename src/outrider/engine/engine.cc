@@ -1,5 +1,6 @@
 #include "outrider/engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -25,17 +26,30 @@ struct Engine::Mailbox {
   std::condition_variable changed;
   std::vector<std::variant<Submission, RequestId>> messages;  // a RequestId asks to abort
   int64_t num_queued = 0;                                     // submissions among the messages
+  int64_t num_arriving = 0;  // submissions that the step that runs took; not in `counters` yet
   RequestId next_id = 1;
   bool woken = false;
   EngineCounters counters;
 
-  /// With `mutex`.
-  void CheckRoom(std::optional<int32_t> limit) const {
-    const int64_t waiting = counters.num_requests_waiting + num_queued;
-    if (!limit || waiting < *limit) return;
+  /// As Engine::CheckRoom. With `mutex`.
+  void CheckRoom(int64_t count, const EngineParts& parts) const {
+    if (!parts.max_num_queued_reqs) return;
+    const int64_t limit = *parts.max_num_queued_reqs;
+    const int64_t slots = parts.scheduler.max_num_seqs;
+    if (count > slots + limit) {
+      throw InvalidArgument(
+          "{} choices or prompts cannot be taken at a time: at most {} run and {} wait "
+          "(--max-num-seqs, --max-num-queued-reqs); ask for fewer in one request",
+          count, slots, limit);
+    }
+    // What is new takes free slots, unless some wait in spite of them, for room in the cache.
+    const int64_t waiting = counters.num_requests_waiting;
+    const int64_t free = waiting > 0 ? 0 : slots - counters.num_requests_running;
+    const int64_t unplaced = num_queued + num_arriving - free;  // below 0: so many slots are left
+    if (waiting + std::max<int64_t>(unplaced + count, 0) <= limit) return;
     throw Error(ErrorCode::kOverloaded,
                 fmt::format("{} requests are waiting (--max-num-queued-reqs {}): try again later",
-                            waiting, *limit));
+                            waiting + std::max<int64_t>(unplaced, 0), limit));
   }
 };
 
@@ -47,7 +61,7 @@ Engine::~Engine() = default;
 RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
   CheckRequest(request, core_->parts());
   const std::lock_guard lock(mailbox_->mutex);
-  mailbox_->CheckRoom(core_->parts().max_num_queued_reqs);
+  mailbox_->CheckRoom(1, core_->parts());
   const RequestId id = mailbox_->next_id++;
   mailbox_->messages.emplace_back(Mailbox::Submission{id, std::move(request), std::move(sink)});
   ++mailbox_->num_queued;
@@ -55,9 +69,9 @@ RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
   return id;
 }
 
-void Engine::CheckRoom() const {
+void Engine::CheckRoom(int64_t count) const {
   const std::lock_guard lock(mailbox_->mutex);
-  mailbox_->CheckRoom(core_->parts().max_num_queued_reqs);
+  mailbox_->CheckRoom(count, core_->parts());
 }
 
 void Engine::Abort(RequestId id) {
@@ -69,7 +83,7 @@ void Engine::Abort(RequestId id) {
 EngineCounters Engine::Counters() const {
   const std::lock_guard lock(mailbox_->mutex);
   EngineCounters counters = mailbox_->counters;
-  counters.num_requests_waiting += mailbox_->num_queued;
+  counters.num_requests_waiting += mailbox_->num_queued + mailbox_->num_arriving;
   return counters;
 }
 
@@ -78,7 +92,7 @@ bool Engine::Step() {
   {
     const std::lock_guard lock(mailbox_->mutex);
     messages.swap(mailbox_->messages);
-    mailbox_->num_queued = 0;
+    mailbox_->num_arriving = std::exchange(mailbox_->num_queued, 0);
   }
   for (auto& message : messages) {
     if (auto* submission = std::get_if<Mailbox::Submission>(&message)) {
@@ -90,6 +104,7 @@ bool Engine::Step() {
   const bool ran = core_->Step();
   const std::lock_guard lock(mailbox_->mutex);
   core_->ReadCounters(mailbox_->counters);
+  mailbox_->num_arriving = 0;
   return ran || !messages.empty();
 }
 
@@ -108,7 +123,8 @@ void Engine::Wake() {
 
 bool Engine::Idle() const {
   const std::lock_guard lock(mailbox_->mutex);
-  return mailbox_->messages.empty() && mailbox_->counters.num_requests_running == 0 &&
+  return mailbox_->messages.empty() && mailbox_->num_arriving == 0 &&
+         mailbox_->counters.num_requests_running == 0 &&
          mailbox_->counters.num_requests_waiting == 0;
 }
 

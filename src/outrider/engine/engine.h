@@ -21,7 +21,7 @@ class Engine : public GenerationService {
   ~Engine() override;
 
   RequestId Submit(GenerationRequest request, OutputSink sink) override;
-  void CheckRoom() const override;
+  void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
   StepLog& step_log() override;

@@ -70,8 +70,9 @@ class GenerationService {
   /// stopping.
   virtual RequestId Submit(GenerationRequest request, OutputSink sink) = 0;
 
-  /// Throws Error (kOverloaded) where Submit would, for a queue that is full now. Thread-safe.
-  virtual void CheckRoom() const = 0;
+  /// Throws Error where submitting `count` requests now would for want of room: kOverloaded for a
+  /// queue that is full, kInvalidArgument when it could never take so many at a time. Thread-safe.
+  virtual void CheckRoom(int64_t count) const = 0;
 
   /// Ends a request; its sink gets a last delta with FinishReason::kAbort unless it had finished.
   /// Thread-safe; unknown ids are ignored (the request may have just finished).

@@ -64,6 +64,7 @@ void GenerationResponse::Start(std::unique_ptr<openai::AnswerWriter> writer,
   has_written_.resize(requests.size());
   num_unfinished_ = requests.size();
   try {
+    service_.CheckRoom(static_cast<int64_t>(requests.size()));  // all of them or none
     for (size_t i = 0; i < requests.size() && !ended(); ++i) {
       timings_[i].last_token = std::chrono::steady_clock::now();
       const RequestId id = service_.Submit(

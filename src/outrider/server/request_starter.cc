@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/server/deferred_response.h"
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/parse_shared.h"
@@ -104,7 +105,7 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   auto response = std::make_shared<GenerationResponse>(
       service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission));
   try {
-    service_.CheckRoom();  // before the work of reading the body
+    service_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
     metrics_->CountRefusal();
     response->Fail(openai::FromError(error));
@@ -112,8 +113,9 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   }
   registry_.Add(request_id, response);
   auto body = std::make_shared<std::string>(std::move(request.body));
-  const bool taken = work_.TryAdd([this, kind, response, body] {
+  const bool taken = work_.TryAdd([this, kind, response, body, request_id] {
     if (response->ended()) return;
+    const LogRequestId scope(request_id);
     try {
       StartBody(response, kind, *body);
     } catch (const Error& error) {
