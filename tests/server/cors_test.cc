@@ -25,7 +25,8 @@ ServerOptions Allowing(std::vector<std::string> origins) {
 ClientResponse AskFrom(const std::string& origin, const RunningServer& running,
                        const std::string& method = "GET", const std::string& more = "") {
   HttpClient client(running.port());
-  client.Send(method + " /v1/models HTTP/1.1\r\nOrigin: " + origin + "\r\n" + more + "\r\n");
+  client.Send(method + " /v1/models HTTP/1.1\r\nHost: a\r\nOrigin: " + origin + "\r\n" + more +
+              "\r\n");
   return client.Receive();
 }
 
@@ -111,6 +112,12 @@ TEST(CorsTest, CredentialsGoWithOriginsByName) {
     ADD_FAILURE() << "credentials for every origin";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("--allow-credentials: browsers refuse"));
+  }
+  try {
+    const Cors none({.allow_credentials = true});
+    ADD_FAILURE() << "credentials for no origin";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--allow-credentials: has no effect without origins"));
   }
 }
 

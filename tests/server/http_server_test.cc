@@ -2,12 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -107,7 +112,7 @@ TEST(HttpServerTest, AcceptsABodyByteByByte) {
   RunningServer running;
   HttpClient client(running.port());
   const std::string request =
-      "POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\n\r\n{\"prompt\":\"ab\"}";
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{\"prompt\":\"ab\"}";
   for (const char c : request) client.Send(std::string_view(&c, 1));
   EXPECT_EQ(client.Receive().status, 200);
 }
@@ -116,10 +121,43 @@ TEST(HttpServerTest, SaysContinueBeforeALongBody) {
   RunningServer running;
   HttpClient client(running.port());
   client.Send(
-      "POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\nExpect: 100-continue\r\n\r\n");
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\nExpect: "
+      "100-continue\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 100);
   client.Send("{\"prompt\":\"ab\"}");
   EXPECT_EQ(client.Receive().status, 200);
+}
+
+// Each with the status that HTTP has for it, and the connection ends: where the body would end is
+// not known.
+TEST(HttpServerTest, RefusesHeadsThatHttpForbidsOrThatAskForMore) {
+  RunningServer running;
+  const std::vector<std::tuple<std::string, int, std::string>> cases = {
+      {"GET /health HTTP/1.1\r\n", 400, "one Host field"},
+      {"GET /health HTTP/1.1\r\nHost: a\r\nhost: b\r\n", 400, "one Host field"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\n", 415, "identity"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501,
+       "chunked only"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n", 501,
+       "chunked only"},
+      {"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400, "HTTP/1.0"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 200-ok\r\n", 417,
+       "100-continue"},
+  };
+  for (const auto& [head, status, reason] : cases) {
+    HttpClient client(running.port());
+    client.Send(head + "\r\n");
+    const ClientResponse response = client.Receive();
+    EXPECT_EQ(response.status, status) << head;
+    EXPECT_THAT(response.body, HasSubstr(reason));
+    if (status == 415) EXPECT_EQ(response.headers.at("accept-encoding"), "identity");
+    EXPECT_TRUE(client.AtEnd()) << head;
+  }
+  HttpClient plain(running.port());
+  plain.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Encoding: identity\r\n"
+      "Transfer-Encoding: Chunked\r\n\r\nf\r\n{\"prompt\":\"ab\"}\r\n0\r\n\r\n");
+  EXPECT_EQ(plain.Receive().status, 200);
 }
 
 TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
@@ -127,7 +165,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
   options.http.limits.max_body_bytes = 1000;
   RunningServer running({}, options);
   HttpClient announced(running.port());
-  announced.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n");
+  announced.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n");
   const ClientResponse response = announced.Receive();
   EXPECT_EQ(response.status, 413);
   EXPECT_THAT(response.body, HasSubstr("larger than 1000 bytes"));
@@ -135,7 +173,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
   EXPECT_TRUE(announced.AtEnd());
 
   HttpClient chunked(running.port());
-  chunked.Send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
   for (int i = 0; i < 3; ++i) chunked.Send("200\r\n" + std::string(512, ' ') + "\r\n");
   EXPECT_EQ(chunked.Receive().status, 413);
 
@@ -149,7 +187,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
 TEST(HttpServerTest, ARefusalReachesAClientThatIsStillSending) {
   RunningServer running;
   HttpClient client(running.port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 90000000\r\n\r\n");
+  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 90000000\r\n\r\n");
   for (int i = 0; i < 100; ++i) client.Send(std::string(50000, 'x'));
   EXPECT_EQ(client.Receive().status, 413);
 }
@@ -166,7 +204,7 @@ TEST(HttpServerTest, RefusesLargeHeads) {
 TEST(HttpServerTest, RefusesLargeHeadsThatComeInPieces) {
   RunningServer running;
   HttpClient client(running.port());
-  client.Send("GET /health HTTP/1.1\r\nX-One: " + std::string(3000, 'x') + "\r\nX-T");
+  client.Send("GET /health HTTP/1.1\r\nHost: a\r\nX-One: " + std::string(3000, 'x') + "\r\nX-T");
   std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the server takes the first field
   client.Send("wo: " + std::string(14000, 'x') + "\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 431);
@@ -177,7 +215,7 @@ TEST(HttpServerTest, AnEmptyLineBeforeARequestMayComeInPieces) {
   HttpClient client(running.port());
   client.Send("\r");
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  client.Send("\nGET /health HTTP/1.1\r\n\r\n");
+  client.Send("\nGET /health HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 200);
 }
 
@@ -188,10 +226,12 @@ TEST(HttpServerTest, RefusesWhatIsNotHttp) {
       "GET /health HTTP/2.0\r\n\r\n",
       "GET /health\r\n\r\n",
       "GET /health HTTP/1.1\r\nno colon\r\n\r\n",
-      "POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-      "POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-      "POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc",
-      "POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: "
+      "4\r\n\r\nabcd",
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: "
+      "chunked\r\n\r\nabc",
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
       std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15),
   };
   for (const std::string& request : requests) {
@@ -232,7 +272,7 @@ TEST(HttpServerTest, AnswersAClientThatOnlyClosedItsSide) {
   HttpClient client(running.port());
   // The end of what it sends is read while the first of these is answered.
   std::string requests;
-  for (int i = 0; i < 20; ++i) requests += "GET /version HTTP/1.1\r\n\r\n";
+  for (int i = 0; i < 20; ++i) requests += "GET /version HTTP/1.1\r\nHost: a\r\n\r\n";
   client.Send(requests);
   client.ShutdownSend();
   for (int i = 0; i < 20; ++i) ASSERT_EQ(client.Receive().status, 200) << i;
@@ -249,7 +289,7 @@ TEST(HttpServerTest, EndsSlowHeadsAndBodies) {
   EXPECT_EQ(slow_head.status, 408);
   EXPECT_THAT(slow_head.body, HasSubstr("head did not arrive in time"));
   HttpClient body(running.port());
-  body.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 15\r\n\r\n{");
+  body.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{");
   const ClientResponse slow_body = body.Receive();
   EXPECT_EQ(slow_body.status, 408);
   EXPECT_THAT(slow_body.body, HasSubstr("body did not arrive in time"));
@@ -290,20 +330,93 @@ TEST(HttpServerTest, SaysThatAnAddressCannotBeHad) {
   EXPECT_THROW(Server(options, running.engine, encoder), Error);
 }
 
-TEST(HttpServerTest, ListensOnAUnixSocket) {
-  const std::string path =
-      std::filesystem::temp_directory_path() / ("outrider-" + std::to_string(getpid()) + ".sock");
-  ServerOptions options = TestServerOptions();
-  options.http.uds = path;
+// A path for a unix socket, free at the beginning and at the end of a test.
+class UnixSocketTest : public ::testing::Test {
+ protected:
+  UnixSocketTest()
+      : path_(std::filesystem::temp_directory_path() /
+              ("outrider-" + std::to_string(getpid()) + ".sock")) {
+    options_.http.uds = path_;
+    std::filesystem::remove(path_);
+  }
+  ~UnixSocketTest() override { std::filesystem::remove(path_); }
+
+  void WriteFile() const { std::ofstream(path_) << "precious"; }
+  std::string ReadFile() const {
+    std::ifstream file(path_);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // What a server on the path says that cannot be.
+  std::string Failure() {
+    try {
+      const Server server(options_, engine_, encoder_);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "none";
+  }
+
+  const std::string path_;
+  ServerOptions options_ = TestServerOptions();
+  BytePromptEncoder encoder_;
+  StubGenerationService engine_{StubOptions{}};
+};
+
+TEST_F(UnixSocketTest, IsServedAndRemoved) {
   {
-    RunningServer running({}, options);
-    HttpClient client(path);
+    RunningServer running({}, options_);
+    HttpClient client(path_);
     EXPECT_EQ(client.Get("/health").status, 200);
     EXPECT_EQ(running.port(), 0);
-    BytePromptEncoder encoder;
-    EXPECT_THROW(Server(options, running.engine, encoder), Error);
+    EXPECT_THAT(Failure(), HasSubstr("is in use"));
+    EXPECT_EQ(client.Get("/health").status, 200) << "the other one took nothing away";
   }
-  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(UnixSocketTest, AFileThatIsNoSocketIsLeftAlone) {
+  WriteFile();
+  EXPECT_THAT(Failure(), HasSubstr("exists and is no socket"));
+  EXPECT_EQ(ReadFile(), "precious");
+  std::filesystem::remove(path_);
+  std::filesystem::create_symlink("/dev/null", path_);
+  EXPECT_THAT(Failure(), HasSubstr("exists and is no socket"));
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+}
+
+TEST_F(UnixSocketTest, WhatTookTheSocketsPlaceIsLeftAlone) {
+  {
+    RunningServer running({}, options_);
+    std::filesystem::remove(path_);
+    WriteFile();
+  }
+  EXPECT_EQ(ReadFile(), "precious");
+}
+
+TEST_F(UnixSocketTest, ASocketOfADeadServerIsReplaced) {
+  const int dead = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(dead, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  close(dead);
+  ASSERT_TRUE(std::filesystem::is_socket(path_));
+  RunningServer running({}, options_);
+  EXPECT_EQ(HttpClient(path_).Get("/health").status, 200);
+}
+
+TEST(HttpServerTest, AnAddressCanBeCheckedBeforeAServerIsMade) {
+  RunningServer running;
+  ServerOptions options = TestServerOptions();
+  HttpServer::CheckAddress(options.http);
+  options.http.port = running.port();
+  try {
+    HttpServer::CheckAddress(options.http);
+    ADD_FAILURE() << "two servers on one port";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("is in use"));
+  }
+  EXPECT_EQ(HttpClient(running.port()).Get("/health").status, 200);
 }
 
 TEST(HttpServerTest, RaisesTheLimitOfOpenFiles) {

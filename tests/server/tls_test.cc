@@ -114,6 +114,7 @@ TEST_F(TlsTest, PlainHttpIsToldSo) {
   const ClientResponse answer = client.Receive();
   EXPECT_EQ(answer.status, 400);
   EXPECT_THAT(answer.body, HasSubstr("https://"));
+  EXPECT_THAT(answer.body, HasSubstr(R"("code":null)"));
   // And serves on.
   EXPECT_THAT(Ask(running.port(), own.cert, nullptr, kHealth), HasSubstr("HTTP/1.1 200"));
 }

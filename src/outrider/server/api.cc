@@ -129,10 +129,12 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
 }
 
 HttpResponse Api::RefusalOf(int status, const std::string& message) {
-  return ErrorResponse({.status = status,
-                        .message = message,
-                        .param = "",
-                        .code = status == 413 ? "too_large" : ""});
+  HttpResponse response = ErrorResponse({.status = status,
+                                         .message = message,
+                                         .param = "",
+                                         .code = status == 413 ? "too_large" : ""});
+  if (status == 415) response.headers.push_back({"Accept-Encoding", "identity"});
+  return response;
 }
 
 std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) {

@@ -1,5 +1,6 @@
 #include "outrider/server/api_keys.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -32,12 +33,13 @@ ApiKeys::ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_reque
 }
 
 const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
-  constexpr std::string_view kScheme = "Bearer ";
   const std::string_view header = head.Header("Authorization").value_or("");
-  if (!header.starts_with(kScheme)) return nullptr;
+  const size_t space = std::min(header.find(' '), header.size());
+  if (!EqualIgnoringCase(header.substr(0, space), "Bearer")) return nullptr;
+  const size_t secret = std::min(header.find_first_not_of(' ', space), header.size());
   const Key* found = nullptr;
   for (const Key& key : keys_) {
-    if (SameSecret(header.substr(kScheme.size()), key.text)) found = &key;
+    if (SameSecret(header.substr(secret), key.text)) found = &key;
   }
   return found;
 }

@@ -21,6 +21,10 @@ bool HasAll(const std::vector<std::string>& list) { return HasOrAll(list, "*"); 
 }  // namespace
 
 Cors::Cors(CorsOptions options) : options_(std::move(options)) {
+  if (options_.allowed_origins.empty() && options_.allow_credentials) {
+    throw InvalidArgument(
+        "--allow-credentials: has no effect without origins; name them in --allowed-origins");
+  }
   if (HasAll(options_.allowed_origins) && options_.allow_credentials) {
     throw InvalidArgument(
         "--allow-credentials: browsers refuse credentials where every origin is allowed; name the "

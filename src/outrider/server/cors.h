@@ -13,7 +13,7 @@ namespace outrider {
 
 /// What pages of other origins may do. In each list "*" is all there are.
 struct CorsOptions {
-  /// As browsers write them ("https://example.org"); none: the other options have no effect.
+  /// As browsers write them ("https://example.org"); none: methods and headers have no effect.
   std::vector<std::string> allowed_origins;
   std::vector<std::string> allowed_methods = {"*"};
   std::vector<std::string> allowed_headers = {"*"};
@@ -24,7 +24,7 @@ struct CorsOptions {
 
 class Cors {
  public:
-  /// Throws Error (kInvalidArgument) for credentials with every origin.
+  /// Throws Error (kInvalidArgument) for credentials with every origin or with none.
   explicit Cors(CorsOptions options);
 
   /// What goes with every answer to a request; nothing for origins that are not allowed.

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/server/http_target.h"
+#include "outrider/server/http_head.h"
 
 namespace outrider {
 namespace {
@@ -239,6 +239,11 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
       SetTarget(message.target(), &request);
       for (const auto& field : message) {
         request.headers.push_back({std::string(field.name_string()), std::string(field.value())});
+      }
+      if (const auto fault = FindHeadFault(request, http_1_0_)) {
+        parser.refusal = server_.application->RefusalOf(fault->status, std::string(fault->reason));
+        keep_alive_ = false;
+        co_return std::nullopt;
       }
       cors_headers_ = server_.cors.HeadersFor(request);
       parser.refusal = server_.cors.AnswerPreflight(request);

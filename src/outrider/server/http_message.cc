@@ -5,12 +5,6 @@
 namespace outrider {
 namespace {
 
-bool EqualIgnoringCase(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](char x, char y) { return lower(x) == lower(y); });
-}
-
 class ReadyProducer : public HttpProducer {
  public:
   explicit ReadyProducer(HttpResponse response) : response_(std::move(response)) {}
@@ -29,6 +23,12 @@ class ReadyProducer : public HttpProducer {
 };
 
 }  // namespace
+
+bool EqualIgnoringCase(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](char x, char y) { return lower(x) == lower(y); });
+}
 
 std::optional<std::string_view> HttpRequest::Header(std::string_view name) const {
   for (const HttpHeader& header : headers) {

@@ -34,6 +34,9 @@ struct HttpResponse {
   std::string body;
 };
 
+/// Of ASCII letters: names of fields and much of what they hold have no case.
+bool EqualIgnoringCase(std::string_view a, std::string_view b);
+
 /// One step of an answer. A producer sets `head` once, before or with the first bytes of `body`.
 struct HttpOutput {
   std::optional<HttpResponse> head;  // its `body` is left empty
@@ -89,7 +92,7 @@ class HttpApplication {
   /// Starts answering. The body of an answer to HEAD is dropped by the HTTP layer.
   virtual std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) = 0;
 
-  /// The body of a response that the HTTP layer makes itself (400, 408, 413, 431).
+  /// A response that the HTTP layer makes itself (400, 408, 413, 415, 417, 431, 501).
   virtual HttpResponse RefusalOf(int status, const std::string& message) = 0;
 
   /// The server stops: from now on refuse what is new.

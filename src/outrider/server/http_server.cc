@@ -3,15 +3,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -24,6 +20,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/server/http_connection.h"
+#include "outrider/server/http_listener.h"
 #include "outrider/server/http_wake_list.h"
 #include "outrider/server/tls_context.h"
 
@@ -33,9 +30,6 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
-using Unix = asio::local::stream_protocol;
-using Protocol = asio::generic::stream_protocol;
-using Acceptor = asio::basic_socket_acceptor<Protocol>;
 using Clock = std::chrono::steady_clock;
 
 // How often deadlines are looked at, and how long a full process waits before it accepts again.
@@ -53,79 +47,19 @@ void RaiseOpenFileLimit() {
   }
 }
 
-void Listen(Acceptor& acceptor, const Protocol::endpoint& endpoint, bool reuse, error_code& error) {
-  if (!acceptor.open(endpoint.protocol(), error)) {
-    if (reuse) acceptor.set_option(asio::socket_base::reuse_address(true), error);
-    if (!error) acceptor.bind(endpoint, error);
-    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
-  }
-  if (error) {
-    error_code ignored;
-    acceptor.close(ignored);
-  }
-}
-
-void ListenOnTcp(asio::io_context& io, Acceptor& acceptor, const std::string& host, uint16_t port) {
-  error_code error;
-  tcp::resolver resolver(io);
-  const auto found = resolver.resolve(host, std::to_string(port), tcp::resolver::passive, error);
-  if (error) {
-    throw InvalidArgument("host \"{}\" is not an address of this machine: {}", host,
-                          error.message());
-  }
-  for (const auto& entry : found) {
-    Listen(acceptor, entry.endpoint(), true, error);
-    if (!error) return;
-  }
-  if (error == asio::error::address_in_use) {
-    throw InvalidArgument(
-        "port {} on {} is in use; stop what listens there or choose another --port", port, host);
-  }
-  throw InvalidArgument("cannot listen on {} port {}: {}", host, port, error.message());
-}
-
-void ListenOnUnixSocket(asio::io_context& io, Acceptor& acceptor, const std::string& path) {
-  Unix::endpoint endpoint;
-  try {
-    endpoint = Unix::endpoint(path);
-  } catch (const boost::system::system_error&) {
-    throw InvalidArgument("unix socket path \"{}\" is too long ({} bytes)", path, path.size());
-  }
-  error_code error;
-  Unix::socket probe(io);
-  probe.connect(endpoint, error);
-  if (!error) {
-    throw InvalidArgument(
-        "unix socket {} is in use; stop what listens there or choose another --uds", path);
-  }
-  if (error == asio::error::connection_refused) unlink(path.c_str());  // left by a dead server
-  Listen(acceptor, endpoint, false, error);
-  if (error) throw InvalidArgument("cannot listen on unix socket {}: {}", path, error.message());
-}
-
 }  // namespace
 
 class HttpServer::Impl {
  public:
   Impl(HttpServerOptions options, HttpApplication& application)
-      : options_(std::move(options)), acceptor_(io_), tick_(io_), stop_timer_(io_), signals_(io_) {
+      : options_(std::move(options)),
+        listener_(io_, options_),
+        tick_(io_),
+        stop_timer_(io_),
+        signals_(io_) {
     RaiseOpenFileLimit();
     state_.cors = Cors(options_.cors);
     if (options_.tls) state_.tls.emplace(MakeTlsContext(*options_.tls));
-    if (!options_.uds.empty()) {
-      ListenOnUnixSocket(io_, acceptor_, options_.uds);
-      address_ = "unix:" + options_.uds;
-    } else {
-      ListenOnTcp(io_, acceptor_, options_.host, options_.port);
-      tcp::endpoint bound;
-      const auto local = acceptor_.local_endpoint();
-      bound.resize(local.size());
-      std::memcpy(bound.data(), local.data(), local.size());
-      port_ = bound.port();
-      const bool ipv6 = options_.host.find(':') != std::string::npos;
-      const std::string shown = ipv6 ? fmt::format("[{}]", options_.host) : options_.host;
-      address_ = fmt::format("{}://{}:{}", options_.tls ? "https" : "http", shown, port_);
-    }
     state_.limits = options_.limits;
     state_.application = &application;
     state_.wake_list =
@@ -137,10 +71,7 @@ class HttpServer::Impl {
     state_.on_idle = [this](HttpConnection* connection) { OnFinished(connection); };
   }
 
-  ~Impl() {
-    state_.wake_list->Close();
-    if (!options_.uds.empty()) unlink(options_.uds.c_str());
-  }
+  ~Impl() { state_.wake_list->Close(); }
 
   void Run() {
     asio::co_spawn(io_, AcceptLoop(), RethrowFailure);
@@ -152,7 +83,7 @@ class HttpServer::Impl {
     }
     io_.run();
     error_code ignored;
-    acceptor_.close(ignored);  // who comes now is told by the system
+    listener_.acceptor().close(ignored);  // who comes now is told by the system
     // Answers that never finished: their requests must not run on in the engine.
     for (auto& [key, connection] : std::exchange(connections_, {})) connection->Close();
   }
@@ -161,8 +92,7 @@ class HttpServer::Impl {
     asio::post(io_, [this] { BeginStop(); });
   }
 
-  uint16_t port() const { return port_; }
-  const std::string& address() const { return address_; }
+  const HttpListener& listener() const { return listener_; }
 
  private:
   asio::awaitable<void> AcceptLoop() {
@@ -171,7 +101,8 @@ class HttpServer::Impl {
     for (;;) {
       HttpConnection::Socket socket(io_);
       error_code error;
-      co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
+      co_await listener_.acceptor().async_accept(socket,
+                                                 asio::redirect_error(asio::use_awaitable, error));
       if (error == asio::error::operation_aborted) co_return;
       if (error) {
         if (!std::exchange(warned, true)) {
@@ -251,14 +182,12 @@ class HttpServer::Impl {
   HttpServerOptions options_;
   HttpServerState state_;
   asio::io_context io_{1};
-  Acceptor acceptor_;
+  HttpListener listener_;
   asio::steady_timer tick_;
   asio::steady_timer stop_timer_;
   asio::signal_set signals_;
   Connections connections_;
   Connections to_finish_;  // at shutdown: those that had a request when it began
-  uint16_t port_ = 0;
-  std::string address_;
 };
 
 void HttpWaker::Wake() const { list_->Add(connection_); }
@@ -268,7 +197,12 @@ HttpServer::HttpServer(HttpServerOptions options, HttpApplication& application)
 HttpServer::~HttpServer() = default;
 void HttpServer::Run() { impl_->Run(); }
 void HttpServer::Stop() { impl_->Stop(); }
-uint16_t HttpServer::port() const { return impl_->port(); }
-std::string HttpServer::address() const { return impl_->address(); }
+uint16_t HttpServer::port() const { return impl_->listener().port(); }
+std::string HttpServer::address() const { return impl_->listener().address(); }
+
+void HttpServer::CheckAddress(const HttpServerOptions& options) {
+  asio::io_context io;
+  const HttpListener listener(io, options);
+}
 
 }  // namespace outrider

@@ -52,6 +52,10 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
+  /// Throws Error as the constructor does when the address cannot be had now: for finding that out
+  /// before long work. Listens for a moment; nothing is left of it.
+  static void CheckAddress(const HttpServerOptions& options);
+
   /// Serves until stopped. Call once; the calling thread is the I/O thread.
   void Run();
 

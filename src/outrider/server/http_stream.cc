@@ -19,7 +19,7 @@ constexpr std::string_view kPlainHttpAnswer =
     "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
     "\r\n"
     R"({"error":{"message":"this server speaks HTTPS: use https:// in its address",)"
-    R"("type":"invalid_request_error","param":null,"code":400}})";
+    R"("type":"invalid_request_error","param":null,"code":null}})";
 
 }  // namespace
 
