@@ -293,6 +293,25 @@ TEST(CommandLine, GenerateFieldsThatProcessLogits) {
   EXPECT_THAT(error("--logprobs-mode", "raw"), HasSubstr("processed_logprobs"));
 }
 
+TEST(CommandLine, RangesAreToldAsTheyAre) {
+  const auto generate = [](const std::string& flag, const std::string& value) {
+    return ErrorOf({"generate", "m", "--prompt", "x", flag, value});
+  };
+  for (const char* value : {"2", "0", "-1"}) {
+    EXPECT_THAT(generate("--top-p", value), HasSubstr("it must be above 0, at most 1"));
+  }
+  EXPECT_EQ(Parse({"generate", "m", "--prompt", "x", "--top-p", "1e-12"}).settings.generate.top_p,
+            1e-12);
+  EXPECT_EQ(
+      Parse({"generate", "m", "--prompt", "x", "--temperature", "7"}).settings.generate.temperature,
+      7);
+  EXPECT_EQ(Parse({"bench", "latency", "m", "--temperature", "7"}).settings.bench.temperature, 7);
+  EXPECT_THAT(generate("--temperature", "-1"), HasSubstr("it must be at least 0"));
+  EXPECT_THAT(generate("--temperature", "1e39"), HasSubstr("out of range"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--num-threads", "0"}), HasSubstr("from 1 to 1024"));
+  EXPECT_THAT(ErrorOf({"serve", "m", "--uds", ""}), HasSubstr("--uds: must not be empty"));
+}
+
 TEST(CommandLine, GenerateValues) {
   const GenerateSettings settings = Parse({"generate",
                                            "m",

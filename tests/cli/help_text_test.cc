@@ -29,6 +29,16 @@ TEST(HelpText, FitsInAHundredColumnsAndShowsEveryOption) {
   }
 }
 
+// What only one command has stands before what all share: host and port of serve on top.
+TEST(HelpText, ACommandsOwnOptionsComeFirst) {
+  EXPECT_THAT(CommandHelp(Command::kServe), HasSubstr("[OPTION ...]\n\nServer:\n  --host "));
+  EXPECT_THAT(CommandHelp(Command::kGenerate), HasSubstr("[OPTION ...]\n\nInput:\n  --prompt "));
+  for (const Command command : {Command::kServe, Command::kGenerate}) {
+    const std::string help = CommandHelp(command);
+    EXPECT_LT(help.find("\nModel:\n"), help.find("\nLogging:\n"));
+  }
+}
+
 // docs/configuration.md holds the table between two marks. With OUTRIDER_UPDATE_DOCS=1 this test
 // writes it anew instead of comparing.
 TEST(HelpText, TheDocumentedTableIsTheRealOne) {

@@ -367,6 +367,61 @@ TEST(GenerationApiTest, EchoesAndScoresPromptsAsLmEvalWants) {
   EXPECT_FALSE(body["choices"][0].contains("prompt_logprobs"));
 }
 
+// 256 is BOS, a special token; 195, 169 is "\u00e9".
+TEST(GenerationApiTest, OffsetsOfAnEchoAreThoseOfItsText) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const auto choice = [&](const std::string& fields) {
+    const ClientResponse response = client.Post(
+        "/v1/completions", R"({"max_tokens":2,"echo":true,"logprobs":0,)" + fields + "}");
+    EXPECT_EQ(response.status, 200) << response.body;
+    return json::parse(response.body)["choices"][0];
+  };
+  // The BOS that the tokenizer adds is a token of the prompt and no part of the text.
+  const json text = choice(R"("prompt":"ab")");
+  EXPECT_EQ(text["text"], "aba");
+  EXPECT_EQ(text["logprobs"]["tokens"], (json{"<bos>", "a", "b", "<bos>", "a"}));
+  EXPECT_EQ(text["logprobs"]["text_offset"], (json{0, 0, 1, 2, 2}));
+  const json ids = choice(R"("prompt":[97,256,195,169,98])");
+  EXPECT_EQ(ids["text"], "a\u00e9ba");
+  EXPECT_EQ(ids["logprobs"]["text_offset"], (json{0, 1, 1, 2, 2, 3, 4}));
+  const json shown = choice(R"("prompt":[97,256],"skip_special_tokens":false)");
+  EXPECT_EQ(shown["text"], "a<bos>a<bos>");
+  EXPECT_EQ(shown["logprobs"]["text_offset"], (json{0, 1, 6, 7}));
+  const json cut = choice(R"("prompt":"xyab","truncate_prompt_tokens":2)");
+  EXPECT_EQ(cut["text"], "abab");
+  EXPECT_EQ(cut["logprobs"]["text_offset"], (json{0, 1, 2, 3}));
+}
+
+TEST(GenerationApiTest, AnswersInAChatBeginWithTheEchoedMessage) {
+  RunningServer running;
+  HttpClient client(running.port());
+  const std::string body =
+      R"({"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"So \"x"}],)"
+      R"("continue_final_message":true,"max_tokens":2,"n":2,"echo":true)";
+  const json whole = json::parse(client.Post("/v1/chat/completions", body + "}").body);
+  for (const json& choice : whole["choices"]) {
+    EXPECT_EQ(choice["message"]["content"], "So \"xSo");
+  }
+  std::map<int, std::string> texts;
+  for (const std::string& event :
+       EventsOf(client.Post("/v1/chat/completions", body + R"(,"stream":true})").body)) {
+    if (event == "[DONE]") break;
+    const json chunk = json::parse(event);
+    for (const json& choice : chunk["choices"]) {
+      texts[choice["index"]] += choice["delta"].value("content", "");
+    }
+  }
+  EXPECT_EQ(texts, (std::map<int, std::string>{{0, "So \"xSo"}, {1, "So \"xSo"}}));
+  // A question is not the assistant's to repeat.
+  const json question = json::parse(
+      client
+          .Post("/v1/chat/completions",
+                R"({"messages":[{"role":"user","content":"ab"}],"max_tokens":2,"echo":true})")
+          .body);
+  EXPECT_EQ(question["choices"][0]["message"]["content"], "ab");
+}
+
 TEST(GenerationApiTest, EchoesATextAndNothingElseForMaxTokens0) {
   RunningServer running;
   HttpClient client(running.port());

@@ -13,6 +13,7 @@ namespace outrider::openai {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -243,10 +244,10 @@ TEST(ParseRequestTest, NullIsTheSameAsLeavingOut) {
 TEST(ParseRequestTest, RefusesWrongTypesAndRanges) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"(,"temperature":"1")", "temperature | temperature: must be a number, not \"1\""},
-      {R"(,"temperature":2.5)",
-       "temperature | temperature: 2.5 is out of range: must be from 0 to 2"},
       {R"(,"temperature":-0.1)",
-       "temperature | temperature: -0.1 is out of range: must be from 0 to 2"},
+       "temperature | temperature: -0.1 is out of range: must be a finite number, at least 0"},
+      {R"(,"temperature":1e39)",
+       "temperature | temperature: 1e+39 is out of range: must be a finite number, at least 0"},
       {R"(,"top_p":0)", "top_p | top_p: 0 is out of range: must be above 0, at most 1"},
       {R"(,"top_p":1.01)", "top_p | top_p: 1.01 is out of range: must be from 0 to 1"},
       {R"(,"top_k":-2)", "top_k | top_k: -2 is out of range: must be from -1 to 2147483647"},
@@ -308,13 +309,61 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
                             R"("repetition_penalty":1.0,"logit_bias":{},"min_tokens":0,)"
                             R"("best_of":1,"suffix":null,"response_format":{"type":"text"})"),
             "no error");
-  for (const char* field : {R"("functions":[{"name":"f"}])", R"("chat_template":"x")",
-                            R"("echo":true)", R"("modalities":["audio"])"}) {
+  for (const char* field :
+       {R"("functions":[{"name":"f"}])", R"("chat_template":"x")", R"("vllm_xargs":{"a":1})",
+        R"("logits_processors":["a"])", R"("modalities":["audio"])"}) {
     EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
   }
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
-                      R"("modalities":["text"],"service_tier":"auto","store":false)"),
+                      R"("modalities":["text"],"service_tier":"auto","store":false,)"
+                      R"("vllm_xargs":{},"logits_processors":[],"media_io_kwargs":{},)"
+                      R"("mm_processor_kwargs":{"num_crops":4})"),
             "no error");
+  EXPECT_EQ(CompletionError(R"(,"vllm_xargs":{},"logits_processors":[])"), "no error");
+  EXPECT_THAT(ChatError(R"(,"mm_processor_kwargs":4)"), HasSubstr("must be an object, not 4"));
+}
+
+TEST(ParseRequestTest, AnyFiniteTemperatureThatIsNotNegative) {
+  EXPECT_EQ(Completion(R"(,"temperature":2.5)").sampling.temperature, 2.5F);
+  EXPECT_EQ(Completion(R"(,"temperature":1e38)").sampling.temperature, 1e38F);
+}
+
+TEST(ParseRequestTest, VerbosityGoesToTheTemplate) {
+  EXPECT_EQ(Chat(R"(,"verbosity":"low")").chat.template_arguments_json, R"({"verbosity":"low"})");
+  EXPECT_EQ(Chat("").chat.template_arguments_json, "{}");
+  EXPECT_EQ(ChatError(R"(,"verbosity":"loud")"),
+            R"(verbosity | verbosity: "loud" is unknown; use "low", "medium" or "high")");
+  const auto response = [](const std::string& text) {
+    return ParseResponseRequest(R"({"input":"hi","text":)" + text + "}", Limits());
+  };
+  EXPECT_EQ(response(R"({"verbosity":"high"})").chat.template_arguments_json,
+            R"({"verbosity":"high"})");
+}
+
+TEST(ParseRequestTest, AnEchoIsTheAssistantsLastMessage) {
+  const auto echoed = [](const std::string& last) {
+    return ParseChatRequest(
+               R"({"echo":true,"messages":[{"role":"user","content":"q"},)" + last + "]}", Limits())
+        .answer.echoed_message;
+  };
+  EXPECT_EQ(echoed(R"({"role":"assistant","content":"So"})"), "So");
+  EXPECT_EQ(echoed(R"({"role":"assistant","content":[{"type":"text","text":"So"}]})"), "So");
+  EXPECT_EQ(echoed(R"({"role":"user","content":"So"})"), "");
+}
+
+TEST(ParseRequestTest, UnknownFieldsCanBeIgnored) {
+  RequestLimits limits = Limits();
+  limits.ignore_unknown_fields = true;
+  const TokenRequest chat = ParseChatRequest(
+      R"({"messages":[{"role":"user","content":"hi","when":1}],"max_token":1,"top_p":0.5})",
+      limits);
+  EXPECT_EQ(chat.sampling.top_p, 0.5F);
+  EXPECT_EQ(ParseResponseRequest(R"({"input":[{"role":"user","content":"hi","mood":1}]})", limits)
+                .chat.messages_json,
+            R"([{"content":"hi","role":"user"}])");
+  // What is known is as strict as ever.
+  EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","top_p":7})", limits), RequestError);
+  EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","best_of":7})", limits), RequestError);
 }
 
 TEST(ParseRequestTest, ReadsIdsIntervalsAndTruncation) {
@@ -359,7 +408,11 @@ TEST(ParseRequestTest, RefusesPromptsOfOtherShapes) {
 
 TEST(ParseRequestTest, RefusesWhatIsNotAJsonObject) {
   EXPECT_THAT(BodyError(""), HasSubstr("the request body is empty"));
-  EXPECT_THAT(BodyError("{\n\"prompt\":"), HasSubstr("not valid JSON: error at line 2"));
+  EXPECT_THAT(BodyError("{\n\"prompt\":"), HasSubstr("not valid JSON: line 2, column 10: "));
+  EXPECT_THAT(BodyError(R"({"prompt":)"),
+              AllOf(HasSubstr("line 1, column 11: "), HasSubstr("unexpected end of input")));
+  EXPECT_THAT(BodyError(R"({'prompt':1})"), HasSubstr("line 1, column 2: "));
+  EXPECT_LT(BodyError("{\"" + std::string(10000, 'x')).size(), 400U) << "quotes it all";
   EXPECT_THAT(BodyError("[1]"), HasSubstr("must be a JSON object, not an array"));
   EXPECT_THAT(BodyError("{} {}"), HasSubstr("not valid JSON"));
   EXPECT_THAT(BodyError("{\"prompt\":\"\xff\"}"), HasSubstr("not valid JSON"));

@@ -101,5 +101,23 @@ TEST(RequestLogTest, ADisconnectIsReportedToo) {
             std::string::npos);
 }
 
+TEST(RequestLogTest, UnknownFieldsAreIgnoredWithAWarningEach) {
+  const std::vector<json> lines = LinesOf([] {
+    ServerOptions options = TestServerOptions();
+    options.ignore_unknown_fields = true;
+    RunningServer running({}, options);
+    const ClientResponse response =
+        HttpClient(running.port())
+            .Post("/v1/completions", R"({"prompt":"ab","max_token":1,"a\nb":{"c":1}})",
+                  "X-Request-Id: odd-1\r\n");
+    EXPECT_EQ(response.status, 200) << response.body;
+  });
+  const std::vector<json> warnings = About(lines, "odd-1");
+  ASSERT_EQ(warnings.size(), 2U);
+  EXPECT_EQ(warnings[0]["message"], R"("a\nb": unknown field of a request, ignored)");
+  EXPECT_EQ(warnings[1]["message"], R"("max_token": unknown field of a request, ignored)");
+  EXPECT_EQ(warnings[0]["level"], "warning");
+}
+
 }  // namespace
 }  // namespace outrider

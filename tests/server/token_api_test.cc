@@ -48,7 +48,7 @@ TEST(TokenApiTest, GeneratesTokensFromTokens) {
   EXPECT_THAT(client.Post("/generate", R"({"token_ids":[1],"temperature":0})").body,
               HasSubstr("temperature: unknown field"));
   EXPECT_THAT(
-      client.Post("/generate", R"({"token_ids":[1],"sampling_params":{"temperature":9}})").body,
+      client.Post("/generate", R"({"token_ids":[1],"sampling_params":{"temperature":-9}})").body,
       HasSubstr("sampling_params.temperature"));
 }
 

@@ -34,7 +34,7 @@ std::vector<OptionRow> BenchOptionRows() {
        "template",
        bench, [](Settings& s, const OptionValue& v) { s.bench.prompts_file = Text(v); }},
       {"temperature", one, "Load", "T", fmt::to_string(defaults.temperature), "0 is greedy", bench,
-       [](Settings& s, const OptionValue& v) { s.bench.temperature = Number(v, 0, 2); }},
+       [](Settings& s, const OptionValue& v) { s.bench.temperature = Temperature(v); }},
       {"ignore-eos", OptionKind::kSwitch, "Load", "", "",
        "With --prompts-file, run every answer to --output-len", bench,
        [](Settings& s, const OptionValue& v) { s.bench.ignore_eos = Switch(v); }},

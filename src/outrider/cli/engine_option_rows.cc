@@ -135,7 +135,7 @@ std::vector<OptionRow> EngineOptionRows() {
        }},
       {"num-threads", one, "Batching", "N", "all processors this process may use",
        "Threads that compute", all,
-       [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 0, 1024); }},
+       [](Settings& s, const OptionValue& v) { s.engine.num_threads = Int32(v, 1, 1024); }},
       {"pin-threads", OptionKind::kSwitch, "Batching", "", "on",
        "Bind compute threads to processors, when they are as many as this process may use", all,
        [](Settings& s, const OptionValue& v) { s.engine.pin_threads = Switch(v); }},

@@ -109,7 +109,6 @@ int RunGenerate(const Settings& settings) {
   }
   std::cout.flush();
   std::cerr << FiguresLine(result) << '\n';
-  if (!std::cout) throw InvalidArgument("standard output cannot be written to");
   if (result.finish_reason == FinishReason::kError) {
     SPDLOG_ERROR("the request failed: {}", std::get<std::string>(result.stop_reason));
     return 1;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "outrider/cli/option_table.h"
@@ -62,6 +63,15 @@ std::vector<std::string> Groups(Predicate wanted) {
     }
   }
   return groups;
+}
+
+/// Whether a group has options of the engine, which commands share.
+bool IsShared(const std::string& group) {
+  const std::span<const OptionRow> rows = OptionTable();
+  return std::any_of(rows.begin(), rows.end(), [&](const OptionRow& row) {
+    return row.group == group && row.commands.Has(Command::kServe) &&
+           row.commands.Has(Command::kGenerate);
+  });
 }
 
 /// Commands of a row, the two of bench that take a model as one.
@@ -140,7 +150,10 @@ std::string CommandHelp(Command command) {
   const auto wanted = [command](const OptionRow& row) {
     return row.commands.Has(command) && row.name != "model";
   };
-  for (const std::string& group : Groups(wanted)) {
+  std::vector<std::string> groups = Groups(wanted);
+  std::stable_partition(groups.begin(), groups.end(),
+                        [](const std::string& group) { return !IsShared(group); });
+  for (const std::string& group : groups) {
     out += fmt::format("\n{}:\n", group);
     for (const OptionRow& row : OptionTable()) {
       if (wanted(row) && row.group == group) {

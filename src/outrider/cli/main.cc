@@ -2,6 +2,7 @@
 // one line on standard error and status 2.
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,14 @@ int Run(const Invocation& invocation) {
 int main(int argc, char** argv) {
   try {
     const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-    return outrider::cli::Run(
+    const int status = outrider::cli::Run(
         outrider::cli::ParseCommandLine(arguments, outrider::cli::ProcessEnvironment));
+    // What was printed may be in a buffer still, and a full disk shows only now.
+    std::cout.flush();
+    if (!std::cout || std::fflush(stdout) != 0) {
+      throw outrider::InvalidArgument("standard output cannot be written to");
+    }
+    return status;
   } catch (const outrider::Error& error) {
     std::fprintf(stderr, "outrider: error: %s\n", error.what());
     return 2;

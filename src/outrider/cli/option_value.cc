@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -83,11 +84,21 @@ double ParseNumber(std::string_view where, std::string_view text, double min, do
   if (!ParseAll(Trim(text), value) || !std::isfinite(value)) {
     throw InvalidArgument("{}: '{}' is not a number", where, text);
   }
+  if (value < min && max >= std::numeric_limits<float>::max()) {
+    throw InvalidArgument("{}: {} is too small; it must be at least {}", where, text, min);
+  }
   if (value < min || value > max) {
     throw InvalidArgument("{}: {} is out of range; it must be from {} to {}", where, text, min,
                           max);
   }
   return value;
+}
+
+double ParseShare(std::string_view where, std::string_view text) {
+  constexpr double kAny = std::numeric_limits<double>::max();
+  const double value = ParseNumber(where, text, -kAny, kAny);
+  if (value > 0 && value <= 1) return value;
+  throw InvalidArgument("{}: {} is out of range; it must be above 0, at most 1", where, text);
 }
 
 int64_t ParseSize(std::string_view where, std::string_view text) {

@@ -22,6 +22,9 @@ uint64_t ParseUnsigned(std::string_view where, std::string_view text);
 /// A finite number in [min, max].
 double ParseNumber(std::string_view where, std::string_view text, double min, double max);
 
+/// A number above 0, at most 1.
+double ParseShare(std::string_view where, std::string_view text);
+
 /// Bytes: a number of at least 1 byte with an optional unit. K, M, G, T and KiB, MiB, GiB, TiB are
 /// powers of 1024; KB, MB, GB, TB powers of 1000. Case does not matter: "512M", "4GiB", "1.5g".
 int64_t ParseSize(std::string_view where, std::string_view text);

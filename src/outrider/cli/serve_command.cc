@@ -34,16 +34,23 @@ std::optional<TlsFiles> TlsFilesOf(const ServeSettings& serve) {
   return std::nullopt;
 }
 
+HttpServerOptions MakeHttpOptions(const ServeSettings& serve) {
+  HttpServerOptions http;
+  http.host = serve.host;
+  http.port = serve.port;
+  http.uds = serve.uds;
+  http.shutdown_seconds = serve.shutdown_timeout;
+  http.handle_signals = true;
+  http.cors = serve.cors;
+  http.tls = TlsFilesOf(serve);
+  return http;
+}
+
 ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& loaded) {
   const ServeSettings& serve = settings.serve;
   ServerOptions options;
-  options.http.host = serve.host;
-  options.http.port = serve.port;
-  options.http.uds = serve.uds;
-  options.http.shutdown_seconds = serve.shutdown_timeout;
-  options.http.handle_signals = true;
-  options.http.cors = serve.cors;
-  options.http.tls = TlsFilesOf(serve);
+  options.http = MakeHttpOptions(serve);
+  options.ignore_unknown_fields = serve.ignore_unknown_fields;
   options.log_requests = serve.log_requests;
   options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
   options.served_model_names = serve.served_model_names;
@@ -67,9 +74,11 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
 int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults) {
   SPDLOG_INFO("Outrider " OUTRIDER_VERSION ", non-default options: {}",
               fmt::join(non_defaults, ", "));
-  // Loading a model takes long; bad files and options show before it.
-  if (const auto tls = TlsFilesOf(settings.serve)) MakeTlsContext(*tls);
-  const Cors cors(settings.serve.cors);
+  // Loading a model takes long; bad files and options, and a port in use, show before it.
+  const HttpServerOptions http = MakeHttpOptions(settings.serve);
+  if (http.tls) MakeTlsContext(*http.tls);
+  const Cors cors(http.cors);
+  HttpServer::CheckAddress(http);
   const ApiKeys keys(settings.serve.api_keys, settings.serve.max_num_reqs_per_key);
   const LoadedEngine loaded =
       LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kLines));

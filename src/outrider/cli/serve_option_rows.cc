@@ -93,7 +93,7 @@ std::vector<OptionRow> ServeOptionRows() {
        "Port to listen on; 0 takes a free one", serve,
        [](Settings& s, const OptionValue& v) { s.serve.port = ParsePort(v); }},
       {"uds", one, "Server", "PATH", "", "Unix socket to listen on instead of host and port", serve,
-       [](Settings& s, const OptionValue& v) { s.serve.uds = Text(v); }},
+       [](Settings& s, const OptionValue& v) { s.serve.uds = NonEmptyText(v); }},
       {"api-key", many, "Server", "KEY", "",
        "Keys of which requests must bring one as a bearer token (all but /health and the web page)",
        serve, [](Settings& s, const OptionValue& v) { s.serve.api_keys = NonEmptyTexts(v); },
@@ -152,6 +152,10 @@ std::vector<OptionRow> ServeOptionRows() {
       {"max-logprobs", one, "Server", "N", fmt::to_string(engine_defaults.max_logprobs),
        "Most log-probabilities per token that a request may ask for", serve,
        [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
+      {"ignore-unknown-fields", OptionKind::kSwitch, "Server", "", "",
+       "Take requests with fields that this server does not know, with a warning for each; without "
+       "it they are refused",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.ignore_unknown_fields = Switch(v); }},
       {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
        "What responses tell about their own speculation, in metrics.speculative_decoding; detailed "
        "adds every step's drafts",

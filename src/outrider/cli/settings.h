@@ -47,6 +47,7 @@ struct ServeSettings {
   std::string ssl_keyfile;                      // empty: in ssl_certfile
   std::string ssl_ca_certs;                     // empty: clients need no certificate
   bool log_requests = false;
+  bool ignore_unknown_fields = false;
   std::string otlp_traces_endpoint;             // empty: no traces
   std::vector<std::string> served_model_names;  // empty: the model path as given
   double shutdown_timeout = 30;                 // seconds that running requests get to finish

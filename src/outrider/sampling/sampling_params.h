@@ -15,7 +15,7 @@ struct TokenBias {
 };
 
 struct SamplingParams {
-  float temperature = 1.0F;  // [0, 2]; 0 is greedy
+  float temperature = 1.0F;  // at least 0, finite; 0 is greedy
   int32_t top_k = 0;         // >= 1, or 0 for all tokens
   float top_p = 1.0F;        // (0, 1]
   float min_p = 0.0F;        // [0, 1]: keep tokens with p >= min_p * max p

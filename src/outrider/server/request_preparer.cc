@@ -12,6 +12,7 @@
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/chat_writer.h"
 #include "outrider/server/openai/completion_writer.h"
+#include "outrider/server/openai/logprobs_json.h"
 #include "outrider/server/openai/raw_json.h"
 #include "outrider/server/openai/response_writer.h"
 #include "outrider/server/openai/token_writer.h"
@@ -120,10 +121,35 @@ OutputTask RequestPreparer::TaskOf(const TokenRequest& request, std::string_view
   return task;
 }
 
-std::string RequestPreparer::TextOf(std::span<const int32_t> token_ids) const {
+std::string RequestPreparer::TextOf(std::span<const int32_t> token_ids, bool skip_special) const {
   std::string bytes;
-  for (const int32_t id : token_ids) bytes += encoder_.TokenBytes(id);
+  for (const int32_t id : token_ids) {
+    if (!skip_special || !encoder_.IsSpecial(id)) bytes += encoder_.TokenBytes(id);
+  }
   return ReplaceInvalidUtf8(bytes);
+}
+
+openai::EchoedPrompt RequestPreparer::EchoTokens(std::span<const int32_t> token_ids,
+                                                 bool skip_special) const {
+  openai::EchoedPrompt echo{TextOf(token_ids, skip_special), {}};
+  for (const int32_t id : token_ids) {
+    echo.token_characters.push_back(openai::TokenCharacters(id, encoder_, skip_special));
+  }
+  return echo;
+}
+
+// The text as it came, special tokens that it spells included; what the tokenizer put around it is
+// no part of it.
+openai::EchoedPrompt RequestPreparer::EchoText(const std::string& text,
+                                               std::span<const int32_t> token_ids) const {
+  const std::vector<int32_t> own = encoder_.EncodeText(text, /*add_special_tokens=*/false);
+  const auto begin = std::search(token_ids.begin(), token_ids.end(), own.begin(), own.end());
+  openai::EchoedPrompt echo{text, std::vector<int32_t>(token_ids.size(), 0)};
+  auto characters = echo.token_characters.begin() + (begin - token_ids.begin());
+  for (size_t i = 0; i < own.size() && characters != echo.token_characters.end(); ++i) {
+    *characters++ = openai::TokenCharacters(own[i], encoder_, /*skip_special=*/false);
+  }
+  return echo;
 }
 
 // Fills info's prompts.
@@ -142,7 +168,9 @@ OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerI
                                    : std::move(std::get<std::vector<int32_t>>(prompt));
     const bool truncated = Truncate(*request, max_model_len_, &ids);
     if (request->answer.echo) {
-      info->prompt_texts.push_back(text != nullptr && !truncated ? std::move(*text) : TextOf(ids));
+      info->echoed_prompts.push_back(text != nullptr && !truncated
+                                         ? EchoText(*text, ids)
+                                         : EchoTokens(ids, request->sampling.skip_special_tokens));
     }
     info->prompts.push_back(std::move(ids));
   }

@@ -41,12 +41,14 @@ class RequestPreparer {
   PreparedRequest Prepare(AnswerKind kind, openai::TokenRequest request, openai::AnswerInfo info,
                           const std::shared_ptr<const CompiledGrammar>& grammar) const;
 
-  /// The text of tokens, special ones included.
-  std::string TextOf(std::span<const int32_t> token_ids) const;
+  /// The text of tokens, special ones included unless `skip_special`.
+  std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;
 
  private:
   OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
   OutputTask EncodePrompts(openai::TokenRequest* request, openai::AnswerInfo* info) const;
+  openai::EchoedPrompt EchoTokens(std::span<const int32_t> token_ids, bool skip_special) const;
+  openai::EchoedPrompt EchoText(const std::string& text, std::span<const int32_t> token_ids) const;
 
   const PromptEncoder& encoder_;
   const OutputFormat format_;

@@ -32,6 +32,7 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.limits.num_speculative_tokens = options.num_speculative_tokens;
   api.limits.speculation_metrics = options.speculation_metrics;
   api.limits.defaults = options.sampling_defaults;
+  api.limits.ignore_unknown_fields = options.ignore_unknown_fields;
   return api;
 }
 

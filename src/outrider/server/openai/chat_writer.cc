@@ -103,6 +103,12 @@ void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string
                     index),
         options().return_token_ids ? R"(,"prompt_token_ids":)" + IdsJson(PromptOf(index)) : "",
         out);
+    if (!options().echoed_message.empty()) {
+      WriteChunk(fmt::format(R"({{"index":{},"delta":{{"content":{}}},)"
+                             R"("logprobs":null,"finish_reason":null}})",
+                             index, JsonString(options().echoed_message)),
+                 "", out);
+    }
   }
   std::vector<std::string> deltas = Deltas(index, choices_[index].reader.Take(delta));
   if (deltas.empty()) {
@@ -123,7 +129,7 @@ void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string
 }
 
 std::string ChatWriter::MessageJson(size_t index, const std::vector<OutputPiece>& pieces) {
-  std::string content;
+  std::string content = options().echoed_message;
   std::string reasoning;
   std::string calls;
   for (size_t i = 0; i < pieces.size();) {

@@ -14,6 +14,12 @@
 
 namespace outrider::openai {
 
+/// A prompt as the answer repeats it.
+struct EchoedPrompt {
+  std::string text;
+  std::vector<int32_t> token_characters;  // how many characters of the text each token stands for
+};
+
 struct AnswerInfo {
   std::string id;  // "chatcmpl-..." or "cmpl-..."
   std::string model;
@@ -21,7 +27,7 @@ struct AnswerInfo {
   AnswerOptions options;
   int32_t n = 1;                              // choices per prompt
   std::vector<std::vector<int32_t>> prompts;  // choice i answers prompt i / n
-  std::vector<std::string> prompt_texts;      // completions, to echo: one per prompt
+  std::vector<EchoedPrompt> echoed_prompts;   // completions, to echo: one per prompt
 };
 
 class ChoicesWriter : public AnswerWriter {

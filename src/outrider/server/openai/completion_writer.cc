@@ -14,6 +14,10 @@ CompletionWriter::CompletionWriter(AnswerInfo info, const PromptEncoder& encoder
     : ChoicesWriter(std::move(info), encoder, {"text_completion", "text_completion"}),
       choices_(this->info().prompts.size() * static_cast<size_t>(this->info().n)) {}
 
+const EchoedPrompt& CompletionWriter::EchoOf(size_t index) const {
+  return info().echoed_prompts[index / static_cast<size_t>(info().n)];
+}
+
 // Puts the prompt's text before the first delta's; echo_only leaves nothing else.
 void CompletionWriter::Echo(size_t index, OutputDelta* delta) {
   if (options().echo_only) {
@@ -25,7 +29,7 @@ void CompletionWriter::Echo(size_t index, OutputDelta* delta) {
     delta->stop_reason = std::monostate();
   }
   if (!std::exchange(choices_[index].echoed, true)) {
-    delta->text.insert(0, info().prompt_texts[index / static_cast<size_t>(info().n)]);
+    delta->text.insert(0, EchoOf(index).text);
   }
 }
 
@@ -46,13 +50,22 @@ std::string CompletionWriter::Body(std::vector<OutputDelta> choices) {
 std::string CompletionWriter::LogprobsJson(size_t index, const OutputDelta& delta, bool first) {
   const bool echo = options().echo && first;
   if (!options().logprobs || (delta.logprobs.empty() && !echo)) return "null";
-  int64_t* const text_offset = &choices_[index].text_offset;
-  if (!echo) {
-    return CompletionLogprobsJson(std::nullopt, delta.logprobs, encoder(), text_offset);
+  std::optional<int32_t> first_token;
+  std::vector<PositionLogprobs> positions;
+  std::vector<int32_t> characters;
+  if (echo) {
+    first_token = PromptOf(index).front();
+    positions = delta.prompt_logprobs;
+    characters = EchoOf(index).token_characters;
   }
-  std::vector<PositionLogprobs> positions = delta.prompt_logprobs;
-  positions.insert(positions.end(), delta.logprobs.begin(), delta.logprobs.end());
-  return CompletionLogprobsJson(PromptOf(index).front(), positions, encoder(), text_offset);
+  for (const PositionLogprobs& position : delta.logprobs) {
+    const int32_t token = position.chosen.token_id;
+    positions.push_back(position);
+    characters.push_back(
+        TokenCharacters(token, encoder(), /*skip_special=*/options().skip_special_tokens));
+  }
+  return CompletionLogprobsJson(first_token, positions, characters, encoder(),
+                                &choices_[index].text_offset);
 }
 
 std::string CompletionWriter::ChoiceJson(size_t index, const OutputDelta& delta) {

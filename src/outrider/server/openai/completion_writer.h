@@ -32,6 +32,7 @@ class CompletionWriter : public ChoicesWriter {
   std::string ChoiceJson(size_t index, const OutputDelta& delta);
   std::string LogprobsJson(size_t index, const OutputDelta& delta, bool first);
   void Echo(size_t index, OutputDelta* delta);
+  const EchoedPrompt& EchoOf(size_t index) const;
 
   std::vector<Choice> choices_;
 };

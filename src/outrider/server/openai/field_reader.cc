@@ -1,6 +1,7 @@
 #include "outrider/server/openai/field_reader.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -61,8 +62,8 @@ std::string Shorten(const json& value) {
   return value.dump();
 }
 
-FieldReader::FieldReader(const json& value, std::string where)
-    : object_(value), where_(std::move(where)) {
+FieldReader::FieldReader(const json& value, std::string where, bool ignore_unknown)
+    : object_(value), where_(std::move(where)), ignore_unknown_(ignore_unknown) {
   if (!value.is_object()) {
     throw RequestError(ErrorCode::kInvalidArgument, where_,
                        fmt::format("{} must be a JSON object, not {}",
@@ -129,6 +130,20 @@ std::optional<double> FieldReader::Number(std::string_view name, double min, dou
   return number;
 }
 
+std::optional<float> FieldReader::NonNegative(std::string_view name) {
+  const json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number()) {
+    Refuse(name, fmt::format("must be a number, not {}", Shorten(*value)));
+  }
+  const auto number = value->get<double>();
+  if (number < 0 || number > std::numeric_limits<float>::max()) {
+    Refuse(name,
+           fmt::format("{} is out of range: must be a finite number, at least 0", Shorten(*value)));
+  }
+  return static_cast<float>(number);
+}
+
 std::optional<std::string> FieldReader::String(std::string_view name) {
   const json* value = Find(name);
   if (value == nullptr) return std::nullopt;
@@ -175,6 +190,10 @@ void FieldReader::RefuseUnknown() const {
   for (const auto& [name, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
     const std::string shown = Cut(name, 64);
+    if (ignore_unknown_) {
+      SPDLOG_WARN("{}: unknown field of a request, ignored", Shorten(json(PathOf(shown))));
+      continue;
+    }
     std::string_view nearest;
     size_t best = std::min<size_t>(3, shown.size() / 2) + 1;
     for (const std::string_view known : known_) {

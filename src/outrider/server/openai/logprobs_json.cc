@@ -20,11 +20,6 @@ std::string TokenText(const PromptEncoder& encoder, int32_t token_id) {
   return ReplaceInvalidUtf8(encoder.TokenBytes(token_id));
 }
 
-int64_t CountCharacters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
-}
-
 Json ChatEntry(const TokenLogprob& token, const PromptEncoder& encoder) {
   Json bytes = Json::array();
   for (const char c : encoder.TokenBytes(token.token_id)) {
@@ -83,20 +78,30 @@ std::string PromptLogprobsJson(std::span<const PositionLogprobs> positions,
   return result.dump();
 }
 
+int32_t TokenCharacters(int32_t token_id, const PromptEncoder& encoder, bool skip_special) {
+  if (skip_special && encoder.IsSpecial(token_id)) return 0;
+  const std::string bytes = encoder.TokenBytes(token_id);
+  return static_cast<int32_t>(std::count_if(bytes.begin(), bytes.end(), [](char c) {
+    return (static_cast<uint8_t>(c) & 0xC0) != 0x80;  // no continuation byte of UTF-8
+  }));
+}
+
 std::string CompletionLogprobsJson(std::optional<int32_t> first_token,
                                    std::span<const PositionLogprobs> positions,
+                                   std::span<const int32_t> characters,
                                    const PromptEncoder& encoder, int64_t* text_offset) {
   Json tokens = Json::array();
   Json token_logprobs = Json::array();
   Json top_logprobs = Json::array();
   Json text_offsets = Json::array();
+  for (const int32_t count : characters) {
+    text_offsets.push_back(*text_offset);
+    *text_offset += count;
+  }
   if (first_token) {
-    const std::string text = TokenText(encoder, *first_token);
-    tokens.push_back(text);
+    tokens.push_back(TokenText(encoder, *first_token));
     token_logprobs.push_back(nullptr);
     top_logprobs.push_back(nullptr);
-    text_offsets.push_back(*text_offset);
-    *text_offset += CountCharacters(text);
   }
   for (const PositionLogprobs& position : positions) {
     const std::string text = TokenText(encoder, position.chosen.token_id);
@@ -112,8 +117,6 @@ std::string CompletionLogprobsJson(std::optional<int32_t> first_token,
     tokens.push_back(text);
     token_logprobs.push_back(Finite(position.chosen.logprob));
     top_logprobs.push_back(std::move(top));
-    text_offsets.push_back(*text_offset);
-    *text_offset += CountCharacters(text);
   }
   return Json{{"tokens", std::move(tokens)},
               {"token_logprobs", std::move(token_logprobs)},

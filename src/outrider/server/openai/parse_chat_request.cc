@@ -1,6 +1,9 @@
 // A body of /v1/chat/completions.
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,31 +30,47 @@ void RefuseUnsupportedInChat(FieldReader& body) {
       {"reasoning", {}},
       {"chat_template", {}},
       {"documents", {json::array()}},
-      {"mm_processor_kwargs", {}},
-      {"media_io_kwargs", {}},
       {"modalities", {json::array({"text"})}},
       {"audio", {}},
       {"prediction", {}},
       {"web_search_options", {}},
-      {"verbosity", {"medium"}},
       {"store", {false}},
       {"metadata", {json::object()}},
       {"service_tier", {"auto", "default"}},
       {"prompt_cache_retention", {}},
       {"add_special_tokens", {false}},
-      {"echo", {false}},
   };
   for (const Field& field : kFields) body.Unsupported(field.name, field.neutral);
+}
+
+// How images and sounds are to be read, of which there are none: parts that are no text are
+// refused.
+void IgnoreMediaOptions(FieldReader& body) {
+  for (const char* name : {"mm_processor_kwargs", "media_io_kwargs"}) {
+    const json* value = body.Find(name);
+    if (value != nullptr && !value->is_object()) {
+      body.Refuse(name, fmt::format("must be an object, not {}", Shorten(*value)));
+    }
+  }
+}
+
+// What the answer repeats: the last message, when it is the assistant's.
+std::string EchoOf(const std::string& messages_json) {
+  const json last = json::parse(messages_json).back();
+  return last["role"] == "assistant" ? last["content"].get<std::string>() : "";
 }
 
 }  // namespace
 
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits) {
   const json value = ParseRequestJson(body);
-  FieldReader fields(value, "");
+  FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;
   ParseChatTemplate(fields, &request.chat);
+  if (fields.Bool("echo").value_or(false)) {
+    request.answer.echoed_message = EchoOf(request.chat.messages_json);
+  }
   ParseTools(fields, body, &request);
   request.include_reasoning = fields.Bool("include_reasoning").value_or(true);
   request.max_tokens = ParseTokenCount(fields, "max_completion_tokens", 1);
@@ -65,6 +84,7 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
   if (logprobs) request.answer.logprobs = static_cast<int32_t>(top.value_or(0));
   ParseShared(fields, fields, body, limits, &request);
   RefuseUnsupportedInChat(fields);
+  IgnoreMediaOptions(fields);
   fields.RefuseUnknown();
   request.sampling.logprobs = request.answer.logprobs;
   return request;

@@ -49,8 +49,20 @@ void ParseTemplateArguments(FieldReader& body, const char* effort_name,
   chat->template_arguments_json = arguments.dump();
 }
 
+void ParseVerbosity(FieldReader& fields, ChatPrompt* chat) {
+  const std::optional<std::string> verbosity = fields.String("verbosity");
+  if (!verbosity) return;
+  if (*verbosity != "low" && *verbosity != "medium" && *verbosity != "high") {
+    fields.Refuse("verbosity", fmt::format(R"({} is unknown; use "low", "medium" or "high")",
+                                           Shorten(json(*verbosity))));
+  }
+  json arguments = json::parse(chat->template_arguments_json);
+  arguments.emplace("verbosity", *verbosity);
+  chat->template_arguments_json = arguments.dump();
+}
+
 void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
-  chat->messages_json = ParseMessages(body.Find("messages"));
+  chat->messages_json = ParseMessages(body);
   chat->continue_final_message = body.Bool("continue_final_message").value_or(false);
   chat->add_generation_prompt =
       body.Bool("add_generation_prompt").value_or(!chat->continue_final_message);
@@ -58,6 +70,7 @@ void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
     body.Refuse("add_generation_prompt", "must be false with \"continue_final_message\": true");
   }
   ParseTemplateArguments(body, "reasoning_effort", body.String("reasoning_effort"), chat);
+  ParseVerbosity(body, chat);
 }
 
 }  // namespace outrider::openai

@@ -66,7 +66,7 @@ std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size
 
 TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits) {
   const json value = ParseRequestJson(body);
-  FieldReader fields(value, "");
+  FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.prompts = ParsePrompts(fields, limits.vocab_size);
   request.answer.echo = fields.Bool("echo").value_or(false);

@@ -16,7 +16,7 @@ using nlohmann::json;
 
 TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits) {
   const json value = ParseRequestJson(body);
-  FieldReader fields(value, "");
+  FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   if (fields.Find("token_ids") == nullptr) {
     fields.Refuse("token_ids", "is missing; it must be an array of token ids");
@@ -24,7 +24,7 @@ TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& li
   request.prompts.emplace_back(fields.TokenIds("token_ids", limits.vocab_size));
   const json* given = fields.Find("sampling_params");
   const json sampling_value = given == nullptr ? json::object() : *given;
-  FieldReader sampling(sampling_value, "sampling_params");
+  FieldReader sampling(sampling_value, "sampling_params", fields);
   request.max_tokens = ParseTokenCount(sampling, "max_tokens", 1);
   ParseTokenLogprobs(sampling, limits, &request);
   ParseShared(fields, sampling, RawJson(body, {"sampling_params"}), limits, &request);

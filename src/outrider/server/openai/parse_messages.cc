@@ -16,10 +16,10 @@ namespace {
 
 using nlohmann::json;
 
-std::string ParseTextParts(const json& parts, const std::string& where) {
+std::string ParseTextParts(FieldReader& message, const json& parts) {
   std::string text;
   for (size_t i = 0; i < parts.size(); ++i) {
-    FieldReader part(parts[i], fmt::format("{}[{}]", where, i));
+    FieldReader part(parts[i], fmt::format("{}[{}]", message.PathOf("content"), i), message);
     const std::optional<std::string> type = part.String("type");
     if (!type) part.Refuse("type", "is missing; only \"text\" parts are supported");
     if (*type != "text") {
@@ -37,8 +37,8 @@ std::string ParseTextParts(const json& parts, const std::string& where) {
 
 // A call that the model made earlier. Its arguments stay text: the chat template can take them both
 // as text and as an object.
-json ParseToolCall(const json& value, const std::string& where) {
-  FieldReader call(value, where);
+json ParseToolCall(FieldReader& message, const json& value, size_t index) {
+  FieldReader call(value, fmt::format("{}[{}]", message.PathOf("tool_calls"), index), message);
   const std::string type = call.String("type").value_or("function");
   if (type != "function") {
     call.Refuse("type", fmt::format("{} is unknown; use \"function\"", Shorten(json(type))));
@@ -50,7 +50,7 @@ json ParseToolCall(const json& value, const std::string& where) {
   if (value_of_function == nullptr) {
     call.Refuse("function", "is missing; it must be an object with \"name\" and \"arguments\"");
   }
-  FieldReader function(*value_of_function, call.PathOf("function"));
+  FieldReader function(*value_of_function, call.PathOf("function"), call);
   const std::optional<std::string> name = function.String("name");
   if (!name) function.Refuse("name", "is missing; it must be a string");
   const std::string arguments = function.String("arguments").value_or("");
@@ -69,8 +69,7 @@ json ParseToolCalls(FieldReader& message) {
     message.Refuse("tool_calls", fmt::format("must be an array, not {}", Shorten(*value)));
   }
   for (const json& call : *value) {
-    calls.push_back(
-        ParseToolCall(call, fmt::format("{}[{}]", message.PathOf("tool_calls"), calls.size())));
+    calls.push_back(ParseToolCall(message, call, calls.size()));
   }
   return calls;
 }
@@ -87,8 +86,8 @@ bool ParseAssistant(FieldReader& message, json* result) {
   return any;
 }
 
-json ParseMessage(const json& value, const std::string& where) {
-  FieldReader message(value, where);
+json ParseMessage(FieldReader& body, const json& value, size_t index) {
+  FieldReader message(value, fmt::format("messages[{}]", index), body);
   std::optional<std::string> role = message.String("role");
   const char* const kRoles = R"("system", "user", "assistant" or "tool")";
   if (!role) message.Refuse("role", fmt::format("is missing; use {}", kRoles));
@@ -112,7 +111,7 @@ json ParseMessage(const json& value, const std::string& where) {
   } else if (content->is_string()) {
     result["content"] = *content;
   } else if (content->is_array()) {
-    result["content"] = ParseTextParts(*content, message.PathOf("content"));
+    result["content"] = ParseTextParts(message, *content);
   } else {
     message.Refuse("content", fmt::format("must be a string or an array of text parts, not {}",
                                           Shorten(*content)));
@@ -124,14 +123,15 @@ json ParseMessage(const json& value, const std::string& where) {
 
 }  // namespace
 
-std::string ParseMessages(const json* messages) {
+std::string ParseMessages(FieldReader& body) {
+  const json* messages = body.Find("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     throw RequestError(ErrorCode::kInvalidArgument, "messages",
                        "messages: must be an array of at least one message");
   }
   json result = json::array();
   for (const json& message : *messages) {
-    result.push_back(ParseMessage(message, fmt::format("messages[{}]", result.size())));
+    result.push_back(ParseMessage(body, message, result.size()));
   }
   return result.dump();
 }

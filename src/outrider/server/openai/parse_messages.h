@@ -1,15 +1,16 @@
 // The messages of a chat request: checked, and brought into the one form that chat templates take.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
+
+#include "outrider/server/openai/field_reader.h"
 
 namespace outrider::openai {
 
-/// `messages` as a JSON array of {"role", "content"} and what else the role has ("name",
-/// "tool_calls", "tool_call_id", "reasoning_content"): text parts are joined by line ends, missing
-/// content is empty, role "developer" becomes "system". Throws RequestError naming the message that
-/// is wrong.
-std::string ParseMessages(const nlohmann::json* messages);
+/// The field `messages` of `body` as a JSON array of {"role", "content"} and what else the role has
+/// ("name", "tool_calls", "tool_call_id", "reasoning_content"): text parts are joined by line ends,
+/// missing content is empty, role "developer" becomes "system". Throws RequestError naming the
+/// message that is wrong.
+std::string ParseMessages(FieldReader& body);
 
 }  // namespace outrider::openai

@@ -28,7 +28,7 @@ std::string ParseText(FieldReader& item, const char* name,
   }
   std::string text;
   for (size_t i = 0; i < value->size(); ++i) {
-    FieldReader part((*value)[i], fmt::format("{}[{}]", item.PathOf(name), i));
+    FieldReader part((*value)[i], fmt::format("{}[{}]", item.PathOf(name), i), item);
     const std::optional<std::string> type = part.String("type");
     if (!type || std::find(part_types.begin(), part_types.end(), *type) == part_types.end()) {
       part.Refuse("type",
@@ -46,8 +46,8 @@ std::string ParseText(FieldReader& item, const char* name,
 
 class Conversation {
  public:
-  void Add(const json& value, const std::string& where) {
-    FieldReader item(value, where);
+  void Add(FieldReader& body, const json& value, size_t index) {
+    FieldReader item(value, fmt::format("input[{}]", index), body);
     const std::string type = item.String("type").value_or("message");
     for (const char* name : {"id", "status"}) item.String(name);  // of earlier answers
     if (type == "message") {
@@ -133,20 +133,22 @@ class Conversation {
 
 }  // namespace
 
-std::string ParseResponseInput(const json* input, const std::optional<std::string>& instructions) {
+std::string ParseResponseInput(FieldReader& body) {
+  const json* input = body.Find("input");
+  std::optional<std::string> instructions = body.String("instructions");
   const char* const kWanted = "must be a string or an array of at least one item";
   const auto refuse = [&](const std::string& what) {
     throw RequestError(ErrorCode::kInvalidArgument, "input", "input: " + what);
   };
   Conversation conversation;
-  if (instructions) conversation.AddText("system", *instructions);
+  if (instructions) conversation.AddText("system", std::move(*instructions));
   if (input == nullptr) {
     refuse(fmt::format("is missing; it {}", kWanted));
   } else if (input->is_string()) {
     conversation.AddText("user", input->get<std::string>());
   } else if (input->is_array() && !input->empty()) {
     size_t index = 0;
-    for (const json& item : *input) conversation.Add(item, fmt::format("input[{}]", index++));
+    for (const json& item : *input) conversation.Add(body, item, index++);
   } else {
     refuse(fmt::format("{}, not {}", kWanted, Shorten(*input)));
   }

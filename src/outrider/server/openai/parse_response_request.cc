@@ -50,10 +50,10 @@ void RefuseUnsupportedInResponses(FieldReader& body) {
 void ParseTextFormat(FieldReader& body, std::string_view raw, TokenRequest* request) {
   const json* value = body.Find("text");
   if (value == nullptr) return;
-  FieldReader text(*value, "text");
-  text.Unsupported("verbosity", {"medium"});
+  FieldReader text(*value, "text", body);
+  ParseVerbosity(text, &request->chat);
   if (const json* format_value = text.Find("format")) {
-    FieldReader format(*format_value, "text.format");
+    FieldReader format(*format_value, "text.format", text);
     const std::string type = format.String("type").value_or("");
     if (type == "json_object") {
       request->grammar = GrammarSpec{GrammarKind::kJsonObject, {}, {}};
@@ -75,7 +75,7 @@ void ParseTextFormat(FieldReader& body, std::string_view raw, TokenRequest* requ
 std::optional<std::string> ParseReasoning(FieldReader& body) {
   const json* value = body.Find("reasoning");
   if (value == nullptr) return std::nullopt;
-  FieldReader reasoning(*value, "reasoning");
+  FieldReader reasoning(*value, "reasoning", body);
   std::optional<std::string> effort = reasoning.String("effort");
   // The reasoning itself is in the answer, so there is nothing to summarise.
   for (const char* name : {"summary", "generate_summary"}) reasoning.String(name);
@@ -109,11 +109,10 @@ std::string RepeatedMembers(const TokenRequest& request, const json& body, std::
 
 TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits) {
   const json value = ParseRequestJson(body);
-  FieldReader fields(value, "");
+  FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;
-  request.chat.messages_json =
-      ParseResponseInput(fields.Find("input"), fields.String("instructions"));
+  request.chat.messages_json = ParseResponseInput(fields);
   const std::optional<std::string> effort = ParseReasoning(fields);
   ParseTemplateArguments(fields, "reasoning", effort, &request.chat);
   ParseFlatTools(fields, body, &request);

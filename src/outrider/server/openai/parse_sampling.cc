@@ -126,7 +126,8 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
     const std::optional<double> value = body.Number(name, 0, max);
     return value ? static_cast<float>(*value) : fallback.value_or(neutral);
   };
-  sampling->temperature = number("temperature", 2, defaults.temperature, 1.0F);
+  sampling->temperature =
+      body.NonNegative("temperature").value_or(defaults.temperature.value_or(1.0F));
   sampling->top_p = number("top_p", 1, defaults.top_p, 1.0F);
   if (sampling->top_p <= 0) {
     const json* given = body.Find("top_p");

@@ -30,7 +30,8 @@ void RefuseUnsupported(FieldReader& body) {
       {"length_penalty", {1}},
       {"spaces_between_special_tokens", {true}},
       {"kv_transfer_params", {}},
-      {"logits_processors", {}},
+      {"logits_processors", {json::array()}},
+      {"vllm_xargs", {json::object()}},
       {"return_tokens_as_token_ids", {false}},
   };
   for (const UnsupportedField& field : kFields) body.Unsupported(field.name, field.neutral);
@@ -51,7 +52,7 @@ void ParseStreamOptions(FieldReader& body, AnswerOptions* answer) {
   const json* value = body.Find("stream_options");
   if (value == nullptr) return;
   if (!answer->stream) body.Refuse("stream_options", "is only allowed with \"stream\": true");
-  FieldReader options(*value, "stream_options");
+  FieldReader options(*value, "stream_options", body);
   answer->include_usage = options.Bool("include_usage").value_or(false);
   answer->continuous_usage = options.Bool("continuous_usage_stats").value_or(false);
   options.Unsupported("include_obfuscation", {false});
@@ -87,7 +88,7 @@ void ParseScheduling(FieldReader& body, const RequestLimits& limits, TokenReques
       static_cast<int32_t>(body.Integer("stream_interval", 1, kMaxStreamInterval).value_or(1));
   const json* value = body.Find("speculation");
   if (value == nullptr) return;
-  FieldReader speculation(*value, "speculation");
+  FieldReader speculation(*value, "speculation", body);
   if (const auto k =
           speculation.Integer("num_speculative_tokens", 0, limits.num_speculative_tokens)) {
     request->num_speculative_tokens = static_cast<int32_t>(*k);

@@ -85,7 +85,7 @@ void ParseResponseFormat(FieldReader& body, std::string_view raw, TokenRequest* 
   const json* value = body.Find("response_format");
   if (value == nullptr) return;
   raw = RawJson(raw, {"response_format"});
-  FieldReader format(*value, "response_format");
+  FieldReader format(*value, "response_format", body);
   Reader reader(format, raw, request);
   const std::string type = format.String("type").value_or("");
   if (type == "json_object") {
@@ -93,7 +93,7 @@ void ParseResponseFormat(FieldReader& body, std::string_view raw, TokenRequest* 
   } else if (type == "json_schema") {
     const json* wrapper = format.Find("json_schema");
     if (wrapper == nullptr) format.Refuse("json_schema", "is missing");
-    FieldReader fields(*wrapper, "response_format.json_schema");
+    FieldReader fields(*wrapper, "response_format.json_schema", format);
     for (const char* name : {"name", "description"}) fields.String(name);
     fields.Bool("strict");  // output follows the schema in any case
     if (fields.Find("schema") == nullptr) fields.Refuse("schema", "is missing");
@@ -114,7 +114,7 @@ void ParseResponseFormat(FieldReader& body, std::string_view raw, TokenRequest* 
 void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenRequest* request) {
   const json* value = body.Find("structured_outputs");
   if (value == nullptr) return;
-  FieldReader fields(*value, "structured_outputs");
+  FieldReader fields(*value, "structured_outputs", body);
   Reader reader(fields, RawJson(raw, {"structured_outputs"}), request);
   reader.Json("json", GrammarKind::kJsonSchema);
   reader.Text("regex", GrammarKind::kRegex);

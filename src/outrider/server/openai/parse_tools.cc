@@ -80,21 +80,22 @@ void CheckType(FieldReader& tool) {
 }
 
 // Chat completions: {"type", "function": {"name", ...}}.
-void ParseNestedTool(const json& value, ToolUse* tools) {
-  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()));
+void ParseNestedTool(FieldReader& body, const json& value, ToolUse* tools) {
+  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()), body);
   CheckType(tool);
   const json* function_value = tool.Find("function");
   if (function_value == nullptr) tool.Refuse("function", "is missing; it must be an object");
   tool.RefuseUnknown();
-  FieldReader function(*function_value, tool.PathOf("function"));
+  FieldReader function(*function_value, tool.PathOf("function"), tool);
   ParseFunction(function, tools);
   function.RefuseUnknown();
 }
 
 // Responses: {"type", "name", ...}. Returns the nested form, which chat templates take; `raw` is
 // the tool's text.
-std::string ParseFlatTool(const json& value, std::string_view raw, ToolUse* tools) {
-  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()));
+std::string ParseFlatTool(FieldReader& body, const json& value, std::string_view raw,
+                          ToolUse* tools) {
+  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()), body);
   CheckType(tool);
   ParseFunction(tool, tools);
   tool.RefuseUnknown();
@@ -136,11 +137,11 @@ void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
   if (*value == "required") {
     tools->choice = ToolChoice::kRequired;
   } else if (value->is_object()) {
-    FieldReader choice(*value, "tool_choice");
+    FieldReader choice(*value, "tool_choice", body);
     if (choice.String("type") != "function") body.Refuse("tool_choice", wanted);
     const json* function_value = flat ? value : choice.Find("function");
     if (function_value == nullptr) body.Refuse("tool_choice", wanted);
-    FieldReader function(*function_value, flat ? "tool_choice" : "tool_choice.function");
+    FieldReader function(*function_value, flat ? "tool_choice" : "tool_choice.function", choice);
     tools->named = ParseName(function);
     if (flat) {
       choice.Find("name");
@@ -166,7 +167,7 @@ void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
 
 void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
   if (const json* value = FindTools(body)) {
-    for (const json& tool : *value) ParseNestedTool(tool, &request->tools);
+    for (const json& tool : *value) ParseNestedTool(body, tool, &request->tools);
     // As the client wrote it: the order of names in a schema is part of the prompt.
     if (!value->empty()) request->chat.tools_json = RawJson(raw, {"tools"});
   }
@@ -180,7 +181,7 @@ void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* reque
       const std::string index = std::to_string(request->tools.functions.size());
       std::string& all = request->chat.tools_json;
       all += all.empty() ? "[" : ",";
-      all += ParseFlatTool(tool, RawJson(list, {index}), &request->tools);
+      all += ParseFlatTool(body, tool, RawJson(list, {index}), &request->tools);
     }
     if (!value->empty()) request->chat.tools_json += "]";
   }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -15,15 +14,19 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 32;
 
-RequestError BadJson(std::string_view body, size_t byte) {
-  const std::string_view before = body.substr(0, std::min(byte, body.size()));
-  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
+constexpr size_t kMaxReasonBytes = 200;  // the parser's reason quotes the body
+
+// `what` is "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error while
+// ...": what follows "at" is for the client.
+RequestError BadJson(std::string_view body, std::string_view what) {
+  constexpr std::string_view kBefore = "parse error at ";
+  const size_t before = what.find(kBefore);
+  if (before != std::string_view::npos) what.remove_prefix(before + kBefore.size());
+  const char* const cut = what.size() > kMaxReasonBytes ? "..." : "";
   return {ErrorCode::kInvalidArgument, "",
-          body.empty()
-              ? "the request body is empty; it must be a JSON object"
-              : fmt::format("the request body is not valid JSON: error at line {}, byte {} "
-                            "of {}",
-                            line, byte, body.size()),
+          body.empty() ? "the request body is empty; it must be a JSON object"
+                       : fmt::format("the request body is not valid JSON: {}{}",
+                                     what.substr(0, kMaxReasonBytes), cut),
           "invalid_json"};
 }
 
@@ -49,7 +52,7 @@ json ParseRequestJson(std::string_view body) {
   try {
     return json::parse(body, check);
   } catch (const json::parse_error& error) {
-    throw BadJson(body, error.byte);
+    throw BadJson(body, error.what());
   } catch (const json::out_of_range&) {
     throw RequestError(ErrorCode::kInvalidArgument, "",
                        "the request body has a number that no floating-point type can hold",
