@@ -17,7 +17,7 @@ const NEAR_END = 40; // pixels: a reader who is this close to the end follows th
 export class Chat {
   #turns = []; // {role, content}; an assistant's once its answer is there
   #follows = true; // the reader wants to see the end of the answer that grows
-  #scrolled = { top: 0, height: 0 }; // of the page, when the last scroll event came
+  #scrolled = { top: 0, height: 0 }; // of the page, when it was scrolled last
   #numAnswers = 0;
   #running = null; // the AbortController of the answer that is coming
 
@@ -178,7 +178,9 @@ export class Chat {
 
   // Keeps the end of a growing answer in view, unless the reader scrolled away from it.
   #follow() {
-    if (this.#follows) window.scrollBy(0, Math.max(0, this.#hiddenPixels()));
+    if (!this.#follows) return;
+    window.scrollBy(0, Math.max(0, this.#hiddenPixels()));
+    this.#rememberScroll();
   }
 
   // How much of the conversation's end is behind the composer or below it.
@@ -190,10 +192,15 @@ export class Chat {
   // Scrolling up ends following, coming back to the end begins it again. What the answer does
   // itself, growing or folding its reasoning, is no sign of the reader's.
   #onScroll() {
-    const { scrollTop: top, scrollHeight: height } = document.documentElement;
-    const { top: topBefore, height: heightBefore } = this.#scrolled;
+    const { top, height } = this.#scrolled;
+    const { scrollTop, scrollHeight } = document.documentElement;
     if (this.#hiddenPixels() < NEAR_END) this.#follows = true;
-    else if (top < topBefore && height >= heightBefore) this.#follows = false;
-    this.#scrolled = { top, height };
+    else if (scrollTop < top && scrollHeight >= height) this.#follows = false;
+    this.#rememberScroll();
+  }
+
+  #rememberScroll() {
+    const { scrollTop, scrollHeight } = document.documentElement;
+    this.#scrolled = { top: scrollTop, height: scrollHeight };
   }
 }
