@@ -121,7 +121,7 @@ struct HeadsAndType {
   MlaCacheType type;
 };
 
-// bf16: with 128 heads the seesaw, with 16 the other body.
+// bf16: with 128 heads the ping-pong body, with 16 the other body.
 TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
   for (const auto& [heads, type] :
        {HeadsAndType{16, MlaCacheType::kBf16}, HeadsAndType{128, MlaCacheType::kBf16},
@@ -327,7 +327,7 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
 }
 
 // 364 tiles alike: in whole rounds 32 of 132 multiprocessors would have two of them instead of
-// three, which the seesaw's plan shares out.
+// three, which the ping-pong body's plan shares out.
 TEST_F(MlaDecodeTest, BitsDoNotDependOnEvenShares) {
   WorldOptions options;
   options.heads = 128;

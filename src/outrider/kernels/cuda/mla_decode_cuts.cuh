@@ -23,7 +23,7 @@ struct MlaPlanArguments {
 
 // What an item costs beside its keys, in keys: query load, first tiles, epilogue.
 inline constexpr int kItemCost = 128;
-// What a tile costs that two items share, in keys: measured, with the seesaw.
+// What a tile costs that two items share, in keys: measured, with the ping-pong body.
 inline constexpr int kSharingCost = 384;
 
 /// Whether blocks' shares are to be even although whole tiles would leave less than an eighth of

@@ -1,21 +1,23 @@
-// The plan of an MLA decode step, built by one block on the device.
+// The plan of an MLA decode step: the list of work items, made by one block on the device.
 //
-// Rows (token, head) of each request are cut into tiles of 64 (e4m3: 32). A tile's keys are its
-// splits' up to the last key that any of its rows sees. A tile that costs no more than a fair share
-// of the whole step (total / blocks) is one item: its block folds the splits as it goes and writes
-// the output. A longer tile is cut into equal items of about a share each. The first of them folds
-// its splits; a later one leaves one partial result per split, and they are folded later in
-// the same order with the same arithmetic, so the cut does not show in the bits.
+// A tile is 64 (e4m3: 32) rows of one request; a row is a (token, head) pair. An item is a range of
+// keys of one tile, which one block computes. A split is a fixed range of key positions with a
+// softmax of its own (MlaSplits), and items begin and end at splits.
 //
-// Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks), or so few
-// that it matters to the seesaw alone (512 tiles: EvenSharesPay). bf16: tiles are then laid end to
-// end and cut where a block's share ends (SharePosition). The second part of such a tile goes on
-// from the result of the first, which begins its block's share where the second ends another's, so
-// the first is done by then; the list has all first parts first and all second parts last. e4m3:
-// the tiles left over are cut finely.
+// 1. A fair share is total cost / blocks. A tile that costs at most a fair share is one item. Its
+//    block folds the splits in order as it goes, and writes the output.
+// 2. A longer tile is cut into equal items of about one share. The first folds its splits. Each
+//    later one leaves one partial result per split. The partial results are folded afterwards, in
+//    the same order with the same arithmetic. So the cut does not change any bit.
+// 3. Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks).
+//    bf16: the tiles are laid end to end and cut where a block's share ends (SharePosition). The
+//    second part of such a tile continues from the result of the first. It is the last work of its
+//    block and the first part is the first work of another block, so that result exists by then.
+//    e4m3: the tiles of the last round are cut into small items.
+//    The ping-pong body also does this where few blocks would be idle (EvenSharesPay).
 //
-// Items are listed longest first (32 cost classes); the order within a class is up to the hardware
-// and changes nothing but the schedule.
+// Items are listed longest first, in 32 classes of cost. Their order within a class depends on
+// timing; it changes the schedule and no result.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_cuts.cuh"
@@ -24,7 +26,7 @@ namespace outrider::cuda {
 
 inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanClasses = 32;
-// Of the list: first parts, then the classes of items, then those of second parts.
+// Sections of the list: first parts of shared tiles, classes of items, classes of second parts.
 inline constexpr int kListClasses = 1 + 2 * kPlanClasses;
 
 __device__ __forceinline__ int KeysOfTile(int row_begin, int row_end, int heads, int seq_len,
@@ -72,10 +74,10 @@ struct PlanTile {
   }
 };
 
-// The parts of PlanMlaDecode's two passes. `class_count` holds items per class in the first, where
-// the next item of a class goes in the second.
+// The parts of PlanMlaDecode's two passes. The first pass counts items per class in `class_count`.
+// In the second pass it holds the place of the next item of each class.
 
-/// Other warps may be reading the tile's number, w, which stays until the second pass.
+/// Stores how a tile is cut. It leaves plan.w alone, which other warps may be reading.
 __device__ __forceinline__ void StoreCut(const MlaPlanArguments& args, const PlanTile& tile,
                                          MlaCut cut, int unit) {
   int4* plan = &args.workspace.tile_plans[tile.index];
@@ -105,7 +107,7 @@ __device__ __forceinline__ void CountShared(const MlaPlanArguments& args, const 
   atomicAdd(&class_count[kPlanClasses + CostClass(tile.keys - position, longest)], 1);
 }
 
-/// Second pass, the same.
+/// Second pass, a tile that two items share: one lane.
 __device__ __forceinline__ void WriteShared(const MlaPlanArguments& args, const PlanTile& tile,
                                             int4 plan, int* class_count, int longest) {
   args.workspace.tile_plans[tile.index].w = 0;

@@ -6,10 +6,10 @@
 
 #include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
+#include "outrider/kernels/cuda/mla_decode_pingpong_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
-#include "outrider/kernels/cuda/mla_decode_seesaw_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_swapped_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_sm90.cuh"
 
 namespace outrider::cuda {
 namespace {
@@ -130,10 +130,10 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
-/// Whether the seesaw runs: part of the schedule, not of the arithmetic. From 256 rows per request
-/// on (on average) products are what takes the time and it is faster at every context; with 128
-/// rows it is as fast or slower (measured).
-bool RunsSeesaw(const MlaDecodeParams& params) {
+/// Whether the ping-pong body runs: part of the schedule, not of the arithmetic. From 256 rows per
+/// request on (on average) products are what takes the time and it is faster at every context; with
+/// 128 rows it is as fast or slower (measured).
+bool RunsPingPong(const MlaDecodeParams& params) {
   return params.num_tokens * params.heads >= 4 * kMlaTileRows * params.num_requests;
 }
 
@@ -158,8 +158,9 @@ cudaError_t LaunchBody(const MlaKernelArguments& args, const MlaDecodeParams& pa
 template <bool kSharedTiles>
 cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
-  return RunsSeesaw(params)
-             ? LaunchBody<DecodeMlaSeesawSm90<kSharedTiles>, MlaSeesawShared>(args, params, stream)
+  return RunsPingPong(params)
+             ? LaunchBody<DecodeMlaPingPongSm90<kSharedTiles>, MlaPingPongShared>(args, params,
+                                                                                  stream)
              : LaunchBody<DecodeMlaSm90<kSharedTiles>, MlaShared>(args, params, stream);
 }
 
@@ -196,11 +197,11 @@ bool SharedTiles(const MlaDecodeParams& params) {
 template <int kRows>
 cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
-  constexpr size_t kSharedBytes = sizeof(MlaSwappedShared<kRows>);
+  constexpr size_t kSharedBytes = sizeof(MlaSwapAbShared<kRows>);
   static_assert(kSharedBytes <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(DecodeMlaSwappedSm90<kRows>, kSharedBytes);
+  static const cudaError_t allowed = AllowShared(DecodeMlaSwapAbSm90<kRows>, kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
-  MlaSwappedMaps maps;
+  MlaSwapAbMaps maps;
   maps.q = static_cast<const __nv_bfloat16*>(params.q);
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
@@ -208,15 +209,15 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSwappedSm90<kRows>, NumBlocks(), kSwappedThreads, kSharedBytes,
+  return LaunchDependent(DecodeMlaSwapAbSm90<kRows>, NumBlocks(), kSwapAbThreads, kSharedBytes,
                          stream, args, maps);
 }
 
 }  // namespace
 
 MlaSplits DefaultMlaSplits(int heads) {
-  // Short splits keep a lone request's latency down, long ones the cost of folding: measured in
-  // bench/results/hopper_mla_decode.md.
+  // Short splits keep a lone request's latency down, long ones the cost of folding; measured
+  // on an H200.
   if (heads <= 16) return {256, 4096, 8192};
   return {512, 4096, 8192};
 }
@@ -242,7 +243,7 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   // Lengths are on the device; here only their sum can tell.
   const bool windows_alike =
       params.num_requests > 0 && params.num_tokens % params.num_requests == 0;
-  args.even_shares = args.shared_tiles && RunsSeesaw(params) && windows_alike;
+  args.even_shares = args.shared_tiles && RunsPingPong(params) && windows_alike;
   args.splits = SplitsOf(params);
   args.workspace = Carve(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);

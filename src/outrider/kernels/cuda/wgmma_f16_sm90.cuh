@@ -1,4 +1,4 @@
-// What the swapped MLA body multiplies with: wgmma with f16 operands, A in registers and B in
+// What the swap-AB MLA body multiplies with: wgmma with f16 operands, A in registers and B in
 // shared memory (K-major), float32 accumulators; loads of 8-bit matrices as register operands and
 // their exact conversion to f16.
 #pragma once

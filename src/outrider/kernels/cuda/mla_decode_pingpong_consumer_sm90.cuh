@@ -1,19 +1,19 @@
-// A warpgroup of the seesaw MLA decode body that multiplies. Thread layout: that of a wgmma result,
-// two rows of a tile per thread, 8 apart.
+// A warpgroup of the ping-pong body MLA decode body that multiplies. Thread layout: that of a wgmma
+// result, two rows of a tile per thread, 8 apart.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_fold_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_seesaw_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_pingpong_block_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_tile_sm90.cuh"
 
 namespace outrider::cuda {
 
-inline constexpr int kSeesawGroupBarrier = 1;  // and 2: either warpgroup
+inline constexpr int kPingPongGroupBarrier = 1;  // and 2: either warpgroup
 
 /// A thread's columns of the splits folded so far: most of them in registers.
-struct MlaSeesawColumns {
+struct MlaPingPongColumns {
   static constexpr int kInRegisters = 64 - kKeptColumns;
-  MlaSeesawShared& shared;
+  MlaPingPongShared& shared;
   __half2 values[kInRegisters];
 
   __device__ __forceinline__ __half2 Get(int i) const {
@@ -29,9 +29,9 @@ struct MlaSeesawColumns {
 };
 
 template <bool kSharedTiles>
-class SeesawConsumer {
+class PingPongConsumer {
  public:
-  __device__ SeesawConsumer(const MlaKernelArguments& args, MlaSeesawShared& shared)
+  __device__ PingPongConsumer(const MlaKernelArguments& args, MlaPingPongShared& shared)
       : args_(args),
         shared_(shared),
         group_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0)),
@@ -41,7 +41,7 @@ class SeesawConsumer {
   __device__ __forceinline__ void Run() {
     uint32_t first_count = 0;  // tiles of the items before
     for (uint32_t item_count = 0;; ++item_count) {
-      MlaItem item = TakeSeesawItem(shared_, item_count);
+      MlaItem item = TakePingPongItem(shared_, item_count);
       if (item.request < 0) break;
       SplitWalk walk(item, args_.splits);
       // Keys before this one are visible to every row of the tile.
@@ -96,7 +96,7 @@ class SeesawConsumer {
         NamedSync(kResultsBarrier, kOutputThreads);
         if (threadIdx.x == 0) ReportResults(args_.workspace, item);
       }
-      GiveBackSeesawItem(shared_, item_count);
+      GiveBackPingPongItem(shared_, item_count);
     }
     MergeResults(args_, group_ * 4 + warp_, shared_.epoch);
   }
@@ -199,7 +199,7 @@ class SeesawConsumer {
   /// Probabilities, alphas and sums to the other warpgroup.
   __device__ __forceinline__ void HandOver(uint32_t count, bool begins) {
     const uint32_t thread = FreshThread() % 128;
-    NamedSync(kSeesawGroupBarrier + group_, 128);  // all scores are done with columns 512-575
+    NamedSync(kPingPongGroupBarrier + group_, 128);  // all scores are done with columns 512-575
     StoreProbabilities(SharedAddress(shared_.kv[count % kStages]) + 2 * kHalfBytes, thread,
                        packed_);
     if (thread % 4 == 0) {
@@ -233,10 +233,10 @@ class SeesawConsumer {
     }
     HideKeys(scores_, seen, lane);
     if (key0 + kMlaTileKeys > item.seq_len) {
-      NamedSync(kSeesawGroupBarrier + group_, 128);  // all have read these keys
+      NamedSync(kPingPongGroupBarrier + group_, 128);  // all have read these keys
       ClearRows(shared_.kv[stage], max(0, item.seq_len - key0), FreshThread() % 128);
       ProxyFence();
-      NamedSync(kSeesawGroupBarrier + group_, 128);
+      NamedSync(kPingPongGroupBarrier + group_, 128);
     }
   }
 
@@ -275,12 +275,12 @@ class SeesawConsumer {
   }
 
   const MlaKernelArguments& args_;
-  MlaSeesawShared& shared_;
+  MlaPingPongShared& shared_;
   const int group_;
   const int warp_;
   uint32_t split_count_ = 0;
   float output_[128];
-  MlaSeesawColumns columns_;
+  MlaPingPongColumns columns_;
   float scores_[32];
   uint32_t packed_[16];  // probabilities of the own tile
   // Of the own tile, by row:

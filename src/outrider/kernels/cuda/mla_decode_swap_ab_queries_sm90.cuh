@@ -1,8 +1,8 @@
-// The queries of the swapped MLA decode body: from bf16 rows in global memory to the f16 operand in
+// The queries of the swap-AB MLA decode body: from bf16 rows in global memory to the f16 operand in
 // shared memory.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_block_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_f16_sm90.cuh"
 
 namespace outrider::cuda {
@@ -16,7 +16,7 @@ namespace outrider::cuda {
 template <int kRows>
 __device__ __forceinline__ void LoadQueries(const MlaKernelArguments& args,
                                             const __nv_bfloat16* queries,
-                                            MlaSwappedShared<kRows>& shared, const MlaItem& item,
+                                            MlaSwapAbShared<kRows>& shared, const MlaItem& item,
                                             uint32_t parity) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void LoadQueries(const MlaKernelArguments& args,
   }
   BarrierWait(&shared.q_full, parity);
 #pragma unroll 1
-  for (int row = warp; row < kRows; row += 4 * kSwappedConsumers) {
+  for (int row = warp; row < kRows; row += 4 * kSwapAbConsumers) {
     uint32_t words[9];
     uint32_t largest = 0;  // bits of a magnitude; bf16 in the high half
 #pragma unroll

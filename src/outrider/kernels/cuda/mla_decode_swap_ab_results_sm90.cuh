@@ -1,14 +1,14 @@
-// The end of a split in the swapped MLA decode body: fold, partial results, outputs.
+// The end of a split in the swap-AB MLA decode body: fold, partial results, outputs.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_consumer_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_consumer_sm90.cuh"
 
 namespace outrider::cuda {
 
 template <int kRows>
-__device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(SwappedRing* ring, int index,
-                                                                    bool alone, bool emits,
-                                                                    int emitted) {
+__device__ __forceinline__ void SwapAbConsumer<kRows>::FinishSplit(SwapAbRing* ring, int index,
+                                                                   bool alone, bool emits,
+                                                                   int emitted) {
   float m[kPerThread];
   float sum[kPerThread];
 #pragma unroll
@@ -28,8 +28,8 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(SwappedRing*
   }
   float4* running = &shared_.running[0][threadIdx.x % 128];
   if (!alone) {
-    BarrierWait(&shared_.turn[group_], ring->parities >> SwappedRing::kTurn);
-    ring->parities ^= 1u << SwappedRing::kTurn;
+    BarrierWait(&shared_.turn[group_], ring->parities >> SwapAbRing::kTurn);
+    ring->parities ^= 1u << SwapAbRing::kTurn;
     float a[kPerThread], b[kPerThread];
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -77,9 +77,9 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::FinishSplit(SwappedRing*
 
 /// Both consumers may be doing this at a time, so it goes out from registers.
 template <int kRows>
-__device__ __forceinline__ void SwappedConsumer<kRows>::WritePartial(const float (&m)[kPerThread],
-                                                                     const float (&sum)[kPerThread],
-                                                                     int emitted) {
+__device__ __forceinline__ void SwapAbConsumer<kRows>::WritePartial(const float (&m)[kPerThread],
+                                                                    const float (&sum)[kPerThread],
+                                                                    int emitted) {
   const int rows = item_.rows & 255;
   const int units = (rows + kMlaUnitRows - 1) / kMlaUnitRows;
   const size_t first_row = static_cast<size_t>(item_.partial_unit + emitted * units) * kMlaUnitRows;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::WritePartial(const float
 
 /// From shared memory, in a loop: code that runs once is slow to fetch.
 template <int kRows>
-__device__ __forceinline__ void SwappedConsumer<kRows>::WriteOutput(int index) {
+__device__ __forceinline__ void SwapAbConsumer<kRows>::WriteOutput(int index) {
   const int rows = item_.rows & 255;
   const int thread = threadIdx.x % 128;
   NamedSync(kConsumerBarrier + group_, 128);
@@ -134,17 +134,17 @@ __device__ __forceinline__ void SwappedConsumer<kRows>::WriteOutput(int index) {
 }
 
 template <int kRows>
-__device__ __forceinline__ void ConsumeSwapped(const MlaKernelArguments& args,
-                                               const __nv_bfloat16* queries,
-                                               MlaSwappedShared<kRows>& shared) {
-  SwappedRing ring;
+__device__ __forceinline__ void ConsumeSwapAb(const MlaKernelArguments& args,
+                                              const __nv_bfloat16* queries,
+                                              MlaSwapAbShared<kRows>& shared) {
+  SwapAbRing ring;
   uint32_t filled = 0;  // times that queries were loaded
   for (uint32_t item_count = 0;; ++item_count) {
-    const MlaItem item = TakeSwappedItem(shared, item_count);
+    const MlaItem item = TakeSwapAbItem(shared, item_count);
     if (item.request < 0) break;
     const int rows = item.rows & 255;
     if (item.key_begin >= item.key_end) {
-      for (int at = threadIdx.x; at < rows * kMlaValueDim / 8; at += 128 * kSwappedConsumers) {
+      for (int at = threadIdx.x; at < rows * kMlaValueDim / 8; at += 128 * kSwapAbConsumers) {
         uint4* out = reinterpret_cast<uint4*>(args.output) +
                      static_cast<size_t>(item.first_row) * (kMlaValueDim / 8);
         out[at] = make_uint4(0, 0, 0, 0);
@@ -153,11 +153,11 @@ __device__ __forceinline__ void ConsumeSwapped(const MlaKernelArguments& args,
       continue;
     }
     ProxyFence();
-    NamedSync(kConsumersBarrier, 128 * kSwappedConsumers);  // the item before is done
+    NamedSync(kConsumersBarrier, 128 * kSwapAbConsumers);  // the item before is done
     LoadQueries<kRows>(args, queries, shared, item, filled++ & 1);
     ProxyFence();
-    NamedSync(kConsumersBarrier, 128 * kSwappedConsumers);
-    SwappedConsumer<kRows>(args, shared, item).Run(&ring);
+    NamedSync(kConsumersBarrier, 128 * kSwapAbConsumers);
+    SwapAbConsumer<kRows>(args, shared, item).Run(&ring);
   }
 }
 

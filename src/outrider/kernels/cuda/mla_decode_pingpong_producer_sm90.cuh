@@ -1,16 +1,16 @@
-// The producer warpgroup of the seesaw MLA decode body, a warp per part: warp 0 takes items and
-// copies columns 0-255 of their keys, warp 1 columns 256-511, warp 2 columns 512-575, warp 3 the
-// queries. A part of a stage is refilled as soon as it has been read.
+// The producer warpgroup of the ping-pong body MLA decode body, a warp per part: warp 0 takes items
+// and copies columns 0-255 of their keys, warp 1 columns 256-511, warp 2 columns 512-575, warp 3
+// the queries. A part of a stage is refilled as soon as it has been read.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_loads_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_seesaw_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_pingpong_block_sm90.cuh"
 
 namespace outrider::cuda {
 
 // Four row tiles or more read a request's keys, not at quite the same time: evict-first, a quarter
 // of them would come from memory again (measured).
-inline constexpr uint64_t kSeesawKeys = kNoPolicy;
+inline constexpr uint64_t kPingPongKeys = kNoPolicy;
 
 /// Calls copy(key, row groups of keys 0, 16, 32 and 48) for each tile of an item; the block table
 /// is read one tile ahead. All lanes of a warp.
@@ -33,7 +33,7 @@ __device__ __forceinline__ void ForTiles(const MlaKernelArguments& args, const M
 
 /// Columns 0-255 (half 0) or 256-511 of an item's keys, 32 keys at a time.
 __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const MlaTensorMaps& maps,
-                                         MlaSeesawShared& shared, const MlaItem& item, int half,
+                                         MlaPingPongShared& shared, const MlaItem& item, int half,
                                          uint32_t* tile_count) {
   ForTiles(args, item, [&](int row_group) {
     const int stage = *tile_count % kStages;
@@ -48,9 +48,9 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const M
       BarrierWait(&shared.kv_empty[stage][half][keys], parity);
       if (ElectOne()) {
         if (keys == 0) BarrierArriveExpect(full, kHalfBytes);
-        TensorLoad4d(destination, &maps.kv_half, full, kSeesawKeys, 0, 0, 4 * half, first);
+        TensorLoad4d(destination, &maps.kv_half, full, kPingPongKeys, 0, 0, 4 * half, first);
         if (args.page_shift == 4) {
-          TensorLoad4d(destination + kHalfBytes / 4, &maps.kv_half, full, kSeesawKeys, 0, 0,
+          TensorLoad4d(destination + kHalfBytes / 4, &maps.kv_half, full, kPingPongKeys, 0, 0,
                        4 * half, second);
         }
       }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const M
 }
 
 __device__ __forceinline__ void CopyRotary(const MlaKernelArguments& args,
-                                           const MlaTensorMaps& maps, MlaSeesawShared& shared,
+                                           const MlaTensorMaps& maps, MlaPingPongShared& shared,
                                            const MlaItem& item, uint32_t* tile_count) {
   const int box = 1 << min(args.page_shift, 6);
   ForTiles(args, item, [&](int row_group) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void CopyRotary(const MlaKernelArguments& args,
       const int at = __shfl_sync(~0u, row_group, key / 16);
       if (ElectOne()) {
         TensorLoad4d(shared.kv[stage] + 2 * kHalfBytes + key / 8 * kGroupBytes, &maps.kv_rotary,
-                     full, kSeesawKeys, 0, 0, 8, at);
+                     full, kPingPongKeys, 0, 0, 8, at);
       }
       __syncwarp();
     }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void CopyRotary(const MlaKernelArguments& args,
 /// its copies, where items differ so much in length that the order in which blocks come to their
 /// ends matters (tiles shared by two items).
 __device__ __forceinline__ void TakeItems(const MlaKernelArguments& args, const MlaTensorMaps& maps,
-                                          MlaSeesawShared& shared) {
+                                          MlaPingPongShared& shared) {
   const int lane = threadIdx.x % 32;
   MlaCounters* counters = args.workspace.counters;
   const int num_items = counters->num_items;
@@ -98,11 +98,11 @@ __device__ __forceinline__ void TakeItems(const MlaKernelArguments& args, const 
   int index = blockIdx.x;
   uint32_t tile_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
-    const uint32_t slot = item_count % kSeesawItems;
+    const uint32_t slot = item_count % kPingPongItems;
     // The list has room for indices past its end.
     int word = __ldcg(reinterpret_cast<const int*>(args.workspace.items + index) + lane % 8);
     if (index >= num_items) word = -1;
-    BarrierWait(&shared.item_empty[slot], ((item_count / kSeesawItems) & 1) ^ 1);
+    BarrierWait(&shared.item_empty[slot], ((item_count / kPingPongItems) & 1) ^ 1);
     if (lane < 8) reinterpret_cast<int*>(&shared.item[slot])[lane] = word;
     BarrierArriveWarp(&shared.item_full[slot]);
     const MlaItem item = ItemOfWords(word);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void TakeItems(const MlaKernelArguments& args, const 
 }
 
 __device__ __forceinline__ void CopyItems(const MlaKernelArguments& args, const MlaTensorMaps& maps,
-                                          MlaSeesawShared& shared) {
+                                          MlaPingPongShared& shared) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
   if (warp == 0) {
     TakeItems(args, maps, shared);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void CopyItems(const MlaKernelArguments& args, const 
   }
   uint32_t tile_count = 0;
   for (uint32_t item_count = 0;; ++item_count) {
-    const MlaItem item = TakeSeesawItem(shared, item_count);
+    const MlaItem item = TakePingPongItem(shared, item_count);
     if (item.request < 0) break;
     if (warp == 1) {
       CopyKeys(args, maps, shared, item, 1, &tile_count);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void CopyItems(const MlaKernelArguments& args, const 
       if (ElectOne()) IssueQueries(maps, shared, item);
       __syncwarp();
     }
-    GiveBackSeesawItem(shared, item_count);
+    GiveBackPingPongItem(shared, item_count);
   }
 }
 

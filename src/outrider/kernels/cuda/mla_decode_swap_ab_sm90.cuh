@@ -18,17 +18,17 @@
 // rows and one of 32 give equal bits, so their choice is part of the schedule.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_producer_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_swapped_results_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_producer_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_results_sm90.cuh"
 
 namespace outrider::cuda {
 
 template <int kRows>
-__global__ void __launch_bounds__(kSwappedThreads, 1)
-    DecodeMlaSwappedSm90(const __grid_constant__ MlaKernelArguments args,
-                         const __grid_constant__ MlaSwappedMaps maps) {
+__global__ void __launch_bounds__(kSwapAbThreads, 1)
+    DecodeMlaSwapAbSm90(const __grid_constant__ MlaKernelArguments args,
+                        const __grid_constant__ MlaSwapAbMaps maps) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  using Shared = MlaSwappedShared<kRows>;
+  using Shared = MlaSwapAbShared<kRows>;
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   if (threadIdx.x == 0) {
     if ((SharedAddress(shared_bytes) & 1023) != 0) __trap();
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kSwappedThreads, 1)
     BarrierInit(&shared.q_full, 1);
     for (int slot = 0; slot < 2; ++slot) {
       BarrierInit(&shared.item_full[slot], 1);
-      BarrierInit(&shared.item_empty[slot], (4 * kSwappedConsumers + 1) * kWarpArrivals);
+      BarrierInit(&shared.item_empty[slot], (4 * kSwapAbConsumers + 1) * kWarpArrivals);
     }
     BarrierInitFence();
     PrefetchTensorMap(&maps.latent);
@@ -50,12 +50,12 @@ __global__ void __launch_bounds__(kSwappedThreads, 1)
   WaitForPriorGrid();
   LaunchDependents();
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  if (role == kSwappedConsumers) {
+  if (role == kSwapAbConsumers) {
     LowerRegisters<40>();
-    ProduceSwapped(args, maps, shared);
+    ProduceSwapAb(args, maps, shared);
   } else {
     RaiseRegisters<232>();
-    ConsumeSwapped<kRows>(args, maps.q, shared);
+    ConsumeSwapAb<kRows>(args, maps.q, shared);
   }
 }
 

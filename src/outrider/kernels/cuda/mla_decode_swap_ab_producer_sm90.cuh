@@ -1,8 +1,8 @@
-// The producer of the swapped MLA decode body: one warp hands out items and copies the latent part
+// The producer of the swap-AB MLA decode body: one warp hands out items and copies the latent part
 // of the keys, another copies the rotary part, as soon as a stage of the ring is free.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_block_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_block_sm90.cuh"
 
 namespace outrider::cuda {
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const C
   const int page_mask = (1 << args.page_shift) - 1;
   const int* table = args.block_table + static_cast<size_t>(item.request) * args.block_table_stride;
   const int last_page = max(0, (item.seq_len - 1) >> args.page_shift);
-  const uint32_t part_bytes = rotary ? kSwappedRotaryBytes : kLatentBytes;
+  const uint32_t part_bytes = rotary ? kSwapAbRotaryBytes : kLatentBytes;
   const uint32_t part_offset = rotary ? kLatentBytes : 0;
   const uint32_t box_bytes = part_bytes >> (6 - box_shift);
   // Lane l looks up the page of box l.
@@ -79,14 +79,14 @@ __device__ __forceinline__ void CopyKeys(const MlaKernelArguments& args, const C
 }
 
 template <typename Shared>
-__device__ __forceinline__ void ProduceSwapped(const MlaKernelArguments& args,
-                                               const MlaSwappedMaps& maps, Shared& shared) {
-  const int warp = threadIdx.x / 32 - 4 * kSwappedConsumers;
+__device__ __forceinline__ void ProduceSwapAb(const MlaKernelArguments& args,
+                                              const MlaSwapAbMaps& maps, Shared& shared) {
+  const int warp = threadIdx.x / 32 - 4 * kSwapAbConsumers;
   const int lane = threadIdx.x % 32;
   uint32_t ring = 0;
   if (warp == 1) {
     for (uint32_t item_count = 0;; ++item_count) {
-      const MlaItem item = TakeSwappedItem(shared, item_count);
+      const MlaItem item = TakeSwapAbItem(shared, item_count);
       if (item.request < 0) break;
       CopyKeys(args, &maps.rotary, shared, item, true, &ring);
     }

@@ -1,30 +1,30 @@
-// A consumer warpgroup of the swapped MLA decode body. Thread layout: a warp holds 16 keys of the
+// A consumer warpgroup of the swap-AB MLA decode body. Thread layout: a warp holds 16 keys of the
 // scores and 16 of every 64 columns of the output; lane l has rows 8 j + 2 (l % 4) and one more of
 // the tile, the same ones in both.
 #pragma once
 
-#include "outrider/kernels/cuda/mla_decode_swapped_queries_sm90.cuh"
+#include "outrider/kernels/cuda/mla_decode_swap_ab_queries_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_f16_sm90.cuh"
 
 namespace outrider::cuda {
 
 /// Where a consumer is in the ring: tiles of both consumers passed, and the parity of its own next
 /// use of each stage and, in bit kTurn, of its next turn to fold.
-struct SwappedRing {
+struct SwapAbRing {
   static constexpr int kTurn = 31;
   uint32_t position = 0;
   uint32_t parities = 0;
 };
 
 template <int kRows>
-class SwappedConsumer {
+class SwapAbConsumer {
  public:
   static constexpr int kPerThread = kRows / 4;  // rows that a lane has
   static constexpr int kBlockRegisters = kRows / 2;
   static constexpr int kLoads = 2;  // of four matrices per batch of products; two products each
 
-  __device__ SwappedConsumer(const MlaKernelArguments& args, MlaSwappedShared<kRows>& shared,
-                             const MlaItem& item)
+  __device__ SwapAbConsumer(const MlaKernelArguments& args, MlaSwapAbShared<kRows>& shared,
+                            const MlaItem& item)
       : args_(args),
         shared_(shared),
         item_(item),
@@ -35,7 +35,7 @@ class SwappedConsumer {
                                              : item.context + (item.rows >> 8) / args.heads + 1) {}
 
   /// All tiles of the item that are this warpgroup's.
-  __device__ __forceinline__ void Run(SwappedRing* ring) {
+  __device__ __forceinline__ void Run(SwapAbRing* ring) {
     const bool relaxed = args_.splits.base == 0;
     SplitPair pair(item_, args_.splits);
     for (; !pair.Done(item_); pair.Advance(item_, args_.splits)) {
@@ -45,7 +45,7 @@ class SwappedConsumer {
 #pragma unroll 1
       for (int tile = 0; tile < tiles; ++tile) {
         const int stage =
-            (ring->position + pair.Position(group_, tile)) % MlaSwappedShared<kRows>::kStages;
+            (ring->position + pair.Position(group_, tile)) % MlaSwapAbShared<kRows>::kStages;
         BarrierWait(&shared_.kv_full[group_][stage], ring->parities >> stage & 1);
         ring->parities ^= 1u << stage;
         RunTile(stage, begin + tile * kMlaTileKeys, tile == 0);
@@ -297,14 +297,14 @@ class SwappedConsumer {
   }
 
   /// The split's sums; folds it with the splits before; hands on or writes out.
-  __device__ __forceinline__ void FinishSplit(SwappedRing* ring, int index, bool alone, bool emits,
+  __device__ __forceinline__ void FinishSplit(SwapAbRing* ring, int index, bool alone, bool emits,
                                               int emitted);
   __device__ __forceinline__ void WritePartial(const float (&m)[kPerThread],
                                                const float (&sum)[kPerThread], int emitted);
   __device__ __forceinline__ void WriteOutput(int index);
 
   const MlaKernelArguments& args_;
-  MlaSwappedShared<kRows>& shared_;
+  MlaSwapAbShared<kRows>& shared_;
   const MlaItem& item_;
   const int group_;
   const int warp_;
