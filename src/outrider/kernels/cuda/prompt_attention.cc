@@ -1,0 +1,327 @@
+#include "outrider/kernels/cuda/prompt_attention.h"
+
+#include <cuda.h>
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // what its headers look functions up in
+}  // namespace cudnn_frontend
+
+namespace outrider::cuda {
+
+namespace {
+
+namespace fe = cudnn_frontend;
+
+constexpr int kLeastPadded = 128;
+
+Error Unavailable(const std::string& message) { return {ErrorCode::kUnavailable, message}; }
+
+void CudaOk(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw Unavailable(fmt::format("PromptAttention: {}: {}", what, cudaGetErrorString(error)));
+  }
+}
+
+void LoadCudnn() {
+  static std::once_flag once;
+  std::call_once(once, [] { fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW); });
+  if (fe::cudnn_dlhandle == nullptr) {
+    throw Unavailable(
+        "prompts on a GPU need cuDNN 9: libcudnn.so.9 was not found; install it (Python package "
+        "nvidia-cudnn-cu13) and name its folder in LD_LIBRARY_PATH");
+  }
+}
+
+/// Rounds up to a power of two.
+int Padded(int rows) {
+  int padded = kLeastPadded;
+  while (padded < rows) padded *= 2;
+  return padded;
+}
+
+using SetD32 = decltype(&cuMemsetD32Async);
+
+/// The driver's function that sets 32-bit words in order with a stream.
+SetD32 WordSetter() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  CudaOk(cudaGetDriverEntryPointByVersion("cuMemsetD32Async", &entry, 12000, cudaEnableDefault,
+                                          &found),
+         "cuMemsetD32Async");
+  if (found != cudaDriverEntryPointSuccess) throw Unavailable("the driver has no cuMemsetD32Async");
+  return reinterpret_cast<SetD32>(entry);
+}
+
+/// Device memory that owns itself.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes) {
+    CudaOk(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "memory");
+  }
+  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Memory() { cudaFree(data_); }
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+enum Uid : int64_t { kQ = 1, kK, kV, kOut, kQueries, kKeys };
+
+void CudnnOk(fe::error_t error, const std::string& what) {
+  if (error.is_bad()) {
+    throw Unavailable(fmt::format("cuDNN {} cannot run {}: {}",
+                                  fe::detail::get_backend_version_string(), what,
+                                  error.get_message()));
+  }
+}
+
+}  // namespace
+
+class PromptAttention::Plans {
+ public:
+  explicit Plans(const PromptAttentionShape& shape) : shape_(shape), lengths_(2 * sizeof(int32_t)) {
+    const auto width_ok = [](int width) { return width > 0 && width <= 256 && width % 8 == 0; };
+    if (shape.heads <= 0 || !width_ok(shape.key_width) || !width_ok(shape.value_width)) {
+      throw InvalidArgument(
+          "PromptAttention: {} heads of {} and {}: widths must be multiples of 8 up to 256",
+          shape.heads, shape.key_width, shape.value_width);
+    }
+    if (shape.max_queries <= 0 || shape.max_keys < shape.max_queries) {
+      throw InvalidArgument(
+          "PromptAttention: {} queries and {} keys at most: there must be 1 query or more and at "
+          "least as many keys",
+          shape.max_queries, shape.max_keys);
+    }
+    LoadCudnn();
+    if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS) {
+      throw Unavailable("PromptAttention: cuDNN gave no handle");
+    }
+    set_words_ = WordSetter();
+  }
+  ~Plans() { fe::detail::destroy_handle(handle_); }
+  Plans(const Plans&) = delete;
+  Plans& operator=(const Plans&) = delete;
+
+  const PromptAttentionShape& shape() const { return shape_; }
+
+  /// A run with a plan for `queries` and `keys` rows, which may be more than a call needs.
+  void Run(const PromptAttentionParams& params, int queries, int keys, cudaStream_t stream) {
+    const Key key = {queries, keys, params.v_row_stride, params.v_head_stride};
+    auto found = plans_.find(key);
+    if (found == plans_.end()) found = plans_.emplace(key, Make(key)).first;
+    const auto words = reinterpret_cast<CUdeviceptr>(lengths_.data());
+    auto set = [&](int index, int value) {
+      if (set_words_(words + index * sizeof(int32_t), static_cast<unsigned>(value), 1, stream) !=
+          CUDA_SUCCESS) {
+        throw Unavailable("PromptAttention: lengths could not be written");
+      }
+    };
+    set(0, params.num_queries);
+    set(1, params.num_keys);
+    if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS) {
+      throw Unavailable("PromptAttention: cuDNN did not take the stream");
+    }
+    auto* lengths = static_cast<int32_t*>(lengths_.data());
+    std::unordered_map<int64_t, void*> tensors = {{kQ, const_cast<void*>(params.q)},
+                                                  {kK, const_cast<void*>(params.k)},
+                                                  {kV, const_cast<void*>(params.v)},
+                                                  {kOut, params.out},
+                                                  {kQueries, lengths},
+                                                  {kKeys, lengths + 1}};
+    CudnnOk(found->second.graph->execute(handle_, tensors, found->second.workspace.data()), Name());
+  }
+
+  /// Compares bits of prompts in one piece, with room for more, and in pieces.
+  void CheckBits();
+
+ private:
+  struct Key {
+    int queries;
+    int keys;
+    int64_t v_row_stride;
+    int64_t v_head_stride;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Plan {
+    std::shared_ptr<fe::graph::Graph> graph;
+    Memory workspace;
+  };
+
+  std::string Name() const {
+    return fmt::format("attention of {} heads with widths {} and {}", shape_.heads,
+                       shape_.key_width, shape_.value_width);
+  }
+
+  Plan Make(const Key& key) const {
+    const int64_t heads = shape_.heads;
+    const int64_t width = shape_.key_width;
+    auto graph = std::make_shared<fe::graph::Graph>();
+    graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    auto tensor = [&](const char* name, Uid uid, int64_t rows, int64_t columns, int64_t row_stride,
+                      int64_t head_stride) {
+      return graph->tensor(fe::graph::Tensor_attributes()
+                               .set_name(name)
+                               .set_uid(uid)
+                               .set_dim({1, heads, rows, columns})
+                               .set_stride({rows * row_stride, head_stride, row_stride, 1}));
+    };
+    auto length = [&](const char* name, Uid uid) {
+      return graph->tensor(fe::graph::Tensor_attributes()
+                               .set_name(name)
+                               .set_uid(uid)
+                               .set_dim({1, 1, 1, 1})
+                               .set_stride({1, 1, 1, 1})
+                               .set_data_type(fe::DataType_t::INT32));
+    };
+    auto q = tensor("q", kQ, key.queries, width, heads * width, width);
+    auto k = tensor("k", kK, key.keys, width, heads * width, width);
+    auto v = tensor("v", kV, key.keys, shape_.value_width, key.v_row_stride, key.v_head_stride);
+    auto attributes = fe::graph::SDPA_attributes()
+                          .set_name("prompt")
+                          .set_generate_stats(false)
+                          .set_attn_scale(shape_.scale)
+                          .set_padding_mask(true)
+                          .set_seq_len_q(length("queries", kQueries))
+                          .set_seq_len_kv(length("keys", kKeys))
+                          .set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+                          .set_diagonal_band_right_bound(0);
+    const auto outputs = graph->sdpa(q, k, v, attributes);
+    const int64_t value = shape_.value_width;
+    outputs[0]
+        ->set_output(true)
+        .set_uid(kOut)
+        .set_dim({1, heads, key.queries, value})
+        .set_stride({key.queries * heads * value, value, heads * value, 1});
+    CudnnOk(graph->validate(), Name());
+    CudnnOk(graph->build_operation_graph(handle_), Name());
+    CudnnOk(graph->create_execution_plans({fe::HeurMode_t::A}), Name());
+    CudnnOk(graph->check_support(), Name());
+    CudnnOk(graph->build_plans(), Name());
+    int64_t bytes = 0;
+    CudnnOk(graph->get_workspace_size(bytes), Name());
+    return {std::move(graph), Memory(static_cast<size_t>(bytes))};
+  }
+
+  PromptAttentionShape shape_;
+  cudnnHandle_t handle_ = nullptr;
+  SetD32 set_words_ = nullptr;
+  Memory lengths_;  // queries, keys
+  std::map<Key, Plan> plans_;
+};
+
+void PromptAttention::Plans::CheckBits() {
+  const int rows = std::min(shape_.max_queries, 300);
+  const int room = Padded(std::max(rows, std::min(shape_.max_keys, 4 * kLeastPadded)));
+  const size_t heads = shape_.heads;
+  const size_t key_bytes = heads * shape_.key_width * 2;
+  const size_t value_bytes = heads * shape_.value_width * 2;
+  // Any values will do; rows past the end are zero, or ones for the run with room for more.
+  uint64_t state = 1;
+  auto values = [&](size_t count) {
+    std::vector<uint16_t> bits(count);
+    for (uint16_t& each : bits) {
+      state = state * 6364136223846793005U + 1442695040888963407U;
+      // bf16 of magnitude 2^-2 to 2^1, either sign.
+      each = static_cast<uint16_t>((state >> 63 << 15) | ((125 + (state >> 61 & 3)) << 7) |
+                                   (state >> 40 & 127));
+    }
+    return bits;
+  };
+  auto upload = [&](const std::vector<uint16_t>& bits, size_t row_bytes) {
+    Memory memory(room * row_bytes);
+    CudaOk(cudaMemset(memory.data(), 0, room * row_bytes), "memset");
+    CudaOk(cudaMemcpy(memory.data(), bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "copy");
+    return memory;
+  };
+  const Memory q = upload(values(rows * key_bytes / 2), key_bytes);
+  const Memory k = upload(values(rows * key_bytes / 2), key_bytes);
+  const Memory v = upload(values(rows * value_bytes / 2), value_bytes);
+  const Memory out(room * value_bytes);
+  auto run = [&](int begin, int end, int queries, int keys) {
+    Run({.num_queries = end - begin,
+         .num_keys = end,
+         .q = static_cast<const std::byte*>(q.data()) + begin * key_bytes,
+         .k = k.data(),
+         .v = v.data(),
+         .v_row_stride = static_cast<int64_t>(value_bytes / 2),
+         .v_head_stride = shape_.value_width,
+         .out = out.data()},
+        queries, keys, nullptr);
+    std::vector<std::byte> bytes((end - begin) * value_bytes);
+    CudaOk(cudaMemcpy(bytes.data(), out.data(), bytes.size(), cudaMemcpyDeviceToHost), "copy");
+    return bytes;
+  };
+  const std::vector<std::byte> whole = run(0, rows, Padded(rows), Padded(rows));
+  for (const int cut : {1, 64, 100, 128, 129, 256, rows - 1}) {
+    if (cut >= rows || cut <= 0) continue;
+    // The first rows; the last, from memory that reaches as far as the plan reads.
+    for (const auto& [begin, end] : {std::pair(0, cut), std::pair(cut, rows)}) {
+      if (begin + Padded(end - begin) > room) continue;
+      const std::vector<std::byte> piece = run(begin, end, Padded(end - begin), Padded(end));
+      const bool equal =
+          std::memcmp(piece.data(), whole.data() + begin * value_bytes, piece.size()) == 0;
+      if (!equal) {
+        throw Unavailable(fmt::format(
+            "cuDNN {} gives other bits for rows {} to {} of a prompt by themselves ({}): use the "
+            "version that docs/cuda-kernels.md names",
+            fe::detail::get_backend_version_string(), begin, end, Name()));
+      }
+    }
+  }
+  if (run(0, rows, room, room) != whole) {
+    throw Unavailable(fmt::format(
+        "cuDNN {} gives other bits for a prompt with room for more rows ({}): use the version that "
+        "docs/cuda-kernels.md names",
+        fe::detail::get_backend_version_string(), Name()));
+  }
+}
+
+PromptAttention::PromptAttention(const PromptAttentionShape& shape)
+    : plans_(std::make_unique<Plans>(shape)) {
+  plans_->CheckBits();
+}
+
+PromptAttention::~PromptAttention() = default;
+
+int PromptAttention::PaddedQueries(int num_queries) const { return Padded(num_queries); }
+int PromptAttention::PaddedKeys(int num_keys) const { return Padded(num_keys); }
+
+void PromptAttention::Run(const PromptAttentionParams& params, cudaStream_t stream) {
+  const PromptAttentionShape& shape = plans_->shape();
+  if (params.num_queries < 1 || params.num_queries > shape.max_queries ||
+      params.num_keys < params.num_queries || params.num_keys > shape.max_keys) {
+    throw InvalidArgument(
+        "PromptAttention: {} queries over {} keys: there must be 1 to {} queries, and at least as "
+        "many keys, up to {}",
+        params.num_queries, params.num_keys, shape.max_queries, shape.max_keys);
+  }
+  if (params.v_row_stride % 8 != 0 || params.v_head_stride % 8 != 0) {
+    throw InvalidArgument(
+        "PromptAttention: strides of v are {} and {}: they must be multiples of 8",
+        params.v_row_stride, params.v_head_stride);
+  }
+  plans_->Run(params, Padded(params.num_queries), Padded(params.num_keys), stream);
+}
+
+}  // namespace outrider::cuda
