@@ -1,12 +1,18 @@
-// A cluster of eight blocks per row of logits. The row lies in their shared memory, so that it is
-// read once whatever is asked of it: processors change it there, one pass finds the largest logit,
-// cuts find the token at which they end (DrawRow::FindBound), and one pass runs the race
-// (gumbel_noise.h). A token that cannot win any more with the largest noise there is costs no
-// random number, and one whose own noise is too small for it no logarithm.
+// A cluster of eight blocks per row of logits.
+//
+// Where nothing but the likeliest token or the winner of the race (gumbel_noise.h) is asked for,
+// one pass over the row in memory finds it. A token that cannot win any more with the largest noise
+// there is costs no random number, and one whose own noise is too small for it no logarithm.
+//
+// Else the row goes into the blocks' shared memory, and processors change it there. A cut (top-k,
+// top-p) first finds how far below the largest logit it ends at most, lists the tokens so far,
+// which are few as a rule, and looks for its end (DrawRow::FindBound) and for the winner among
+// those.
 #include <algorithm>
 
-#include "outrider/base/gumbel_noise.h"
 #include "outrider/kernels/cuda/draw.h"
+#include "outrider/kernels/cuda/draw_cuts.cuh"
+#include "outrider/kernels/cuda/draw_race.cuh"
 #include "outrider/kernels/cuda/draw_row.cuh"
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
 #include "outrider/kernels/cuda/refused_argument.h"
@@ -15,31 +21,10 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kMaxVocab = 400'000;
-constexpr uint32_t kMinusInfinityKey = 0x007FFFFF;  // OrderKey(-infinity)
-constexpr uint32_t kInfinityKey = 0xFF800000;
 
 int SliceOf(int vocab_size) {
   return ((vocab_size + kDrawBlocks - 1) / kDrawBlocks + 31) / 32 * 32;
 }
-
-/// The float of an OrderKey.
-__device__ __forceinline__ float OfOrderKey(uint32_t key) {
-  return __uint_as_float((key >> 31) != 0 ? key & 0x7FFFFFFF : ~key);
-}
-__device__ __forceinline__ bool IsFiniteKey(uint64_t token_key) {
-  const auto key = static_cast<uint32_t>(token_key >> 32);
-  return key > kMinusInfinityKey && key < kInfinityKey;
-}
-
-/// Which row this is.
-struct DrawnRow {
-  int row;
-  int request;
-  int index;  // among its request's rows: so many drafts come before it
-  int64_t position;
-  const float* logits;
-  const uint32_t* mask;  // or null
-};
 
 __device__ __forceinline__ void LoadRow(DrawRow& row, const DrawnRow& drawn, bool masked) {
   const float* from = drawn.logits + row.first();
@@ -47,22 +32,7 @@ __device__ __forceinline__ void LoadRow(DrawRow& row, const DrawnRow& drawn, boo
   const int count = row.count();
 #pragma unroll 5
   for (int i = static_cast<int>(threadIdx.x) * 4; i < count; i += kDrawThreads * 4) {
-    float4 four = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-    if (i + 4 <= count) {
-      four = *reinterpret_cast<const float4*>(from + i);
-    } else {
-      four.x = from[i];
-      if (i + 1 < count) four.y = from[i + 1];
-      if (i + 2 < count) four.z = from[i + 2];
-    }
-    if (masked) {
-      const uint32_t bits = mask[i / 32] >> i % 32;
-      if ((bits & 1) == 0) four.x = -INFINITY;
-      if ((bits & 2) == 0) four.y = -INFINITY;
-      if ((bits & 4) == 0) four.z = -INFINITY;
-      if ((bits & 8) == 0) four.w = -INFINITY;
-    }
-    *reinterpret_cast<float4*>(&row.at(i)) = four;
+    *reinterpret_cast<float4*>(&row.at(i)) = LoadFour(from, mask, i, count);
   }
   __syncthreads();
 }
@@ -103,108 +73,6 @@ __device__ __forceinline__ void ApplyPenalties(const DrawParams& params, const S
   __syncthreads();
 }
 
-/// The key of the largest logit.
-__device__ __forceinline__ uint64_t LargestKey(DrawRow& row) {
-  uint64_t key = 0;
-  row.ForTokens([&](int, int token, float value) { key = max(key, TokenKey(value, token)); });
-  return row.Max(key);
-}
-
-/// Classes of values by their distance below the largest, for FindBound: nine to a unit.
-struct ByDistance {
-  float max;
-  float factor;
-  __device__ __forceinline__ int operator()(float value) const {
-    if (!(value > -INFINITY)) return kDrawBins - 1;
-    const float below = RoundedMul(RoundedSub(max, value), factor);
-    return static_cast<int>(fminf(below * 9.0f, kDrawBins - 1));
-  }
-};
-
-/// Which tokens of a row may be drawn (token_order.h).
-struct Kept {
-  float max;
-  float inverse_temperature;
-  uint64_t least_weight;  // 0: no min_p
-  uint64_t bound;         // keys from it on
-
-  __device__ __forceinline__ uint64_t Weight(float value) const {
-    return TokenWeight(RoundedMul(RoundedSub(value, max), inverse_temperature));
-  }
-  __device__ __forceinline__ bool operator()(int token, float value) const {
-    if (!(value > -INFINITY)) return false;
-    if (bound != 0 && TokenKey(value, token) < bound) return false;
-    return least_weight == 0 || Weight(value) >= least_weight;
-  }
-};
-
-__device__ __forceinline__ void Cut(const SlotSampling& slot, int vocab_size, DrawRow& row,
-                                    Kept& kept) {
-  const ByDistance classes = {kept.max, kept.inverse_temperature};
-  kept.least_weight = MinPWeight(slot.min_p);
-  if (slot.top_k > 0 && slot.top_k < vocab_size) {
-    kept.bound = row.FindBound(
-        static_cast<uint64_t>(slot.top_k),
-        [&](int token, float value) { return static_cast<uint64_t>(kept(token, value) ? 1 : 0); },
-        classes);
-  }
-  if (slot.top_p < 1.0f) {
-    uint64_t total = 0;
-    row.ForTokens([&](int, int token, float value) {
-      if (kept(token, value)) total += kept.Weight(value);
-    });
-    const uint64_t limit = TopPLimit(row.Sum(total), slot.top_p);
-    kept.bound = row.FindBound(
-        max(limit, uint64_t{1}),
-        [&](int token, float value) { return kept(token, value) ? kept.Weight(value) : 0; },
-        classes);
-  }
-}
-
-/// The key of the race's winner: of its value, not of its logit.
-template <bool kCut>
-__device__ __forceinline__ uint64_t RunRace(const SlotSampling& slot, const DrawnRow& drawn,
-                                            int favourite, const Kept& kept, DrawRow& row) {
-  constexpr RandomStream kStream = RandomStream::kTarget;
-  const float most = GumbelBound(0);  // no noise is larger
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  // The token with the largest logit sets the pace.
-  float best = RoundedAdd(RoundedMul(kept.max, kept.inverse_temperature),
-                          Gumbel(GumbelBits(slot.seed, drawn.position, kStream, favourite)));
-  uint64_t winner = TokenKey(best, favourite);
-#pragma unroll 1
-  for (int i0 = warp * 128; i0 < row.count(); i0 += kDrawWarps * 128) {
-    // Of every 32 tokens a lane has four whose words one call of Philox gives.
-    const int i = i0 + lane / 8 * 32 + lane % 8;
-    float scores[4];
-    bool hopes[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const bool exists = i + 8 * j < row.count();
-      const float value = exists ? row.at(i + 8 * j) : -INFINITY;
-      const bool enters = kCut ? exists && kept(row.first() + i + 8 * j, value) : value > -INFINITY;
-      scores[j] = RoundedMul(value, kept.inverse_temperature);
-      hopes[j] = enters && RoundedAdd(scores[j], most) >= best;
-    }
-    if (hopes[0] || hopes[1] || hopes[2] || hopes[3]) {
-      const int token = row.first() + i;
-      const std::array<uint32_t, 4> words =
-          GumbelWords(slot.seed, drawn.position, kStream, GumbelBlock(token));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (!hopes[j] || RoundedAdd(scores[j], GumbelBound(words[j])) < best) continue;
-        const float value = RoundedAdd(scores[j], Gumbel(words[j]));
-        winner = max(winner, TokenKey(value, token + 8 * j));
-        best = fmaxf(best, value);
-      }
-    }
-    __syncwarp();
-    best = OfOrderKey(__reduce_max_sync(~0u, OrderKey(best)));
-  }
-  return row.Max(winner);
-}
-
 /// Log-probabilities of a row of view(token, value), as ComputeLogprobs (logprobs.h).
 template <typename View>
 __device__ __forceinline__ void WriteLogprobs(const DrawParams& params, const DrawResults& results,
@@ -238,9 +106,12 @@ __device__ __forceinline__ void WriteLogprobs(const DrawParams& params, const Dr
   }
   const int count = min(num_top, params.vocab_size);
   if (count <= 0) return;
-  const uint64_t bound = row.FindBound(
-      static_cast<uint64_t>(count), [](int, float) { return uint64_t{1}; }, ByDistance{max, 1.0f});
-  row.ForTokens([&](int, int token, float value) {
+  const auto one = [](int, float) { return uint64_t{1}; };
+  const auto needed = static_cast<uint64_t>(count);
+  const ByDistance classes = {max, 1.0f};
+  ListFor(classes, row, one, [&](uint64_t) { return needed; });
+  const uint64_t bound = row.FindBound(needed, one, classes);
+  row.ForCandidates([&](int, int token, float value) {
     const uint64_t key = TokenKey(value, token);
     if (key >= bound) shared.listed[atomicAdd(&shared.num_listed, 1)] = key;
   });
@@ -289,34 +160,42 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
                    : params.masks + static_cast<int64_t>(first_mask + drawn.index) * words;
   const SlotSampling slot = params.slots[params.requests[drawn.request].slot];
 
-  LoadRow(row, drawn, drawn.mask != nullptr);
-  if (slot.num_biases > 0) ApplyBiases(params, slot, row);
-  if (slot.counts_row >= 0) ApplyPenalties(params, slot, drawn, row);
-  const bool processed = drawn.mask != nullptr || slot.num_biases > 0 || slot.counts_row >= 0;
-
-  uint64_t winner = LargestKey(row);
+  const bool changes = slot.num_biases > 0 || slot.counts_row >= 0;
+  const bool processed = drawn.mask != nullptr || changes;
   const bool greedy = slot.temperature == 0.0f;
-  Kept kept = {OfOrderKey(static_cast<uint32_t>(winner >> 32)),
-               greedy ? 1.0f : InverseTemperature(slot.temperature), 0, 0};
   const bool cuts = !greedy && (slot.top_k > 0 || slot.top_p < 1.0f || slot.min_p > 0.0f);
-  bool drawable = IsFiniteKey(winner);
-  if (drawable && !greedy) {
-    const int favourite = KeyToken(winner);
-    if (cuts) {
+  const bool in_memory = !changes && !cuts && slot.top_logprobs < 0;
+  Kept kept = {0.0f, greedy ? 1.0f : InverseTemperature(slot.temperature), 0, 0};
+  uint64_t winner;
+  if (in_memory) {
+    winner = greedy ? LargestInMemory(drawn, drawn.mask != nullptr, row)
+                    : RaceInMemory(slot, drawn, row);
+  } else {
+    LoadRow(row, drawn, drawn.mask != nullptr);
+    if (slot.num_biases > 0) ApplyBiases(params, slot, row);
+    if (slot.counts_row >= 0) ApplyPenalties(params, slot, drawn, row);
+    if (greedy || cuts) winner = LargestKey(row);
+    if (cuts && IsFiniteKey(winner)) {
+      kept.max = OfOrderKey(static_cast<uint32_t>(winner >> 32));
       Cut(slot, params.vocab_size, row, kept);
-      winner = RunRace<true>(slot, drawn, favourite, kept, row);
-    } else {
-      winner = RunRace<false>(slot, drawn, favourite, kept, row);
+      winner = RunRace(slot, drawn, row, kept);
+    } else if (!greedy && !cuts) {
+      winner = RunRace(slot, drawn, row, [](int, float) { return true; });
     }
-    drawable = static_cast<uint32_t>(winner >> 32) > kMinusInfinityKey;
   }
   int token = KeyToken(winner);
-  if (!drawable) {
-    if (processed) {
-      LoadRow(row, drawn, false);
-      winner = LargestKey(row);
+  bool drawable = IsFiniteKey(winner);
+  if (!greedy && !drawable && static_cast<uint32_t>(winner >> 32) == kInfinityKey) {
+    // The value is infinite: is the logit? A finite one may have been divided by very little.
+    uint64_t key = 0;
+    const int at = token - row.first();
+    if (at >= 0 && at < row.count() && threadIdx.x == 0) {
+      key = TokenKey(in_memory ? drawn.logits[token] : row.at(at), token);
     }
-    token = IsFiniteKey(winner) ? kDrawDeadEnd : kDrawOverflown;
+    drawable = IsFiniteKey(row.Max(key));
+  }
+  if (!drawable) {
+    token = IsFiniteKey(LargestInMemory(drawn, false, row)) ? kDrawDeadEnd : kDrawOverflown;
   }
   if (row.rank() == 0 && threadIdx.x == 0) results.tokens[drawn.row] = token;
 

@@ -16,11 +16,13 @@ inline constexpr int kDrawBlocks = 8;  // of a cluster
 inline constexpr int kDrawThreads = 512;
 inline constexpr int kDrawWarps = kDrawThreads / 32;
 inline constexpr int kDrawBins = 256;
+inline constexpr int kDrawSums = 5;           // of one exchange
+inline constexpr int kDrawCandidates = 4096;  // that a block lists
 
 /// Fixed shared memory of a block. What other blocks read is there twice: a value is overwritten
 /// two exchanges later, when all have passed the barrier of the exchange in between.
 struct DrawShared {
-  uint64_t warp_values[2][kDrawWarps];
+  uint64_t warp_values[2][kDrawSums][kDrawWarps];
   double warp_sums[2][kDrawWarps];
   unsigned long long amounts[2][kDrawBins];
   uint32_t counts[2][kDrawBins];
@@ -31,6 +33,8 @@ struct DrawShared {
   bool exact;
   int num_listed;
   uint64_t listed[128];  // keys of the most likely tokens
+  int num_candidates;
+  uint16_t candidates[kDrawCandidates];
 };
 
 __device__ __forceinline__ uint32_t DrawRank() {
@@ -65,6 +69,28 @@ __device__ __forceinline__ uint32_t LoadRemote32(const void* local, uint32_t ran
   return value;
 }
 
+inline constexpr uint32_t kMinusInfinityKey = 0x007FFFFF;  // OrderKey(-infinity)
+inline constexpr uint32_t kInfinityKey = 0xFF800000;
+
+/// The float of an OrderKey.
+__device__ __forceinline__ float OfOrderKey(uint32_t key) {
+  return __uint_as_float((key >> 31) != 0 ? key & 0x7FFFFFFF : ~key);
+}
+__device__ __forceinline__ bool IsFiniteKey(uint64_t token_key) {
+  const auto key = static_cast<uint32_t>(token_key >> 32);
+  return key > kMinusInfinityKey && key < kInfinityKey;
+}
+
+/// Which row of logits a cluster draws from.
+struct DrawnRow {
+  int row;
+  int request;
+  int index;  // among its request's rows: so many drafts come before it
+  int64_t position;
+  const float* logits;
+  const uint32_t* mask;  // or null
+};
+
 struct MaxOf {
   __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
     return a > b ? a : b;
@@ -80,7 +106,6 @@ class DrawRow {
   __device__ DrawRow(DrawShared& shared, float* values, int slice, int vocab_size)
       : shared_(shared),
         values_(values),
-        slice_(slice),
         rank_(DrawRank()),
         first_(static_cast<int>(rank_) * slice),
         count_(max(0, min(slice, vocab_size - first_))) {}
@@ -88,7 +113,6 @@ class DrawRow {
   __device__ uint32_t rank() const { return rank_; }
   __device__ int first() const { return first_; }  // token of the slice
   __device__ int count() const { return count_; }  // tokens of the slice
-  __device__ int slice() const { return slice_; }
 
   /// Where token first() + i lies. Groups of 32 are turned by 8, 16, 24 against each other, so that
   /// the tokens of four groups whose noise comes from one call of Philox lie in different banks.
@@ -104,9 +128,45 @@ class DrawRow {
     }
   }
 
+  /// Lists the tokens that wanted(token, value) is true of, if they are few enough: ForCandidates
+  /// then passes those alone. All threads.
+  template <typename Wanted>
+  __device__ __forceinline__ void List(Wanted wanted) {
+    if (threadIdx.x == 0) shared_.num_candidates = 0;
+    __syncthreads();
+    ForTokens([&](int i, int token, float value) {
+      if (!wanted(token, value)) return;
+      const int place = atomicAdd(&shared_.num_candidates, 1);
+      if (place < kDrawCandidates) shared_.candidates[place] = static_cast<uint16_t>(i);
+    });
+    __syncthreads();
+    listed_ = shared_.num_candidates <= kDrawCandidates;
+  }
+  /// body(i, token, value): the listed tokens, in no order, or all where more were wanted.
+  template <typename Body>
+  __device__ __forceinline__ void ForCandidates(Body body) {
+    if (!listed_) {
+      ForTokens(body);
+      return;
+    }
+    for (int place = static_cast<int>(threadIdx.x); place < shared_.num_candidates;
+         place += kDrawThreads) {
+      const int i = shared_.candidates[place];
+      body(i, first_ + i, values_[Place(i)]);
+    }
+  }
+  __device__ bool listed() const { return listed_; }
+
   /// Over all threads of the cluster, in every one of them.
-  __device__ uint64_t Max(uint64_t value) { return Reduce(value, MaxOf()); }
-  __device__ uint64_t Sum(uint64_t value) { return Reduce(value, SumOf()); }
+  __device__ uint64_t Max(uint64_t value) {
+    uint64_t values[1] = {value};
+    Reduce(values, MaxOf());
+    return values[0];
+  }
+  template <int kCount>
+  __device__ void Sum(uint64_t (&values)[kCount]) {
+    Reduce(values, SumOf());
+  }
   /// In a fixed order.
   __device__ double Sum(double value) {
 #pragma unroll
@@ -128,13 +188,14 @@ class DrawRow {
 
   /// The smallest bound such that the tokens with a key of at least it have an amount of `needed`
   /// or more, each of them counted by amount_of(token, value), 0 for those that are out; 0 where
-  /// all together have less. Tokens of equal amount 0 do not matter. `coarse` is a first cut of the
-  /// tokens in kDrawBins classes, 0 the largest values. needed >= 1. All threads of the cluster.
+  /// all together have less. A list, if there is one, holds all that count, up to the bound at
+  /// least. `coarse` is a first cut of the tokens in kDrawBins classes, 0 the largest values.
+  /// needed >= 1. All threads of the cluster.
   template <typename Amount, typename Coarse>
   __device__ uint64_t FindBound(uint64_t needed, Amount amount_of, Coarse coarse) {
     // Classes first: neighbouring floats lie too close together in their bits.
     int turn = ClearBins();
-    ForTokens([&](int, int token, float value) {
+    ForCandidates([&](int, int token, float value) {
       const uint64_t amount = amount_of(token, value);
       if (amount != 0) Add(turn, coarse(value), amount);
     });
@@ -144,7 +205,7 @@ class DrawRow {
     // The keys of that class.
     uint64_t low = ~uint64_t{0};
     uint64_t high = 0;
-    ForTokens([&](int, int token, float value) {
+    ForCandidates([&](int, int token, float value) {
       if (amount_of(token, value) == 0 || coarse(value) != chosen) return;
       const uint64_t key = TokenKey(value, token);
       low = min(low, key);
@@ -156,7 +217,7 @@ class DrawRow {
       const int bits = 64 - __clzll(static_cast<long long>(high - low));
       const int shift = max(0, bits - 8);
       turn = ClearBins();
-      ForTokens([&](int, int token, float value) {
+      ForCandidates([&](int, int token, float value) {
         const uint64_t key = TokenKey(value, token);
         if (key < low || key > high) return;
         const uint64_t amount = amount_of(token, value);
@@ -180,27 +241,37 @@ class DrawRow {
 
   __device__ int Turn() { return turn_ ^= 1; }
 
-  template <typename Operation>
-  __device__ __forceinline__ uint64_t Reduce(uint64_t value, Operation operation) {
+  template <int kCount, typename Operation>
+  __device__ __forceinline__ void Reduce(uint64_t (&values)[kCount], Operation operation) {
+    static_assert(kCount <= kDrawSums);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint64_t(&slots)[kDrawSums][kDrawWarps] = shared_.warp_values[Turn()];
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      value = operation(value, __shfl_xor_sync(~0u, value, mask));
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+        values[n] = operation(values[n], __shfl_xor_sync(~0u, values[n], mask));
+      }
+      if (lane == 0) slots[n][threadIdx.x / 32] = values[n];
     }
-    uint64_t(&slots)[kDrawWarps] = shared_.warp_values[Turn()];
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
     DrawClusterSync();
-    value = LoadRemote64(&slots[threadIdx.x % kDrawWarps], threadIdx.x % 32 / kDrawWarps);
 #pragma unroll
-    for (int i = 1; i < kValuesPerLane; ++i) {
-      const int index = static_cast<int>(threadIdx.x % 32) + i * 32;
-      value = operation(value, LoadRemote64(&slots[index % kDrawWarps],
-                                            static_cast<uint32_t>(index / kDrawWarps)));
-    }
+    for (int n = 0; n < kCount; ++n) {
+      uint64_t parts[kValuesPerLane];
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      value = operation(value, __shfl_xor_sync(~0u, value, mask));
+      for (int i = 0; i < kValuesPerLane; ++i) {
+        const int index = lane + i * 32;
+        parts[i] =
+            LoadRemote64(&slots[n][index % kDrawWarps], static_cast<uint32_t>(index / kDrawWarps));
+      }
+      values[n] = parts[0];
+#pragma unroll
+      for (int i = 1; i < kValuesPerLane; ++i) values[n] = operation(values[n], parts[i]);
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+        values[n] = operation(values[n], __shfl_xor_sync(~0u, values[n], mask));
+      }
     }
-    return value;
   }
 
   __device__ int ClearBins() {
@@ -262,11 +333,71 @@ class DrawRow {
 
   DrawShared& shared_;
   float* values_;
-  const int slice_;
   const uint32_t rank_;
   const int first_;
   const int count_;
   int turn_ = 0;
+  bool listed_ = false;
 };
+
+/// The key of the largest logit in shared memory.
+__device__ __forceinline__ uint64_t LargestKey(DrawRow& row) {
+  float best = -INFINITY;
+  int at = -1;
+  row.ForTokens([&](int, int token, float value) {
+    if (value > best) {  // the lowest token among equals, as they come in order; never NaN
+      best = value;
+      at = token;
+    }
+  });
+  return row.Max(at < 0 ? 0 : TokenKey(best, at));
+}
+
+/// Tokens i .. i + 3 of a block's slice of `count`; -infinity where there are none and where the
+/// mask forbids them.
+__device__ __forceinline__ float4 LoadFour(const float* from, const uint32_t* mask, int i,
+                                           int count) {
+  float4 four = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+  if (i + 4 <= count) {
+    four = *reinterpret_cast<const float4*>(from + i);
+  } else {
+    four.x = from[i];
+    if (i + 1 < count) four.y = from[i + 1];
+    if (i + 2 < count) four.z = from[i + 2];
+  }
+  if (mask != nullptr) {
+    const uint32_t bits = mask[i / 32] >> i % 32;
+    if ((bits & 1) == 0) four.x = -INFINITY;
+    if ((bits & 2) == 0) four.y = -INFINITY;
+    if ((bits & 4) == 0) four.z = -INFINITY;
+    if ((bits & 8) == 0) four.w = -INFINITY;
+  }
+  return four;
+}
+
+/// The key of the largest logit of the row in memory, less what a mask forbids.
+__device__ __forceinline__ uint64_t LargestInMemory(const DrawnRow& drawn, bool masked,
+                                                    DrawRow& row) {
+  const float* from = drawn.logits + row.first();
+  const uint32_t* mask = masked ? drawn.mask + row.first() / 32 : nullptr;
+  const int count = row.count();
+  float best = -INFINITY;
+  int at = -1;
+  auto look = [&](int i, float value) {
+    if (value > best) {
+      best = value;
+      at = i;
+    }
+  };
+#pragma unroll 5
+  for (int i = static_cast<int>(threadIdx.x) * 4; i < count; i += kDrawThreads * 4) {
+    const float4 four = LoadFour(from, mask, i, count);
+    look(i, four.x);
+    look(i + 1, four.y);
+    look(i + 2, four.z);
+    look(i + 3, four.w);
+  }
+  return row.Max(at < 0 ? 0 : TokenKey(best, row.first() + at));
+}
 
 }  // namespace outrider::cuda

@@ -166,6 +166,30 @@ __device__ __forceinline__ void DropGroups(const ExpertRouterParams& params, int
   for (int i = 0; i < kPerLane; ++i) experts.choice[i] = 0;
 }
 
+/// A lane's best expert that is left: the lowest index among equals.
+template <int kPerLane>
+__device__ __forceinline__ uint32_t BestOfLane(const LaneExperts<kPerLane>& experts, int* index) {
+  uint32_t keys[kPerLane];
+  int indices[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    keys[i] = experts.choice[i];
+    indices[i] = i;
+  }
+  // Neighbours, then pairs of neighbours, ...: the later one only if it is larger.
+#pragma unroll
+  for (int step = 1; step < kPerLane; step *= 2) {
+#pragma unroll
+    for (int i = 0; i + step < kPerLane; i += 2 * step) {
+      const bool later = keys[i + step] > keys[i];
+      keys[i] = later ? keys[i + step] : keys[i];
+      indices[i] = later ? indices[i + step] : indices[i];
+    }
+  }
+  *index = indices[0];
+  return keys[0];
+}
+
 /// Lane j < top_k gets choice j.
 struct Choice {
   int expert;
@@ -192,22 +216,17 @@ __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params
   Choice result = {0, 0.0f};
   float sum = 0.0f;
   for (int j = 0; j < params.top_k; ++j) {
-    uint32_t key = experts.choice[0];
-    float score = experts.score[0];
-    int index = 0;
-#pragma unroll
-    for (int i = 1; i < kPerLane; ++i) {
-      const bool better = experts.choice[i] > key;
-      key = better ? experts.choice[i] : key;
-      score = better ? experts.score[i] : score;
-      index = better ? i : index;
-    }
+    int index;
+    const uint32_t key = BestOfLane(experts, &index);
     const uint32_t best = __reduce_max_sync(~0u, key);
     const int winner = __ffs(static_cast<int>(__ballot_sync(~0u, key == best))) - 1;
     if (lane == winner) {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) experts.choice[i] = i == index ? 0 : experts.choice[i];
     }
+    float score = experts.score[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) score = i == index ? experts.score[i] : score;
     score = __shfl_sync(~0u, score, winner);
     index = __shfl_sync(~0u, index, winner);
     sum = RoundedAdd(sum, score);
@@ -218,8 +237,9 @@ __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params
   return result;
 }
 
-/// The sum of `value` over the threads before this one. All threads; `sums` has a place per warp.
-__device__ __forceinline__ uint64_t SumBefore(uint64_t value, uint64_t* sums) {
+/// The sum of `value`, 0 in all but the first `warps` warps, over the threads before this one. All
+/// threads; `sums` has a place per warp.
+__device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_t* sums) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   uint64_t sum = value;
@@ -231,7 +251,8 @@ __device__ __forceinline__ uint64_t SumBefore(uint64_t value, uint64_t* sums) {
   if (lane == 31) sums[warp] = sum;
   __syncthreads();
   uint64_t before = sum - value;
-  for (int i = 0; i < warp; ++i) before += sums[i];
+#pragma unroll 4
+  for (int i = 0; i < min(warp, warps); ++i) before += sums[i];
   return before;
 }
 
@@ -290,21 +311,26 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     }
     counts[thread] = count;
   }
-  ClusterArrive();
-  ClusterWait();
   int total = 0;
   int in_blocks_before = 0;
-  if (thread < params.experts) {
+  if (blocks > 1) {
+    ClusterArrive();
+    ClusterWait();
+  }
+  if (thread < params.experts && blocks == 1) {
+    total = counts[thread];  // its own
+  } else if (thread < params.experts) {
     for (uint32_t other = 0; other < blocks; ++other) {
       const int count = LoadRemote(&counts[thread], other);
       total += count;
       if (other < rank) in_blocks_before += count;
     }
   }
-  ClusterArrive();  // has read the others' counts
+  if (blocks > 1) ClusterArrive();  // has read the others' counts
   const int tiles = (total + params.tile_rows - 1) / params.tile_rows;
   const uint64_t before =
-      SumBefore(static_cast<uint64_t>(tiles) << 32 | static_cast<uint32_t>(total), sums);
+      SumBefore(static_cast<uint64_t>(tiles) << 32 | static_cast<uint32_t>(total),
+                (params.experts + 31) / 32, sums);
   const int offset = static_cast<int>(static_cast<uint32_t>(before));
   const int first_tile = static_cast<int>(before >> 32);
   const int routed_pairs = rows * params.top_k;
@@ -348,7 +374,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const int shared = i % params.shared_experts;
     routing.pairs[routed_pairs + shared * rows + row] = row * choices + params.top_k + shared;
   }
-  ClusterWait();  // the others may still be reading this block's counts
+  if (blocks > 1) ClusterWait();  // the others may still be reading this block's counts
 }
 
 /// Lanes of a group, 0 where experts are not grouped.

@@ -81,7 +81,7 @@ template <int kChunks, int kParts>
 __global__ void __launch_bounds__(32 * kWarps)
     ProjectKernel(const HeadProjectionParams params, const RotaryTable rotary,
                   const Launch launch) {
-  __shared__ float4 partial[kParts == 1 ? 1 : 2 * kParts * 32];
+  __shared__ float4 partial[2][kParts == 1 ? 1 : 2 * kParts * 32];  // by turns
   LaunchDependents();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -120,25 +120,41 @@ __global__ void __launch_bounds__(32 * kWarps)
   const auto* x = static_cast<const __nv_bfloat16*>(params.x) + head * params.x_head_stride + k0;
   auto* y =
       static_cast<__nv_bfloat16*>(params.y) + head * params.y_head_stride + column0 + lane % 4 * 4;
-#pragma unroll 1
-  for (int token0 = begin; token0 < end; token0 += kTileTokens) {
+  struct Tokens {
+    uint4 a[kChunks];  // of token lane / 4 of a tile
+    uint4 b[kChunks];  // of the one 8 further on
+  };
+  auto load = [&](int token0) {
     // Rows past the end read the last one and write nothing.
     const auto* row0 = x + min(token0 + lane / 4, end - 1) * params.x_token_stride;
     const auto* row1 = x + min(token0 + lane / 4 + 8, end - 1) * params.x_token_stride;
-    uint4 a[kChunks], b[kChunks];
+    Tokens tokens_of;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      a[chunk] = *reinterpret_cast<const uint4*>(row0 + chunk * 32);
-      b[chunk] = *reinterpret_cast<const uint4*>(row1 + chunk * 32);
+      tokens_of.a[chunk] = *reinterpret_cast<const uint4*>(row0 + chunk * 32);
+      tokens_of.b[chunk] = *reinterpret_cast<const uint4*>(row1 + chunk * 32);
     }
+    return tokens_of;
+  };
+  // The next tile is on its way while one is multiplied, where there are registers for it.
+  constexpr bool kAhead = kChunks <= 6;
+  if (begin >= end) return;
+  Tokens now = load(begin);
+  int turn = 0;
+#pragma unroll 1
+  for (int token0 = begin; token0 < end; token0 += kTileTokens) {
+    Tokens next;
+    if (kAhead && token0 + kTileTokens < end) next = load(token0 + kTileTokens);
     float sums[2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4 c = w[i][chunk];
-        Multiply(sums[i], a[chunk].x, b[chunk].x, a[chunk].y, b[chunk].y, c.x, c.y);
-        Multiply(sums[i], a[chunk].z, b[chunk].z, a[chunk].w, b[chunk].w, c.z, c.w);
+        const uint4 a = now.a[chunk];
+        const uint4 b = now.b[chunk];
+        Multiply(sums[i], a.x, b.x, a.y, b.y, c.x, c.y);
+        Multiply(sums[i], a.z, b.z, a.w, b.w, c.z, c.w);
       }
     }
     auto store = [&](int token, float4 v) {
@@ -156,20 +172,25 @@ __global__ void __launch_bounds__(32 * kWarps)
       store(token0 + lane / 4, result[0]);
       store(token0 + lane / 4 + 8, result[1]);
     } else {
-      if (token0 != begin) __syncthreads();  // the tile before has been read
-      partial[(part * 2) * 32 + lane] = result[0];
-      partial[(part * 2 + 1) * 32 + lane] = result[1];
+      partial[turn][(part * 2) * 32 + lane] = result[0];
+      partial[turn][(part * 2 + 1) * 32 + lane] = result[1];
       __syncthreads();
       if (warp < 2) {
-        float4 sum = partial[warp * 32 + lane];
+        float4 sum = partial[turn][warp * 32 + lane];
 #pragma unroll
         for (int i = 1; i < kParts; ++i) {
-          const float4 next = partial[(i * 2 + warp) * 32 + lane];
-          sum = make_float4(__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y),
-                            __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w));
+          const float4 more = partial[turn][(i * 2 + warp) * 32 + lane];
+          sum = make_float4(__fadd_rn(sum.x, more.x), __fadd_rn(sum.y, more.y),
+                            __fadd_rn(sum.z, more.z), __fadd_rn(sum.w, more.w));
         }
         store(token0 + lane / 4 + 8 * warp, sum);
       }
+      turn ^= 1;
+    }
+    if constexpr (kAhead) {
+      now = next;
+    } else if (token0 + kTileTokens < end) {
+      now = load(token0 + kTileTokens);
     }
   }
 }
@@ -204,9 +225,9 @@ cudaError_t Run(const HeadProjectionParams& params, cudaStream_t stream) {
   constexpr int kMultiprocessors = 132;
   Launch launch;
   launch.column_blocks = (params.n + kBlockColumns - 1) / kBlockColumns;
-  // Enough blocks for three on every multiprocessor, if there are tokens for them.
+  // Enough blocks for four on every multiprocessor, if there are tokens for them.
   const int tiles = (params.num_tokens + kTileTokens - 1) / kTileTokens;
-  const int wanted = std::max(1, 3 * kMultiprocessors / (launch.column_blocks * params.heads));
+  const int wanted = std::max(1, 4 * kMultiprocessors / (launch.column_blocks * params.heads));
   const int tiles_per_block = (tiles + std::min(tiles, wanted) - 1) / std::min(tiles, wanted);
   launch.tokens_per_block = tiles_per_block * kTileTokens;
   const int blocks_x = launch.column_blocks + (params.rotary != nullptr ? 1 : 0);

@@ -36,6 +36,7 @@ struct HeadProjectionParams {
   const RotaryTable* rotary = nullptr;  // optional
 };
 
+/// Reads w before the kernel before it has ended: the host waits for the stream after w is written.
 /// Throws Error for sizes or strides outside the ranges above; otherwise returns what the launch
 /// returned.
 cudaError_t ProjectHeads(const HeadProjectionParams& params, cudaStream_t stream);

@@ -39,7 +39,9 @@ struct NormRowsParams {
   const int32_t* x_rows = nullptr;
 };
 
-/// Throws Error for parameters outside these ranges; otherwise what the launch returned.
+/// Reads norm_weight before the kernel before it has ended: the host waits for the stream after it is
+/// written. Throws Error for parameters outside these ranges; otherwise returns what the launch
+/// returned.
 cudaError_t NormRows(const NormRowsParams& params, cudaStream_t stream);
 
 }  // namespace outrider::cuda
