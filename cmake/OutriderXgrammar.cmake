@@ -34,36 +34,27 @@ if(NOT xgrammar_found_sha256 STREQUAL xgrammar_sha256)
     "${xgrammar_found_sha256}, not ${xgrammar_sha256}. Delete it to have it downloaded again.")
 endif()
 
-# Replaces text in one of its files.
-function(outrider_change_xgrammar name from to)
-  set(file ${xgrammar_root}/cpp/${name})
-  file(READ ${file} text)
-  string(REPLACE "${from}" "${to}" changed "${text}")
-  if(changed STREQUAL text)
-    message(FATAL_ERROR "${file} has no text \"${from}\"")
-  endif()
-  file(WRITE ${file} "${changed}")
-endfunction()
-
-# Unpacked in one place for all build folders of this clone: a compiler cache then compiles it once.
-# Another set of changes needs another name of the mark.
+# Unpacked and patched in one place for all build folders of this clone: a compiler cache then compiles
+# it once. The mark names the patch that was applied.
 set(xgrammar_root ${xgrammar_downloads}/xgrammar-${xgrammar_version})
-set(xgrammar_mark ${xgrammar_root}/.complete-2)
+set(xgrammar_patch ${CMAKE_CURRENT_LIST_DIR}/xgrammar.patch)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${xgrammar_patch})
+file(SHA256 ${xgrammar_patch} xgrammar_patch_sha256)
+set(xgrammar_mark ${xgrammar_root}/.patched-${xgrammar_patch_sha256})
 if(NOT EXISTS ${xgrammar_mark})
+  find_program(OUTRIDER_PATCH patch REQUIRED)
   file(REMOVE_RECURSE ${xgrammar_root})
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_sdist} DESTINATION ${xgrammar_downloads} PATTERNS
     xgrammar-*/cpp/* xgrammar-*/include/* xgrammar-*/3rdparty/picojson/*
     xgrammar-*/3rdparty/dlpack/include/* xgrammar-*/LICENSE xgrammar-*/NOTICE)
-  # Compiling looks at a deadline between two states of a grammar.
-  set(xgrammar_call "add_task_adaptive_token_mask(cur_stack_element, rule_id == root_rule_id);")
-  outrider_change_xgrammar(grammar_compiler.cc "${xgrammar_call}"
-    "outrider::CheckCompileDeadline();\n      ${xgrammar_call}")
-  outrider_change_xgrammar(grammar_compiler.cc "namespace xgrammar {"
-    "namespace outrider {\nvoid CheckCompileDeadline();\n}\nnamespace xgrammar {")
-  # JSON's strings have no control characters: here those of bounded length would, too.
-  outrider_change_xgrammar(json_schema_converter.cc
-    [=[builder_.AddCharacterClass({{'"', '"'}, {'\\', '\\'}, {'\r', '\r'}, {'\n', '\n'}}, true);]=]
-    [=[builder_.AddCharacterClass({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}}, true);]=])
+  execute_process(
+    COMMAND ${OUTRIDER_PATCH} --batch --forward --fuzz=0 -p1 --directory=${xgrammar_root}
+            --input=${xgrammar_patch}
+    RESULT_VARIABLE xgrammar_result OUTPUT_VARIABLE xgrammar_output ERROR_VARIABLE xgrammar_output)
+  if(NOT xgrammar_result EQUAL 0)
+    message(FATAL_ERROR "${xgrammar_patch} does not apply to xgrammar ${xgrammar_version}: "
+      "adapt the patch to this version.\n${xgrammar_output}")
+  endif()
   file(TOUCH ${xgrammar_mark})
 endif()
 

@@ -1,5 +1,5 @@
 // A time limit for compiling on this thread. xgrammar has none of its own: the build puts a call of
-// CheckCompileDeadline into its longest loop (cmake/OutriderXgrammar.cmake).
+// CheckCompileDeadline into its longest loop (cmake/xgrammar.patch).
 #pragma once
 
 #include <chrono>
