@@ -25,13 +25,11 @@ uint64_t Xcr0() {
   return (static_cast<uint64_t>(edx) << 32) | eax;
 }
 
-/// Asks the kernel, once per process, for the right to use AMX tile data (Linux arch_prctl
-/// ARCH_REQ_XCOMP_PERM).
+/// Asks the kernel for the right to use AMX tile data (Linux arch_prctl ARCH_REQ_XCOMP_PERM).
 bool HasAmxPermission() {
   constexpr int64_t kRequestPermission = 0x1023;
   constexpr int64_t kTileData = 18;
-  static const bool kGranted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return kGranted;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 bool IsMadeByIntel() {
@@ -43,11 +41,7 @@ bool IsMadeByIntel() {
          c == signature_INTEL_ecx && d == signature_INTEL_edx;
 }
 
-}  // namespace
-
-std::string_view IsaName(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
-
-Isa DetectIsa() {
+Isa ReadCpu() {
   uint32_t a = 0;
   uint32_t b = 0;
   uint32_t c = 0;
@@ -77,26 +71,39 @@ Isa DetectIsa() {
   return amx ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
+/// `wanted` is the value of OUTRIDER_ISA, or null.
+Isa ChooseIsa(const char* wanted) {
+  if (wanted == nullptr || *wanted == '\0') return FastestIsa();
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (std::string_view(wanted) != kNames[i]) continue;
+    const Isa isa = static_cast<Isa>(i);
+    if (isa > DetectIsa()) {
+      throw InvalidArgument("OUTRIDER_ISA={} is not available here: this machine offers up to {}",
+                            wanted, IsaName(DetectIsa()));
+    }
+    return isa;
+  }
+  throw InvalidArgument(
+      "OUTRIDER_ISA={} is unknown: use reference, avx2, avx512, avx512_bf16 or amx", wanted);
+}
+
+}  // namespace
+
+std::string_view IsaName(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+
+Isa DetectIsa() {
+  static const Isa kDetected = ReadCpu();
+  return kDetected;
+}
+
 Isa FastestIsa() {
   const Isa detected = DetectIsa();
   return detected == Isa::kAvx512Bf16 && IsMadeByIntel() ? Isa::kAvx512 : detected;
 }
 
 Isa SelectIsa() {
-  static const Isa detected = DetectIsa();
-  const char* wanted = std::getenv("OUTRIDER_ISA");
-  if (wanted == nullptr || *wanted == '\0') return FastestIsa();
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (std::string_view(wanted) != kNames[i]) continue;
-    const Isa isa = static_cast<Isa>(i);
-    if (isa > detected) {
-      throw InvalidArgument("OUTRIDER_ISA={} is not available here: this machine offers up to {}",
-                            wanted, IsaName(detected));
-    }
-    return isa;
-  }
-  throw InvalidArgument(
-      "OUTRIDER_ISA={} is unknown: use reference, avx2, avx512, avx512_bf16 or amx", wanted);
+  static const Isa kSelected = ChooseIsa(std::getenv("OUTRIDER_ISA"));
+  return kSelected;
 }
 
 }  // namespace outrider

@@ -1,4 +1,5 @@
-// Which instruction sets this processor and system offer, read once from CPUID and XGETBV.
+// Which instruction sets this processor and system offer, read once per process from CPUID and
+// XGETBV.
 #pragma once
 
 #include <array>
@@ -23,8 +24,8 @@ Isa DetectIsa();
 /// multiply with VDPBF16PS at half the rate of FMAs, where AMD's do so at twice that.
 Isa FastestIsa();
 
-/// FastestIsa(), or the set that the environment variable OUTRIDER_ISA names. Throws Error when the
-/// name is unknown or the machine lacks it.
+/// FastestIsa(), or the set that the environment variable OUTRIDER_ISA names; the variable is read
+/// once. Throws Error when the name is unknown or the machine lacks it.
 Isa SelectIsa();
 
 }  // namespace outrider
