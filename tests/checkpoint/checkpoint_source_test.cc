@@ -15,6 +15,7 @@
 #include "outrider/checkpoint/safetensors.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -26,7 +27,6 @@ using ::testing::ElementsAre;
 using testing::ErrorOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::TemporaryDirectory;
 using testing::TensorToWrite;
 using testing::WriteFile;
 using testing::WriteSafetensors;

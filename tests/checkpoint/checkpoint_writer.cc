@@ -1,19 +1,8 @@
 #include "tests/checkpoint/checkpoint_writer.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
 #include <fstream>
 
 namespace outrider::testing {
-
-TemporaryDirectory::TemporaryDirectory() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "outrider-XXXXXX").string();
-  OUTRIDER_CHECK(mkdtemp(pattern.data()) != nullptr);
-  path_ = pattern;
-}
-
-TemporaryDirectory::~TemporaryDirectory() { std::filesystem::remove_all(path_); }
 
 std::string SafetensorsBytes(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();

@@ -11,20 +11,6 @@
 
 namespace outrider::testing {
 
-/// A directory that is removed with everything in it.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// One tensor to write: `data` are its bytes.
 struct TensorToWrite {
   std::string name;

@@ -9,6 +9,7 @@
 
 #include "tests/checkpoint/checkpoint_writer.h"
 #include "tests/checkpoint/published_configs.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -241,7 +242,7 @@ TEST(ModelConfigTest, ReadsTheBundledModel) {
 }
 
 TEST(ModelConfigTest, DirectoriesThatCannotBeRead) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path() / "none"); }),
               HasSubstr("none: is not a directory; a Hugging Face model directory is needed"));
   EXPECT_THAT(testing::ErrorOf([&] { ReadModelConfig(directory.path()); }),

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -14,7 +15,6 @@ using ::testing::ElementsAre;
 using testing::ErrorOf;
 using ::testing::HasSubstr;
 using testing::SafetensorsBytes;
-using testing::TemporaryDirectory;
 using testing::WriteFile;
 
 std::vector<TensorInfo> ParseBytes(std::string_view bytes) {

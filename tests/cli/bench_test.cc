@@ -15,6 +15,7 @@
 #include "outrider/cli/bench_run.h"
 #include "outrider/cli/commands.h"
 #include "tests/cli/stub_service.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider::cli {
 namespace {
@@ -177,7 +178,8 @@ Json RunWith(const std::function<void(SpeculationOptions&)>& set) {
   settings.bench.num_prompts = 2;
   settings.bench.input_len = 4;
   settings.bench.output_len = 16;
-  settings.bench.json = ::testing::TempDir() + "/bench.json";
+  const TemporaryDirectory directory;
+  settings.bench.json = directory.path() / "bench.json";
   EXPECT_EQ(RunBench(settings, Command::kBenchLatency), 0);
   std::ifstream in(settings.bench.json);
   return Json::parse(in);

@@ -14,6 +14,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/cli/option_table.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider::cli {
 namespace {
@@ -48,12 +49,13 @@ std::string ErrorOf(const std::vector<std::string>& arguments, const Variables& 
 class ConfigFixture : public ::testing::Test {
  protected:
   std::string Write(const std::string& yaml) {
-    const std::filesystem::path path =
-        std::filesystem::path(::testing::TempDir()) /
-        (std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + ".yaml");
+    const std::filesystem::path path = directory_.path() / "config.yaml";
     std::ofstream(path) << yaml;
     return path.string();
   }
+
+ private:
+  TemporaryDirectory directory_;
 };
 
 TEST(CommandLine, CommandsAndTheirModel) {

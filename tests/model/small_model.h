@@ -2,22 +2,18 @@
 // allows: for dummy weights, where speed matters and sense does not.
 #pragma once
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tests/temporary_directory.h"
+
 namespace outrider {
 
-/// Removes the directory at its end.
 class SmallModel {
  public:
-  SmallModel(int32_t layers, int32_t vocab_size)
-      : directory_(std::filesystem::temp_directory_path() /
-                   fmt::format("outrider_small_model_{}_{}", getpid(), vocab_size)) {
+  SmallModel(int32_t layers, int32_t vocab_size) {
     std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
                        "models/tiny-v3-mtp3/config.json");
     nlohmann::json config = nlohmann::json::parse(file);
@@ -36,17 +32,13 @@ class SmallModel {
                                      {"qk_nope_head_dim", 16}}) {
       config[key] = value;
     }
-    std::filesystem::create_directory(directory_);
-    std::ofstream(directory_ / "config.json") << config;
+    std::ofstream(directory() / "config.json") << config;
   }
-  ~SmallModel() { std::filesystem::remove_all(directory_); }
-  SmallModel(const SmallModel&) = delete;
-  SmallModel& operator=(const SmallModel&) = delete;
 
-  const std::filesystem::path& directory() const { return directory_; }
+  const std::filesystem::path& directory() const { return directory_.path(); }
 
  private:
-  std::filesystem::path directory_;
+  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

@@ -12,6 +12,7 @@
 
 #include "loaded_model.h"
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -19,7 +20,6 @@ namespace {
 using nlohmann::json;
 using testing::ErrorOf;
 using ::testing::HasSubstr;
-using testing::TemporaryDirectory;
 
 /// A checkpoint of tests/golden with another config.json, and perhaps one more tensor.
 class ChangedCheckpoint {

@@ -17,6 +17,7 @@
 
 #include "outrider/base/error.h"
 #include "tests/server/running_server.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -330,16 +331,10 @@ TEST(HttpServerTest, SaysThatAnAddressCannotBeHad) {
   EXPECT_THROW(Server(options, running.engine, encoder), Error);
 }
 
-// A path for a unix socket, free at the beginning and at the end of a test.
+// A path for a unix socket, free at the beginning of a test.
 class UnixSocketTest : public ::testing::Test {
  protected:
-  UnixSocketTest()
-      : path_(std::filesystem::temp_directory_path() /
-              ("outrider-" + std::to_string(getpid()) + ".sock")) {
-    options_.http.uds = path_;
-    std::filesystem::remove(path_);
-  }
-  ~UnixSocketTest() override { std::filesystem::remove(path_); }
+  UnixSocketTest() { options_.http.uds = path_; }
 
   void WriteFile() const { std::ofstream(path_) << "precious"; }
   std::string ReadFile() const {
@@ -356,7 +351,8 @@ class UnixSocketTest : public ::testing::Test {
     return "none";
   }
 
-  const std::string path_;
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() / "outrider.sock";
   ServerOptions options_ = TestServerOptions();
   BytePromptEncoder encoder_;
   StubGenerationService engine_{StubOptions{}};

@@ -4,23 +4,11 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <memory>
 
 namespace outrider {
-
-TestIdentities::TestIdentities() {
-  static std::atomic<int> count{0};
-  directory_ = std::filesystem::temp_directory_path() /
-               ("outrider_tls_" + std::to_string(getpid()) + "_" + std::to_string(count++));
-  std::filesystem::remove_all(directory_);
-  std::filesystem::create_directories(directory_);
-}
-
-TestIdentities::~TestIdentities() { std::filesystem::remove_all(directory_); }
 
 TestIdentity TestIdentities::Make(const std::string& name,
                                   const std::string& alternative_names) const {

@@ -1,8 +1,9 @@
 // Certificates with their keys for tests of TLS, in a directory of their own.
 #pragma once
 
-#include <filesystem>
 #include <string>
+
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 
@@ -15,18 +16,13 @@ struct TestIdentity {
 /// The files live as long as this object.
 class TestIdentities {
  public:
-  TestIdentities();
-  ~TestIdentities();
-  TestIdentities(const TestIdentities&) = delete;
-  TestIdentities& operator=(const TestIdentities&) = delete;
-
   /// `alternative_names` as OpenSSL's configuration writes them.
   TestIdentity Make(const std::string& name,
                     const std::string& alternative_names = "IP:127.0.0.1,DNS:localhost") const;
-  std::string Path(const std::string& name) const { return (directory_ / name).string(); }
+  std::string Path(const std::string& name) const { return (directory_.path() / name).string(); }
 
  private:
-  std::filesystem::path directory_;
+  TemporaryDirectory directory_;
 };
 
 }  // namespace outrider

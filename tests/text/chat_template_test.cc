@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -70,25 +71,13 @@ TEST(ChatTemplateTest, ArgumentsOfCallsAreObjectsAndText) {
 // A directory for one test, with files in it.
 class Directory {
  public:
-  Directory() : path_(testing::TempDir() + "/" + UniqueName()) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-
   void Write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name) << text;
+    std::ofstream(path() / name) << text;
   }
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return directory_.path(); }
 
  private:
-  static std::string UniqueName() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    return std::string("outrider_") + test->test_suite_name() + "_" + test->name();
-  }
-  std::filesystem::path path_;
+  TemporaryDirectory directory_;
 };
 
 TEST(ChatTemplate, RendersTheBundledModelsConversation) {

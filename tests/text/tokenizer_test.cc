@@ -16,6 +16,7 @@
 #include "outrider/base/error.h"
 #include "outrider/text/byte_level.h"
 #include "tests/sanitized.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -241,8 +242,8 @@ TEST(Tokenizer, GivesNoTextForIdsWithoutToken) {
 }
 
 TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
-  const std::filesystem::path directory = testing::TempDir() + "/outrider_tokenizer_bos";
-  std::filesystem::create_directories(directory);
+  const TemporaryDirectory temporary;
+  const std::filesystem::path& directory = temporary.path();
   Json json = ByteTokenizer();
   json["added_tokens"] = Json::array({Added("<s>", 256)});
   std::ofstream(directory / "tokenizer.json") << json;
@@ -255,7 +256,6 @@ TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
                        "tokenizer_class": "LlamaTokenizerFast"})"),
             (Ids{256, 'a'}));
   EXPECT_THROW(encode(R"({"bos_token": "<x>", "tokenizer_class": "LlamaTokenizer"})"), Error);
-  std::filesystem::remove_all(directory);
   EXPECT_EQ(Tokenizer::FromModelDirectory(kTinyModel).Encode("a", true).front(), 0);
 }
 
