@@ -101,7 +101,7 @@ class Parser {
 
 ModelConfig Parser::Parse() {
   config_.family = model_.family;
-  config_.model_type = model_.model_type;
+  config_.model_type = text_.String("model_type");
   config_.tensor_prefix = nested_ ? "language_model." : "";
   ParseArchitecture();
 
