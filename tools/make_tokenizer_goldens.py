@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/text/golden/: tiny tokenizers in the styles of published models, and what Hugging Face's
-`tokenizers` library makes of several hundred awkward strings with each of them.
+"""Writes tests/text/golden/: tiny tokenizers in the styles of published models, what Hugging Face's
+`tokenizers` library makes of several hundred awkward strings with each of them, and which characters
+it takes the Unicode properties of split patterns for.
 
 Run by hand, with `pip install tokenizers` (the committed files were made with 0.23.3):
     tools/make_tokenizer_goldens.py models/tiny-v3-mtp3/tokenizer.json tests/text/golden
@@ -41,6 +42,21 @@ Größe, naïve café, señor, Ελληνικά, Русский язык, الع
 <html><body class="main">&nbsp;</body></html>   {"key": "value", "n": [1, 2, 3]}
 """
 
+# What follows Chinese text and is not of the script Han, so that the vocabulary has tokens for it.
+HAN_SAMPLE = """你好。
+世界。
+「你好」、《世界》。
+ア・イ、〒・〆
+"""
+
+# Properties by which split patterns choose characters: general categories (no text has \p{Cs}), scripts.
+CATEGORIES = ("L LC Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp "
+              "C Cc Cf Co Cn").split()
+SCRIPTS = ("Han Hani Hiragana Katakana Hangul Bopomofo Latin Greek Cyrillic Armenian Hebrew Arabic "
+           "Devanagari Bengali Thai Tibetan Georgian Ethiopic Khmer Mongolian Common Inherited").split()
+PROPERTIES = [r"\s", r"\S", r"\w", r"\W", r"[\w]", r"[^\w]", r"\d", r"\D", r"\p{^Han}", r"\P{Han}"]
+PROPERTIES += [rf"\p{{{name}}}" for name in CATEGORIES + SCRIPTS]
+
 PIECES = """the|The|THE|hello|world|don't|DON'T|they'll|I'm|ſ|'S|'ſ|can`t|x|Größe|naïve|cafe\u0301|e\u0301\u0323
 éé|ñ|ß|ſt|ﬁ|İ|ı|Ωmega|Русский|язык|العربية|हिन्दी|क्षि|한국어|ᄒ\u1161ᆫ|ไทย|ภาษา|Tiếng|Việt|今天|天气|かな|カタカナ|々|〇|ー
 龥|龦|鿿|㐀|𠮷|𪚥|豈|🙂|👩‍👩‍👧|🇩🇪|❤️|☃|€|$|£|©|™|№|½|²|٣|३|Ⅷ|㊿|1|12|123|1234|12345|1,234.56|3.14e-10|0x1F|2024-03-17
@@ -61,8 +77,13 @@ def make_texts(specials):
     texts = ["", " ", "  ", "\n", "\r\n", "\t", "a", "ab", " a", "a ", " a ", "\u00e9", "e\u0301"]
     texts += pieces
     texts += SAMPLE.split("\n")
+    texts += [*HAN_SAMPLE.split("\n"), "你好。\n世界", HAN_SAMPLE]
     texts += [SAMPLE[:200], "a" * 70, "ab" * 60, "the" * 40, " " * 65, "\n" * 50, "1" * 50, "!" * 50,
               "今" * 60, "🙂" * 20, "\u0301" * 10, "aA" * 20, "'s" * 20, " \n" * 20, "x \n y\n\n z  "]
+    # White space that a token takes along and that is a token itself.
+    texts += ["a<|right|>  b", "<|right|>    b", "<|right|>   b", "<|right|>\n\n  \n b", "<|right|> \n x",
+              "<|right|>\n", "<|right|>  <|left|>x", "<|right|>   <|left|>x", "a \n\n \n\n  b",
+              "<|n|> \t x", "<|n|>\t\t", "<|n|>\t \tx", "<|right|> \tx", "x² ³y z¹ ¼½ ¾a _²"]
     for special in specials:
         texts += [special, f"a{special}b", f" {special} ", special[:-1], special + special,
                   f"{special[:3]}{special}\n"]
@@ -80,7 +101,7 @@ def make_texts(specials):
     return list(dict.fromkeys(texts))
 
 
-def train(splits, vocab_size):
+def train(splits, vocab_size, more=()):
     tokenizer = Tokenizer(models.BPE())
     steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
@@ -88,7 +109,7 @@ def train(splits, vocab_size):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator([SAMPLE, SAMPLE.lower()], trainer)
+    tokenizer.train_from_iterator([SAMPLE, SAMPLE.lower(), *more], trainer)
     return json.loads(tokenizer.to_str())
 
 
@@ -137,7 +158,7 @@ def glm_style():
 
 
 def kimi_style():
-    spec = train(KIMI_SPLITS, 500)
+    spec = train(KIMI_SPLITS, 500, [HAN_SAMPLE] * 20)
     spec["added_tokens"] = [added(500, "[BOS]"), added(501, "<|im_end|>")]
     return spec
 
@@ -151,6 +172,28 @@ def gpt2_style():
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}
     spec["added_tokens"] = [added(420, "<|endoftext|>")]
     return spec
+
+
+def words_style():
+    """Splits by \\w, and has added tokens of nothing but white space."""
+    spec = train([r"\w+"], 420, ["x² ³y z¹ ¼½ ¾a _²\n"] * 20)
+    tokens = [("<|right|>", {"rstrip": True}), ("  ", {}), ("\n", {"special": False}),
+              ("<|left|>", {"lstrip": True}), (" \n\n", {"lstrip": True, "rstrip": True}),
+              ("\t", {"normalized": True}), ("<|n|>", {"normalized": True, "rstrip": True})]
+    spec["added_tokens"] = [added(420 + i, name, **flags) for i, (name, flags) in enumerate(tokens)]
+    return spec
+
+
+def ranges_of(pattern):
+    """The characters that the library takes `pattern` for: [first, last, first, last, ...]."""
+    text = "".join(chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000)
+    others = pre_tokenizers.Split(Regex(pattern + "+"), "removed").pre_tokenize_str(text)
+    ranges, start = [], 0
+    for _, (first, last) in others + [("", (len(text), len(text)))]:
+        if first > start:
+            ranges += [ord(text[start]), ord(text[first - 1])]
+        start = last
+    return ranges
 
 
 def golden(tokenizer, texts):
@@ -177,7 +220,7 @@ def golden(tokenizer, texts):
 def main():
     bundled, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     styles = {"deepseek_style": deepseek_style(), "glm_style": glm_style(),
-              "kimi_style": kimi_style(), "gpt2_style": gpt2_style()}
+              "kimi_style": kimi_style(), "gpt2_style": gpt2_style(), "words_style": words_style()}
     tokenizers = {"bundled": Tokenizer.from_file(str(bundled))}
     for name, spec in styles.items():
         text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
@@ -189,7 +232,10 @@ def main():
               "tokenizers": {name: golden(t, texts) for name, t in tokenizers.items()}}
     text = json.dumps(result, separators=(",", ":"))
     (out / "tokenizer_cases.json").write_text(text + "\n", encoding="utf-8")
-    print(f"{len(texts)} texts, {len(tokenizers)} tokenizers")
+    properties = {pattern: ranges_of(pattern) for pattern in PROPERTIES}
+    text = json.dumps(properties, separators=(",", ":")).replace("],", "],\n")
+    (out / "unicode_properties.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(texts)} texts, {len(tokenizers)} tokenizers, {len(properties)} properties")
 
 
 if __name__ == "__main__":

@@ -241,13 +241,16 @@ TEST(Tokenizer, GivesNoTextForIdsWithoutToken) {
   }
 }
 
+// The post-processor decides. Where it adds nothing, the flags of the Llama classes do, if they are
+// there: DeepSeek's own files say it in no other way.
 TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
   const TemporaryDirectory temporary;
   const std::filesystem::path& directory = temporary.path();
   Json json = ByteTokenizer();
-  json["added_tokens"] = Json::array({Added("<s>", 256)});
-  std::ofstream(directory / "tokenizer.json") << json;
+  json["added_tokens"] = Json::array({Added("<s>", 256), Added("</s>", 257)});
+  json["post_processor"] = {{"type", "ByteLevel"}};
   const auto encode = [&](const char* config) {
+    std::ofstream(directory / "tokenizer.json") << json;
     std::ofstream(directory / "tokenizer_config.json") << config;
     return Tokenizer::FromModelDirectory(directory).Encode("a", true);
   };
@@ -255,7 +258,22 @@ TEST(Tokenizer, ReadsWhetherBosIsAddedFromTheModelDirectory) {
   EXPECT_EQ(encode(R"({"add_bos_token": true, "bos_token": {"content": "<s>"},
                        "tokenizer_class": "LlamaTokenizerFast"})"),
             (Ids{256, 'a'}));
-  EXPECT_THROW(encode(R"({"bos_token": "<x>", "tokenizer_class": "LlamaTokenizer"})"), Error);
+  EXPECT_EQ(encode(R"({"add_eos_token": true, "eos_token": "</s>", "bos_token": "<s>",
+                       "tokenizer_class": "LlamaTokenizer"})"),
+            (Ids{'a', 257}));
+  EXPECT_EQ(encode(R"({"bos_token": "<s>", "tokenizer_class": "LlamaTokenizerFast"})"), (Ids{'a'}));
+  EXPECT_THROW(encode(R"({"add_bos_token": true, "bos_token": "<x>",
+                          "tokenizer_class": "LlamaTokenizer"})"),
+               Error);
+
+  json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+      {"special_tokens", {{"<s>", {{"ids", {256}}}}}}};
+  EXPECT_EQ(encode("{}"), (Ids{256, 'a'}));
+  EXPECT_EQ(encode(R"({"add_bos_token": false, "add_eos_token": true, "bos_token": "<s>",
+                       "eos_token": "</s>", "tokenizer_class": "LlamaTokenizerFast"})"),
+            (Ids{256, 'a'}));
   EXPECT_EQ(Tokenizer::FromModelDirectory(kTinyModel).Encode("a", true).front(), 0);
 }
 

@@ -97,9 +97,11 @@ void AddedTokenMatcher::Match(std::string_view text, bool parse_special,
     position += token.content.size();
     if (token.special && !parse_special) continue;
     size_t end = position;
-    if (start < done) continue;  // the white space of the token before reached into this one
-    if (token.lstrip) start -= SpaceAtEnd(text.substr(done, start - done));
+    // A token that is white space may lie within what the token before took along: it counts, and
+    // text goes on behind it. What it takes along itself does not reach into the token before.
+    if (token.lstrip) start = std::max(start - SpaceAtEnd(text.substr(0, start)), done);
     if (token.rstrip) end += SpaceAtStart(text.substr(end));
+    if (start >= end) continue;
     if (start > done) emit(text.substr(done, start - done), -1);
     emit(text.substr(start, end - start), token.id);
     done = end;

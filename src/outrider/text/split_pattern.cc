@@ -1,16 +1,35 @@
 #include "outrider/text/split_pattern.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include <cctype>
+#include <string>
+#include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/text/utf8.h"
 
 namespace outrider {
 namespace {
 
-// Unicode's White_Space and word characters, as items of a character class. PCRE2's own \s also
-// takes U+180E and its \w leaves out marks and connector punctuation.
+// White space and word characters as Oniguruma has them, as items of a character class. PCRE2's own
+// \s also takes U+180E and its \w leaves out marks and connector punctuation.
 constexpr std::string_view kSpaceItems = R"(\t-\r\x{85}\p{Z})";
 constexpr std::string_view kWordItems = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Outside of classes, Oniguruma's \w also takes ² ³ ¹ ¼ ½ ¾.
+constexpr std::string_view kWordItemsOfLatin1 = R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
+
+/// Whether PCRE2 knows `name` as a script.
+bool IsScript(std::string_view name) {
+  const std::string pattern = fmt::format("\\p{{sc:{}}}", name);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                   PCRE2_UTF, &error, &offset, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
+}
 
 class Translator {
  public:
@@ -28,11 +47,19 @@ class Translator {
         case '(':
           Group();
           break;
+        case ')':
+          CloseGroup();
+          break;
         case '{':
           Interval();
           break;
-        default:
+        case '|':
+          last_letter_ = '\0';
           out_ += Next();
+          break;
+        default:
+          CheckPair();
+          out_ += NextCharacter();
       }
     }
     return out_;
@@ -53,31 +80,70 @@ class Translator {
     return Next();
   }
 
+  // One character that is no escape.
+  std::string_view NextCharacter() {
+    const std::string_view rest = pattern_.substr(at_);
+    const std::string_view character = rest.substr(0, ReadUtf8(rest).size);
+    CheckIgnoringCase(character);
+    at_ += character.size();
+    return character;
+  }
+
+  // Where case is ignored, Oniguruma folds strings and PCRE2 characters: "ss" matches ß in the one
+  // only. They agree on ASCII without such pairs, and on punctuation (U+2000 to U+203F here).
+  void CheckIgnoringCase(std::string_view character) const {
+    if (ignore_case_ && static_cast<unsigned char>(character[0]) >= 0x80 &&
+        !character.starts_with("\xE2\x80")) {
+      Refuse("a character beyond ASCII where case is ignored");
+    }
+  }
+
+  // The same for the character to come and the letter before it. Quantifiers and parentheses
+  // between two letters do not always part them: s(?i:s) matches ß.
+  void CheckPair() {
+    if (LooksAt("?") || LooksAt("*") || LooksAt("+")) return;
+    const auto byte = static_cast<unsigned char>(Peek());
+    const char letter = std::isalpha(byte) != 0 ? static_cast<char>(std::tolower(byte)) : '\0';
+    for (const std::string_view pair : {"ss", "ff", "fi", "fl", "st"}) {
+      if (pair[0] == last_letter_ && pair[1] == letter && (ignore_case_ || last_ignored_case_)) {
+        Refuse(fmt::format("\"{}\" where case is ignored", pair));
+      }
+    }
+    last_letter_ = letter;
+    last_ignored_case_ = ignore_case_;
+  }
+
   // One escape sequence, translated. Within a class the result is a list of class items.
   std::string Escape(bool in_class) {
     Next();
+    last_letter_ = '\0';
     const char letter = Need("escape");
-    const auto as_class = [in_class](std::string_view items, bool negated) {
-      return in_class ? std::string(items) : fmt::format("[{}{}]", negated ? "^" : "", items);
+    if (ignore_case_ && std::string_view("wWpP").find(letter) != std::string_view::npos) {
+      Refuse(fmt::format("\\{} where case is ignored", letter));
+    }
+    const auto as_class = [in_class](const std::string& items, bool negated) {
+      return in_class ? items : fmt::format("[{}{}]", negated ? "^" : "", items);
     };
+    const std::string space(kSpaceItems);
+    const std::string word = fmt::format("{}{}", kWordItems, in_class ? "" : kWordItemsOfLatin1);
     switch (letter) {
       case 's':
-        return as_class(kSpaceItems, false);
+        return as_class(space, false);
       case 'w':
-        return as_class(kWordItems, false);
+        return as_class(word, false);
       case 'S':
       case 'W':
         if (in_class) Refuse(fmt::format("\\{} inside a character class", letter));
-        return as_class(letter == 'S' ? kSpaceItems : kWordItems, true);
+        return as_class(letter == 'S' ? space : word, true);
       case 'v':
         return "\\x0B";
       case 'p':
       case 'P':
         return Property(letter);
       case 'u':
-        return fmt::format("\\x{{{}}}", Hexadecimal(4));
       case 'x':
-        return HexadecimalEscape();
+        if (ignore_case_) Refuse(fmt::format("\\{} where case is ignored", letter));
+        return letter == 'u' ? fmt::format("\\x{{{}}}", Hexadecimal(4)) : HexadecimalEscape();
       case 'A':
       case 'z':
         if (in_class) Refuse(fmt::format("\\{} inside a character class", letter));
@@ -109,7 +175,11 @@ class Translator {
       }
       name += c;
     }
-    return fmt::format("\\{}{{{}}}", letter, name);
+    // PCRE2 reads the bare name of a script as Script_Extensions.
+    const bool negated = name.starts_with('^');
+    const std::string_view script = std::string_view(name).substr(negated ? 1 : 0);
+    if (!IsScript(script)) return fmt::format("\\{}{{{}}}", letter, name);
+    return fmt::format("\\{}{{sc:{}}}", negated != (letter == 'P') ? 'P' : 'p', script);
   }
 
   std::string Hexadecimal(int digits) {
@@ -142,6 +212,7 @@ class Translator {
     if (negated) Next();
     if (LooksAt("]")) Refuse("an empty character class");
     const std::string items = ClassItems();
+    last_letter_ = '\0';
     std::string whole = fmt::format("[{}{}]", negated ? "^" : "", items);
     if (!LooksAt("&&")) {
       Next();  // the closing bracket
@@ -170,7 +241,11 @@ class Translator {
       if (AtEnd()) Refuse("unfinished character class");
       if (LooksAt("]") || LooksAt("&&")) break;
       if (LooksAt("[")) Refuse("a character class within a character class");
-      items += Peek() == '\\' ? Escape(/*in_class=*/true) : std::string(1, Next());
+      if (Peek() == '\\') {
+        items += Escape(/*in_class=*/true);
+      } else {
+        items += NextCharacter();
+      }
     }
     if (items.empty()) Refuse("an empty character class");
     return items;
@@ -180,23 +255,34 @@ class Translator {
     static constexpr std::string_view kOpenings[] = {"(?:",  "(?=",  "(?!",  "(?>",
                                                      "(?<=", "(?<!", "(?i:", "(?-i:"};
     if (LooksAt("(*")) Refuse("(*");
+    if (at_ == 0 && LooksAt("(?i)")) {  // elsewhere its reach over alternatives differs
+      out_ += "(?i)";
+      at_ += 4;
+      ignore_case_ = true;
+      return;
+    }
+    outer_ignore_case_.push_back(ignore_case_);
     if (!LooksAt("(?")) {
       out_ += Next();
       return;
     }
-    if (at_ == 0 && LooksAt("(?i)")) {  // elsewhere its reach over alternatives differs
-      out_ += "(?i)";
-      at_ += 4;
-      return;
-    }
     for (const std::string_view opening : kOpenings) {
       if (LooksAt(opening)) {
+        if (opening == "(?i:") ignore_case_ = true;
+        if (opening == "(?-i:") ignore_case_ = false;
         out_ += opening;
         at_ += opening.size();
         return;
       }
     }
     Refuse(fmt::format("the group {}", pattern_.substr(at_, 4)));
+  }
+
+  void CloseGroup() {
+    if (outer_ignore_case_.empty()) Refuse("a ) without its (");
+    ignore_case_ = outer_ignore_case_.back();
+    outer_ignore_case_.pop_back();
+    out_ += Next();
   }
 
   // {n}, {n,} or {n,m}. A following + (possessive in PCRE2, a second quantifier in Oniguruma) and
@@ -219,6 +305,10 @@ class Translator {
   std::string_view where_;
   size_t at_ = 0;
   std::string out_;
+  bool ignore_case_ = false;             // at at_
+  std::vector<bool> outer_ignore_case_;  // of the open groups: what holds when they close
+  char last_letter_ = '\0';  // the ASCII letter before at_, in lower case, or 0 for anything else
+  bool last_ignored_case_ = false;  // ignore_case_ at that letter
 };
 
 }  // namespace

@@ -195,7 +195,7 @@ Tokenizer Tokenizer::FromFile(const std::filesystem::path& path) {
 Tokenizer Tokenizer::FromModelDirectory(const std::filesystem::path& directory) {
   Tokenizer tokenizer = FromFile(directory / "tokenizer.json");
   const TokenizerConfig config = ReadTokenizerConfig(directory);
-  if (!config.flags_decide) return tokenizer;
+  if (!tokenizer.impl_->prefix.empty() || !tokenizer.impl_->suffix.empty()) return tokenizer;
   const auto added = [&](bool flag, const char* name) -> std::vector<int32_t> {
     if (!flag) return {};
     const auto token = config.special_tokens.find(name);

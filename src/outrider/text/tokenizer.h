@@ -19,9 +19,8 @@ class Tokenizer {
   /// kInvalidArgument naming what is malformed or not supported.
   static Tokenizer FromFile(const std::filesystem::path& path);
 
-  /// Reads the tokenizer.json of a model directory, and from its tokenizer_config.json whether BOS
-  /// and EOS are added where the tokenizer class of transformers decides that (see
-  /// TokenizerConfig).
+  /// Reads the tokenizer.json of a model directory. Where its post-processor adds no tokens,
+  /// tokenizer_config.json may say that BOS and EOS are added (see TokenizerConfig).
   static Tokenizer FromModelDirectory(const std::filesystem::path& directory);
 
   /// Reads the text of a tokenizer.json; `where` names it in messages.

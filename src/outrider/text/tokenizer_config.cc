@@ -12,9 +12,9 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxConfigBytes = 64UL << 20;
 
-bool ReadFlag(const Json& root, const char* key, bool fallback, const std::string& where) {
+bool ReadFlag(const Json& root, const char* key, const std::string& where) {
   const auto value = root.find(key);
-  if (value == root.end() || value->is_null()) return fallback;
+  if (value == root.end() || value->is_null()) return false;
   if (!value->is_boolean()) throw InvalidArgument("{}: {} must be true or false", where, key);
   return value->get<bool>();
 }
@@ -71,11 +71,11 @@ TokenizerConfig ReadTokenizerConfig(const std::filesystem::path& directory) {
   ReadSpecialTokens(root, &config.special_tokens);
   ReadChatTemplates(root, where, &config.chat_templates);
   const auto tokenizer_class = root.find("tokenizer_class");
-  config.flags_decide =
-      tokenizer_class != root.end() && (*tokenizer_class == Json("LlamaTokenizerFast") ||
-                                        *tokenizer_class == Json("LlamaTokenizer"));
-  config.add_bos_token = ReadFlag(root, "add_bos_token", config.flags_decide, where);
-  config.add_eos_token = ReadFlag(root, "add_eos_token", false, where);
+  const bool llama = tokenizer_class != root.end() &&
+                     (*tokenizer_class == Json("LlamaTokenizerFast") ||
+                      *tokenizer_class == Json("LlamaTokenizer"));
+  config.add_bos_token = ReadFlag(root, "add_bos_token", where) && llama;
+  config.add_eos_token = ReadFlag(root, "add_eos_token", where) && llama;
   return config;
 }
 

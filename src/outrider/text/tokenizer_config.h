@@ -14,10 +14,9 @@ struct TokenizerConfig {
   std::map<std::string, std::string> special_tokens;
   /// Name -> source. A single template is named "default". Empty if there is none.
   std::map<std::string, std::string> chat_templates;
-  /// True for LlamaTokenizer and LlamaTokenizerFast (DeepSeek-V2 and V3), which add BOS and EOS by
-  /// the two flags below, whatever post-processor tokenizer.json has. Other classes ignore the
-  /// flags.
-  bool flags_decide = false;
+  /// Whether BOS and EOS are added where tokenizer.json has no post-processor that adds tokens.
+  /// True only for the classes LlamaTokenizer and LlamaTokenizerFast (DeepSeek-V2 and V3) with the
+  /// flag written out; other classes ignore it.
   bool add_bos_token = false;
   bool add_eos_token = false;
 };
