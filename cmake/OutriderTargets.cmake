@@ -22,10 +22,15 @@ function(outrider_room name)
   target_link_libraries(outrider_${name} PUBLIC outrider_flags ${ARG_DEPS})
 endfunction()
 
-# outrider_test(NAME SOURCES file... [DEPS library...] [LABELS label...] [ENVIRONMENT VAR=value...])
-# One GoogleTest program; each of its tests is a ctest test. Tests find data through OUTRIDER_SOURCE_DIR.
+# outrider_test(NAME SOURCES file... [DEPS library...] [LABELS label...] [ENVIRONMENT VAR=value...]
+#   [SANITIZED_TESTS filter])
+# One GoogleTest program. Each of its tests is a ctest test; with sanitizers, which make processes slow
+# to start and caches slow to fill, the whole program is one. Where that takes minutes, SANITIZED_TESTS
+# (a --gtest_filter) says what scripts/test.sh runs of it: then there are NAME with these tests and the
+# label "part", and NAME_all with all tests and the label "full". Tests find data through
+# OUTRIDER_SOURCE_DIR.
 function(outrider_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "" "SANITIZED_TESTS" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   outrider_compile_together(${name})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags GTest::gmock GTest::gtest_main)
@@ -45,19 +50,35 @@ function(outrider_test name)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120
-    PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+  if(NOT OUTRIDER_SANITIZE)
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120
+      PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+    return()
+  endif()
+  set(filter "*")
+  if(ARG_SANITIZED_TESTS)
+    set(filter ${ARG_SANITIZED_TESTS})
+  endif()
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 --gtest_filter=${filter})
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${ARG_LABELS}" TIMEOUT 3600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+  if(ARG_SANITIZED_TESTS)
+    set_property(TEST ${name} APPEND PROPERTY LABELS part)
+    add_test(NAME ${name}_all COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name}_all PROPERTIES
+      LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${ARG_ENVIRONMENT}")
+  endif()
 endfunction()
 
 # outrider_fuzzer(NAME SOURCE file [DEPS library...])
-# One libFuzzer program; ctest runs it briefly on its seeds in tests/fuzz/corpus/NAME.
+# One libFuzzer program; ctest runs it for OUTRIDER_FUZZ_SECONDS from its seeds in tests/fuzz/corpus/NAME.
 function(outrider_fuzzer name)
   cmake_parse_arguments(ARG "" "SOURCE" "DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCE})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/found/${name})
-  add_test(NAME ${name} COMMAND ${name} -max_total_time=$ENV{OUTRIDER_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
+  add_test(NAME ${name} COMMAND ${name} -max_total_time=${OUTRIDER_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
     ${CMAKE_CURRENT_BINARY_DIR}/found/${name} ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
   set_tests_properties(${name} PROPERTIES LABELS fuzz)
 endfunction()

@@ -6,9 +6,7 @@
 #   scripts/lint.sh tidy BUILD_DIR   every .cc of src/outrider against .clang-tidy; BUILD_DIR is
 #                                    configured. Where several sources are compiled at a time (the
 #                                    asan preset), so they are checked: three times as fast.
-#
-# With OUTRIDER_TIDY_SECONDS=N, tidy starts nothing after N seconds and says how much it left out;
-# sources that differ from the main branch come first.
+#   scripts/lint.sh tidy BUILD_DIR COMMIT   only where a source or its header differs from COMMIT
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,12 +23,8 @@ format() {
 
 # One source of tidy, run by xargs; prints only when there is something to say.
 tidy_one() {
-  if [ -n "${OUTRIDER_TIDY_UNTIL:-}" ] && [ "$(date +%s)" -ge "$OUTRIDER_TIDY_UNTIL" ]; then
-    echo "$1" >>"$OUTRIDER_TIDY_SKIPPED"
-    return 0
-  fi
   local output
-  if ! output=$(clang-tidy-19 -p "$OUTRIDER_TIDY_BUILD" --quiet "$1" 2>/dev/null); then
+  if ! output=$(clang-tidy-19 -p "$1" --quiet "$2" 2>/dev/null); then
     printf '%s\n' "$output"
     return 1
   fi
@@ -41,51 +35,48 @@ compiled_sources() {
   sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | grep '/src/outrider/'
 }
 
-# Puts those first that are, or include, a file that differs from the main branch.
-changed_first() {
-  local changed=$1 source
+# Of the sources on standard input those that are, or include, a file that differs from a commit. A
+# changed header counts as the source of the same name.
+differing_from() {
+  local names source
+  names=$(git diff --name-only --diff-filter=d "$1" -- src/outrider | sed -n 's/\(\.h\|\.cc\)$/.cc/p')
   while read -r source; do
-    if printf '%s\n' "$source" | cat - "$source" | grep -qFf "$changed"; then
-      echo "0 $source"
-    else
-      echo "1 $source"
+    if { echo "$source" && cat "$source"; } | grep -qFf <(sort -u <<<"$names" | grep .); then
+      echo "$source"
     fi
-  done | sort -s -k 1,1 | cut -d ' ' -f 2-
+  done
 }
 
 tidy() {
-  local build=${1:?"lint: error: tidy needs the build directory"}
+  local build=${1:?"lint: error: tidy needs the build directory"} sources total status=0
   [ -f "$build/compile_commands.json" ] || {
     echo "lint: error: $build has no compile_commands.json; configure it first" >&2
     exit 2
   }
-  local changed sources total skipped status=0
-  changed=$(mktemp)
-  { git diff --name-only --diff-filter=d origin/main -- 'src/outrider/*.cc' 2>/dev/null || true; } >"$changed"
-  sources=$(compiled_sources "$build" | changed_first "$changed")
-  OUTRIDER_TIDY_BUILD=$build
-  OUTRIDER_TIDY_SKIPPED=$(mktemp)
-  OUTRIDER_TIDY_UNTIL=
-  if [ -n "${OUTRIDER_TIDY_SECONDS:-}" ]; then
-    OUTRIDER_TIDY_UNTIL=$(($(date +%s) + OUTRIDER_TIDY_SECONDS))
-  fi
-  export OUTRIDER_TIDY_BUILD OUTRIDER_TIDY_SKIPPED OUTRIDER_TIDY_UNTIL
-  export -f tidy_one
-  xargs -P "$(nproc)" -I{} bash -c 'tidy_one {}' <<<"$sources" || status=1
-  skipped=$(wc -l <"$OUTRIDER_TIDY_SKIPPED")
+  sources=$(compiled_sources "$build")
   total=$(wc -l <<<"$sources")
-  rm -f "$OUTRIDER_TIDY_SKIPPED" "$changed"
-  echo "lint: clang-tidy: $((total - skipped)) of $total compiled sources"
-  if [ "$skipped" -gt 0 ]; then
-    echo "lint: $skipped left out after $OUTRIDER_TIDY_SECONDS s; scripts/lint.sh tidy $build checks all"
+  if [ -n "${2:-}" ]; then
+    git rev-parse -q --verify "$2^{commit}" >/dev/null || {
+      echo "lint: error: there is no commit $2" >&2
+      exit 2
+    }
+    sources=$(differing_from "$2" <<<"$sources")
   fi
+  if [ -z "$sources" ]; then
+    echo "lint: clang-tidy: nothing differs from $2"
+    return
+  fi
+  export -f tidy_one
+  # shellcheck disable=SC2016
+  xargs -P "$(nproc)" -I{} bash -c 'tidy_one "$1" "$2"' tidy "$build" {} <<<"$sources" || status=1
+  echo "lint: clang-tidy: $(wc -l <<<"$sources") of $total compiled sources"
   return $status
 }
 
 case "${1:-}" in
   format | tidy) "$@" ;;
   *)
-    echo "usage: scripts/lint.sh format [--fix] | tidy BUILD_DIR" >&2
+    echo "usage: scripts/lint.sh format [--fix] | tidy BUILD_DIR [COMMIT]" >&2
     exit 2
     ;;
 esac

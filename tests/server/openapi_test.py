@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""schemathesis (pip install schemathesis) against what a server says of itself in /openapi.json.
+"""schemathesis (tests/requirements.txt) against what a server says of itself in /openapi.json.
 
     openapi_test.py --stub build/release/tests/server/stub_server [--seconds 60]
     openapi_test.py --url http://127.0.0.1:8000
@@ -7,7 +7,7 @@
 Requests that the description allows and requests that it does not: none may get a 5xx, an answer or
 a status that is not described, or be taken against the description. That every request that it
 allows is taken is not asked: a JSON schema cannot say, for instance, that a tool_choice names one
-of the tools. Ends with 77, "skipped", where schemathesis is not installed.
+of the tools.
 """
 import argparse
 import pathlib
@@ -19,8 +19,8 @@ import tempfile
 def check(url, seconds):
     tool = pathlib.Path(sys.executable).parent / "schemathesis"
     if not tool.exists():
-        print(f"skipped: there is no {tool}")
-        return 77
+        print(f"there is no {tool}: pip install -r tests/requirements.txt")
+        return 1
     with tempfile.TemporaryDirectory() as folder:  # it leaves files where it runs
         # /debug/steps never ends.
         return subprocess.run(

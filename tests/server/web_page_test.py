@@ -4,8 +4,8 @@
     web_page_test.py ... --screenshots docs/images     also takes the pictures of the documentation
 
 Two servers stand behind it: the bundled model, for real drafts, and the stub engine, which repeats
-the question until it is stopped, for what needs time or bad characters. Exit status 77: there is no
-Chromium or no selenium, nothing was tested. One case per thing a person does makes it long.
+the question until it is stopped, for what needs time or bad characters. Needs tests/requirements.txt,
+chromium and chromedriver. One case per thing a person does makes it long.
 """
 
 import argparse
@@ -21,14 +21,10 @@ import time
 import unittest
 import urllib.request
 
-try:
-    from selenium import webdriver
-    from selenium.common.exceptions import StaleElementReferenceException
-    from selenium.webdriver import ActionChains, Keys
-    from selenium.webdriver.common.by import By
-except ImportError:
-    print("skipped: the selenium package is not installed")
-    sys.exit(77)
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.common.by import By
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models", "tiny-v3-mtp3")
@@ -614,8 +610,7 @@ def main():
     ARGUMENTS, rest = parser.parse_known_args()
     missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
     if missing:
-        print(f"skipped: there is no {' and no '.join(missing)} on this machine")
-        sys.exit(77)
+        parser.error(f"there is no {' and no '.join(missing)} on this machine")
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
 
 
