@@ -360,7 +360,7 @@ TEST(ParseRequestTest, UnknownFieldsCanBeIgnored) {
   EXPECT_EQ(chat.sampling.top_p, 0.5F);
   EXPECT_EQ(ParseResponseRequest(R"({"input":[{"role":"user","content":"hi","mood":1}]})", limits)
                 .chat.messages_json,
-            R"([{"content":"hi","role":"user"}])");
+            R"([{"role":"user","content":"hi"}])");
   // What is known is as strict as ever.
   EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","top_p":7})", limits), RequestError);
   EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","best_of":7})", limits), RequestError);
@@ -474,24 +474,24 @@ TEST(ParseRequestTest, RefusesBadMessages) {
               HasSubstr("messages[0].tool_calls[0].type: \"custom\" is unknown"));
 }
 
+// Templates print calls with all their members, so these keep the client's order.
 TEST(ParseRequestTest, TakesCallsAndTheirResultsAsAnswersHaveThem) {
   const TokenRequest request = ParseChatRequest(
       R"({"messages":[{"role":"user","content":"a"},)"
       R"({"role":"assistant","content":null,"reasoning":"r","reasoning_content":"r","tool_calls":[)"
       R"({"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}},)"
-      R"({"id":"c2","type":"function","function":{"name":"g","arguments":""}}]},)"
-      R"({"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"x"}]},)"
+      R"({"type":"function","function":{"arguments":"","name":"g"},"id":"c2"}]},)"
+      R"({"tool_call_id":"c1","role":"tool","content":[{"type":"text","text":"x"}]},)"
       R"({"role":"assistant","reasoning":"s","content":"done"}]})",
       Limits());
   EXPECT_EQ(
-      json::parse(request.chat.messages_json),
-      json::parse(
-          R"([{"role":"user","content":"a"},)"
-          R"({"role":"assistant","content":"","reasoning_content":"r","tool_calls":[)"
-          R"({"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}},)"
-          R"({"id":"c2","type":"function","function":{"name":"g","arguments":"{}"}}]},)"
-          R"({"role":"tool","tool_call_id":"c1","content":"x"},)"
-          R"({"role":"assistant","reasoning_content":"s","content":"done"}])"));
+      request.chat.messages_json,
+      R"([{"role":"user","content":"a"},)"
+      R"({"role":"assistant","content":"","reasoning_content":"r","tool_calls":[)"
+      R"({"id":"c1","type":"function","function":{"name":"f","arguments":"{\"b\":1,\"a\":2}"}},)"
+      R"({"type":"function","function":{"arguments":"{}","name":"g"},"id":"c2"}]},)"
+      R"({"tool_call_id":"c1","role":"tool","content":"x"},)"
+      R"({"role":"assistant","content":"done","reasoning_content":"s"}])");
 }
 
 constexpr const char* kTools =

@@ -157,14 +157,14 @@ TEST(ResponseRequestTest, ItemsBecomeMessages) {
       {"type":"function_call_output","call_id":"c1","output":"one"},
       {"type":"function_call_output","call_id":"c2","output":[{"type":"input_text","text":"two"}]},
       {"role":"assistant","content":"done"},{"role":"developer","content":"t"}]})");
-  EXPECT_EQ(json::parse(request.chat.messages_json),
-            json::parse(R"([{"role":"system","content":"s"},{"role":"user","content":"a\nb"},
-      {"role":"assistant","content":"I look","reasoning_content":"Hm","tool_calls":[
-        {"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},
-        {"id":"c2","type":"function","function":{"name":"g","arguments":"{}"}}]},
-      {"role":"tool","tool_call_id":"c1","content":"one"},
-      {"role":"tool","tool_call_id":"c2","content":"two"},
-      {"role":"assistant","content":"done"},{"role":"system","content":"t"}])"));
+  EXPECT_EQ(request.chat.messages_json,
+            R"([{"role":"system","content":"s"},{"role":"user","content":"a\nb"},)"
+            R"({"role":"assistant","content":"I look","reasoning_content":"Hm","tool_calls":[)"
+            R"({"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},)"
+            R"({"id":"c2","type":"function","function":{"name":"g","arguments":"{}"}}]},)"
+            R"({"role":"tool","tool_call_id":"c1","content":"one"},)"
+            R"({"role":"tool","tool_call_id":"c2","content":"two"},)"
+            R"({"role":"assistant","content":"done"},{"role":"system","content":"t"}])");
 }
 
 TEST(ResponseRequestTest, ReadsItsOwnFields) {

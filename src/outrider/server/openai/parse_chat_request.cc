@@ -67,7 +67,7 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;
-  ParseChatTemplate(fields, &request.chat);
+  ParseChatTemplate(fields, body, &request.chat);
   if (fields.Bool("echo").value_or(false)) {
     request.answer.echoed_message = EchoOf(request.chat.messages_json);
   }

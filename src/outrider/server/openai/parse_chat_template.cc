@@ -61,8 +61,8 @@ void ParseVerbosity(FieldReader& fields, ChatPrompt* chat) {
   chat->template_arguments_json = arguments.dump();
 }
 
-void ParseChatTemplate(FieldReader& body, ChatPrompt* chat) {
-  chat->messages_json = ParseMessages(body);
+void ParseChatTemplate(FieldReader& body, std::string_view raw, ChatPrompt* chat) {
+  chat->messages_json = ParseMessages(body, raw);
   chat->continue_final_message = body.Bool("continue_final_message").value_or(false);
   chat->add_generation_prompt =
       body.Bool("add_generation_prompt").value_or(!chat->continue_final_message);

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "outrider/server/openai/field_reader.h"
 #include "outrider/server/prompt_encoder.h"
@@ -10,8 +11,8 @@
 namespace outrider::openai {
 
 /// Reads messages, add_generation_prompt, continue_final_message, chat_template_kwargs,
-/// reasoning_effort and verbosity. Throws RequestError.
-void ParseChatTemplate(FieldReader& body, ChatPrompt* chat);
+/// reasoning_effort and verbosity; `raw` is the text of the body. Throws RequestError.
+void ParseChatTemplate(FieldReader& body, std::string_view raw, ChatPrompt* chat);
 
 /// Reads chat_template_kwargs; `effort`, if given, comes from the field `effort_name` and sets what
 /// templates know of it. Throws RequestError.

@@ -10,11 +10,13 @@
 
 #include "outrider/server/openai/api_error.h"
 #include "outrider/server/openai/field_reader.h"
+#include "outrider/server/openai/raw_json.h"
 
 namespace outrider::openai {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 std::string ParseTextParts(FieldReader& message, const json& parts) {
   std::string text;
@@ -121,9 +123,33 @@ json ParseMessage(FieldReader& body, const json& value, size_t index) {
   return result;
 }
 
+// `value` with the members of its objects in the order of `spelled`; those that it lacks come last.
+// Templates print calls with all their members.
+ordered_json InOrderOf(const ordered_json& spelled, const json& value) {
+  if (value.is_array()) {
+    ordered_json result = ordered_json::array();
+    for (const json& element : value) {
+      const bool has = spelled.is_array() && result.size() < spelled.size();
+      result.push_back(InOrderOf(has ? spelled[result.size()] : ordered_json(), element));
+    }
+    return result;
+  }
+  if (!value.is_object()) return value;
+  ordered_json result = ordered_json::object();
+  if (spelled.is_object()) {
+    for (const auto& [name, member] : spelled.items()) {
+      if (value.contains(name)) result[name] = InOrderOf(member, value[name]);
+    }
+  }
+  for (const auto& [name, member] : value.items()) {
+    if (!result.contains(name)) result[name] = InOrderOf(ordered_json(), member);
+  }
+  return result;
+}
+
 }  // namespace
 
-std::string ParseMessages(FieldReader& body) {
+std::string ParseMessages(FieldReader& body, std::string_view raw) {
   const json* messages = body.Find("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     throw RequestError(ErrorCode::kInvalidArgument, "messages",
@@ -133,7 +159,7 @@ std::string ParseMessages(FieldReader& body) {
   for (const json& message : *messages) {
     result.push_back(ParseMessage(body, message, result.size()));
   }
-  return result.dump();
+  return InOrderOf(ordered_json::parse(RawJson(raw, {"messages"})), result).dump();
 }
 
 }  // namespace outrider::openai

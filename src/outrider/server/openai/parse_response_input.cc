@@ -15,6 +15,7 @@ namespace outrider::openai {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 // A string, or parts of the given types; joined by line ends, as in chat completions.
 std::string ParseText(FieldReader& item, const char* name,
@@ -81,7 +82,7 @@ class Conversation {
     item.String("phase");  // of earlier answers
     std::string text = ParseText(item, "content", {"input_text", "output_text", "text"});
     if (role == "assistant") {
-      json& message = Assistant(/*with_text=*/true);
+      ordered_json& message = Assistant(/*with_text=*/true);
       message["content"] = std::move(text);
     } else {
       AddText(role == "user" ? "user" : "system", std::move(text));
@@ -118,7 +119,7 @@ class Conversation {
   }
 
   // The assistant's message that goes on. With text: one that has none yet, nor calls.
-  json& Assistant(bool with_text) {
+  ordered_json& Assistant(bool with_text) {
     const bool goes_on = !messages_.empty() && messages_.back()["role"] == "assistant";
     if (!goes_on ||
         (with_text && (!messages_.back()["content"].get_ref<const std::string&>().empty() ||
@@ -128,7 +129,7 @@ class Conversation {
     return messages_.back();
   }
 
-  json messages_ = json::array();
+  ordered_json messages_ = ordered_json::array();
 };
 
 }  // namespace

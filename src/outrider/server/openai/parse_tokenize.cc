@@ -23,7 +23,7 @@ TokenizeRequest ParseTokenizeRequest(std::string_view body) {
   request.return_token_strings = fields.Bool("return_token_strs").value_or(false);
   if (value.contains("messages")) {
     TokenRequest chat;
-    ParseChatTemplate(fields, &chat.chat);
+    ParseChatTemplate(fields, body, &chat.chat);
     ParseTools(fields, body, &chat);
     fields.Unsupported("add_special_tokens", {false});  // the template writes them
     request.prompt = std::move(chat.chat);
