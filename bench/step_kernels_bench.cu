@@ -216,6 +216,13 @@ void Draws(cudaStream_t stream) {
   std::normal_distribution<float> normal(0.0F, 2.5F);
   std::vector<float> values(size_t{kMost} * kVocab);
   for (float& value : values) value = normal(random);
+  // As a language model's: a few tokens are far ahead.
+  for (int row = 0; row < kMost; ++row) {
+    for (int i = 0; i < 40; ++i) {
+      values[static_cast<size_t>(row) * kVocab + random() % kVocab] =
+          18.0F - 0.35F * static_cast<float>(i);
+    }
+  }
   const DeviceArray<float> logits(values);
   std::vector<int32_t> numbers(kMost + 1);
   for (int i = 0; i <= kMost; ++i) numbers[i] = i;

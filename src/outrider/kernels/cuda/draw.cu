@@ -5,13 +5,13 @@
 // there is costs no random number, and one whose own noise is too small for it no logarithm.
 //
 // Else the row goes into the blocks' shared memory, and processors change it there. A cut (top-k,
-// top-p) first finds how far below the largest logit it ends at most, lists the tokens so far,
-// which are few as a rule, and looks for its end (DrawRow::FindBound) and for the winner among
-// those.
+// top-p) first finds between which two distances from the largest logit it ends, lists the tokens
+// in between, which are few as a rule, and looks for its end among those (DrawRow::FindBound).
 #include <algorithm>
 
 #include "outrider/kernels/cuda/draw.h"
 #include "outrider/kernels/cuda/draw_cuts.cuh"
+#include "outrider/kernels/cuda/draw_loads.cuh"
 #include "outrider/kernels/cuda/draw_race.cuh"
 #include "outrider/kernels/cuda/draw_row.cuh"
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
@@ -96,21 +96,26 @@ __device__ __forceinline__ void WriteLogprobs(const DrawParams& params, const Dr
   const int chosen_at = chosen - row.first();
   if (chosen_at >= 0 && chosen_at < row.count()) chosen_key = TokenKey(row.at(chosen_at), chosen);
   chosen_key = row.Max(chosen_key);
-  uint64_t better = 0;
-  row.ForTokens(
-      [&](int, int token, float value) { better += TokenKey(value, token) > chosen_key; });
-  better = row.Sum(better);
+  uint64_t better[1] = {0};
+  row.ForTokens([&](int, int token, float value) {
+    better[0] += TokenKey(value, token) > chosen_key ? 1 : 0;
+  });
+  row.Sum(better);
   if (row.rank() == 0 && threadIdx.x == 0) {
     results.logprobs[row_index] = logprob(chosen_key);
-    results.ranks[row_index] = static_cast<int32_t>(better) + 1;
+    results.ranks[row_index] = static_cast<int32_t>(better[0]) + 1;
   }
   const int count = min(num_top, params.vocab_size);
   if (count <= 0) return;
-  const auto one = [](int, float) { return uint64_t{1}; };
   const auto needed = static_cast<uint64_t>(count);
   const ByDistance classes = {max, 1.0f};
-  ListFor(classes, row, one, [&](uint64_t) { return needed; });
-  const uint64_t bound = row.FindBound(needed, one, classes);
+  int nearest = kDrawBins;
+  row.ForTokens([&](int, int, float value) { nearest = min(nearest, classes(value)); });
+  const int farthest = row.ClassOfCount(nearest, needed);
+  row.List([&](int, float value) { return classes(value) <= farthest; });
+  const uint64_t bound = row.FindBound(
+      needed, [&](int, float value) -> uint64_t { return classes(value) <= farthest ? 1 : 0; },
+      classes);
   row.ForCandidates([&](int, int token, float value) {
     const uint64_t key = TokenKey(value, token);
     if (key >= bound) shared.listed[atomicAdd(&shared.num_listed, 1)] = key;
@@ -165,7 +170,8 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   const bool greedy = slot.temperature == 0.0f;
   const bool cuts = !greedy && (slot.top_k > 0 || slot.top_p < 1.0f || slot.min_p > 0.0f);
   const bool in_memory = !changes && !cuts && slot.top_logprobs < 0;
-  Kept kept = {0.0f, greedy ? 1.0f : InverseTemperature(slot.temperature), 0, 0};
+  Kept kept = {.max = 0.0f,
+               .inverse_temperature = greedy ? 1.0f : InverseTemperature(slot.temperature)};
   uint64_t winner;
   if (in_memory) {
     winner = greedy ? LargestInMemory(drawn, drawn.mask != nullptr, row)

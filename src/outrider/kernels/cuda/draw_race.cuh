@@ -4,7 +4,7 @@
 
 #include "outrider/base/gumbel_noise.h"
 #include "outrider/kernels/cuda/draw.h"
-#include "outrider/kernels/cuda/draw_row.cuh"
+#include "outrider/kernels/cuda/draw_loads.cuh"
 
 namespace outrider::cuda {
 
@@ -12,9 +12,11 @@ namespace outrider::cuda {
 /// value and not of a logit.
 class Racer {
  public:
+  /// All lanes of a warp, with the same slot and position: by way of shuffles, so that the compiler
+  /// knows and keeps the keys of Philox in uniform registers.
   __device__ Racer(const SlotSampling& slot, int64_t position)
-      : seed_(slot.seed),
-        position_(position),
+      : seed_(__shfl_sync(~0u, slot.seed, 0)),
+        position_(__shfl_sync(~0u, position, 0)),
         inverse_temperature_(InverseTemperature(slot.temperature)),
         most_(GumbelBound(0)) {}
 
@@ -48,15 +50,15 @@ class Racer {
       Run(token + 8 * first, score, word);
       Share();
     }
-    bool hope = false;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) hope |= Hopes(scores[j]);
-    if (hope) {
+    // First of all four at once: the largest score with the largest noise.
+    const float largest = fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3]));
+    if (Hopes(largest)) {
       const std::array<uint32_t, 4> words =
           GumbelWords(seed_, position_, RandomStream::kTarget, GumbelBlock(token));
+      const uint32_t least = min(min(words[0], words[1]), min(words[2], words[3]));
+      if (RoundedAdd(largest, GumbelBound(least)) >= best_) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (Hopes(scores[j])) Run(token + 8 * j, scores[j], words[j]);
+        for (int j = 0; j < 4; ++j) Run(token + 8 * j, scores[j], words[j]);
       }
     }
     Share();
@@ -134,7 +136,7 @@ __device__ __forceinline__ uint64_t RaceInMemory(const SlotSampling& slot, const
     Four four;
 #pragma unroll
     for (int j = 0; j < 4; ++j) four.logits[j] = i + 8 * j < count ? from[i + 8 * j] : -INFINITY;
-    four.allowed = mask != nullptr && i < count ? mask[i / 32] >> lane % 8 : ~0u;
+    if (mask != nullptr) four.allowed = i < count ? mask[i / 32] >> lane % 8 : 0;
     return four;
   };
   // Two batches are on their way while one is looked at.
@@ -144,9 +146,11 @@ __device__ __forceinline__ uint64_t RaceInMemory(const SlotSampling& slot, const
     Four four = next[0];
     next[0] = next[1];
     next[1] = load(i + 2 * step);
+    if (mask != nullptr) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if ((four.allowed >> 8 * j & 1) == 0) four.logits[j] = -INFINITY;
+      for (int j = 0; j < 4; ++j) {
+        if ((four.allowed >> 8 * j & 1) == 0) four.logits[j] = -INFINITY;
+      }
     }
     racer.EnterFour(row.first() + i, four.logits);
   }

@@ -16,8 +16,9 @@ inline constexpr int kDrawBlocks = 8;  // of a cluster
 inline constexpr int kDrawThreads = 512;
 inline constexpr int kDrawWarps = kDrawThreads / 32;
 inline constexpr int kDrawBins = 256;
-inline constexpr int kDrawSums = 5;           // of one exchange
+inline constexpr int kDrawSums = 6;           // of one exchange
 inline constexpr int kDrawCandidates = 4096;  // that a block lists
+inline constexpr int kDrawRanked = 256;       // that a cluster ranks one by one
 
 /// Fixed shared memory of a block. What other blocks read is there twice: a value is overwritten
 /// two exchanges later, when all have passed the barrier of the exchange in between.
@@ -26,15 +27,18 @@ struct DrawShared {
   double warp_sums[2][kDrawWarps];
   unsigned long long amounts[2][kDrawBins];
   uint32_t counts[2][kDrawBins];
-  uint64_t total_amounts[kDrawBins];  // of all blocks
+  // Of all blocks: by bin; or of tokens that are ranked.
+  uint64_t total_amounts[kDrawBins];
   uint32_t total_counts[kDrawBins];
+  uint64_t ranked_keys[kDrawRanked];
+  uint64_t bound;
   int bin;
   uint64_t left;
   bool exact;
   int num_listed;
   uint64_t listed[128];  // keys of the most likely tokens
   int num_candidates;
-  uint16_t candidates[kDrawCandidates];
+  alignas(4) uint16_t candidates[kDrawCandidates];
 };
 
 __device__ __forceinline__ uint32_t DrawRank() {
@@ -81,16 +85,6 @@ __device__ __forceinline__ bool IsFiniteKey(uint64_t token_key) {
   return key > kMinusInfinityKey && key < kInfinityKey;
 }
 
-/// Which row of logits a cluster draws from.
-struct DrawnRow {
-  int row;
-  int request;
-  int index;  // among its request's rows: so many drafts come before it
-  int64_t position;
-  const float* logits;
-  const uint32_t* mask;  // or null
-};
-
 struct MaxOf {
   __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
     return a > b ? a : b;
@@ -106,6 +100,7 @@ class DrawRow {
   __device__ DrawRow(DrawShared& shared, float* values, int slice, int vocab_size)
       : shared_(shared),
         values_(values),
+        slice_(slice),
         rank_(DrawRank()),
         first_(static_cast<int>(rank_) * slice),
         count_(max(0, min(slice, vocab_size - first_))) {}
@@ -186,6 +181,14 @@ class DrawRow {
     return sum;
   }
 
+  /// The least class up to which there are `needed` or more of the classes that all threads of the
+  /// cluster name, kDrawBins for none; the last class where there are fewer.
+  __device__ int ClassOfCount(int named, uint64_t needed) {
+    const int turn = ClearBins();
+    if (named < kDrawBins) Add(turn, named, 1);
+    return FindBin(turn, needed) ? shared_.bin : kDrawBins - 1;
+  }
+
   /// The smallest bound such that the tokens with a key of at least it have an amount of `needed`
   /// or more, each of them counted by amount_of(token, value), 0 for those that are out; 0 where
   /// all together have less. A list, if there is one, holds all that count, up to the bound at
@@ -193,6 +196,12 @@ class DrawRow {
   /// needed >= 1. All threads of the cluster.
   template <typename Amount, typename Coarse>
   __device__ uint64_t FindBound(uint64_t needed, Amount amount_of, Coarse coarse) {
+    uint64_t listed[1] = {static_cast<uint64_t>(listed_ ? shared_.num_candidates : count_)};
+    if (!listed_) listed[0] += kDrawRanked;  // too many, whatever the others have
+    Sum(listed);
+    if (listed[0] <= kDrawRanked) {
+      return RankBound(needed, static_cast<int>(listed[0]), amount_of);
+    }
     // Classes first: neighbouring floats lie too close together in their bits.
     int turn = ClearBins();
     ForCandidates([&](int, int token, float value) {
@@ -240,6 +249,46 @@ class DrawRow {
   static_assert(kDrawBlocks * kDrawWarps % 32 == 0);
 
   __device__ int Turn() { return turn_ ^= 1; }
+
+  /// FindBound for `count` listed tokens of all blocks, at most kDrawRanked: every block collects
+  /// them and adds up what is no smaller than each.
+  template <typename Amount>
+  __device__ uint64_t RankBound(uint64_t needed, int count, Amount amount_of) {
+    static_assert(kDrawRanked <= kDrawBins && kDrawRanked <= kDrawThreads);
+    const int thread = static_cast<int>(threadIdx.x);
+    uint64_t key = 0;
+    uint64_t amount = 0;
+    if (thread < count) {
+      int place = thread;
+      uint32_t block = 0;
+      for (;; ++block) {
+        const int listed = static_cast<int>(LoadRemote32(&shared_.num_candidates, block));
+        if (place < listed) break;
+        place -= listed;
+      }
+      // Two neighbouring entries are one word.
+      const uint32_t pair = LoadRemote32(&shared_.candidates[place & ~1], block);
+      const int i = static_cast<int>(pair >> place % 2 * 16 & 0xFFFF);
+      const float value = __uint_as_float(LoadRemote32(&values_[Place(i)], block));
+      const int token = static_cast<int>(block) * slice_ + i;
+      key = TokenKey(value, token);
+      amount = amount_of(token, value);
+      shared_.ranked_keys[thread] = key;
+      shared_.total_amounts[thread] = amount;
+    }
+    if (thread == 0) shared_.bound = 0;
+    DrawClusterSync();  // and nobody reads another's list any more
+    if (thread < count) {
+      uint64_t sum = 0;
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        sum += shared_.ranked_keys[i] >= key ? shared_.total_amounts[i] : 0;
+      }
+      if (sum >= needed && sum - amount < needed) shared_.bound = key;
+    }
+    __syncthreads();
+    return shared_.bound;
+  }
 
   template <int kCount, typename Operation>
   __device__ __forceinline__ void Reduce(uint64_t (&values)[kCount], Operation operation) {
@@ -333,71 +382,12 @@ class DrawRow {
 
   DrawShared& shared_;
   float* values_;
+  const int slice_;
   const uint32_t rank_;
   const int first_;
   const int count_;
   int turn_ = 0;
   bool listed_ = false;
 };
-
-/// The key of the largest logit in shared memory.
-__device__ __forceinline__ uint64_t LargestKey(DrawRow& row) {
-  float best = -INFINITY;
-  int at = -1;
-  row.ForTokens([&](int, int token, float value) {
-    if (value > best) {  // the lowest token among equals, as they come in order; never NaN
-      best = value;
-      at = token;
-    }
-  });
-  return row.Max(at < 0 ? 0 : TokenKey(best, at));
-}
-
-/// Tokens i .. i + 3 of a block's slice of `count`; -infinity where there are none and where the
-/// mask forbids them.
-__device__ __forceinline__ float4 LoadFour(const float* from, const uint32_t* mask, int i,
-                                           int count) {
-  float4 four = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-  if (i + 4 <= count) {
-    four = *reinterpret_cast<const float4*>(from + i);
-  } else {
-    four.x = from[i];
-    if (i + 1 < count) four.y = from[i + 1];
-    if (i + 2 < count) four.z = from[i + 2];
-  }
-  if (mask != nullptr) {
-    const uint32_t bits = mask[i / 32] >> i % 32;
-    if ((bits & 1) == 0) four.x = -INFINITY;
-    if ((bits & 2) == 0) four.y = -INFINITY;
-    if ((bits & 4) == 0) four.z = -INFINITY;
-    if ((bits & 8) == 0) four.w = -INFINITY;
-  }
-  return four;
-}
-
-/// The key of the largest logit of the row in memory, less what a mask forbids.
-__device__ __forceinline__ uint64_t LargestInMemory(const DrawnRow& drawn, bool masked,
-                                                    DrawRow& row) {
-  const float* from = drawn.logits + row.first();
-  const uint32_t* mask = masked ? drawn.mask + row.first() / 32 : nullptr;
-  const int count = row.count();
-  float best = -INFINITY;
-  int at = -1;
-  auto look = [&](int i, float value) {
-    if (value > best) {
-      best = value;
-      at = i;
-    }
-  };
-#pragma unroll 5
-  for (int i = static_cast<int>(threadIdx.x) * 4; i < count; i += kDrawThreads * 4) {
-    const float4 four = LoadFour(from, mask, i, count);
-    look(i, four.x);
-    look(i + 1, four.y);
-    look(i + 2, four.z);
-    look(i + 3, four.w);
-  }
-  return row.Max(at < 0 ? 0 : TokenKey(best, row.first() + at));
-}
 
 }  // namespace outrider::cuda

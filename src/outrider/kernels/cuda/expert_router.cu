@@ -46,7 +46,8 @@ Layout MakeLayout(const ExpertRouterParams& params, int blocks) {
   layout.rows = (params.num_rows + blocks - 1) / blocks;
   layout.words = (layout.rows + 31) / 32 | 1;
   // A thread per expert is needed, a warp per row wanted.
-  layout.threads = layout.rows <= 16 ? 512 : kMaxThreads;
+  const int warps = std::max((params.experts + 31) / 32, std::max(layout.rows, 1));
+  layout.threads = layout.rows > 16 ? kMaxThreads : 32 * warps;
   const auto marks = static_cast<uint32_t>(params.experts * layout.words);
   layout.scores = 0;
   const bool softmax = params.scores == ExpertScores::kSoftmax;
@@ -442,7 +443,7 @@ cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routin
   attributes[1].val.clusterDim.y = 1;
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = blocks > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, RouteKernel<kPerLane>, params, routing, layout,
                             GroupLanes(params));
 }

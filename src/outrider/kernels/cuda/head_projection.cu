@@ -1,13 +1,13 @@
-// Weights stay in registers: a warp holds 16 columns of one head's matrix over all of k (or over a
-// quarter, where k is above 256) and multiplies them by 16 tokens at a time with mma.sync m16n8k16,
-// as many tokens as its block is given. All of a warp's weights are asked for at once, before the
-// kernel before this one has finished, since nothing in a step changes them: with few tokens the
-// time is one trip to memory.
+// Weights stay in registers: a warp holds 16 columns of one head's matrix (32 with many tokens,
+// which are read half as often then) over all of k, or over a quarter where k is above 256, and
+// multiplies them by 16 tokens at a time with mma.sync m16n8k16, as many tokens as its block is
+// given. All of a warp's weights are asked for at once, before the kernel before this one has
+// finished, since nothing in a step changes them: with few tokens the time is one trip to memory.
 //
 // Both operands come straight from global memory, 16 bytes per load: a lane's eight values of 32 k
 // are the two pairs that it must hold in each of two products; since x and w are split alike, sums
-// are over the right pairs. The 16 columns are dealt to the two products so that a lane's results
-// are four neighbours.
+// are over the right pairs. The columns are dealt to the products so that a lane's results are
+// neighbours.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -22,7 +22,6 @@ namespace {
 
 constexpr int kTileTokens = 16;
 constexpr int kWarps = 4;
-constexpr int kWarpColumns = 16;
 
 __device__ __forceinline__ void Multiply(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                          uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -76,12 +75,16 @@ __device__ __forceinline__ void RotateTokens(const HeadProjectionParams& params,
 }
 
 /// kChunks: pieces of 32 k that a warp has. kParts: warps that share the columns, each with a part
-/// of k of its own; 1 or kWarps.
-template <int kChunks, int kParts>
+/// of k of its own; 1 or kWarps. kPairs: of products of 8 columns each.
+template <int kChunks, int kParts, int kPairs>
 __global__ void __launch_bounds__(32 * kWarps)
     ProjectKernel(const HeadProjectionParams params, const RotaryTable rotary,
                   const Launch launch) {
-  __shared__ float4 partial[2][kParts == 1 ? 1 : 2 * kParts * 32];  // by turns
+  constexpr int kBlocks = 2 * kPairs;
+  constexpr int kWarpColumns = 8 * kBlocks;
+  constexpr int kResults = 2 * kPairs;  // of four values, of a lane: token by token
+  // By turns.
+  __shared__ float4 partial[2][kParts == 1 ? 1 : kParts][kParts == 1 ? 1 : kResults][32];
   LaunchDependents();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -92,12 +95,12 @@ __global__ void __launch_bounds__(32 * kWarps)
       (static_cast<int>(blockIdx.x) * (kWarps / kParts) + (kParts == 1 ? warp : 0)) * kWarpColumns;
   const bool has_columns = !rotates && column0 < params.n;
   const int k0 = part * kChunks * 32 + lane % 4 * 8;
-  // Column i of product b is column 4 * (i / 2) + 2 * b + i % 2 of the 16.
-  uint4 w[2][kChunks];
+  // Column i of product b is column kBlocks * 2 * (i / 2) + 2 * b + i % 2 of the warp's.
+  uint4 w[kBlocks][kChunks];
   if (has_columns) {
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      const int column = column0 + lane / 8 * 4 + 2 * b + lane / 4 % 2;
+    for (int b = 0; b < kBlocks; ++b) {
+      const int column = column0 + lane / 8 * (2 * kBlocks) + 2 * b + lane / 4 % 2;
       const auto* from = static_cast<const __nv_bfloat16*>(params.w) +
                          (static_cast<int64_t>(head) * params.n + column) * params.k + k0;
 #pragma unroll
@@ -118,8 +121,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (kParts == 1 && !has_columns) return;
 
   const auto* x = static_cast<const __nv_bfloat16*>(params.x) + head * params.x_head_stride + k0;
-  auto* y =
-      static_cast<__nv_bfloat16*>(params.y) + head * params.y_head_stride + column0 + lane % 4 * 4;
+  auto* y = static_cast<__nv_bfloat16*>(params.y) + head * params.y_head_stride + column0 +
+            lane % 4 * (2 * kBlocks);
   struct Tokens {
     uint4 a[kChunks];  // of token lane / 4 of a tile
     uint4 b[kChunks];  // of the one 8 further on
@@ -137,7 +140,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     return tokens_of;
   };
   // The next tile is on its way while one is multiplied, where there are registers for it.
-  constexpr bool kAhead = kChunks <= 6;
+  constexpr bool kAhead = kChunks * (kBlocks + 4) <= 48;
   if (begin >= end) return;
   Tokens now = load(begin);
   int turn = 0;
@@ -145,11 +148,11 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int token0 = begin; token0 < end; token0 += kTileTokens) {
     Tokens next;
     if (kAhead && token0 + kTileTokens < end) next = load(token0 + kTileTokens);
-    float sums[2][4] = {};
+    float sums[kBlocks][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kBlocks; ++i) {
         const uint4 c = w[i][chunk];
         const uint4 a = now.a[chunk];
         const uint4 b = now.b[chunk];
@@ -157,33 +160,38 @@ __global__ void __launch_bounds__(32 * kWarps)
         Multiply(sums[i], a.z, b.z, a.w, b.w, c.z, c.w);
       }
     }
-    auto store = [&](int token, float4 v) {
+    // Result r: columns 4 (r % kPairs) and so on of the lane's, of token lane / 4 + 8 (r / kPairs).
+    auto store = [&](int r, float4 v) {
+      const int token = token0 + lane / 4 + 8 * (r / kPairs);
       if (token >= end) return;
-      *reinterpret_cast<uint2*>(y + token * params.y_token_stride) =
+      *reinterpret_cast<uint2*>(y + token * params.y_token_stride + r % kPairs * 4) =
           make_uint2(PackBf16(v.x, v.y), PackBf16(v.z, v.w));
     };
-    float4 result[2];
+    float4 result[kResults];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      result[i] =
-          make_float4(sums[0][2 * i], sums[0][2 * i + 1], sums[1][2 * i], sums[1][2 * i + 1]);
+    for (int r = 0; r < kResults; ++r) {
+      const int i = 2 * (r / kPairs);
+      const int block = 2 * (r % kPairs);
+      result[r] = make_float4(sums[block][i], sums[block][i + 1], sums[block + 1][i],
+                              sums[block + 1][i + 1]);
     }
     if constexpr (kParts == 1) {
-      store(token0 + lane / 4, result[0]);
-      store(token0 + lane / 4 + 8, result[1]);
+#pragma unroll
+      for (int r = 0; r < kResults; ++r) store(r, result[r]);
     } else {
-      partial[turn][(part * 2) * 32 + lane] = result[0];
-      partial[turn][(part * 2 + 1) * 32 + lane] = result[1];
+#pragma unroll
+      for (int r = 0; r < kResults; ++r) partial[turn][part][r][lane] = result[r];
       __syncthreads();
-      if (warp < 2) {
-        float4 sum = partial[turn][warp * 32 + lane];
+      static_assert(kResults <= kWarps);
+      if (warp < kResults) {
+        float4 sum = partial[turn][0][warp][lane];
 #pragma unroll
         for (int i = 1; i < kParts; ++i) {
-          const float4 more = partial[turn][(i * 2 + warp) * 32 + lane];
+          const float4 more = partial[turn][i][warp][lane];
           sum = make_float4(__fadd_rn(sum.x, more.x), __fadd_rn(sum.y, more.y),
                             __fadd_rn(sum.z, more.z), __fadd_rn(sum.w, more.w));
         }
-        store(token0 + lane / 4 + 8 * warp, sum);
+        store(warp, sum);
       }
       turn ^= 1;
     }
@@ -219,9 +227,9 @@ void Check(const HeadProjectionParams& params) {
   }
 }
 
-template <int kChunks, int kParts>
-cudaError_t Run(const HeadProjectionParams& params, cudaStream_t stream) {
-  constexpr int kBlockColumns = kWarps / kParts * kWarpColumns;
+template <int kChunks, int kParts, int kPairs>
+cudaError_t RunPairs(const HeadProjectionParams& params, cudaStream_t stream) {
+  constexpr int kBlockColumns = kWarps / kParts * 16 * kPairs;
   constexpr int kMultiprocessors = 132;
   Launch launch;
   launch.column_blocks = (params.n + kBlockColumns - 1) / kBlockColumns;
@@ -232,9 +240,15 @@ cudaError_t Run(const HeadProjectionParams& params, cudaStream_t stream) {
   launch.tokens_per_block = tiles_per_block * kTileTokens;
   const int blocks_x = launch.column_blocks + (params.rotary != nullptr ? 1 : 0);
   const int blocks_z = (tiles + tiles_per_block - 1) / tiles_per_block;
-  return LaunchDependent(ProjectKernel<kChunks, kParts>, dim3(blocks_x, params.heads, blocks_z),
-                         dim3(32 * kWarps), 0, stream, params,
-                         params.rotary != nullptr ? *params.rotary : RotaryTable{}, launch);
+  return LaunchDependent(ProjectKernel<kChunks, kParts, kPairs>,
+                         dim3(blocks_x, params.heads, blocks_z), dim3(32 * kWarps), 0, stream,
+                         params, params.rotary != nullptr ? *params.rotary : RotaryTable{}, launch);
+}
+
+template <int kChunks, int kParts>
+cudaError_t Run(const HeadProjectionParams& params, cudaStream_t stream) {
+  return params.num_tokens >= 64 ? RunPairs<kChunks, kParts, 2>(params, stream)
+                                 : RunPairs<kChunks, kParts, 1>(params, stream);
 }
 
 template <int kParts>
