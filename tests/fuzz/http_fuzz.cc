@@ -159,7 +159,7 @@ std::string Essence(std::string_view answer, bool head_asked) {
     const std::string_view status = Line(&answer);
     OUTRIDER_CHECK(status.starts_with("HTTP/1.1 "), "{}", status);
     const int code = std::stoi(std::string(status.substr(9)));
-    OUTRIDER_CHECK(code >= 100 && code < 500, "{}", status);
+    OUTRIDER_CHECK((code >= 100 && code < 500) || code == 501, "{}", status);
     bool chunked = false;
     bool known = false;
     size_t length = 0;

@@ -1,5 +1,6 @@
 // Request bodies of every endpoint: any bytes give a request within its documented ranges or an
 // Error of one line.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,7 +21,7 @@ using outrider::openai::TokenRequest;
 
 void Check(const TokenRequest& request, const RequestLimits& limits) {
   const outrider::SamplingParams& sampling = request.sampling;
-  OUTRIDER_CHECK(sampling.temperature >= 0 && sampling.temperature <= 2);
+  OUTRIDER_CHECK(sampling.temperature >= 0 && std::isfinite(sampling.temperature));
   OUTRIDER_CHECK(sampling.top_p > 0 && sampling.top_p <= 1);
   OUTRIDER_CHECK(sampling.min_p >= 0 && sampling.min_p <= 1);
   OUTRIDER_CHECK(sampling.top_k >= 0);

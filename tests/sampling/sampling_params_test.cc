@@ -26,6 +26,7 @@ std::string MessageOf(const std::function<void(SamplingParams&)>& change) {
 TEST(SamplingParamsTest, DefaultsAreValid) {
   EXPECT_EQ(MessageOf([](SamplingParams&) {}), "");
   EXPECT_EQ(MessageOf([](SamplingParams& p) { p.logprobs = 5; }), "");
+  EXPECT_EQ(MessageOf([](SamplingParams& p) { p.temperature = 1e38F; }), "");
   EXPECT_EQ(MessageOf([](SamplingParams& p) {
               p.repetition_penalty = 100;
               p.presence_penalty = -2;
@@ -48,6 +49,8 @@ TEST(SamplingParamsTest, ErrorsNameFieldValueAndRange) {
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = -1; }), names("temperature", "-1"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = NAN; }),
               names("temperature", "nan"));
+  EXPECT_THAT(MessageOf([](SamplingParams& p) { p.temperature = INFINITY; }),
+              names("temperature", "inf"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_k = -2; }), names("top_k", "-2"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_p = 0; }), names("top_p", "(0, 1]"));
   EXPECT_THAT(MessageOf([](SamplingParams& p) { p.top_p = 1.5F; }), names("top_p", "1.5"));

@@ -37,6 +37,21 @@ TEST(KnownClientsTest, LmEvalFindsATokenizer) {
   EXPECT_TRUE(info.at("chat_template").is_string());
 }
 
+// Any temperature is a distribution to draw from: the engine takes what the parser takes.
+TEST(KnownClientsTest, AnyTemperature) {
+  const ModelServer server(DrafterKind::kChain);
+  for (const double temperature : {1e-40, 1e-37, 2.5, 1e6, 3e38}) {
+    const json body = JsonOf(server.Post({{"prompt", kQuestion},
+                                          {"model", "stub"},
+                                          {"max_tokens", 8},
+                                          {"ignore_eos", true},
+                                          {"seed", 7},
+                                          {"temperature", temperature}},
+                                         "/v1/completions"));
+    EXPECT_EQ(body["usage"]["completion_tokens"], 8) << temperature;
+  }
+}
+
 // Log-likelihoods: of a continuation that the model would choose itself, and of one it would not.
 TEST(KnownClientsTest, LmEvalScoresContinuations) {
   const ModelServer server(DrafterKind::kChain);

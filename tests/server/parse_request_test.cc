@@ -326,6 +326,8 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
 TEST(ParseRequestTest, AnyFiniteTemperatureThatIsNotNegative) {
   EXPECT_EQ(Completion(R"(,"temperature":2.5)").sampling.temperature, 2.5F);
   EXPECT_EQ(Completion(R"(,"temperature":1e38)").sampling.temperature, 1e38F);
+  EXPECT_EQ(Completion(R"(,"temperature":1e-300)").sampling.temperature, 0.0F);
+  EXPECT_EQ(Completion(R"(,"temperature":1e-40)").sampling.temperature, 0.0F) << "1 / it: infinity";
 }
 
 TEST(ParseRequestTest, VerbosityGoesToTheTemplate) {

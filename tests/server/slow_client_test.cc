@@ -114,7 +114,7 @@ TEST(SlowClientTest, AReaderThatNeverReadsIsDisconnected) {
 
 TEST(SlowClientTest, ASilentStreamIsKeptOpenByComments) {
   ServerOptions options = TestServerOptions();
-  options.http.limits.ping_seconds = 0.1;
+  options.http.limits.heartbeat_seconds = 0.1;
   RunningServer running({.held = true}, options);
   HttpClient client(running.port());
   client.SendRequest("POST", "/v1/completions", R"({"prompt":"ab","max_tokens":4,"stream":true})");

@@ -209,7 +209,7 @@ BREAKS = (
                  "  if (error) {\n    AbortRequests();\n", "  if (error) {\n",
                  "ServerStopTest.CancelsWhatTakesTooLong"),
     server_break("ping", "silence stays silent", "http_connection.cc",
-                 "if (filler_due_ || again) Signal();", "if (again) Signal();",
+                 "if (heartbeat_due_ || again) Signal();", "if (again) Signal();",
                  "SlowClientTest.ASilentStreamIsKeptOpenByComments"),
     server_break("events", "an error after the head ends the stream without a word",
                  "generation_response.cc",

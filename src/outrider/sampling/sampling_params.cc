@@ -67,7 +67,8 @@ void CheckBadWords(const std::vector<std::vector<int32_t>>& words, int32_t vocab
 
 void SamplingParams::Validate(int32_t vocab_size, int32_t max_logprobs) const {
   // Written so that NaN fails.
-  CheckRange("temperature", temperature, temperature >= 0 && temperature <= 2, "in [0, 2]");
+  CheckRange("temperature", temperature, temperature >= 0 && std::isfinite(temperature),
+             "at least 0 and finite");
   CheckRange("top_k", top_k, top_k >= 0, "at least 1, or 0 for no limit");
   CheckRange("top_p", top_p, top_p > 0 && top_p <= 1, "in (0, 1]");
   CheckRange("min_p", min_p, min_p >= 0 && min_p <= 1, "in [0, 1]");

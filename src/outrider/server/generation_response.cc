@@ -297,7 +297,7 @@ void GenerationResponse::ProduceStream(std::vector<Pending> deltas, HttpOutput* 
     head.headers.push_back({"Cache-Control", "no-cache"});
     head.headers.push_back({"X-Accel-Buffering", "no"});
     output->head = std::move(head);
-    output->idle_filler = ": ping\n\n";
+    output->heartbeat = ": ping\n\n";
     writer_->WriteStart(&output->body);
     head_sent_ = true;
   }

@@ -51,7 +51,7 @@ HttpConnection::HttpConnection(Socket socket, HttpServerState& server)
     : stream_(std::move(socket), server.tls ? &*server.tls : nullptr),
       server_(server),
       signal_timer_(stream_.get_executor(), Clock::time_point::max()),
-      room_timer_(stream_.get_executor(), Clock::time_point::max()) {}
+      input_space_timer_(stream_.get_executor(), Clock::time_point::max()) {}
 
 void HttpConnection::Start() {
   SetPhase(Phase::kOpen, server_.limits.header_seconds);
@@ -99,9 +99,9 @@ void HttpConnection::SetPhase(Phase phase, double seconds) {
 void HttpConnection::CheckTime(Clock::time_point now) {
   if (phase_ == Phase::kAnswer) {
     const std::chrono::duration<double> silence = now - last_write_;
-    filler_due_ = !filler_.empty() && silence.count() >= server_.limits.ping_seconds;
+    heartbeat_due_ = !heartbeat_.empty() && silence.count() >= server_.limits.heartbeat_seconds;
     const bool again = produce_every_ > 0 && silence.count() >= produce_every_;
-    if (filler_due_ || again) Signal();
+    if (heartbeat_due_ || again) Signal();
   } else if (now > deadline_) {
     if (phase_ == Phase::kOpen) {
       OnPeerGone(true);
@@ -145,7 +145,7 @@ asio::awaitable<void> HttpConnection::ReadLoop() {
   error_code error;
   for (;;) {
     while (input_.size() >= kMaxInput && phase_ != Phase::kClosed) {
-      co_await room_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      co_await input_space_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
     }
     const size_t size = co_await stream_.ReadSome(asio::buffer(read_buffer_), error);
     if (phase_ == Phase::kClosed) co_return;
@@ -166,7 +166,7 @@ asio::awaitable<void> HttpConnection::ServeLoop() {
   if (!peer_gone_) co_await Linger();
   phase_ = Phase::kClosed;
   stream_.Close();
-  room_timer_.cancel();
+  input_space_timer_.cancel();
   server_.on_closed(this);
 }
 
@@ -207,7 +207,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
       if (parser.http.is_header_done() && !head_seen) break;
     }
     input_.erase(0, used);
-    room_timer_.cancel();
+    input_space_timer_.cancel();
     if (!head_seen) {
       // Beast's own limit is for what comes after the fields that it has taken.
       head_size += static_cast<int64_t>(used);
@@ -285,9 +285,9 @@ asio::awaitable<bool> HttpConnection::Refuse(HttpResponse response) {
 asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
   phase_ = Phase::kAnswer;
   last_write_ = Clock::now();
-  filler_.clear();
+  heartbeat_.clear();
   produce_every_ = 0;
-  filler_due_ = false;
+  heartbeat_due_ = false;
   chunked_ = false;
   producer_ = server_.application->Handle(std::move(request),
                                           HttpWaker(server_.wake_list, weak_from_this()));
@@ -299,12 +299,12 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
       chunked_ = !whole && !http_1_0_;
       if (!whole && http_1_0_) keep_alive_ = false;  // the end of the connection ends the body
       AppendHead(*out.head, whole ? std::optional<size_t>(out.body.size()) : std::nullopt);
-      filler_ = std::move(out.idle_filler);
+      heartbeat_ = std::move(out.heartbeat);
       produce_every_ = out.produce_every;
-    } else if (filler_due_ && out.body.empty() && !out.end) {
-      out.body = filler_;
+    } else if (heartbeat_due_ && out.body.empty() && !out.end) {
+      out.body = heartbeat_;
     }
-    filler_due_ = false;
+    heartbeat_due_ = false;
     if (!head_only_) {
       if (!out.body.empty()) AppendChunk(out.body);
       if (out.end && chunked_) output_ += "0\r\n\r\n";
@@ -345,7 +345,7 @@ asio::awaitable<void> HttpConnection::Linger() {
   SetPhase(Phase::kLinger, kLingerSeconds);
   timed_out_ = false;
   input_.clear();
-  room_timer_.cancel();
+  input_space_timer_.cancel();
   error_code error;
   stream_.EndWriting(shared_from_this(), error);
   while (!error && !peer_gone_ && !timed_out_) co_await WaitForSignal();

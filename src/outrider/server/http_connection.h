@@ -49,7 +49,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Start();
   /// The producer may have something to send.
   void OnWake() { Signal(); }
-  /// Looks at the clock: ends what takes too long, sends fillers.
+  /// Looks at the clock: ends what takes too long, sends heartbeats.
   void CheckTime(Clock::time_point now);
   /// Whether nothing of a request has come since the last answer.
   bool IsIdle() const;
@@ -82,21 +82,21 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
   HttpStream stream_;
   HttpServerState& server_;
-  boost::asio::steady_timer signal_timer_;  // never expires; cancelled to resume ServeLoop
-  boost::asio::steady_timer room_timer_;    // the same for ReadLoop, when `input_` is full
+  boost::asio::steady_timer signal_timer_;       // never expires; cancelled to resume ServeLoop
+  boost::asio::steady_timer input_space_timer_;  // the same for ReadLoop, when `input_` is full
   bool signalled_ = false;
 
   Phase phase_ = Phase::kOpen;
   Clock::time_point deadline_ = Clock::time_point::max();
   Clock::time_point last_write_;
   bool timed_out_ = false;
-  bool filler_due_ = false;
+  bool heartbeat_due_ = false;
   bool peer_gone_ = false;
 
   std::array<char, 8192> read_buffer_;
-  std::string input_;   // received, not yet parsed
-  std::string output_;  // being written
-  std::string filler_;  // of the stream that is being answered
+  std::string input_;      // received, not yet parsed
+  std::string output_;     // being written
+  std::string heartbeat_;  // of the stream that is being answered
   double produce_every_ = 0;
   std::shared_ptr<HttpProducer> producer_;
   // Of the request being answered.

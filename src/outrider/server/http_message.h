@@ -44,7 +44,7 @@ struct HttpOutput {
   bool end = false;                  // the answer is complete
 
   /// With `head`, for streams: sent when nothing else was for a while, to keep connections open.
-  std::string idle_filler;
+  std::string heartbeat;
   /// With `head`, for streams that go by the clock: Produce is called again, without a Wake, when
   /// nothing was sent for this many seconds. 0: never.
   double produce_every = 0;

@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 
 // How often deadlines are looked at, and how long a full process waits before it accepts again.
 constexpr std::chrono::milliseconds kTick{100};
-constexpr std::chrono::seconds kLastWords{1};  // for answers that were cancelled at shutdown
+constexpr std::chrono::seconds kCancelGrace{1};  // for answers that were cancelled at shutdown
 
 // Thousands of streams need thousands of descriptors; the soft limit is often 1024.
 void RaiseOpenFileLimit() {
@@ -167,7 +167,7 @@ class HttpServer::Impl {
       SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(),
                   options_.shutdown_seconds);
       for (auto& [key, connection] : to_finish_) connection->Cancel();
-      stop_timer_.expires_after(kLastWords);
+      stop_timer_.expires_after(kCancelGrace);
       stop_timer_.async_wait([this](error_code) { io_.stop(); });
     });
     EndIfFinished();

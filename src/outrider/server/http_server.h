@@ -17,11 +17,11 @@ namespace outrider {
 struct HttpLimits {
   int64_t max_header_bytes = int64_t{16} << 10;
   int64_t max_body_bytes = int64_t{32} << 20;
-  double header_seconds = 10;  // from the first byte of a request to the end of its head
-  double body_seconds = 60;    // from there to the end of its body
-  double idle_seconds = 75;    // between the requests of a connection
-  double write_seconds = 60;   // for a client that does not read
-  double ping_seconds = 15;    // silence in a stream before its filler is sent
+  double header_seconds = 10;     // from the first byte of a request to the end of its head
+  double body_seconds = 60;       // from there to the end of its body
+  double idle_seconds = 75;       // between the requests of a connection
+  double write_seconds = 60;      // for a client that does not read
+  double heartbeat_seconds = 15;  // silence in a stream before its heartbeat is sent
 };
 
 /// Files in PEM format.

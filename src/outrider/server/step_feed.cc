@@ -39,7 +39,7 @@ void StepFeed::Produce(HttpOutput* output) {
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
     output->head = std::move(head);
-    output->idle_filler = ": ping\n\n";
+    output->heartbeat = ": ping\n\n";
     output->produce_every = std::chrono::duration<double>(kPeriod).count();
     output->body = "data: " + first_event_ + "\n\n";
     last_ = service_.Counters();

@@ -128,6 +128,8 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   };
   sampling->temperature =
       body.NonNegative("temperature").value_or(defaults.temperature.value_or(1.0F));
+  // Its inverse is a float too: what is smaller is as good as 0.
+  if (sampling->temperature < std::numeric_limits<float>::min()) sampling->temperature = 0;
   sampling->top_p = number("top_p", 1, defaults.top_p, 1.0F);
   if (sampling->top_p <= 0) {
     const json* given = body.Find("top_p");
