@@ -279,6 +279,8 @@ INSTANTIATE_TEST_SUITE_P(
                             1, 1, true, 2.827F},
                       Shape{"glm4_moe_lite", 64, 4, 0, RouterScoring::kSigmoid,
                             RouterMethod::kNoAuxTc, 1, 1, true, 1.8F},
+                      Shape{"one_expert", 64, 1, 0, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc,
+                            1, 1, true, 2.5F},
                       Shape{"tiny", 8, 2, 1, RouterScoring::kSigmoid, RouterMethod::kNoAuxTc, 4, 2,
                             true, 2.5F}),
     [](const ::testing::TestParamInfo<Shape>& shape) { return shape.param.name; });

@@ -233,7 +233,7 @@ __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params
     sum = RoundedAdd(sum, score);
     if (lane == j) result = {winner * kPerLane + index, score};
   }
-  const float norm = params.normalise && params.top_k > 1 ? RoundedAdd(sum, 1e-20F) : 1.0f;
+  const float norm = params.normalise ? RoundedAdd(sum, 1e-20F) : 1.0f;
   result.weight = RoundedMul(RoundedDiv(result.weight, norm), params.scaling_factor);
   return result;
 }
