@@ -147,9 +147,9 @@ class OpenAiClientTest(unittest.TestCase):
 
     def test_errors_are_mapped(self):
         with self.assertRaises(openai.BadRequestError) as caught:
-            self.chat(temperature=3)
+            self.chat(temperature=-1)
         self.assertEqual(caught.exception.param, "temperature")
-        self.assertIn("from 0 to 2", caught.exception.message)
+        self.assertIn("at least 0", caught.exception.message)
         with self.assertRaises(openai.BadRequestError) as caught:
             self.chat(extra_body={"temprature": 1})
         self.assertIn("did you mean", caught.exception.message)
