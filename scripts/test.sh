@@ -112,13 +112,13 @@ if $full; then
   left_out='part|fuzz'
   tidy_since=()
   fuzz_seconds=60
-  exactness_requests=20000
+  exactness_requests=100000
   tsan_rooms=(-UOUTRIDER_TEST_ROOMS)
 else
   left_out='full|fuzz'
   tidy_since=("$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -n 11 HEAD | tail -n 1)")
   fuzz_seconds=5
-  exactness_requests=2000
+  exactness_requests=10000
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.
   tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server" -- tests/{base,text,engine,server}/all)
 fi

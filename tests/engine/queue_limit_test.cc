@@ -9,7 +9,7 @@
 namespace outrider {
 namespace {
 
-GenerationRequest Request(size_t prompt_tokens) {
+GenerationRequest ShortRequest(size_t prompt_tokens) {
   GenerationRequest request;
   request.prompt_token_ids = std::vector<int32_t>(prompt_tokens, 7);
   request.sampling.temperature = 0;
@@ -31,10 +31,10 @@ std::optional<ErrorCode> Refusal(const Engine& engine, int64_t count = 1) {
 TEST(QueueLimitTest, FreeSlotsAreCounted) {
   const auto engine = MakeTestEngine({.max_num_seqs = 4, .max_num_queued_reqs = 1});
   std::vector<Generated> answers(5);
-  for (Generated& answer : answers) Submit(*engine, Request(8), &answer);  // before any step
+  for (Generated& answer : answers) Submit(*engine, ShortRequest(8), &answer);  // before any step
   EXPECT_EQ(Refusal(*engine), ErrorCode::kOverloaded);
   Generated unanswered;
-  EXPECT_THROW(Submit(*engine, Request(8), &unanswered), Error);
+  EXPECT_THROW(Submit(*engine, ShortRequest(8), &unanswered), Error);
   ASSERT_TRUE(engine->Step());  // four run, one waits
   EXPECT_EQ(engine->Counters().num_requests_running, 4);
   EXPECT_EQ(Refusal(*engine), ErrorCode::kOverloaded);
@@ -59,7 +59,7 @@ TEST(QueueLimitTest, SlotsWithoutRoomInTheCacheAreNotFree) {
                                       .prefix_caching = false,
                                       .max_num_queued_reqs = 2});
   std::vector<Generated> answers(3);
-  for (Generated& answer : answers) Submit(*engine, Request(100), &answer);
+  for (Generated& answer : answers) Submit(*engine, ShortRequest(100), &answer);
   ASSERT_TRUE(engine->Step());
   ASSERT_EQ(engine->Counters().num_requests_running, 1);
   ASSERT_EQ(engine->Counters().num_requests_waiting, 2);

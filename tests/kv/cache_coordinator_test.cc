@@ -27,7 +27,7 @@ CacheGroupSpec Window(int32_t window, int32_t tokens_per_block) {
           .window = window};
 }
 
-std::vector<int32_t> Tokens(int32_t count, int32_t first = 0) {
+std::vector<int32_t> NumberedTokens(int32_t count, int32_t first = 0) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(first + i);
   return tokens;
@@ -104,9 +104,9 @@ TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
 
   // A prefix is resumed where all five can: at a multiple of 256 tokens.
   CacheCoordinator cache(all);
-  Request first(cache, Tokens(600));
+  Request first(cache, NumberedTokens(600));
   ASSERT_TRUE(first.Compute(600));
-  Request second(cache, Tokens(600));
+  Request second(cache, NumberedTokens(600));
   EXPECT_EQ(second.computed(), 512);
   first.Finish();
   second.Finish();
@@ -124,7 +124,7 @@ TEST(CacheGroupTest, PageBytesAreThoseOfTheLargestBlock) {
 
 TEST(CacheCoordinatorTest, BlocksThatLeftAWindowAreFreedWhileTheRequestRuns) {
   CacheCoordinator cache({.groups = {Full(4), Window(6, 4)}, .num_pages = 20});
-  Request request(cache, Tokens(100));
+  Request request(cache, NumberedTokens(100));
   ASSERT_TRUE(request.Compute(9));
   // The row at 9 reads tokens from 4 on.
   EXPECT_THAT(request.Table(0), ElementsAre(0, 1, 2));
@@ -140,7 +140,7 @@ TEST(CacheCoordinatorTest, BlocksThatLeftAWindowAreFreedWhileTheRequestRuns) {
 
 TEST(CacheCoordinatorTest, RowsThatMayRunAgainKeepTheirWindow) {
   CacheCoordinator cache({.groups = {Window(6, 4)}, .num_pages = 20, .rerun_tokens = 2});
-  Request request(cache, Tokens(100));
+  Request request(cache, NumberedTokens(100));
   ASSERT_TRUE(request.Compute(10));  // the row at 8 reads from 3 on
   EXPECT_NE(request.Table(0)[0], kNone);
   ASSERT_TRUE(request.Compute(11));
@@ -149,11 +149,11 @@ TEST(CacheCoordinatorTest, RowsThatMayRunAgainKeepTheirWindow) {
 
 TEST(CacheCoordinatorTest, AHitEndsWhereEveryGroupCanResume) {
   CacheCoordinator cache({.groups = {Full(8), Window(6, 4)}, .num_pages = 40});
-  Request writer(cache, Tokens(30));
+  Request writer(cache, NumberedTokens(30));
   ASSERT_TRUE(writer.Compute(29));
   writer.Finish();
   // Both groups are there up to 28; the full one ends its blocks at multiples of 8.
-  Request reader(cache, Tokens(60));
+  Request reader(cache, NumberedTokens(60));
   EXPECT_EQ(reader.computed(), 24);
   // Before 24 the window reads from 19 on: its blocks before 16 are not taken.
   EXPECT_THAT(reader.Table(1),
@@ -164,17 +164,17 @@ TEST(CacheCoordinatorTest, AHitEndsWhereEveryGroupCanResume) {
 
 TEST(CacheCoordinatorTest, AHitNeedsTheWindowBeforeItsEnd) {
   CacheCoordinator cache({.groups = {Full(4), Window(5, 4)}, .num_pages = 20});
-  Request writer(cache, Tokens(20));
+  Request writer(cache, NumberedTokens(20));
   for (int32_t end = 1; end < 20; ++end) ASSERT_TRUE(writer.Compute(end));
   // Blocks that left the window are free, but still found.
-  Request reader(cache, Tokens(13));
+  Request reader(cache, NumberedTokens(13));
   EXPECT_EQ(reader.computed(), 12);
   reader.Finish();
   // When all free pages are taken, only what the writer holds is left.
   CacheTables tables = cache.MakeTables(100);
   ASSERT_TRUE(cache.Reserve(tables, 0, 0, cache.pool().num_free() * 4));
-  EXPECT_EQ(Request(cache, Tokens(13)).computed(), 0);
-  EXPECT_EQ(Request(cache, Tokens(40)).computed(), 16);
+  EXPECT_EQ(Request(cache, NumberedTokens(13)).computed(), 0);
+  EXPECT_EQ(Request(cache, NumberedTokens(40)).computed(), 16);
 }
 
 TEST(CacheCoordinatorTest, ReserveIsAllOrNothing) {
