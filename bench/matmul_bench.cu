@@ -2,7 +2,7 @@
 // TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products in one
 // graph, median of the replays; weights rotate over more than 512 MB.
 //
-//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--tile N] [--no-oracle]
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--tile N] [--shares N] [--no-oracle]
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -24,6 +24,7 @@ struct Options {
   int rows = 0;
   int segments = 0;
   int tile = 0;
+  int shares = 0;
   bool oracle = true;
 };
 
@@ -109,6 +110,7 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
     params.y = y.data();
     params.y_stride = shape.n;
     params.tile_rows = options.tile;
+    params.shares = options.shares;
     const int launches = rows >= 1024 ? 8 : std::max(16, copies);
     const double us = MicrosecondsPerLaunch(launches, 9, stream, [&](int i, cudaStream_t on) {
       params.w.data = packed.data() + i % copies * bytes;
@@ -184,16 +186,17 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       }
       pairs.emplace_back(places);
       tiles.emplace_back(list);
-      counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
+      counts.emplace_back(std::vector<int32_t>(kExperts + 1, static_cast<int32_t>(places.size())));
+      routing.offsets = counts.back().data();
       routing.pairs = pairs.back().data();
       routing.tiles = tiles.back().data();
+      counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
       routing.num_tiles = counts.back().data();
     }
     const size_t all_pairs = static_cast<size_t>(rows) * kChoices;
     const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * kHidden), inner(all_pairs * kWidth);
+    const DeviceArray<uint16_t> gathered(all_pairs * kHidden);
     const DeviceArray<float> out(all_pairs * kHidden);
-    const DeviceArray<float> residual(static_cast<size_t>(rows) * kHidden, 0);
-    const DeviceArray<float> weights(std::vector<float>(all_pairs, 0.25F));
     FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
     FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
     CudaOk(cudaDeviceSynchronize(), "fill");
@@ -206,6 +209,7 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       params.routing = routings[i % kRoutings];
       params.x = x.data();
       params.x_stride = kHidden;
+      params.gathered = gathered.data();
       params.w = gate_up;
       params.w.data = gate_ups.data() + i % kLayers * gate_up_bytes * kExperts;
       params.y = inner.data();
@@ -221,6 +225,7 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       params.routing = routings[i % kRoutings];
       params.x = inner.data();
       params.x_stride = kWidth;
+      params.routing_settled = true;
       params.w = down;
       params.w.data = downs.data() + i % kLayers * down_bytes * kExperts;
       params.y = out.data();
@@ -228,17 +233,11 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       params.y_type = OutputType::kF32;
       ExpertMatMul(params, on);
     };
-    const auto sum = [&](int, cudaStream_t on) {
-      CombineExperts(out.data(), weights.data(), rows, kChoices, kHidden, residual.data(), kHidden,
-                     on);
-    };
     const double up_us = MicrosecondsPerLaunch(16, 9, stream, up);
     const double down_us = MicrosecondsPerLaunch(16, 9, stream, back);
-    const double sum_us = MicrosecondsPerLaunch(16, 9, stream, sum);
     const double all_us = MicrosecondsPerLaunch(16, 9, stream, [&](int i, cudaStream_t on) {
       up(i, on);
       back(i, on);
-      sum(i, on);
     });
     const double flops = 6.0 * static_cast<double>(all_pairs) * kHidden * kWidth;
     const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
@@ -246,9 +245,9 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     std::printf(
         "experts   %-6s rows %5d tile %3d touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
-        "(%8.2f)  sum %6.2f  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, touched, up_us, limit * 2 / 3, down_us, limit / 3, sum_us, all_us,
-        limit, limit / all_us, flops / all_us / 1e6);
+        "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
+        Name(format), rows, tile, touched, up_us, limit * 2 / 3, down_us, limit / 3, all_us, limit,
+        limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
   }
 }
@@ -269,6 +268,8 @@ int Main(int argc, char** argv) {
       options.rows = std::atoi(value);
     } else if (flag == "--segments") {
       options.segments = std::atoi(value);
+    } else if (flag == "--shares") {
+      options.shares = std::atoi(value);
     } else if (flag == "--tile") {
       options.tile = std::atoi(value);
     } else {

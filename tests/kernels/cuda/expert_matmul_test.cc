@@ -1,6 +1,5 @@
 // Products of the experts that a router chose: the same bits as a product of each expert's rows by
-// its matrix, for every tile; and the sum over choices: the CPU's bits. Needs compute capability
-// 9.0.
+// its matrix, for every tile. Needs compute capability 9.0.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +18,7 @@ namespace {
 struct Routing {
   std::vector<int32_t> offsets, pairs;
   std::vector<ExpertTile> tiles;
-  DeviceArray<int32_t> d_pairs, d_num_tiles;
+  DeviceArray<int32_t> d_offsets, d_pairs, d_num_tiles;
   DeviceArray<ExpertTile> d_tiles;
   ExpertRouting device;
 
@@ -50,6 +49,8 @@ struct Routing {
     d_pairs = DeviceArray<int32_t>(pairs);
     d_tiles = DeviceArray<ExpertTile>(tiles);
     d_num_tiles = DeviceArray<int32_t>(std::vector<int32_t>{static_cast<int32_t>(tiles.size())});
+    d_offsets = DeviceArray<int32_t>(offsets);
+    device.offsets = d_offsets.data();
     device.pairs = d_pairs.data();
     device.tiles = d_tiles.data();
     device.num_tiles = d_num_tiles.data();
@@ -90,6 +91,7 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const std::vector<uint16_t> x =
       DrawBf16(static_cast<size_t>(kMaxRows) * hidden, Spread::kNormal, random_);
   const DeviceArray<uint16_t> d_x(x);
+  const DeviceArray<uint16_t> gathered(static_cast<size_t>(kMaxRows) * kChoices * hidden);
   const int inner_stride = (width + 7) / 8 * 8;
   for (const int rows : {1, 3, 20, kMaxRows}) {
     for (const int tile : {8, 16, 32, 64, 128}) {
@@ -103,6 +105,7 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
       params.experts = kExperts;
       params.x = d_x.data();
       params.x_stride = hidden;
+      params.gathered = gathered.data();
       params.w = first_gate_up.weight();
       params.w.data = gate_ups.data();
       params.y = inner.data();
@@ -112,6 +115,7 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
       ExpertMatMul(params, nullptr);
       params.x = inner.data();
       params.x_stride = inner_stride;
+      params.routing_settled = true;
       params.w = first_down.weight();
       params.w.data = down.data();
       params.y = out.data();
@@ -181,35 +185,6 @@ INSTANTIATE_TEST_SUITE_P(Hopper, ExpertMatMulTest,
                                            Case{WeightFormat::kBf16, 200, 88},
                                            Case{WeightFormat::kF8, 256, 384},
                                            Case{WeightFormat::kF8PowerOfTwo, 256, 192}));
-
-class CombineExpertsTest : public HopperTest<> {};
-
-TEST_F(CombineExpertsTest, HasTheCpusBits) {
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  const auto draw = [&](size_t count) {
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
-    return values;
-  };
-  for (const int choices : {1, 5, 9, 17}) {
-    constexpr int kRows = 33, kColumns = 516, kStride = 520;
-    const std::vector<float> x = draw(static_cast<size_t>(kRows) * choices * kColumns);
-    const std::vector<float> weights = draw(static_cast<size_t>(kRows) * choices);
-    std::vector<float> y = draw(static_cast<size_t>(kRows) * kStride);
-    const DeviceArray<float> d_x(x), d_weights(weights), d_y(y);
-    CombineExperts(d_x.data(), d_weights.data(), kRows, choices, kColumns, d_y.data(), kStride,
-                   nullptr);
-    CudaOk(cudaDeviceSynchronize(), "run");
-    std::vector<int32_t> rows(weights.size());
-    std::iota(rows.begin(), rows.end(), 0);
-    ThreadPool pool(1);
-    CpuReference().combine_experts(pool, {x.data(), static_cast<int64_t>(rows.size()), kColumns},
-                                   rows.data(), weights.data(), choices,
-                                   {y.data(), kRows, kColumns, kStride});
-    ASSERT_EQ(d_y.Download(), y) << choices << " choices";
-  }
-}
 
 }  // namespace
 }  // namespace outrider::cuda

@@ -375,8 +375,6 @@ TEST(MatMulArguments, AreChecked) {
   refused([&](MatMulParams& p) { p.x_rows = reinterpret_cast<const int32_t*>(memory); },
           "x_size must be positive");
   ExpectError([&] { PackWeight({}, good.w, nullptr); }, "a pointer to each matrix");
-  ExpectError([&] { CombineExperts(nullptr, nullptr, 1, 2, 6, nullptr, 8, nullptr); },
-              "columns a multiple of 4");
   ExpertMatMulParams experts;
   experts.max_rows = 1;
   experts.choices = 3;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul_layout_sm90.h"
@@ -13,7 +14,9 @@ namespace outrider::cuda {
 namespace {
 
 constexpr int kMaxRows = 1 << 20;
-constexpr int kMaxSegments = 8;  // the largest cluster that every Hopper GPU takes
+constexpr int kMaxCluster = 8;  // the largest that every Hopper GPU takes
+constexpr int kMaxSegments = kMaxCluster;
+constexpr int kMaxNumberedTile = 16;  // of experts' rows: more are faster copied first
 
 constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
 
@@ -37,8 +40,10 @@ int NumMultiprocessors() {
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-/// x [rows, k] in boxes of 64 columns by `box_rows`, swizzled; what is outside reads as zero.
-CUtensorMap EncodeRows(const void* x, int64_t stride, int rows, int k, int box_rows) {
+/// A matrix [rows, columns] of bf16 in boxes of 64 columns by `box_rows`; what is outside reads as
+/// zero. `stride` is in elements.
+CUtensorMap EncodeMap(const void* data, int64_t stride, int64_t rows, int columns, int box_rows,
+                      CUtensorMapSwizzle swizzle) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -52,18 +57,38 @@ CUtensorMap EncodeRows(const void* x, int64_t stride, int rows, int k, int box_r
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[2] = {1, 1};
   CUtensorMap map;
   const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(x), sizes, strides, box,
-             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
+             box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  OUTRIDER_CHECK(result == CUDA_SUCCESS, "tensor map of {} x {}, stride {}: error {}", rows, k,
-                 stride, static_cast<int>(result));
+  OUTRIDER_CHECK(result == CUDA_SUCCESS, "tensor map of {} x {}, stride {}: error {}", rows,
+                 columns, stride, static_cast<int>(result));
   return map;
+}
+
+/// x [rows, k], swizzled as wgmma reads it.
+CUtensorMap EncodeRows(const void* x, int64_t stride, int rows, int k, int box_rows) {
+  return EncodeMap(x, stride, rows, k, box_rows, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+/// What a body reads of a packed weight, or of several one after the other.
+void SetWeights(MatMulArguments& args, const PackedWeight& w, int experts, int box_bytes) {
+  const size_t bytes = PackedWeightBytes(w.format, w.n, w.k);
+  constexpr int kColumns = kCopyRowBytes / 2;
+  args.expert_copy_rows = static_cast<int64_t>(bytes) / kCopyRowBytes;
+  args.weights = EncodeMap(w.data, kColumns, args.expert_copy_rows * experts, kColumns,
+                           box_bytes / kCopyRowBytes, CU_TENSOR_MAP_SWIZZLE_NONE);
+  args.n = w.n;
+  args.units = Ceil(w.k, kWeightColumns);
+  const int64_t units = static_cast<int64_t>(Ceil(w.n, kWeightRows)) * args.units;
+  args.scales = static_cast<const uint8_t*>(w.data) + units * UnitBytes(w.format);
+  args.expert_bytes = static_cast<int64_t>(bytes);
+  args.gate_up = w.gate_up;
 }
 
 cudaError_t Launch(WeightFormat format, const MatMulShape& shape, const MatMulArguments& args,
@@ -78,14 +103,14 @@ cudaError_t Launch(WeightFormat format, const MatMulShape& shape, const MatMulAr
   }
 }
 
-int BlocksPerSm(WeightFormat format, const MatMulShape& shape) {
+MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape) {
   switch (format) {
     case WeightFormat::kF8:
-      return MatMulBlocksPerSm<WeightFormat::kF8>(shape);
+      return FactsOf<WeightFormat::kF8>(shape);
     case WeightFormat::kF8PowerOfTwo:
-      return MatMulBlocksPerSm<WeightFormat::kF8PowerOfTwo>(shape);
+      return FactsOf<WeightFormat::kF8PowerOfTwo>(shape);
     default:
-      return MatMulBlocksPerSm<WeightFormat::kBf16>(shape);
+      return FactsOf<WeightFormat::kBf16>(shape);
   }
 }
 
@@ -120,23 +145,42 @@ void CheckRows(const char* what, const char* name, const void* data, int64_t str
   }
 }
 
+/// How many blocks share rows of x. It pays where all tiles of a product run at once, with rows
+/// that are many, but not so many that products take longer than reading x.
+int SharesOf(const MatMulParams& params, int tokens, int segments) {
+  const bool pays = params.w.format == WeightFormat::kBf16 && (tokens == 32 || tokens == 64);
+  if (!pays || params.x_rows != nullptr || segments > 1 || params.rows > tokens) return 1;
+  return params.w.n >= 4 * kWeightRows ? 4 : 1;
+}
+
+/// The most rows per block.
+int MostTokens(WeightFormat format, int segments) {
+  if (format != WeightFormat::kBf16) return 128;
+  return segments == 1 ? 256 : 192;
+}
+
 MatMulShape ShapeOf(const MatMulParams& params, int segments) {
-  const MatMulShape wide = {.tokens = WideTokens(params.w.format, segments), .warpgroups = 2};
-  if (params.tile_rows != 0) {
-    return params.tile_rows == 256 ? wide
-                                   : MatMulShape{.tokens = params.tile_rows, .warpgroups = 1};
+  const int most = MostTokens(params.w.format, segments);
+  MatMulShape shape = {.tokens = params.tile_rows};
+  if (params.tile_rows == 0) {
+    // A cluster's segments are faster than a block with all of them as long as few tiles follow
+    // each other.
+    const int narrow = segments == 1 ? 128 : 256;
+    shape.tokens = params.rows > narrow ? most : NarrowTokens(params.rows);
+  } else if (params.tile_rows == 256) {
+    shape.tokens = most;
   }
-  const MatMulShape narrow = {.tokens = NarrowTokens(params.rows), .warpgroups = 1};
-  // Several tiles over rows: narrow ones as long as all of them run at once.
-  const int blocks = Ceil(params.rows, narrow.tokens) * Ceil(params.w.n, kWeightRows) * segments;
-  return params.rows <= 128 || blocks <= 2 * NumMultiprocessors() ? narrow : wide;
+  shape.shares = params.shares != 0 ? params.shares : SharesOf(params, shape.tokens, segments);
+  return shape;
 }
 
 }  // namespace
 
 size_t PackedWeightBytes(WeightFormat format, int n, int k) {
-  return static_cast<size_t>(Ceil(n, kWeightRows)) * static_cast<size_t>(Ceil(k, kWeightColumns)) *
-         UnitBytes(format);
+  const size_t units =
+      static_cast<size_t>(Ceil(n, kWeightRows)) * static_cast<size_t>(Ceil(k, kWeightColumns));
+  const size_t scales = format == WeightFormat::kBf16 ? 0 : units * kScaleBytes;
+  return units * UnitBytes(format) + (scales + kCopyRowBytes - 1) / kCopyRowBytes * kCopyRowBytes;
 }
 
 void PackWeight(const WeightSource& source, const PackedWeight& weight, cudaStream_t stream) {
@@ -163,9 +207,11 @@ MatMulSegments SegmentsOf(const PackedWeight& weight) {
   int count = weight.segments;
   if (count == 0) {
     // With one segment a block has 64 rows of the weight. About two blocks per multiprocessor of
-    // the largest Hopper GPU keep enough loads under way; less than 256 columns each do not pay.
-    count = std::clamp(264 / Ceil(weight.n, kWeightRows), 1, kMaxSegments);
-    count = std::clamp(units / 2, 1, count);
+    // the largest Hopper GPU keep enough loads under way; segments of less than 512 columns do not
+    // pay, and near one block per multiprocessor two are slower than one (measured).
+    const int unit_rows = Ceil(weight.n, kWeightRows);
+    count = unit_rows >= 96 ? 1 : std::clamp(256 / unit_rows, 1, kMaxSegments);
+    count = std::clamp(units / 4, 1, count);
   }
   const int length = Ceil(units, count);
   return {.count = Ceil(units, length), .length = length * kWeightColumns};
@@ -195,29 +241,41 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
                           params.tile_rows);
   }
   const MatMulSegments segments = SegmentsOf(w);
+  if (params.shares != 0 && (!std::has_single_bit(static_cast<unsigned>(params.shares)) ||
+                             params.shares * segments.count > kMaxCluster ||
+                             params.tile_rows < 8 * params.shares || params.x_rows != nullptr)) {
+    throw InvalidArgument(
+        "{}: x shared by {} blocks with {} segments, tiles of {} rows: 1, 2 or 4 with segments at "
+        "most {}, tiles of 8 rows for each and no row numbers are possible",
+        kWhat, params.shares, segments.count, params.tile_rows, kMaxCluster);
+  }
   const MatMulShape shape = ShapeOf(params, segments.count);
   MatMulArguments args = {};
   const int x_size = params.x_rows != nullptr ? params.x_size : params.rows;
-  args.x_tiles = EncodeRows(params.x, params.x_stride, x_size, w.k, shape.tokens);
+  args.x_tiles = EncodeRows(params.x, params.x_stride, x_size, w.k, shape.tokens / shape.shares);
   args.x_rows_map = EncodeRows(params.x, params.x_stride, x_size, w.k, 1);
-  args.weights = static_cast<const uint8_t*>(w.data);
+  const MatMulBodyFacts facts = Facts(w.format, shape);
+  SetWeights(args, w, 1, facts.weight_bytes);
   args.rows = params.rows;
-  args.n = w.n;
-  args.units = Ceil(w.k, kWeightColumns);
+  args.shares = shape.shares;
+  args.numbered = params.x_rows != nullptr;
   args.segment_units = segments.length / kWeightColumns;
-  args.segments = segments.count;
   args.row_tiles = Ceil(params.rows, shape.tokens);
-  args.column_tiles = Ceil(w.n, kWeightRows * shape.warpgroups);
-  args.gate_up = w.gate_up;
+  args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups * shape.shares);
   args.accumulate = params.accumulate;
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
   args.y_stride = params.y_stride;
   args.x_row_numbers = params.x_rows;
   const int tiles = args.row_tiles * args.column_tiles;
-  const int blocks = shape.warpgroups == 2
-                         ? std::min(tiles, NumMultiprocessors() * BlocksPerSm(w.format, shape))
-                         : tiles * segments.count;
+  args.cluster_segments = facts.all_segments ? 1 : segments.count;
+  const int tile_blocks = shape.shares * args.cluster_segments;
+  // A cluster that adds up segments has one tile. Blocks of one warpgroup start anew for each tile:
+  // the hardware then gives each to who is free. Others stay and load the next tile beside the end
+  // of the one before.
+  const bool stay = facts.warpgroups > 1 && args.cluster_segments == 1;
+  const int at_once = NumMultiprocessors() * facts.blocks_per_sm / tile_blocks;
+  const int blocks = (stay ? std::min(tiles, at_once) : tiles) * tile_blocks;
   CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
 }
 
@@ -251,23 +309,40 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   if (routing.tiles == nullptr || routing.num_tiles == nullptr || routing.pairs == nullptr) {
     throw InvalidArgument("{}: the routing must have tiles, their number and pairs", kWhat);
   }
-  const MatMulShape shape = {.tokens = params.tile_rows, .warpgroups = 1};
   const int pairs = params.max_rows * params.choices;
-  const int x_size = w.gate_up ? params.max_rows : pairs;
+  const bool gathered = w.gate_up && params.tile_rows > kMaxNumberedTile;
+  const void* x = params.x;
+  int64_t x_stride = params.x_stride;
+  if (gathered) {
+    CheckRows(kWhat, "room for the rows of pairs (tiles of more than 16 rows need it)",
+              params.gathered, w.k, w.k);
+    if (routing.offsets == nullptr) {
+      throw InvalidArgument("{}: the routing must have offsets to gather rows", kWhat);
+    }
+    CheckCuda(LaunchGatherPairs(x, x_stride, w.k, routing.pairs, routing.offsets + params.experts,
+                                params.choices, pairs, params.gathered, w.k, stream),
+              "gathering the rows of pairs");
+    x = params.gathered;
+    x_stride = w.k;
+  }
+  const bool numbered = w.gate_up && !gathered;
+  const MatMulShape shape = {.tokens = params.tile_rows};
+  const MatMulBodyFacts facts = Facts(w.format, shape);
+  const int x_size = numbered ? params.max_rows : pairs;
   MatMulArguments args = {};
-  args.x_tiles = EncodeRows(params.x, params.x_stride, x_size, w.k, shape.tokens);
-  args.x_rows_map = EncodeRows(params.x, params.x_stride, x_size, w.k, 1);
-  args.weights = static_cast<const uint8_t*>(w.data);
-  args.expert_bytes = static_cast<int64_t>(PackedWeightBytes(w.format, w.n, w.k));
-  args.n = w.n;
-  args.units = Ceil(w.k, kWeightColumns);
+  args.x_tiles = EncodeRows(x, x_stride, x_size, w.k, shape.tokens);
+  args.x_rows_map = EncodeRows(x, x_stride, x_size, w.k, 1);
+  args.shares = shape.shares;
+  args.numbered = numbered;
+  SetWeights(args, w, params.experts, facts.weight_bytes);
   args.segment_units = args.units;
-  args.segments = 1;
-  args.column_tiles = Ceil(w.n, kWeightRows * shape.warpgroups);
-  args.gate_up = w.gate_up;
+  args.cluster_segments = 1;
+  args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups);
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
   args.y_stride = params.y_stride;
+  // The copy of rows waits for the routing before it lets the products start.
+  args.routing_settled = params.routing_settled || gathered;
   args.tiles = routing.tiles;
   args.num_tiles = routing.num_tiles;
   args.pairs = routing.pairs;
@@ -275,30 +350,9 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   const int64_t most =
       MaxExpertTiles(params.max_rows, params.choices, params.experts, params.tile_rows) *
       args.column_tiles;
-  const int blocks = static_cast<int>(
-      std::min<int64_t>(most, NumMultiprocessors() * BlocksPerSm(w.format, shape)));
+  const int64_t at_once = static_cast<int64_t>(NumMultiprocessors()) * facts.blocks_per_sm;
+  const int blocks = static_cast<int>(std::min(most, at_once));
   CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
-}
-
-void CombineExperts(const float* x, const float* weights, int rows, int choices, int n, float* y,
-                    int64_t y_stride, cudaStream_t stream) {
-  constexpr const char* kWhat = "sum over experts";
-  if (rows < 0 || rows > kMaxRows || choices <= 0 || n <= 0 || n % 4 != 0 || n > 1 << 20) {
-    throw InvalidArgument(
-        "{}: {} rows, {} choices, {} columns: rows must be 0 to {}, choices positive and columns a "
-        "multiple of 4",
-        kWhat, rows, choices, n, kMaxRows);
-  }
-  if (rows == 0) return;
-  if (x == nullptr || !Aligned(x) || weights == nullptr || y == nullptr || !Aligned(y) ||
-      y_stride < n || y_stride % 4 != 0) {
-    throw InvalidArgument(
-        "{}: x at {}, weights at {}, y at {} with a stride of {}: x and y must be 16-byte aligned, "
-        "and the stride a multiple of 4 that is at least {}",
-        kWhat, static_cast<const void*>(x), static_cast<const void*>(weights),
-        static_cast<void*>(y), y_stride, n);
-  }
-  CheckCuda(LaunchCombineExperts(x, weights, rows, choices, n, y, y_stride, stream), kWhat);
 }
 
 }  // namespace outrider::cuda

@@ -29,7 +29,7 @@ struct MatMulSegments {
 };
 
 /// A weight W [n, k] as the kernels read it: [ceil(n / 64)][ceil(k / 128)] units of 64 rows and 128
-/// columns, what is missing being zero. `PackWeight` writes it.
+/// columns, what is missing being zero; at most 2^31 rows of 128 bytes. `PackWeight` writes it.
 struct PackedWeight {
   WeightFormat format = WeightFormat::kBf16;
   int n = 0;  // rows of W; with gate_up of gate and up together
@@ -40,7 +40,7 @@ struct PackedWeight {
   int segments = 0;            // of K; 0: SegmentsOf's. Another number rounds otherwise.
 };
 
-/// Bytes of a packed weight, a multiple of 16.
+/// Bytes of a packed weight, a multiple of 128.
 size_t PackedWeightBytes(WeightFormat format, int n, int k);
 
 /// What a weight is packed from, in device memory.
@@ -77,8 +77,10 @@ struct MatMulParams {
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   bool accumulate = false;
-  // The rows per block that a measurement or a test asks for; 0: what is fastest.
+  // What a measurement or a test asks for; 0: what is fastest. Rows per block (256: the most that
+  // there are for the weight), and blocks that load x for each other (1, 2 or 4).
   int tile_rows = 0;
+  int shares = 0;
 };
 
 /// Throws Error for a call that cannot be, with what would be right, and for errors of CUDA.
@@ -98,11 +100,17 @@ struct ExpertMatMulParams {
   int experts = 0;          // with the shared expert
   const void* x = nullptr;  // bf16: gate and up [max_rows, k], down [max_rows * choices, k]
   int64_t x_stride = 0;     // elements, a multiple of 8
-  PackedWeight w;           // gate_up: gate and up; else down
-  void* y = nullptr;        // [max_rows * choices, columns]
-  int64_t y_stride = 0;     // elements, a multiple of 8
+  // Gate and up with tiles of more than 16 rows: room for [max_rows * choices, k] bf16, 16-byte
+  // aligned, k a multiple of 8; x is copied there first, in order of place. Else not read.
+  void* gathered = nullptr;
+  PackedWeight w;        // gate_up: gate and up; else down
+  void* y = nullptr;     // [max_rows * choices, columns]
+  int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   ExpertRouting routing;
+  // The kernel before this one in the stream is an ExpertMatMul with the same routing: then weights
+  // are read before it ends. (An ExpertMatMul lets no kernel start before its routing is complete.)
+  bool routing_settled = false;
   int tile_rows = 0;  // that the router made its tiles with: ExpertTileRows
 };
 
@@ -111,10 +119,5 @@ int ExpertTileRows(int max_rows, int choices, int experts);
 
 /// As MatMul. Reads the true number of tiles on the device.
 void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream);
-
-/// y[r] += the sum over choices c in order of weights[r, c] * x[r, c], by FMA from zero; x float32
-/// [rows, choices, n], y float32 [rows, n]; both 16-byte aligned, n and y_stride multiples of 4.
-void CombineExperts(const float* x, const float* weights, int rows, int choices, int n, float* y,
-                    int64_t y_stride, cudaStream_t stream);
 
 }  // namespace outrider::cuda

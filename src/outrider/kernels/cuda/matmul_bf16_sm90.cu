@@ -7,19 +7,18 @@ namespace {
 constexpr WeightFormat kFormat = WeightFormat::kBf16;
 
 // Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor, all segments.
-using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 4, 3, false>;
-using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 3, 3, false>;
-using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 2, false>;
-using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 3, 2, false>;
-using Tokens128 = MatMulBody<kFormat, 1, 128, 64, 4, 2, false>;
-using Wide128 = MatMulBody<kFormat, 2, 128, 64, 6, 1, true>;
+using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 4, 3>;
+using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 3, 3>;
+using Tokens32 = MatMulBody<kFormat, 1, 32, 64, 5, 3>;
+using Tokens64 = MatMulBody<kFormat, 1, 64, 64, 4, 3>;
+using Tokens128 = MatMulBody<kFormat, 3, 128, 64, 5, 1>;
+using Tokens192 = MatMulBody<kFormat, 2, 192, 64, 5, 1, true>;
 // For weights with one segment.
-using Wide256 = MatMulBody<kFormat, 2, 256, 64, 4, 1, false>;
+using Tokens256 = MatMulBody<kFormat, 2, 256, 64, 4, 1>;
 
 /// use(body) of the body of `shape`.
 template <typename Use>
 auto WithBody(const MatMulShape& shape, Use use) {
-  if (shape.warpgroups == 2) return shape.tokens == 256 ? use(Wide256()) : use(Wide128());
   switch (shape.tokens) {
     case 8:
       return use(Tokens8());
@@ -29,8 +28,12 @@ auto WithBody(const MatMulShape& shape, Use use) {
       return use(Tokens32());
     case 64:
       return use(Tokens64());
-    default:
+    case 128:
       return use(Tokens128());
+    case 192:
+      return use(Tokens192());
+    default:
+      return use(Tokens256());
   }
 }
 
@@ -44,8 +47,14 @@ cudaError_t LaunchMatMul<kFormat>(const MatMulShape& shape, const MatMulArgument
 }
 
 template <>
-int MatMulBlocksPerSm<kFormat>(const MatMulShape& shape) {
-  return WithBody(shape, [](auto body) { return decltype(body)::kBlocksPerSm; });
+MatMulBodyFacts FactsOf<kFormat>(const MatMulShape& shape) {
+  return WithBody(shape, [](auto body) {
+    using Body = decltype(body);
+    return MatMulBodyFacts{.warpgroups = Body::kWarpgroups,
+                           .blocks_per_sm = Body::kBlocksPerSm,
+                           .all_segments = Body::kAllSegments,
+                           .weight_bytes = Body::kWeightBytes};
+  });
 }
 
 }  // namespace outrider::cuda

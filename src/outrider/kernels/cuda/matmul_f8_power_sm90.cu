@@ -6,19 +6,16 @@ namespace {
 
 constexpr WeightFormat kFormat = WeightFormat::kF8PowerOfTwo;
 
-// Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor, all segments.
-using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 6, 3, false>;
-using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 5, 3, false>;
-using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 2, false>;
-using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 4, 2, false>;
-using Tokens128 = MatMulBody<kFormat, 1, 128, 128, 2, 2, false>;
-
-using Wide128 = MatMulBody<kFormat, 2, 128, 128, 4, 1, true>;
+// Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor.
+using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 6, 3>;
+using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 5, 3>;
+using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 3>;
+using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 4, 2>;
+using Tokens128 = MatMulBody<kFormat, 2, 128, 128, 4, 1>;
 
 /// use(body) of the body of `shape`.
 template <typename Use>
 auto WithBody(const MatMulShape& shape, Use use) {
-  if (shape.warpgroups == 2) return use(Wide128());
   switch (shape.tokens) {
     case 8:
       return use(Tokens8());
@@ -43,8 +40,14 @@ cudaError_t LaunchMatMul<kFormat>(const MatMulShape& shape, const MatMulArgument
 }
 
 template <>
-int MatMulBlocksPerSm<kFormat>(const MatMulShape& shape) {
-  return WithBody(shape, [](auto body) { return decltype(body)::kBlocksPerSm; });
+MatMulBodyFacts FactsOf<kFormat>(const MatMulShape& shape) {
+  return WithBody(shape, [](auto body) {
+    using Body = decltype(body);
+    return MatMulBodyFacts{.warpgroups = Body::kWarpgroups,
+                           .blocks_per_sm = Body::kBlocksPerSm,
+                           .all_segments = Body::kAllSegments,
+                           .weight_bytes = Body::kWeightBytes};
+  });
 }
 
 }  // namespace outrider::cuda

@@ -56,7 +56,7 @@ __global__ void PackF8Units(PackArguments args) {
   const int unit_row = blockIdx.y;
   uint8_t* const unit =
       args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kF8UnitBytes;
-  for (int i = threadIdx.x; i < kF8CodeBytes / 16; i += blockDim.x) {
+  for (int i = threadIdx.x; i < kF8UnitBytes / 16; i += blockDim.x) {
     const int slices = i / 128 * 2, warp = i % 128 / 32, lane = i % 32;
     uint8_t values[16];
     for (int j = 0; j < 16; ++j) {
@@ -65,7 +65,6 @@ __global__ void PackF8Units(PackArguments args) {
       values[j] = Element<uint8_t>(args, unit_row * kWeightRows + row,
                                    static_cast<int>(blockIdx.x) * kWeightColumns + k);
     }
-    // Units are 16-byte aligned, as their size is a multiple of 16.
     for (int j = 0; j < 16; ++j) unit[i * 16 + j] = values[j];
   }
   if (threadIdx.x < kWeightRows / 8) {
@@ -74,7 +73,12 @@ __global__ void PackF8Units(PackArguments args) {
     const float* const scales = source.up ? args.source.up_scales : args.source.scales;
     const float scale =
         source.index < args.rows ? scales[source.index / 128 * args.units + blockIdx.x] : 1.0F;
-    reinterpret_cast<float*>(unit + kF8CodeBytes)[threadIdx.x] = scale;
+    const int64_t units = static_cast<int64_t>(gridDim.y) * args.units;
+    reinterpret_cast<float*>(
+        args.packed +
+        units * kF8UnitBytes)[(static_cast<int64_t>(unit_row) * args.units + blockIdx.x) *
+                                  (kWeightRows / 8) +
+                              threadIdx.x] = scale;
   }
 }
 

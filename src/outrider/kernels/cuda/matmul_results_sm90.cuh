@@ -1,6 +1,6 @@
-// What becomes of a warpgroup's sums: 32 rows of y at a time go through shared memory, where they
-// are transposed; the segments of a cluster's blocks are added in order; SiLU, the product with up,
-// the sum with y and the rounding follow.
+// What becomes of a warpgroup's sums: they are transposed in shared memory; the segments of a
+// cluster's blocks are added in order; SiLU, the product with up, the sum with y and the rounding
+// follow.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,12 +8,6 @@
 #include "outrider/kernels/cuda/matmul_loads_sm90.cuh"
 
 namespace outrider::cuda {
-
-/// All threads of a cluster that have not ended.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
 
 /// Four floats of the shared memory of block `rank` of the cluster, at this block's `address`.
 __device__ __forceinline__ float4 LoadClusterShared(uint32_t address, int rank) {
@@ -29,14 +23,16 @@ __device__ __forceinline__ float4 LoadClusterShared(uint32_t address, int rank) 
 
 inline constexpr int kMaxSegments = 8;
 
-/// Four results of one row, added over the segments in order.
-__device__ __forceinline__ float4 SumOverSegments(const float* staged, int segments) {
+/// Four results of one row, added over the segments in order. Segment i is at `staged` of the
+/// block `first_rank + i * step`.
+__device__ __forceinline__ float4 SumOverSegments(const float* staged, int segments, int first_rank,
+                                                  int step) {
   if (segments == 1) return *reinterpret_cast<const float4*>(staged);
   const uint32_t address = SharedAddress(staged);
   float4 parts[kMaxSegments];
 #pragma unroll
   for (int i = 0; i < kMaxSegments; ++i) {
-    if (i < segments) parts[i] = LoadClusterShared(address, i);
+    if (i < segments) parts[i] = LoadClusterShared(address, first_rank + i * step);
   }
   float4 sum = parts[0];
 #pragma unroll
@@ -85,55 +81,77 @@ __device__ __forceinline__ void PutResults(const MatMulArguments& args, int64_t 
   }
 }
 
-/// `segments`: blocks of the cluster, each of which has a segment's sums; this one is `rank`.
+/// Puts the rows of y that stand transposed in `staged`, from row `first` of the tile on. Where the
+/// segments are in blocks of the cluster, each block does a part.
+__device__ __forceinline__ void PutStaged(const MatMulArguments& args, const MatMulTile& tile,
+                                          const ClusterPlace& place, int segments,
+                                          const float (*staged)[kStagedStride], int unit_row,
+                                          int first, int rows) {
+  const int first_column = unit_row * (args.gate_up ? kWeightRows / 2 : kWeightRows);
+  const int columns = args.gate_up ? args.n / 2 : args.n;
+  const int log_per_row = args.gate_up ? 3 : 4;  // of groups of four results
+  const int thread = threadIdx.x % 128;
+  for (int item = place.segment * 128 + thread; item < rows << log_per_row;
+       item += segments * 128) {
+    const int token = item >> log_per_row;
+    const int four = item & ((1 << log_per_row) - 1);
+    const int column = first_column + four * 4;
+    if (column >= columns) continue;
+    float4 value;
+    if (args.gate_up) {
+      const float* const at = staged[token] + four / 2 * 16 + four % 2 * 4;
+      const float4 gate = SumOverSegments(at, segments, place.share, args.shares);
+      const float4 up = SumOverSegments(at + 8, segments, place.share, args.shares);
+      value = make_float4(SiluMul(gate.x, up.x), SiluMul(gate.y, up.y), SiluMul(gate.z, up.z),
+                          SiluMul(gate.w, up.w));
+    } else {
+      value = SumOverSegments(staged[token] + four * 4, segments, place.share, args.shares);
+    }
+    int64_t row = tile.first_row + first + token;
+    if (args.pairs != nullptr && !args.gate_up) row = args.pairs[row];
+    PutResults(args, row, column, columns, value);
+  }
+}
+
+/// This thread's sums of kRows rows of y from `first` on, transposed.
+template <int kRows, int kCount>
+__device__ __forceinline__ void Stage(float (*staged)[kStagedStride], const float (&sums)[kCount],
+                                      int first) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRows / 2; ++i) {
+    staged[i / 4 * 8 + lane % 4 * 2 + i % 2][warp * 16 + i / 2 % 2 * 8 + lane / 4] =
+        sums[first / 2 + i];
+  }
+}
+
 template <typename Body>
 __device__ __forceinline__ void StoreResults(const MatMulArguments& args,
                                              typename Body::Shared& shared, const MatMulTile& tile,
-                                             int group, int segments, int rank,
+                                             const ClusterPlace& place, int group,
                                              const float (&sums)[Body::kTokens / 2]) {
-  const int thread = threadIdx.x % 128;
-  const int warp = thread / 32, lane = thread % 32;
-  const int first_column =
-      (tile.first_unit_row + group) * (args.gate_up ? kWeightRows / 2 : kWeightRows);
-  const int columns = args.gate_up ? args.n / 2 : args.n;
-  float(*const staged)[kStagedStride] = shared.staged[group];
-  const auto sync = [&] {
-    if (segments > 1) {
-      ClusterSync();
-    } else {
-      NamedSync(1 + group, 128);
+  const int unit_row = tile.first_unit_row + group;
+  if constexpr (Body::kTokens <= 128) {
+    if (args.cluster_segments > 1) {
+      // The block's only tile: all stages have been read once all warps are here.
+      auto* const staged =
+          reinterpret_cast<float(*)[kStagedStride]>(shared.x[0]) + group * Body::kTokens;
+      NamedSync(1 + Body::kWarpgroups, Body::kWarpgroups * 128);
+      Stage<Body::kTokens>(staged, sums, 0);
+      ClusterArrive();
+      ClusterWait();
+      PutStaged(args, tile, place, args.cluster_segments, staged, unit_row, 0, tile.num_rows);
+      return;
     }
-  };
+  }
 #pragma unroll
   for (int first = 0; first < Body::kTokens; first += Body::kStaged) {
     if (first >= tile.num_rows) break;
-#pragma unroll
-    for (int i = 0; i < Body::kStaged / 2; ++i) {
-      staged[i / 4 * 8 + lane % 4 * 2 + i % 2][warp * 16 + i / 2 % 2 * 8 + lane / 4] =
-          sums[first / 2 + i];
-    }
-    sync();
-    const int rows = min(Body::kStaged, tile.num_rows - first);
-    const int per_row = args.gate_up ? 8 : 16;
-    for (int item = rank * 128 + thread; item < rows * per_row; item += segments * 128) {
-      const int token = item / per_row, four = item % per_row;
-      const int column = first_column + four * 4;
-      if (column >= columns) continue;
-      float4 value;
-      if (args.gate_up) {
-        const float* const at = staged[token] + four / 2 * 16 + four % 2 * 4;
-        const float4 gate = SumOverSegments(at, segments);
-        const float4 up = SumOverSegments(at + 8, segments);
-        value = make_float4(SiluMul(gate.x, up.x), SiluMul(gate.y, up.y), SiluMul(gate.z, up.z),
-                            SiluMul(gate.w, up.w));
-      } else {
-        value = SumOverSegments(staged[token] + four * 4, segments);
-      }
-      int64_t row = tile.first_row + first + token;
-      if (args.pairs != nullptr && !args.gate_up) row = args.pairs[row];
-      PutResults(args, row, column, columns, value);
-    }
-    sync();
+    Stage<Body::kStaged>(shared.staged[group], sums, first);
+    NamedSync(1 + group, 128);
+    PutStaged(args, tile, {}, 1, shared.staged[group], unit_row, first,
+              min(Body::kStaged, tile.num_rows - first));
+    NamedSync(1 + group, 128);
   }
 }
 

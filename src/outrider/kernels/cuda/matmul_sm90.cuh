@@ -3,9 +3,10 @@
 // sums 64 rows of the weight. On Hopper an output's bits depend on its chain of slices alone
 // (tensor_core_chain_test), and chains are fixed for a weight: so the bodies differ in speed only.
 //
-// Few rows: the tiles are over rows of the weight; where they are too few for the multiprocessors,
-// the blocks of a cluster take a segment of K each and add their sums through distributed shared
-// memory. Many rows: a block goes through all segments and adds them up itself.
+// Where tiles are few for the multiprocessors, K is cut. With few rows the blocks of a cluster take
+// a segment each and add their sums through distributed shared memory; with many rows a block goes
+// through all segments. Blocks that have the same rows of x may load them for each other, as else,
+// with 32 rows or more, they would take more of L2's bandwidth than the weights.
 #pragma once
 
 #include "outrider/kernels/cuda/matmul_loads_sm90.cuh"
@@ -16,32 +17,35 @@ namespace outrider::cuda {
 
 template <typename Body>
 __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared& shared,
-                              int first_tile, int tile_step, int segment) {
+                              const ClusterPlace& place) {
   constexpr int kCount = Body::kTokens / 2;
   const int group = threadIdx.x / 128;
   const bool routed = args.tiles != nullptr;
-  if (routed) WaitForPriorGrid();
-  const int tiles = CountTiles<Body>(args);
+  if (routed && !args.routing_settled) WaitForPriorGrid();
+  const int tiles = CountTiles(args);
   StageCursor<Body> cursor;
-  for (int index = first_tile; index < tiles; index += tile_step) {
-    const MatMulTile tile = FindTile<Body>(args, index);
+  cursor.shares = args.shares;
+  cursor.first_rank = place.first_rank;
+  if (args.shares > 1) ClusterWait();
+  for (int index = place.cluster; index < tiles; index += place.clusters) {
+    const MatMulTile tile = FindTile<Body>(args, index, place.share);
     float sums[kCount];
-    if constexpr (Body::kSegmentsInside) {
+    if constexpr (Body::kAllSegments) {
       float total[kCount];
+#pragma unroll
+      for (float& value : total) value = -0.0F;  // which changes nothing that it is added to
       for (int first = 0; first < args.units; first += args.segment_units) {
         SumSegment<Body>(shared, group, min(args.segment_units, args.units - first), cursor, sums);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          total[i] = first == 0 ? sums[i] : __fadd_rn(total[i], sums[i]);
-        }
+        for (int i = 0; i < kCount; ++i) total[i] = __fadd_rn(total[i], sums[i]);
       }
-      if (!routed) WaitForPriorGrid();
-      StoreResults<Body>(args, shared, tile, group, 1, 0, total);
+      WaitForPriorGrid();
+      StoreResults<Body>(args, shared, tile, place, group, total);
     } else {
-      const int first = segment * args.segment_units;
+      const int first = place.segment * args.segment_units;
       SumSegment<Body>(shared, group, min(args.segment_units, args.units - first), cursor, sums);
-      if (!routed) WaitForPriorGrid();
-      StoreResults<Body>(args, shared, tile, group, args.segments, segment, sums);
+      WaitForPriorGrid();
+      StoreResults<Body>(args, shared, tile, place, group, sums);
     }
   }
 }
@@ -54,22 +58,34 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
   if (threadIdx.x == 0) {
     if (SharedAddress(memory) % 1024 != 0) __trap();
     PrefetchTensorMap(&args.x_tiles);
+    PrefetchTensorMap(&args.weights);
     for (int stage = 0; stage < Body::kStages; ++stage) {
       BarrierInit(&shared.full[stage], 1);
-      BarrierInit(&shared.empty[stage], Body::kWarpgroups * 4 * kWarpArrivals);
+      BarrierInit(&shared.empty[stage], args.shares * Body::kWarpgroups * 4 * kWarpArrivals);
     }
     BarrierInitFence();
   }
   __syncthreads();
-  LaunchDependents();
-  const int blocks = Body::kSegmentsInside ? 1 : args.segments;  // of a tile
-  const int tile = blockIdx.x / blocks;
-  const int step = gridDim.x / blocks;
-  const int segment = blockIdx.x % blocks;
+  // Who loads for this block waits for this; its own weights need not.
+  if (args.shares > 1) ClusterArriveRelaxed();
+  if (args.tiles == nullptr) LaunchDependents();
+  const ClusterPlace place = FindPlace<Body>(args);
   if (threadIdx.x / 128 == Body::kWarpgroups) {
-    LoadTiles<Body>(args, shared, tile, step, segment);
+    if constexpr (Body::kGivesRegisters) LowerRegisters<40>();
+    if (threadIdx.x / 32 == Body::kWarpgroups * 4) {
+      LoadTiles<Body>(args, shared, place);
+    } else if (args.shares > 1) {
+      ClusterWait();
+    }
   } else {
-    MultiplyTiles<Body>(args, shared, tile, step, segment);
+    if constexpr (Body::kGivesRegisters) RaiseRegisters<Body::kRegisters>();
+    MultiplyTiles<Body>(args, shared, place);
+    // Others of the cluster may still read this block's sums or tell it of stages. Threads that
+    // have ended count as there.
+    if (args.shares * args.cluster_segments > 1) {
+      ClusterArriveRelaxed();
+      ClusterWait();
+    }
   }
 }
 
@@ -88,11 +104,12 @@ cudaError_t LaunchMatMulBody(const MatMulArguments& args, int blocks, cudaStream
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(args.segments);
+  const int cluster = args.shares * args.cluster_segments;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
   attributes[1].val.clusterDim.y = 1;
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
-  config.numAttrs = !Body::kSegmentsInside && args.segments > 1 ? 2 : 1;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, MatMulKernel<Body>, args);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
-#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+#include "outrider/kernels/cuda/matmul_loads_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_kmajor_sm90.cuh"
 
 namespace outrider::cuda {
@@ -16,6 +16,28 @@ template <typename Body>
 struct StageCursor {
   int stage = 0;
   uint32_t phase = 0;
+  int shares = 1;      // blocks that load rows of x for each other,
+  int first_rank = 0;  // and the first of them in the cluster
+
+  /// This warp has read the stage: all blocks that load into it may do so again.
+  __device__ __forceinline__ void Release(typename Body::Shared& shared, int read) const {
+    if (shares == 1) {
+      BarrierArriveWarp(&shared.empty[read]);
+      return;
+    }
+    __syncwarp();
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int arrival = lane; arrival < shares * kWarpArrivals; arrival += 32) {
+      // Nothing was written that the others read; a release in the cluster would wait for all that
+      // this thread has stored anywhere.
+      asm volatile(
+          "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+          "mbarrier.arrive.shared::cluster.b64 _, [at];\n}\n" ::"r"(
+              SharedAddress(&shared.empty[read])),
+          "r"(first_rank + arrival / kWarpArrivals)
+          : "memory");
+    }
+  }
   __device__ __forceinline__ void Next() {
     if (++stage == Body::kStages) {
       stage = 0;
@@ -60,14 +82,14 @@ __device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int gro
     WgmmaCommit();
     if (step > 0) {
       WgmmaWait<1>();
-      BarrierArriveWarp(&shared.empty[previous]);
+      cursor.Release(shared, previous);
     }
     previous = cursor.stage;
     cursor.Next();
   }
   WgmmaWait<0>();
   PinRegisters(sums);
-  BarrierArriveWarp(&shared.empty[previous]);
+  cursor.Release(shared, previous);
 }
 
 /// sums = the sum over `units` units of e4m3 weights, which are widened in registers. `chain`: room
@@ -81,9 +103,13 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   const int thread = threadIdx.x % 128;
   const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
   float chain[kScaled ? kCount : 1];
-  uint32_t fragments[2][4][4];  // of each half of a unit: slices, registers of A
-  int previous = 0;
+  // Of each half of a unit: slices, registers of A. Where registers are short the halves share
+  // them.
+  constexpr int kBuffers = Body::kGivesRegisters || Body::kTokens <= 16 ? 2 : 1;
+  uint32_t fragments[kBuffers][4][4];
   if constexpr (kScaled) {
+#pragma unroll
+    for (float& sum : sums) sum = 0;
     PinRegisters(chain);
   } else {
     PinRegisters(sums);
@@ -92,7 +118,7 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
     BarrierWait(&shared.full[cursor.stage], cursor.phase);
     const uint8_t* const weights = shared.weights[cursor.stage][group];
     const float2 scales =
-        *reinterpret_cast<const float2*>(weights + kF8CodeBytes + thread / 32 * sizeof(float2));
+        *reinterpret_cast<const float2*>(&shared.scales[cursor.stage][group][thread / 32 * 2]);
     uint32_t factors[2] = {0x7B807B80, 0x7B807B80};  // 2^120
     if constexpr (!kScaled) {
       factors[0] = PackBf16(scales.x * 0x1p120F, scales.x * 0x1p120F);
@@ -101,54 +127,50 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
     const uint64_t b = x + cursor.stage * (Body::kXBytes >> 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Of the products before, those that read these fragments have finished.
-      if (kScaled ? half > 0 : true) WgmmaWait<1>();
-      if (!kScaled && half == 1 && unit > 0) BarrierArriveWarp(&shared.empty[previous]);
+      const int buffer = half % kBuffers;
+      if (kBuffers == 1 && half == 1) WgmmaWait<0>();
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const uint4 codes =
             *reinterpret_cast<const uint4*>(weights + (half * 2 + pair) * 2048 + thread * 16);
-        uint32_t(&even)[4] = fragments[half][pair * 2];
-        uint32_t(&odd)[4] = fragments[half][pair * 2 + 1];
+        uint32_t(&even)[4] = fragments[buffer][pair * 2];
+        uint32_t(&odd)[4] = fragments[buffer][pair * 2 + 1];
         WidenCodes(codes.x, factors[0], factors[1], even[0], even[1]);
         WidenCodes(codes.y, factors[0], factors[1], even[2], even[3]);
         WidenCodes(codes.z, factors[0], factors[1], odd[0], odd[1]);
         WidenCodes(codes.w, factors[0], factors[1], odd[2], odd[3]);
       }
-      // All of them before the fence: none may be made while products run.
+      // All of them before the fence: none may be made while these products run.
 #pragma unroll
-      for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(fragments[half][i / 4][i % 4])::"memory");
+      for (int i = 0; i < 16; ++i)
+        asm volatile("" : "+r"(fragments[buffer][i / 4][i % 4])::"memory");
       WgmmaFence();
 #pragma unroll
       for (int slice = 0; slice < 4; ++slice) {
         const uint64_t at = Advance(b, half * Body::kTokens * 128 + slice * 32);
         if constexpr (kScaled) {
-          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chain, fragments[half][slice], at,
+          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(chain, fragments[buffer][slice], at,
                                                         half + slice > 0 ? 1 : 0);
         } else {
-          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(sums, fragments[half][slice], at,
+          WgmmaKMajor<Body::kTokens>::MultiplyRegisters(sums, fragments[buffer][slice], at,
                                                         unit + half + slice > 0 ? 1 : 0);
         }
       }
       WgmmaCommit();
     }
+    // Products of the next unit could run on from here, but the compiler serialises them then.
+    WgmmaWait<0>();
+    cursor.Release(shared, cursor.stage);
     if constexpr (kScaled) {
-      WgmmaWait<0>();
       PinRegisters(chain);
-      BarrierArriveWarp(&shared.empty[cursor.stage]);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        sums[i] =
-            __fmaf_rn(i / 2 % 2 == 0 ? scales.x : scales.y, chain[i], unit == 0 ? 0.0F : sums[i]);
+        sums[i] = __fmaf_rn(i / 2 % 2 == 0 ? scales.x : scales.y, chain[i], sums[i]);
       }
+    } else {
+      PinRegisters(sums);
     }
-    previous = cursor.stage;
     cursor.Next();
-  }
-  if constexpr (!kScaled) {
-    WgmmaWait<0>();
-    PinRegisters(sums);
-    BarrierArriveWarp(&shared.empty[previous]);
   }
 }
 
