@@ -42,19 +42,20 @@ double MicrosecondsPerLaunch(int count, int replays, cudaStream_t stream, Launch
   return times[times.size() / 2] / count;
 }
 
-/// Fills with values of a hash of (seed, index): bf16 in [-1, 1), or e4m3 codes without NaN.
-__global__ inline void FillBf16(uint16_t* values, size_t count, uint32_t seed) {
+/// Fills with values of a hash of (seed, index): bf16 in [-scale, scale), or e4m3 codes without
+/// NaN.
+static __global__ void FillBf16(uint16_t* values, size_t count, uint32_t seed, float scale = 1) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
        i += size_t{gridDim.x} * blockDim.x) {
     uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed ^ static_cast<uint32_t>(i >> 32);
     h = (h ^ h >> 15) * 2246822519u;
     h = (h ^ h >> 13) * 3266489917u;
     h ^= h >> 16;
-    const float value = static_cast<float>(static_cast<int32_t>(h)) * 0x1p-31F;
+    const float value = static_cast<float>(static_cast<int32_t>(h)) * 0x1p-31F * scale;
     values[i] = static_cast<uint16_t>(__float_as_uint(value) >> 16);
   }
 }
-__global__ inline void FillCodes(uint8_t* values, size_t count, uint32_t seed) {
+static __global__ void FillCodes(uint8_t* values, size_t count, uint32_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
        i += size_t{gridDim.x} * blockDim.x) {
     uint32_t h = static_cast<uint32_t>(i) * 2654435761u ^ seed ^ static_cast<uint32_t>(i >> 32);

@@ -159,6 +159,12 @@ int MostTokens(WeightFormat format, int segments) {
   return segments == 1 ? 256 : 192;
 }
 
+/// Whether `blocks` blocks, `together` of them in a cluster, go better two per multiprocessor than
+/// as the hardware places them. Larger clusters may not find room then.
+bool TwoPerSm(int64_t blocks, int together) {
+  return together <= 2 && blocks > NumMultiprocessors() && blocks <= 2 * NumMultiprocessors();
+}
+
 MatMulShape ShapeOf(const MatMulParams& params, int segments) {
   const int most = MostTokens(params.w.format, segments);
   MatMulShape shape = {.tokens = params.tile_rows};
@@ -207,11 +213,9 @@ MatMulSegments SegmentsOf(const PackedWeight& weight) {
   int count = weight.segments;
   if (count == 0) {
     // With one segment a block has 64 rows of the weight. About two blocks per multiprocessor of
-    // the largest Hopper GPU keep enough loads under way; segments of less than 512 columns do not
-    // pay, and near one block per multiprocessor two are slower than one (measured).
-    const int unit_rows = Ceil(weight.n, kWeightRows);
-    count = unit_rows >= 96 ? 1 : std::clamp(256 / unit_rows, 1, kMaxSegments);
-    count = std::clamp(units / 4, 1, count);
+    // the largest Hopper GPU keep enough loads under way; less than 256 columns each do not pay.
+    count = std::clamp(264 / Ceil(weight.n, kWeightRows), 1, kMaxSegments);
+    count = std::clamp(units / 2, 1, count);
   }
   const int length = Ceil(units, count);
   return {.count = Ceil(units, length), .length = length * kWeightColumns};
@@ -249,7 +253,7 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
         "most {}, tiles of 8 rows for each and no row numbers are possible",
         kWhat, params.shares, segments.count, params.tile_rows, kMaxCluster);
   }
-  const MatMulShape shape = ShapeOf(params, segments.count);
+  MatMulShape shape = ShapeOf(params, segments.count);
   MatMulArguments args = {};
   const int x_size = params.x_rows != nullptr ? params.x_size : params.rows;
   args.x_tiles = EncodeRows(params.x, params.x_stride, x_size, w.k, shape.tokens / shape.shares);
@@ -276,6 +280,7 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   const bool stay = facts.warpgroups > 1 && args.cluster_segments == 1;
   const int at_once = NumMultiprocessors() * facts.blocks_per_sm / tile_blocks;
   const int blocks = (stay ? std::min(tiles, at_once) : tiles) * tile_blocks;
+  shape.two_per_sm = TwoPerSm(blocks, tile_blocks);
   CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
 }
 
@@ -326,7 +331,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
     x_stride = w.k;
   }
   const bool numbered = w.gate_up && !gathered;
-  const MatMulShape shape = {.tokens = params.tile_rows};
+  MatMulShape shape = {.tokens = params.tile_rows};
   const MatMulBodyFacts facts = Facts(w.format, shape);
   const int x_size = numbered ? params.max_rows : pairs;
   MatMulArguments args = {};
@@ -352,6 +357,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
       args.column_tiles;
   const int64_t at_once = static_cast<int64_t>(NumMultiprocessors()) * facts.blocks_per_sm;
   const int blocks = static_cast<int>(std::min(most, at_once));
+  shape.two_per_sm = TwoPerSm(blocks, 1);
   CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
 }
 

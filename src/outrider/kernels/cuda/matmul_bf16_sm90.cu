@@ -42,8 +42,9 @@ auto WithBody(const MatMulShape& shape, Use use) {
 template <>
 cudaError_t LaunchMatMul<kFormat>(const MatMulShape& shape, const MatMulArguments& args, int blocks,
                                   cudaStream_t stream) {
-  return WithBody(
-      shape, [&](auto body) { return LaunchMatMulBody<decltype(body)>(args, blocks, stream); });
+  return WithBody(shape, [&](auto body) {
+    return LaunchMatMulBody<decltype(body)>(shape, args, blocks, stream);
+  });
 }
 
 template <>

@@ -111,7 +111,13 @@ struct MatMulArguments {
 struct MatMulShape {
   int tokens;      // rows of x per block: 8, 16, 32, 64, 128; bf16: 192 and 256 too
   int shares = 1;  // MatMulArguments'
+  // No more than two blocks per multiprocessor: where that is room for all, the hardware would else
+  // put three on some, which then take longest.
+  bool two_per_sm = false;
 };
+
+/// Shared memory of which two blocks have room on a multiprocessor, and three have not.
+inline constexpr size_t kTwoPerSmBytes = 233472 / 2 - 1024;
 
 /// Launches the body on `blocks` blocks, a multiple of the blocks per tile.
 template <WeightFormat kFormat>

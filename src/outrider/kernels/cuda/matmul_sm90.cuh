@@ -90,15 +90,17 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
 }
 
 template <typename Body>
-cudaError_t LaunchMatMulBody(const MatMulArguments& args, int blocks, cudaStream_t stream) {
+cudaError_t LaunchMatMulBody(const MatMulShape& shape, const MatMulArguments& args, int blocks,
+                             cudaStream_t stream) {
   static const cudaError_t allowed =
       cudaFuncSetAttribute(MatMulKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(Body::kSharedBytes));
+                           static_cast<int>(std::max(Body::kSharedBytes, kTwoPerSmBytes)));
   if (allowed != cudaSuccess) return allowed;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(Body::kThreads);
-  config.dynamicSmemBytes = Body::kSharedBytes;
+  config.dynamicSmemBytes =
+      shape.two_per_sm ? std::max(Body::kSharedBytes, kTwoPerSmBytes) : Body::kSharedBytes;
   config.stream = stream;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
