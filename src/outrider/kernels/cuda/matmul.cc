@@ -153,12 +153,6 @@ int SharesOf(const MatMulParams& params, int tokens, int segments) {
   return params.w.n >= 4 * kWeightRows ? 4 : 1;
 }
 
-/// The most rows per block.
-int MostTokens(WeightFormat format, int segments) {
-  if (format != WeightFormat::kBf16) return 128;
-  return segments == 1 ? 256 : 192;
-}
-
 /// Whether `blocks` blocks, `together` of them in a cluster, go better two per multiprocessor than
 /// as the hardware places them. Larger clusters may not find room then.
 bool TwoPerSm(int64_t blocks, int together) {
@@ -166,16 +160,16 @@ bool TwoPerSm(int64_t blocks, int together) {
 }
 
 MatMulShape ShapeOf(const MatMulParams& params, int segments) {
-  const int most = MostTokens(params.w.format, segments);
+  const WeightFormat format = params.w.format;
   MatMulShape shape = {.tokens = params.tile_rows};
-  if (params.tile_rows == 0) {
+  if (params.tile_rows == 0) shape.tokens = params.rows > 128 ? 256 : NarrowTokens(params.rows);
+  if (segments > 1 && shape.tokens == 256) {
     // A cluster's segments are faster than a block with all of them as long as few tiles follow
     // each other.
-    const int narrow = segments == 1 ? 128 : 256;
-    shape.tokens = params.rows > narrow ? most : NarrowTokens(params.rows);
-  } else if (params.tile_rows == 256) {
-    shape.tokens = most;
+    shape.all_segments = params.tile_rows == 256 || params.rows > 256;
+    shape.tokens = shape.all_segments ? AllSegmentsTokens(format) : 128;
   }
+  if (format != WeightFormat::kBf16) shape.tokens = std::min(shape.tokens, 128);
   shape.shares = params.shares != 0 ? params.shares : SharesOf(params, shape.tokens, segments);
   return shape;
 }
@@ -272,7 +266,7 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   args.y_stride = params.y_stride;
   args.x_row_numbers = params.x_rows;
   const int tiles = args.row_tiles * args.column_tiles;
-  args.cluster_segments = facts.all_segments ? 1 : segments.count;
+  args.cluster_segments = shape.all_segments ? 1 : segments.count;
   const int tile_blocks = shape.shares * args.cluster_segments;
   // A cluster that adds up segments has one tile. Blocks of one warpgroup start anew for each tile:
   // the hardware then gives each to who is free. Others stay and load the next tile beside the end

@@ -12,13 +12,14 @@ using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 3, 3>;
 using Tokens32 = MatMulBody<kFormat, 1, 32, 64, 5, 3>;
 using Tokens64 = MatMulBody<kFormat, 1, 64, 64, 4, 3>;
 using Tokens128 = MatMulBody<kFormat, 3, 128, 64, 5, 1>;
-using Tokens192 = MatMulBody<kFormat, 2, 192, 64, 5, 1, true>;
+using AllSegments = MatMulBody<kFormat, 2, AllSegmentsTokens(kFormat), 64, 5, 1, true>;
 // For weights with one segment.
 using Tokens256 = MatMulBody<kFormat, 2, 256, 64, 4, 1>;
 
 /// use(body) of the body of `shape`.
 template <typename Use>
 auto WithBody(const MatMulShape& shape, Use use) {
+  if (shape.all_segments) return use(AllSegments());
   switch (shape.tokens) {
     case 8:
       return use(Tokens8());
@@ -30,8 +31,6 @@ auto WithBody(const MatMulShape& shape, Use use) {
       return use(Tokens64());
     case 128:
       return use(Tokens128());
-    case 192:
-      return use(Tokens192());
     default:
       return use(Tokens256());
   }
@@ -53,7 +52,6 @@ MatMulBodyFacts FactsOf<kFormat>(const MatMulShape& shape) {
     using Body = decltype(body);
     return MatMulBodyFacts{.warpgroups = Body::kWarpgroups,
                            .blocks_per_sm = Body::kBlocksPerSm,
-                           .all_segments = Body::kAllSegments,
                            .weight_bytes = Body::kWeightBytes};
   });
 }

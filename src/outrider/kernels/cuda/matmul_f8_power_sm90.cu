@@ -6,16 +6,18 @@ namespace {
 
 constexpr WeightFormat kFormat = WeightFormat::kF8PowerOfTwo;
 
-// Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor.
+// Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor, all segments.
 using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 6, 3>;
 using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 5, 3>;
 using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 3>;
 using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 4, 2>;
 using Tokens128 = MatMulBody<kFormat, 2, 128, 128, 4, 1>;
+using AllSegments = MatMulBody<kFormat, 2, AllSegmentsTokens(kFormat), 128, 4, 1, true>;
 
 /// use(body) of the body of `shape`.
 template <typename Use>
 auto WithBody(const MatMulShape& shape, Use use) {
+  if (shape.all_segments) return use(AllSegments());
   switch (shape.tokens) {
     case 8:
       return use(Tokens8());
@@ -46,7 +48,6 @@ MatMulBodyFacts FactsOf<kFormat>(const MatMulShape& shape) {
     using Body = decltype(body);
     return MatMulBodyFacts{.warpgroups = Body::kWarpgroups,
                            .blocks_per_sm = Body::kBlocksPerSm,
-                           .all_segments = Body::kAllSegments,
                            .weight_bytes = Body::kWeightBytes};
   });
 }

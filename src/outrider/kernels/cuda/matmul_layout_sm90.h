@@ -107,14 +107,20 @@ struct MatMulArguments {
   int choices;
 };
 
-/// Which body runs: one for each number of tokens.
+/// Which body runs.
 struct MatMulShape {
-  int tokens;      // rows of x per block: 8, 16, 32, 64, 128; bf16: 192 and 256 too
+  int tokens;      // rows of x per block: 8, 16, 32, 64, 128; bf16: 256 too; or AllSegmentsTokens
   int shares = 1;  // MatMulArguments'
+  bool all_segments = false;  // in a block; else those of a tile are a cluster
   // No more than two blocks per multiprocessor: where that is room for all, the hardware would else
   // put three on some, which then take longest.
   bool two_per_sm = false;
 };
+
+/// Rows of x of the body whose blocks have all segments.
+constexpr int AllSegmentsTokens(WeightFormat format) {
+  return format == WeightFormat::kBf16 ? 192 : 128;
+}
 
 /// Shared memory of which two blocks have room on a multiprocessor, and three have not.
 inline constexpr size_t kTwoPerSmBytes = 233472 / 2 - 1024;
@@ -127,7 +133,6 @@ cudaError_t LaunchMatMul(const MatMulShape& shape, const MatMulArguments& args, 
 struct MatMulBodyFacts {
   int warpgroups;     // each has 64 rows of the weight
   int blocks_per_sm;  // that a multiprocessor holds
-  bool all_segments;  // in a block; else those of a tile are a cluster
   int weight_bytes;   // of a warpgroup's copy
 };
 template <WeightFormat kFormat>

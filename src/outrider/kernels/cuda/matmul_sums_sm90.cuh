@@ -105,7 +105,8 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   float chain[kScaled ? kCount : 1];
   // Of each half of a unit: slices, registers of A. Where registers are short the halves share
   // them.
-  constexpr int kBuffers = Body::kGivesRegisters || Body::kTokens <= 16 ? 2 : 1;
+  constexpr bool kShort = kScaled && Body::kAllSegments;
+  constexpr int kBuffers = !kShort && (Body::kGivesRegisters || Body::kTokens <= 16) ? 2 : 1;
   uint32_t fragments[kBuffers][4][4];
   if constexpr (kScaled) {
 #pragma unroll
