@@ -365,6 +365,20 @@ TEST(MatMulArguments, AreChecked) {
   refused([](MatMulParams& p) { p.accumulate = true; }, "only a float32 y");
   refused([](MatMulParams& p) { p.tile_rows = 24; }, "8, 16, 32, 64, 128, 256 or 0");
   refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");
+  refused(
+      [](MatMulParams& p) {
+        p.w.n = 1 << 22;
+        p.w.k = 1 << 20;
+        p.x_stride = p.w.k;
+        p.y_stride = p.w.n;
+      },
+      "must not take more than");
+  refused(
+      [](MatMulParams& p) {
+        p.tile_rows = 16;
+        p.shares = 4;
+      },
+      "1, 2 or 4 with segments at most 8, tiles of 8 rows for each");
   refused([](MatMulParams& p) { p.w.segments = 9; }, "9 segments of K: 1 to 8");
   refused(
       [](MatMulParams& p) {
@@ -381,6 +395,15 @@ TEST(MatMulArguments, AreChecked) {
   experts.experts = 2;
   experts.w = good.w;
   ExpectError([&] { ExpertMatMul(experts, nullptr); }, "choices 1 to the number of experts");
+  experts.experts = 4;
+  experts.x = memory;
+  experts.x_stride = 64;
+  experts.y = memory;
+  experts.y_stride = 64;
+  experts.tile_rows = 12;
+  ExpectError([&] { ExpertMatMul(experts, nullptr); }, "8, 16, 32, 64 or 128 are possible");
+  experts.tile_rows = 16;
+  ExpectError([&] { ExpertMatMul(experts, nullptr); }, "tiles, their number and pairs");
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ int NarrowTokens(int rows) {
   return tokens;
 }
 
-void CheckWeight(const char* what, const PackedWeight& w) {
+void CheckWeight(const char* what, const PackedWeight& w, int experts = 1) {
   if (w.n <= 0 || w.k <= 0 || w.data == nullptr || !Aligned(w.data)) {
     throw InvalidArgument(
         "{}: a weight of {} x {} at {}: sizes must be positive and its data 16-byte aligned", what,
@@ -129,6 +129,12 @@ void CheckWeight(const char* what, const PackedWeight& w) {
   if (w.gate_up && w.n % 16 != 0) {
     throw InvalidArgument("{}: gate and up of {} rows together: each needs a multiple of 8 rows",
                           what, w.n);
+  }
+  constexpr size_t kMostBytes = size_t{kCopyRowBytes} << 31;
+  if (PackedWeightBytes(w.format, w.n, w.k) > kMostBytes / static_cast<size_t>(experts)) {
+    throw InvalidArgument(
+        "{}: {} weights of {} x {}: together they must not take more than {} bytes", what, experts,
+        w.n, w.k, kMostBytes);
   }
   if (w.segments < 0 || w.segments > kMaxSegments) {
     throw InvalidArgument("{}: {} segments of K: 1 to {} are possible, or 0 for the usual number",
@@ -287,7 +293,6 @@ int ExpertTileRows(int max_rows, int choices, int experts) {
 void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   constexpr const char* kWhat = "expert products";
   const PackedWeight& w = params.w;
-  CheckWeight(kWhat, w);
   const int columns = w.gate_up ? w.n / 2 : w.n;
   if (params.choices <= 0 || params.experts < params.choices || params.max_rows < 0 ||
       params.max_rows > kMaxRows / params.choices) {
@@ -297,6 +302,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
         kWhat, params.max_rows, params.choices, params.experts,
         kMaxRows / std::max(params.choices, 1));
   }
+  CheckWeight(kWhat, w, params.experts);
   if (params.max_rows == 0) return;
   CheckRows(kWhat, "x", params.x, params.x_stride, w.k);
   CheckRows(kWhat, "y", params.y, params.y_stride, columns);

@@ -1,5 +1,6 @@
-// The loading warp of the matrix products: weights as contiguous bulk copies, rows of x as tensor
-// copies of 64 columns with the swizzle of wgmma. Rows that have numbers come one by one.
+// The loading warp of the matrix products: weights as tensor copies of contiguous memory (bulk
+// copies without a tensor map move 15 % less per multiprocessor), rows of x as tensor copies of 64
+// columns with the swizzle of wgmma. Rows that have numbers come one by one.
 #pragma once
 
 #include "outrider/kernels/cuda/hopper_instructions.cuh"

@@ -1,7 +1,8 @@
 // Matrix products. Weights are on wgmma's M and rows of x on its N, so that few rows waste little:
-// a block has 64 or 128 rows of the weight and up to 256 rows of x. One warp loads; each warpgroup
-// sums 64 rows of the weight. On Hopper an output's bits depend on its chain of slices alone
-// (tensor_core_chain_test), and chains are fixed for a weight: so the bodies differ in speed only.
+// a block has 64, 128 or 192 rows of the weight and up to 256 rows of x. One warp loads; each
+// warpgroup sums 64 rows of the weight. On Hopper an output's bits depend on its chain of slices
+// alone (tensor_core_chain_test), and chains are fixed for a weight: so the bodies differ in speed
+// only.
 //
 // Where tiles are few for the multiprocessors, K is cut. With few rows the blocks of a cluster take
 // a segment each and add their sums through distributed shared memory; with many rows a block goes

@@ -92,8 +92,7 @@ __device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int gro
   cursor.Release(shared, previous);
 }
 
-/// sums = the sum over `units` units of e4m3 weights, which are widened in registers. `chain`: room
-/// for a unit's chain; with scales that are powers of two it is not used.
+/// sums = the sum over `units` units of e4m3 weights, which are widened in registers.
 template <typename Body>
 __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group, int units,
                                         StageCursor<Body>& cursor,
