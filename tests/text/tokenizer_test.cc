@@ -294,6 +294,20 @@ TEST(HostileText, OfOneLongRunIsEncodedInTime) {
   }
 }
 
+// A token of white space that takes white space along: found at every place, which is read once.
+TEST(HostileText, OfNothingButWhiteSpaceIsMatchedInTime) {
+  const size_t spaces = kSanitized ? 100000 : 1000000;
+  for (const char* strip : {"lstrip", "rstrip"}) {
+    Json json = ByteTokenizer();
+    json["added_tokens"] = Json::array({Added(" ", 256)});
+    json["added_tokens"][0][strip] = true;
+    const Tokenizer tokenizer = Make(json);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(tokenizer.Encode(std::string(spaces, ' '), false), Ids(spaces, 256)) << strip;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10)) << strip;
+  }
+}
+
 TEST(HostileText, ThatAHostilePatternCannotSplitIsAnError) {
   Json json = ByteTokenizer();
   json["pre_tokenizer"] = RegexSplit("(?:a|aa|a+)+(?=b)");

@@ -84,7 +84,9 @@ int32_t AddedTokenMatcher::LongestAt(std::string_view text, size_t position) con
 
 void AddedTokenMatcher::Match(std::string_view text, bool parse_special,
                               FunctionRef<void(std::string_view, int32_t)> emit) const {
-  size_t done = 0;  // everything before it was emitted
+  size_t done = 0;         // everything before it was emitted
+  size_t space_begin = 1;  // the white space that was looked through last: each is read once
+  size_t space_end = 0;
   size_t position = tokens_.empty() ? text.size() : 0;
   while (position < text.size()) {
     const int32_t index = LongestAt(text, position);
@@ -99,8 +101,16 @@ void AddedTokenMatcher::Match(std::string_view text, bool parse_special,
     size_t end = position;
     // A token that is white space may lie within what the token before took along: it counts, and
     // text goes on behind it. What it takes along itself does not reach into the token before.
-    if (token.lstrip) start = std::max(start - SpaceAtEnd(text.substr(0, start)), done);
-    if (token.rstrip) end += SpaceAtStart(text.substr(end));
+    if (token.lstrip) {
+      start = start > done ? start - SpaceAtEnd(text.substr(done, start - done)) : done;
+    }
+    if (token.rstrip) {
+      if (end < space_begin || end > space_end) {
+        space_begin = end;
+        space_end = end + SpaceAtStart(text.substr(end));
+      }
+      end = space_end;
+    }
     if (start >= end) continue;
     if (start > done) emit(text.substr(done, start - done), -1);
     emit(text.substr(start, end - start), token.id);
