@@ -34,6 +34,12 @@ std::vector<std::vector<uint32_t>> Masks(RequestGrammar& grammar,
 
 const std::vector<uint32_t> kEverything(MaskWords(kBundledVocab), ~uint32_t{0});
 
+std::vector<uint32_t> EverythingBut(const std::vector<int32_t>& tokens) {
+  std::vector<uint32_t> mask = kEverything;
+  for (const int32_t token : tokens) SetAllowed(mask, token, false);
+  return mask;
+}
+
 std::vector<int32_t> AllowedIn(const std::vector<uint32_t>& mask) {
   std::vector<int32_t> tokens;
   for (int32_t id = 0; id < kBundledVocab; ++id) {
@@ -118,15 +124,15 @@ TEST(RequestGrammarTest, BeginsAfterTheEndOfThinkingInsideTheWindow) {
   const int32_t a = Token("a");
   const int32_t x = Token("x");
   const auto rows = Masks(grammar, {x, kBundledThinkEnd, a});
-  EXPECT_EQ(rows[0], kEverything);
-  EXPECT_EQ(rows[1], kEverything);
+  EXPECT_EQ(rows[0], EverythingBut(kEos));
+  EXPECT_EQ(rows[1], EverythingBut(kEos));
   EXPECT_TRUE(Allows(rows[2], a));
   EXPECT_FALSE(Allows(rows[2], x));
   EXPECT_EQ(AllowedIn(rows[3]), (std::vector<int32_t>{Token("b")}));
   EXPECT_EQ(grammar.CountAllowed(std::vector<int32_t>{x, kBundledThinkEnd, x}), 2U);
   // The thinking ends only when its end is emitted.
   EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{x, x}));
-  EXPECT_EQ(Masks(grammar, {})[0], kEverything);
+  EXPECT_EQ(Masks(grammar, {})[0], EverythingBut(kEos));
   EXPECT_FALSE(grammar.complete());
   EXPECT_TRUE(grammar.Advance(std::vector<int32_t>{kBundledThinkEnd}));
   EXPECT_EQ(Masks(grammar, {})[0], rows[2]);
@@ -139,7 +145,7 @@ TEST(RequestGrammarTest, AnEndOfSeveralTokensThatOverlapsItself) {
   const auto begins_after = [&](const std::vector<int32_t>& tokens) {
     RequestGrammar grammar(constraint, kEos, false, {});
     EXPECT_TRUE(grammar.Advance(tokens));
-    return Masks(grammar, {})[0] != kEverything;
+    return Masks(grammar, {})[0] != EverythingBut(kEos);
   };
   EXPECT_TRUE(begins_after({p, q, p, p}));
   EXPECT_TRUE(begins_after({p, q, p, q, p, p}));
@@ -157,12 +163,26 @@ TEST(RequestGrammarTest, TellsOfATokenThatTheGrammarRefuses) {
   EXPECT_FALSE(whole.Advance(std::vector<int32_t>{kBundledEos}));
 }
 
-TEST(RequestGrammarTest, EosBeforeTheGrammarBeginsEndsTheRequest) {
-  const GrammarConstraint constraint{CompileText(GrammarKind::kRegex, "ab"), {kBundledThinkEnd}};
-  RequestGrammar grammar(constraint, kEos, false, {});
-  const std::vector<int32_t> drafts = {kBundledEos, Token("x")};
-  EXPECT_EQ(grammar.CountAllowed(drafts), 1U);
-  EXPECT_EQ(Masks(grammar, drafts)[1], kEverything);
+// An answer that ends while the model thinks would be empty.
+TEST(RequestGrammarTest, NothingEndsTheRequestBeforeTheGrammarBegins) {
+  const int32_t stop = Token("s");
+  const int32_t call = Token("c");
+  const std::vector<int32_t> stops = {stop, kBundledThinkEnd};
+  const GrammarConstraint constraint{
+      CompileText(GrammarKind::kRegex, "ab"), {kBundledThinkEnd}, {call}};
+  for (const bool ignore_eos : {false, true}) {
+    RequestGrammar grammar(constraint, kEos, ignore_eos, stops);
+    for (const int32_t token : {kBundledEos, stop, call}) {
+      const std::vector<int32_t> drafts = {Token("x"), token, Token("x")};
+      EXPECT_EQ(grammar.CountAllowed(drafts), 1U);
+      const auto rows = Masks(grammar, drafts);
+      EXPECT_EQ(rows[0], EverythingBut({kBundledEos, stop, call}));
+      EXPECT_EQ(rows[1], rows[0]);
+      EXPECT_EQ(rows[2], kEverything);  // cannot come about
+    }
+    // The end of the thinking may be a stop token itself.
+    EXPECT_EQ(grammar.CountAllowed(std::vector<int32_t>{kBundledThinkEnd, Token("a")}), 1U);
+  }
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ TEST(ChatToolsTest, AMessageHasReasoningContentAndCalls) {
             (json{{"query", "\"rain\""}, {"count", 5}}));
   EXPECT_EQ(calls[1]["function"]["arguments"], "{}");
   EXPECT_NE(calls[0]["id"], calls[1]["id"]);
-  EXPECT_FALSE(running.engine.last_sampling().skip_special_tokens);
+  EXPECT_TRUE(running.engine.last_sampling().skip_special_tokens);
   // All of "<think>\nHm\n</think>".
   EXPECT_EQ(body["usage"]["completion_tokens_details"]["reasoning_tokens"], 7 + 4 + 8);
 }

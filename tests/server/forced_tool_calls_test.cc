@@ -239,8 +239,9 @@ INSTANTIATE_TEST_SUITE_P(Formats, ForcedToolCallsTest,
 
 TEST(ForcedToolCallsTest, ParametersThatAreNoObjectAreRefused) {
   const ModelServer server(DrafterKind::kNone, "glm47");
-  for (const char* parameters : {R"({"type": "string"})", R"({"anyOf": [{"type": "object"}]})",
-                                 R"({"$ref": "#/$defs/a"})"}) {
+  for (const char* parameters :
+       {R"({"type": "string"})", R"({"anyOf": [{"type": "object"}, {"type": "null"}]})",
+        R"({"enum": [{}]})"}) {
     json request = ForcedRequest(0, "required");
     request["tools"][1]["function"]["parameters"] = json::parse(parameters);
     const ClientResponse response = server.Post(request);

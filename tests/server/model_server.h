@@ -27,9 +27,10 @@ inline GrammarCompiler& GrammarsOf(const Tokenizer& tokenizer) {
 
 class ModelServer {
  public:
-  /// `format`: how the model writes tool calls.
+  /// `format`: how the model writes tool calls; `reasoning`: how its reasoning.
   explicit ModelServer(DrafterKind drafter, const char* format = "none",
-                       const Tokenizer& tokenizer = BundledTokenizer())
+                       const Tokenizer& tokenizer = BundledTokenizer(),
+                       const char* reasoning = "none")
       : engine_(MakeTestEngine({.drafter = drafter}, &tokenizer)),
         chat_template_(ChatTemplate::FromString(
             "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
@@ -37,7 +38,7 @@ class ModelServer {
             {{"bos_token", ""}})),
         encoder_(tokenizer, &chat_template_, kBundledVocab,
                  {{"eos_token", std::string(tokenizer.TokenBytes(kBundledEos))}}),
-        server_(Options(format), *engine_, encoder_, &GrammarsOf(tokenizer)),
+        server_(Options(format, reasoning), *engine_, encoder_, &GrammarsOf(tokenizer)),
         steps_([this] {
           while (!stopping_) {
             if (!engine_->Step()) engine_->WaitForWork(1);
@@ -65,10 +66,10 @@ class ModelServer {
   EngineCounters Counters() const { return engine_->Counters(); }
 
  private:
-  static ServerOptions Options(const char* format) {
+  static ServerOptions Options(const char* format, const char* reasoning) {
     ServerOptions options = TestServerOptions();
     options.max_model_len = 1024;
-    options.output_format = ChooseOutputFormat(format, "none", "", "");
+    options.output_format = ChooseOutputFormat(format, reasoning, "", "");
     return options;
   }
 

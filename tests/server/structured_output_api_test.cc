@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -36,11 +37,16 @@ TEST(StructuredOutputApiTest, TheEngineGetsTheCompiledGrammar) {
 // The stub's prompt is the message: where it has begun to think, the answer comes after the
 // thinking.
 TEST(StructuredOutputApiTest, TheGrammarBeginsAfterThinking) {
-  RunningServer running({}, TestServerOptions(), &BundledGrammars());
-  HttpClient client(running.port());
   const std::string fields = R"(,"max_tokens":2,"response_format":{"type":"json_object"}})";
-  for (const auto& [content, start_after] :
-       std::vector<std::pair<std::string, std::string>>{{"hi<think>\\n", "</think>"}, {"hi", ""}}) {
+  // Where nobody tells reasoning from the answer, all of it is the answer.
+  for (const auto& [reasoning, content, start_after] :
+       std::vector<std::array<std::string, 3>>{{"deepseek_r1", "hi<think>\\n", "</think>"},
+                                               {"deepseek_r1", "hi", ""},
+                                               {"none", "hi<think>\\n", ""}}) {
+    ServerOptions options = TestServerOptions();
+    options.output_format = ChooseOutputFormat("none", reasoning, "", "");
+    RunningServer running({}, options, &BundledGrammars());
+    HttpClient client(running.port());
     const std::string body =
         R"({"messages":[{"role":"user","content":")" + content + "\"}]" + fields;
     EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
@@ -55,7 +61,7 @@ TEST(StructuredOutputApiTest, WhatDoesNotCompileIsRefusedBeforeTheEngine) {
   HttpClient client(running.port());
   for (const auto& [fields, param, message] : std::vector<std::array<const char*, 3>>{
            {R"("response_format":{"type":"json_schema","json_schema":{"schema":{"type":"what"}}})",
-            "response_format.json_schema.schema", "Unsupported type \"what\""},
+            "response_format.json_schema.schema", "unsupported type \"what\""},
            {R"("structured_outputs":{"regex":"a("})", "structured_outputs.regex", "not closed"},
            {R"("guided_grammar":"root ::= nowhere")", "guided_grammar", "not defined"},
            {R"("structured_outputs":{"structural_tag":{}})", "structured_outputs.structural_tag",

@@ -29,7 +29,9 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
     grammar_.emplace(request.grammar, eos_token_ids, sampling_.ignore_eos,
                      sampling_.stop_token_ids);
   }
-  if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, sampling_.skip_special_tokens);
+  if (tokenizer != nullptr) {
+    detokenizer_.emplace(*tokenizer, sampling_.skip_special_tokens, sampling_.kept_special_tokens);
+  }
   tokens_.reserve(static_cast<size_t>(max_total_tokens_));
   stats_.prompt_tokens = prompt_length_;
 }

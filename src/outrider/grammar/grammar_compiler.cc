@@ -18,6 +18,8 @@
 #include "outrider/grammar/compile_deadline.h"
 #include "outrider/grammar/compiled_grammar_impl.h"
 #include "outrider/grammar/grammar_cache.h"
+#include "outrider/grammar/json_schema.h"
+#include "outrider/grammar/xgrammar_log.h"
 
 namespace outrider {
 
@@ -96,7 +98,7 @@ xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& 
     case GrammarKind::kJsonObject:
       return ParseSchema(R"({"type":"object","additionalProperties":true})");
     case GrammarKind::kJsonSchema:
-      return ParseSchema(spec.text);
+      return ParseSchema(EnforceableSchema(spec.text));
     case GrammarKind::kRegex:
       return xgrammar::Grammar::FromRegex(spec.text);
     case GrammarKind::kChoice:
@@ -105,7 +107,7 @@ xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& 
       return xgrammar::Grammar::FromEBNF(spec.text);
     case GrammarKind::kStructuralTag:
     case GrammarKind::kToolCalls:
-      return ParseStructuralTag(spec.text, info);
+      return ParseStructuralTag(EnforceableTag(spec.text), info);
   }
   OUTRIDER_CHECK(false);
 }
@@ -209,7 +211,9 @@ std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpe
   try {
     const CompileDeadline deadline(impl_->limits.max_seconds);
     const xgrammar::TokenizerInfo& vocabulary = impl_->VocabularyOf(spec.kind);
+    const XgrammarWarnings warnings;
     const xgrammar::Grammar grammar = Parse(spec, vocabulary);
+    if (!warnings.first().empty()) throw std::runtime_error(warnings.first());
     RefuseRuleAttributes(grammar);
     xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
     compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(

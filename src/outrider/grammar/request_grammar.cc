@@ -32,6 +32,10 @@ std::vector<int32_t> Borders(std::span<const int32_t> pattern) {
   return borders;
 }
 
+bool Contains(std::span<const int32_t> tokens, int32_t token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
 }  // namespace
 
 RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
@@ -46,15 +50,21 @@ RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
     end_token_ids_.insert(end_token_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
   }
   place_.started = start_after_.empty();
+  not_before_ = constraint.not_before;
+  for (const std::vector<int32_t>& ends : {eos_token_ids_, end_token_ids_}) {
+    for (const int32_t token : ends) {
+      // What the thinking ends with has to come, even if it ends the request.
+      if (!Contains(start_after_, token)) not_before_.push_back(token);
+    }
+  }
 }
 
-bool RequestGrammar::Ends(int32_t token) const {
-  return std::find(end_token_ids_.begin(), end_token_ids_.end(), token) != end_token_ids_.end();
-}
+bool RequestGrammar::Ends(int32_t token) const { return Contains(end_token_ids_, token); }
 
 // Goes one token on; false, and nothing changes, when it is not allowed.
 bool RequestGrammar::Step(int32_t token) {
   if (!place_.started) {
+    if (Contains(not_before_, token)) return false;
     place_.num_matched = Match(start_after_, borders_, place_.num_matched, token);
     place_.started = place_.num_matched == static_cast<int32_t>(start_after_.size());
   } else if (!(Ends(token) && matcher_.complete())) {
@@ -103,6 +113,7 @@ void RequestGrammar::FillMasks(std::span<const int32_t> drafts, MatrixView<uint3
 void RequestGrammar::FillMask(std::span<uint32_t> mask) {
   if (!place_.started) {
     std::fill(mask.begin(), mask.end(), kAll);
+    for (const int32_t token : not_before_) SetAllowed(mask, token, false);
     return;
   }
   matcher_.FillMask(mask);

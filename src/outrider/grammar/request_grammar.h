@@ -19,11 +19,14 @@ struct GrammarConstraint {
   /// Until the output has held these tokens in a row, anything goes; the token after them is the
   /// first that the grammar sees. Empty: from the first token on.
   std::vector<int32_t> start_after;
+  /// Tokens that must not come before, besides those that would end the request.
+  std::vector<int32_t> not_before = {};
 };
 
 class RequestGrammar {
  public:
-  /// `eos_token_ids` end the request, unless `ignore_eos`; so do `stop_token_ids`.
+  /// `eos_token_ids` end the request, unless `ignore_eos`; so do `stop_token_ids`. None of them may
+  /// come before the grammar has begun: a text that is whole is asked for.
   RequestGrammar(const GrammarConstraint& constraint, std::span<const int32_t> eos_token_ids,
                  bool ignore_eos, std::span<const int32_t> stop_token_ids);
 
@@ -63,6 +66,7 @@ class RequestGrammar {
   std::vector<int32_t> borders_;  // of each beginning of start_after_, for looking it up
   std::vector<int32_t> eos_token_ids_;
   std::vector<int32_t> end_token_ids_;  // what ends the request
+  std::vector<int32_t> not_before_;     // what may not come before the grammar begins
   Place place_;
 };
 

@@ -1,6 +1,21 @@
 // Where xgrammar's messages go, instead of standard error: failures become exceptions with nothing
-// but their text, warnings (a token refused, a keyword ignored) go nowhere.
+// but their text; warnings go to whoever asks for them (xgrammar_log.h), and nowhere else.
+#include "outrider/grammar/xgrammar_log.h"
+
 #include "support/logging.h"  // xgrammar's own
+
+namespace outrider {
+namespace {
+
+thread_local std::string* first_warning = nullptr;
+
+}  // namespace
+
+XgrammarWarnings::XgrammarWarnings() { first_warning = &first_; }
+
+XgrammarWarnings::~XgrammarWarnings() { first_warning = nullptr; }
+
+}  // namespace outrider
 
 namespace xgrammar {
 namespace {
@@ -22,6 +37,9 @@ void LogFatalImpl(const std::string& file, int line, const std::string& message)
   throw PlainError(file, line, message);
 }
 
-void LogMessageImpl(const std::string&, int, int, const std::string&) {}
+void LogMessageImpl(const std::string&, int, int level, const std::string& message) {
+  std::string* first = outrider::first_warning;
+  if (level >= XGRAMMAR_LOG_LEVEL_WARNING && first != nullptr && first->empty()) *first = message;
+}
 
 }  // namespace xgrammar

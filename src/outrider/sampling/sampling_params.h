@@ -36,6 +36,7 @@ struct SamplingParams {
   bool ignore_eos = false;
   bool include_stop_str_in_output = false;
   bool skip_special_tokens = true;
+  std::vector<int32_t> kept_special_tokens = {};  // are text nevertheless: marks around tool calls
 
   /// Return the log-probability of each emitted token, and of this many most likely ones beside it.
   std::optional<int32_t> logprobs;

@@ -83,8 +83,6 @@ void RequestPreparer::SettleTools(TokenRequest* request) const {
     refuse("tools",
            "this server does not know how its model writes tool calls (--tool-call-parser)");
   }
-  // The marks around calls may be special tokens.
-  request->sampling.skip_special_tokens = false;
   if (request->tools.choice == ToolChoice::kAuto) return;
   if (request->grammar) {
     refuse("tool_choice",
@@ -98,6 +96,37 @@ void RequestPreparer::SettleTools(TokenRequest* request) const {
                   ToolCallsTag(*format_.tools, CallableTools(*request), !one, mark_tokens),
                   {}};
   request->grammar_field = "tools";
+}
+
+// The marks that tell the parts of the text apart and are special tokens.
+std::vector<int32_t> RequestPreparer::MarkTokens(const OutputTask& task) const {
+  std::vector<std::string_view> marks;
+  if (task.tools != nullptr) marks = MarksOf(*task.tools);
+  if (task.reasoning) marks.insert(marks.end(), {kReasoningBegin, kReasoningEnd});
+  std::vector<int32_t> tokens;
+  for (const std::string_view mark : marks) {
+    const std::optional<int32_t> token = encoder_.AddedToken(mark);
+    if (token && encoder_.IsSpecial(*token)) tokens.push_back(*token);
+  }
+  return tokens;
+}
+
+// The grammar of the answer. A model may think in any way; what it answers is constrained. Where
+// nobody tells the thinking from the answer, it is part of it.
+GrammarConstraint RequestPreparer::ConstraintOf(
+    const TokenRequest& request, const OutputTask& task,
+    const std::shared_ptr<const CompiledGrammar>& grammar) const {
+  GrammarConstraint constraint{grammar, {}};
+  if (grammar == nullptr || !task.reasoning || !task.reasoning_open) return constraint;
+  constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
+  const bool call =
+      request.tools.choice == ToolChoice::kRequired || request.tools.choice == ToolChoice::kNamed;
+  if (!call || !task.tools->ends_reasoning) return constraint;
+  // A call would end the thinking, and the grammar would not have begun.
+  for (const std::string_view mark : {task.tools->section_begin, task.tools->call_begin}) {
+    if (const auto token = encoder_.AddedToken(mark)) constraint.not_before.push_back(*token);
+  }
+  return constraint;
 }
 
 // What to tell apart in the answer to a conversation whose rendered prompt is `prompt`.
@@ -118,6 +147,7 @@ OutputTask RequestPreparer::TaskOf(const TokenRequest& request, std::string_view
     task.tools = format_.tools;
     task.string_parameters = request.tools.string_parameters;
   }
+  task.kept_special_tokens = MarkTokens(task);
   return task;
 }
 
@@ -185,11 +215,8 @@ PreparedRequest RequestPreparer::Prepare(
   info.n = request.n;
   info.options = request.answer;
   info.options.skip_special_tokens = request.sampling.skip_special_tokens;
-  GrammarConstraint constraint{grammar, {}};
-  if (grammar != nullptr && task.reasoning_open) {
-    // A model may think in any way; what it answers is constrained.
-    constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
-  }
+  request.sampling.kept_special_tokens = task.kept_special_tokens;
+  const GrammarConstraint constraint = ConstraintOf(request, task, grammar);
   PreparedRequest prepared;
   for (const std::vector<int32_t>& prompt : info.prompts) {
     const int32_t max_tokens =

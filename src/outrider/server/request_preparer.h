@@ -45,6 +45,9 @@ class RequestPreparer {
   std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;
 
  private:
+  std::vector<int32_t> MarkTokens(const OutputTask& task) const;
+  GrammarConstraint ConstraintOf(const openai::TokenRequest& request, const OutputTask& task,
+                                 const std::shared_ptr<const CompiledGrammar>& grammar) const;
   OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
   OutputTask EncodePrompts(openai::TokenRequest* request, openai::AnswerInfo* info) const;
   openai::EchoedPrompt EchoTokens(std::span<const int32_t> token_ids, bool skip_special) const;

@@ -1,10 +1,14 @@
 #include "outrider/text/stream_detokenizer.h"
 
+#include <algorithm>
+
 namespace outrider {
 
 std::string StreamDetokenizer::Push(int32_t id) {
   std::string text;
-  if (!skip_special_tokens_ || !tokenizer_->IsSpecial(id)) {
+  const auto& kept = kept_special_tokens_;
+  if (!skip_special_tokens_ || !tokenizer_->IsSpecial(id) ||
+      std::find(kept.begin(), kept.end(), id) != kept.end()) {
     stream_.Push(tokenizer_->TokenBytes(id), &text);
   }
   return text;

@@ -15,11 +15,6 @@
 namespace outrider {
 namespace {
 
-constexpr std::string_view kKeyBegin = "<arg_key>";
-constexpr std::string_view kKeyEnd = "</arg_key>";
-constexpr std::string_view kValueBegin = "<arg_value>";
-constexpr std::string_view kValueEnd = "</arg_value>";
-
 // The inside of a JSON string. Byte by byte, so that it does not matter where a text is cut.
 std::string Escaped(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -50,7 +45,7 @@ class KeyValueCallReader : public ToolCallReader {
 
   Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
     if (state_ == State::kHeader) {
-      const std::array ends = {kKeyBegin, format_.call_end};
+      const std::array ends = {kArgumentKeyBegin, format_.call_end};
       const CallHeader::Status status = header_.Read(text, ends, final);
       if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
       std::optional<OutputPiece> call = header_.Call(format_);
@@ -82,16 +77,16 @@ class KeyValueCallReader : public ToolCallReader {
     std::array markers = kNone;
     switch (state_) {
       case State::kBetween:
-        markers = {kKeyBegin, format_.call_end};
+        markers = {kArgumentKeyBegin, format_.call_end};
         break;
       case State::kKey:
-        markers = {kKeyEnd, format_.call_end};
+        markers = {kArgumentKeyEnd, format_.call_end};
         break;
       case State::kBeforeValue:
-        markers = {kValueBegin, format_.call_end};
+        markers = {kArgumentValueBegin, format_.call_end};
         break;
       default:
-        markers = {kValueEnd, {}};
+        markers = {kArgumentValueEnd, {}};
         break;
     }
     const MarkerMatch match = FindMarker(*text, markers, final);

@@ -105,6 +105,18 @@ void CheckName(std::string_view option, std::string_view name,
 
 }  // namespace
 
+std::vector<std::string_view> MarksOf(const ToolFormat& format) {
+  std::vector<std::string_view> marks = {format.section_begin, format.section_end,
+                                         format.call_begin,    format.call_end,
+                                         format.type_end,      format.header_end};
+  if (format.key_values) {
+    marks.insert(marks.end(),
+                 {kArgumentKeyBegin, kArgumentKeyEnd, kArgumentValueBegin, kArgumentValueEnd});
+  }
+  std::erase(marks, "");
+  return marks;
+}
+
 std::vector<std::string> ToolParserNames() {
   std::vector<std::string> names = {"auto", "none"};
   for (const ToolFormat& format : kToolFormats) names.emplace_back(format.name);

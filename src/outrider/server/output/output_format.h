@@ -39,6 +39,15 @@ struct ToolFormat {
   bool ends_reasoning;        // calls may come without the end of the reasoning
 };
 
+/// Around the arguments of `key_values`.
+inline constexpr std::string_view kArgumentKeyBegin = "<arg_key>";
+inline constexpr std::string_view kArgumentKeyEnd = "</arg_key>";
+inline constexpr std::string_view kArgumentValueBegin = "<arg_value>";
+inline constexpr std::string_view kArgumentValueEnd = "</arg_value>";
+
+/// All the marks that tell calls of this format from other text.
+std::vector<std::string_view> MarksOf(const ToolFormat& format);
+
 /// What to look for in a model's text.
 struct OutputFormat {
   bool reasoning = false;

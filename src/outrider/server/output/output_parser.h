@@ -24,6 +24,8 @@ struct OutputTask {
   // What of that the client wants to see.
   bool show_reasoning = true;
   bool one_call = false;  // calls after the first are left out
+  /// Marks that are special tokens, which the text has though it has no others.
+  std::vector<int32_t> kept_special_tokens = {};
 };
 
 /// Text that is no well-formed tool call stays content; a call that the text's end cuts off stays

@@ -25,7 +25,11 @@ std::vector<OutputPiece> OutputReader::Take(const OutputDelta& delta) {
     // The text as the engine makes it from tokens, to know where each stands.
     for (const int32_t id : delta.token_ids) {
       token_offsets_.push_back(text_size_);
-      if (skip_special_tokens_ && encoder_.IsSpecial(id)) continue;
+      const auto& kept = task_.kept_special_tokens;
+      if (skip_special_tokens_ && encoder_.IsSpecial(id) &&
+          std::find(kept.begin(), kept.end(), id) == kept.end()) {
+        continue;
+      }
       std::string text;
       text_.Push(encoder_.TokenBytes(id), &text);
       text_size_ += static_cast<int64_t>(text.size());

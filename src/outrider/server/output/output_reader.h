@@ -15,8 +15,8 @@ namespace outrider {
 
 class OutputReader {
  public:
-  /// `skip_special_tokens`: the request's text has no special tokens. The references must outlive
-  /// the reader.
+  /// `skip_special_tokens`: the request's text has no special tokens but those that the task keeps.
+  /// The references must outlive the reader.
   OutputReader(const OutputTask& task, const PromptEncoder& encoder, bool skip_special_tokens)
       : task_(task), parser_(task), encoder_(encoder), skip_special_tokens_(skip_special_tokens) {}
 

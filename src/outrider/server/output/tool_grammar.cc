@@ -1,13 +1,13 @@
 #include "outrider/server/output/tool_grammar.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/grammar/json_schema.h"
 
 namespace outrider {
 namespace {
@@ -86,15 +86,18 @@ class TagWriter {
     return {{"type", "token"}, {"token", *token}};
   }
 
+  // What the arguments must be, in words that the grammar compiler enforces.
   Json SchemaOf(const CallableTool& tool) const {
     if (tool.parameters.empty()) return {{"type", "object"}, {"additionalProperties", true}};
-    Json schema = Json::parse(tool.parameters);
-    constexpr std::array kOthers = {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"};
-    const bool open = std::none_of(kOthers.begin(), kOthers.end(),
-                                   [&](const char* name) { return schema.contains(name); });
-    if (open) schema["type"] = "object";
-    const bool object = schema.contains("type") && schema["type"] == "object";
-    if (!object && (schema.contains("type") || format_.key_values)) {
+    Json schema;
+    try {
+      schema = Json::parse(EnforceableSchema(tool.parameters));
+    } catch (const Error& error) {
+      throw InvalidArgument("tools: the parameters of \"{}\": {}", tool.name, error.what());
+    }
+    if (schema.empty()) schema["type"] = "object";
+    if (format_.key_values ? Resolved(schema, schema)["type"] != "object"
+                           : !IsObject(schema, schema)) {
       throw InvalidArgument(
           "tools: the parameters of \"{}\" must be a schema with \"type\": \"object\", to force a "
           "call",
@@ -103,62 +106,84 @@ class TagWriter {
     return schema;
   }
 
-  // The schema's properties in their order; others where it allows them.
-  void AddKeyValues(const CallableTool& tool, const Json& schema, Json* call) const {
+  // What a schema is, when it is a reference to a definition of `whole`.
+  static Json Resolved(const Json& whole, Json schema) {
+    while (schema.contains("$ref")) {
+      const Json::json_pointer path(schema["$ref"].get<std::string>().substr(1));
+      schema = whole.at(path);
+    }
+    return schema;
+  }
+
+  // Whether a schema allows objects and nothing else.
+  static bool IsObject(const Json& whole, const Json& schema) {
+    const Json resolved = Resolved(whole, schema);
+    const auto all = [&](const char* name, auto is_object) {
+      return resolved.contains(name) &&
+             std::all_of(resolved[name].begin(), resolved[name].end(), is_object);
+    };
+    return (resolved.contains("type") && resolved["type"] == "object") ||
+           all("enum", [](const Json& value) { return value.is_object(); }) ||
+           all("anyOf", [&](const Json& choice) { return IsObject(whole, choice); });
+  }
+
+  // The schema's properties in their order. Others come where it knows none: only then none comes
+  // twice.
+  void AddKeyValues(const CallableTool& tool, const Json& whole, Json* call) const {
+    const Json schema = Resolved(whole, whole);
+    for (const char* name :
+         {"minProperties", "maxProperties", "propertyNames", "patternProperties"}) {
+      if (schema.contains(name)) {
+        throw InvalidArgument("tools: the parameters of \"{}\": \"{}\" is not supported", tool.name,
+                              name);
+      }
+    }
+    call->push_back(Text(format_.line_end));
     const auto member = [&](const char* name, const Json& otherwise) {
       return schema.contains(name) ? schema[name] : otherwise;
     };
-    call->push_back(Text(format_.line_end));
     const Json properties = member("properties", Json::object());
     const Json required = member("required", Json::array());
     const Json others = member("additionalProperties", false);
-    const Json any = others.is_object() ? others : Json::object();
-    const auto is_required = [&](const std::string& name) {
-      return std::find(required.begin(), required.end(), name) != required.end();
-    };
     for (const auto& [name, property] : properties.items()) {
-      Json argument = Argument(Text(name), Value(tool, schema, name, property));
-      call->push_back(is_required(name) ? std::move(argument) : Optional(std::move(argument)));
+      const bool is_required = std::find(required.begin(), required.end(), name) != required.end();
+      Json argument = Argument(Text(name), Value(tool, whole, name, property));
+      call->push_back(is_required ? std::move(argument) : Optional(std::move(argument)));
     }
-    for (const Json& name : required) {
-      if (!name.is_string() || properties.contains(name.get<std::string>())) continue;
-      call->push_back(
-          Argument(Text(name.get<std::string>()), JsonValue(WithDefinitions(schema, any))));
-    }
-    if (others != false) {
-      call->push_back(Repeated(
-          Argument(Regex("[a-zA-Z_][a-zA-Z0-9_]{0,63}"), JsonValue(WithDefinitions(schema, any)))));
+    if (properties.empty() && others != false) {
+      call->push_back(Repeated(Argument(Regex("[a-zA-Z_][a-zA-Z0-9_]{0,63}"),
+                                        JsonValue(WithDefinitions(whole, others)))));
     }
   }
 
   Json Argument(Json key, Json value) const {
-    return Sequence(Json::array({Mark("<arg_key>"), std::move(key), Mark("</arg_key>"),
-                                 Text(format_.line_end), Mark("<arg_value>"), std::move(value),
-                                 Mark("</arg_value>"), Text(format_.line_end)}));
+    return Sequence(
+        Json::array({Mark(kArgumentKeyBegin), std::move(key), Mark(kArgumentKeyEnd),
+                     Text(format_.line_end), Mark(kArgumentValueBegin), std::move(value),
+                     Mark(kArgumentValueEnd), Text(format_.line_end)}));
   }
 
   // Strings stand as they are, everything else is JSON. A string that other types are allowed
   // beside is quoted: nobody could tell the text 5 from the number.
-  Json Value(const CallableTool& tool, const Json& schema, const std::string& name,
+  Json Value(const CallableTool& tool, const Json& whole, const std::string& name,
              const Json& property) const {
-    if (!tool.string_parameters.contains(name)) {
-      return JsonValue(WithDefinitions(schema, property));
+    if (!tool.string_parameters.contains(name)) return JsonValue(WithDefinitions(whole, property));
+    return StringValue(whole, property);
+  }
+
+  Json StringValue(const Json& whole, const Json& property) const {
+    const Json schema = Resolved(whole, property);
+    Json choices = Json::array();
+    if (schema.contains("anyOf")) {
+      for (const Json& choice : schema["anyOf"]) choices.push_back(StringValue(whole, choice));
+    } else if (schema.contains("enum")) {
+      for (const Json& choice : schema["enum"]) choices.push_back(Text(choice.get<std::string>()));
+    } else if (schema.contains("pattern")) {
+      return Regex(schema["pattern"].get<std::string>());
+    } else {
+      return AnyString(schema);
     }
-    const auto choices = property.find("enum");
-    if (choices != property.end() && choices->is_array()) {
-      Json texts = Json::array();
-      for (const Json& choice : *choices) {
-        if (choice.is_string()) texts.push_back(Text(choice.get<std::string>()));
-      }
-      if (!texts.empty()) return Either(std::move(texts));
-    }
-    if (property.contains("const") && property["const"].is_string()) {
-      return Text(property["const"].get<std::string>());
-    }
-    if (property.contains("pattern") && property["pattern"].is_string()) {
-      return Regex(property["pattern"].get<std::string>());
-    }
-    return AnyString(property);
+    return Either(std::move(choices));
   }
 
   Json AnyString(const Json& property) const {
@@ -167,23 +192,19 @@ class TagWriter {
       return found != property.end() && found->is_number_unsigned() ? found->dump() : "";
     };
     // Where the mark that ends the value is no token, no '<' may look like it.
-    const std::string character = mark_tokens_("</arg_value>") ? "[\\s\\S]" : "[^<]";
+    const std::string character = mark_tokens_(kArgumentValueEnd) ? "[\\s\\S]" : "[^<]";
     const std::string least = length("minLength");
     const std::string most = length("maxLength");
     if (least.empty() && most.empty()) {
-      if (mark_tokens_("</arg_value>")) return Regex(character + "*");
-      return {{"type", "any_text"}, {"excludes", {"</arg_value>"}}};
+      if (mark_tokens_(kArgumentValueEnd)) return Regex(character + "*");
+      return {{"type", "any_text"}, {"excludes", {kArgumentValueEnd}}};
     }
     return Regex(character + "{" + (least.empty() ? "0" : least) + "," + most + "}");
   }
 
   // A part of a schema may refer to the definitions of the whole.
-  static Json WithDefinitions(const Json& schema, Json part) {
-    for (const char* name : {"$defs", "definitions"}) {
-      if (part.is_object() && schema.contains(name) && !part.contains(name)) {
-        part[name] = schema[name];
-      }
-    }
+  static Json WithDefinitions(const Json& whole, Json part) {
+    if (part.is_object() && whole.contains("$defs")) part["$defs"] = whole["$defs"];
     return part;
   }
 

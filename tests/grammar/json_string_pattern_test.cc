@@ -1,0 +1,102 @@
+// Patterns of JSON schemas: what they become, and what is refused.
+#include "outrider/grammar/json_string_pattern.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(JsonStringPatternTest, IsPlain) {
+  for (const auto& [pattern, plain] : std::vector<std::pair<const char*, const char*>>{
+           {"abc", "abc"},
+           {"^abc$", "abc"},
+           {"^(?:a|b)+?$", "(a|b)+"},
+           {"^a|b$", "a|b"},
+           {"^(^a|b$)$", "(a|b)"},
+           {"(?<year>[0-9]{4})", "([0-9]{4,4})"},
+           {"\\d{2,}\\.", "[0-9]{2,2}[0-9]*\\u{2e}"},
+           {"(ab)?c{3}", "((ab)|)c{3,3}"},
+           {"[b-da]", "[a-d]"},
+           {"[\\w-]", "[\\u{2d}0-9A-Z_a-z]"},
+           {"[^\\x00-\\x7f]", "[\\u{80}-\\u{d7ff}\\u{e000}-\\u{10ffff}]"},
+           {"\xc3\xa9", "\\u{e9}"},
+           {"\\ud83d\\ude00", "\\u{1f600}"},
+           {"[\\^a]", "[a\\u{5e}]"},
+           {"[\\^]", "\\u{5e}"},
+           {"[\\^-`]", "[_-`\\u{5e}]"},
+           {"", ""},
+       }) {
+    const std::string result = PatternForJsonString(pattern);
+    EXPECT_EQ(result, plain) << pattern;
+    EXPECT_EQ(PatternForJsonString(result), result) << pattern;
+  }
+}
+
+// What JSON has to escape, and white space that one dialect knows and another does not.
+TEST(JsonStringPatternTest, ClassesHoldWhatAllDialectsSeeAlike) {
+  EXPECT_EQ(PatternForJsonString("\\s"), "[ ]");
+  EXPECT_EQ(PatternForJsonString("[^\\S]"), "[ ]");
+  EXPECT_EQ(PatternForJsonString("\\S"), PatternForJsonString("[^\\s]"));
+  EXPECT_THAT(PatternForJsonString("\\S"), HasSubstr("\\u{a1}"));
+  for (const char* pattern : {".", "\\S", "[^x]", "[\\s\\S]"}) {
+    const std::string plain = PatternForJsonString(pattern);
+    EXPECT_THAT(plain, testing::StartsWith(plain.starts_with("[ ") ? "[ -!#-" : "[!#-"));
+    EXPECT_THAT(plain, HasSubstr("\\u{d7ff}\\u{e000}")) << "surrogates are no characters";
+  }
+  EXPECT_THAT(PatternForJsonString("."), HasSubstr("\\u{2027}\\u{202a}"));
+}
+
+TEST(JsonStringPatternTest, RefusesWhatItCannotExpress) {
+  for (const auto& [pattern, message] : std::vector<std::pair<const char*, const char*>>{
+           {"(?=a)", "lookahead"},
+           {"(?<!a)b", "lookbehind"},
+           {"(?i)a", "this kind of group"},
+           {"\\bword\\b", "\\b is not supported"},
+           {"\\p{L}", "\\p is not supported"},
+           {"(a)\\1", "\\1 is not supported"},
+           {"\\A", "\\A is not supported"},
+           {"a^b", "anchor in the middle"},
+           {"a$b", "anchor in the middle"},
+           {"a(^b|c)", "anchor in the middle"},
+           {"(a$|b)c", "anchor in the middle"},
+           {"(^a)*", "anchor that is repeated"},
+           {"a\"", "U+0022"},
+           {"\\\\", "U+005C"},
+           {"\\n", "U+000A"},
+           {"[\"]", "holds nothing"},
+           {"a**", "repetition of a repetition"},
+           {"a{2}{3}", "repetition of a repetition"},
+           {"a{2, 3}", "must look like"},
+           {"a{,3}", "must look like"},
+           {"a{3,2}", "ends before it begins"},
+           {"*a", "needs a backslash"},
+           {"a(", "not closed"},
+           {"a)", "closes nothing"},
+           {"[a", "not closed"},
+           {"[]", "is empty"},
+           {"[z-a]", "ends before it begins"},
+           {"[\\d-z]", "cannot begin a range"},
+           {"\\ud83d", "half a surrogate pair"},
+           {"\\u12", "digits are missing"},
+           {"\\", "escapes nothing"},
+       }) {
+    try {
+      PatternForJsonString(pattern);
+      ADD_FAILURE() << pattern << " was not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr(message)) << pattern;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace outrider
