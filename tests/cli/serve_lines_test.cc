@@ -9,6 +9,7 @@
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/cli/byte_size.h"
+#include "outrider/cli/engine_start.h"
 #include "outrider/cli/explain_report.h"
 #include "outrider/cli/load_progress.h"
 #include "outrider/cli/memory_table.h"
@@ -174,6 +175,13 @@ TEST(ExplainedCacheForm, FollowsTheShapeTheFlagAndTheBackend) {
   EXPECT_EQ(by_flag.kv_cache_form, KvCacheForm::kLatent);
   EXPECT_EQ(by_flag.memory.kv_bytes_per_token, 576 * 2 * 8);
   EXPECT_NE(DecisionOf(by_flag, "generated tokens"), "");
+}
+
+TEST(ExplainedDraftLength, ALineForEachBatchSize) {
+  EXPECT_EQ(StepTimesLine({8, {0.002, 0.0026, 0.005}}),
+            "step times, 8 requests: 2 ms without drafts, x 1.30 with 1, x 2.50 with 2");
+  EXPECT_EQ(StepTimesLine({1, {0.0123, 0.0246}}),
+            "step times, 1 request: 12.3 ms without drafts, x 2.00 with 1");
 }
 
 TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {

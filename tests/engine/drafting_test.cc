@@ -6,7 +6,6 @@
 #include "outrider/engine/engine_plan.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/test_engine.h"
-#include "tests/speculate/draft_length_simulation.h"
 
 namespace outrider {
 namespace {
@@ -44,39 +43,6 @@ std::vector<int32_t> Expected() {
   Submit(*engine, Problem(), &out);
   RunUntilIdle(*engine);
   return out.tokens;
-}
-
-TEST(DraftingTest, DummiesChangeNothingButTheRowsThatAreVerified) {
-  // A policy that drafts nothing on a made-up machine and, ten steps later, looks at one draft.
-  World world{.verify = [](double r) { return 5e-4 * r; },
-              .module = [](double r) { return 2e-4 * r; },
-              .most_put_off = 1000};
-  Simulation simulation(world);
-  std::vector<DraftLengthPolicy> policies;
-  while (simulation.dummies() == 0) {
-    ASSERT_LT(policies.size(), 500U);
-    policies.push_back(simulation.policy());
-    simulation.Run(1);
-  }
-  const auto engine =
-      MakeTestEngine({.k = kMost, .adaptive = true, .policy = policies.at(policies.size() - 10)});
-  StepLog::Listener listener(engine->step_log());
-  Steps steps;
-  engine->Submit(Problem(), steps.Sink());
-  RunUntilIdle(*engine);
-  EXPECT_EQ(steps.tokens, Expected());
-  std::vector<StepRecord> records;
-  EXPECT_EQ(listener.Read(&records), 0);
-  int32_t dummies = 0;
-  int32_t asked = 0;
-  ASSERT_EQ(records.size(), steps.drafted_accepted.size());
-  for (size_t i = 0; i < records.size(); ++i) {
-    const auto [drafted, accepted] = steps.drafted_accepted[i];
-    EXPECT_LE(drafted, std::max(asked, accepted)) << "step " << i;
-    dummies += std::max(records[i].draft_rows - asked, 0);
-    asked = records[i].num_speculative_tokens;
-  }
-  EXPECT_GE(dummies, 3);
 }
 
 TEST(DraftingTest, DynamicKFallsToNoneWithManyRequestsAndRecoversAtOnce) {

@@ -47,29 +47,6 @@ struct OpenRequest {
   RequestState state;
 };
 
-TEST(RequestStateTest, DummiesAreItsLatestTokensAsFarAsItCanUseThem) {
-  SamplingParams sampling;
-  sampling.max_tokens = 3;
-  OpenRequest request(sampling);
-  request.state.drafts = {20};
-  request.state.num_guesses = 1;
-  request.state.AddDummies({.drafts = 1, .dummies = 0});
-  EXPECT_EQ(request.state.drafts, (std::vector<int32_t>{20}));
-  request.state.AddDummies({.drafts = 1, .dummies = 3});  // of three tokens two can be drafts
-  EXPECT_EQ(request.state.drafts, (std::vector<int32_t>{20, 9}));
-  OpenRequest longer(SamplingParams{});
-  longer.state.AddDummies({.drafts = 0, .dummies = 3});  // more than there are tokens
-  EXPECT_EQ(longer.state.drafts, (std::vector<int32_t>{8, 8, 9}));
-}
-
-TEST(RequestStateTest, DummiesAreNoGuessesUnlessTheyAreRight) {
-  OpenRequest request(SamplingParams{});
-  request.state.num_guesses = 1;
-  EXPECT_EQ(request.state.NumGuesses(3, 0), 1);
-  EXPECT_EQ(request.state.NumGuesses(3, 2), 2);
-  EXPECT_EQ(request.state.NumGuesses(0, 0), 0);  // not all drafts were planned
-}
-
 // Reference scenario 12: what follows the end inside the window is not emitted.
 TEST(RequestStateTest, EosAtAcceptedDraft1Of3) {
   SamplingParams sampling;

@@ -1,6 +1,7 @@
 // Engines over the bundled model with any configuration, for tests.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/measure_step_times.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
@@ -25,8 +27,9 @@ struct TestEngineOptions {
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
   std::vector<DraftRange> draft_ranges = {};
-  bool adaptive = false;                                   // up to k drafts, as it pays
-  std::optional<DraftLengthPolicy> policy = std::nullopt;  // one that has learned
+  bool adaptive = false;                               // up to k drafts, as it pays
+  std::optional<StepTimes> step_times = std::nullopt;  // adaptive; unset: StepTimesOfACrowd
+  bool measures_steps = false;  // adaptive: before it serves; step_times is used all the same
   DraftForm draft_form = DraftForm::kCompacted;
   std::optional<int32_t> draft_vocab_size = std::nullopt;
   int32_t block_size = 16;
@@ -44,8 +47,20 @@ struct TestEngineOptions {
   std::optional<int32_t> max_num_queued_reqs = std::nullopt;
 };
 
-inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
-                                              const Tokenizer* tokenizer = nullptr) {
+/// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
+/// every number of drafts is the best for a while.
+inline StepTimes StepTimesOfACrowd(int32_t k) {
+  StepTimes times;
+  for (const int32_t n : {1, 4, 16}) {
+    times.batches.push_back({n, {}});
+    for (int32_t d = 0; d <= k; ++d)
+      times.batches.back().seconds.push_back(std::max(4, n * (1 + d)));
+  }
+  return times;
+}
+
+inline EngineParts MakeTestParts(const TestEngineOptions& options,
+                                 const Tokenizer* tokenizer = nullptr) {
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   ModelConfig config = ReadModelConfig(options.checkpoint);
@@ -77,10 +92,6 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
     parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
   if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
-  if (options.adaptive) {
-    parts.draft_length_policy = options.policy.value_or(
-        DraftLengthPolicy(options.k, options.drafter == DrafterKind::kChain, true));
-  }
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;
@@ -94,7 +105,19 @@ inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
                      .exact_prefix = options.exact_prefix};
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
-  return std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
+  if (options.measures_steps) {
+    MeasureStepTimes(parts, options.drafter == DrafterKind::kNgram, nullptr);
+  }
+  if (options.adaptive) {
+    parts.draft_length_policy.emplace(options.k,
+                                      options.step_times.value_or(StepTimesOfACrowd(options.k)));
+  }
+  return parts;
+}
+
+inline std::unique_ptr<Engine> MakeTestEngine(const TestEngineOptions& options,
+                                              const Tokenizer* tokenizer = nullptr) {
+  return std::make_unique<Engine>(std::make_unique<EngineCore>(MakeTestParts(options, tokenizer)));
 }
 
 /// Everything that a request gave.

@@ -189,8 +189,7 @@ class DrafterCrowd {
   }
 
   int32_t FinalEnd(const Member& m, int32_t module) const {
-    const int64_t put_off = drafter_->rows_put_off(m.slot, module + 1);
-    return m.computed - static_cast<int32_t>(case_.chain ? put_off / (module + 1) : put_off);
+    return FinalEndOf(*drafter_, case_, m.slot, module);
   }
 
   static RequestWork Work(const Member& m, int32_t first, int32_t end,

@@ -24,6 +24,13 @@ struct DrafterCase {
   KvCacheForm cache_form = KvCacheForm::kLatent;
 };
 
+/// Positions of a slot below it are final in module m of the case's drafter.
+inline int32_t FinalEndOf(const Drafter& drafter, const DrafterCase& drafter_case, int32_t slot,
+                          int32_t m) {
+  return drafter_case.chain ? dynamic_cast<const MtpChainDrafter&>(drafter).FinalEnd(slot, m)
+                            : dynamic_cast<const MtpDrafter&>(drafter).FinalEnd(slot);
+}
+
 inline LoadedModel& SharedModel(KvCacheForm form = KvCacheForm::kLatent) {
   static std::map<KvCacheForm, std::unique_ptr<LoadedModel>> models;
   std::unique_ptr<LoadedModel>& model = models[form];
@@ -64,10 +71,7 @@ class DrafterSimulation {
   int32_t num_computed() const { return computed_; }
 
   /// Positions below are final in module m, however many run.
-  int32_t FinalEnd(int32_t m) const {
-    const int64_t put_off = drafter_->rows_put_off(kSlot, m + 1);
-    return computed_ - static_cast<int32_t>(case_.chain ? put_off / (m + 1) : put_off);
-  }
+  int32_t FinalEnd(int32_t m) const { return FinalEndOf(*drafter_, case_, kSlot, m); }
 
   /// The request loses its slot and all blocks but the first `kept`, and computes the rest again.
   void Preempt(int32_t kept) {

@@ -17,7 +17,27 @@ LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style)
         AttentionBackendName(options.attention_backend));
   }
   LoadProgressPrinter printer(std::cerr, style);
-  return LoadEngine(options, [&](int64_t done, int64_t total) { printer.Update(done, total); });
+  LoadedEngine loaded = LoadEngine(
+      options, [&](int64_t done, int64_t total) { printer.Update(done, total); },
+      [](const StepTimes::Batch& batch) { SPDLOG_INFO("{}", StepTimesLine(batch)); });
+  if (loaded.step_times && loaded.step_times->batches.empty()) {
+    SPDLOG_WARN(
+        "steps with {} numbers of drafts could not be measured within seconds, or the KV cache has "
+        "no room for it: always {} drafts",
+        1 + loaded.num_speculative_tokens, loaded.num_speculative_tokens);
+  }
+  return loaded;
+}
+
+std::string StepTimesLine(const StepTimes::Batch& batch) {
+  const double none = batch.seconds.front();
+  std::string line =
+      fmt::format("step times, {} request{}: {:.3g} ms without drafts", batch.num_requests,
+                  batch.num_requests == 1 ? "" : "s", 1e3 * none);
+  for (size_t k = 1; k < batch.seconds.size(); ++k) {
+    line += fmt::format(", x {:.2f} with {}", batch.seconds[k] / none, k);
+  }
+  return line;
 }
 
 TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {

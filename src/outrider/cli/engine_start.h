@@ -11,8 +11,12 @@
 
 namespace outrider::cli {
 
-/// LoadEngine, its progress printed to standard error in `style`.
+/// LoadEngine, its progress printed to standard error in `style`, and what steps were measured to
+/// take logged, a line per batch size.
 LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style);
+
+/// "step times, 8 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".
+std::string StepTimesLine(const StepTimes::Batch& batch);
 
 /// The encoder of a loaded engine's tokenizer and chat template. Throws Error when it has no
 /// tokenizer. `loaded` must outlive it.

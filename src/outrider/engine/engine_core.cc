@@ -92,7 +92,6 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
 
 bool EngineCore::Step() {
   const double model_before = parts_.model->busy_seconds();
-  const double draft_before = counters_.draft_seconds;
   double step_seconds = 0;
   const StepPlan* const plan = RunStep(step_seconds);
   if (plan == nullptr) return false;
@@ -103,42 +102,25 @@ bool EngineCore::Step() {
   const int32_t verify_rows = record.decode_rows + record.draft_rows;
   if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
   if (step_log_.has_listeners()) step_log_.Add(record);
-  if (parts_.draft_length_policy) {
-    ObserveStep(*plan, step_seconds, counters_.draft_seconds - draft_before);
-  }
+  if (parts_.draft_length_policy) ObserveStep(*plan);
   return true;
 }
 
-void EngineCore::ObserveStep(const StepPlan& plan, double seconds, double draft_seconds) {
+void EngineCore::ObserveStep(const StepPlan& plan) {
   const auto k = static_cast<size_t>(parts_.drafter->max_drafts());
   tried_.assign(k, 0);
   accepted_.assign(k, 0);
-  DraftStep step{.seconds = seconds - draft_seconds,
-                 .draft_seconds = draft_seconds,
-                 .depth = counters_.num_speculative_tokens,
-                 .module_rows = parts_.drafter->module_rows(),
-                 .drafting = num_drafting_,
-                 .ended_prompt_rows = std::exchange(ended_prompt_rows_, 0),
-                 .ended_tokens = std::exchange(ended_tokens_, 0),
-                 .tried = tried_,
-                 .accepted = accepted_};
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
-    // What was generated before a preemption is computed again like a prompt.
-    if (planned.phase != Phase::kDecode || planned.num_tokens > 1) {
-      step.prompt_rows += planned.num_tokens;
-      continue;
-    }
-    step.verify_rows += 1 + planned.num_drafts;
-    step.tokens += outcomes_[i].num_emitted;
+    if (!planned.samples) continue;
     // Drafts that were accepted after the end of the request gained nothing.
     const int32_t gained = std::min(verified_[i].num_accepted, outcomes_[i].num_emitted - 1);
-    for (int32_t d = 0; d < outcomes_[i].num_guesses && d <= gained; ++d) {
+    for (int32_t d = 0; d < planned.num_drafts && d <= gained; ++d) {
       ++tried_[static_cast<size_t>(d)];
       if (d < gained) ++accepted_[static_cast<size_t>(d)];
     }
   }
-  parts_.draft_length_policy->Observe(step);
+  parts_.draft_length_policy->ObserveStep(tried_, accepted_);
 }
 
 StepRecord EngineCore::DescribeStep(const StepPlan& plan, double seconds) const {
@@ -261,10 +243,8 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
     if (!planned.samples) continue;
     RequestState& state = *states_[i];
     const int32_t accepted = verified_[i].num_accepted;
-    outcome.num_guesses = state.NumGuesses(planned.num_drafts, accepted);
-    counters_.speculation.AddStep(outcome.num_guesses, accepted);
-    outcome.num_emitted = state.Emit(
-        verified_[i], work_[i].draft_tokens.first(static_cast<size_t>(outcome.num_guesses)));
+    counters_.speculation.AddStep(planned.num_drafts, accepted);
+    outcome.num_emitted = state.Emit(verified_[i], work_[i].draft_tokens);
     counters_.generation_tokens += outcome.num_emitted;
   }
 }
@@ -272,14 +252,12 @@ void EngineCore::EmitTokens(const StepPlan& plan) {
 void EngineCore::ProposeDrafts(const StepPlan& plan) {
   draft_requests_.clear();
   draft_plan_index_.clear();
-  num_drafting_ = 0;
   const int32_t k = parts_.drafter->max_drafts();
   int32_t decodes = 0;
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     if (plan.requests[i].samples && !states_[i]->finished()) ++decodes;
   }
-  const DraftLength length = ChooseDraftLength(decodes);
-  const int32_t wanted = length.drafts;
+  const int32_t wanted = ChooseDraftLength(decodes);
   counters_.num_speculative_tokens = wanted;
   for (const RequestRows& rows : layout_.requests()) {
     const auto index = static_cast<size_t>(rows.work_index);
@@ -305,7 +283,6 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
          .temperature = state.sampling().temperature,
          .seed = state.seed()});
     draft_plan_index_.push_back(index);
-    if (draft_requests_.back().num_drafts > 0) ++num_drafting_;
   }
   const auto count = static_cast<int64_t>(draft_requests_.size());
   drafts_.resize(static_cast<size_t>(count * k));
@@ -319,8 +296,6 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
     RequestState& state = *states_[index];
     state.drafts.assign(row, end);
-    state.num_guesses = static_cast<int32_t>(state.drafts.size());
-    if (plan.requests[index].samples) state.AddDummies(length);
     // Drafts that the grammar refuses need no verify row.
     if (state.grammar() != nullptr) {
       state.drafts.resize(state.grammar()->CountAllowed(state.drafts));
@@ -329,16 +304,9 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
   }
 }
 
-DraftLength EngineCore::ChooseDraftLength(int32_t decodes) {
-  if (!parts_.draft_length_policy) return {parts_.draft_schedule.TokensFor(decodes)};
-  rows_put_off_.assign(static_cast<size_t>(parts_.drafter->max_drafts()) + 1, 0);
-  for (const RequestRows& rows : layout_.requests()) {
-    if (states_[static_cast<size_t>(rows.work_index)]->finished()) continue;
-    for (int32_t depth = 1; depth <= parts_.drafter->max_drafts(); ++depth) {
-      rows_put_off_[static_cast<size_t>(depth)] += parts_.drafter->rows_put_off(rows.slot, depth);
-    }
-  }
-  return parts_.draft_length_policy->Choose(decodes, rows_put_off_);
+int32_t EngineCore::ChooseDraftLength(int32_t decodes) {
+  return parts_.draft_length_policy ? parts_.draft_length_policy->Choose(decodes)
+                                    : parts_.draft_schedule.TokensFor(decodes);
 }
 
 void EngineCore::Commit(const StepPlan& plan) {
@@ -347,8 +315,10 @@ void EngineCore::Commit(const StepPlan& plan) {
     RequestState& state = *states_[i];
     if (state.finished()) {
       CountFinish(*state.finish_reason());
-      ended_prompt_rows_ += state.prompt_length() - state.cached_tokens();
-      ended_tokens_ += state.num_tokens() - state.prompt_length();
+      if (parts_.draft_length_policy) {
+        parts_.draft_length_policy->ObserveEnd(state.prompt_length() - state.cached_tokens(),
+                                               state.num_tokens() - state.prompt_length());
+      }
       Remove(planned.id);
       continue;
     }

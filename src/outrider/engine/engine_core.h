@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "outrider/batch/batch_layout.h"
@@ -44,9 +45,13 @@ struct EngineParts {
 class EngineCore {
  public:
   explicit EngineCore(EngineParts parts);
+  /// Ends the engine, which has no requests.
+  EngineParts ReleaseParts() && { return std::move(parts_); }
 
   const EngineParts& parts() const { return parts_; }
   StepLog& step_log() { return step_log_; }
+  /// From the next step on, unless there is a draft_length_policy.
+  void SetDraftSchedule(DraftSchedule schedule) { parts_.draft_schedule = std::move(schedule); }
 
   void Add(RequestId id, GenerationRequest request, OutputSink sink);
   void Abort(RequestId id);
@@ -68,18 +73,16 @@ class EngineCore {
   void Forward();
   void EmitTokens(const StepPlan& plan);
   void ProposeDrafts(const StepPlan& plan);
-  /// Drafts and dummies per request after this step, in which `decodes` requests were sampled and
-  /// go on.
-  DraftLength ChooseDraftLength(int32_t decodes);
-  /// Tells the policy about a step that took so long, draft_seconds of it for drafting.
-  void ObserveStep(const StepPlan& plan, double seconds, double draft_seconds);
+  /// Drafts per request after this step, in which `decodes` requests were sampled and go on.
+  int32_t ChooseDraftLength(int32_t decodes);
+  /// Tells the policy what became of the step's drafts.
+  void ObserveStep(const StepPlan& plan);
   void Commit(const StepPlan& plan);
   void Remove(RequestId id);
   void CountFinish(FinishReason reason);
 
   /// What became of one planned request in this step.
   struct Outcome {
-    int32_t num_guesses = 0;  // verified drafts without dummies
     int32_t num_emitted = 0;
     int32_t num_drafts = 0;  // proposed for the next step
   };
@@ -102,12 +105,8 @@ class EngineCore {
   std::vector<float> hidden_;             // [rows, hidden]
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_plan_index_;
-  int32_t num_drafting_ = 0;           // of them
-  std::vector<int32_t> drafts_;        // [draft requests, k]
-  std::vector<int64_t> rows_put_off_;  // [k + 1]
-  int64_t ended_prompt_rows_ = 0;      // as in DraftStep
-  int64_t ended_tokens_ = 0;
-  std::vector<int32_t> tried_;     // [k]
+  std::vector<int32_t> drafts_;    // [draft requests, k]
+  std::vector<int32_t> tried_;     // [k] as DraftLengthPolicy counts them
   std::vector<int32_t> accepted_;  // [k]
 };
 

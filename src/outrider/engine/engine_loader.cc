@@ -61,7 +61,8 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   return loaded;
 }
 
-LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress) {
+LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
+                        const StepTimesProgress& measured) {
   const EnginePlan plan(options);
   LoadedEngine loaded;
   loaded.config = plan.config();
@@ -85,10 +86,6 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   if (parts.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    if (options.speculation.IsAdaptive()) {
-      parts.draft_length_policy.emplace(plan.k(), plan.chained(),
-                                        plan.acceptance().method == RejectionMethod::kMatch);
-    }
     parts.scheduler.max_drafts = parts.drafter->max_drafts();
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
@@ -101,6 +98,14 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.max_logprobs = options.max_logprobs;
   parts.logprobs_mode = options.logprobs_mode;
   parts.seed = options.seed;
+  if (parts.drafter && options.speculation.IsAdaptive()) {
+    loaded.step_times = options.speculation.step_times;
+    if (!loaded.step_times) {
+      const bool repeats = options.speculation.method == DraftMethod::kNgram;
+      loaded.step_times = MeasureStepTimes(parts, repeats, measured);
+    }
+    parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
+  }
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
   return loaded;
 }

@@ -12,6 +12,7 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/engine/measure_step_times.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/text/chat_template.h"
 #include "outrider/text/tokenizer.h"
@@ -29,7 +30,8 @@ struct LoadedEngine {
   std::map<std::string, std::string> special_tokens;  // "bos_token", ...
   MemoryReport memory;
   std::vector<Decision> decisions;
-  int32_t num_speculative_tokens = 0;  // k
+  int32_t num_speculative_tokens = 0;   // k
+  std::optional<StepTimes> step_times;  // with an adaptive number of drafts
   KvCacheForm kv_cache_form = KvCacheForm::kLatent;
   std::unique_ptr<Engine> engine;
 };
@@ -37,7 +39,10 @@ struct LoadedEngine {
 /// What would run: config, memory and decisions, without reading weights (engine is null).
 LoadedEngine ExplainEngine(const EngineOptions& options);
 
-/// Loads everything. Throws Error on anything wrong with the options or the checkpoint.
-LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress);
+/// Loads everything; if the number of drafts is adaptive, measures what steps take (for some three
+/// seconds at most; `measured` may be null). Throws Error on anything wrong with the options or the
+/// checkpoint.
+LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
+                        const StepTimesProgress& measured = nullptr);
 
 }  // namespace outrider

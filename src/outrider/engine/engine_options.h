@@ -12,6 +12,7 @@
 #include "outrider/model/weight_format.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
+#include "outrider/speculate/draft_length_policy.h"
 #include "outrider/speculate/draft_schedule.h"
 #include "outrider/speculate/drafter.h"
 
@@ -30,10 +31,12 @@ struct SpeculationOptions {
   /// method is kMtp and the checkpoint has no MTP layers.
   std::optional<int32_t> num_speculative_tokens;
   std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
-  /// Whether the number of drafts follows acceptance and step times (DraftLengthPolicy), up to
+  /// Whether the number of drafts follows acceptance and the batch size (DraftLengthPolicy), up to
   /// num_speculative_tokens. With another rule than kMatch output then depends on the clock. Unset:
   /// with kMtp and kMatch, when neither a number nor a table is given (IsAdaptive).
   std::optional<bool> adaptive;
+  /// What the adaptive number of drafts is chosen by; unset: LoadEngine measures it.
+  std::optional<StepTimes> step_times;
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
   DraftForm draft_form = DraftForm::kCompacted;  // kMtp

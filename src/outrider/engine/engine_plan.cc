@@ -267,8 +267,9 @@ void EnginePlan::PlanDraftLength() {
     return;
   }
   if (o.IsAdaptive()) {
-    Decide("draft length", fmt::format("adaptive, 0 to {}", k_),
-           "chosen every step by measured acceptance and step times");
+    Decide(
+        "draft length", fmt::format("adaptive, 0 to {}", k_),
+        "chosen every step by acceptance and by the batch size; step times are measured at start");
   } else if (!o.num_speculative_tokens_per_batch_size.empty()) {
     Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
   } else {

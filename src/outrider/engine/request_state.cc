@@ -53,14 +53,6 @@ int32_t RequestState::UsefulDrafts(int32_t wanted) const {
   return std::clamp(max_total_tokens_ - num_tokens() - 1, 0, most);
 }
 
-void RequestState::AddDummies(DraftLength length) {
-  const int32_t useful = UsefulDrafts(length.drafts + length.dummies);
-  int32_t left = std::clamp(useful - num_guesses, 0, length.dummies);
-  for (; left > 0; --left) {
-    drafts.push_back(tokens_[tokens_.size() - std::min(tokens_.size(), static_cast<size_t>(left))]);
-  }
-}
-
 int32_t RequestState::Emit(const VerifiedTokens& verified,
                            std::span<const int32_t> verified_drafts) {
   const auto num_drafts = static_cast<int32_t>(verified_drafts.size());

@@ -11,7 +11,6 @@
 
 #include "outrider/engine/generation.h"
 #include "outrider/sampling/verifier.h"
-#include "outrider/speculate/draft_length_policy.h"
 #include "outrider/text/stop_matcher.h"
 #include "outrider/text/stream_detokenizer.h"
 
@@ -54,14 +53,6 @@ class RequestState {
   /// How many drafts of `wanted` the request can still use: it ends at max_tokens or max_model_len.
   int32_t UsefulDrafts(int32_t wanted) const;
 
-  /// Appends length.dummies to `drafts`, as far as they are useful: its latest tokens again, so
-  /// that they are like its text.
-  void AddDummies(DraftLength length);
-  /// Of so many verified drafts, those that are not dummies; one that was right counts as a guess.
-  int32_t NumGuesses(int32_t num_drafts, int32_t num_accepted) const {
-    return std::max(std::min(num_drafts, num_guesses), num_accepted);
-  }
-
   /// Takes the tokens that a step verified, up to the first that ends the request, and delivers
   /// them. Returns how many were taken.
   int32_t Emit(const VerifiedTokens& verified, std::span<const int32_t> verified_drafts);
@@ -77,7 +68,6 @@ class RequestState {
   void Preempted() { ++stats_.num_preemptions; }
 
   std::vector<int32_t> drafts;          // to be verified next, after tokens()
-  int32_t num_guesses = 0;              // of `drafts`, the first; those after them are dummies
   std::vector<float> draft_probs;       // [k, vocab] what `drafts` were drawn from; empty: certain
   std::optional<BlockKeys> block_keys;  // of tokens(); none when no prefix may be shared
 

@@ -17,7 +17,7 @@ struct StepRecord {
   int32_t decode_requests = 0;
   int32_t prompt_requests = 0;
   int32_t decode_rows = 0;  // known tokens of requests that decode
-  int32_t draft_rows = 0;   // drafts to be verified, and dummies
+  int32_t draft_rows = 0;   // drafts to be verified
   int32_t prompt_rows = 0;
   int32_t accepted_drafts = 0;
   int32_t emitted_tokens = 0;

@@ -63,12 +63,6 @@ class Drafter {
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
                        MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
 
-  /// What the last Propose ran: rows, over all modules.
-  virtual int64_t module_rows() const = 0;
-
-  /// Rows over all modules that a slot has put off and that a Propose of `depth` would run first.
-  virtual int64_t rows_put_off(int32_t slot, int32_t depth) const = 0;
-
   /// How many tokens after a position its cached entries depend on: they are final, and can be
   /// shared with requests that continue alike, once these are known.
   virtual int32_t tokens_ahead() const = 0;

@@ -33,12 +33,6 @@ void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
   std::fill(state.next.begin(), state.next.end(), 0);  // SkipFinal finds what is final
 }
 
-int64_t MtpChainDrafter::rows_put_off(int32_t slot, int32_t depth) const {
-  const SlotState& state = slots_[static_cast<size_t>(slot)];
-  if (depth <= state.depth) return 0;
-  return int64_t{depth} * (state.frontier + 1 - state.next[static_cast<size_t>(depth) - 1]);
-}
-
 int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
   int32_t right = state.last_known;
   for (const int32_t draft : state.drafts) {
@@ -128,7 +122,6 @@ void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t de
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= k_);
   OUTRIDER_CHECK(depth == k_ || target_rows_.life() == RowLife::kContent);
-  module_rows_ = 0;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
     Show(r, hidden);
@@ -161,7 +154,6 @@ void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
   // Module m reads, at position p, the token at p + 1 + m.
   rows_.Assign(windows_,
                [&](size_t w, int32_t p) { return requests[w].tokens[static_cast<size_t>(p) + 1]; });
-  module_rows_ += int64_t{depth} * rows_.layout().num_rows();
   GatherHidden(requests, hidden);
   for (int32_t m = 0; m < depth - 1; ++m) {
     if (m > 0) {

@@ -38,10 +38,13 @@ class MtpChainDrafter : public Drafter {
   int32_t lookahead() const override { return 0; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth,
                MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
-  int64_t module_rows() const override { return module_rows_; }
-  int64_t rows_put_off(int32_t slot, int32_t depth) const override;
   int32_t tokens_ahead() const override { return k_; }
   void Reset(int32_t slot, int32_t computed) override;
+
+  /// Positions of a slot below it have final entries in module m.
+  int32_t FinalEnd(int32_t slot, int32_t m) const {
+    return slots_[static_cast<size_t>(slot)].next[static_cast<size_t>(m)];
+  }
 
  private:
   struct SlotState {
@@ -93,7 +96,6 @@ class MtpChainDrafter : public Drafter {
   std::vector<size_t> active_;        // requests that want this module's draft
   std::vector<int32_t> sample_rows_;  // the row of each one's draft
   DraftSampler sampler_;
-  int64_t module_rows_ = 0;
 };
 
 }  // namespace outrider

@@ -21,11 +21,6 @@ MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_s
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 
-int64_t MtpDrafter::rows_put_off(int32_t slot, int32_t depth) const {
-  const SlotState& state = slots_[static_cast<size_t>(slot)];
-  return depth > 0 ? state.frontier + 1 - state.next : 0;
-}
-
 void MtpDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
@@ -99,7 +94,6 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
   }
   const MatrixView<float> rows(hidden_.data(), num_entries + rows_.layout().num_rows(), width);
   model_.ForwardMtp(0, entry_rows_.layout(), rows_.layout(), cache_, rows, rows);
-  module_rows_ += rows.rows;
   active_.clear();
   active_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -139,7 +133,6 @@ void MtpDrafter::NextPass(std::span<const DraftRequest> requests, int32_t step,
   }
   const MatrixView<float> rows = OutputRows();
   model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
-  module_rows_ += rows.rows;
 }
 
 MatrixView<float> MtpDrafter::OutputRows() {
@@ -154,7 +147,6 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth > 0 || target_rows_.life() == RowLife::kContent);
-  module_rows_ = 0;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
     Show(r, hidden);

@@ -29,12 +29,13 @@ class MtpDrafter : public Drafter {
   int32_t lookahead() const override { return k_ - 1; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth,
                MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
-  int64_t module_rows() const override { return module_rows_; }
-  int64_t rows_put_off(int32_t slot, int32_t depth) const override;
   int32_t tokens_ahead() const override { return 1; }
   void Reset(int32_t slot, int32_t computed) override {
     slots_[static_cast<size_t>(slot)] = {.first = computed, .frontier = computed - 1};
   }
+
+  /// Positions of a slot below it have final entries.
+  int32_t FinalEnd(int32_t slot) const { return slots_[static_cast<size_t>(slot)].next; }
 
  private:
   struct SlotState {
@@ -73,7 +74,6 @@ class MtpDrafter : public Drafter {
   std::vector<float> hidden_;         // a pass's inputs, then, from its start, its output
   std::vector<float> next_hidden_;
   DraftSampler sampler_;
-  int64_t module_rows_ = 0;
 };
 
 }  // namespace outrider

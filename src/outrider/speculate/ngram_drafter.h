@@ -17,8 +17,6 @@ class NgramDrafter : public Drafter {
   int32_t tokens_ahead() const override { return 0; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth,
                MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
-  int64_t module_rows() const override { return 0; }
-  int64_t rows_put_off(int32_t, int32_t) const override { return 0; }
   void Reset(int32_t, int32_t) override {}
 
  private:

@@ -1,0 +1,176 @@
+#include "outrider/engine/measure_step_times.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/random.h"
+
+namespace outrider {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kMostSeconds = 3;
+constexpr int32_t kMostRequests = 64;
+constexpr int32_t kRounds = 3;  // over all numbers of drafts, for each batch size
+// The prompts of at most so many requests say what a row of a prompt takes; more are rarely
+// computed together.
+constexpr int32_t kPromptRequests = 8;
+constexpr double kRunSeconds = 0.1;  // a run of slow steps ends early, after one step at least
+
+/// Rows of each prompt. A model with slow steps has no time for long ones.
+int32_t PromptRows(int32_t num_requests) { return num_requests == 1 ? 1 : 8; }
+
+/// Steps of a run: those of few requests are short, and scatter.
+int32_t RunSteps(int32_t num_requests) { return std::clamp(32 / num_requests, 4, 16); }
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class StepTimer {
+ public:
+  StepTimer(EngineParts parts, bool repeats)
+      : max_drafts_(parts.drafter->max_drafts()),
+        repeats_(repeats),
+        core_(std::move(parts)),
+        listener_(core_.step_log()) {}
+
+  StepTimes Measure(const StepTimesProgress& progress) {
+    StepTimes times;
+    const int32_t most = std::min(core_.parts().scheduler.max_num_seqs, kMostRequests);
+    double round_seconds = 0;  // of the last round
+    for (int32_t n = 1; n <= most && HasRoom(n) && 2 * round_seconds < SecondsLeft(); n *= 2) {
+      StepTimes::Batch batch{.num_requests = n, .seconds = {}};
+      std::vector<double> prompt_row_seconds;
+      for (int32_t round = 0; round < kRounds; ++round) {
+        if (round > 0 && round_seconds > SecondsLeft()) break;
+        const Clock::time_point start = Clock::now();
+        if (!RunRound(batch, prompt_row_seconds)) break;
+        round_seconds = SecondsSince(start);
+      }
+      if (batch.seconds.empty()) break;
+      if (progress) progress(batch);
+      times.batches.push_back(std::move(batch));
+      const bool tells = n > 1 && n <= kPromptRequests;
+      if (tells && prompt_row_seconds.front() > 0) times.prompt_row_seconds = prompt_row_seconds;
+    }
+    return times;
+  }
+
+  EngineParts ReleaseParts() && { return std::move(core_).ReleaseParts(); }
+
+ private:
+  /// Of one run.
+  struct RunTimes {
+    double step_seconds = 0;        // its fastest step: what disturbs a step makes it longer
+    double prompt_row_seconds = 0;  // 0: the prompts took several steps
+  };
+
+  double SecondsLeft() const { return kMostSeconds - SecondsSince(start_); }
+
+  /// Of a request: steps while others compute their prompts count, too.
+  int32_t MostTokens(int32_t num_requests) const {
+    return (RunSteps(num_requests) + 2) * (1 + max_drafts_);
+  }
+
+  /// Whether so many requests fit.
+  bool HasRoom(int32_t num_requests) const {
+    const SchedulerConfig& config = core_.parts().scheduler;
+    const int32_t tokens = PromptRows(num_requests) + MostTokens(num_requests);
+    const int64_t pages = config.cache.MostPages(tokens + config.lookahead_tokens, tokens);
+    return tokens <= config.max_model_len && num_requests * pages <= config.cache.num_pages;
+  }
+
+  /// Every number of drafts once; false, and nothing is learned, when there is no time for all.
+  bool RunRound(StepTimes::Batch& batch, std::vector<double>& prompt_row_seconds) {
+    std::vector<double> seconds;
+    std::vector<double> prompt;
+    double run_seconds = 0;  // of the last run
+    for (int32_t k = 0; k <= max_drafts_; ++k) {
+      if (run_seconds > SecondsLeft()) return false;
+      const Clock::time_point start = Clock::now();
+      const std::optional<RunTimes> run = Run(batch.num_requests, k);
+      if (!run) return false;
+      run_seconds = SecondsSince(start);
+      seconds.push_back(run->step_seconds);
+      prompt.push_back(run->prompt_row_seconds);
+    }
+    for (size_t i = 0; i < batch.seconds.size(); ++i) {
+      seconds[i] = std::min(seconds[i], batch.seconds[i]);
+      prompt[i] = std::min(prompt[i], prompt_row_seconds[i]);
+    }
+    batch.seconds = std::move(seconds);
+    prompt_row_seconds = std::move(prompt);
+    return true;
+  }
+
+  /// Requests from their prompts on, with k drafts; nothing if they did not run as they should.
+  std::optional<RunTimes> Run(int32_t num_requests, int32_t k) {
+    core_.SetDraftSchedule(DraftSchedule(k, {}));
+    const RequestId first = next_id_;
+    for (int32_t i = 0; i < num_requests; ++i) Submit(num_requests);
+    RunTimes times;
+    int32_t num_steps = 0;
+    const Clock::time_point start = Clock::now();
+    const int32_t most = RunSteps(num_requests);
+    while (num_steps < most && (num_steps == 0 || SecondsSince(start) < kRunSeconds)) {
+      if (!core_.Step()) break;
+      listener_.Read(&records_);
+      const StepRecord& step = records_.back();
+      if (step.prompt_rows == num_requests * PromptRows(num_requests)) {
+        times.prompt_row_seconds = step.seconds / step.prompt_rows;
+      }
+      if (step.decode_requests == num_requests && step.prompt_rows == 0 &&
+          step.draft_rows == num_requests * k) {
+        times.step_seconds =
+            num_steps++ == 0 ? step.seconds : std::min(times.step_seconds, step.seconds);
+      }
+    }
+    for (RequestId id = first; id < next_id_; ++id) core_.Abort(id);
+    if (num_steps == 0) return {};
+    return times;
+  }
+
+  void Submit(int32_t num_requests) {
+    const RequestId id = next_id_++;
+    const auto vocab = static_cast<uint32_t>(core_.parts().model->vocab_size());
+    GenerationRequest request;
+    for (int32_t i = 0; i < PromptRows(num_requests); ++i) {
+      const auto place = static_cast<uint32_t>(repeats_ ? 0 : i);
+      request.prompt_token_ids.push_back(
+          static_cast<int32_t>(Philox4x32(id, {place, 0, 0, 0x74696d65})[0] % vocab));
+    }
+    request.sampling.temperature = 0;
+    request.sampling.ignore_eos = true;
+    request.sampling.max_tokens = MostTokens(num_requests);
+    if (repeats_) request.sampling.allowed_token_ids = {request.prompt_token_ids.front()};
+    core_.Add(id, std::move(request), [](RequestId, OutputDelta&&) {});
+  }
+
+  int32_t max_drafts_;
+  bool repeats_;
+  EngineCore core_;
+  StepLog::Listener listener_;
+  std::vector<StepRecord> records_;
+  RequestId next_id_ = 1;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace
+
+StepTimes MeasureStepTimes(EngineParts& parts, bool repeats, const StepTimesProgress& progress) {
+  OUTRIDER_CHECK(parts.drafter && !parts.draft_length_policy);
+  DraftSchedule schedule = parts.draft_schedule;
+  StepTimer timer(std::move(parts), repeats);
+  StepTimes times = timer.Measure(progress);
+  parts = std::move(timer).ReleaseParts();
+  parts.draft_schedule = std::move(schedule);
+  return times;
+}
+
+}  // namespace outrider

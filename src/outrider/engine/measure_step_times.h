@@ -1,0 +1,25 @@
+// Measures how long an engine's steps take with each number of drafts, before it serves: the table
+// that DraftLengthPolicy chooses by.
+//
+// Made-up requests run through the engine itself, 1, 2, 4, ... at a time, with 0 .. k drafts each.
+// It ends after some three seconds, or when 64 requests were measured. What it leaves in the cache
+// and in the drafter is never read: the block pool and the request slots start anew, and every
+// request that takes one writes it first.
+#pragma once
+
+#include <functional>
+
+#include "outrider/engine/engine_core.h"
+#include "outrider/speculate/draft_length_policy.h"
+
+namespace outrider {
+
+/// Called when a batch size has been measured.
+using StepTimesProgress = std::function<void(const StepTimes::Batch&)>;
+
+/// What `parts` take, which have a drafter and no draft_length_policy. They come back as they were.
+/// repeats: requests repeat one token for ever, so that prompt lookup has something to find. No
+/// batches if there was no time or no room for one request.
+StepTimes MeasureStepTimes(EngineParts& parts, bool repeats, const StepTimesProgress& progress);
+
+}  // namespace outrider
