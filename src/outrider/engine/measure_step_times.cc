@@ -17,19 +17,25 @@ using Clock = std::chrono::steady_clock;
 constexpr double kMostSeconds = 3;
 constexpr int32_t kMostRequests = 64;
 constexpr int32_t kRounds = 3;  // over all numbers of drafts, for each batch size
-// The prompts of at most so many requests say what a row of a prompt takes; more are rarely
-// computed together.
-constexpr int32_t kPromptRequests = 8;
-constexpr double kRunSeconds = 0.1;  // a run of slow steps ends early, after one step at least
+// The prompts of so many requests say what a row of a prompt takes.
+constexpr int32_t kLeastPromptRequests = 4;
+constexpr int32_t kMostPromptRequests = 16;
+constexpr int32_t kRunSteps = 16;     // of a run, at most
+constexpr double kRunSeconds = 0.03;  // a run of slow steps ends then, after one step at least
 
 /// Rows of each prompt. A model with slow steps has no time for long ones.
 int32_t PromptRows(int32_t num_requests) { return num_requests == 1 ? 1 : 8; }
 
-/// Steps of a run: those of few requests are short, and scatter.
-int32_t RunSteps(int32_t num_requests) { return std::clamp(32 / num_requests, 4, 16); }
-
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Takes over what is less, for each number of drafts: whatever disturbs a step makes it longer.
+/// Zero is no measurement.
+void KeepLeast(std::vector<double>& least, const std::vector<double>& measured) {
+  if (measured.empty() || std::ranges::find(measured, 0) != measured.end()) return;
+  if (least.empty()) least = measured;
+  for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], measured[i]);
 }
 
 class StepTimer {
@@ -56,8 +62,8 @@ class StepTimer {
       if (batch.seconds.empty()) break;
       if (progress) progress(batch);
       times.batches.push_back(std::move(batch));
-      const bool tells = n > 1 && n <= kPromptRequests;
-      if (tells && prompt_row_seconds.front() > 0) times.prompt_row_seconds = prompt_row_seconds;
+      const bool tells = n >= kLeastPromptRequests && n <= kMostPromptRequests;
+      if (tells) KeepLeast(times.prompt_row_seconds, prompt_row_seconds);
     }
     return times;
   }
@@ -74,14 +80,12 @@ class StepTimer {
   double SecondsLeft() const { return kMostSeconds - SecondsSince(start_); }
 
   /// Of a request: steps while others compute their prompts count, too.
-  int32_t MostTokens(int32_t num_requests) const {
-    return (RunSteps(num_requests) + 2) * (1 + max_drafts_);
-  }
+  int32_t MostTokens() const { return (kRunSteps + 2) * (1 + max_drafts_); }
 
   /// Whether so many requests fit.
   bool HasRoom(int32_t num_requests) const {
     const SchedulerConfig& config = core_.parts().scheduler;
-    const int32_t tokens = PromptRows(num_requests) + MostTokens(num_requests);
+    const int32_t tokens = PromptRows(num_requests) + MostTokens();
     const int64_t pages = config.cache.MostPages(tokens + config.lookahead_tokens, tokens);
     return tokens <= config.max_model_len && num_requests * pages <= config.cache.num_pages;
   }
@@ -100,12 +104,8 @@ class StepTimer {
       seconds.push_back(run->step_seconds);
       prompt.push_back(run->prompt_row_seconds);
     }
-    for (size_t i = 0; i < batch.seconds.size(); ++i) {
-      seconds[i] = std::min(seconds[i], batch.seconds[i]);
-      prompt[i] = std::min(prompt[i], prompt_row_seconds[i]);
-    }
-    batch.seconds = std::move(seconds);
-    prompt_row_seconds = std::move(prompt);
+    KeepLeast(batch.seconds, seconds);
+    KeepLeast(prompt_row_seconds, prompt);
     return true;
   }
 
@@ -117,8 +117,7 @@ class StepTimer {
     RunTimes times;
     int32_t num_steps = 0;
     const Clock::time_point start = Clock::now();
-    const int32_t most = RunSteps(num_requests);
-    while (num_steps < most && (num_steps == 0 || SecondsSince(start) < kRunSeconds)) {
+    while (num_steps < kRunSteps && (num_steps == 0 || SecondsSince(start) < kRunSeconds)) {
       if (!core_.Step()) break;
       listener_.Read(&records_);
       const StepRecord& step = records_.back();
@@ -147,7 +146,7 @@ class StepTimer {
     }
     request.sampling.temperature = 0;
     request.sampling.ignore_eos = true;
-    request.sampling.max_tokens = MostTokens(num_requests);
+    request.sampling.max_tokens = MostTokens();
     if (repeats_) request.sampling.allowed_token_ids = {request.prompt_token_ids.front()};
     core_.Add(id, std::move(request), [](RequestId, OutputDelta&&) {});
   }
