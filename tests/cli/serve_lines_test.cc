@@ -184,7 +184,7 @@ TEST(ExplainedDraftLength, ALineForEachBatchSize) {
             "step times, 1 request: 12.3 ms without drafts, x 2.00 with 1");
 }
 
-TEST(ExplainedDraftLength, MemoryForWhatModulesPutOffIsPartOfTheBudget) {
+TEST(ExplainedDraftLength, MemoryOfKeptRowsIsPartOfTheBudget) {
   EngineOptions options;
   options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
   options.kv_cache_memory_bytes = 64 << 20;

@@ -172,8 +172,8 @@ INSTANTIATE_TEST_SUITE_P(
               .drafter = DrafterKind::kRepeated,
               .k = 3,
               .draft_vocab_size = 1001}},
-        // The number of drafts follows the number of requests up and down: modules are put off and
-        // catch up.
+        // The number of drafts follows the number of requests up and down: modules fall behind
+        // and catch up.
         Case{"chain3_changing", 2, {.k = 3, .draft_ranges = kChangingDrafts}},
         Case{"chain3_changing_small_chunks_heads",
              3,

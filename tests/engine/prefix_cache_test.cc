@@ -120,10 +120,10 @@ TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
   EXPECT_GT(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 12);
 }
 
-// While a crowd runs, no module does: two requests find blocks that modules have put off. When the
-// crowd is gone they catch up in one pass, one with many rows of its own, the other with few.
-TEST_P(PrefixCacheTest, SharersOfWhatModulesPutOffCatchUpTogether) {
-  if (GetParam() == DrafterKind::kNone) GTEST_SKIP() << "nothing is put off without a drafter";
+// While a crowd runs, no module does: two requests find blocks that no module has finished. When
+// the crowd is gone they catch up in one pass, one with many rows of its own, the other with few.
+TEST_P(PrefixCacheTest, SharersOfBlocksThatModulesHaveNotFinishedCatchUpTogether) {
+  if (GetParam() == DrafterKind::kNone) GTEST_SKIP() << "there are no modules without a drafter";
   std::mt19937 random(8);
   for (const bool few_first : {true, false}) {
     const auto engine = MakeTestEngine(

@@ -78,16 +78,16 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);
-  const RowLife row_life =
-      options.adaptive || !options.draft_ranges.empty() ? RowLife::kContent : RowLife::kRecent;
+  const KeptRows kept_rows =
+      options.adaptive || !options.draft_ranges.empty() ? KeptRows::kAll : KeptRows::kLast;
   if (options.drafter == DrafterKind::kChain) {
     parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
                                                       options.max_num_seqs, options.draft_form,
-                                                      row_life, options.draft_vocab_size);
+                                                      kept_rows, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kRepeated) {
     parts.drafter =
         std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k, options.max_num_seqs,
-                                     options.draft_form, row_life, options.draft_vocab_size);
+                                     options.draft_form, kept_rows, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kNgram) {
     parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }

@@ -43,50 +43,49 @@ double Nothing(double /*rows*/) { return 0; }
 class Simulation {
  public:
   Simulation(const Machine& machine, int32_t requests, double accepted)
-      : requests(requests),
-        accepted(accepted),
+      : requests_(requests),
+        accepted_(accepted),
         machine_(machine),
-        policy(kMost, machine.Measure()) {}
+        policy_(kMost, machine.Measure()) {}
+
+  void SetRequests(int32_t requests) { requests_ = requests; }
+  void SetAccepted(double accepted) { accepted_ = accepted; }
 
   void Run(int32_t steps) {
-    for (int32_t s = 0; s < steps; ++s) Step(policy.Choose(requests));
+    for (int32_t s = 0; s < steps; ++s) Step(policy_.Choose(requests_));
   }
   void RunFixed(int32_t steps, int32_t k) {
     for (int32_t s = 0; s < steps; ++s) Step(k);
   }
 
+  DraftLengthPolicy& policy() { return policy_; }
   double TokensPerSecond() const { return tokens_ / seconds_; }
   /// Steps with so many drafts.
   int32_t steps(int32_t k) const { return steps_[static_cast<size_t>(k)]; }
   void StartCounting() { steps_ = {}; }
 
-  int32_t requests;
-  double accepted;
-
- private:
-  Machine machine_;
-
- public:
-  DraftLengthPolicy policy;
-
  private:
   void Step(int32_t k) {
     std::array<int32_t, kMost> tried = {};
     std::array<int32_t, kMost> right = {};
-    for (int32_t r = 0; r < requests; ++r) {
+    for (int32_t r = 0; r < requests_; ++r) {
       ++tokens_;
       for (size_t i = 0; i < static_cast<size_t>(k); ++i) {
         ++tried[i];
-        if (std::uniform_real_distribution(0.0, 1.0)(random_) >= accepted) break;
+        if (std::uniform_real_distribution(0.0, 1.0)(random_) >= accepted_) break;
         ++right[i];
         ++tokens_;
       }
     }
-    seconds_ += machine_.Seconds(requests, k);
+    seconds_ += machine_.Seconds(requests_, k);
     ++steps_[static_cast<size_t>(k)];
-    policy.ObserveStep(tried, right);
+    policy_.ObserveStep(tried, right);
   }
 
+  int32_t requests_;
+  double accepted_;
+  Machine machine_;
+  DraftLengthPolicy policy_;
   std::mt19937 random_{7};
   double tokens_ = 0;
   double seconds_ = 0;
@@ -140,13 +139,13 @@ TEST(DraftLengthPolicyTest, FallsAtOnceWhenACrowdComesAndRisesWhenItIsGone) {
   Simulation simulation(machine, 1, 0.9);
   simulation.Run(20);
   EXPECT_EQ(simulation.steps(kMost), 20);
-  EXPECT_EQ(simulation.policy.Choose(0), kMost) << "nobody verifies: as before";
-  simulation.requests = 64;
+  EXPECT_EQ(simulation.policy().Choose(0), kMost) << "nobody verifies: as before";
+  simulation.SetRequests(64);
   simulation.StartCounting();
   simulation.Run(20);
   EXPECT_EQ(simulation.steps(0), 20);
-  EXPECT_EQ(simulation.policy.Choose(0), 0);
-  simulation.requests = 1;
+  EXPECT_EQ(simulation.policy().Choose(0), 0);
+  simulation.SetRequests(1);
   simulation.StartCounting();
   simulation.Run(100);
   EXPECT_EQ(simulation.steps(0), DraftLengthPolicy::kRiseSteps - 1);
@@ -157,9 +156,9 @@ TEST(DraftLengthPolicyTest, ACrowdThatComesAndGoesDoesNotRaiseTheNumber) {
   const Machine machine{[](double r) { return std::max(8.0, r); }, Nothing};
   Simulation simulation(machine, 64, 0.9);
   for (int32_t i = 0; i < 50; ++i) {
-    simulation.requests = 64;
+    simulation.SetRequests(64);
     simulation.Run(1);
-    simulation.requests = 1;
+    simulation.SetRequests(1);
     simulation.Run(DraftLengthPolicy::kRiseSteps - 1);
   }
   EXPECT_EQ(simulation.steps(0), 50 * DraftLengthPolicy::kRiseSteps);
@@ -167,7 +166,7 @@ TEST(DraftLengthPolicyTest, ACrowdThatComesAndGoesDoesNotRaiseTheNumber) {
 
 TEST(DraftLengthPolicyTest, AGainThatIsTooSmallChangesNothing) {
   // Seconds per token are equal at 1.9 tokens with one draft; acceptance scatters about that.
-  const auto changes = [](double seconds) {
+  const auto count_changes = [](double seconds) {
     const StepTimes times{.batches = {{1, {1, seconds}}}, .prompt_row_seconds = {}};
     DraftLengthPolicy policy(1, times);
     std::mt19937 random(1);
@@ -182,8 +181,8 @@ TEST(DraftLengthPolicyTest, AGainThatIsTooSmallChangesNothing) {
     }
     return changes;
   };
-  EXPECT_LE(changes(1.9), 20);
-  EXPECT_LE(changes(1.5), 1);
+  EXPECT_LE(count_changes(1.9), 20);
+  EXPECT_LE(count_changes(1.5), 1);
 }
 
 TEST(DraftLengthPolicyTest, FallsWhenDraftsAreRefusedAndRecoversWhenTheyAreAccepted) {
@@ -192,12 +191,12 @@ TEST(DraftLengthPolicyTest, FallsWhenDraftsAreRefusedAndRecoversWhenTheyAreAccep
   simulation.StartCounting();
   simulation.Run(3000);
   EXPECT_GT(simulation.steps(0), 2800);  // they are tried again now and then
-  simulation.accepted = 0.95;
+  simulation.SetAccepted(0.95);
   simulation.Run(10000);
   simulation.StartCounting();
   simulation.Run(1000);
   EXPECT_GT(simulation.steps(kMost), 950);
-  simulation.accepted = 0.02;
+  simulation.SetAccepted(0.02);
   simulation.Run(800);
   simulation.StartCounting();
   simulation.Run(1000);

@@ -113,7 +113,7 @@ class DrafterCrowd {
     }
   }
 
-  /// What modules are through with, and the drafts, equal those of a request that is alone.
+  /// Final entries of all modules, and the drafts, equal those of a request that is alone.
   void ExpectEqualsRecomputation(size_t i) const {
     const Member& m = members_[i];
     const int32_t blocks = BlocksFor(m.computed + case_.k + 1);

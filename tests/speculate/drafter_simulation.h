@@ -43,11 +43,11 @@ inline LoadedModel& SharedModel(KvCacheForm form = KvCacheForm::kLatent) {
 /// The test decides how many drafts are "accepted" and what is sampled then.
 class DrafterSimulation {
  public:
-  /// kRecent: SetDepth is not called.
+  /// With KeptRows::kLast SetDepth is not called.
   DrafterSimulation(const DrafterCase& drafter_case, std::vector<int32_t> prompt,
-                    RowLife row_life = RowLife::kContent)
+                    KeptRows kept_rows = KeptRows::kAll)
       : case_(drafter_case),
-        row_life_(row_life),
+        kept_rows_(kept_rows),
         tokens_(std::move(prompt)),
         prompt_length_(static_cast<int32_t>(tokens_.size())),
         cache_(Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
@@ -170,9 +170,9 @@ class DrafterSimulation {
   std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
     MlaModel& model = *Loaded().model;
     if (case_.chain) {
-      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form, row_life_);
+      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form, kept_rows_);
     }
-    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form, row_life_);
+    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form, kept_rows_);
   }
 
   RequestWork Work(int32_t first, int32_t end, const std::vector<int32_t>& drafts) const {
@@ -223,7 +223,7 @@ class DrafterSimulation {
   }
 
   DrafterCase case_;
-  RowLife row_life_;
+  KeptRows kept_rows_;
   std::vector<int32_t> tokens_;
   int32_t prompt_length_;
   std::vector<int32_t> blocks_ = FirstBlocks(kBlocks);

@@ -25,8 +25,8 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
     for (int round = 0; round < 3; ++round) {
       std::vector<int32_t> prompt;
       for (int32_t i = 0; i < prompt_length; ++i) prompt.push_back(token());
-      const RowLife life = round == 1 ? RowLife::kContent : RowLife::kRecent;
-      DrafterSimulation simulation(GetParam(), prompt, life);
+      const KeptRows kept = round == 1 ? KeptRows::kAll : KeptRows::kLast;
+      DrafterSimulation simulation(GetParam(), prompt, kept);
       for (int32_t left = prompt_length; left > 0;) {
         const int32_t chunk =
             round == 0 ? left : 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(left));
@@ -53,16 +53,16 @@ TEST_P(DrafterStateTest, EqualsRecomputationAfterEveryStep) {
   }
 }
 
-// Modules are put off and catch up, by any number of steps, from the prompt on; blocks are kept
-// through a preemption and visited by another request while they are in any state.
-TEST_P(DrafterStateTest, EqualsRecomputationWhateverWasPutOff) {
+// Modules fall behind and catch up, by any number of steps, from the prompt on. In any state blocks
+// are kept in a preemption, and another request uses them.
+TEST_P(DrafterStateTest, EqualsRecomputationHoweverFarModulesLag) {
   const int32_t k = GetParam().k;
   std::mt19937 random(static_cast<uint32_t>(29 * k + (GetParam().chain ? 1 : 0)));
   const auto below = [&](int32_t n) {
     return static_cast<int32_t>(random() % static_cast<uint32_t>(n));
   };
   const auto token = [&] { return 6 + below(1500); };
-  int32_t most_put_off = 0;
+  int32_t most_behind = 0;
   for (int round = 0; round < (kSanitized ? 3 : 6); ++round) {
     std::vector<int32_t> prompt;
     for (int32_t i = below(14); i >= 0; --i) prompt.push_back(token());
@@ -83,7 +83,7 @@ TEST_P(DrafterStateTest, EqualsRecomputationWhateverWasPutOff) {
       simulation.Decode(accepted, token(), depth);
       ASSERT_NO_FATAL_FAILURE(simulation.ExpectEqualsRecomputation())
           << "round " << round << " step " << step;
-      most_put_off = std::max(most_put_off, simulation.num_computed() - simulation.FinalEnd(k - 1));
+      most_behind = std::max(most_behind, simulation.num_computed() - simulation.FinalEnd(k - 1));
       const int32_t whole_blocks = (simulation.num_computed() - k) / 4;
       if (step % 5 == 2 && whole_blocks > 0) {
         simulation.SetDepth(below(k + 1));
@@ -96,7 +96,7 @@ TEST_P(DrafterStateTest, EqualsRecomputationWhateverWasPutOff) {
     }
     EXPECT_GE(simulation.FinalEnd(k - 1), simulation.num_computed() - k);
   }
-  EXPECT_GT(most_put_off, kSanitized ? 4 : 8);
+  EXPECT_GT(most_behind, kSanitized ? 4 : 8);
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& test) {

@@ -1,4 +1,4 @@
-// Requests that share cache blocks which modules have put off: whoever catches up, in whatever
+// Requests that share cache blocks which modules have not finished: whoever catches up, in whatever
 // order and company, the drafter's cache equals a recomputation from scratch.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class SharedBlocksTest : public testing::TestWithParam<DrafterCase> {
   std::mt19937 random_{5};
 };
 
-// The one with many rows put off catches up apart, and takes the modules through the shared blocks;
+// The one whose modules are many rows behind catches up apart, and finishes the shared blocks;
 // the other one's few rows, which begin in these, run in the pass.
 TEST_P(SharedBlocksTest, FewRowsBesideManyInOnePass) {
   const int32_t k = GetParam().k;
@@ -68,7 +68,7 @@ TEST_P(SharedBlocksTest, FewRowsBesideManyInOnePass) {
   }
 }
 
-// One catches up and ends; what it shares was taken through, and its sharer goes on much later.
+// One catches up and ends: the shared blocks are finished. The other goes on much later.
 TEST_P(SharedBlocksTest, OneAfterTheOtherHasEnded) {
   const int32_t k = GetParam().k;
   DrafterCrowd crowd(GetParam(), 4, 128);
@@ -92,8 +92,8 @@ TEST_P(SharedBlocksTest, OneAfterTheOtherHasEnded) {
   }
 }
 
-// Two requests computed one prefix; a third one found some blocks of each. Modules were taken
-// through those of the second alone: what is put off has a hole.
+// Two requests computed one prefix; a third one found some blocks of each. Modules have finished
+// those of the second alone, so the blocks that they have to catch up on are not adjacent.
 TEST_P(SharedBlocksTest, BlocksOfOnePrefixFromTwoRequests) {
   const int32_t k = GetParam().k;
   DrafterCrowd crowd(GetParam(), 4, 128);
@@ -121,7 +121,7 @@ TEST_P(SharedBlocksTest, AnyCrowdAnyDepths) {
   constexpr int32_t kMembers = 4;
   const int32_t k = GetParam().k;
   int32_t shared = 0;
-  int32_t most_put_off = 0;
+  int32_t most_behind = 0;
   for (int round = 0; round < 2; ++round) {
     DrafterCrowd crowd(GetParam(), kMembers, 400);
     const std::vector<int32_t> text = Tokens(40);
@@ -163,7 +163,7 @@ TEST_P(SharedBlocksTest, AnyCrowdAnyDepths) {
       if (step == 59) depth = k;
       if (!parts.empty()) crowd.Step(parts, depth);
       for (const size_t i : running) {
-        most_put_off = std::max(most_put_off, crowd.num_computed(i) - crowd.FinalEnd(i, k - 1));
+        most_behind = std::max(most_behind, crowd.num_computed(i) - crowd.FinalEnd(i, k - 1));
         if (step % (kSanitized ? 24 : 8) != 3 && step != 59) continue;
         ASSERT_NO_FATAL_FAILURE(crowd.ExpectEqualsRecomputation(i))
             << "round " << round << " step " << step;
@@ -178,7 +178,7 @@ TEST_P(SharedBlocksTest, AnyCrowdAnyDepths) {
     }
   }
   EXPECT_GT(shared, 20);
-  EXPECT_GT(most_put_off, 30);
+  EXPECT_GT(most_behind, 30);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -45,7 +45,8 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
       line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
       line("KV cache", memory.kv_cache_bytes, cache_note)};
   if (memory.kept_row_bytes > 0) {
-    lines.push_back(line("kept rows", memory.kept_row_bytes, "at most: what modules put off"));
+    lines.push_back(line("kept rows", memory.kept_row_bytes,
+                         "at most: hidden rows, so that modules can catch up"));
   }
   lines.push_back(line("in all", sum, ""));
   return lines;

@@ -41,9 +41,9 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
   }
   if (plan.chained()) {
     return std::make_unique<MtpChainDrafter>(model, cache, k, slots, options.draft_form,
-                                             plan.row_life(), options.draft_vocab_size);
+                                             plan.kept_rows(), options.draft_vocab_size);
   }
-  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form, plan.row_life(),
+  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form, plan.kept_rows(),
                                       options.draft_vocab_size);
 }
 

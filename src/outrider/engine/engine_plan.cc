@@ -317,9 +317,9 @@ void EnginePlan::PlanCache() {
          fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
                      scheduler_.cache.num_pages, options_.block_size, DTypeName(kv_dtype_),
                      kv_bytes, cache_layers(),
-                     kept_bytes_per_token() == 0 ? ""
-                                                 : fmt::format(", and {} for what modules put off",
-                                                               kept_bytes_per_token())),
+                     kept_bytes_per_token() == 0
+                         ? ""
+                         : fmt::format(", and {} for kept hidden rows", kept_bytes_per_token())),
          scheduler_.cache.num_pages == useful ? "as much as --max-num-seqs requests can use"
                                               : "--kv-cache-memory-bytes");
   Decide("prefix caching",

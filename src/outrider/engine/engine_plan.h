@@ -15,7 +15,7 @@
 #include "outrider/model/weight_loader.h"
 #include "outrider/sampling/sampler.h"
 #include "outrider/schedule/scheduler.h"
-#include "outrider/speculate/target_rows.h"
+#include "outrider/speculate/target_hidden_rows.h"
 
 namespace outrider {
 
@@ -26,7 +26,7 @@ struct MemoryReport {
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;
-  int64_t kept_row_bytes = 0;  // target rows that modules have put off, at most
+  int64_t kept_row_bytes = 0;  // the target's hidden rows kept for modules that lag, at most
 };
 
 /// A line of `outrider explain`: what was chosen, and why.
@@ -73,13 +73,13 @@ class EnginePlan {
     return static_cast<int32_t>(CacheWidth(form_, CacheShapeOf(config_)));
   }
 
-  /// Whether modules may put rows off.
-  RowLife row_life() const {
-    return options_.speculation.DraftLengthVaries() ? RowLife::kContent : RowLife::kRecent;
+  /// Modules lag where fewer drafts than modules may be asked for.
+  KeptRows kept_rows() const {
+    return options_.speculation.DraftLengthVaries() ? KeptRows::kAll : KeptRows::kLast;
   }
   int64_t kept_bytes_per_token() const {
-    const bool keeps = modules_used_ > 0 && row_life() == RowLife::kContent;
-    return keeps ? TargetRows::BytesPerToken(config_.hidden_size) : 0;
+    const bool keeps = modules_used_ > 0 && kept_rows() == KeptRows::kAll;
+    return keeps ? TargetHiddenRows::BytesPerToken(config_.hidden_size) : 0;
   }
 
   MemoryReport Memory(const ModelWeights& sizes) const;

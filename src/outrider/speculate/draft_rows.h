@@ -11,12 +11,12 @@
 
 namespace outrider {
 
-/// What one pass runs of one request.
+/// The rows of one request in a pass.
 struct DraftWindow {
   const DraftRequest* request = nullptr;
   int32_t start = 0;          // first position
   int32_t end = 0;            // one past the last position
-  int32_t role_boundary = 0;  // positions below run expanded, the others absorbed
+  int32_t role_boundary = 0;  // positions below it run expanded, the others absorbed
 };
 
 class DraftRows {

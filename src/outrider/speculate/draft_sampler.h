@@ -1,5 +1,5 @@
-// Turns a drafter's hidden rows into draft tokens: the most likely ones, or draws from the
-// drafter's own distribution, which is kept for rejection sampling.
+// Turns a drafter's hidden rows into draft tokens. They are the most likely tokens, or are drawn
+// from the drafter's own distribution, which rejection sampling needs later.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class DraftSampler {
   std::vector<float> logits_;
 };
 
-/// Draws a token from softmax(logits / temperature) with the drafts' own noise of (seed, position);
-/// leaves that distribution in `probs`.
+/// Draws a token from softmax(logits / temperature), with noise of (seed, position) that the
+/// sampler does not use. Writes the distribution to `probs`.
 int32_t DrawDraft(std::span<const float> logits, float temperature, uint64_t seed, int64_t position,
                   std::span<float> probs);
 

@@ -1,5 +1,6 @@
-// How many tokens to draft, by how many requests decode: verifying drafts is free while a step is
-// bound by memory, and costs throughput once it is bound by arithmetic.
+// How many tokens to draft, by a table that the user gives for the number of requests that decode.
+// Verifying drafts is free while a step is bound by memory. It costs throughput once a step is
+// bound by arithmetic.
 #pragma once
 
 #include <cstdint>

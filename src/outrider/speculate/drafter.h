@@ -13,18 +13,18 @@ inline constexpr int32_t kNoDraft = -1;
 
 /// Which rows the first pass of an MTP drafter runs. Both give equal drafts and equal state.
 enum class DraftForm : uint8_t {
-  kCompacted,  // only rows that verification left right: the least work
-  kPadded,     // all rows of the step, and windows of one length: shapes known before verification
+  kCompacted,  // only the rows that verification accepted: the least work
+  kPadded,     // all rows of the step: shapes are known before verification, as a GPU graph needs
 };
 
-/// How long an MTP drafter keeps the target's hidden rows.
-enum class RowLife : uint8_t {
-  kContent,  // with the cache block: any number of modules may be asked for at any time
-  kRecent,   // a few of each slot: all modules are asked for every time
+/// Which of the target's hidden rows an MTP drafter keeps (TargetHiddenRows).
+enum class KeptRows : uint8_t {
+  kAll,   // those of every cache block: modules may stop, and catch up later
+  kLast,  // the last few of each slot: all modules run after every step
 };
 
 /// One request after a step, as a drafter sees it. The step computed the target's hidden rows of
-/// positions first_position .. frontier, and of rejected drafts after them.
+/// positions first_position .. frontier, and after them those of rejected drafts.
 struct DraftRequest {
   int32_t slot = 0;
   std::span<const int32_t> tokens;  // all known tokens, those just sampled included
@@ -33,11 +33,10 @@ struct DraftRequest {
   int32_t frontier = 0;    // last position whose token is known and whose hidden row exists
   int32_t first_row = 0;   // row of first_position in the step's hidden rows
   int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
-  int32_t num_drafts = 0;  // wanted, at most the modules that run; 0: none
+  int32_t num_drafts = 0;  // wanted, at most `depth` of Propose; 0: none
   std::span<const int32_t> block_table;
-  /// Where to draw drafts instead of taking the most likely tokens: the distributions that they
-  /// were drawn from are left here, [num_drafts, vocab], softmax(logits / temperature). Null: most
-  /// likely.
+  /// Null: drafts are the most likely tokens. Else they are drawn, and the distributions that they
+  /// were drawn from are written here: [num_drafts, vocab], softmax(logits / temperature).
   float* draft_probs = nullptr;
   float temperature = 0;  // > 0 with draft_probs
   uint64_t seed = 0;
@@ -53,23 +52,24 @@ class Drafter {
   /// Positions beyond the frontier that Propose writes to the cache.
   virtual int32_t lookahead() const = 0;
 
-  /// drafts.row(i)[0 .. num_drafts) of request i follow its last known token, up to the first
-  /// kNoDraft; drafts [requests, k].
-  /// hidden [rows, hidden]: the target's output of the step. Every row of a request must be shown
-  /// exactly once, in order, since its Reset.
-  /// Runs the first `depth` modules of a chain, or one that is repeated if depth > 0. The others
-  /// put these rows off, until they are asked for again: entries are those of a recomputation once
-  /// a module has run. With RowLife::kRecent, `depth` is max_drafts().
+  /// Guesses what follows each request's last known token.
+  /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
+  /// hidden [rows, hidden]: the target's output of the step. Since a slot's Reset, each of its
+  /// positions must be in exactly one call, in order.
+  /// depth: a chain runs its first `depth` modules; a module that is repeated runs if depth > 0.
+  /// Modules that do not run fall behind. They catch up when they run again, and the entries of a
+  /// module that has run are those of a recomputation from scratch. With KeptRows::kLast modules
+  /// cannot fall behind: `depth` is max_drafts().
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
                        MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
 
-  /// How many tokens after a position its cached entries depend on: they are final, and can be
-  /// shared with requests that continue alike, once these are known.
+  /// How many tokens after a position its cached entries depend on. Once these tokens are known,
+  /// the entries are final, and requests with the same tokens can share them.
   virtual int32_t tokens_ahead() const = 0;
 
-  /// A slot has a new occupant (or the same one again, after a preemption). The target's entries
-  /// below position `computed`, whole blocks, are in the cache, and those of the modules that were
-  /// through with these blocks.
+  /// A slot has a new request, or the same one again after a preemption. Its blocks below position
+  /// `computed` come from the prefix cache, whole. They hold the target's entries, and those of the
+  /// modules that have finished them (TargetHiddenRows).
   virtual void Reset(int32_t slot, int32_t computed) = 0;
 };
 

@@ -8,14 +8,14 @@
 namespace outrider {
 
 MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                                 DraftForm form, RowLife row_life,
+                                 DraftForm form, KeptRows kept_rows,
                                  std::optional<int32_t> draft_vocab)
     : model_(model),
       cache_(cache),
       k_(k),
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache, model.hidden_size(), row_life, num_slots, k),
+      target_rows_(cache, model.hidden_size(), kept_rows, num_slots, k),
       rows_(cache.block_size()),
       entry_rows_(cache.block_size()),
       output_rows_(cache.block_size()),
@@ -30,7 +30,7 @@ void MtpChainDrafter::Reset(int32_t slot, int32_t computed) {
   state.frontier = computed - 1;
   state.depth = 0;
   state.drafts.clear();
-  std::fill(state.next.begin(), state.next.end(), 0);  // SkipFinal finds what is final
+  std::fill(state.next.begin(), state.next.end(), 0);  // TakeStep skips what is final
 }
 
 int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
@@ -43,22 +43,22 @@ int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftReque
   return right;
 }
 
-void MtpChainDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
+void MtpChainDrafter::TakeStep(const DraftRequest& r, MatrixView<const float> hidden) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.Show(r, hidden);
-  // What the modules of the last pass had read of drafts turned out right up to here.
+  target_rows_.TakeStep(r, hidden);
+  // The modules of the last pass read drafts, which were right up to this token.
   Advance(state, r, LastRightToken(state, r), r.first_position);
   state.frontier = r.frontier;
-  SkipFinal(r);
+  SkipFinished(r);
 }
 
-void MtpChainDrafter::SkipFinal(const DraftRequest& r) {
+void MtpChainDrafter::SkipFinished(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   for (int32_t m = 0; m < k_; ++m) {
     int32_t& next = state.next[static_cast<size_t>(m)];
-    next = target_rows_.SkipFinal(r.block_table, m, next, r.first_position);
+    next = target_rows_.SkipFinished(r.block_table, m, next, r.first_position);
   }
 }
 
@@ -69,19 +69,19 @@ void MtpChainDrafter::Advance(SlotState& state, const DraftRequest& r, int32_t r
     int32_t& next = state.next[static_cast<size_t>(m)];
     next = std::max(next, std::min(right - m, end));
   }
-  target_rows_.SetFinal(r.block_table, first, state.next);
+  target_rows_.MarkFinished(r.block_table, first, state.next);
 }
 
 DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
   const SlotState& state = slots_[static_cast<size_t>(r.slot)];
-  // The last k-1 rows of a prompt may run again after it has ended: they are absorbed from the
-  // start, so that a row's form depends on its position only.
+  // The last k-1 rows of a prompt may run again after its end. They run in the absorbed form from
+  // the start, so that a row's form depends on its position only.
   const int32_t role_boundary = r.prompt_length - (k_ - 1);
   int32_t start = state.next[static_cast<size_t>(depth) - 1];
   if (form_ == DraftForm::kPadded && r.first_position >= r.prompt_length) {
-    // Rows before those that must run are there but where the depth was less before.
+    // Runs more rows than it must, if they are kept.
     const int32_t padded = std::max({r.frontier - depth, role_boundary, state.first});
-    while (start > padded && target_rows_.Holds(r, start - 1)) --start;
+    while (start > padded && target_rows_.Has(r, start - 1)) --start;
   }
   return {&r, start, r.frontier + 1, role_boundary};
 }
@@ -101,8 +101,8 @@ void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
   }
 }
 
-void MtpChainDrafter::Remember(const DraftRequest& r, int32_t depth,
-                               std::span<const int32_t> drafts) {
+void MtpChainDrafter::FinishPass(const DraftRequest& r, int32_t depth,
+                                 std::span<const int32_t> drafts) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   state.depth = depth;
   state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
@@ -113,37 +113,36 @@ void MtpChainDrafter::Remember(const DraftRequest& r, int32_t depth,
 int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int32_t index) {
   const auto known = static_cast<int32_t>(r.tokens.size());
   if (index < known) return r.tokens[static_cast<size_t>(index)];
-  // Before the end of a prompt is sampled there are no drafts: any token will do, the row runs
-  // again.
+  // In the middle of a prompt there are no drafts. Any token will do, as the row runs again.
   return index - known < r.num_drafts ? drafts[index - known] : 0;
 }
 
 void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= k_);
-  OUTRIDER_CHECK(depth == k_ || target_rows_.life() == RowLife::kContent);
+  OUTRIDER_CHECK(depth == k_ || target_rows_.kept() == KeptRows::kAll);
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
-    Show(r, hidden);
+    TakeStep(r, hidden);
     if (depth > 0) CatchUp(r, depth);
   }
   if (depth > 0 && !requests.empty()) Run(requests, depth, hidden, drafts);
   for (size_t i = 0; i < requests.size(); ++i) {
-    target_rows_.KeepRecent(requests[i], hidden);
-    Remember(requests[i], depth,
-             {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
+    target_rows_.KeepLast(requests[i], hidden);
+    FinishPass(requests[i], depth,
+               {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
   }
 }
 
 void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
   const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t& start = state.next[static_cast<size_t>(depth) - 1];
-  for (; start < state.first || r.first_position - start > kFewRows; SkipFinal(r)) {
+  for (; start < state.first || r.first_position - start > kMostRowsBehind; SkipFinished(r)) {
     DraftRequest part = r;
-    part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
+    part.frontier = std::min(start + kCatchUpRows, r.first_position) - 1;
     part.num_drafts = 0;
     Run({&part, 1}, depth, {}, {});
-    Remember(part, depth, {});
+    FinishPass(part, depth, {});
   }
 }
 

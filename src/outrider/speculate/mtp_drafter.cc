@@ -8,51 +8,51 @@
 namespace outrider {
 
 MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                       DraftForm form, RowLife row_life, std::optional<int32_t> draft_vocab)
+                       DraftForm form, KeptRows kept_rows, std::optional<int32_t> draft_vocab)
     : model_(model),
       cache_(cache),
       k_(k),
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache, model.hidden_size(), row_life, num_slots, /*recent=*/0),
+      target_rows_(cache, model.hidden_size(), kept_rows, num_slots, /*num_last=*/0),
       entry_rows_(cache.block_size()),
       rows_(cache.block_size()),
       sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 
-void MtpDrafter::Show(const DraftRequest& r, MatrixView<const float> hidden) {
+void MtpDrafter::TakeStep(const DraftRequest& r, MatrixView<const float> hidden) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.Show(r, hidden);
+  target_rows_.TakeStep(r, hidden);
   state.frontier = r.frontier;
-  SkipFinal(r);
+  SkipFinished(r);
 }
 
-void MtpDrafter::SkipFinal(const DraftRequest& r) {
+void MtpDrafter::SkipFinished(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
-  state.next = target_rows_.SkipFinal(r.block_table, 0, state.next, r.first_position);
+  state.next = target_rows_.SkipFinished(r.block_table, 0, state.next, r.first_position);
 }
 
-void MtpDrafter::Remember(const DraftRequest& r, int32_t frontier) {
+void MtpDrafter::FinishPass(const DraftRequest& r, int32_t frontier) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t first = state.next;
   state.next = frontier + 1;
-  target_rows_.SetFinal(r.block_table, first, {&state.next, 1});
+  target_rows_.MarkFinished(r.block_table, first, {&state.next, 1});
 }
 
 void MtpDrafter::CatchUp(const DraftRequest& r) {
   const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t& start = state.next;
-  for (; start < state.first || r.first_position - start > kFewRows; SkipFinal(r)) {
+  for (; start < state.first || r.first_position - start > kMostRowsBehind; SkipFinished(r)) {
     DraftRequest part = r;
-    part.frontier = std::min(start + kRowsAtOnce, r.first_position) - 1;
+    part.frontier = std::min(start + kCatchUpRows, r.first_position) - 1;
     part.first_position = part.frontier + 1;
     part.num_rows = 0;
     part.num_drafts = 0;
     FirstPass({&part, 1}, {});
-    Remember(r, part.frontier);
+    FinishPass(r, part.frontier);
   }
 }
 
@@ -146,15 +146,15 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
-  OUTRIDER_CHECK(depth > 0 || target_rows_.life() == RowLife::kContent);
+  OUTRIDER_CHECK(depth > 0 || target_rows_.kept() == KeptRows::kAll);
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
-    Show(r, hidden);
+    TakeStep(r, hidden);
     if (depth > 0) CatchUp(r);
   }
   if (depth == 0 || requests.empty()) return;
   FirstPass(requests, hidden);
-  for (const DraftRequest& r : requests) Remember(r, r.frontier);
+  for (const DraftRequest& r : requests) FinishPass(r, r.frontier);
   SampleDrafts(0, requests, drafts);
   for (int32_t step = 1; step < k_; ++step) {
     NextPass(requests, step, drafts);

@@ -1,11 +1,11 @@
 // One MTP module applied k times (DeepSeek-V3/R1 inference style).
 //
-// The first pass runs the module over the step's rows, with the target's hidden rows and each row's
-// next token: all of them leave their cache entries, the frontier's row also gives the first draft.
-// The passes after it run one row per request, one position further each, on the draft before and
-// the module's own output. What those passes write beyond the frontier is approximate and is
-// written again, from target hidden rows, by the next first pass. At depth 0 no pass runs; the next
-// first pass begins where the last one ended.
+// The first pass runs the module over the step's rows. Its inputs are the target's hidden rows and
+// each row's next token. All rows write their cache entries; the frontier's row also gives the
+// first draft. Each later pass runs one row per request, one position further, on the draft before
+// and the module's own output. The entries that it writes beyond the frontier are approximate: the
+// next first pass writes them again, from the target's hidden rows. At depth 0 no pass runs, and
+// the module falls behind; the next first pass begins where the last one ended.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
-#include "outrider/speculate/target_rows.h"
+#include "outrider/speculate/target_hidden_rows.h"
 
 namespace outrider {
 
@@ -23,7 +23,7 @@ class MtpDrafter : public Drafter {
  public:
   /// Uses module 0 of the model. draft_vocab: drafts are among so many first tokens; unset: all.
   MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
-             RowLife row_life = RowLife::kContent, std::optional<int32_t> draft_vocab = {});
+             KeptRows kept_rows = KeptRows::kAll, std::optional<int32_t> draft_vocab = {});
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return k_ - 1; }
@@ -40,21 +40,22 @@ class MtpDrafter : public Drafter {
  private:
   struct SlotState {
     int32_t first = 0;      // positions below came from the prefix cache
-    int32_t frontier = -1;  // last position whose target row was shown
+    int32_t frontier = -1;  // last position that a step has computed
     int32_t next = 0;       // first position whose entry is not final
   };
 
-  void Show(const DraftRequest& request, MatrixView<const float> hidden);
-  /// Takes the module past blocks that others took it through.
-  void SkipFinal(const DraftRequest& request);
-  /// Every entry up to `frontier` is final.
-  void Remember(const DraftRequest& request, int32_t frontier);
-  /// Runs, apart from the other requests, what was put off long ago, and what is put off of blocks
-  /// from the prefix cache: no two windows of one pass hold the same entries.
+  void TakeStep(const DraftRequest& request, MatrixView<const float> hidden);
+  /// Moves `next` past blocks that the module has finished for other requests.
+  void SkipFinished(const DraftRequest& request);
+  /// A pass has made every entry up to `frontier` final.
+  void FinishPass(const DraftRequest& request, int32_t frontier);
+  /// Runs the module for one request that is many rows behind, or behind in blocks from the prefix
+  /// cache. Requests may share these blocks, so they do not run in one pass with other requests: no
+  /// entry is written twice in a pass.
   void CatchUp(const DraftRequest& request);
   void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
   void NextPass(std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
-  /// The part of hidden_ that a pass leaves its output in.
+  /// The part of hidden_ that holds a pass's output.
   MatrixView<float> OutputRows();
   void SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                     MatrixView<int32_t> drafts);
@@ -64,7 +65,7 @@ class MtpDrafter : public Drafter {
   int32_t k_;
   DraftForm form_;
   std::vector<SlotState> slots_;
-  TargetRows target_rows_;
+  TargetHiddenRows target_rows_;
   DraftRows entry_rows_;  // of the first pass: rows that leave their entries only
   DraftRows rows_;        // rows that a draft is sampled from
   std::vector<DraftWindow> entry_windows_;

@@ -1,0 +1,97 @@
+// The target's hidden rows, the input of MTP modules, kept for rows that modules run later.
+//
+// With KeptRows::kLast, a few rows of each request slot are kept. All modules run after every step
+// then, and what runs again are the last rows only: those that read drafts which were rejected.
+//
+// With KeptRows::kAll, the rows of every cache block are kept for as long as the block holds the
+// same tokens. So a module may stop for any number of steps and catch up later. This is by block
+// and not by request, as a request that finds a block in the prefix cache needs its rows too, when
+// the request that computed the block has ended long ago. It takes BytesPerToken of memory for
+// every token in the cache.
+//
+// An entry of a module is *final* when it was computed from tokens that are known to be right. For
+// each block it is known how many modules have *finished* it, which means that all their entries in
+// it are final. These entries are the same for all requests that share the block (BlockKeyHasher),
+// so other requests skip them. A block that is not marked as finished costs time, nothing else: its
+// entries are computed again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "outrider/base/matrix_view.h"
+#include "outrider/kv/kv_cache.h"
+#include "outrider/speculate/drafter.h"
+
+namespace outrider {
+
+/// A module that is at most so many rows behind runs them together with the rows of the step. More
+/// rows run before the step's, kCatchUpRows in a pass.
+inline constexpr int32_t kMostRowsBehind = 64;
+inline constexpr int32_t kCatchUpRows = 1024;
+
+class TargetHiddenRows {
+ public:
+  /// Rows of `width` numbers. num_last: kLast keeps so many rows before those of a step.
+  TargetHiddenRows(const KvCache& cache, int64_t width, KeptRows kept, int32_t num_slots,
+                   int32_t num_last);
+
+  /// Of kAll, once every block has been used.
+  static constexpr int64_t BytesPerToken(int64_t width) {
+    return width * static_cast<int64_t>(sizeof(float));
+  }
+
+  KeptRows kept() const { return kept_; }
+
+  /// Before a drafting pass: takes the rows of a step, positions first_position .. frontier. A
+  /// block whose first position is among them has new tokens: no module has finished it.
+  void TakeStep(const DraftRequest& request, MatrixView<const float> hidden);
+
+  /// After the pass, for kLast: until then the rows before the step's may be read.
+  void KeepLast(const DraftRequest& request, MatrixView<const float> hidden);
+
+  /// Whether the row of a position before first_position is kept, if it was taken since the slot's
+  /// Reset.
+  bool Has(const DraftRequest& request, int32_t position) const;
+
+  /// [width] of a position that Has.
+  const float* Row(const DraftRequest& request, int32_t position) const;
+
+  /// The first position from `next` on, up to `limit`, in a block that module m has not finished.
+  int32_t SkipFinished(std::span<const int32_t> block_table, int32_t m, int32_t next,
+                       int32_t limit) const;
+
+  /// Entries below final_end[m] are final in module m; final_end [modules] does not rise. Marks the
+  /// blocks from position `first` on that modules have finished.
+  void MarkFinished(std::span<const int32_t> block_table, int32_t first,
+                    std::span<const int32_t> final_end);
+
+ private:
+  struct Block {
+    std::unique_ptr<float[]> rows;  // kAll: [block_size, width]; null before its first use
+    int32_t finished_modules = 0;   // so many first modules have finished the block
+  };
+
+  Block& BlockOf(std::span<const int32_t> block_table, int32_t position) {
+    const auto index = static_cast<size_t>(position / block_size_);
+    return blocks_[static_cast<size_t>(block_table[index])];
+  }
+  const Block& BlockOf(std::span<const int32_t> block_table, int32_t position) const {
+    return const_cast<TargetHiddenRows*>(this)->BlockOf(block_table, position);
+  }
+
+  size_t LastIndex(int32_t slot, int32_t position) const {
+    return static_cast<size_t>((int64_t{slot} * num_last_ + position % num_last_) * width_);
+  }
+
+  int32_t block_size_;
+  int64_t width_;
+  KeptRows kept_;
+  int32_t num_last_;
+  std::vector<Block> blocks_;     // by block number
+  std::vector<float> last_rows_;  // kLast: [slots, num_last, width], by position modulo num_last
+};
+
+}  // namespace outrider
