@@ -15,7 +15,7 @@ namespace outrider::cli {
 /// take logged, a line per batch size.
 LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style);
 
-/// "step times, 8 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".
+/// "step times, 16 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".
 std::string StepTimesLine(const StepTimes::Batch& batch);
 
 /// The encoder of a loaded engine's tokenizer and chat template. Throws Error when it has no

@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kMostSeconds = 3;
 constexpr int32_t kMostRequests = 64;
+constexpr int32_t kGrowth = 4;  // from one number of requests to the next
 constexpr int32_t kRounds = 3;  // over all numbers of drafts, for each batch size
 // The prompts of so many requests say what a row of a prompt takes.
 constexpr int32_t kLeastPromptRequests = 4;
@@ -50,7 +51,8 @@ class StepTimer {
     StepTimes times;
     const int32_t most = std::min(core_.parts().scheduler.max_num_seqs, kMostRequests);
     double round_seconds = 0;  // of the last round
-    for (int32_t n = 1; n <= most && HasRoom(n) && 2 * round_seconds < SecondsLeft(); n *= 2) {
+    for (int32_t n = 1; n <= most && HasRoom(n) && kGrowth * round_seconds < SecondsLeft();
+         n *= kGrowth) {
       StepTimes::Batch batch{.num_requests = n, .seconds = {}};
       std::vector<double> prompt_row_seconds;
       for (int32_t round = 0; round < kRounds; ++round) {

@@ -1,10 +1,10 @@
 // Measures how long an engine's steps take with each number of drafts, before it serves: the table
 // that DraftLengthPolicy chooses by.
 //
-// Made-up requests run through the engine itself, 1, 2, 4, ... at a time, with 0 .. k drafts each.
-// It ends after some three seconds, or when 64 requests were measured. What it leaves in the cache
-// and in the drafter is never read: the block pool and the request slots start anew, and every
-// request that takes one writes it first.
+// Made-up requests run through the engine itself, 1, 4, 16 and 64 at a time, with 0 .. k drafts
+// each. It ends after some three seconds, or when 64 requests were measured. What it leaves in the
+// cache and in the drafter is never read: the block pool and the request slots start anew, and
+// every request that takes one writes it first.
 #pragma once
 
 #include <functional>
