@@ -165,6 +165,25 @@ TEST_P(PromptAttentionTest, BitsDoNotDependOnHowAPromptIsCut) {
   EXPECT_EQ(Run(0, kKeys, /*replays=*/3), whole);
 }
 
+// Plans of other sizes are compared with the first when they are made.
+TEST_P(PromptAttentionTest, LargerPlansGiveTheSameBits) {
+  const auto [heads, nope, value] = GetParam();
+  const DeviceArray<uint16_t> out(size_t{kRoom} * heads * value);
+  for (const auto& [queries, keys] :
+       {std::pair(1, 3000), std::pair(600, 1500), std::pair(2000, 4000)}) {
+    attention_->Run({.num_queries = queries,
+                     .num_keys = keys,
+                     .q = d_q_.data(),
+                     .k = d_k_.data(),
+                     .v = d_kv_.data() + nope,
+                     .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
+                     .v_head_stride = nope + value,
+                     .out = out.data()},
+                    nullptr);
+    CudaOk(cudaDeviceSynchronize(), "run");
+  }
+}
+
 TEST_P(PromptAttentionTest, RefusesWhatItCannotDo) {
   PromptAttentionParams params = {.num_queries = 10, .num_keys = 9};
   EXPECT_THROW(attention_->Run(params, nullptr), Error);

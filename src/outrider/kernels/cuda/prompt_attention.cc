@@ -125,9 +125,38 @@ class PromptAttention::Plans {
 
   /// A run with a plan for `queries` and `keys` rows, which may be more than a call needs.
   void Run(const PromptAttentionParams& params, int queries, int keys, cudaStream_t stream) {
-    const Key key = {queries, keys, params.v_row_stride, params.v_head_stride};
+    Execute(Get({queries, keys, params.v_row_stride, params.v_head_stride}), params, stream);
+  }
+
+  /// Compares bits of a prompt in one piece and in others.
+  void CheckPieces();
+
+ private:
+  struct Key {
+    int queries;
+    int keys;
+    int64_t v_row_stride;
+    int64_t v_head_stride;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Plan {
+    std::shared_ptr<fe::graph::Graph> graph;
+    Memory workspace;
+  };
+
+  const Plan& Get(const Key& key) {
     auto found = plans_.find(key);
-    if (found == plans_.end()) found = plans_.emplace(key, Make(key)).first;
+    if (found == plans_.end()) {
+      Plan plan = Make(key);
+      // Calls on their way in other streams use the same lengths as the check.
+      CudaOk(cudaDeviceSynchronize(), "wait");
+      CheckPlan(plan, key);
+      found = plans_.emplace(key, std::move(plan)).first;
+    }
+    return found->second;
+  }
+
+  void Execute(const Plan& plan, const PromptAttentionParams& params, cudaStream_t stream) {
     const auto words = reinterpret_cast<CUdeviceptr>(lengths_.data());
     auto set = [&](int index, int value) {
       if (set_words_(words + index * sizeof(int32_t), static_cast<unsigned>(value), 1, stream) !=
@@ -147,24 +176,19 @@ class PromptAttention::Plans {
                                                   {kOut, params.out},
                                                   {kQueries, lengths},
                                                   {kKeys, lengths + 1}};
-    CudnnOk(found->second.graph->execute(handle_, tensors, found->second.workspace.data()), Name());
+    CudnnOk(plan.graph->execute(handle_, tensors, plan.workspace.data()), Name());
   }
 
-  /// Compares bits of prompts in one piece, with room for more, and in pieces.
-  void CheckBits();
+  /// Runs a short prompt, the same for all, with a new plan: its bits must be those that the first
+  /// plan gave.
+  void CheckPlan(const Plan& plan, const Key& key);
 
- private:
-  struct Key {
-    int queries;
-    int keys;
-    int64_t v_row_stride;
-    int64_t v_head_stride;
-    auto operator<=>(const Key&) const = default;
-  };
-  struct Plan {
-    std::shared_ptr<fe::graph::Graph> graph;
-    Memory workspace;
-  };
+  [[noreturn]] void ThrowOtherBits(const std::string& when) const {
+    throw Unavailable(
+        fmt::format("cuDNN {} gives other bits for {} ({}): use the version that "
+                    "docs/cuda-kernels.md names",
+                    fe::detail::get_backend_version_string(), when, Name()));
+  }
 
   std::string Name() const {
     return fmt::format("attention of {} heads with widths {} and {}", shape_.heads,
@@ -228,78 +252,112 @@ class PromptAttention::Plans {
   SetD32 set_words_ = nullptr;
   Memory lengths_;  // queries, keys
   std::map<Key, Plan> plans_;
+  std::vector<std::byte> check_rows_;  // what the short prompt gives
 };
 
-void PromptAttention::Plans::CheckBits() {
-  const int rows = std::min(shape_.max_queries, 300);
-  const int room = Padded(std::max(rows, std::min(shape_.max_keys, 4 * kLeastPadded)));
+namespace {
+
+constexpr int kCheckRows = 300;
+
+/// bf16 values of magnitude 2^-2 to 2^1, either sign, a function of `seed` alone.
+std::vector<uint16_t> CheckValues(size_t count, uint64_t seed) {
+  std::vector<uint16_t> values(count);
+  uint64_t state = seed;
+  for (uint16_t& value : values) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    value = static_cast<uint16_t>((state >> 63 << 15) | ((125 + (state >> 61 & 3)) << 7) |
+                                  (state >> 40 & 127));
+  }
+  return values;
+}
+
+/// Memory for `room` elements that begins with `values`; zero behind them.
+Memory Upload(const std::vector<uint16_t>& values, size_t room) {
+  Memory memory(room * 2);
+  CudaOk(cudaMemset(memory.data(), 0, room * 2), "memset");
+  CudaOk(cudaMemcpy(memory.data(), values.data(), values.size() * 2, cudaMemcpyHostToDevice),
+         "copy");
+  return memory;
+}
+
+}  // namespace
+
+void PromptAttention::Plans::CheckPlan(const Plan& plan, const Key& key) {
+  const int rows = std::min({kCheckRows, key.queries, shape_.max_queries});
   const size_t heads = shape_.heads;
-  const size_t key_bytes = heads * shape_.key_width * 2;
-  const size_t value_bytes = heads * shape_.value_width * 2;
-  // Any values will do; rows past the end are zero, or ones for the run with room for more.
-  uint64_t state = 1;
-  auto values = [&](size_t count) {
-    std::vector<uint16_t> bits(count);
-    for (uint16_t& each : bits) {
-      state = state * 6364136223846793005U + 1442695040888963407U;
-      // bf16 of magnitude 2^-2 to 2^1, either sign.
-      each = static_cast<uint16_t>((state >> 63 << 15) | ((125 + (state >> 61 & 3)) << 7) |
-                                   (state >> 40 & 127));
-    }
-    return bits;
-  };
-  auto upload = [&](const std::vector<uint16_t>& bits, size_t row_bytes) {
-    Memory memory(room * row_bytes);
-    CudaOk(cudaMemset(memory.data(), 0, room * row_bytes), "memset");
-    CudaOk(cudaMemcpy(memory.data(), bits.data(), bits.size() * 2, cudaMemcpyHostToDevice), "copy");
-    return memory;
-  };
-  const Memory q = upload(values(rows * key_bytes / 2), key_bytes);
-  const Memory k = upload(values(rows * key_bytes / 2), key_bytes);
-  const Memory v = upload(values(rows * value_bytes / 2), value_bytes);
-  const Memory out(room * value_bytes);
-  auto run = [&](int begin, int end, int queries, int keys) {
-    Run({.num_queries = end - begin,
-         .num_keys = end,
-         .q = static_cast<const std::byte*>(q.data()) + begin * key_bytes,
-         .k = k.data(),
-         .v = v.data(),
-         .v_row_stride = static_cast<int64_t>(value_bytes / 2),
-         .v_head_stride = shape_.value_width,
-         .out = out.data()},
-        queries, keys, nullptr);
-    std::vector<std::byte> bytes((end - begin) * value_bytes);
-    CudaOk(cudaMemcpy(bytes.data(), out.data(), bytes.size(), cudaMemcpyDeviceToHost), "copy");
-    return bytes;
-  };
-  const std::vector<std::byte> whole = run(0, rows, Padded(rows), Padded(rows));
-  for (const int cut : {1, 64, 100, 128, 129, 256, rows - 1}) {
-    if (cut >= rows || cut <= 0) continue;
-    // The first rows; the last, from memory that reaches as far as the plan reads.
-    for (const auto& [begin, end] : {std::pair(0, cut), std::pair(cut, rows)}) {
-      if (begin + Padded(end - begin) > room) continue;
-      const std::vector<std::byte> piece = run(begin, end, Padded(end - begin), Padded(end));
-      const bool equal =
-          std::memcmp(piece.data(), whole.data() + begin * value_bytes, piece.size()) == 0;
-      if (!equal) {
-        throw Unavailable(fmt::format(
-            "cuDNN {} gives other bits for rows {} to {} of a prompt by themselves ({}): use the "
-            "version that docs/cuda-kernels.md names",
-            fe::detail::get_backend_version_string(), begin, end, Name()));
-      }
+  const size_t width = heads * shape_.key_width;
+  const Memory q = Upload(CheckValues(rows * width, 1), key.queries * width);
+  const Memory k = Upload(CheckValues(rows * width, 2), key.keys * width);
+  const std::vector<uint16_t> packed = CheckValues(rows * heads * shape_.value_width, 3);
+  std::vector<uint16_t> values(static_cast<size_t>(rows - 1) * key.v_row_stride +
+                               (heads - 1) * key.v_head_stride + shape_.value_width);
+  for (int row = 0; row < rows; ++row) {
+    for (size_t head = 0; head < heads; ++head) {
+      std::copy_n(packed.begin() + (row * heads + head) * shape_.value_width, shape_.value_width,
+                  values.begin() + row * key.v_row_stride + head * key.v_head_stride);
     }
   }
-  if (run(0, rows, room, room) != whole) {
-    throw Unavailable(fmt::format(
-        "cuDNN {} gives other bits for a prompt with room for more rows ({}): use the version that "
-        "docs/cuda-kernels.md names",
-        fe::detail::get_backend_version_string(), Name()));
+  const Memory v = Upload(values, key.keys * static_cast<size_t>(key.v_row_stride));
+  const size_t row_bytes = heads * shape_.value_width * 2;
+  const Memory out(key.queries * row_bytes);
+  Execute(plan,
+          {.num_queries = rows,
+           .num_keys = rows,
+           .q = q.data(),
+           .k = k.data(),
+           .v = v.data(),
+           .v_row_stride = key.v_row_stride,
+           .v_head_stride = key.v_head_stride,
+           .out = out.data()},
+          nullptr);
+  std::vector<std::byte> got(rows * row_bytes);
+  CudaOk(cudaMemcpy(got.data(), out.data(), got.size(), cudaMemcpyDeviceToHost), "copy");
+  const size_t common = std::min(got.size(), check_rows_.size());
+  if (std::memcmp(got.data(), check_rows_.data(), common) != 0) {
+    ThrowOtherBits(fmt::format("a plan of {} queries and {} keys", key.queries, key.keys));
+  }
+  if (got.size() > check_rows_.size()) check_rows_ = std::move(got);
+}
+
+void PromptAttention::Plans::CheckPieces() {
+  const int rows = std::min(kCheckRows, shape_.max_queries);
+  const size_t heads = shape_.heads;
+  const size_t width = heads * shape_.key_width;
+  const size_t value = heads * shape_.value_width;
+  const int room = 4 * Padded(rows);
+  const Memory q = Upload(CheckValues(rows * width, 1), room * width);
+  const Memory k = Upload(CheckValues(rows * width, 2), room * width);
+  const Memory v = Upload(CheckValues(rows * value, 3), room * value);
+  const Memory out(room * value * 2);
+  std::vector<std::pair<int, std::vector<std::byte>>> pieces;  // and where they begin
+  for (const int cut : {1, 64, 100, 128, 129, 256, rows - 1, rows}) {
+    if (cut > rows || cut < 1) continue;
+    for (const auto& [begin, end] : {std::pair(0, cut), std::pair(cut, rows)}) {
+      if (begin == end) continue;
+      Run({.num_queries = end - begin,
+           .num_keys = end,
+           .q = static_cast<const std::byte*>(q.data()) + begin * width * 2,
+           .k = k.data(),
+           .v = v.data(),
+           .v_row_stride = static_cast<int64_t>(value),
+           .v_head_stride = shape_.value_width,
+           .out = out.data()},
+          Padded(end - begin), Padded(end), nullptr);
+      std::vector<std::byte> piece((end - begin) * value * 2);
+      CudaOk(cudaMemcpy(piece.data(), out.data(), piece.size(), cudaMemcpyDeviceToHost), "copy");
+      pieces.emplace_back(begin, std::move(piece));
+    }
+  }
+  for (const auto& [begin, piece] : pieces) {
+    if (std::memcmp(piece.data(), check_rows_.data() + begin * value * 2, piece.size()) != 0) {
+      ThrowOtherBits(fmt::format("a prompt's rows from {} on by themselves", begin));
+    }
   }
 }
 
 PromptAttention::PromptAttention(const PromptAttentionShape& shape)
     : plans_(std::make_unique<Plans>(shape)) {
-  plans_->CheckBits();
+  plans_->CheckPieces();
 }
 
 PromptAttention::~PromptAttention() = default;

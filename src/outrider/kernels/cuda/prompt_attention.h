@@ -55,9 +55,9 @@ class PromptAttention {
   int PaddedQueries(int num_queries) const;
   int PaddedKeys(int num_keys) const;
 
-  /// May be captured once it has run with the same padded sizes, which is when its plan is made.
-  /// One stream at a time. Throws Error for parameters outside the ranges above and for what cuDNN
-  /// says.
+  /// May be captured once it has run with the same padded sizes and strides, which is when its plan
+  /// is made and compared; that takes memory of the padded sizes for a moment. One stream at a
+  /// time. Throws Error for parameters outside the ranges above and for what cuDNN says.
   void Run(const PromptAttentionParams& params, cudaStream_t stream);
 
  private:
