@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-bool Allows(const std::string& schema, const std::vector<int32_t>& tokens) {
+bool SchemaAllows(const std::string& schema, const std::vector<int32_t>& tokens) {
   GrammarMatcher matcher(CompileText(GrammarKind::kJsonSchema, schema));
   for (const int32_t token : tokens) {
     if (!matcher.Accept(token)) return false;
@@ -30,8 +30,8 @@ bool Allows(const std::string& schema, const std::vector<int32_t>& tokens) {
   return matcher.complete();
 }
 
-bool Allows(const std::string& schema, std::string_view text) {
-  return Allows(schema, Tokens(text));
+bool SchemaAllows(const std::string& schema, std::string_view text) {
+  return SchemaAllows(schema, Tokens(text));
 }
 
 /// A token for each byte: tokens of a text never are what is no UTF-8.
@@ -235,29 +235,29 @@ TEST(JsonSchemaTest, PropertiesMayHaveTheNamesOfAnnotations) {
       "a":{"type":"object","properties":{"title":{"type":"string"}},"required":["title"]},
       "b":{"type":"object","properties":{"title":{"type":"integer"}},"required":["title"]},
       "c":{"const":{"default":1}}, "d":{"const":{"default":2}}}})";
-  EXPECT_TRUE(Allows(schema, R"({"a":{"title":"x"},"b":{"title":7}})"));
-  EXPECT_FALSE(Allows(schema, R"({"b":{"title":"x"}})"));
-  EXPECT_TRUE(Allows(schema, R"({"c":{"default":1},"d":{"default":2}})"));
-  EXPECT_FALSE(Allows(schema, R"({"d":{"default":1}})"));
+  EXPECT_TRUE(SchemaAllows(schema, R"({"a":{"title":"x"},"b":{"title":7}})"));
+  EXPECT_FALSE(SchemaAllows(schema, R"({"b":{"title":"x"}})"));
+  EXPECT_TRUE(SchemaAllows(schema, R"({"c":{"default":1},"d":{"default":2}})"));
+  EXPECT_FALSE(SchemaAllows(schema, R"({"d":{"default":1}})"));
 }
 
 // Spelled with an escape, the name of a known property had passed for a free one.
 TEST(JsonSchemaTest, FreePropertiesAreNoneOfTheKnown) {
   const std::string schema =
       R"({"properties":{"ab":{"type":"null"}},"additionalProperties":{"type":"boolean"}})";
-  EXPECT_TRUE(Allows(schema, R"({"ab":null,"b":true,"a":true,"abc":true,"x\u0061":true})"));
-  EXPECT_FALSE(Allows(schema, R"({"ab":true})"));
-  EXPECT_FALSE(Allows(schema, R"({"\u0061b":true})"));
-  EXPECT_FALSE(Allows(schema, R"({"a\u0062":true})"));
+  EXPECT_TRUE(SchemaAllows(schema, R"({"ab":null,"b":true,"a":true,"abc":true,"x\u0061":true})"));
+  EXPECT_FALSE(SchemaAllows(schema, R"({"ab":true})"));
+  EXPECT_FALSE(SchemaAllows(schema, R"({"\u0061b":true})"));
+  EXPECT_FALSE(SchemaAllows(schema, R"({"a\u0062":true})"));
 }
 
 // Through a "$ref" it had been an object without members.
 TEST(JsonSchemaTest, AnyObjectByReference) {
   const std::string schema =
       R"({"$defs":{"any":{"type":"object"}},"properties":{"a":{"$ref":"#/$defs/any"}}})";
-  EXPECT_TRUE(Allows(schema, R"({"a":{"b":{}}})"));
-  EXPECT_TRUE(Allows(R"({"type":"object","minProperties":1})", R"({"a":1})"));
-  EXPECT_FALSE(Allows(R"({"type":"object","minProperties":1})", "{}"));
+  EXPECT_TRUE(SchemaAllows(schema, R"({"a":{"b":{}}})"));
+  EXPECT_TRUE(SchemaAllows(R"({"type":"object","minProperties":1})", R"({"a":1})"));
+  EXPECT_FALSE(SchemaAllows(R"({"type":"object","minProperties":1})", "{}"));
 }
 
 // Which members there are, for each choice of required ones and of bounds.
@@ -283,7 +283,7 @@ TEST(JsonSchemaTest, NumberOfProperties) {
             text += (text.size() > 1 ? ",\"" : "\"") + names[i] + "\":null";
           }
           const int count = std::popcount(present);
-          EXPECT_EQ(Allows(schema.dump(), text + "}"),
+          EXPECT_EQ(SchemaAllows(schema.dump(), text + "}"),
                     (present & required) == required && count >= least && count <= most)
               << schema << " " << text;
         }
@@ -309,7 +309,7 @@ TEST(JsonSchemaTest, NumberOfItems) {
             for (int i = 0; i < count; ++i) {
               text += std::string(i > 0 ? "," : "") + (i < known ? "null" : "true");
             }
-            EXPECT_EQ(Allows(schema.dump(), text + "]"),
+            EXPECT_EQ(SchemaAllows(schema.dump(), text + "]"),
                       count >= least && count <= most && (more || count <= known))
                 << schema << " " << text;
           }
@@ -325,12 +325,12 @@ TEST(JsonSchemaTest, StringsAreUtf8) {
                              R"({"type":"string","pattern":"^.*$"})"}) {
     for (const char* character : {"\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
                                   "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
-      EXPECT_TRUE(Allows(schema, ByteTokens(std::string("\"") + character + '"')))
+      EXPECT_TRUE(SchemaAllows(schema, ByteTokens(std::string("\"") + character + '"')))
           << schema << json(character);
     }
     for (const char* bytes : {"\xed\xa0\x80", "\xed\xbf\xbf", "\xc1\xbf", "\xe0\x9f\xbf",
                               "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80"}) {
-      EXPECT_FALSE(Allows(schema, ByteTokens(std::string("\"") + bytes + '"'))) << schema;
+      EXPECT_FALSE(SchemaAllows(schema, ByteTokens(std::string("\"") + bytes + '"'))) << schema;
     }
   }
 }
@@ -345,17 +345,17 @@ TEST(JsonSchemaTest, OptionalAndRepeatedPartsOfPatterns) {
            {"^(a(:b){0,2})?$", "a:b:b", ":b"},
        }) {
     const std::string schema = json{{"type", "string"}, {"pattern", pattern}}.dump();
-    EXPECT_TRUE(Allows(schema, json(good).dump())) << pattern;
-    EXPECT_FALSE(Allows(schema, json(bad).dump())) << pattern;
+    EXPECT_TRUE(SchemaAllows(schema, json(good).dump())) << pattern;
+    EXPECT_FALSE(SchemaAllows(schema, json(bad).dump())) << pattern;
   }
 }
 
 // Where a part of a string is repeated often, quotation marks had come unescaped.
 TEST(JsonSchemaTest, LongRepetitionsInPatterns) {
   const std::string schema = R"({"type":"string","pattern":"^.{1,500}$"})";
-  EXPECT_TRUE(Allows(schema, R"("abc")"));
-  EXPECT_FALSE(Allows(schema, R"("a"c")"));
-  EXPECT_FALSE(Allows(schema, "\"a\nc\""));
+  EXPECT_TRUE(SchemaAllows(schema, R"("abc")"));
+  EXPECT_FALSE(SchemaAllows(schema, R"("a"c")"));
+  EXPECT_FALSE(SchemaAllows(schema, "\"a\nc\""));
 }
 
 TEST(JsonSchemaTest, Formats) {
@@ -379,10 +379,10 @@ TEST(JsonSchemaTest, Formats) {
            {"relative-json-pointer", "1/a", "/a"},
        }) {
     const std::string schema = json{{"type", "string"}, {"format", format}}.dump();
-    EXPECT_TRUE(Allows(schema, json(good).dump())) << format << " " << good;
-    EXPECT_FALSE(Allows(schema, json(bad).dump())) << format << " " << bad;
+    EXPECT_TRUE(SchemaAllows(schema, json(good).dump())) << format << " " << good;
+    EXPECT_FALSE(SchemaAllows(schema, json(bad).dump())) << format << " " << bad;
   }
-  EXPECT_FALSE(Allows(R"({"type":"string","format":"json-pointer"})", R"("/a"b")"));
+  EXPECT_FALSE(SchemaAllows(R"({"type":"string","format":"json-pointer"})", R"("/a"b")"));
 }
 
 TEST(JsonSchemaTest, SchemasInTags) {

@@ -67,11 +67,11 @@ SchemaJson MapSchema(const SchemaJson& schema, const std::string& place, const W
     if (patterns->size() > 1) {
       throw SchemaError(place, "\"patternProperties\" with several patterns is not supported");
     }
-    const auto& [pattern, value] = *patterns->items().begin();
+    const auto only = patterns->begin();
     const SchemaJson name =
-        walk({{"type", "string"}, {"pattern", pattern}}, place + "/patternProperties");
-    typed["patternProperties"] = {
-        {name["pattern"].get<std::string>(), walk(value, place + "/patternProperties/" + pattern)}};
+        walk({{"type", "string"}, {"pattern", only.key()}}, place + "/patternProperties");
+    typed["patternProperties"] = {{name["pattern"].get<std::string>(),
+                                   walk(*only, place + "/patternProperties/" + only.key())}};
     typed["additionalProperties"] = false;
     return typed;
   }
