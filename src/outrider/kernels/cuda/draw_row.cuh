@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "outrider/base/token_order.h"
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/order_key.cuh"
 
 namespace outrider::cuda {
 
@@ -76,10 +76,6 @@ __device__ __forceinline__ uint32_t LoadRemote32(const void* local, uint32_t ran
 inline constexpr uint32_t kMinusInfinityKey = 0x007FFFFF;  // OrderKey(-infinity)
 inline constexpr uint32_t kInfinityKey = 0xFF800000;
 
-/// The float of an OrderKey.
-__device__ __forceinline__ float OfOrderKey(uint32_t key) {
-  return __uint_as_float((key >> 31) != 0 ? key & 0x7FFFFFFF : ~key);
-}
 __device__ __forceinline__ bool IsFiniteKey(uint64_t token_key) {
   const auto key = static_cast<uint32_t>(token_key >> 32);
   return key > kMinusInfinityKey && key < kInfinityKey;

@@ -39,8 +39,8 @@ struct NormRowsParams {
   const int32_t* x_rows = nullptr;
 };
 
-/// Reads norm_weight before the kernel before it has ended: the host waits for the stream after it is
-/// written. Throws Error for parameters outside these ranges; otherwise returns what the launch
+/// Reads norm_weight before the kernel before it has ended: the host waits for the stream after it
+/// is written. Throws Error for parameters outside these ranges; otherwise returns what the launch
 /// returned.
 cudaError_t NormRows(const NormRowsParams& params, cudaStream_t stream);
 
