@@ -54,6 +54,13 @@ TEST(GrammarCompilerTest, SaysWhatIsWrong) {
   }
 }
 
+// What xgrammar would read as something else, and only warn of.
+TEST(GrammarCompilerTest, RefusesWhatWouldBeIgnored) {
+  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, "a^b"), HasSubstr("should be at the start"));
+  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, R"(\Aab)"), HasSubstr("not recognized"));
+  EXPECT_EQ(ErrorOf(GrammarKind::kRegex, R"(\"a\_b\@\ \é\")"), "no error");
+}
+
 TEST(GrammarCompilerTest, RefusesWhatCountsOrHeats) {
   EXPECT_THAT(ErrorOf(GrammarKind::kEbnf, R"(root ::= a
 a[max_tokens=3] ::= [a-z]*)"),

@@ -2,12 +2,24 @@
 // but their text; warnings go to whoever asks for them (xgrammar_log.h), and nowhere else.
 #include "outrider/grammar/xgrammar_log.h"
 
+#include <cctype>
+#include <string_view>
+
 #include "support/logging.h"  // xgrammar's own
 
 namespace outrider {
 namespace {
 
 thread_local std::string* first_warning = nullptr;
+
+/// A backslash before a character that needs none: the character is matched, as was meant.
+bool IsHarmless(const std::string& message) {
+  constexpr std::string_view kEscape = "Escape sequence '\\";
+  const size_t at = message.find(kEscape);
+  const size_t end = at + kEscape.size();
+  return at != std::string::npos && end < message.size() &&
+         std::isalnum(static_cast<unsigned char>(message[end])) == 0;
+}
 
 }  // namespace
 
@@ -39,7 +51,8 @@ void LogFatalImpl(const std::string& file, int line, const std::string& message)
 
 void LogMessageImpl(const std::string&, int, int level, const std::string& message) {
   std::string* first = outrider::first_warning;
-  if (level >= XGRAMMAR_LOG_LEVEL_WARNING && first != nullptr && first->empty()) *first = message;
+  if (level < XGRAMMAR_LOG_LEVEL_WARNING || first == nullptr || !first->empty()) return;
+  if (!outrider::IsHarmless(message)) *first = message;
 }
 
 }  // namespace xgrammar
