@@ -59,14 +59,15 @@ TEST_P(AllocationTest, DecodeStepsAllocateNothing) {
     request.sampling.temperature = i % 3 == 0 ? 0.0F : 0.8F;
     if (i % 3 == 1) request.sampling.top_p = 0.9F;
     if (i % 3 == 2) request.sampling.frequency_penalty = 0.3F;
-    request.sampling.max_tokens = 400;
+    request.sampling.max_tokens = 900;
     request.sampling.ignore_eos = true;
     engine->Submit(request, [&emitted](RequestId, OutputDelta&& delta) {
       emitted += static_cast<int64_t>(delta.token_ids.size());
     });
   }
-  // Buffers reach their sizes.
-  for (int i = 0; i < 60; ++i) engine->Step();
+  // Buffers reach their sizes; with prompt lookup the texts must have grown until it finds drafts
+  // for all requests in one step.
+  for (int i = 0; i < 150; ++i) engine->Step();
   const int64_t before = emitted;
   counting = true;
   for (int i = 0; i < 30; ++i) engine->Step();

@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/text/chat_template.h"
-#include "tests/engine/test_engine.h"
+#include "tests/engine/scenario_requests.h"
 
 namespace outrider {
 namespace {
@@ -159,6 +161,49 @@ TEST(DraftingTest, ThePartOfTheVocabularyMustBeOne) {
   options.speculation.draft_vocab_size = 500;
   options.speculation.method = DraftMethod::kNgram;
   EXPECT_THROW(decision(options), Error);
+}
+
+// Drafts that are drawn with the target's noise change nothing but how many of them are right: of
+// stories, where the most likely word is often not the one that is drawn, nearly all.
+TEST(DraftingTest, DrawnDraftsAreRightMoreOften) {
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(TinyModelDirectory());
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 16; ++i) {
+    requests.push_back(Request(
+        tokenizer.Encode("<｜User｜>Tell a story about Mia and a lamp.<｜Assistant｜>", true), 60,
+        i % 4 == 0 ? 0.0F : 1.0F));
+    requests.back().sampling.seed = i;
+    if (i % 4 == 2) requests.back().sampling.top_p = 0.95F;
+    if (i % 4 == 3) requests.back().sampling.top_k = 50;
+  }
+  const auto expected = RunAlone(requests);
+  for (const DrafterKind drafter : {DrafterKind::kChain, DrafterKind::kRepeated}) {
+    std::array<double, 2> accepted;
+    for (const bool drawn : {false, true}) {
+      const auto engine =
+          MakeTestEngine({.drafter = drafter, .k = 3, .threads = 2, .probabilistic_drafts = drawn});
+      ExpectEqual(RunTogether(*engine, requests), expected);
+      accepted.at(drawn ? 1 : 0) =
+          static_cast<double>(engine->Counters().speculation.num_accepted_tokens);
+    }
+    EXPECT_GT(accepted[1], 1.1 * accepted[0]);
+  }
+}
+
+TEST(DraftingTest, DrawnDraftsNeedAModuleAndARuleThatLooksAtThem) {
+  EngineOptions options;
+  options.model = TinyModelDirectory();
+  options.speculation.probabilistic_drafts = true;
+  for (const auto method : {RejectionMethod::kMatch, RejectionMethod::kStandard}) {
+    options.speculation.rejection_sample_method = method;
+    EXPECT_NO_THROW(EnginePlan{options});
+  }
+  options.speculation.method = DraftMethod::kNgram;
+  EXPECT_THROW(EnginePlan{options}, Error);
+  options.speculation.method = DraftMethod::kMtp;
+  options.speculation.rejection_sample_method = RejectionMethod::kSynthetic;
+  options.speculation.synthetic_acceptance_length = 2;
+  EXPECT_THROW(EnginePlan{options}, Error);
 }
 
 }  // namespace

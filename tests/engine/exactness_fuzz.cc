@@ -144,6 +144,7 @@ class Fuzz {
     o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
+    o.probabilistic_drafts = Uniform(0, 1) == 0;
     o.block_size = Uniform(1, 40);
     o.max_model_len = 400;
     const auto least = static_cast<int32_t>(BlocksFor(o.max_model_len, o.block_size));
@@ -181,13 +182,14 @@ class Fuzz {
 
   static std::string Describe(const TestEngineOptions& o) {
     return fmt::format(
-        "drafter {} k {} ranges {} adaptive {} form {} block {} blocks {} seqs {} tokens {} "
+        "drafter {} k {} ranges {} adaptive {} form {} drawn {} block {} blocks {} seqs {} tokens "
+        "{} "
         "threads {} prefix "
         "{} "
         "exact {} backend {} cache {}",
         static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive,
-        static_cast<int>(o.draft_form), o.block_size, o.num_blocks, o.max_num_seqs,
-        o.max_num_batched_tokens, o.threads, o.prefix_caching, o.exact_prefix,
+        static_cast<int>(o.draft_form), o.probabilistic_drafts, o.block_size, o.num_blocks,
+        o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.exact_prefix,
         AttentionBackendName(o.attention_backend), KvCacheFormName(o.cache_form));
   }
 

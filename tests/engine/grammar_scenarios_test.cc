@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <map>
 #include <random>
 
 #include "tests/engine/scenario_requests.h"
 #include "tests/grammar/bundled_grammars.h"
+#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
@@ -261,6 +264,46 @@ TEST_P(GrammarScenarioTest, OtherRulesOfAcceptance) {
       EXPECT_TRUE(nlohmann::json::accept(TextOf(got.tokens))) << TextOf(got.tokens);
     }
   }
+}
+
+// Rejection sampling with drawn drafts follows the target under a grammar that refuses many of
+// them: the second token, whose first draft was drawn without the grammar, against that of match.
+TEST(GrammarAcceptanceTest, RefusedDrawnDraftsLeaveTheDistributionAsItIs) {
+  constexpr int kRuns = kSanitized ? 500 : 4000;
+  const auto grammar = CompileText(GrammarKind::kRegex, "[a-zA-Z0-9]*");
+  const std::vector<int32_t> prompt = TrainedPrompts()[0];
+  std::map<int32_t, std::array<double, 2>> counts;  // by token, of match and of standard
+  for (const bool standard : {false, true}) {
+    const auto engine = MakeTestEngine(
+        {.k = 1,
+         .acceptance = {standard ? RejectionMethod::kStandard : RejectionMethod::kMatch, {}},
+         .probabilistic_drafts = standard});
+    std::vector<GenerationRequest> requests;
+    for (int i = 0; i < kRuns; ++i) {
+      requests.push_back(Constrained(prompt, grammar, 3, 2));
+      requests.back().sampling.seed = i + (standard ? kRuns : 0);
+      requests.back().sampling.top_k = 3;
+    }
+    for (const Generated& got : RunTogether(*engine, requests)) {
+      if (got.tokens.size() > 1) ++counts[got.tokens[1]].at(standard ? 1 : 0);
+    }
+  }
+  // Two samples of the same size: chi-square with (number of tokens - 1) degrees of freedom.
+  double statistic = 0;
+  double rare = 0;
+  int cells = -1;
+  for (const auto& [token, count] : counts) {
+    const double sum = count[0] + count[1];
+    if (sum < 20) {
+      rare += sum;
+      continue;
+    }
+    statistic += (count[0] - count[1]) * (count[0] - count[1]) / sum;
+    ++cells;
+  }
+  EXPECT_LT(rare, kRuns / 10);
+  EXPECT_GT(cells, 1);
+  EXPECT_LT(statistic, cells + 5 * std::sqrt(2.0 * cells));
 }
 
 std::string DrafterName(const testing::TestParamInfo<DrafterKind>& test) {

@@ -45,6 +45,7 @@ struct TestEngineOptions {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   AcceptanceOptions acceptance = {};
   std::optional<int32_t> max_num_queued_reqs = std::nullopt;
+  bool probabilistic_drafts = false;
 };
 
 /// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
@@ -95,6 +96,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   parts.tokenizer = tokenizer;
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;
+  parts.probabilistic_drafts = options.probabilistic_drafts;
   parts.scheduler = {.cache = FullHistoryCache(options.num_blocks, options.block_size),
                      .max_num_seqs = options.max_num_seqs,
                      .max_num_batched_tokens = options.max_num_batched_tokens,

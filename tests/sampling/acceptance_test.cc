@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "outrider/base/error.h"
 #include "outrider/sampling/verifier.h"
 
@@ -26,6 +28,22 @@ TEST(AcceptanceTest, RatesAreCheckedAgainstK) {
   EXPECT_THROW(check({0.5, 0.6}), Error);
   EXPECT_THROW(check({1.5, 0.6}), Error);
   EXPECT_THROW(check({0.5, -0.1}), Error);
+}
+
+// Where p is nowhere above q, though p / q of the draft is below 1, the two differ by rounding: a
+// token that the target allows must come all the same.
+TEST(AcceptanceTest, ADraftRefusedByRoundingIsReplacedByTheTargetsDraw) {
+  const std::vector<float> logits = {-std::numeric_limits<float>::infinity(), 1, 1, 1, 1};
+  const std::vector<float> q = {0, 0.5F, 0.5F, 0.5F, 0.5F};
+  std::vector<int> counts(5, 0);
+  RejectionSampler sampler;
+  for (int run = 0; run < 4000; ++run) {
+    const Judgement judgement =
+        sampler.Judge({}, static_cast<uint64_t>(run), 3, logits, 2, q.data());
+    if (!judgement.accepted) ++counts.at(static_cast<size_t>(judgement.token));
+  }
+  EXPECT_EQ(counts[0], 0);
+  for (size_t i = 1; i < 5; ++i) EXPECT_NEAR(counts[i], 500, 100) << i;
 }
 
 TEST(AcceptanceTest, SyntheticAcceptsAtTheGivenRates) {

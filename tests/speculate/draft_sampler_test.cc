@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <numeric>
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "tests/model/loaded_model.h"
@@ -59,25 +60,64 @@ TEST_P(DraftSamplerTest, TheMostLikelyOfTheFirstTokens) {
   }
 }
 
-TEST_P(DraftSamplerTest, DrawsAndTheirDistributionAreOfTheFirstTokens) {
+TEST_P(DraftSamplerTest, DrawsWithTheTargetsNoiseAreWhatItWouldDrawFromTheFirstTokens) {
   const std::vector<int32_t> tokens = {1, 2, 3};
-  // What was left there by an earlier draft.
-  std::vector<float> probs(static_cast<size_t>(kRows) * vocab(), 0.25F);
+  SamplingParams params;
+  params.temperature = 1.5F;
+  params.top_k = 40;
   std::vector<DraftRequest> requests(kRows);
   for (size_t r = 0; r < kRows; ++r) {
     requests[r].tokens = tokens;
-    requests[r].draft_probs = probs.data() + r * vocab();
-    requests[r].temperature = 1.5F;
+    requests[r].sampling = r == 1 ? nullptr : &params;  // the most likely token among draws
     requests[r].seed = r;
   }
   const std::vector<int32_t> drafts = Sample(requests);
   for (size_t r = 0; r < kRows; ++r) {
     const auto part = PartOfRow(r);
-    std::vector<float> want(vocab(), 0.0F);
-    EXPECT_EQ(drafts[r], DrawDraft(part, 1.5F, r, 3, std::span(want).first(part.size())));
-    EXPECT_TRUE(std::equal(want.begin(), want.end(), requests[r].draft_probs));
-    EXPECT_NEAR(std::accumulate(want.begin(), want.end(), 0.0), 1, 1e-4);
+    EXPECT_EQ(drafts[r], r == 1 ? std::max_element(part.begin(), part.end()) - part.begin()
+                                : Sampler().Sample(params, {r, 3}, part));
   }
+}
+
+TEST_P(DraftSamplerTest, DrawsForRejectionSamplingLeaveTheirDistribution) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  SamplingParams params;
+  params.temperature = 1.5F;
+  params.top_p = 0.8F;
+  // What was left there by an earlier draft.
+  std::vector<float> probs(static_cast<size_t>(kRows) * vocab(), 0.25F);
+  std::vector<DraftRequest> requests(kRows);
+  for (size_t r = 0; r < kRows; ++r) {
+    requests[r].tokens = tokens;
+    requests[r].sampling = &params;
+    requests[r].draft_probs = probs.data() + r * vocab();
+    requests[r].seed = r;
+  }
+  const std::vector<int32_t> drafts = Sample(requests);
+  for (size_t r = 0; r < kRows; ++r) {
+    const auto part = PartOfRow(r);
+    EXPECT_EQ(drafts[r], Sampler().Sample(params, {r, 3, RandomStream::kDraft}, part));
+    const std::span<const float> q(requests[r].draft_probs, vocab());
+    std::vector<float> processed(part.size());
+    Sampler().Process(params, part, processed);
+    double total = 0;
+    for (const float x : processed) total += std::exp(x);
+    for (size_t i = 0; i < vocab(); ++i) {
+      ASSERT_NEAR(q[i], i < part.size() ? std::exp(processed[i]) / total : 0, 1e-6) << i;
+    }
+    EXPECT_GT(q[static_cast<size_t>(drafts[r])], 0);
+  }
+}
+
+TEST(DrawDraftTest, OverflownRowsGiveACertainDraft) {
+  const std::vector<int32_t> tokens = {1};
+  const SamplingParams params;
+  const std::vector<float> logits(4, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> q(6, 0.5F);
+  Sampler sampler;
+  const DraftRequest request{.tokens = tokens, .sampling = &params, .draft_probs = q.data()};
+  EXPECT_EQ(DrawDraft(sampler, request, 0, logits, 6), 0);
+  EXPECT_EQ(q, (std::vector<float>{1, 0, 0, 0, 0, 0}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, DraftSamplerTest, testing::Values(1, 16, 300, 1001, 2048));

@@ -75,8 +75,6 @@ OUTRIDER_HOST_DEVICE inline float RoundedLog(float x) {
   const auto e = static_cast<float>(static_cast<int32_t>(bits) >> 23);
   const float m = BitsFloat((bits & 0x7FFFFF) + kRootHalf);
   const float log_m = LogRatio(RoundedDiv(RoundedSub(m, 1.0F), RoundedAdd(m, 1.0F)));
-  constexpr float kLn2High = 0x1.62E4p-1F;  // few bits, so that the product with e is exact
-  constexpr float kLn2Low = 0x1.7F7D1Cp-20F;
   return RoundedAdd(RoundedMul(e, kLn2High), RoundedAdd(log_m, RoundedMul(e, kLn2Low)));
 }
 
@@ -100,7 +98,8 @@ OUTRIDER_HOST_DEVICE inline float Gumbel(uint32_t bits) {
 /// its two logarithms need not be computed.
 OUTRIDER_HOST_DEVICE inline float GumbelBound(uint32_t bits) {
   const uint32_t v = FloatBits(Midpoint(bits));
-  return RoundedMul(static_cast<float>(127 - static_cast<int32_t>(v >> 23)), 0.69315F);
+  constexpr float kAboveLn2 = 0.69315F;  // NOLINT(modernize-use-std-numbers)
+  return RoundedMul(static_cast<float>(127 - static_cast<int32_t>(v >> 23)), kAboveLn2);
 }
 
 }  // namespace outrider

@@ -15,6 +15,11 @@
 
 namespace outrider {
 
+/// ln(2) in two parts; the first has so few bits that its product with an integer up to 511 is
+/// exact.
+inline constexpr float kLn2High = 0x1.62E4p-1F;  // NOLINT(modernize-use-std-numbers)
+inline constexpr float kLn2Low = 0x1.7F7D1Cp-20F;
+
 OUTRIDER_HOST_DEVICE inline float RoundedAdd(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(a, b);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numbers>
 
 #include "outrider/base/host_device.h"
 
@@ -12,9 +13,7 @@ namespace outrider {
 OUTRIDER_HOST_DEVICE inline float RoundedExp(float x) {
   if (!(x >= -104.0F)) return x != x ? x : 0.0F;
   if (x > 89.0F) return BitsFloat(0x7F800000);
-  constexpr float kInverseLn2 = 0x1.715476p+0F;
-  constexpr float kLn2High = 0x1.62E4p-1F;  // few bits, so that the product with n is exact
-  constexpr float kLn2Low = 0x1.7F7D1Cp-20F;
+  constexpr float kInverseLn2 = std::numbers::log2e_v<float>;
   constexpr float kShift = 0x1.8p+23F;  // its unit is 1: sums with it are integers
   const float count = RoundedSub(RoundedAdd(RoundedMul(x, kInverseLn2), kShift), kShift);
   const float f =

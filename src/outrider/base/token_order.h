@@ -8,11 +8,11 @@
 //   1. min_p > 0: tokens with w >= MinPWeight(min_p) stay
 //   2. top_k > 0: of these the first k in order
 //   3. top_p < 1: of these the shortest beginning in order, of at least one token, whose weights
-//   sum
-//      to TopPLimit(the sum of the weights of all that are left, top_p) or more
+//      sum to TopPLimit(the sum of the weights of all that are left, top_p) or more
 #pragma once
 
 #include <cstdint>
+#include <numbers>
 
 #include "outrider/base/host_device.h"
 
@@ -41,9 +41,7 @@ inline constexpr uint64_t kWeightOne = uint64_t{1} << 40;
 /// exp(d) = 2^-n exp(f), n = d / -ln(2) rounded, exp(f) its Taylor polynomial of degree 7.
 OUTRIDER_HOST_DEVICE inline uint64_t TokenWeight(float d) {
   if (!(d >= -28.0F)) return 0;
-  constexpr float kInverseLn2 = 0x1.715476p+0F;
-  constexpr float kLn2High = 0x1.62E4p-1F;  // few bits, so that the product with n is exact
-  constexpr float kLn2Low = 0x1.7F7D1Cp-20F;
+  constexpr float kInverseLn2 = std::numbers::log2e_v<float>;
   const auto n = static_cast<int32_t>(RoundedSub(0.5F, RoundedMul(d, kInverseLn2)));  // >= 0
   const auto count = static_cast<float>(n);
   const float f =

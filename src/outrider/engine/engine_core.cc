@@ -265,7 +265,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     RequestState& state = *states_[index];
     if (state.finished()) continue;
     const int32_t accepted = planned.samples ? verified_[index].num_accepted : 0;
-    if (parts_.probabilistic_drafts && state.sampling().temperature > 0) {
+    const bool drawn = parts_.probabilistic_drafts && state.sampling().temperature > 0;
+    if (drawn && parts_.acceptance.method == RejectionMethod::kStandard) {
       state.draft_probs.resize(static_cast<size_t>(k) *
                                static_cast<size_t>(parts_.model->vocab_size()));
     }
@@ -279,8 +280,8 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
          .num_rows = rows.query_length,
          .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
          .block_table = planned.tables->blocks(0),
+         .sampling = drawn ? &state.sampling() : nullptr,
          .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data(),
-         .temperature = state.sampling().temperature,
          .seed = state.seed()});
     draft_plan_index_.push_back(index);
   }
@@ -296,9 +297,12 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
     RequestState& state = *states_[index];
     state.drafts.assign(row, end);
-    // Drafts that the grammar refuses need no verify row.
+    // Drafts that the grammar refuses need no verify row; but the first that was drawn for
+    // rejection sampling does, as what replaces it depends on what it was drawn from.
     if (state.grammar() != nullptr) {
-      state.drafts.resize(state.grammar()->CountAllowed(state.drafts));
+      const size_t refused = state.draft_probs.empty() ? 0 : 1;
+      const size_t allowed = state.grammar()->CountAllowed(state.drafts);
+      state.drafts.resize(std::min(state.drafts.size(), allowed + refused));
     }
     outcomes_[index].num_drafts = static_cast<int32_t>(state.drafts.size());
   }

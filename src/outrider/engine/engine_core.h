@@ -32,7 +32,7 @@ struct EngineParts {
   DraftSchedule draft_schedule{0, {}};                   // with a drafter: by its max_drafts
   std::optional<DraftLengthPolicy> draft_length_policy;  // decides instead of draft_schedule
   AcceptanceOptions acceptance;
-  bool probabilistic_drafts = false;     // drafts of sampled requests are drawn, for kStandard
+  bool probabilistic_drafts = false;     // drafts of sampled requests are drawn
   const Tokenizer* tokenizer = nullptr;  // null: no text
   SchedulerConfig scheduler;
   bool prefix_caching = true;

@@ -43,8 +43,8 @@ struct SpeculationOptions {
   /// kMtp: drafts are among so many first tokens of the vocabulary; unset: all of it.
   std::optional<int32_t> draft_vocab_size;
   RejectionMethod rejection_sample_method = RejectionMethod::kMatch;
-  /// kStandard with kMtp: drafts are drawn from the drafter's distribution instead of being its
-  /// most likely tokens.
+  /// kMtp with kMatch or kStandard: drafts of sampled requests are drawn from the drafter's
+  /// distribution instead of being its most likely tokens; with kMatch by the target's own noise.
   bool probabilistic_drafts = false;
   std::vector<double> synthetic_acceptance_rates;     // kSynthetic: this,
   std::optional<double> synthetic_acceptance_length;  // or this

@@ -236,11 +236,10 @@ void EnginePlan::PlanAcceptance() {
         "give one of synthetic_acceptance_rates and synthetic_acceptance_length with "
         "rejection_sample_method synthetic, and none without");
   }
-  if (o.probabilistic_drafts &&
-      (o.rejection_sample_method != RejectionMethod::kStandard || o.method != DraftMethod::kMtp)) {
+  if (o.probabilistic_drafts && (synthetic || o.method != DraftMethod::kMtp)) {
     throw InvalidArgument(
-        "draft_sample_method probabilistic needs rejection_sample_method standard and the method "
-        "mtp");
+        "draft_sample_method probabilistic needs rejection_sample_method match or standard and the "
+        "method mtp");
   }
   if (k_ == 0) return;
   if (synthetic) {

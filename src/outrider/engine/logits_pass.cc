@@ -52,8 +52,9 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
     model_.ArgMaxTokens(input.hidden, logits_rows, model_.vocab_size(), likeliest_);
   }
   const MatrixView<const uint32_t> masks = FillMasks(input, requests, rows);
-  for (const RequestRows& request : requests) {
-    if (request.num_logits_rows == 0) continue;
+  const auto verify = [&](int64_t i, int thread) {
+    const RequestRows& request = requests[static_cast<size_t>(i)];
+    if (request.num_logits_rows == 0) return;
     const auto index = static_cast<size_t>(request.work_index);
     RequestState& state = input.state(request);
     const int32_t first_row = request.first_logits_row - first_logits_row;
@@ -75,13 +76,19 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
                                       .subspan(static_cast<size_t>(first_row),
                                                static_cast<size_t>(request.num_logits_rows));
     }
-    verifier_.Verify(rows_of_request, &verified[index]);
+    verifiers_[static_cast<size_t>(thread)].Verify(rows_of_request, &verified[index]);
+  };
+  const auto count = static_cast<int64_t>(requests.size());
+  if (needs_logits) {
+    pool_.ParallelFor(count, verify);
+  } else {
+    for (int64_t i = 0; i < count; ++i) verify(i, 0);  // a comparison each
   }
 }
 
 bool LogitsPass::NeedsLogits(RequestState& state) const {
-  return verifier_.NeedsLogits(state.sampling(),
-                               state.grammar() != nullptr || state.processors() != nullptr);
+  return verifiers_.front().NeedsLogits(
+      state.sampling(), state.grammar() != nullptr || state.processors() != nullptr);
 }
 
 MatrixView<const uint32_t> LogitsPass::FillMasks(const LogitsInput& input,

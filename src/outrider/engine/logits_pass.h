@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
@@ -29,8 +28,8 @@ struct LogitsInput {
 
 class LogitsPass {
  public:
-  LogitsPass(MlaModel& model, ThreadPool& pool, Verifier verifier)
-      : model_(model), pool_(pool), verifier_(std::move(verifier)) {}
+  LogitsPass(MlaModel& model, ThreadPool& pool, const Verifier& verifier)
+      : model_(model), pool_(pool), verifiers_(static_cast<size_t>(pool.size()), verifier) {}
 
   /// Replaces verified[i], by the index of the work, for requests that have rows of logits.
   void Verify(const LogitsInput& input, std::span<VerifiedTokens> verified);
@@ -49,7 +48,7 @@ class LogitsPass {
 
   MlaModel& model_;
   ThreadPool& pool_;
-  Verifier verifier_;
+  std::vector<Verifier> verifiers_;  // one per thread, all alike
   // Kept to reuse memory.
   std::vector<float> logits_;               // [tile rows, vocab]
   std::vector<int32_t> likeliest_;          // [tile rows], where no request needs logits

@@ -30,6 +30,7 @@ class MlaModel {
 
   const ModelConfig& config() const { return config_; }
   const KernelTable& kernels() const { return kernels_; }
+  ThreadPool& pool() const { return pool_; }
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return static_cast<int32_t>(weights_.mtp.size()); }

@@ -9,27 +9,6 @@
 
 namespace outrider {
 
-namespace {
-
-/// The index at which the running sum of `weights` passes u times their sum; the last one with any
-/// weight when rounding leaves the target above.
-int32_t Invert(std::span<const double> weights, double u) {
-  double total = 0;
-  for (const double w : weights) total += w;
-  const double target = u * total;
-  double sum = 0;
-  int32_t last = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i] <= 0) continue;
-    sum += weights[i];
-    last = static_cast<int32_t>(i);
-    if (sum > target) break;
-  }
-  return last;
-}
-
-}  // namespace
-
 std::vector<double> RatesOfLength(double length, int32_t k) {
   const bool possible = length >= 1 && length <= k + 1;  // false for NaN
   if (!possible) {
@@ -78,13 +57,20 @@ Judgement RejectionSampler::Judge(const SamplingParams& params, uint64_t seed, i
   const auto at = static_cast<uint64_t>(position);
   if (UniformDouble(seed, at, RandomStream::kAccept) * q_draft < p_[d]) return {draft, true};
 
-  const double u = UniformDouble(seed, at, RandomStream::kResidual);
-  if (q == nullptr) {
-    p_[d] = 0;
-  } else {
-    for (size_t i = 0; i < p_.size(); ++i) p_[i] = std::max(p_[i] - static_cast<double>(q[i]), 0.0);
+  // Drawn from max(p - q, 0), by the race of its logarithms.
+  residual_.resize(logits.size());
+  for (size_t i = 0; i < p_.size(); ++i) {
+    const double q_i = q != nullptr ? static_cast<double>(q[i]) : (i == d ? 1.0 : 0.0);
+    residual_[i] = static_cast<float>(std::log(std::max(p_[i] - q_i, 0.0)));
   }
-  return {Invert(p_, u), false};
+  const NoiseKey noise{seed, position, RandomStream::kResidual};
+  TokenRace race(noise);
+  race.EnterRow(residual_, 1);
+  if (race.winner() != TokenRace::kNoToken) return {race.winner(), false};
+  // p and q differ by rounding alone.
+  TokenRace whole(noise);
+  whole.EnterRow(processed_, 1);
+  return {whole.winner(), false};
 }
 
 }  // namespace outrider

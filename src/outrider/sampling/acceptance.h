@@ -40,14 +40,16 @@ class RejectionSampler {
  public:
   /// The token for `position`, given the draft for it and q, the distribution that the draft was
   /// drawn from ([vocab]; null: it was certain). Accepts with probability p / q, else draws from
-  /// max(p - q, 0); so the token follows p, the distribution that Sampler draws from. The noise of
-  /// the test and of the draw are streams of their own. temperature > 0; some logit is finite.
+  /// max(p - q, 0); so the token follows p, the distribution that Sampler draws from. The draft,
+  /// the test, this draw and the target's own at other positions must be independent of each other,
+  /// so each has a stream of noise of its own. temperature > 0; the largest logit is finite.
   Judgement Judge(const SamplingParams& params, uint64_t seed, int64_t position,
                   std::span<const float> logits, int32_t draft, const float* q);
 
  private:
   Sampler sampler_;
   std::vector<float> processed_;
+  std::vector<float> residual_;  // ln max(p - q, 0)
   std::vector<double> p_;
 };
 

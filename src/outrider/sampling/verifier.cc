@@ -87,7 +87,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
     const int32_t draft = input.drafts[index];
     const bool forbidden = row[static_cast<size_t>(draft)] == kForbidden;
     if (!forbidden && u * before < acceptance_.rates[index]) return {draft, true};
-    return {sampler_.Sample(params, input.seed, position, row), false};
+    return {sampler_.Sample(params, {input.seed, position}, row), false};
   }
   if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&
       std::isfinite(row[ArgMax(row)])) {
@@ -95,7 +95,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
     return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);
   }
-  return Match(input, index, sampler_.Sample(params, input.seed, position, row));
+  return Match(input, index, sampler_.Sample(params, {input.seed, position}, row));
 }
 
 PositionLogprobs Verifier::Logprobs(const SamplingParams& params, std::span<const float> raw,

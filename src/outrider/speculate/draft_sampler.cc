@@ -4,62 +4,88 @@
 #include <cmath>
 
 #include "outrider/base/arg_max.h"
-#include "outrider/base/random.h"
 
 namespace outrider {
 
-int32_t DrawDraft(std::span<const float> logits, float temperature, uint64_t seed, int64_t position,
-                  std::span<float> probs) {
-  const float max = logits[ArgMax(logits)];
+namespace {
+
+// Logits are made for so many rows at a time, which bounds their memory.
+constexpr size_t kLogitsTile = 64;
+
+/// Turns logits into probabilities.
+void Softmax(std::span<float> row) {
+  const float max = row[ArgMax(row)];
   double total = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    probs[i] = std::exp((logits[i] - max) / temperature);
-    total += probs[i];
+  for (float& x : row) {
+    x = std::exp(x - max);
+    total += x;
   }
-  const double target =
-      UniformDouble(seed, static_cast<uint64_t>(position), RandomStream::kDraft) * total;
-  double sum = 0;
-  size_t token = 0;
-  bool drawn = false;
-  for (size_t i = 0; i < probs.size(); ++i) {
-    sum += probs[i];
-    if (!drawn && probs[i] > 0) {
-      token = i;
-      drawn = sum > target;
+  for (float& x : row) x = static_cast<float>(x / total);
+}
+
+}  // namespace
+
+int32_t DrawDraft(Sampler& sampler, const DraftRequest& request, int32_t step,
+                  std::span<const float> logits, int32_t vocab) {
+  const bool own_noise = request.draft_probs != nullptr;
+  const NoiseKey noise{request.seed, static_cast<int64_t>(request.tokens.size()) + step,
+                       own_noise ? RandomStream::kDraft : RandomStream::kTarget};
+  const int32_t drawn = sampler.Sample(*request.sampling, noise, logits);
+  const int32_t token = std::max(drawn, 0);
+  if (own_noise) {
+    const std::span<float> probs(request.draft_probs + static_cast<int64_t>(step) * vocab,
+                                 static_cast<size_t>(vocab));
+    std::fill(probs.begin(), probs.end(), 0.0F);
+    if (drawn == Sampler::kNoToken) {
+      probs[static_cast<size_t>(token)] = 1;
+    } else {
+      sampler.Process(*request.sampling, logits, probs.first(logits.size()));
+      Softmax(probs.first(logits.size()));
     }
-    probs[i] = static_cast<float>(probs[i] / total);
   }
-  return static_cast<int32_t>(token);
+  return token;
 }
 
 void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
                           std::span<const int32_t> rows, std::span<const size_t> indices,
                           std::span<const DraftRequest> requests, int32_t step,
                           MatrixView<int32_t> drafts) {
-  greedy_.clear();
-  greedy_rows_.clear();
-  const auto num_logits = static_cast<size_t>(vocab_);
-  const auto vocab = static_cast<size_t>(model.vocab_size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const DraftRequest& request = requests[indices[i]];
-    if (request.draft_probs == nullptr) {
-      greedy_.push_back(indices[i]);
-      greedy_rows_.push_back(rows[i]);
-      continue;
-    }
-    logits_.resize(num_logits);
-    model.Logits(hidden, rows.subspan(i, 1), {logits_.data(), 1, vocab_});
-    float* probs = request.draft_probs + static_cast<size_t>(step) * vocab;
-    std::fill(probs + num_logits, probs + vocab, 0.0F);
-    const auto position = static_cast<int64_t>(request.tokens.size()) + step;
-    drafts.row(static_cast<int64_t>(indices[i]))[step] =
-        DrawDraft(logits_, request.temperature, request.seed, position, {probs, num_logits});
+  for (Group* group : {&likeliest_, &drawn_}) {
+    group->indices.clear();
+    group->rows.clear();
   }
-  tokens_.resize(greedy_rows_.size());
-  model.ArgMaxTokens(hidden, greedy_rows_, vocab_, tokens_);
-  for (size_t i = 0; i < greedy_.size(); ++i) {
-    // A draft is a token even where numbers have overflown.
-    drafts.row(static_cast<int64_t>(greedy_[i]))[step] = std::max(tokens_[i], 0);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Group& group = requests[indices[i]].sampling == nullptr ? likeliest_ : drawn_;
+    group.indices.push_back(indices[i]);
+    group.rows.push_back(rows[i]);
+  }
+  likeliest_.tokens.resize(likeliest_.rows.size());
+  model.ArgMaxTokens(hidden, likeliest_.rows, vocab_, likeliest_.tokens);
+  // A draft is a token even where numbers have overflowed.
+  for (int32_t& token : likeliest_.tokens) token = std::max(token, 0);
+  drawn_.tokens.resize(drawn_.rows.size());
+  Draw(model, hidden, requests, step);
+  for (const Group* group : {&likeliest_, &drawn_}) {
+    for (size_t i = 0; i < group->indices.size(); ++i) {
+      drafts.row(static_cast<int64_t>(group->indices[i]))[step] = group->tokens[i];
+    }
+  }
+}
+
+void DraftSampler::Draw(MlaModel& model, MatrixView<const float> hidden,
+                        std::span<const DraftRequest> requests, int32_t step) {
+  samplers_.resize(static_cast<size_t>(model.pool().size()));
+  for (size_t first = 0; first < drawn_.rows.size(); first += kLogitsTile) {
+    const size_t count = std::min(kLogitsTile, drawn_.rows.size() - first);
+    logits_.resize(count * static_cast<size_t>(vocab_));
+    const MatrixView<float> logits(logits_.data(), static_cast<int64_t>(count), vocab_);
+    model.Logits(hidden, std::span(drawn_.rows).subspan(first, count), logits);
+    model.pool().ParallelFor(logits.rows, [&](int64_t row, int thread) {
+      const size_t i = first + static_cast<size_t>(row);
+      drawn_.tokens[i] =
+          DrawDraft(samplers_[static_cast<size_t>(thread)], requests[drawn_.indices[i]], step,
+                    {logits.row(row), static_cast<size_t>(vocab_)}, model.vocab_size());
+    });
   }
 }
 

@@ -1,5 +1,4 @@
-// Turns a drafter's hidden rows into draft tokens. They are the most likely tokens, or are drawn
-// from the drafter's own distribution, which rejection sampling needs later.
+// Turns a drafter's hidden rows into draft tokens: the most likely ones, or draws.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,7 @@
 #include <vector>
 
 #include "outrider/model/mla_model.h"
+#include "outrider/sampling/sampler.h"
 #include "outrider/speculate/drafter.h"
 
 namespace outrider {
@@ -24,16 +24,26 @@ class DraftSampler {
               MatrixView<int32_t> drafts);
 
  private:
+  /// Requests of one kind, the rows of their outputs and their drafts.
+  struct Group {
+    std::vector<size_t> indices;
+    std::vector<int32_t> rows;
+    std::vector<int32_t> tokens;
+  };
+
+  void Draw(MlaModel& model, MatrixView<const float> hidden, std::span<const DraftRequest> requests,
+            int32_t step);
+
   int32_t vocab_;
-  std::vector<size_t> greedy_;        // requests whose most likely token is taken,
-  std::vector<int32_t> greedy_rows_;  // the rows of their outputs
-  std::vector<int32_t> tokens_;       // and their drafts
-  std::vector<float> logits_;
+  Group likeliest_;  // the most likely token is taken
+  Group drawn_;
+  std::vector<float> logits_;      // [tile rows, vocab_]
+  std::vector<Sampler> samplers_;  // one per thread
 };
 
-/// Draws a token from softmax(logits / temperature), with noise of (seed, position) that the
-/// sampler does not use. Writes the distribution to `probs`.
-int32_t DrawDraft(std::span<const float> logits, float temperature, uint64_t seed, int64_t position,
-                  std::span<float> probs);
+/// Draft `step` of a request with sampling parameters, from logits of the first tokens. With
+/// draft_probs, writes row `step` of it, [vocab], vocab >= logits.size().
+int32_t DrawDraft(Sampler& sampler, const DraftRequest& request, int32_t step,
+                  std::span<const float> logits, int32_t vocab);
 
 }  // namespace outrider

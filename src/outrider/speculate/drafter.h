@@ -5,6 +5,7 @@
 #include <span>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/sampling/sampling_params.h"
 
 namespace outrider {
 
@@ -34,11 +35,13 @@ struct DraftRequest {
   int32_t first_row = 0;   // row of first_position in the step's hidden rows
   int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
   int32_t num_drafts = 0;  // wanted, at most `depth` of Propose; 0: none
-  std::span<const int32_t> block_table;
-  /// Null: drafts are the most likely tokens. Else they are drawn, and the distributions that they
-  /// were drawn from are written here: [num_drafts, vocab], softmax(logits / temperature).
+  std::span<const int32_t> block_table = {};
+  /// Null: drafts are the most likely tokens. Else they are drawn as the target draws, from logits
+  /// that these parameters cut: with the target's own noise, so that both agree often; or, with
+  /// draft_probs, with noise of their own, as rejection sampling needs it, and the distributions
+  /// that they were drawn from are written there, [num_drafts, vocab]. temperature > 0.
+  const SamplingParams* sampling = nullptr;
   float* draft_probs = nullptr;
-  float temperature = 0;  // > 0 with draft_probs
   uint64_t seed = 0;
 };
 
