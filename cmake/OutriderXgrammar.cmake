@@ -46,7 +46,8 @@ if(NOT EXISTS ${xgrammar_mark})
   file(REMOVE_RECURSE ${xgrammar_root})
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_sdist} DESTINATION ${xgrammar_downloads} PATTERNS
     xgrammar-*/cpp/* xgrammar-*/include/* xgrammar-*/3rdparty/picojson/*
-    xgrammar-*/3rdparty/dlpack/include/* xgrammar-*/LICENSE xgrammar-*/NOTICE)
+    xgrammar-*/3rdparty/dlpack/include/* xgrammar-*/LICENSE xgrammar-*/NOTICE
+    TOUCH)
   execute_process(
     COMMAND ${OUTRIDER_PATCH} --batch --forward --fuzz=0 -p1 --directory=${xgrammar_root}
             --input=${xgrammar_patch}
