@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/engine/random_requests.h"
 #include "tests/engine/test_engine.h"
 
 namespace outrider {
@@ -12,6 +11,7 @@ namespace {
 /// The batches that were measured, smallest first.
 std::vector<int32_t> Sizes(const StepTimes& times) {
   std::vector<int32_t> sizes;
+  sizes.reserve(times.batches.size());
   for (const StepTimes::Batch& batch : times.batches) sizes.push_back(batch.num_requests);
   return sizes;
 }
