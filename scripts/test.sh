@@ -73,11 +73,9 @@ configure_and_build() {
 # run_ctest NAME DIRECTORY [CTEST ARGUMENT...]: adds each test of a build's directory to the counts. A
 # file that tests leave in the temporary directory is a failure.
 run_ctest() {
-  local name=$1 directory=$2 start=$SECONDS log=build/ctest.log tmp=$PWD/build/tmp left
+  local name=$1 directory=$2 start=$SECONDS log=build/ctest.log left
   shift 2
   say "$name"
-  rm -rf "$tmp"
-  mkdir -p "$tmp"
   TMPDIR=$tmp ctest --test-dir "$directory" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 |
     tee "$log" |
     grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )|^(Internal|Test project)'
@@ -90,6 +88,7 @@ run_ctest() {
   if [ -n "$left" ]; then
     printf 'test: error: left in the temporary directory by %s:\n%s\n' "$name" "$left"
     record "$name: left-over files" 0 1 0
+    find "$tmp" -mindepth 1 -delete
   fi
 }
 
@@ -105,6 +104,8 @@ install_python_packages() {
 say "Packages"
 scripts/setup.sh --tests || exit 1
 mkdir -p build
+tmp=$(mktemp -d) # of the tests; its path is short, as paths of sockets have to be
+trap 'rm -rf "$tmp"' EXIT
 check "python packages" install_python_packages
 
 # The labels of tests that are left out (tests/CMakeLists.txt says what they mean).

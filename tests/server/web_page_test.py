@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -611,7 +612,10 @@ def main():
     missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
     if missing:
         parser.error(f"there is no {' and no '.join(missing)} on this machine")
-    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
+    # Chromium leaves files in the temporary directory.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
 
 
 if __name__ == "__main__":
