@@ -71,9 +71,9 @@ TokenizerConfig ReadTokenizerConfig(const std::filesystem::path& directory) {
   ReadSpecialTokens(root, &config.special_tokens);
   ReadChatTemplates(root, where, &config.chat_templates);
   const auto tokenizer_class = root.find("tokenizer_class");
-  const bool llama = tokenizer_class != root.end() &&
-                     (*tokenizer_class == Json("LlamaTokenizerFast") ||
-                      *tokenizer_class == Json("LlamaTokenizer"));
+  const bool llama =
+      tokenizer_class != root.end() && (*tokenizer_class == Json("LlamaTokenizerFast") ||
+                                        *tokenizer_class == Json("LlamaTokenizer"));
   config.add_bos_token = ReadFlag(root, "add_bos_token", where) && llama;
   config.add_eos_token = ReadFlag(root, "add_eos_token", where) && llama;
   return config;
