@@ -14,7 +14,7 @@
 namespace outrider {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 int32_t WinnerOfRow(const NoiseKey& key, float inverse, std::span<const float> logits) {
   TokenRace race(key);
@@ -24,7 +24,7 @@ int32_t WinnerOfRow(const NoiseKey& key, float inverse, std::span<const float> l
 
 /// The definition, token by token.
 int32_t WinnerByDefinition(const NoiseKey& key, float inverse, std::span<const float> logits) {
-  uint64_t best = TokenKey(-kInfinity, 0);
+  uint64_t best = TokenKey(-kInf, 0);
   int32_t winner = TokenRace::kNoToken;
   for (size_t i = 0; i < logits.size(); ++i) {
     const auto token = static_cast<int32_t>(i);
@@ -44,7 +44,7 @@ TEST(TokenRaceTest, AnyRowInAnyOrderHasTheWinnerOfTheDefinition) {
     std::vector<float> logits(1 + random() % (round % 10 == 0 ? 5000 : 200));
     for (float& x : logits) {
       x = normal(random);
-      if (random() % 8 == 0) x = random() % 4 == 0 ? std::nanf("") : -kInfinity;
+      if (random() % 8 == 0) x = random() % 4 == 0 ? std::nanf("") : -kInf;
     }
     const NoiseKey key{random(), static_cast<int64_t>(random()),
                        random() % 2 == 0 ? RandomStream::kTarget : RandomStream::kDraft};
@@ -74,7 +74,7 @@ TEST(TokenRaceTest, TheLowestOfEqualsWins) {
 }
 
 TEST(TokenRaceTest, NobodyWinsWhereNothingIsAllowed) {
-  for (const float x : {-kInfinity, std::nanf("")}) {
+  for (const float x : {-kInf, std::nanf("")}) {
     EXPECT_EQ(WinnerOfRow({1, 2}, 1, std::vector<float>(70, x)), TokenRace::kNoToken);
   }
 }
