@@ -8,6 +8,19 @@
 
 namespace outrider {
 
+/// The Taylor polynomial of degree 7 of exp, for |f| <= ln(2) / 2.
+OUTRIDER_HOST_DEVICE inline float ExpPolynomial(float f) {
+  float sum = 1.0F / 5040;
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 720);
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 120);
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 24);
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 6);
+  sum = RoundedAdd(RoundedMul(sum, f), 0.5F);
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
+  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
+  return sum;
+}
+
 /// exp(x) within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN.
 /// exp(x) = 2^n exp(f), n = x / ln(2) rounded, exp(f) its Taylor polynomial of degree 7.
 OUTRIDER_HOST_DEVICE inline float RoundedExp(float x) {
@@ -18,14 +31,7 @@ OUTRIDER_HOST_DEVICE inline float RoundedExp(float x) {
   const float count = RoundedSub(RoundedAdd(RoundedMul(x, kInverseLn2), kShift), kShift);
   const float f =
       RoundedSub(RoundedSub(x, RoundedMul(count, kLn2High)), RoundedMul(count, kLn2Low));
-  float sum = 1.0F / 5040;
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 720);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 120);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 24);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 6);
-  sum = RoundedAdd(RoundedMul(sum, f), 0.5F);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
+  const float sum = ExpPolynomial(f);
   // 2^n in two factors: n is in -151 .. 129.
   const auto n = static_cast<int32_t>(count);
   const int32_t half = n / 2;

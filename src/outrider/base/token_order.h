@@ -15,6 +15,7 @@
 #include <numbers>
 
 #include "outrider/base/host_device.h"
+#include "outrider/base/rounded_exp.h"
 
 namespace outrider {
 
@@ -46,14 +47,7 @@ OUTRIDER_HOST_DEVICE inline uint64_t TokenWeight(float d) {
   const auto count = static_cast<float>(n);
   const float f =
       RoundedAdd(RoundedAdd(d, RoundedMul(count, kLn2High)), RoundedMul(count, kLn2Low));
-  float sum = 1.0F / 5040;
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 720);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 120);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 24);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F / 6);
-  sum = RoundedAdd(RoundedMul(sum, f), 0.5F);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
-  sum = RoundedAdd(RoundedMul(sum, f), 1.0F);
+  const float sum = ExpPolynomial(f);
   // sum is in [0.7, 1.42), so sum * 2^30 is an integer.
   return (static_cast<uint64_t>(RoundedMul(sum, 0x1p30F)) << 10) >> n;
 }
