@@ -12,7 +12,7 @@
 
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_loader.h"
-#include "tests/model/small_model.h"
+#include "tests/networks/small_model.h"
 
 namespace outrider {
 namespace {

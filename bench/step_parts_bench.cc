@@ -134,11 +134,10 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
   engine.model = options.model;
   engine.dtype = DType::kBF16;
   const EnginePlan plan(engine);
-  ModelWeights weights =
-      LoadModelWeights(plan.config(), k, plan.source(), plan.weight_form(), *parts.pool, nullptr);
-  parts.model = std::make_unique<MlaModel>(
-      plan.config(), std::move(weights), kernels, *parts.pool, plan.dtype(),
-      AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form()));
+  parts.model =
+      LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
+                  {kernels, *parts.pool, plan.dtype(),
+                   AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form())});
   parts.scheduler = {.cache = FullHistoryCache(64, 64),
                      .max_num_seqs = 1,
                      .max_num_batched_tokens = 2048,

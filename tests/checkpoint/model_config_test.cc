@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,15 @@ namespace {
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+const MlaSpec& Mla(const ModelConfig& c) { return std::get<MlaSpec>(c.layers.front().attention); }
+const RotarySpec& Rotary(const ModelConfig& c) { return c.layers.front().rotary; }
+/// Of the last layer, which has experts in all published models.
+const MoeSpec& Moe(const ModelConfig& c) { return std::get<MoeSpec>(c.layers.back().mlp); }
+const RouterSpec& Router(const ModelConfig& c) { return Moe(c).router; }
+int64_t NumDenseLayers(const ModelConfig& c) {
+  return std::ranges::count_if(c.layers, [](const LayerSpec& l) { return l.dense() != nullptr; });
+}
 
 ModelConfig Parse(const std::string& text) { return ParseModelConfig(text, std::nullopt, "c"); }
 
@@ -35,42 +45,41 @@ TEST(ModelConfigTest, DeepSeekV3) {
   EXPECT_EQ(c.tensor_prefix, "");
   EXPECT_EQ(c.vocab_size, 129280);
   EXPECT_EQ(c.hidden_size, 7168);
-  EXPECT_EQ(c.num_hidden_layers, 61);
+  EXPECT_EQ(c.num_hidden_layers(), 61);
   EXPECT_EQ(c.num_nextn_predict_layers, 1);
   EXPECT_EQ(c.max_position_embeddings, 163840);
   EXPECT_FALSE(c.tie_word_embeddings);
   EXPECT_EQ(c.rms_norm_eps, 1e-6);
-  EXPECT_EQ(c.latent_norm_eps, 1e-6);
-  EXPECT_EQ(c.num_attention_heads, 128);
-  EXPECT_EQ(c.q_lora_rank, 1536);
-  EXPECT_EQ(c.kv_lora_rank, 512);
-  EXPECT_EQ(c.qk_nope_head_dim, 128);
-  EXPECT_EQ(c.qk_rope_head_dim, 64);
-  EXPECT_EQ(c.qk_head_dim(), 192);
-  EXPECT_EQ(c.v_head_dim, 128);
-  EXPECT_FALSE(c.attention_bias);
-  EXPECT_TRUE(c.rope_interleaved);
-  EXPECT_EQ(c.rope_theta, 10000);
-  ASSERT_TRUE(c.yarn);
-  EXPECT_EQ(c.yarn->factor, 40);
-  EXPECT_EQ(c.yarn->original_max_position_embeddings, 4096);
-  EXPECT_EQ(c.yarn->beta_fast, 32);
-  EXPECT_EQ(c.yarn->beta_slow, 1);
-  EXPECT_EQ(c.yarn->mscale, 1);
-  EXPECT_EQ(c.yarn->mscale_all_dim, 1);
-  EXPECT_EQ(c.intermediate_size, 18432);
-  EXPECT_EQ(c.moe_intermediate_size, 2048);
-  EXPECT_EQ(c.n_routed_experts, 256);
-  EXPECT_EQ(c.n_shared_experts, 1);
-  EXPECT_EQ(c.num_experts_per_tok, 8);
-  EXPECT_EQ(c.n_group, 8);
-  EXPECT_EQ(c.topk_group, 4);
-  EXPECT_EQ(c.first_k_dense_replace, 3);
-  EXPECT_EQ(c.moe_layer_freq, 1);
-  EXPECT_EQ(c.router_scoring, RouterScoring::kSigmoid);
-  EXPECT_EQ(c.router_method, RouterMethod::kNoAuxTc);
-  EXPECT_TRUE(c.norm_topk_prob);
-  EXPECT_EQ(c.routed_scaling_factor, 2.5);
+  EXPECT_EQ(Mla(c).latent_norm_eps, 1e-6);
+  EXPECT_EQ(Mla(c).heads, 128);
+  EXPECT_EQ(Mla(c).q_lora, 1536);
+  EXPECT_EQ(Mla(c).latent, 512);
+  EXPECT_EQ(Mla(c).nope, 128);
+  EXPECT_EQ(Mla(c).rope, 64);
+  EXPECT_EQ(Mla(c).query_width(), 192);
+  EXPECT_EQ(Mla(c).value, 128);
+  EXPECT_FALSE(Mla(c).bias);
+  EXPECT_TRUE(Rotary(c).interleaved);
+  EXPECT_EQ(Rotary(c).theta, 10000);
+  ASSERT_TRUE(Rotary(c).yarn);
+  EXPECT_EQ(Rotary(c).yarn->factor, 40);
+  EXPECT_EQ(Rotary(c).yarn->original_max_position_embeddings, 4096);
+  EXPECT_EQ(Rotary(c).yarn->beta_fast, 32);
+  EXPECT_EQ(Rotary(c).yarn->beta_slow, 1);
+  EXPECT_EQ(Rotary(c).yarn->mscale, 1);
+  EXPECT_EQ(Rotary(c).yarn->mscale_all_dim, 1);
+  EXPECT_EQ(c.layers.front().dense()->width, 18432);
+  EXPECT_EQ(Moe(c).width, 2048);
+  EXPECT_EQ(Router(c).experts, 256);
+  EXPECT_EQ(Moe(c).shared_experts, 1);
+  EXPECT_EQ(Router(c).top_k, 8);
+  EXPECT_EQ(Router(c).groups, 8);
+  EXPECT_EQ(Router(c).top_groups, 4);
+  EXPECT_EQ(NumDenseLayers(c), 3);
+  EXPECT_EQ(Router(c).scoring, RouterScoring::kSigmoid);
+  EXPECT_EQ(Router(c).method, RouterMethod::kNoAuxTc);
+  EXPECT_TRUE(Router(c).normalise);
+  EXPECT_EQ(Router(c).scaling_factor, 2.5);
   EXPECT_FALSE(c.mtp_zero_first_embedding);
   EXPECT_EQ(c.dtype, DType::kBF16);
   EXPECT_EQ(c.quantization.method, "fp8");
@@ -80,44 +89,44 @@ TEST(ModelConfigTest, DeepSeekV3) {
   EXPECT_THAT(c.eos_token_ids, ElementsAre(1));
   EXPECT_FALSE(c.default_temperature);
   // (192)^-1/2 · (0.1 ln 40 + 1)^2
-  EXPECT_NEAR(c.SoftmaxScale(), 0.13523, 5e-6);
-  EXPECT_EQ(c.RopeMagnitude(), 1);
+  EXPECT_NEAR(Mla(c).softmax_scale, 0.13523, 5e-6);
+  EXPECT_EQ(Rotary(c).Magnitude(), 1);
 }
 
 TEST(ModelConfigTest, DeepSeekV2Lite) {
   const ModelConfig c = Parse(testing::kDeepSeekV2Lite);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV2);
-  EXPECT_EQ(c.q_lora_rank, 0);
-  EXPECT_EQ(c.num_attention_heads, 16);
-  EXPECT_EQ(c.n_shared_experts, 2);
+  EXPECT_EQ(Mla(c).q_lora, 0);
+  EXPECT_EQ(Mla(c).heads, 16);
+  EXPECT_EQ(Moe(c).shared_experts, 2);
   EXPECT_EQ(c.num_nextn_predict_layers, 0);
-  EXPECT_EQ(c.router_scoring, RouterScoring::kSoftmax);
-  EXPECT_EQ(c.router_method, RouterMethod::kGreedy);
-  EXPECT_FALSE(c.norm_topk_prob);
+  EXPECT_EQ(Router(c).scoring, RouterScoring::kSoftmax);
+  EXPECT_EQ(Router(c).method, RouterMethod::kGreedy);
+  EXPECT_FALSE(Router(c).normalise);
   EXPECT_EQ(c.quantization.method, "");
   EXPECT_EQ(c.bos_token_id, 100000);
-  EXPECT_NEAR(c.SoftmaxScale(), 0.11472, 5e-6);
-  EXPECT_EQ(c.RopeMagnitude(), 1);
+  EXPECT_NEAR(Mla(c).softmax_scale, 0.11472, 5e-6);
+  EXPECT_EQ(Rotary(c).Magnitude(), 1);
 }
 
 TEST(ModelConfigTest, DeepSeekV2) {
   const ModelConfig c = Parse(testing::kDeepSeekV2);
-  EXPECT_EQ(c.q_lora_rank, 1536);
-  EXPECT_EQ(c.router_method, RouterMethod::kGroupLimitedGreedy);
-  EXPECT_EQ(c.n_group, 8);
-  EXPECT_EQ(c.topk_group, 3);
-  EXPECT_EQ(c.routed_scaling_factor, 16);
+  EXPECT_EQ(Mla(c).q_lora, 1536);
+  EXPECT_EQ(Router(c).method, RouterMethod::kGroupLimitedGreedy);
+  EXPECT_EQ(Router(c).groups, 8);
+  EXPECT_EQ(Router(c).top_groups, 3);
+  EXPECT_EQ(Router(c).scaling_factor, 16);
 }
 
 TEST(ModelConfigTest, KimiK2) {
   const ModelConfig c = Parse(testing::kKimiK2);
   EXPECT_EQ(c.family, ModelFamily::kDeepSeekV3);
   EXPECT_EQ(c.model_type, "kimi_k2");
-  EXPECT_EQ(c.n_routed_experts, 384);
-  EXPECT_EQ(c.n_group, 1);
-  EXPECT_EQ(c.rope_theta, 50000);
-  EXPECT_EQ(c.yarn->beta_fast, c.yarn->beta_slow);
-  EXPECT_EQ(c.first_k_dense_replace, 1);
+  EXPECT_EQ(Router(c).experts, 384);
+  EXPECT_EQ(Router(c).groups, 1);
+  EXPECT_EQ(Rotary(c).theta, 50000);
+  EXPECT_EQ(Rotary(c).yarn->beta_fast, Rotary(c).yarn->beta_slow);
+  EXPECT_EQ(NumDenseLayers(c), 1);
 }
 
 TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
@@ -126,7 +135,7 @@ TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
   EXPECT_EQ(c.model_type, "kimi_k2");
   EXPECT_EQ(c.tensor_prefix, "language_model.");
   EXPECT_EQ(c.rms_norm_eps, 1e-5);
-  EXPECT_EQ(c.latent_norm_eps, 1e-6);
+  EXPECT_EQ(Mla(c).latent_norm_eps, 1e-6);
   EXPECT_EQ(c.quantization.method, "compressed-tensors");
   EXPECT_THAT(c.eos_token_ids, ElementsAre(163586));
   EXPECT_FALSE(c.default_top_k);  // only generation_config.json counts
@@ -145,18 +154,17 @@ TEST(ModelConfigTest, KeysMissingFromTextConfigComeFromAround) {
 TEST(ModelConfigTest, Glm47Flash) {
   const ModelConfig c = Parse(testing::kGlm47Flash);
   EXPECT_EQ(c.family, ModelFamily::kGlm4MoeLite);
-  EXPECT_TRUE(c.rope_interleaved);
-  EXPECT_FALSE(c.yarn);
-  EXPECT_EQ(c.rope_theta, 1e6);
+  EXPECT_TRUE(Rotary(c).interleaved);
+  EXPECT_FALSE(Rotary(c).yarn);
+  EXPECT_EQ(Rotary(c).theta, 1e6);
   EXPECT_EQ(c.rms_norm_eps, 1e-5);
-  EXPECT_EQ(c.latent_norm_eps, 1e-6);
-  EXPECT_EQ(c.router_scoring, RouterScoring::kSigmoid);
-  EXPECT_EQ(c.router_method, RouterMethod::kNoAuxTc);
-  EXPECT_EQ(c.moe_layer_freq, 1);
+  EXPECT_EQ(Mla(c).latent_norm_eps, 1e-6);
+  EXPECT_EQ(Router(c).scoring, RouterScoring::kSigmoid);
+  EXPECT_EQ(Router(c).method, RouterMethod::kNoAuxTc);
   EXPECT_THAT(c.eos_token_ids, ElementsAre(154820, 154827, 154829));
   EXPECT_FALSE(c.bos_token_id);
-  EXPECT_EQ(c.SoftmaxScale(), 1.0 / 16);
-  EXPECT_EQ(c.RopeMagnitude(), 1);
+  EXPECT_EQ(Mla(c).softmax_scale, 1.0 / 16);
+  EXPECT_EQ(Rotary(c).Magnitude(), 1);
 }
 
 TEST(ModelConfigTest, WhatTransformers5Writes) {
@@ -170,10 +178,10 @@ TEST(ModelConfigTest, WhatTransformers5Writes) {
   config["mlp_layer_types"][0] = "dense";
   config["mlp_layer_types"][1] = "dense";
   const ModelConfig glm = Parse(config.dump());
-  EXPECT_EQ(glm.rope_theta, 5000);
-  EXPECT_FALSE(glm.yarn);
-  EXPECT_EQ(glm.first_k_dense_replace, 2);
-  EXPECT_EQ(glm.router_method, RouterMethod::kNoAuxTc);
+  EXPECT_EQ(Rotary(glm).theta, 5000);
+  EXPECT_FALSE(Rotary(glm).yarn);
+  EXPECT_EQ(NumDenseLayers(glm), 2);
+  EXPECT_EQ(Router(glm).method, RouterMethod::kNoAuxTc);
 
   json v3 = json::parse(testing::kDeepSeekV3);
   for (const char* key : {"topk_method", "scoring_func", "moe_layer_freq", "rope_theta"}) {
@@ -183,8 +191,8 @@ TEST(ModelConfigTest, WhatTransformers5Writes) {
   v3["rope_parameters"]["rope_type"] = "yarn";
   v3["rope_parameters"]["rope_theta"] = 10000.0;
   v3.erase("rope_scaling");
-  EXPECT_NEAR(Parse(v3.dump()).SoftmaxScale(), 0.13523, 5e-6);
-  EXPECT_EQ(Parse(v3.dump()).rope_theta, 10000);
+  EXPECT_NEAR(Mla(Parse(v3.dump())).softmax_scale, 0.13523, 5e-6);
+  EXPECT_EQ(Rotary(Parse(v3.dump())).theta, 10000);
 }
 
 TEST(ModelConfigTest, RopeMagnitudeIsTheRatioOfBothScales) {
@@ -194,26 +202,25 @@ TEST(ModelConfigTest, RopeMagnitudeIsTheRatioOfBothScales) {
                                        {"original_max_position_embeddings", 4096},
                                        {"mscale", 1.0},
                                        {"mscale_all_dim", 0.5}}}});
-  EXPECT_DOUBLE_EQ(c.RopeMagnitude(), (0.1 * std::log(40) + 1) / (0.05 * std::log(40) + 1));
-  EXPECT_DOUBLE_EQ(c.SoftmaxScale(), std::pow(0.05 * std::log(40) + 1, 2) / std::sqrt(192));
-  EXPECT_EQ(c.yarn->beta_fast, 32);
+  EXPECT_DOUBLE_EQ(Rotary(c).Magnitude(), (0.1 * std::log(40) + 1) / (0.05 * std::log(40) + 1));
+  EXPECT_DOUBLE_EQ(Mla(c).softmax_scale, std::pow(0.05 * std::log(40) + 1, 2) / std::sqrt(192));
+  EXPECT_EQ(Rotary(c).yarn->beta_fast, 32);
 }
 
 TEST(ModelConfigTest, DenseModel) {
   for (const json& experts : {json(nullptr), json(0)}) {
     const ModelConfig c = ParseV3With({{"n_routed_experts", experts}});
-    EXPECT_EQ(c.n_routed_experts, 0);
-    EXPECT_FALSE(c.IsMoeLayer(60));
-    EXPECT_FALSE(c.IsMoeLayer(61));
+    EXPECT_EQ(NumDenseLayers(c), 61);
+    EXPECT_EQ(c.mtp_layer.moe(), nullptr);
   }
 }
 
 TEST(ModelConfigTest, WhichLayersHaveExperts) {
   const ModelConfig c = ParseV3With({{"moe_layer_freq", 2}});
-  EXPECT_FALSE(c.IsMoeLayer(2));
-  EXPECT_FALSE(c.IsMoeLayer(3));
-  EXPECT_TRUE(c.IsMoeLayer(4));
-  EXPECT_TRUE(c.IsMoeLayer(61));  // the MTP module
+  EXPECT_EQ(c.layer(2).moe(), nullptr);
+  EXPECT_EQ(c.layer(3).moe(), nullptr);
+  EXPECT_NE(c.layer(4).moe(), nullptr);
+  EXPECT_NE(c.layer(61).moe(), nullptr);  // the MTP module
 }
 
 TEST(ModelConfigTest, OtherDTypes) {
@@ -237,7 +244,7 @@ TEST(ModelConfigTest, ReadsTheBundledModel) {
       ReadModelConfig(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3");
   EXPECT_EQ(c.hidden_size, 256);
   EXPECT_EQ(c.num_nextn_predict_layers, 3);
-  EXPECT_EQ(c.yarn->factor, 4);
+  EXPECT_EQ(Rotary(c).yarn->factor, 4);
   EXPECT_THAT(c.eos_token_ids, ElementsAre(1));
 }
 

@@ -18,7 +18,7 @@
 #include "outrider/base/error.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
-#include "tests/model/small_model.h"
+#include "tests/networks/small_model.h"
 
 namespace outrider {
 namespace {

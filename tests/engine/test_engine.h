@@ -13,7 +13,7 @@
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
-#include "tests/model/loaded_model.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 
@@ -64,18 +64,16 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
-  ModelConfig config = ReadModelConfig(options.checkpoint);
+  const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
                                          : OpenCheckpoint(options.checkpoint, config);
   const bool uses_mtp =
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
-  ModelWeights weights = LoadModelWeights(
-      config, mtp, *source, {options.dtype, options.quantization}, *parts.pool, nullptr);
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
-  parts.model = std::make_unique<MlaModel>(
-      std::move(config), std::move(weights), GetKernels(SelectIsa()), *parts.pool, options.dtype,
-      AttentionPlan(options.attention_backend, 1 + k, options.cache_form));
+  parts.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                            {GetKernels(SelectIsa()), *parts.pool, options.dtype,
+                             AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
                                 options.block_size, parts.model->cache_width(), options.dtype);

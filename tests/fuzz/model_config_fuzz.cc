@@ -10,21 +10,29 @@
 
 namespace {
 
+void CheckLayer(const outrider::LayerSpec& layer) {
+  const auto& a = std::get<outrider::MlaSpec>(layer.attention);
+  OUTRIDER_CHECK(a.heads > 0 && a.latent > 0 && a.q_lora >= 0);
+  OUTRIDER_CHECK(a.rope > 0 && a.rope % 2 == 0 && a.nope > 0 && a.value > 0);
+  OUTRIDER_CHECK(std::isfinite(a.softmax_scale) && a.softmax_scale > 0);
+  const double magnitude = layer.rotary.Magnitude();
+  OUTRIDER_CHECK(layer.rotary.dims == a.rope && std::isfinite(magnitude) && magnitude > 0);
+  if (layer.moe() == nullptr) {
+    OUTRIDER_CHECK(layer.dense()->width > 0);
+    return;
+  }
+  OUTRIDER_CHECK(layer.moe()->width > 0 && layer.moe()->shared_width >= 0);
+  const outrider::RouterSpec& r = layer.moe()->router;
+  OUTRIDER_CHECK(r.groups > 0 && r.experts % r.groups == 0);
+  OUTRIDER_CHECK(r.top_groups > 0 && r.top_groups <= r.groups);
+  OUTRIDER_CHECK(r.top_k > 0 && r.top_k <= r.experts / r.groups * r.top_groups);
+}
+
 void CheckConfig(const outrider::ModelConfig& c) {
-  OUTRIDER_CHECK(c.vocab_size > 0 && c.hidden_size > 0 && c.num_hidden_layers > 0);
-  OUTRIDER_CHECK(c.num_attention_heads > 0 && c.kv_lora_rank > 0 && c.q_lora_rank >= 0);
-  OUTRIDER_CHECK(c.qk_rope_head_dim > 0 && c.qk_rope_head_dim % 2 == 0);
-  OUTRIDER_CHECK(c.qk_nope_head_dim > 0 && c.v_head_dim > 0 && c.intermediate_size > 0);
-  OUTRIDER_CHECK(std::isfinite(c.SoftmaxScale()) && c.SoftmaxScale() > 0);
-  OUTRIDER_CHECK(std::isfinite(c.RopeMagnitude()) && c.RopeMagnitude() > 0);
-  OUTRIDER_CHECK(c.first_k_dense_replace >= 0 && c.first_k_dense_replace <= c.num_hidden_layers);
+  OUTRIDER_CHECK(c.vocab_size > 0 && c.hidden_size > 0 && !c.layers.empty());
   for (const int32_t id : c.eos_token_ids) OUTRIDER_CHECK(id >= 0 && id < c.vocab_size);
-  if (c.n_routed_experts == 0) return;
-  OUTRIDER_CHECK(c.moe_intermediate_size > 0 && c.n_shared_experts >= 0);
-  OUTRIDER_CHECK(c.n_group > 0 && c.n_routed_experts % c.n_group == 0);
-  OUTRIDER_CHECK(c.topk_group > 0 && c.topk_group <= c.n_group);
-  OUTRIDER_CHECK(c.num_experts_per_tok > 0 &&
-                 c.num_experts_per_tok <= c.n_routed_experts / c.n_group * c.topk_group);
+  for (const outrider::LayerSpec& layer : c.layers) CheckLayer(layer);
+  CheckLayer(c.mtp_layer);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "tests/model/loaded_model.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 namespace {
@@ -23,10 +23,10 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
     std::normal_distribution<float> normal;
     for (float& x : hidden_) x = normal(random);
     logits_.resize(static_cast<size_t>(kRows) * vocab());
-    model().Logits(hidden(), rows_, {logits_.data(), kRows, model().vocab_size()});
+    model().Logits(0, hidden(), rows_, {logits_.data(), kRows, model().vocab_size()});
   }
 
-  static MlaModel& model() {
+  static Network& model() {
     static const LoadedModel loaded(TinyModelDirectory());
     return *loaded.model;
   }
@@ -43,7 +43,7 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
     const std::vector<size_t> indices = {0, 1, 2};
     std::vector<int32_t> drafts(kRows);
     DraftSampler(GetParam())
-        .Sample(model(), hidden(), rows_, indices, requests, 0, {drafts.data(), kRows, 1});
+        .Sample(model(), 0, hidden(), rows_, indices, requests, 0, {drafts.data(), kRows, 1});
     return drafts;
   }
 

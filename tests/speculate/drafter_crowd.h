@@ -140,7 +140,7 @@ class DrafterCrowd {
     drafts.resize(static_cast<size_t>(m.num_drafts));
     ASSERT_EQ(m.drafts, drafts);
     const auto known = static_cast<int32_t>(m.tokens.size());
-    const auto layers = static_cast<int32_t>(Loaded().model->config().num_hidden_layers);
+    const auto layers = static_cast<int32_t>(Loaded().model->config().num_hidden_layers());
     for (int32_t module = 0; module < (case_.chain ? case_.k : 1); ++module) {
       const int32_t end = std::min(FinalEnd(m, module), known - 1 - module);
       const LayerCache ours = cache_.layer(layers + module);
@@ -182,7 +182,7 @@ class DrafterCrowd {
 
   std::unique_ptr<Drafter> MakeDrafter(const DrafterCase& drafter_case, int32_t num_slots,
                                        KvCache& cache) const {
-    MlaModel& model = *Loaded().model;
+    Network& model = *Loaded().model;
     const auto& [chain, k, form, cache_form] = drafter_case;
     if (chain) return std::make_unique<MtpChainDrafter>(model, cache, k, num_slots, form);
     return std::make_unique<MtpDrafter>(model, cache, k, num_slots, form);

@@ -12,7 +12,7 @@
 
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
-#include "tests/model/loaded_model.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 
@@ -148,7 +148,7 @@ class DrafterSimulation {
       ASSERT_EQ(drafts_, drafts);
     }
     const auto known = static_cast<int32_t>(tokens_.size());
-    const auto target_layers = static_cast<int32_t>(Loaded().model->config().num_hidden_layers);
+    const auto target_layers = static_cast<int32_t>(Loaded().model->config().num_hidden_layers());
     for (int32_t m = 0; m < (case_.chain ? case_.k : 1); ++m) {
       for (int32_t p = 0; p < computed_; ++p) {
         // Rows that read a draft are provisional: they must match too, but where there was no draft
@@ -168,7 +168,7 @@ class DrafterSimulation {
   static constexpr int32_t kSlot = 1;
 
   std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
-    MlaModel& model = *Loaded().model;
+    Network& model = *Loaded().model;
     if (case_.chain) {
       return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form, kept_rows_);
     }

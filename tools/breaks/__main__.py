@@ -31,7 +31,7 @@ import speculation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "cmake", "models", "src", "tests")
-ROOM_OF = {"batch_test": "batch", "engine_test": "engine", "model_test": "model",
+ROOM_OF = {"batch_test": "batch", "engine_test": "engine", "networks_test": "networks",
            "sampling_test": "sampling", "server_test": "server", "speculate_test": "speculate"}
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server}

@@ -168,9 +168,10 @@ BREAKS = (
           "model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);",
           "model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);",
           "engine_test", "SpeculationScenarioTest.LaterDraftsAreAcceptedAlmostAsOftenAsTheFirst"),
-    Break("20", "a module hands on rows without its last norm", "model/mla_model.cc",
-          "  kernels_.rms_norm(pool_, out, w.output_norm, eps, hidden.Rows(0, num_outputs));\n",
+    Break("20", "a module hands on rows without its last norm", "networks/deepseek_network.cc",
+          "  compute.kernels.rms_norm(compute.pool, out, w.output_norm, eps,\n"
+          "                           pass.hidden.Rows(0, num_outputs));\n",
           "  for (int64_t r = 0; r < num_outputs; ++r) "
-          "std::copy_n(out.row(r), width, hidden.row(r));\n",
-          "model_test", "Forms/MtpGoldenTest.EveryModule/*"),
+          "std::copy_n(out.row(r), width, pass.hidden.row(r));\n",
+          "networks_test", "Forms/MtpGoldenTest.EveryModule/*"),
 )

@@ -95,6 +95,29 @@ bool IsMlpWeight(std::string_view name) {
   return name == "gate_proj.weight" || name == "up_proj.weight" || name == "down_proj.weight";
 }
 
+bool HasAttention(const MlaSpec& mla, std::string_view name) {
+  const bool low_rank = mla.q_lora > 0;
+  if (name == "q_proj.weight") return !low_rank;
+  if (name == "q_a_proj.weight" || name == "q_a_layernorm.weight" || name == "q_b_proj.weight") {
+    return low_rank;
+  }
+  if (name == "q_a_proj.bias") return low_rank && mla.bias;
+  if (name == "kv_a_proj_with_mqa.bias" || name == "o_proj.bias") return mla.bias;
+  return name == "kv_a_proj_with_mqa.weight" || name == "kv_a_layernorm.weight" ||
+         name == "kv_b_proj.weight" || name == "o_proj.weight";
+}
+
+bool HasMlp(const LayerSpec& layer, std::string_view name) {
+  const MoeSpec* moe = layer.moe();
+  if (moe == nullptr) return IsMlpWeight(name);
+  if (name == "gate.weight") return true;
+  if (name == "gate.e_score_correction_bias") return moe->router.method == RouterMethod::kNoAuxTc;
+  if (Consume(name, "shared_experts.")) return moe->shared_width > 0 && IsMlpWeight(name);
+  if (!Consume(name, "experts.")) return false;
+  const std::optional<int64_t> expert = ConsumeNumber(name);
+  return expert && *expert < moe->router.experts && IsMlpWeight(name);
+}
+
 class DummySource : public WeightSource {
  public:
   DummySource(ModelConfig config, uint64_t seed) : config_(std::move(config)), seed_(seed) {}
@@ -124,9 +147,6 @@ class DummySource : public WeightSource {
   int64_t total_stored_bytes() const override { return 0; }
 
  private:
-  bool HasAttention(std::string_view name) const;
-  bool HasMlp(std::string_view name, bool moe) const;
-
   ModelConfig config_;
   uint64_t seed_;
 };
@@ -138,40 +158,17 @@ bool DummySource::Has(std::string_view name) const {
   if (name == "embed_tokens.weight" || name == "norm.weight") return true;
   if (!Consume(name, "layers.")) return false;
   const std::optional<int64_t> layer = ConsumeNumber(name);
-  if (!layer || *layer >= config_.num_hidden_layers + config_.num_nextn_predict_layers) {
+  if (!layer || *layer >= config_.num_hidden_layers() + config_.num_nextn_predict_layers) {
     return false;
   }
-  if (Consume(name, "self_attn.")) return HasAttention(name);
-  if (Consume(name, "mlp.")) return HasMlp(name, config_.IsMoeLayer(*layer));
+  const LayerSpec& spec = config_.layer(*layer);
+  if (Consume(name, "self_attn.")) return HasAttention(std::get<MlaSpec>(spec.attention), name);
+  if (Consume(name, "mlp.")) return HasMlp(spec, name);
   if (name == "input_layernorm.weight" || name == "post_attention_layernorm.weight") return true;
   // MTP modules share the trunk's embedding and head.
-  return *layer >= config_.num_hidden_layers &&
+  return *layer >= config_.num_hidden_layers() &&
          (name == "eh_proj.weight" || name == "enorm.weight" || name == "hnorm.weight" ||
           name == "shared_head.norm.weight");
-}
-
-bool DummySource::HasAttention(std::string_view name) const {
-  const bool low_rank = config_.q_lora_rank > 0;
-  if (name == "q_proj.weight") return !low_rank;
-  if (name == "q_a_proj.weight" || name == "q_a_layernorm.weight" || name == "q_b_proj.weight") {
-    return low_rank;
-  }
-  if (name == "q_a_proj.bias") return low_rank && config_.attention_bias;
-  if (name == "kv_a_proj_with_mqa.bias" || name == "o_proj.bias") return config_.attention_bias;
-  return name == "kv_a_proj_with_mqa.weight" || name == "kv_a_layernorm.weight" ||
-         name == "kv_b_proj.weight" || name == "o_proj.weight";
-}
-
-bool DummySource::HasMlp(std::string_view name, bool moe) const {
-  if (!moe) return IsMlpWeight(name);
-  if (name == "gate.weight") return true;
-  if (name == "gate.e_score_correction_bias") {
-    return config_.router_method == RouterMethod::kNoAuxTc;
-  }
-  if (Consume(name, "shared_experts.")) return config_.n_shared_experts > 0 && IsMlpWeight(name);
-  if (!Consume(name, "experts.")) return false;
-  const std::optional<int64_t> expert = ConsumeNumber(name);
-  return expert && *expert < config_.n_routed_experts && IsMlpWeight(name);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "outrider/checkpoint/model_config.h"
 
-#include <cmath>
 #include <system_error>
 
 #include "outrider/base/error.h"
@@ -10,11 +9,6 @@ namespace outrider {
 namespace {
 
 constexpr uint64_t kMaxConfigBytes = uint64_t{4} << 20;
-
-/// DeepSeek's yarn_get_mscale: 0.1 · a · ln s + 1.
-double YarnMagnitude(double factor, double exponent) {
-  return 0.1 * exponent * std::log(factor) + 1;
-}
 
 }  // namespace
 
@@ -29,23 +23,6 @@ std::string_view ModelFamilyName(ModelFamily family) {
   }
   OUTRIDER_CHECK(false);
   return "";
-}
-
-bool ModelConfig::IsMoeLayer(int64_t layer) const {
-  if (n_routed_experts == 0) return false;
-  if (layer >= num_hidden_layers) return true;
-  return layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
-}
-
-double ModelConfig::SoftmaxScale() const {
-  const double magnitude = yarn ? YarnMagnitude(yarn->factor, yarn->mscale_all_dim) : 1;
-  return magnitude * magnitude / std::sqrt(static_cast<double>(qk_head_dim()));
-}
-
-double ModelConfig::RopeMagnitude() const {
-  if (!yarn) return 1;
-  return YarnMagnitude(yarn->factor, yarn->mscale) /
-         YarnMagnitude(yarn->factor, yarn->mscale_all_dim);
 }
 
 ModelConfig ReadModelConfig(const std::filesystem::path& directory) {

@@ -1,5 +1,5 @@
-// config.json to ModelConfig, family by family. Longer than most files: every field is read,
-// checked and refused in one place.
+// config.json to the part of ModelConfig that all families have; the family's own parser
+// (family_parsers.h) makes the layers.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
 #include "outrider/checkpoint/config_reader.h"
-#include "outrider/checkpoint/foreign_keys.h"
+#include "outrider/checkpoint/family_parsers.h"
 #include "outrider/checkpoint/model_config.h"
 
 namespace outrider {
@@ -16,19 +16,20 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxSize = int64_t{1} << 24;  // of any dimension
-constexpr double kMaxParameters = 1e14;         // far above any model, far below overflow
+constexpr int64_t kMostLayers = 4096;
+constexpr double kMaxParameters = 1e14;  // far above any model, far below overflow
 
 struct KnownModel {
   std::string_view model_type;
   ModelFamily family;
   std::string_view architecture;
+  LayerParser* parse_layers;
 };
 constexpr std::array<KnownModel, 4> kKnownModels{{
-    {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM"},
-    {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM"},
-    {"kimi_k2", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM"},
-    {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM"},
+    {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM", ParseDeepSeekLayers},
+    {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
+    {"kimi_k2", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
+    {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM", ParseDeepSeekLayers},
 }};
 
 const KnownModel* FindModel(const json& object) {
@@ -79,13 +80,6 @@ class Parser {
 
  private:
   void ParseArchitecture();
-  void ParseAttention();
-  void ParseRope();
-  void ParseYarn(ConfigReader& rope);
-  void ParseFeedForward();
-  void ParseFirstDenseLayers();
-  void ParseRouter();
-  void ParseGroups();
   void ParseDType();
   void ParseQuantization();
   void ParseTokens(ConfigReader& reader);
@@ -105,21 +99,18 @@ ModelConfig Parser::Parse() {
   config_.tensor_prefix = nested_ ? "language_model." : "";
   ParseArchitecture();
 
-  config_.vocab_size = text_.Integer("vocab_size", 1, kMaxSize);
-  config_.hidden_size = text_.Integer("hidden_size", 1, kMaxSize);
-  config_.num_hidden_layers = text_.Integer("num_hidden_layers", 1, 4096);
+  config_.vocab_size = text_.Integer("vocab_size", 1, kMostOfADimension);
+  config_.hidden_size = text_.Integer("hidden_size", 1, kMostOfADimension);
   config_.num_nextn_predict_layers = text_.Integer("num_nextn_predict_layers", 0, 64, 0);
   config_.max_position_embeddings = text_.Integer("max_position_embeddings", 1, INT32_MAX);
   config_.tie_word_embeddings = text_.Boolean("tie_word_embeddings", false);
   config_.rms_norm_eps = text_.Number("rms_norm_eps", 1e-12, 0.1);
 
-  ParseAttention();
-  ParseRope();
-  ParseFeedForward();
+  model_.parse_layers({model_.family, model_.model_type, text_, problems_},
+                      text_.Integer("num_hidden_layers", 1, kMostLayers), config_);
   ParseDType();
   ParseQuantization();
   ParseTokens(nested_ && text_.Find("eos_token_id") == nullptr ? outer_ : text_);
-  RefuseForeignKeys(text_, config_.max_position_embeddings);
   CheckParameterCount();
   return config_;
 }
@@ -135,189 +126,6 @@ void Parser::ParseArchitecture() {
   if (config_.architecture != model_.architecture) {
     text_.Refuse("architectures", fmt::format("model_type {} is known with [\"{}\"]",
                                               model_.model_type, model_.architecture));
-  }
-}
-
-void Parser::ParseAttention() {
-  const size_t before = problems_.size();
-  config_.num_attention_heads = text_.Integer("num_attention_heads", 1, 65536);
-  // null means that queries are not compressed (DeepSeek-V2-Lite); a missing key says nothing.
-  if (text_.Contains("q_lora_rank") && text_.Find("q_lora_rank") == nullptr) {
-    config_.q_lora_rank = 0;
-  } else {
-    config_.q_lora_rank = text_.Integer("q_lora_rank", 1, kMaxSize);
-  }
-  config_.kv_lora_rank = text_.Integer("kv_lora_rank", 1, kMaxSize);
-  config_.qk_nope_head_dim = text_.Integer("qk_nope_head_dim", 1, 65536);
-  config_.qk_rope_head_dim = text_.Integer("qk_rope_head_dim", 2, 65536);
-  if (config_.qk_rope_head_dim % 2 != 0) {
-    text_.Refuse("qk_rope_head_dim", "an even number is needed, as pairs are rotated");
-  }
-  config_.v_head_dim = text_.Integer("v_head_dim", 1, 65536);
-  config_.attention_bias = text_.Boolean("attention_bias", false);
-
-  const int64_t heads = config_.num_attention_heads;
-  if (problems_.size() > before) return;
-  if (text_.Integer("num_key_value_heads", 1, 65536, heads) != heads) {
-    text_.Refuse("num_key_value_heads",
-                 fmt::format("latent attention has as many as \"num_attention_heads\", {}", heads));
-  }
-}
-
-void Parser::ParseRope() {
-  config_.rope_interleaved = text_.Boolean("rope_interleave", true);
-  if (model_.family == ModelFamily::kDeepSeekV2 && !config_.rope_interleaved) {
-    text_.Refuse("rope_interleave", "deepseek_v2 rotates interleaved pairs");
-  }
-  // Published configs have rope_theta at the top and rope_scaling (an object or null); transformers
-  // 5 writes both into rope_parameters.
-  std::string_view key = "rope_scaling";
-  if (text_.Find(key) == nullptr) key = "rope_parameters";
-  const json* object = text_.Find(key);
-  static const json kNothing = json::object();
-  if (object != nullptr && !object->is_object()) {
-    text_.Refuse(key, "an object or null is needed");
-    object = nullptr;
-  }
-  ConfigReader rope(object != nullptr ? *object : kNothing, std::string(key), problems_);
-  ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : text_;
-  config_.rope_theta = theta.Number("rope_theta", 1, 1e12);
-  for (ConfigReader* reader : {&text_, &rope}) {
-    if (reader->Number("partial_rotary_factor", 0, 1, 1.0) != 1.0) {
-      reader->Refuse("partial_rotary_factor", "latent attention rotates all of qk_rope_head_dim");
-    }
-  }
-  ParseYarn(rope);
-  RefuseForeignRopeKeys(rope);
-}
-
-void Parser::ParseYarn(ConfigReader& rope) {
-  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
-  // Without a type there is no scaling, unless other keys ask for some.
-  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
-  const std::string type = rope.Choice(type_key, {"default", "yarn"},
-                                       "\"yarn\" and \"default\" are supported", fallback);
-  if (type != "yarn") return;
-  const size_t before = problems_.size();
-  YarnScaling yarn;
-  yarn.factor = rope.Number("factor", 1, 1e6);
-  yarn.original_max_position_embeddings =
-      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
-  yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
-  yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
-  yarn.truncate = rope.Boolean("truncate", true);
-  yarn.mscale = rope.Number("mscale", 0, 100, 1);
-  yarn.mscale_all_dim = rope.Number("mscale_all_dim", 0, 100, 0);
-  if (problems_.size() > before) return;
-
-  if (yarn.beta_fast < yarn.beta_slow) {
-    rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
-  }
-  // DeepSeek's code and transformers disagree on one of the two alone, unless it is mscale 1. No
-  // published config has one alone.
-  const bool both = yarn.mscale > 0 && yarn.mscale_all_dim > 0;
-  if (!both && (yarn.mscale_all_dim != 0 || yarn.mscale != 1)) {
-    rope.Refuse("mscale", "it needs \"mscale_all_dim\" beside it, both above 0");
-  } else if (both && rope.Find("mscale") == nullptr) {
-    rope.Refuse("mscale_all_dim", "it needs \"mscale\" beside it, both above 0");
-  }
-  if (rope.Find("attention_factor") != nullptr) {
-    rope.Refuse("attention_factor", "use \"mscale\" and \"mscale_all_dim\"");
-  }
-  config_.yarn = yarn;
-}
-
-void Parser::ParseFeedForward() {
-  text_.Choice("hidden_act", {"silu"}, "\"silu\" is supported");
-  if (text_.Boolean("mlp_bias", false)) text_.Refuse("mlp_bias", "MLPs have no biases");
-  config_.intermediate_size = text_.Integer("intermediate_size", 1, kMaxSize);
-  if (text_.Contains("n_routed_experts") && text_.Find("n_routed_experts") == nullptr) {
-    config_.n_routed_experts = 0;
-  } else {
-    config_.n_routed_experts = text_.Integer("n_routed_experts", 0, 65536);
-  }
-  if (config_.n_routed_experts == 0) {
-    config_.first_k_dense_replace = config_.num_hidden_layers;
-    return;
-  }
-  if (text_.Contains("n_shared_experts") && text_.Find("n_shared_experts") == nullptr) {
-    config_.n_shared_experts = 0;
-  } else {
-    config_.n_shared_experts = text_.Integer("n_shared_experts", 0, 1024);
-  }
-  config_.moe_intermediate_size = text_.Integer("moe_intermediate_size", 1, kMaxSize);
-  config_.moe_layer_freq = text_.Integer("moe_layer_freq", 1, 4096, 1);
-  ParseFirstDenseLayers();
-  ParseRouter();
-}
-
-void Parser::ParseFirstDenseLayers() {
-  const int64_t layers = config_.num_hidden_layers;
-  const json* types = text_.Find("mlp_layer_types");
-  // What transformers 5 writes for glm4_moe_lite in place of first_k_dense_replace.
-  if (types != nullptr && text_.Find("first_k_dense_replace") == nullptr) {
-    if (types->is_array() && std::cmp_equal(types->size(), layers)) {
-      const auto first = std::find_if_not(types->begin(), types->end(),
-                                          [](const json& type) { return type == "dense"; });
-      config_.first_k_dense_replace = first - types->begin();
-      if (std::all_of(first, types->end(), [](const json& type) { return type == "sparse"; })) {
-        return;
-      }
-    }
-    text_.Refuse("mlp_layer_types",
-                 fmt::format("{} entries are needed, \"dense\" first, then \"sparse\"", layers));
-    return;
-  }
-  config_.first_k_dense_replace = text_.Integer("first_k_dense_replace", 0, layers);
-}
-
-void Parser::ParseRouter() {
-  const bool v2 = model_.family == ModelFamily::kDeepSeekV2;
-  config_.router_scoring = v2 ? RouterScoring::kSoftmax : RouterScoring::kSigmoid;
-  // Configs that transformers 5 writes have no scoring_func, and topk_method for deepseek_v2 only:
-  // its classes know one scoring each. GLM-4.7-Flash is published without scoring_func as well.
-  if (v2) {
-    text_.Choice("scoring_func", {"softmax"}, "deepseek_v2 uses \"softmax\"", "softmax");
-    const std::string method =
-        text_.Choice("topk_method", {"greedy", "group_limited_greedy"},
-                     "deepseek_v2 uses \"greedy\" or \"group_limited_greedy\"");
-    config_.router_method =
-        method == "greedy" ? RouterMethod::kGreedy : RouterMethod::kGroupLimitedGreedy;
-  } else {
-    text_.Choice("scoring_func", {"sigmoid"}, fmt::format("{} uses \"sigmoid\"", model_.model_type),
-                 "sigmoid");
-    text_.Choice("topk_method", {"noaux_tc"},
-                 fmt::format("{} uses \"noaux_tc\"", model_.model_type), "noaux_tc");
-    config_.router_method = RouterMethod::kNoAuxTc;
-  }
-  config_.norm_topk_prob = text_.Boolean("norm_topk_prob");
-  if (v2 && config_.norm_topk_prob) {
-    text_.Refuse("norm_topk_prob", "deepseek_v2 does not renormalise expert weights");
-  }
-  config_.routed_scaling_factor = text_.Number("routed_scaling_factor", 1e-6, 1e6);
-  ParseGroups();
-}
-
-void Parser::ParseGroups() {
-  const size_t before = problems_.size();
-  const int64_t experts = config_.n_routed_experts;
-  config_.num_experts_per_tok = text_.Integer("num_experts_per_tok", 1, experts);
-  if (config_.router_method == RouterMethod::kGreedy) return;  // n_group, topk_group mean nothing
-
-  config_.n_group = text_.Integer("n_group", 1, experts);
-  if (problems_.size() > before) return;
-  if (experts % config_.n_group != 0) {
-    text_.Refuse("n_group", fmt::format("it must divide \"n_routed_experts\", {}", experts));
-    return;
-  }
-  const int64_t group_size = experts / config_.n_group;
-  if (config_.n_group > 1 && config_.router_method == RouterMethod::kNoAuxTc && group_size < 2) {
-    text_.Refuse("n_group", "a group needs two experts, as its best two rank it");
-  }
-  config_.topk_group = text_.Integer("topk_group", 1, config_.n_group);
-  if (problems_.size() == before && config_.num_experts_per_tok > config_.topk_group * group_size) {
-    text_.Refuse("num_experts_per_tok",
-                 fmt::format("the chosen groups hold {} experts", config_.topk_group * group_size));
   }
 }
 
@@ -388,23 +196,27 @@ void Parser::ParseGenerationConfig(const json& generation) {
   }
 }
 
+/// Roughly the weights of a layer.
+double LayerParameters(const LayerSpec& layer, double hidden) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const auto& a = std::get<MlaSpec>(layer.attention);
+  const double heads = number(a.heads);
+  const double attention = hidden * heads * number(a.value) +
+                           std::max(hidden, number(a.q_lora)) * heads * number(a.query_width()) +
+                           number(a.latent) * heads * number(a.nope + a.value);
+  const MoeSpec* moe = layer.moe();
+  const double width =
+      moe == nullptr ? number(layer.dense()->width)
+                     : number(moe->router.experts) * number(moe->width) + number(moe->shared_width);
+  return attention + 3 * hidden * width;
+}
+
 void Parser::CheckParameterCount() {
-  const ModelConfig& c = config_;
-  const auto hidden = static_cast<double>(c.hidden_size);
-  const auto heads = static_cast<double>(c.num_attention_heads);
-  const auto layers = static_cast<double>(c.num_hidden_layers + c.num_nextn_predict_layers);
-  const double attention = hidden * heads * static_cast<double>(c.v_head_dim) +
-                           std::max(hidden, static_cast<double>(c.q_lora_rank)) * heads *
-                               static_cast<double>(c.qk_head_dim()) +
-                           static_cast<double>(c.kv_lora_rank) * heads *
-                               static_cast<double>(c.qk_nope_head_dim + c.v_head_dim);
-  const double feed_forward =
-      3 * hidden *
-      std::max(static_cast<double>(c.intermediate_size),
-               static_cast<double>(c.n_routed_experts + c.n_shared_experts) *
-                   static_cast<double>(c.moe_intermediate_size));
-  const double total =
-      2 * hidden * static_cast<double>(c.vocab_size) + layers * (attention + feed_forward);
+  const auto hidden = static_cast<double>(config_.hidden_size);
+  double total = 2 * hidden * static_cast<double>(config_.vocab_size) +
+                 static_cast<double>(config_.num_nextn_predict_layers) *
+                     LayerParameters(config_.mtp_layer, hidden);
+  for (const LayerSpec& layer : config_.layers) total += LayerParameters(layer, hidden);
   if (problems_.empty() && total > kMaxParameters) {
     problems_.push_back(fmt::format(
         "the sizes multiply to about {:.1e} parameters, at most {:.0e} make sense; check "

@@ -19,7 +19,7 @@ void WeightTensor::ReadCodes(int64_t /*first_row*/, int64_t /*count*/, uint8_t* 
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
   int count = 0;
   while (source.Has(fmt::format("{}model.layers.{}.eh_proj.weight", config.tensor_prefix,
-                                config.num_hidden_layers + count))) {
+                                config.num_hidden_layers() + count))) {
     ++count;
   }
   return count;

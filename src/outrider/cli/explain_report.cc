@@ -19,12 +19,21 @@ using Json = nlohmann::ordered_json;
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 int64_t DenseLayers(const ModelConfig& config) {
-  int64_t dense = 0;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    if (!config.IsMoeLayer(layer)) ++dense;
-  }
-  return dense;
+  return std::ranges::count_if(config.layers,
+                               [](const LayerSpec& layer) { return layer.dense() != nullptr; });
 }
+
+/// What the layers' MLPs are; of each kind the first, or all 0.
+struct MlpKinds {
+  explicit MlpKinds(const ModelConfig& config) {
+    for (auto layer = config.layers.rbegin(); layer != config.layers.rend(); ++layer) {
+      if (layer->dense() != nullptr) dense = *layer->dense();
+      if (layer->moe() != nullptr) moe = *layer->moe();
+    }
+  }
+  DenseMlpSpec dense;
+  MoeSpec moe;
+};
 
 /// "671.0 B", "16.5 M".
 std::string CountText(int64_t count) {
@@ -42,29 +51,32 @@ std::string QuantizationText(const ModelConfig& config) {
 
 Facts ShapeFacts(const ModelConfig& c) {
   const int64_t dense = DenseLayers(c);
+  const LayerSpec& layer = c.layers.front();
+  const auto& a = std::get<MlaSpec>(layer.attention);
+  const auto [dense_mlp, moe] = MlpKinds(c);
+  const RouterSpec& router = moe.router;
   const ParameterCount parameters = CountParameters(c);
-  Facts facts = {
-      {"layers", fmt::format("{}: {} dense, {} with experts", c.num_hidden_layers, dense,
-                             c.num_hidden_layers - dense)},
-      {"MTP modules", fmt::format("{} declared", c.num_nextn_predict_layers)},
-      {"hidden size", fmt::to_string(c.hidden_size)},
-      {"vocabulary", fmt::to_string(c.vocab_size)},
-      {"heads", fmt::format("{}: query and key {} + {} rotated, value {}", c.num_attention_heads,
-                            c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)},
-      {"latents", fmt::format("key and value {}, query {}", c.kv_lora_rank,
-                              c.q_lora_rank > 0 ? fmt::to_string(c.q_lora_rank) : "none")},
-      {"dense MLP", fmt::format("width {}", c.intermediate_size)}};
-  if (c.n_routed_experts > 0) {
+  Facts facts = {{"layers", fmt::format("{}: {} dense, {} with experts", c.num_hidden_layers(),
+                                        dense, c.num_hidden_layers() - dense)},
+                 {"MTP modules", fmt::format("{} declared", c.num_nextn_predict_layers)},
+                 {"hidden size", fmt::to_string(c.hidden_size)},
+                 {"vocabulary", fmt::to_string(c.vocab_size)},
+                 {"heads", fmt::format("{}: query and key {} + {} rotated, value {}", a.heads,
+                                       a.nope, a.rope, a.value)},
+                 {"latents", fmt::format("key and value {}, query {}", a.latent,
+                                         a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none")}};
+  if (dense > 0) facts.emplace_back("dense MLP", fmt::format("width {}", dense_mlp.width));
+  if (router.experts > 0) {
     facts.emplace_back(
         "experts", fmt::format("{} routed in {} groups, {} per token from {} groups; {} shared; "
                                "width {}",
-                               c.n_routed_experts, c.n_group, c.num_experts_per_tok, c.topk_group,
-                               c.n_shared_experts, c.moe_intermediate_size));
+                               router.experts, router.groups, router.top_k, router.top_groups,
+                               moe.shared_experts, moe.width));
   }
   std::string context = fmt::to_string(c.max_position_embeddings);
-  if (c.yarn.has_value()) {
-    context += fmt::format(" (YaRN, factor {} over {})", c.yarn->factor,
-                           c.yarn->original_max_position_embeddings);
+  if (const auto& yarn = layer.rotary.yarn) {
+    context += fmt::format(" (YaRN, factor {} over {})", yarn->factor,
+                           yarn->original_max_position_embeddings);
   }
   facts.emplace_back("context", context);
   facts.emplace_back("stored as", QuantizationText(c));
@@ -104,6 +116,8 @@ std::string ExplainText(const std::string& model, const LoadedEngine& explained)
 
 std::string ExplainJson(const std::string& model, const LoadedEngine& explained) {
   const ModelConfig& c = explained.config;
+  const auto& a = std::get<MlaSpec>(c.layers.front().attention);
+  const auto [dense_mlp, moe] = MlpKinds(c);
   const MemoryReport& memory = explained.memory;
   const ParameterCount parameters = CountParameters(c);
   Json object = {{"model", model},
@@ -111,22 +125,22 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                  {"architecture", c.architecture},
                  {"family", ModelFamilyName(c.family)},
                  {"shapes",
-                  {{"num_hidden_layers", c.num_hidden_layers},
+                  {{"num_hidden_layers", c.num_hidden_layers()},
                    {"num_dense_layers", DenseLayers(c)},
                    {"num_nextn_predict_layers", c.num_nextn_predict_layers},
                    {"hidden_size", c.hidden_size},
                    {"vocab_size", c.vocab_size},
-                   {"num_attention_heads", c.num_attention_heads},
-                   {"qk_nope_head_dim", c.qk_nope_head_dim},
-                   {"qk_rope_head_dim", c.qk_rope_head_dim},
-                   {"v_head_dim", c.v_head_dim},
-                   {"kv_lora_rank", c.kv_lora_rank},
-                   {"q_lora_rank", c.q_lora_rank},
-                   {"intermediate_size", c.intermediate_size},
-                   {"n_routed_experts", c.n_routed_experts},
-                   {"n_shared_experts", c.n_shared_experts},
-                   {"num_experts_per_tok", c.num_experts_per_tok},
-                   {"moe_intermediate_size", c.moe_intermediate_size},
+                   {"num_attention_heads", a.heads},
+                   {"qk_nope_head_dim", a.nope},
+                   {"qk_rope_head_dim", a.rope},
+                   {"v_head_dim", a.value},
+                   {"kv_lora_rank", a.latent},
+                   {"q_lora_rank", a.q_lora},
+                   {"intermediate_size", dense_mlp.width},
+                   {"n_routed_experts", moe.router.experts},
+                   {"n_shared_experts", moe.shared_experts},
+                   {"num_experts_per_tok", moe.router.top_k},
+                   {"moe_intermediate_size", moe.width},
                    {"max_position_embeddings", c.max_position_embeddings}}},
                  {"parameters",
                   {{"target", parameters.target},

@@ -4,30 +4,40 @@ namespace outrider::cli {
 
 namespace {
 
-int64_t AttentionParameters(const ModelConfig& c) {
-  const int64_t query_width = c.num_attention_heads * c.qk_head_dim();
-  const int64_t queries =
-      c.q_lora_rank > 0 ? c.q_lora_rank * (c.hidden_size + 1 + query_width)  // q_a, its norm, q_b
-                        : c.hidden_size * query_width;
-  const int64_t kv_a = c.hidden_size * (c.kv_lora_rank + c.qk_rope_head_dim) + c.kv_lora_rank;
-  const int64_t kv_b = c.kv_lora_rank * c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim);
-  const int64_t output = c.num_attention_heads * c.v_head_dim * c.hidden_size;
-  const int64_t biases =
-      c.attention_bias ? c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim + c.hidden_size : 0;
+int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
+  const int64_t query_width = a.heads * a.query_width();
+  const int64_t queries = a.q_lora > 0
+                              ? a.q_lora * (hidden + 1 + query_width)  // q_a, its norm, q_b
+                              : hidden * query_width;
+  const int64_t kv_a = hidden * (a.latent + a.rope) + a.latent;
+  const int64_t kv_b = a.latent * a.heads * (a.nope + a.value);
+  const int64_t output = a.heads * a.value * hidden;
+  const int64_t biases = a.bias ? a.q_lora + a.latent + a.rope + hidden : 0;
   return queries + kv_a + kv_b + output + biases;
 }
 
 /// Gate, up and down projections of one MLP.
-int64_t MlpParameters(const ModelConfig& c, int64_t width) { return 3 * c.hidden_size * width; }
+int64_t MlpParameters(int64_t width, int64_t hidden) { return 3 * hidden * width; }
 
-/// One decoder layer with `experts` routed experts counted; `is_moe` chooses the MLP.
-int64_t LayerParameters(const ModelConfig& c, bool is_moe, int64_t experts) {
-  const int64_t common = AttentionParameters(c) + 2 * c.hidden_size;  // two norms
-  if (!is_moe) return common + MlpParameters(c, c.intermediate_size);
-  const int64_t bias = c.router_method == RouterMethod::kNoAuxTc ? c.n_routed_experts : 0;
-  return common + c.n_routed_experts * c.hidden_size + bias +
-         experts * MlpParameters(c, c.moe_intermediate_size) +
-         MlpParameters(c, c.n_shared_experts * c.moe_intermediate_size);
+struct LayerCount {
+  int64_t all = 0;
+  int64_t active = 0;  // for one token
+};
+
+LayerCount CountLayer(const LayerSpec& layer, int64_t hidden) {
+  const int64_t common =
+      AttentionParameters(std::get<MlaSpec>(layer.attention), hidden) + 2 * hidden;  // two norms
+  const MoeSpec* moe = layer.moe();
+  if (moe == nullptr) {
+    const int64_t count = common + MlpParameters(layer.dense()->width, hidden);
+    return {count, count};
+  }
+  const RouterSpec& router = moe->router;
+  const int64_t bias = router.method == RouterMethod::kNoAuxTc ? router.experts : 0;
+  const int64_t always =
+      common + router.experts * hidden + bias + MlpParameters(moe->shared_width, hidden);
+  const int64_t expert = MlpParameters(moe->width, hidden);
+  return {always + router.experts * expert, always + router.top_k * expert};
 }
 
 }  // namespace
@@ -38,17 +48,15 @@ ParameterCount CountParameters(const ModelConfig& config) {
   const int64_t ends = (config.tie_word_embeddings ? table : 2 * table) + config.hidden_size;
   count.target = ends;
   count.target_active = ends;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const bool is_moe = config.IsMoeLayer(layer);
-    count.target += LayerParameters(config, is_moe, config.n_routed_experts);
-    count.target_active += LayerParameters(config, is_moe, config.num_experts_per_tok);
+  for (const LayerSpec& layer : config.layers) {
+    const LayerCount of_layer = CountLayer(layer, config.hidden_size);
+    count.target += of_layer.all;
+    count.target_active += of_layer.active;
   }
-  for (int64_t module = 0; module < config.num_nextn_predict_layers; ++module) {
-    const bool is_moe = config.IsMoeLayer(config.num_hidden_layers + module);
-    // enorm, hnorm and shared_head.norm; eh_proj.
-    count.mtp += LayerParameters(config, is_moe, config.n_routed_experts) + 3 * config.hidden_size +
-                 2 * config.hidden_size * config.hidden_size;
-  }
+  // enorm, hnorm and shared_head.norm; eh_proj.
+  count.mtp = config.num_nextn_predict_layers *
+              (CountLayer(config.mtp_layer, config.hidden_size).all + 3 * config.hidden_size +
+               2 * config.hidden_size * config.hidden_size);
   return count;
 }
 

@@ -13,7 +13,7 @@
 #include "outrider/engine/logits_pass.h"
 #include "outrider/engine/request_state.h"
 #include "outrider/kv/kv_cache.h"
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
 #include "outrider/speculate/draft_length_policy.h"
@@ -26,7 +26,7 @@ namespace outrider {
 /// What an engine is made of.
 struct EngineParts {
   std::unique_ptr<ThreadPool> pool;
-  std::unique_ptr<MlaModel> model;
+  std::unique_ptr<Network> model;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Drafter> drafter;                      // null: no speculation
   DraftSchedule draft_schedule{0, {}};                   // with a drafter: by its max_drafts

@@ -6,7 +6,7 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/engine/engine_core.h"
-#include "outrider/model/model_weights.h"
+#include "outrider/networks/network_loader.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
@@ -32,7 +32,7 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
 }
 
 std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
-                                     MlaModel& model, KvCache& cache) {
+                                     Network& model, KvCache& cache) {
   const int32_t slots = plan.scheduler().max_num_seqs;
   const int32_t k = plan.k();
   if (k == 0) return nullptr;
@@ -57,7 +57,7 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
   loaded.memory = plan.Memory(
-      MeasureModelWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
+      MeasureWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
   return loaded;
 }
 
@@ -73,12 +73,13 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
-  ModelWeights weights = LoadModelWeights(plan.config(), plan.modules_used(), plan.source(),
-                                          plan.weight_form(), *parts.pool, progress);
-  loaded.memory = plan.Memory(weights);
-  parts.model = std::make_unique<MlaModel>(
-      plan.config(), std::move(weights), GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
-      AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form()));
+  loaded.memory = plan.Memory(
+      MeasureWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
+  parts.model =
+      LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
+                  {GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
+                   AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
+                  progress);
   parts.scheduler = plan.scheduler();
   parts.cache = std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.cache.num_pages,
                                           options.block_size, plan.cache_width(), plan.kv_dtype());

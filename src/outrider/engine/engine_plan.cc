@@ -100,10 +100,10 @@ WeightForm EnginePlan::weight_form() const {
           .max_fp8_weights_as_bf16 = GetKernels(SelectIsa()).max_fp8_weights_as_bf16};
 }
 
-MemoryReport EnginePlan::Memory(const ModelWeights& sizes) const {
+MemoryReport EnginePlan::Memory(const NetworkWeightSizes& sizes) const {
   MemoryReport memory;
-  memory.weights = sizes.target_sizes;
-  memory.mtp_weights = sizes.mtp_sizes;
+  memory.weights = sizes.target;
+  memory.mtp_weights = sizes.modules;
   memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
   memory.kv_tokens = int64_t{scheduler_.cache.num_pages} * options_.block_size;
   memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;

@@ -10,9 +10,9 @@
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/engine/engine_options.h"
-#include "outrider/model/mla_model.h"
-#include "outrider/model/model_weights.h"
-#include "outrider/model/weight_loader.h"
+#include "outrider/networks/network.h"
+#include "outrider/networks/network_loader.h"
+#include "outrider/networks/weight_loader.h"
 #include "outrider/sampling/sampler.h"
 #include "outrider/schedule/scheduler.h"
 #include "outrider/speculate/target_hidden_rows.h"
@@ -67,7 +67,7 @@ class EnginePlan {
   bool chained() const { return modules_present_ > 1; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
   int32_t cache_layers() const {
-    return static_cast<int32_t>(config_.num_hidden_layers) + modules_used_;
+    return static_cast<int32_t>(config_.num_hidden_layers()) + modules_used_;
   }
   int32_t cache_width() const {
     return static_cast<int32_t>(CacheWidth(form_, CacheShapeOf(config_)));
@@ -82,7 +82,7 @@ class EnginePlan {
     return keeps ? TargetHiddenRows::BytesPerToken(config_.hidden_size) : 0;
   }
 
-  MemoryReport Memory(const ModelWeights& sizes) const;
+  MemoryReport Memory(const NetworkWeightSizes& sizes) const;
 
  private:
   void Decide(std::string what, std::string value, std::string why) {

@@ -46,10 +46,11 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
     const int64_t vocab = model_.vocab_size();
     logits_.resize(static_cast<size_t>(rows * vocab));
     logits = {logits_.data(), rows, vocab};
-    model_.Logits(input.hidden, logits_rows, logits);
+    model_.Logits(Network::kTarget, input.hidden, logits_rows, logits);
   } else {
     likeliest_.resize(static_cast<size_t>(rows));
-    model_.ArgMaxTokens(input.hidden, logits_rows, model_.vocab_size(), likeliest_);
+    model_.ArgMaxTokens(Network::kTarget, input.hidden, logits_rows, model_.vocab_size(),
+                        likeliest_);
   }
   const MatrixView<const uint32_t> masks = FillMasks(input, requests, rows);
   const auto verify = [&](int64_t i, int thread) {
@@ -133,7 +134,7 @@ void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, Re
     std::iota(score_rows_.begin(), score_rows_.end(), rows.first_row + first);
     logits_.resize(static_cast<size_t>(count * vocab));
     const MatrixView<float> logits(logits_.data(), count, vocab);
-    model_.Logits(input.hidden, score_rows_, logits);
+    model_.Logits(Network::kTarget, input.hidden, score_rows_, logits);
     const size_t done = scores.size();
     scores.resize(done + static_cast<size_t>(count));
     pool_.ParallelFor(count, [&](int64_t i, int) {

@@ -9,7 +9,7 @@
 #include "outrider/base/thread_pool.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/engine/request_state.h"
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network.h"
 #include "outrider/sampling/verifier.h"
 
 namespace outrider {
@@ -28,7 +28,7 @@ struct LogitsInput {
 
 class LogitsPass {
  public:
-  LogitsPass(MlaModel& model, ThreadPool& pool, const Verifier& verifier)
+  LogitsPass(Network& model, ThreadPool& pool, const Verifier& verifier)
       : model_(model), pool_(pool), verifiers_(static_cast<size_t>(pool.size()), verifier) {}
 
   /// Replaces verified[i], by the index of the work, for requests that have rows of logits.
@@ -46,7 +46,7 @@ class LogitsPass {
                                        std::span<const RequestRows> requests, int32_t num_rows);
   void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestState& state);
 
-  MlaModel& model_;
+  Network& model_;
   ThreadPool& pool_;
   std::vector<Verifier> verifiers_;  // one per thread, all alike
   // Kept to reuse memory.

@@ -46,7 +46,7 @@ int32_t DrawDraft(Sampler& sampler, const DraftRequest& request, int32_t step,
   return token;
 }
 
-void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
+void DraftSampler::Sample(Network& model, int32_t module, MatrixView<const float> hidden,
                           std::span<const int32_t> rows, std::span<const size_t> indices,
                           std::span<const DraftRequest> requests, int32_t step,
                           MatrixView<int32_t> drafts) {
@@ -60,11 +60,11 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
     group.rows.push_back(rows[i]);
   }
   likeliest_.tokens.resize(likeliest_.rows.size());
-  model.ArgMaxTokens(hidden, likeliest_.rows, vocab_, likeliest_.tokens);
+  model.ArgMaxTokens(module, hidden, likeliest_.rows, vocab_, likeliest_.tokens);
   // A draft is a token even where numbers have overflowed.
   for (int32_t& token : likeliest_.tokens) token = std::max(token, 0);
   drawn_.tokens.resize(drawn_.rows.size());
-  Draw(model, hidden, requests, step);
+  Draw(model, module, hidden, requests, step);
   for (const Group* group : {&likeliest_, &drawn_}) {
     for (size_t i = 0; i < group->indices.size(); ++i) {
       drafts.row(static_cast<int64_t>(group->indices[i]))[step] = group->tokens[i];
@@ -72,14 +72,14 @@ void DraftSampler::Sample(MlaModel& model, MatrixView<const float> hidden,
   }
 }
 
-void DraftSampler::Draw(MlaModel& model, MatrixView<const float> hidden,
+void DraftSampler::Draw(Network& model, int32_t module, MatrixView<const float> hidden,
                         std::span<const DraftRequest> requests, int32_t step) {
   samplers_.resize(static_cast<size_t>(model.pool().size()));
   for (size_t first = 0; first < drawn_.rows.size(); first += kLogitsTile) {
     const size_t count = std::min(kLogitsTile, drawn_.rows.size() - first);
     logits_.resize(count * static_cast<size_t>(vocab_));
     const MatrixView<float> logits(logits_.data(), static_cast<int64_t>(count), vocab_);
-    model.Logits(hidden, std::span(drawn_.rows).subspan(first, count), logits);
+    model.Logits(module, hidden, std::span(drawn_.rows).subspan(first, count), logits);
     model.pool().ParallelFor(logits.rows, [&](int64_t row, int thread) {
       const size_t i = first + static_cast<size_t>(row);
       drawn_.tokens[i] =

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network.h"
 #include "outrider/sampling/sampler.h"
 #include "outrider/speculate/drafter.h"
 
@@ -17,11 +17,11 @@ class DraftSampler {
   /// read.
   explicit DraftSampler(int32_t vocab) : vocab_(vocab) {}
 
-  /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows`:
-  /// drafts.row(indices[i])[step] comes from hidden.row(rows[i]).
-  void Sample(MlaModel& model, MatrixView<const float> hidden, std::span<const int32_t> rows,
-              std::span<const size_t> indices, std::span<const DraftRequest> requests, int32_t step,
-              MatrixView<int32_t> drafts);
+  /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows` by the
+  /// head of an MTP module: drafts.row(indices[i])[step] comes from hidden.row(rows[i]).
+  void Sample(Network& model, int32_t module, MatrixView<const float> hidden,
+              std::span<const int32_t> rows, std::span<const size_t> indices,
+              std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
 
  private:
   /// Requests of one kind, the rows of their outputs and their drafts.
@@ -31,8 +31,8 @@ class DraftSampler {
     std::vector<int32_t> tokens;
   };
 
-  void Draw(MlaModel& model, MatrixView<const float> hidden, std::span<const DraftRequest> requests,
-            int32_t step);
+  void Draw(Network& model, int32_t module, MatrixView<const float> hidden,
+            std::span<const DraftRequest> requests, int32_t step);
 
   int32_t vocab_;
   Group likeliest_;  // the most likely token is taken

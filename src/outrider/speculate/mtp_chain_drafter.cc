@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-MtpChainDrafter::MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
+MtpChainDrafter::MtpChainDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_slots,
                                  DraftForm form, KeptRows kept_rows,
                                  std::optional<int32_t> draft_vocab)
     : model_(model),
@@ -216,7 +216,7 @@ void MtpChainDrafter::SampleDrafts(int32_t m, std::span<const DraftRequest> requ
     active_.push_back(i);
     sample_rows_.push_back(draft_rows.RowOf(i, requests[i].frontier));
   }
-  sampler_.Sample(model_, hidden, sample_rows_, active_, requests, m, drafts);
+  sampler_.Sample(model_, m, hidden, sample_rows_, active_, requests, m, drafts);
 }
 
 }  // namespace outrider

@@ -20,7 +20,7 @@
 #include <optional>
 #include <vector>
 
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network.h"
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
@@ -32,7 +32,7 @@ class MtpChainDrafter : public Drafter {
  public:
   /// Uses the first k modules of the model, 1 <= k <= model.num_mtp_modules(). draft_vocab: drafts
   /// are among so many first tokens; unset: all.
-  MtpChainDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
+  MtpChainDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
                   KeptRows kept_rows = KeptRows::kAll, std::optional<int32_t> draft_vocab = {});
 
   int32_t max_drafts() const override { return k_; }
@@ -83,7 +83,7 @@ class MtpChainDrafter : public Drafter {
   void SampleDrafts(int32_t m, std::span<const DraftRequest> requests, const DraftRows& draft_rows,
                     MatrixView<const float> hidden, MatrixView<int32_t> drafts);
 
-  MlaModel& model_;
+  Network& model_;
   KvCache& cache_;
   int32_t k_;
   DraftForm form_;

@@ -7,8 +7,8 @@
 
 namespace outrider {
 
-MtpDrafter::MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots,
-                       DraftForm form, KeptRows kept_rows, std::optional<int32_t> draft_vocab)
+MtpDrafter::MtpDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
+                       KeptRows kept_rows, std::optional<int32_t> draft_vocab)
     : model_(model),
       cache_(cache),
       k_(k),
@@ -141,7 +141,7 @@ MatrixView<float> MtpDrafter::OutputRows() {
 
 void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                               MatrixView<int32_t> drafts) {
-  sampler_.Sample(model_, OutputRows(), active_rows_, active_, requests, step, drafts);
+  sampler_.Sample(model_, 0, OutputRows(), active_rows_, active_, requests, step, drafts);
 }
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network.h"
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
@@ -22,7 +22,7 @@ namespace outrider {
 class MtpDrafter : public Drafter {
  public:
   /// Uses module 0 of the model. draft_vocab: drafts are among so many first tokens; unset: all.
-  MtpDrafter(MlaModel& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
+  MtpDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_slots, DraftForm form,
              KeptRows kept_rows = KeptRows::kAll, std::optional<int32_t> draft_vocab = {});
 
   int32_t max_drafts() const override { return k_; }
@@ -60,7 +60,7 @@ class MtpDrafter : public Drafter {
   void SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                     MatrixView<int32_t> drafts);
 
-  MlaModel& model_;
+  Network& model_;
   KvCache& cache_;
   int32_t k_;
   DraftForm form_;

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "outrider/base/error.h"
-#include "outrider/model/router.h"
+#include "outrider/layers/router.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -42,18 +42,16 @@ struct Routing {
 
 class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
  protected:
-  static ModelConfig Config() {
+  static RouterSpec Spec() {
     const Shape& shape = GetParam();
-    ModelConfig config;
-    config.n_routed_experts = shape.experts;
-    config.num_experts_per_tok = shape.top_k;
-    config.n_group = shape.num_groups;
-    config.topk_group = shape.top_groups;
-    config.router_scoring = shape.scoring;
-    config.router_method = shape.method;
-    config.norm_topk_prob = shape.normalise;
-    config.routed_scaling_factor = shape.scaling;
-    return config;
+    return {.experts = shape.experts,
+            .top_k = shape.top_k,
+            .groups = shape.num_groups,
+            .top_groups = shape.top_groups,
+            .scoring = shape.scoring,
+            .method = shape.method,
+            .normalise = shape.normalise,
+            .scaling_factor = shape.scaling};
   }
 
   static ExpertRouterParams Params() {
@@ -131,7 +129,7 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     const Shape& shape = GetParam();
     std::vector<int32_t> ids(static_cast<size_t>(rows) * shape.top_k);
     std::vector<float> weights(ids.size());
-    RouteRows(Config(), {logits.data(), rows, shape.experts}, bias.empty() ? nullptr : bias.data(),
+    RouteRows(Spec(), {logits.data(), rows, shape.experts}, bias.empty() ? nullptr : bias.data(),
               ids.data(), weights.data());
     Routing result;
     for (int row = 0; row < rows; ++row) {

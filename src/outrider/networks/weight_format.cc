@@ -1,4 +1,4 @@
-#include "outrider/model/weight_format.h"
+#include "outrider/networks/weight_format.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,30 +1,13 @@
-#include "outrider/model/decoder_layer.h"
+#include "outrider/layers/mlp.h"
 
 #include <algorithm>
 #include <array>
 
-#include "outrider/model/router.h"
+#include "outrider/layers/router.h"
 
 namespace outrider {
 
 namespace {
-
-// The MLP's intermediate values are wide: rows go through in tiles of this many to bound memory.
-constexpr int64_t kMlpTile = 512;
-
-void DenseMlp(const Compute& compute, const MlpWeights& w, MatrixView<const float> h,
-              MatrixView<float> x) {
-  const Scratch::Frame frame(compute.scratch);
-  const int64_t width = w.down.cols;
-  const MatrixView<float> gate_up = compute.scratch.Matrix(h.rows, 2 * width);
-  const MatrixView<float> inner = compute.scratch.Matrix(h.rows, width);
-  compute.kernels.matmul(compute.pool, std::array{MatMulJob{.x = h, .w = &w.gate_up, .y = gate_up}},
-                         compute.operand_dtype);
-  compute.kernels.silu_mul(compute.pool, gate_up, inner);
-  compute.kernels.matmul(
-      compute.pool, std::array{MatMulJob{.x = inner, .w = &w.down, .y = x, .accumulate = true}},
-      compute.operand_dtype);
-}
 
 /// The routed pairs (row, choice) of a tile, grouped by expert.
 struct Routes {
@@ -51,17 +34,32 @@ Routes GroupByExpert(Scratch& scratch, const int32_t* expert_ids, int64_t rows, 
   return routes;
 }
 
-/// x += sum of the chosen experts, weighted, in order of choice, then the shared expert. Routed and
-/// shared products run as one task list.
-void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const LayerWeights& w,
+}  // namespace
+
+void DenseMlp(const Compute& compute, const MlpWeights& w, MatrixView<const float> h,
+              MatrixView<float> x) {
+  const Scratch::Frame frame(compute.scratch);
+  const int64_t width = w.down.cols;
+  const MatrixView<float> gate_up = compute.scratch.Matrix(h.rows, 2 * width);
+  const MatrixView<float> inner = compute.scratch.Matrix(h.rows, width);
+  compute.kernels.matmul(compute.pool, std::array{MatMulJob{.x = h, .w = &w.gate_up, .y = gate_up}},
+                         compute.operand_dtype);
+  compute.kernels.silu_mul(compute.pool, gate_up, inner);
+  compute.kernels.matmul(
+      compute.pool, std::array{MatMulJob{.x = inner, .w = &w.down, .y = x, .accumulate = true}},
+      compute.operand_dtype);
+}
+
+// Routed and shared products run as one task list.
+void MixtureOfExperts(const Compute& compute, const MoeSpec& spec, const MoeWeights& w,
                       MatrixView<const float> h, MatrixView<float> x) {
   const Scratch::Frame frame(compute.scratch);
   Scratch& scratch = compute.scratch;
   const int64_t rows = h.rows;
-  const int64_t experts = config.n_routed_experts;
-  const int64_t top_k = config.num_experts_per_tok;
-  const int64_t width = config.moe_intermediate_size;
-  const int64_t shared_width = config.n_shared_experts * width;
+  const int64_t experts = spec.router.experts;
+  const int64_t top_k = spec.router.top_k;
+  const int64_t width = spec.width;
+  const int64_t shared_width = spec.shared_width;
   const bool shared = shared_width > 0;
 
   const MatrixView<float> scores = scratch.Matrix(rows, experts);
@@ -69,7 +67,7 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
                          DType::kF32);
   auto* ids = scratch.Take<int32_t>(rows * top_k);
   auto* weights = scratch.Take<float>(rows * top_k);
-  RouteRows(config, scores, w.router_bias, ids, weights);
+  RouteRows(spec.router, scores, w.router_bias, ids, weights);
   const Routes routes = GroupByExpert(scratch, ids, rows, top_k, experts);
 
   const int64_t pairs = rows * top_k;
@@ -98,7 +96,7 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
                          .w = &expert.gate_up,
                          .y = gate_up.Rows(begin, count)};
       },
-      {.x = h, .w = &w.mlp.gate_up, .y = shared_gate_up});
+      {.x = h, .w = &w.shared.gate_up, .y = shared_gate_up});
   compute.kernels.silu_mul(compute.pool, gate_up, inner);
   if (shared) compute.kernels.silu_mul(compute.pool, shared_gate_up, shared_inner);
   run(
@@ -106,7 +104,7 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
         return MatMulJob{
             .x = inner.Rows(begin, count), .w = &expert.down, .y = out.Rows(begin, count)};
       },
-      {.x = shared_inner, .w = &w.mlp.down, .y = shared ? out.Rows(pairs, rows) : out});
+      {.x = shared_inner, .w = &w.shared.down, .y = shared ? out.Rows(pairs, rows) : out});
 
   const int64_t terms = top_k + (shared ? 1 : 0);
   auto* term_rows = scratch.Take<int32_t>(rows * terms);
@@ -121,38 +119,6 @@ void MixtureOfExperts(const Compute& compute, const ModelConfig& config, const L
   }
   compute.kernels.combine_experts(compute.pool, out, term_rows, term_weights,
                                   static_cast<int32_t>(terms), x);
-}
-
-}  // namespace
-
-void DecoderLayerForward(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
-                         const LayerWeights& weights, const BatchLayout& layout,
-                         const AttentionPlan& plan, const RotaryRows& rotary, LayerCache cache,
-                         MatrixView<float> x) {
-  const Scratch::Frame frame(compute.scratch);
-  const MatrixView<float> h = compute.scratch.Matrix(x.rows, x.cols);
-  const auto eps = static_cast<float>(config.rms_norm_eps);
-  compute.kernels.rms_norm(compute.pool, x, weights.input_norm, eps, h);
-  MlaForward(compute, shape, weights.attention, layout, plan, rotary, cache, h, x);
-  compute.kernels.rms_norm(compute.pool, x, weights.post_attention_norm, eps, h);
-  for (int64_t first = 0; first < x.rows; first += kMlpTile) {
-    const int64_t count = std::min(kMlpTile, x.rows - first);
-    if (weights.is_moe) {
-      MixtureOfExperts(compute, config, weights, h.Rows(first, count), x.Rows(first, count));
-    } else {
-      DenseMlp(compute, weights.mlp, h.Rows(first, count), x.Rows(first, count));
-    }
-  }
-}
-
-void WriteLayerEntries(const Compute& compute, const ModelConfig& config, const MlaShape& shape,
-                       const LayerWeights& weights, const BatchLayout& layout, KvCacheForm form,
-                       const RotaryRows& rotary, LayerCache cache, MatrixView<const float> x) {
-  const Scratch::Frame frame(compute.scratch);
-  const MatrixView<float> h = compute.scratch.Matrix(x.rows, x.cols);
-  compute.kernels.rms_norm(compute.pool, x, weights.input_norm,
-                           static_cast<float>(config.rms_norm_eps), h);
-  WriteMlaEntries(compute, shape, weights.attention, layout, form, rotary, cache, h);
 }
 
 }  // namespace outrider

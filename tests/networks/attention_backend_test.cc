@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/model/golden_file.h"
-#include "tests/model/loaded_model.h"
+#include "tests/networks/golden_file.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 namespace {
@@ -30,12 +30,12 @@ const std::vector<Request> kRequests = {
 /// Logits of all rows of the step, after each request's context ran as its prompt.
 std::vector<float> StepLogits(LoadedModel& loaded, AttentionBackend backend,
                               const std::vector<int32_t>& ids) {
-  const MlaModel& base = *loaded.model;
-  MlaModel model(
-      base.config(),
-      LoadModelWeights(base.config(), 0, *OpenCheckpoint(TinyModelDirectory(), base.config()),
-                       {DType::kF32}, loaded.pool, nullptr),
-      base.kernels(), loaded.pool, DType::kF32, AttentionPlan(backend, kThreshold));
+  const Network& base = *loaded.model;
+  const auto source = OpenCheckpoint(TinyModelDirectory(), base.config());
+  const std::unique_ptr<Network> network =
+      LoadNetwork(base.config(), 0, *source, {DType::kF32},
+                  {base.kernels(), loaded.pool, DType::kF32, AttentionPlan(backend, kThreshold)});
+  Network& model = *network;
   constexpr int32_t kBlocksEach = 6;
   KvCache cache =
       loaded.MakeCache(kBlocksEach * static_cast<int32_t>(kRequests.size()), kBlockSize);
@@ -70,7 +70,7 @@ std::vector<float> StepLogits(LoadedModel& loaded, AttentionBackend backend,
   }
   std::vector<int32_t> rows = FirstBlocks(layout.num_rows());
   std::vector<float> logits(rows.size() * static_cast<size_t>(model.vocab_size()));
-  model.Logits({hidden.data(), layout.num_rows(), model.hidden_size()}, rows,
+  model.Logits(Network::kTarget, {hidden.data(), layout.num_rows(), model.hidden_size()}, rows,
                {logits.data(), layout.num_rows(), model.vocab_size()});
   return logits;
 }

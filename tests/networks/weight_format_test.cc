@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "loaded_model.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 namespace {
@@ -21,10 +21,10 @@ constexpr int64_t kPlain =
 WeightSizes SizesWith(int64_t max_fp8_weights_as_bf16) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   const auto source = OpenCheckpoint(TinyModelDirectory(), config);
-  WeightSizes sizes = MeasureModelWeights(config, 0, *source,
-                                          {.compute_dtype = DType::kBF16,
-                                           .max_fp8_weights_as_bf16 = max_fp8_weights_as_bf16})
-                          .target_sizes;
+  WeightSizes sizes = MeasureWeights(config, 0, *source,
+                                     {.compute_dtype = DType::kBF16,
+                                      .max_fp8_weights_as_bf16 = max_fp8_weights_as_bf16})
+                          .target;
   sizes.erase(DType::kF32);  // norms
   return sizes;
 }

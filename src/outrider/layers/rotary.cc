@@ -1,4 +1,4 @@
-#include "outrider/model/rotary.h"
+#include "outrider/layers/rotary.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,22 +6,22 @@
 
 namespace outrider {
 
-std::vector<float> RotaryFrequencies(const ModelConfig& config) {
-  const auto dim = static_cast<double>(config.qk_rope_head_dim);
-  const auto half = static_cast<size_t>(config.qk_rope_head_dim / 2);
+std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
+  const auto dim = static_cast<double>(spec.dims);
+  const auto half = static_cast<size_t>(spec.dims / 2);
   std::vector<float> frequencies(half);
   for (size_t i = 0; i < half; ++i) {
     const auto exponent = static_cast<float>(2.0 * static_cast<double>(i) / dim);
-    frequencies[i] = 1.0F / std::pow(static_cast<float>(config.rope_theta), exponent);
+    frequencies[i] = 1.0F / std::pow(static_cast<float>(spec.theta), exponent);
   }
-  if (!config.yarn) return frequencies;
+  if (!spec.yarn) return frequencies;
 
-  const YarnScaling& yarn = *config.yarn;
+  const YarnScaling& yarn = *spec.yarn;
   const auto dimension_of = [&](double rotations) {
     return dim *
            std::log(static_cast<double>(yarn.original_max_position_embeddings) /
                     (rotations * 2 * std::numbers::pi)) /
-           (2 * std::log(config.rope_theta));
+           (2 * std::log(spec.theta));
   };
   double low = dimension_of(yarn.beta_fast);
   double high = dimension_of(yarn.beta_slow);
@@ -57,6 +57,24 @@ RotaryRows MakeRotaryRows(std::span<const float> frequencies, float magnitude, b
     }
   }
   return {cos, sin, interleaved};
+}
+
+int32_t RotaryKinds::Add(const RotarySpec& spec) {
+  const auto known = std::ranges::find(kinds_, spec, &Kind::spec);
+  if (known != kinds_.end()) return static_cast<int32_t>(known - kinds_.begin());
+  kinds_.push_back({spec, RotaryFrequencies(spec)});
+  return static_cast<int32_t>(kinds_.size()) - 1;
+}
+
+std::span<const RotaryRows> RotaryKinds::Rows(std::span<const int32_t> positions,
+                                              Scratch& scratch) const {
+  auto* rows = scratch.Take<RotaryRows>(static_cast<int64_t>(kinds_.size()));
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    const RotarySpec& spec = kinds_[i].spec;
+    rows[i] = MakeRotaryRows(kinds_[i].frequencies, static_cast<float>(spec.Magnitude()),
+                             spec.interleaved, positions, scratch);
+  }
+  return {rows, kinds_.size()};
 }
 
 }  // namespace outrider

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/model/loaded_model.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 namespace {
@@ -30,7 +30,7 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
     for (float& x : previous_) x = normal(random);
   }
 
-  static MlaModel& model() {
+  static Network& model() {
     const KvCacheForm form = std::get<1>(GetParam());
     static std::map<KvCacheForm, std::unique_ptr<LoadedModel>> loaded;
     if (!loaded[form]) {
@@ -68,7 +68,8 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
   }
 
   static std::vector<std::byte> Entries(KvCache& cache) {
-    const LayerCache layer = cache.layer(static_cast<int32_t>(model().config().num_hidden_layers));
+    const LayerCache layer =
+        cache.layer(static_cast<int32_t>(model().config().num_hidden_layers()));
     const auto bytes = static_cast<size_t>(int64_t{kLength} * layer.width) * DTypeSize(layer.dtype);
     return {layer.data, layer.data + bytes};
   }

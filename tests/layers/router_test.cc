@@ -1,4 +1,4 @@
-#include "outrider/model/router.h"
+#include "outrider/layers/router.h"
 
 #include <gtest/gtest.h>
 
@@ -8,17 +8,15 @@
 namespace outrider {
 namespace {
 
-ModelConfig Config(RouterScoring scoring, RouterMethod method) {
-  ModelConfig config;
-  config.n_routed_experts = 8;
-  config.num_experts_per_tok = 2;
-  config.n_group = 4;
-  config.topk_group = 2;
-  config.router_scoring = scoring;
-  config.router_method = method;
-  config.norm_topk_prob = true;
-  config.routed_scaling_factor = 2.5;
-  return config;
+RouterSpec Spec(RouterScoring scoring, RouterMethod method) {
+  return {.experts = 8,
+          .top_k = 2,
+          .groups = 4,
+          .top_groups = 2,
+          .scoring = scoring,
+          .method = method,
+          .normalise = true,
+          .scaling_factor = 2.5};
 }
 
 struct Routed {
@@ -26,21 +24,20 @@ struct Routed {
   std::vector<float> weights;
 };
 
-Routed Route(const ModelConfig& config, std::vector<float> logits, const float* bias) {
+Routed Route(const RouterSpec& spec, std::vector<float> logits, const float* bias) {
   Routed out;
-  const int64_t rows = static_cast<int64_t>(logits.size()) / config.n_routed_experts;
-  out.ids.resize(static_cast<size_t>(rows * config.num_experts_per_tok));
+  const int64_t rows = static_cast<int64_t>(logits.size()) / spec.experts;
+  out.ids.resize(static_cast<size_t>(rows * spec.top_k));
   out.weights.resize(out.ids.size());
-  RouteRows(config, {logits.data(), rows, config.n_routed_experts}, bias, out.ids.data(),
-            out.weights.data());
+  RouteRows(spec, {logits.data(), rows, spec.experts}, bias, out.ids.data(), out.weights.data());
   return out;
 }
 
 TEST(RouterTest, BiasChoosesButDoesNotWeigh) {
-  const ModelConfig config = Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
+  const RouterSpec spec = Spec(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
   // Groups {0,1} {2,3} {4,5} {6,7}; without bias experts 0 and 1 would win.
   const std::vector<float> bias = {0, 0, 0, 0, 5, 0, 0, 0};
-  const Routed r = Route(config, {2, 1, 0, 0, -1, 0, 0, 0}, bias.data());
+  const Routed r = Route(spec, {2, 1, 0, 0, -1, 0, 0, 0}, bias.data());
   EXPECT_EQ(r.ids, (std::vector<int32_t>{4, 0}));
   const auto sigmoid = [](float x) { return 1 / (1 + std::exp(-x)); };
   EXPECT_FLOAT_EQ(r.weights[0], 2.5F * sigmoid(-1) / (sigmoid(-1) + sigmoid(2)));
@@ -51,34 +48,33 @@ TEST(RouterTest, GroupsAreRankedByTheirBestTwoOrTheirBest) {
   // Group 0 has the single best expert, groups 1 and 2 the best pairs.
   const std::vector<float> logits = {4, -9, 3, 3, 2.9F, 2.9F, 0, 0};
   const std::vector<float> bias(8, 0.0F);
-  EXPECT_EQ(Route(Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc), logits, bias.data()).ids,
+  EXPECT_EQ(Route(Spec(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc), logits, bias.data()).ids,
             (std::vector<int32_t>{2, 3}));
   EXPECT_EQ(
-      Route(Config(RouterScoring::kSoftmax, RouterMethod::kGroupLimitedGreedy), logits, nullptr)
-          .ids,
+      Route(Spec(RouterScoring::kSoftmax, RouterMethod::kGroupLimitedGreedy), logits, nullptr).ids,
       (std::vector<int32_t>{0, 2}));
 }
 
 TEST(RouterTest, DroppedGroupsLoseEvenToNegativeChoices) {
   const std::vector<float> bias = {-9, -9, -9, -9, -8, -8, -8.5F, -8.5F};
-  const Routed r = Route(Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc),
+  const Routed r = Route(Spec(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc),
                          {0, 0, 0, 0, 0, 0, 0, 0}, bias.data());
   EXPECT_EQ(r.ids, (std::vector<int32_t>{4, 5}));
 }
 
 TEST(RouterTest, TheWeightOfASingleExpertIsNormalisedToo) {
-  ModelConfig config = Config(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
-  config.num_experts_per_tok = 1;
-  const Routed r = Route(config, {0, 0, 0, 0, 0, 3, 0, 0}, nullptr);
+  RouterSpec spec = Spec(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
+  spec.top_k = 1;
+  const Routed r = Route(spec, {0, 0, 0, 0, 0, 3, 0, 0}, nullptr);
   EXPECT_EQ(r.ids, (std::vector<int32_t>{5}));
   EXPECT_EQ(r.weights, (std::vector<float>{2.5F}));
 }
 
 TEST(RouterTest, TiesGoToTheLowerIndex) {
-  ModelConfig config = Config(RouterScoring::kSoftmax, RouterMethod::kGreedy);
-  config.norm_topk_prob = false;
-  config.routed_scaling_factor = 1;
-  const Routed r = Route(config, std::vector<float>(8, 1.0F), nullptr);
+  RouterSpec spec = Spec(RouterScoring::kSoftmax, RouterMethod::kGreedy);
+  spec.normalise = false;
+  spec.scaling_factor = 1;
+  const Routed r = Route(spec, std::vector<float>(8, 1.0F), nullptr);
   EXPECT_EQ(r.ids, (std::vector<int32_t>{0, 1}));
   EXPECT_FLOAT_EQ(r.weights[0], 0.125F);
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/model/mla_model.h"
+#include "outrider/networks/network_loader.h"
 
 namespace outrider {
 
@@ -16,12 +16,12 @@ struct LoadedModel {
                        Isa isa = SelectIsa(), int threads = 1,
                        KvCacheForm form = KvCacheForm::kLatent)
       : pool(threads) {
-    ModelConfig config = ReadModelConfig(directory);
+    const ModelConfig config = ReadModelConfig(directory);
     const auto source = OpenCheckpoint(directory, config);
     const int mtp = CountMtpLayers(*source, config);
-    ModelWeights weights = LoadModelWeights(config, mtp, *source, {dtype}, pool, nullptr);
-    model = std::make_unique<MlaModel>(std::move(config), std::move(weights), GetKernels(isa), pool,
-                                       dtype, AttentionPlan(AttentionBackend::kRagged, 1, form));
+    model = LoadNetwork(
+        config, mtp, *source, {dtype},
+        {GetKernels(isa), pool, dtype, AttentionPlan(AttentionBackend::kRagged, 1, form)});
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {
@@ -29,7 +29,7 @@ struct LoadedModel {
   }
 
   ThreadPool pool;
-  std::unique_ptr<MlaModel> model;
+  std::unique_ptr<Network> model;
 };
 
 inline std::filesystem::path TinyModelDirectory() {

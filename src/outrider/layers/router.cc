@@ -1,4 +1,4 @@
-#include "outrider/model/router.h"
+#include "outrider/layers/router.h"
 
 #include <algorithm>
 #include <limits>
@@ -49,25 +49,25 @@ float GroupScore(RouterMethod method, const float* choice, int64_t size) {
 /// Memory that RouteRows reuses from call to call.
 struct RouterScratch {
   std::vector<float> choice;        // [experts]
-  std::vector<float> group_scores;  // [n_group]
-  std::vector<bool> keep_group;     // [n_group]
+  std::vector<float> group_scores;  // [groups]
+  std::vector<bool> keep_group;     // [groups]
 };
 
-/// Sets the choices of all but the best topk_group groups to -infinity.
-void DropGroups(const ModelConfig& config, RouterScratch& scratch) {
-  const int64_t size = config.n_routed_experts / config.n_group;
+/// Sets the choices of all but the best top_groups groups to -infinity.
+void DropGroups(const RouterSpec& spec, RouterScratch& scratch) {
+  const int64_t size = spec.experts / spec.groups;
   float* choice = scratch.choice.data();
   float* scores = scratch.group_scores.data();
-  for (int64_t g = 0; g < config.n_group; ++g) {
-    scores[g] = GroupScore(config.router_method, choice + g * size, size);
+  for (int64_t g = 0; g < spec.groups; ++g) {
+    scores[g] = GroupScore(spec.method, choice + g * size, size);
   }
-  scratch.keep_group.assign(static_cast<size_t>(config.n_group), false);
-  for (int64_t i = 0; i < config.topk_group; ++i) {
-    const int64_t best = ArgMax(scores, config.n_group);
+  scratch.keep_group.assign(static_cast<size_t>(spec.groups), false);
+  for (int64_t i = 0; i < spec.top_groups; ++i) {
+    const int64_t best = ArgMax(scores, spec.groups);
     scratch.keep_group[static_cast<size_t>(best)] = true;
     scores[best] = kMinusInfinity;
   }
-  for (int64_t g = 0; g < config.n_group; ++g) {
+  for (int64_t g = 0; g < spec.groups; ++g) {
     if (!scratch.keep_group[static_cast<size_t>(g)]) {
       std::fill_n(choice + g * size, size, kMinusInfinity);
     }
@@ -76,22 +76,22 @@ void DropGroups(const ModelConfig& config, RouterScratch& scratch) {
 
 }  // namespace
 
-void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float* bias,
+void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bias,
                int32_t* expert_ids, float* weights) {
-  const int64_t experts = config.n_routed_experts;
-  const int64_t top_k = config.num_experts_per_tok;
+  const int64_t experts = spec.experts;
+  const int64_t top_k = spec.top_k;
   thread_local RouterScratch scratch;
   scratch.choice.resize(static_cast<size_t>(experts));
-  scratch.group_scores.resize(static_cast<size_t>(config.n_group));
+  scratch.group_scores.resize(static_cast<size_t>(spec.groups));
   float* choice = scratch.choice.data();
   for (int64_t r = 0; r < logits.rows; ++r) {
     float* scores = logits.row(r);
-    Score(config.router_scoring, scores, experts);
+    Score(spec.scoring, scores, experts);
     for (int64_t e = 0; e < experts; ++e) {
       choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
     }
-    if (config.router_method != RouterMethod::kGreedy && config.n_group > 1) {
-      DropGroups(config, scratch);
+    if (spec.method != RouterMethod::kGreedy && spec.groups > 1) {
+      DropGroups(spec, scratch);
     }
     int32_t* ids = expert_ids + r * top_k;
     float* w = weights + r * top_k;
@@ -103,9 +103,9 @@ void RouteRows(const ModelConfig& config, MatrixView<float> logits, const float*
       w[j] = scores[best];
       sum += w[j];
     }
-    const float norm = config.norm_topk_prob ? sum + 1e-20F : 1.0F;
+    const float norm = spec.normalise ? sum + 1e-20F : 1.0F;
     for (int64_t j = 0; j < top_k; ++j) {
-      w[j] = w[j] / norm * static_cast<float>(config.routed_scaling_factor);
+      w[j] = w[j] / norm * static_cast<float>(spec.scaling_factor);
     }
   }
 }

@@ -1,5 +1,5 @@
 // Checkpoints whose tensors and config.json disagree on layers and on the head.
-#include "outrider/model/weight_loader.h"
+#include "outrider/networks/weight_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "loaded_model.h"
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/networks/loaded_model.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -88,13 +88,14 @@ TEST(WeightLoaderTest, ALayerBehindTheMtpModulesIsAnError) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   ThreadPool pool(1);
   const auto load = [&] {
-    return ErrorOf([&] { LoadModelWeights(config, 0, *source, {DType::kF32}, pool, nullptr); });
+    return ErrorOf(
+        [&] { LoadNetwork(config, 0, *source, {DType::kF32}, {GetKernels(SelectIsa()), pool}); });
   };
   EXPECT_EQ(load(), kNothing);  // modules that are not used
-  --config.num_hidden_layers;
+  config.layers.pop_back();
   EXPECT_THAT(load(), HasSubstr("holds model.layers.4.input_layernorm.weight, but "
                                 "\"num_hidden_layers\" of config.json is 4"));
-  config.num_hidden_layers += 2;
+  config.layers.resize(6, config.mtp_layer);
   EXPECT_THAT(load(), HasSubstr("unexpected: model.layers.5.eh_proj.weight"));
 }
 

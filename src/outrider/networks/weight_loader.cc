@@ -1,4 +1,4 @@
-#include "outrider/model/weight_loader.h"
+#include "outrider/networks/weight_loader.h"
 
 #include <algorithm>
 #include <cmath>
@@ -355,7 +355,7 @@ void WeightLoader::Check(const ModelConfig& config) const {
     expected.insert(expected.end(), piece.tensors.begin(), piece.tensors.end());
   }
   // Modules that are there and not declared are fine; other layers behind the trunk are not.
-  const int64_t layers = config.num_hidden_layers + CountMtpLayers(source_, config);
+  const int64_t layers = config.num_hidden_layers() + CountMtpLayers(source_, config);
   const auto of_model = [&](std::string_view name) {
     return name.starts_with(config.tensor_prefix) && !IsRedundant(name);
   };
@@ -364,11 +364,11 @@ void WeightLoader::Check(const ModelConfig& config) const {
       throw InvalidArgument(
           "{}: holds {}, but \"num_hidden_layers\" of config.json is {} and layer {} is no MTP "
           "module (it has no eh_proj.weight); it must be the number of layers that the files hold",
-          source_.where(), name, config.num_hidden_layers, layers);
+          source_.where(), name, config.num_hidden_layers(), layers);
     }
   }
   source_.Check(expected, [&](std::string_view name) {
-    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers;
+    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers();
   });
 }
 

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/model/golden_file.h"
-#include "tests/model/loaded_model.h"
+#include "tests/networks/golden_file.h"
+#include "tests/networks/loaded_model.h"
 
 namespace outrider {
 namespace {
@@ -65,15 +65,15 @@ struct PromptRun {
             .block_table = blocks};
   }
 
-  Rows Logits(MatrixView<const float> rows) const {
+  Rows Logits(int32_t module, MatrixView<const float> rows) const {
     std::vector<int32_t> all(static_cast<size_t>(rows.rows));
     std::iota(all.begin(), all.end(), 0);
     Rows logits(rows.rows, model.vocab_size());
-    model.Logits(rows, all, logits.view);
+    model.Logits(module, rows, all, logits.view);
     return logits;
   }
 
-  MlaModel& model;
+  Network& model;
   KvCache cache;
   Rows hidden;
   std::vector<int32_t> tokens;
@@ -104,18 +104,49 @@ TEST_P(FamilyGoldenTest, HiddenStatesOfEveryLayer) {
   const auto ids = golden.Read<int32_t>("case0.ids");
   PromptRun run(loaded, ids, Phase::kPromptChunk, 1000);
   run.layout.Assign(std::vector{run.Work(0, run.Length(), Phase::kPromptChunk, 0)});
-  const int64_t layers = run.model.config().num_hidden_layers;
-  int checked = 0;
-  run.model.Forward(
-      run.layout, run.cache, run.hidden.view, [&](int64_t layer, MatrixView<const float> x) {
-        if (layer + 1 == layers) return;  // the list holds its normalised form
-        const auto want = golden.Read<float>(fmt::format("case0.hidden_states.{}", layer + 1));
-        EXPECT_LT(MaxDifference(x, want), kLogitTolerance) << "layer " << layer;
-        ++checked;
-      });
-  EXPECT_EQ(checked, layers - 1);
+  const int64_t layers = run.model.config().num_hidden_layers();
+  std::vector<Rows> outputs;
+  std::vector<LayerTap> taps;
+  for (int32_t layer = 0; layer + 1 < layers; ++layer) {  // the list holds the last one normalised
+    outputs.emplace_back(run.Length(), run.model.hidden_size());
+    taps.push_back({layer, outputs.back().view});
+  }
+  ASSERT_FALSE(taps.empty());
+  run.model.Forward(run.layout, run.cache, run.hidden.view, taps);
+  for (const LayerTap& tap : taps) {
+    const auto want = golden.Read<float>(fmt::format("case0.hidden_states.{}", tap.layer + 1));
+    EXPECT_LT(MaxDifference(tap.out, want), kLogitTolerance) << "layer " << tap.layer;
+  }
   const auto last = golden.Read<float>(fmt::format("case0.hidden_states.{}", layers));
   EXPECT_LT(MaxDifference(run.hidden.view, last), kLogitTolerance);
+}
+
+TEST_P(FamilyGoldenTest, TapsOfAnyLayersChangeNoBit) {
+  const auto ids = golden.Read<int32_t>("case0.ids");
+  PromptRun run(loaded, ids, Phase::kPromptChunk, 1000);
+  const std::vector<float> hidden = run.hidden.values;
+  const auto layers = static_cast<int32_t>(run.model.config().num_hidden_layers());
+  run.layout.Assign(std::vector{run.Work(0, run.Length(), Phase::kPromptChunk, 0)});
+  const auto outputs_of = [&](const std::vector<int32_t>& wanted) {
+    std::vector<Rows> outputs;
+    std::vector<LayerTap> taps;
+    for (const int32_t layer : wanted) {
+      outputs.emplace_back(run.Length(), run.model.hidden_size());
+      taps.push_back({layer, outputs.back().view});
+    }
+    run.model.Forward(run.layout, run.cache, run.hidden.view, taps);
+    EXPECT_EQ(run.hidden.values, hidden);
+    return outputs;
+  };
+  std::vector<int32_t> all(static_cast<size_t>(layers));
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<Rows> of_all = outputs_of(all);
+  for (const auto& wanted : {std::vector{0, layers - 1}, std::vector{layers - 1, layers - 1}}) {
+    const std::vector<Rows> some = outputs_of(wanted);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(some[i].values, of_all[static_cast<size_t>(wanted[i])].values);
+    }
+  }
 }
 
 TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
@@ -126,7 +157,8 @@ TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
     for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
       for (const int32_t chunk : {1024, 50}) {
         const PromptRun run(loaded, ids, phase, chunk);
-        EXPECT_LT(MaxDifference(run.Logits(run.hidden.view).view, want), kLogitTolerance)
+        EXPECT_LT(MaxDifference(run.Logits(Network::kTarget, run.hidden.view).view, want),
+                  kLogitTolerance)
             << "case " << c << " phase " << static_cast<int>(phase) << " chunk " << chunk;
       }
     }
@@ -159,7 +191,7 @@ TEST_P(MtpGoldenTest, EveryModule) {
       EXPECT_LT(MaxDifference(hidden, golden.Read<float>(fmt::format("case{}.mtp{}.hidden", c, m))),
                 kLogitTolerance)
           << "case " << c << " module " << m;
-      EXPECT_LT(MaxDifference(run.Logits(hidden).view,
+      EXPECT_LT(MaxDifference(run.Logits(m, hidden).view,
                               golden.Read<float>(fmt::format("case{}.mtp{}.logits", c, m))),
                 kLogitTolerance)
           << "case " << c << " module " << m;

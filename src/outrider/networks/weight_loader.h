@@ -15,7 +15,7 @@
 #include "outrider/base/thread_pool.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/packed_matrix.h"
-#include "outrider/model/weight_format.h"
+#include "outrider/networks/weight_format.h"
 
 namespace outrider {
 

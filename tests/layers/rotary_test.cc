@@ -1,4 +1,4 @@
-#include "outrider/model/rotary.h"
+#include "outrider/layers/rotary.h"
 
 #include <gtest/gtest.h>
 
@@ -8,30 +8,25 @@
 namespace outrider {
 namespace {
 
-ModelConfig Config() {
-  ModelConfig config;
-  config.qk_rope_head_dim = 64;
-  config.rope_theta = 10000;
-  return config;
-}
+RotarySpec Spec() { return {.dims = 64, .theta = 10000}; }
 
 TEST(RotaryTest, PlainFrequencies) {
-  const auto f = RotaryFrequencies(Config());
+  const auto f = RotaryFrequencies(Spec());
   ASSERT_EQ(f.size(), 32U);
   EXPECT_FLOAT_EQ(f[0], 1.0F);
   EXPECT_NEAR(f[16], 0.01F, 1e-7);
 }
 
 TEST(RotaryTest, YarnKeepsFastAndInterpolatesSlowDimensions) {
-  ModelConfig config = Config();
-  config.yarn = YarnScaling{.factor = 40,
-                            .original_max_position_embeddings = 4096,
-                            .beta_fast = 32,
-                            .beta_slow = 1,
-                            .mscale = 1,
-                            .mscale_all_dim = 1};
-  const auto plain = RotaryFrequencies(Config());
-  const auto yarn = RotaryFrequencies(config);
+  RotarySpec spec = Spec();
+  spec.yarn = YarnScaling{.factor = 40,
+                          .original_max_position_embeddings = 4096,
+                          .beta_fast = 32,
+                          .beta_slow = 1,
+                          .mscale = 1,
+                          .mscale_all_dim = 1};
+  const auto plain = RotaryFrequencies(Spec());
+  const auto yarn = RotaryFrequencies(spec);
   // DeepSeek-V3: the ramp runs from dimension 10 to 23.
   for (size_t i = 0; i <= 10; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i]) << i;
   for (size_t i = 23; i < 32; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i] / 40) << i;
@@ -41,11 +36,11 @@ TEST(RotaryTest, YarnKeepsFastAndInterpolatesSlowDimensions) {
 
 // "truncate": false: the ramp runs from dimension 10.47 to 22.51 instead, as transformers has it.
 TEST(RotaryTest, YarnsRampMayBeginBetweenDimensions) {
-  ModelConfig config = Config();
-  config.yarn = YarnScaling{
+  RotarySpec spec = Spec();
+  spec.yarn = YarnScaling{
       .factor = 40, .original_max_position_embeddings = 4096, .beta_fast = 32, .truncate = false};
-  const auto plain = RotaryFrequencies(Config());
-  const auto yarn = RotaryFrequencies(config);
+  const auto plain = RotaryFrequencies(Spec());
+  const auto yarn = RotaryFrequencies(spec);
   for (size_t i = 0; i <= 10; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i]) << i;
   for (size_t i = 23; i < 32; ++i) EXPECT_FLOAT_EQ(yarn[i], plain[i] / 40) << i;
   const auto dimension = [](double rotations) {
@@ -61,9 +56,9 @@ TEST(RotaryTest, YarnsRampMayBeginBetweenDimensions) {
 
 // Where an original context is shorter than a rotation the ramp ends before dimension 0.
 TEST(RotaryTest, YarnsRampMayEndBeforeItBegins) {
-  ModelConfig config = Config();
-  config.yarn = YarnScaling{.factor = 4, .original_max_position_embeddings = 4};
-  EXPECT_EQ(RotaryFrequencies(config), RotaryFrequencies(Config()));
+  RotarySpec spec = Spec();
+  spec.yarn = YarnScaling{.factor = 4, .original_max_position_embeddings = 4};
+  EXPECT_EQ(RotaryFrequencies(spec), RotaryFrequencies(Spec()));
 }
 
 TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {

@@ -1,0 +1,117 @@
+// What one layer of a network is, in numbers: its attention, its rotary embedding, its MLP, and
+// which cache group its entries belong to. A family's parser makes one for every layer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+namespace outrider {
+
+/// YaRN context extension (Peng et al., "YaRN", 2023) with DeepSeek's two magnitude exponents.
+struct YarnScaling {
+  double factor = 1;
+  int64_t original_max_position_embeddings = 0;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;  // the ramp begins and ends at whole dimensions
+  double mscale = 1;
+  double mscale_all_dim = 0;
+
+  /// DeepSeek's yarn_get_mscale: 0.1 a ln(factor) + 1.
+  double Magnitude(double a) const;
+
+  bool operator==(const YarnScaling&) const = default;
+};
+
+/// Rotary position embedding.
+struct RotarySpec {
+  int64_t dims = 0;         // rotated values of a head, even
+  double theta = 10000;     // frequency i is theta^(-2i / dims), before scaling
+  bool interleaved = true;  // rotated pairs are (2i, 2i + 1); else (i, i + dims / 2)
+  std::optional<YarnScaling> yarn;
+
+  /// What cos and sin are multiplied by: YaRN's magnitude for mscale over that for mscale_all_dim;
+  /// without YaRN, 1.
+  double Magnitude() const;
+
+  bool operator==(const RotarySpec&) const = default;
+};
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1). A query head is [nope, rope];
+/// the latent cache holds [latent, rotated key] per token.
+struct MlaSpec {
+  int64_t heads = 0;
+  int64_t q_lora = 0;  // 0: queries come from one q_proj, without q_a and q_b
+  int64_t latent = 0;
+  int64_t nope = 0;
+  int64_t rope = 0;
+  int64_t value = 0;
+  bool bias = false;           // on q_a_proj, kv_a_proj_with_mqa and o_proj
+  double softmax_scale = 0;    // (nope + rope)^-1/2, times the square of YaRN's magnitude for
+                               // mscale_all_dim
+  double latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm
+
+  int64_t query_width() const { return nope + rope; }
+
+  bool operator==(const MlaSpec&) const = default;
+};
+
+using AttentionSpec = std::variant<MlaSpec>;
+
+/// How router logits become scores.
+enum class RouterScoring { kSoftmax, kSigmoid };
+
+/// How experts are chosen from scores.
+enum class RouterMethod {
+  kGreedy,              // the best top_k of all experts
+  kGroupLimitedGreedy,  // groups ranked by their best score (DeepSeek-V2)
+  kNoAuxTc,             // scores plus e_score_correction_bias choose; groups by their best two (V3)
+};
+
+struct RouterSpec {
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  int64_t groups = 1;
+  int64_t top_groups = 1;
+  RouterScoring scoring = RouterScoring::kSigmoid;
+  RouterMethod method = RouterMethod::kNoAuxTc;
+  bool normalise = true;  // weights are divided by their sum
+  double scaling_factor = 1;
+
+  bool operator==(const RouterSpec&) const = default;
+};
+
+/// A gated MLP, down(silu(gate x) * up x).
+struct DenseMlpSpec {
+  int64_t width = 0;
+
+  bool operator==(const DenseMlpSpec&) const = default;
+};
+
+/// A mixture of experts.
+struct MoeSpec {
+  RouterSpec router;
+  int64_t width = 0;           // of one routed expert
+  int64_t shared_experts = 0;  // which every row goes through, as one MLP
+  int64_t shared_width = 0;    // of all shared experts together; 0: none
+
+  bool operator==(const MoeSpec&) const = default;
+};
+
+using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
+
+struct LayerSpec {
+  AttentionSpec attention;
+  int32_t cache_group = 0;
+  RotarySpec rotary;
+  MlpSpec mlp;
+
+  /// Null for a layer with another kind of MLP.
+  const MoeSpec* moe() const { return std::get_if<MoeSpec>(&mlp); }
+  const DenseMlpSpec* dense() const { return std::get_if<DenseMlpSpec>(&mlp); }
+
+  bool operator==(const LayerSpec&) const = default;
+};
+
+}  // namespace outrider

@@ -1,0 +1,43 @@
+// One pre-norm transformer layer: attention, then an MLP, each added to the residual stream.
+#pragma once
+
+#include <variant>
+
+#include "outrider/attention/mla_attention.h"
+#include "outrider/layers/mlp.h"
+
+namespace outrider {
+
+struct LayerWeights {
+  const float* input_norm = nullptr;  // [hidden]
+  std::variant<MlaWeights> attention;
+  const float* post_attention_norm = nullptr;  // [hidden]
+  std::variant<MlpWeights, MoeWeights> mlp;
+};
+
+/// A layer: what it is, and its weights, of the same kinds.
+struct DecoderLayer {
+  LayerSpec spec;
+  float norm_eps = 0;
+  int32_t rotary_kind = 0;  // of the network's RotaryKinds
+  LayerWeights weights;
+};
+
+/// What a layer gets of a step.
+struct LayerStep {
+  const BatchLayout& layout;
+  const AttentionPlan& plan;           // of the layout
+  std::span<const RotaryRows> rotary;  // by kind
+};
+
+/// x += attention(norm(x)); x += mlp(norm(x)) for the rows of the step; x [rows, hidden]. Writes
+/// the rows' keys to `cache`, the cache of this layer.
+void DecoderLayerForward(const Compute& compute, const DecoderLayer& layer, const LayerStep& step,
+                         LayerCache cache, MatrixView<float> x);
+
+/// Writes the keys of the rows of the step as DecoderLayerForward does, and nothing else: for rows
+/// whose output nobody reads. Of the plan only its form of the cache is read. x [rows, hidden].
+void WriteLayerEntries(const Compute& compute, const DecoderLayer& layer, const LayerStep& step,
+                       LayerCache cache, MatrixView<const float> x);
+
+}  // namespace outrider

@@ -1,0 +1,40 @@
+// Rotary position embedding: frequencies, and the angles of a step's rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/base/scratch.h"
+#include "outrider/checkpoint/layer_spec.h"
+#include "outrider/kernels/kernel_table.h"
+
+namespace outrider {
+
+/// Inverse frequencies [dims / 2] in float32. With YaRN (Peng et al., arXiv:2309.00071) they blend
+/// theta^(-2i/dims) / factor and theta^(-2i/dims) by a ramp between the dimensions that turn
+/// beta_fast and beta_slow times over the original context.
+std::vector<float> RotaryFrequencies(const RotarySpec& spec);
+
+/// cos and sin of position * frequency, times `magnitude`, for each row; memory from `scratch`.
+RotaryRows MakeRotaryRows(std::span<const float> frequencies, float magnitude, bool interleaved,
+                          std::span<const int32_t> positions, Scratch& scratch);
+
+/// The rotary embeddings of a network: one for each kind that its layers have.
+class RotaryKinds {
+ public:
+  /// The number of this kind, from 0; equal kinds have one number.
+  int32_t Add(const RotarySpec& spec);
+
+  /// MakeRotaryRows of every kind, by number; memory from `scratch`.
+  std::span<const RotaryRows> Rows(std::span<const int32_t> positions, Scratch& scratch) const;
+
+ private:
+  struct Kind {
+    RotarySpec spec;
+    std::vector<float> frequencies;
+  };
+  std::vector<Kind> kinds_;
+};
+
+}  // namespace outrider

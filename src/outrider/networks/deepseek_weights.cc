@@ -1,0 +1,108 @@
+#include "outrider/networks/deepseek_weights.h"
+
+#include <string>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+/// One MLP of a layer; num_mlps: of that shape in the layer.
+void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
+                int64_t hidden, int64_t num_mlps = 1) {
+  const int64_t used_together = num_mlps * 3 * width * hidden;
+  loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
+                 hidden, used_together);
+  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, used_together);
+}
+
+void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
+                      const std::string& prefix) {
+  if (a.bias) {
+    throw InvalidArgument(
+        "attention_bias true is not supported: no published model of the family has it");
+  }
+  const int64_t query = a.heads * a.query_width();
+  if (a.q_lora > 0) {
+    loader.Matrix(&w->q_a, prefix + "q_a_proj.weight", a.q_lora, hidden);
+    loader.Vector(&w->q_a_norm, prefix + "q_a_layernorm.weight", a.q_lora);
+    loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora);
+  } else {
+    loader.Matrix(&w->q_b, prefix + "q_proj.weight", query, hidden);
+  }
+  loader.Matrix(&w->kv_a, prefix + "kv_a_proj_with_mqa.weight", a.latent + a.rope, hidden);
+  loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
+  loader.SplitKvUp({&w->key_up, &w->key_up_t, &w->value_up, a.heads, a.nope, a.value, a.latent},
+                   prefix + "kv_b_proj.weight");
+  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.value);
+}
+
+void DeclareMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWeights* w,
+                const std::string& prefix) {
+  const RouterSpec& router = moe.router;
+  loader.UnquantizedMatrix(&w->router, prefix + "gate.weight", router.experts, hidden);
+  if (router.method == RouterMethod::kNoAuxTc) {
+    loader.Vector(&w->router_bias, prefix + "gate.e_score_correction_bias", router.experts);
+  }
+  if (moe.shared_width > 0) {
+    DeclareMlp(loader, &w->shared, prefix + "shared_experts.", moe.shared_width, hidden);
+  }
+  w->experts.resize(static_cast<size_t>(router.experts));
+  for (int64_t e = 0; e < router.experts; ++e) {
+    DeclareMlp(loader, &w->experts[static_cast<size_t>(e)], fmt::format("{}experts.{}.", prefix, e),
+               moe.width, hidden, router.experts);
+  }
+}
+
+std::string LayerPrefix(const ModelConfig& c, int64_t index) {
+  return fmt::format("{}model.layers.{}.", c.tensor_prefix, index);
+}
+
+void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, DecoderLayer* layer) {
+  const std::string prefix = LayerPrefix(c, index);
+  layer->spec = c.layer(index);
+  layer->norm_eps = static_cast<float>(c.rms_norm_eps);
+  LayerWeights* w = &layer->weights;
+  loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
+  DeclareAttention(loader, std::get<MlaSpec>(layer->spec.attention), c.hidden_size,
+                   &w->attention.emplace<MlaWeights>(), prefix + "self_attn.");
+  loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight", c.hidden_size);
+  if (const MoeSpec* moe = layer->spec.moe()) {
+    DeclareMoe(loader, *moe, c.hidden_size, &w->mlp.emplace<MoeWeights>(), prefix + "mlp.");
+  } else {
+    DeclareMlp(loader, &w->mlp.emplace<MlpWeights>(), prefix + "mlp.", layer->spec.dense()->width,
+               c.hidden_size);
+  }
+}
+
+}  // namespace
+
+void DeepSeekWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
+  const std::string embedding_name = c.tensor_prefix + "model.embed_tokens.weight";
+  loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
+  layers.resize(c.layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    DeclareLayer(loader, c, static_cast<int64_t>(i), &layers[i]);
+  }
+  loader.Vector(&final_norm, c.tensor_prefix + "model.norm.weight", c.hidden_size);
+  const std::string head_name = c.tensor_prefix + "lm_head.weight";
+  loader.Matrix(&head, c.tie_word_embeddings ? embedding_name : head_name, c.vocab_size,
+                c.hidden_size);
+  if (c.tie_word_embeddings && loader.source().Has(head_name)) {
+    loader.Copy(head_name, embedding_name, c.vocab_size, c.hidden_size);
+  }
+  mtp.resize(static_cast<size_t>(num_modules));
+  for (int m = 0; m < num_modules; ++m) {
+    const int64_t index = c.num_hidden_layers() + m;
+    const std::string prefix = LayerPrefix(c, index);
+    MtpWeights& module = mtp[static_cast<size_t>(m)];
+    loader.Vector(&module.embedding_norm, prefix + "enorm.weight", c.hidden_size);
+    loader.Vector(&module.hidden_norm, prefix + "hnorm.weight", c.hidden_size);
+    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
+    DeclareLayer(loader, c, index, &module.layer);
+    loader.Vector(&module.output_norm, prefix + "shared_head.norm.weight", c.hidden_size);
+  }
+}
+
+}  // namespace outrider

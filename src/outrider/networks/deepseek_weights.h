@@ -1,0 +1,34 @@
+// The weights of a DeepSeek-style network, and under which names a checkpoint holds them.
+#pragma once
+
+#include <vector>
+
+#include "outrider/checkpoint/model_config.h"
+#include "outrider/layers/decoder_layer.h"
+#include "outrider/networks/weight_loader.h"
+
+namespace outrider {
+
+/// One MTP module (DeepSeek-V3, arXiv:2412.19437 §2.2).
+struct MtpWeights {
+  const float* embedding_norm = nullptr;  // enorm [hidden]
+  const float* hidden_norm = nullptr;     // hnorm [hidden]
+  PackedMatrix projection;                // eh_proj [hidden, 2 * hidden], embedding half first
+  DecoderLayer layer;
+  const float* output_norm = nullptr;  // shared_head.norm [hidden]
+};
+
+struct DeepSeekWeights {
+  Buffer memory;  // what all views point into
+  EmbeddingTable embedding;
+  std::vector<DecoderLayer> layers;
+  const float* final_norm = nullptr;
+  PackedMatrix head;  // lm_head [vocab, hidden]
+  std::vector<MtpWeights> mtp;
+
+  /// Declares everything but `memory`, with so many MTP modules. Throws Error for a config whose
+  /// networks are not supported.
+  void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
+};
+
+}  // namespace outrider

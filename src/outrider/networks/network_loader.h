@@ -1,0 +1,28 @@
+// Makes the network that a config describes from a checkpoint's weights.
+#pragma once
+
+#include <memory>
+
+#include "outrider/networks/network.h"
+#include "outrider/networks/weight_loader.h"
+
+namespace outrider {
+
+struct NetworkWeightSizes {
+  WeightSizes target;
+  WeightSizes modules;
+};
+
+/// Sizes in memory of the weights, without reading their values. Throws the same errors as
+/// LoadNetwork.
+NetworkWeightSizes MeasureWeights(const ModelConfig& config, int num_modules,
+                                  const WeightSource& source, WeightForm form);
+
+/// Reads and packs the weights of the target and of so many MTP modules. Throws Error that lists
+/// every tensor that is missing or wrong.
+std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
+                                     const WeightSource& source, WeightForm form,
+                                     const NetworkOptions& options,
+                                     const WeightLoader::Progress& progress = nullptr);
+
+}  // namespace outrider
