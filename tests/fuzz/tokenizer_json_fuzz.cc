@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view json(reinterpret_cast<const char*>(data), size);
   try {
     const outrider::Tokenizer tokenizer = outrider::Tokenizer::FromJson(json, "fuzz");
-    for (const bool parse_special : {false, true}) {
+    for (const auto special : {outrider::SpecialTokens::kText, outrider::SpecialTokens::kParse}) {
       const std::vector<int32_t> ids =
-          tokenizer.Encode("It's 2024, <s> naïve 今天 \xFF\n  x", true, parse_special);
+          tokenizer.Encode("It's 2024, <s> naïve 今天 \xFF\n  x", true, special);
       for (const int32_t id : ids) {
         OUTRIDER_CHECK(id >= 0 && id < tokenizer.vocab_size(), "id {}", id);
       }

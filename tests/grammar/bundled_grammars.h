@@ -38,7 +38,7 @@ inline std::shared_ptr<const CompiledGrammar> CompileChoice(std::vector<std::str
 }
 
 inline std::vector<int32_t> Tokens(std::string_view text) {
-  return BundledTokenizer().Encode(text, /*add_special_tokens=*/false, /*parse_special=*/true);
+  return BundledTokenizer().Encode(text, /*add_special_tokens=*/false);
 }
 
 }  // namespace outrider

@@ -51,7 +51,7 @@ TEST_P(TokenizerGolden, EncodesLikeTheReference) {
     const auto expected = cases[i].front().get<Ids>();
     const auto expected_plain = cases[i].back().get<Ids>();
     EXPECT_EQ(tokenizer_.Encode(text, false), expected) << texts[i];
-    EXPECT_EQ(tokenizer_.Encode(text, false, /*parse_special=*/false), expected_plain) << texts[i];
+    EXPECT_EQ(tokenizer_.Encode(text, false, SpecialTokens::kText), expected_plain) << texts[i];
   }
 }
 

@@ -205,13 +205,32 @@ TEST(Tokenizer, IgnoresMergesForWholeWordsWhenTold) {
   EXPECT_EQ(Make(json).Encode("abc", false), (Ids{257}));
 }
 
+TEST(Tokenizer, WholeWordsAreNeverSpecialTokens) {
+  Json json = ByteTokenizer();
+  json["model"]["ignore_merges"] = true;
+  json["added_tokens"] = {Added("abc", 256)};
+  EXPECT_EQ(Make(json).Encode("abc", false), (Ids{256}));
+  EXPECT_EQ(Make(json).Encode("abc", false, SpecialTokens::kText), (Ids{'a', 'b', 'c'}));
+  json["model"]["vocab"]["abc"] = 256;  // a token of the vocabulary too: then it is one
+  EXPECT_EQ(Make(json).Encode("abc", false, SpecialTokens::kText), (Ids{256}));
+}
+
+TEST(Tokenizer, RefusesSpecialTokensWhenTold) {
+  Json json = ByteTokenizer();
+  json["added_tokens"] = {Added("<s>", 256)};
+  json["added_tokens"].push_back({{"id", 257}, {"content", "[x]"}, {"special", false}});
+  const Tokenizer tokenizer = Make(json);
+  EXPECT_EQ(tokenizer.Encode("a[x]", false, SpecialTokens::kRefuse), (Ids{'a', 257}));
+  EXPECT_THROW((void)tokenizer.Encode("a[x]<s>", false, SpecialTokens::kRefuse), Error);
+}
+
 TEST(Tokenizer, TreatsSpecialTokensInTextAsTold) {
   Json json = ByteTokenizer();
   json["added_tokens"] = {Added("<s>", 256), Added("<s>>", 257)};
   json["added_tokens"].push_back({{"id", 258}, {"content", "[x]"}, {"special", false}});
   const Tokenizer tokenizer = Make(json);
   EXPECT_EQ(tokenizer.Encode("a<s>[x]<s>>b", false), (Ids{'a', 256, 258, 257, 'b'}));
-  EXPECT_EQ(tokenizer.Encode("<s>[x]", false, /*parse_special=*/false), (Ids{'<', 's', '>', 258}));
+  EXPECT_EQ(tokenizer.Encode("<s>[x]", false, SpecialTokens::kText), (Ids{'<', 's', '>', 258}));
   EXPECT_TRUE(tokenizer.IsSpecial(256));
   EXPECT_FALSE(tokenizer.IsSpecial(258));
   EXPECT_FALSE(tokenizer.IsSpecial('a'));

@@ -59,8 +59,9 @@ std::vector<OptionRow> EngineOptionRows() {
        "Hugging Face checkpoint directory (the positional argument MODEL)", every,
        [](Settings& s, const OptionValue& v) { s.engine.model = Text(v); }},
       {"tokenizer", one, "Model", "DIR", "the model's",
-       "Directory with the tokenizer.json to use instead of the model's", every,
-       [](Settings& s, const OptionValue& v) { s.engine.tokenizer = Text(v); }},
+       "Directory with the tokenizer (tokenizer.json or tiktoken.model) to use instead of the "
+       "model's",
+       every, [](Settings& s, const OptionValue& v) { s.engine.tokenizer = Text(v); }},
       {"chat-template", one, "Model", "FILE", "the model's",
        "Jinja file with the chat template to use instead of the model's", every,
        [](Settings& s, const OptionValue& v) { s.engine.chat_template = Text(v); }},

@@ -43,7 +43,9 @@ std::string StepTimesLine(const StepTimes::Batch& batch) {
 TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
   if (loaded.tokenizer == nullptr) {
     throw InvalidArgument(
-        "the model has no tokenizer.json: name a directory that has one with --tokenizer");
+        "the model has neither tokenizer.json nor tiktoken.model: name a directory that has one "
+        "with "
+        "--tokenizer");
   }
   return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
           static_cast<int32_t>(loaded.config.vocab_size), loaded.special_tokens};

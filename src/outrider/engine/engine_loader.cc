@@ -19,7 +19,7 @@ namespace {
 void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   const std::filesystem::path directory =
       options.tokenizer.empty() ? options.model : options.tokenizer;
-  const bool present = std::filesystem::exists(directory / "tokenizer.json");
+  const bool present = Tokenizer::IsIn(directory);
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
   loaded.special_tokens = ReadTokenizerConfig(directory).special_tokens;

@@ -24,9 +24,9 @@ using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)
 
 struct LoadedEngine {
   ModelConfig config;
-  std::unique_ptr<Tokenizer> tokenizer;       // null with dummy weights and no tokenizer.json
-  std::unique_ptr<GrammarCompiler> grammars;  // null without a tokenizer
-  std::optional<ChatTemplate> chat_template;  // absent when the model has none
+  std::unique_ptr<Tokenizer> tokenizer;               // null with dummy weights and no tokenizer
+  std::unique_ptr<GrammarCompiler> grammars;          // null without a tokenizer
+  std::optional<ChatTemplate> chat_template;          // absent when the model has none
   std::map<std::string, std::string> special_tokens;  // "bos_token", ...
   MemoryReport memory;
   std::vector<Decision> decisions;

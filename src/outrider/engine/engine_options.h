@@ -63,7 +63,7 @@ struct SpeculationOptions {
 
 struct EngineOptions {
   std::string model;          // a Hugging Face checkpoint directory
-  std::string tokenizer;      // a directory with tokenizer.json; empty: the model's
+  std::string tokenizer;      // a directory with a tokenizer; empty: the model's
   std::string chat_template;  // a Jinja file; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)

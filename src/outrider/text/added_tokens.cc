@@ -8,18 +8,6 @@
 namespace outrider {
 namespace {
 
-// Unicode's White_Space, by the UTF-8 bytes of the character.
-bool IsWhiteSpace(std::string_view character) {
-  if (character.size() == 1) {
-    return character[0] == ' ' || (character[0] >= '\t' && character[0] <= '\r');
-  }
-  static constexpr std::string_view kSpaces[] = {"\u0085", "\u00A0", "\u1680", "\u2000", "\u2001",
-                                                 "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-                                                 "\u2007", "\u2008", "\u2009", "\u200A", "\u2028",
-                                                 "\u2029", "\u202F", "\u205F", "\u3000"};
-  return std::find(std::begin(kSpaces), std::end(kSpaces), character) != std::end(kSpaces);
-}
-
 size_t SpaceAtStart(std::string_view text) {
   size_t size = 0;
   while (size < text.size()) {
@@ -97,7 +85,7 @@ void AddedTokenMatcher::Match(std::string_view text, bool parse_special,
     const AddedToken& token = tokens_[index];
     size_t start = position;
     position += token.content.size();
-    if (token.special && !parse_special) continue;
+    if (token.control && !parse_special) continue;
     size_t end = position;
     // A token that is white space may lie within what the token before took along: it counts, and
     // text goes on behind it. What it takes along itself does not reach into the token before.

@@ -14,10 +14,11 @@ namespace outrider {
 struct AddedToken {
   int32_t id;
   std::string content;  // not empty
-  bool special;     // control token: skipped by a decoder, plain text where specials are not parsed
-  bool lstrip;      // takes the white space before it along
-  bool rstrip;      // takes the white space after it along
-  bool normalized;  // is searched after all the tokens that are not
+  bool special;         // skipped by a decoder that skips special tokens
+  bool control;         // plain text where special tokens are not parsed
+  bool lstrip;          // takes the white space before it along
+  bool rstrip;          // takes the white space after it along
+  bool normalized;      // is searched after all the tokens that are not
 };
 
 /// Finds a set of added tokens: leftmost first, the longest of those that begin at one place.
@@ -26,7 +27,7 @@ class AddedTokenMatcher {
   explicit AddedTokenMatcher(std::vector<AddedToken> tokens);
 
   /// Calls `emit(piece, id)` for the parts of `text` in order: id -1 for text between tokens (never
-  /// empty), else an added token. With `parse_special` false, special tokens are text.
+  /// empty), else an added token. With `parse_special` false, control tokens are text.
   void Match(std::string_view text, bool parse_special,
              FunctionRef<void(std::string_view, int32_t)> emit) const;
 

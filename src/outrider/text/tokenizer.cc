@@ -13,6 +13,8 @@
 #include "outrider/text/byte_level.h"
 #include "outrider/text/byte_pair_encoder.h"
 #include "outrider/text/splitter.h"
+#include "outrider/text/text_cutter.h"
+#include "outrider/text/tiktoken_model.h"
 #include "outrider/text/tokenizer_config.h"
 #include "outrider/text/tokenizer_json.h"
 #include "outrider/text/utf8.h"
@@ -20,7 +22,10 @@
 namespace outrider {
 namespace {
 
+constexpr const char* kTokenizerJson = "tokenizer.json";
+constexpr const char* kTiktokenModel = "tiktoken.model";
 constexpr size_t kMaxTokenizerBytes = 256UL << 20;
+constexpr size_t kMaxTiktokenFileBytes = 64UL << 20;
 constexpr size_t kMaxTextBytes = 1UL << 30;
 
 // Remembers the tokens of short words: each word has one possible place, the last to come keeps it.
@@ -115,21 +120,30 @@ struct Tokenizer::Impl {
         normalized_tokens(MatcherOf(spec, true)),
         merges(spec.byte_ids, spec.merges),
         ignore_merges(spec.ignore_merges),
+        in_vocabulary(std::move(spec.in_vocabulary)),
+        cuts(spec.cuts),
         prefix(std::move(spec.prefix)),
         suffix(std::move(spec.suffix)),
         special(spec.vocab_size, false),
         added(spec.vocab_size, false),
+        control(spec.vocab_size, false),
         ids(std::move(spec.ids)) {
     for (const SplitSpec& split : spec.splits) splitters.emplace_back(split);
     for (const AddedToken& token : spec.added_tokens) {
       added[token.id] = true;
       if (token.special) special[token.id] = true;
+      if (token.control) control[token.id] = true;
     }
     std::vector<const std::string*> spelled(vocab_size, nullptr);
     for (const auto& [token, id] : ids) spelled[id] = &token;
     offsets.push_back(0);
-    for (const std::string* token : spelled) {
-      if (token != nullptr) bytes += ReadByteLevel(*token).value_or(*token);
+    for (int32_t id = 0; id < vocab_size; ++id) {
+      const std::string* const token = spelled[id];
+      if (token != nullptr && added[id] && spec.added_tokens_are_bytes) {
+        bytes += *token;
+      } else if (token != nullptr) {
+        bytes += ReadByteLevel(*token).value_or(*token);
+      }
       offsets.push_back(static_cast<uint32_t>(bytes.size()));
     }
     bytes.shrink_to_fit();
@@ -155,7 +169,7 @@ struct Tokenizer::Impl {
     }
     const size_t first = out->size();
     const auto whole = ignore_merges ? ids.find(SpellByteLevel(word)) : ids.end();
-    if (whole != ids.end()) {
+    if (whole != ids.end() && in_vocabulary[whole->second]) {
       out->push_back(whole->second);
     } else {
       merges.Encode(word, &work->merge, out);
@@ -169,10 +183,13 @@ struct Tokenizer::Impl {
   std::vector<Splitter> splitters;
   BytePairEncoder merges;
   bool ignore_merges;
+  std::vector<bool> in_vocabulary;  // by id
+  CutLimits cuts;
   std::vector<int32_t> prefix;
   std::vector<int32_t> suffix;
   std::vector<bool> special;      // by id
   std::vector<bool> added;        // by id
+  std::vector<bool> control;      // by id
   TokenMap ids;                   // by spelling
   std::string bytes;              // of all tokens, one after the other
   std::vector<uint32_t> offsets;  // token id has bytes[offsets[id] .. offsets[id + 1])
@@ -192,8 +209,22 @@ Tokenizer Tokenizer::FromFile(const std::filesystem::path& path) {
   return FromJson(ReadTextFile(path, kMaxTokenizerBytes), path.string());
 }
 
+bool Tokenizer::IsIn(const std::filesystem::path& directory) {
+  return std::filesystem::exists(directory / kTokenizerJson) ||
+         std::filesystem::exists(directory / kTiktokenModel);
+}
+
 Tokenizer Tokenizer::FromModelDirectory(const std::filesystem::path& directory) {
-  Tokenizer tokenizer = FromFile(directory / "tokenizer.json");
+  if (!std::filesystem::exists(directory / kTokenizerJson)) {
+    const std::filesystem::path model = directory / kTiktokenModel;
+    if (!std::filesystem::exists(model)) {
+      throw NotFound("{}: has neither {} nor {}", directory.string(), kTokenizerJson,
+                     kTiktokenModel);
+    }
+    return Tokenizer(std::make_unique<Impl>(ParseTiktokenModel(
+        ReadTextFile(model, kMaxTiktokenFileBytes), model.string(), ReadTiktokenNames(directory))));
+  }
+  Tokenizer tokenizer = FromFile(directory / kTokenizerJson);
   const TokenizerConfig config = ReadTokenizerConfig(directory);
   if (!tokenizer.impl_->prefix.empty() || !tokenizer.impl_->suffix.empty()) return tokenizer;
   const auto added = [&](bool flag, const char* name) -> std::vector<int32_t> {
@@ -214,7 +245,7 @@ Tokenizer Tokenizer::FromModelDirectory(const std::filesystem::path& directory) 
 }
 
 std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens,
-                                       bool parse_special) const {
+                                       SpecialTokens special_tokens) const {
   if (text.size() > kMaxTextBytes) {
     throw Error(ErrorCode::kTooLarge, fmt::format("text of {} bytes is over the limit of {}",
                                                   text.size(), kMaxTextBytes));
@@ -228,19 +259,29 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_t
   ids.reserve(text.size() / 3 + 8);
   if (add_special_tokens) ids.insert(ids.end(), impl_->prefix.begin(), impl_->prefix.end());
   const WorkspacePool::Lease work(&impl_->workspaces);
+  const bool parse_special = special_tokens != SpecialTokens::kText;
+  const auto add_token = [&](std::string_view piece, int32_t token) {
+    if (special_tokens == SpecialTokens::kRefuse && impl_->control[token]) {
+      throw InvalidArgument("the text has the special token \"{}\" at byte {}; leave it out",
+                            TokenBytes(token), piece.data() - text.data());
+    }
+    ids.push_back(token);
+  };
   const auto encode_rest = [&](std::string_view piece, int32_t token) {
     if (token >= 0) {
-      ids.push_back(token);
+      add_token(piece, token);
     } else {
       impl_->EncodePiece(piece, 0, work.operator->(), &ids);
     }
   };
-  impl_->raw_tokens.Match(text, parse_special, [&](std::string_view piece, int32_t token) {
-    if (token >= 0) {
-      ids.push_back(token);
-    } else {
-      impl_->normalized_tokens.Match(piece, parse_special, encode_rest);
-    }
+  CutText(text, impl_->cuts, [&](std::string_view part) {
+    impl_->raw_tokens.Match(part, parse_special, [&](std::string_view piece, int32_t token) {
+      if (token >= 0) {
+        add_token(piece, token);
+      } else {
+        impl_->normalized_tokens.Match(piece, parse_special, encode_rest);
+      }
+    });
   });
   if (add_special_tokens) ids.insert(ids.end(), impl_->suffix.begin(), impl_->suffix.end());
   return ids;

@@ -1,5 +1,6 @@
-// Text to token ids and back: byte-level BPE from a Hugging Face tokenizer.json, equal to the
-// `tokenizers` library token for token. Loading checks the file; a loaded tokenizer is immutable.
+// Text to token ids and back: byte-level BPE from a Hugging Face tokenizer.json or from Kimi's
+// tiktoken.model, equal to the libraries `tokenizers` and `tiktoken` token for token. Loading
+// checks the files; a loaded tokenizer is immutable.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,26 @@
 
 namespace outrider {
 
+/// What a text's special tokens ("<｜User｜>") are when it is encoded.
+enum class SpecialTokens {
+  kParse,   // control tokens
+  kText,    // plain text, so that a user's text cannot become control tokens
+  kRefuse,  // an error
+};
+
 class Tokenizer {
  public:
   /// Reads a tokenizer.json. Throws Error with one line: kNotFound, kTooLarge (over 256 MiB), or
   /// kInvalidArgument naming what is malformed or not supported.
   static Tokenizer FromFile(const std::filesystem::path& path);
 
-  /// Reads the tokenizer.json of a model directory. Where its post-processor adds no tokens,
-  /// tokenizer_config.json may say that BOS and EOS are added (see TokenizerConfig).
+  /// Reads the tokenizer.json of a model directory; where there is none, its tiktoken.model with
+  /// tokenizer_config.json (tiktoken_model.h). Where the post-processor of a tokenizer.json adds no
+  /// tokens, tokenizer_config.json may say that BOS and EOS are added (see TokenizerConfig).
   static Tokenizer FromModelDirectory(const std::filesystem::path& directory);
+
+  /// Whether a directory has a file that FromModelDirectory would read.
+  static bool IsIn(const std::filesystem::path& directory);
 
   /// Reads the text of a tokenizer.json; `where` names it in messages.
   static Tokenizer FromJson(std::string_view json, std::string_view where);
@@ -31,13 +43,12 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
   /// The tokens of `text`. `add_special_tokens` puts the post-processor's tokens (BOS, EOS) around
-  /// them. With `parse_special` false, special tokens in the text are plain text, so that a user's
-  /// text cannot become control tokens. Invalid UTF-8 is read as U+FFFD, one for each maximal
-  /// invalid part. Safe from any number of threads. Throws Error (kTooLarge) for text over 1 GiB,
-  /// or with a run of characters so long (millions) that the pre-tokenizer's expression fails on
-  /// it.
+  /// them. `special_tokens` says what special tokens in the text are. Invalid UTF-8 is read as
+  /// U+FFFD, one for each maximal invalid part. Safe from any number of threads. Throws Error:
+  /// kTooLarge for text over 1 GiB, or with a run of characters so long (millions) that the
+  /// pre-tokenizer's expression fails on it; kInvalidArgument for a special token that is refused.
   std::vector<int32_t> Encode(std::string_view text, bool add_special_tokens,
-                              bool parse_special = true) const;
+                              SpecialTokens special_tokens = SpecialTokens::kParse) const;
 
   /// The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD. Ids that belong to no token
   /// give no text.

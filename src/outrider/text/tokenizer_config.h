@@ -2,6 +2,7 @@
 // of the special tokens, whether BOS and EOS are added, and chat templates.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -9,6 +10,7 @@
 namespace outrider {
 
 struct TokenizerConfig {
+  std::string tokenizer_class;  // empty if the file does not say
   /// "bos_token" -> "<s>" and so on: every *_token member that is a string or an object with
   /// "content".
   std::map<std::string, std::string> special_tokens;
@@ -24,5 +26,16 @@ struct TokenizerConfig {
 /// Reads DIRECTORY/tokenizer_config.json; all defaults if there is no such file. Throws Error with
 /// one line if it is malformed.
 TokenizerConfig ReadTokenizerConfig(const std::filesystem::path& directory);
+
+/// An entry of added_tokens_decoder.
+struct NamedToken {
+  std::string content;  // 1 to 1,024 bytes
+  bool special = false;
+};
+
+/// The tokens that added_tokens_decoder of DIRECTORY/tokenizer_config.json names, by id: where a
+/// tokenizer has no tokenizer.json, they are its special tokens. Throws Error with one line when
+/// there is no such file or member, or it is malformed.
+std::map<int32_t, NamedToken> ReadAddedTokensDecoder(const std::filesystem::path& directory);
 
 }  // namespace outrider

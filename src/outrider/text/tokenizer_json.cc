@@ -38,6 +38,7 @@ class Parser {
     ReadModel(Member(root, "model", ""));
     ReadAddedTokens(Optional(root, "added_tokens"));
     CheckIds();
+    spec_.in_vocabulary.resize(spec_.vocab_size, false);
     ReadNormalizer(Optional(root, "normalizer"), "normalizer", 0);
     ReadPreTokenizer(Optional(root, "pre_tokenizer"), "pre_tokenizer", 0);
     if (!byte_level_) {
@@ -140,6 +141,8 @@ class Parser {
     for (const auto& [token, value] : vocab.items()) {
       AddId(token, Id(value, fmt::format("model.vocab: {}", Quote(token))), "model.vocab");
     }
+    spec_.in_vocabulary.assign(spec_.vocab_size, false);
+    for (const auto& [token, id] : spec_.ids) spec_.in_vocabulary[id] = true;
     for (int byte = 0; byte < 256; ++byte) {
       const std::string_view spelled = ByteLevelCharacter(static_cast<uint8_t>(byte));
       const auto found = spec_.ids.find(spelled);
@@ -223,9 +226,11 @@ class Parser {
       }
       const int32_t id = Id(Member(token, "id", place), place);
       AddId(content, id, place);
+      const bool special = Bool(token, "special", false, place);
       spec_.added_tokens.push_back({.id = id,
                                     .content = content,
-                                    .special = Bool(token, "special", false, place),
+                                    .special = special,
+                                    .control = special,
                                     .lstrip = Bool(token, "lstrip", false, place),
                                     .rstrip = Bool(token, "rstrip", false, place),
                                     .normalized = Bool(token, "normalized", true, place)});

@@ -1,7 +1,9 @@
 #include "outrider/text/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 namespace outrider {
 namespace {
@@ -72,6 +74,20 @@ std::string ReplaceInvalidUtf8(std::string_view bytes) {
   out.reserve(bytes.size());
   if (AppendRepaired(bytes, &out) != bytes.size()) out.append(kReplacement);
   return out;
+}
+
+bool IsWhiteSpace(std::string_view character) {
+  if (character.size() == 1) {
+    return character[0] == ' ' || (character[0] >= '\t' && character[0] <= '\r');
+  }
+  static constexpr std::string_view kSpaces[] = {"\u0085", "\u00A0", "\u1680", "\u2000", "\u2001",
+                                                 "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+                                                 "\u2007", "\u2008", "\u2009", "\u200A", "\u2028",
+                                                 "\u2029", "\u202F", "\u205F", "\u3000"};
+  // Most characters end here: those begin with one of four bytes.
+  static constexpr std::string_view kFirstBytes = "\xC2\xE1\xE2\xE3";
+  return kFirstBytes.find(character[0]) != std::string_view::npos &&
+         std::find(std::begin(kSpaces), std::end(kSpaces), character) != std::end(kSpaces);
 }
 
 void Utf8Stream::Push(std::string_view bytes, std::string* out) {

@@ -1,6 +1,6 @@
 // UTF-8 as the Unicode standard reads it: finding invalid bytes and replacing each maximal invalid
 // subpart by U+FFFD (Unicode 15, section 3.9, "best practice"; Rust's from_utf8_lossy does the
-// same), for whole strings and for bytes that arrive in pieces.
+// same), for whole strings and for bytes that arrive in pieces; and white space.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,9 @@ size_t ValidUtf8Prefix(std::string_view bytes);
 
 /// `bytes` with every maximal invalid subpart replaced by U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view bytes);
+
+/// Whether `character`, one valid character, has Unicode's property White_Space.
+bool IsWhiteSpace(std::string_view character);
 
 /// ReplaceInvalidUtf8 for a stream: what the pushes and the flush append, put together, equals
 /// ReplaceInvalidUtf8 of all the bytes, however they were cut.
