@@ -5,12 +5,24 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/file.h"
+#include "outrider/text/deepseek_v4_prompt.h"
 #include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
 namespace {
 
 constexpr size_t kMaxSourceBytes = 1UL << 20;
+constexpr size_t kMaxConfigBytes = 16UL << 20;
+
+std::string ModelTypeIn(const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / "config.json";
+  if (!std::filesystem::exists(file)) return "";
+  const nlohmann::json config =
+      nlohmann::json::parse(ReadTextFile(file, kMaxConfigBytes), nullptr, false);
+  if (!config.is_object()) return "";
+  const auto type = config.find("model_type");
+  return type != config.end() && type->is_string() ? type->get<std::string>() : "";
+}
 
 }  // namespace
 
@@ -40,7 +52,10 @@ std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
   const TokenizerConfig config = ReadTokenizerConfig(directory);
   const std::filesystem::path file = directory / "chat_template.jinja";
   if (std::filesystem::exists(file)) return FromFile(file, config.special_tokens);
-  if (config.chat_templates.empty()) return std::nullopt;
+  if (config.chat_templates.empty()) {
+    if (ModelTypeIn(directory) != "deepseek_v4") return std::nullopt;
+    return DeepSeekV4(DeepSeekV4EffortsOf(directory));
+  }
   const std::string name = (directory / "tokenizer_config.json").string() + ": chat_template";
   const auto chosen = config.chat_templates.find("default");
   if (chosen == config.chat_templates.end()) {
@@ -52,12 +67,25 @@ std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
   return chat;
 }
 
+ChatTemplate ChatTemplate::DeepSeekV4(DeepSeekV4Efforts efforts) {
+  ChatTemplate chat;
+  chat.name_ = "DeepSeek-V4's prompts";
+  chat.deepseek_v4_ = efforts;
+  return chat;
+}
+
 std::string ChatTemplate::Render(const std::string& messages_json,
                                  const RenderOptions& options) const {
   if (options.add_generation_prompt && options.continue_final_message) {
     throw InvalidArgument(
         "add_generation_prompt and continue_final_message exclude each other; set one of them to "
         "false");
+  }
+  if (deepseek_v4_) {
+    DeepSeekV4Options prompt = ParseDeepSeekV4Options(options.extra_json, *deepseek_v4_);
+    prompt.add_generation_prompt = options.add_generation_prompt;
+    prompt.continue_final_message = options.continue_final_message;
+    return EncodeDeepSeekV4(messages_json, options.tools_json, prompt);
   }
   return RenderTemplate({.name = name_,
                          .source = options.tools_json.empty() ? source_ : tool_use_source_,

@@ -1,5 +1,6 @@
 // A model's chat template: turns a conversation into the text of a prompt, as transformers'
-// apply_chat_template does, with the real Jinja2 (template_interpreter.h).
+// apply_chat_template does, with the real Jinja2 (template_interpreter.h). DeepSeek-V4 has code in
+// its place (deepseek_v4_prompt.h).
 #pragma once
 
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "outrider/text/deepseek_v4_options.h"
 #include "outrider/text/template_interpreter.h"
 
 namespace outrider {
@@ -24,8 +26,8 @@ class ChatTemplate {
  public:
   /// The template of a model directory: chat_template.jinja, or chat_template in
   /// tokenizer_config.json, one string or a list of named ones ("default"; "tool_use" when there
-  /// are tools). Special tokens come from tokenizer_config.json. Nothing if the model has no
-  /// template; Error if it is malformed.
+  /// are tools). Special tokens come from tokenizer_config.json. Without one, DeepSeek-V4's code
+  /// where config.json has its model_type; else nothing. Error if it is malformed.
   static std::optional<ChatTemplate> FromModelDirectory(const std::filesystem::path& directory);
 
   /// A template from a file of its Jinja source; `special_tokens` as for FromString.
@@ -38,12 +40,15 @@ class ChatTemplate {
                                  const std::map<std::string, std::string>& special_tokens,
                                  std::string name = "chat template");
 
+  /// The prompts of DeepSeek-V4.
+  static ChatTemplate DeepSeekV4(DeepSeekV4Efforts efforts);
+
   /// The prompt for `messages_json`, a JSON array of objects with "role" and "content". Throws
   /// Error, always one line: kInvalidArgument for what is wrong with the request, or with the
   /// template, with its line; kUnavailable if Python is.
   std::string Render(const std::string& messages_json, const RenderOptions& options) const;
 
-  /// Jinja source of the template that is used without tools.
+  /// Jinja source of the template that is used without tools; empty where it is code.
   const std::string& source() const { return source_; }
 
  private:
@@ -53,6 +58,7 @@ class ChatTemplate {
   std::string source_;
   std::string tool_use_source_;  // used with tools; the same as source_ if there is just one
   std::string special_tokens_;   // JSON object
+  std::optional<DeepSeekV4Efforts> deepseek_v4_;  // set: no template, but DeepSeek-V4's code
 };
 
 }  // namespace outrider
