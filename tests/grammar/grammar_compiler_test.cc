@@ -54,6 +54,16 @@ TEST(GrammarCompilerTest, SaysWhatIsWrong) {
   }
 }
 
+// As Kimi's: the model has no rows for the tokenizer's last ids.
+TEST(GrammarCompilerTest, TheTokenizerMayHaveMoreTokensThanTheModel) {
+  const std::vector<int32_t> eos = {kBundledEos, BundledTokenizer().vocab_size() - 1};
+  const int32_t vocab = BundledTokenizer().vocab_size() - 2;
+  GrammarCompiler compiler(BundledTokenizer(), vocab, eos);
+  const auto grammar =
+      compiler.Compile({.kind = GrammarKind::kRegex, .text = "[a-c]{3}", .choices = {}});
+  EXPECT_EQ(grammar->vocab_size(), vocab);
+}
+
 // What xgrammar would read as something else, and only warn of.
 TEST(GrammarCompilerTest, RefusesWhatWouldBeIgnored) {
   EXPECT_THAT(ErrorOf(GrammarKind::kRegex, "a^b"), HasSubstr("should be at the start"));

@@ -155,12 +155,12 @@ struct GrammarCompiler::Impl {
                                                    : kind == GrammarKind::kToolCalls   ? tool_tokens
                                                                                      : plain_tokens;
     if (!info) {
-      std::vector<std::string> texts(static_cast<size_t>(tokenizer.vocab_size()));
-      for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-        texts[static_cast<size_t>(id)] = TextOf(id, kind);
-      }
+      // Kimi's tokenizer has two ids more than its models.
+      const int32_t known = std::min(tokenizer.vocab_size(), vocab_size);
+      std::vector<std::string> texts(static_cast<size_t>(known));
+      for (int32_t id = 0; id < known; ++id) texts[static_cast<size_t>(id)] = TextOf(id, kind);
       for (const int32_t id : eos_token_ids) {
-        if (id < tokenizer.vocab_size()) texts[static_cast<size_t>(id)].clear();
+        if (id < known) texts[static_cast<size_t>(id)].clear();
       }
       info.emplace(texts, xgrammar::VocabType::RAW, vocab_size, std::vector<int32_t>());
     }
