@@ -4,11 +4,16 @@
 // that all is cold. Prints microseconds per layer beside what its bytes take at 4.3 TB/s, and
 // checks that a request's rows have the same bits alone as in a batch.
 //
-//   decoder_layer_bench [rows...]
+//   decoder_layer_bench [--apart] [rows...]
+//
+// --apart: what the layer takes without each of its launches. (Without the router the experts read
+// the routing that the step before has left.)
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "bench/graph_timer.h"
@@ -29,6 +34,21 @@ constexpr int kRouted = 64, kShared = 2, kExperts = kRouted + kShared;
 constexpr int kTopK = 6, kChoices = kTopK + kShared, kWidth = 1408;
 constexpr int kContext = 1024, kPage = 64, kPages = kContext / kPage;
 constexpr int kMaxRows = 128, kLayers = 4;
+
+// The launches of a layer, in order.
+constexpr const char* kLaunches[] = {"norm and experts' sum",
+                                     "q and kv product",
+                                     "cache write",
+                                     "absorption",
+                                     "attention",
+                                     "un-absorption",
+                                     "output product",
+                                     "norm",
+                                     "router product",
+                                     "router",
+                                     "gate and up",
+                                     "down"};
+constexpr int kGateUp = 10;
 
 DeviceArray<uint16_t> RandomBf16(size_t count, uint32_t seed, float scale) {
   DeviceArray<uint16_t> values(count);
@@ -51,7 +71,7 @@ struct Weight {
       const size_t count = static_cast<size_t>(n) * k;
       const DeviceArray<uint16_t> plain = RandomBf16(count, seed * 1000 + expert, 0.04F);
       packed.data = memory.data() + bytes * expert;
-      WeightSource source;
+      UnpackedWeight source;
       source.w = plain.data();
       if (gate_up) source.up = plain.data() + count / 2;
       PackWeight(source, packed, nullptr);
@@ -155,10 +175,15 @@ class Step {
     Launched(MlaDecodePlan(Attention(nullptr), limits_, workspace_.data(), stream));
   }
 
-  void Run(const Layer& layer, cudaStream_t stream) {
-    Norm(true, stream);
-    Product(layer.query_kv, h_.data(), kHidden, query_kv_.data(), kQueryKv, OutputType::kBf16,
-            false, stream);
+  /// All launches but number `without`.
+  void Run(const Layer& layer, cudaStream_t stream, int without = -1) {
+    int number = 0;
+    const auto skip = [&] { return number++ == without; };
+    if (!skip()) Norm(true, stream);
+    if (!skip()) {
+      Product(layer.query_kv, h_.data(), kHidden, query_kv_.data(), kQueryKv, OutputType::kBf16,
+              false, stream);
+    }
     const RotaryTable rotary = {
         .cos = cosines_.data(), .sin = sines_.data(), .positions = positions_.data()};
     LatentWriteParams write;
@@ -169,7 +194,7 @@ class Step {
     write.rotary = rotary;
     write.slot_mapping = slots_.data();
     write.cache = layer.cache.data();
-    Launched(WriteLatentRows(write, stream));
+    if (!skip()) Launched(WriteLatentRows(write, stream));
     HeadProjectionParams absorb;
     absorb.num_tokens = rows_;
     absorb.heads = kHeads;
@@ -183,8 +208,10 @@ class Step {
     absorb.y_token_stride = kHeads * kMlaKeyDim;
     absorb.y_head_stride = kMlaKeyDim;
     absorb.rotary = &rotary;
-    Launched(ProjectHeads(absorb, stream));
-    Launched(MlaDecode(Attention(layer.cache.data()), limits_, workspace_.data(), stream));
+    if (!skip()) Launched(ProjectHeads(absorb, stream));
+    if (!skip()) {
+      Launched(MlaDecode(Attention(layer.cache.data()), limits_, workspace_.data(), stream));
+    }
     HeadProjectionParams unabsorb;
     unabsorb.num_tokens = rows_;
     unabsorb.heads = kHeads;
@@ -197,12 +224,16 @@ class Step {
     unabsorb.y = values_.data();
     unabsorb.y_token_stride = kHeads * kValue;
     unabsorb.y_head_stride = kValue;
-    Launched(ProjectHeads(unabsorb, stream));
-    Product(layer.output, values_.data(), kHeads * kValue, x_.data(), kHidden, OutputType::kF32,
-            true, stream);
-    Norm(false, stream);
-    Product(layer.router, h_.data(), kHidden, logits_.data(), kRouted, OutputType::kF32, false,
-            stream);
+    if (!skip()) Launched(ProjectHeads(unabsorb, stream));
+    if (!skip()) {
+      Product(layer.output, values_.data(), kHeads * kValue, x_.data(), kHidden, OutputType::kF32,
+              true, stream);
+    }
+    if (!skip()) Norm(false, stream);
+    if (!skip()) {
+      Product(layer.router, h_.data(), kHidden, logits_.data(), kRouted, OutputType::kF32, false,
+              stream);
+    }
     ExpertRouterParams router;
     router.num_rows = rows_;
     router.experts = kRouted;
@@ -212,7 +243,7 @@ class Step {
     router.normalise = false;
     router.tile_rows = tile_rows_;
     router.logits = logits_.data();
-    Launched(RouteExperts(router, routing_, stream));
+    if (!skip()) Launched(RouteExperts(router, routing_, stream));
     ExpertMatMulParams experts;
     experts.max_rows = rows_;
     experts.choices = kChoices;
@@ -225,15 +256,15 @@ class Step {
     experts.w = layer.gate_up.packed;
     experts.y = inner_.data();
     experts.y_stride = kWidth;
-    ExpertMatMul(experts, stream);
+    if (!skip()) ExpertMatMul(experts, stream);
     experts.x = inner_.data();
     experts.x_stride = kWidth;
     experts.w = layer.down.packed;
     experts.y = terms_.data();
     experts.y_stride = kHidden;
     experts.y_type = OutputType::kF32;
-    experts.routing_settled = true;
-    ExpertMatMul(experts, stream);
+    experts.routing_settled = without != kGateUp;
+    if (!skip()) ExpertMatMul(experts, stream);
   }
 
   /// The residual after the last layer's experts.
@@ -329,7 +360,12 @@ int Main(int argc, char** argv) {
     return 2;
   }
   std::vector<int> all;
+  bool apart = false;
   for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--apart") == 0) {
+      apart = true;
+      continue;
+    }
     all.push_back(std::atoi(argv[i]));
     if (all.back() < 1 || all.back() > kMaxRows) {
       std::fprintf(stderr, "decoder_layer_bench: rows must be 1 to %d\n", kMaxRows);
@@ -379,6 +415,13 @@ int Main(int argc, char** argv) {
         "V2-Lite MoE layer, %3d rows, context %d: %8.2f us  bytes take %8.2f  %5.2f  (%d "
         "experts)\n",
         rows, kContext, us, bytes / 4.3e6, bytes / 4.3e6 / us, step.Touched());
+    if (apart) {
+      for (int i = 0; i < static_cast<int>(std::size(kLaunches)); ++i) {
+        const double less = MicrosecondsPerLaunch(
+            16, 9, stream, [&](int j, cudaStream_t on) { step.Run(layers[j % kLayers], on, i); });
+        std::printf("  without %-24s %8.2f us, %6.2f less\n", kLaunches[i], less, us - less);
+      }
+    }
     std::fflush(stdout);
   }
   return wrong == 0 && finite ? 0 : 1;

@@ -45,7 +45,7 @@ void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint16_t* r
   const size_t half = weight.gate_up ? count / 2 : count;
   PackedWeight target = weight;
   target.data = to;
-  WeightSource source;
+  UnpackedWeight source;
   if (weight.format == WeightFormat::kBf16) {
     const DeviceArray<uint16_t> own(raw == nullptr ? count : 0);
     uint16_t* const values = raw == nullptr ? own.data() : raw;

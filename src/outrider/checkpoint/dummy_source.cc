@@ -1,5 +1,4 @@
 // MakeDummyWeights: random numbers in place of a checkpoint.
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -8,49 +7,34 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/dummy_values.h"
 #include "outrider/checkpoint/weight_source.h"
 
 namespace outrider {
 namespace {
 
-/// The finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-/// generators", OOPSLA 2014): a bijection that spreads every bit of x.
-constexpr uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-constexpr uint64_t kStep = 0x9E3779B97F4A7C15;  // SplitMix64's increment
-
 /// FNV-1a of the name, mixed with the seed: where the tensor's stream of numbers starts.
 uint64_t StreamKey(uint64_t seed, std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001B3;
-  return Mix(Mix(seed + kStep) ^ hash);
+  return SplitMix(SplitMix(seed + kSplitMixStep) ^ hash);
 }
 
-/// The four values of group g: elements 4g .. 4g + 3 of the tensor, in row-major order. Each takes
-/// 16 of the 64 bits: u in (-1, 1), uniform, in steps of 2^-15; then center + half_width · u.
-inline void Generate(uint64_t key, uint64_t group, float center, float half_width, float* out) {
-  const uint64_t bits = Mix(key + group * kStep);
-  for (int i = 0; i < 4; ++i) {
-    const auto integer = static_cast<int16_t>(bits >> (16 * i));
-    const float u = (static_cast<float>(integer) + 0.5F) * 0x1p-15F;
-    out[i] = RoundToBFloat16(center + half_width * u);
-  }
+/// Elements 4 * group .. 4 * group + 3 of the tensor.
+inline void Generate(const DummyStream& stream, uint64_t group, float* out) {
+  const uint64_t bits = DummyBits(stream, group);
+  for (int i = 0; i < 4; ++i) out[i] = RoundToBFloat16(DummyValue(stream, bits, i));
 }
 
 class DummyTensor : public WeightTensor {
  public:
-  DummyTensor(std::span<const int64_t> shape, uint64_t key, float center, float half_width)
-      : WeightTensor({shape.begin(), shape.end()}),
-        key_(key),
-        center_(center),
-        half_width_(half_width) {}
+  DummyTensor(std::span<const int64_t> shape, const DummyStream& stream)
+      : WeightTensor({shape.begin(), shape.end()}), stream_(stream) {}
 
   DType stored_dtype() const override { return DType::kBF16; }
   int64_t stored_bytes() const override { return 0; }
   bool exact_in_bfloat16() const override { return true; }
+  const DummyStream* dummy_stream() const override { return &stream_; }
 
   void ReadRows(int64_t first_row, int64_t count, float* out) const override {
     OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
@@ -58,21 +42,19 @@ class DummyTensor : public WeightTensor {
     const uint64_t end = index + static_cast<uint64_t>(count * cols());
     while (index < end) {
       if (index % 4 == 0 && end - index >= 4) {
-        Generate(key_, index / 4, center_, half_width_, out);
+        Generate(stream_, index / 4, out);
         index += 4;
         out += 4;
       } else {  // a group that the range cuts
         float group[4];
-        Generate(key_, index / 4, center_, half_width_, group);
+        Generate(stream_, index / 4, group);
         *out++ = group[index++ % 4];
       }
     }
   }
 
  private:
-  uint64_t key_;
-  float center_;
-  float half_width_;
+  DummyStream stream_;
 };
 
 /// Takes `prefix` off the front of `text`, if it is there.
@@ -126,19 +108,18 @@ class DummySource : public WeightSource {
 
   std::unique_ptr<WeightTensor> Open(const std::string& name,
                                      std::span<const int64_t> shape) const override {
-    float center = 0;
-    float half_width = 0;
+    DummyStream stream = {.key = StreamKey(seed_, name)};
     if (shape.size() >= 2) {
       const double deviation = name.ends_with("embed_tokens.weight")
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
-      half_width =
-          static_cast<float>(deviation * std::numbers::sqrt3);  // of a uniform distribution
+      // Of a uniform distribution.
+      stream.half_width = static_cast<float>(deviation * std::numbers::sqrt3);
     } else if (!name.ends_with("bias")) {
-      center = 1;
-      half_width = 1.0F / 16;
+      stream.center = 1;
+      stream.half_width = 1.0F / 16;
     }
-    return std::make_unique<DummyTensor>(shape, StreamKey(seed_, name), center, half_width);
+    return std::make_unique<DummyTensor>(shape, stream);
   }
 
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}

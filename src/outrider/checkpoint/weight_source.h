@@ -13,6 +13,7 @@
 
 #include "outrider/base/dtype.h"
 #include "outrider/base/function_ref.h"
+#include "outrider/checkpoint/dummy_values.h"
 #include "outrider/checkpoint/model_config.h"
 
 namespace outrider {
@@ -51,6 +52,9 @@ class WeightTensor {
   /// True when every value is known to be a bfloat16 value: stored so, or FP8 whose scales are
   /// powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
+
+  /// What the values of a generated tensor are a function of (dummy_values.h), else null.
+  virtual const DummyStream* dummy_stream() const { return nullptr; }
 
   /// The scales of a tensor that is FP8 in the file, else null.
   virtual const BlockScales* block_scales() const { return nullptr; }

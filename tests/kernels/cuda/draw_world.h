@@ -1,6 +1,5 @@
 // Requests with sampling fields, drafts and logits, drawn from on the device and, for comparison,
-// on the CPU: by its processors, and straight from the definitions of token_order.h and
-// gumbel_noise.h.
+// on the CPU, by its processors and its Sampler.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +11,10 @@
 #include <vector>
 
 #include "outrider/base/arg_max.h"
-#include "outrider/base/gumbel_noise.h"
-#include "outrider/base/token_order.h"
 #include "outrider/kernels/cuda/draw.h"
 #include "outrider/sampling/logits_processors.h"
 #include "outrider/sampling/logprobs.h"
+#include "outrider/sampling/sampler.h"
 #include "outrider/sampling/token_mask.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
@@ -49,70 +47,13 @@ inline bool SameBits(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
 
-/// What is drawn from a row after the processors, and the distribution that it is drawn from.
-struct DefinedDraw {
-  int32_t token = -1;  // -1: none
-  std::vector<float> view;
-};
-
-inline DefinedDraw DrawByDefinition(const SamplingParams& params, uint64_t seed, int64_t position,
-                                    const std::vector<float>& row) {
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  const size_t best = ArgMax(row);
-  const float max = row[best];
-  if (params.temperature == 0) {
-    return {std::isfinite(max) ? static_cast<int32_t>(best) : -1, row};
-  }
-  const bool cuts = params.min_p > 0 || params.top_k > 0 || params.top_p < 1;
-  if (cuts && !std::isfinite(max)) return {-1, row};
-  const float inverse = InverseTemperature(params.temperature);
-  struct Candidate {
-    uint64_t key;
-    uint64_t weight;
-  };
-  std::vector<Candidate> kept;
-  for (size_t i = 0; i < row.size(); ++i) {
-    if (!(row[i] > kNone)) continue;
-    const uint64_t weight = cuts ? TokenWeight((row[i] - max) * inverse) : 0;
-    if (params.min_p > 0 && weight < MinPWeight(params.min_p)) continue;
-    kept.push_back({TokenKey(row[i], static_cast<int32_t>(i)), weight});
-  }
-  std::sort(kept.begin(), kept.end(),
-            [](const Candidate& a, const Candidate& b) { return a.key > b.key; });
-  if (params.top_k > 0 && kept.size() > static_cast<size_t>(params.top_k)) {
-    kept.resize(static_cast<size_t>(params.top_k));
-  }
-  if (params.top_p < 1) {
-    uint64_t total = 0;
-    for (const Candidate& c : kept) total += c.weight;
-    size_t count = 0;
-    uint64_t sum = 0;
-    while (count < kept.size() && (count == 0 || sum < TopPLimit(total, params.top_p))) {
-      sum += kept[count++].weight;
-    }
-    kept.resize(count);
-  }
-  DefinedDraw drawn = {-1, std::vector<float>(row.size(), kNone)};
-  uint64_t winner = 0;
-  for (const Candidate& c : kept) {
-    const int32_t token = KeyToken(c.key);
-    const float score = row[static_cast<size_t>(token)] * inverse;
-    drawn.view[static_cast<size_t>(token)] = score;
-    const float value = score + Gumbel(GumbelBits(seed, position, RandomStream::kTarget, token));
-    if (value > kNone) winner = std::max(winner, TokenKey(value, token));
-  }
-  if (winner == 0) return drawn;
-  const int32_t token = KeyToken(winner);
-  if (std::isfinite(row[static_cast<size_t>(token)])) drawn.token = token;
-  return drawn;
-}
-
 /// By the CPU, row by row.
 inline std::vector<DrawnToken> DrawOnTheCpu(const DrawRequest& request, int32_t vocab,
                                             bool processed_logprobs) {
   std::vector<int32_t> tokens = request.prompt;
   tokens.insert(tokens.end(), request.output.begin(), request.output.end());
   LogitsProcessors processors(request.params, request.prompt, {}, vocab);
+  Sampler sampler;
   std::vector<DrawnToken> result;
   for (size_t j = 0; j < request.logits.size(); ++j) {
     const std::vector<float>& raw = request.logits[j];
@@ -124,12 +65,12 @@ inline std::vector<DrawnToken> DrawOnTheCpu(const DrawRequest& request, int32_t 
     processors.Apply({tokens, request.prompt.size(), {request.drafts.data(), j}}, row);
     const auto position = static_cast<int64_t>(tokens.size() + j);
     DrawnToken drawn;
-    DefinedDraw defined = DrawByDefinition(request.params, request.seed, position, row);
-    drawn.token = defined.token;
-    if (drawn.token < 0) {
+    drawn.token = sampler.Sample(request.params, {.seed = request.seed, .position = position}, row);
+    if (drawn.token == Sampler::kNoToken) {
       drawn.token = std::isfinite(raw[ArgMax(raw)]) ? kDrawDeadEnd : kDrawOverflown;
     } else if (request.params.logprobs) {
-      const std::vector<float>& view = processed_logprobs ? defined.view : raw;
+      std::vector<float> view = raw;
+      if (processed_logprobs) sampler.Process(request.params, row, view);
       drawn.logprobs = ComputeLogprobs(view, drawn.token, *request.params.logprobs);
     }
     result.push_back(std::move(drawn));

@@ -34,7 +34,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 constexpr int kRows = 300;
 constexpr int kPad = 8;  // columns between the rows of x and y
-constexpr int kTiles[] = {0, 8, 16, 32, 64, 128, 256};
+constexpr int kTiles[] = {0, 8, 16, 32, 64, 128, 192, 256};
 
 class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
  protected:
@@ -331,6 +331,58 @@ INSTANTIATE_TEST_SUITE_P(
              .output = OutputType::kBf16}),
     CaseName);
 
+using MatMulPromptTest = HopperTest<>;
+
+// As many rows as a step of prompts has, beside some of them by themselves and the CPU's.
+TEST_F(MatMulPromptTest, ProductsOf16384Rows) {
+  constexpr int kMany = 16384;
+  for (const Case& c :
+       {Case{.name = "bf16", .format = kBf16, .n = 640, .k = 1024},
+        Case{.name = "bf16, one segment", .format = kBf16, .n = 640, .k = 1024, .segments = 1},
+        Case{.name = "e4m3", .format = kF8, .n = 640, .k = 1024},
+        Case{.name = "e4m3, powers", .format = kF8Power, .n = 640, .k = 1024}}) {
+    std::mt19937 random(29);
+    const std::vector<uint16_t> x =
+        DrawBf16(static_cast<size_t>(kMany) * c.k, Spread::kNormal, random);
+    const PlainWeight w(c.n, c.k, c.format, Spread::kNormal, random);
+    const DeviceWeight d_w(w, nullptr, c.segments);
+    const DeviceArray<uint16_t> d_x(x);
+    const auto run = [&](int first, int rows) {
+      const DeviceArray<float> y(static_cast<size_t>(rows) * c.n);
+      MatMulParams params;
+      params.rows = rows;
+      params.x = d_x.data() + static_cast<size_t>(first) * c.k;
+      params.x_stride = c.k;
+      params.w = d_w.weight();
+      params.y = y.data();
+      params.y_stride = c.n;
+      params.y_type = OutputType::kF32;
+      MatMul(params, nullptr);
+      CudaOk(cudaDeviceSynchronize(), "product");
+      return y.Download();
+    };
+    const std::vector<float> all = run(0, kMany);
+    for (const auto& [first, rows] :
+         {std::pair(0, 1), {kMany - 1, 1}, {8191, 300}, {5000, 4097}, {kMany - 40, 40}}) {
+      const std::vector<float> some = run(first, rows);
+      EXPECT_EQ(std::memcmp(some.data(), &all[static_cast<size_t>(first) * c.n],
+                            some.size() * sizeof(float)),
+                0)
+          << c.name << ": rows from " << first;
+    }
+    constexpr int kCompared = 64;
+    const std::vector<uint16_t> last(x.end() - int64_t{kCompared} * c.k, x.end());
+    const std::vector<float> wanted = w.Multiply(last, kCompared);
+    double worst = 0, mean = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const double got = all[static_cast<size_t>(kMany - kCompared) * c.n + i];
+      worst = std::max(worst, std::abs(got - wanted[i]));
+      mean += std::abs(wanted[i]) / static_cast<double>(wanted.size());
+    }
+    EXPECT_LT(worst, 1e-4 * mean) << c.name;
+  }
+}
+
 using ::testing::HasSubstr;
 
 template <typename Call>
@@ -363,7 +415,7 @@ TEST(MatMulArguments, AreChecked) {
   refused([&](MatMulParams& p) { p.y = memory + 8; }, "y at");
   refused([](MatMulParams& p) { p.x = nullptr; }, "x at");
   refused([](MatMulParams& p) { p.accumulate = true; }, "only a float32 y");
-  refused([](MatMulParams& p) { p.tile_rows = 24; }, "8, 16, 32, 64, 128, 256 or 0");
+  refused([](MatMulParams& p) { p.tile_rows = 24; }, "8, 16, 32, 64, 128, 192, 256 or 0");
   refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");
   refused(
       [](MatMulParams& p) {

@@ -142,7 +142,7 @@ class DeviceWeight {
     const DeviceArray<uint16_t> bf16(w.bf16), up_bf16(up ? up->bf16 : std::vector<uint16_t>());
     const DeviceArray<uint8_t> codes(w.codes), up_codes(up ? up->codes : std::vector<uint8_t>());
     const DeviceArray<float> scales(w.scales), up_scales(up ? up->scales : std::vector<float>());
-    WeightSource source;
+    UnpackedWeight source;
     source.w = f8 ? static_cast<const void*>(codes.data()) : bf16.data();
     if (up != nullptr) source.up = f8 ? static_cast<const void*>(up_codes.data()) : up_bf16.data();
     source.scales = scales.data();

@@ -214,6 +214,50 @@ TEST_F(NormRowsCases, TakesNamedRowsForTheHead) {
   EXPECT_EQ(d_x.Download(), x) << "the residual must stay as it was";
 }
 
+// As the two halves of an MTP module's input: beside each other, the first token's without an
+// embedding.
+TEST_F(NormRowsCases, WritesRowsApartAndZerosAtTheFirstPosition) {
+  constexpr int kHidden = 260;
+  constexpr int kStride = 2 * kHidden;
+  const std::vector<uint16_t> table = NormalBf16(random_, size_t{5} * kHidden);
+  const std::vector<float> weight = NormalFloats(random_, kHidden);
+  const DeviceArray<uint16_t> d_table(table), dense(size_t{3} * kHidden);
+  const DeviceArray<uint16_t> apart(size_t{3} * kStride), zeroed(size_t{3} * kHidden);
+  const DeviceArray<float> d_weight(weight), d_x(size_t{3} * kHidden);
+  const DeviceArray<int32_t> tokens(std::vector<int32_t>{4, 0, 2});
+  const DeviceArray<int32_t> positions(std::vector<int32_t>{7, 0, 1});
+  NormRowsParams params;
+  params.num_rows = 3;
+  params.hidden = kHidden;
+  params.x = d_x.data();
+  params.embedding = d_table.data();
+  params.tokens = tokens.data();
+  params.vocab_size = 5;
+  params.norm_weight = d_weight.data();
+  params.out = dense.data();
+  CudaOk(NormRows(params, nullptr), "NormRows");
+  params.out = apart.data();
+  params.out_stride = kStride;
+  CudaOk(NormRows(params, nullptr), "NormRows");
+  params.out = zeroed.data();
+  params.out_stride = 0;
+  params.zero_at = positions.data();
+  CudaOk(NormRows(params, nullptr), "NormRows");
+  const std::vector<uint16_t> wanted = dense.Download(), got = apart.Download(),
+                              with_zeros = zeroed.Download();
+  for (int row = 0; row < 3; ++row) {
+    for (int i = 0; i < kStride; ++i) {
+      ASSERT_EQ(got[row * kStride + i], i < kHidden ? wanted[row * kHidden + i] : uint16_t{0xFFFF})
+          << "row " << row << " column " << i;
+    }
+    for (int i = 0; i < kHidden; ++i) {
+      const uint16_t bits = with_zeros[row * kHidden + i];
+      ASSERT_EQ(row == 1 ? bits & 0x7FFF : bits, row == 1 ? 0 : wanted[row * kHidden + i])
+          << "row " << row << " column " << i;
+    }
+  }
+}
+
 TEST(NormRowsArguments, AreRefusedWithWhatWouldBeRight) {
   NormRowsParams params;
   params.num_rows = 1;
@@ -222,6 +266,9 @@ TEST(NormRowsArguments, AreRefusedWithWhatWouldBeRight) {
   params.hidden = 8196;
   EXPECT_THROW(static_cast<void>(NormRows(params, nullptr)), Error);
   params.hidden = 2048;
+  params.out_stride = 2044;
+  EXPECT_THROW(static_cast<void>(NormRows(params, nullptr)), Error);
+  params.out_stride = 0;
   params.num_terms = 1;
   params.terms_dtype = DType::kF16;
   try {

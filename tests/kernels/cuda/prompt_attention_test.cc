@@ -165,6 +165,32 @@ TEST_P(PromptAttentionTest, BitsDoNotDependOnHowAPromptIsCut) {
   EXPECT_EQ(Run(0, kKeys, /*replays=*/3), whole);
 }
 
+// Queries as a product of queries and latents leaves them.
+TEST_P(PromptAttentionTest, QueriesMayLieApart) {
+  const auto [heads, nope, value] = GetParam();
+  const size_t dense = size_t{1} * heads * width_;
+  const size_t stride = dense + 576;
+  std::vector<uint16_t> apart(size_t{kRoom} * stride, 0x3F80);
+  for (int row = 0; row < kKeys; ++row) {
+    std::copy_n(q_.begin() + row * dense, dense, apart.begin() + row * stride);
+  }
+  const DeviceArray<uint16_t> d_apart(apart), out(size_t{kRoom} * heads * value);
+  attention_->Run({.num_queries = kKeys,
+                   .num_keys = kKeys,
+                   .q = d_apart.data(),
+                   .q_row_stride = static_cast<int64_t>(stride),
+                   .k = d_k_.data(),
+                   .v = d_kv_.data() + nope,
+                   .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
+                   .v_head_stride = nope + value,
+                   .out = out.data()},
+                  nullptr);
+  CudaOk(cudaDeviceSynchronize(), "run");
+  std::vector<uint16_t> got = out.Download();
+  got.resize(size_t{kKeys} * heads * value);
+  EXPECT_EQ(got, Run(0, kKeys));
+}
+
 // Plans of other sizes are compared with the first when they are made.
 TEST_P(PromptAttentionTest, LargerPlansGiveTheSameBits) {
   const auto [heads, nope, value] = GetParam();
@@ -188,6 +214,8 @@ TEST_P(PromptAttentionTest, RefusesWhatItCannotDo) {
   PromptAttentionParams params = {.num_queries = 10, .num_keys = 9};
   EXPECT_THROW(attention_->Run(params, nullptr), Error);
   params = {.num_queries = 3000, .num_keys = 3000};
+  EXPECT_THROW(attention_->Run(params, nullptr), Error);
+  params = {.num_queries = 1, .num_keys = 1, .q_row_stride = 8};
   EXPECT_THROW(attention_->Run(params, nullptr), Error);
   params = {.num_queries = 1, .num_keys = 1, .v_row_stride = 7};
   EXPECT_THROW(attention_->Run(params, nullptr), Error);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <random>
@@ -164,6 +165,33 @@ TEST_F(PromptRowsTest, RotationMatchesTheCpuReference) {
     for (size_t i = 0; i < got.size(); ++i) {
       ASSERT_NEAR(Bf16ToFloat(got[i]), wanted[i], std::abs(wanted[i]) / 255 + 1e-6) << i;
     }
+    // Rows with others' columns between them.
+    constexpr int kDense = kHeads * kWidth;
+    constexpr int kStride = kDense + 576;
+    std::vector<uint16_t> apart(size_t{kRows} * kStride, 0xABCD);
+    for (int row = 0; row < kRows; ++row) {
+      std::copy_n(x.begin() + row * kDense, kDense, apart.begin() + row * kStride);
+    }
+    const DeviceArray<uint16_t> d_apart(apart);
+    CudaOk(RotateRows({.num_rows = kRows,
+                       .heads = kHeads,
+                       .width = kWidth,
+                       .offset = kOffset,
+                       .row_stride = kStride,
+                       .x = d_apart.data(),
+                       .rotary = {.cos = d_cos.data(),
+                                  .sin = d_sin.data(),
+                                  .positions = d_positions.data(),
+                                  .interleaved = interleaved}},
+                      nullptr),
+           "RotateRows");
+    const std::vector<uint16_t> rotated = d_apart.Download();
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < kStride; ++i) {
+        ASSERT_EQ(rotated[row * kStride + i], i < kDense ? got[row * kDense + i] : 0xABCD)
+            << "row " << row << " column " << i;
+      }
+    }
   }
 }
 
@@ -180,6 +208,9 @@ TEST(PromptRowsArguments, AreRefusedWithWhatWouldBeRight) {
   rotation.num_rows = rotation.heads = 1;
   rotation.width = 100;
   rotation.offset = 64;
+  EXPECT_THROW(static_cast<void>(RotateRows(rotation, nullptr)), Error);
+  rotation.width = 128;
+  rotation.row_stride = 120;
   EXPECT_THROW(static_cast<void>(RotateRows(rotation, nullptr)), Error);
 }
 

@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/matmul_layout_sm90.h"
 
 namespace outrider::cuda {
@@ -19,12 +20,6 @@ constexpr int kMaxSegments = kMaxCluster;
 constexpr int kMaxNumberedTile = 16;  // of experts' rows: more are faster copied first
 
 constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
-
-void CheckCuda(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    throw Error(ErrorCode::kUnavailable, fmt::format("{}: {}", what, cudaGetErrorString(error)));
-  }
-}
 
 int NumMultiprocessors() {
   static const int count = [] {
@@ -165,15 +160,45 @@ bool TwoPerSm(int64_t blocks, int together) {
   return together <= 2 && blocks > NumMultiprocessors() && blocks <= 2 * NumMultiprocessors();
 }
 
+/// Rows of x times rows of the weight that a multiprocessor goes through, one tile after another:
+/// what a product takes that has too many rows to be bound by the weight's bytes.
+int64_t LongestWork(const MatMulParams& params, int tokens, int segments) {
+  const int weight_rows = kWeightRows * Facts(params.w.format, {.tokens = tokens}).warpgroups;
+  const int64_t blocks =
+      int64_t{Ceil(params.rows, tokens)} * Ceil(params.w.n, weight_rows) * segments;
+  const int64_t rounds = (blocks + NumMultiprocessors() - 1) / NumMultiprocessors();
+  return rounds * tokens * weight_rows;
+}
+
+constexpr int kAllSegmentsTile = 192;    // what MatMulParams::tile_rows calls such a tile
+constexpr int kMostWideSegments = 2;     // of a cluster of blocks with 256 rows,
+constexpr int kMostClusteredRows = 512;  // with so many rows
+
+/// Rows of x per block for 129 to 256 rows. (Clusters of more than two such large blocks find room
+/// on too few multiprocessors at once.)
+int WideTokens(const MatMulParams& params, int segments) {
+  if (params.w.format != WeightFormat::kBf16 || segments > kMostWideSegments) {
+    return 128;
+  }
+
+  return LongestWork(params, 128, segments) < LongestWork(params, 256, segments) ? 128 : 256;
+}
+
 MatMulShape ShapeOf(const MatMulParams& params, int segments) {
   const WeightFormat format = params.w.format;
   MatMulShape shape = {.tokens = params.tile_rows};
-  if (params.tile_rows == 0) shape.tokens = params.rows > 128 ? 256 : NarrowTokens(params.rows);
-  if (segments > 1 && shape.tokens == 256) {
+  if (params.tile_rows == 0) {
+    shape.tokens = params.rows > 256   ? 256
+                   : params.rows > 128 ? WideTokens(params, segments)
+                                       : NarrowTokens(params.rows);
+  }
+  const bool clusters = format == WeightFormat::kBf16 && segments <= kMostWideSegments &&
+                        params.rows <= kMostClusteredRows;
+  if (params.tile_rows == kAllSegmentsTile || (shape.tokens == 256 && segments > 1 && !clusters)) {
     // A cluster's segments are faster than a block with all of them as long as few tiles follow
     // each other.
-    shape.all_segments = params.tile_rows == 256 || params.rows > 256;
-    shape.tokens = shape.all_segments ? AllSegmentsTokens(format) : 128;
+    shape.all_segments = true;
+    shape.tokens = AllSegmentsTokens(format);
   }
   if (format != WeightFormat::kBf16) shape.tokens = std::min(shape.tokens, 128);
   shape.shares = params.shares != 0 ? params.shares : SharesOf(params, shape.tokens, segments);
@@ -189,7 +214,7 @@ size_t PackedWeightBytes(WeightFormat format, int n, int k) {
   return units * UnitBytes(format) + (scales + kCopyRowBytes - 1) / kCopyRowBytes * kCopyRowBytes;
 }
 
-void PackWeight(const WeightSource& source, const PackedWeight& weight, cudaStream_t stream) {
+void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaStream_t stream) {
   CheckWeight("packing", weight);
   const bool scaled = weight.format != WeightFormat::kBf16;
   if (source.w == nullptr || weight.gate_up != (source.up != nullptr) ||
@@ -239,10 +264,10 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   if (params.accumulate && (params.y_type != OutputType::kF32 || w.gate_up)) {
     throw InvalidArgument("{}: only a float32 y without gate and up can be accumulated", kWhat);
   }
-  if (params.tile_rows != 0 && params.tile_rows != 256 &&
+  if (params.tile_rows != 0 && params.tile_rows != 256 && params.tile_rows != kAllSegmentsTile &&
       (params.tile_rows > 128 || NarrowTokens(params.tile_rows) != params.tile_rows)) {
-    throw InvalidArgument("{}: tiles of {} rows: 8, 16, 32, 64, 128, 256 or 0 are possible", kWhat,
-                          params.tile_rows);
+    throw InvalidArgument("{}: tiles of {} rows: 8, 16, 32, 64, 128, 192, 256 or 0 are possible",
+                          kWhat, params.tile_rows);
   }
   const MatMulSegments segments = SegmentsOf(w);
   if (params.shares != 0 && (!std::has_single_bit(static_cast<unsigned>(params.shares)) ||

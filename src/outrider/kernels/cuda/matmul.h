@@ -44,7 +44,7 @@ struct PackedWeight {
 size_t PackedWeightBytes(WeightFormat format, int n, int k);
 
 /// What a weight is packed from, in device memory.
-struct WeightSource {
+struct UnpackedWeight {
   // bf16 or e4m3 codes (no NaN among them) [n, k], or gate [n / 2, k] with up [n / 2, k]
   const void* w = nullptr;
   const void* up = nullptr;  // gate_up
@@ -56,7 +56,7 @@ struct WeightSource {
 /// Writes weight.data. Throws Error for a shape that cannot be: gate and up need a multiple of 8
 /// rows each. Products may read a weight before the kernel before them has finished, so the host
 /// must wait for the stream before the first product with it.
-void PackWeight(const WeightSource& source, const PackedWeight& weight, cudaStream_t stream);
+void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaStream_t stream);
 
 /// How products with this weight cut K.
 MatMulSegments SegmentsOf(const PackedWeight& weight);
@@ -78,8 +78,9 @@ struct MatMulParams {
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   bool accumulate = false;
-  // What a measurement or a test asks for; 0: what is fastest. Rows per block (256: the most that
-  // there are for the weight), and blocks that load x for each other (1, 2 or 4).
+  // What a measurement or a test asks for; 0: what is fastest. Rows per block (192: all segments in
+  // a block; 256: the most that there are for the weight), and blocks that load x for each other
+  // (1, 2 or 4).
   int tile_rows = 0;
   int shares = 0;
 };

@@ -64,8 +64,8 @@ struct MatMulBody {
     uint64_t empty[kStages];
   };
   // What a cluster adds up stands where the stages were.
-  static_assert(kTokens > 128 || kWarpgroups * kTokens * kStagedStride * 4 <=
-                                     kStages * (kXBytes + kWarpgroups * kWeightBytes));
+  static_assert(kAllSegments || kWarpgroups * kTokens * kStagedStride * 4 <=
+                                    kStages * (kXBytes + kWarpgroups * kWeightBytes));
   static constexpr size_t kSharedBytes = sizeof(Shared);
 
   static_assert(kFormat == WeightFormat::kBf16 || kStageColumns == kWeightColumns);
@@ -139,7 +139,7 @@ template <WeightFormat kFormat>
 MatMulBodyFacts FactsOf(const MatMulShape& shape);
 
 /// Writes the packed weight; the arguments have been checked.
-cudaError_t LaunchPackWeight(const WeightSource& source, const PackedWeight& weight,
+cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& weight,
                              cudaStream_t stream);
 
 /// to[place] = x[pairs[place] / choices] for the first *places places; rows of k bf16.

@@ -7,7 +7,7 @@ namespace outrider::cuda {
 namespace {
 
 struct PackArguments {
-  WeightSource source;
+  UnpackedWeight source;
   int rows;  // of a source
   int k;
   int units;  // of a row of units
@@ -84,7 +84,7 @@ __global__ void PackF8Units(PackArguments args) {
 
 }  // namespace
 
-cudaError_t LaunchPackWeight(const WeightSource& source, const PackedWeight& weight,
+cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& weight,
                              cudaStream_t stream) {
   PackArguments args = {.source = source,
                         .rows = weight.gate_up ? weight.n / 2 : weight.n,

@@ -131,7 +131,7 @@ __device__ __forceinline__ void StoreResults(const MatMulArguments& args,
                                              const ClusterPlace& place, int group,
                                              const float (&sums)[Body::kTokens / 2]) {
   const int unit_row = tile.first_unit_row + group;
-  if constexpr (Body::kTokens <= 128) {
+  if constexpr (!Body::kAllSegments) {
     if (args.cluster_segments > 1) {
       // The block's only tile: all stages have been read once all warps are here.
       auto* const staged =

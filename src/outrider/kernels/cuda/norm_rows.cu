@@ -65,7 +65,9 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams 
     if (token < 0 || token >= params.vocab_size) __trap();
     const auto* entry = static_cast<const __nv_bfloat16*>(params.embedding) +
                         static_cast<int64_t>(token) * params.hidden;
-    for_columns([&](int chunk, int column) { x[chunk] = LoadFour(entry + column); });
+    if (params.zero_at == nullptr || params.zero_at[row] != 0) {
+      for_columns([&](int chunk, int column) { x[chunk] = LoadFour(entry + column); });
+    }
   } else {
     for_columns([&](int chunk, int column) { x[chunk] = LoadFour(source + column); });
   }
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams 
   for (int chunk = 0; chunk < kChunks; ++chunk) squares = AddSquares(x[chunk], squares);
   const float factor =
       NormFactor(BlockSum<kThreads>(squares, parts), params.hidden, params.epsilon);
-  auto* out = static_cast<__nv_bfloat16*>(params.out) + static_cast<int64_t>(row) * params.hidden;
+  auto* out = static_cast<__nv_bfloat16*>(params.out) + row * params.out_stride;
   for_columns(
       [&](int chunk, int column) { StoreFour(out + column, weight[chunk] * (x[chunk] * factor)); });
 }
@@ -106,6 +108,10 @@ void Check(const NormRowsParams& params) {
   if (params.x_rows != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
     RefuseArgument("NormRows: x_rows goes with neither embedding nor terms");
   }
+  if (params.out_stride < params.hidden || params.out_stride % 4 != 0) {
+    RefuseArgument("NormRows: out_stride is ", params.out_stride,
+                   ", it must be a multiple of 4 that is at least ", params.hidden);
+  }
 }
 
 template <int kChunks>
@@ -116,7 +122,9 @@ cudaError_t Launch(const NormRowsParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t NormRows(const NormRowsParams& params, cudaStream_t stream) {
+cudaError_t NormRows(const NormRowsParams& given, cudaStream_t stream) {
+  NormRowsParams params = given;
+  if (params.out_stride == 0) params.out_stride = params.hidden;
   Check(params);
   if (params.num_rows == 0) return cudaSuccess;
   switch ((params.hidden + kChunk - 1) / kChunk) {

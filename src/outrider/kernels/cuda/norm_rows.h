@@ -25,6 +25,8 @@ struct NormRowsParams {
   const void* embedding = nullptr;
   const int32_t* tokens = nullptr;
   int vocab_size = 0;
+  // Optional [num_rows], with embedding: a row whose entry here is 0 begins with zeros instead.
+  const int32_t* zero_at = nullptr;
   // Optional: [num_rows, num_terms, hidden], float32 or bf16.
   const void* terms = nullptr;
   DType terms_dtype = DType::kBF16;
@@ -33,7 +35,8 @@ struct NormRowsParams {
   // Optional: float32 [hidden].
   const float* norm_weight = nullptr;
   float epsilon = 1e-6F;
-  void* out = nullptr;  // bf16 [num_rows, hidden]
+  void* out = nullptr;     // bf16 [num_rows, hidden]
+  int64_t out_stride = 0;  // elements, a multiple of 4 and at least hidden; 0: hidden
   // Optional [num_rows], with norm_weight and without embedding or terms: row r of `out` is the
   // norm of x[x_rows[r]] (the rows of a step whose logits are wanted).
   const int32_t* x_rows = nullptr;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/device_memory.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // what its headers look functions up in
@@ -28,12 +29,6 @@ namespace fe = cudnn_frontend;
 constexpr int kLeastPadded = 128;
 
 Error Unavailable(const std::string& message) { return {ErrorCode::kUnavailable, message}; }
-
-void CudaOk(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    throw Unavailable(fmt::format("PromptAttention: {}: {}", what, cudaGetErrorString(error)));
-  }
-}
 
 void LoadCudnn() {
   static std::once_flag once;
@@ -58,31 +53,12 @@ using SetD32 = decltype(&cuMemsetD32Async);
 SetD32 WordSetter() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  CudaOk(cudaGetDriverEntryPointByVersion("cuMemsetD32Async", &entry, 12000, cudaEnableDefault,
-                                          &found),
-         "cuMemsetD32Async");
+  CheckCuda(cudaGetDriverEntryPointByVersion("cuMemsetD32Async", &entry, 12000, cudaEnableDefault,
+                                             &found),
+            "cuMemsetD32Async");
   if (found != cudaDriverEntryPointSuccess) throw Unavailable("the driver has no cuMemsetD32Async");
   return reinterpret_cast<SetD32>(entry);
 }
-
-/// Device memory that owns itself.
-class Memory {
- public:
-  Memory() = default;
-  explicit Memory(size_t bytes) {
-    CudaOk(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "memory");
-  }
-  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  Memory& operator=(Memory&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~Memory() { cudaFree(data_); }
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
 
 enum Uid : int64_t { kQ = 1, kK, kV, kOut, kQueries, kKeys };
 
@@ -98,7 +74,8 @@ void CudnnOk(fe::error_t error, const std::string& what) {
 
 class PromptAttention::Plans {
  public:
-  explicit Plans(const PromptAttentionShape& shape) : shape_(shape), lengths_(2 * sizeof(int32_t)) {
+  explicit Plans(const PromptAttentionShape& shape)
+      : shape_(shape), lengths_(2 * sizeof(int32_t), "attention of prompts") {
     const auto width_ok = [](int width) { return width > 0 && width <= 256 && width % 8 == 0; };
     if (shape.heads <= 0 || !width_ok(shape.key_width) || !width_ok(shape.value_width)) {
       throw InvalidArgument(
@@ -125,7 +102,8 @@ class PromptAttention::Plans {
 
   /// A run with a plan for `queries` and `keys` rows, which may be more than a call needs.
   void Run(const PromptAttentionParams& params, int queries, int keys, cudaStream_t stream) {
-    Execute(Get({queries, keys, params.v_row_stride, params.v_head_stride}), params, stream);
+    Execute(Get({queries, keys, params.q_row_stride, params.v_row_stride, params.v_head_stride}),
+            params, stream);
   }
 
   /// Compares bits of a prompt in one piece and in others.
@@ -135,13 +113,14 @@ class PromptAttention::Plans {
   struct Key {
     int queries;
     int keys;
+    int64_t q_row_stride;
     int64_t v_row_stride;
     int64_t v_head_stride;
     auto operator<=>(const Key&) const = default;
   };
   struct Plan {
     std::shared_ptr<fe::graph::Graph> graph;
-    Memory workspace;
+    DeviceMemory workspace;
   };
 
   const Plan& Get(const Key& key) {
@@ -149,7 +128,7 @@ class PromptAttention::Plans {
     if (found == plans_.end()) {
       Plan plan = Make(key);
       // Calls on their way in other streams use the same lengths as the check.
-      CudaOk(cudaDeviceSynchronize(), "wait");
+      CheckCuda(cudaDeviceSynchronize(), "waiting for the device");
       CheckPlan(plan, key);
       found = plans_.emplace(key, std::move(plan)).first;
     }
@@ -218,7 +197,7 @@ class PromptAttention::Plans {
                                .set_stride({1, 1, 1, 1})
                                .set_data_type(fe::DataType_t::INT32));
     };
-    auto q = tensor("q", kQ, key.queries, width, heads * width, width);
+    auto q = tensor("q", kQ, key.queries, width, key.q_row_stride, width);
     auto k = tensor("k", kK, key.keys, width, heads * width, width);
     auto v = tensor("v", kV, key.keys, shape_.value_width, key.v_row_stride, key.v_head_stride);
     auto attributes = fe::graph::SDPA_attributes()
@@ -244,13 +223,13 @@ class PromptAttention::Plans {
     CudnnOk(graph->build_plans(), Name());
     int64_t bytes = 0;
     CudnnOk(graph->get_workspace_size(bytes), Name());
-    return {std::move(graph), Memory(static_cast<size_t>(bytes))};
+    return {std::move(graph), DeviceMemory(static_cast<size_t>(bytes), "attention of prompts")};
   }
 
   PromptAttentionShape shape_;
   cudnnHandle_t handle_ = nullptr;
   SetD32 set_words_ = nullptr;
-  Memory lengths_;  // queries, keys
+  DeviceMemory lengths_;  // queries, keys
   std::map<Key, Plan> plans_;
   std::vector<std::byte> check_rows_;  // what the short prompt gives
 };
@@ -271,12 +250,22 @@ std::vector<uint16_t> CheckValues(size_t count, uint64_t seed) {
   return values;
 }
 
+/// Dense rows with a stride, zero between them.
+std::vector<uint16_t> Strided(const std::vector<uint16_t>& dense, int rows, int64_t stride) {
+  std::vector<uint16_t> values(rows * static_cast<size_t>(stride));
+  const size_t width = dense.size() / rows;
+  for (int row = 0; row < rows; ++row) {
+    std::copy_n(dense.begin() + row * width, width, values.begin() + row * stride);
+  }
+  return values;
+}
+
 /// Memory for `room` elements that begins with `values`; zero behind them.
-Memory Upload(const std::vector<uint16_t>& values, size_t room) {
-  Memory memory(room * 2);
-  CudaOk(cudaMemset(memory.data(), 0, room * 2), "memset");
-  CudaOk(cudaMemcpy(memory.data(), values.data(), values.size() * 2, cudaMemcpyHostToDevice),
-         "copy");
+DeviceMemory Upload(const std::vector<uint16_t>& values, size_t room) {
+  DeviceMemory memory(room * 2, "comparing plans");
+  CheckCuda(cudaMemset(memory.data(), 0, room * 2), "clearing memory");
+  CheckCuda(cudaMemcpy(memory.data(), values.data(), values.size() * 2, cudaMemcpyHostToDevice),
+            "copying");
   return memory;
 }
 
@@ -286,8 +275,9 @@ void PromptAttention::Plans::CheckPlan(const Plan& plan, const Key& key) {
   const int rows = std::min({kCheckRows, key.queries, shape_.max_queries});
   const size_t heads = shape_.heads;
   const size_t width = heads * shape_.key_width;
-  const Memory q = Upload(CheckValues(rows * width, 1), key.queries * width);
-  const Memory k = Upload(CheckValues(rows * width, 2), key.keys * width);
+  const DeviceMemory q = Upload(Strided(CheckValues(rows * width, 1), rows, key.q_row_stride),
+                                key.queries * static_cast<size_t>(key.q_row_stride));
+  const DeviceMemory k = Upload(CheckValues(rows * width, 2), key.keys * width);
   const std::vector<uint16_t> packed = CheckValues(rows * heads * shape_.value_width, 3);
   std::vector<uint16_t> values(static_cast<size_t>(rows - 1) * key.v_row_stride +
                                (heads - 1) * key.v_head_stride + shape_.value_width);
@@ -297,13 +287,14 @@ void PromptAttention::Plans::CheckPlan(const Plan& plan, const Key& key) {
                   values.begin() + row * key.v_row_stride + head * key.v_head_stride);
     }
   }
-  const Memory v = Upload(values, key.keys * static_cast<size_t>(key.v_row_stride));
+  const DeviceMemory v = Upload(values, key.keys * static_cast<size_t>(key.v_row_stride));
   const size_t row_bytes = heads * shape_.value_width * 2;
-  const Memory out(key.queries * row_bytes);
+  const DeviceMemory out(key.queries * row_bytes, "comparing plans");
   Execute(plan,
           {.num_queries = rows,
            .num_keys = rows,
            .q = q.data(),
+           .q_row_stride = key.q_row_stride,
            .k = k.data(),
            .v = v.data(),
            .v_row_stride = key.v_row_stride,
@@ -311,7 +302,7 @@ void PromptAttention::Plans::CheckPlan(const Plan& plan, const Key& key) {
            .out = out.data()},
           nullptr);
   std::vector<std::byte> got(rows * row_bytes);
-  CudaOk(cudaMemcpy(got.data(), out.data(), got.size(), cudaMemcpyDeviceToHost), "copy");
+  CheckCuda(cudaMemcpy(got.data(), out.data(), got.size(), cudaMemcpyDeviceToHost), "copying");
   const size_t common = std::min(got.size(), check_rows_.size());
   if (std::memcmp(got.data(), check_rows_.data(), common) != 0) {
     ThrowOtherBits(fmt::format("a plan of {} queries and {} keys", key.queries, key.keys));
@@ -325,10 +316,10 @@ void PromptAttention::Plans::CheckPieces() {
   const size_t width = heads * shape_.key_width;
   const size_t value = heads * shape_.value_width;
   const int room = 4 * Padded(rows);
-  const Memory q = Upload(CheckValues(rows * width, 1), room * width);
-  const Memory k = Upload(CheckValues(rows * width, 2), room * width);
-  const Memory v = Upload(CheckValues(rows * value, 3), room * value);
-  const Memory out(room * value * 2);
+  const DeviceMemory q = Upload(CheckValues(rows * width, 1), room * width);
+  const DeviceMemory k = Upload(CheckValues(rows * width, 2), room * width);
+  const DeviceMemory v = Upload(CheckValues(rows * value, 3), room * value);
+  const DeviceMemory out(room * value * 2, "comparing plans");
   std::vector<std::pair<int, std::vector<std::byte>>> pieces;  // and where they begin
   for (const int cut : {1, 64, 100, 128, 129, 256, rows - 1, rows}) {
     if (cut > rows || cut < 1) continue;
@@ -337,6 +328,7 @@ void PromptAttention::Plans::CheckPieces() {
       Run({.num_queries = end - begin,
            .num_keys = end,
            .q = static_cast<const std::byte*>(q.data()) + begin * width * 2,
+           .q_row_stride = static_cast<int64_t>(width),
            .k = k.data(),
            .v = v.data(),
            .v_row_stride = static_cast<int64_t>(value),
@@ -344,7 +336,8 @@ void PromptAttention::Plans::CheckPieces() {
            .out = out.data()},
           Padded(end - begin), Padded(end), nullptr);
       std::vector<std::byte> piece((end - begin) * value * 2);
-      CudaOk(cudaMemcpy(piece.data(), out.data(), piece.size(), cudaMemcpyDeviceToHost), "copy");
+      CheckCuda(cudaMemcpy(piece.data(), out.data(), piece.size(), cudaMemcpyDeviceToHost),
+                "copying");
       pieces.emplace_back(begin, std::move(piece));
     }
   }
@@ -365,14 +358,22 @@ PromptAttention::~PromptAttention() = default;
 int PromptAttention::PaddedQueries(int num_queries) const { return Padded(num_queries); }
 int PromptAttention::PaddedKeys(int num_keys) const { return Padded(num_keys); }
 
-void PromptAttention::Run(const PromptAttentionParams& params, cudaStream_t stream) {
+void PromptAttention::Run(const PromptAttentionParams& given, cudaStream_t stream) {
   const PromptAttentionShape& shape = plans_->shape();
+  const int64_t width = int64_t{shape.heads} * shape.key_width;
+  PromptAttentionParams params = given;
+  if (params.q_row_stride == 0) params.q_row_stride = width;
   if (params.num_queries < 1 || params.num_queries > shape.max_queries ||
       params.num_keys < params.num_queries || params.num_keys > shape.max_keys) {
     throw InvalidArgument(
         "PromptAttention: {} queries over {} keys: there must be 1 to {} queries, and at least as "
         "many keys, up to {}",
         params.num_queries, params.num_keys, shape.max_queries, shape.max_keys);
+  }
+  if (params.q_row_stride % 8 != 0 || params.q_row_stride < width) {
+    throw InvalidArgument(
+        "PromptAttention: the stride of q is {}: it must be a multiple of 8 that is {} or more",
+        params.q_row_stride, width);
   }
   if (params.v_row_stride % 8 != 0 || params.v_head_stride % 8 != 0) {
     throw InvalidArgument(

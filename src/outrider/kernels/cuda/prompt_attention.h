@@ -31,9 +31,11 @@ struct PromptAttentionShape {
 /// PaddedKeys(num_keys): memory must reach so far. Rows of out past the end are overwritten; rows
 /// of v past the end must be finite.
 struct PromptAttentionParams {
-  int num_queries = 0;      // 1 .. max_queries
-  int num_keys = 0;         // num_queries .. max_keys
-  const void* q = nullptr;  // [num_queries, heads, key_width]
+  int num_queries = 0;  // 1 .. max_queries
+  int num_keys = 0;     // num_queries .. max_keys
+  const void* q =
+      nullptr;  // [num_queries, heads, key_width] with the stride below; 0: none between
+  int64_t q_row_stride = 0;
   const void* k = nullptr;  // [num_keys, heads, key_width]
   const void* v = nullptr;  // [num_keys, heads, value_width] with the strides below
   int64_t v_row_stride = 0;

@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) RotateKernel(const RotationParams pa
   const RotaryTable& rotary = params.rotary;
   const int first = rotary.interleaved ? 2 * pair : pair;
   const int second = rotary.interleaved ? 2 * pair + 1 : pair + 32;
-  auto* x = static_cast<__nv_bfloat16*>(params.x) + at * params.width + params.offset;
+  auto* x = static_cast<__nv_bfloat16*>(params.x) + row * params.row_stride +
+            at % params.heads * params.width + params.offset;
   const int64_t entry = rotary.positions != nullptr ? rotary.positions[row] : row;
   const float cos = rotary.cos[entry * 32 + pair];
   const float sin = rotary.sin[entry * 32 + pair];
@@ -130,12 +131,18 @@ cudaError_t MakePromptKeys(const PromptKeyParams& params, cudaStream_t stream) {
                          params);
 }
 
-cudaError_t RotateRows(const RotationParams& params, cudaStream_t stream) {
+cudaError_t RotateRows(const RotationParams& given, cudaStream_t stream) {
+  RotationParams params = given;
+  if (params.row_stride == 0) params.row_stride = int64_t{params.heads} * params.width;
   if (params.num_rows < 0 || params.heads <= 0 || params.offset < 0 || params.offset % 2 != 0 ||
       params.offset + kRotary > params.width) {
     RefuseArgument("RotateRows: ", params.num_rows, " rows of ", params.heads, " heads of ",
                    params.width, " from column ", params.offset, " on: there must be ", kRotary,
                    " columns from an even one on");
+  }
+  if (params.row_stride < int64_t{params.heads} * params.width) {
+    RefuseArgument("RotateRows: rows ", params.row_stride, " elements apart: it must be ",
+                   int64_t{params.heads} * params.width, " or more");
   }
   if (params.num_rows == 0) return cudaSuccess;
   const int64_t threads = static_cast<int64_t>(params.num_rows) * params.heads * 32;

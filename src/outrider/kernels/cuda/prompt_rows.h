@@ -45,12 +45,13 @@ struct PromptKeyParams {
 cudaError_t MakePromptKeys(const PromptKeyParams& params, cudaStream_t stream);
 
 /// Rotates in place the 64 values from column `offset` on of every head's `width`: bf16
-/// [num_rows, heads, width].
+/// [num_rows, heads, width], rows `row_stride` elements apart.
 struct RotationParams {
   int num_rows = 0;
   int heads = 0;
   int width = 0;
-  int offset = 0;  // even; offset + 64 <= width
+  int offset = 0;          // even; offset + 64 <= width
+  int64_t row_stride = 0;  // at least heads * width; 0: that
   void* x = nullptr;
   RotaryTable rotary;
 };
