@@ -1,12 +1,13 @@
 """Breaks the product on purpose, one mistake at a time, and sees the tests fail.
 
-    python3 tools/breaks                    all breaks
-    python3 tools/breaks server             those of one list: speculation, server
+    python3 tools/breaks                    all breaks that need no GPU
+    python3 tools/breaks server             those of one list: speculation, server, hopper
+    python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
     python3 tools/breaks --check            only whether every break still fits the sources
 
-The lists are speculation.py and server.py beside this file: for each topic, small mistakes of the
+The lists are speculation.py, server.py and hopper.py beside this file: for each topic, small mistakes of the
 kind that its tests guard against. The sources are copied to build/breaks and built there (Release);
 the tests must pass first. Then one mistake after the other is made in the copy, the one test
 program built, and the test named must fail. The checkout itself is only read. A second run builds
@@ -26,16 +27,21 @@ import subprocess
 import sys
 import time
 
+import hopper
 import server
 import speculation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COPIED = ("CMakeLists.txt", "cmake", "models", "src", "tests")
-ROOM_OF = {"batch_test": "batch", "engine_test": "engine", "networks_test": "networks",
+COPIED = ("CMakeLists.txt", "bench", "cmake", "models", "src", "tests")
+PLACE_OF = {  # of a test program, under tests/
+    **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "norm_rows_test",
+                     "step_inputs_test"), "kernels/cuda"),
+    "families_test": "networks/cuda",
+    "batch_test": "batch", "engine_test": "engine", "networks_test": "networks",
            "sampling_test": "sampling", "server_test": "server", "speculate_test": "speculate"}
 TEST_SECONDS = 600  # a broken engine may never come to an end
-LISTS = {"speculation": speculation, "server": server}
-TOPICS = speculation.TOPICS | server.TOPICS
+LISTS = {"speculation": speculation, "server": server, "hopper": hopper}
+TOPICS = speculation.TOPICS | server.TOPICS | hopper.TOPICS
 
 
 class CannotTell(Exception):
@@ -80,10 +86,11 @@ def copy_sources(target):
 class Workplace:
     """A copy of the sources and its build."""
 
-    def __init__(self, directory, jobs):
+    def __init__(self, directory, jobs, cmake):
         self.sources = directory
         self.build = directory / "build" / "release"
         self.jobs = jobs
+        self.cmake = cmake
 
     def run(self, command):
         result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE,
@@ -97,17 +104,20 @@ class Workplace:
             (ROOT / "build" / "downloads").mkdir(parents=True, exist_ok=True)
             downloads.parent.mkdir(parents=True, exist_ok=True)
             downloads.symlink_to(ROOT / "build" / "downloads")
-        rooms = ";".join(sorted({ROOM_OF[program] for program in programs}))
+        rooms = ";".join(sorted({PLACE_OF[program].split("/")[0] for program in programs}))
         self.run(["cmake", "-G", "Ninja", "-S", str(self.sources), "-B", str(self.build),
                   "-DCMAKE_BUILD_TYPE=Release", "-DOUTRIDER_BUILD_TESTS=ON",
-                  f"-DOUTRIDER_TEST_ROOMS={rooms}"])
+                  f"-DOUTRIDER_TEST_ROOMS={rooms}", *self.cmake])
 
     def make(self, programs):
         self.run(["cmake", "--build", str(self.build), "-j", str(self.jobs), "--target", *programs])
 
+    def program(self, b):
+        return self.build / "tests" / PLACE_OF[b.program] / b.program
+
     def test(self, b):
         """"passes", "fails" or "stopped"; and what the test program printed."""
-        program = self.build / "tests" / ROOM_OF[b.program] / b.program
+        program = self.program(b)
         try:
             result = subprocess.run(
                 [str(program), f"--gtest_filter={b.tests}", "--gtest_fail_fast"], text=True,
@@ -121,14 +131,14 @@ class Workplace:
             return "passes", result.stdout
         return ("fails" if "[  FAILED  ]" in result.stdout else "stopped"), result.stdout
 
-    def with_break(self, b):
-        """What test() says with the mistake built in."""
+    def with_break(self, b, then=None):
+        """What test() says with the mistake built in, or what then(b) does instead."""
         source = self.sources / "src/outrider" / b.source
         sound = source.read_text(encoding="utf-8")
         source.write_text(broken_text(b, self.sources), encoding="utf-8")
         try:
             self.make([b.program])
-            return self.test(b)
+            return (then or self.test)(b)
         finally:
             source.write_text(sound, encoding="utf-8")
 
@@ -176,6 +186,24 @@ def run_breaks(workplace, breaks, verbose):
     return verdicts
 
 
+def keep_breaks(workplace, breaks, directory):
+    """Builds the broken programs and a script that runs them."""
+    programs = sorted({b.program for b in breaks})
+    copy_sources(workplace.sources)
+    workplace.configure(programs)
+    directory.mkdir(parents=True, exist_ok=True)
+    script = ["#!/bin/sh", 'cd "$(dirname "$0")"']
+    for b in breaks:
+        name = f"{b.topic}_{b.program}"
+        say(f"{b.topic}: {b.mistake}")
+        workplace.with_break(b, lambda b, name=name: shutil.copy(workplace.program(b),
+                                                                 directory / name))
+        script.append(f"./{name} '--gtest_filter={b.tests}' --gtest_fail_fast > {name}.log 2>&1; "
+                      f"case $? in 0) echo '{b.topic}: STILL PASSES';; "
+                      f"1) echo '{b.topic}: fails';; *) echo '{b.topic}: stopped';; esac")
+    (directory / "run.sh").write_text("\n".join(script) + "\n", encoding="utf-8")
+
+
 def parse_topics(text):
     topics = text.split(",")
     unknown = [topic for topic in topics if topic not in TOPICS]
@@ -196,11 +224,19 @@ def main():
                         help="see that every break fits the sources and end")
     parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "breaks",
                         help="where the copy lives (default build/breaks)")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR",
+                        help="build the broken programs and DIR/run.sh, run nothing")
+    parser.add_argument("--cmake", action="append", default=[], metavar="FLAG",
+                        help="a flag for the build, such as -DOUTRIDER_CUDNN_FRONTEND_INCLUDE=...")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the build")
     parser.add_argument("--verbose", action="store_true",
                         help="also print what each broken test printed last")
     arguments = parser.parse_args()
-    lists = [LISTS[arguments.which]] if arguments.which else LISTS.values()
+    lists = LISTS.values()
+    if arguments.which:
+        lists = [LISTS[arguments.which]]
+    elif not arguments.list and not arguments.check:
+        lists = [speculation, server]  # the tests of the third need a GPU
     breaks = [b for one in lists for b in one.BREAKS
               if not arguments.only or b.topic in arguments.only]
     if arguments.list:
@@ -214,7 +250,11 @@ def main():
         if arguments.check:
             print(f"{len(breaks)} breaks of {len({b.topic for b in breaks})} topics fit")
             return 0
-        workplace = Workplace(arguments.directory.resolve(), arguments.jobs)
+        flags = [flag for one in lists for flag in getattr(one, "CMAKE", ())] + arguments.cmake
+        workplace = Workplace(arguments.directory.resolve(), arguments.jobs, flags)
+        if arguments.keep:
+            keep_breaks(workplace, breaks, arguments.keep.resolve())
+            return 0
         run_unbroken(workplace, breaks)
         verdicts = run_breaks(workplace, breaks, arguments.verbose)
     except CannotTell as error:

@@ -3,6 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <chrono>
+#include <exception>
+#include <mutex>
 
 #include "outrider/base/error.h"
 #include "outrider/base/processors.h"
@@ -80,6 +82,20 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> task
   // nobody. One that takes long has lost its processor to another process: then give it ours.
   const auto done = [&] { return unfinished_.load(std::memory_order_acquire) == 0; };
   while (!SpinUntil(done)) std::this_thread::yield();
+}
+
+void ThreadPool::ParallelForThrowing(int64_t count, FunctionRef<void(int64_t)> task) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  ParallelFor(count, [&](int64_t i, int) {
+    try {
+      task(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 void ThreadPool::WorkerLoop(int thread) {

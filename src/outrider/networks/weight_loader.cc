@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -18,21 +16,6 @@ constexpr size_t kAlignment = 64;
 constexpr int64_t kRowsPerTask = 8 * kPanelRows;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-/// ParallelFor for tasks that may throw (reading a file can fail): the first exception comes out.
-void ParallelForThrowing(ThreadPool& pool, int64_t count, FunctionRef<void(int64_t)> task) {
-  std::mutex mutex;
-  std::exception_ptr failure;
-  pool.ParallelFor(count, [&](int64_t i, int) {
-    try {
-      task(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  });
-  if (failure) std::rethrow_exception(failure);
-}
 
 /// Where panel p of a matrix is, in memory that Load made.
 std::byte* Panel(const PackedMatrix& matrix, int64_t p) {
@@ -196,7 +179,7 @@ void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::stri
           }
         };
         const int64_t tasks = (total_rows + kRowsPerTask - 1) / kRowsPerTask;
-        ParallelForThrowing(pool, tasks, [&](int64_t task) {
+        pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
           const int64_t count = std::min(kRowsPerTask, total_rows - first);
           if (out->format.dtype == DType::kF8E4M3) {
@@ -255,7 +238,7 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
         place(out.key_up, format(p), out.nope, out.latent);
         place(out.key_up_t, transposed_format(p), out.latent, out.nope);
         place(out.value_up, format(p), out.value, out.latent);
-        ParallelForThrowing(pool, out.heads, [&](int64_t h) {
+        pool.ParallelForThrowing(out.heads, [&](int64_t h) {
           const PackedMatrix& key = (*out.key_up)[static_cast<size_t>(h)];
           const PackedMatrix& key_t = (*out.key_up_t)[static_cast<size_t>(h)];
           const PackedMatrix& value = (*out.value_up)[static_cast<size_t>(h)];
@@ -310,7 +293,7 @@ void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t r
       [this, out, rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
         *out = {PlainFormat(form_, p.open), rows, cols, memory};
         const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
-        ParallelForThrowing(pool, tasks, [&](int64_t task) {
+        pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
           const int64_t count = std::min(kRowsPerTask, rows - first);
           if (out->format == DType::kF32) {
@@ -331,7 +314,7 @@ void WeightLoader::Copy(const std::string& name, const std::string& original, in
       {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
       [this, rows, cols](Piece& p, std::byte*, ThreadPool& pool) {
         const int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
-        ParallelForThrowing(pool, tasks, [&](int64_t task) {
+        pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
           const int64_t count = std::min(kRowsPerTask, rows - first);
           std::vector<float> values(static_cast<size_t>(count * cols));

@@ -1,0 +1,201 @@
+// Small networks of every family on a GPU, with random weights: each layer beside the CPU's, and
+// bits in one step and in many. Needs a GPU of compute capability 9.0, and cuDNN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <random>
+#include <string>
+
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/cuda/code_source.h"
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr DeviceNetworkLimits kLimits = {.max_rows = 2048,
+                                         .max_decode_rows = 1024,
+                                         .max_requests = 64,
+                                         .max_seq_len = 2048,
+                                         .max_logits_rows = 64};
+
+enum class Stored { kBf16, kCodes, kCodesWithPowers };
+
+struct Family {
+  const char* name;
+  const char* golden;  // whose config is widened to sizes that the kernels take
+  int heads, q_lora, nope, value, experts, shared, top_k, groups;
+  Stored stored = Stored::kBf16;
+};
+
+constexpr Family kFamilies[] = {
+    {"v2_lite", "tiny-v2-lite", 16, 0, 128, 128, 16, 2, 3, 1},
+    {"v2", "tiny-v2", 32, 256, 128, 128, 32, 2, 4, 4},
+    {"glm", "tiny-glm4-moe-lite", 20, 256, 192, 256, 16, 1, 4, 1},
+    {"v3_f8", "tiny-v3-options", 128, 256, 128, 128, 32, 1, 4, 4, Stored::kCodes},
+    {"v3_f8_powers", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4, Stored::kCodesWithPowers},
+};
+
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
+/// The layer of the family's golden checkpoint, widened.
+LayerSpec Widened(LayerSpec layer, const Family& family) {
+  auto& a = std::get<MlaSpec>(layer.attention);
+  const auto old_width = static_cast<double>(a.query_width());
+  a.heads = family.heads;
+  a.q_lora = family.q_lora;
+  a.latent = 512;
+  a.nope = family.nope;
+  a.rope = layer.rotary.dims = 64;
+  a.value = family.value;
+  a.softmax_scale *= std::sqrt(old_width / static_cast<double>(a.query_width()));
+  if (auto* moe = std::get_if<MoeSpec>(&layer.mlp)) {
+    moe->width = 128;
+    moe->shared_experts = family.shared;
+    moe->shared_width = 128 * family.shared;
+    moe->router.experts = family.experts;
+    moe->router.top_k = family.top_k;
+    moe->router.groups = family.groups;
+    moe->router.top_groups = std::max(1, family.groups / 2);
+  } else {
+    std::get<DenseMlpSpec>(layer.mlp).width = 768;
+  }
+  return layer;
+}
+
+/// A dense layer, MoE layers behind it, and a module.
+ModelConfig ConfigOf(const Family& family, size_t layers) {
+  ModelConfig c = ReadModelConfig(GoldenDirectory() / family.golden);
+  c.quantization = {};
+  c.vocab_size = 1000;
+  c.hidden_size = 512;
+  c.num_nextn_predict_layers = 1;
+  for (LayerSpec& layer : c.layers) layer = Widened(layer, family);
+  OUTRIDER_CHECK(c.layers[0].dense() != nullptr && c.layers[1].moe() != nullptr);
+  c.layers.resize(layers, c.layers[1]);
+  c.mtp_layer = c.layers[1];
+  return c;
+}
+
+class FamilyTest : public HopperTest<testing::TestWithParam<Family>> {
+ protected:
+  static std::unique_ptr<WeightSource> Source(const ModelConfig& config) {
+    if (GetParam().stored == Stored::kBf16) return MakeDummyWeights(config, 3);
+    return std::make_unique<CodeSource>(config, 3, GetParam().stored == Stored::kCodesWithPowers);
+  }
+};
+
+// A dense layer, an MoE layer, and a module of another: where rounding has changed a row's experts,
+// no layer's attention comes after, which would carry that to other rows.
+TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
+  constexpr int32_t kBlock = 32;
+  const ModelConfig config = ConfigOf(GetParam(), 2);
+  const auto source = Source(config);
+  std::mt19937 random(2);
+  const std::vector<KnownRequest> requests = RandomRequests(random, 1000, {70, 200, 3}, 40, kBlock);
+  const int32_t blocks = NumBlocks(requests);
+  CpuNetwork f32(config, *source, 1, DType::kF32, blocks, kBlock);
+  CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock);
+  TestNetwork network(config, *source, 1, kLimits);
+  const DeviceCache cache(network.model().num_cache_layers(), blocks, kBlock, MlaCacheType::kBf16);
+  BatchLayout layout(kBlock);
+  // Prompts; then generated rows of two requests beside the rest of another's prompt.
+  const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 90}, {2, 0, 3}},
+                                                 {{0, 70, 40}, {1, 90, 110}, {2, 3, 40}}};
+  for (const std::vector<Piece>& pieces : steps) {
+    const auto assign = [&](int32_t shift) {
+      std::vector<RequestWork> work;
+      for (const Piece& piece : pieces) {
+        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
+                                                    piece.first, piece.count, shift));
+      }
+      layout.Assign(work);
+    };
+    assign(0);
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    network.Forward(layout, cache, [&](int64_t layer, const float* x) {
+      const auto i = static_cast<size_t>(layer);
+      std::vector<float> got(exact[i].size());
+      CudaOk(cudaMemcpy(got.data(), x, got.size() * 4, cudaMemcpyDeviceToHost), "residual");
+      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
+    });
+    // The modules go on from the same rows, which bfloat16 holds.
+    std::vector<uint16_t> previous;
+    std::vector<float> same;
+    for (const float x : exact.back()) {
+      previous.push_back(ToBFloat16(x).bits);
+      same.push_back(RoundToBFloat16(x));
+    }
+    assign(1);
+    std::vector<float> got;
+    for (const uint16_t bits : network.ForwardMtp(0, layout, cache, previous)) {
+      got.push_back(ToFloat(BFloat16{bits}));
+    }
+    ExpectAsNear(got, bf16.ForwardMtp(0, layout, same), f32.ForwardMtp(0, layout, same),
+                 config.hidden_size, "module");
+  }
+}
+
+TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
+  const ModelConfig config = ConfigOf(GetParam(), 3);
+  TestNetwork network(config, *Source(config), 1, kLimits);
+  std::mt19937 random(7);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, 1000, {1, 65, 130, 400}, 12, 64);
+  KnownRun alone(network, requests, 64, MlaCacheType::kBf16);
+  alone.RunAlone();
+  const std::vector<KnownRequest> again = WithBlocks(random, requests, 32);
+  KnownRun mixed(network, again, 32, MlaCacheType::kBf16);
+  mixed.RunMixed(random, 150);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t kind = 0; kind < 2; ++kind) {
+      EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind]) << "request " << i << ", " << kind;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::ValuesIn(kFamilies),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(DeviceNetworks, AreRefusedWithWhatWouldRun) {
+  const ModelConfig good = ConfigOf(kFamilies[0], 2);
+  EXPECT_NO_THROW(CheckRunsOnHopper(good, 1));
+  const auto refused = [&](auto change, const char* text) {
+    ModelConfig c = good;
+    change(c);
+    try {
+      CheckRunsOnHopper(c, 1);
+      ADD_FAILURE() << text << " was taken";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  const auto refused_attention = [&](auto change, const char* text) {
+    refused(
+        [&](ModelConfig& c) {
+          for (LayerSpec& layer : c.layers) change(std::get<MlaSpec>(layer.attention));
+          c.mtp_layer = c.layers[1];
+        },
+        text);
+  };
+  refused_attention([](MlaSpec& a) { a.latent = 256; }, "kv_lora_rank 256");
+  refused_attention([](MlaSpec& a) { a.rope = 32; }, "qk_rope_head_dim 32");
+  refused_attention([](MlaSpec& a) { a.heads = 129; }, "num_attention_heads 129");
+  refused_attention([](MlaSpec& a) { a.nope = 100; }, "qk_nope_head_dim 100");
+  refused_attention([](MlaSpec& a) { a.value = 320; }, "v_head_dim 320");
+  refused([](ModelConfig& c) { c.hidden_size = 8200; }, "hidden_size 8200");
+  refused([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 8; },
+          "the attention of layer 2");
+  refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).router.experts = 12; },
+          "n_routed_experts 12");
+  refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).shared_width = 200; },
+          "shared experts of width 200");
+}
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,163 @@
+// Requests whose tokens are known, run through a network step by step: each alone, or all in mixed
+// steps.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "tests/networks/cuda/device_run.h"
+
+namespace outrider::cuda {
+
+/// The hidden rows of a request, by position: the target's, then each MTP module's. bf16
+/// [length, hidden] each.
+using HiddenRows = std::vector<std::vector<uint16_t>>;
+
+inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vocab,
+                                                const std::vector<int32_t>& prompts,
+                                                int32_t generated, int32_t block_size) {
+  std::vector<KnownRequest> requests;
+  int32_t next_block = 1;  // block 0 belongs to nobody
+  for (const int32_t prompt : prompts) {
+    KnownRequest request;
+    request.prompt = prompt;
+    request.length = prompt + generated;
+    for (int32_t i = 0; i < request.length + 4; ++i) {
+      request.tokens.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
+    }
+    for (int32_t i = 0; i * block_size < request.length; ++i) {
+      request.blocks.push_back(next_block++);
+    }
+    std::shuffle(request.blocks.begin(), request.blocks.end(), random);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
+  size_t blocks = 1;
+  for (const KnownRequest& request : requests) blocks += request.blocks.size();
+  return static_cast<int32_t>(blocks);
+}
+
+/// The same requests with blocks of another size.
+inline std::vector<KnownRequest> WithBlocks(std::mt19937& random,
+                                            std::vector<KnownRequest> requests,
+                                            int32_t block_size) {
+  int32_t next_block = 1;
+  for (KnownRequest& request : requests) {
+    request.blocks.clear();
+    for (int32_t i = 0; i * block_size < request.length; ++i) {
+      request.blocks.push_back(next_block++);
+    }
+    std::shuffle(request.blocks.begin(), request.blocks.end(), random);
+  }
+  return requests;
+}
+
+/// Part of a step: positions [first, first + count) of a request.
+struct Piece {
+  size_t request;
+  int32_t first;
+  int32_t count;
+};
+
+class KnownRun {
+ public:
+  KnownRun(TestNetwork& network, const std::vector<KnownRequest>& requests, int32_t block_size,
+           MlaCacheType type)
+      : network_(network),
+        requests_(requests),
+        cache_(network.model().num_cache_layers(), NumBlocks(requests), block_size, type,
+               type == MlaCacheType::kE4m3 ? 0.05F : 1.0F),
+        layout_(block_size),
+        rows_(requests.size()) {
+    const auto kinds = static_cast<size_t>(1 + network.model().num_mtp_modules());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      rows_[i].resize(kinds);
+      for (auto& rows : rows_[i]) {
+        rows.resize(static_cast<size_t>(requests[i].length * network.hidden_size()));
+      }
+    }
+  }
+
+  /// Runs the pieces in one step, then every MTP module over the same positions.
+  void Step(const std::vector<Piece>& pieces) {
+    Assign(pieces, 0);
+    std::vector<uint16_t> hidden = network_.Forward(layout_, cache_);
+    Keep(pieces, 0, hidden);
+    for (int m = 0; m < network_.model().num_mtp_modules(); ++m) {
+      Assign(pieces, m + 1);
+      hidden = network_.ForwardMtp(m, layout_, cache_, hidden);
+      Keep(pieces, static_cast<size_t>(m) + 1, hidden);
+    }
+  }
+
+  /// Each request by itself: its prompt in one piece, then token by token.
+  void RunAlone() {
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const KnownRequest& request = requests_[i];
+      if (request.prompt > 0) Step({{i, 0, request.prompt}});
+      for (int32_t p = request.prompt; p < request.length; ++p) Step({{i, p, 1}});
+    }
+  }
+
+  /// Random steps: some of the requests, in any order, prompts in pieces of up to max_piece,
+  /// generated rows in windows of up to 4.
+  void RunMixed(std::mt19937& random, int32_t max_piece) {
+    std::vector<int32_t> done(requests_.size(), 0);
+    const auto left = [&] {
+      std::vector<size_t> unfinished;
+      for (size_t i = 0; i < done.size(); ++i) {
+        if (done[i] < requests_[i].length) unfinished.push_back(i);
+      }
+      return unfinished;
+    };
+    for (std::vector<size_t> open = left(); !open.empty(); open = left()) {
+      std::shuffle(open.begin(), open.end(), random);
+      open.resize(1 + random() % open.size());
+      std::vector<Piece> pieces;
+      for (const size_t i : open) {
+        const KnownRequest& request = requests_[i];
+        const bool prompt = done[i] < request.prompt;
+        const int32_t end = prompt ? request.prompt : request.length;
+        const auto most = static_cast<uint32_t>(prompt ? max_piece : 4);
+        const int32_t count = std::min(end - done[i], 1 + static_cast<int32_t>(random() % most));
+        pieces.push_back({i, done[i], count});
+        done[i] += count;
+      }
+      Step(pieces);
+    }
+  }
+
+  const std::vector<HiddenRows>& rows() const { return rows_; }
+
+ private:
+  void Assign(const std::vector<Piece>& pieces, int32_t shift) {
+    std::vector<RequestWork> work;
+    for (const Piece& piece : pieces) {
+      work.push_back(requests_[piece.request].Work(static_cast<int32_t>(piece.request), piece.first,
+                                                   piece.count, shift));
+    }
+    layout_.Assign(work);
+  }
+
+  void Keep(const std::vector<Piece>& pieces, size_t kind, const std::vector<uint16_t>& hidden) {
+    const int64_t width = network_.hidden_size();
+    for (const RequestRows& rows : layout_.requests()) {
+      const Piece& piece = pieces[static_cast<size_t>(rows.work_index)];
+      std::copy_n(hidden.begin() + rows.first_row * width, rows.query_length * width,
+                  rows_[piece.request][kind].begin() + piece.first * width);
+    }
+  }
+
+  TestNetwork& network_;
+  const std::vector<KnownRequest>& requests_;
+  DeviceCache cache_;
+  BatchLayout layout_;
+  std::vector<HiddenRows> rows_;
+};
+
+}  // namespace outrider::cuda

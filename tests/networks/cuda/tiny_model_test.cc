@@ -1,0 +1,252 @@
+// The bundled checkpoint on a GPU: beside transformers' golden files, beside the CPU, and its bits
+// in one step and in many. Needs a GPU of compute capability 9.0, and cuDNN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "tests/kernels/cuda/cpu_reference.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/golden_file.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kBlock = 64;
+constexpr DeviceNetworkLimits kLimits = {.max_rows = 16384,
+                                         .max_decode_rows = 1024,
+                                         .max_requests = 64,
+                                         .max_seq_len = 16384,
+                                         .max_logits_rows = 256};
+
+class TinyModelTest : public HopperTest<> {
+ protected:
+  void SetUp() override {
+    HopperTest<>::SetUp();
+    if (IsSkipped()) return;
+    static TestNetwork* const shared = new TestNetwork(config_, *source_, 3, kLimits);
+    network_ = shared;
+  }
+
+  /// Runs a prompt of its own: rows [length, hidden] of the target, or of the modules after it.
+  HiddenRows Run(const std::vector<int32_t>& ids, Phase phase, int32_t chunk) {
+    KnownRequest request;
+    request.tokens = ids;
+    request.length = static_cast<int32_t>(ids.size());
+    request.prompt = phase == Phase::kDecode ? 0 : request.length;
+    request.blocks = FirstBlocks((request.length + kBlock - 1) / kBlock + 1);
+    request.tokens.resize(ids.size() + 4, 0);  // what modules read behind the end is of no use
+    std::vector<KnownRequest> requests = {request};
+    KnownRun run(*network_, requests, kBlock, MlaCacheType::kBf16);
+    for (int32_t first = 0; first < request.length; first += chunk) {
+      run.Step({{0, first, std::min(chunk, request.length - first)}});
+    }
+    return run.rows()[0];
+  }
+
+  /// The largest error of a log-probability among those that matter: the likeliest token's and the
+  /// next one's of the text, over the golden's rows, which are the last of `logits`.
+  double WorstLogprob(const std::vector<float>& logits, const std::vector<float>& golden,
+                      const std::vector<int32_t>& next) const {
+    const auto vocab = static_cast<size_t>(config_.vocab_size);
+    const size_t rows = golden.size() / vocab;
+    const size_t first = logits.size() / vocab - rows;
+    double worst = 0;
+    for (size_t r = 0; r < rows; ++r) {
+      const std::span<const float> want(golden.data() + r * vocab, vocab);
+      const std::vector<double> a = LogSoftmax({logits.data() + (first + r) * vocab, vocab});
+      const std::vector<double> b = LogSoftmax(want);
+      std::vector<size_t> tokens = {
+          static_cast<size_t>(std::max_element(want.begin(), want.end()) - want.begin())};
+      if (first + r + 1 < next.size()) tokens.push_back(static_cast<size_t>(next[first + r + 1]));
+      for (const size_t token : tokens) worst = std::max(worst, std::abs(a[token] - b[token]));
+    }
+    return worst;
+  }
+
+  const ModelConfig config_ = ReadModelConfig(TinyModelDirectory());
+  const std::unique_ptr<WeightSource> source_ = OpenCheckpoint(TinyModelDirectory(), config_);
+  const GoldenFile golden_{GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors"};
+  TestNetwork* network_ = nullptr;
+};
+
+TEST_F(TinyModelTest, LogProbabilitiesOfTheGoldenFile) {
+  double worst = 0;
+  for (int c = 0; golden_.Has(fmt::format("case{}.ids", c)); ++c) {
+    const auto ids = golden_.Read<int32_t>(fmt::format("case{}.ids", c));
+    const auto want = golden_.Read<float>(fmt::format("case{}.logits", c));
+    for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+      const HiddenRows rows = Run(ids, phase, 50);
+      const double error = WorstLogprob(network_->Logits(rows[0]), want, ids);
+      EXPECT_LT(error, 2e-2) << "case " << c << " phase " << static_cast<int>(phase);
+      worst = std::max(worst, error);
+    }
+  }
+  RecordProperty("worst", std::to_string(worst));
+  std::printf("worst log-probability: off by %.4f\n", worst);
+}
+
+TEST_F(TinyModelTest, MtpModulesOfTheGoldenFile) {
+  double worst = 0;
+  for (int c = 0; golden_.Has(fmt::format("case{}.ids", c)); ++c) {
+    const auto ids = golden_.Read<int32_t>(fmt::format("case{}.ids", c));
+    const HiddenRows rows = Run(ids, Phase::kPromptChunk, 1024);
+    for (size_t m = 0; m < 3; ++m) {
+      std::vector<uint16_t> known = rows[m + 1];
+      known.resize(known.size() - (m + 1) * static_cast<size_t>(config_.hidden_size));
+      const auto want = golden_.Read<float>(fmt::format("case{}.mtp{}.logits", c, m));
+      const double error = WorstLogprob(network_->Logits(known), want, {});
+      EXPECT_LT(error, 2e-2) << "case " << c << " module " << m;
+      worst = std::max(worst, error);
+    }
+  }
+  std::printf("worst log-probability of a module: off by %.4f\n", worst);
+}
+
+TEST_F(TinyModelTest, EveryLayerBesideTheCpus) {
+  const auto ids = golden_.Read<int32_t>("case2.ids");
+  const auto length = static_cast<int32_t>(ids.size());
+  const std::vector<int32_t> blocks = FirstBlocks((length + kBlock - 1) / kBlock);
+  const auto num_blocks = static_cast<int32_t>(blocks.size());
+  CpuNetwork f32(config_, *source_, 0, DType::kF32, num_blocks, kBlock);
+  CpuNetwork bf16(config_, *source_, 0, DType::kBF16, num_blocks, kBlock);
+  for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+    BatchLayout layout(kBlock);
+    layout.Assign(std::vector{RequestWork{.slot = 0,
+                                          .phase = phase,
+                                          .tokens = ids,
+                                          .draft_tokens = {},
+                                          .samples = false,
+                                          .block_table = blocks}});
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    const DeviceCache cache(network_->model().num_cache_layers(), num_blocks, kBlock,
+                            MlaCacheType::kBf16);
+    network_->Forward(layout, cache, [&](int64_t layer, const float* x) {
+      const auto i = static_cast<size_t>(layer);
+      std::vector<float> got(exact[i].size());
+      CudaOk(cudaMemcpy(got.data(), x, got.size() * 4, cudaMemcpyDeviceToHost), "residual");
+      ExpectAsNear(got, rounded[i], exact[i], config_.hidden_size,
+                   fmt::format("layer {} phase {}", layer, static_cast<int>(phase)));
+    });
+  }
+}
+
+struct GreedyCase {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> wanted;
+};
+
+std::vector<GreedyCase> GreedyCases() {
+  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
+  std::vector<GreedyCase> cases;
+  for (const auto& entry : nlohmann::json::parse(file)) {
+    cases.push_back({entry.at("prompt_ids"), entry.at("greedy_ids")});
+  }
+  return cases;
+}
+
+TEST_F(TinyModelTest, GreedyTexts) {
+  const std::vector<GreedyCase> cases = GreedyCases();
+  constexpr int kBlocksEach = 16;
+  const DeviceCache cache(network_->model().num_cache_layers(),
+                          static_cast<int>(cases.size()) * kBlocksEach, kBlock,
+                          MlaCacheType::kBf16);
+  std::vector<std::vector<int32_t>> texts(cases.size());
+  std::vector<std::vector<int32_t>> blocks(cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (int b = 0; b < kBlocksEach; ++b) {
+      blocks[i].push_back(static_cast<int32_t>(i) * kBlocksEach + b);
+    }
+  }
+  BatchLayout layout(kBlock);
+  for (bool first = true;; first = false) {
+    std::vector<RequestWork> work;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const GreedyCase& c = cases[i];
+      if (texts[i].size() == c.wanted.size()) continue;
+      const auto context = first ? 0 : static_cast<int32_t>(c.prompt.size() + texts[i].size() - 1);
+      work.push_back(
+          {.slot = static_cast<int32_t>(i),
+           .phase = first ? Phase::kPromptEnd : Phase::kDecode,
+           .context_length = context,
+           .tokens = first ? std::span(c.prompt) : std::span<const int32_t>(texts[i]).last(1),
+           .draft_tokens = {},
+           .block_table = blocks[i]});
+    }
+    if (work.empty()) break;
+    layout.Assign(work);
+    const std::vector<int32_t> drawn = network_->GreedyStep(layout, cache);
+    for (const RequestRows& rows : layout.requests()) {
+      texts[static_cast<size_t>(rows.slot)].push_back(
+          drawn[static_cast<size_t>(rows.first_logits_row)]);
+    }
+  }
+  size_t equal = 0;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (texts[i] == cases[i].wanted) {
+      ++equal;
+    } else {
+      const auto at = std::mismatch(texts[i].begin(), texts[i].end(), cases[i].wanted.begin());
+      std::printf("text %zu differs from token %d of %zu on\n", i,
+                  static_cast<int>(at.first - texts[i].begin()), texts[i].size());
+    }
+  }
+  std::printf("%zu of %zu greedy texts are transformers'\n", equal, cases.size());
+  EXPECT_GE(equal * 200, cases.size() * 195);
+}
+
+class TinyBitsTest : public TinyModelTest, public testing::WithParamInterface<MlaCacheType> {};
+
+TEST_P(TinyBitsTest, DoNotDependOnTheStep) {
+  std::mt19937 random(11);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, static_cast<int32_t>(config_.vocab_size),
+                     {1, 2, 33, 64, 127, 130, 300, 513, 700}, 24, 64);
+  KnownRun alone(*network_, requests, 64, GetParam());
+  alone.RunAlone();
+  for (const auto& [block, piece] : {std::pair(64, 300), {16, 97}, {256, 1}}) {
+    const std::vector<KnownRequest> again = WithBlocks(random, requests, block);
+    KnownRun mixed(*network_, again, block, GetParam());
+    mixed.RunMixed(random, piece);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t kind = 0; kind < 4; ++kind) {
+        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
+            << "request " << i << " module " << static_cast<int>(kind) - 1 << " pieces of up to "
+            << piece;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Caches, TinyBitsTest,
+                         testing::Values(MlaCacheType::kBf16, MlaCacheType::kE4m3),
+                         [](const auto& test) {
+                           return test.param == MlaCacheType::kBf16 ? "bf16" : "e4m3";
+                         });
+
+TEST_F(TinyModelTest, PromptOf16384TokensInOneStepAndInPieces) {
+  std::mt19937 random(5);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, static_cast<int32_t>(config_.vocab_size), {16384}, 0, 64);
+  KnownRun whole(*network_, requests, 64, MlaCacheType::kBf16);
+  whole.Step({{0, 0, 16384}});
+  KnownRun pieces(*network_, requests, 64, MlaCacheType::kBf16);
+  for (const auto& [first, end] :
+       {std::pair(0, 5000), {5000, 5001}, {5001, 13192}, {13192, 16384}}) {
+    pieces.Step({{0, first, end - first}});
+  }
+  for (size_t kind = 0; kind < 4; ++kind) {
+    EXPECT_EQ(whole.rows()[0][kind], pieces.rows()[0][kind]);
+  }
+  for (const uint16_t bits : whole.rows()[0][0]) ASSERT_NE(bits & 0x7F80, 0x7F80);
+}
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,57 @@
+"""The kernels for Hopper and the network made of them. The tests need a GPU: where there is none,
+--keep builds the broken programs and says how to run them elsewhere.
+"""
+from mistake import Break
+
+CMAKE = ("-DOUTRIDER_CUDA=ON",)
+
+TOPICS = {
+    "cut": "how K is cut follows from the weight alone",
+    "terms": "all of a row's experts are added to the residual",
+    "choice": "experts are chosen as on the CPU",
+    "race": "the noise of a draw belongs to its position",
+    "drafts": "a draft is accepted only if it was drawn",
+    "rotation": "queries are rotated by their own positions",
+    "keys": "a piece of a prompt sees what came before it",
+    "angles": "absorbed queries are rotated by their own positions",
+    "shared": "the shared experts are the checkpoint's",
+}
+
+BREAKS = (
+    Break("cut", "more than 64 rows are summed in one segment", "kernels/cuda/matmul.cc",
+          "  const MatMulSegments segments = SegmentsOf(w);\n  if (params.shares",
+          "  MatMulSegments segments = SegmentsOf(w);\n"
+          "  if (params.rows > 64) segments = {1, Ceil(w.k, kWeightColumns) * kWeightColumns};\n"
+          "  if (params.shares",
+          "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
+    Break("terms", "the last expert of a row is left out", "kernels/cuda/norm_rows.cu",
+          "for (int j = 0; j < params.num_terms; ++j) {",
+          "for (int j = 0; j + 1 < params.num_terms; ++j) {",
+          "norm_rows_test", "*MatchesTheCpuReferenceAndKeepsBits*"),
+    Break("choice", "of equal experts the later one is chosen", "kernels/cuda/expert_choice.cuh",
+          "keys[i + step] > keys[i];", "keys[i + step] >= keys[i];",
+          "expert_router_test", "*"),
+    Break("race", "the noise is that of the position before", "kernels/cuda/draw.cu",
+          "drawn.position = params.logit_positions[drawn.row];",
+          "drawn.position = params.logit_positions[drawn.row] - 1;",
+          "draw_test", "DrawTest.DrawsTheCpusTokens"),
+    Break("drafts", "drafts are accepted one further", "kernels/cuda/verify_drafts.cu",
+          "const int accepted = __ffs(static_cast<int>(wrong)) - 1;",
+          "const int accepted = min(__ffs(static_cast<int>(wrong)), max(rows - 1, 0));",
+          "step_inputs_test", "*"),
+    Break("rotation", "prompts' queries are rotated as if the prompt were the step's first rows",
+          "networks/cuda/device_attention.cc",
+          "Rotary(step, prompt.first_row)", "Rotary(step)",
+          "families_test", "Families/FamilyTest.BitsDoNotDependOnTheStep/glm"),
+    Break("keys", "a piece of a prompt sees itself alone", "networks/cuda/device_step.cc",
+          ".num_keys = keys,", ".num_keys = request.query_length,",
+          "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
+    Break("angles", "a row's angles are those of its place in the step",
+          "kernels/cuda/head_projection.cu",
+          "rotary.positions != nullptr ? rotary.positions[token] : token;", "token;",
+          "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
+    Break("shared", "every part of the shared MLP is its first", "networks/cuda/device_weights.cc",
+          "(rows ? part.first_row : part.first_col) = e * width;",
+          "(rows ? part.first_row : part.first_col) = 0 * e;",
+          "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
+)
