@@ -48,8 +48,8 @@ std::vector<OutputPiece> Parse(const outrider::OutputTask& task, std::string_vie
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::vector<std::string> kFormats = {"none",    "deepseek_v3", "deepseek_v31",
-                                                    "kimi_k2", "glm45",       "glm47"};
+  static const std::vector<std::string> kFormats = {
+      "none", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "glm47", "deepseek_v4"};
   if (size < 2) return 0;
   outrider::OutputTask task;
   task.tools =

@@ -1,4 +1,4 @@
-// Chat templates in the shape of five families: rendered as transformers would, recognised by what
+// Chat templates in the shape of six families: rendered as transformers would, recognised by what
 // they say, and the calls that they write are those that the family's reader reads.
 #include <gtest/gtest.h>
 
@@ -46,6 +46,34 @@ const std::vector<Family> kFamilies = {
      "<｜end▁of▁sentence｜><｜tool▁output▁begin｜>wet<｜tool▁output▁end｜><｜tool▁output▁begin｜>"
      "12:00"
      "<｜tool▁output▁end｜><｜User｜>Thanks<｜Assistant｜></think>"},
+    {"deepseek_v4", "deepseek_v4",
+     "<｜begin▁of▁sentence｜>Be brief.\n\n## Tools\n\nYou have access to a set of tools to help "
+     "answer "
+     "the user's question. You can invoke tools by writing a \"<｜DSML｜tool_calls>\" block like "
+     "the "
+     "following:\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"$TOOL_NAME\">\n<｜DSML｜parameter "
+     "name=\"$PARAMETER_NAME\" string=\"true|false\">$PARAMETER_VALUE</｜DSML｜parameter>\n...\n"
+     "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"$TOOL_NAME2\">\n...\n</｜DSML｜invoke>\n"
+     "</｜DSML｜tool_calls>\n\nString parameters should be specified as is and set "
+     "`string=\"true\"`. "
+     "For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and "
+     "set `string=\"false\"`.\n\nIf thinking_mode is enabled (triggered by <think>), you MUST "
+     "output "
+     "your complete reasoning inside <think>...</think> BEFORE any tool calls or final "
+     "response.\n\n"
+     "Otherwise, output directly after </think> with tool calls or final response.\n\n### "
+     "Available "
+     "Tool Schemas\n\n{\"name\": \"look\", \"parameters\": {\"type\": \"object\", \"properties\": "
+     "{\"city\": {\"type\": \"string\"}, \"days\": {\"type\": \"integer\"}}}}\n\nYou MUST strictly "
+     "follow the above defined tool name and parameter schemas to invoke tool calls.\n"
+     "<｜User｜>Rain in Köln?<｜Assistant｜>",
+     "<think>Hm</think>Looking.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"look\">\n"
+     "<｜DSML｜parameter name=\"city\" string=\"true\">Köln</｜DSML｜parameter>\n"
+     "<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+     "<｜DSML｜invoke name=\"now\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "<｜end▁of▁sentence｜><｜User｜><tool_result>wet</tool_result>\n\n<tool_result>12:00</"
+     "tool_result>"
+     "\n\nThanks<｜Assistant｜><think>"},
     {"kimi_k2", "kimi_k2",
      "<|im_system|>tool_declare<|im_middle|>[{\"type\":\"function\",\"function\":{\"name\":"
      "\"look\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},"
@@ -97,6 +125,9 @@ constexpr const char* kFamilyTools = R"([{"type": "function", "function": {"name
 class FamilyTemplateTest : public testing::TestWithParam<Family> {
  protected:
   static ChatTemplate Template() {
+    if (GetParam().name == std::string("deepseek_v4")) {
+      return ChatTemplate::DeepSeekV4(DeepSeekV4Efforts::kPreview);
+    }
     return ChatTemplate::FromFile(
         std::string(OUTRIDER_SOURCE_DIR "/tests/text/templates/") + GetParam().name + ".jinja",
         {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}});

@@ -9,6 +9,8 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/sanitized.h"
@@ -53,6 +55,8 @@ Tokenizer TokenizerWithMarks() {
                   std::string(tools.call_begin), std::string(tools.call_end),
                   std::string(tools.type_end), std::string(tools.header_end)});
   }
+  // DeepSeek-V4's marks are text around one token.
+  marks.insert(std::string(ChooseOutputFormat("deepseek_v4", "none", "", "").tools->inner_mark));
   int id = BundledTokenizer().vocab_size();
   for (const std::string& mark : marks) {
     if (mark.empty() || mark == "\n") continue;
@@ -185,7 +189,15 @@ json ForcedRequest(uint64_t seed, json tool_choice) {
 constexpr uint64_t kSeeds = kSanitized ? 1 : 3;
 constexpr uint64_t kMostSeeds = 30;
 
-class ForcedToolCallsTest : public testing::TestWithParam<const char*> {};
+class ForcedToolCallsTest : public testing::TestWithParam<const char*> {
+ protected:
+  // DeepSeek-V4's marks are long where no token is within them.
+  static json RequestOf(uint64_t seed, json tool_choice) {
+    json request = ForcedRequest(seed, std::move(tool_choice));
+    if (GetParam() == std::string_view("deepseek_v4")) request["max_tokens"] = 800;
+    return request;
+  }
+};
 
 TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
   static const Tokenizer with_marks = TokenizerWithMarks();
@@ -196,13 +208,13 @@ TEST_P(ForcedToolCallsTest, WhateverIsDrawn) {
     const auto accepted = [&] { return server.Counters().speculation.num_accepted_tokens; };
     // The calls of one seed can be so short that no draft is accepted: then more seeds.
     for (uint64_t seed = 0; seed < kSeeds || (accepted() == 0 && seed < kMostSeeds); ++seed) {
-      json request = ForcedRequest(seed, "required");
+      json request = RequestOf(seed, "required");
       request["parallel_tool_calls"] = seed % 2 == 0;
       const json message = MessageOf(server, request, false);
       ExpectCalls(message, {"search", "now", "set.level"}, seed % 2 == 0 ? 99 : 1);
       EXPECT_EQ(MessageOf(server, request, true), message);
       EXPECT_EQ(MessageOf(plain, request, false), message);
-      request = ForcedRequest(seed, {{"type", "function"}, {"function", {{"name", "search"}}}});
+      request = RequestOf(seed, {{"type", "function"}, {"function", {{"name", "search"}}}});
       const json named = MessageOf(server, request, seed % 2 == 0);
       ExpectCalls(named, {"search"}, 1);
       EXPECT_EQ(MessageOf(plain, request, false), named);
@@ -233,8 +245,8 @@ TEST_P(ForcedToolCallsTest, InTheResponsesApi) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, ForcedToolCallsTest,
-                         testing::Values("deepseek_v3", "deepseek_v31", "kimi_k2", "glm45",
-                                         "glm47"),
+                         testing::Values("deepseek_v3", "deepseek_v31", "deepseek_v4", "kimi_k2",
+                                         "glm45", "glm47"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(ForcedToolCallsTest, ParametersThatAreNoObjectAreRefused) {

@@ -191,6 +191,36 @@ TEST(OutputParserTest, Glm) {
       ElementsAre("call: write []", "arguments: {\"text\": \"\\u0001\\té\"}"));
 }
 
+const std::string kV4Calls =
+    "<think>Hm</think>I look.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"search\">\n"
+    "<｜DSML｜parameter name=\"query\" string=\"true\">5 \"x\"\n</b></｜DSML｜parameter>\n"
+    "<｜DSML｜parameter name=\"count\" string=\"false\">5</｜DSML｜parameter>\n"
+    "<｜DSML｜parameter name=\"deep\" string=\"false\">{\"a\": [1, 2]}</｜DSML｜parameter>\n"
+    "<｜DSML｜parameter name=\"o\"dd\" string=\"false\">not json</｜DSML｜parameter>\n"
+    "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+
+TEST(OutputParserTest, DeepSeekV4) {
+  const std::vector<std::string> lines = Lines(Task("deepseek_v4"), kV4Calls);
+  EXPECT_THAT(lines, ElementsAre("reasoning: Hm", "content: I look.", "call: search []",
+                                 "arguments: {\"query\": \"5 \\\"x\\\"\\n</b>\", \"count\": 5, "
+                                 "\"deep\": {\"a\": [1, 2]}, \"o\\\"dd\": \"not json\"}",
+                                 "call: now []", "arguments: {}"));
+  EXPECT_EQ(json::parse(lines[3].substr(11))["o\"dd"], "not json");
+  // Ends that are missing, calls that are none.
+  const std::string call = "<｜DSML｜invoke name=\"now\">\n";
+  EXPECT_THAT(Lines(Task("deepseek_v4"), call), ElementsAre("call: now []", "arguments: {}"));
+  EXPECT_THAT(Lines(Task("deepseek_v4"), call + call + "</｜DSML｜tool_calls>done"),
+              ElementsAre("call: now []", "arguments: {}", "call: now []", "arguments: {}",
+                          "content: done"));
+  EXPECT_THAT(Lines(Task("deepseek_v4"),
+                    call + "<｜DSML｜parameter name=\"a\" string=\"true\">b</｜DSML｜"),
+              ElementsAre("call: now []", "arguments: {\"a\": \"b</｜DSML｜"));
+  for (const char* text : {"<｜DSML｜invoke name=\"two words\">x", "<｜DSML｜invoke name=\"now",
+                           "<｜DSML｜invoke name=\"\">", "The tag <｜DSML｜invoke> calls"}) {
+    EXPECT_THAT(Lines(Task("deepseek_v4"), text), ElementsAre(std::string("content: ") + text));
+  }
+}
+
 // A stray marker, a call without a name, one that never gets to its arguments: content.
 TEST(OutputParserTest, WhatIsNoCallIsContent) {
   for (const char* text :
@@ -233,6 +263,7 @@ TEST(OutputFormatTest, IsChosenByModelAndTemplate) {
   EXPECT_EQ(tools("deepseek_v3", "<｜tool▁call▁begin｜> ```json"), "deepseek_v3");
   EXPECT_EQ(tools("deepseek_v3", ""), "deepseek_v3");
   EXPECT_EQ(tools("deepseek_v3", "<｜tool▁call▁begin｜>"), "deepseek_v31");
+  EXPECT_EQ(tools("deepseek_v4", ""), "deepseek_v4");
   EXPECT_EQ(tools("kimi_k2", ""), "kimi_k2");
   EXPECT_EQ(tools("glm4_moe_lite", "</arg_key><arg_value>"), "glm47");
   EXPECT_EQ(tools("glm4_moe", "</arg_key>\n<arg_value>"), "glm45");
@@ -259,8 +290,8 @@ std::vector<std::string> Cut(const std::string& text) {
   return pieces;
 }
 
-const std::vector<std::string> kFormats = {"none", "deepseek_v3", "deepseek_v31", "kimi_k2",
-                                           "glm45"};
+const std::vector<std::string> kFormats = {"none",        "deepseek_v3", "deepseek_v31",
+                                           "deepseek_v4", "kimi_k2",     "glm45"};
 
 // Markers of all formats and what stands between them, whole and broken.
 std::string Soup() {
@@ -305,6 +336,16 @@ std::string Soup() {
       kV31Calls,
       kKimiCalls,
       kGlmCalls,
+      "<｜DSML｜tool_calls>",
+      "<｜DSML｜invoke name=\"",
+      "\">",
+      "<｜DSML｜parameter name=\"",
+      "\" string=\"true\">",
+      "\" string=\"false\">",
+      "</｜DSML｜parameter>",
+      "</｜DSML｜invoke>",
+      "</｜DSML｜tool_calls>",
+      kV4Calls,
   };
   std::string text;
   for (const std::string& part :
@@ -324,7 +365,8 @@ void CheckCuts(const std::string& description, const auto& make_text) {
 }
 
 TEST(OutputParserTest, CutsDoNotMatterInGoodText) {
-  static const std::vector<std::string> kTexts = {kV3Calls, kV31Calls, kKimiCalls, kGlmCalls};
+  static const std::vector<std::string> kTexts = {kV3Calls, kV31Calls, kV4Calls, kKimiCalls,
+                                                  kGlmCalls};
   CheckCuts("calls of every format", [] { return *rc::gen::elementOf(kTexts); });
 }
 

@@ -22,7 +22,7 @@ class JsonCallReader : public ToolCallReader {
  public:
   explicit JsonCallReader(const ToolFormat& format)
       : format_(format),
-        around_(format.fenced ? " \t\r\n`" : kSpace),
+        around_(format.arguments == ArgumentsForm::kFencedJson ? " \t\r\n`" : kSpace),
         arguments_(OutputPiece::Kind::kArguments, around_) {}
 
   Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
@@ -38,7 +38,7 @@ class JsonCallReader : public ToolCallReader {
       std::optional<OutputPiece> call = header_.Call(format_);
       if (!call) return Status::kMalformed;
       pieces->push_back(std::move(*call));
-      state_ = format_.fenced ? State::kFence : State::kArguments;
+      state_ = format_.arguments == ArgumentsForm::kFencedJson ? State::kFence : State::kArguments;
     }
     if (state_ == State::kFence && !SkipFence(text, final)) return Status::kNeedsMore;
     // The call's own end, or what shows that the model forgot it.

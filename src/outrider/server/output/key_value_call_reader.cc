@@ -1,12 +1,12 @@
 // Tool calls whose arguments are keys and values, GLM's: they become a JSON object.
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "outrider/server/output/argument_writer.h"
 #include "outrider/server/output/call_header.h"
 #include "outrider/server/output/marker.h"
 #include "outrider/server/output/tool_call_reader.h"
@@ -14,29 +14,6 @@
 
 namespace outrider {
 namespace {
-
-// The inside of a JSON string. Byte by byte, so that it does not matter where a text is cut.
-std::string Escaped(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (const auto byte = static_cast<uint8_t>(c); byte < 0x20) {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 class KeyValueCallReader : public ToolCallReader {
  public:
@@ -53,7 +30,7 @@ class KeyValueCallReader : public ToolCallReader {
       const auto function = all_string_parameters_.find(call->text);
       if (function != all_string_parameters_.end()) string_parameters_ = &function->second;
       pieces->push_back(std::move(*call));
-      AppendText(OutputPiece::Kind::kArguments, "{", pieces);
+      arguments_.Begin(pieces);
       state_ = State::kBetween;
     }
     while (state_ != State::kEnded) {
@@ -93,7 +70,7 @@ class KeyValueCallReader : public ToolCallReader {
     const std::string_view before = text->substr(0, match.begin);
     // What a model writes between these parts has no meaning.
     if (state_ == State::kKey) key_ += before;
-    if (state_ == State::kValue) AddValue(before, pieces);
+    if (state_ == State::kValue) arguments_.AddValue(before, pieces);
     text->remove_prefix(match.begin);
     if (!match.marker) return false;
     text->remove_prefix(markers[*match.marker].size());
@@ -120,47 +97,20 @@ class KeyValueCallReader : public ToolCallReader {
         state_ = State::kValue;
         return;
       default:
-        EndValue(pieces);
+        arguments_.EndValue(pieces);
         state_ = State::kBetween;
         return;
     }
   }
 
   void BeginValue(std::vector<OutputPiece>* pieces) {
-    const std::string key(Trimmed(key_));
-    is_string_ = string_parameters_ != nullptr && string_parameters_->contains(key);
-    AppendText(OutputPiece::Kind::kArguments,
-               (std::exchange(any_, true) ? ", \"" : "\"") + Escaped(key) +
-                   (is_string_ ? "\": \"" : "\": "),
-               pieces);
-    value_.clear();
-  }
-
-  void AddValue(std::string_view text, std::vector<OutputPiece>* pieces) {
-    if (is_string_) {
-      AppendText(OutputPiece::Kind::kArguments, Escaped(text), pieces);
-    } else {
-      value_ += text;  // whether it is JSON shows at its end
-    }
-  }
-
-  void EndValue(std::vector<OutputPiece>* pieces) {
-    const auto add = [&](std::string_view text) {
-      AppendText(OutputPiece::Kind::kArguments, text, pieces);
-    };
-    if (is_string_) {
-      add("\"");
-    } else if (const std::string value(Trimmed(value_)); nlohmann::json::accept(value)) {
-      add(value);
-    } else {
-      add("\"");
-      add(Escaped(value_));
-      add("\"");
-    }
+    const std::string_view key = Trimmed(key_);
+    const bool is_string = string_parameters_ != nullptr && string_parameters_->contains(key);
+    arguments_.BeginValue(key, is_string, pieces);
   }
 
   void End(std::vector<OutputPiece>* pieces) {
-    AppendText(OutputPiece::Kind::kArguments, "}", pieces);
+    arguments_.End(pieces);
     state_ = State::kEnded;
   }
 
@@ -170,9 +120,7 @@ class KeyValueCallReader : public ToolCallReader {
   State state_ = State::kHeader;
   CallHeader header_;
   std::string key_;
-  std::string value_;
-  bool is_string_ = false;
-  bool any_ = false;  // an argument was written
+  ArgumentWriter arguments_;
 };
 
 }  // namespace

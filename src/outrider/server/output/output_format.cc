@@ -20,9 +20,9 @@ constexpr ToolFormat kDeepSeekV3 = {
     .header = HeaderKind::kTypeThenName,
     .type_end = "<｜tool▁sep｜>",
     .header_end = "\n",
-    .fenced = true,
-    .key_values = false,
+    .arguments = ArgumentsForm::kFencedJson,
     .line_end = "",
+    .inner_mark = "",
     .ends_reasoning = false,
 };
 
@@ -31,9 +31,24 @@ constexpr ToolFormat DeepSeekV31() {
   format.name = "deepseek_v31";
   format.header = HeaderKind::kName;
   format.header_end = format.type_end;
-  format.fenced = false;
+  format.arguments = ArgumentsForm::kJson;
   return format;
 }
+
+constexpr ToolFormat kDeepSeekV4 = {
+    .name = "deepseek_v4",
+    .section_begin = "<｜DSML｜tool_calls>",
+    .section_end = "</｜DSML｜tool_calls>",
+    .call_begin = "<｜DSML｜invoke name=\"",
+    .call_end = "</｜DSML｜invoke>",
+    .header = HeaderKind::kName,
+    .type_end = "",
+    .header_end = "\">",
+    .arguments = ArgumentsForm::kParameters,
+    .line_end = "\n",
+    .inner_mark = "｜DSML｜",
+    .ends_reasoning = false,
+};
 
 constexpr ToolFormat kKimiK2 = {
     .name = "kimi_k2",
@@ -44,9 +59,9 @@ constexpr ToolFormat kKimiK2 = {
     .header = HeaderKind::kId,
     .type_end = "",
     .header_end = "<|tool_call_argument_begin|>",
-    .fenced = false,
-    .key_values = false,
+    .arguments = ArgumentsForm::kJson,
     .line_end = "",
+    .inner_mark = "",
     .ends_reasoning = true,
 };
 
@@ -59,9 +74,9 @@ constexpr ToolFormat kGlm45 = {
     .header = HeaderKind::kName,
     .type_end = "",
     .header_end = "",
-    .fenced = false,
-    .key_values = true,
+    .arguments = ArgumentsForm::kKeysAndValues,
     .line_end = "\n",
+    .inner_mark = "",
     .ends_reasoning = false,
 };
 
@@ -72,7 +87,8 @@ constexpr ToolFormat Glm47() {
   return format;
 }
 
-constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), kKimiK2, kGlm45, Glm47()};
+constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), kDeepSeekV4,
+                                     kKimiK2,     kGlm45,        Glm47()};
 
 const ToolFormat* Find(std::string_view name) {
   const auto* const found =
@@ -85,6 +101,7 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
   const auto says = [&](std::string_view text) {
     return chat_template.find(text) != std::string_view::npos;
   };
+  if (model_type == "deepseek_v4") return Find("deepseek_v4");
   if (model_type.starts_with("deepseek_v")) {
     // V3 and R1 put the arguments into a Markdown block, V3.1 does not.
     return Find(says(kDeepSeekV3.call_begin) && !says("```json") ? "deepseek_v31" : "deepseek_v3");
@@ -106,10 +123,10 @@ void CheckName(std::string_view option, std::string_view name,
 }  // namespace
 
 std::vector<std::string_view> MarksOf(const ToolFormat& format) {
-  std::vector<std::string_view> marks = {format.section_begin, format.section_end,
-                                         format.call_begin,    format.call_end,
-                                         format.type_end,      format.header_end};
-  if (format.key_values) {
+  std::vector<std::string_view> marks = {
+      format.section_begin, format.section_end, format.call_begin, format.call_end,
+      format.type_end,      format.header_end,  format.inner_mark};
+  if (format.arguments == ArgumentsForm::kKeysAndValues) {
     marks.insert(marks.end(),
                  {kArgumentKeyBegin, kArgumentKeyEnd, kArgumentValueBegin, kArgumentValueEnd});
   }
@@ -125,7 +142,7 @@ std::vector<std::string> ToolParserNames() {
 
 // All of these models write <think>...</think>; the names are those that vLLM's users know.
 std::vector<std::string> ReasoningParserNames() {
-  return {"auto", "none", "deepseek_r1", "deepseek_v3", "kimi_k2", "glm45"};
+  return {"auto", "none", "deepseek_r1", "deepseek_v3", "deepseek_v4", "kimi_k2", "glm45"};
 }
 
 OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,

@@ -20,6 +20,17 @@ enum class HeaderKind : uint8_t {
   kId,            // functions.NAME:NUMBER, which is also the call's id
 };
 
+/// How a call's arguments are written.
+enum class ArgumentsForm : uint8_t {
+  kJson,        // one JSON object
+  kFencedJson,  // the same in a Markdown block
+  /// <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, with string values as they are and others
+  /// as JSON: the tool's schema tells which are which.
+  kKeysAndValues,
+  /// A tag for each, which names it and says whether the value is a string, as it is, or JSON.
+  kParameters,
+};
+
 /// One spelling of tool calls:
 /// section_begin (call_begin HEADER header_end ARGUMENTS call_end)* section_end.
 struct ToolFormat {
@@ -31,19 +42,23 @@ struct ToolFormat {
   HeaderKind header;
   std::string_view type_end;    // kTypeThenName: between the two
   std::string_view header_end;  // empty: the header ends where the first argument begins
-  bool fenced;                  // the arguments are in a Markdown block of JSON
-  /// The arguments are <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, with string values as
-  /// they are and others as JSON; else they are one JSON object.
-  bool key_values;
-  std::string_view line_end;  // key_values: what the model writes after header, keys and values
-  bool ends_reasoning;        // calls may come without the end of the reasoning
+  ArgumentsForm arguments;
+  std::string_view line_end;    // what the model writes after header, keys and values
+  std::string_view inner_mark;  // a token within the marks; empty: there is none
+  bool ends_reasoning;          // calls may come without the end of the reasoning
 };
 
-/// Around the arguments of `key_values`.
+/// Around the arguments of kKeysAndValues.
 inline constexpr std::string_view kArgumentKeyBegin = "<arg_key>";
 inline constexpr std::string_view kArgumentKeyEnd = "</arg_key>";
 inline constexpr std::string_view kArgumentValueBegin = "<arg_value>";
 inline constexpr std::string_view kArgumentValueEnd = "</arg_value>";
+
+/// Around the arguments of kParameters: the name stands between the first and one of the next two.
+inline constexpr std::string_view kParameterBegin = "<｜DSML｜parameter name=\"";
+inline constexpr std::string_view kParameterOfText = "\" string=\"true\">";
+inline constexpr std::string_view kParameterOfJson = "\" string=\"false\">";
+inline constexpr std::string_view kParameterEnd = "</｜DSML｜parameter>";
 
 /// All the marks that tell calls of this format from other text.
 std::vector<std::string_view> MarksOf(const ToolFormat& format);

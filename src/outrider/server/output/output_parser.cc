@@ -17,8 +17,16 @@ constexpr size_t kMaxSpaceBeforeReasoning = 64;
 
 std::unique_ptr<ToolCallReader> MakeToolCallReader(const ToolFormat& format,
                                                    const StringParameters& string_parameters) {
-  return format.key_values ? MakeKeyValueCallReader(format, string_parameters)
-                           : MakeJsonCallReader(format);
+  switch (format.arguments) {
+    case ArgumentsForm::kKeysAndValues:
+      return MakeKeyValueCallReader(format, string_parameters);
+    case ArgumentsForm::kParameters:
+      return MakeParameterCallReader(format);
+    case ArgumentsForm::kJson:
+    case ArgumentsForm::kFencedJson:
+      break;
+  }
+  return MakeJsonCallReader(format);
 }
 
 OutputParser::OutputParser(const OutputTask& task)

@@ -44,5 +44,6 @@ std::unique_ptr<ToolCallReader> MakeToolCallReader(const ToolFormat& format,
 std::unique_ptr<ToolCallReader> MakeJsonCallReader(const ToolFormat& format);
 std::unique_ptr<ToolCallReader> MakeKeyValueCallReader(const ToolFormat& format,
                                                        const StringParameters& string_parameters);
+std::unique_ptr<ToolCallReader> MakeParameterCallReader(const ToolFormat& format);
 
 }  // namespace outrider

@@ -51,12 +51,12 @@ class TagWriter {
     }
     if (!format_.header_end.empty()) call.push_back(Mark(format_.header_end));
     const Json schema = SchemaOf(tool);
-    if (format_.key_values) {
+    if (IsOneByOne()) {
       AddKeyValues(tool, schema, &call);
     } else {
-      if (format_.fenced) call.push_back(Text("```json\n"));
+      if (IsFenced()) call.push_back(Text("```json\n"));
       call.push_back(JsonValue(schema));
-      if (format_.fenced) call.push_back(Text("\n```"));
+      if (IsFenced()) call.push_back(Text("\n```"));
     }
     call.push_back(Mark(format_.call_end));
     return Sequence(std::move(call));
@@ -67,23 +67,47 @@ class TagWriter {
     for (const CallableTool& tool : tools) choices.push_back(Call(tool));
     const Json call = Either(std::move(choices));
     Json all = Json::array();
+    // DeepSeek-V4 parts calls from what was said before, and writes the marks on lines of their
+    // own.
+    const bool on_lines = format_.arguments == ArgumentsForm::kParameters;
+    if (on_lines) all.push_back(Text("\n\n"));
     if (!format_.section_begin.empty()) all.push_back(Mark(format_.section_begin));
+    if (on_lines) all.push_back(Text(format_.line_end));
     all.push_back(call);
     // DeepSeek-V3 and GLM-4.5 write each call on lines of its own.
-    const std::string_view separator = format_.fenced ? "\n" : format_.line_end;
+    const std::string_view separator = IsFenced() ? "\n" : format_.line_end;
     if (parallel) {
       all.push_back(
           Repeated(separator.empty() ? call : Sequence(Json::array({Text(separator), call}))));
     }
+    if (on_lines) all.push_back(Text(format_.line_end));
     if (!format_.section_end.empty()) all.push_back(Mark(format_.section_end));
     return Sequence(std::move(all));
   }
 
  private:
+  bool IsFenced() const { return format_.arguments == ArgumentsForm::kFencedJson; }
+  // Each argument has marks of its own.
+  bool IsOneByOne() const {
+    return format_.arguments == ArgumentsForm::kKeysAndValues ||
+           format_.arguments == ArgumentsForm::kParameters;
+  }
+
+  // A mark is a token, or text, or text around a token.
   Json Mark(std::string_view mark) const {
-    const std::optional<int32_t> token = mark_tokens_(mark);
-    if (!token) return Text(mark);
-    return {{"type", "token"}, {"token", *token}};
+    const auto as_token = [](int32_t token) -> Json {
+      return {{"type", "token"}, {"token", token}};
+    };
+    if (const std::optional<int32_t> token = mark_tokens_(mark)) return as_token(*token);
+    const std::optional<int32_t> inner = InnerToken();
+    const size_t at = inner ? mark.find(format_.inner_mark) : std::string_view::npos;
+    if (at == std::string_view::npos) return Text(mark);
+    return Sequence(Json::array({Text(mark.substr(0, at)), as_token(*inner),
+                                 Text(mark.substr(at + format_.inner_mark.size()))}));
+  }
+
+  std::optional<int32_t> InnerToken() const {
+    return format_.inner_mark.empty() ? std::nullopt : mark_tokens_(format_.inner_mark);
   }
 
   // What the arguments must be, in words that the grammar compiler enforces.
@@ -96,8 +120,7 @@ class TagWriter {
       throw InvalidArgument("tools: the parameters of \"{}\": {}", tool.name, error.what());
     }
     if (schema.empty()) schema["type"] = "object";
-    if (format_.key_values ? Resolved(schema, schema)["type"] != "object"
-                           : !IsObject(schema, schema)) {
+    if (IsOneByOne() ? Resolved(schema, schema)["type"] != "object" : !IsObject(schema, schema)) {
       throw InvalidArgument(
           "tools: the parameters of \"{}\" must be a schema with \"type\": \"object\", to force a "
           "call",
@@ -147,16 +170,22 @@ class TagWriter {
     const Json others = member("additionalProperties", false);
     for (const auto& [name, property] : properties.items()) {
       const bool is_required = std::find(required.begin(), required.end(), name) != required.end();
-      Json argument = Argument(Text(name), Value(tool, whole, name, property));
+      const bool is_string = tool.string_parameters.contains(name);
+      Json argument = Argument(Text(name), is_string, Value(tool, whole, name, property));
       call->push_back(is_required ? std::move(argument) : Optional(std::move(argument)));
     }
     if (properties.empty() && others != false) {
-      call->push_back(Repeated(Argument(Regex("[a-zA-Z_][a-zA-Z0-9_]{0,63}"),
+      call->push_back(Repeated(Argument(Regex("[a-zA-Z_][a-zA-Z0-9_]{0,63}"), false,
                                         JsonValue(WithDefinitions(whole, others)))));
     }
   }
 
-  Json Argument(Json key, Json value) const {
+  Json Argument(Json key, bool is_string, Json value) const {
+    if (format_.arguments == ArgumentsForm::kParameters) {
+      return Sequence(Json::array({Mark(kParameterBegin), std::move(key),
+                                   Text(is_string ? kParameterOfText : kParameterOfJson),
+                                   std::move(value), Mark(kParameterEnd), Text(format_.line_end)}));
+    }
     return Sequence(
         Json::array({Mark(kArgumentKeyBegin), std::move(key), Mark(kArgumentKeyEnd),
                      Text(format_.line_end), Mark(kArgumentValueBegin), std::move(value),
@@ -191,13 +220,16 @@ class TagWriter {
       const auto found = property.find(bound);
       return found != property.end() && found->is_number_unsigned() ? found->dump() : "";
     };
-    // Where the mark that ends the value is no token, no '<' may look like it.
-    const std::string character = mark_tokens_(kArgumentValueEnd) ? "[\\s\\S]" : "[^<]";
+    const std::string_view end =
+        format_.arguments == ArgumentsForm::kParameters ? kParameterEnd : kArgumentValueEnd;
+    // Where the mark that ends the value has no token, no '<' may look like it.
+    const bool ends_by_token = mark_tokens_(end) || InnerToken();
+    const std::string character = ends_by_token ? "[\\s\\S]" : "[^<]";
     const std::string least = length("minLength");
     const std::string most = length("maxLength");
     if (least.empty() && most.empty()) {
-      if (mark_tokens_(kArgumentValueEnd)) return Regex(character + "*");
-      return {{"type", "any_text"}, {"excludes", {kArgumentValueEnd}}};
+      if (ends_by_token) return Regex(character + "*");
+      return {{"type", "any_text"}, {"excludes", {end}}};
     }
     return Regex(character + "{" + (least.empty() ? "0" : least) + "," + most + "}");
   }
