@@ -19,6 +19,8 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/networks/network_loader.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 
 namespace outrider::bench {
@@ -127,7 +129,7 @@ struct Options {
   std::vector<int> k = {0, 3};
 };
 
-EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels) {
+EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(options.threads);
   EngineOptions engine;
@@ -136,7 +138,8 @@ EngineParts MakeParts(const Options& options, int k, const KernelTable& kernels)
   const EnginePlan plan(engine);
   parts.model =
       LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
-                  {kernels, *parts.pool, plan.dtype(),
+                  {{ops, parts.pool.get()},
+                   plan.dtype(),
                    AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form())});
   parts.scheduler = {.cache = FullHistoryCache(64, 64),
                      .max_num_seqs = 1,
@@ -219,8 +222,9 @@ std::vector<int32_t> MakePrompt(const Options& options) {
 
 void Report(const Options& options, int k) {
   static const KernelTable kernels = TimedTable();
+  static const cpu::CpuOps ops(kernels);
   g_products.clear();
-  EngineCore core(MakeParts(options, k, kernels));
+  EngineCore core(MakeParts(options, k, ops));
   const std::vector<int32_t> prompt = MakePrompt(options);
   std::vector<std::vector<Times>> runs;
   int tokens = 0;

@@ -72,7 +72,8 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   parts.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                            {GetKernels(SelectIsa()), *parts.pool, options.dtype,
+                            {{cpu::GetCpuOps(SelectIsa()), parts.pool.get()},
+                             options.dtype,
                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   parts.cache =
       std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "outrider/ops/cpu/cpu_ops.h"
+
 namespace outrider {
 namespace {
 
@@ -63,9 +65,13 @@ TEST(RotaryTest, YarnsRampMayEndBeforeItBegins) {
 
 TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {
   Scratch scratch;
+  ThreadPool pool(1);
+  const cpu::CpuOps& ops = cpu::GetCpuOps(Isa::kReference);
   const std::vector<float> frequencies = {1.0F, 0.5F};
   const std::vector<int32_t> positions = {0, 3};
-  const RotaryRows rows = MakeRotaryRows(frequencies, 2.0F, true, positions, scratch);
+  const Rotary rotary = ops.MakeRotary({{ops, &pool}, scratch, DType::kF32}, frequencies, 2.0F,
+                                       true, {.token_ids = {}, .positions = positions});
+  const RotaryRows rows = {rotary.cos.floats(), rotary.sin.floats(), rotary.interleaved};
   EXPECT_EQ(rows.cos.row(0)[0], 2.0F);
   EXPECT_EQ(rows.sin.row(0)[1], 0.0F);
   EXPECT_FLOAT_EQ(rows.cos.row(1)[1], 2.0F * std::cos(1.5F));

@@ -34,7 +34,7 @@ std::vector<float> StepLogits(LoadedModel& loaded, AttentionBackend backend,
   const auto source = OpenCheckpoint(TinyModelDirectory(), base.config());
   const std::unique_ptr<Network> network =
       LoadNetwork(base.config(), 0, *source, {DType::kF32},
-                  {base.kernels(), loaded.pool, DType::kF32, AttentionPlan(backend, kThreshold)});
+                  {base.device(), DType::kF32, AttentionPlan(backend, kThreshold)});
   Network& model = *network;
   constexpr int32_t kBlocksEach = 6;
   KvCache cache =

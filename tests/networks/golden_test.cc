@@ -115,7 +115,7 @@ TEST_P(FamilyGoldenTest, HiddenStatesOfEveryLayer) {
   run.model.Forward(run.layout, run.cache, run.hidden.view, taps);
   for (const LayerTap& tap : taps) {
     const auto want = golden.Read<float>(fmt::format("case0.hidden_states.{}", tap.layer + 1));
-    EXPECT_LT(MaxDifference(tap.out, want), kLogitTolerance) << "layer " << tap.layer;
+    EXPECT_LT(MaxDifference(tap.out.floats(), want), kLogitTolerance) << "layer " << tap.layer;
   }
   const auto last = golden.Read<float>(fmt::format("case0.hidden_states.{}", layers));
   EXPECT_LT(MaxDifference(run.hidden.view, last), kLogitTolerance);

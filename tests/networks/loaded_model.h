@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "outrider/networks/network_loader.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider {
 
@@ -21,7 +22,7 @@ struct LoadedModel {
     const int mtp = CountMtpLayers(*source, config);
     model = LoadNetwork(
         config, mtp, *source, {dtype},
-        {GetKernels(isa), pool, dtype, AttentionPlan(AttentionBackend::kRagged, 1, form)});
+        {{cpu::GetCpuOps(isa), &pool}, dtype, AttentionPlan(AttentionBackend::kRagged, 1, form)});
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {

@@ -21,7 +21,7 @@ constexpr int64_t kPlain =
 WeightSizes SizesWith(int64_t max_fp8_weights_as_bf16) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   const auto source = OpenCheckpoint(TinyModelDirectory(), config);
-  WeightSizes sizes = MeasureWeights(config, 0, *source,
+  WeightSizes sizes = MeasureWeights(cpu::GetCpuOps(SelectIsa()), config, 0, *source,
                                      {.compute_dtype = DType::kBF16,
                                       .max_fp8_weights_as_bf16 = max_fp8_weights_as_bf16})
                           .target;

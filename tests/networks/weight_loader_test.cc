@@ -1,5 +1,5 @@
 // Checkpoints whose tensors and config.json disagree on layers and on the head.
-#include "outrider/networks/weight_loader.h"
+#include "outrider/ops/weight_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -88,8 +88,9 @@ TEST(WeightLoaderTest, ALayerBehindTheMtpModulesIsAnError) {
   ModelConfig config = ReadModelConfig(TinyModelDirectory());
   ThreadPool pool(1);
   const auto load = [&] {
-    return ErrorOf(
-        [&] { LoadNetwork(config, 0, *source, {DType::kF32}, {GetKernels(SelectIsa()), pool}); });
+    return ErrorOf([&] {
+      LoadNetwork(config, 0, *source, {DType::kF32}, {{cpu::GetCpuOps(SelectIsa()), &pool}});
+    });
   };
   EXPECT_EQ(load(), kNothing);  // modules that are not used
   config.layers.pop_back();

@@ -169,9 +169,7 @@ BREAKS = (
           "model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);",
           "engine_test", "SpeculationScenarioTest.LaterDraftsAreAcceptedAlmostAsOftenAsTheFirst"),
     Break("20", "a module hands on rows without its last norm", "networks/deepseek_network.cc",
-          "  compute.kernels.rms_norm(compute.pool, out, w.output_norm, eps,\n"
-          "                           pass.hidden.Rows(0, num_outputs));\n",
-          "  for (int64_t r = 0; r < num_outputs; ++r) "
-          "std::copy_n(out.row(r), width, pass.hidden.row(r));\n",
+          "  ops.Norm(context, out, w.output_norm, eps, hidden);\n",
+          "  ops.Copy(context, out, hidden);\n",
           "networks_test", "Forms/MtpGoldenTest.EveryModule/*"),
 )

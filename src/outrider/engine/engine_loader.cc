@@ -7,6 +7,7 @@
 #include "outrider/base/thread_pool.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/networks/network_loader.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
@@ -56,8 +57,9 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
-  loaded.memory = plan.Memory(
-      MeasureWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
+  loaded.memory =
+      plan.Memory(MeasureWeights(cpu::GetCpuOps(SelectIsa()), plan.config(), plan.modules_used(),
+                                 plan.source(), plan.weight_form()));
   return loaded;
 }
 
@@ -73,11 +75,13 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 
   EngineParts parts;
   parts.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
-  loaded.memory = plan.Memory(
-      MeasureWeights(plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
+  loaded.memory =
+      plan.Memory(MeasureWeights(cpu::GetCpuOps(SelectIsa()), plan.config(), plan.modules_used(),
+                                 plan.source(), plan.weight_form()));
   parts.model =
       LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                  {GetKernels(SelectIsa()), *parts.pool, plan.dtype(),
+                  {{cpu::GetCpuOps(SelectIsa()), parts.pool.get()},
+                   plan.dtype(),
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
   parts.scheduler = plan.scheduler();

@@ -9,7 +9,7 @@
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
 #include "outrider/kv/cache_form.h"
-#include "outrider/networks/weight_format.h"
+#include "outrider/ops/weight_loader.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/speculate/draft_length_policy.h"

@@ -12,7 +12,7 @@
 #include "outrider/engine/engine_options.h"
 #include "outrider/networks/network.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/networks/weight_loader.h"
+#include "outrider/ops/weight_loader.h"
 #include "outrider/sampling/sampler.h"
 #include "outrider/schedule/scheduler.h"
 #include "outrider/speculate/target_hidden_rows.h"

@@ -3,7 +3,7 @@
 
 #include <variant>
 
-#include "outrider/attention/mla_attention.h"
+#include "outrider/layers/mla_attention.h"
 #include "outrider/layers/mlp.h"
 
 namespace outrider {
@@ -23,21 +23,26 @@ struct DecoderLayer {
   LayerWeights weights;
 };
 
+/// The rows of a layout as operations take them.
+inline StepRows RowsOf(const BatchLayout& layout) {
+  return {layout.token_ids(), layout.positions()};
+}
+
 /// What a layer gets of a step.
 struct LayerStep {
   const BatchLayout& layout;
-  const AttentionPlan& plan;           // of the layout
-  std::span<const RotaryRows> rotary;  // by kind
+  const AttentionPlan& plan;       // of the layout
+  std::span<const Rotary> rotary;  // by kind
 };
 
 /// x += attention(norm(x)); x += mlp(norm(x)) for the rows of the step; x [rows, hidden]. Writes
 /// the rows' keys to `cache`, the cache of this layer.
-void DecoderLayerForward(const Compute& compute, const DecoderLayer& layer, const LayerStep& step,
-                         LayerCache cache, MatrixView<float> x);
+void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                         LayerCache cache, Tensor x);
 
 /// Writes the keys of the rows of the step as DecoderLayerForward does, and nothing else: for rows
 /// whose output nobody reads. Of the plan only its form of the cache is read. x [rows, hidden].
-void WriteLayerEntries(const Compute& compute, const DecoderLayer& layer, const LayerStep& step,
-                       LayerCache cache, MatrixView<const float> x);
+void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                       LayerCache cache, Tensor x);
 
 }  // namespace outrider

@@ -1,34 +1,29 @@
 // The MLP of a layer: dense, or a mixture of experts.
 #pragma once
 
-#include <vector>
-
 #include "outrider/checkpoint/layer_spec.h"
-#include "outrider/kernels/compute.h"
-#include "outrider/kernels/packed_matrix.h"
+#include "outrider/ops/ops.h"
 
 namespace outrider {
 
 /// A gated MLP: down(silu(gate x) * up x).
 struct MlpWeights {
-  PackedMatrix gate_up;  // [2 * width, hidden], gate first
-  PackedMatrix down;     // [hidden, width]
+  Weight gate_up;  // [2 * width, hidden], gate first
+  Weight down;     // [hidden, width]
 };
 
 struct MoeWeights {
-  PackedMatrix router;                 // [experts, hidden]
+  Weight router;                       // [experts, hidden]
   const float* router_bias = nullptr;  // [experts], kNoAuxTc only
-  std::vector<MlpWeights> experts;
-  MlpWeights shared;  // if there are shared experts
+  ExpertWeights experts;
 };
 
 /// x += mlp(h); h, x [rows, hidden].
-void DenseMlp(const Compute& compute, const MlpWeights& weights, MatrixView<const float> h,
-              MatrixView<float> x);
+void DenseMlp(const Context& context, const MlpWeights& weights, Tensor h, Tensor x);
 
-/// x += the chosen experts of h, weighted, in order of choice, then the shared expert; h, x
+/// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; h, x
 /// [rows, hidden].
-void MixtureOfExperts(const Compute& compute, const MoeSpec& spec, const MoeWeights& weights,
-                      MatrixView<const float> h, MatrixView<float> x);
+void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
+                      Tensor h, Tensor x);
 
 }  // namespace outrider

@@ -42,23 +42,6 @@ std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
   return frequencies;
 }
 
-RotaryRows MakeRotaryRows(std::span<const float> frequencies, float magnitude, bool interleaved,
-                          std::span<const int32_t> positions, Scratch& scratch) {
-  const auto rows = static_cast<int64_t>(positions.size());
-  const auto half = static_cast<int64_t>(frequencies.size());
-  const MatrixView<float> cos = scratch.Matrix(rows, half);
-  const MatrixView<float> sin = scratch.Matrix(rows, half);
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto position = static_cast<float>(positions[static_cast<size_t>(r)]);
-    for (int64_t i = 0; i < half; ++i) {
-      const float angle = position * frequencies[static_cast<size_t>(i)];
-      cos.row(r)[i] = std::cos(angle) * magnitude;
-      sin.row(r)[i] = std::sin(angle) * magnitude;
-    }
-  }
-  return {cos, sin, interleaved};
-}
-
 int32_t RotaryKinds::Add(const RotarySpec& spec) {
   const auto known = std::ranges::find(kinds_, spec, &Kind::spec);
   if (known != kinds_.end()) return static_cast<int32_t>(known - kinds_.begin());
@@ -66,15 +49,15 @@ int32_t RotaryKinds::Add(const RotarySpec& spec) {
   return static_cast<int32_t>(kinds_.size()) - 1;
 }
 
-std::span<const RotaryRows> RotaryKinds::Rows(std::span<const int32_t> positions,
-                                              Scratch& scratch) const {
-  auto* rows = scratch.Take<RotaryRows>(static_cast<int64_t>(kinds_.size()));
+std::span<const Rotary> RotaryKinds::Rows(const Context& context, const StepRows& rows) const {
+  auto* result = context.arena.Take<Rotary>(static_cast<int64_t>(kinds_.size()));
   for (size_t i = 0; i < kinds_.size(); ++i) {
     const RotarySpec& spec = kinds_[i].spec;
-    rows[i] = MakeRotaryRows(kinds_[i].frequencies, static_cast<float>(spec.Magnitude()),
-                             spec.interleaved, positions, scratch);
+    result[i] =
+        context.ops.MakeRotary(context, kinds_[i].frequencies, static_cast<float>(spec.Magnitude()),
+                               spec.interleaved, rows);
   }
-  return {rows, kinds_.size()};
+  return {result, kinds_.size()};
 }
 
 }  // namespace outrider

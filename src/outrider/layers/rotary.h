@@ -5,9 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "outrider/base/scratch.h"
 #include "outrider/checkpoint/layer_spec.h"
-#include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/ops.h"
 
 namespace outrider {
 
@@ -16,18 +15,14 @@ namespace outrider {
 /// beta_fast and beta_slow times over the original context.
 std::vector<float> RotaryFrequencies(const RotarySpec& spec);
 
-/// cos and sin of position * frequency, times `magnitude`, for each row; memory from `scratch`.
-RotaryRows MakeRotaryRows(std::span<const float> frequencies, float magnitude, bool interleaved,
-                          std::span<const int32_t> positions, Scratch& scratch);
-
 /// The rotary embeddings of a network: one for each kind that its layers have.
 class RotaryKinds {
  public:
   /// The number of this kind, from 0; equal kinds have one number.
   int32_t Add(const RotarySpec& spec);
 
-  /// MakeRotaryRows of every kind, by number; memory from `scratch`.
-  std::span<const RotaryRows> Rows(std::span<const int32_t> positions, Scratch& scratch) const;
+  /// The angles of a step's rows for every kind, by number; memory of the arena.
+  std::span<const Rotary> Rows(const Context& context, const StepRows& rows) const;
 
  private:
   struct Kind {

@@ -13,16 +13,12 @@ class DeepSeekNetwork : public Network {
   DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights, const NetworkOptions& options);
 
  private:
-  void RunTarget(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+  void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
   /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, shared_head.norm.
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
-  void RunHead(int32_t module, MatrixView<const float> hidden, std::span<const int32_t> rows,
-               MatrixView<float> logits) override;
-  void RunHeadArgMax(int32_t module, MatrixView<const float> hidden, std::span<const int32_t> rows,
-                     int32_t num_tokens, std::span<int32_t> tokens) override;
-
-  void ReadMtpEmbeddings(const BatchLayout& layout, MatrixView<float> embedding) const;
+  HeadInput RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                          std::span<const int32_t> rows) override;
 
   DeepSeekWeights weights_;
   RotaryKinds rotary_;

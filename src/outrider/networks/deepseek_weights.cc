@@ -8,13 +8,9 @@ namespace outrider {
 
 namespace {
 
-/// One MLP of a layer; num_mlps: of that shape in the layer.
-void DeclareMlp(WeightLoader& loader, MlpWeights* mlp, const std::string& prefix, int64_t width,
-                int64_t hidden, int64_t num_mlps = 1) {
-  const int64_t used_together = num_mlps * 3 * width * hidden;
-  loader.Stacked(&mlp->gate_up, {prefix + "gate_proj.weight", prefix + "up_proj.weight"}, width,
-                 hidden, used_together);
-  loader.Matrix(&mlp->down, prefix + "down_proj.weight", hidden, width, used_together);
+/// The MLP at `prefix`.
+MlpTensors MlpAt(const std::string& prefix) {
+  return {prefix + "gate_proj.weight", prefix + "up_proj.weight", prefix + "down_proj.weight"};
 }
 
 void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
@@ -33,8 +29,8 @@ void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, Ml
   }
   loader.Matrix(&w->kv_a, prefix + "kv_a_proj_with_mqa.weight", a.latent + a.rope, hidden);
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
-  loader.SplitKvUp({&w->key_up, &w->key_up_t, &w->value_up, a.heads, a.nope, a.value, a.latent},
-                   prefix + "kv_b_proj.weight");
+  loader.SplitKvUp(&w->kv_up, prefix + "kv_b_proj.weight",
+                   {.heads = a.heads, .nope = a.nope, .value = a.value, .latent = a.latent});
   loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.value);
 }
 
@@ -45,14 +41,14 @@ void DeclareMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWei
   if (router.method == RouterMethod::kNoAuxTc) {
     loader.Vector(&w->router_bias, prefix + "gate.e_score_correction_bias", router.experts);
   }
-  if (moe.shared_width > 0) {
-    DeclareMlp(loader, &w->shared, prefix + "shared_experts.", moe.shared_width, hidden);
-  }
-  w->experts.resize(static_cast<size_t>(router.experts));
+  WeightLoader::Experts experts = {.width = moe.width,
+                                   .shared = MlpAt(prefix + "shared_experts."),
+                                   .shared_width = moe.shared_width,
+                                   .hidden = hidden};
   for (int64_t e = 0; e < router.experts; ++e) {
-    DeclareMlp(loader, &w->experts[static_cast<size_t>(e)], fmt::format("{}experts.{}.", prefix, e),
-               moe.width, hidden, router.experts);
+    experts.routed.push_back(MlpAt(fmt::format("{}experts.{}.", prefix, e)));
   }
+  loader.MoeExperts(&w->experts, experts);
 }
 
 std::string LayerPrefix(const ModelConfig& c, int64_t index) {
@@ -71,7 +67,8 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Dec
   if (const MoeSpec* moe = layer->spec.moe()) {
     DeclareMoe(loader, *moe, c.hidden_size, &w->mlp.emplace<MoeWeights>(), prefix + "mlp.");
   } else {
-    DeclareMlp(loader, &w->mlp.emplace<MlpWeights>(), prefix + "mlp.", layer->spec.dense()->width,
+    MlpWeights& mlp = w->mlp.emplace<MlpWeights>();
+    loader.Mlp(&mlp.gate_up, &mlp.down, MlpAt(prefix + "mlp."), layer->spec.dense()->width,
                c.hidden_size);
   }
 }

@@ -1,11 +1,12 @@
 // The weights of a DeepSeek-style network, and under which names a checkpoint holds them.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/layers/decoder_layer.h"
-#include "outrider/networks/weight_loader.h"
+#include "outrider/ops/weight_loader.h"
 
 namespace outrider {
 
@@ -13,17 +14,17 @@ namespace outrider {
 struct MtpWeights {
   const float* embedding_norm = nullptr;  // enorm [hidden]
   const float* hidden_norm = nullptr;     // hnorm [hidden]
-  PackedMatrix projection;                // eh_proj [hidden, 2 * hidden], embedding half first
+  Weight projection;                      // eh_proj [hidden, 2 * hidden], embedding half first
   DecoderLayer layer;
   const float* output_norm = nullptr;  // shared_head.norm [hidden]
 };
 
 struct DeepSeekWeights {
-  Buffer memory;  // what all views point into
-  EmbeddingTable embedding;
+  std::unique_ptr<WeightMemory> memory;  // what all handles point into
+  TokenTable embedding;
   std::vector<DecoderLayer> layers;
   const float* final_norm = nullptr;
-  PackedMatrix head;  // lm_head [vocab, hidden]
+  Weight head;  // lm_head [vocab, hidden]
   std::vector<MtpWeights> mtp;
 
   /// Declares everything but `memory`, with so many MTP modules. Throws Error for a config whose

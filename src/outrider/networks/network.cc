@@ -24,7 +24,7 @@ int32_t Network::cache_width() const {
   return static_cast<int32_t>(CacheWidth(options_.attention.cache_form(), CacheShapeOf(config_)));
 }
 
-void Network::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
@@ -34,37 +34,38 @@ void Network::Forward(const BatchLayout& layout, KvCache& cache, MatrixView<floa
   RunTarget(layout, cache, hidden, taps);
 }
 
-void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
-                         MatrixView<const float> previous, MatrixView<float> hidden) {
+void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
+                         Tensor hidden) {
   ForwardMtp(m, no_rows_, layout, cache, previous, hidden);
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs,
-                         KvCache& cache, MatrixView<const float> previous,
-                         MatrixView<float> hidden) {
+                         KvCache& cache, Tensor previous, Tensor hidden) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
   RunMtp({m, entries, outputs, previous, hidden}, cache);
 }
 
-void Network::Logits(int32_t module, MatrixView<const float> hidden, std::span<const int32_t> rows,
-                     MatrixView<float> logits) {
+void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
-  RunHead(module, hidden, rows, logits);
+  const Context context = MakeContext();
+  const HeadInput input = RunBeforeHead(context, module, hidden, rows);
+  context.ops.Head(context, input.x, input.rows, input.head, logits);
 }
 
-void Network::ArgMaxTokens(int32_t module, MatrixView<const float> hidden,
-                           std::span<const int32_t> rows, int32_t num_tokens,
-                           std::span<int32_t> tokens) {
+void Network::ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
+                           int32_t num_tokens, std::span<int32_t> tokens) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(scratch_);
   OUTRIDER_CHECK(tokens.size() == rows.size());
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
-  RunHeadArgMax(module, hidden, rows, num_tokens, tokens);
+  const Context context = MakeContext();
+  const HeadInput input = RunBeforeHead(context, module, hidden, rows);
+  context.ops.HeadChoice(context, input.x, input.rows, input.head, num_tokens, tokens);
 }
 
 const AttentionPlan& Network::Plan(const BatchLayout& layout) {
@@ -72,12 +73,10 @@ const AttentionPlan& Network::Plan(const BatchLayout& layout) {
   return options_.attention;
 }
 
-std::span<const LayerTap> Network::FillTaps(std::span<const LayerTap> taps, int32_t layer,
-                                            MatrixView<const float> x) {
+std::span<const LayerTap> Network::FillTaps(const Context& context, std::span<const LayerTap> taps,
+                                            int32_t layer, Tensor x) {
   for (; !taps.empty() && taps.front().layer == layer; taps = taps.subspan(1)) {
-    const MatrixView<float> out = taps.front().out;
-    OUTRIDER_CHECK(out.rows == x.rows && out.cols == x.cols);
-    for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.row(r), x.cols, out.row(r));
+    context.ops.Copy(context, x, taps.front().out);
   }
   return taps;
 }

@@ -11,19 +11,18 @@
 #include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/checkpoint/model_config.h"
-#include "outrider/kernels/compute.h"
 #include "outrider/kv/cache_form.h"
 #include "outrider/kv/kv_cache.h"
+#include "outrider/ops/ops.h"
 
 namespace outrider {
 
 /// The sizes of a layer's attention that the cache depends on.
 CacheShape CacheShapeOf(const ModelConfig& config);
 
-/// What a network runs on and how. Kernels and pool must outlive it.
+/// What a network runs on and how. What the device refers to must outlive it.
 struct NetworkOptions {
-  const KernelTable& kernels;
-  ThreadPool& pool;
+  Device device;
   DType operand_dtype = DType::kF32;  // kF32 or kBF16
   AttentionPlan attention = {AttentionBackend::kRagged, 1};
 };
@@ -32,7 +31,7 @@ struct NetworkOptions {
 /// 1), not normalised, is written to `out` [rows, hidden].
 struct LayerTap {
   int32_t layer = 0;
-  MatrixView<float> out;
+  Tensor out;
 };
 
 class Network {
@@ -42,8 +41,7 @@ class Network {
   Network& operator=(const Network&) = delete;
 
   const ModelConfig& config() const { return config_; }
-  const KernelTable& kernels() const { return options_.kernels; }
-  ThreadPool& pool() const { return options_.pool; }
+  const Device& device() const { return options_.device; }
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return num_modules_; }
@@ -54,32 +52,31 @@ class Network {
 
   /// Runs the target over layout's rows. hidden [rows, hidden]: what the target's head and the
   /// first MTP module read. Fills the taps, which are in order of layer.
-  void Forward(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+  void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
 
   /// Runs MTP module m over layout's rows, whose token ids are those that follow each row's
   /// position by m + 1. previous [rows, hidden]: what Forward gave (m = 0), or module m - 1. hidden
   /// [rows, hidden]: what the module's head and the next module read; it may be previous.
-  void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache,
-                  MatrixView<const float> previous, MatrixView<float> hidden);
+  void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
+                  Tensor hidden);
 
   /// The same where some rows' outputs are read by nobody: the rows of `entries` leave their cache
   /// entries only, those of `outputs`, which see them, come out in hidden [outputs' rows, hidden].
   /// previous: the rows of `entries`, then those of `outputs`. Either may have no rows.
   void ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, KvCache& cache,
-                  MatrixView<const float> previous, MatrixView<float> hidden);
+                  Tensor previous, Tensor hidden);
 
   /// In place of an MTP module's number: the target.
   static constexpr int32_t kTarget = -1;
 
   /// logits[i] = head(hidden.row(rows[i])) of the first tokens; logits [rows.size(), tokens]. The
   /// head of MTP module `module`, which made `hidden`, or of kTarget.
-  void Logits(int32_t module, MatrixView<const float> hidden, std::span<const int32_t> rows,
-              MatrixView<float> logits);
+  void Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
-  /// The most likely of the first `num_tokens` tokens for each given row, as matmul_arg_max finds
+  /// The most likely of the first `num_tokens` tokens for each given row, as HeadChoice finds
   /// it: tokens [rows.size()].
-  void ArgMaxTokens(int32_t module, MatrixView<const float> hidden, std::span<const int32_t> rows,
+  void ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
                     int32_t num_tokens, std::span<int32_t> tokens);
 
   /// Seconds spent in the functions above so far.
@@ -93,28 +90,29 @@ class Network {
     int32_t m;
     const BatchLayout& entries;
     const BatchLayout& outputs;
-    MatrixView<const float> previous;
-    MatrixView<float> hidden;
+    Tensor previous;
+    Tensor hidden;
   };
 
-  virtual void RunTarget(const BatchLayout& layout, KvCache& cache, MatrixView<float> hidden,
+  virtual void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                          std::span<const LayerTap> taps) = 0;
   virtual void RunMtp(const MtpPass& pass, KvCache& cache) = 0;
-  virtual void RunHead(int32_t module, MatrixView<const float> hidden,
-                       std::span<const int32_t> rows, MatrixView<float> logits) = 0;
-  virtual void RunHeadArgMax(int32_t module, MatrixView<const float> hidden,
-                             std::span<const int32_t> rows, int32_t num_tokens,
-                             std::span<int32_t> tokens) = 0;
+  /// The head of a module or of kTarget, and what it reads in place of `hidden`.
+  struct HeadInput {
+    const Weight& head;
+    Tensor x;
+    std::span<const int32_t> rows;
+  };
+  virtual HeadInput RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                                  std::span<const int32_t> rows) = 0;
 
-  Compute MakeCompute() {
-    return {options_.kernels, options_.pool, scratch_, options_.operand_dtype};
-  }
+  Context MakeContext() { return {options_.device, scratch_, options_.operand_dtype}; }
   /// The plan of `layout`, which holds until the next call.
   const AttentionPlan& Plan(const BatchLayout& layout);
   const AttentionPlan& plan() const { return options_.attention; }
   /// Fills those of `taps` that are of this layer, which stand first, and returns the others.
-  static std::span<const LayerTap> FillTaps(std::span<const LayerTap> taps, int32_t layer,
-                                            MatrixView<const float> x);
+  static std::span<const LayerTap> FillTaps(const Context& context, std::span<const LayerTap> taps,
+                                            int32_t layer, Tensor x);
 
  private:
   ModelConfig config_;

@@ -18,30 +18,16 @@ void DeclareAll(WeightLoader& loader, const ModelConfig& config, int num_modules
 }
 
 template <typename Weights>
-WeightSizes Measure(const ModelConfig& config, int num_modules, const WeightSource& source,
-                    WeightForm form) {
+WeightSizes Measure(WeightLoader& loader, const ModelConfig& config, int num_modules) {
   Weights weights;
-  WeightLoader loader(source, form);
   DeclareAll(loader, config, num_modules, weights);
   return loader.PackedSizes();
 }
 
 template <typename Weights>
-NetworkWeightSizes MeasureParts(const ModelConfig& config, int num_modules,
-                                const WeightSource& source, WeightForm form) {
-  NetworkWeightSizes sizes;
-  sizes.modules = Measure<Weights>(config, num_modules, source, form);
-  sizes.target = Measure<Weights>(config, 0, source, form);
-  for (const auto& [dtype, bytes] : sizes.target) sizes.modules[dtype] -= bytes;
-  std::erase_if(sizes.modules, [](const auto& entry) { return entry.second == 0; });
-  return sizes;
-}
-
-template <typename Weights>
-Weights Load(const ModelConfig& config, int num_modules, const WeightSource& source,
-             WeightForm form, ThreadPool& pool, const WeightLoader::Progress& progress) {
+Weights Load(WeightLoader& loader, const ModelConfig& config, int num_modules, ThreadPool* pool,
+             const WeightLoader::Progress& progress) {
   Weights weights;
-  WeightLoader loader(source, form);
   DeclareAll(loader, config, num_modules, weights);
   weights.memory = loader.Load(pool, progress);
   return weights;
@@ -49,27 +35,38 @@ Weights Load(const ModelConfig& config, int num_modules, const WeightSource& sou
 
 }  // namespace
 
-NetworkWeightSizes MeasureWeights(const ModelConfig& config, int num_modules,
-                                  const WeightSource& source, WeightForm form) {
-  switch (config.family) {
-    case ModelFamily::kDeepSeekV2:
-    case ModelFamily::kDeepSeekV3:
-    case ModelFamily::kGlm4MoeLite:
-      return MeasureParts<DeepSeekWeights>(config, num_modules, source, form);
-  }
-  OUTRIDER_CHECK(false);
+NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int num_modules,
+                                  const WeightSource& source, const WeightForm& form) {
+  const auto measure = [&](int modules) {
+    const std::unique_ptr<WeightLoader> loader = ops.MakeWeightLoader(source, form);
+    switch (config.family) {
+      case ModelFamily::kDeepSeekV2:
+      case ModelFamily::kDeepSeekV3:
+      case ModelFamily::kGlm4MoeLite:
+        return Measure<DeepSeekWeights>(*loader, config, modules);
+    }
+    OUTRIDER_CHECK(false);
+  };
+  NetworkWeightSizes sizes;
+  sizes.modules = measure(num_modules);
+  sizes.target = measure(0);
+  for (const auto& [dtype, bytes] : sizes.target) sizes.modules[dtype] -= bytes;
+  std::erase_if(sizes.modules, [](const auto& entry) { return entry.second == 0; });
+  return sizes;
 }
 
 std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
-                                     const WeightSource& source, WeightForm form,
+                                     const WeightSource& source, const WeightForm& form,
                                      const NetworkOptions& options,
                                      const WeightLoader::Progress& progress) {
+  const Device& device = options.device;
+  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, form);
   switch (config.family) {
     case ModelFamily::kDeepSeekV2:
     case ModelFamily::kDeepSeekV3:
     case ModelFamily::kGlm4MoeLite:
       return std::make_unique<DeepSeekNetwork>(
-          config, Load<DeepSeekWeights>(config, num_modules, source, form, options.pool, progress),
+          config, Load<DeepSeekWeights>(*loader, config, num_modules, device.pool, progress),
           options);
   }
   OUTRIDER_CHECK(false);

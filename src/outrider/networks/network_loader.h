@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "outrider/networks/network.h"
-#include "outrider/networks/weight_loader.h"
+#include "outrider/ops/weight_loader.h"
 
 namespace outrider {
 
@@ -15,13 +15,13 @@ struct NetworkWeightSizes {
 
 /// Sizes in memory of the weights, without reading their values. Throws the same errors as
 /// LoadNetwork.
-NetworkWeightSizes MeasureWeights(const ModelConfig& config, int num_modules,
-                                  const WeightSource& source, WeightForm form);
+NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int num_modules,
+                                  const WeightSource& source, const WeightForm& form);
 
 /// Reads and packs the weights of the target and of so many MTP modules. Throws Error that lists
 /// every tensor that is missing or wrong.
 std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
-                                     const WeightSource& source, WeightForm form,
+                                     const WeightSource& source, const WeightForm& form,
                                      const NetworkOptions& options,
                                      const WeightLoader::Progress& progress = nullptr);
 

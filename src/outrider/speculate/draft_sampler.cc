@@ -74,13 +74,13 @@ void DraftSampler::Sample(Network& model, int32_t module, MatrixView<const float
 
 void DraftSampler::Draw(Network& model, int32_t module, MatrixView<const float> hidden,
                         std::span<const DraftRequest> requests, int32_t step) {
-  samplers_.resize(static_cast<size_t>(model.pool().size()));
+  samplers_.resize(static_cast<size_t>(model.device().pool->size()));
   for (size_t first = 0; first < drawn_.rows.size(); first += kLogitsTile) {
     const size_t count = std::min(kLogitsTile, drawn_.rows.size() - first);
     logits_.resize(count * static_cast<size_t>(vocab_));
     const MatrixView<float> logits(logits_.data(), static_cast<int64_t>(count), vocab_);
     model.Logits(module, hidden, std::span(drawn_.rows).subspan(first, count), logits);
-    model.pool().ParallelFor(logits.rows, [&](int64_t row, int thread) {
+    model.device().pool->ParallelFor(logits.rows, [&](int64_t row, int thread) {
       const size_t i = first + static_cast<size_t>(row);
       drawn_.tokens[i] =
           DrawDraft(samplers_[static_cast<size_t>(thread)], requests[drawn_.indices[i]], step,

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "outrider/base/error.h"
-#include "outrider/layers/router.h"
+#include "outrider/ops/cpu/router.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -129,8 +129,8 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     const Shape& shape = GetParam();
     std::vector<int32_t> ids(static_cast<size_t>(rows) * shape.top_k);
     std::vector<float> weights(ids.size());
-    RouteRows(Spec(), {logits.data(), rows, shape.experts}, bias.empty() ? nullptr : bias.data(),
-              ids.data(), weights.data());
+    cpu::RouteRows(Spec(), {logits.data(), rows, shape.experts},
+                   bias.empty() ? nullptr : bias.data(), ids.data(), weights.data());
     Routing result;
     for (int row = 0; row < rows; ++row) {
       for (int j = 0; j < shape.top_k; ++j) {

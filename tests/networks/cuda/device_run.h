@@ -20,6 +20,7 @@
 #include "outrider/kernels/cuda/draw.h"
 #include "outrider/networks/cuda/device_network.h"
 #include "outrider/networks/network_loader.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace outrider::cuda {
@@ -34,7 +35,7 @@ class CpuNetwork {
              int32_t num_blocks, int32_t block_size)
       : pool_(TestThreads()),
         network_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
-                             {GetKernels(SelectIsa()), pool_, dtype})),
+                             {{cpu::GetCpuOps(SelectIsa()), &pool_}, dtype})),
         cache_(network_->num_cache_layers(), num_blocks, block_size, network_->cache_width(),
                dtype) {}
 

@@ -9,6 +9,7 @@
 #include "outrider/base/scratch.h"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/layers/rotary.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider::cuda {
 
@@ -170,9 +171,11 @@ void DeviceNetwork::MakeRotaryTable() {
   std::vector<int32_t> positions(static_cast<size_t>(limits_.max_seq_len));
   std::iota(positions.begin(), positions.end(), 0);
   Scratch scratch;
-  const RotaryRows rows =
-      MakeRotaryRows(RotaryFrequencies(angles_), static_cast<float>(angles_.Magnitude()),
-                     angles_.interleaved, positions, scratch);
+  const auto rows =
+      cpu::GetCpuOps(Isa::kReference)
+          .MakeRotary({{cpu::GetCpuOps(Isa::kReference)}, scratch, DType::kF32},
+                      RotaryFrequencies(angles_), static_cast<float>(angles_.Magnitude()),
+                      angles_.interleaved, {.token_ids = {}, .positions = positions});
   const size_t bytes = positions.size() * (kRope / 2) * sizeof(float);
   rotary_ = DeviceMemory(2 * bytes, "angles of positions");
   CheckCuda(cudaMemcpy(rotary_.data(), rows.cos.data, bytes, cudaMemcpyHostToDevice), "angles");

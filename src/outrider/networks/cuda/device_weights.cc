@@ -9,6 +9,7 @@
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/networks/cuda/tensor_upload.h"
 #include "outrider/networks/network_loader.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider::cuda {
 
@@ -217,7 +218,8 @@ DeviceWeights LoadDeviceWeights(const ModelConfig& config, int num_mtp_modules,
                                 const DeviceLoadProgress& progress) {
   CheckRunsOnHopper(config, num_mtp_modules);
   // It names all that is missing or wrong at once.
-  MeasureWeights(config, num_mtp_modules, source, {.compute_dtype = DType::kBF16});
+  MeasureWeights(cpu::GetCpuOps(Isa::kReference), config, num_mtp_modules, source,
+                 {.compute_dtype = DType::kBF16});
   cudaStream_t stream = nullptr;
   CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   try {

@@ -1,4 +1,4 @@
-#include "outrider/networks/weight_loader.h"
+#include "outrider/ops/cpu/cpu_weight_loader.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include "outrider/base/error.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 namespace {
 
@@ -107,26 +107,12 @@ int64_t LayerOf(std::string_view name) {
 
 }  // namespace
 
-int64_t SumOf(const WeightSizes& sizes) {
-  int64_t sum = 0;
-  for (const auto& [dtype, bytes] : sizes) sum += bytes;
-  return sum;
-}
+CpuWeightLoader::CpuWeightLoader(const WeightSource& source, WeightForm form)
+    : source_(source), form_(form), memory_(std::make_unique<Memory>()) {}
 
-void EmbeddingTable::Read(int32_t token, float* out) const {
-  OUTRIDER_CHECK(token >= 0 && token < rows, "token id {}", token);
-  if (format == DType::kF32) {
-    std::memcpy(out, reinterpret_cast<const float*>(data) + token * cols,
-                static_cast<size_t>(cols) * sizeof(float));
-    return;
-  }
-  const auto* row = reinterpret_cast<const BFloat16*>(data) + token * cols;
-  for (int64_t i = 0; i < cols; ++i) out[i] = ToFloat(row[i]);
-}
-
-void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
-                           std::function<PieceSize(Piece&)> measure,
-                           std::function<void(Piece&, std::byte*, ThreadPool&)> fill) {
+void CpuWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
+                              std::function<PieceSize(Piece&)> measure,
+                              std::function<void(Piece&, std::byte*, ThreadPool&)> fill) {
   Piece piece;
   piece.tensors = std::move(tensors);
   piece.measure = std::move(measure);
@@ -134,24 +120,56 @@ void WeightLoader::Declare(std::vector<ExpectedTensor> tensors,
   pieces_.push_back(std::move(piece));
 }
 
-void WeightLoader::Matrix(PackedMatrix* out, const std::string& name, int64_t rows, int64_t cols,
-                          int64_t weights_used_together) {
-  DeclareStacked(out, {name}, rows, cols, weights_used_together, form_);
+PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t rows, int64_t cols) {
+  PackedMatrix* packed = &memory_->matrices.emplace_back();
+  *out = {rows, cols, packed};
+  return packed;
 }
 
-void WeightLoader::UnquantizedMatrix(PackedMatrix* out, const std::string& name, int64_t rows,
-                                     int64_t cols) {
-  DeclareStacked(out, {name}, rows, cols, 0, {.compute_dtype = form_.compute_dtype});
+void CpuWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
+                              int64_t cols) {
+  PackedMatrix* packed = NewMatrix(out, rows * static_cast<int64_t>(names.size()), cols);
+  DeclareStacked(packed, names, rows, cols, 0, form_);
 }
 
-void WeightLoader::Stacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
-                           int64_t cols, int64_t weights_used_together) {
-  DeclareStacked(out, names, rows, cols, weights_used_together, form_);
+void CpuWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
+                                        int64_t cols) {
+  DeclareStacked(NewMatrix(out, rows, cols), {name}, rows, cols, 0,
+                 {.compute_dtype = form_.compute_dtype});
 }
 
-void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
-                                  int64_t rows, int64_t cols, int64_t weights_used_together,
-                                  WeightForm form) {
+void CpuWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
+                          int64_t hidden) {
+  const int64_t used_together = 3 * width * hidden;
+  DeclareStacked(NewMatrix(gate_up, 2 * width, hidden), {names.gate, names.up}, width, hidden,
+                 used_together, form_);
+  DeclareStacked(NewMatrix(down, hidden, width), {names.down}, hidden, width, used_together, form_);
+}
+
+// One MLP of `num_mlps` of that shape that a layer has.
+void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width,
+                                 int64_t hidden, int64_t num_mlps) {
+  const int64_t used_together = num_mlps * 3 * width * hidden;
+  DeclareStacked(&out->gate_up, {names.gate, names.up}, width, hidden, used_together, form_);
+  DeclareStacked(&out->down, {names.down}, hidden, width, used_together, form_);
+}
+
+void CpuWeightLoader::MoeExperts(ExpertWeights* out, const Experts& experts) {
+  const auto count = static_cast<int64_t>(experts.routed.size());
+  PackedExperts& packed = memory_->experts.emplace_back();
+  *out = {count, experts.width, experts.shared_width, &packed};
+  if (experts.shared_width > 0) {
+    DeclareMlp(&packed.shared, experts.shared, experts.shared_width, experts.hidden, 1);
+  }
+  packed.experts.resize(experts.routed.size());
+  for (size_t e = 0; e < experts.routed.size(); ++e) {
+    DeclareMlp(&packed.experts[e], experts.routed[e], experts.width, experts.hidden, count);
+  }
+}
+
+void CpuWeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
+                                     int64_t rows, int64_t cols, int64_t weights_used_together,
+                                     WeightForm form) {
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
@@ -201,7 +219,9 @@ void WeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::stri
       });
 }
 
-void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
+void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& out) {
+  PackedKvUp* packed = &memory_->kv_ups.emplace_back();
+  handle->packed = packed;
   const int64_t head_rows = out.nope + out.value;
   const MatrixUse use = {.weights_used_together = out.heads * head_rows * out.latent,
                          .cols = std::gcd(out.latent, out.nope),
@@ -226,7 +246,8 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
                             PackedBytes(format(p), out.value, out.latent);
         return PieceSize{static_cast<size_t>(out.heads) * head, format(p).dtype};
       },
-      [out, head_rows, format, transposed_format](Piece& p, std::byte* memory, ThreadPool& pool) {
+      [packed, out, head_rows, format, transposed_format](Piece& p, std::byte* memory,
+                                                          ThreadPool& pool) {
         const auto place = [&](std::vector<PackedMatrix>* views, PackedFormat view_format,
                                int64_t rows, int64_t cols) {
           views->clear();
@@ -235,13 +256,13 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
             memory += PackedBytes(view_format, rows, cols);
           }
         };
-        place(out.key_up, format(p), out.nope, out.latent);
-        place(out.key_up_t, transposed_format(p), out.latent, out.nope);
-        place(out.value_up, format(p), out.value, out.latent);
+        place(&packed->key_up, format(p), out.nope, out.latent);
+        place(&packed->key_up_t, transposed_format(p), out.latent, out.nope);
+        place(&packed->value_up, format(p), out.value, out.latent);
         pool.ParallelForThrowing(out.heads, [&](int64_t h) {
-          const PackedMatrix& key = (*out.key_up)[static_cast<size_t>(h)];
-          const PackedMatrix& key_t = (*out.key_up_t)[static_cast<size_t>(h)];
-          const PackedMatrix& value = (*out.value_up)[static_cast<size_t>(h)];
+          const PackedMatrix& key = packed->key_up[static_cast<size_t>(h)];
+          const PackedMatrix& key_t = packed->key_up_t[static_cast<size_t>(h)];
+          const PackedMatrix& value = packed->value_up[static_cast<size_t>(h)];
           const WeightTensor& tensor = *p.open[0];
           const int64_t first = h * head_rows;
           const int64_t keys = out.nope * out.latent;
@@ -272,7 +293,7 @@ void WeightLoader::SplitKvUp(const KvUp& out, const std::string& name) {
       });
 }
 
-void WeightLoader::Vector(const float** out, const std::string& name, int64_t size) {
+void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size) {
   Declare(
       {{name, {size}}},
       [size](Piece&) { return PieceSize{static_cast<size_t>(size) * sizeof(float), DType::kF32}; },
@@ -283,7 +304,10 @@ void WeightLoader::Vector(const float** out, const std::string& name, int64_t si
       });
 }
 
-void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t rows, int64_t cols) {
+void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t rows,
+                            int64_t cols) {
+  PackedTable* out = &memory_->tables.emplace_back();
+  *handle = {rows, cols, out};
   Declare(
       {{name, {rows, cols}}},
       [this, rows, cols](Piece& p) {
@@ -308,8 +332,8 @@ void WeightLoader::Table(EmbeddingTable* out, const std::string& name, int64_t r
       });
 }
 
-void WeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                        int64_t cols) {
+void CpuWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
+                           int64_t cols) {
   Declare(
       {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
       [this, rows, cols](Piece& p, std::byte*, ThreadPool& pool) {
@@ -332,7 +356,7 @@ void WeightLoader::Copy(const std::string& name, const std::string& original, in
       });
 }
 
-void WeightLoader::Check(const ModelConfig& config) const {
+void CpuWeightLoader::Check(const ModelConfig& config) const {
   std::vector<ExpectedTensor> expected;
   for (const Piece& piece : pieces_) {
     expected.insert(expected.end(), piece.tensors.begin(), piece.tensors.end());
@@ -355,7 +379,7 @@ void WeightLoader::Check(const ModelConfig& config) const {
   });
 }
 
-void WeightLoader::OpenAll() {
+void CpuWeightLoader::OpenAll() {
   for (Piece& piece : pieces_) {
     if (!piece.open.empty()) continue;
     for (const ExpectedTensor& tensor : piece.tensors) {
@@ -366,7 +390,7 @@ void WeightLoader::OpenAll() {
   }
 }
 
-WeightSizes WeightLoader::PackedSizes() {
+WeightSizes CpuWeightLoader::PackedSizes() {
   OpenAll();
   WeightSizes sizes;
   for (const Piece& piece : pieces_) {
@@ -375,23 +399,23 @@ WeightSizes WeightLoader::PackedSizes() {
   return sizes;
 }
 
-Buffer WeightLoader::Load(ThreadPool& pool, const Progress& progress) {
-  Buffer memory(static_cast<size_t>(SumOf(PackedSizes())));
+std::unique_ptr<WeightMemory> CpuWeightLoader::Load(ThreadPool* pool, const Progress& progress) {
+  memory_->bytes = Buffer(static_cast<size_t>(SumOf(PackedSizes())));
   int64_t total = 0;
   for (const Piece& piece : pieces_) {
     for (const auto& tensor : piece.open) total += tensor->stored_bytes();
   }
   int64_t done = 0;
-  std::byte* next = memory.data();
+  std::byte* next = memory_->bytes.data();
   for (Piece& piece : pieces_) {
-    piece.fill(piece, next, pool);
+    piece.fill(piece, next, *pool);
     next += piece.size.bytes;
     for (const auto& tensor : piece.open) done += tensor->stored_bytes();
     piece.open.clear();
     if (progress) progress(done, total);
   }
   pieces_.clear();
-  return memory;
+  return std::exchange(memory_, std::make_unique<Memory>());
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

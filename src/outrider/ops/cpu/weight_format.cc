@@ -1,9 +1,9 @@
-#include "outrider/networks/weight_format.h"
+#include "outrider/ops/cpu/weight_format.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace outrider {
+namespace outrider::cpu {
 
 namespace {
 
@@ -52,4 +52,4 @@ PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors,
   return {.dtype = PlainFormat(form, tensors)};
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

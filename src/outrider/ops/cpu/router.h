@@ -6,7 +6,7 @@
 #include "outrider/base/matrix_view.h"
 #include "outrider/checkpoint/layer_spec.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 /// Chooses top_k experts per row from router logits [rows, experts]; `bias` [experts]
 /// is e_score_correction_bias (kNoAuxTc, DeepSeek-V3 arXiv:2412.19437 §2.1.2) or null. Writes
@@ -15,4 +15,4 @@ namespace outrider {
 void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bias,
                int32_t* expert_ids, float* weights);
 
-}  // namespace outrider
+}  // namespace outrider::cpu

@@ -1,12 +1,18 @@
-#include "outrider/attention/expanded_form.h"
-
+// CpuOps: attention of prompts, in the expanded (MHA) form of multi-head latent attention. Keys and
+// values per head are made from the latent cache, in rounds of blocks that bound the memory for
+// them (DeepSeek-V2, arXiv:2405.04434 §2.1.1).
+//
+// A prompt row runs one softmax over all its keys in blocks at absolute positions, so its bits do
+// not depend on how the prompt was cut. A left-over row runs one over the cached context and one
+// over the step's new tokens, merged by log-sum-exp.
 #include <algorithm>
 #include <limits>
 
-#include "outrider/attention/kernel_arguments.h"
-#include "outrider/attention/merge_attention.h"
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/latent_products.h"
+#include "outrider/ops/cpu/merge_attention.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 namespace {
 
@@ -36,7 +42,7 @@ SoftmaxState StateFor(Scratch& scratch, const MlaShape& s, MatrixView<float> out
 /// round to round.
 class ExpandedRounds {
  public:
-  ExpandedRounds(const Compute& compute, const MlaShape& shape, const MlaWeights& weights,
+  ExpandedRounds(const Compute& compute, const MlaShape& shape, const PackedKvUp& weights,
                  LayerCache cache, MatrixView<const float> q)
       : compute_(compute), s_(shape), w_(weights), cache_(cache), q_(q) {
     const int64_t row_bytes = int64_t{s_.heads} * (s_.nope + s_.value) * int64_t{sizeof(float)};
@@ -93,7 +99,7 @@ class ExpandedRounds {
 
   const Compute& compute_;
   const MlaShape& s_;
-  const MlaWeights& w_;
+  const PackedKvUp& w_;
   LayerCache cache_;
   MatrixView<const float> q_;
   int64_t max_blocks_ = 0;
@@ -106,7 +112,7 @@ class ExpandedRounds {
 };
 
 /// Divides by the running sums.
-void Normalise(const MlaShape& s, const RequestRows& request, const SoftmaxState& state) {
+void Normalise(const MlaShape& s, const AttentionSpan& request, const SoftmaxState& state) {
   for (int64_t r = request.first_row; r < request.first_row + request.query_length; ++r) {
     for (int32_t h = 0; h < s.heads; ++h) {
       const float factor = 1.0F / state.sum.row(r)[h];
@@ -117,7 +123,7 @@ void Normalise(const MlaShape& s, const RequestRows& request, const SoftmaxState
 }
 
 /// The request's rows of a state as a partial softmax.
-PartialAttention Finish(ThreadPool& pool, const RequestRows& request, const SoftmaxState& state) {
+PartialAttention Finish(ThreadPool& pool, const AttentionSpan& request, const SoftmaxState& state) {
   const PartialAttention partial = {state.out.Rows(request.first_row, request.query_length),
                                     state.max.Rows(request.first_row, request.query_length)};
   FinishPartial(pool, state.sum.Rows(request.first_row, request.query_length), partial);
@@ -125,7 +131,7 @@ PartialAttention Finish(ThreadPool& pool, const RequestRows& request, const Soft
 }
 
 /// What the rows of a request hold before they have seen a key.
-void Clear(const RequestRows& request, const SoftmaxState& state) {
+void Clear(const AttentionSpan& request, const SoftmaxState& state) {
   for (int64_t r = request.first_row; r < request.first_row + request.query_length; ++r) {
     std::fill_n(state.out.row(r), state.out.cols, 0.0F);
     std::fill_n(state.max.row(r), state.max.cols, -std::numeric_limits<float>::infinity());
@@ -135,47 +141,45 @@ void Clear(const RequestRows& request, const SoftmaxState& state) {
 
 }  // namespace
 
-void ExpandedForm(const Compute& compute, const MlaShape& s, const MlaWeights& weights,
-                  std::span<const RequestRows> prompts, std::span<const RequestRows> left_over,
-                  LayerCache cache, MatrixView<const float> q, MatrixView<float> out) {
+void CpuOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                             const PromptAttentionArgs& args) const {
+  const Compute compute = ComputeOf(context);
   const Scratch::Frame frame(compute.scratch);
-  ExpandedRounds rounds(compute, s, weights, cache, q);
+  const MatrixView<float> out = args.out.floats();
+  ExpandedRounds rounds(compute, s, Packed(w), args.cache, args.q.floats());
   const SoftmaxState state = StateFor(compute.scratch, s, out);
 
   // Prompts, and the cached context of left-overs.
-  const size_t num_ranges = prompts.size() + left_over.size();
+  const size_t num_ranges = args.prompts.size() + args.left_over.size();
   auto* ranges = compute.scratch.Take<KeyRange>(static_cast<int64_t>(num_ranges));
   size_t n = 0;
-  for (const RequestRows& r : prompts) {
-    ranges[n++] = {{r.first_row, r.query_length, r.context_length, r.block_table},
-                   0,
-                   r.context_length + r.query_length};
+  for (const AttentionSpan& r : args.prompts) {
+    ranges[n++] = {r, 0, r.context_length + r.query_length};
   }
-  for (const RequestRows& r : left_over) {
+  for (const AttentionSpan& r : args.left_over) {
     Clear(r, state);
-    ranges[n++] = {
-        {r.first_row, r.query_length, r.context_length, r.block_table}, 0, r.context_length};
+    ranges[n++] = {r, 0, r.context_length};
   }
   rounds.Run({ranges, num_ranges}, state);
-  for (const RequestRows& request : prompts) Normalise(s, request, state);
-  if (left_over.empty()) return;
+  for (const AttentionSpan& request : args.prompts) Normalise(s, request, state);
+  if (args.left_over.empty()) return;
 
   // The new tokens of left-overs: positions count from the end of the context.
-  const RequestRows& last = left_over.back();
+  const AttentionSpan& last = args.left_over.back();
   const SoftmaxState new_state =
       StateFor(compute.scratch, s,
                compute.scratch.Matrix(int64_t{last.first_row} + last.query_length, out.cols));
   n = 0;
-  for (const RequestRows& r : left_over) {
+  for (const AttentionSpan& r : args.left_over) {
     ranges[n++] = {
         {r.first_row, r.query_length, 0, r.block_table}, r.context_length, r.query_length};
   }
   rounds.Run({ranges, n}, new_state);
-  for (const RequestRows& request : left_over) {
-    const PartialAttention context = Finish(compute.pool, request, state);
+  for (const AttentionSpan& request : args.left_over) {
+    const PartialAttention context_part = Finish(compute.pool, request, state);
     const PartialAttention new_tokens = Finish(compute.pool, request, new_state);
-    MergeAttention(compute.pool, new_tokens, context);
+    MergeAttention(compute.pool, new_tokens, context_part);
   }
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

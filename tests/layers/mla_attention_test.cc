@@ -1,13 +1,16 @@
 // A layer's attention with random weights over random mixed batches: every backend against the
 // ragged one, equal bits where exactness is promised, close elsewhere; and the form of per-head
 // entries against the latent one, and against itself in other roles and chunks.
-#include "outrider/attention/mla_attention.h"
+#include "outrider/layers/mla_attention.h"
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <memory>
 
 #include "outrider/base/buffer.h"
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/packed_weights.h"
 #include "tests/attention/test_layout.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/sanitized.h"
@@ -18,32 +21,34 @@ namespace {
 constexpr int32_t kBlockSize = 8;
 constexpr int32_t kSplitThreshold = 4;
 
+constexpr int32_t kHidden = 40;
+
 /// Small, with sizes that differ from one another.
 MlaShape Shape(int32_t q_lora) {
-  return {.hidden = 40,
-          .heads = 3,
+  return {.heads = 3,
           .q_lora = q_lora,
           .latent = 24,
           .nope = 12,
           .rope = 8,
           .value = 10,
           .softmax_scale = 0.3F,
-          .norm_eps = 1e-6F,
-          .rope_interleaved = true};
+          .norm_eps = 1e-6F};
 }
 
 class Layer {
  public:
+  Layer(const Layer&) = delete;  // handles point into it
+  Layer& operator=(const Layer&) = delete;
   Layer(const MlaShape& layer_shape, std::mt19937& random) : shape(layer_shape), random_(random) {
     const MlaShape& s = shape;
     if (s.q_lora > 0) {
-      weights.q_a = Pack(Draw(s.q_lora, s.hidden));
+      weights.q_a = PackWeight(Draw(s.q_lora, kHidden));
       weights.q_a_norm = Ones(s.q_lora);
     }
-    weights.q_b = Pack(Draw(s.heads * (s.nope + s.rope), s.q_lora > 0 ? s.q_lora : s.hidden));
-    weights.kv_a = Pack(Draw(s.latent + s.rope, s.hidden));
+    weights.q_b = PackWeight(Draw(s.heads * (s.nope + s.rope), s.q_lora > 0 ? s.q_lora : kHidden));
+    weights.kv_a = PackWeight(Draw(s.latent + s.rope, kHidden));
     weights.kv_a_norm = Ones(s.latent);
-    weights.o = Pack(Draw(s.hidden, s.heads * s.value));
+    weights.o = PackWeight(Draw(kHidden, s.heads * s.value));
     for (int32_t h = 0; h < s.heads; ++h) {
       const TestMatrix key_up = Draw(s.nope, s.latent);
       TestMatrix transposed(s.latent, s.nope);
@@ -52,10 +57,11 @@ class Layer {
           transposed.view().row(c)[r] = key_up.view().row(r)[c];
         }
       }
-      weights.key_up.push_back(Pack(key_up));
-      weights.key_up_t.push_back(Pack(transposed));
-      weights.value_up.push_back(Pack(Draw(s.value, s.latent)));
+      kv_up_.key_up.push_back(Pack(key_up));
+      kv_up_.key_up_t.push_back(Pack(transposed));
+      kv_up_.value_up.push_back(Pack(Draw(s.value, s.latent)));
     }
+    weights.kv_up.packed = &kv_up_;
   }
 
   MlaShape shape;
@@ -66,6 +72,11 @@ class Layer {
     TestMatrix m = TestMatrix::Random(rows, cols, random_);
     for (float& v : m.values) v /= std::sqrt(static_cast<float>(cols));
     return m;
+  }
+
+  Weight PackWeight(const TestMatrix& m) {
+    const PackedMatrix& packed = matrices_.emplace_back(Pack(m));
+    return {packed.rows, packed.cols, &packed};
   }
 
   PackedMatrix Pack(const TestMatrix& m) {
@@ -86,6 +97,8 @@ class Layer {
   }
 
   std::mt19937& random_;
+  cpu::PackedKvUp kv_up_;
+  std::deque<PackedMatrix> matrices_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<std::vector<float>>> ones_;
 };
@@ -115,9 +128,10 @@ class MlaBackendTest : public KernelTest {
     }
     AttentionPlan plan(backend, kSplitThreshold, form);
     plan.Assign(layout);
-    Result result{TestMatrix(layout.num_rows(), layer.shape.hidden), std::move(cache)};
+    Result result{TestMatrix(layout.num_rows(), kHidden), std::move(cache)};
     Scratch scratch;
-    MlaForward({kernels, pool, scratch, DType::kF32}, layer.shape, layer.weights, layout, plan,
+    const cpu::CpuOps ops(kernels);
+    MlaForward({{ops, &pool}, scratch, DType::kF32}, layer.shape, layer.weights, layout, plan,
                {.cos = cos.view(), .sin = sin.view(), .interleaved = true},
                {.data = reinterpret_cast<std::byte*>(result.cache.data()),
                 .dtype = DType::kF32,
@@ -193,7 +207,7 @@ class MlaBackendTest : public KernelTest {
   }
 
   void ExpectBackendsAgree(const Layer& layer, const TestLayout& batch) {
-    const TestMatrix x = TestMatrix::Random(batch.layout().num_rows(), layer.shape.hidden, random);
+    const TestMatrix x = TestMatrix::Random(batch.layout().num_rows(), kHidden, random);
     const std::vector<float> context = Context(batch, layer.shape);
     const Result want = Run(layer, batch, AttentionBackend::kRagged, x, context);
     for (const AttentionBackend backend : kAllAttentionBackends) {
@@ -207,10 +221,9 @@ class MlaBackendTest : public KernelTest {
           const float* a = got.residual.view().row(row);
           const float* b = want.residual.view().row(row);
           if (exact) {
-            ASSERT_TRUE(SameBits(a, b, layer.shape.hidden))
-                << AttentionBackendName(backend) << " row " << row;
+            ASSERT_TRUE(SameBits(a, b, kHidden)) << AttentionBackendName(backend) << " row " << row;
           }
-          for (int32_t i = 0; i < layer.shape.hidden; ++i) {
+          for (int32_t i = 0; i < kHidden; ++i) {
             ASSERT_NEAR(a[i], b[i], 2e-5)
                 << AttentionBackendName(backend) << " row " << row << " of " << r.query_length
                 << " at context " << r.context_length;
@@ -268,7 +281,7 @@ TEST_P(MlaBackendTest, PerHeadEntriesGiveTheSameFunctionAndTheSameBitsInEveryRol
                                           {Phase::kPromptEnd, 270, 0},
                                           {Phase::kPromptEnd, 12, 0}};
   const Layer layer(Shape(20), random);
-  const TestMatrix x = TestMatrix::Random(320, layer.shape.hidden, random);
+  const TestMatrix x = TestMatrix::Random(320, kHidden, random);
   const Result latent = RunInChunks(layer, whole, 1000, Phase::kPromptEnd, KvCacheForm::kLatent, x);
   const Result want = RunInChunks(layer, whole, 1000, Phase::kPromptEnd, KvCacheForm::kHeads, x);
   for (size_t i = 0; i < want.residual.values.size(); ++i) {

@@ -8,27 +8,9 @@
 #include "outrider/base/dtype.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/packed_matrix.h"
+#include "outrider/ops/weight_loader.h"
 
-namespace outrider {
-
-/// Rounding of weights at load that the user asks for (--quantization).
-enum class WeightQuantization { kNone, kInt8 };
-
-/// How weights are kept in memory.
-///
-/// An FP8 matrix keeps its codes and scales if both hold:
-///   - it is used with more than max_fp8_weights_as_bf16 weights, where all experts of a layer
-///   count
-///     as one matrix;
-///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
-/// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
-/// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
-/// one scale per row instead, except those declared unquantized.
-struct WeightForm {
-  DType compute_dtype = DType::kBF16;
-  WeightQuantization quantization = WeightQuantization::kNone;
-  int64_t max_fp8_weights_as_bf16 = 0;  // KernelTable's
-};
+namespace outrider::cpu {
 
 /// The checkpoint tensors that one weight is made of, at least one.
 using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
@@ -47,4 +29,4 @@ struct MatrixUse {
 
 PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors, const MatrixUse& use);
 
-}  // namespace outrider
+}  // namespace outrider::cpu

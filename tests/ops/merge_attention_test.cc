@@ -1,5 +1,5 @@
 // Merging partial attention: against a softmax over all keys in double, and empty parts bit by bit.
-#include "outrider/attention/merge_attention.h"
+#include "outrider/ops/cpu/merge_attention.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace outrider {
+namespace outrider::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -202,4 +202,4 @@ TEST_F(MergeAttentionTest, ARunningSoftmaxBecomesAPartial) {
 }
 
 }  // namespace
-}  // namespace outrider
+}  // namespace outrider::cpu

@@ -5,10 +5,9 @@
 
 #include <cstdint>
 
-#include "outrider/attention/mla_weights.h"
-#include "outrider/kernels/compute.h"
+#include "outrider/ops/cpu/compute.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 /// Absorbed attention over requests that all have `query_length` rows: request i holds the rows
 /// [i * query_length, (i + 1) * query_length) of args.q and args.out. Row j has position
@@ -24,4 +23,4 @@ void UniformDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs&
 void PaddedDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs& args,
                            int32_t query_length);
 
-}  // namespace outrider
+}  // namespace outrider::cpu

@@ -8,7 +8,7 @@
 #include "outrider/base/matrix_view.h"
 #include "outrider/base/thread_pool.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 /// Attention of some rows over some keys. A (row, head) that saw no key has lse -infinity; its
 /// output is then not read.
@@ -26,4 +26,4 @@ void FinishPartial(ThreadPool& pool, MatrixView<const float> running_sum, Partia
 /// nothing is taken, an empty `total` becomes `part`.
 void MergeAttention(ThreadPool& pool, PartialAttention part, PartialAttention total);
 
-}  // namespace outrider
+}  // namespace outrider::cpu

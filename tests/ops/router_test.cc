@@ -1,11 +1,11 @@
-#include "outrider/layers/router.h"
+#include "outrider/ops/cpu/router.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
-namespace outrider {
+namespace outrider::cpu {
 namespace {
 
 RouterSpec Spec(RouterScoring scoring, RouterMethod method) {
@@ -80,4 +80,4 @@ TEST(RouterTest, TiesGoToTheLowerIndex) {
 }
 
 }  // namespace
-}  // namespace outrider
+}  // namespace outrider::cpu

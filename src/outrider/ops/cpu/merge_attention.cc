@@ -1,4 +1,4 @@
-#include "outrider/attention/merge_attention.h"
+#include "outrider/ops/cpu/merge_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "outrider/base/error.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 namespace {
 
@@ -72,4 +72,4 @@ void MergeAttention(ThreadPool& pool, PartialAttention part, PartialAttention to
   });
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

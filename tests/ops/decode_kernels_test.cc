@@ -1,10 +1,10 @@
 // The uniform and padded decode kernels against the ragged one, bit by bit. Cache slots that no
 // request has hold NaN.
-#include "outrider/attention/decode_kernels.h"
+#include "outrider/ops/cpu/decode_kernels.h"
 
 #include "tests/kernels/paged_cache.h"
 
-namespace outrider {
+namespace outrider::cpu {
 namespace {
 
 constexpr int32_t kHeads = 3;
@@ -155,4 +155,4 @@ TEST_P(DecodeKernelsTest, AUniformKernelRefusesOtherLengths) {
 INSTANTIATE_TEST_SUITE_P(Isas, DecodeKernelsTest, testing::ValuesIn(TestedIsas()), IsaTestName);
 
 }  // namespace
-}  // namespace outrider
+}  // namespace outrider::cpu

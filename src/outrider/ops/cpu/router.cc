@@ -1,4 +1,4 @@
-#include "outrider/layers/router.h"
+#include "outrider/ops/cpu/router.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "outrider/base/rounded_exp.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 namespace {
 
@@ -110,4 +110,4 @@ void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bi
   }
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

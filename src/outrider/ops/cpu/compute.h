@@ -1,10 +1,10 @@
-// What every forward pass needs: the kernels, the threads, the operand type, scratch memory.
+// What the drivers of a CPU operation share.
 #pragma once
 
 #include "outrider/base/scratch.h"
 #include "outrider/kernels/kernel_table.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 struct Compute {
   const KernelTable& kernels;
@@ -13,4 +13,4 @@ struct Compute {
   DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
 };
 
-}  // namespace outrider
+}  // namespace outrider::cpu

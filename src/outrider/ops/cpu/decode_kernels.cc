@@ -1,10 +1,10 @@
-#include "outrider/attention/decode_kernels.h"
+#include "outrider/ops/cpu/decode_kernels.h"
 
 #include <algorithm>
 
 #include "outrider/base/error.h"
 
-namespace outrider {
+namespace outrider::cpu {
 
 void UniformDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs& args,
                             int32_t query_length) {
@@ -62,4 +62,4 @@ void PaddedDecodeAttention(const Compute& compute, const AbsorbedAttentionArgs& 
   }
 }
 
-}  // namespace outrider
+}  // namespace outrider::cpu

@@ -1,0 +1,37 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1) over a paged cache. Latent
+// entries: the absorbed form for generated tokens, the expanded form for prompt tokens, both in one
+// step. Per-head entries: one form for all.
+#pragma once
+
+#include "outrider/attention/attention_plan.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/ops/ops.h"
+
+namespace outrider {
+
+/// The weights of one layer's attention.
+struct MlaWeights {
+  Weight q_a;                        // [q_lora, hidden]; absent without q_lora
+  Weight q_b;                        // [heads * (P + R), q_lora]; without q_lora [.., hidden]
+  Weight kv_a;                       // [L + R, hidden]
+  Weight o;                          // [hidden, heads * V]
+  const float* q_a_norm = nullptr;   // [q_lora]
+  const float* kv_a_norm = nullptr;  // [L]
+  KvUpWeight kv_up;
+};
+
+/// residual += o_proj(attention(x)) for the rows of `layout`, split as `plan`, made from this
+/// layout, says; writes the rows' entries to `cache` first and reads all keys back from it, so a
+/// key's bits do not depend on when it was computed. x [rows, hidden] is the normalised input,
+/// residual [rows, hidden].
+void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
+                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
+                LayerCache cache, Tensor x, Tensor residual);
+
+/// Writes the cache entries of the rows of `layout` as MlaForward does, and nothing else: for rows
+/// whose output nobody reads. x [rows, hidden] is the normalised input.
+void WriteMlaEntries(const Context& context, const MlaShape& shape, const MlaWeights& weights,
+                     const BatchLayout& layout, KvCacheForm form, const Rotary& rotary,
+                     LayerCache cache, Tensor x);
+
+}  // namespace outrider

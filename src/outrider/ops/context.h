@@ -1,0 +1,34 @@
+// What every operation gets beside its arguments: where it runs and where it finds memory.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/base/dtype.h"
+#include "outrider/base/scratch.h"
+#include "outrider/base/thread_pool.h"
+#include "outrider/ops/tensor.h"
+
+namespace outrider {
+
+class Ops;
+
+/// What runs operations.
+struct Device {
+  const Ops& ops;
+  ThreadPool* pool = nullptr;  // null: a device that needs no threads of the host
+};
+
+struct Context {
+  const Ops& ops;
+  ThreadPool* pool;     // the device's
+  Scratch& arena;       // memory of the device for what a step leaves behind it
+  DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
+
+  Context(const Device& device, Scratch& arena_, DType operand_dtype_)
+      : ops(device.ops), pool(device.pool), arena(arena_), operand_dtype(operand_dtype_) {}
+
+  /// Uninitialised rows between two operations, until the arena's frame ends.
+  Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
+};
+
+}  // namespace outrider

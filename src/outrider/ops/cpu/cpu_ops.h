@@ -1,0 +1,74 @@
+// The CPU's operations: drivers over a kernel table, which computes every sum.
+#pragma once
+
+#include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/cpu/compute.h"
+#include "outrider/ops/ops.h"
+
+namespace outrider::cpu {
+
+/// Contexts of its calls have a thread pool, and tensors are float32.
+class CpuOps : public Ops {
+ public:
+  /// The table must outlive the object.
+  explicit CpuOps(const KernelTable& kernels) : kernels_(kernels) {}
+
+  const KernelTable& kernels() const { return kernels_; }
+  std::string_view name() const override { return kernels_.name; }
+  std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
+                                                 const WeightForm& form) const override;
+
+  void Embed(const Context& context, const TokenTable& table, const StepRows& rows, bool zero_first,
+             Tensor x) const override;
+  Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
+                    bool interleaved, const StepRows& rows) const override;
+  void Norm(const Context& context, Tensor x, const float* weight, float eps,
+            Tensor y) const override;
+  void Copy(const Context& context, Tensor from, Tensor to) const override;
+  void CopyRows(const Context& context, Tensor from, std::span<const int32_t> rows,
+                Tensor to) const override;
+
+  void Multiply(const Context& context, std::span<const Product> products) const override;
+  void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+            Tensor logits) const override;
+  void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+                  int32_t num_tokens, std::span<int32_t> tokens) const override;
+
+  const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
+                       const float* bias) const override;
+  ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w, const Routing& routing,
+                          Tensor x) const override;
+  ExpertRows ExpertDown(const Context& context, const ExpertWeights& w, const Routing& routing,
+                        const ExpertRows& inner) const override;
+  void CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
+                      const ExpertRows& outputs, Tensor x) const override;
+
+  void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+              const Rotary& rotary) const override;
+  void WriteLatentEntries(const Context& context, const MlaShape& shape,
+                          const EntryArgs& args) const override;
+  void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                           const EntryArgs& args) const override;
+  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
+              Tensor absorbed) const override;
+  void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
+                Tensor out) const override;
+  void DecodeAttention(const Context& context, const MlaShape& shape,
+                       const DecodeAttentionArgs& args) const override;
+  void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                       const PromptAttentionArgs& args) const override;
+  void PerHeadAttention(const Context& context, const MlaShape& shape,
+                        const PerHeadArgs& args) const override;
+
+ private:
+  Compute ComputeOf(const Context& context) const {
+    return {kernels_, *context.pool, context.arena, context.operand_dtype};
+  }
+
+  const KernelTable& kernels_;
+};
+
+/// Over GetKernels(isa).
+const CpuOps& GetCpuOps(Isa isa);
+
+}  // namespace outrider::cpu

@@ -1,0 +1,78 @@
+// The CPU's weight loader: packs a checkpoint's tensors into panels, in one block of memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outrider/base/buffer.h"
+#include "outrider/ops/cpu/packed_weights.h"
+#include "outrider/ops/cpu/weight_format.h"
+#include "outrider/ops/weight_loader.h"
+
+namespace outrider::cpu {
+
+class CpuWeightLoader : public WeightLoader {
+ public:
+  /// The source must outlive the loader.
+  CpuWeightLoader(const WeightSource& source, WeightForm form);
+
+  const WeightSource& source() const override { return source_; }
+
+  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
+               int64_t cols) override;
+  void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
+           int64_t hidden) override;
+  void MoeExperts(ExpertWeights* out, const Experts& experts) override;
+  void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
+  void Vector(const float** out, const std::string& name, int64_t size) override;
+  void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Copy(const std::string& name, const std::string& original, int64_t rows,
+            int64_t cols) override;
+  void Check(const ModelConfig& config) const override;
+  WeightSizes PackedSizes() override;
+  std::unique_ptr<WeightMemory> Load(ThreadPool* pool, const Progress& progress) override;
+
+ private:
+  /// What the handles point to; addresses stay.
+  struct Memory : WeightMemory {
+    Buffer bytes;
+    std::deque<PackedMatrix> matrices;
+    std::deque<PackedTable> tables;
+    std::deque<PackedKvUp> kv_ups;
+    std::deque<PackedExperts> experts;
+  };
+  struct PieceSize {
+    size_t bytes = 0;
+    DType dtype = DType::kF32;  // of the elements, of most of them if they differ
+  };
+  struct Piece {
+    std::vector<ExpectedTensor> tensors;
+    OpenTensors open;
+    PieceSize size;
+    std::function<PieceSize(Piece&)> measure;  // once the tensors are open
+    std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
+  };
+
+  void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
+               std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
+  /// weights_used_together: MatrixUse's, if larger than the weight's own size.
+  void DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
+                      int64_t cols, int64_t weights_used_together, WeightForm form);
+  void DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width, int64_t hidden,
+                  int64_t num_mlps);
+  /// A handle of a matrix that is yet to be declared.
+  PackedMatrix* NewMatrix(Weight* out, int64_t rows, int64_t cols);
+  void OpenAll();
+
+  const WeightSource& source_;
+  WeightForm form_;
+  std::vector<Piece> pieces_;
+  std::unique_ptr<Memory> memory_;
+};
+
+}  // namespace outrider::cpu

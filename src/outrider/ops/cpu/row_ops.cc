@@ -1,0 +1,127 @@
+// CpuOps: rows of a step, and products of matrices.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_weight_loader.h"
+#include "outrider/ops/cpu/packed_weights.h"
+
+namespace outrider::cpu {
+
+const CpuOps& GetCpuOps(Isa isa) {
+  static const auto all = [] {
+    std::map<Isa, CpuOps> ops;
+    for (int i = 0; i <= static_cast<int>(DetectIsa()); ++i) {
+      const auto each = static_cast<Isa>(i);
+      ops.emplace(each, GetKernels(each));
+    }
+    return ops;
+  }();
+  return all.at(isa);
+}
+
+std::unique_ptr<WeightLoader> CpuOps::MakeWeightLoader(const WeightSource& source,
+                                                       const WeightForm& form) const {
+  return std::make_unique<CpuWeightLoader>(source, form);
+}
+
+void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepRows& rows,
+                   bool zero_first, Tensor x) const {
+  const MatrixView<float> out = x.floats();
+  OUTRIDER_CHECK(std::cmp_equal(rows.token_ids.size(), out.rows) && out.cols == table.cols);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const auto i = static_cast<size_t>(r);
+    if (zero_first && rows.positions[i] == 0) {
+      std::fill_n(out.row(r), out.cols, 0.0F);
+    } else {
+      Packed(table).Read(rows.token_ids[i], out.row(r));
+    }
+  }
+}
+
+Rotary CpuOps::MakeRotary(const Context& context, std::span<const float> frequencies,
+                          float magnitude, bool interleaved, const StepRows& rows) const {
+  const auto num_rows = static_cast<int64_t>(rows.positions.size());
+  const auto half = static_cast<int64_t>(frequencies.size());
+  const MatrixView<float> cos = context.arena.Matrix(num_rows, half);
+  const MatrixView<float> sin = context.arena.Matrix(num_rows, half);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const auto position = static_cast<float>(rows.positions[static_cast<size_t>(r)]);
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle = position * frequencies[static_cast<size_t>(i)];
+      cos.row(r)[i] = std::cos(angle) * magnitude;
+      sin.row(r)[i] = std::sin(angle) * magnitude;
+    }
+  }
+  return {cos, sin, interleaved};
+}
+
+void CpuOps::Norm(const Context& context, Tensor x, const float* weight, float eps,
+                  Tensor y) const {
+  kernels_.rms_norm(*context.pool, x.floats(), weight, eps, y.floats());
+}
+
+void CpuOps::Copy(const Context& /*context*/, Tensor from, Tensor to) const {
+  OUTRIDER_CHECK(from.rows == to.rows && from.cols == to.cols);
+  const MatrixView<float> source = from.floats();
+  const MatrixView<float> target = to.floats();
+  for (int64_t r = 0; r < source.rows; ++r) {
+    std::copy_n(source.row(r), source.cols, target.row(r));
+  }
+}
+
+void CpuOps::CopyRows(const Context& /*context*/, Tensor from, std::span<const int32_t> rows,
+                      Tensor to) const {
+  const MatrixView<float> source = from.floats();
+  const MatrixView<float> target = to.floats();
+  OUTRIDER_CHECK(std::cmp_less_equal(rows.size(), target.rows) && source.cols == target.cols);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0) continue;
+    std::copy_n(source.row(rows[i]), source.cols, target.row(static_cast<int64_t>(i)));
+  }
+}
+
+// Products of one call run as one task list, but for those that are rounded otherwise.
+void CpuOps::Multiply(const Context& context, std::span<const Product> products) const {
+  const Scratch::Frame frame(context.arena);
+  auto* jobs = context.arena.Take<MatMulJob>(static_cast<int64_t>(products.size()));
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product& p = products[i];
+    OUTRIDER_CHECK(p.float32 == products.front().float32);
+    const MatrixView<float> y =
+        p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
+    jobs[i] = {.x = p.x.floats(), .w = &Packed(*p.w), .y = y, .accumulate = p.accumulate};
+  }
+  kernels_.matmul(*context.pool, {jobs, products.size()},
+                  products.front().float32 ? DType::kF32 : context.operand_dtype);
+  for (size_t i = 0; i < products.size(); ++i) {
+    if (products[i].silu_mul) {
+      kernels_.silu_mul(*context.pool, jobs[i].y, products[i].y.floats());
+    }
+  }
+}
+
+void CpuOps::Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+                  Tensor logits) const {
+  OUTRIDER_CHECK(std::cmp_equal(rows.size(), logits.rows));
+  const PackedMatrix head = Packed(w).FirstRows(logits.cols);
+  kernels_.matmul(*context.pool,
+                  std::array{MatMulJob{
+                      .x = x.floats(), .x_rows = rows.data(), .w = &head, .y = logits.floats()}},
+                  context.operand_dtype);
+}
+
+void CpuOps::HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
+                        const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const {
+  OUTRIDER_CHECK(rows.size() == tokens.size());
+  const PackedMatrix head = Packed(w).FirstRows(num_tokens);
+  kernels_.matmul_arg_max(*context.pool,
+                          {.x = x.floats(), .x_rows = rows.data(), .w = &head, .columns = tokens},
+                          context.operand_dtype);
+}
+
+}  // namespace outrider::cpu

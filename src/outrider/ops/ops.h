@@ -1,0 +1,200 @@
+// What a device can compute: one table of coarse operations, each of them one launch on a GPU and a
+// few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks and
+// drafters are written once, on top of it.
+//
+// Every operation is row-invariant: the bits of an output row depend on the inputs of that row
+// alone. The reference of an operation is the CPU's implementation over the reference kernel table;
+// tests/ops compares every other table with it.
+//
+// Arguments are trusted: shapes that do not fit are bugs (OUTRIDER_CHECK).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "outrider/checkpoint/layer_spec.h"
+#include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/context.h"
+#include "outrider/ops/tensor.h"
+#include "outrider/ops/weight_loader.h"
+#include "outrider/ops/weights.h"
+
+namespace outrider {
+
+/// The rows of a step.
+struct StepRows {
+  std::span<const int32_t> token_ids;  // [rows]
+  std::span<const int32_t> positions;  // [rows]
+};
+
+/// The angles of a step's rows: cos and sin [rows, R / 2], magnitude included.
+struct Rotary {
+  Tensor cos;
+  Tensor sin;
+  bool interleaved = true;  // pairs (2i, 2i + 1); false: (i, i + R / 2)
+};
+
+/// One matrix product of Ops::Multiply: y = x W^T, or y += x W^T.
+struct Product {
+  Tensor x;                   // [rows, K]
+  const Weight* w = nullptr;  // [N, K]
+  Tensor y;                   // [rows, N]; with silu_mul [rows, N / 2]
+  bool accumulate = false;
+  bool silu_mul = false;  // W is gate and up: y = silu(gate) * up
+  bool float32 = false;   // operands are not rounded (routers)
+};
+
+/// Which rows go to which experts, with what weights: a device derives what its operations read.
+struct Routing {};
+
+/// Rows between the operations of a mixture of experts, in the device's order.
+struct ExpertRows {
+  Tensor routed;
+  Tensor shared;
+};
+
+/// The sizes of a layer's latent attention.
+struct MlaShape {
+  int32_t heads = 0;
+  int32_t q_lora = 0;  // 0: one q projection
+  int32_t latent = 0;  // L, kv_lora_rank
+  int32_t nope = 0;    // P
+  int32_t rope = 0;    // R
+  int32_t value = 0;   // V
+  float softmax_scale = 0;
+  float norm_eps = 0;  // of the two latent norms
+};
+
+/// What writes the cache entries of a step's rows.
+struct EntryArgs {
+  Tensor kv;                    // [rows, L + R], not yet normalised nor rotated; it may change
+  const float* norm = nullptr;  // [L]
+  Rotary rotary;
+  const int64_t* slots = nullptr;  // [rows] of the cache; negative: the row writes nothing
+  LayerCache cache;
+};
+
+/// Attention of generated tokens over latent entries.
+struct DecodeAttentionArgs {
+  Tensor q;    // [rows, heads * (L + R)]: per head the absorbed query, then its rotated part
+  Tensor out;  // [rows, heads * L]
+  LayerCache cache;
+  std::span<const AttentionSpan> requests;  // in order of row, without gaps
+  /// 0: requests of any lengths. Else the kernel takes one length only: requests have it, or with
+  /// `pads` at most that.
+  int32_t uniform_length = 0;
+  bool pads = false;
+};
+
+/// Attention of prompts in the expanded form.
+struct PromptAttentionArgs {
+  Tensor q;    // [rows of the step, heads * (P + R)], rotated
+  Tensor out;  // [rows of the step, heads * V]
+  LayerCache cache;
+  std::span<const AttentionSpan> prompts;
+  /// Decode requests that the decode kernel did not take: attention over the context and over the
+  /// new tokens, merged by log-sum-exp.
+  std::span<const AttentionSpan> left_over;
+};
+
+/// Attention of all rows over per-head entries.
+struct PerHeadArgs {
+  Tensor q;    // [rows, heads * (P + R)], rotated
+  Tensor out;  // [rows, heads * V]
+  LayerCache cache;
+  std::span<const AttentionSpan> requests;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual std::string_view name() const = 0;
+
+  /// What packs weights for these operations. The source must outlive it.
+  virtual std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
+                                                         const WeightForm& form) const = 0;
+
+  // Rows.
+
+  /// x[r] = the table's row of token r; zero at position 0 with zero_first.
+  virtual void Embed(const Context& context, const TokenTable& table, const StepRows& rows,
+                     bool zero_first, Tensor x) const = 0;
+
+  /// cos and sin of position * frequency, times `magnitude`; memory of the arena.
+  virtual Rotary MakeRotary(const Context& context, std::span<const float> frequencies,
+                            float magnitude, bool interleaved, const StepRows& rows) const = 0;
+
+  /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)); y may be x.
+  virtual void Norm(const Context& context, Tensor x, const float* weight, float eps,
+                    Tensor y) const = 0;
+
+  /// to = from, of one shape.
+  virtual void Copy(const Context& context, Tensor from, Tensor to) const = 0;
+
+  /// to[i] = from[rows[i]]; a negative number leaves its row of `to` alone.
+  virtual void CopyRows(const Context& context, Tensor from, std::span<const int32_t> rows,
+                        Tensor to) const = 0;
+
+  // Products.
+
+  virtual void Multiply(const Context& context, std::span<const Product> products) const = 0;
+
+  /// logits[i] = W x[rows[i]], of the weight's first logits.cols rows.
+  virtual void Head(const Context& context, Tensor x, std::span<const int32_t> rows,
+                    const Weight& w, Tensor logits) const = 0;
+
+  /// The place of the largest of the first `num_tokens` logits of each row, the lowest of equals;
+  /// -1 where the largest is infinite or all are NaN. No logits are stored.
+  virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
+                          const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
+
+  // Mixtures of experts. Results live in the arena.
+
+  /// Scores logits [rows, experts], which it may change, chooses each row's experts and groups the
+  /// rows by expert. bias [experts] is added to scores for the choice (kNoAuxTc), or null.
+  virtual const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
+                               const float* bias) const = 0;
+
+  /// silu(gate x) * (up x) of every row's experts, and of the shared MLP.
+  virtual ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
+                                  const Routing& routing, Tensor x) const = 0;
+
+  virtual ExpertRows ExpertDown(const Context& context, const ExpertWeights& w,
+                                const Routing& routing, const ExpertRows& inner) const = 0;
+
+  /// x[r] += the weighted outputs of its experts in order of choice, then the shared MLP's.
+  virtual void CombineExperts(const Context& context, const ExpertWeights& w,
+                              const Routing& routing, const ExpertRows& outputs,
+                              Tensor x) const = 0;
+
+  // Multi-head latent attention.
+
+  /// Rotates in place the R values from column `offset` on of each of the heads of x, whose columns
+  /// they share evenly.
+  virtual void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+                      const Rotary& rotary) const = 0;
+
+  virtual void WriteLatentEntries(const Context& context, const MlaShape& shape,
+                                  const EntryArgs& args) const = 0;
+  virtual void WritePerHeadEntries(const Context& context, const MlaShape& shape,
+                                   const KvUpWeight& w, const EntryArgs& args) const = 0;
+
+  /// q [rows, heads * (P + R)] to absorbed [rows, heads * (L + R)].
+  virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
+                      Tensor absorbed) const = 0;
+  /// latent [rows, heads * L] to out [rows, heads * V].
+  virtual void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                        Tensor latent, Tensor out) const = 0;
+
+  virtual void DecodeAttention(const Context& context, const MlaShape& shape,
+                               const DecodeAttentionArgs& args) const = 0;
+  virtual void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                               const PromptAttentionArgs& args) const = 0;
+  virtual void PerHeadAttention(const Context& context, const MlaShape& shape,
+                                const PerHeadArgs& args) const = 0;
+};
+
+}  // namespace outrider

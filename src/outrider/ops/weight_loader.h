@@ -1,0 +1,118 @@
+// Turns a checkpoint's tensors into a device's weights: every weight is declared once, with its
+// names and shape; the declarations are checked against the checkpoint, then filled.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outrider/base/dtype.h"
+#include "outrider/base/thread_pool.h"
+#include "outrider/checkpoint/model_config.h"
+#include "outrider/checkpoint/weight_source.h"
+#include "outrider/ops/weights.h"
+
+namespace outrider {
+
+/// Bytes of weights in memory by what they are.
+using WeightSizes = std::map<DType, int64_t>;
+int64_t SumOf(const WeightSizes& sizes);
+
+/// What handles of weights point into.
+class WeightMemory {
+ public:
+  virtual ~WeightMemory() = default;
+};
+
+/// The tensors of a gated MLP: gate and up [width, hidden], down [hidden, width].
+struct MlpTensors {
+  std::string gate;
+  std::string up;
+  std::string down;
+};
+
+/// Rounding of weights at load that the user asks for (--quantization).
+enum class WeightQuantization { kNone, kInt8 };
+
+/// How weights are kept in memory.
+///
+/// An FP8 matrix keeps its codes and scales if both hold:
+///   - it is used with more than max_fp8_weights_as_bf16 weights, where all experts of a layer
+///   count
+///     as one matrix;
+///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
+/// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
+/// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
+/// one scale per row instead, except those declared unquantized.
+struct WeightForm {
+  DType compute_dtype = DType::kBF16;
+  WeightQuantization quantization = WeightQuantization::kNone;
+  int64_t max_fp8_weights_as_bf16 = 0;  // KernelTable's
+};
+
+class WeightLoader {
+ public:
+  virtual ~WeightLoader() = default;
+
+  virtual const WeightSource& source() const = 0;
+
+  // Declarations: `out` is filled by Load and must stay where it is until then.
+
+  /// A weight [rows, cols] of y = x W^T.
+  void Matrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) {
+    Stacked(out, {name}, rows, cols);
+  }
+  /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
+  virtual void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
+                       int64_t cols) = 0;
+  /// A weight that is never rounded to 8 bits.
+  virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
+                                 int64_t cols) = 0;
+
+  /// The gate and up matrices of a gated MLP, stacked, and its down matrix.
+  virtual void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
+                   int64_t hidden) = 0;
+
+  /// Routed experts of `width` and, with a shared_width, the MLP that every row goes through.
+  struct Experts {
+    std::vector<MlpTensors> routed;
+    int64_t width = 0;
+    MlpTensors shared;
+    int64_t shared_width = 0;
+    int64_t hidden = 0;
+  };
+  virtual void MoeExperts(ExpertWeights* out, const Experts& experts) = 0;
+
+  /// kv_b_proj [heads * (nope + value), latent]: by head W_UK [nope, latent], W_UV [value, latent].
+  struct KvUp {
+    int64_t heads, nope, value, latent;
+  };
+  virtual void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) = 0;
+
+  /// A float32 vector.
+  virtual void Vector(const float** out, const std::string& name, int64_t size) = 0;
+
+  virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
+
+  /// A tensor that repeats `original`; nothing is kept of it. Load throws Error if they differ.
+  virtual void Copy(const std::string& name, const std::string& original, int64_t rows,
+                    int64_t cols) = 0;
+
+  /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP modules that
+  /// were not declared and copies of embedding and head inside MTP modules are not unexpected.
+  virtual void Check(const ModelConfig& config) const = 0;
+
+  /// Of all declared weights, with their scales. Opens every tensor.
+  virtual WeightSizes PackedSizes() = 0;
+
+  /// Bytes read so far, and in all, of the files; called on the loading thread.
+  using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
+  /// Fills everything that was declared; returns the memory that the handles point into.
+  virtual std::unique_ptr<WeightMemory> Load(ThreadPool* pool, const Progress& progress) = 0;
+};
+
+}  // namespace outrider

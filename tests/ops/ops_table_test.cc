@@ -1,0 +1,345 @@
+// Every operation of every table: against the reference table, in bits where the kernels' order of
+// sums is defined and close elsewhere; and each row alone against all rows together, in bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "tests/kernels/kernel_fixture.h"
+
+namespace outrider {
+namespace {
+
+constexpr int64_t kHidden = 48;
+constexpr int64_t kWidth = 32;  // of an MLP
+constexpr int64_t kVocab = 200;
+constexpr int32_t kSlots = 16;  // tokens per block
+const MlaShape kMla = {.heads = 3,
+                       .latent = 32,
+                       .nope = 12,
+                       .rope = 8,
+                       .value = 16,
+                       .softmax_scale = 0.25F,
+                       .norm_eps = 1e-6F};
+
+/// Random weights, packed by a table.
+struct OpsWeights {
+  OpsWeights(const Ops& ops, ThreadPool& pool, DType dtype) {
+    const auto source = MakeDummyWeights(ModelConfig{}, 5);
+    const auto loader = ops.MakeWeightLoader(*source, {.compute_dtype = dtype});
+    loader->Table(&table, "embed_tokens.weight", kVocab, kHidden);
+    loader->Vector(&norm, "norm", kHidden);
+    loader->Vector(&latent_norm, "latent_norm", kMla.latent);
+    loader->Matrix(&matrix, "matrix", 40, kHidden);
+    loader->Matrix(&square, "square", kHidden, kHidden);
+    loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
+    loader->Matrix(&head, "head", kVocab, kHidden);
+    loader->UnquantizedMatrix(&router, "router", 8, kHidden);
+    WeightLoader::Experts e = {
+        .width = kWidth, .shared = {"sg", "su", "sd"}, .shared_width = 16, .hidden = kHidden};
+    for (const char* name : {"0", "1", "2", "3", "4", "5", "6", "7"}) {
+      e.routed.push_back(
+          {std::string("g") + name, std::string("u") + name, std::string("d") + name});
+    }
+    loader->MoeExperts(&experts, e);
+    e.shared_width = 0;
+    loader->MoeExperts(&unshared_experts, e);
+    loader->SplitKvUp(&kv_up, "kv_b", {kMla.heads, kMla.nope, kMla.value, kMla.latent});
+    memory = loader->Load(&pool, nullptr);
+  }
+
+  TokenTable table;
+  const float* norm = nullptr;
+  const float* latent_norm = nullptr;
+  Weight matrix, square, gate_up, down, head, router;
+  ExpertWeights experts, unshared_experts;
+  KvUpWeight kv_up;
+  std::unique_ptr<WeightMemory> memory;
+};
+
+/// The rows of a step.
+struct OpsInput {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> positions;
+  TestMatrix x;
+};
+
+/// An operation, or a few that belong together, from input rows to output rows.
+struct OpsCase {
+  std::string name;
+  int64_t cols;  // of its output
+  bool exact;    // all tables give the reference's bits with float32 operands
+  std::function<void(const Context&, const OpsWeights&, OpsInput&, Tensor out)> run;
+};
+
+StepRows RowsOf(const OpsInput& in) { return {in.tokens, in.positions}; }
+
+Rotary RotaryOf(const Context& c, const OpsInput& in) {
+  static constexpr std::array kFrequencies = {1.0F, 0.3F, 0.1F, 0.01F};
+  return c.ops.MakeRotary(c, kFrequencies, 1.5F, true, RowsOf(in));
+}
+
+void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& experts,
+                const RouterSpec& spec, OpsInput& in, Tensor out) {
+  const Tensor logits = c.Rows(out.rows, 8);
+  c.ops.Multiply(
+      c, std::array{Product{.x = in.x.view(), .w = &w.router, .y = logits, .float32 = true}});
+  const Routing& routing = c.ops.Route(c, spec, logits, nullptr);
+  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, routing, in.x.view());
+  const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
+  c.ops.Copy(c, in.x.view(), out);
+  c.ops.CombineExperts(c, experts, routing, outputs, out);
+}
+
+std::vector<OpsCase> Cases() {
+  const RouterSpec greedy = {.experts = 8,
+                             .top_k = 2,
+                             .scoring = RouterScoring::kSoftmax,
+                             .method = RouterMethod::kGreedy};
+  const RouterSpec grouped = {
+      .experts = 8, .top_k = 3, .groups = 4, .top_groups = 2, .scaling_factor = 2.5};
+  return {
+      {"Embed", kHidden, true,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Embed(c, w.table, RowsOf(in), false, out);
+       }},
+      {"EmbedZeroAtPosition0", kHidden, true,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Embed(c, w.table, RowsOf(in), true, out);
+         for (int64_t r = 0; r < out.rows; ++r) {
+           const float* row = out.floats().row(r);
+           const bool zero = std::all_of(row, row + kHidden, [](float v) { return v == 0; });
+           EXPECT_EQ(zero, in.positions[static_cast<size_t>(r)] == 0);
+         }
+       }},
+      {"Rotary", 8, true,
+       [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
+         const Rotary rotary = RotaryOf(c, in);
+         c.ops.Copy(c, rotary.cos, out.Columns(0, 4));
+         c.ops.Copy(c, rotary.sin, out.Columns(4, 4));
+       }},
+      {"CopyRows", kHidden, true,
+       [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
+         std::vector<int32_t> rows(static_cast<size_t>(out.rows));
+         std::iota(rows.rbegin(), rows.rend(), 0);
+         const Tensor reversed = c.Rows(out.rows, kHidden);
+         c.ops.CopyRows(c, in.x.view(), rows, reversed);
+         c.ops.CopyRows(c, reversed, rows, out);
+         c.ops.CopyRows(c, reversed, std::vector<int32_t>(rows.size(), -1), out);  // nothing
+         for (int64_t r = 0; r < out.rows; ++r) {
+           EXPECT_TRUE(SameBits(out.floats().row(r), in.x.view().row(r), kHidden));
+         }
+       }},
+      {"Norm", kHidden, false,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Norm(c, in.x.view(), w.norm, 1e-6F, out);
+       }},
+      {"Multiply", 40, true,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Multiply(c, std::array{Product{.x = in.x.view(), .w = &w.matrix, .y = out}});
+       }},
+      {"MultiplyAccumulate", kHidden, true,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Copy(c, in.x.view(), out);
+         c.ops.Multiply(c, std::array{Product{
+                               .x = in.x.view(), .w = &w.square, .y = out, .accumulate = true}});
+       }},
+      {"GatedMlp", kHidden, false,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         const Tensor inner = c.Rows(out.rows, kWidth);
+         c.ops.Multiply(c, std::array{Product{
+                               .x = in.x.view(), .w = &w.gate_up, .y = inner, .silu_mul = true}});
+         c.ops.Multiply(c, std::array{Product{.x = inner, .w = &w.down, .y = out}});
+       }},
+      {"Head", kVocab - 7, true,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         std::vector<int32_t> rows(static_cast<size_t>(out.rows));
+         std::iota(rows.begin(), rows.end(), 0);
+         c.ops.Head(c, in.x.view(), rows, w.head, out);
+         std::vector<int32_t> tokens(rows.size());
+         c.ops.HeadChoice(c, in.x.view(), rows, w.head, kVocab - 7, tokens);
+         for (int64_t r = 0; r < out.rows; ++r) {
+           const float* row = out.floats().row(r);
+           EXPECT_EQ(tokens[static_cast<size_t>(r)], std::max_element(row, row + out.cols) - row);
+         }
+       }},
+      {"Experts", kHidden, false,
+       [greedy](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         RunExperts(c, w, w.unshared_experts, greedy, in, out);
+       }},
+      {"ExpertsOfGroupsWithAShared", kHidden, false,
+       [grouped](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         RunExperts(c, w, w.experts, grouped, in, out);
+       }},
+      {"AbsorbAndUnabsorb", kMla.heads * kMla.value, false,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         const int32_t width = kMla.latent + kMla.rope;
+         const Tensor q = c.Rows(out.rows, kMla.heads * (kMla.nope + kMla.rope));
+         const Tensor absorbed = c.Rows(out.rows, int64_t{kMla.heads} * width);
+         const Tensor latent = c.Rows(out.rows, int64_t{kMla.heads} * kMla.latent);
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           const int64_t head = kMla.nope + kMla.rope;
+           c.ops.Copy(c, Tensor(in.x.view()).Columns(h, head), q.Columns(h * head, head));
+         }
+         c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, in));
+         c.ops.Absorb(c, kMla, w.kv_up, q, absorbed);
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
+                      latent.Columns(h * kMla.latent, kMla.latent));
+         }
+         c.ops.Unabsorb(c, kMla, w.kv_up, latent, out);
+       }},
+  };
+}
+
+class OpsTableTest : public KernelTest {
+ protected:
+  OpsInput MakeInput(int32_t rows) {
+    OpsInput in{.tokens = {}, .positions = {}, .x = TestMatrix::Random(rows, kHidden, random)};
+    for (int32_t r = 0; r < rows; ++r) {
+      in.tokens.push_back(Pick(0, kVocab - 1));
+      in.positions.push_back(r == rows / 2 ? 0 : Pick(1, 5000));
+    }
+    return in;
+  }
+
+  static OpsInput RowOf(OpsInput& in, int32_t r) {
+    OpsInput one{.tokens = {in.tokens[static_cast<size_t>(r)]},
+                 .positions = {in.positions[static_cast<size_t>(r)]},
+                 .x = TestMatrix(1, kHidden)};
+    std::copy_n(in.x.view().row(r), kHidden, one.x.view().row(0));
+    return one;
+  }
+
+  TestMatrix Run(const OpsCase& test, const Ops& ops, const OpsWeights& w, DType dtype,
+                 OpsInput& in) {
+    Scratch arena;
+    TestMatrix out(in.x.view_rows, test.cols);
+    test.run({{ops, &pool}, arena, dtype}, w, in, out.view());
+    return out;
+  }
+
+  static constexpr int32_t kRows = 21;
+};
+
+TEST_P(OpsTableTest, EveryRowAloneAndTheReference) {
+  const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
+  const cpu::CpuOps& reference = cpu::GetCpuOps(Isa::kReference);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const OpsWeights w(ops, pool, dtype);
+    const OpsWeights reference_w(reference, pool, dtype);
+    for (const OpsCase& test : Cases()) {
+      const std::string where = test.name + " " + std::string(DTypeName(dtype));
+      OpsInput in = MakeInput(kRows);
+      const TestMatrix all = Run(test, ops, w, dtype, in);
+      for (int32_t r = 0; r < kRows; ++r) {
+        OpsInput one = RowOf(in, r);
+        const TestMatrix alone = Run(test, ops, w, dtype, one);
+        ASSERT_TRUE(SameBits(alone.view().row(0), all.view().row(r), test.cols))
+            << where << " row " << r;
+      }
+      const TestMatrix want = Run(test, reference, reference_w, dtype, in);
+      // With bfloat16 operands an input may round another way.
+      const float tolerance = dtype == DType::kF32 ? 2e-5F : 3e-2F;
+      for (int32_t r = 0; r < kRows; ++r) {
+        if (test.exact && dtype == DType::kF32) {
+          ASSERT_TRUE(SameBits(all.view().row(r), want.view().row(r), test.cols)) << where;
+        }
+        for (int64_t i = 0; i < test.cols; ++i) {
+          const float expected = want.view().row(r)[i];
+          ASSERT_NEAR(all.view().row(r)[i], expected, tolerance * (1 + std::fabs(expected)))
+              << where << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+/// Entries of a request's positions, and attention to them: the three forms against the reference.
+TEST_P(OpsTableTest, EntriesAndAttention) {
+  constexpr int32_t kPositions = 37;
+  constexpr int32_t kQueries = 5;
+  const auto run = [&](const Ops& ops, const OpsWeights& w, bool per_head, bool prompt,
+                       std::mt19937 draws) {
+    Scratch arena;
+    const Context c({ops, &pool}, arena, DType::kF32);
+    const int32_t head = kMla.nope + kMla.rope;
+    const int32_t latent_width = kMla.latent + kMla.rope;
+    const int32_t width =
+        per_head ? kMla.heads * (kMla.nope + kMla.value) + kMla.rope : latent_width;
+    std::vector<float> memory(static_cast<size_t>(4 * kSlots * width), kNaN);
+    const LayerCache cache = {.data = reinterpret_cast<std::byte*>(memory.data()),
+                              .dtype = DType::kF32,
+                              .block_size = kSlots,
+                              .width = width};
+    const std::vector<int32_t> blocks = {2, 0, 3};
+    OpsInput in{.tokens = {}, .positions = {}, .x = TestMatrix(0, 0)};
+    std::vector<int64_t> slots;
+    for (int32_t p = 0; p < kPositions; ++p) {
+      in.tokens.push_back(0);
+      in.positions.push_back(p);
+      slots.push_back(blocks[static_cast<size_t>(p / kSlots)] * kSlots + p % kSlots);
+    }
+    const TestMatrix kv = TestMatrix::Random(kPositions, latent_width, draws);
+    const EntryArgs entries = {.kv = kv.view(),
+                               .norm = w.latent_norm,
+                               .rotary = RotaryOf(c, in),
+                               .slots = slots.data(),
+                               .cache = cache};
+    if (per_head) {
+      ops.WritePerHeadEntries(c, kMla, w.kv_up, entries);
+    } else {
+      ops.WriteLatentEntries(c, kMla, entries);
+    }
+    const TestMatrix q = TestMatrix::Random(kQueries, kMla.heads * head, draws);
+    TestMatrix out(kQueries, kMla.heads * kMla.value);
+    const std::array spans = {AttentionSpan{0, kQueries, kPositions - kQueries, blocks.data()}};
+    if (per_head) {
+      ops.PerHeadAttention(c, kMla,
+                           {.q = q.view(), .out = out.view(), .cache = cache, .requests = spans});
+    } else if (prompt) {
+      ops.PromptAttention(
+          c, kMla, w.kv_up,
+          {.q = q.view(), .out = out.view(), .cache = cache, .prompts = spans, .left_over = {}});
+    } else {
+      const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
+      const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
+      ops.Absorb(c, kMla, w.kv_up, q.view(), absorbed);
+      ops.DecodeAttention(c, kMla,
+                          {.q = absorbed, .out = latent, .cache = cache, .requests = spans});
+      ops.Unabsorb(c, kMla, w.kv_up, latent, out.view());
+    }
+    return out;
+  };
+  const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
+  const cpu::CpuOps& reference = cpu::GetCpuOps(Isa::kReference);
+  const OpsWeights w(ops, pool, DType::kF32);
+  const OpsWeights reference_w(reference, pool, DType::kF32);
+  const TestMatrix want = run(reference, reference_w, false, false, random);
+  for (const bool per_head : {false, true}) {
+    for (const bool prompt : {false, true}) {
+      const TestMatrix got = run(ops, w, per_head, prompt, random);
+      for (int64_t r = 0; r < kQueries; ++r) {
+        for (int64_t i = 0; i < got.view_cols; ++i) {
+          // All forms compute the same function.
+          ASSERT_NEAR(got.view().row(r)[i], want.view().row(r)[i], 2e-4) << (per_head ? "per head"
+                                                                             : prompt ? "expanded"
+                                                                                      : "absorbed")
+                                                                         << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, OpsTableTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+
+}  // namespace
+}  // namespace outrider
