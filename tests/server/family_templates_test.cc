@@ -130,7 +130,7 @@ class FamilyTemplateTest : public testing::TestWithParam<Family> {
     }
     return ChatTemplate::FromFile(
         std::string(OUTRIDER_SOURCE_DIR "/tests/text/templates/") + GetParam().name + ".jinja",
-        {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}});
+        {.special_tokens = {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}}});
   }
 };
 

@@ -23,10 +23,11 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
   const bool present = Tokenizer::IsIn(directory);
   if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
-  loaded.special_tokens = ReadTokenizerConfig(directory).special_tokens;
+  const TokenizerConfig config = ReadTokenizerConfig(directory);
+  loaded.special_tokens = config.special_tokens;
   loaded.chat_template = options.chat_template.empty()
                              ? ChatTemplate::FromModelDirectory(directory)
-                             : ChatTemplate::FromFile(options.chat_template, loaded.special_tokens);
+                             : ChatTemplate::FromFile(options.chat_template, config);
   loaded.grammars = std::make_unique<GrammarCompiler>(
       *loaded.tokenizer, static_cast<int32_t>(loaded.config.vocab_size),
       loaded.config.eos_token_ids);

@@ -43,15 +43,18 @@ ChatTemplate ChatTemplate::FromString(std::string source,
 }
 
 ChatTemplate ChatTemplate::FromFile(const std::filesystem::path& file,
-                                    const std::map<std::string, std::string>& special_tokens) {
-  return FromString(ReadTextFile(file, kMaxSourceBytes), special_tokens, file.string());
+                                    const TokenizerConfig& config) {
+  ChatTemplate chat =
+      FromString(ReadTextFile(file, kMaxSourceBytes), config.special_tokens, file.string());
+  chat.kimi_tools_ = config.tokenizer_class == kKimiTokenizer;
+  return chat;
 }
 
 std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
     const std::filesystem::path& directory) {
   const TokenizerConfig config = ReadTokenizerConfig(directory);
   const std::filesystem::path file = directory / "chat_template.jinja";
-  if (std::filesystem::exists(file)) return FromFile(file, config.special_tokens);
+  if (std::filesystem::exists(file)) return FromFile(file, config);
   if (config.chat_templates.empty()) {
     if (ModelTypeIn(directory) != "deepseek_v4") return std::nullopt;
     return DeepSeekV4(DeepSeekV4EffortsOf(directory));
@@ -62,6 +65,7 @@ std::optional<ChatTemplate> ChatTemplate::FromModelDirectory(
     throw InvalidArgument("{}: the list has no template named \"default\"", name);
   }
   ChatTemplate chat = FromString(chosen->second, config.special_tokens, name);
+  chat.kimi_tools_ = config.tokenizer_class == kKimiTokenizer;
   const auto tool_use = config.chat_templates.find("tool_use");
   if (tool_use != config.chat_templates.end()) chat.tool_use_source_ = tool_use->second;
   return chat;
@@ -93,6 +97,7 @@ std::string ChatTemplate::Render(const std::string& messages_json,
                          .messages = messages_json,
                          .tools = options.tools_json,
                          .extra = options.extra_json,
+                         .kimi_tools = kimi_tools_,
                          .add_generation_prompt = options.add_generation_prompt,
                          .continue_final_message = options.continue_final_message,
                          .limits = options.limits});

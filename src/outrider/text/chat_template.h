@@ -10,6 +10,7 @@
 
 #include "outrider/text/deepseek_v4_options.h"
 #include "outrider/text/template_interpreter.h"
+#include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
 
@@ -26,13 +27,13 @@ class ChatTemplate {
  public:
   /// The template of a model directory: chat_template.jinja, or chat_template in
   /// tokenizer_config.json, one string or a list of named ones ("default"; "tool_use" when there
-  /// are tools). Special tokens come from tokenizer_config.json. Without one, DeepSeek-V4's code
+  /// are tools). Special tokens come from tokenizer_config.json; where its tokenizer_class is
+  /// Kimi's, tools are shown as by Kimi's code. Without one, DeepSeek-V4's code
   /// where config.json has its model_type; else nothing. Error if it is malformed.
   static std::optional<ChatTemplate> FromModelDirectory(const std::filesystem::path& directory);
 
-  /// A template from a file of its Jinja source; `special_tokens` as for FromString.
-  static ChatTemplate FromFile(const std::filesystem::path& file,
-                               const std::map<std::string, std::string>& special_tokens);
+  /// A template from a file of its Jinja source, for the tokenizer of `config`.
+  static ChatTemplate FromFile(const std::filesystem::path& file, const TokenizerConfig& config);
 
   /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
   /// variables; `name` is used in messages.
@@ -58,6 +59,7 @@ class ChatTemplate {
   std::string source_;
   std::string tool_use_source_;  // used with tools; the same as source_ if there is just one
   std::string special_tokens_;   // JSON object
+  bool kimi_tools_ = false;      // as in TemplateJob
   std::optional<DeepSeekV4Efforts> deepseek_v4_;  // set: no template, but DeepSeek-V4's code
 };
 

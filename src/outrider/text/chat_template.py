@@ -178,6 +178,8 @@ def render_unchecked(source, variables, max_characters):
         "documents": None,
         "add_generation_prompt": variables["add_generation_prompt"],
     }
+    if variables["kimi_tools"]:
+        given.update(kimi_variables(source, tools))  # of kimi_tools.py, which stands before this
     for name in extra:
         if name in ("messages", "tools", "add_generation_prompt"):
             raise BadRequest(f"chat_template_kwargs must not set {name}, which has its own field")

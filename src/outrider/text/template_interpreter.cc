@@ -80,6 +80,7 @@ Outcome RunJob(const py::object& render, const TemplateJob& job, Clock::time_poi
   variables["messages"] = Text(job.messages);
   variables["tools"] = Text(job.tools);
   variables["extra"] = Text(job.extra);
+  variables["kimi_tools"] = job.kimi_tools;
   variables["add_generation_prompt"] = job.add_generation_prompt;
   variables["continue_final_message"] = job.continue_final_message;
   const py::str source = Text(job.source);

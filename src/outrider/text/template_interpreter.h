@@ -23,6 +23,7 @@ struct TemplateJob {
   std::string messages;        // JSON array
   std::string tools;           // JSON array, or empty
   std::string extra;           // JSON object of more variables, or empty
+  bool kimi_tools = false;     // tools are shown as the code of Kimi's tokenizers shows them
   bool add_generation_prompt = false;
   bool continue_final_message = false;
   TemplateLimits limits;

@@ -15,7 +15,6 @@
 namespace outrider {
 namespace {
 
-constexpr const char* kKimiTokenizerClass = "TikTokenTokenizer";
 constexpr int32_t kTiktokenSpecialIds = 258;
 constexpr int32_t kMaxTiktokenTokens = (1 << 21) - kTiktokenSpecialIds;
 constexpr size_t kMaxTiktokenBytes = 1024;
@@ -239,10 +238,10 @@ TokenizerSpec ParseTiktokenModel(std::string_view model, std::string_view where,
 std::map<int32_t, NamedToken> ReadTiktokenNames(const std::filesystem::path& directory) {
   const std::string where = (directory / "tokenizer_config.json").string();
   const TokenizerConfig config = ReadTokenizerConfig(directory);
-  if (config.tokenizer_class != kKimiTokenizerClass) {
+  if (config.tokenizer_class != kKimiTokenizer) {
     throw InvalidArgument(
         "{}: tokenizer_class is \"{}\"; beside a tiktoken.model only \"{}\", Kimi's, is known",
-        where, config.tokenizer_class, kKimiTokenizerClass);
+        where, config.tokenizer_class, kKimiTokenizer);
   }
   return ReadAddedTokensDecoder(directory);
 }

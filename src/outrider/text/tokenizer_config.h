@@ -9,6 +9,9 @@
 
 namespace outrider {
 
+/// The tokenizer_class of Kimi's models, whose code brings a tokenizer and its own way with tools.
+inline constexpr const char* kKimiTokenizer = "TikTokenTokenizer";
+
 struct TokenizerConfig {
   std::string tokenizer_class;  // empty if the file does not say
   /// "bos_token" -> "<s>" and so on: every *_token member that is a string or an object with
