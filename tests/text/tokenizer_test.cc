@@ -208,7 +208,7 @@ TEST(Tokenizer, IgnoresMergesForWholeWordsWhenTold) {
 TEST(Tokenizer, WholeWordsAreNeverSpecialTokens) {
   Json json = ByteTokenizer();
   json["model"]["ignore_merges"] = true;
-  json["added_tokens"] = {Added("abc", 256)};
+  json["added_tokens"] = Json::array({Added("abc", 256)});
   EXPECT_EQ(Make(json).Encode("abc", false), (Ids{256}));
   EXPECT_EQ(Make(json).Encode("abc", false, SpecialTokens::kText), (Ids{'a', 'b', 'c'}));
   json["model"]["vocab"]["abc"] = 256;  // a token of the vocabulary too: then it is one
@@ -217,7 +217,7 @@ TEST(Tokenizer, WholeWordsAreNeverSpecialTokens) {
 
 TEST(Tokenizer, RefusesSpecialTokensWhenTold) {
   Json json = ByteTokenizer();
-  json["added_tokens"] = {Added("<s>", 256)};
+  json["added_tokens"] = Json::array({Added("<s>", 256)});
   json["added_tokens"].push_back({{"id", 257}, {"content", "[x]"}, {"special", false}});
   const Tokenizer tokenizer = Make(json);
   EXPECT_EQ(tokenizer.Encode("a[x]", false, SpecialTokens::kRefuse), (Ids{'a', 257}));
