@@ -19,17 +19,12 @@
 #include "outrider/base/buffer.h"
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/processors.h"
-#include "outrider/cli/kernel_loads.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/kernels/machine_limits.h"
+#include "outrider/measure/kernel_loads.h"
 
 namespace outrider::bench {
 namespace {
-
-using cli::ModelProducts;
-using cli::PagedCall;
-using cli::PagedLoad;
-using cli::ProductGroup;
 
 const KernelTable& Kernels() {
   static const KernelTable& kernels = GetKernels(SelectIsa());
@@ -137,10 +132,9 @@ void ReportAbsorbed(ThreadPool& pool, const Limits& limits) {
       {8, 32, 1, 1, DType::kBF16},     {8, 32, 4, 1, DType::kBF16},
       {8, 256, 4, 16, DType::kBF16}};
   ReportAttention(
-      limits, cases, [](const AttentionCase&) { return cli::kAbsorbedEntry; }, cli::kAbsorbedMacs,
+      limits, cases, [](const AttentionCase&) { return kAbsorbedEntry; }, kAbsorbedMacs,
       [&](const AttentionCase& c) {
-        return cli::AbsorbedSeconds(Kernels(), pool, c.heads, c.context, c.rows, c.requests,
-                                    c.dtype);
+        return AbsorbedSeconds(Kernels(), pool, c.heads, c.context, c.rows, c.requests, c.dtype);
       });
 }
 
@@ -161,7 +155,7 @@ void ReportPerHead(ThreadPool& pool, const Limits& limits) {
                             .dtype = c.dtype,
                             .query_width = 2 * kPart,
                             .entry_width = width(c)};
-    return cli::PagedSeconds(pool, load, [&](const PagedCall& call) {
+    return PagedSeconds(pool, load, [&](const PagedCall& call) {
       Kernels().per_head_attention(pool,
                                    {.q = call.q,
                                     .heads = c.heads,
@@ -182,8 +176,8 @@ void ReportExpanded(ThreadPool& pool, const Limits& limits) {
       "\n### Expanded attention (nope 128, rope 64, value 128; one prompt from its start)\n\n");
   fmt::print("| heads | rows | us per call | GFLOP/s | of FMA peak |\n|---|---|---|---|---|\n");
   for (const auto& [heads, rows] : {std::pair{16, 512}, {16, 2048}, {8, 64}, {8, 8}}) {
-    const double seconds = cli::ExpandedSeconds(Kernels(), pool, heads, rows);
-    const double flops = cli::ExpandedFlops(heads, rows) / seconds;
+    const double seconds = ExpandedSeconds(Kernels(), pool, heads, rows);
+    const double flops = ExpandedFlops(heads, rows) / seconds;
     fmt::print("| {} | {} | {:.1f} | {:.0f} | {:.2f} |\n", heads, rows, seconds * 1e6, flops * 1e-9,
                flops / limits.flops);
   }
@@ -203,12 +197,12 @@ void ReportRows(ThreadPool& pool) {
   std::vector<int64_t> slots(kRows);
   for (int64_t i = 0; i < kRows; ++i) slots[static_cast<size_t>(i)] = i;
   std::vector<uint16_t> cache(kRows * 576);
-  cli::FillNormal(x.data(), static_cast<int64_t>(x.size()));
+  FillNormal(x.data(), static_cast<int64_t>(x.size()));
   const auto report = [&](const std::string& name, const std::function<void(int64_t)>& call) {
     fmt::print("| {} ", name);
     for (const int64_t rows : {int64_t{1}, int64_t{4}, kRows}) {
       fmt::print("| {:.2f} ",
-                 cli::BestSeconds(pool, rows == kRows ? 5 : 200, [&] { call(rows); }) * 1e6);
+                 BestSeconds(pool, rows == kRows ? 5 : 200, [&] { call(rows); }) * 1e6);
     }
     fmt::print("|\n");
   };
@@ -264,12 +258,12 @@ int Main(int argc, char** argv) {
           ? fmt::format(", {:.0f} GFLOP/s AMX bfloat16 from L2", limits.tile_flops * 1e-9)
           : "");
   if (wanted("d8")) {
-    ReportProducts("D8 matrix products", ModelProducts(format, cli::D8Products(8, true)), pool,
-                   limits, {1, 2, 4, 8, 16, 32, 64}, 2);
+    ReportProducts("D8 matrix products", ModelProducts(format, D8Products(8, true)), pool, limits,
+                   {1, 2, 4, 8, 16, 32, 64}, 2);
   }
   if (wanted("prompt")) {
-    ReportProducts("One layer of D8, a prompt", ModelProducts(format, cli::D8Products(1, false)),
-                   pool, limits, {512}, 1);
+    ReportProducts("One layer of D8, a prompt", ModelProducts(format, D8Products(1, false)), pool,
+                   limits, {512}, 1);
   }
   if (wanted("tiny")) {
     ReportProducts("Tiny model", ModelProducts(format, TinyProducts()), pool, limits,

@@ -24,10 +24,10 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
-#include "outrider/cli/bench_load.h"
-#include "outrider/cli/bench_report.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_loader.h"
+#include "outrider/measure/bench_load.h"
+#include "outrider/measure/bench_report.h"
 
 namespace outrider::bench {
 namespace {
@@ -75,10 +75,9 @@ class Contender {
     SamplingParams sampling;
     sampling.temperature = 0;
     sampling.max_tokens = kMaxTokens;
-    auto prompts = cli::EncodePromptsFile(loaded_, options.prompts_file);
+    auto prompts = EncodePromptsFile(loaded_, options.prompts_file);
     prompts.resize(std::min(prompts.size(), options.problems));
-    requests_ =
-        cli::MakeRequests(prompts, static_cast<int32_t>(prompts.size()), sampling, /*seed=*/0);
+    requests_ = MakeRequests(prompts, static_cast<int32_t>(prompts.size()), sampling, /*seed=*/0);
     answers_.resize(requests_.size());
     seconds_by_depth_.resize(static_cast<size_t>(loaded_.num_speculative_tokens) + 1);
   }
@@ -194,7 +193,7 @@ int Main(int argc, char** argv) {
     if (flag == "--problems") options.problems = static_cast<size_t>(Number(flag, argv[i + 1], 1));
     if (flag == "--k") options.k = Split(argv[i + 1]);
   }
-  fmt::print("{}, {}, tokens per processor second\n\n| requests |", cli::CpuName(),
+  fmt::print("{}, {}, tokens per processor second\n\n| requests |", CpuName(),
              IsaName(SelectIsa()));
   for (const std::string& k : options.k) fmt::print(" k = {} |", k);
   fmt::print(" adaptive ÷ k = 0 | ÷ best | adaptive's time by drafts |\n|");

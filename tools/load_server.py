@@ -2,7 +2,7 @@
 """Loads a server with many streams, well-behaved and not, and checks that nothing is lost or left.
 
     load_server.py --stub build/release/tests/server/stub_server
-    load_server.py --outrider build/release/src/outrider/cli/outrider --model models/tiny-v3-mtp3
+    load_server.py --outrider build/release/outrider --model models/tiny-v3-mtp3
 
 First `--streams` clients stream for `--seconds`, each a request after the other. Then half as many
 again do what clients do: stream, wait for whole answers, disconnect, read slowly, send bodies that

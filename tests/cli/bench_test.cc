@@ -10,10 +10,10 @@
 #include <string>
 
 #include "outrider/base/error.h"
-#include "outrider/cli/bench_load.h"
-#include "outrider/cli/bench_report.h"
-#include "outrider/cli/bench_run.h"
 #include "outrider/cli/commands.h"
+#include "outrider/measure/bench_load.h"
+#include "outrider/measure/bench_report.h"
+#include "outrider/measure/bench_run.h"
 #include "tests/cli/stub_service.h"
 #include "tests/temporary_directory.h"
 

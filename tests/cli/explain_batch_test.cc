@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/cli/command_line.h"
+#include "outrider/options/command_line.h"
 
 namespace outrider::cli {
 namespace {

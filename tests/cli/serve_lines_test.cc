@@ -8,14 +8,14 @@
 #include <string>
 
 #include "outrider/checkpoint/model_config.h"
-#include "outrider/cli/byte_size.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/explain_report.h"
 #include "outrider/cli/load_progress.h"
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/parameter_count.h"
-#include "outrider/cli/stats_log.h"
 #include "outrider/engine/engine_loader.h"
+#include "outrider/options/byte_size.h"
+#include "outrider/telemetry/stats_log.h"
 
 namespace outrider::cli {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/server/http_connection.h"
+#include "outrider/http/http_connection.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/server/output/output_parser.h"
+#include "outrider/output/output_parser.h"
 
 namespace {
 

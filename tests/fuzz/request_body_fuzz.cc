@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/parse_tokenize.h"
-#include "outrider/server/openai/request.h"
+#include "outrider/openai/api_error.h"
+#include "outrider/openai/parse_tokenize.h"
+#include "outrider/openai/request.h"
 
 namespace {
 

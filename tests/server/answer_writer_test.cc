@@ -1,5 +1,5 @@
 // The bodies and events that clients read, by the letter.
-#include "outrider/server/openai/answer_writer.h"
+#include "outrider/openai/answer_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/chat_writer.h"
-#include "outrider/server/openai/completion_writer.h"
+#include "outrider/openai/api_error.h"
+#include "outrider/openai/chat_writer.h"
+#include "outrider/openai/completion_writer.h"
 #include "tests/server/stub_generation_service.h"
 
 namespace outrider::openai {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "outrider/server/bad_words.h"
+#include "outrider/text/bad_words.h"
 #include "tests/server/running_server.h"
 
 namespace outrider {

@@ -1,5 +1,5 @@
 // Names, labels and values of /metrics, as dashboards made for vLLM expect them.
-#include "outrider/server/metrics.h"
+#include "outrider/telemetry/metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "outrider/server/text_prompt_encoder.h"
+#include "outrider/text/text_prompt_encoder.h"
 #include "tests/engine/test_engine.h"
 #include "tests/grammar/bundled_grammars.h"
 #include "tests/server/running_server.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/server/openai/request.h"
+#include "outrider/openai/request.h"
 #include "tests/server/running_server.h"
 
 namespace outrider {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
-#include "outrider/server/prompt_encoder.h"
+#include "outrider/text/prompt_encoder.h"
 #include "outrider/text/utf8.h"
 
 namespace outrider {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "outrider/base/error.h"
-#include "outrider/server/tls_context.h"
+#include "outrider/http/tls_context.h"
 #include "tests/server/running_server.h"
 #include "tests/server/test_identities.h"
 

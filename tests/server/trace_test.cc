@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/server/trace_exporter.h"
+#include "outrider/telemetry/trace_exporter.h"
 #include "tests/server/running_server.h"
 #include "tests/server/test_identities.h"
 

@@ -8,14 +8,14 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
 #include "outrider/base/thread_pool.h"
-#include "outrider/cli/bench_load.h"
-#include "outrider/cli/bench_report.h"
-#include "outrider/cli/bench_run.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/interrupt.h"
-#include "outrider/cli/kernel_bench.h"
 #include "outrider/kernels/kernel_table.h"
+#include "outrider/measure/bench_load.h"
+#include "outrider/measure/bench_report.h"
+#include "outrider/measure/bench_run.h"
+#include "outrider/measure/kernel_bench.h"
 
 namespace outrider::cli {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/cli/settings.h"
+#include "outrider/options/settings.h"
 
 namespace outrider::cli {
 

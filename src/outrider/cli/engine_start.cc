@@ -3,9 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <iostream>
-#include <nlohmann/json.hpp>
-
-#include "outrider/base/error.h"
 
 namespace outrider::cli {
 
@@ -38,28 +35,6 @@ std::string StepTimesLine(const StepTimes::Batch& batch) {
     line += fmt::format(", x {:.2f} with {}", batch.seconds[k] / none, k);
   }
   return line;
-}
-
-TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
-  if (loaded.tokenizer == nullptr) {
-    throw InvalidArgument(
-        "the model has neither tokenizer.json nor tiktoken.model: name a directory that has one "
-        "with "
-        "--tokenizer");
-  }
-  return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
-          static_cast<int32_t>(loaded.config.vocab_size), loaded.special_tokens};
-}
-
-std::vector<int32_t> EncodeChatMessage(const TextPromptEncoder& encoder, const std::string& message,
-                                       const std::string* system) {
-  nlohmann::json messages = nlohmann::json::array();
-  if (system != nullptr) messages.push_back({{"role", "system"}, {"content", *system}});
-  messages.push_back({{"role", "user"}, {"content", message}});
-  ChatPrompt prompt;
-  // Text from a terminal or a file may hold invalid UTF-8, which JSON cannot.
-  prompt.messages_json = messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return encoder.EncodeChat(prompt).token_ids;
 }
 
 openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {

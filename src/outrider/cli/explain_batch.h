@@ -8,7 +8,7 @@
 
 #include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
-#include "outrider/cli/batch_items.h"
+#include "outrider/options/batch_items.h"
 
 namespace outrider::cli {
 

@@ -12,7 +12,7 @@
 #include "outrider/cli/generation_report.h"
 #include "outrider/cli/generation_run.h"
 #include "outrider/cli/interrupt.h"
-#include "outrider/server/bad_words.h"
+#include "outrider/text/bad_words.h"
 
 namespace outrider::cli {
 

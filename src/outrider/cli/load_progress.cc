@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "outrider/cli/byte_size.h"
+#include "outrider/options/byte_size.h"
 
 namespace outrider::cli {
 

@@ -8,8 +8,8 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
-#include "outrider/cli/command_line.h"
 #include "outrider/cli/commands.h"
+#include "outrider/options/command_line.h"
 
 namespace outrider::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "outrider/cli/byte_size.h"
+#include "outrider/options/byte_size.h"
 
 namespace outrider::cli {
 

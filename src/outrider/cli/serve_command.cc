@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/base/version.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/memory_table.h"
-#include "outrider/cli/stats_log.h"
 #include "outrider/engine/engine_thread.h"
+#include "outrider/http/tls_context.h"
 #include "outrider/server/api_keys.h"
 #include "outrider/server/server.h"
-#include "outrider/server/tls_context.h"
+#include "outrider/telemetry/stats_log.h"
 
 namespace outrider::cli {
 
@@ -72,8 +73,7 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
 }  // namespace
 
 int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults) {
-  SPDLOG_INFO("Outrider " OUTRIDER_VERSION ", non-default options: {}",
-              fmt::join(non_defaults, ", "));
+  SPDLOG_INFO("Outrider {}, non-default options: {}", kVersion, fmt::join(non_defaults, ", "));
   // Loading a model takes long; bad files and options, and a port in use, show before it.
   const HttpServerOptions http = MakeHttpOptions(settings.serve);
   if (http.tls) MakeTlsContext(*http.tls);

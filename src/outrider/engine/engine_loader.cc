@@ -116,4 +116,14 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   return loaded;
 }
 
+TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
+  if (loaded.tokenizer == nullptr) {
+    throw InvalidArgument(
+        "the model has neither tokenizer.json nor tiktoken.model: name a directory that has one "
+        "with --tokenizer");
+  }
+  return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
+          static_cast<int32_t>(loaded.config.vocab_size), loaded.special_tokens};
+}
+
 }  // namespace outrider

@@ -15,6 +15,7 @@
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/text/chat_template.h"
+#include "outrider/text/text_prompt_encoder.h"
 #include "outrider/text/tokenizer.h"
 
 namespace outrider {
@@ -44,5 +45,9 @@ LoadedEngine ExplainEngine(const EngineOptions& options);
 /// checkpoint.
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured = nullptr);
+
+/// The encoder of a loaded engine's tokenizer and chat template. Throws Error when it has no
+/// tokenizer. `loaded` must outlive it.
+TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded);
 
 }  // namespace outrider

@@ -10,12 +10,12 @@
 #include <variant>
 
 #include "outrider/base/error.h"
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/json_text.h"
-#include "outrider/server/openai/parse_tokenize.h"
-#include "outrider/server/openapi.h"
+#include "outrider/base/json_text.h"
+#include "outrider/base/version.h"
+#include "outrider/openai/api_error.h"
+#include "outrider/openai/openapi.h"
+#include "outrider/openai/parse_tokenize.h"
 #include "outrider/server/step_feed.h"
-#include "outrider/server/version.h"
 #include "outrider/server/web_page.h"
 
 namespace outrider {
@@ -23,7 +23,6 @@ namespace {
 
 using openai::ApiError;
 using openai::ErrorResponse;
-using openai::JsonString;
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
 

@@ -11,16 +11,16 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
+#include "outrider/http/http_message.h"
+#include "outrider/openai/request.h"
+#include "outrider/output/output_format.h"
 #include "outrider/server/api_keys.h"
-#include "outrider/server/http_message.h"
-#include "outrider/server/metrics.h"
-#include "outrider/server/openai/request.h"
-#include "outrider/server/output/output_format.h"
-#include "outrider/server/prompt_encoder.h"
 #include "outrider/server/request_preparer.h"
-#include "outrider/server/request_reporter.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
+#include "outrider/telemetry/metrics.h"
+#include "outrider/telemetry/request_reporter.h"
+#include "outrider/text/prompt_encoder.h"
 
 namespace outrider {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "outrider/server/http_message.h"
+#include "outrider/http/http_message.h"
 
 namespace outrider {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "outrider/server/openai/api_error.h"
+#include "outrider/openai/api_error.h"
 
 namespace outrider {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <optional>
 
-#include "outrider/server/http_message.h"
+#include "outrider/http/http_message.h"
 
 namespace outrider {
 

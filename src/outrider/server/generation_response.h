@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
-#include "outrider/server/http_message.h"
-#include "outrider/server/metrics.h"
-#include "outrider/server/openai/answer_writer.h"
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/request_record.h"
-#include "outrider/server/request_reporter.h"
+#include "outrider/http/http_message.h"
+#include "outrider/openai/answer_writer.h"
+#include "outrider/openai/api_error.h"
+#include "outrider/telemetry/metrics.h"
+#include "outrider/telemetry/request_record.h"
+#include "outrider/telemetry/request_reporter.h"
 
 namespace outrider {
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "outrider/engine/generation.h"
-#include "outrider/server/openai/answer_writer.h"
-#include "outrider/server/openai/choices_writer.h"
-#include "outrider/server/openai/request.h"
-#include "outrider/server/output/output_format.h"
-#include "outrider/server/output/output_parser.h"
-#include "outrider/server/prompt_encoder.h"
+#include "outrider/openai/answer_writer.h"
+#include "outrider/openai/choices_writer.h"
+#include "outrider/openai/request.h"
+#include "outrider/output/output_format.h"
+#include "outrider/output/output_parser.h"
+#include "outrider/text/prompt_encoder.h"
 
 namespace outrider {
 

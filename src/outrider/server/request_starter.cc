@@ -11,9 +11,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
+#include "outrider/openai/api_error.h"
+#include "outrider/openai/parse_shared.h"
 #include "outrider/server/deferred_response.h"
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/parse_shared.h"
 
 namespace outrider {
 namespace {

@@ -11,14 +11,14 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
+#include "outrider/http/http_message.h"
+#include "outrider/openai/request.h"
 #include "outrider/server/generation_response.h"
-#include "outrider/server/http_message.h"
-#include "outrider/server/metrics.h"
-#include "outrider/server/openai/request.h"
 #include "outrider/server/request_preparer.h"
 #include "outrider/server/request_registry.h"
 #include "outrider/server/served_models.h"
 #include "outrider/server/work_thread.h"
+#include "outrider/telemetry/metrics.h"
 
 namespace outrider {
 

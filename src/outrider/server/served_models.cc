@@ -6,12 +6,10 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/server/openai/api_error.h"
-#include "outrider/server/openai/json_text.h"
+#include "outrider/base/json_text.h"
+#include "outrider/openai/api_error.h"
 
 namespace outrider {
-
-using openai::JsonString;
 
 ServedModels::ServedModels(std::vector<std::string> names) : names_(std::move(names)) {
   OUTRIDER_CHECK(!names_.empty());

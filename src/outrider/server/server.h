@@ -9,10 +9,10 @@
 
 #include "outrider/engine/generation_service.h"
 #include "outrider/grammar/grammar_compiler.h"
-#include "outrider/server/http_server.h"
-#include "outrider/server/openai/request.h"
-#include "outrider/server/output/output_format.h"
-#include "outrider/server/prompt_encoder.h"
+#include "outrider/http/http_server.h"
+#include "outrider/openai/request.h"
+#include "outrider/output/output_format.h"
+#include "outrider/text/prompt_encoder.h"
 
 namespace outrider {
 

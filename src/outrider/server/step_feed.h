@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
-#include "outrider/server/http_message.h"
+#include "outrider/http/http_message.h"
 
 namespace outrider {
 

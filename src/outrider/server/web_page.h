@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "outrider/server/http_message.h"
+#include "outrider/http/http_message.h"
 
 namespace outrider {
 

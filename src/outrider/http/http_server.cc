@@ -1,0 +1,208 @@
+#include "outrider/http/http_server.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <unordered_map>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/http/http_connection.h"
+#include "outrider/http/http_listener.h"
+#include "outrider/http/http_wake_list.h"
+#include "outrider/http/tls_context.h"
+
+namespace outrider {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+
+// How often deadlines are looked at, and how long a full process waits before it accepts again.
+constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::seconds kCancelGrace{1};  // for answers that were cancelled at shutdown
+
+// Thousands of streams need thousands of descriptors; the soft limit is often 1024.
+void RaiseOpenFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    SPDLOG_WARN("the limit of open files stays at {}: {}", before, std::strerror(errno));
+  }
+}
+
+}  // namespace
+
+class HttpServer::Impl {
+ public:
+  Impl(HttpServerOptions options, HttpApplication& application)
+      : options_(std::move(options)),
+        listener_(io_, options_),
+        tick_(io_),
+        stop_timer_(io_),
+        signals_(io_) {
+    RaiseOpenFileLimit();
+    state_.cors = Cors(options_.cors);
+    if (options_.tls) state_.tls.emplace(MakeTlsContext(*options_.tls));
+    state_.limits = options_.limits;
+    state_.application = &application;
+    state_.wake_list =
+        std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
+    state_.on_closed = [this](HttpConnection* connection) {
+      connections_.erase(connection);
+      OnFinished(connection);
+    };
+    state_.on_idle = [this](HttpConnection* connection) { OnFinished(connection); };
+  }
+
+  ~Impl() { state_.wake_list->Close(); }
+
+  void Run() {
+    asio::co_spawn(io_, AcceptLoop(), RethrowFailure);
+    asio::co_spawn(io_, TickLoop(), RethrowFailure);
+    if (options_.handle_signals) {
+      signals_.add(SIGINT);
+      signals_.add(SIGTERM);
+      asio::co_spawn(io_, SignalLoop(), RethrowFailure);
+    }
+    io_.run();
+    error_code ignored;
+    listener_.acceptor().close(ignored);  // who comes now is told by the system
+    // Answers that never finished: their requests must not run on in the engine.
+    for (auto& [key, connection] : std::exchange(connections_, {})) connection->Close();
+  }
+
+  void Stop() {
+    asio::post(io_, [this] { BeginStop(); });
+  }
+
+  const HttpListener& listener() const { return listener_; }
+
+ private:
+  asio::awaitable<void> AcceptLoop() {
+    asio::steady_timer pause(io_);
+    bool warned = false;
+    for (;;) {
+      HttpConnection::Socket socket(io_);
+      error_code error;
+      co_await listener_.acceptor().async_accept(socket,
+                                                 asio::redirect_error(asio::use_awaitable, error));
+      if (error == asio::error::operation_aborted) co_return;
+      if (error) {
+        if (!std::exchange(warned, true)) {
+          SPDLOG_WARN("cannot accept a connection: {}", error.message());
+        }
+        pause.expires_after(kTick);
+        co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+        continue;
+      }
+      warned = false;
+      if (options_.uds.empty()) socket.set_option(tcp::no_delay(true), error);
+      auto connection = std::make_shared<HttpConnection>(std::move(socket), state_);
+      connections_.emplace(connection.get(), connection);
+      connection->Start();
+    }
+  }
+
+  asio::awaitable<void> TickLoop() {
+    error_code ignored;
+    for (;;) {
+      tick_.expires_after(kTick);
+      co_await tick_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      const Clock::time_point now = Clock::now();
+      for (auto& [key, connection] : connections_) connection->CheckTime(now);
+    }
+  }
+
+  asio::awaitable<void> SignalLoop() {
+    error_code error;
+    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (error) co_return;
+    SPDLOG_INFO("stopping: {} connections, at most {} s; a second signal ends at once",
+                connections_.size(), options_.shutdown_seconds);
+    BeginStop();
+    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (!error) io_.stop();
+  }
+
+  void WakeWaiting() {
+    for (const auto& waiting : state_.wake_list->Take()) {
+      if (const auto connection = waiting.lock()) connection->OnWake();
+    }
+  }
+
+  void OnFinished(HttpConnection* connection) {
+    if (state_.draining && to_finish_.erase(connection) != 0) EndIfFinished();
+  }
+
+  // New requests are still answered, with refusals, until the old ones are done. That is so on
+  // connections that are kept, too: closing them could meet a request that is on its way.
+  void BeginStop() {
+    if (state_.draining) return;
+    state_.draining = true;
+    state_.application->OnDrain();
+    for (const auto& [key, connection] : connections_) {
+      if (!connection->IsIdle()) to_finish_.emplace(key, connection);
+    }
+    stop_timer_.expires_after(std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(options_.shutdown_seconds)));
+    stop_timer_.async_wait([this](error_code error) {
+      if (error) return;
+      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(),
+                  options_.shutdown_seconds);
+      for (auto& [key, connection] : to_finish_) connection->Cancel();
+      stop_timer_.expires_after(kCancelGrace);
+      stop_timer_.async_wait([this](error_code) { io_.stop(); });
+    });
+    EndIfFinished();
+  }
+
+  void EndIfFinished() {
+    if (to_finish_.empty()) io_.stop();
+  }
+
+  using Connections = std::unordered_map<HttpConnection*, std::shared_ptr<HttpConnection>>;
+
+  HttpServerOptions options_;
+  HttpServerState state_;
+  asio::io_context io_{1};
+  HttpListener listener_;
+  asio::steady_timer tick_;
+  asio::steady_timer stop_timer_;
+  asio::signal_set signals_;
+  Connections connections_;
+  Connections to_finish_;  // at shutdown: those that had a request when it began
+};
+
+void HttpWaker::Wake() const { list_->Add(connection_); }
+
+HttpServer::HttpServer(HttpServerOptions options, HttpApplication& application)
+    : impl_(std::make_unique<Impl>(std::move(options), application)) {}
+HttpServer::~HttpServer() = default;
+void HttpServer::Run() { impl_->Run(); }
+void HttpServer::Stop() { impl_->Stop(); }
+uint16_t HttpServer::port() const { return impl_->listener().port(); }
+std::string HttpServer::address() const { return impl_->listener().address(); }
+
+void HttpServer::CheckAddress(const HttpServerOptions& options) {
+  asio::io_context io;
+  const HttpListener listener(io, options);
+}
+
+}  // namespace outrider

@@ -1,0 +1,41 @@
+// Errors as OpenAI clients read them: an HTTP status and
+// {"error":{"message","type","param","code"}}.
+#pragma once
+
+#include <string>
+
+#include "outrider/base/error.h"
+#include "outrider/http/http_message.h"
+
+namespace outrider::openai {
+
+/// A request that cannot be served, with the field that is to blame.
+class RequestError : public Error {
+ public:
+  RequestError(ErrorCode code, std::string param, const std::string& message, std::string name = "")
+      : Error(code, message), param_(std::move(param)), name_(std::move(name)) {}
+
+  const std::string& param() const { return param_; }  // "" when it is not about one field
+  const std::string& name() const { return name_; }    // "context_length_exceeded", ...; may be ""
+
+ private:
+  std::string param_;
+  std::string name_;
+};
+
+struct ApiError {
+  int status = 400;
+  std::string message;
+  std::string param;  // "": null
+  std::string code;   // "": null
+};
+
+ApiError FromError(const Error& error);
+
+/// The error object as JSON text, without a line end.
+std::string ErrorJson(const ApiError& error);
+
+/// A whole response; 429 and 503 carry Retry-After.
+HttpResponse ErrorResponse(const ApiError& error);
+
+}  // namespace outrider::openai

@@ -1,0 +1,13 @@
+// The sampling fields of a request body.
+#pragma once
+
+#include "outrider/openai/field_reader.h"
+#include "outrider/openai/request.h"
+
+namespace outrider::openai {
+
+/// Reads every sampling field that both endpoints have (logprobs and token limits are theirs) into
+/// request.sampling, and n and bad_words, which are resolved later. Throws RequestError.
+void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest* request);
+
+}  // namespace outrider::openai

@@ -1,0 +1,29 @@
+// What requests for tokens have in common, whatever their endpoint.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "outrider/openai/field_reader.h"
+#include "outrider/openai/request.h"
+
+namespace outrider::openai {
+
+// The Parse functions throw RequestError.
+
+/// Everything that the endpoints share. The sampling fields are in `sampling`, which has the text
+/// `raw`: the body itself, or an object in it.
+void ParseShared(FieldReader& body, FieldReader& sampling, std::string_view raw,
+                 const RequestLimits& limits, TokenRequest* request);
+
+/// Whether an id that a client gave can stand in a header and a log line.
+bool IsUsableRequestId(std::string_view id);
+
+/// A number of tokens.
+std::optional<int32_t> ParseTokenCount(FieldReader& fields, const char* name, int64_t min);
+
+/// `logprobs` as a number of alternatives beside each token.
+void ParseTokenLogprobs(FieldReader& fields, const RequestLimits& limits, TokenRequest* request);
+
+}  // namespace outrider::openai

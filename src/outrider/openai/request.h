@@ -1,0 +1,110 @@
+// A validated request for tokens, from either OpenAI endpoint.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "outrider/grammar/grammar_spec.h"
+#include "outrider/output/tool_call_reader.h"
+#include "outrider/sampling/sampling_params.h"
+#include "outrider/text/prompt_encoder.h"
+
+namespace outrider::openai {
+
+/// Values for sampling fields that a request leaves out: those of the model's
+/// generation_config.json. What is unset here too has OpenAI's default (temperature 1, top_p 1, all
+/// tokens).
+struct SamplingDefaults {
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<int32_t> top_k;
+};
+
+/// What an answer tells about its own speculation: nothing, sums, or every step's drafts as well.
+enum class SpeculationMetrics { kOff, kSummary, kDetailed };
+
+/// What the parser must know of the model and the server.
+struct RequestLimits {
+  int32_t vocab_size = 0;
+  int32_t max_model_len = 0;
+  int32_t max_logprobs = 20;
+  int32_t num_speculative_tokens = 0;  // the engine's k
+  /// For requests that do not say.
+  SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
+  SamplingDefaults defaults;
+  bool ignore_unknown_fields = false;  // with a warning; else they are refused
+};
+
+/// What the answer is to hold.
+struct AnswerOptions {
+  bool chat = false;
+  bool stream = false;
+  bool include_usage = false;     // a last chunk with the usage
+  bool continuous_usage = false;  // the usage in every chunk
+  bool return_token_ids = false;
+  SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
+  bool skip_special_tokens = true;                 // from the text
+  bool echo = false;                               // completions: the prompt comes before the text
+  std::string echoed_message;                      // chat: comes before the content
+  bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
+  std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
+  std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
+};
+
+/// Whether the model may, must or must not call tools.
+enum class ToolChoice : uint8_t { kNone, kAuto, kRequired, kNamed };
+
+/// The tools of a chat request; ChatPrompt::tools_json has them as the client spelled them.
+struct ToolUse {
+  std::vector<std::string> functions;  // their names
+  ToolChoice choice = ToolChoice::kNone;
+  std::string named;     // kNamed: the function to call
+  bool parallel = true;  // the answer may have several calls
+  StringParameters string_parameters;
+};
+
+/// A text or token ids.
+using CompletionPrompt = std::variant<std::string, std::vector<int32_t>>;
+
+struct TokenRequest {
+  std::string model;                      // "": the client did not say
+  std::vector<CompletionPrompt> prompts;  // completions: at least one
+  bool add_special_tokens = true;         // to text prompts of completions
+  ChatPrompt chat;                        // chat completions
+  bool include_reasoning = true;          // chat completions: the answer shows the reasoning
+  ToolUse tools;                          // chat completions
+  SamplingParams sampling;                // max_tokens, bad_words and seeds of choices: not set yet
+  std::vector<std::string> bad_words;     // not blank
+  std::optional<GrammarSpec> grammar;     // what the text must be; unset: anything
+  std::string grammar_field;              // that asked for it, for errors
+  int32_t n = 1;                          // choices for each prompt
+  std::optional<int32_t> max_tokens;
+  int32_t truncate_prompt_tokens = 0;  // keep so many of the prompt's last tokens; -1: what fits
+  std::string request_id;              // that the client chose, "": none
+  int32_t stream_interval = 1;         // tokens per event
+  std::string response_members;        // responses: what of the answer repeats the request
+  int32_t priority = 0;                // lower runs first
+  std::string cache_salt;              // "": none
+  std::optional<int32_t> num_speculative_tokens = std::nullopt;  // unset: the engine's k
+  AnswerOptions answer;
+};
+
+/// Parse a body of /v1/completions, /v1/chat/completions, /v1/responses and /generate. Every field
+/// is checked; RequestError names the one that is wrong and says what would be right.
+TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits);
+
+/// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
+/// or 16 for completions, or the rest of the context for chat. At least 1, of which echo_only shows
+/// nothing. Throws RequestError: "context_length_exceeded" when prompt and answer do not fit into
+/// `max_model_len`, or when min_tokens is more.
+int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens, int32_t max_model_len);
+
+}  // namespace outrider::openai

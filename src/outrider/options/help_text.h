@@ -1,0 +1,28 @@
+// What --help and --version print, and the option tables of docs/configuration.md.
+#pragma once
+
+#include <string>
+
+#include "outrider/options/settings.h"
+
+namespace outrider {
+
+/// "outrider 0.1.0".
+std::string VersionText();
+
+/// Of `outrider --help`: the commands.
+std::string ProgramHelp();
+
+/// Of `outrider bench --help`.
+std::string BenchHelp();
+
+/// Of `outrider COMMAND --help`: usage and options by group, at most 100 columns wide.
+std::string CommandHelp(Command command);
+
+/// One line on what a command does.
+std::string CommandSummary(Command command);
+
+/// The option table as Markdown: a section per group, a row per option.
+std::string OptionsMarkdown();
+
+}  // namespace outrider
