@@ -263,7 +263,7 @@ RC_GTEST_PROP(CacheCoordinatorProperty, EveryEntryReadIsTheOneThatWouldBeCompute
     std::vector<int32_t> tokens;
     int32_t computed = 0;
     CacheTables tables;
-    BlockKeys keys;
+    BlockKeys keys = {};
   };
   std::map<int32_t, Live> live;
   int32_t next_id = 0;

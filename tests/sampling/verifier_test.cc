@@ -134,8 +134,8 @@ TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
   VerifiedTokens result;
   Verifier().Verify({.params = &params, .tokens = prompt, .likeliest = none}, &result);
   EXPECT_TRUE(result.dead_end && result.overflown);
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const float x : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+  using Limits = std::numeric_limits<float>;
+  for (const float x : {Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
     const std::vector<float> row(kVocab, x);
     for (const float temperature : {0.0F, 1.0F}) {
       SamplingParams any = params;

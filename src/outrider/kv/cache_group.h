@@ -25,7 +25,7 @@ enum class CacheGroupKind : uint8_t {
 ///   running state of a compressor      kSlidingWindow, ratio 1, window r * (1 + overlap): one row
 ///                                      per position, so a rejected draft leaves nothing to undo
 struct CacheGroupSpec {
-  std::string name;  // for `outrider explain`
+  std::string name = {};  // for `outrider explain`
   CacheGroupKind kind = CacheGroupKind::kFullHistory;
   int32_t ratio = 1;             // tokens per entry
   int32_t tokens_per_block = 1;  // a multiple of ratio
@@ -54,7 +54,7 @@ struct CacheGroupSpec {
 
 /// The groups of a network over one pool of pages. A block of any group takes one page.
 struct CacheConfig {
-  std::vector<CacheGroupSpec> groups;  // at least one
+  std::vector<CacheGroupSpec> groups = {};  // at least one
   int32_t num_pages = 0;
   /// Positions before the first new row that may run again, in a drafter's layers (the rows of a
   /// chain of k modules: k - 1). They still read their windows.
