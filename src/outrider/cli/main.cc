@@ -45,8 +45,8 @@ int Run(const Invocation& invocation) {
 int main(int argc, char** argv) {
   try {
     const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-    const int status = outrider::cli::Run(
-        outrider::cli::ParseCommandLine(arguments, outrider::cli::ProcessEnvironment));
+    const int status =
+        outrider::cli::Run(outrider::ParseCommandLine(arguments, outrider::ProcessEnvironment));
     // What was printed may be in a buffer still, and a full disk shows only now.
     std::cout.flush();
     if (!std::cout || std::fflush(stdout) != 0) {

@@ -14,7 +14,7 @@ namespace outrider {
 /// What pages of other origins may do. In each list "*" is all there are.
 struct CorsOptions {
   /// As browsers write them ("https://example.org"); none: methods and headers have no effect.
-  std::vector<std::string> allowed_origins;
+  std::vector<std::string> allowed_origins = {};
   std::vector<std::string> allowed_methods = {"*"};
   std::vector<std::string> allowed_headers = {"*"};
   /// Whether pages may send what the browser keeps for this server, such as a client certificate.
