@@ -156,8 +156,9 @@ class TileAttention {
   void Scores(int64_t group, PairSoftmax& softmax, PairSoftmax* other) {
     // In the first pass over the entries those not fetched yet keep ahead of it.
     lines_ = next_lines_;
-    if (group == 0 && !block_.is_prefetched)
+    if (group == 0 && !block_.is_prefetched) {
       lines_ += fetcher_.LinesOf(kTileCols) / (4 * steps_) + 1;
+    }
     if (GroupsOf(group) == 2) {
       ScoreAll<2>(group, softmax, other);
     } else {
