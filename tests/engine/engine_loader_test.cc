@@ -1,0 +1,66 @@
+// What an engine has of a model directory's text side.
+#include "outrider/engine/engine_loader.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+const std::filesystem::path kBundled = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+const std::filesystem::path kKimiFiles = OUTRIDER_SOURCE_DIR "/tests/text/golden/kimi_tiktoken";
+
+// Weights of the bundled model's shape, with another vocabulary.
+EngineOptions DummyModel(const std::filesystem::path& directory, int32_t vocab_size) {
+  std::ifstream file(kBundled / "config.json");
+  nlohmann::json config = nlohmann::json::parse(file);
+  config["vocab_size"] = vocab_size;
+  std::ofstream(directory / "config.json") << config.dump();
+  EngineOptions options;
+  options.model = directory.string();
+  options.load_format = LoadFormat::kDummy;
+  options.speculation.num_speculative_tokens = 0;
+  options.kv_cache_memory_bytes = int64_t{8} << 20;
+  options.num_threads = 1;
+  return options;
+}
+
+LoadedEngine Load(const EngineOptions& options) {
+  return LoadEngine(options, [](int64_t, int64_t) {}, [](const StepTimes::Batch&) {});
+}
+
+TEST(EngineLoader, ServesATiktokenModel) {
+  const TemporaryDirectory directory;
+  std::filesystem::copy(kKimiFiles / "tiktoken.model", directory.path());
+  std::filesystem::copy(kKimiFiles / "tokenizer_config.json", directory.path());
+  std::ofstream(directory.path() / "chat_template.jinja") << "<|im_user|>{{ messages[0].content }}";
+  const int32_t tokens = Tokenizer::FromModelDirectory(kKimiFiles).vocab_size();
+  // As Kimi's models, which have no rows for the last two special tokens.
+  const LoadedEngine loaded = Load(DummyModel(directory.path(), tokens - 2));
+  ASSERT_NE(loaded.tokenizer, nullptr);
+  EXPECT_EQ(loaded.tokenizer->vocab_size(), tokens);
+  EXPECT_EQ(loaded.special_tokens.at("bos_token"), "[BOS]");
+  ASSERT_TRUE(loaded.chat_template);
+  const std::string prompt =
+      loaded.chat_template->Render(R"([{"role":"user","content":"Hi"}])", {});
+  EXPECT_EQ(loaded.tokenizer->Encode(prompt, false).front(),
+            loaded.tokenizer->TokenId("<|im_user|>"));
+  EXPECT_NE(loaded.grammars->Compile({.kind = GrammarKind::kRegex, .text = "a", .choices = {}}),
+            nullptr);
+}
+
+TEST(EngineLoader, TakesDummyWeightsWithoutAnyTokenizer) {
+  const TemporaryDirectory directory;
+  const LoadedEngine loaded = Load(DummyModel(directory.path(), 64));
+  EXPECT_EQ(loaded.tokenizer, nullptr);
+  EXPECT_FALSE(loaded.chat_template);
+}
+
+}  // namespace
+}  // namespace outrider
