@@ -115,7 +115,7 @@ TEST_F(TinyModelTest, EveryFp8TensorEqualsAnIndependentComputation) {
     }();
     if (raw.dtype != DType::kF8E4M3 || checked == 12) continue;
     ++checked;
-    const auto tensor = source_->Open(name, raw.shape);
+    const auto tensor = source_->Open({name, raw.shape});
     EXPECT_TRUE(tensor->exact_in_bfloat16());
     EXPECT_EQ(tensor->stored_dtype(), DType::kF8E4M3);
     const std::vector<float> values = ReadAll(*tensor);
@@ -134,7 +134,7 @@ TEST_F(TinyModelTest, EveryFp8TensorEqualsAnIndependentComputation) {
 
 TEST_F(TinyModelTest, ReadsBfloat16AndFloat32) {
   const std::string name = "model.layers.6.eh_proj.weight";
-  const auto tensor = source_->Open(name, std::vector<int64_t>{256, 512});
+  const auto tensor = source_->Open({name, {256, 512}});
   EXPECT_TRUE(tensor->exact_in_bfloat16());
   const std::vector<uint16_t> bits = RawTensor<uint16_t>(name);
   const std::vector<float> values = ReadAll(*tensor);
@@ -142,7 +142,7 @@ TEST_F(TinyModelTest, ReadsBfloat16AndFloat32) {
     ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), uint32_t{bits[i]} << 16);
   }
   const std::string bias = "model.layers.7.mlp.gate.e_score_correction_bias";
-  const auto vector = source_->Open(bias, std::vector<int64_t>{8});
+  const auto vector = source_->Open({bias, {8}});
   EXPECT_EQ(vector->rows(), 1);
   EXPECT_EQ(vector->cols(), 8);
   EXPECT_FALSE(vector->exact_in_bfloat16());
@@ -150,8 +150,8 @@ TEST_F(TinyModelTest, ReadsBfloat16AndFloat32) {
 }
 
 TEST_F(TinyModelTest, AnyRangeOfRowsAndAnyThread) {
-  const auto tensor = source_->Open("model.layers.0.self_attn.kv_a_proj_with_mqa.weight",
-                                    std::vector<int64_t>{576, 256});
+  const auto tensor =
+      source_->Open({"model.layers.0.self_attn.kv_a_proj_with_mqa.weight", {576, 256}});
   const std::vector<float> whole = ReadAll(*tensor);
   std::vector<std::thread> threads;
   std::vector<int> equal(4, 0);
@@ -176,7 +176,7 @@ TEST_F(TinyModelTest, AnyRangeOfRowsAndAnyThread) {
 
 TEST_F(TinyModelTest, ATensorOutlivesItsSource) {
   auto source = OpenCheckpoint(kTiny, config_);
-  const auto tensor = source->Open("model.norm.weight", std::vector<int64_t>{256});
+  const auto tensor = source->Open({"model.norm.weight", {256}});
   source.reset();
   EXPECT_THAT(ReadAll(*tensor), Not(::testing::Contains(0.0F)));
 }
@@ -209,8 +209,7 @@ TEST(CheckpointTest, RaggedFp8BlocksOfAnySize) {
   for (float& scale : scales) scale = static_cast<float>(random() % 1000) / 777.0F;
   const Checkpoint checkpoint({{"a.weight", "F8_E4M3", {rows, cols}, bytes},
                                {"a.weight_scale_inv", "F32", {4, 3}, Bytes(scales)}});
-  const auto tensor =
-      checkpoint.Open(Fp8Config(2, 4))->Open("a.weight", std::vector<int64_t>{rows, cols});
+  const auto tensor = checkpoint.Open(Fp8Config(2, 4))->Open({"a.weight", {rows, cols}});
   EXPECT_FALSE(tensor->exact_in_bfloat16());
   const std::vector<float> values = ReadAll(*tensor);
   for (int64_t r = 0; r < rows; ++r) {
@@ -225,9 +224,7 @@ TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
   const auto exact = [](std::vector<float> scales) {
     const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, '\x31')},
                                  {"a_scale_inv", "F32", {1, 2}, Bytes(scales)}});
-    return checkpoint.Open(Fp8Config())
-        ->Open("a", std::vector<int64_t>{1, 256})
-        ->exact_in_bfloat16();
+    return checkpoint.Open(Fp8Config())->Open({"a", {1, 256}})->exact_in_bfloat16();
   };
   EXPECT_TRUE(exact({1.0F, 0x1p-13F}));
   EXPECT_TRUE(exact({0x1p118F, -0x1p-117F}));
@@ -244,10 +241,10 @@ TEST(CheckpointTest, Float16AndBfloat16Scales) {
                                {"w", "F8_E4M3", {1, 2}, "\x38\x40"},  // 1, 2
                                {"w_scale_inv", "BF16", {1, 1}, Bytes(scale)}});
   const auto source = checkpoint.Open(Fp8Config());
-  const auto tensor = source->Open("h", std::vector<int64_t>{2, 2});
+  const auto tensor = source->Open({"h", {2, 2}});
   EXPECT_THAT(ReadAll(*tensor), ElementsAre(1, -2, 0x1p-24F, 65504));
   EXPECT_FALSE(tensor->exact_in_bfloat16());
-  EXPECT_THAT(ReadAll(*source->Open("w", std::vector<int64_t>{1, 2})), ElementsAre(2, 4));
+  EXPECT_THAT(ReadAll(*source->Open({"w", {1, 2}})), ElementsAre(2, 4));
   EXPECT_THAT(source->names(), ElementsAre("h", "w"));
 }
 
@@ -257,7 +254,7 @@ TEST(CheckpointTest, RowsLargerThanTheScratchBuffer) {
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint16_t>(i % 0x7f00);
   const Checkpoint checkpoint({{"a", "BF16", {3, cols}, Bytes(bits)}});
   const std::vector<float> values =
-      ReadAll(*checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{3, cols}));
+      ReadAll(*checkpoint.Open(ModelConfig())->Open({"a", {3, cols}}));
   for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(values[i], ToFloat(BFloat16{bits[i]}));
 }
 
@@ -266,10 +263,47 @@ TEST(CheckpointTest, ScalarsAndStacks) {
   const Checkpoint checkpoint({{"scalar", "F32", {}, Bytes(std::vector<float>{9})},
                                {"stack", "F32", {2, 2, 2}, Bytes(values)}});
   const auto source = checkpoint.Open(ModelConfig());
-  EXPECT_THAT(ReadAll(*source->Open("scalar", {})), ElementsAre(9));
-  const auto stack = source->Open("stack", std::vector<int64_t>{2, 2, 2});
+  EXPECT_THAT(ReadAll(*source->Open({"scalar", {}})), ElementsAre(9));
+  const auto stack = source->Open({"stack", {2, 2, 2}});
   EXPECT_EQ(stack->rows(), 4);
   EXPECT_EQ(ReadAll(*stack), values);
+}
+
+TEST(CheckpointTest, AMatrixOfAStack) {
+  std::mt19937 random(2);
+  std::vector<float> values(3 * 5 * 7);
+  for (float& value : values) value = static_cast<float>(random() % 100);
+  std::string codes(values.size(), '\0');
+  for (char& code : codes) code = static_cast<char>(random() % 0x7f);
+  std::vector<float> scales(3 * 2 * 2);  // blocks of 4 x 4, of each matrix
+  for (float& scale : scales) scale = static_cast<float>(random() % 1000) / 777.0F;
+  const Checkpoint checkpoint({{"plain", "F32", {3, 5, 7}, Bytes(values)},
+                               {"fp8", "F8_E4M3", {3, 5, 7}, codes},
+                               {"fp8_scale_inv", "F32", {3, 2, 2}, Bytes(scales)}});
+  const auto source = checkpoint.Open(Fp8Config(4, 4));
+  for (int64_t e = 0; e < 3; ++e) {
+    const auto plain = source->Open({"plain", {3, 5, 7}, e});
+    EXPECT_THAT(plain->shape(), ElementsAre(5, 7));
+    EXPECT_EQ(plain->stored_bytes(), 5 * 7 * 4);
+    const std::vector<float> read = ReadAll(*plain);
+    EXPECT_TRUE(std::equal(read.begin(), read.end(), values.begin() + e * 35));
+
+    const auto fp8 = source->Open({"fp8", {3, 5, 7}, e});
+    EXPECT_EQ(fp8->stored_bytes(), 5 * 7 + 4 * 4);
+    ASSERT_NE(fp8->block_scales(), nullptr);
+    EXPECT_EQ(fp8->block_scales()->values.size(), 4U);
+    const std::vector<float> scaled = ReadAll(*fp8);
+    for (int64_t r = 0; r < 5; ++r) {
+      for (int64_t c = 0; c < 7; ++c) {
+        const double exact = Fp8Value(codes[static_cast<size_t>(e * 35 + r * 7 + c)]) *
+                             double{scales[static_cast<size_t>(e * 4 + r / 4 * 2 + c / 4)]};
+        EXPECT_EQ(scaled[static_cast<size_t>(r * 7 + c)], static_cast<float>(exact));
+      }
+    }
+  }
+  // Blocks are cut in each matrix, so the whole stack cannot be read as one.
+  EXPECT_THAT(ErrorOf([&] { source->Open({"fp8", {3, 5, 7}}); }),
+              HasSubstr("fp8 (only matrices have blocks)"));
 }
 
 TEST(CheckpointTest, CheckNamesEverythingInOneError) {
@@ -306,7 +340,7 @@ TEST(CheckpointTest, CheckNamesEverythingInOneError) {
                 "vector (only matrices have blocks); "
                 "1 unexpected: lonely_scale_inv");
   const auto open_error = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    return ErrorOf([&] { source->Open(name, shape); });
+    return ErrorOf([&] { source->Open({name, shape}); });
   };
   EXPECT_THAT(open_error("gone", {1}), HasSubstr(": no tensor gone"));
   EXPECT_THAT(open_error("bad_shape", {1, 2}), HasSubstr(": tensor bad_shape is [2], not [1, 2]"));
@@ -331,16 +365,15 @@ TEST(CheckpointTest, LongListsAreCutAndCounted) {
 TEST(CheckpointTest, Fp8NeedsABlockSizeInTheConfig) {
   const Checkpoint checkpoint(
       {{"a", "F8_E4M3", {1, 1}, "x"}, {"a_scale_inv", "F32", {1, 1}, std::string(4, '\0')}});
-  EXPECT_THAT(
-      ErrorOf([&] { checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{1, 1}); }),
-      HasSubstr("a (config.json gives no weight_block_size)"));
+  EXPECT_THAT(ErrorOf([&] { checkpoint.Open(ModelConfig())->Open({"a", {1, 1}}); }),
+              HasSubstr("a (config.json gives no weight_block_size)"));
 }
 
 TEST(CheckpointTest, ScalesMustBeFinite) {
   const Checkpoint checkpoint(
       {{"a", "F8_E4M3", {1, 1}, "x"},
        {"a_scale_inv", "F32", {1, 1}, Bytes(std::vector<float>{INFINITY})}});
-  EXPECT_THAT(ErrorOf([&] { checkpoint.Open(Fp8Config())->Open("a", std::vector<int64_t>{1, 1}); }),
+  EXPECT_THAT(ErrorOf([&] { checkpoint.Open(Fp8Config())->Open({"a", {1, 1}}); }),
               HasSubstr("model.safetensors: a_scale_inv holds a value that is not finite"));
 }
 
@@ -360,7 +393,7 @@ TEST(CheckpointTest, NoWeights) {
 
 TEST(CheckpointTest, AFileCutOffAfterItsHeaderWasRead) {
   const Checkpoint checkpoint({{"a", "F32", {1000}, std::string(4000, '\0')}});
-  const auto tensor = checkpoint.Open(ModelConfig())->Open("a", std::vector<int64_t>{1000});
+  const auto tensor = checkpoint.Open(ModelConfig())->Open({"a", {1000}});
   std::filesystem::resize_file(checkpoint.path() / "model.safetensors", 1000);
   EXPECT_THAT(ErrorOf([&] { ReadAll(*tensor); }),
               HasSubstr("model.safetensors: ends at byte 1000, "));
@@ -392,8 +425,8 @@ class ShardTest : public ::testing::Test {
 
 TEST_F(ShardTest, TensorsComeFromTheFilesOfTheIndex) {
   const auto source = OpenWith({{"a", "one.safetensors"}, {"b", "two.safetensors"}});
-  EXPECT_THAT(ReadAll(*source->Open("a", std::vector<int64_t>{2})), ElementsAre(1, 2));
-  EXPECT_THAT(ReadAll(*source->Open("b", std::vector<int64_t>{1})), ElementsAre(3));
+  EXPECT_THAT(ReadAll(*source->Open({"a", {2}})), ElementsAre(1, 2));
+  EXPECT_THAT(ReadAll(*source->Open({"b", {1}})), ElementsAre(3));
   EXPECT_THAT(source->names(), ElementsAre("a", "b"));  // c is not in the index
   EXPECT_EQ(source->total_stored_bytes(), 12);
 }

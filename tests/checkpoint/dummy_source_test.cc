@@ -14,7 +14,7 @@ namespace {
 
 std::vector<float> Read(const WeightSource& source, const std::string& name,
                         const std::vector<int64_t>& shape) {
-  const auto tensor = source.Open(name, shape);
+  const auto tensor = source.Open({name, shape});
   std::vector<float> values(tensor->rows() * tensor->cols());
   tensor->ReadRows(0, tensor->rows(), values.data());
   return values;
@@ -27,7 +27,7 @@ TEST(DummyWeightsTest, ValuesDoNotDependOnHowRowsAreRead) {
   for (const int64_t cols : {1, 3, 4, 7, 64}) {
     const std::vector<int64_t> shape = {37, cols};
     const std::vector<float> whole = Read(*source, "w", shape);
-    const auto tensor = source->Open("w", shape);
+    const auto tensor = source->Open({"w", shape});
     for (int64_t first = 0; first < 37; first += 5) {
       for (int64_t count = 0; first + count <= 37; count += 3) {
         std::vector<float> part(count * cols, -1);

@@ -107,7 +107,7 @@ class TiedHeadTest : public ::testing::Test {
 
   TiedHeadTest() : embedding_(kVocabulary * kHidden) {
     checkpoint_.Source()
-        ->Open("model.embed_tokens.weight", std::vector<int64_t>{kVocabulary, kHidden})
+        ->Open({"model.embed_tokens.weight", {kVocabulary, kHidden}})
         ->ReadRows(0, kVocabulary, embedding_.data());
   }
 

@@ -69,8 +69,7 @@ class CheckpointSource : public WeightSource {
 
   bool Has(std::string_view name) const override { return entries_.contains(name); }
 
-  std::unique_ptr<WeightTensor> Open(const std::string& name,
-                                     std::span<const int64_t> shape) const override;
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override;
 
   void Check(std::span<const ExpectedTensor> expected,
              FunctionRef<bool(std::string_view)> ignorable) const override;
@@ -87,9 +86,9 @@ class CheckpointSource : public WeightSource {
 
  private:
   void MoveScalesAside();
-  std::optional<Problem> Examine(std::string_view name, std::span<const int64_t> shape) const;
-  std::optional<Problem> ExamineScales(const Entry& entry) const;
-  BlockScales ReadScales(const Entry& scales) const;
+  std::optional<Problem> Examine(const ExpectedTensor& tensor) const;
+  std::optional<Problem> ExamineScales(const Entry& entry, bool of_stack) const;
+  BlockScales ReadScales(const Entry& scales, std::optional<int64_t> index) const;
 
   std::string where_;
   Entries entries_;
@@ -115,22 +114,22 @@ void CheckpointSource::MoveScalesAside() {
   }
 }
 
-std::optional<Problem> CheckpointSource::Examine(std::string_view name,
-                                                 std::span<const int64_t> shape) const {
+std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) const {
+  const auto& [name, shape, index] = tensor;
   const auto it = entries_.find(name);
-  if (it == entries_.end()) return Problem{ProblemKind::kMissing, std::string(name)};
+  if (it == entries_.end()) return Problem{ProblemKind::kMissing, name};
   const TensorInfo& info = it->second.info;
-  if (!std::equal(shape.begin(), shape.end(), info.shape.begin(), info.shape.end())) {
+  if (shape != info.shape) {
     return Problem{ProblemKind::kShape,
                    fmt::format("{} is {}, not {}", name, ShapeText(info.shape), ShapeText(shape))};
   }
   if (!info.dtype || !IsReadable(*info.dtype)) {
     return Problem{ProblemKind::kDType, fmt::format("{} is {}", name, Shown(info.dtype_name))};
   }
-  return info.dtype == DType::kF8E4M3 ? ExamineScales(it->second) : std::nullopt;
+  return info.dtype == DType::kF8E4M3 ? ExamineScales(it->second, index.has_value()) : std::nullopt;
 }
 
-std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry) const {
+std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool of_stack) const {
   const std::string& name = entry.info.name;
   const auto problem = [&name](std::string_view text) {
     return Problem{ProblemKind::kScales, fmt::format("{} {}", name, text)};
@@ -142,21 +141,26 @@ std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry) const
   if (scales.dtype != DType::kF32 && scales.dtype != DType::kBF16) {
     return problem(fmt::format("(scales are {}, not F32 or BF16)", Shown(scales.dtype_name)));
   }
-  if (entry.info.shape.size() != 2) return problem("(only matrices have blocks)");
-  const std::vector<int64_t> needed = {(entry.info.shape[0] + block_rows_ - 1) / block_rows_,
-                                       (entry.info.shape[1] + block_cols_ - 1) / block_cols_};
+  std::vector<int64_t> needed = entry.info.shape;
+  if (needed.size() != (of_stack ? 3 : 2)) return problem("(only matrices have blocks)");
+  int64_t& cols = needed.back();
+  int64_t& rows = *(needed.end() - 2);
+  rows = (rows + block_rows_ - 1) / block_rows_;
+  cols = (cols + block_cols_ - 1) / block_cols_;
   if (scales.shape == needed) return std::nullopt;
   return problem(
       fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
 }
 
-BlockScales CheckpointSource::ReadScales(const Entry& scales) const {
+BlockScales CheckpointSource::ReadScales(const Entry& scales, std::optional<int64_t> index) const {
   const StoredTensor tensor(scales.file, scales.info, {});
+  const int64_t rows = index ? scales.info.shape[1] : tensor.rows();
+  const int64_t count = rows * tensor.cols();
   BlockScales result{.block_rows = block_rows_,
                      .block_cols = block_cols_,
-                     .stored_bytes = tensor.stored_bytes(),
-                     .values = std::vector<float>(tensor.rows() * tensor.cols())};
-  tensor.ReadRows(0, tensor.rows(), result.values.data());
+                     .stored_bytes = tensor.stored_bytes() / tensor.rows() * rows,
+                     .values = std::vector<float>(static_cast<size_t>(count))};
+  tensor.ReadRows(index.value_or(0) * rows, rows, result.values.data());
   if (!std::all_of(result.values.begin(), result.values.end(),
                    [](float scale) { return std::isfinite(scale); })) {
     throw InvalidArgument("{}: {} holds a value that is not finite", scales.file->path().string(),
@@ -165,9 +169,8 @@ BlockScales CheckpointSource::ReadScales(const Entry& scales) const {
   return result;
 }
 
-std::unique_ptr<WeightTensor> CheckpointSource::Open(const std::string& name,
-                                                     std::span<const int64_t> shape) const {
-  const std::optional<Problem> problem = Examine(name, shape);
+std::unique_ptr<WeightTensor> CheckpointSource::Open(const ExpectedTensor& expected) const {
+  const std::optional<Problem> problem = Examine(expected);
   if (problem) {
     switch (problem->kind) {
       case ProblemKind::kMissing:
@@ -181,10 +184,19 @@ std::unique_ptr<WeightTensor> CheckpointSource::Open(const std::string& name,
         throw InvalidArgument("{}: tensor {}", where_, problem->text);
     }
   }
-  const Entry& entry = entries_.find(name)->second;
-  const bool fp8 = entry.info.dtype == DType::kF8E4M3;
+  const Entry& entry = entries_.find(expected.name)->second;
+  TensorInfo info = entry.info;
+  if (expected.index) {
+    OUTRIDER_CHECK(info.shape.size() == 3 && *expected.index < info.shape[0]);
+    const uint64_t bytes = (info.end - info.begin) / static_cast<uint64_t>(info.shape[0]);
+    info.begin += static_cast<uint64_t>(*expected.index) * bytes;
+    info.end = info.begin + bytes;
+    info.shape.erase(info.shape.begin());
+  }
+  const bool fp8 = info.dtype == DType::kF8E4M3;
   return std::make_unique<StoredTensor>(
-      entry.file, entry.info, fp8 ? ReadScales(scales_.find(name)->second) : BlockScales{});
+      entry.file, info,
+      fp8 ? ReadScales(scales_.find(expected.name)->second, expected.index) : BlockScales{});
 }
 
 void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
@@ -192,8 +204,8 @@ void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
   std::map<ProblemKind, std::vector<std::string>> problems;
   std::set<std::string_view> expected_names;
   for (const ExpectedTensor& tensor : expected) {
-    expected_names.insert(tensor.name);
-    if (auto problem = Examine(tensor.name, tensor.shape)) {
+    if (!expected_names.insert(tensor.name).second) continue;  // a stack's other matrices
+    if (auto problem = Examine(tensor)) {
       problems[problem->kind].push_back(std::move(problem->text));
     }
   }

@@ -106,8 +106,13 @@ class DummySource : public WeightSource {
 
   bool Has(std::string_view name) const override;
 
-  std::unique_ptr<WeightTensor> Open(const std::string& name,
-                                     std::span<const int64_t> shape) const override {
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
+    std::span<const int64_t> shape = tensor.shape;
+    std::string name = tensor.name;
+    if (tensor.index) {
+      shape = shape.subspan(1);
+      name += fmt::format(".{}", *tensor.index);
+    }
     DummyStream stream = {.key = StreamKey(seed_, name)};
     if (shape.size() >= 2) {
       const double deviation = name.ends_with("embed_tokens.weight")

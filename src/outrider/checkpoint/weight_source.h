@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +19,11 @@
 
 namespace outrider {
 
-/// A tensor that the model needs.
+/// A tensor that the model needs, or one matrix of a stack of them.
 struct ExpectedTensor {
   std::string name;
   std::vector<int64_t> shape;
+  std::optional<int64_t> index = std::nullopt;  // which matrix of a tensor [n, rows, cols]
 };
 
 /// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
@@ -83,10 +85,10 @@ class WeightSource {
   /// Whether there is such a tensor. Scales of FP8 tensors are not tensors of their own.
   virtual bool Has(std::string_view name) const = 0;
 
-  /// Opens a tensor of the given shape. Throws Error when it is missing, has another shape, a dtype
-  /// that cannot be read, or FP8 values without scales. Check says all of that about all tensors.
-  virtual std::unique_ptr<WeightTensor> Open(const std::string& name,
-                                             std::span<const int64_t> shape) const = 0;
+  /// Opens a tensor of the given shape, or the matrix [rows, cols] that it names. Throws Error when
+  /// it is missing, has another shape, a dtype that cannot be read, or FP8 values without scales.
+  /// Check says all of that about all tensors.
+  virtual std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const = 0;
 
   /// Throws one Error that names every expected tensor that is missing, mis-shaped, of an
   /// unreadable dtype or without scales, and every tensor present that is neither expected nor

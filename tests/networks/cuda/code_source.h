@@ -69,13 +69,13 @@ class CodeSource : public WeightSource {
       : rest_(MakeDummyWeights(config, seed)), seed_(seed), powers_of_two_(powers_of_two) {}
 
   bool Has(std::string_view name) const override { return rest_->Has(name); }
-  std::unique_ptr<WeightTensor> Open(const std::string& name,
-                                     std::span<const int64_t> shape) const override {
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
+    const std::string& name = tensor.name;
     if (!name.ends_with("_proj.weight") && !name.ends_with("_with_mqa.weight")) {
-      return rest_->Open(name, shape);
+      return rest_->Open(tensor);
     }
-    if (name.ends_with("eh_proj.weight")) return rest_->Open(name, shape);
-    return std::make_unique<CodeTensor>(shape, seed_ ^ std::hash<std::string>()(name),
+    if (name.ends_with("eh_proj.weight")) return rest_->Open(tensor);
+    return std::make_unique<CodeTensor>(tensor.shape, seed_ ^ std::hash<std::string>()(name),
                                         powers_of_two_);
   }
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}

@@ -59,7 +59,7 @@ std::byte* TensorUpload::Staging(size_t bytes) {
 TensorUpload::OpenPart TensorUpload::Open(const TensorPart& part) const {
   OUTRIDER_CHECK(part.first_row + part.rows <= part.tensor_rows &&
                  part.first_col + part.cols <= part.tensor_cols);
-  return {part, source_.Open(part.name, std::vector{part.tensor_rows, part.tensor_cols})};
+  return {part, source_.Open({part.name, {part.tensor_rows, part.tensor_cols}})};
 }
 
 template <typename T, typename Read>
@@ -174,7 +174,7 @@ WeightFormat TensorUpload::FormatOf(const std::vector<OpenPart>& parts) {
 }
 
 const float* TensorUpload::Vector(const std::string& name, int64_t size) {
-  const auto tensor = source_.Open(name, std::vector{size});
+  const auto tensor = source_.Open({name, {size}});
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
   bytes_read_ += tensor->stored_bytes();

@@ -383,7 +383,7 @@ void CpuWeightLoader::OpenAll() {
   for (Piece& piece : pieces_) {
     if (!piece.open.empty()) continue;
     for (const ExpectedTensor& tensor : piece.tensors) {
-      piece.open.push_back(source_.Open(tensor.name, tensor.shape));
+      piece.open.push_back(source_.Open(tensor));
     }
     piece.size = piece.measure(piece);
     piece.size.bytes = Aligned(piece.size.bytes);
