@@ -213,7 +213,7 @@ void ReportRows(ThreadPool& pool) {
   }
   for (const int64_t n : {640, 10944}) {
     report(fmt::format("silu_mul {}", n), [&](int64_t rows) {
-      kernels.silu_mul(pool, {x.data(), rows, 2 * n}, {y.data(), rows, n});
+      kernels.silu_mul(pool, {x.data(), rows, 2 * n}, kNoLimit, {y.data(), rows, n});
     });
   }
   report("rotate 16 heads × 64", [&](int64_t rows) {

@@ -295,7 +295,7 @@ void RunPrompts(DeviceNetwork& model, const DeviceCache& cache, const char* name
                     .phase = Phase::kPromptEnd,
                     .tokens = tokens,
                     .draft_tokens = {},
-                    .block_table = blocks[static_cast<size_t>(i)]});
+                    .block_tables = {&blocks[static_cast<size_t>(i)], 1}});
   }
   BatchLayout layout(kBlock);
   layout.Assign(work);

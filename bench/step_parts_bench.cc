@@ -110,6 +110,7 @@ KernelTable TimedTable() {
   table.matmul_arg_max = TimedEntry<kMatMul, &T::matmul_arg_max>(&T::matmul_arg_max);
   table.rms_norm = TimedEntry<kNorm, &T::rms_norm>(&T::rms_norm);
   table.silu_mul = TimedEntry<kSilu, &T::silu_mul>(&T::silu_mul);
+  table.gate_heads = TimedEntry<kSilu, &T::gate_heads>(&T::gate_heads);
   table.rotate = TimedEntry<kRotate, &T::rotate>(&T::rotate);
   table.write_entries = TimedEntry<kWriteLatent, &T::write_entries>(&T::write_entries);
   table.write_latent = TimedEntry<kWriteLatent, &T::write_latent>(&T::write_latent);
@@ -141,12 +142,11 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
                   {{ops, parts.pool.get()},
                    plan.dtype(),
                    AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form())});
-  parts.scheduler = {.cache = FullHistoryCache(64, 64),
-                     .max_num_seqs = 1,
-                     .max_num_batched_tokens = 2048,
-                     .max_model_len = 4096};
-  parts.cache = std::make_unique<KvCache>(parts.model->num_cache_layers(), 64, 64,
-                                          parts.model->cache_width(), plan.kv_dtype());
+  parts.scheduler = {
+      .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};
+  const NetworkCache needs = parts.model->cache_needs();
+  parts.scheduler.cache = MakeCacheConfig(needs, plan.kv_dtype(), 64, 64);
+  parts.cache = std::make_unique<KvCache>(parts.scheduler.cache, needs.layers, plan.kv_dtype());
   if (k > 0) {
     parts.drafter =
         std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, k, 1, DraftForm::kCompacted);

@@ -37,7 +37,7 @@ class TestLayout {
                       .tokens = tokens_[i],
                       .draft_tokens = {},
                       .samples = requests[i].phase != Phase::kPromptChunk,
-                      .block_table = tables_[i]});
+                      .block_tables = {&tables_[i], 1}});
     }
     layout_.Assign(work);
   }

@@ -35,8 +35,13 @@ class LayoutBuilder {
     std::vector<RequestWork> work;
     for (size_t i = 0; i < parts_.size(); ++i) {
       const Part& p = parts_[i];
-      work.push_back({static_cast<int32_t>(i) + 50, p.phase, p.context, p.tokens, p.drafts,
-                      p.samples, p.blocks});
+      work.push_back({static_cast<int32_t>(i) + 50,
+                      p.phase,
+                      p.context,
+                      p.tokens,
+                      p.drafts,
+                      p.samples,
+                      {&p.blocks, 1}});
     }
     BatchLayout layout(kBlockSize);
     layout.Assign(work);
@@ -82,7 +87,7 @@ TEST(BatchLayoutTest, RowsHoldTokensThenDraftsAtTheirPositions) {
   EXPECT_THAT(layout.token_ids(), ElementsAre(100, -1, -1, -1));
   EXPECT_THAT(layout.positions(), ElementsAre(6, 7, 8, 9));
   // Blocks 7, 8, 9 hold positions 0-3, 4-7, 8-11.
-  EXPECT_THAT(layout.slot_mapping(), ElementsAre(8 * 4 + 2, 8 * 4 + 3, 9 * 4, 9 * 4 + 1));
+  EXPECT_THAT(layout.slot_mapping(0), ElementsAre(8 * 4 + 2, 8 * 4 + 3, 9 * 4, 9 * 4 + 1));
   EXPECT_EQ(layout.requests()[0].RowOf(8), 2);
 }
 
@@ -100,7 +105,7 @@ TEST(BatchLayoutTest, PromptRowsThatNeedLogitsAreNotSampled) {
   work.phase = Phase::kPromptChunk;
   work.tokens = tokens;
   work.samples = false;
-  work.block_table = blocks;
+  work.block_tables = {&blocks, 1};
   work.prompt_logits = true;
   BatchLayout layout(4);
   layout.Assign({&work, 1});

@@ -268,7 +268,7 @@ TEST(DecodeSplitTest, TakesALayoutAsItIs) {
                        .tokens = std::span(tokens).first(rows),
                        .draft_tokens = std::span(tokens).first(drafts),
                        .samples = true,
-                       .block_table = blocks};
+                       .block_tables = {&blocks, 1}};
   };
   BatchLayout layout(4);
   layout.Assign(std::vector{work(Phase::kPromptEnd, 4, 0), work(Phase::kDecode, 1, 3),

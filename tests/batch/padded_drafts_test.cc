@@ -26,7 +26,7 @@ TEST(PaddedDraftsTest, RejectionsTwoNoneOneThreeInOneBatch) {
                     .context_length = 10 * (slot + 1),
                     .tokens = token,
                     .draft_tokens = drafts,
-                    .block_table = blocks});
+                    .block_tables = {&blocks, 1}});
   }
   BatchLayout layout(16);
   layout.Assign(work);
@@ -58,7 +58,7 @@ TEST(PaddedDraftsTest, AMidPromptChunkEmitsNothing) {
                                           .tokens = tokens,
                                           .draft_tokens = {},
                                           .samples = false,
-                                          .block_table = blocks}});
+                                          .block_tables = {&blocks, 1}}});
   const DraftStart start = StartOfDrafts(layout.requests()[0], 0);
   EXPECT_EQ(start.num_valid, 0);
   EXPECT_EQ(start.num_rejected, 0);

@@ -80,6 +80,30 @@ TEST(MemoryTable, Lines) {
                           AllOf(HasSubstr("in all"), HasSubstr("1.1 GiB"))));
 }
 
+TEST(MemoryTable, CacheGroupsAreLinesWhereThereAreSeveral) {
+  MemoryReport memory;
+  memory.kv_pages = 120;
+  memory.kv_page_bytes = 1 << 20;
+  memory.kv_cache_bytes = 120 << 20;
+  CacheGroupReport full;
+  full.group = {.name = "full history", .tokens_per_block = 192, .layers = 12};
+  full.bytes_per_token = 4096;
+  full.pages_per_request = 20;
+  memory.kv_groups = {full};
+  EXPECT_THAT(MemoryLines(memory, 0), testing::SizeIs(4));
+  CacheGroupReport window = full;
+  window.group = {.name = "last 512", .tokens_per_block = 64, .layers = 36};
+  window.pages_per_request = 10;
+  memory.kv_groups = {full, window};
+  const std::vector<std::string> lines = MemoryLines(memory, 4096);
+  ASSERT_EQ(lines.size(), 6U);
+  EXPECT_THAT(lines[2], AllOf(HasSubstr("120 pages of 1.0 MiB, 4.0 requests of 4096 tokens")));
+  EXPECT_EQ(lines[3],
+            "  full history: 12 layers, 4.0 KiB per token, 192 tokens a page, at most 20 pages for "
+            "a request");
+  EXPECT_THAT(lines[4], HasSubstr("last 512: 36 layers"));
+}
+
 TEST(MemoryTable, KeptRowsAreALineWhereThereAreAny) {
   MemoryReport memory;
   memory.kv_cache_bytes = 3 << 20;
@@ -254,6 +278,7 @@ TEST(ExplainReport, Json) {
   EXPECT_EQ(object["shapes"]["kv_lora_rank"], 512);
   EXPECT_EQ(object["parameters"]["target"], 10336480);
   EXPECT_EQ(object["memory"]["kv_tokens"], 1234);
+  EXPECT_EQ(object["memory"]["kv_groups"], Json::array());
   EXPECT_EQ(object["decisions"][0]["what"], "drafter");
 }
 

@@ -75,9 +75,10 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                             {{cpu::GetCpuOps(SelectIsa()), parts.pool.get()},
                              options.dtype,
                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
-  parts.cache =
-      std::make_unique<KvCache>(parts.model->num_cache_layers(), options.num_blocks,
-                                options.block_size, parts.model->cache_width(), options.dtype);
+  const NetworkCache network = parts.model->cache_needs();
+  CacheConfig cache =
+      MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
+  parts.cache = std::make_unique<KvCache>(cache, network.layers, options.dtype);
   const KeptRows kept_rows =
       options.adaptive || !options.draft_ranges.empty() ? KeptRows::kAll : KeptRows::kLast;
   if (options.drafter == DrafterKind::kChain) {
@@ -96,7 +97,8 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   parts.logprobs_mode = options.logprobs_mode;
   parts.acceptance = options.acceptance;
   parts.probabilistic_drafts = options.probabilistic_drafts;
-  parts.scheduler = {.cache = FullHistoryCache(options.num_blocks, options.block_size),
+  if (parts.drafter) cache.rerun_tokens = parts.drafter->rerun_tokens();
+  parts.scheduler = {.cache = std::move(cache),
                      .max_num_seqs = options.max_num_seqs,
                      .max_num_batched_tokens = options.max_num_batched_tokens,
                      .max_model_len = options.max_model_len,

@@ -37,13 +37,13 @@ TEST_P(CacheEntriesTest, WritesNormalisedLatentAndRotatedKeyToMappedSlotsOnly) {
         written[static_cast<size_t>(slot)] = true;
         for (int64_t i = 0; i < latent + rope; ++i) {
           const float value = want.view().row(r)[i];
-          ASSERT_EQ(paged.Get(slot * (latent + rope) + i),
+          ASSERT_EQ(paged.Get(paged.cache().SlotOffset(slot) + i),
                     dtype == DType::kF32 ? value : RoundToBFloat16(value));
         }
       }
       for (int64_t slot = 0; slot < 128; ++slot) {
         if (written[static_cast<size_t>(slot)]) continue;
-        ASSERT_TRUE(std::isnan(paged.Get(slot * (latent + rope)))) << slot;
+        ASSERT_TRUE(std::isnan(paged.Get(paged.cache().SlotOffset(slot)))) << slot;
       }
     }
   }
@@ -63,12 +63,13 @@ TEST_P(CacheEntriesTest, WritesEntriesAsTheyAreToMappedSlotsOnly) {
       for (int64_t r = 1; r < rows; ++r) {
         for (int64_t i = 0; i < width; ++i) {
           const float value = entries.view().row(r)[i];
-          ASSERT_EQ(paged.Get(slots[static_cast<size_t>(r)] * width + i),
+          ASSERT_EQ(paged.Get(paged.cache().SlotOffset(slots[static_cast<size_t>(r)]) + i),
                     dtype == DType::kF32 ? value : RoundToBFloat16(value));
         }
       }
       for (int64_t r = rows; r < 128; ++r) {
-        ASSERT_TRUE(std::isnan(paged.Get(slots[static_cast<size_t>(r)] * width))) << r;
+        ASSERT_TRUE(std::isnan(paged.Get(paged.cache().SlotOffset(slots[static_cast<size_t>(r)]))))
+            << r;
       }
     }
   }
@@ -89,7 +90,7 @@ TEST_P(CacheEntriesTest, GatherReadsTheRequestsPositionsExactly) {
         kernels.gather_latent(pool, paged.cache(), table.data(), first, latents.view(),
                               ropes.view());
         for (int64_t r = 0; r < rows; ++r) {
-          const int64_t entry = paged.Slot(table, first + r) * width;
+          const int64_t entry = paged.Element(table, first + r);
           for (int64_t i = 0; i < width; ++i) {
             const float got =
                 i < latent ? latents.view().row(r)[i] : ropes.view().row(r)[i - latent];

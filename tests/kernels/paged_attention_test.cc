@@ -197,15 +197,13 @@ class PagedAttentionTest : public KernelTest {
     }
 
     /// Element i of head h's value at a position of the first request.
-    float Value(int64_t position, int32_t h, int32_t i) const {
+    float Value(int64_t position, int32_t h, int32_t i) {
       return paged.Get(Entry(position) + shape.ValueElement(h, i));
     }
     void SetValue(int64_t position, int32_t h, int32_t i, float value) {
       paged.Set(Entry(position) + shape.ValueElement(h, i), value);
     }
-    int64_t Entry(int64_t position) const {
-      return paged.Slot(requests[0].table, position) * shape.width();
-    }
+    int64_t Entry(int64_t position) { return paged.Element(requests[0].table, position); }
 
     Shape shape;
     PagedCache paged;
@@ -252,7 +250,7 @@ class PagedAttentionTest : public KernelTest {
     std::vector<Score> scores;
     const int64_t first_key = shape.FirstKey(keys - 1);
     for (int64_t t = first_key; t < keys; ++t) {
-      const int64_t entry = batch.paged.Slot(request.table, t) * shape.width();
+      const int64_t entry = batch.paged.Element(request.table, t);
       double dot = 0;
       double squares = 0;  // of the sums of a chain, which err by 2^-25 of themselves or so
       for (int32_t i = 0; i < shape.query_width(); ++i) {
@@ -292,7 +290,7 @@ class PagedAttentionTest : public KernelTest {
     const auto each_value = [&](auto&& take) {
       for (size_t t = 0; t < weights.size(); ++t) {
         const int64_t entry =
-            batch.paged.Slot(request.table, first_key + static_cast<int64_t>(t)) * shape.width();
+            batch.paged.Element(request.table, first_key + static_cast<int64_t>(t));
         for (int32_t i = 0; i < shape.value; ++i) {
           take(weights[t], static_cast<size_t>(i),
                double{batch.paged.Get(entry + shape.ValueElement(h, i))});
@@ -578,8 +576,8 @@ TEST_P(PagedAttentionTest, EntriesPastTheLastPositionAreNeverRead) {
         Batch batch(shape, {{259, 3}}, random);
         const LayerCache cache = batch.paged.cache();
         const int64_t entry_bytes = cache.width * static_cast<int64_t>(DTypeSize(dtype));
-        std::byte* unread =
-            cache.data + batch.paged.Slot(batch.requests[0].table, 262) * entry_bytes;
+        std::byte* unread = cache.data + batch.paged.Element(batch.requests[0].table, 262) *
+                                             static_cast<int64_t>(DTypeSize(dtype));
         const auto bytes = static_cast<size_t>((64 - 262 % 64) * entry_bytes);
         ASAN_POISON_MEMORY_REGION(unread, bytes);
         const TestMatrix out = batch.Run(kernels, pool);

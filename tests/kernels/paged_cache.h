@@ -1,4 +1,5 @@
-// A latent cache for tests: requests on shuffled blocks, every slot that was never written is NaN.
+// A paged cache for tests: requests on shuffled blocks, blocks with room for other layers between
+// them, and NaN in everything that was never written.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +16,20 @@ class PagedCache {
       : dtype_(dtype),
         block_size_(block_size),
         width_(width),
-        storage_(static_cast<size_t>(int64_t{blocks} * block_size * width) * DTypeSize(dtype)),
+        block_stride_((int64_t{block_size} + 3) * width),
+        storage_(static_cast<size_t>(blocks * block_stride_) * DTypeSize(dtype)),
         free_(static_cast<size_t>(blocks)) {
     std::iota(free_.begin(), free_.end(), 0);
     std::shuffle(free_.begin(), free_.end(), random);
-    for (int64_t i = 0; i < int64_t{blocks} * block_size * width; ++i) Set(i, kNaN);
+    for (int64_t i = 0; i < blocks * block_stride_; ++i) Set(i, kNaN);
   }
 
   LayerCache cache() {
-    return {.data = storage_.data(), .dtype = dtype_, .block_size = block_size_, .width = width_};
+    return {.data = storage_.data(),
+            .dtype = dtype_,
+            .block_size = block_size_,
+            .width = width_,
+            .block_stride = block_stride_};
   }
 
   /// A block table for `positions` positions, of blocks that no other request has.
@@ -41,16 +47,21 @@ class PagedCache {
            position % block_size_;
   }
 
+  /// The first element of the entry at a position.
+  int64_t Element(const std::vector<int32_t>& table, int64_t position) {
+    return cache().SlotOffset(Slot(table, position));
+  }
+
   void Fill(const std::vector<int32_t>& table, int64_t first, int64_t last, std::mt19937& random) {
     std::normal_distribution<float> normal;
     for (int64_t p = first; p < last; ++p) {
-      for (int64_t i = 0; i < width_; ++i) Set(Slot(table, p) * width_ + i, normal(random));
+      for (int64_t i = 0; i < width_; ++i) Set(Element(table, p) + i, normal(random));
     }
   }
 
   void Poison(const std::vector<int32_t>& table, int64_t first, int64_t last) {
     for (int64_t p = first; p < last; ++p) {
-      for (int64_t i = 0; i < width_; ++i) Set(Slot(table, p) * width_ + i, kNaN);
+      for (int64_t i = 0; i < width_; ++i) Set(Element(table, p) + i, kNaN);
     }
   }
 
@@ -71,6 +82,7 @@ class PagedCache {
   DType dtype_;
   int32_t block_size_;
   int32_t width_;
+  int64_t block_stride_;
   std::vector<std::byte> storage_;
   std::vector<int32_t> free_;
 };

@@ -2,7 +2,9 @@
 // row's bits alone, in batches and on other numbers of threads.
 
 #include <cmath>
+#include <utility>
 
+#include "outrider/base/rounded_exp.h"
 #include "tests/kernels/kernel_fixture.h"
 
 namespace outrider {
@@ -61,7 +63,7 @@ TEST_P(RowKernelsTest, SiluMulIsAccurateOverTheWholeRangeOfFloats) {
   std::copy(gates.begin(), gates.end(), x.values.begin());
   std::fill(x.values.begin() + n, x.values.end(), 1.0f);
   TestMatrix y(1, n);
-  kernels.silu_mul(pool, x.view(), y.view());
+  kernels.silu_mul(pool, x.view(), kNoLimit, y.view());
   for (int64_t i = 0; i < n; ++i) {
     const double g = gates[static_cast<size_t>(i)];
     // exp(-g) overflows float below -88.7: the result is then 0 instead of less than 1e-36.
@@ -74,7 +76,7 @@ TEST_P(RowKernelsTest, SiluMulIsAccurateOverTheWholeRangeOfFloats) {
   x.values[0] = kNaN;
   x.values[1] = -std::numeric_limits<float>::infinity();
   x.values[2] = std::numeric_limits<float>::infinity();
-  kernels.silu_mul(pool, x.view(), y.view());
+  kernels.silu_mul(pool, x.view(), kNoLimit, y.view());
   EXPECT_TRUE(std::isnan(y.values[0]));
   EXPECT_TRUE(std::isnan(y.values[1])) << "-inf / inf";
   EXPECT_EQ(y.values[2], std::numeric_limits<float>::infinity());
@@ -84,13 +86,57 @@ TEST_P(RowKernelsTest, SiluMulRowsDoNotDependOnTheBatch) {
   for (const int64_t n : {7, 640, 5000}) {
     const TestMatrix x = TestMatrix::Random(40, 2 * n, random, 1);
     TestMatrix together(40, n, 3);
-    kernels.silu_mul(pool, x.view(), together.view());
+    kernels.silu_mul(pool, x.view(), kNoLimit, together.view());
     for (int64_t r = 0; r < 40; ++r) {
       TestMatrix alone(1, n);
-      kernels.silu_mul(single, x.view().Rows(r, 1), alone.view());
+      kernels.silu_mul(single, x.view().Rows(r, 1), kNoLimit, alone.view());
       ASSERT_TRUE(SameBits(alone.values.data(), together.view().row(r), n));
     }
   }
+}
+
+TEST_P(RowKernelsTest, SiluMulCutsTheGateFromAboveAndTheOtherFactorOnBothSides) {
+  constexpr float kLimit = 1.5f;
+  for (const int64_t n : {1, 7, 300}) {
+    TestMatrix x = TestMatrix::Random(5, 2 * n, random, 1);
+    for (float& v : x.values) v *= 4;
+    TestMatrix y(5, n);
+    kernels.silu_mul(pool, x.view(), kLimit, y.view());
+    for (int64_t r = 0; r < 5; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        const double gate = x.view().row(r)[i];
+        const double up = x.view().row(r)[n + i];
+        const double want = std::min(gate / (1 + std::exp(-gate)), double{kLimit}) *
+                            std::clamp(up, -double{kLimit}, double{kLimit});
+        EXPECT_LE(UlpsApart(y.view().row(r)[i], want), 4) << gate << " " << up;
+      }
+    }
+  }
+  TestMatrix x(1, 8);
+  x.values = {kNaN, 1, -1, 100, 1, kNaN, 0, -100};
+  TestMatrix y(1, 4);
+  kernels.silu_mul(pool, x.view(), kLimit, y.view());
+  EXPECT_TRUE(std::isnan(y.values[0]));
+  EXPECT_TRUE(std::isnan(y.values[1]));
+  EXPECT_EQ(y.values[3], -kLimit * kLimit);
+}
+
+TEST_P(RowKernelsTest, GateHeadsHasTheReferencesBits) {
+  for (const auto& [heads, n] : {std::pair{1, 1}, {3, 7}, {96, 128}}) {
+    const TestMatrix gates = TestMatrix::Random(9, heads, random, 1);
+    const TestMatrix before = TestMatrix::Random(9, int64_t{heads} * n, random, 2);
+    TestMatrix x = before;
+    kernels.gate_heads(pool, gates.view(), x.view());
+    for (int64_t r = 0; r < 9; ++r) {
+      for (int64_t i = 0; i < int64_t{heads} * n; ++i) {
+        EXPECT_EQ(x.view().row(r)[i],
+                  before.view().row(r)[i] * Sigmoid(gates.view().row(r)[i / n]));
+      }
+    }
+  }
+  EXPECT_NEAR(Sigmoid(0.7f), 1 / (1 + std::exp(-0.7)), 1e-7);
+  EXPECT_EQ(Sigmoid(-200.0f), 0);
+  EXPECT_EQ(Sigmoid(200.0f), 1);
 }
 
 TEST_P(RowKernelsTest, RotateTurnsPairsAndLeavesTheRest) {

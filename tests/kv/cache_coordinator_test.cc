@@ -122,6 +122,21 @@ TEST(CacheGroupTest, PageBytesAreThoseOfTheLargestBlock) {
   EXPECT_EQ(config.PageBytes(), 5600);
 }
 
+TEST(CacheGroupTest, MostTokensIsWhereMostPagesEnds) {
+  const CacheConfig full = FullHistoryCache(1, 64);
+  EXPECT_EQ(full.MostTokens(0, 512), 0);
+  EXPECT_EQ(full.MostTokens(3, 512), 192);
+  EXPECT_EQ(full.MostTokens(INT32_MAX, 512), CacheConfig::kMostTokens);
+  const CacheConfig mixed{.groups = {Full(192), Window(512, 64)}, .num_pages = 1};
+  for (const int64_t pages : {1, 2, 7, 20, 500}) {
+    const auto tokens = static_cast<int32_t>(mixed.MostTokens(pages, 100));
+    EXPECT_LE(mixed.MostPages(tokens, 100), pages);
+    EXPECT_GT(mixed.MostPages(tokens + 1, 100), pages);
+  }
+  // A window needs pages for itself and the step's rows only: 611 tokens are 11 blocks at most.
+  EXPECT_EQ(mixed.MostTokens(11 + 1000, 100), 192 * 1000);
+}
+
 TEST(CacheCoordinatorTest, BlocksThatLeftAWindowAreFreedWhileTheRequestRuns) {
   CacheCoordinator cache({.groups = {Full(4), Window(6, 4)}, .num_pages = 20});
   Request request(cache, NumberedTokens(100));

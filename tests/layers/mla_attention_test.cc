@@ -136,7 +136,8 @@ class MlaBackendTest : public KernelTest {
                {.data = reinterpret_cast<std::byte*>(result.cache.data()),
                 .dtype = DType::kF32,
                 .block_size = kBlockSize,
-                .width = Width(layer.shape, form)},
+                .width = Width(layer.shape, form),
+                .block_stride = kBlockSize * Width(layer.shape, form)},
                x.view(), result.residual.view());
     return result;
   }
@@ -197,7 +198,7 @@ class MlaBackendTest : public KernelTest {
     std::normal_distribution<float> normal;
     for (const RequestRows& r : batch.layout().requests()) {
       for (int32_t p = 0; p < r.context_length; ++p) {
-        const int32_t slot = r.block_table[p / kBlockSize] * kBlockSize + p % kBlockSize;
+        const int32_t slot = r.block_table(0)[p / kBlockSize] * kBlockSize + p % kBlockSize;
         for (int32_t i = 0; i < width; ++i) {
           cache[static_cast<size_t>(slot * width + i)] = normal(random);
         }

@@ -48,7 +48,7 @@ std::vector<float> StepLogits(LoadedModel& loaded, AttentionBackend backend,
                                                         static_cast<size_t>(rows)),
                        .draft_tokens = {},
                        .samples = false,
-                       .block_table = tables[i]};
+                       .block_tables = {&tables[i], 1}};
   };
   std::vector<RequestWork> contexts;
   std::vector<RequestWork> step;

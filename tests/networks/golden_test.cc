@@ -62,7 +62,7 @@ struct PromptRun {
                                                 static_cast<size_t>(count)),
             .draft_tokens = {},
             .samples = false,
-            .block_table = blocks};
+            .block_tables = {&blocks, 1}};
   }
 
   Rows Logits(int32_t module, MatrixView<const float> rows) const {

@@ -26,7 +26,8 @@ struct LoadedModel {
   }
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {
-    return {model->num_cache_layers(), num_blocks, block_size, model->cache_width(), dtype};
+    const NetworkCache needs = model->cache_needs();
+    return {MakeCacheConfig(needs, dtype, block_size, num_blocks), needs.layers, dtype};
   }
 
   ThreadPool pool;

@@ -41,7 +41,8 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
   }
 
   static KvCache MakeCache() {
-    return {model().num_cache_layers(), kBlocks, kEntriesBlockSize, model().cache_width(),
+    const NetworkCache needs = model().cache_needs();
+    return {MakeCacheConfig(needs, DType::kBF16, kEntriesBlockSize, kBlocks), needs.layers,
             DType::kBF16};
   }
 
@@ -56,7 +57,7 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
                                                            static_cast<size_t>(end - first)),
                       .draft_tokens = {},
                       .samples = false,
-                      .block_table = blocks_});
+                      .block_tables = {&blocks_, 1}});
     }
     layout.Assign(work);
     return layout;
@@ -70,8 +71,13 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
   static std::vector<std::byte> Entries(KvCache& cache) {
     const LayerCache layer =
         cache.layer(static_cast<int32_t>(model().config().num_hidden_layers()));
-    const auto bytes = static_cast<size_t>(int64_t{kLength} * layer.width) * DTypeSize(layer.dtype);
-    return {layer.data, layer.data + bytes};
+    const auto element = static_cast<int64_t>(DTypeSize(layer.dtype));
+    std::vector<std::byte> bytes;
+    for (int32_t p = 0; p < kLength; ++p) {  // the block table is the identity
+      const std::byte* entry = layer.data + layer.SlotOffset(p) * element;
+      bytes.insert(bytes.end(), entry, entry + layer.width * element);
+    }
+    return bytes;
   }
 
   std::vector<int32_t> tokens_;

@@ -117,8 +117,7 @@ TEST_P(DecodeKernelsTest, RowsBeforeTheFirstPositionGiveZeros) {
   }
   // The third row of the first request has position 0 and sees one key: itself.
   for (int64_t i = 0; i < kLatent; ++i) {
-    EXPECT_EQ(out.view().row(2)[i],
-              batch.paged.Get(batch.paged.Slot(batch.tables[0], 0) * (kLatent + kRope) + i));
+    EXPECT_EQ(out.view().row(2)[i], batch.paged.Get(batch.paged.Element(batch.tables[0], 0) + i));
   }
 }
 

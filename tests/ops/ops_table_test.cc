@@ -278,7 +278,8 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
     const LayerCache cache = {.data = reinterpret_cast<std::byte*>(memory.data()),
                               .dtype = DType::kF32,
                               .block_size = kSlots,
-                              .width = width};
+                              .width = width,
+                              .block_stride = int64_t{kSlots} * width};
     const std::vector<int32_t> blocks = {2, 0, 3};
     OpsInput in{.tokens = {}, .positions = {}, .x = TestMatrix(0, 0)};
     std::vector<int64_t> slots;

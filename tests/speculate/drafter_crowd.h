@@ -134,7 +134,7 @@ class DrafterCrowd {
                                .frontier = m.computed - 1,
                                .num_rows = m.computed,
                                .num_drafts = m.num_drafts,
-                               .block_table = table};
+                               .block_tables = {&table, 1}};
     drafter->Propose({&request, 1}, case_.k, MatrixView<float>(hidden.data(), m.computed, width),
                      {drafts.data(), 1, case_.k});
     drafts.resize(static_cast<size_t>(m.num_drafts));
@@ -151,9 +151,11 @@ class DrafterCrowd {
         const int64_t slot =
             int64_t{m.blocks[static_cast<size_t>(p / kCrowdBlockSize)]} * kCrowdBlockSize +
             p % kCrowdBlockSize;
-        ASSERT_EQ(std::memcmp(ours.data + slot * bytes, theirs.data + p * bytes,
-                              static_cast<size_t>(bytes)),
-                  0)
+        const auto element = static_cast<int64_t>(DTypeSize(ours.dtype));
+        ASSERT_EQ(
+            std::memcmp(ours.data + ours.SlotOffset(slot) * element,
+                        theirs.data + theirs.SlotOffset(p) * element, static_cast<size_t>(bytes)),
+            0)
             << "member " << i << " module " << module << " position " << p;
       }
     }
@@ -202,7 +204,7 @@ class DrafterCrowd {
                                                   static_cast<size_t>(end - first)),
             .draft_tokens = {},
             .samples = decode,
-            .block_table = table};
+            .block_tables = {&table, 1}};
   }
 
   /// Appends the rows of [first, end).
@@ -239,7 +241,7 @@ class DrafterCrowd {
             .first_row = rows.first_row,
             .num_rows = rows.query_length,
             .num_drafts = m.num_drafts,
-            .block_table = m.blocks};
+            .block_tables = {&m.blocks, 1}};
   }
 
   DrafterCase case_;

@@ -97,7 +97,7 @@ class DrafterSimulation {
     const std::vector<int32_t> tokens(tokens_.begin(), tokens_.begin() + first + 1 + case_.k);
     RequestWork work = Work(first, first + 1, {});
     work.slot = 0;
-    work.block_table = blocks;
+    work.block_tables = {&blocks, 1};
     BatchLayout layout(kBlockSize);
     layout.Assign(std::vector{work});
     const int64_t width = Loaded().model->hidden_size();
@@ -109,7 +109,7 @@ class DrafterSimulation {
                                .first_position = first,
                                .frontier = first,
                                .num_rows = 1,
-                               .block_table = blocks};
+                               .block_tables = {&blocks, 1}};
     drafter_->Propose({&request, 1}, depth_, MatrixView<float>(hidden.data(), 1, width), {});
   }
 
@@ -184,7 +184,7 @@ class DrafterSimulation {
                                                  static_cast<size_t>(end - first)),
             .draft_tokens = drafts,
             .samples = decode,
-            .block_table = blocks_};
+            .block_tables = {&blocks_, 1}};
   }
 
   void Forward(KvCache& cache, std::vector<float>& hidden, int32_t first, int32_t end,
@@ -209,7 +209,7 @@ class DrafterSimulation {
         .first_row = 0,
         .num_rows = static_cast<int32_t>(static_cast<int64_t>(hidden.size()) / width),
         .num_drafts = n,
-        .block_table = blocks_};
+        .block_tables = {&blocks_, 1}};
     drafter.Propose(
         {&request, 1}, depth_,
         {const_cast<float*>(hidden.data()), static_cast<int64_t>(hidden.size()) / width, width},
@@ -218,7 +218,8 @@ class DrafterSimulation {
 
   static void ExpectSameEntry(LayerCache a, LayerCache b, int32_t position) {
     const auto bytes = static_cast<size_t>(a.width) * DTypeSize(a.dtype);
-    const auto offset = static_cast<size_t>(position) * bytes;  // the block table is the identity
+    // The block table is the identity.
+    const int64_t offset = a.SlotOffset(position) * static_cast<int64_t>(DTypeSize(a.dtype));
     ASSERT_EQ(std::memcmp(a.data + offset, b.data + offset, bytes), 0) << "position " << position;
   }
 

@@ -11,7 +11,7 @@ std::vector<int32_t> Propose(const std::vector<int32_t>& tokens, int32_t k, int3
                              int32_t max) {
   NgramDrafter drafter(k, min, max);
   std::vector<int32_t> drafts(static_cast<size_t>(k), -9);
-  const DraftRequest request{.tokens = tokens, .num_drafts = k, .block_table = {}};
+  const DraftRequest request{.tokens = tokens, .num_drafts = k, .block_tables = {}};
   drafter.Propose({&request, 1}, k, {}, {drafts.data(), 1, k});
   return drafts;
 }

@@ -40,4 +40,7 @@ OUTRIDER_HOST_DEVICE inline float RoundedExp(float x) {
   return RoundedMul(RoundedMul(sum, first), second);
 }
 
+/// 1 / (1 + exp(-x)) by RoundedExp.
+OUTRIDER_HOST_DEVICE inline float Sigmoid(float x) { return 1.0F / (1.0F + RoundedExp(-x)); }
+
 }  // namespace outrider

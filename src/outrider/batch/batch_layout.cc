@@ -15,6 +15,9 @@ size_t QueryLength(const RequestWork& work) {
 
 }  // namespace
 
+BatchLayout::BatchLayout(std::vector<CacheGroupSpec> groups)
+    : groups_(std::move(groups)), slot_mapping_(groups_.size()) {}
+
 void BatchLayout::Sort(std::span<const RequestWork> work) {
   order_.clear();
   for (size_t i = 0; i < work.size(); ++i) {
@@ -38,7 +41,7 @@ void BatchLayout::Assign(std::span<const RequestWork> work) {
   }
   token_ids_.resize(num_rows);
   positions_.resize(num_rows);
-  slot_mapping_.resize(num_rows);
+  for (std::vector<int64_t>& slots : slot_mapping_) slots.resize(num_rows);
   logits_rows_.resize(num_logits_rows);
   requests_.resize(work.size());
   seq_lens_.resize(work.size());
@@ -75,9 +78,12 @@ RequestRows BatchLayout::PlaceRequest(const RequestWork& work, int32_t first_row
   rows.first_logits_row = first_logits_row;
   rows.num_logits_rows = work.samples ? 1 + num_drafts : 0;
   if (work.prompt_logits) rows.num_prompt_logits_rows = rows.query_length - rows.num_logits_rows;
-  rows.block_table = work.block_table.data();
-  OUTRIDER_CHECK(static_cast<int64_t>(work.block_table.size()) * block_size_ >=
-                 rows.context_length + rows.query_length);
+  rows.block_tables = work.block_tables.data();
+  OUTRIDER_CHECK(work.block_tables.size() == groups_.size());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    OUTRIDER_CHECK(static_cast<int32_t>(work.block_tables[g].size()) >=
+                   groups_[g].BlocksBefore(rows.context_length + rows.query_length));
+  }
   return rows;
 }
 
@@ -86,22 +92,33 @@ void BatchLayout::FillRows(const RequestWork& work, const RequestRows& rows) {
   int32_t* tokens = token_ids_.data() + first_row;
   tokens = std::copy(work.tokens.begin(), work.tokens.end(), tokens);
   std::copy(work.draft_tokens.begin(), work.draft_tokens.end(), tokens);
-  int32_t* positions = positions_.data() + first_row;
-  int64_t* slots = slot_mapping_.data() + first_row;
-  const int32_t end = rows.context_length + rows.query_length;
-  int32_t block = rows.context_length / block_size_;
-  for (int32_t position = rows.context_length; position < end; ++block) {
-    const int32_t block_end = std::min(end, (block + 1) * block_size_);
-    int64_t slot = int64_t{work.block_table[static_cast<size_t>(block)]} * block_size_ +
-                   (position - block * block_size_);
-    for (; position < block_end; ++position) {
-      *positions++ = position;
-      *slots++ = slot++;
-    }
-  }
+  std::iota(positions_.begin() + rows.first_row,
+            positions_.begin() + rows.first_row + rows.query_length, rows.context_length);
+  for (size_t g = 0; g < groups_.size(); ++g) FillSlots(rows, g);
   std::iota(logits_rows_.begin() + rows.first_logits_row,
             logits_rows_.begin() + rows.first_logits_row + rows.num_logits_rows,
             rows.first_row + rows.query_length - rows.num_logits_rows);
+}
+
+void BatchLayout::FillSlots(const RequestRows& rows, size_t group) {
+  const CacheGroupSpec& spec = groups_[group];
+  const int32_t* blocks = rows.block_tables[group].data();
+  int64_t* slots = slot_mapping_[group].data() + rows.first_row;
+  const int32_t end = rows.context_length + rows.query_length;
+  int32_t block = rows.context_length / spec.tokens_per_block;
+  for (int32_t position = rows.context_length; position < end; ++block) {
+    const int32_t block_begin = block * spec.tokens_per_block;
+    const int32_t block_end = std::min(end, block_begin + spec.tokens_per_block);
+    const int64_t first_slot = int64_t{blocks[block]} * spec.entries_per_block();
+    if (spec.ratio == 1) {
+      for (; position < block_end; ++position) *slots++ = first_slot + position - block_begin;
+      continue;
+    }
+    for (; position < block_end; ++position) {
+      const bool completes = (position + 1) % spec.ratio == 0;
+      *slots++ = completes ? first_slot + (position - block_begin) / spec.ratio : -1;
+    }
+  }
 }
 
 }  // namespace outrider

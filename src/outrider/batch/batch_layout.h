@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/kv/cache_group.h"
+
 namespace outrider {
 
 /// The form that a request's rows run in: generated tokens absorbed, prompt tokens expanded, also
@@ -26,8 +28,9 @@ struct RequestWork {
   std::span<const int32_t> tokens;  // tokens known to be right, from position context_length on
   std::span<const int32_t> draft_tokens;  // guesses that follow them (kDecode only)
   bool samples = true;                    // false: no row of this request is sampled
-  std::span<const int32_t> block_table;   // covers context_length + tokens + draft_tokens
-  bool prompt_logits = false;             // prompts only: rows that are not sampled need logits too
+  /// By cache group; covers context_length + tokens + draft_tokens.
+  std::span<const std::vector<int32_t>> block_tables;
+  bool prompt_logits = false;  // prompts only: rows that are not sampled need logits too
 };
 
 /// One request in row order.
@@ -43,9 +46,10 @@ struct RequestRows {
   /// The first rows of a prompt chunk that need logits without being sampled (prompt_logprobs):
   /// all of them that are not sampled, or 0. They are not among the layout's logits_rows.
   int32_t num_prompt_logits_rows = 0;
-  int32_t work_index = 0;  // position of this request in the work list
-  const int32_t* block_table = nullptr;
+  int32_t work_index = 0;                              // position of this request in the work list
+  const std::vector<int32_t>* block_tables = nullptr;  // by cache group
 
+  const int32_t* block_table(int32_t group) const { return block_tables[group].data(); }
   /// The row that holds `position`.
   int32_t RowOf(int32_t position) const { return first_row + position - context_length; }
 };
@@ -53,7 +57,10 @@ struct RequestRows {
 /// Rows of a step: decode requests first, sorted by query length, then prompts in the order given.
 class BatchLayout {
  public:
-  explicit BatchLayout(int32_t block_size) : block_size_(block_size) {}
+  explicit BatchLayout(std::vector<CacheGroupSpec> groups);
+  /// Over one full-history group.
+  explicit BatchLayout(int32_t tokens_per_block)
+      : BatchLayout(FullHistoryCache(1, tokens_per_block).groups) {}
 
   /// The tokens of the rows of the layout as it is, to be changed: a drafter's next pass over the
   /// same rows.
@@ -63,6 +70,7 @@ class BatchLayout {
   /// a bug; reuses memory, so a steady state allocates nothing.
   void Assign(std::span<const RequestWork> work);
 
+  std::span<const CacheGroupSpec> groups() const { return groups_; }
   std::span<const RequestRows> requests() const { return requests_; }
   int32_t num_requests() const { return static_cast<int32_t>(requests_.size()); }
   int32_t num_decode_requests() const { return num_decode_requests_; }
@@ -71,11 +79,13 @@ class BatchLayout {
     return query_start_loc_[static_cast<size_t>(num_decode_requests_)];
   }
   int32_t num_logits_rows() const { return static_cast<int32_t>(logits_rows_.size()); }
-  int32_t block_size() const { return block_size_; }
 
-  std::span<const int32_t> token_ids() const { return token_ids_; }        // [rows]
-  std::span<const int32_t> positions() const { return positions_; }        // [rows]
-  std::span<const int64_t> slot_mapping() const { return slot_mapping_; }  // [rows] cache slots
+  std::span<const int32_t> token_ids() const { return token_ids_; }  // [rows]
+  std::span<const int32_t> positions() const { return positions_; }  // [rows]
+  /// [rows] the cache slots of a group that the rows write; -1 for rows that complete no entry.
+  std::span<const int64_t> slot_mapping(int32_t group) const {
+    return slot_mapping_[static_cast<size_t>(group)];
+  }
   std::span<const int32_t> query_start_loc() const { return query_start_loc_; }  // [requests + 1]
   std::span<const int32_t> seq_lens() const { return seq_lens_; }  // [requests] context + query
   std::span<const int32_t> logits_rows() const { return logits_rows_; }  // rows that are sampled
@@ -85,14 +95,15 @@ class BatchLayout {
   RequestRows PlaceRequest(const RequestWork& work, int32_t first_row,
                            int32_t first_logits_row) const;
   void FillRows(const RequestWork& work, const RequestRows& rows);
+  void FillSlots(const RequestRows& rows, size_t group);
 
-  int32_t block_size_;
+  std::vector<CacheGroupSpec> groups_;
   int32_t num_decode_requests_ = 0;
   std::vector<std::pair<size_t, size_t>> order_;  // of rows: query length, index in the work list
   std::vector<RequestRows> requests_;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
-  std::vector<int64_t> slot_mapping_;
+  std::vector<std::vector<int64_t>> slot_mapping_;  // by group
   std::vector<int32_t> query_start_loc_{0};
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> logits_rows_;

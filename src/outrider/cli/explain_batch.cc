@@ -97,7 +97,7 @@ ExplainedBatch::ExplainedBatch(std::span<const BatchItem> items, AttentionBacken
                     .tokens = verifies ? tokens.first(1) : tokens,
                     .draft_tokens = verifies ? tokens.subspan(1) : tokens.first(0),
                     .samples = item.phase != Phase::kPromptChunk,
-                    .block_table = blocks_});
+                    .block_tables = {&blocks_, 1}});
   }
   layout_.Assign(work);
   plan_.Assign(layout_);

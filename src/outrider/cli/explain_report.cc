@@ -92,6 +92,20 @@ Json SizesJson(const WeightSizes& sizes) {
   return object;
 }
 
+Json GroupsJson(const MemoryReport& memory) {
+  Json groups = Json::array();
+  for (const CacheGroupReport& report : memory.kv_groups) {
+    const CacheGroupSpec& group = report.group;
+    groups.push_back({{"name", group.name},
+                      {"layers", group.layers},
+                      {"window", group.window},
+                      {"tokens_per_page", group.tokens_per_block},
+                      {"bytes_per_token", report.bytes_per_token},
+                      {"pages_per_request", report.pages_per_request}});
+  }
+  return groups;
+}
+
 }  // namespace
 
 std::string ExplainText(const std::string& model, const LoadedEngine& explained) {
@@ -154,6 +168,9 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_cache_bytes", memory.kv_cache_bytes},
                    {"kv_bytes_per_token", memory.kv_bytes_per_token},
                    {"kv_tokens", memory.kv_tokens},
+                   {"kv_pages", memory.kv_pages},
+                   {"kv_page_bytes", memory.kv_page_bytes},
+                   {"kv_groups", GroupsJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes}}},
                  {"decisions", Json::array()}};
   for (const Decision& decision : explained.decisions) {

@@ -24,6 +24,25 @@ std::string Parts(const WeightSizes& sizes) {
   return text;
 }
 
+/// Of the greatest length.
+double RequestsHeld(const MemoryReport& memory, int64_t max_model_len) {
+  if (memory.kv_groups.size() <= 1) {
+    return static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len);
+  }
+  int64_t pages = 0;
+  for (const CacheGroupReport& group : memory.kv_groups) pages += group.pages_per_request;
+  return static_cast<double>(memory.kv_pages) / static_cast<double>(pages);
+}
+
+/// What a cache group keeps, and how many of the shared pages a request takes for it.
+std::string GroupLine(const CacheGroupReport& report) {
+  const CacheGroupSpec& group = report.group;
+  return fmt::format(
+      "  {}: {} layers, {} per token, {} tokens a page, at most {} pages for a request", group.name,
+      group.layers, ByteSizeText(report.bytes_per_token), group.tokens_per_block,
+      report.pages_per_request);
+}
+
 }  // namespace
 
 std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_model_len) {
@@ -31,12 +50,14 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     return fmt::format("{:<12} {:>10}{}{}", what, ByteSizeText(bytes), note.empty() ? "" : "  ",
                        note);
   };
+  const bool windows = memory.kv_groups.size() > 1;
   std::string cache_note =
-      fmt::format("{} tokens, {} each", memory.kv_tokens, ByteSizeText(memory.kv_bytes_per_token));
+      windows ? fmt::format("{} pages of {}", memory.kv_pages, ByteSizeText(memory.kv_page_bytes))
+              : fmt::format("{} tokens, {} each", memory.kv_tokens,
+                            ByteSizeText(memory.kv_bytes_per_token));
   if (max_model_len > 0) {
-    cache_note += fmt::format(
-        ", {:.1f} requests of {} tokens",
-        static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len), max_model_len);
+    cache_note += fmt::format(", {:.1f} requests of {} tokens", RequestsHeld(memory, max_model_len),
+                              max_model_len);
   }
   const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) + memory.kv_cache_bytes +
                       memory.kept_row_bytes;
@@ -44,6 +65,9 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
       line("weights", SumOf(memory.weights), Parts(memory.weights)),
       line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
       line("KV cache", memory.kv_cache_bytes, cache_note)};
+  if (windows) {
+    for (const CacheGroupReport& group : memory.kv_groups) lines.push_back(GroupLine(group));
+  }
   if (memory.kept_row_bytes > 0) {
     lines.push_back(line("kept rows", memory.kept_row_bytes,
                          "at most: hidden rows, so that modules can catch up"));

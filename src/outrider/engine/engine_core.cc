@@ -29,8 +29,8 @@ EngineCore::EngineCore(EngineParts parts)
       hasher_(parts_.scheduler.cache.TokensPerKey(), parts_.scheduler.tokens_ahead),
       logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
-      layout_(parts_.cache->block_size()) {
-  counters_.kv_block_size = parts_.cache->block_size();
+      layout_(parts_.scheduler.cache.groups) {
+  counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
   counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
 }
 
@@ -213,12 +213,15 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
                                   static_cast<size_t>(planned.num_tokens)),
          .draft_tokens = std::span(state.drafts).first(static_cast<size_t>(planned.num_drafts)),
          .samples = planned.samples,
-         .block_table = planned.tables->blocks(0),
+         .block_tables = planned.tables->blocks(),
          .prompt_logits = planned.phase != Phase::kDecode && state.needs_prompt_logits()});
     // The layout reads these next, for one request after the other.
     Prefetch(work_.back().tokens.data());
     Prefetch(work_.back().draft_tokens.data());
-    Prefetch(work_.back().block_table.data() + planned.context_length / parts_.cache->block_size());
+    for (int32_t g = 0; g < planned.tables->num_groups(); ++g) {
+      Prefetch(planned.tables->blocks(g).data() +
+               planned.context_length / layout_.groups()[static_cast<size_t>(g)].tokens_per_block);
+    }
     if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
   }
   layout_.Assign(work_);
@@ -279,7 +282,7 @@ void EngineCore::ProposeDrafts(const StepPlan& plan) {
          .first_row = rows.first_row,
          .num_rows = rows.query_length,
          .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
-         .block_table = planned.tables->blocks(0),
+         .block_tables = planned.tables->blocks(),
          .sampling = drawn ? &state.sampling() : nullptr,
          .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data(),
          .seed = state.seed()});

@@ -86,12 +86,13 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
   parts.scheduler = plan.scheduler();
-  parts.cache = std::make_unique<KvCache>(plan.cache_layers(), parts.scheduler.cache.num_pages,
-                                          options.block_size, plan.cache_width(), plan.kv_dtype());
+  parts.cache =
+      std::make_unique<KvCache>(parts.scheduler.cache, plan.cache_layers(), plan.kv_dtype());
   parts.drafter = MakeDrafter(plan, options.speculation, *parts.model, *parts.cache);
   if (parts.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
+    parts.scheduler.cache.rerun_tokens = parts.drafter->rerun_tokens();
     parts.scheduler.max_drafts = parts.drafter->max_drafts();
     parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
     parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();

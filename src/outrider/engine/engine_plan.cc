@@ -88,6 +88,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanAttention();
   PlanDrafter();
   PlanDraftVocabulary();
+  PlanCacheGroups();
   PlanAcceptance();
   PlanDraftLength();
   PlanCache();
@@ -98,17 +99,6 @@ WeightForm EnginePlan::weight_form() const {
   return {.compute_dtype = dtype_,
           .quantization = options_.quantization,
           .max_fp8_weights_as_bf16 = GetKernels(SelectIsa()).max_fp8_weights_as_bf16};
-}
-
-MemoryReport EnginePlan::Memory(const NetworkWeightSizes& sizes) const {
-  MemoryReport memory;
-  memory.weights = sizes.target;
-  memory.mtp_weights = sizes.modules;
-  memory.kv_bytes_per_token = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
-  memory.kv_tokens = int64_t{scheduler_.cache.num_pages} * options_.block_size;
-  memory.kv_cache_bytes = memory.kv_bytes_per_token * memory.kv_tokens;
-  memory.kept_row_bytes = kept_bytes_per_token() * memory.kv_tokens;
-  return memory;
 }
 
 void EnginePlan::PlanNumbers() {
@@ -131,10 +121,10 @@ void EnginePlan::PlanCacheForm() {
   const AttentionBackend backend = options_.attention_backend;
   const CacheShape shape = CacheShapeOf(config_);
   const auto cost = [&](KvCacheForm form) {
-    return fmt::format(
-        "{}: {} bytes and {} multiply-adds per cached token and layer", KvCacheFormName(form),
-        KvCache::BytesPerToken(1, static_cast<int32_t>(CacheWidth(form, shape)), kv_dtype_),
-        MultiplyAddsPerKey(form, shape));
+    return fmt::format("{}: {} bytes and {} multiply-adds per cached token and layer",
+                       KvCacheFormName(form),
+                       CacheWidth(form, shape) * static_cast<int64_t>(DTypeSize(kv_dtype_)),
+                       MultiplyAddsPerKey(form, shape));
   };
   std::string why;
   if (options_.kv_cache_form) {
@@ -277,56 +267,6 @@ void EnginePlan::PlanDraftLength() {
            : o.adaptive             ? "adaptive is false"
                                     : "adaptive is the default with mtp and match only");
   }
-}
-
-void EnginePlan::PlanCache() {
-  const int64_t kv_bytes = KvCache::BytesPerToken(cache_layers(), cache_width(), kv_dtype_);
-  const int64_t per_token = kv_bytes + kept_bytes_per_token();
-  const int64_t budget_blocks = std::min<int64_t>(
-      options_.kv_cache_memory_bytes / (per_token * options_.block_size), INT32_MAX);
-  const int64_t trained = config_.max_position_embeddings;
-  if (options_.max_model_len && *options_.max_model_len > trained) {
-    throw InvalidArgument("--max-model-len is {}, but the model was made for {} positions",
-                          *options_.max_model_len, trained);
-  }
-  const int64_t wanted = options_.max_model_len.value_or(static_cast<int32_t>(trained));
-  const int64_t holds = budget_blocks * options_.block_size;
-  if (holds < 2 || (options_.max_model_len && holds < wanted)) {
-    throw InvalidArgument(
-        "--kv-cache-memory-bytes {} holds {} tokens of {} bytes: a context of {} needs {}",
-        options_.kv_cache_memory_bytes, holds, per_token, wanted,
-        BlocksFor(wanted, options_.block_size) * options_.block_size * per_token);
-  }
-  const int64_t length = std::min(wanted, holds);
-  if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);
-  const int64_t useful = BlocksFor(length, options_.block_size) * options_.max_num_seqs;
-  scheduler_ = {.cache = FullHistoryCache(static_cast<int32_t>(std::min(budget_blocks, useful)),
-                                          options_.block_size),
-                .max_num_seqs = options_.max_num_seqs,
-                .max_num_batched_tokens = options_.max_num_batched_tokens,
-                .max_model_len = static_cast<int32_t>(length),
-                .lookahead_tokens = 0,
-                .tokens_ahead = 0,
-                .exact_prefix = options_.exact_prefix};
-  Decide("context", fmt::format("{} tokens", length),
-         length < wanted
-             ? "shrunk to what the KV cache holds"
-             : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
-  Decide("KV cache",
-         fmt::format("{} blocks of {} tokens, {}, {} bytes per token over {} layers{}",
-                     scheduler_.cache.num_pages, options_.block_size, DTypeName(kv_dtype_),
-                     kv_bytes, cache_layers(),
-                     kept_bytes_per_token() == 0
-                         ? ""
-                         : fmt::format(", and {} for kept hidden rows", kept_bytes_per_token())),
-         scheduler_.cache.num_pages == useful ? "as much as --max-num-seqs requests can use"
-                                              : "--kv-cache-memory-bytes");
-  Decide("prefix caching",
-         options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
-         options_.enable_prefix_caching
-             ? (options_.exact_prefix ? "--exact-prefix"
-                                      : "prompts reuse the blocks of earlier prompts and answers")
-             : "--no-enable-prefix-caching");
 }
 
 void EnginePlan::PlanThreads() {

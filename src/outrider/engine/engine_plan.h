@@ -19,13 +19,23 @@
 
 namespace outrider {
 
+/// What a cache group takes of the pages that all groups share.
+struct CacheGroupReport {
+  CacheGroupSpec group;
+  int64_t bytes_per_token = 0;
+  int64_t pages_per_request = 0;  // of a request of the greatest length, at most
+};
+
 /// Where the memory went, in bytes, and what the cache holds.
 struct MemoryReport {
   WeightSizes weights;      // target, as computed with
   WeightSizes mtp_weights;  // MTP modules
   int64_t kv_cache_bytes = 0;
-  int64_t kv_bytes_per_token = 0;
-  int64_t kv_tokens = 0;
+  int64_t kv_bytes_per_token = 0;  // over all groups, while the token is in every window
+  int64_t kv_tokens = 0;           // that the cache holds, of one request if there are windows
+  int64_t kv_page_bytes = 0;
+  int64_t kv_pages = 0;
+  std::vector<CacheGroupReport> kv_groups;
   int64_t kept_row_bytes = 0;  // the target's hidden rows kept for modules that lag, at most
 };
 
@@ -66,21 +76,12 @@ class EnginePlan {
   const AcceptanceOptions& acceptance() const { return acceptance_; }
   bool chained() const { return modules_present_ > 1; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
-  int32_t cache_layers() const {
-    return static_cast<int32_t>(config_.num_hidden_layers()) + modules_used_;
-  }
-  int32_t cache_width() const {
-    return static_cast<int32_t>(CacheWidth(form_, CacheShapeOf(config_)));
-  }
+  /// By layer of the cache: the target's, then those of the modules that are used.
+  const std::vector<CacheLayerSpec>& cache_layers() const { return cache_layers_; }
 
-  /// Modules lag where fewer drafts than modules may be asked for.
-  KeptRows kept_rows() const {
-    return options_.speculation.DraftLengthVaries() ? KeptRows::kAll : KeptRows::kLast;
-  }
-  int64_t kept_bytes_per_token() const {
-    const bool keeps = modules_used_ > 0 && kept_rows() == KeptRows::kAll;
-    return keeps ? TargetHiddenRows::BytesPerToken(config_.hidden_size) : 0;
-  }
+  /// Modules lag where fewer drafts than modules may be asked for; but not behind a window, whose
+  /// entries could not be computed later.
+  KeptRows kept_rows() const;
 
   MemoryReport Memory(const NetworkWeightSizes& sizes) const;
 
@@ -96,8 +97,15 @@ class EnginePlan {
   void PlanDraftVocabulary();
   void PlanAcceptance();
   void PlanDraftLength();
+  void PlanCacheGroups();
   void PlanCache();
+  void DescribeCache(std::string why);
   void PlanThreads();
+  /// Of the target's hidden rows that are kept with a page, at most.
+  int64_t KeptBytesPerPage() const;
+  /// Rows that a request may have in a step, and positions that its drafter writes behind them.
+  int32_t MostStepTokens() const;
+  bool ModulesHaveWindows() const;
 
   const EngineOptions& options_;
   ModelConfig config_;
@@ -111,6 +119,7 @@ class EnginePlan {
   int32_t k_ = 0;
   ComputeThreads threads_;
   AcceptanceOptions acceptance_;
+  std::vector<CacheLayerSpec> cache_layers_;
   SchedulerConfig scheduler_;
 };
 

@@ -10,6 +10,7 @@ void CheckCache(const LayerCache& cache) {
   OUTRIDER_CHECK(cache.dtype == DType::kF32 || cache.dtype == DType::kBF16,
                  "the cache holds float32 or bfloat16, not {}", DTypeName(cache.dtype));
   OUTRIDER_CHECK(cache.block_size > 0 && cache.width > 0);
+  OUTRIDER_CHECK(cache.block_stride >= int64_t{cache.block_size} * cache.width);
 }
 
 void CheckSpans(std::span<const AttentionSpan> requests, int64_t q_rows, int64_t out_rows) {

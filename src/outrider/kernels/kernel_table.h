@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -53,8 +54,8 @@ struct ArgMaxJob {
   std::span<int32_t> columns;       // [rows], the result
 };
 
-/// The cache of one layer: [blocks, block_size, width], float32 or bfloat16. A token's entry is
-/// one of
+/// The cache of one layer: for every block [block_size, width], float32 or bfloat16, blocks
+/// block_stride elements apart. A token's entry is one of
 ///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
 ///   per head: the key of every head [kv_heads * P], the rotated key that they share [R], the value
 ///             of every head [kv_heads * V]; width = kv_heads * (P + V) + R.
@@ -63,9 +64,13 @@ struct LayerCache {
   DType dtype = DType::kBF16;
   int32_t block_size = 0;
   int32_t width = 0;
+  int64_t block_stride = 0;
+  int32_t group = 0;  // the cache group whose block tables and slots address it
 
   /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
-  int64_t SlotOffset(int64_t slot) const { return slot * width; }
+  int64_t SlotOffset(int64_t slot) const {
+    return slot / block_size * block_stride + slot % block_size * width;
+  }
 };
 
 /// The rows of one request in a step. Row j has position context_length + j and sees the keys at
@@ -159,6 +164,9 @@ struct RotaryRows {
   bool interleaved = true;      // pairs (2i, 2i + 1); false: pairs (i, i + R / 2)
 };
 
+/// The `limit` of silu_mul that cuts nothing.
+inline constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+
 struct KernelTable {
   std::string_view name;
 
@@ -181,8 +189,13 @@ struct KernelTable {
   void (*rms_norm)(ThreadPool& pool, MatrixView<const float> x, const float* weight, float eps,
                    MatrixView<float> y);
 
-  /// y[r, i] = silu(x[r, i]) * x[r, n + i]; x [rows, 2 n] (gate, then up), y [rows, n].
-  void (*silu_mul)(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y);
+  /// y[r, i] = min(silu(x[r, i]), limit) * clamp(x[r, n + i], -limit, limit); x [rows, 2 n] (gate,
+  /// then up), y [rows, n]. limit kNoLimit: silu(x[r, i]) * x[r, n + i].
+  void (*silu_mul)(ThreadPool& pool, MatrixView<const float> x, float limit, MatrixView<float> y);
+
+  /// x[r, h * n + i] *= sigmoid(gates[r, h]); gates [rows, heads], x [rows, heads * n]. The sigmoid
+  /// has the same bits in every table.
+  void (*gate_heads)(ThreadPool& pool, MatrixView<const float> gates, MatrixView<float> x);
 
   /// Rotates in place: x [rows, groups * group_stride], the R values that start at column
   /// g * group_stride + offset of every group g (a group is a head).

@@ -13,10 +13,11 @@ CacheCoordinator::CacheCoordinator(CacheConfig config)
 
 CacheTables CacheCoordinator::MakeTables(int32_t max_tokens) const {
   CacheTables tables;
-  tables.groups_.resize(config_.groups.size());
+  tables.blocks_.resize(config_.groups.size());
+  tables.num_left_.resize(config_.groups.size(), 0);
   for (size_t g = 0; g < config_.groups.size(); ++g) {
     const int32_t blocks = config_.groups[g].BlocksBefore(max_tokens);
-    tables.groups_[g].pages.reserve(static_cast<size_t>(blocks));
+    tables.blocks_[g].reserve(static_cast<size_t>(blocks));
   }
   return tables;
 }
@@ -67,12 +68,13 @@ int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const Block
   }
   for (int32_t g = 0; g < tables.num_groups() && tokens > 0; ++g) {
     const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(g)];
-    CacheTables::Group& group = tables.groups_[static_cast<size_t>(g)];
-    OUTRIDER_CHECK(group.pages.empty());
-    group.num_left = spec.BlocksUnreadFrom(FirstRow(tokens));
-    group.pages.assign(static_cast<size_t>(group.num_left), CacheTables::kNoPage);
-    for (int32_t b = group.num_left; b < tokens / spec.tokens_per_block; ++b) {
-      group.pages.push_back(pool_.Share(KeyOf(g, keys, b)).value());
+    std::vector<int32_t>& pages = tables.blocks_[static_cast<size_t>(g)];
+    OUTRIDER_CHECK(pages.empty());
+    const int32_t left = spec.BlocksUnreadFrom(FirstRow(tokens));
+    tables.num_left_[static_cast<size_t>(g)] = left;
+    pages.assign(static_cast<size_t>(left), CacheTables::kNoPage);
+    for (int32_t b = left; b < tokens / spec.tokens_per_block; ++b) {
+      pages.push_back(pool_.Share(KeyOf(g, keys, b)).value());
     }
   }
   tables.num_published_ = tokens / config_.TokensPerKey();
@@ -86,12 +88,12 @@ bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, 
     return spec.BlocksBefore(spec.kind == CacheGroupKind::kFullHistory ? full_end : end);
   };
   int64_t missing = 0;
-  for (size_t g = 0; g < tables.groups_.size(); ++g) {
-    missing += std::max(0, blocks_of(g) - static_cast<int32_t>(tables.groups_[g].pages.size()));
+  for (size_t g = 0; g < tables.blocks_.size(); ++g) {
+    missing += std::max(0, blocks_of(g) - static_cast<int32_t>(tables.blocks_[g].size()));
   }
   if (missing > pool_.num_free()) return false;
-  for (size_t g = 0; g < tables.groups_.size(); ++g) {
-    std::vector<int32_t>& pages = tables.groups_[g].pages;
+  for (size_t g = 0; g < tables.blocks_.size(); ++g) {
+    std::vector<int32_t>& pages = tables.blocks_[g];
     while (static_cast<int32_t>(pages.size()) < blocks_of(g)) {
       pages.push_back(pool_.Allocate().value());
     }
@@ -109,19 +111,19 @@ void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> ke
       const int32_t per_block = config_.groups[static_cast<size_t>(g)].tokens_per_block;
       if (tokens % per_block != 0) continue;
       const int32_t block = tokens / per_block - 1;
-      const int32_t page = tables.groups_[static_cast<size_t>(g)].pages[static_cast<size_t>(block)];
+      const int32_t page = tables.blocks_[static_cast<size_t>(g)][static_cast<size_t>(block)];
       if (page != CacheTables::kNoPage) pool_.Publish(page, KeyOf(g, keys, block));
     }
   }
 }
 
 void CacheCoordinator::Advance(CacheTables& tables, int32_t computed) {
-  for (size_t g = 0; g < tables.groups_.size(); ++g) {
-    CacheTables::Group& group = tables.groups_[g];
+  for (size_t g = 0; g < tables.blocks_.size(); ++g) {
+    std::vector<int32_t>& pages = tables.blocks_[g];
     const int32_t left = std::min(config_.groups[g].BlocksUnreadFrom(FirstRow(computed)),
-                                  static_cast<int32_t>(group.pages.size()));
-    for (; group.num_left < left; ++group.num_left) {
-      int32_t& page = group.pages[static_cast<size_t>(group.num_left)];
+                                  static_cast<int32_t>(pages.size()));
+    for (int32_t& b = tables.num_left_[g]; b < left; ++b) {
+      int32_t& page = pages[static_cast<size_t>(b)];
       pool_.Release(page);
       page = CacheTables::kNoPage;
     }
@@ -129,15 +131,16 @@ void CacheCoordinator::Advance(CacheTables& tables, int32_t computed) {
 }
 
 void CacheCoordinator::Clear(CacheTables& tables) {
-  for (CacheTables::Group& group : tables.groups_) {
+  for (size_t g = 0; g < tables.blocks_.size(); ++g) {
+    std::vector<int32_t>& pages = tables.blocks_[g];
     // The tail goes back first: it is handed out last while warm, and forgotten first when
     // published.
-    while (static_cast<int32_t>(group.pages.size()) > group.num_left) {
-      pool_.Release(group.pages.back());
-      group.pages.pop_back();
+    while (static_cast<int32_t>(pages.size()) > tables.num_left_[g]) {
+      pool_.Release(pages.back());
+      pages.pop_back();
     }
-    group.pages.clear();
-    group.num_left = 0;
+    pages.clear();
+    tables.num_left_[g] = 0;
   }
   tables.num_published_ = 0;
 }

@@ -19,23 +19,20 @@ class CacheTables {
   /// Stands in a table where a block has left the window.
   static constexpr int32_t kNoPage = -1;
 
-  int32_t num_groups() const { return static_cast<int32_t>(groups_.size()); }
+  int32_t num_groups() const { return static_cast<int32_t>(blocks_.size()); }
 
-  /// The page of each block of a group, in order of position; leading ones may be kNoPage.
+  /// By group: the page of each block, in order of position; leading ones may be kNoPage.
+  std::span<const std::vector<int32_t>> blocks() const { return blocks_; }
   std::span<const int32_t> blocks(int32_t group) const {
-    return groups_[static_cast<size_t>(group)].pages;
+    return blocks_[static_cast<size_t>(group)];
   }
 
  private:
   friend class CacheCoordinator;
 
-  struct Group {
-    std::vector<int32_t> pages;
-    int32_t num_left = 0;  // leading blocks that have left the window
-  };
-
-  std::vector<Group> groups_;
-  int32_t num_published_ = 0;  // leading keys whose turn to be published has come
+  std::vector<std::vector<int32_t>> blocks_;
+  std::vector<int32_t> num_left_;  // by group: leading blocks that have left the window
+  int32_t num_published_ = 0;      // leading keys whose turn to be published has come
 };
 
 class CacheCoordinator {

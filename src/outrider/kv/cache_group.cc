@@ -36,6 +36,16 @@ int64_t CacheConfig::MostPages(int32_t tokens, int32_t step_tokens) const {
   return pages;
 }
 
+int64_t CacheConfig::MostTokens(int64_t pages, int32_t step_tokens) const {
+  int32_t fits = 0;
+  int32_t too_many = kMostTokens + 1;
+  while (too_many - fits > 1) {
+    const int32_t middle = fits + (too_many - fits) / 2;
+    (MostPages(middle, step_tokens) <= pages ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
 void CacheConfig::Check() const {
   OUTRIDER_CHECK(!groups.empty() && num_pages > 0 && rerun_tokens >= 0);
   const int32_t key = TokensPerKey();

@@ -74,6 +74,10 @@ struct CacheConfig {
   /// `step_tokens` rows.
   int64_t MostPages(int32_t tokens, int32_t step_tokens) const;
 
+  /// Most tokens, up to kMostTokens, that a request can have so that `pages` pages hold it.
+  int64_t MostTokens(int64_t pages, int32_t step_tokens) const;
+  static constexpr int32_t kMostTokens = 1 << 30;
+
   /// Checks what the members say of each other (OUTRIDER_CHECK).
   void Check() const;
 };

@@ -1,35 +1,63 @@
-// The tensors of the paged cache: one per layer, MTP layers after the target's.
+// The memory of the paged cache: pages of bytes, and where the layers of a group lie in a page.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "outrider/base/buffer.h"
 #include "outrider/kernels/kernel_table.h"
+#include "outrider/kv/cache_group.h"
 
 namespace outrider {
 
-/// [layers, blocks, block_size, width] float32 or bfloat16. A block number means the same page in
-/// every layer. Memory is touched only where tokens are written.
+/// What one layer keeps per entry: `width` numbers, in the pages of a group.
+struct CacheLayerSpec {
+  int32_t group = 0;
+  int32_t width = 0;
+
+  bool operator==(const CacheLayerSpec&) const = default;
+};
+
+/// What a network keeps in the cache.
+struct NetworkCache {
+  std::vector<CacheGroupSpec> groups;  // names, kinds, windows and ratios
+  std::vector<CacheLayerSpec> layers;  // the target's, then one per module
+};
+
+/// [pages][layers of the group][entries per block][width] float32 or bfloat16: a page holds one
+/// block of all layers of one group. Memory is touched only where entries are written.
 class KvCache {
  public:
-  KvCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t width, DType dtype);
+  /// layers: by layer of the network. Layers of one group have one width.
+  KvCache(const CacheConfig& config, std::vector<CacheLayerSpec> layers, DType dtype);
 
   LayerCache layer(int32_t index);
-  int32_t block_size() const { return block_size_; }
-  int32_t num_layers() const { return num_layers_; }
-  int32_t num_blocks() const { return num_blocks_; }
-
-  /// Bytes that one token takes over all layers.
-  static int64_t BytesPerToken(int32_t num_layers, int32_t width, DType dtype);
+  const CacheConfig& config() const { return config_; }
+  int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }
+  int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
 
  private:
-  Buffer buffer_;
-  int32_t num_layers_;
-  int32_t num_blocks_;
-  int32_t block_size_;
-  int32_t width_;
+  CacheConfig config_;
+  std::vector<CacheLayerSpec> layers_;
+  std::vector<int32_t> layer_in_group_;
   DType dtype_;
-  int64_t layer_bytes_;
+  int64_t page_elements_;
+  Buffer buffer_;
 };
+
+/// Fills bytes_per_entry and layers of the groups from what the layers keep.
+void SizeGroups(std::vector<CacheGroupSpec>& groups, const std::vector<CacheLayerSpec>& layers,
+                DType dtype);
+
+/// Gives every group, sized as SizeGroups does, the tokens per block that fill pages of one size as
+/// well as whole multiples of `tokens` can: `tokens` itself where a token takes the most bytes.
+void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens);
+
+/// A network's groups over `num_pages` pages, sized, with the blocks of ChooseBlockSizes.
+CacheConfig MakeCacheConfig(const NetworkCache& network, DType dtype, int32_t tokens,
+                            int32_t num_pages);
+
+/// Bytes that one token takes over all layers, while it is in every window.
+int64_t BytesPerToken(const std::vector<CacheGroupSpec>& groups);
 
 }  // namespace outrider

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "outrider/layers/attention_spans.h"
+
 namespace outrider {
 
 namespace {
@@ -13,7 +15,7 @@ void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w
   const EntryArgs args = {.kv = kv,
                           .norm = w.kv_a_norm,
                           .rotary = rotary,
-                          .slots = layout.slot_mapping().data(),
+                          .slots = layout.slot_mapping(cache.group).data(),
                           .cache = cache};
   if (form == KvCacheForm::kHeads) {
     context.ops.WritePerHeadEntries(context, s, w.kv_up, args);
@@ -44,17 +46,6 @@ Tensor ProjectQueriesAndWriteCache(const Context& context, const MlaShape& s, co
   return q;
 }
 
-/// The requests as operations take them, with rows counted from first_row on; memory of the arena.
-std::span<const AttentionSpan> Spans(const Context& context, std::span<const RequestRows> requests,
-                                     int32_t first_row) {
-  auto* spans = context.arena.Take<AttentionSpan>(static_cast<int64_t>(requests.size()));
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const RequestRows& r = requests[i];
-    spans[i] = {r.first_row - first_row, r.query_length, r.context_length, r.block_table};
-  }
-  return {spans, requests.size()};
-}
-
 /// The plan's decode runs, with the decode kernel of its backend.
 void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const AttentionPlan& plan, LayerCache cache, Tensor q, Tensor out) {
@@ -71,7 +62,7 @@ void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w
       {.q = absorbed,
        .out = latent_out,
        .cache = cache,
-       .requests = Spans(context, plan.decode_runs(), first_row),
+       .requests = AttentionSpans(context, plan.decode_runs(), first_row, cache.group),
        .uniform_length = ragged ? 0 : plan.query_length(),
        .pads = kernel.lengths == QueryLengths::kUniform && kernel.policy == UniformPolicy::kPad});
   context.ops.Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
@@ -89,18 +80,22 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   if (!plan.per_head().empty()) {
     context.ops.PerHeadAttention(
         context, shape,
-        {.q = q, .out = out, .cache = cache, .requests = Spans(context, plan.per_head(), 0)});
+        {.q = q,
+         .out = out,
+         .cache = cache,
+         .requests = AttentionSpans(context, plan.per_head(), 0, cache.group)});
   }
   if (!plan.decode_runs().empty()) {
     AbsorbedForm(context, shape, weights, plan, cache, q, out);
   }
   if (!plan.prompts().empty() || !plan.left_over().empty()) {
-    context.ops.PromptAttention(context, shape, weights.kv_up,
-                                {.q = q,
-                                 .out = out,
-                                 .cache = cache,
-                                 .prompts = Spans(context, plan.prompts(), 0),
-                                 .left_over = Spans(context, plan.left_over(), 0)});
+    context.ops.PromptAttention(
+        context, shape, weights.kv_up,
+        {.q = q,
+         .out = out,
+         .cache = cache,
+         .prompts = AttentionSpans(context, plan.prompts(), 0, cache.group),
+         .left_over = AttentionSpans(context, plan.left_over(), 0, cache.group)});
   }
   context.ops.Multiply(
       context, std::array{Product{.x = out, .w = &weights.o, .y = residual, .accumulate = true}});

@@ -13,16 +13,15 @@ CacheShape CacheShapeOf(const ModelConfig& config) {
   return {.heads = a.heads, .latent = a.latent, .nope = a.nope, .rope = a.rope, .value = a.value};
 }
 
+NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
+  const auto layers = static_cast<size_t>(config.num_hidden_layers() + num_modules);
+  const auto width = static_cast<int32_t>(CacheWidth(form, CacheShapeOf(config)));
+  return {.groups = {{.name = "full history"}},
+          .layers = std::vector<CacheLayerSpec>(layers, {.group = 0, .width = width})};
+}
+
 Network::Network(ModelConfig config, const NetworkOptions& options, int32_t num_modules)
     : config_(std::move(config)), options_(options), num_modules_(num_modules) {}
-
-int32_t Network::num_cache_layers() const {
-  return static_cast<int32_t>(config_.num_hidden_layers()) + num_modules_;
-}
-
-int32_t Network::cache_width() const {
-  return static_cast<int32_t>(CacheWidth(options_.attention.cache_form(), CacheShapeOf(config_)));
-}
 
 void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {

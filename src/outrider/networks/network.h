@@ -20,6 +20,9 @@ namespace outrider {
 /// The sizes of a layer's attention that the cache depends on.
 CacheShape CacheShapeOf(const ModelConfig& config);
 
+/// What the network keeps in the cache, with its first `num_modules` MTP modules.
+NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form);
+
 /// What a network runs on and how. What the device refers to must outlive it.
 struct NetworkOptions {
   Device device;
@@ -45,10 +48,10 @@ class Network {
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return num_modules_; }
-  /// Layers of the cache that the network writes: the target's, then one per MTP module.
-  int32_t num_cache_layers() const;
-  /// Numbers per token and layer of the cache, in the form that the attention plan says.
-  int32_t cache_width() const;
+  /// What it keeps in the cache, in the form that the attention plan says.
+  NetworkCache cache_needs() const {
+    return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
+  }
 
   /// Runs the target over layout's rows. hidden [rows, hidden]: what the target's head and the
   /// first MTP module read. Fills the taps, which are in order of layer.

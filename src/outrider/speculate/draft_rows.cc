@@ -21,7 +21,7 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
                        .tokens = std::span(tokens_).subspan(next, count),
                        .draft_tokens = {},
                        .samples = false,
-                       .block_table = window.request->block_table});
+                       .block_tables = window.request->block_tables});
       work_part_.push_back(part);
       next += count;
     };

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "outrider/batch/batch_layout.h"
@@ -21,7 +22,7 @@ struct DraftWindow {
 
 class DraftRows {
  public:
-  explicit DraftRows(int32_t block_size) : layout_(block_size) {}
+  explicit DraftRows(std::vector<CacheGroupSpec> groups) : layout_(std::move(groups)) {}
 
   /// Lays out the windows. Row p of window w gets the token TokenAt(w, p).
   template <typename TokenAt>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "outrider/base/matrix_view.h"
 #include "outrider/sampling/sampling_params.h"
@@ -35,7 +36,7 @@ struct DraftRequest {
   int32_t first_row = 0;   // row of first_position in the step's hidden rows
   int32_t num_rows = 0;    // rows of the request in the step, rejected drafts included
   int32_t num_drafts = 0;  // wanted, at most `depth` of Propose; 0: none
-  std::span<const int32_t> block_table = {};
+  std::span<const std::vector<int32_t>> block_tables = {};  // by cache group
   /// Null: drafts are the most likely tokens. Else they are drawn as the target draws, from logits
   /// that these parameters cut: with the target's own noise, so that both agree often; or, with
   /// draft_probs, with noise of their own, as rejection sampling needs it, and the distributions
@@ -62,9 +63,12 @@ class Drafter {
   /// depth: a chain runs its first `depth` modules; a module that is repeated runs if depth > 0.
   /// Modules that do not run fall behind. They catch up when they run again, and the entries of a
   /// module that has run are those of a recomputation from scratch. With KeptRows::kLast modules
-  /// cannot fall behind: `depth` is max_drafts().
+  /// cannot fall behind: all of them run, whatever `depth` is.
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
                        MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
+
+  /// Positions before the first new row that Propose may run again. They read their windows.
+  virtual int32_t rerun_tokens() const = 0;
 
   /// How many tokens after a position its cached entries depend on. Once these tokens are known,
   /// the entries are final, and requests with the same tokens can share them.

@@ -16,9 +16,9 @@ MtpChainDrafter::MtpChainDrafter(Network& model, KvCache& cache, int32_t k, int3
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
       target_rows_(cache, model.hidden_size(), kept_rows, num_slots, k),
-      rows_(cache.block_size()),
-      entry_rows_(cache.block_size()),
-      output_rows_(cache.block_size()),
+      rows_(cache.config().groups),
+      entry_rows_(cache.config().groups),
+      output_rows_(cache.config().groups),
       sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
   for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(k));
@@ -58,7 +58,7 @@ void MtpChainDrafter::SkipFinished(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   for (int32_t m = 0; m < k_; ++m) {
     int32_t& next = state.next[static_cast<size_t>(m)];
-    next = target_rows_.SkipFinished(r.block_table, m, next, r.first_position);
+    next = target_rows_.SkipFinished(r, m, next, r.first_position);
   }
 }
 
@@ -69,7 +69,7 @@ void MtpChainDrafter::Advance(SlotState& state, const DraftRequest& r, int32_t r
     int32_t& next = state.next[static_cast<size_t>(m)];
     next = std::max(next, std::min(right - m, end));
   }
-  target_rows_.MarkFinished(r.block_table, first, state.next);
+  target_rows_.MarkFinished(r, first, state.next);
 }
 
 DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
@@ -120,7 +120,7 @@ int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, i
 void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                               MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= k_);
-  OUTRIDER_CHECK(depth == k_ || target_rows_.kept() == KeptRows::kAll);
+  if (target_rows_.kept() == KeptRows::kLast) depth = k_;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
     TakeStep(r, hidden);

@@ -39,6 +39,7 @@ class MtpChainDrafter : public Drafter {
   int32_t lookahead() const override { return 0; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth,
                MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
+  int32_t rerun_tokens() const override { return form_ == DraftForm::kPadded ? k_ : k_ - 1; }
   int32_t tokens_ahead() const override { return k_; }
   void Reset(int32_t slot, int32_t computed) override;
 

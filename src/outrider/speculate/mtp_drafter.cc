@@ -15,8 +15,8 @@ MtpDrafter::MtpDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_sl
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
       target_rows_(cache, model.hidden_size(), kept_rows, num_slots, /*num_last=*/0),
-      entry_rows_(cache.block_size()),
-      rows_(cache.block_size()),
+      entry_rows_(cache.config().groups),
+      rows_(cache.config().groups),
       sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
@@ -32,14 +32,14 @@ void MtpDrafter::TakeStep(const DraftRequest& r, MatrixView<const float> hidden)
 
 void MtpDrafter::SkipFinished(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
-  state.next = target_rows_.SkipFinished(r.block_table, 0, state.next, r.first_position);
+  state.next = target_rows_.SkipFinished(r, 0, state.next, r.first_position);
 }
 
 void MtpDrafter::FinishPass(const DraftRequest& r, int32_t frontier) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t first = state.next;
   state.next = frontier + 1;
-  target_rows_.MarkFinished(r.block_table, first, {&state.next, 1});
+  target_rows_.MarkFinished(r, first, {&state.next, 1});
 }
 
 void MtpDrafter::CatchUp(const DraftRequest& r) {
@@ -146,7 +146,7 @@ void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> reques
 
 void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
-  OUTRIDER_CHECK(depth > 0 || target_rows_.kept() == KeptRows::kAll);
+  if (target_rows_.kept() == KeptRows::kLast) depth = k_;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
     TakeStep(r, hidden);

@@ -29,6 +29,7 @@ class MtpDrafter : public Drafter {
   int32_t lookahead() const override { return k_ - 1; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth,
                MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
+  int32_t rerun_tokens() const override { return 0; }
   int32_t tokens_ahead() const override { return 1; }
   void Reset(int32_t slot, int32_t computed) override {
     slots_[static_cast<size_t>(slot)] = {.first = computed, .frontier = computed - 1};

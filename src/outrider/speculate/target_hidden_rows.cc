@@ -9,11 +9,14 @@ namespace outrider {
 
 TargetHiddenRows::TargetHiddenRows(const KvCache& cache, int64_t width, KeptRows kept,
                                    int32_t num_slots, int32_t num_last)
-    : block_size_(cache.block_size()),
+    : group_(static_cast<size_t>(cache.group_of(cache.num_layers() - 1))),
+      block_size_(cache.config().groups[group_].tokens_per_block),
       width_(width),
       kept_(kept),
       num_last_(num_last),
-      blocks_(static_cast<size_t>(cache.num_blocks())) {
+      blocks_(static_cast<size_t>(cache.config().num_pages)) {
+  OUTRIDER_CHECK(kept == KeptRows::kLast ||
+                 cache.config().groups[group_].kind == CacheGroupKind::kFullHistory);
   if (kept == KeptRows::kLast) {
     last_rows_.resize(static_cast<size_t>(int64_t{num_slots} * num_last * width));
   }
@@ -23,7 +26,7 @@ void TargetHiddenRows::TakeStep(const DraftRequest& r, MatrixView<const float> h
   const int32_t first_block_start =
       (r.first_position + block_size_ - 1) / block_size_ * block_size_;
   for (int32_t p = first_block_start; p <= r.frontier; p += block_size_) {
-    Block& block = BlockOf(r.block_table, p);
+    Block& block = blocks_[PageOf(r, p)];
     block.finished_modules = 0;
     if (kept_ == KeptRows::kAll && !block.rows) {
       block.rows.reset(new float[static_cast<size_t>(block_size_ * width_)]);
@@ -31,7 +34,7 @@ void TargetHiddenRows::TakeStep(const DraftRequest& r, MatrixView<const float> h
   }
   if (kept_ == KeptRows::kLast) return;
   for (int32_t p = r.first_position; p <= r.frontier; ++p) {
-    Block& block = BlockOf(r.block_table, p);
+    Block& block = blocks_[PageOf(r, p)];
     OUTRIDER_CHECK(block.rows, "slot {} starts inside a block, at position {}", r.slot, p);
     std::memcpy(block.rows.get() + p % block_size_ * width_,
                 hidden.row(r.first_row + p - r.first_position),
@@ -49,32 +52,34 @@ void TargetHiddenRows::KeepLast(const DraftRequest& r, MatrixView<const float> h
 
 bool TargetHiddenRows::Has(const DraftRequest& r, int32_t position) const {
   return kept_ == KeptRows::kLast ? position >= r.first_position - num_last_
-                                  : BlockOf(r.block_table, position).rows != nullptr;
+                                  : blocks_[PageOf(r, position)].rows != nullptr;
 }
 
 const float* TargetHiddenRows::Row(const DraftRequest& r, int32_t position) const {
   OUTRIDER_CHECK(Has(r, position), "slot {}: the row of position {} is gone", r.slot, position);
   if (kept_ == KeptRows::kLast) return &last_rows_[LastIndex(r.slot, position)];
-  return BlockOf(r.block_table, position).rows.get() + position % block_size_ * width_;
+  return blocks_[PageOf(r, position)].rows.get() + position % block_size_ * width_;
 }
 
-int32_t TargetHiddenRows::SkipFinished(std::span<const int32_t> block_table, int32_t m,
-                                       int32_t next, int32_t limit) const {
+int32_t TargetHiddenRows::SkipFinished(const DraftRequest& r, int32_t m, int32_t next,
+                                       int32_t limit) const {
   for (;;) {
     const int32_t block_end = (next / block_size_ + 1) * block_size_;
-    if (block_end > limit || BlockOf(block_table, next).finished_modules <= m) return next;
+    if (block_end > limit) return next;
+    const bool left = r.block_tables[group_][static_cast<size_t>(next / block_size_)] < 0;
+    if (!left && blocks_[PageOf(r, next)].finished_modules <= m) return next;
     next = block_end;
   }
 }
 
-void TargetHiddenRows::MarkFinished(std::span<const int32_t> block_table, int32_t first,
+void TargetHiddenRows::MarkFinished(const DraftRequest& r, int32_t first,
                                     std::span<const int32_t> final_end) {
   for (int32_t start = first / block_size_ * block_size_; start + block_size_ <= final_end.front();
        start += block_size_) {
     const int32_t block_end = start + block_size_;
     const auto finished =
         std::ranges::count_if(final_end, [&](int32_t end) { return end >= block_end; });
-    Block& block = BlockOf(block_table, start);
+    Block& block = blocks_[PageOf(r, start)];
     block.finished_modules = std::max(block.finished_modules, static_cast<int32_t>(finished));
   }
 }

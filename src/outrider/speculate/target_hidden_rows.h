@@ -34,7 +34,8 @@ inline constexpr int32_t kCatchUpRows = 1024;
 
 class TargetHiddenRows {
  public:
-  /// Rows of `width` numbers. num_last: kLast keeps so many rows before those of a step.
+  /// Rows of `width` numbers. num_last: kLast keeps so many rows before those of a step. kAll needs
+  /// modules without windows: what has left a window could not be computed later.
   TargetHiddenRows(const KvCache& cache, int64_t width, KeptRows kept, int32_t num_slots,
                    int32_t num_last);
 
@@ -59,14 +60,13 @@ class TargetHiddenRows {
   /// [width] of a position that Has.
   const float* Row(const DraftRequest& request, int32_t position) const;
 
-  /// The first position from `next` on, up to `limit`, in a block that module m has not finished.
-  int32_t SkipFinished(std::span<const int32_t> block_table, int32_t m, int32_t next,
-                       int32_t limit) const;
+  /// The first position from `next` on, up to `limit`, in a block that module m has not finished
+  /// and that has not left the modules' window.
+  int32_t SkipFinished(const DraftRequest& request, int32_t m, int32_t next, int32_t limit) const;
 
   /// Entries below final_end[m] are final in module m; final_end [modules] does not rise. Marks the
   /// blocks from position `first` on that modules have finished.
-  void MarkFinished(std::span<const int32_t> block_table, int32_t first,
-                    std::span<const int32_t> final_end);
+  void MarkFinished(const DraftRequest& request, int32_t first, std::span<const int32_t> final_end);
 
  private:
   struct Block {
@@ -74,23 +74,21 @@ class TargetHiddenRows {
     int32_t finished_modules = 0;   // so many first modules have finished the block
   };
 
-  Block& BlockOf(std::span<const int32_t> block_table, int32_t position) {
-    const auto index = static_cast<size_t>(position / block_size_);
-    return blocks_[static_cast<size_t>(block_table[index])];
-  }
-  const Block& BlockOf(std::span<const int32_t> block_table, int32_t position) const {
-    return const_cast<TargetHiddenRows*>(this)->BlockOf(block_table, position);
+  size_t PageOf(const DraftRequest& request, int32_t position) const {
+    return static_cast<size_t>(
+        request.block_tables[group_][static_cast<size_t>(position / block_size_)]);
   }
 
   size_t LastIndex(int32_t slot, int32_t position) const {
     return static_cast<size_t>((int64_t{slot} * num_last_ + position % num_last_) * width_);
   }
 
-  int32_t block_size_;
+  size_t group_;        // the modules' cache group
+  int32_t block_size_;  // tokens
   int64_t width_;
   KeptRows kept_;
   int32_t num_last_;
-  std::vector<Block> blocks_;     // by block number
+  std::vector<Block> blocks_;     // by page
   std::vector<float> last_rows_;  // kLast: [slots, num_last, width], by position modulo num_last
 };
 

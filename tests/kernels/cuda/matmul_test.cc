@@ -153,7 +153,7 @@ TEST_P(MatMulTest, MatchesTheCpuReference) {
       both.insert(both.end(), &up[r * c.n], &up[r * c.n] + c.n);
     }
     ThreadPool pool(1);
-    CpuReference().silu_mul(pool, {both.data(), kChecked, 2 * c.n},
+    CpuReference().silu_mul(pool, {both.data(), kChecked, 2 * c.n}, kNoLimit,
                             {product.data(), kChecked, c.n});
     expected = product;
   }

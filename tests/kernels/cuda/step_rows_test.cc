@@ -110,7 +110,8 @@ class WriteLatentTest : public StepRowsTest {
                                 {.data = reinterpret_cast<std::byte*>(cache.data()),
                                  .dtype = DType::kF32,
                                  .block_size = 16,
-                                 .width = 576});
+                                 .width = 576,
+                                 .block_stride = int64_t{16} * 576});
     return cache;
   }
 

@@ -36,8 +36,8 @@ class CpuNetwork {
       : pool_(TestThreads()),
         network_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
                              {{cpu::GetCpuOps(SelectIsa()), &pool_}, dtype})),
-        cache_(network_->num_cache_layers(), num_blocks, block_size, network_->cache_width(),
-               dtype) {}
+        cache_(MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
+               network_->cache_needs().layers, dtype) {}
 
   /// The residual stream after each layer, then the hidden rows: float32 [rows, hidden] each.
   std::vector<std::vector<float>> Forward(const BatchLayout& layout) {
@@ -161,8 +161,9 @@ class TestNetwork {
 
  private:
   const DeviceStep& Upload(const BatchLayout& layout) {
-    if (!upload_ || upload_block_size_ != layout.block_size()) {
-      upload_block_size_ = layout.block_size();
+    const int block_size = layout.groups().front().tokens_per_block;
+    if (!upload_ || upload_block_size_ != block_size) {
+      upload_block_size_ = block_size;
       upload_.emplace(limits_.max_rows, limits_.max_requests,
                       (limits_.max_seq_len + upload_block_size_ - 1) / upload_block_size_);
     }
@@ -202,7 +203,7 @@ struct KnownRequest {
                                                 static_cast<size_t>(count)),
             .draft_tokens = {},
             .samples = false,
-            .block_table = blocks};
+            .block_tables = {&blocks, 1}};
   }
 };
 

@@ -123,7 +123,7 @@ TEST_F(TinyModelTest, EveryLayerBesideTheCpus) {
                                           .tokens = ids,
                                           .draft_tokens = {},
                                           .samples = false,
-                                          .block_table = blocks}});
+                                          .block_tables = {&blocks, 1}}});
     const std::vector<std::vector<float>> exact = f32.Forward(layout);
     const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
     const DeviceCache cache(network_->model().num_cache_layers(), num_blocks, kBlock,
@@ -178,7 +178,7 @@ TEST_F(TinyModelTest, GreedyTexts) {
            .context_length = context,
            .tokens = first ? std::span(c.prompt) : std::span<const int32_t>(texts[i]).last(1),
            .draft_tokens = {},
-           .block_table = blocks[i]});
+           .block_tables = {&blocks[i], 1}});
     }
     if (work.empty()) break;
     layout.Assign(work);

@@ -223,8 +223,8 @@ struct LeafKernels {
   /// y[i] = weight[i] * (x[i] / sqrt(mean of x^2 + eps)); y may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
 
-  /// y[i] = silu(gate[i]) * up[i].
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
+  /// y[i] = min(silu(gate[i]), limit) * clamp(up[i], -limit, limit); NaN goes through.
+  void (*silu_mul)(const float* gate, const float* up, float limit, int64_t n, float* y);
 
   /// Rotates the 2 * half values at x in place: pairs (2i, 2i + 1), or (i, i + half).
   void (*rotate)(const float* cos, const float* sin, int64_t half, bool interleaved, float* x);

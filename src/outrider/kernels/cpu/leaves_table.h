@@ -29,6 +29,7 @@ constexpr KernelTable TableOf(std::string_view name) {
       .matmul_arg_max = Entry<kLeaves, MatMulArgMax>::Run,
       .rms_norm = Entry<kLeaves, RmsNorm>::Run,
       .silu_mul = Entry<kLeaves, SiluMul>::Run,
+      .gate_heads = Entry<kLeaves, GateHeads>::Run,
       .rotate = Entry<kLeaves, Rotate>::Run,
       .write_latent = Entry<kLeaves, WriteLatent>::Run,
       .gather_latent = Entry<kLeaves, GatherLatent>::Run,

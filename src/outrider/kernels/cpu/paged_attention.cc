@@ -251,7 +251,8 @@ class Call {
     int64_t offset = first % cache.block_size;
     for (int64_t i = 0; i < count; offset = 0, ++block) {
       const int64_t slot = int64_t{*block} * cache.block_size + offset;
-      const std::byte* entry = cache.data + slot * entry_bytes;
+      const std::byte* entry =
+          cache.data + cache.SlotOffset(slot) * static_cast<int64_t>(DTypeSize(cache.dtype));
       const int64_t end = std::min<int64_t>(count, i + cache.block_size - offset);
       for (; i < end; ++i, entry += entry_bytes) entries[i] = entry;
     }

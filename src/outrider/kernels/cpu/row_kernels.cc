@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "outrider/base/rounded_exp.h"
 #include "outrider/base/scratch.h"
 #include "outrider/kernels/argument_checks.h"
 #include "outrider/kernels/cpu/task_size.h"
@@ -47,9 +48,9 @@ void RmsNorm(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float
           [&](int64_t r) { leaves.rms_norm(x.row(r), weight, eps, x.cols, y.row(r)); });
 }
 
-void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
+void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x, float limit,
              MatrixView<float> y) {
-  OUTRIDER_CHECK(x.rows == y.rows && x.cols == 2 * y.cols);
+  OUTRIDER_CHECK(x.rows == y.rows && x.cols == 2 * y.cols && limit > 0);
   // A row of a wide network is worth sharing; pieces start at multiples of 8, elements are
   // independent.
   constexpr int64_t kPiece = 2048;
@@ -59,9 +60,22 @@ void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float
             const int64_t r = i / pieces;
             const int64_t first = i % pieces * kPiece;
             const float* gate = x.row(r) + first;
-            leaves.silu_mul(gate, gate + y.cols, std::min(kPiece, y.cols - first),
+            leaves.silu_mul(gate, gate + y.cols, limit, std::min(kPiece, y.cols - first),
                             y.row(r) + first);
           });
+}
+
+void GateHeads(const LeafKernels& /*leaves*/, ThreadPool& pool, MatrixView<const float> gates,
+               MatrixView<float> x) {
+  OUTRIDER_CHECK(gates.rows == x.rows && gates.cols > 0 && x.cols % gates.cols == 0);
+  const int64_t n = x.cols / gates.cols;
+  ForRows(pool, x.rows, static_cast<double>(x.cols) * kCopyCost, [&](int64_t r) {
+    for (int64_t h = 0; h < gates.cols; ++h) {
+      const float gate = Sigmoid(gates.row(r)[h]);
+      float* values = x.row(r) + h * n;
+      for (int64_t i = 0; i < n; ++i) values[i] *= gate;
+    }
+  });
 }
 
 void Rotate(const LeafKernels& leaves, ThreadPool& pool, MatrixView<float> x, int32_t groups,

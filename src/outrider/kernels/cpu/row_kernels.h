@@ -9,8 +9,10 @@ namespace outrider::cpu {
 
 void RmsNorm(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
              const float* weight, float eps, MatrixView<float> y);
-void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x,
+void SiluMul(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> x, float limit,
              MatrixView<float> y);
+void GateHeads(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> gates,
+               MatrixView<float> x);
 void Rotate(const LeafKernels& leaves, ThreadPool& pool, MatrixView<float> x, int32_t groups,
             int32_t group_stride, int32_t offset, const RotaryRows& rotary);
 void WriteLatent(const LeafKernels& leaves, ThreadPool& pool, MatrixView<const float> kv,

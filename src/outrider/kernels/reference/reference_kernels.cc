@@ -9,6 +9,7 @@ const KernelTable& Kernels() {
       .matmul_arg_max = MatMulArgMax,
       .rms_norm = RmsNorm,
       .silu_mul = SiluMul,
+      .gate_heads = GateHeads,
       .rotate = Rotate,
       .write_latent = WriteLatent,
       .gather_latent = GatherLatent,

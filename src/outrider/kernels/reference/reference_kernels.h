@@ -11,7 +11,8 @@ void MatMul(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dty
 void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 void RmsNorm(ThreadPool& pool, MatrixView<const float> x, const float* weight, float eps,
              MatrixView<float> y);
-void SiluMul(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y);
+void SiluMul(ThreadPool& pool, MatrixView<const float> x, float limit, MatrixView<float> y);
+void GateHeads(ThreadPool& pool, MatrixView<const float> gates, MatrixView<float> x);
 void Rotate(ThreadPool& pool, MatrixView<float> x, int32_t groups, int32_t group_stride,
             int32_t offset, const RotaryRows& rotary);
 void WriteLatent(ThreadPool& pool, MatrixView<const float> kv, const float* weight, float eps,

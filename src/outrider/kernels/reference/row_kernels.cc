@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "outrider/base/rounded_exp.h"
 #include "outrider/kernels/argument_checks.h"
 #include "outrider/kernels/reference/reference_kernels.h"
 
@@ -36,13 +37,27 @@ void RmsNorm(ThreadPool& pool, MatrixView<const float> x, const float* weight, f
   });
 }
 
-void SiluMul(ThreadPool& pool, MatrixView<const float> x, MatrixView<float> y) {
+void SiluMul(ThreadPool& pool, MatrixView<const float> x, float limit, MatrixView<float> y) {
   OUTRIDER_CHECK(x.rows == y.rows && x.cols == 2 * y.cols);
   pool.ParallelFor(x.rows, [&](int64_t r, int /*thread*/) {
     const float* gate = x.row(r);
     const float* up = gate + y.cols;
     float* out = y.row(r);
-    for (int64_t i = 0; i < y.cols; ++i) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    for (int64_t i = 0; i < y.cols; ++i) {
+      const float silu = gate[i] / (1.0f + std::exp(-gate[i]));
+      // As std::min and std::clamp, but NaN goes through.
+      const float cut = silu > limit ? limit : silu;
+      const float clamped = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+      out[i] = cut * clamped;
+    }
+  });
+}
+
+void GateHeads(ThreadPool& pool, MatrixView<const float> gates, MatrixView<float> x) {
+  OUTRIDER_CHECK(gates.rows == x.rows && gates.cols > 0 && x.cols % gates.cols == 0);
+  const int64_t n = x.cols / gates.cols;
+  pool.ParallelFor(x.rows, [&](int64_t r, int /*thread*/) {
+    for (int64_t i = 0; i < x.cols; ++i) x.row(r)[i] *= Sigmoid(gates.row(r)[i / n]);
   });
 }
 

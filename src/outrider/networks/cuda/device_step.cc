@@ -57,6 +57,7 @@ const DeviceStep& StepUpload::Upload(const BatchLayout& layout, cudaStream_t str
   const int requests = layout.num_requests();
   OUTRIDER_CHECK(rows <= max_rows_ && requests <= max_requests_, "{} rows of {} requests", rows,
                  requests);
+  OUTRIDER_CHECK(layout.groups().size() == 1);
   copied_.Wait();
   Pieces pieces(host_.data(), device_.As<std::byte>());
   step_.num_rows = rows;
@@ -67,7 +68,7 @@ const DeviceStep& StepUpload::Upload(const BatchLayout& layout, cudaStream_t str
   StepInputs& inputs = step_.inputs;
   pieces.Copy(layout.token_ids(), &inputs.token_ids);
   pieces.Copy(layout.positions(), &inputs.positions);
-  pieces.Copy(layout.slot_mapping(), &inputs.slot_mapping);
+  pieces.Copy(layout.slot_mapping(0), &inputs.slot_mapping);
   pieces.Copy(layout.query_start_loc(), &inputs.query_start_loc);
   pieces.Copy(layout.seq_lens(), &inputs.seq_lens);
   pieces.Copy(layout.logits_rows(), &inputs.logit_rows);
@@ -95,10 +96,10 @@ const DeviceStep& StepUpload::Upload(const BatchLayout& layout, cudaStream_t str
           layout.positions()[static_cast<size_t>(layout.logits_rows()[static_cast<size_t>(j)])] + 1;
     }
     const int keys = request.context_length + request.query_length;
-    const int blocks = (keys + layout.block_size() - 1) / layout.block_size();
+    const int blocks = layout.groups().front().BlocksBefore(keys);
     OUTRIDER_CHECK(blocks <= max_blocks_, "a request of {} blocks", blocks);
     const int64_t table = int64_t{i} * max_blocks_;
-    std::copy_n(request.block_table, blocks, tables + table);
+    std::copy_n(request.block_table(0), blocks, tables + table);
     if (request.phase != Phase::kDecode) {
       step_.prompts.push_back({.first_row = request.first_row,
                                .num_rows = request.query_length,

@@ -101,8 +101,8 @@ ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                 .w = &expert.gate_up,
                                 .y = gate_up.Rows(begin, count)};
              });
-  kernels_.silu_mul(*context.pool, gate_up, inner);
-  if (shared) kernels_.silu_mul(*context.pool, shared_gate_up, shared_inner);
+  kernels_.silu_mul(*context.pool, gate_up, kNoLimit, inner);
+  if (shared) kernels_.silu_mul(*context.pool, shared_gate_up, kNoLimit, shared_inner);
   return {inner, shared_inner};
 }
 

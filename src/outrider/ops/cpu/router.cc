@@ -14,7 +14,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 void Score(RouterScoring scoring, float* row, int64_t n) {
   if (scoring == RouterScoring::kSigmoid) {
-    for (int64_t i = 0; i < n; ++i) row[i] = 1.0F / (1.0F + RoundedExp(-row[i]));
+    for (int64_t i = 0; i < n; ++i) row[i] = Sigmoid(row[i]);
     return;
   }
   const float max = *std::max_element(row, row + n);

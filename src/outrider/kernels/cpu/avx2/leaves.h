@@ -29,7 +29,7 @@ void MergePartial(float partial_max, float partial_sum, const float* partial_out
 void DivideRow(float divisor, int64_t n, float* x);
 
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y);
-void SiluMulRow(const float* gate, const float* up, int64_t n, float* y);
+void SiluMulRow(const float* gate, const float* up, float limit, int64_t n, float* y);
 void RotateRow(const float* cos, const float* sin, int64_t half, bool interleaved, float* x);
 void WidenRow(const BFloat16* x, int64_t n, float* y);
 void NarrowRow(const float* x, int64_t n, BFloat16* y);

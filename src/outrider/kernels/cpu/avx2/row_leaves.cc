@@ -37,14 +37,18 @@ void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float
   }
 }
 
-void SiluMulRow(const float* gate, const float* up, int64_t n, float* y) {
+void SiluMulRow(const float* gate, const float* up, float limit, int64_t n, float* y) {
   const __m256 one = _mm256_set1_ps(1.0f);
   const __m256 sign = _mm256_set1_ps(-0.0f);
+  const __m256 most = _mm256_set1_ps(limit);
+  const __m256 least = _mm256_set1_ps(-limit);
   for (int64_t i = 0; i < n; i += 8) {
     const Lanes at(LanesAt(i, n));
     const __m256 g = at.Load(gate + i);
     const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, Exp(_mm256_xor_ps(g, sign))));
-    at.Store(y + i, _mm256_mul_ps(silu, at.Load(up + i)));
+    // Of two operands with a NaN min and max give the second.
+    const __m256 clamped = _mm256_max_ps(least, _mm256_min_ps(most, at.Load(up + i)));
+    at.Store(y + i, _mm256_mul_ps(_mm256_min_ps(most, silu), clamped));
   }
 }
 
