@@ -19,6 +19,7 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/execute/inline_executor.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
@@ -131,29 +132,32 @@ struct Options {
 };
 
 EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
-  EngineParts parts;
-  parts.pool = std::make_unique<ThreadPool>(options.threads);
+  InlineExecutorParts inside;
+  inside.pool = std::make_unique<ThreadPool>(options.threads);
   EngineOptions engine;
   engine.model = options.model;
   engine.dtype = DType::kBF16;
   const EnginePlan plan(engine);
-  parts.model =
+  inside.model =
       LoadNetwork(plan.config(), k, plan.source(), plan.weight_form(),
-                  {{ops, parts.pool.get()},
+                  {{ops, inside.pool.get()},
                    plan.dtype(),
                    AttentionPlan(AttentionBackend::kRagged, 1 + k, plan.kv_cache_form())});
+  EngineParts parts;
   parts.scheduler = {
       .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};
-  const NetworkCache needs = parts.model->cache_needs();
+  const NetworkCache needs = inside.model->cache_needs();
   parts.scheduler.cache = MakeCacheConfig(needs, plan.kv_dtype(), 64, 64);
-  parts.cache = std::make_unique<KvCache>(parts.scheduler.cache, needs.layers, plan.kv_dtype());
+  inside.cache = std::make_unique<KvCache>(parts.scheduler.cache, needs.layers, plan.kv_dtype());
   if (k > 0) {
-    parts.drafter =
-        std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, k, 1, DraftForm::kCompacted);
+    inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, k, 1,
+                                                       DraftForm::kCompacted);
     parts.draft_schedule = DraftSchedule(k, {});
     parts.scheduler.max_drafts = k;
-    parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
+    parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();
   }
+  inside.num_slots = 1;
+  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
   parts.prefix_caching = false;
   return parts;
 }

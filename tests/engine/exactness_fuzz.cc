@@ -2,7 +2,10 @@
 // prefix hits, priorities, grammars and aborts, against each alone without any of it. Tokens and
 // logprob bits must be equal.
 //
-//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S]
+//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1]
+//
+// With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
+// launched while one is in flight.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it.
@@ -27,10 +30,12 @@ struct Arguments {
   int64_t requests = INT64_MAX;
   int64_t seconds = INT64_MAX;
   uint32_t seed = 1;
+  bool late = false;
 };
 
 [[noreturn]] void RefuseArguments() {
-  fmt::print(stderr, "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S]\n");
+  fmt::print(stderr,
+             "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1]\n");
   std::exit(2);
 }
 
@@ -49,6 +54,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.seconds = value;
     } else if (name == "--seed") {
       arguments.seed = static_cast<uint32_t>(value);
+    } else if (name == "--late") {
+      arguments.late = value != 0;
     } else {
       RefuseArguments();
     }
@@ -82,7 +89,7 @@ constexpr std::array kModels = {
 
 class Fuzz {
  public:
-  explicit Fuzz(uint32_t seed) : random_(seed) {}
+  explicit Fuzz(const Arguments& arguments) : late_(arguments.late), random_(arguments.seed) {}
 
   int64_t preemptions() const { return preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
@@ -93,13 +100,14 @@ class Fuzz {
     random_.seed(round_seed);
     const int kind = Uniform(0, 39);
     const ModelChoice& model = kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % 2));
-    const TestEngineOptions options = RandomOptions(model);
+    TestEngineOptions options = RandomOptions(model);
+    if (late_) options.late_seed = round_seed;
     std::vector<GenerationRequest> requests =
         RandomRequests(round_seed, kind < 2 ? Uniform(2, 12) : Uniform(4, 48));
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
     AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
 
-    const auto engine = MakeTestEngine(options);
+    const auto engine = MakeTestEngine(options, &BundledTokenizer());
     std::vector<Generated> together(requests.size());
     std::vector<RequestId> ids;
     std::vector<bool> aborted(requests.size(), false);
@@ -119,6 +127,9 @@ class Fuzz {
                         i));
     }
     const EngineCounters counters = engine->Counters();
+    if (counters.kv_cache_usage != 0) {
+      throw Different(fmt::format("DIFFERENT: round {}: pages of ended requests", round_seed));
+    }
     preemptions_ += counters.num_preemptions;
     cached_tokens_ += counters.prefix_cache_hits;
     accepted_ += counters.speculation.num_accepted_tokens;
@@ -206,6 +217,13 @@ class Fuzz {
     }
     if (Uniform(0, 3) == 0) request.priority = Uniform(-2, 2);
     if (Uniform(0, 9) == 0) request.cache_salt = "salt";
+    if (Uniform(0, 3) == 0) {
+      constexpr std::array kStops = {"e", "a", "th", " s", "in", "."};
+      for (int n = Uniform(1, 2); n > 0; --n) {
+        request.sampling.stop.emplace_back(
+            kStops.at(static_cast<size_t>(Uniform(0, kStops.size() - 1))));
+      }
+    }
     if (Uniform(0, 4) == 0 && options.drafter != DrafterKind::kNone) {
       request.num_speculative_tokens = Uniform(0, options.k);
     }
@@ -221,7 +239,7 @@ class Fuzz {
       options.max_model_len = 400;
       options.prefix_caching = false;
       options.cache_form = form;
-      engine = MakeTestEngine(options);
+      engine = MakeTestEngine(options, &BundledTokenizer());
     }
     request.num_speculative_tokens.reset();
     Generated expected;
@@ -240,6 +258,7 @@ class Fuzz {
     throw Different(fmt::format("DIFFERENT: {}: {}", what, difference));
   }
 
+  bool late_;
   SmallModel small_model_{2, kSmallVocab};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
@@ -250,7 +269,7 @@ class Fuzz {
 
 int Main(int argc, char** argv) {
   const Arguments arguments = ParseArguments(argc, argv);
-  Fuzz fuzz(arguments.seed);
+  Fuzz fuzz(arguments);
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   const auto elapsed = [&] {

@@ -37,7 +37,7 @@ TEST(MeasureStepTimesTest, MeasuresEveryNumberOfDraftsForEveryDrafter) {
       ASSERT_EQ(times.prompt_row_seconds.size(), 4U);
       for (const double seconds : times.prompt_row_seconds) EXPECT_GT(seconds, 0);
     }
-    EXPECT_NE(parts.model, nullptr);
+    EXPECT_NE(parts.executor, nullptr);
     EXPECT_EQ(parts.draft_schedule.TokensFor(1), 3) << "what it was before";
   }
 }

@@ -106,6 +106,7 @@ inline std::string Difference(const Generated& a, const Generated& b) {
     return fmt::format("tokens [{}] and [{}]", fmt::join(a.tokens, " "), fmt::join(b.tokens, " "));
   }
   if (a.finish_reason != b.finish_reason) return "finish reasons";
+  if (a.text != b.text) return fmt::format("texts '{}' and '{}'", a.text, b.text);
   if (std::string difference = Difference(a.logprobs, b.logprobs); !difference.empty()) {
     return difference;
   }

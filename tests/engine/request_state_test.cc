@@ -5,26 +5,23 @@
 
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
-#include "tests/grammar/bundled_grammars.h"
 
 namespace outrider {
 namespace {
 
 constexpr int32_t kEos = 1;
-constexpr int32_t kVocab = 100;
 
 /// A request with a prompt of two tokens, and what it delivered last.
 struct OpenRequest {
   explicit OpenRequest(SamplingParams sampling, int32_t max_model_len = 50,
-                       const Tokenizer* tokenizer = nullptr, GrammarConstraint grammar = {})
+                       const Tokenizer* tokenizer = nullptr)
       : state(
-            1, Request(std::move(sampling), std::move(grammar)),
+            1, Request(std::move(sampling)),
             [this](RequestId, OutputDelta&& d) { delta = std::move(d); }, tokenizer, eos,
-            max_model_len, kVocab, 0) {}
+            max_model_len, 0) {}
 
-  static GenerationRequest Request(SamplingParams sampling, GrammarConstraint grammar) {
+  static GenerationRequest Request(SamplingParams sampling) {
     GenerationRequest request;
-    request.grammar = std::move(grammar);
     request.prompt_token_ids = {8, 9};
     request.sampling = std::move(sampling);
     return request;
@@ -32,14 +29,14 @@ struct OpenRequest {
 
   /// Emits tokens of which all but the last were drafts.
   int32_t Emit(std::vector<int32_t> tokens, bool dead_end = false) {
-    VerifiedTokens verified;
+    RequestResult result;
+    VerifiedTokens& verified = result.verified;
     verified.num_accepted = static_cast<int32_t>(tokens.size()) - (dead_end ? 0 : 1);
     verified.dead_end = dead_end;
     verified.logprobs.resize(tokens.size());
     verified.tokens = std::move(tokens);
-    const std::vector<int32_t> drafts(verified.tokens.begin(),
-                                      verified.tokens.begin() + verified.num_accepted);
-    return state.Emit(verified, drafts);
+    result.drafts.assign(verified.tokens.begin(), verified.tokens.begin() + verified.num_accepted);
+    return state.Emit(result);
   }
 
   std::vector<int32_t> eos = {kEos};
@@ -75,7 +72,6 @@ TEST(RequestStateTest, MaxTokensMidWindow) {
   sampling.max_tokens = 5;
   OpenRequest request(sampling);
   EXPECT_EQ(request.Emit({20, 21, 22}), 3);
-  EXPECT_EQ(request.state.UsefulDrafts(3), 1);
   EXPECT_EQ(request.Emit({23, 24, 25, 26}), 2);
   EXPECT_EQ(request.delta.finish_reason, FinishReason::kLength);
   // The context's end comes first when it is nearer.
@@ -100,10 +96,10 @@ TEST(RequestStateTest, ADeadEndFinishesAfterTheAcceptedDrafts) {
 
 TEST(RequestStateTest, OverflownLogitsEndTheRequestWithAnError) {
   OpenRequest request({});
-  VerifiedTokens verified;
-  verified.dead_end = true;
-  verified.overflown = true;
-  request.state.Emit(verified, {});
+  RequestResult result;
+  result.verified.dead_end = true;
+  result.verified.overflown = true;
+  request.state.Emit(result);
   EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
   EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kLogitsOverflown);
   EXPECT_TRUE(request.state.finished());
@@ -111,12 +107,13 @@ TEST(RequestStateTest, OverflownLogitsEndTheRequestWithAnError) {
 
 // Masks keep this from happening; if it does, one request ends and says why.
 TEST(RequestStateTest, ATokenThatTheGrammarRefusesEndsTheRequestWithAnError) {
-  const auto grammar = CompileText(GrammarKind::kRegex, "ab");
-  OpenRequest request({}, 50, &BundledTokenizer(), {grammar, {}});
-  std::vector<int32_t> tokens = Tokens("a");
-  ASSERT_EQ(request.Emit(tokens), 1);
+  OpenRequest request({});
+  ASSERT_EQ(request.Emit({20}), 1);
   EXPECT_FALSE(request.delta.finish_reason.has_value());
-  request.Emit(Tokens("x"));
+  RequestResult result;
+  result.verified.tokens = {21};
+  result.grammar_failed = true;
+  request.state.Emit(result);
   EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
   EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kGrammarFailed);
   EXPECT_TRUE(request.state.finished());
@@ -128,8 +125,10 @@ TEST(RequestStateTest, PromptLogprobsComeWithTheFirstTokenAndNotAgain) {
   sampling.prompt_logprobs = 0;
   OpenRequest request(sampling);
   EXPECT_TRUE(request.state.needs_prompt_logits());
-  request.state.prompt_logprobs().resize(1);
-  request.Emit({20});
+  RequestResult result;
+  result.verified.tokens = {20};
+  result.prompt_logprobs.resize(1);
+  request.state.Emit(result);
   EXPECT_EQ(request.delta.prompt_logprobs.size(), 1U);
   EXPECT_FALSE(request.state.needs_prompt_logits());
   request.Emit({21});

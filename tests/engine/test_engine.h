@@ -10,9 +10,11 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
+#include "outrider/execute/inline_executor.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
 #include "outrider/speculate/mtp_drafter.h"
 #include "outrider/speculate/ngram_drafter.h"
+#include "tests/execute/late_executor.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider {
@@ -46,6 +48,7 @@ struct TestEngineOptions {
   AcceptanceOptions acceptance = {};
   std::optional<int32_t> max_num_queued_reqs = std::nullopt;
   bool probabilistic_drafts = false;
+  std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
 };
 
 /// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
@@ -62,8 +65,8 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
-  EngineParts parts;
-  parts.pool = std::make_unique<ThreadPool>(options.threads);
+  InlineExecutorParts inside;
+  inside.pool = std::make_unique<ThreadPool>(options.threads);
   const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
                                          : OpenCheckpoint(options.checkpoint, config);
@@ -71,41 +74,47 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
-  parts.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                            {{cpu::GetCpuOps(SelectIsa()), parts.pool.get()},
-                             options.dtype,
-                             AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
-  const NetworkCache network = parts.model->cache_needs();
+  inside.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                             {{cpu::GetCpuOps(SelectIsa()), inside.pool.get()},
+                              options.dtype,
+                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
+  const NetworkCache network = inside.model->cache_needs();
   CacheConfig cache =
       MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
-  parts.cache = std::make_unique<KvCache>(cache, network.layers, options.dtype);
+  inside.cache = std::make_unique<KvCache>(cache, network.layers, options.dtype);
   const KeptRows kept_rows =
       options.adaptive || !options.draft_ranges.empty() ? KeptRows::kAll : KeptRows::kLast;
   if (options.drafter == DrafterKind::kChain) {
-    parts.drafter = std::make_unique<MtpChainDrafter>(*parts.model, *parts.cache, options.k,
-                                                      options.max_num_seqs, options.draft_form,
-                                                      kept_rows, options.draft_vocab_size);
+    inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, options.k,
+                                                       options.max_num_seqs, options.draft_form,
+                                                       kept_rows, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kRepeated) {
-    parts.drafter =
-        std::make_unique<MtpDrafter>(*parts.model, *parts.cache, options.k, options.max_num_seqs,
+    inside.drafter =
+        std::make_unique<MtpDrafter>(*inside.model, *inside.cache, options.k, options.max_num_seqs,
                                      options.draft_form, kept_rows, options.draft_vocab_size);
   } else if (options.drafter == DrafterKind::kNgram) {
-    parts.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
+    inside.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
-  if (parts.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
+  inside.logprobs_mode = options.logprobs_mode;
+  inside.acceptance = options.acceptance;
+  inside.probabilistic_drafts = options.probabilistic_drafts;
+  inside.num_slots = options.max_num_seqs;
+  EngineParts parts;
   parts.tokenizer = tokenizer;
-  parts.logprobs_mode = options.logprobs_mode;
-  parts.acceptance = options.acceptance;
-  parts.probabilistic_drafts = options.probabilistic_drafts;
-  if (parts.drafter) cache.rerun_tokens = parts.drafter->rerun_tokens();
+  if (inside.drafter) cache.rerun_tokens = inside.drafter->rerun_tokens();
   parts.scheduler = {.cache = std::move(cache),
                      .max_num_seqs = options.max_num_seqs,
                      .max_num_batched_tokens = options.max_num_batched_tokens,
                      .max_model_len = options.max_model_len,
-                     .max_drafts = parts.drafter ? parts.drafter->max_drafts() : 0,
-                     .lookahead_tokens = parts.drafter ? parts.drafter->lookahead() : 0,
-                     .tokens_ahead = parts.drafter ? parts.drafter->tokens_ahead() : 0,
+                     .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
+                     .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
+                     .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
                      .exact_prefix = options.exact_prefix};
+  if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
+  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  if (options.late_seed) {
+    parts.executor = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
+  }
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   if (options.measures_steps) {

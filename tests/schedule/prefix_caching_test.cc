@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 
 #include "outrider/schedule/scheduler.h"
 #include "tests/schedule/random_groups.h"
@@ -197,11 +200,32 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     int32_t prompt = 0;
     int32_t limit = 0;
     std::vector<int32_t> tokens;
-    std::vector<int32_t> drafts;
-    int32_t drafter_final = 0;  // drafter entries below this position are final
     BlockKeys keys;
   };
+  /// What an executor knows of a request; ahead of the request by the steps in flight.
+  struct Slot {
+    int32_t prompt = 0;
+    int32_t limit = 0;
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> drafts;
+    int32_t computed = 0;
+    int32_t drafter_final = 0;  // drafter entries below this position are final
+    bool ended() const { return static_cast<int32_t>(tokens.size()) >= limit; }
+  };
+  struct Outcome {
+    bool ran = false;
+    int32_t accepted = 0;
+    std::vector<int32_t> emitted;
+    int32_t num_drafts = 0;
+  };
+  struct Step {
+    StepPlan plan;
+    std::vector<CacheTables> tables;  // as they were when it was launched
+    std::vector<Outcome> outcomes;
+    bool done = false;
+  };
   std::map<RequestId, Request> live;
+  std::map<RequestId, Slot> slots;
   // Every group has entries of the target and of the drafter.
   const auto cells = static_cast<size_t>(config.cache.num_pages * config.cache.TokensPerResume());
   std::vector<uint64_t> target(cells, 0);   // of position p: hash of tokens [0, p]
@@ -219,6 +243,138 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     state = state * 6364136223846793005ULL + 1442695040888963407ULL;
     return low + static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(high - low + 1));
   };
+
+  const auto run = [&](Step& step) {
+    step.outcomes.resize(step.plan.requests.size());
+    // What is read is right, also after others have run.
+    for (size_t i = 0; i < step.outcomes.size(); ++i) {
+      const PlannedRequest& planned = step.plan.requests[i];
+      const Slot& r = slots.at(planned.id);
+      step.outcomes[i].ran = !r.ended();
+      if (r.ended()) continue;
+      RC_ASSERT(planned.context_length <= r.computed);
+      RC_ASSERT(planned.most_context_length >= r.computed);
+      RC_ASSERT(!planned.samples || planned.num_drafts >= static_cast<int32_t>(r.drafts.size()));
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = group(g).FirstTokenRead(r.computed); p < r.computed; ++p) {
+          RC_ASSERT(target[cell(planned, g, p)] == HashOf(r.tokens, p + 1));
+        }
+        for (int32_t p = group(g).FirstTokenRead(r.drafter_final); p < r.drafter_final; ++p) {
+          RC_ASSERT(drafter[cell(planned, g, p)] == HashOf(r.tokens, p + ahead + 1));
+        }
+      }
+    }
+    // All rows write before any request goes on: published blocks are never written.
+    for (size_t i = 0; i < step.outcomes.size(); ++i) {
+      if (!step.outcomes[i].ran) continue;
+      const PlannedRequest& planned = step.plan.requests[i];
+      const Slot& r = slots.at(planned.id);
+      std::vector<int32_t> with_drafts = r.tokens;
+      if (planned.samples) with_drafts.insert(with_drafts.end(), r.drafts.begin(), r.drafts.end());
+      const int32_t end = planned.samples ? static_cast<int32_t>(with_drafts.size())
+                                          : r.computed + planned.num_tokens;
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = r.computed; p < end; ++p) {
+          target[cell(planned, g, p)] = HashOf(with_drafts, p + 1);
+          if (live.contains(planned.id)) {
+            RC_ASSERT(scheduler.pool().references(page(planned, g, p)) == 1);
+          }
+        }
+      }
+    }
+    for (size_t i = 0; i < step.outcomes.size(); ++i) {
+      Outcome& outcome = step.outcomes[i];
+      if (!outcome.ran) continue;
+      const PlannedRequest& planned = step.plan.requests[i];
+      Slot& r = slots.at(planned.id);
+      if (planned.samples) {
+        outcome.accepted = random(0, static_cast<int32_t>(r.drafts.size()));
+        outcome.emitted.assign(r.drafts.begin(), r.drafts.begin() + outcome.accepted);
+        int32_t next = random(1, 2);
+        const auto rejected = static_cast<size_t>(outcome.accepted);
+        if (rejected < r.drafts.size() && next == r.drafts[rejected]) next = 3 - next;
+        outcome.emitted.push_back(next);
+        r.tokens.insert(r.tokens.end(), outcome.emitted.begin(), outcome.emitted.end());
+        const int32_t useful = std::max(r.limit - static_cast<int32_t>(r.tokens.size()) - 1, 0);
+        r.drafts.clear();
+        for (int32_t n = std::min(random(0, 3), useful); n > 0; --n) {
+          r.drafts.push_back(random(1, 2));
+        }
+        outcome.num_drafts = static_cast<int32_t>(r.drafts.size());
+      }
+      r.computed += planned.num_tokens + outcome.accepted;
+      const auto known = static_cast<int32_t>(r.tokens.size());
+      for (int32_t g = 0; g < num_groups; ++g) {
+        for (int32_t p = r.drafter_final; p < r.computed; ++p) {
+          // Entries that depend on unknown tokens are provisional: any value will do.
+          drafter[cell(planned, g, p)] = p + ahead < known ? HashOf(r.tokens, p + ahead + 1) : 7;
+        }
+      }
+      r.drafter_final = std::min(r.computed, std::max(known - ahead, 0));
+    }
+    step.done = true;
+  };
+
+  // What the executor is asked for happens in order, some of it later.
+  std::deque<std::function<void()>> queue;
+  const auto run_some = [&](int32_t count) {
+    for (; count > 0 && !queue.empty(); --count) {
+      queue.front()();
+      queue.pop_front();
+    }
+  };
+  const auto release = [&](RequestId id) { queue.emplace_back([&, id] { slots.erase(id); }); };
+  std::deque<std::shared_ptr<Step>> in_flight;
+  const auto launch = [&] {
+    const auto step = std::make_shared<Step>();
+    step->plan = scheduler.Plan();
+    for (const RequestId id : step->plan.preempted) release(id);
+    for (const Admission& a : step->plan.admitted) {
+      const Request& r = live.at(a.id);
+      RC_ASSERT(a.cached_tokens < r.prompt);
+      const Slot slot = {.prompt = r.prompt,
+                         .limit = r.limit,
+                         .tokens = r.tokens,
+                         .drafts = {},
+                         .computed = a.cached_tokens,
+                         .drafter_final = a.cached_tokens};
+      queue.emplace_back([&, id = a.id, slot] { slots[id] = slot; });
+    }
+    if (step->plan.requests.empty()) return false;
+    step->tables.reserve(step->plan.requests.size());
+    for (PlannedRequest& planned : step->plan.requests) {
+      step->tables.push_back(*planned.tables);
+      planned.tables = &step->tables.back();
+    }
+    in_flight.push_back(step);
+    queue.emplace_back([&, step] { run(*step); });
+    return true;
+  };
+  const auto finish = [&] {
+    const auto step = in_flight.front();
+    in_flight.pop_front();
+    while (!step->done) run_some(1);
+    for (size_t i = 0; i < step->outcomes.size(); ++i) {
+      const PlannedRequest& planned = step->plan.requests[i];
+      if (!live.contains(planned.id)) continue;
+      Request& r = live.at(planned.id);
+      const Outcome& outcome = step->outcomes[i];
+      RC_ASSERT(outcome.ran);
+      r.tokens.insert(r.tokens.end(), outcome.emitted.begin(), outcome.emitted.end());
+      const bool stops = planned.samples && random(0, 19) == 0;  // as by a stop string
+      if (stops || static_cast<int32_t>(r.tokens.size()) >= r.limit) {
+        scheduler.Remove(planned.id);
+        live.erase(planned.id);
+        release(planned.id);
+        continue;
+      }
+      hasher.Extend(r.tokens, r.keys);
+      scheduler.Commit(planned, outcome.accepted, static_cast<int32_t>(outcome.emitted.size()),
+                       outcome.num_drafts);
+    }
+  };
+
+  const size_t depth = *rc::gen::element<size_t>(1, 2);
   RequestId next_id = 1;
   for (int step = 0; step < 200; ++step) {
     if (random(0, 1) == 0 && live.size() < 10) {
@@ -230,82 +386,27 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
       for (int32_t i = 0; i < r.prompt; ++i) r.tokens.push_back(i < turn ? 1 : random(1, 2));
       r.keys = hasher.Start(random(0, 9) == 0 ? "salt" : "");
       hasher.Extend(r.tokens, r.keys);
-      scheduler.Add({.id = next_id++, .prompt_length = r.prompt, .keys = &r.keys});
+      scheduler.Add({.id = next_id++,
+                     .prompt_length = r.prompt,
+                     .max_total_tokens = r.limit,
+                     .keys = &r.keys});
     }
-    const StepPlan plan = scheduler.Plan();
-    for (const RequestId id : plan.preempted) live.at(id).drafts.clear();
-    for (const Admission& a : plan.admitted) {
-      Request& r = live.at(a.id);
-      RC_ASSERT(a.cached_tokens < r.prompt);
-      r.drafter_final = a.cached_tokens;
+    if (random(0, 29) == 0 && !live.empty()) {  // aborted
+      const RequestId id = live.rbegin()->first;
+      scheduler.Remove(id);
+      live.erase(id);
+      release(id);
     }
-    // What is read is right, also after others have run.
-    for (const PlannedRequest& planned : plan.requests) {
-      const Request& r = live.at(planned.id);
-      for (int32_t g = 0; g < num_groups; ++g) {
-        for (int32_t p = group(g).FirstTokenRead(planned.context_length);
-             p < planned.context_length; ++p) {
-          RC_ASSERT(target[cell(planned, g, p)] == HashOf(r.tokens, p + 1));
-        }
-        for (int32_t p = group(g).FirstTokenRead(r.drafter_final); p < r.drafter_final; ++p) {
-          RC_ASSERT(drafter[cell(planned, g, p)] == HashOf(r.tokens, p + ahead + 1));
-        }
-      }
+    while (in_flight.size() < depth && launch()) {
     }
-    // All rows write before any request commits: published blocks are never written.
-    for (const PlannedRequest& planned : plan.requests) {
-      const Request& r = live.at(planned.id);
-      std::vector<int32_t> with_drafts = r.tokens;
-      with_drafts.insert(with_drafts.end(), r.drafts.begin(), r.drafts.end());
-      const int32_t end = planned.context_length + planned.num_tokens + planned.num_drafts;
-      for (int32_t g = 0; g < num_groups; ++g) {
-        for (int32_t p = planned.context_length; p < end; ++p) {
-          target[cell(planned, g, p)] = HashOf(with_drafts, p + 1);
-          RC_ASSERT(scheduler.pool().references(page(planned, g, p)) == 1);
-        }
-      }
-    }
-    for (const PlannedRequest& planned : plan.requests) {
-      Request& r = live.at(planned.id);
-      int32_t accepted = 0;
-      int32_t emitted = 0;
-      if (planned.samples) {
-        accepted = random(0, planned.num_drafts);
-        const auto first = r.drafts.begin();
-        r.tokens.insert(r.tokens.end(), first, first + accepted);
-        int32_t next = random(1, 2);
-        if (accepted < planned.num_drafts && next == r.drafts[static_cast<size_t>(accepted)]) {
-          next = 3 - next;
-        }
-        r.tokens.push_back(next);
-        emitted = accepted + 1;
-        if (static_cast<int32_t>(r.tokens.size()) >= r.limit || random(0, 19) == 0) {
-          scheduler.Remove(planned.id);
-          live.erase(planned.id);
-          continue;
-        }
-        const int32_t useful = r.limit - static_cast<int32_t>(r.tokens.size()) - 1;
-        r.drafts.clear();
-        for (int32_t i = std::min(random(0, 3), useful); i > 0; --i)
-          r.drafts.push_back(random(1, 2));
-      }
-      const auto known = static_cast<int32_t>(r.tokens.size());
-      const int32_t computed = planned.context_length + planned.num_tokens + accepted;
-      for (int32_t g = 0; g < num_groups; ++g) {
-        for (int32_t p = r.drafter_final; p < computed; ++p) {
-          // Entries that depend on unknown tokens are provisional: any value will do.
-          drafter[cell(planned, g, p)] = p + ahead < known ? HashOf(r.tokens, p + ahead + 1) : 7;
-        }
-      }
-      r.drafter_final = std::min(computed, std::max(known - ahead, 0));
-      hasher.Extend(r.tokens, r.keys);
-      scheduler.Commit(planned, accepted, emitted, static_cast<int32_t>(r.drafts.size()));
-    }
+    run_some(random(0, 3));
+    if (!in_flight.empty()) finish();
   }
   while (!live.empty()) {
     scheduler.Remove(live.begin()->first);
     live.erase(live.begin());
   }
+  run_some(static_cast<int32_t>(queue.size()));
   RC_ASSERT(scheduler.pool().num_free() == config.cache.num_pages);
 }
 

@@ -1,13 +1,14 @@
 """Breaks the product on purpose, one mistake at a time, and sees the tests fail.
 
     python3 tools/breaks                    all breaks that need no GPU
-    python3 tools/breaks server             those of one list: speculation, server, hopper
+    python3 tools/breaks server             those of one list: speculation, server,
+                                            steps_in_flight, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
     python3 tools/breaks --check            only whether every break still fits the sources
 
-The lists are speculation.py, server.py and hopper.py beside this file: for each topic, small mistakes of the
+The lists are files beside this one (hopper.py and so on): for each topic, small mistakes of the
 kind that its tests guard against. The sources are copied to build/breaks and built there (Release);
 the tests must pass first. Then one mistake after the other is made in the copy, the one test
 program built, and the test named must fail. The checkout itself is only read. A second run builds
@@ -30,6 +31,7 @@ import time
 import hopper
 import server
 import speculation
+import steps_in_flight
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "models", "src", "tests")
@@ -37,11 +39,12 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "norm_rows_test",
                      "step_inputs_test"), "kernels/cuda"),
     "families_test": "networks/cuda",
-    "batch_test": "batch", "engine_test": "engine", "networks_test": "networks",
-           "sampling_test": "sampling", "server_test": "server", "speculate_test": "speculate"}
+    **{f"{room}_test": room for room in ("batch", "engine", "execute", "networks", "sampling",
+                                         "schedule", "server", "speculate")}}
 TEST_SECONDS = 600  # a broken engine may never come to an end
-LISTS = {"speculation": speculation, "server": server, "hopper": hopper}
-TOPICS = speculation.TOPICS | server.TOPICS | hopper.TOPICS
+LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
+         "hopper": hopper}
+TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | hopper.TOPICS
 
 
 class CannotTell(Exception):

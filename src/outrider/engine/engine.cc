@@ -132,10 +132,8 @@ StepLog& Engine::step_log() { return core_->step_log(); }
 
 int32_t Engine::max_model_len() const { return core_->parts().scheduler.max_model_len; }
 
-int32_t Engine::vocab_size() const { return core_->parts().model->vocab_size(); }
+int32_t Engine::vocab_size() const { return core_->parts().executor->vocab_size(); }
 
-int32_t Engine::num_speculative_tokens() const {
-  return core_->parts().drafter ? core_->parts().drafter->max_drafts() : 0;
-}
+int32_t Engine::num_speculative_tokens() const { return core_->parts().scheduler.max_drafts; }
 
 }  // namespace outrider

@@ -1,14 +1,11 @@
 #include "outrider/engine/engine_core.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/base/prefetch.h"
 #include "outrider/base/random.h"
 #include "outrider/base/stopwatch.h"
-#include "outrider/batch/padded_drafts.h"
 
 namespace outrider {
 
@@ -27,19 +24,23 @@ EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.cache.TokensPerKey(), parts_.scheduler.tokens_ahead),
-      logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
-      by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr),
-      layout_(parts_.scheduler.cache.groups) {
+      by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr) {
+  OUTRIDER_CHECK(parts_.executor->max_in_flight() <= Scheduler::kMostInFlight);
   counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
   counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
 }
 
+EngineParts EngineCore::ReleaseParts() && {
+  OUTRIDER_CHECK(requests_.empty());
+  while (num_in_flight_ > 0) Step();
+  return std::move(parts_);
+}
+
 void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
-  auto state = std::make_unique<RequestState>(
-      id, std::move(request), std::move(sink), parts_.tokenizer,
-      parts_.model->config().eos_token_ids, parts_.scheduler.max_model_len,
-      parts_.model->vocab_size(), seed);
+  auto state = std::make_unique<RequestState>(id, std::move(request), std::move(sink),
+                                              parts_.tokenizer, parts_.executor->eos_token_ids(),
+                                              parts_.scheduler.max_model_len, seed);
   if (parts_.prefix_caching && !state->needs_prompt_logits()) {
     BlockKeys& keys = state->block_keys.emplace(hasher_.Start(state->cache_salt()));
     keys.blocks.reserve(
@@ -48,6 +49,7 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   }
   scheduler_.Add({.id = id,
                   .prompt_length = state->prompt_length(),
+                  .max_total_tokens = state->max_total_tokens(),
                   .priority = state->priority(),
                   .keys = state->block_keys ? &*state->block_keys : nullptr});
   requests_.emplace(id, std::move(state));
@@ -58,10 +60,19 @@ void EngineCore::Abort(RequestId id) {
   if (it == requests_.end()) return;
   it->second->Abort();
   CountFinish(FinishReason::kAbort);
-  Remove(id);
+  LeaveSlot(*it->second);
+  Remove(*it->second);
 }
 
-void EngineCore::Remove(RequestId id) {
+void EngineCore::LeaveSlot(RequestState& state) {
+  if (!state.slot) return;
+  parts_.executor->Release(*state.slot);
+  by_slot_[static_cast<size_t>(*state.slot)] = nullptr;
+  state.slot.reset();
+}
+
+void EngineCore::Remove(RequestState& state) {
+  const RequestId id = state.id();
   scheduler_.Remove(id);
   requests_.erase(id);
 }
@@ -91,31 +102,140 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
 }
 
 bool EngineCore::Step() {
-  const double model_before = parts_.model->busy_seconds();
+  const ExecutorSeconds before = parts_.executor->seconds();
   double step_seconds = 0;
-  const StepPlan* const plan = RunStep(step_seconds);
-  if (plan == nullptr) return false;
-  ++counters_.num_steps;
-  counters_.host_seconds += step_seconds - (parts_.model->busy_seconds() - model_before);
-  const StepRecord record = DescribeStep(*plan, step_seconds);
+  StepRecord record;
+  {
+    const Stopwatch watch(step_seconds);
+    while (num_in_flight_ < parts_.executor->max_in_flight() && LaunchStep()) {
+    }
+    if (num_in_flight_ == 0) return false;
+    FinishStep(record);
+  }
+  const ExecutorSeconds after = parts_.executor->seconds();
+  const double forward = after.forward - before.forward;
+  const double verify = after.verify - before.verify;
+  const double propose = after.propose - before.propose;
+  counters_.model_seconds += forward;
+  counters_.sample_seconds += verify;
+  counters_.draft_seconds += propose;
+  counters_.plan_seconds += step_seconds - forward - verify - propose;
+  counters_.host_seconds += step_seconds - (after.kernels - before.kernels);
+  record.seconds = step_seconds;
   counters_.step_tokens.Add(record.prompt_rows + record.emitted_tokens);
   const int32_t verify_rows = record.decode_rows + record.draft_rows;
   if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
   if (step_log_.has_listeners()) step_log_.Add(record);
-  if (parts_.draft_length_policy) ObserveStep(*plan);
   return true;
 }
 
-void EngineCore::ObserveStep(const StepPlan& plan) {
-  const auto k = static_cast<size_t>(parts_.drafter->max_drafts());
+bool EngineCore::LaunchStep() {
+  const StepPlan& plan = scheduler_.Plan();
+  ApplyPlan(plan);
+  if (plan.requests.empty()) return false;
+  const int32_t num_drafts = ChooseDraftLength(plan);
+  in_flight_[static_cast<size_t>(num_in_flight_++)] = {
+      .plan = &plan, .ticket = parts_.executor->Launch(plan, num_drafts), .num_drafts = num_drafts};
+  return true;
+}
+
+void EngineCore::ApplyPlan(const StepPlan& plan) {
+  for (const RequestId id : plan.preempted) {
+    RequestState& state = *requests_.at(id);
+    LeaveSlot(state);
+    state.Preempted();
+    ++counters_.num_preemptions;
+  }
+  for (const Admission& admission : plan.admitted) {
+    RequestState& state = *requests_.at(admission.id);
+    if (state.Scheduled(admission.cached_tokens) && state.block_keys) {
+      counters_.prefix_cache_queries += state.prompt_length();
+      counters_.prefix_cache_hits += admission.cached_tokens;
+    }
+    state.slot = admission.slot;
+    by_slot_[static_cast<size_t>(admission.slot)] = &state;
+    parts_.executor->Admit({.slot = admission.slot,
+                            .parameters = state.parameters(),
+                            .tokens = state.tokens(),
+                            .cached_tokens = admission.cached_tokens});
+  }
+}
+
+int32_t EngineCore::ChooseDraftLength(const StepPlan& plan) {
+  if (parts_.scheduler.max_drafts == 0) return 0;
+  const auto decodes = static_cast<int32_t>(
+      std::ranges::count_if(plan.requests, [](const PlannedRequest& r) { return r.samples; }));
+  return parts_.draft_length_policy ? parts_.draft_length_policy->Choose(decodes)
+                                    : parts_.draft_schedule.TokensFor(decodes);
+}
+
+void EngineCore::FinishStep(StepRecord& record) {
+  const StepInFlight step = in_flight_.front();
+  const StepPlan& plan = *step.plan;
+  const std::span<const RequestResult> results = parts_.executor->Wait(step.ticket);
+  EmitTokens(plan, results);
+  const std::span<const int32_t> num_drafts = parts_.executor->WaitDrafts(step.ticket);
+  ++counters_.num_steps;
+  counters_.num_speculative_tokens = step.num_drafts;
+  Commit(plan, results, num_drafts);
+  std::shift_left(in_flight_.begin(), in_flight_.end(), 1);
+  --num_in_flight_;
+  record = DescribeStep(plan, results);
+  if (parts_.draft_length_policy) ObserveStep(plan, results);
+}
+
+void EngineCore::EmitTokens(const StepPlan& plan, std::span<const RequestResult> results) {
+  outcomes_.assign(plan.requests.size(), {});
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    if (results[i].ran && planned.phase != Phase::kDecode) {
+      counters_.prompt_tokens += planned.num_tokens;
+    }
+    RequestState* const state = by_slot_[static_cast<size_t>(planned.slot)];
+    if (state == nullptr || state->id() != planned.id) continue;
+    // Ends by token or length are known to both sides, so they are known here first.
+    OUTRIDER_CHECK(results[i].ran);
+    outcomes_[i].state = state;
+    if (!planned.samples) continue;
+    const int32_t accepted = results[i].verified.num_accepted;
+    counters_.speculation.AddStep(static_cast<int32_t>(results[i].drafts.size()), accepted);
+    outcomes_[i].num_emitted = state->Emit(results[i]);
+    counters_.generation_tokens += outcomes_[i].num_emitted;
+    if (state->finished()) LeaveSlot(*state);
+  }
+}
+
+void EngineCore::Commit(const StepPlan& plan, std::span<const RequestResult> results,
+                        std::span<const int32_t> num_drafts) {
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    if (outcomes_[i].state == nullptr) continue;
+    const PlannedRequest& planned = plan.requests[i];
+    RequestState& state = *outcomes_[i].state;
+    if (state.finished()) {
+      CountFinish(*state.finish_reason());
+      if (parts_.draft_length_policy) {
+        parts_.draft_length_policy->ObserveEnd(state.prompt_length() - state.cached_tokens(),
+                                               state.num_tokens() - state.prompt_length());
+      }
+      Remove(state);
+      continue;
+    }
+    if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
+    scheduler_.Commit(planned, planned.samples ? results[i].verified.num_accepted : 0,
+                      outcomes_[i].num_emitted, num_drafts[i]);
+  }
+}
+
+void EngineCore::ObserveStep(const StepPlan& plan, std::span<const RequestResult> results) {
+  const auto k = static_cast<size_t>(parts_.scheduler.max_drafts);
   tried_.assign(k, 0);
   accepted_.assign(k, 0);
   for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const PlannedRequest& planned = plan.requests[i];
-    if (!planned.samples) continue;
+    if (outcomes_[i].state == nullptr || !plan.requests[i].samples) continue;
     // Drafts that were accepted after the end of the request gained nothing.
-    const int32_t gained = std::min(verified_[i].num_accepted, outcomes_[i].num_emitted - 1);
-    for (int32_t d = 0; d < planned.num_drafts && d <= gained; ++d) {
+    const auto num_drafts = static_cast<int32_t>(results[i].drafts.size());
+    const int32_t gained = std::min(results[i].verified.num_accepted, outcomes_[i].num_emitted - 1);
+    for (int32_t d = 0; d < num_drafts && d <= gained; ++d) {
       ++tried_[static_cast<size_t>(d)];
       if (d < gained) ++accepted_[static_cast<size_t>(d)];
     }
@@ -123,217 +243,29 @@ void EngineCore::ObserveStep(const StepPlan& plan) {
   parts_.draft_length_policy->ObserveStep(tried_, accepted_);
 }
 
-StepRecord EngineCore::DescribeStep(const StepPlan& plan, double seconds) const {
+StepRecord EngineCore::DescribeStep(const StepPlan& plan,
+                                    std::span<const RequestResult> results) const {
   StepRecord record = {.step = counters_.num_steps,
-                       .seconds = seconds,
                        .num_speculative_tokens = counters_.num_speculative_tokens,
                        .running = scheduler_.num_running(),
                        .waiting = scheduler_.num_waiting(),
                        .kv_cache_usage = scheduler_.pool().Usage()};
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
+    if (!results[i].ran) continue;
     if (planned.phase == Phase::kDecode) {
       ++record.decode_requests;
       record.decode_rows += planned.num_tokens;
-      record.draft_rows += planned.num_drafts;
+      record.draft_rows += static_cast<int32_t>(results[i].drafts.size());
     } else {
       ++record.prompt_requests;
       record.prompt_rows += planned.num_tokens;
     }
-    if (!planned.samples) continue;
-    record.accepted_drafts += verified_[i].num_accepted;
+    if (outcomes_[i].state == nullptr || !planned.samples) continue;
+    record.accepted_drafts += results[i].verified.num_accepted;
     record.emitted_tokens += outcomes_[i].num_emitted;
   }
   return record;
-}
-
-const StepPlan* EngineCore::RunStep(double& step_seconds) {
-  const Stopwatch step_watch(step_seconds);
-  const StepPlan* plan = nullptr;
-  {
-    const Stopwatch watch(counters_.plan_seconds);
-    plan = &scheduler_.Plan();
-    ApplyPlan(*plan);
-  }
-  if (plan->requests.empty()) return nullptr;
-  {
-    const Stopwatch watch(counters_.model_seconds);
-    Forward();
-  }
-  {
-    const Stopwatch watch(counters_.sample_seconds);
-    const LogitsInput input{
-        .layout = layout_,
-        .hidden = {hidden_.data(), layout_.num_rows(), parts_.model->hidden_size()},
-        .work = work_,
-        .states = states_};
-    logits_pass_.Verify(input, verified_);
-    logits_pass_.ScorePrompts(input);
-  }
-  {
-    const Stopwatch watch(counters_.plan_seconds);
-    EmitTokens(*plan);
-  }
-  if (parts_.drafter) {
-    const Stopwatch watch(counters_.draft_seconds);
-    ProposeDrafts(*plan);
-  }
-  const Stopwatch watch(counters_.plan_seconds);
-  Commit(*plan);
-  return plan;
-}
-
-void EngineCore::ApplyPlan(const StepPlan& plan) {
-  for (const RequestId id : plan.preempted) {
-    RequestState& state = StateOf(id);
-    state.drafts.clear();
-    state.Preempted();
-    ++counters_.num_preemptions;
-  }
-  for (const Admission& admission : plan.admitted) {
-    RequestState& state = StateOf(admission.id);
-    if (state.Scheduled(admission.cached_tokens) && state.block_keys) {
-      counters_.prefix_cache_queries += state.prompt_length();
-      counters_.prefix_cache_hits += admission.cached_tokens;
-    }
-    by_slot_[static_cast<size_t>(admission.slot)] = &state;
-    if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
-  }
-  work_.clear();
-  states_.clear();
-  for (const PlannedRequest& planned : plan.requests) {
-    RequestState& state = *by_slot_[static_cast<size_t>(planned.slot)];
-    states_.push_back(&state);
-    const std::span<const int32_t> tokens(state.tokens());
-    work_.push_back(
-        {.slot = planned.slot,
-         .phase = planned.phase,
-         .context_length = planned.context_length,
-         .tokens = tokens.subspan(static_cast<size_t>(planned.context_length),
-                                  static_cast<size_t>(planned.num_tokens)),
-         .draft_tokens = std::span(state.drafts).first(static_cast<size_t>(planned.num_drafts)),
-         .samples = planned.samples,
-         .block_tables = planned.tables->blocks(),
-         .prompt_logits = planned.phase != Phase::kDecode && state.needs_prompt_logits()});
-    // The layout reads these next, for one request after the other.
-    Prefetch(work_.back().tokens.data());
-    Prefetch(work_.back().draft_tokens.data());
-    for (int32_t g = 0; g < planned.tables->num_groups(); ++g) {
-      Prefetch(planned.tables->blocks(g).data() +
-               planned.context_length / layout_.groups()[static_cast<size_t>(g)].tokens_per_block);
-    }
-    if (planned.phase != Phase::kDecode) counters_.prompt_tokens += planned.num_tokens;
-  }
-  layout_.Assign(work_);
-  while (verified_.size() < plan.requests.size()) {
-    const int32_t k = parts_.drafter ? parts_.drafter->max_drafts() : 0;
-    verified_.emplace_back().tokens.reserve(static_cast<size_t>(k) + 1);
-  }
-  outcomes_.resize(std::max(outcomes_.size(), plan.requests.size()));
-}
-
-void EngineCore::Forward() {
-  const int64_t width = parts_.model->hidden_size();
-  hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
-  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
-}
-
-void EngineCore::EmitTokens(const StepPlan& plan) {
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const PlannedRequest& planned = plan.requests[i];
-    Outcome& outcome = outcomes_[i];
-    outcome = {};
-    if (!planned.samples) continue;
-    RequestState& state = *states_[i];
-    const int32_t accepted = verified_[i].num_accepted;
-    counters_.speculation.AddStep(planned.num_drafts, accepted);
-    outcome.num_emitted = state.Emit(verified_[i], work_[i].draft_tokens);
-    counters_.generation_tokens += outcome.num_emitted;
-  }
-}
-
-void EngineCore::ProposeDrafts(const StepPlan& plan) {
-  draft_requests_.clear();
-  draft_plan_index_.clear();
-  const int32_t k = parts_.drafter->max_drafts();
-  int32_t decodes = 0;
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    if (plan.requests[i].samples && !states_[i]->finished()) ++decodes;
-  }
-  const int32_t wanted = ChooseDraftLength(decodes);
-  counters_.num_speculative_tokens = wanted;
-  for (const RequestRows& rows : layout_.requests()) {
-    const auto index = static_cast<size_t>(rows.work_index);
-    const PlannedRequest& planned = plan.requests[index];
-    RequestState& state = *states_[index];
-    if (state.finished()) continue;
-    const int32_t accepted = planned.samples ? verified_[index].num_accepted : 0;
-    const bool drawn = parts_.probabilistic_drafts && state.sampling().temperature > 0;
-    if (drawn && parts_.acceptance.method == RejectionMethod::kStandard) {
-      state.draft_probs.resize(static_cast<size_t>(k) *
-                               static_cast<size_t>(parts_.model->vocab_size()));
-    }
-    draft_requests_.push_back(
-        {.slot = rows.slot,
-         .tokens = state.tokens(),
-         .prompt_length = state.prompt_length(),
-         .first_position = rows.context_length,
-         .frontier = StartOfDrafts(rows, accepted).frontier,
-         .first_row = rows.first_row,
-         .num_rows = rows.query_length,
-         .num_drafts = planned.samples ? state.UsefulDrafts(wanted) : 0,
-         .block_tables = planned.tables->blocks(),
-         .sampling = drawn ? &state.sampling() : nullptr,
-         .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data(),
-         .seed = state.seed()});
-    draft_plan_index_.push_back(index);
-  }
-  const auto count = static_cast<int64_t>(draft_requests_.size());
-  drafts_.resize(static_cast<size_t>(count * k));
-  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
-  const int64_t width = parts_.model->hidden_size();
-  parts_.drafter->Propose(draft_requests_, wanted, {hidden_.data(), layout_.num_rows(), width},
-                          drafts);
-  for (size_t i = 0; i < draft_requests_.size(); ++i) {
-    const size_t index = draft_plan_index_[i];
-    const int32_t* row = drafts.row(static_cast<int64_t>(i));
-    const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
-    RequestState& state = *states_[index];
-    state.drafts.assign(row, end);
-    // Drafts that the grammar refuses need no verify row; but the first that was drawn for
-    // rejection sampling does, as what replaces it depends on what it was drawn from.
-    if (state.grammar() != nullptr) {
-      const size_t refused = state.draft_probs.empty() ? 0 : 1;
-      const size_t allowed = state.grammar()->CountAllowed(state.drafts);
-      state.drafts.resize(std::min(state.drafts.size(), allowed + refused));
-    }
-    outcomes_[index].num_drafts = static_cast<int32_t>(state.drafts.size());
-  }
-}
-
-int32_t EngineCore::ChooseDraftLength(int32_t decodes) {
-  return parts_.draft_length_policy ? parts_.draft_length_policy->Choose(decodes)
-                                    : parts_.draft_schedule.TokensFor(decodes);
-}
-
-void EngineCore::Commit(const StepPlan& plan) {
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const PlannedRequest& planned = plan.requests[i];
-    RequestState& state = *states_[i];
-    if (state.finished()) {
-      CountFinish(*state.finish_reason());
-      if (parts_.draft_length_policy) {
-        parts_.draft_length_policy->ObserveEnd(state.prompt_length() - state.cached_tokens(),
-                                               state.num_tokens() - state.prompt_length());
-      }
-      Remove(planned.id);
-      continue;
-    }
-    const Outcome& outcome = outcomes_[i];
-    if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
-    scheduler_.Commit(planned, planned.samples ? verified_[i].num_accepted : 0, outcome.num_emitted,
-                      outcome.num_drafts);
-  }
 }
 
 }  // namespace outrider

@@ -6,6 +6,7 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/execute/inline_executor.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/speculate/mtp_chain_drafter.h"
@@ -74,38 +75,41 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.kv_cache_form = plan.kv_cache_form();
   LoadText(options, loaded);
 
-  EngineParts parts;
-  parts.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
+  InlineExecutorParts inside;
+  inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
   loaded.memory =
       plan.Memory(MeasureWeights(cpu::GetCpuOps(SelectIsa()), plan.config(), plan.modules_used(),
                                  plan.source(), plan.weight_form()));
-  parts.model =
+  inside.model =
       LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                  {{cpu::GetCpuOps(SelectIsa()), parts.pool.get()},
+                  {{cpu::GetCpuOps(SelectIsa()), inside.pool.get()},
                    plan.dtype(),
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
+  EngineParts parts;
   parts.scheduler = plan.scheduler();
-  parts.cache =
+  inside.cache =
       std::make_unique<KvCache>(parts.scheduler.cache, plan.cache_layers(), plan.kv_dtype());
-  parts.drafter = MakeDrafter(plan, options.speculation, *parts.model, *parts.cache);
-  if (parts.drafter) {
+  inside.drafter = MakeDrafter(plan, options.speculation, *inside.model, *inside.cache);
+  if (inside.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    parts.scheduler.cache.rerun_tokens = parts.drafter->rerun_tokens();
-    parts.scheduler.max_drafts = parts.drafter->max_drafts();
-    parts.scheduler.lookahead_tokens = parts.drafter->lookahead();
-    parts.scheduler.tokens_ahead = parts.drafter->tokens_ahead();
+    parts.scheduler.cache.rerun_tokens = inside.drafter->rerun_tokens();
+    parts.scheduler.max_drafts = inside.drafter->max_drafts();
+    parts.scheduler.lookahead_tokens = inside.drafter->lookahead();
+    parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();
   }
-  parts.acceptance = plan.acceptance();
-  parts.probabilistic_drafts = options.speculation.probabilistic_drafts;
+  inside.acceptance = plan.acceptance();
+  inside.probabilistic_drafts = options.speculation.probabilistic_drafts;
+  inside.logprobs_mode = options.logprobs_mode;
+  inside.num_slots = parts.scheduler.max_num_seqs;
+  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
-  parts.logprobs_mode = options.logprobs_mode;
   parts.seed = options.seed;
-  if (parts.drafter && options.speculation.IsAdaptive()) {
+  if (plan.k() > 0 && options.speculation.IsAdaptive()) {
     loaded.step_times = options.speculation.step_times;
     if (!loaded.step_times) {
       const bool repeats = options.speculation.method == DraftMethod::kNgram;

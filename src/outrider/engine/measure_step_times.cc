@@ -42,7 +42,7 @@ void KeepLeast(std::vector<double>& least, const std::vector<double>& measured) 
 class StepTimer {
  public:
   StepTimer(EngineParts parts, bool repeats)
-      : max_drafts_(parts.drafter->max_drafts()),
+      : max_drafts_(parts.scheduler.max_drafts),
         repeats_(repeats),
         core_(std::move(parts)),
         listener_(core_.step_log()) {}
@@ -139,7 +139,7 @@ class StepTimer {
 
   void Submit(int32_t num_requests) {
     const RequestId id = next_id_++;
-    const auto vocab = static_cast<uint32_t>(core_.parts().model->vocab_size());
+    const auto vocab = static_cast<uint32_t>(core_.parts().executor->vocab_size());
     GenerationRequest request;
     for (int32_t i = 0; i < PromptRows(num_requests); ++i) {
       const auto place = static_cast<uint32_t>(repeats_ ? 0 : i);
@@ -165,7 +165,7 @@ class StepTimer {
 }  // namespace
 
 StepTimes MeasureStepTimes(EngineParts& parts, bool repeats, const StepTimesProgress& progress) {
-  OUTRIDER_CHECK(parts.drafter && !parts.draft_length_policy);
+  OUTRIDER_CHECK(parts.scheduler.max_drafts > 0 && !parts.draft_length_policy);
   DraftSchedule schedule = parts.draft_schedule;
   StepTimer timer(std::move(parts), repeats);
   StepTimes times = timer.Measure(progress);

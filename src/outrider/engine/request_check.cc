@@ -7,7 +7,7 @@
 namespace outrider {
 
 void CheckRequest(const GenerationRequest& request, const EngineParts& parts) {
-  const int32_t vocab = parts.model->vocab_size();
+  const int32_t vocab = parts.executor->vocab_size();
   request.sampling.Validate(vocab, parts.max_logprobs);
   if (request.prompt_token_ids.empty()) {
     throw InvalidArgument("the prompt is empty: give at least one token");
@@ -25,14 +25,14 @@ void CheckRequest(const GenerationRequest& request, const EngineParts& parts) {
                             vocab - 1);
     }
   }
-  const int32_t k = parts.drafter ? parts.drafter->max_drafts() : 0;
+  const int32_t k = parts.scheduler.max_drafts;
   const auto wanted = request.num_speculative_tokens;
   if (wanted && (*wanted < 0 || *wanted > k)) {
     throw InvalidArgument(
         "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
   }
   const auto ends = [&](int32_t id) {
-    const auto& eos = parts.model->config().eos_token_ids;
+    const auto eos = parts.executor->eos_token_ids();
     const auto& stops = request.sampling.stop_token_ids;
     return std::find(eos.begin(), eos.end(), id) != eos.end() ||
            std::find(stops.begin(), stops.end(), id) != stops.end();

@@ -34,6 +34,10 @@ void Scheduler::Add(const NewRequest& request) {
   entry->priority = request.priority;
   entry->keys = request.keys;
   entry->prompt_length = request.prompt_length;
+  entry->max_total_tokens =
+      request.max_total_tokens == 0 ? config_.max_model_len : request.max_total_tokens;
+  OUTRIDER_CHECK(entry->max_total_tokens > entry->prompt_length &&
+                 entry->max_total_tokens <= config_.max_model_len);
   entry->num_tokens = request.prompt_length;
   entry->tables = cache_.MakeTables(config_.max_model_len);
   InsertByTurn(waiting_, entry.get());
@@ -45,6 +49,7 @@ void Scheduler::Remove(RequestId id) {
   const auto it = entries_.find(id);
   OUTRIDER_CHECK(it != entries_.end());
   Entry* entry = it->second.get();
+  num_in_flight_ -= entry->steps_in_flight;
   if (entry->slot >= 0) {
     Release(*entry);
     std::erase(running_, entry);
@@ -55,59 +60,80 @@ void Scheduler::Remove(RequestId id) {
 }
 
 const StepPlan& Scheduler::Plan() {
-  plan_.preempted.clear();
-  plan_.requests.clear();
-  plan_.admitted.clear();
-  ReservePages();
+  last_plan_ = (last_plan_ + 1) % plans_.size();
+  plan().preempted.clear();
+  plan().requests.clear();
+  plan().admitted.clear();
+  if (!ReservePages()) return plan();
   budget_ = config_.max_num_batched_tokens;
   PlanDecodes();
   budget_ = std::max(budget_, std::min(kMinPromptTokens, config_.max_num_batched_tokens));
   PlanPrompts();
   AdmitWaiting();
-  return plan_;
+  return plan();
+}
+
+int32_t Scheduler::MostDrafts(const Entry& entry) const {
+  if (entry.samples_in_flight == 0) return entry.num_drafts;
+  // The last of the remaining tokens is the bonus token of the verify step.
+  return std::clamp(entry.max_total_tokens - entry.LeastTokens() - 1, 0, config_.max_drafts);
 }
 
 bool Scheduler::Reserve(Entry& entry, int32_t rows, int32_t full_end) {
   const auto bounded = [&](int32_t end) {
     return std::min(end + config_.lookahead_tokens, config_.max_model_len);
   };
-  const int32_t end = bounded(entry.num_computed + rows);
-  return cache_.Reserve(entry.tables, entry.num_computed, end, std::max(end, bounded(full_end)));
+  const int32_t end = bounded(entry.MostComputed() + rows);
+  return cache_.Reserve(entry.tables, entry.LeastComputed(), end, std::max(end, bounded(full_end)));
 }
 
-void Scheduler::ReservePages() {
+bool Scheduler::ReservePages() {
   // Preemption takes from the end of running_, and never an entry before the current one.
   for (size_t i = 0; i < running_.size(); ++i) {
     Entry& entry = *running_[i];
+    if (entry.Ends()) continue;
     const int32_t rows = entry.Decodes()
-                             ? 1 + entry.num_drafts
+                             ? 1 + MostDrafts(entry)
                              : std::min(entry.ChunkTokens(), config_.max_num_batched_tokens);
     bool reserved = Reserve(entry, rows, 0);
+    if (!reserved && num_in_flight_ > 0) return false;
     while (!reserved && running_.back() != &entry) {
       Preempt(*running_.back());
       reserved = Reserve(entry, rows, 0);
     }
     if (!reserved) Preempt(entry);
   }
+  return true;
+}
+
+void Scheduler::AddToPlan(Entry& entry, PlannedRequest planned) {
+  OUTRIDER_CHECK(entry.steps_in_flight < kMostInFlight);
+  planned.id = entry.id;
+  planned.slot = entry.slot;
+  planned.context_length = entry.LeastComputed();
+  planned.most_context_length = entry.MostComputed();
+  planned.tables = &entry.tables;
+  plan().requests.push_back(planned);
+  ++num_in_flight_;
+  ++entry.steps_in_flight;
+  entry.tokens_in_flight += planned.num_tokens;
+  entry.drafts_in_flight += planned.num_drafts;
+  entry.samples_in_flight += planned.samples ? 1 : 0;
 }
 
 void Scheduler::PlanDecodes() {
-  for (const Entry* entry : running_) {
-    if (!entry->Decodes()) continue;
-    plan_.requests.push_back({.id = entry->id,
-                              .slot = entry->slot,
-                              .phase = Phase::kDecode,
-                              .context_length = entry->num_computed,
-                              .num_tokens = 1,
-                              .num_drafts = entry->num_drafts,
-                              .samples = true,
-                              .tables = &entry->tables});
-    budget_ -= 1 + entry->num_drafts;
+  for (Entry* entry : running_) {
+    if (!entry->Decodes() || entry->Ends()) continue;
+    const int32_t num_drafts = MostDrafts(*entry);
+    AddToPlan(
+        *entry,
+        {.phase = Phase::kDecode, .num_tokens = 1, .num_drafts = num_drafts, .samples = true});
+    budget_ -= 1 + num_drafts;
   }
 }
 
 void Scheduler::PlanPrompts() {
-  for (const Entry* entry : running_) {
+  for (Entry* entry : running_) {
     if (budget_ == 0) return;
     if (!entry->Decodes()) PlanChunk(*entry);
   }
@@ -115,7 +141,7 @@ void Scheduler::PlanPrompts() {
 
 void Scheduler::AdmitWaiting() {
   // After a preemption the pool is exhausted: what would be let in now would be thrown out again.
-  if (!plan_.preempted.empty()) return;
+  if (!plan().preempted.empty()) return;
   while (!waiting_.empty() && budget_ > 0 && !free_slots_.empty()) {
     Entry& entry = *waiting_.front();
     if (!Admit(entry)) return;
@@ -141,7 +167,7 @@ bool Scheduler::Admit(Entry& entry) {
   entry.slot = free_slots_.back();
   free_slots_.pop_back();
   by_slot_[static_cast<size_t>(entry.slot)] = &entry;
-  plan_.admitted.push_back({entry.id, entry.slot, entry.num_computed});
+  plan().admitted.push_back({entry.id, entry.slot, entry.num_computed});
   return true;
 }
 
@@ -155,26 +181,20 @@ void Scheduler::Publish(Entry& entry) {
   cache_.Publish(entry.tables, entry.keys->blocks, std::max(final_tokens, 0));
 }
 
-void Scheduler::PlanChunk(const Entry& entry) {
-  const bool prompt = entry.num_computed < entry.prompt_length;
+void Scheduler::PlanChunk(Entry& entry) {
+  const bool prompt = entry.LeastComputed() < entry.prompt_length;
   const int32_t count = std::min(entry.ChunkTokens(), budget_);
   // Tokens that were generated before a preemption are known: only the last one is sampled.
-  const bool samples = entry.num_computed + count == entry.num_tokens;
+  const bool samples = entry.LeastComputed() + count == entry.num_tokens;
   Phase phase = Phase::kDecode;
   if (prompt) phase = samples ? Phase::kPromptEnd : Phase::kPromptChunk;
-  plan_.requests.push_back({.id = entry.id,
-                            .slot = entry.slot,
-                            .phase = phase,
-                            .context_length = entry.num_computed,
-                            .num_tokens = count,
-                            .num_drafts = 0,
-                            .samples = samples,
-                            .tables = &entry.tables});
+  AddToPlan(entry, {.phase = phase, .num_tokens = count, .num_drafts = 0, .samples = samples});
   budget_ -= count;
 }
 
 void Scheduler::Preempt(Entry& entry) {
-  plan_.preempted.push_back(entry.id);
+  OUTRIDER_CHECK(num_in_flight_ == 0);
+  plan().preempted.push_back(entry.id);
   Release(entry);
   entry.num_computed = 0;
   entry.num_drafts = 0;
@@ -195,7 +215,14 @@ void Scheduler::Commit(const PlannedRequest& planned, int32_t num_accepted, int3
   OUTRIDER_CHECK(entry.id == planned.id);
   OUTRIDER_CHECK(num_accepted >= 0 && num_accepted <= planned.num_drafts);
   OUTRIDER_CHECK(num_drafts >= 0 && num_drafts <= config_.max_drafts);
-  OUTRIDER_CHECK(entry.num_computed == planned.context_length);
+  OUTRIDER_CHECK(planned.context_length <= entry.num_computed &&
+                 entry.num_computed <= planned.most_context_length);
+  --num_in_flight_;
+  --entry.steps_in_flight;
+  entry.tokens_in_flight -= planned.num_tokens;
+  entry.drafts_in_flight -= planned.num_drafts;
+  entry.samples_in_flight -= planned.samples ? 1 : 0;
+  OUTRIDER_CHECK(entry.steps_in_flight >= 0);
   entry.num_computed += planned.num_tokens + num_accepted;
   entry.num_tokens += num_emitted;
   entry.num_drafts = num_drafts;

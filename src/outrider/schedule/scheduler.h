@@ -1,7 +1,9 @@
 // Decides which requests run in a step, with how many tokens. A pure state machine over numbers: no
-// tokens, no tensors, no clock. Plan, run the step, Commit what came out, again.
+// tokens, no tensors, no clock. Plan, run the step, Commit what came out, again. The next step may
+// be planned before a step is committed, from bounds of what that one will have done.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -31,7 +33,8 @@ struct SchedulerConfig {
 struct NewRequest {
   RequestId id = 0;
   int32_t prompt_length = 0;
-  int32_t priority = 0;  // lower runs first; equal ones in order of arrival
+  int32_t max_total_tokens = 0;  // prompt and output, where it ends; 0: max_model_len
+  int32_t priority = 0;          // lower runs first; equal ones in order of arrival
   /// Keys of the request's blocks, which the caller extends as tokens become known; null: no prefix
   /// caching for this request. Must outlive the request.
   const BlockKeys* keys = nullptr;
@@ -44,14 +47,16 @@ struct Admission {
   int32_t cached_tokens = 0;  // prompt tokens found in the cache
 };
 
-/// One request's part of the step.
+/// One request's part of the step. While a step that samples the request is in flight, its context
+/// length and its drafts are not known yet: then these are bounds.
 struct PlannedRequest {
   RequestId id = 0;
   int32_t slot = 0;
   Phase phase = Phase::kDecode;
-  int32_t context_length = 0;
-  int32_t num_tokens = 0;  // known tokens to run, from context_length on
-  int32_t num_drafts = 0;  // draft tokens after them
+  int32_t context_length = 0;       // at least
+  int32_t most_context_length = 0;  // at most
+  int32_t num_tokens = 0;           // known tokens to run, from the context's end on
+  int32_t num_drafts = 0;           // draft tokens after them, at most
   bool samples = false;
   const CacheTables* tables = nullptr;
 };
@@ -76,24 +81,31 @@ struct StepPlan {
 ///   resume and that leaves it at least one prompt token to compute. Tokens generated before a
 ///   preemption are computed again.
 /// - Blocks that have left a sliding window are freed while their request runs.
+/// - With a step in flight, a request that may need more pages than are free makes the plan empty:
+///   that step is to be committed first. So nobody is preempted for a bound, nor while a step with
+///   him is in flight.
 class Scheduler {
  public:
   static constexpr int32_t kMinPromptTokens = 64;
+  static constexpr int32_t kMostInFlight = 2;  // steps that are planned and not committed
 
   explicit Scheduler(const SchedulerConfig& config);
 
   /// prompt_length < max_model_len. Ids must grow.
   void Add(const NewRequest& request);
 
-  /// Forgets a finished or aborted request and frees what it holds.
+  /// Forgets a finished or aborted request and frees what it holds. It may be in steps in flight;
+  /// they are not committed for it.
   void Remove(RequestId id);
 
-  /// The next step. Stays valid until the next call; empty when there is nothing to run.
+  /// The next step; empty when there is nothing to run. At most one step is in flight: planned and
+  /// not committed. Stays valid until kMostInFlight more were planned, but for the block tables of
+  /// requests that were removed.
   const StepPlan& Plan();
 
-  /// What the step did for a planned request: num_accepted of its drafts were right, num_emitted
-  /// tokens were added (0 when it was not sampled), and num_drafts are to be verified next. The
-  /// request's keys cover its known tokens, and the drafter has seen them.
+  /// What the oldest step in flight did for a planned request: num_accepted of its drafts were
+  /// right, num_emitted tokens were added (0 when it was not sampled), and num_drafts are to be
+  /// verified next. The request's keys cover its known tokens, and the drafter has seen them.
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
@@ -108,16 +120,30 @@ class Scheduler {
     const BlockKeys* keys = nullptr;
     int32_t slot = -1;
     int32_t prompt_length = 0;
+    int32_t max_total_tokens = 0;
     int32_t num_tokens = 0;    // known tokens: prompt and emitted
     int32_t num_computed = 0;  // of them, those whose KV is cached
-    int32_t num_drafts = 0;
+    int32_t num_drafts = 0;    // to be verified next
     CacheTables tables;
+    // What steps in flight run of it.
+    int32_t steps_in_flight = 0;
+    int32_t tokens_in_flight = 0;   // known tokens
+    int32_t drafts_in_flight = 0;   // at most
+    int32_t samples_in_flight = 0;  // steps that sample it: each adds at least one token
 
-    bool Decodes() const { return num_computed >= prompt_length && num_computed + 1 == num_tokens; }
+    // After the steps in flight; every accepted draft adds one to all of these.
+    int32_t LeastTokens() const { return num_tokens + samples_in_flight; }
+    int32_t LeastComputed() const { return num_computed + tokens_in_flight; }
+    int32_t MostComputed() const { return LeastComputed() + drafts_in_flight; }
+    /// The steps in flight are its last.
+    bool Ends() const { return steps_in_flight > 0 && LeastTokens() >= max_total_tokens; }
+    bool Decodes() const {
+      return LeastComputed() >= prompt_length && LeastComputed() + 1 == LeastTokens();
+    }
     /// Known tokens that a chunk may still run: of the prompt, or of what was generated before a
     /// preemption.
     int32_t ChunkTokens() const {
-      return (num_computed < prompt_length ? prompt_length : num_tokens) - num_computed;
+      return (LeastComputed() < prompt_length ? prompt_length : num_tokens) - LeastComputed();
     }
   };
 
@@ -128,11 +154,16 @@ class Scheduler {
   bool Reserve(Entry& entry, int32_t rows, int32_t full_end);
   bool Admit(Entry& entry);
   void Publish(Entry& entry);
-  void ReservePages();
+  /// Drafts that the next step may verify.
+  int32_t MostDrafts(const Entry& entry) const;
+  StepPlan& plan() { return plans_[last_plan_]; }
+  /// False: pages may be short and a step is in flight.
+  bool ReservePages();
   void PlanDecodes();
   void PlanPrompts();
   void AdmitWaiting();
-  void PlanChunk(const Entry& entry);
+  void PlanChunk(Entry& entry);
+  void AddToPlan(Entry& entry, PlannedRequest planned);
   void Preempt(Entry& entry);
   void Release(Entry& entry);
 
@@ -143,8 +174,10 @@ class Scheduler {
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // by turn
   std::deque<Entry*> waiting_;   // by turn
-  StepPlan plan_;
-  int32_t budget_ = 0;  // rows left for prompts in the plan being made
+  std::array<StepPlan, kMostInFlight> plans_;
+  size_t last_plan_ = 0;
+  int32_t num_in_flight_ = 0;  // of all requests, their steps in flight
+  int32_t budget_ = 0;         // rows left for prompts in the plan being made
 };
 
 }  // namespace outrider

@@ -1,4 +1,4 @@
-#include "outrider/engine/logits_pass.h"
+#include "outrider/execute/logits_pass.h"
 
 #include <algorithm>
 #include <numeric>
@@ -14,10 +14,10 @@ constexpr int32_t kLogitsTile = 64;
 
 }  // namespace
 
-void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens> verified) {
+void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
   const auto requests = input.layout.requests();
   const bool needs_logits = std::any_of(requests.begin(), requests.end(), [&](const auto& r) {
-    return r.num_logits_rows > 0 && NeedsLogits(input.state(r));
+    return r.num_logits_rows > 0 && NeedsLogits(input.slot(r));
   });
   const auto all_rows = static_cast<int32_t>(input.layout.logits_rows().size());
   const int32_t most_rows = needs_logits ? kLogitsTile : all_rows;
@@ -35,7 +35,7 @@ void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens> veri
 }
 
 void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRows> requests,
-                            bool needs_logits, std::span<VerifiedTokens> verified) {
+                            bool needs_logits, std::span<VerifiedTokens* const> verified) {
   const int32_t first_logits_row = requests.front().first_logits_row;
   const int32_t rows =
       requests.back().first_logits_row + requests.back().num_logits_rows - first_logits_row;
@@ -57,17 +57,17 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
     const RequestRows& request = requests[static_cast<size_t>(i)];
     if (request.num_logits_rows == 0) return;
     const auto index = static_cast<size_t>(request.work_index);
-    RequestState& state = input.state(request);
+    RequestSlot& slot = input.slot(request);
     const int32_t first_row = request.first_logits_row - first_logits_row;
     VerifyInput rows_of_request{
-        .params = &state.sampling(),
-        .seed = state.seed(),
-        .tokens = state.tokens(),
-        .prompt_length = static_cast<size_t>(state.prompt_length()),
-        .processors = state.processors(),
+        .params = &slot.sampling(),
+        .seed = slot.parameters->seed,
+        .tokens = slot.tokens,
+        .prompt_length = static_cast<size_t>(slot.parameters->prompt_length),
+        .processors = slot.processors ? &*slot.processors : nullptr,
         .drafts = input.work[index].draft_tokens,
-        .draft_probs = state.draft_probs.empty() ? nullptr : state.draft_probs.data()};
-    if (state.grammar() != nullptr) {
+        .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data()};
+    if (slot.grammar) {
       rows_of_request.masks = masks.Rows(first_row, request.num_logits_rows);
     }
     if (needs_logits) {
@@ -77,7 +77,7 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
                                       .subspan(static_cast<size_t>(first_row),
                                                static_cast<size_t>(request.num_logits_rows));
     }
-    verifiers_[static_cast<size_t>(thread)].Verify(rows_of_request, &verified[index]);
+    verifiers_[static_cast<size_t>(thread)].Verify(rows_of_request, verified[index]);
   };
   const auto count = static_cast<int64_t>(requests.size());
   if (needs_logits) {
@@ -87,9 +87,8 @@ void LogitsPass::VerifyTile(const LogitsInput& input, std::span<const RequestRow
   }
 }
 
-bool LogitsPass::NeedsLogits(RequestState& state) const {
-  return verifiers_.front().NeedsLogits(
-      state.sampling(), state.grammar() != nullptr || state.processors() != nullptr);
+bool LogitsPass::NeedsLogits(const RequestSlot& slot) const {
+  return verifiers_.front().NeedsLogits(slot.sampling(), slot.grammar || slot.processors);
 }
 
 MatrixView<const uint32_t> LogitsPass::FillMasks(const LogitsInput& input,
@@ -97,7 +96,7 @@ MatrixView<const uint32_t> LogitsPass::FillMasks(const LogitsInput& input,
                                                  int32_t num_rows) {
   masked_.clear();
   for (const RequestRows& request : requests) {
-    if (request.num_logits_rows > 0 && input.state(request).grammar() != nullptr) {
+    if (request.num_logits_rows > 0 && input.slot(request).grammar) {
       masked_.push_back(&request);
     }
   }
@@ -109,7 +108,7 @@ MatrixView<const uint32_t> LogitsPass::FillMasks(const LogitsInput& input,
   pool_.ParallelFor(static_cast<int64_t>(masked_.size()), [&](int64_t i, int) {
     const RequestRows& request = *masked_[static_cast<size_t>(i)];
     const auto index = static_cast<size_t>(request.work_index);
-    input.state(request).grammar()->FillMasks(
+    input.slot(request).grammar->FillMasks(
         input.work[index].draft_tokens,
         masks.Rows(request.first_logits_row - first_row, request.num_logits_rows));
   });
@@ -119,15 +118,13 @@ MatrixView<const uint32_t> LogitsPass::FillMasks(const LogitsInput& input,
 void LogitsPass::ScorePrompts(const LogitsInput& input) {
   for (const RequestRows& rows : input.layout.requests()) {
     if (rows.num_prompt_logits_rows == 0) continue;
-    RequestState& state = input.state(rows);
-    if (rows.context_length == 0) state.prompt_logprobs().clear();
-    ScoreRows(input, rows, state);
+    ScoreRows(input, rows, input.slot(rows));
   }
 }
 
-void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestState& state) {
+void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot) {
   const int64_t vocab = model_.vocab_size();
-  std::vector<PositionLogprobs>& scores = state.prompt_logprobs();
+  std::vector<PositionLogprobs>& scores = slot.prompt_logprobs;
   for (int32_t first = 0; first < rows.num_prompt_logits_rows; first += kLogitsTile) {
     const int32_t count = std::min(kLogitsTile, rows.num_prompt_logits_rows - first);
     score_rows_.resize(static_cast<size_t>(count));
@@ -140,8 +137,8 @@ void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, Re
     pool_.ParallelFor(count, [&](int64_t i, int) {
       const auto next = static_cast<size_t>(rows.context_length + first + i + 1);
       scores[done + static_cast<size_t>(i)] =
-          ComputeLogprobs({logits.row(i), static_cast<size_t>(vocab)}, state.tokens()[next],
-                          *state.sampling().prompt_logprobs);
+          ComputeLogprobs({logits.row(i), static_cast<size_t>(vocab)}, slot.tokens[next],
+                          *slot.sampling().prompt_logprobs);
     });
   }
 }

@@ -8,7 +8,7 @@
 
 #include "outrider/base/thread_pool.h"
 #include "outrider/batch/batch_layout.h"
-#include "outrider/engine/request_state.h"
+#include "outrider/execute/request_slot.h"
 #include "outrider/networks/network.h"
 #include "outrider/sampling/verifier.h"
 
@@ -19,10 +19,10 @@ struct LogitsInput {
   const BatchLayout& layout;
   MatrixView<const float> hidden;  // [layout.num_rows(), hidden]
   std::span<const RequestWork> work;
-  std::span<RequestState* const> states;  // by the index of the work
+  std::span<RequestSlot* const> slots;  // by the index of the work
 
-  RequestState& state(const RequestRows& rows) const {
-    return *states[static_cast<size_t>(rows.work_index)];
+  RequestSlot& slot(const RequestRows& rows) const {
+    return *slots[static_cast<size_t>(rows.work_index)];
   }
 };
 
@@ -31,20 +31,20 @@ class LogitsPass {
   LogitsPass(Network& model, ThreadPool& pool, const Verifier& verifier)
       : model_(model), pool_(pool), verifiers_(static_cast<size_t>(pool.size()), verifier) {}
 
-  /// Replaces verified[i], by the index of the work, for requests that have rows of logits.
-  void Verify(const LogitsInput& input, std::span<VerifiedTokens> verified);
+  /// Replaces *verified[i], by the index of the work, for requests that have rows of logits.
+  void Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
 
-  /// The log-probabilities of prompt tokens, for requests that ask for them.
+  /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
   void ScorePrompts(const LogitsInput& input);
 
  private:
   void VerifyTile(const LogitsInput& input, std::span<const RequestRows> requests,
-                  bool needs_logits, std::span<VerifiedTokens> verified);
-  bool NeedsLogits(RequestState& state) const;
+                  bool needs_logits, std::span<VerifiedTokens* const> verified);
+  bool NeedsLogits(const RequestSlot& slot) const;
   /// The masks of a tile's rows of logits; those of requests with a grammar are filled.
   MatrixView<const uint32_t> FillMasks(const LogitsInput& input,
                                        std::span<const RequestRows> requests, int32_t num_rows);
-  void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestState& state);
+  void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot);
 
   Network& model_;
   ThreadPool& pool_;

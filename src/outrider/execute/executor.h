@@ -1,0 +1,97 @@
+// Runs steps: layout, forward, verify, propose. What a step needs of a request and what steps
+// change is kept behind this interface, by request slot: tokens, drafts, length, state of the
+// grammar.
+//
+// So a step can be launched while the one before it is in flight, though its rows depend on what
+// that one accepts. The plan names slots, with bounds: a request in flight has advanced by 1 to 1 +
+// drafts tokens, and has an unknown number of drafts. The executor knows the numbers when the step
+// runs. The host learns them at Wait, one step late.
+//
+// Calls take effect in their order, as on a stream: what Admit and Release do is seen by the steps
+// launched after them. So slots and pages may be given to the next request as soon as the host
+// knows that they are free, also while a step with their last owner is in flight.
+//
+// What lags on the host: text, stop strings, removal of requests, publication of prefixes, the
+// choice of the number of drafts. A request that has ended or was aborted may be in one more step:
+// its rows, if there are any, are computed, and what they give is dropped. Nothing behind this
+// interface lags: masks of grammars, ends by token or length, drafts and lengths are those that a
+// step after the other would have. Hence output is the same.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "outrider/execute/request_parameters.h"
+#include "outrider/sampling/logprobs.h"
+#include "outrider/sampling/verifier.h"
+#include "outrider/schedule/scheduler.h"
+
+namespace outrider {
+
+/// A request that gets a slot, for the first time or again after a preemption.
+struct SlotAdmission {
+  int32_t slot = 0;
+  std::shared_ptr<const RequestParameters> parameters;
+  std::span<const int32_t> tokens;  // the prompt, then what was emitted; read during Admit only
+  int32_t cached_tokens = 0;        // of the prompt, found in the prefix cache
+};
+
+/// What a step did for one planned request.
+struct RequestResult {
+  /// False: the request had ended in the step before, and nothing ran.
+  bool ran = false;
+  std::vector<int32_t> drafts;  // that were verified
+  /// When the plan samples the request. Tokens after one that ends it are for nobody.
+  VerifiedTokens verified;
+  bool grammar_failed = false;    // the grammar refused a token that its mask had allowed
+  bool grammar_complete = false;  // the output is a whole text of the grammar
+  /// With the first token, when asked for: of the prompt's tokens from the second on.
+  std::vector<PositionLogprobs> prompt_logprobs;
+};
+
+/// Seconds since the executor was made.
+struct ExecutorSeconds {
+  double forward = 0;  // the target's forward pass
+  double verify = 0;   // head, logits processing, sampling
+  double propose = 0;  // drafter
+  double kernels = 0;  // of all these, in kernels
+};
+
+/// Of a launched step; they count up by one.
+using Ticket = int64_t;
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual int32_t vocab_size() const = 0;
+  virtual std::span<const int32_t> eos_token_ids() const = 0;
+
+  /// How many steps may be launched before the first is waited for: 1 or 2.
+  virtual int32_t max_in_flight() const = 0;
+
+  /// The slot must be free.
+  virtual void Admit(const SlotAdmission& admission) = 0;
+
+  /// The request has finished, was aborted or preempted.
+  virtual void Release(int32_t slot) = 0;
+
+  /// Starts a step of requests that have slots. Its drafter proposes up to `num_drafts` tokens for
+  /// the next. Reads the plan and its block tables during the call only if max_in_flight() > 1,
+  /// else until WaitDrafts returns.
+  virtual Ticket Launch(const StepPlan& plan, int32_t num_drafts) = 0;
+
+  /// The results of the oldest step in flight, by index in its plan; valid until the next Launch or
+  /// Wait. May return before drafts are proposed, so that tokens need not wait for them.
+  virtual std::span<const RequestResult> Wait(Ticket ticket) = 0;
+
+  /// After Wait: ends the step. How many drafts of each request the next step verifies; none for
+  /// requests whose slot was released since. Valid like the results.
+  virtual std::span<const int32_t> WaitDrafts(Ticket ticket) = 0;
+
+  virtual ExecutorSeconds seconds() const = 0;
+};
+
+}  // namespace outrider

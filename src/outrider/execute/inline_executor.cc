@@ -1,0 +1,197 @@
+#include "outrider/execute/inline_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/prefetch.h"
+#include "outrider/base/stopwatch.h"
+#include "outrider/batch/padded_drafts.h"
+
+namespace outrider {
+
+InlineExecutor::InlineExecutor(InlineExecutorParts parts)
+    : parts_(std::move(parts)),
+      logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
+      slots_(static_cast<size_t>(parts_.num_slots)),
+      layout_(parts_.cache->config().groups) {}
+
+void InlineExecutor::Admit(const SlotAdmission& admission) {
+  OUTRIDER_CHECK(!in_flight_);
+  SlotAt(admission.slot).Admit(admission, eos_token_ids(), vocab_size());
+  if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
+}
+
+Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
+  OUTRIDER_CHECK(!in_flight_);
+  in_flight_ = true;
+  wanted_drafts_ = num_drafts;
+  LayOut(plan);
+  if (!work_.empty()) {
+    {
+      const Stopwatch watch(seconds_.forward);
+      Forward();
+    }
+    const Stopwatch watch(seconds_.verify);
+    Verify();
+  }
+  return ++last_ticket_;
+}
+
+std::span<const RequestResult> InlineExecutor::Wait(Ticket ticket) {
+  OUTRIDER_CHECK(in_flight_ && ticket == last_ticket_);
+  return std::span(results_).first(num_drafts_.size());
+}
+
+std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
+  OUTRIDER_CHECK(in_flight_ && ticket == last_ticket_);
+  if (parts_.drafter) {
+    const Stopwatch watch(seconds_.propose);
+    Propose();
+  }
+  in_flight_ = false;
+  return num_drafts_;
+}
+
+ExecutorSeconds InlineExecutor::seconds() const {
+  ExecutorSeconds seconds = seconds_;
+  seconds.kernels = parts_.model->busy_seconds();
+  return seconds;
+}
+
+RequestWork InlineExecutor::WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const {
+  const int32_t context = slot.num_computed;
+  OUTRIDER_CHECK(planned.context_length <= context && context <= planned.most_context_length);
+  const auto num_drafts = static_cast<int32_t>(planned.samples ? slot.drafts.size() : 0);
+  OUTRIDER_CHECK(num_drafts <= planned.num_drafts);
+  OUTRIDER_CHECK(!planned.samples || context + planned.num_tokens == slot.num_tokens());
+  return {
+      .slot = planned.slot,
+      .phase = planned.phase,
+      .context_length = context,
+      .tokens = std::span(slot.tokens)
+                    .subspan(static_cast<size_t>(context), static_cast<size_t>(planned.num_tokens)),
+      .draft_tokens = std::span(slot.drafts).first(static_cast<size_t>(num_drafts)),
+      .samples = planned.samples,
+      .block_tables = planned.tables->blocks(),
+      .prompt_logits = planned.phase != Phase::kDecode && slot.scores_prompt};
+}
+
+void InlineExecutor::LayOut(const StepPlan& plan) {
+  work_.clear();
+  work_slots_.clear();
+  verified_.clear();
+  plan_index_.clear();
+  num_drafts_.assign(plan.requests.size(), 0);
+  while (results_.size() < plan.requests.size()) {
+    results_.emplace_back().verified.tokens.reserve(static_cast<size_t>(max_drafts()) + 1);
+  }
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const PlannedRequest& planned = plan.requests[i];
+    RequestSlot& slot = SlotAt(planned.slot);
+    RequestResult& result = results_[i];
+    result.ran = slot.parameters != nullptr && !slot.ended;
+    result.drafts.clear();
+    result.grammar_failed = result.grammar_complete = false;
+    result.prompt_logprobs.clear();
+    if (!result.ran) continue;
+    work_.push_back(WorkOf(planned, slot));
+    work_slots_.push_back(&slot);
+    verified_.push_back(&result.verified);
+    plan_index_.push_back(i);
+    // The layout reads these next, for one request after the other.
+    const RequestWork& work = work_.back();
+    Prefetch(work.tokens.data());
+    Prefetch(work.draft_tokens.data());
+    for (size_t g = 0; g < work.block_tables.size(); ++g) {
+      Prefetch(work.block_tables[g].data() +
+               work.context_length / layout_.groups()[g].tokens_per_block);
+    }
+  }
+  layout_.Assign(work_);
+}
+
+void InlineExecutor::Forward() {
+  const int64_t width = parts_.model->hidden_size();
+  hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
+  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
+}
+
+void InlineExecutor::Verify() {
+  const LogitsInput input{
+      .layout = layout_,
+      .hidden = {hidden_.data(), layout_.num_rows(), parts_.model->hidden_size()},
+      .work = work_,
+      .slots = work_slots_};
+  logits_pass_.Verify(input, verified_);
+  logits_pass_.ScorePrompts(input);
+  frontiers_.resize(work_.size());
+  for (const RequestRows& rows : layout_.requests()) {
+    const auto w = static_cast<size_t>(rows.work_index);
+    RequestSlot& slot = *work_slots_[w];
+    RequestResult& result = results_[plan_index_[w]];
+    const int32_t accepted = work_[w].samples ? result.verified.num_accepted : 0;
+    frontiers_[w] = StartOfDrafts(rows, accepted).frontier;
+    slot.num_computed = frontiers_[w] + 1;
+    if (!work_[w].samples) continue;
+    result.drafts.assign(work_[w].draft_tokens.begin(), work_[w].draft_tokens.end());
+    slot.drafts.clear();
+    slot.Take(eos_token_ids(), result);
+  }
+}
+
+DraftRequest InlineExecutor::DraftRequestOf(const RequestRows& rows) {
+  const auto w = static_cast<size_t>(rows.work_index);
+  RequestSlot& slot = *work_slots_[w];
+  const bool drawn = parts_.probabilistic_drafts && slot.sampling().temperature > 0;
+  if (drawn && parts_.acceptance.method == RejectionMethod::kStandard) {
+    slot.draft_probs.resize(static_cast<size_t>(max_drafts()) * static_cast<size_t>(vocab_size()));
+  }
+  return {.slot = rows.slot,
+          .tokens = slot.tokens,
+          .prompt_length = slot.parameters->prompt_length,
+          .first_position = rows.context_length,
+          .frontier = frontiers_[w],
+          .first_row = rows.first_row,
+          .num_rows = rows.query_length,
+          .num_drafts = work_[w].samples ? slot.UsefulDrafts(wanted_drafts_) : 0,
+          .block_tables = work_[w].block_tables,
+          .sampling = drawn ? &slot.sampling() : nullptr,
+          .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data(),
+          .seed = slot.parameters->seed};
+}
+
+void InlineExecutor::Propose() {
+  draft_requests_.clear();
+  draft_work_.clear();
+  for (const RequestRows& rows : layout_.requests()) {
+    const auto w = static_cast<size_t>(rows.work_index);
+    const RequestSlot& slot = *work_slots_[w];
+    if (slot.parameters == nullptr || slot.ended) continue;
+    draft_requests_.push_back(DraftRequestOf(rows));
+    draft_work_.push_back(w);
+  }
+  const auto count = static_cast<int64_t>(draft_requests_.size());
+  const int32_t k = max_drafts();
+  drafts_.resize(static_cast<size_t>(count * k));
+  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
+  const int64_t width = parts_.model->hidden_size();
+  parts_.drafter->Propose(draft_requests_, wanted_drafts_,
+                          {hidden_.data(), layout_.num_rows(), width}, drafts);
+  for (size_t i = 0; i < draft_requests_.size(); ++i) {
+    const int32_t* row = drafts.row(static_cast<int64_t>(i));
+    const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
+    RequestSlot& slot = *work_slots_[draft_work_[i]];
+    slot.drafts.assign(row, end);
+    // Drafts that the grammar refuses need no verify row; but the first that was drawn for
+    // rejection sampling does, as what replaces it depends on what it was drawn from.
+    if (slot.grammar) {
+      const size_t refused = slot.draft_probs.empty() ? 0 : 1;
+      const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
+      slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
+    }
+    num_drafts_[plan_index_[draft_work_[i]]] = static_cast<int32_t>(slot.drafts.size());
+  }
+}
+
+}  // namespace outrider

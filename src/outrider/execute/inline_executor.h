@@ -1,0 +1,83 @@
+// Runs steps on the caller's thread and its pool: the CPU's executor. Launch does all up to the
+// tokens, WaitDrafts the proposals; nothing is ever in flight behind the caller's back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "outrider/base/thread_pool.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/execute/executor.h"
+#include "outrider/execute/logits_pass.h"
+#include "outrider/execute/request_slot.h"
+#include "outrider/kv/kv_cache.h"
+#include "outrider/networks/network.h"
+#include "outrider/sampling/acceptance.h"
+#include "outrider/speculate/drafter.h"
+
+namespace outrider {
+
+struct InlineExecutorParts {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Network> model;
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  AcceptanceOptions acceptance;
+  bool probabilistic_drafts = false;  // drafts of sampled requests are drawn
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  int32_t num_slots = 0;
+};
+
+class InlineExecutor : public Executor {
+ public:
+  explicit InlineExecutor(InlineExecutorParts parts);
+
+  int32_t vocab_size() const override { return parts_.model->vocab_size(); }
+  std::span<const int32_t> eos_token_ids() const override {
+    return parts_.model->config().eos_token_ids;
+  }
+  int32_t max_in_flight() const override { return 1; }
+  void Admit(const SlotAdmission& admission) override;
+  void Release(int32_t slot) override { SlotAt(slot).Release(); }
+  Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
+  std::span<const RequestResult> Wait(Ticket ticket) override;
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override;
+  ExecutorSeconds seconds() const override;
+
+ private:
+  RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
+  int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
+  void LayOut(const StepPlan& plan);
+  /// What a planned request runs, from the state of its slot.
+  RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const;
+  void Forward();
+  void Verify();
+  void Propose();
+  DraftRequest DraftRequestOf(const RequestRows& rows);
+
+  InlineExecutorParts parts_;
+  LogitsPass logits_pass_;
+  std::vector<RequestSlot> slots_;
+  ExecutorSeconds seconds_;
+
+  // The step in flight; kept to reuse memory.
+  Ticket last_ticket_ = 0;
+  bool in_flight_ = false;
+  int32_t wanted_drafts_ = 0;
+  BatchLayout layout_;
+  std::vector<RequestWork> work_;          // of the requests that run
+  std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
+  std::vector<VerifiedTokens*> verified_;  // into results_
+  std::vector<size_t> plan_index_;
+  std::vector<int32_t> frontiers_;      // last position whose token turned out right
+  std::vector<RequestResult> results_;  // by index in the plan, as is the next
+  std::vector<int32_t> num_drafts_;
+  std::vector<float> hidden_;  // [rows, hidden]
+  std::vector<DraftRequest> draft_requests_;
+  std::vector<size_t> draft_work_;  // the work of each
+  std::vector<int32_t> drafts_;     // [draft requests, k]
+};
+
+}  // namespace outrider

@@ -1,0 +1,65 @@
+#include "outrider/execute/request_slot.h"
+
+#include <algorithm>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+void RequestSlot::Admit(const SlotAdmission& admission, std::span<const int32_t> eos_token_ids,
+                        int32_t vocab_size) {
+  OUTRIDER_CHECK(parameters == nullptr, "slot {} is taken", admission.slot);
+  parameters = admission.parameters;
+  const auto prompt_length = static_cast<size_t>(parameters->prompt_length);
+  tokens.reserve(static_cast<size_t>(parameters->max_total_tokens));
+  tokens.assign(admission.tokens.begin(), admission.tokens.end());
+  num_computed = admission.cached_tokens;
+  scores_prompt = sampling().prompt_logprobs.has_value() && tokens.size() == prompt_length;
+  if (LogitsProcessors::Needed(sampling())) {
+    processors.emplace(sampling(), admission.tokens.first(prompt_length), eos_token_ids,
+                       vocab_size);
+  }
+  if (parameters->grammar.grammar != nullptr) {
+    grammar.emplace(parameters->grammar, eos_token_ids, sampling().ignore_eos,
+                    sampling().stop_token_ids);
+    const bool taken = grammar->Advance(admission.tokens.subspan(prompt_length));
+    OUTRIDER_CHECK(taken);
+  }
+}
+
+void RequestSlot::Release() {
+  parameters.reset();
+  drafts.clear();
+  draft_probs.clear();
+  processors.reset();
+  grammar.reset();
+  ended = false;
+  prompt_logprobs.clear();
+}
+
+int32_t RequestSlot::UsefulDrafts(int32_t wanted) const {
+  // The last of the remaining tokens is the bonus token of the verify step.
+  const int32_t most = std::min(wanted, parameters->num_speculative_tokens.value_or(wanted));
+  return std::clamp(parameters->max_total_tokens - num_tokens() - 1, 0, most);
+}
+
+void RequestSlot::Take(std::span<const int32_t> eos_token_ids, RequestResult& result) {
+  const size_t before = tokens.size();
+  for (const int32_t token : result.verified.tokens) {
+    tokens.push_back(token);
+    ended = EndBy(sampling(), eos_token_ids, token) != TokenEnd::kGoesOn ||
+            num_tokens() >= parameters->max_total_tokens;
+    if (ended) break;
+  }
+  if (grammar) {
+    result.grammar_failed = !grammar->Advance(std::span(tokens).subspan(before));
+    result.grammar_complete = !result.grammar_failed && grammar->complete();
+  }
+  ended = ended || result.verified.dead_end || result.grammar_failed;
+  if (scores_prompt) {
+    result.prompt_logprobs.swap(prompt_logprobs);
+    scores_prompt = false;
+  }
+}
+
+}  // namespace outrider

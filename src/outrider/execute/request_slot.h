@@ -1,0 +1,42 @@
+// What an executor keeps of the request in a slot: what steps read and change. It follows from the
+// parameters and the tokens alone, so a preempted request starts with nothing of its life before.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "outrider/execute/executor.h"
+#include "outrider/sampling/logits_processors.h"
+
+namespace outrider {
+
+struct RequestSlot {
+  std::shared_ptr<const RequestParameters> parameters;  // null: the slot is free
+  std::vector<int32_t> tokens;                          // prompt and output
+  int32_t num_computed = 0;                             // of them, those whose KV is cached
+  std::vector<int32_t> drafts;                          // to be verified next, after `tokens`
+  std::vector<float> draft_probs;              // [k, vocab] of rejection sampling; empty: certain
+  std::optional<LogitsProcessors> processors;  // what the sampling fields do to rows, if anything
+  std::optional<RequestGrammar> grammar;       // after `tokens`
+  bool ended = false;                          // by a token, its length or a dead end
+  bool scores_prompt = false;                  // rows of the prompt need logits, too
+  std::vector<PositionLogprobs> prompt_logprobs;  // so far
+
+  const SamplingParams& sampling() const { return parameters->sampling; }
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+
+  void Admit(const SlotAdmission& admission, std::span<const int32_t> eos_token_ids,
+             int32_t vocab_size);
+  void Release();
+
+  /// How many drafts of `wanted` the request can still use.
+  int32_t UsefulDrafts(int32_t wanted) const;
+
+  /// Goes on by what a step verified, up to the token that ends the request.
+  void Take(std::span<const int32_t> eos_token_ids, RequestResult& result);
+};
+
+}  // namespace outrider

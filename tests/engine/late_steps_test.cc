@@ -1,0 +1,245 @@
+// Steps that end late: the next is planned and launched while one is in flight (LateExecutor).
+// Output must be what it is without, and what must not lag does not: each test is about a mistake
+// that others made with overlapped steps.
+#include <gtest/gtest.h>
+
+#include "tests/engine/random_requests.h"
+#include "tests/engine/scenario_requests.h"
+#include "tests/grammar/bundled_grammars.h"
+
+namespace outrider {
+namespace {
+
+constexpr uint32_t kSeeds = 4;
+
+std::vector<GenerationRequest> TrainedRequests(size_t count, int32_t max_tokens = 24) {
+  const auto prompts = TrainedPrompts();
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < count; ++i) {
+    requests.push_back(Request(prompts[i % prompts.size()], max_tokens + static_cast<int32_t>(i)));
+  }
+  return requests;
+}
+
+/// Requests come while others run.
+std::vector<Generated> RunJoining(Engine& engine, const std::vector<GenerationRequest>& requests) {
+  std::vector<Generated> results(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(engine, requests[i], &results[i]);
+    engine.Step();
+  }
+  RunUntilIdle(engine);
+  return results;
+}
+
+class LateStepsTest : public testing::TestWithParam<DrafterKind> {
+ protected:
+  static TestEngineOptions Late(uint32_t seed) {
+    return {.drafter = GetParam(), .late_seed = seed};
+  }
+};
+
+// Drafts and accepted counts of a request that is not in every step, or has another place in the
+// next one (vLLM #40768, #43434, #46899, #50021, vllm-ascend #13863). What is drafted at every step
+// is what is drafted for each alone.
+TEST_P(LateStepsTest, DraftsAndCountsBelongToTheirRequests) {
+  const auto requests = TrainedRequests(7);
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.max_num_batched_tokens = 19;
+    const auto results = RunJoining(*MakeTestEngine(options), requests);
+    ExpectEqual(results, alone);
+    ExpectEqualDrafts(results, alone);
+  }
+}
+
+// Masks that lag by a step, or stand after other drafts than the row (vLLM #29821, #49694).
+TEST_P(LateStepsTest, MasksFollowWhatTheStepInFlightAccepts) {
+  std::vector<GenerationRequest> requests = TrainedRequests(6);
+  const auto number = CompileText(GrammarKind::kRegex, "[0-9]{1,3}( [0-9]{1,2}){6}");
+  const auto words = CompileText(GrammarKind::kRegex, "([a-z]+[ .]){4,}");
+  for (size_t i = 0; i < requests.size(); i += 2) {
+    requests[i].grammar.grammar = i % 4 == 0 ? number : words;
+    requests[i].sampling.ignore_eos = false;
+  }
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    const auto results = RunJoining(*MakeTestEngine(Late(seed)), requests);
+    ExpectEqual(results, alone);
+    for (const size_t i : {size_t{0}, size_t{4}}) {
+      const std::string text = BundledTokenizer().Decode(results[i].tokens, true);
+      EXPECT_EQ(text.find_first_not_of("0123456789 "), std::string::npos) << text;
+    }
+  }
+}
+
+// One slot and few pages: whoever comes next gets what a step in flight still writes.
+TEST_P(LateStepsTest, SlotsAndPagesInFlightGoToTheNextRequest) {
+  const auto requests = TrainedRequests(5, 6);
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.max_num_seqs = 1;
+    options.block_size = 4;
+    options.num_blocks = 32;
+    options.max_model_len = 120;
+    const auto engine = MakeTestEngine(options);
+    ExpectEqual(RunTogether(*engine, requests), alone);
+    EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
+  }
+}
+
+// vLLM #42117, #30916; SGLang #11981: preempted between two steps, then resumed.
+TEST_P(LateStepsTest, PreemptedRequestsLoseNothing) {
+  const auto requests = TrainedRequests(8, 40);
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.block_size = 4;
+    options.num_blocks = 60;
+    options.max_model_len = 200;
+    const auto engine = MakeTestEngine(options);
+    ExpectEqual(RunTogether(*engine, requests), alone);
+    EXPECT_GT(engine->Counters().num_preemptions, 0);
+    EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
+  }
+}
+
+// What a step in flight computes for a request that has gone is dropped; its neighbours see
+// nothing.
+TEST_P(LateStepsTest, AbortedWithAStepInFlight) {
+  const auto requests = TrainedRequests(6);
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.max_num_seqs = 4;  // the slots of those that go are wanted
+    const auto engine = MakeTestEngine(options);
+    std::vector<Generated> results(requests.size());
+    std::vector<RequestId> ids;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ids.push_back(Submit(*engine, requests[i], &results[i]));
+    }
+    for (int step = 0; step < 3; ++step) engine->Step();
+    engine->Abort(ids[0]);
+    engine->Abort(ids[2]);
+    RunUntilIdle(*engine);
+    for (const size_t i : {size_t{0}, size_t{2}}) {
+      EXPECT_EQ(results[i].finish_reason, FinishReason::kAbort);
+      ASSERT_LE(results[i].tokens.size(), alone[i].tokens.size());
+      EXPECT_TRUE(
+          std::equal(results[i].tokens.begin(), results[i].tokens.end(), alone[i].tokens.begin()));
+    }
+    for (const size_t i : {size_t{1}, size_t{3}, size_t{4}, size_t{5}}) {
+      ExpectEqual({results[i]}, {alone[i]});
+    }
+    EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
+  }
+}
+
+// SGLang #28802, vLLM #23938: a stop string and EOS in one step. The host alone knows of the
+// string, the executor of EOS.
+TEST_P(LateStepsTest, AStopStringComesBeforeAnEndBehindIt) {
+  const GenerationRequest free = Request(TrainedPrompts()[0], 24);
+  const Generated answer = RunAlone({free}).front();
+  for (size_t at = 2; at + 2 < 8; ++at) {
+    GenerationRequest request = free;
+    request.sampling.stop = {
+        BundledTokenizer().Decode(std::span(answer.tokens).subspan(at, 1), true)};
+    request.sampling.stop_token_ids = {answer.tokens[at + 1]};  // behind it, in its window or not
+    Generated expected;
+    const auto plain = MakeTestEngine({.drafter = DrafterKind::kNone}, &BundledTokenizer());
+    Submit(*plain, request, &expected);
+    RunUntilIdle(*plain);
+    for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+      const auto engine = MakeTestEngine(Late(seed), &BundledTokenizer());
+      Generated result;
+      Submit(*engine, request, &result);
+      RunUntilIdle(*engine);
+      EXPECT_EQ(Difference(result, expected), "") << "token " << at;
+    }
+  }
+}
+
+// Rows after the end are not delivered, not counted, and found by nobody.
+TEST_P(LateStepsTest, WhatComesAfterAStopIsForNobody) {
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.block_size = 4;
+    const auto engine = MakeTestEngine(options, &BundledTokenizer());
+    GenerationRequest request = Request(TrainedPrompts()[0], 24);
+    request.sampling.stop = {"e"};
+    Generated result;
+    Submit(*engine, request, &result);
+    RunUntilIdle(*engine);
+    ASSERT_EQ(result.finish_reason, FinishReason::kStop);
+    const EngineCounters counters = engine->Counters();
+    EXPECT_EQ(counters.generation_tokens, static_cast<int64_t>(result.tokens.size()));
+    EXPECT_EQ(counters.finished_stop, 1);
+    // A prompt that goes on where the answer went on finds what was delivered, at most.
+    GenerationRequest next = Request(request.prompt_token_ids, 4);
+    next.prompt_token_ids.insert(next.prompt_token_ids.end(), result.tokens.begin(),
+                                 result.tokens.end());
+    const auto delivered = static_cast<int64_t>(next.prompt_token_ids.size());
+    const Generated free = RunAlone({Request(request.prompt_token_ids, 24)}).front();
+    next.prompt_token_ids.insert(next.prompt_token_ids.end(),
+                                 free.tokens.begin() + static_cast<int64_t>(result.tokens.size()),
+                                 free.tokens.end());
+    Generated again;
+    Submit(*engine, next, &again);
+    RunUntilIdle(*engine);
+    EXPECT_LE(again.stats.cached_tokens, delivered);
+  }
+}
+
+// max_tokens 1 and 2: the end is in the step in flight (vLLM #27922).
+TEST_P(LateStepsTest, ShortAnswersEndInTheStepInFlight) {
+  std::vector<GenerationRequest> requests;
+  for (int32_t max_tokens = 1; max_tokens <= 5; ++max_tokens) {
+    requests.push_back(Request(TrainedPrompts()[0], max_tokens));
+  }
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    const auto engine = MakeTestEngine(Late(seed));
+    StepLog::Listener listener(engine->step_log());
+    const auto results = RunTogether(*engine, requests);
+    ExpectEqual(results, alone);
+    std::vector<StepRecord> steps;
+    listener.Read(&steps);
+    int64_t emitted = 0;
+    for (const StepRecord& step : steps) emitted += step.emitted_tokens;
+    EXPECT_EQ(emitted, 1 + 2 + 3 + 4 + 5);
+  }
+}
+
+// Accepted drafts bring a request to the context's end before the bounds do: nothing more may run.
+TEST_P(LateStepsTest, EndsInTheStepInFlightAtTheContextsEnd) {
+  const auto prompts = TrainedPrompts();
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < 6; ++i) requests.push_back(Request(prompts[i], 1000));
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.max_model_len = 64;
+    options.block_size = 4;
+    const auto results = RunTogether(*MakeTestEngine(options), requests);
+    options.late_seed.reset();
+    options.drafter = DrafterKind::kNone;
+    ExpectEqual(results, RunTogether(*MakeTestEngine(options), requests));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(results[i].tokens.size() + prompts[i].size(), 64U);
+    }
+  }
+}
+
+std::string NameOf(const testing::TestParamInfo<DrafterKind>& test) {
+  constexpr std::array kNames = {"None", "Chain", "Repeated", "Ngram"};
+  return kNames.at(static_cast<size_t>(test.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Drafters, LateStepsTest,
+                         testing::Values(DrafterKind::kNone, DrafterKind::kChain,
+                                         DrafterKind::kRepeated, DrafterKind::kNgram),
+                         NameOf);
+
+}  // namespace
+}  // namespace outrider
