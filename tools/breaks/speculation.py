@@ -62,7 +62,7 @@ BREAKS = (
           "speculate_test",
           "Drafters/DrafterScenarioTest.ChunkBoundaryOneToKTokensBeforeThePromptsEnd/*"),
     Break("7", "the last block of a prefix hit is taken for stale", "speculate/target_hidden_rows.cc",
-          "if (block_end > limit ||", "if (block_end >= limit ||",
+          "if (block_end > limit)", "if (block_end >= limit)",
           "engine_test",
           "Drafters/SpeculationScenarioTest.PrefixHitOnABlocksEdgeThenEverythingRejected/*"),
     Break("8", "a block's key leaves out the tokens after it", "kv/block_key.cc",
