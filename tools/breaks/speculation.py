@@ -87,7 +87,7 @@ BREAKS = (
           "engine_test",
           "Drafters/SpeculationScenarioTest.OneTwoOrThreePositionsLeftInTheContext/*"),
     Break("11", "rows after a page's end go to the page next to it", "batch/batch_layout.cc",
-          "std::min(end, (block + 1) * block_size_)", "end",
+          "std::min(end, block_begin + spec.tokens_per_block)", "end",
           "engine_test", "Drafters/SpeculationScenarioTest.PageEdgesInsideTheDraftWindow/*"),
     Break("12", "what follows EOS in the window is emitted", "engine/request_state.cc",
           "i < verified.tokens.size() && !finished(); ++i", "i < verified.tokens.size(); ++i",
