@@ -16,6 +16,7 @@
 #include <iterator>
 #include <vector>
 
+#include "bench/goal_figures.h"
 #include "bench/graph_timer.h"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/head_projection.h"
@@ -353,7 +354,9 @@ std::vector<float> RunLayers(Step& step, const std::vector<Layer>& layers, cudaS
   return step.Finish(stream);
 }
 
-int Main(int argc, char** argv) {
+}  // namespace
+
+int RunDecoderLayerBench(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "decoder_layer_bench: no GPU here\n");
@@ -415,6 +418,8 @@ int Main(int argc, char** argv) {
         "V2-Lite MoE layer, %3d rows, context %d: %8.2f us  bytes take %8.2f  %5.2f  (%d "
         "experts)\n",
         rows, kContext, us, bytes / 4.3e6, bytes / 4.3e6 / us, step.Touched());
+    if (rows == 1) RecordGoal(Goal::kLayerOneRow, "1 row", us);
+    if (rows == 32) RecordGoal(Goal::kLayerThirtyTwoRows, "32 rows", us / (bytes / 4.3e6));
     if (apart) {
       for (int i = 0; i < static_cast<int>(std::size(kLaunches)); ++i) {
         const double less = MicrosecondsPerLaunch(
@@ -427,7 +432,8 @@ int Main(int argc, char** argv) {
   return wrong == 0 && finite ? 0 : 1;
 }
 
-}  // namespace
 }  // namespace outrider::cuda
 
-int main(int argc, char** argv) { return outrider::cuda::Main(argc, argv); }
+#ifndef OUTRIDER_GOALS
+int main(int argc, char** argv) { return outrider::cuda::RunDecoderLayerBench(argc, argv); }
+#endif

@@ -5,11 +5,14 @@
 //   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--tile N] [--shares N] [--no-oracle]
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "bench/cublaslt_oracle.h"
+#include "bench/goal_figures.h"
 #include "bench/graph_timer.h"
 #include "outrider/kernels/cuda/matmul.h"
 
@@ -76,6 +79,35 @@ struct Shape {
   int k;
 };
 
+/// A product's part of the goals.
+void RecordProduct(const Shape& shape, WeightFormat format, int rows, size_t bytes, double us,
+                   double limit, double oracle_us) {
+  static std::map<std::pair<std::string, int>, double> bf16_us;
+  const bool bf16 = format == WeightFormat::kBf16;
+  const std::string where = std::to_string(shape.n) + " x " + std::to_string(shape.k) + " " +
+                            Name(format) + ", " + std::to_string(rows) + " rows";
+  if (bytes < size_t{16} << 20) {
+    if (rows <= 32) RecordGoal(Goal::kSmallProducts, where, us - limit);
+    return;
+  }
+  if (rows <= 32) RecordGoal(Goal::kFewRowsBandwidth, where, limit / us);
+  if (bf16 && rows <= 32 && oracle_us > 0) {
+    RecordGoal(Goal::kFewRowsOracle, where, oracle_us / us);
+  }
+  if (bf16 && rows >= 64 && rows <= 256 && oracle_us > 0) {
+    RecordGoal(Goal::kSomeRowsOracle, where, oracle_us / us);
+  }
+  if (rows < 1024) return;
+  if (!bf16) {
+    const auto known = bf16_us.find({shape.name, rows});
+    if (known != bf16_us.end()) RecordGoal(Goal::kManyRowsCodes, where, known->second / us);
+    return;
+  }
+  bf16_us[{shape.name, rows}] = us;
+  RecordGoal(Goal::kManyRowsRate, where, 2e-6 * rows * shape.n * shape.k / us);
+  if (oracle_us > 0) RecordGoal(Goal::kManyRowsOracle, where, oracle_us / us);
+}
+
 void RunShape(const Shape& shape, WeightFormat format, const Options& options, CublasLt& oracle,
               cudaStream_t stream) {
   PackedWeight weight;
@@ -129,6 +161,7 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
     std::printf("%-9s %-6s %6d x %5d rows %5d %9.2f us  limit %8.2f  %5.2f  %6.1f TFLOP/s",
                 shape.name, Name(format), shape.n, shape.k, rows, us, limit, limit / us,
                 flops / us / 1e6);
+    RecordProduct(shape, format, rows, bytes, us, limit, oracle_us);
     if (oracle_us > 0) std::printf("  cublasLt %9.2f  %5.2f", oracle_us, oracle_us / us);
     std::printf("\n");
     std::fflush(stdout);
@@ -155,7 +188,7 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
   }
   std::mt19937 random(9);
-  for (const int rows : {1, 8, 32, 128, 512, 4096}) {
+  for (const int rows : {1, 8, 32, 128, 512, 4096, 16384}) {
     if (options.rows != 0 && rows != options.rows) continue;
     const int tile = options.tile != 0 ? options.tile : ExpertTileRows(rows, kChoices, kExperts);
     std::vector<DeviceArray<int32_t>> pairs, counts;
@@ -249,10 +282,15 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
         Name(format), rows, tile, touched, up_us, limit * 2 / 3, down_us, limit / 3, all_us, limit,
         limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
+    if (format == WeightFormat::kBf16 && rows <= 512) {
+      RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
+    }
   }
 }
 
-int Main(int argc, char** argv) {
+}  // namespace
+
+int RunMatMulBench(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -304,7 +342,8 @@ int Main(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
 }  // namespace outrider::cuda
 
-int main(int argc, char** argv) { return outrider::cuda::Main(argc, argv); }
+#ifndef OUTRIDER_GOALS
+int main(int argc, char** argv) { return outrider::cuda::RunMatMulBench(argc, argv); }
+#endif

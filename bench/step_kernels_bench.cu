@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/goal_figures.h"
+#include "bench/graph_timer.h"
 #include "outrider/kernels/cuda/draw.h"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/head_projection.h"
+#include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/norm_rows.h"
 #include "outrider/kernels/cuda/step_inputs.h"
 #include "outrider/kernels/cuda/step_rows.h"
@@ -57,12 +60,16 @@ double ChainTime(int launches, cudaStream_t stream, Body body) {
 constexpr int kLaunches = 32;
 
 template <typename Body>
-void Report(const std::string& name, int rows, double bytes, cudaStream_t stream, Body body) {
+void Report(const std::string& name, int rows, double bytes, cudaStream_t stream, Body body,
+            bool counts = false) {
   const double chain = ChainTime(kLaunches, stream, body);
   const double alone = ChainTime(1, stream, body);
   std::printf("%-44s %5d rows  %7.2f us in a chain  %7.2f us alone  bytes %6.2f us\n", name.c_str(),
               rows, chain, alone, bytes / 4.3e6);
   std::fflush(stdout);
+  if (counts && rows <= 128) {
+    RecordGoal(Goal::kSmallOperations, name + ", " + std::to_string(rows) + " rows", chain);
+  }
 }
 
 // 0x3C3C3C3C is 0.0115 as float32 and 0.0115 as bf16: times do not depend on values here.
@@ -86,9 +93,11 @@ void Norms(cudaStream_t stream) {
         params.term_weights = weights.data();
         params.norm_weight = weight.data();
         params.out = out.data();
-        Report("norm " + std::to_string(hidden) + ", " + std::to_string(terms) + " terms", rows,
-               rows * hidden * (4.0 * terms + (terms > 0 ? 10 : 6)), stream,
-               [&](int, cudaStream_t s) { CudaOk(NormRows(params, s), "NormRows"); });
+        Report(
+            "norm " + std::to_string(hidden) + ", " + std::to_string(terms) + " terms", rows,
+            rows * hidden * (4.0 * terms + (terms > 0 ? 10 : 6)), stream,
+            [&](int, cudaStream_t s) { CudaOk(NormRows(params, s), "NormRows"); },
+            /*counts=*/true);
       }
     }
   }
@@ -117,9 +126,11 @@ void Writes(cudaStream_t stream) {
       params.q_columns = q;
       params.q_weight = q_weight.data();
       params.q_out = q_out.data();
-      Report("cache write, query norm of " + std::to_string(q), rows,
-             rows * (576 * 6.0 + q * 6.0 + 256), stream,
-             [&](int, cudaStream_t s) { CudaOk(WriteLatentRows(params, s), "write"); });
+      Report(
+          "cache write, query norm of " + std::to_string(q), rows,
+          rows * (576 * 6.0 + q * 6.0 + 256), stream,
+          [&](int, cudaStream_t s) { CudaOk(WriteLatentRows(params, s), "write"); },
+          /*counts=*/true);
     }
   }
 }
@@ -161,9 +172,10 @@ void Routers(cudaStream_t stream) {
                                      .pairs = pairs.data(),
                                      .tiles = tiles.data(),
                                      .num_tiles = num_tiles.data()};
-      Report(std::string("router ") + shape.name, rows, rows * (shape.experts * 4.0 + 12 * choices),
-             stream,
-             [&](int, cudaStream_t s) { CudaOk(RouteExperts(params, routing, s), "router"); });
+      Report(
+          std::string("router ") + shape.name, rows, rows * (shape.experts * 4.0 + 12 * choices),
+          stream, [&](int, cudaStream_t s) { CudaOk(RouteExperts(params, routing, s), "router"); },
+          /*counts=*/true);
     }
   }
 }
@@ -267,6 +279,63 @@ void Draws(cudaStream_t stream) {
   }
 }
 
+/// The head's product and a draw from its logits.
+void HeadAndDraw(cudaStream_t stream) {
+  constexpr int kVocab = 154880;
+  constexpr int kHidden = 2048;
+  constexpr int kMost = 64;
+  PackedWeight head = {.n = kVocab, .k = kHidden};
+  const DeviceArray<uint8_t> packed(PackedWeightBytes(head.format, head.n, head.k));
+  {
+    const DeviceArray<uint16_t> plain(size_t{kVocab} * kHidden);
+    FillBf16<<<1024, 256>>>(plain.data(), plain.size(), 3, 0.04F);
+    head.data = packed.data();
+    PackWeight({.w = plain.data()}, head, nullptr);
+    CudaOk(cudaDeviceSynchronize(), "packing");
+  }
+  const DeviceArray<uint16_t> x(size_t{kMost} * kHidden);
+  FillBf16<<<1024, 256>>>(x.data(), x.size(), 4, 1.0F);
+  const DeviceArray<float> logits(size_t{kMost} * kVocab);
+  const DeviceArray<int32_t> zeros(kMost, 0), tokens(kMost);
+  const DeviceArray<StepRequest> requests(1, 0);
+  for (const float temperature : {0.0F, 1.0F}) {
+    const DeviceArray<SlotSampling> slots(
+        std::vector<SlotSampling>(1, SlotSampling{.temperature = temperature}));
+    for (const int rows : {1, 8, 32, 64}) {
+      const auto body = [&](int, cudaStream_t s) {
+        MatMulParams product;
+        product.rows = rows;
+        product.x = x.data();
+        product.x_stride = kHidden;
+        product.w = head;
+        product.y = logits.data();
+        product.y_stride = kVocab;
+        product.y_type = OutputType::kF32;
+        MatMul(product, s);
+        CudaOk(DrawTokens({.max_rows = rows,
+                           .vocab_size = kVocab,
+                           .logits = logits.data(),
+                           .logits_stride = kVocab,
+                           .requests = requests.data(),
+                           .token_ids = zeros.data(),
+                           .logit_rows = zeros.data(),
+                           .logit_positions = zeros.data(),
+                           .logit_requests = zeros.data(),
+                           .logit_start_loc = zeros.data(),
+                           .slots = slots.data()},
+                          {.tokens = tokens.data()}, s),
+               "DrawTokens");
+      };
+      const double us = ChainTime(8, stream, body);
+      const double bytes = 2.0 * kVocab * kHidden / 4.3e6;
+      const std::string name = temperature == 0 ? "greedy" : "race";
+      std::printf("head and draw, %-6s %3d rows %8.2f us  its weights' bytes %8.2f  %4.2f\n",
+                  name.c_str(), rows, us, bytes, bytes / us);
+      RecordGoal(Goal::kHeadAndDraw, name + ", " + std::to_string(rows) + " rows", bytes / us);
+    }
+  }
+}
+
 void Steps(cudaStream_t stream) {
   constexpr int kMost = 512;
   constexpr int kStride = 256;
@@ -310,7 +379,9 @@ void Steps(cudaStream_t stream) {
   }
 }
 
-int Main() {
+}  // namespace
+
+int RunStepKernelsBench() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "step_kernels_bench: no GPU here\n");
@@ -325,10 +396,12 @@ int Main() {
   Routers(stream);
   Projections(stream);
   Draws(stream);
+  HeadAndDraw(stream);
   return 0;
 }
 
-}  // namespace
 }  // namespace outrider::cuda
 
-int main() { return outrider::cuda::Main(); }
+#ifndef OUTRIDER_GOALS
+int main() { return outrider::cuda::RunStepKernelsBench(); }
+#endif
