@@ -110,13 +110,11 @@ TEST_P(DraftSamplerTest, DrawsForRejectionSamplingLeaveTheirDistribution) {
 }
 
 TEST(DrawDraftTest, OverflownRowsGiveACertainDraft) {
-  const std::vector<int32_t> tokens = {1};
   const SamplingParams params;
   const std::vector<float> logits(4, std::numeric_limits<float>::quiet_NaN());
   std::vector<float> q(6, 0.5F);
   Sampler sampler;
-  const DraftRequest request{.tokens = tokens, .sampling = &params, .draft_probs = q.data()};
-  EXPECT_EQ(DrawDraft(sampler, request, 0, logits, 6), 0);
+  EXPECT_EQ(DrawDraft(sampler, params, {.seed = 0, .position = 1, .probs = q}, logits), 0);
   EXPECT_EQ(q, (std::vector<float>{1, 0, 0, 0, 0, 0}));
 }
 

@@ -5,8 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "outrider/sampling/draw_draft.h"
 #include "outrider/sampling/verifier.h"
-#include "outrider/speculate/draft_sampler.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
@@ -65,16 +65,18 @@ std::array<int32_t, kDepth> Generate(Verifier& verifier, uint64_t seed, Drafts k
   while (tokens.size() < 1 + kDepth) {
     std::vector<int32_t> drafts;
     std::array<float, kDepth * kVocab> probs;
-    const DraftRequest request{.tokens = tokens,
-                               .sampling = &params,
-                               .draft_probs = kind == Drafts::kDrawn ? probs.data() : nullptr,
-                               .seed = seed};
     int32_t previous = tokens.back();
     for (size_t j = 0; j < kDepth; ++j) {
       const Row row = DrafterRow(previous);
       previous = kind == Drafts::kMostLikely
                      ? static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin())
-                     : DrawDraft(sampler, request, static_cast<int32_t>(j), row, kVocab);
+                     : DrawDraft(sampler, params,
+                                 {.seed = seed,
+                                  .position = static_cast<int64_t>(tokens.size() + j),
+                                  .probs = kind == Drafts::kDrawn
+                                               ? std::span(probs).subspan(j * kVocab, kVocab)
+                                               : std::span<float>()},
+                                 row);
       drafts.push_back(previous);
     }
     if (refused != Refused::kNoMask) {
@@ -161,14 +163,12 @@ TEST(LosslessTest, DraftsWithTheTargetsNoiseAreRightMoreOften) {
   }
   const double likeliest = p[static_cast<size_t>(std::max_element(q.begin(), q.end()) - q.begin())];
   const SamplingParams params;
-  const std::vector<int32_t> tokens = {0};
   Sampler sampler;
   int right = 0;
   for (int run = 0; run < kRuns; ++run) {
-    const DraftRequest request{
-        .tokens = tokens, .sampling = &params, .seed = static_cast<uint64_t>(run)};
-    const int32_t draft = DrawDraft(sampler, request, 0, DrafterRow(0), kVocab);
-    right += sampler.Sample(params, {request.seed, 1}, TargetRow(0)) == draft ? 1 : 0;
+    const auto seed = static_cast<uint64_t>(run);
+    const int32_t draft = DrawDraft(sampler, params, {.seed = seed, .position = 1}, DrafterRow(0));
+    right += sampler.Sample(params, {seed, 1}, TargetRow(0)) == draft ? 1 : 0;
   }
   const double rate = right / double{kRuns};
   EXPECT_GT(rate, (1 - distance) / (1 + distance));

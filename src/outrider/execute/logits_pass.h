@@ -1,8 +1,9 @@
-// From a step's hidden rows to tokens: logits a tile of requests at a time, verified or scored.
-// Where no request of a tile needs more than the likeliest token of its rows, none are stored.
+// From a step's hidden rows to tokens: what each request wants of the sampling of a step, which is
+// one call for all of them.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -10,14 +11,14 @@
 #include "outrider/batch/batch_layout.h"
 #include "outrider/execute/request_slot.h"
 #include "outrider/networks/network.h"
-#include "outrider/sampling/verifier.h"
+#include "outrider/ops/step_sampler.h"
 
 namespace outrider {
 
 /// A step after the model's forward pass.
 struct LogitsInput {
   const BatchLayout& layout;
-  MatrixView<const float> hidden;  // [layout.num_rows(), hidden]
+  Tensor hidden;  // [layout.num_rows(), hidden]
   std::span<const RequestWork> work;
   std::span<RequestSlot* const> slots;  // by the index of the work
 
@@ -28,8 +29,11 @@ struct LogitsInput {
 
 class LogitsPass {
  public:
+  /// pool: for what the host computes, the masks of grammars.
   LogitsPass(Network& model, ThreadPool& pool, const Verifier& verifier)
-      : model_(model), pool_(pool), verifiers_(static_cast<size_t>(pool.size()), verifier) {}
+      : model_(model),
+        pool_(pool),
+        sampler_(model.device().ops.MakeSampler(model.device(), verifier)) {}
 
   /// Replaces *verified[i], by the index of the work, for requests that have rows of logits.
   void Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
@@ -38,23 +42,20 @@ class LogitsPass {
   void ScorePrompts(const LogitsInput& input);
 
  private:
-  void VerifyTile(const LogitsInput& input, std::span<const RequestRows> requests,
-                  bool needs_logits, std::span<VerifiedTokens* const> verified);
-  bool NeedsLogits(const RequestSlot& slot) const;
-  /// The masks of a tile's rows of logits; those of requests with a grammar are filled.
-  MatrixView<const uint32_t> FillMasks(const LogitsInput& input,
-                                       std::span<const RequestRows> requests, int32_t num_rows);
+  /// Fills the masks of the requests with a grammar.
+  void FillMasks();
   void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot);
 
   Network& model_;
   ThreadPool& pool_;
-  std::vector<Verifier> verifiers_;  // one per thread, all alike
+  std::unique_ptr<StepSampler> sampler_;
   // Kept to reuse memory.
-  std::vector<float> logits_;               // [tile rows, vocab]
-  std::vector<int32_t> likeliest_;          // [tile rows], where no request needs logits
-  std::vector<uint32_t> masks_;             // [tile rows, MaskWords(vocab)]
-  std::vector<const RequestRows*> masked_;  // requests of the tile that have a grammar
-  std::vector<int32_t> score_rows_;         // [tile rows]
+  std::vector<VerifyRequest> verify_;
+  std::vector<uint32_t> masks_;  // [rows of requests with a grammar, MaskWords(vocab)]
+  std::vector<size_t> masked_;   // these requests' places in verify_
+  std::vector<RequestSlot*> masked_slots_;
+  std::vector<int32_t> score_rows_;
+  std::vector<ScoreRequest> score_;
 };
 
 }  // namespace outrider

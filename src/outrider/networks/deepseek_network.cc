@@ -64,8 +64,8 @@ void DeepSeekNetwork::RunMtp(const MtpPass& pass, KvCache& cache) {
   ops.Norm(context, out, w.output_norm, eps, hidden);
 }
 
-Network::HeadInput DeepSeekNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/,
-                                                  Tensor hidden, std::span<const int32_t> rows) {
+HeadRows DeepSeekNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/,
+                                        Tensor hidden, std::span<const int32_t> rows) {
   return {weights_.head, hidden, rows};
 }
 

@@ -17,8 +17,8 @@ class DeepSeekNetwork : public Network {
                  std::span<const LayerTap> taps) override;
   /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, shared_head.norm.
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
-  HeadInput RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
-                          std::span<const int32_t> rows) override;
+  HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                         std::span<const int32_t> rows) override;
 
   DeepSeekWeights weights_;
   RotaryKinds rotary_;

@@ -52,7 +52,7 @@ void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> row
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const Context context = MakeContext();
-  const HeadInput input = RunBeforeHead(context, module, hidden, rows);
+  const HeadRows input = RunBeforeHead(context, module, hidden, rows);
   context.ops.Head(context, input.x, input.rows, input.head, logits);
 }
 
@@ -63,8 +63,41 @@ void Network::ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_
   OUTRIDER_CHECK(tokens.size() == rows.size());
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const Context context = MakeContext();
-  const HeadInput input = RunBeforeHead(context, module, hidden, rows);
+  const HeadRows input = RunBeforeHead(context, module, hidden, rows);
   context.ops.HeadChoice(context, input.x, input.rows, input.head, num_tokens, tokens);
+}
+
+template <typename Run>
+void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
+                     std::span<const int32_t> rows, Run run) {
+  const Scratch::Frame frame(scratch_);
+  OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
+  const double before = sampler.head_seconds();
+  const Context context = MakeContext();
+  run(context, RunBeforeHead(context, module, hidden, rows));
+  busy_seconds_ += sampler.head_seconds() - before;
+}
+
+void Network::Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+                     std::span<const VerifyRequest> requests) {
+  Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
+    sampler.Verify(context, head_rows, requests);
+  });
+}
+
+void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,
+                   std::span<const int32_t> rows, std::span<const DrawRequest> requests,
+                   int32_t num_tokens, std::span<int32_t> tokens) {
+  Sample(sampler, module, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
+    sampler.Draw(context, head_rows, requests, num_tokens, tokens);
+  });
+}
+
+void Network::Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+                    std::span<const ScoreRequest> requests) {
+  Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
+    sampler.Score(context, head_rows, requests);
+  });
 }
 
 const AttentionPlan& Network::Plan(const BatchLayout& layout) {

@@ -82,7 +82,16 @@ class Network {
   void ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
                     int32_t num_tokens, std::span<int32_t> tokens);
 
-  /// Seconds spent in the functions above so far.
+  // Sampling on the target's rows, and on those of an MTP module; see StepSampler.
+
+  void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+              std::span<const VerifyRequest> requests);
+  void Draw(StepSampler& sampler, int32_t module, Tensor hidden, std::span<const int32_t> rows,
+            std::span<const DrawRequest> requests, int32_t num_tokens, std::span<int32_t> tokens);
+  void Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+             std::span<const ScoreRequest> requests);
+
+  /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
 
  protected:
@@ -101,13 +110,8 @@ class Network {
                          std::span<const LayerTap> taps) = 0;
   virtual void RunMtp(const MtpPass& pass, KvCache& cache) = 0;
   /// The head of a module or of kTarget, and what it reads in place of `hidden`.
-  struct HeadInput {
-    const Weight& head;
-    Tensor x;
-    std::span<const int32_t> rows;
-  };
-  virtual HeadInput RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
-                                  std::span<const int32_t> rows) = 0;
+  virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                                 std::span<const int32_t> rows) = 0;
 
   Context MakeContext() { return {options_.device, scratch_, options_.operand_dtype}; }
   /// The plan of `layout`, which holds until the next call.
@@ -118,6 +122,11 @@ class Network {
                                             int32_t layer, Tensor x);
 
  private:
+  /// run(context, head rows) of a sampler, whose drawing does not count as busy.
+  template <typename Run>
+  void Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
+              std::span<const int32_t> rows, Run run);
+
   ModelConfig config_;
   NetworkOptions options_;
   int32_t num_modules_;

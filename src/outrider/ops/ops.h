@@ -17,6 +17,7 @@
 #include "outrider/checkpoint/layer_spec.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/step_sampler.h"
 #include "outrider/ops/tensor.h"
 #include "outrider/ops/weight_loader.h"
 #include "outrider/ops/weights.h"
@@ -116,6 +117,11 @@ class Ops {
   /// What packs weights for these operations. The source must outlive it.
   virtual std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                          const WeightForm& form) const = 0;
+
+  /// What draws the tokens of steps on `device`, whose operations these are; `verifier` says how
+  /// drafts are verified.
+  virtual std::unique_ptr<StepSampler> MakeSampler(const Device& device,
+                                                   const Verifier& verifier) const = 0;
 
   // Rows.
 

@@ -17,6 +17,8 @@ class CpuOps : public Ops {
   std::string_view name() const override { return kernels_.name; }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
+  std::unique_ptr<StepSampler> MakeSampler(const Device& device,
+                                           const Verifier& verifier) const override;
 
   void Embed(const Context& context, const TokenTable& table, const StepRows& rows, bool zero_first,
              Tensor x) const override;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_sampler.h"
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 #include "outrider/ops/cpu/packed_weights.h"
 
@@ -27,6 +28,11 @@ const CpuOps& GetCpuOps(Isa isa) {
 std::unique_ptr<WeightLoader> CpuOps::MakeWeightLoader(const WeightSource& source,
                                                        const WeightForm& form) const {
   return std::make_unique<CpuWeightLoader>(source, form);
+}
+
+std::unique_ptr<StepSampler> CpuOps::MakeSampler(const Device& device,
+                                                 const Verifier& verifier) const {
+  return std::make_unique<CpuSampler>(device.pool->size(), verifier);
 }
 
 void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepRows& rows,

@@ -1,0 +1,42 @@
+// The CPU's StepSampler: logits a tile of rows at a time, requests spread over the threads.
+#pragma once
+
+#include <vector>
+
+#include "outrider/ops/step_sampler.h"
+
+namespace outrider::cpu {
+
+class CpuSampler : public StepSampler {
+ public:
+  /// verifier: how drafts are verified.
+  CpuSampler(int num_threads, const Verifier& verifier)
+      : verifiers_(static_cast<size_t>(num_threads), verifier),
+        samplers_(static_cast<size_t>(num_threads)) {}
+
+  void Verify(const Context& context, const HeadRows& rows,
+              std::span<const VerifyRequest> requests) override;
+  void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
+            int32_t num_tokens, std::span<int32_t> tokens) override;
+  void Score(const Context& context, const HeadRows& rows,
+             std::span<const ScoreRequest> requests) override;
+
+ private:
+  /// Of rows [first, first + count) of `rows`, for the first num_tokens tokens.
+  MatrixView<float> Logits(const Context& context, const HeadRows& rows, size_t first, size_t count,
+                           int64_t num_tokens);
+  void Choose(const Context& context, const HeadRows& rows, int32_t num_tokens,
+              std::span<int32_t> tokens);
+  void VerifyLikeliest(const Context& context, const HeadRows& rows,
+                       std::span<const VerifyRequest> requests);
+
+  std::vector<Verifier> verifiers_;  // one per thread, all alike
+  std::vector<Sampler> samplers_;    // one per thread
+  // Kept to reuse memory.
+  std::vector<float> logits_;       // [tile rows, vocab]
+  std::vector<int32_t> likeliest_;  // [rows]
+  std::vector<size_t> group_;       // requests of one kind
+  std::vector<int32_t> group_rows_;
+};
+
+}  // namespace outrider::cpu

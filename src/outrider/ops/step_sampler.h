@@ -1,0 +1,72 @@
+// Drawing the tokens of a step: one call for all of its requests. A device has one for an engine,
+// with memory that it keeps from step to step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "outrider/ops/context.h"
+#include "outrider/ops/weights.h"
+#include "outrider/sampling/draw_draft.h"
+#include "outrider/sampling/logprobs.h"
+#include "outrider/sampling/verifier.h"
+
+namespace outrider {
+
+/// Rows of logits: row i is head x[rows[i]].
+struct HeadRows {
+  const Weight& head;
+  Tensor x;
+  std::span<const int32_t> rows;
+};
+
+/// One request of a step: its rows of logits are first_row .. first_row + drafts.
+struct VerifyRequest {
+  VerifyInput input;  // without logits and likeliest
+  int32_t first_row = 0;
+  VerifiedTokens* result = nullptr;  // is replaced
+
+  int64_t num_rows() const { return static_cast<int64_t>(input.drafts.size()) + 1; }
+};
+
+/// A draft that is drawn from the row of logits of the same index.
+struct DrawRequest {
+  /// Null: the most likely token.
+  const SamplingParams* sampling = nullptr;
+  DraftDraw draw;
+};
+
+/// A token whose log-probability is wanted, from the row of logits of the same index.
+struct ScoreRequest {
+  int32_t token = 0;
+  int32_t num_top = 0;                 // most likely tokens beside it
+  PositionLogprobs* result = nullptr;  // is replaced
+};
+
+class StepSampler {
+ public:
+  virtual ~StepSampler() = default;
+
+  /// Verifies the drafts of all requests and draws the token behind them. Where no request needs
+  /// more than the likeliest token of its rows, no logits are stored.
+  virtual void Verify(const Context& context, const HeadRows& rows,
+                      std::span<const VerifyRequest> requests) = 0;
+
+  /// tokens[i] = a draft among the first `num_tokens` tokens; it is a token even where numbers have
+  /// overflowed.
+  virtual void Draw(const Context& context, const HeadRows& rows,
+                    std::span<const DrawRequest> requests, int32_t num_tokens,
+                    std::span<int32_t> tokens) = 0;
+
+  virtual void Score(const Context& context, const HeadRows& rows,
+                     std::span<const ScoreRequest> requests) = 0;
+
+  /// Seconds spent on products with heads so far.
+  double head_seconds() const { return head_seconds_; }
+
+ protected:
+  double head_seconds_ = 0;
+};
+
+}  // namespace outrider
