@@ -127,12 +127,16 @@ std::vector<OpsCase> Cases() {
        }},
       {"CopyRows", kHidden, true,
        [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
-         std::vector<int32_t> rows(static_cast<size_t>(out.rows));
-         std::iota(rows.rbegin(), rows.rend(), 0);
-         const Tensor reversed = c.Rows(out.rows, kHidden);
-         c.ops.CopyRows(c, in.x.view(), rows, reversed);
-         c.ops.CopyRows(c, reversed, rows, out);
-         c.ops.CopyRows(c, reversed, std::vector<int32_t>(rows.size(), -1), out);  // nothing
+         const auto memory = c.ops.MakeRows(out.rows + 3, kHidden);
+         RowCopies reverse;
+         RowCopies back;
+         for (int64_t r = 0; r < out.rows; ++r) {
+           reverse.Add(r, out.rows + 2 - r);
+           back.Add(out.rows + 2 - r, r);
+         }
+         c.ops.CopyRows(c, in.x.view(), memory->rows(), reverse);
+         c.ops.CopyRows(c, memory->rows(), out, back);
+         c.ops.CopyRows(c, {}, out, {});  // nothing
          for (int64_t r = 0; r < out.rows; ++r) {
            EXPECT_TRUE(SameBits(out.floats().row(r), in.x.view().row(r), kHidden));
          }

@@ -67,6 +67,10 @@ void Network::ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_
   context.ops.HeadChoice(context, input.x, input.rows, input.head, num_tokens, tokens);
 }
 
+void Network::CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
+  options_.device.ops.CopyRows(MakeContext(), from, to, copies);
+}
+
 template <typename Run>
 void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
                      std::span<const int32_t> rows, Run run) {

@@ -82,6 +82,9 @@ class Network {
   void ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
                     int32_t num_tokens, std::span<int32_t> tokens);
 
+  /// Copies rows of the network's device.
+  void CopyRows(Tensor from, Tensor to, const RowCopies& copies);
+
   // Sampling on the target's rows, and on those of an MTP module; see StepSampler.
 
   void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,

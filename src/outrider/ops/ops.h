@@ -17,6 +17,7 @@
 #include "outrider/checkpoint/layer_spec.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/row_memory.h"
 #include "outrider/ops/step_sampler.h"
 #include "outrider/ops/tensor.h"
 #include "outrider/ops/weight_loader.h"
@@ -140,9 +141,12 @@ class Ops {
   /// to = from, of one shape.
   virtual void Copy(const Context& context, Tensor from, Tensor to) const = 0;
 
-  /// to[i] = from[rows[i]]; a negative number leaves its row of `to` alone.
-  virtual void CopyRows(const Context& context, Tensor from, std::span<const int32_t> rows,
-                        Tensor to) const = 0;
+  /// to[copies.to()[i]] = from[copies.from()[i]] for every i; no row is written twice.
+  virtual void CopyRows(const Context& context, Tensor from, Tensor to,
+                        const RowCopies& copies) const = 0;
+
+  /// Float32 rows that outlive a step.
+  virtual std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const = 0;
 
   // Products.
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/ops/tensor.h"
 #include "outrider/sampling/sampling_params.h"
 
 namespace outrider {
@@ -64,8 +65,8 @@ class Drafter {
   /// Modules that do not run fall behind. They catch up when they run again, and the entries of a
   /// module that has run are those of a recomputation from scratch. With KeptRows::kLast modules
   /// cannot fall behind: all of them run, whatever `depth` is.
-  virtual void Propose(std::span<const DraftRequest> requests, int32_t depth,
-                       MatrixView<const float> hidden, MatrixView<int32_t> drafts) = 0;
+  virtual void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+                       MatrixView<int32_t> drafts) = 0;
 
   /// Positions before the first new row that Propose may run again. They read their windows.
   virtual int32_t rerun_tokens() const = 0;

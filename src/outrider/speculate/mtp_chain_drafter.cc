@@ -1,7 +1,6 @@
 #include "outrider/speculate/mtp_chain_drafter.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "outrider/base/error.h"
 
@@ -15,10 +14,12 @@ MtpChainDrafter::MtpChainDrafter(Network& model, KvCache& cache, int32_t k, int3
       k_(k),
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache, model.hidden_size(), kept_rows, num_slots, k),
+      target_rows_(model.device(), cache, model.hidden_size(), kept_rows, num_slots, k),
       rows_(cache.config().groups),
+      hidden_(model),
       entry_rows_(cache.config().groups),
       output_rows_(cache.config().groups),
+      last_hidden_(model),
       sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && k <= model.num_mtp_modules());
   for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(k));
@@ -43,11 +44,11 @@ int32_t MtpChainDrafter::LastRightToken(const SlotState& state, const DraftReque
   return right;
 }
 
-void MtpChainDrafter::TakeStep(const DraftRequest& r, MatrixView<const float> hidden) {
+void MtpChainDrafter::TakeStep(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.TakeStep(r, hidden);
+  target_rows_.TakeStep(r);
   // The modules of the last pass read drafts, which were right up to this token.
   Advance(state, r, LastRightToken(state, r), r.first_position);
   state.frontier = r.frontier;
@@ -86,18 +87,20 @@ DraftWindow MtpChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) cons
   return {&r, start, r.frontier + 1, role_boundary};
 }
 
-void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests,
-                                   MatrixView<const float> hidden) {
-  const int64_t width = model_.hidden_size();
-  hidden_.resize(static_cast<size_t>(rows_.layout().num_rows() * width));
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const DraftRequest& r = requests[i];
-    for (int32_t p = windows_[i].start; p < windows_[i].end; ++p) {
-      const float* row = p >= r.first_position ? hidden.row(r.first_row + p - r.first_position)
-                                               : target_rows_.Row(r, p);
-      std::memcpy(hidden_.data() + rows_.RowOf(i, p) * width, row,
-                  static_cast<size_t>(width) * sizeof(float));
+void MtpChainDrafter::GatherHidden(std::span<const DraftRequest> requests, Tensor hidden) {
+  const Tensor rows = hidden_.Rows(rows_.layout().num_rows());
+  for (const bool of_step : {true, false}) {
+    copies_.clear();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const DraftRequest& r = requests[i];
+      const int32_t middle = std::clamp(r.first_position, windows_[i].start, windows_[i].end);
+      const int32_t end = of_step ? windows_[i].end : middle;
+      for (int32_t p = of_step ? middle : windows_[i].start; p < end; ++p) {
+        copies_.Add(of_step ? r.first_row + p - r.first_position : target_rows_.RowOf(r, p),
+                    rows_.RowOf(i, p));
+      }
     }
+    model_.CopyRows(of_step ? hidden : target_rows_.rows(), rows, copies_);
   }
 }
 
@@ -117,26 +120,31 @@ int32_t MtpChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, i
   return index - known < r.num_drafts ? drafts[index - known] : 0;
 }
 
-void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
-                              MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
+void MtpChainDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+                              MatrixView<int32_t> drafts) {
   OUTRIDER_CHECK(depth >= 0 && depth <= k_);
   if (target_rows_.kept() == KeptRows::kLast) depth = k_;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
-    TakeStep(r, hidden);
-    if (depth > 0) CatchUp(r, depth);
+    TakeStep(r);
+  }
+  target_rows_.CopyFrom(model_, hidden);
+  if (depth > 0) {
+    for (const DraftRequest& r : requests) CatchUp(r, depth);
   }
   if (depth > 0 && !requests.empty()) Run(requests, depth, hidden, drafts);
   for (size_t i = 0; i < requests.size(); ++i) {
-    target_rows_.KeepLast(requests[i], hidden);
+    target_rows_.KeepLast(requests[i]);
     FinishPass(requests[i], depth,
                {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
   }
+  target_rows_.CopyFrom(model_, hidden);
 }
 
 void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
   const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t& start = state.next[static_cast<size_t>(depth) - 1];
+  SkipFinished(r);  // what others have caught up with
   for (; start < state.first || r.first_position - start > kMostRowsBehind; SkipFinished(r)) {
     DraftRequest part = r;
     part.frontier = std::min(start + kCatchUpRows, r.first_position) - 1;
@@ -146,8 +154,8 @@ void MtpChainDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
   }
 }
 
-void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
-                          MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
+void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+                          MatrixView<int32_t> drafts) {
   windows_.clear();
   for (const DraftRequest& r : requests) windows_.push_back(WindowOf(r, depth));
   // Module m reads, at position p, the token at p + 1 + m.
@@ -161,7 +169,7 @@ void MtpChainDrafter::Run(std::span<const DraftRequest> requests, int32_t depth,
         return TokenAt(r, drafts.row(static_cast<int64_t>(w)), r.frontier + 1 + m);
       });
     }
-    const MatrixView<float> rows(hidden_.data(), rows_.layout().num_rows(), model_.hidden_size());
+    const Tensor rows = hidden_.Rows(rows_.layout().num_rows());
     model_.ForwardMtp(m, rows_.layout(), cache_, rows, rows);
     SampleDrafts(m, requests, rows_, rows, drafts);
   }
@@ -185,29 +193,25 @@ void MtpChainDrafter::RunLastModule(int32_t m, std::span<const DraftRequest> req
   entry_rows_.Assign(entry_windows_, token_at);
   output_rows_.Assign(output_windows_, token_at);
 
-  const int64_t width = model_.hidden_size();
   const int32_t num_entries = entry_rows_.layout().num_rows();
-  last_hidden_.resize(hidden_.size());
-  const auto copy = [&](size_t w, int32_t position, int64_t row) {
-    std::memcpy(last_hidden_.data() + row * width,
-                hidden_.data() + rows_.RowOf(w, position) * width,
-                static_cast<size_t>(width) * sizeof(float));
-  };
+  copies_.clear();
   for (size_t w = 0; w < requests.size(); ++w) {
     for (int32_t p = entry_windows_[w].start; p < entry_windows_[w].end; ++p) {
-      copy(w, p, entry_rows_.RowOf(w, p));
+      copies_.Add(rows_.RowOf(w, p), entry_rows_.RowOf(w, p));
     }
     for (int32_t p = output_windows_[w].start; p < output_windows_[w].end; ++p) {
-      copy(w, p, num_entries + output_rows_.RowOf(w, p));
+      copies_.Add(rows_.RowOf(w, p), num_entries + output_rows_.RowOf(w, p));
     }
   }
-  const MatrixView<float> rows(last_hidden_.data(), rows_.layout().num_rows(), width);
+  const int64_t num_rows = rows_.layout().num_rows();
+  const Tensor rows = last_hidden_.Rows(num_rows);
+  model_.CopyRows(hidden_.Rows(num_rows), rows, copies_);
   model_.ForwardMtp(m, entry_rows_.layout(), output_rows_.layout(), cache_, rows, rows);
   SampleDrafts(m, requests, output_rows_, rows, drafts);
 }
 
 void MtpChainDrafter::SampleDrafts(int32_t m, std::span<const DraftRequest> requests,
-                                   const DraftRows& draft_rows, MatrixView<const float> hidden,
+                                   const DraftRows& draft_rows, Tensor hidden,
                                    MatrixView<int32_t> drafts) {
   sample_rows_.clear();
   active_.clear();

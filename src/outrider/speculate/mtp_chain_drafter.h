@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "outrider/networks/network.h"
+#include "outrider/speculate/draft_memory.h"
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
@@ -37,8 +38,8 @@ class MtpChainDrafter : public Drafter {
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return 0; }
-  void Propose(std::span<const DraftRequest> requests, int32_t depth,
-               MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+               MatrixView<int32_t> drafts) override;
   int32_t rerun_tokens() const override { return form_ == DraftForm::kPadded ? k_ : k_ - 1; }
   int32_t tokens_ahead() const override { return k_; }
   void Reset(int32_t slot, int32_t computed) override;
@@ -59,8 +60,8 @@ class MtpChainDrafter : public Drafter {
   };
 
   static int32_t LastRightToken(const SlotState& state, const DraftRequest& request);
-  /// Takes the rows of a step. Its tokens tell which of the last drafts were right.
-  void TakeStep(const DraftRequest& request, MatrixView<const float> hidden);
+  /// Takes a step. Its tokens tell which of the last drafts were right.
+  void TakeStep(const DraftRequest& request);
   /// Moves `next` past blocks that modules have finished for other requests.
   void SkipFinished(const DraftRequest& request);
   /// Moves `next` of the modules of the last pass: they read right tokens up to index `right`, and
@@ -72,9 +73,9 @@ class MtpChainDrafter : public Drafter {
   /// entry is written twice in a pass.
   void CatchUp(const DraftRequest& request, int32_t depth);
   /// One pass. hidden: the rows of the step; rows before it come from target_rows_.
-  void Run(std::span<const DraftRequest> requests, int32_t depth, MatrixView<const float> hidden,
+  void Run(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
            MatrixView<int32_t> drafts);
-  void GatherHidden(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
+  void GatherHidden(std::span<const DraftRequest> requests, Tensor hidden);
   /// Notes what a pass has run and drafted.
   void FinishPass(const DraftRequest& request, int32_t depth, std::span<const int32_t> drafts);
   /// Token `index` of a request: a known one, or one of `drafts` after them.
@@ -82,7 +83,7 @@ class MtpChainDrafter : public Drafter {
   void RunLastModule(int32_t m, std::span<const DraftRequest> requests, MatrixView<int32_t> drafts);
   /// Draft m of the requests that want it, from the frontier's row of `hidden`.
   void SampleDrafts(int32_t m, std::span<const DraftRequest> requests, const DraftRows& draft_rows,
-                    MatrixView<const float> hidden, MatrixView<int32_t> drafts);
+                    Tensor hidden, MatrixView<int32_t> drafts);
 
   Network& model_;
   KvCache& cache_;
@@ -92,12 +93,13 @@ class MtpChainDrafter : public Drafter {
   TargetHiddenRows target_rows_;
   DraftRows rows_;  // of all modules but the last
   std::vector<DraftWindow> windows_;
-  std::vector<float> hidden_;  // [rows, hidden] of the pass
-  DraftRows entry_rows_;       // of the last module: rows that leave their entries only,
-  DraftRows output_rows_;      // and rows that a draft is sampled from
+  DraftMemory hidden_;     // [rows, hidden] of the pass
+  DraftRows entry_rows_;   // of the last module: rows that leave their entries only,
+  DraftRows output_rows_;  // and rows that a draft is sampled from
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> output_windows_;
-  std::vector<float> last_hidden_;    // [rows, hidden] of the last pass
+  DraftMemory last_hidden_;  // [rows, hidden] of the last pass
+  RowCopies copies_;
   std::vector<size_t> active_;        // requests that want this module's draft
   std::vector<int32_t> sample_rows_;  // the row of each one's draft
   DraftSampler sampler_;

@@ -1,7 +1,7 @@
 #include "outrider/speculate/mtp_drafter.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -14,18 +14,21 @@ MtpDrafter::MtpDrafter(Network& model, KvCache& cache, int32_t k, int32_t num_sl
       k_(k),
       form_(form),
       slots_(static_cast<size_t>(num_slots)),
-      target_rows_(cache, model.hidden_size(), kept_rows, num_slots, /*num_last=*/0),
+      target_rows_(model.device(), cache, model.hidden_size(), kept_rows, num_slots,
+                   /*num_last=*/0),
       entry_rows_(cache.config().groups),
       rows_(cache.config().groups),
+      hidden_(model),
+      next_hidden_(model),
       sampler_(draft_vocab.value_or(model.vocab_size())) {
   OUTRIDER_CHECK(k >= 1 && model.num_mtp_modules() >= 1);
 }
 
-void MtpDrafter::TakeStep(const DraftRequest& r, MatrixView<const float> hidden) {
+void MtpDrafter::TakeStep(const DraftRequest& r) {
   SlotState& state = slots_[static_cast<size_t>(r.slot)];
   OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
                  state.frontier, r.first_position);
-  target_rows_.TakeStep(r, hidden);
+  target_rows_.TakeStep(r);
   state.frontier = r.frontier;
   SkipFinished(r);
 }
@@ -45,6 +48,7 @@ void MtpDrafter::FinishPass(const DraftRequest& r, int32_t frontier) {
 void MtpDrafter::CatchUp(const DraftRequest& r) {
   const SlotState& state = slots_[static_cast<size_t>(r.slot)];
   const int32_t& start = state.next;
+  SkipFinished(r);  // what others have caught up with
   for (; start < state.first || r.first_position - start > kMostRowsBehind; SkipFinished(r)) {
     DraftRequest part = r;
     part.frontier = std::min(start + kCatchUpRows, r.first_position) - 1;
@@ -56,7 +60,7 @@ void MtpDrafter::CatchUp(const DraftRequest& r) {
   }
 }
 
-void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden) {
+void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, Tensor hidden) {
   entry_windows_.clear();
   windows_.clear();
   for (const DraftRequest& r : requests) {
@@ -76,23 +80,25 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
   };
   entry_rows_.Assign(entry_windows_, token_at);
   rows_.Assign(windows_, token_at);
-  const auto width = static_cast<int64_t>(model_.hidden_size());
   const int64_t num_entries = entry_rows_.layout().num_rows();
-  hidden_.resize(static_cast<size_t>((num_entries + rows_.layout().num_rows()) * width));
-  const auto copy = [&](const DraftRequest& r, int32_t position, int64_t row) {
-    const float* source = position >= r.first_position
-                              ? hidden.row(r.first_row + position - r.first_position)
-                              : target_rows_.Row(r, position);
-    std::memcpy(hidden_.data() + row * width, source, static_cast<size_t>(width) * sizeof(float));
-  };
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const DraftRequest& r = requests[i];
-    for (int32_t p = entry_windows_[i].start; p < entry_windows_[i].end; ++p) {
-      copy(r, p, entry_rows_.RowOf(i, p));
+  const Tensor rows = hidden_.Rows(num_entries + rows_.layout().num_rows());
+  for (const bool of_step : {true, false}) {
+    copies_.clear();
+    const auto copy = [&](const DraftRequest& r, int32_t position, int64_t row) {
+      if ((position >= r.first_position) != of_step) return;
+      copies_.Add(
+          of_step ? r.first_row + position - r.first_position : target_rows_.RowOf(r, position),
+          row);
+    };
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const DraftRequest& r = requests[i];
+      for (int32_t p = entry_windows_[i].start; p < entry_windows_[i].end; ++p) {
+        copy(r, p, entry_rows_.RowOf(i, p));
+      }
+      if (r.num_drafts > 0) copy(r, r.frontier, num_entries + rows_.RowOf(i, r.frontier));
     }
-    if (r.num_drafts > 0) copy(r, r.frontier, num_entries + rows_.RowOf(i, r.frontier));
+    model_.CopyRows(of_step ? hidden : target_rows_.rows(), rows, copies_);
   }
-  const MatrixView<float> rows(hidden_.data(), num_entries + rows_.layout().num_rows(), width);
   model_.ForwardMtp(0, entry_rows_.layout(), rows_.layout(), cache_, rows, rows);
   active_.clear();
   active_rows_.clear();
@@ -105,52 +111,52 @@ void MtpDrafter::FirstPass(std::span<const DraftRequest> requests, MatrixView<co
 
 void MtpDrafter::NextPass(std::span<const DraftRequest> requests, int32_t step,
                           MatrixView<int32_t> drafts) {
-  const auto width = static_cast<int64_t>(model_.hidden_size());
   windows_.clear();
   size_t kept = 0;
-  next_hidden_.clear();
+  from_rows_.clear();
   for (size_t a = 0; a < active_.size(); ++a) {
     const DraftRequest& r = requests[active_[a]];
     if (step >= r.num_drafts) continue;
     active_[kept++] = active_[a];
     const int32_t position = r.frontier + step;
     windows_.push_back({&r, position, position + 1, 0});
-    const float* row = hidden_.data() + active_rows_[a] * width;
-    next_hidden_.insert(next_hidden_.end(), row, row + width);
+    from_rows_.push_back(active_rows_[a]);
   }
   active_.resize(kept);
+  const Tensor previous = OutputRows();
   rows_.Assign(windows_, [&](size_t w, int32_t) {
     return drafts.row(static_cast<int64_t>(active_[w]))[step - 1];
   });
   // The layout may order the rows anew.
   active_rows_.resize(kept);
-  hidden_.resize(next_hidden_.size());
+  copies_.clear();
   for (size_t w = 0; w < kept; ++w) {
     active_rows_[w] = rows_.RowOf(w, windows_[w].start);
-    std::memcpy(hidden_.data() + active_rows_[w] * width,
-                next_hidden_.data() + static_cast<int64_t>(w) * width,
-                static_cast<size_t>(width) * sizeof(float));
+    copies_.Add(from_rows_[w], active_rows_[w]);
   }
-  const MatrixView<float> rows = OutputRows();
+  model_.CopyRows(previous, next_hidden_.Rows(rows_.layout().num_rows()), copies_);
+  std::swap(hidden_, next_hidden_);
+  const Tensor rows = OutputRows();
   model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);
 }
 
-MatrixView<float> MtpDrafter::OutputRows() {
-  return {hidden_.data(), rows_.layout().num_rows(), model_.hidden_size()};
-}
+Tensor MtpDrafter::OutputRows() { return hidden_.Rows(rows_.layout().num_rows()); }
 
 void MtpDrafter::SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                               MatrixView<int32_t> drafts) {
   sampler_.Sample(model_, 0, OutputRows(), active_rows_, active_, requests, step, drafts);
 }
 
-void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth,
-                         MatrixView<const float> hidden, MatrixView<int32_t> drafts) {
+void MtpDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+                         MatrixView<int32_t> drafts) {
   if (target_rows_.kept() == KeptRows::kLast) depth = k_;
   for (const DraftRequest& r : requests) {
     OUTRIDER_CHECK(r.num_drafts <= depth);
-    TakeStep(r, hidden);
-    if (depth > 0) CatchUp(r);
+    TakeStep(r);
+  }
+  target_rows_.CopyFrom(model_, hidden);
+  if (depth > 0) {
+    for (const DraftRequest& r : requests) CatchUp(r);
   }
   if (depth == 0 || requests.empty()) return;
   FirstPass(requests, hidden);

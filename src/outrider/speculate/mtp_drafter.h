@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "outrider/networks/network.h"
+#include "outrider/speculate/draft_memory.h"
 #include "outrider/speculate/draft_rows.h"
 #include "outrider/speculate/draft_sampler.h"
 #include "outrider/speculate/drafter.h"
@@ -27,8 +28,8 @@ class MtpDrafter : public Drafter {
 
   int32_t max_drafts() const override { return k_; }
   int32_t lookahead() const override { return k_ - 1; }
-  void Propose(std::span<const DraftRequest> requests, int32_t depth,
-               MatrixView<const float> hidden, MatrixView<int32_t> drafts) override;
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+               MatrixView<int32_t> drafts) override;
   int32_t rerun_tokens() const override { return 0; }
   int32_t tokens_ahead() const override { return 1; }
   void Reset(int32_t slot, int32_t computed) override {
@@ -45,7 +46,7 @@ class MtpDrafter : public Drafter {
     int32_t next = 0;       // first position whose entry is not final
   };
 
-  void TakeStep(const DraftRequest& request, MatrixView<const float> hidden);
+  void TakeStep(const DraftRequest& request);
   /// Moves `next` past blocks that the module has finished for other requests.
   void SkipFinished(const DraftRequest& request);
   /// A pass has made every entry up to `frontier` final.
@@ -54,10 +55,10 @@ class MtpDrafter : public Drafter {
   /// cache. Requests may share these blocks, so they do not run in one pass with other requests: no
   /// entry is written twice in a pass.
   void CatchUp(const DraftRequest& request);
-  void FirstPass(std::span<const DraftRequest> requests, MatrixView<const float> hidden);
+  void FirstPass(std::span<const DraftRequest> requests, Tensor hidden);
   void NextPass(std::span<const DraftRequest> requests, int32_t step, MatrixView<int32_t> drafts);
   /// The part of hidden_ that holds a pass's output.
-  MatrixView<float> OutputRows();
+  Tensor OutputRows();
   void SampleDrafts(int32_t step, std::span<const DraftRequest> requests,
                     MatrixView<int32_t> drafts);
 
@@ -72,9 +73,11 @@ class MtpDrafter : public Drafter {
   std::vector<DraftWindow> entry_windows_;
   std::vector<DraftWindow> windows_;
   std::vector<size_t> active_;        // requests that want more drafts, in order
+  std::vector<int32_t> from_rows_;    // where the output before was
   std::vector<int32_t> active_rows_;  // the row of each one's last output
-  std::vector<float> hidden_;         // a pass's inputs, then, from its start, its output
-  std::vector<float> next_hidden_;
+  DraftMemory hidden_;                // a pass's inputs, then, from its start, its output
+  DraftMemory next_hidden_;
+  RowCopies copies_;
   DraftSampler sampler_;
 };
 

@@ -21,8 +21,8 @@
 #include <span>
 #include <vector>
 
-#include "outrider/base/matrix_view.h"
 #include "outrider/kv/kv_cache.h"
+#include "outrider/networks/network.h"
 #include "outrider/speculate/drafter.h"
 
 namespace outrider {
@@ -36,8 +36,8 @@ class TargetHiddenRows {
  public:
   /// Rows of `width` numbers. num_last: kLast keeps so many rows before those of a step. kAll needs
   /// modules without windows: what has left a window could not be computed later.
-  TargetHiddenRows(const KvCache& cache, int64_t width, KeptRows kept, int32_t num_slots,
-                   int32_t num_last);
+  TargetHiddenRows(const Device& device, const KvCache& cache, int64_t width, KeptRows kept,
+                   int32_t num_slots, int32_t num_last);
 
   /// Of kAll, once every block has been used.
   static constexpr int64_t BytesPerToken(int64_t width) {
@@ -48,17 +48,22 @@ class TargetHiddenRows {
 
   /// Before a drafting pass: takes the rows of a step, positions first_position .. frontier. A
   /// block whose first position is among them has new tokens: no module has finished it.
-  void TakeStep(const DraftRequest& request, MatrixView<const float> hidden);
+  void TakeStep(const DraftRequest& request);
 
   /// After the pass, for kLast: until then the rows before the step's may be read.
-  void KeepLast(const DraftRequest& request, MatrixView<const float> hidden);
+  void KeepLast(const DraftRequest& request);
+
+  /// Copies what was taken or is to be kept since the last call from `hidden`, the rows of the
+  /// step.
+  void CopyFrom(Network& network, Tensor hidden);
 
   /// Whether the row of a position before first_position is kept, if it was taken since the slot's
   /// Reset.
   bool Has(const DraftRequest& request, int32_t position) const;
 
-  /// [width] of a position that Has.
-  const float* Row(const DraftRequest& request, int32_t position) const;
+  /// Where in rows() the row of a position that Has is.
+  int32_t RowOf(const DraftRequest& request, int32_t position) const;
+  Tensor rows() const { return rows_->rows(); }
 
   /// The first position from `next` on, up to `limit`, in a block that module m has not finished
   /// and that has not left the modules' window.
@@ -70,8 +75,8 @@ class TargetHiddenRows {
 
  private:
   struct Block {
-    std::unique_ptr<float[]> rows;  // kAll: [block_size, width]; null before its first use
-    int32_t finished_modules = 0;   // so many first modules have finished the block
+    bool has_rows = false;         // kAll: after its first use
+    int32_t finished_modules = 0;  // so many first modules have finished the block
   };
 
   size_t PageOf(const DraftRequest& request, int32_t position) const {
@@ -79,17 +84,18 @@ class TargetHiddenRows {
         request.block_tables[group_][static_cast<size_t>(position / block_size_)]);
   }
 
-  size_t LastIndex(int32_t slot, int32_t position) const {
-    return static_cast<size_t>((int64_t{slot} * num_last_ + position % num_last_) * width_);
+  int32_t LastRow(int32_t slot, int32_t position) const {
+    return slot * num_last_ + position % num_last_;
   }
 
   size_t group_;        // the modules' cache group
   int32_t block_size_;  // tokens
-  int64_t width_;
   KeptRows kept_;
   int32_t num_last_;
-  std::vector<Block> blocks_;     // by page
-  std::vector<float> last_rows_;  // kLast: [slots, num_last, width], by position modulo num_last
+  std::vector<Block> blocks_;  // by page
+  // kAll: [pages, block_size], kLast: [slots, num_last], by position modulo num_last
+  std::unique_ptr<RowMemory> rows_;
+  RowCopies copies_;  // from the rows of the step
 };
 
 }  // namespace outrider

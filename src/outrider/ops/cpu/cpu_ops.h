@@ -27,8 +27,9 @@ class CpuOps : public Ops {
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
-  void CopyRows(const Context& context, Tensor from, std::span<const int32_t> rows,
-                Tensor to) const override;
+  void CopyRows(const Context& context, Tensor from, Tensor to,
+                const RowCopies& copies) const override;
+  std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const override;
 
   void Multiply(const Context& context, std::span<const Product> products) const override;
   void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,

@@ -6,12 +6,28 @@
 #include <memory>
 #include <utility>
 
+#include "outrider/base/buffer.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_sampler.h"
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 #include "outrider/ops/cpu/packed_weights.h"
 
 namespace outrider::cpu {
+
+namespace {
+
+class HostRows : public RowMemory {
+ public:
+  HostRows(int64_t rows, int64_t cols)
+      : memory_(static_cast<size_t>(std::max<int64_t>(rows, 1) * cols) * sizeof(float)) {
+    rows_ = Tensor(memory_.as<float>(), rows, cols);
+  }
+
+ private:
+  Buffer memory_;
+};
+
+}  // namespace
 
 const CpuOps& GetCpuOps(Isa isa) {
   static const auto all = [] {
@@ -80,15 +96,21 @@ void CpuOps::Copy(const Context& /*context*/, Tensor from, Tensor to) const {
   }
 }
 
-void CpuOps::CopyRows(const Context& /*context*/, Tensor from, std::span<const int32_t> rows,
-                      Tensor to) const {
+void CpuOps::CopyRows(const Context& /*context*/, Tensor from, Tensor to,
+                      const RowCopies& copies) const {
+  if (copies.from().empty()) return;
+  OUTRIDER_CHECK(from.cols == to.cols);
   const MatrixView<float> source = from.floats();
   const MatrixView<float> target = to.floats();
-  OUTRIDER_CHECK(std::cmp_less_equal(rows.size(), target.rows) && source.cols == target.cols);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i] < 0) continue;
-    std::copy_n(source.row(rows[i]), source.cols, target.row(static_cast<int64_t>(i)));
+  for (size_t i = 0; i < copies.from().size(); ++i) {
+    const int32_t row = copies.from()[i];
+    OUTRIDER_CHECK(row < source.rows && copies.to()[i] < target.rows);
+    std::copy_n(source.row(row), source.cols, target.row(copies.to()[i]));
   }
+}
+
+std::unique_ptr<RowMemory> CpuOps::MakeRows(int64_t rows, int64_t cols) const {
+  return std::make_unique<HostRows>(rows, cols);
 }
 
 // Products of one call run as one task list, but for those that are rounded otherwise.
