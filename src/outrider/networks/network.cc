@@ -20,8 +20,8 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
           .layers = std::vector<CacheLayerSpec>(layers, {.group = 0, .width = width})};
 }
 
-Network::Network(ModelConfig config, const NetworkOptions& options, int32_t num_modules)
-    : config_(std::move(config)), options_(options), num_modules_(num_modules) {}
+Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules)
+    : config_(std::move(config)), options_(std::move(options)), num_modules_(num_modules) {}
 
 void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {

@@ -98,7 +98,7 @@ class Network {
   double busy_seconds() const { return busy_seconds_; }
 
  protected:
-  Network(ModelConfig config, const NetworkOptions& options, int32_t num_modules);
+  Network(ModelConfig config, NetworkOptions options, int32_t num_modules);
 
   /// A pass of MTP module m: see ForwardMtp.
   struct MtpPass {
