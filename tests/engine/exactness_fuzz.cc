@@ -22,6 +22,7 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/networks/small_model.h"
+#include "tests/networks/small_step_model.h"
 
 namespace outrider {
 namespace {
@@ -77,6 +78,7 @@ struct ModelChoice {
   const char* name;
   DType dtype;
   std::optional<uint64_t> dummy_seed;  // set: random weights in the small shapes
+  bool windows = false;                // the small Step-3.5, which has two cache groups
 };
 
 // Most rounds run a small model: what is tested is everything around it, too.
@@ -85,6 +87,8 @@ constexpr std::array kModels = {
     ModelChoice{"bundled, float32", DType::kF32, std::nullopt},
     ModelChoice{"small, bfloat16", DType::kBF16, 5},
     ModelChoice{"small, float32", DType::kF32, 6},
+    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, true},
+    ModelChoice{"small with windows, float32", DType::kF32, 8, true},
 };
 
 class Fuzz {
@@ -99,7 +103,7 @@ class Fuzz {
   int Round(uint32_t round_seed) {
     random_.seed(round_seed);
     const int kind = Uniform(0, 39);
-    const ModelChoice& model = kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % 2));
+    const ModelChoice& model = kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % 4));
     TestEngineOptions options = RandomOptions(model);
     if (late_) options.late_seed = round_seed;
     std::vector<GenerationRequest> requests =
@@ -142,6 +146,10 @@ class Fuzz {
   TestEngineOptions ModelOptions(const ModelChoice& model) const {
     TestEngineOptions o;
     if (model.dummy_seed) o.checkpoint = small_model_.directory();
+    if (model.windows) {
+      o.checkpoint = small_step_model_.directory();
+      o.cache_form = KvCacheForm::kHeads;
+    }
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     return o;
@@ -158,13 +166,14 @@ class Fuzz {
     o.probabilistic_drafts = Uniform(0, 1) == 0;
     o.block_size = Uniform(1, 40);
     o.max_model_len = 400;
-    const auto least = static_cast<int32_t>(BlocksFor(o.max_model_len, o.block_size));
+    o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
+    const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
     o.max_num_seqs = Uniform(1, 32);
-    o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.exact_prefix = Uniform(0, 1) == 0;
+    if (model.windows) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
       o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
@@ -172,6 +181,14 @@ class Fuzz {
       o.attention_backend = AttentionBackend::kUniformPad;
     }
     return o;
+  }
+
+  /// Of a request of the greatest length, so that it can run alone.
+  static int32_t LeastPages(const TestEngineOptions& o) {
+    CacheConfig cache = TestCacheConfig(o);
+    cache.rerun_tokens = o.k;
+    const int32_t rows = std::max(o.max_num_batched_tokens, 1 + o.k) + 1 + o.k;
+    return static_cast<int32_t>(cache.MostPages(o.max_model_len, rows));
   }
 
   /// Always k; or by the number of requests, up and down as they come and go; or as times say.
@@ -260,6 +277,7 @@ class Fuzz {
 
   bool late_;
   SmallModel small_model_{2, kSmallVocab};
+  SmallStepModel small_step_model_{kSmallVocab};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;

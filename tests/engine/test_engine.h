@@ -63,6 +63,17 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
   return times;
 }
 
+/// The cache of an engine with these options.
+inline CacheConfig TestCacheConfig(const TestEngineOptions& options) {
+  const ModelConfig config = ReadModelConfig(options.checkpoint);
+  const bool uses_mtp =
+      options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
+  const NetworkCache network =
+      NetworkCacheOf(config, uses_mtp ? static_cast<int32_t>(config.num_nextn_predict_layers) : 0,
+                     options.cache_form);
+  return MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
+}
+
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
   InlineExecutorParts inside;
@@ -82,8 +93,10 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   CacheConfig cache =
       MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
   inside.cache = std::make_unique<KvCache>(cache, network.layers, options.dtype);
-  const KeptRows kept_rows =
-      options.adaptive || !options.draft_ranges.empty() ? KeptRows::kAll : KeptRows::kLast;
+  const auto modules = static_cast<size_t>(network.layers.back().group);
+  const bool varies = options.adaptive || !options.draft_ranges.empty();
+  const bool windows = cache.groups[modules].kind == CacheGroupKind::kSlidingWindow;
+  const KeptRows kept_rows = varies && !windows ? KeptRows::kAll : KeptRows::kLast;
   if (options.drafter == DrafterKind::kChain) {
     inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, options.k,
                                                        options.max_num_seqs, options.draft_form,

@@ -10,13 +10,23 @@
 
 namespace {
 
-void CheckLayer(const outrider::LayerSpec& layer) {
-  const auto& a = std::get<outrider::MlaSpec>(layer.attention);
+void CheckAttention(const outrider::MlaSpec& a, const outrider::RotarySpec& rotary) {
   OUTRIDER_CHECK(a.heads > 0 && a.latent > 0 && a.q_lora >= 0);
   OUTRIDER_CHECK(a.rope > 0 && a.rope % 2 == 0 && a.nope > 0 && a.value > 0);
   OUTRIDER_CHECK(std::isfinite(a.softmax_scale) && a.softmax_scale > 0);
+  OUTRIDER_CHECK(rotary.dims == a.rope);
+}
+
+void CheckAttention(const outrider::GqaSpec& a, const outrider::RotarySpec& rotary) {
+  OUTRIDER_CHECK(a.heads > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0 && a.window >= 0);
+  OUTRIDER_CHECK(a.head_dim > 0 && a.softmax_scale > 0);
+  OUTRIDER_CHECK(rotary.dims > 0 && rotary.dims % 2 == 0 && rotary.dims <= a.head_dim);
+}
+
+void CheckLayer(const outrider::LayerSpec& layer) {
+  std::visit([&](const auto& a) { CheckAttention(a, layer.rotary); }, layer.attention);
   const double magnitude = layer.rotary.Magnitude();
-  OUTRIDER_CHECK(layer.rotary.dims == a.rope && std::isfinite(magnitude) && magnitude > 0);
+  OUTRIDER_CHECK(std::isfinite(magnitude) && magnitude > 0);
   if (layer.moe() == nullptr) {
     OUTRIDER_CHECK(layer.dense()->width > 0);
     return;
@@ -32,7 +42,7 @@ void CheckConfig(const outrider::ModelConfig& c) {
   OUTRIDER_CHECK(c.vocab_size > 0 && c.hidden_size > 0 && !c.layers.empty());
   for (const int32_t id : c.eos_token_ids) OUTRIDER_CHECK(id >= 0 && id < c.vocab_size);
   for (const outrider::LayerSpec& layer : c.layers) CheckLayer(layer);
-  CheckLayer(c.mtp_layer);
+  if (c.num_nextn_predict_layers > 0) CheckLayer(c.mtp_layer);
 }
 
 }  // namespace

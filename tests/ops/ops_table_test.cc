@@ -87,12 +87,12 @@ Rotary RotaryOf(const Context& c, const OpsInput& in) {
 }
 
 void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& experts,
-                const RouterSpec& spec, OpsInput& in, Tensor out) {
+                const RouterSpec& spec, OpsInput& in, Tensor out, const ExpertLimits& limits = {}) {
   const Tensor logits = c.Rows(out.rows, 8);
   c.ops.Multiply(
       c, std::array{Product{.x = in.x.view(), .w = &w.router, .y = logits, .float32 = true}});
   const Routing& routing = c.ops.Route(c, spec, logits, nullptr);
-  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, routing, in.x.view());
+  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, limits, routing, in.x.view());
   const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
   c.ops.Copy(c, in.x.view(), out);
   c.ops.CombineExperts(c, experts, routing, outputs, out);
@@ -181,6 +181,42 @@ std::vector<OpsCase> Cases() {
       {"ExpertsOfGroupsWithAShared", kHidden, false,
        [grouped](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
          RunExperts(c, w, w.experts, grouped, in, out);
+       }},
+      {"ExpertsWithLimits", kHidden, false,
+       [grouped](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         RunExperts(c, w, w.experts, grouped, in, out, {.routed = 0.1F, .shared = 0.2F});
+         TestMatrix free(out.rows, kHidden);
+         RunExperts(c, w, w.experts, grouped, in, free.view());
+         EXPECT_FALSE(SameBits(out.floats().row(0), free.view().row(0), kHidden));
+       }},
+      {"GatedMlpWithALimit", kWidth, false,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Multiply(
+             c,
+             std::array{Product{
+                 .x = in.x.view(), .w = &w.gate_up, .y = out, .silu_mul = true, .limit = 0.25F}});
+         for (int64_t r = 0; r < out.rows; ++r) {
+           for (int64_t i = 0; i < kWidth; ++i) {
+             EXPECT_LE(std::fabs(out.floats().row(r)[i]), 0.28F * 0.25F);
+           }
+         }
+       }},
+      {"NormHeadsInPartOfTheColumns", kHidden, false,
+       [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
+         c.ops.Copy(c, in.x.view(), out);
+         c.ops.NormHeads(c, out.Columns(8, 32), 4, w.norm, 1e-5F);
+         const Tensor whole = c.Rows(out.rows, 32);  // without gaps between rows
+         c.ops.Copy(c, Tensor(in.x.view()).Columns(8, 32), whole);
+         c.ops.NormHeads(c, whole, 4, w.norm, 1e-5F);
+         for (int64_t r = 0; r < out.rows; ++r) {
+           EXPECT_TRUE(SameBits(out.floats().row(r), in.x.view().row(r), 8));
+           EXPECT_TRUE(SameBits(out.floats().row(r) + 8, whole.floats().row(r), 32));
+         }
+       }},
+      {"GateHeads", kHidden, true,
+       [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
+         c.ops.Copy(c, in.x.view(), out);
+         c.ops.GateHeads(c, Tensor(in.x.view()).Columns(3, 4), out);
        }},
       {"AbsorbAndUnabsorb", kMla.heads * kMla.value, false,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
@@ -307,7 +343,13 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
     TestMatrix out(kQueries, kMla.heads * kMla.value);
     const std::array spans = {AttentionSpan{0, kQueries, kPositions - kQueries, blocks.data()}};
     if (per_head) {
-      ops.PerHeadAttention(c, kMla,
+      ops.PerHeadAttention(c,
+                           {.heads = kMla.heads,
+                            .kv_heads = kMla.heads,
+                            .nope = kMla.nope,
+                            .rope = kMla.rope,
+                            .value = kMla.value,
+                            .softmax_scale = kMla.softmax_scale},
                            {.q = q.view(), .out = out.view(), .cache = cache, .requests = spans});
     } else if (prompt) {
       ops.PromptAttention(
@@ -345,6 +387,62 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, OpsTableTest, testing::ValuesIn(TestedIsas()), IsaTestName);
+
+/// Grouped-query attention with a window: entries are written as they are, and each row sees the
+/// last keys only.
+TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
+  constexpr int32_t kPositions = 40;
+  constexpr int32_t kQueries = 6;
+  constexpr PerHeadShape kShape = {
+      .heads = 6, .kv_heads = 2, .nope = 16, .value = 16, .window = 9, .softmax_scale = 0.25F};
+  constexpr int32_t kEntry = 2 * 2 * 16;
+  const TestMatrix entries = TestMatrix::Random(kPositions, kEntry, random);
+  const TestMatrix q = TestMatrix::Random(kQueries, 6 * 16, random);
+  const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
+  Scratch arena;
+  const Context c({ops, &pool}, arena, DType::kF32);
+  std::vector<float> memory(static_cast<size_t>(4 * kSlots * kEntry), kNaN);
+  const LayerCache cache = {.data = reinterpret_cast<std::byte*>(memory.data()),
+                            .dtype = DType::kF32,
+                            .block_size = kSlots,
+                            .width = kEntry,
+                            .block_stride = int64_t{kSlots} * kEntry};
+  const std::vector<int32_t> blocks = {-1, 0, 3};  // the first has left the window
+  std::vector<int64_t> slots;
+  for (int32_t p = 0; p < kPositions; ++p) {
+    slots.push_back(p < kSlots ? -1
+                               : blocks[static_cast<size_t>(p / kSlots)] * kSlots + p % kSlots);
+  }
+  ops.WriteEntries(c, entries.view(), slots.data(), cache);
+  TestMatrix out(kQueries, 6 * 16);
+  const std::array spans = {AttentionSpan{0, kQueries, kPositions - kQueries, blocks.data()}};
+  ops.PerHeadAttention(c, kShape,
+                       {.q = q.view(), .out = out.view(), .cache = cache, .requests = spans});
+  for (int32_t r = 0; r < kQueries; ++r) {
+    const int32_t position = kPositions - kQueries + r;
+    for (int32_t h = 0; h < 6; ++h) {
+      const int32_t g = h / 3;
+      std::vector<double> weights;
+      double sum = 0;
+      for (int32_t t = position - 8; t <= position; ++t) {
+        double score = 0;
+        for (int32_t i = 0; i < 16; ++i) {
+          score += double{q.view().row(r)[h * 16 + i]} * entries.view().row(t)[g * 16 + i];
+        }
+        weights.push_back(std::exp(0.25 * score));
+        sum += weights.back();
+      }
+      for (int32_t i = 0; i < 16; ++i) {
+        double want = 0;
+        for (size_t k = 0; k < weights.size(); ++k) {
+          const auto t = static_cast<int64_t>(k) + position - 8;
+          want += weights[k] / sum * entries.view().row(t)[32 + g * 16 + i];
+        }
+        EXPECT_NEAR(out.view().row(r)[h * 16 + i], want, 1e-5) << "row " << r << " head " << h;
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace outrider

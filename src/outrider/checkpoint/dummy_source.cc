@@ -89,6 +89,12 @@ bool HasAttention(const MlaSpec& mla, std::string_view name) {
          name == "kv_b_proj.weight" || name == "o_proj.weight";
 }
 
+bool HasAttention(const GqaSpec& /*gqa*/, std::string_view name) {
+  return name == "q_proj.weight" || name == "k_proj.weight" || name == "v_proj.weight" ||
+         name == "g_proj.weight" || name == "o_proj.weight" || name == "q_norm.weight" ||
+         name == "k_norm.weight";
+}
+
 bool HasMlp(const LayerSpec& layer, std::string_view name) {
   const MoeSpec* moe = layer.moe();
   if (moe == nullptr) return IsMlpWeight(name);
@@ -148,13 +154,25 @@ bool DummySource::Has(std::string_view name) const {
     return false;
   }
   const LayerSpec& spec = config_.layer(*layer);
-  if (Consume(name, "self_attn.")) return HasAttention(std::get<MlaSpec>(spec.attention), name);
-  if (Consume(name, "mlp.")) return HasMlp(spec, name);
+  if (Consume(name, "self_attn.")) {
+    return std::visit([name](const auto& a) { return HasAttention(a, name); }, spec.attention);
+  }
+  if (config_.family == ModelFamily::kStep3p5 && spec.moe() != nullptr) {
+    if (Consume(name, "share_expert.")) return IsMlpWeight(name);
+    if (Consume(name, "moe.")) {
+      return IsMlpWeight(name) || name == "gate.weight" || name == "router_bias";
+    }
+  } else if (Consume(name, "mlp.")) {
+    return HasMlp(spec, name);
+  }
   if (name == "input_layernorm.weight" || name == "post_attention_layernorm.weight") return true;
-  // MTP modules share the trunk's embedding and head.
-  return *layer >= config_.num_hidden_layers() &&
-         (name == "eh_proj.weight" || name == "enorm.weight" || name == "hnorm.weight" ||
-          name == "shared_head.norm.weight");
+  if (*layer < config_.num_hidden_layers()) return false;
+  if (name == "eh_proj.weight" || name == "enorm.weight" || name == "hnorm.weight") return true;
+  // MTP modules share the target's embedding, and its head but for Step-3.5.
+  return config_.family == ModelFamily::kStep3p5
+             ? name == "transformer.shared_head.norm.weight" ||
+                   name == "transformer.shared_head.output.weight"
+             : name == "shared_head.norm.weight";
 }
 
 }  // namespace

@@ -29,4 +29,7 @@ using LayerParser = void(const FamilyConfig& from, int64_t num_layers, ModelConf
 /// DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash.
 LayerParser ParseDeepSeekLayers;
 
+/// Step-3.5-Flash.
+LayerParser ParseStep3p5Layers;
+
 }  // namespace outrider

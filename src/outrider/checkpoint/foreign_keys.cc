@@ -83,18 +83,23 @@ bool IsUnusedWindow(const json& window, const json* use, int64_t max_position_em
 }  // namespace
 
 void RefuseForeignKeys(ConfigReader& reader, int64_t max_position_embeddings) {
+  // What the family's parser has read is not foreign.
+  const std::vector<std::string> unread = reader.UnreadKeys();
+  const auto find = [&](std::string_view key) {
+    return std::ranges::find(unread, key) == unread.end() ? nullptr : reader.Find(key);
+  };
   for (const ForeignKey& foreign : kForeignKeys) {
-    const json* value = reader.Find(foreign.key);
+    const json* value = find(foreign.key);
     if (value == nullptr || *value == json::parse(foreign.neutral)) continue;
     reader.Refuse(foreign.key,
                   fmt::format("networks with it are not supported; {}{} means none",
                               foreign.neutral == "null" ? "" : "null or ", foreign.neutral));
   }
-  const json* types = reader.Find("layer_types");
+  const json* types = find("layer_types");
   if (types != nullptr && !IsFullAttention(*types)) {
     reader.Refuse("layer_types", "only layers of \"full_attention\" are supported");
   }
-  const json* window = reader.Find("sliding_window");
+  const json* window = find("sliding_window");
   if (window != nullptr &&
       !IsUnusedWindow(*window, reader.Find("use_sliding_window"), max_position_embeddings)) {
     reader.Refuse("sliding_window", "windows are not supported; null means none");

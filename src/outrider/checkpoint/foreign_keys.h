@@ -8,7 +8,8 @@
 
 namespace outrider {
 
-/// Refuses every such key of a language model's config, unless its value changes nothing.
+/// Refuses every such key of a language model's config that has not been read, unless its value
+/// changes nothing.
 void RefuseForeignKeys(ConfigReader& reader, int64_t max_position_embeddings);
 
 /// Refuses every key of a rope_scaling object that the reader was not asked for and that YaRN does

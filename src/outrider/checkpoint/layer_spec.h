@@ -1,8 +1,9 @@
-// What one layer of a network is, in numbers: its attention, its rotary embedding, its MLP, and
-// which cache group its entries belong to. A family's parser makes one for every layer.
+// What one layer of a network is, in numbers: its attention, its rotary embedding, its MLP. A
+// family's parser makes one for every layer.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <variant>
 
@@ -24,12 +25,24 @@ struct YarnScaling {
   bool operator==(const YarnScaling&) const = default;
 };
 
+/// Context extension of Llama 3.1: frequencies whose wavelength is longer than original / low are
+/// divided by `factor`, those shorter than original / high stay, and between it is blended.
+struct Llama3Scaling {
+  double factor = 1;
+  int64_t original_max_position_embeddings = 0;
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 1;
+
+  bool operator==(const Llama3Scaling&) const = default;
+};
+
 /// Rotary position embedding.
 struct RotarySpec {
-  int64_t dims = 0;         // rotated values of a head, even
-  double theta = 10000;     // frequency i is theta^(-2i / dims), before scaling
-  bool interleaved = true;  // rotated pairs are (2i, 2i + 1); else (i, i + dims / 2)
-  std::optional<YarnScaling> yarn;
+  int64_t dims = 0;                 // rotated values of a head, even
+  double theta = 10000;             // frequency i is theta^(-2i / dims), before scaling
+  bool interleaved = true;          // rotated pairs are (2i, 2i + 1); else (i, i + dims / 2)
+  std::optional<YarnScaling> yarn;  // at most one of these
+  std::optional<Llama3Scaling> llama3;
 
   /// What cos and sin are multiplied by: YaRN's magnitude for mscale over that for mscale_all_dim;
   /// without YaRN, 1.
@@ -57,7 +70,20 @@ struct MlaSpec {
   bool operator==(const MlaSpec&) const = default;
 };
 
-using AttentionSpec = std::variant<MlaSpec>;
+/// Grouped-query attention (arXiv:2305.13245), where heads / kv_heads consecutive heads share a key
+/// and a value. Queries and keys are normalised head by head, and each head's output is multiplied
+/// by the sigmoid of a gate.
+struct GqaSpec {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t window = 0;  // keys that a row sees, its own included; 0: all
+  double softmax_scale = 0;
+
+  bool operator==(const GqaSpec&) const = default;
+};
+
+using AttentionSpec = std::variant<MlaSpec, GqaSpec>;
 
 /// How router logits become scores.
 enum class RouterScoring { kSoftmax, kSigmoid };
@@ -82,9 +108,13 @@ struct RouterSpec {
   bool operator==(const RouterSpec&) const = default;
 };
 
-/// A gated MLP, down(silu(gate x) * up x).
+/// The limit of an MLP that cuts nothing.
+inline constexpr double kNoActivationLimit = std::numeric_limits<double>::infinity();
+
+/// A gated MLP, down(min(silu(gate x), limit) * clamp(up x, -limit, limit)).
 struct DenseMlpSpec {
   int64_t width = 0;
+  double limit = kNoActivationLimit;
 
   bool operator==(const DenseMlpSpec&) const = default;
 };
@@ -92,9 +122,11 @@ struct DenseMlpSpec {
 /// A mixture of experts.
 struct MoeSpec {
   RouterSpec router;
-  int64_t width = 0;           // of one routed expert
-  int64_t shared_experts = 0;  // which every row goes through, as one MLP
-  int64_t shared_width = 0;    // of all shared experts together; 0: none
+  int64_t width = 0;                  // of one routed expert
+  int64_t shared_experts = 0;         // which every row goes through, as one MLP
+  int64_t shared_width = 0;           // of all shared experts together; 0: none
+  double limit = kNoActivationLimit;  // of routed experts
+  double shared_limit = kNoActivationLimit;
 
   bool operator==(const MoeSpec&) const = default;
 };
@@ -103,7 +135,6 @@ using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 
 struct LayerSpec {
   AttentionSpec attention;
-  int32_t cache_group = 0;
   RotarySpec rotary;
   MlpSpec mlp;
 

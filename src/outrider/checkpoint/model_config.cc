@@ -20,6 +20,8 @@ std::string_view ModelFamilyName(ModelFamily family) {
       return "deepseek_v3";
     case ModelFamily::kGlm4MoeLite:
       return "glm4_moe_lite";
+    case ModelFamily::kStep3p5:
+      return "step3p5";
   }
   OUTRIDER_CHECK(false);
   return "";

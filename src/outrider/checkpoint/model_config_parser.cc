@@ -25,11 +25,12 @@ struct KnownModel {
   std::string_view architecture;
   LayerParser* parse_layers;
 };
-constexpr std::array<KnownModel, 4> kKnownModels{{
+constexpr std::array<KnownModel, 5> kKnownModels{{
     {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
     {"kimi_k2", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
     {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM", ParseDeepSeekLayers},
+    {"step3p5", ModelFamily::kStep3p5, "Step3p5ForCausalLM", ParseStep3p5Layers},
 }};
 
 const KnownModel* FindModel(const json& object) {
@@ -104,7 +105,9 @@ ModelConfig Parser::Parse() {
   config_.num_nextn_predict_layers = text_.Integer("num_nextn_predict_layers", 0, 64, 0);
   config_.max_position_embeddings = text_.Integer("max_position_embeddings", 1, INT32_MAX);
   config_.tie_word_embeddings = text_.Boolean("tie_word_embeddings", false);
-  config_.rms_norm_eps = text_.Number("rms_norm_eps", 1e-12, 0.1);
+  const bool may_lack_eps = model_.family == ModelFamily::kStep3p5;  // its class has a default
+  config_.rms_norm_eps =
+      text_.Number("rms_norm_eps", 1e-12, 0.1, may_lack_eps ? std::optional(1e-5) : std::nullopt);
 
   model_.parse_layers({model_.family, model_.model_type, text_, problems_},
                       text_.Integer("num_hidden_layers", 1, kMostLayers), config_);
@@ -196,18 +199,28 @@ void Parser::ParseGenerationConfig(const json& generation) {
   }
 }
 
+double Double(int64_t n) { return static_cast<double>(n); }
+
+/// Roughly the weights of a layer's attention.
+double AttentionParameters(const MlaSpec& a, double hidden) {
+  const double heads = Double(a.heads);
+  return hidden * heads * Double(a.value) +
+         std::max(hidden, Double(a.q_lora)) * heads * Double(a.query_width()) +
+         Double(a.latent) * heads * Double(a.nope + a.value);
+}
+
+double AttentionParameters(const GqaSpec& a, double hidden) {
+  return 2 * hidden * Double(a.heads + a.kv_heads) * Double(a.head_dim);
+}
+
 /// Roughly the weights of a layer.
 double LayerParameters(const LayerSpec& layer, double hidden) {
-  const auto number = [](int64_t n) { return static_cast<double>(n); };
-  const auto& a = std::get<MlaSpec>(layer.attention);
-  const double heads = number(a.heads);
-  const double attention = hidden * heads * number(a.value) +
-                           std::max(hidden, number(a.q_lora)) * heads * number(a.query_width()) +
-                           number(a.latent) * heads * number(a.nope + a.value);
+  const double attention = std::visit(
+      [hidden](const auto& spec) { return AttentionParameters(spec, hidden); }, layer.attention);
   const MoeSpec* moe = layer.moe();
   const double width =
-      moe == nullptr ? number(layer.dense()->width)
-                     : number(moe->router.experts) * number(moe->width) + number(moe->shared_width);
+      moe == nullptr ? Double(layer.dense()->width)
+                     : Double(moe->router.experts) * Double(moe->width) + Double(moe->shared_width);
   return attention + 3 * hidden * width;
 }
 

@@ -49,10 +49,51 @@ std::string QuantizationText(const ModelConfig& config) {
                      quantization.block_rows, quantization.block_cols, DTypeName(config.dtype));
 }
 
+/// Of every kind of attention that the target's layers have.
+Facts AttentionFacts(const ModelConfig& c) {
+  std::vector<AttentionSpec> kinds;
+  for (const LayerSpec& layer : c.layers) {
+    if (std::ranges::find(kinds, layer.attention) == kinds.end()) kinds.push_back(layer.attention);
+  }
+  Facts facts;
+  for (const AttentionSpec& kind : kinds) {
+    if (const auto* gqa = std::get_if<GqaSpec>(&kind)) {
+      facts.emplace_back(
+          gqa->window > 0 ? "heads, window" : "heads",
+          fmt::format("{} of {} over {} of keys and values{}", gqa->heads, gqa->head_dim,
+                      gqa->kv_heads,
+                      gqa->window > 0 ? fmt::format("; the last {} tokens", gqa->window) : ""));
+      continue;
+    }
+    const auto& a = std::get<MlaSpec>(kind);
+    facts.emplace_back("heads", fmt::format("{}: query and key {} + {} rotated, value {}", a.heads,
+                                            a.nope, a.rope, a.value));
+    facts.emplace_back("latents", fmt::format("key and value {}, query {}", a.latent,
+                                              a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none"));
+  }
+  return facts;
+}
+
+Json AttentionJson(const ModelConfig& c) {
+  if (const auto* a = std::get_if<MlaSpec>(&c.layers.front().attention)) {
+    return {{"num_attention_heads", a->heads}, {"qk_nope_head_dim", a->nope},
+            {"qk_rope_head_dim", a->rope},     {"v_head_dim", a->value},
+            {"kv_lora_rank", a->latent},       {"q_lora_rank", a->q_lora}};
+  }
+  Json layers = Json::array();
+  for (const LayerSpec& layer : c.layers) {
+    const auto& a = std::get<GqaSpec>(layer.attention);
+    layers.push_back({{"heads", a.heads},
+                      {"kv_heads", a.kv_heads},
+                      {"head_dim", a.head_dim},
+                      {"window", a.window}});
+  }
+  return {{"attention", layers}};
+}
+
 Facts ShapeFacts(const ModelConfig& c) {
   const int64_t dense = DenseLayers(c);
   const LayerSpec& layer = c.layers.front();
-  const auto& a = std::get<MlaSpec>(layer.attention);
   const auto [dense_mlp, moe] = MlpKinds(c);
   const RouterSpec& router = moe.router;
   const ParameterCount parameters = CountParameters(c);
@@ -60,11 +101,8 @@ Facts ShapeFacts(const ModelConfig& c) {
                                         dense, c.num_hidden_layers() - dense)},
                  {"MTP modules", fmt::format("{} declared", c.num_nextn_predict_layers)},
                  {"hidden size", fmt::to_string(c.hidden_size)},
-                 {"vocabulary", fmt::to_string(c.vocab_size)},
-                 {"heads", fmt::format("{}: query and key {} + {} rotated, value {}", a.heads,
-                                       a.nope, a.rope, a.value)},
-                 {"latents", fmt::format("key and value {}, query {}", a.latent,
-                                         a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none")}};
+                 {"vocabulary", fmt::to_string(c.vocab_size)}};
+  for (auto& fact : AttentionFacts(c)) facts.push_back(std::move(fact));
   if (dense > 0) facts.emplace_back("dense MLP", fmt::format("width {}", dense_mlp.width));
   if (router.experts > 0) {
     facts.emplace_back(
@@ -77,6 +115,10 @@ Facts ShapeFacts(const ModelConfig& c) {
   if (const auto& yarn = layer.rotary.yarn) {
     context += fmt::format(" (YaRN, factor {} over {})", yarn->factor,
                            yarn->original_max_position_embeddings);
+  }
+  if (const auto& llama3 = layer.rotary.llama3) {
+    context += fmt::format(" (as Llama 3, factor {} over {})", llama3->factor,
+                           llama3->original_max_position_embeddings);
   }
   facts.emplace_back("context", context);
   facts.emplace_back("stored as", QuantizationText(c));
@@ -130,7 +172,6 @@ std::string ExplainText(const std::string& model, const LoadedEngine& explained)
 
 std::string ExplainJson(const std::string& model, const LoadedEngine& explained) {
   const ModelConfig& c = explained.config;
-  const auto& a = std::get<MlaSpec>(c.layers.front().attention);
   const auto [dense_mlp, moe] = MlpKinds(c);
   const MemoryReport& memory = explained.memory;
   const ParameterCount parameters = CountParameters(c);
@@ -144,12 +185,6 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"num_nextn_predict_layers", c.num_nextn_predict_layers},
                    {"hidden_size", c.hidden_size},
                    {"vocab_size", c.vocab_size},
-                   {"num_attention_heads", a.heads},
-                   {"qk_nope_head_dim", a.nope},
-                   {"qk_rope_head_dim", a.rope},
-                   {"v_head_dim", a.value},
-                   {"kv_lora_rank", a.latent},
-                   {"q_lora_rank", a.q_lora},
                    {"intermediate_size", dense_mlp.width},
                    {"n_routed_experts", moe.router.experts},
                    {"n_shared_experts", moe.shared_experts},
@@ -173,6 +208,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_groups", GroupsJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes}}},
                  {"decisions", Json::array()}};
+  object["shapes"].update(AttentionJson(c));
   for (const Decision& decision : explained.decisions) {
     object["decisions"].push_back(
         {{"what", decision.what}, {"value", decision.value}, {"why", decision.why}});

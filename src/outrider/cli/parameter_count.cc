@@ -16,6 +16,11 @@ int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
   return queries + kv_a + kv_b + output + biases;
 }
 
+int64_t AttentionParameters(const GqaSpec& a, int64_t hidden) {
+  const int64_t projections = 2 * (a.heads + a.kv_heads) * a.head_dim * hidden;
+  return projections + a.heads * hidden + 2 * a.head_dim;  // gates; norms of queries and keys
+}
+
 /// Gate, up and down projections of one MLP.
 int64_t MlpParameters(int64_t width, int64_t hidden) { return 3 * hidden * width; }
 
@@ -25,8 +30,9 @@ struct LayerCount {
 };
 
 LayerCount CountLayer(const LayerSpec& layer, int64_t hidden) {
-  const int64_t common =
-      AttentionParameters(std::get<MlaSpec>(layer.attention), hidden) + 2 * hidden;  // two norms
+  const int64_t attention = std::visit(
+      [hidden](const auto& spec) { return AttentionParameters(spec, hidden); }, layer.attention);
+  const int64_t common = attention + 2 * hidden;  // two norms
   const MoeSpec* moe = layer.moe();
   if (moe == nullptr) {
     const int64_t count = common + MlpParameters(layer.dense()->width, hidden);
@@ -53,10 +59,12 @@ ParameterCount CountParameters(const ModelConfig& config) {
     count.target += of_layer.all;
     count.target_active += of_layer.active;
   }
+  if (config.num_nextn_predict_layers == 0) return count;
   // enorm, hnorm and shared_head.norm; eh_proj.
   count.mtp = config.num_nextn_predict_layers *
               (CountLayer(config.mtp_layer, config.hidden_size).all + 3 * config.hidden_size +
-               2 * config.hidden_size * config.hidden_size);
+               2 * config.hidden_size * config.hidden_size +
+               (config.family == ModelFamily::kStep3p5 ? table : 0));
   return count;
 }
 

@@ -12,7 +12,7 @@ struct ParameterCount {
   int64_t target = 0;  // embedding, layers, head
   int64_t target_active =
       0;  // of those, what one token uses: routed experts that are not chosen are left out
-  int64_t mtp = 0;  // MTP modules without the embedding and head that they share
+  int64_t mtp = 0;  // MTP modules without what they share with the target
 };
 
 ParameterCount CountParameters(const ModelConfig& config);

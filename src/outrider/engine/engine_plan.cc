@@ -117,9 +117,33 @@ void EnginePlan::PlanNumbers() {
          fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
 }
 
+void EnginePlan::PlanGqaCacheForm(const GqaSpec& attention) {
+  form_ = KvCacheForm::kHeads;
+  if (options_.kv_cache_form == KvCacheForm::kLatent) {
+    throw InvalidArgument(
+        "--kv-cache-form latent needs latent attention, which {} does not have: "
+        "use heads, or leave it out",
+        ModelFamilyName(config_.family));
+  }
+  if (options_.attention_backend != AttentionBackend::kRagged) {
+    throw InvalidArgument(
+        "--attention-backend {} chooses a decode kernel over a latent cache, "
+        "which {} does not have: use ragged",
+        AttentionBackendName(options_.attention_backend), ModelFamilyName(config_.family));
+  }
+  Decide("KV cache form", "heads",
+         fmt::format("keys and values of {} heads, which groups of query heads share",
+                     attention.kv_heads));
+}
+
 void EnginePlan::PlanCacheForm() {
+  const AttentionSpec& attention = config_.layers.front().attention;
+  if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
+    PlanGqaCacheForm(*gqa);
+    return;
+  }
   const AttentionBackend backend = options_.attention_backend;
-  const CacheShape shape = CacheShapeOf(config_);
+  const CacheShape shape = CacheShapeOf(std::get<MlaSpec>(attention));
   const auto cost = [&](KvCacheForm form) {
     return fmt::format("{}: {} bytes and {} multiply-adds per cached token and layer",
                        KvCacheFormName(form),

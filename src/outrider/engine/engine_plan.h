@@ -92,6 +92,7 @@ class EnginePlan {
 
   void PlanNumbers();
   void PlanCacheForm();
+  void PlanGqaCacheForm(const GqaSpec& attention);
   void PlanAttention();
   void PlanDrafter();
   void PlanDraftVocabulary();

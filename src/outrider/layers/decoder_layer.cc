@@ -9,8 +9,7 @@ namespace {
 // The MLP's intermediate values are wide: rows go through in tiles of this many to bound memory.
 constexpr int64_t kMlpTile = 512;
 
-MlaShape ShapeOf(const LayerSpec& spec) {
-  const auto& a = std::get<MlaSpec>(spec.attention);
+MlaShape ShapeOf(const MlaSpec& a) {
   return {.heads = static_cast<int32_t>(a.heads),
           .q_lora = static_cast<int32_t>(a.q_lora),
           .latent = static_cast<int32_t>(a.latent),
@@ -21,12 +20,49 @@ MlaShape ShapeOf(const LayerSpec& spec) {
           .norm_eps = static_cast<float>(a.latent_norm_eps)};
 }
 
+GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
+  return {.heads = static_cast<int32_t>(a.heads),
+          .kv_heads = static_cast<int32_t>(a.kv_heads),
+          .head_dim = static_cast<int32_t>(a.head_dim),
+          .window = static_cast<int32_t>(a.window),
+          .softmax_scale = static_cast<float>(a.softmax_scale),
+          .norm_eps = norm_eps};
+}
+
+/// x += attention(h).
+void Attention(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+               LayerCache cache, Tensor h, Tensor x) {
+  const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
+  if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
+    GqaForward(context, ShapeOf(*gqa, layer.norm_eps),
+               std::get<GqaWeights>(layer.weights.attention), step.layout, step.plan, rotary, cache,
+               h, x);
+    return;
+  }
+  MlaForward(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
+             std::get<MlaWeights>(layer.weights.attention), step.layout, step.plan, rotary, cache,
+             h, x);
+}
+
+void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
+                      LayerCache cache, Tensor h) {
+  const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
+  if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
+    WriteGqaEntries(context, ShapeOf(*gqa, layer.norm_eps),
+                    std::get<GqaWeights>(layer.weights.attention), step.layout, rotary, cache, h);
+    return;
+  }
+  WriteMlaEntries(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
+                  std::get<MlaWeights>(layer.weights.attention), step.layout,
+                  step.plan.cache_form(), rotary, cache, h);
+}
+
 void Mlp(const Context& context, const DecoderLayer& layer, Tensor h, Tensor x) {
   const LayerWeights& w = layer.weights;
   if (const MoeSpec* moe = layer.spec.moe()) {
     MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), h, x);
   } else {
-    DenseMlp(context, std::get<MlpWeights>(w.mlp), h, x);
+    DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x);
   }
 }
 
@@ -38,8 +74,7 @@ void DecoderLayerForward(const Context& context, const DecoderLayer& layer, cons
   const Scratch::Frame frame(context.arena);
   const Tensor h = context.Rows(x.rows, x.cols);
   context.ops.Norm(context, x, w.input_norm, layer.norm_eps, h);
-  MlaForward(context, ShapeOf(layer.spec), std::get<MlaWeights>(w.attention), step.layout,
-             step.plan, step.rotary[static_cast<size_t>(layer.rotary_kind)], cache, h, x);
+  Attention(context, layer, step, cache, h, x);
   context.ops.Norm(context, x, w.post_attention_norm, layer.norm_eps, h);
   for (int64_t first = 0; first < x.rows; first += kMlpTile) {
     const int64_t count = std::min(kMlpTile, x.rows - first);
@@ -52,9 +87,7 @@ void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const 
   const Scratch::Frame frame(context.arena);
   const Tensor h = context.Rows(x.rows, x.cols);
   context.ops.Norm(context, x, layer.weights.input_norm, layer.norm_eps, h);
-  WriteMlaEntries(context, ShapeOf(layer.spec), std::get<MlaWeights>(layer.weights.attention),
-                  step.layout, step.plan.cache_form(),
-                  step.rotary[static_cast<size_t>(layer.rotary_kind)], cache, h);
+  AttentionEntries(context, layer, step, cache, h);
 }
 
 }  // namespace outrider

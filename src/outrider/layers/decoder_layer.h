@@ -3,6 +3,7 @@
 
 #include <variant>
 
+#include "outrider/layers/gqa_attention.h"
 #include "outrider/layers/mla_attention.h"
 #include "outrider/layers/mlp.h"
 
@@ -10,7 +11,7 @@ namespace outrider {
 
 struct LayerWeights {
   const float* input_norm = nullptr;  // [hidden]
-  std::variant<MlaWeights> attention;
+  std::variant<MlaWeights, GqaWeights> attention;
   const float* post_attention_norm = nullptr;  // [hidden]
   std::variant<MlpWeights, MoeWeights> mlp;
 };

@@ -79,7 +79,13 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   const Tensor out = context.Rows(x.rows, int64_t{shape.heads} * shape.value);
   if (!plan.per_head().empty()) {
     context.ops.PerHeadAttention(
-        context, shape,
+        context,
+        {.heads = shape.heads,
+         .kv_heads = shape.heads,
+         .nope = shape.nope,
+         .rope = shape.rope,
+         .value = shape.value,
+         .softmax_scale = shape.softmax_scale},
         {.q = q,
          .out = out,
          .cache = cache,

@@ -4,11 +4,15 @@
 
 namespace outrider {
 
-void DenseMlp(const Context& context, const MlpWeights& w, Tensor h, Tensor x) {
+void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
+              Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Tensor inner = context.Rows(h.rows, w.down.cols);
-  context.ops.Multiply(context,
-                       std::array{Product{.x = h, .w = &w.gate_up, .y = inner, .silu_mul = true}});
+  context.ops.Multiply(context, std::array{Product{.x = h,
+                                                   .w = &w.gate_up,
+                                                   .y = inner,
+                                                   .silu_mul = true,
+                                                   .limit = static_cast<float>(spec.limit)}});
   context.ops.Multiply(context,
                        std::array{Product{.x = inner, .w = &w.down, .y = x, .accumulate = true}});
 }
@@ -20,7 +24,9 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
   const Tensor scores = context.Rows(h.rows, spec.router.experts);
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
   const Routing& routing = ops.Route(context, spec.router, scores, w.router_bias);
-  const ExpertRows inner = ops.ExpertGateUp(context, w.experts, routing, h);
+  const ExpertRows inner = ops.ExpertGateUp(
+      context, w.experts, {static_cast<float>(spec.limit), static_cast<float>(spec.shared_limit)},
+      routing, h);
   const ExpertRows outputs = ops.ExpertDown(context, w.experts, routing, inner);
   ops.CombineExperts(context, w.experts, routing, outputs, x);
 }

@@ -19,7 +19,8 @@ struct MoeWeights {
 };
 
 /// x += mlp(h); h, x [rows, hidden].
-void DenseMlp(const Context& context, const MlpWeights& weights, Tensor h, Tensor x);
+void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& weights, Tensor h,
+              Tensor x);
 
 /// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; h, x
 /// [rows, hidden].

@@ -6,6 +6,23 @@
 
 namespace outrider {
 
+namespace {
+
+/// By Llama3Scaling.
+void ScaleAsLlama3(const Llama3Scaling& scaling, std::vector<float>& frequencies) {
+  const auto original = static_cast<double>(scaling.original_max_position_embeddings);
+  const double low = scaling.low_frequency_factor;
+  const double high = scaling.high_frequency_factor;
+  for (float& f : frequencies) {
+    const double turns = original * static_cast<double>(f) / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    const auto frequency = static_cast<double>(f);
+    f = static_cast<float>((1 - kept) * frequency / scaling.factor + kept * frequency);
+  }
+}
+
+}  // namespace
+
 std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
   const auto dim = static_cast<double>(spec.dims);
   const auto half = static_cast<size_t>(spec.dims / 2);
@@ -14,6 +31,7 @@ std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
     const auto exponent = static_cast<float>(2.0 * static_cast<double>(i) / dim);
     frequencies[i] = 1.0F / std::pow(static_cast<float>(spec.theta), exponent);
   }
+  if (spec.llama3) ScaleAsLlama3(*spec.llama3, frequencies);
   if (!spec.yarn) return frequencies;
 
   const YarnScaling& yarn = *spec.yarn;

@@ -8,16 +8,42 @@
 
 namespace outrider {
 
-CacheShape CacheShapeOf(const ModelConfig& config) {
-  const auto& a = std::get<MlaSpec>(config.layers.front().attention);
+CacheShape CacheShapeOf(const MlaSpec& a) {
   return {.heads = a.heads, .latent = a.latent, .nope = a.nope, .rope = a.rope, .value = a.value};
 }
 
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
-  const auto layers = static_cast<size_t>(config.num_hidden_layers() + num_modules);
-  const auto width = static_cast<int32_t>(CacheWidth(form, CacheShapeOf(config)));
-  return {.groups = {{.name = "full history"}},
-          .layers = std::vector<CacheLayerSpec>(layers, {.group = 0, .width = width})};
+  NetworkCache cache;
+  std::vector<int64_t> windows;  // by group; 0: full history
+  for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
+    int64_t window = 0;
+    int64_t width = 0;
+    const AttentionSpec& attention = config.layer(i).attention;
+    if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
+      width = CacheWidth(form, CacheShapeOf(*mla));
+    } else {
+      const auto& gqa = std::get<GqaSpec>(attention);
+      window = gqa.window;
+      width = 2 * gqa.kv_heads * gqa.head_dim;
+    }
+    const auto known = std::ranges::find_if(cache.layers, [&](const auto& layer) {
+      return windows[static_cast<size_t>(layer.group)] == window && layer.width == width;
+    });
+    int32_t group = 0;
+    if (known != cache.layers.end()) {
+      group = known->group;
+    } else {
+      group = static_cast<int32_t>(windows.size());
+      windows.push_back(window);
+      cache.groups.push_back(window == 0
+                                 ? CacheGroupSpec{.name = "full history"}
+                                 : CacheGroupSpec{.name = fmt::format("last {} tokens", window),
+                                                  .kind = CacheGroupKind::kSlidingWindow,
+                                                  .window = static_cast<int32_t>(window)});
+    }
+    cache.layers.push_back({.group = group, .width = static_cast<int32_t>(width)});
+  }
+  return cache;
 }
 
 Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules)

@@ -18,9 +18,10 @@
 namespace outrider {
 
 /// The sizes of a layer's attention that the cache depends on.
-CacheShape CacheShapeOf(const ModelConfig& config);
+CacheShape CacheShapeOf(const MlaSpec& attention);
 
-/// What the network keeps in the cache, with its first `num_modules` MTP modules.
+/// What the network keeps in the cache, with its first `num_modules` MTP modules. Layers with one
+/// window and one width form a group. `form` is of latent attention.
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form);
 
 /// What a network runs on and how. What the device refers to must outlive it.

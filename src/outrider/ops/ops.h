@@ -44,8 +44,9 @@ struct Product {
   const Weight* w = nullptr;  // [N, K]
   Tensor y;                   // [rows, N]; with silu_mul [rows, N / 2]
   bool accumulate = false;
-  bool silu_mul = false;  // W is gate and up: y = silu(gate) * up
-  bool float32 = false;   // operands are not rounded (routers)
+  bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
+  float limit = kNoLimit;
+  bool float32 = false;  // operands are not rounded (routers)
 };
 
 /// Which rows go to which experts, with what weights: a device derives what its operations read.
@@ -55,6 +56,24 @@ struct Routing {};
 struct ExpertRows {
   Tensor routed;
   Tensor shared;
+};
+
+/// Where the activations of a mixture of experts are cut, as Product::limit does.
+struct ExpertLimits {
+  float routed = kNoLimit;
+  float shared = kNoLimit;
+};
+
+/// The sizes of attention over per-head entries: a query head and a key are [nope, rope], where the
+/// rope part of keys is one for all heads.
+struct PerHeadShape {
+  int32_t heads = 0;
+  int32_t kv_heads = 0;  // heads of an entry; divides heads
+  int32_t nope = 0;      // P
+  int32_t rope = 0;      // R
+  int32_t value = 0;     // V
+  int32_t window = 0;    // keys that a row sees, its own included; 0: all
+  float softmax_scale = 0;
 };
 
 /// The sizes of a layer's latent attention.
@@ -168,9 +187,10 @@ class Ops {
   virtual const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
                                const float* bias) const = 0;
 
-  /// silu(gate x) * (up x) of every row's experts, and of the shared MLP.
+  /// silu(gate x) * (up x) of every row's experts, and of the shared MLP, cut at the limits.
   virtual ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
-                                  const Routing& routing, Tensor x) const = 0;
+                                  const ExpertLimits& limits, const Routing& routing,
+                                  Tensor x) const = 0;
 
   virtual ExpertRows ExpertDown(const Context& context, const ExpertWeights& w,
                                 const Routing& routing, const ExpertRows& inner) const = 0;
@@ -203,8 +223,23 @@ class Ops {
                                const DecodeAttentionArgs& args) const = 0;
   virtual void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                                const PromptAttentionArgs& args) const = 0;
-  virtual void PerHeadAttention(const Context& context, const MlaShape& shape,
+
+  // Attention over per-head entries, latent or grouped-query.
+
+  virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
                                 const PerHeadArgs& args) const = 0;
+
+  /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
+  /// [cols / heads].
+  virtual void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                         float eps) const = 0;
+
+  /// Writes one cache entry per row as it is; slots [rows], negative: the row writes nothing.
+  virtual void WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+                            LayerCache cache) const = 0;
+
+  /// x[r, h] *= sigmoid(gates[r, h]) for every head; gates [rows, heads].
+  virtual void GateHeads(const Context& context, Tensor gates, Tensor x) const = 0;
 };
 
 }  // namespace outrider

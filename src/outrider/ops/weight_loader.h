@@ -78,7 +78,8 @@ class WeightLoader {
 
   /// Routed experts of `width` and, with a shared_width, the MLP that every row goes through.
   struct Experts {
-    std::vector<MlpTensors> routed;
+    std::vector<MlpTensors> routed;  // of each; with `stacked` one, of all
+    int64_t stacked = 0;  // so many experts are the matrices of tensors [stacked, out, in]
     int64_t width = 0;
     MlpTensors shared;
     int64_t shared_width = 0;
@@ -92,8 +93,11 @@ class WeightLoader {
   };
   virtual void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) = 0;
 
-  /// A float32 vector.
-  virtual void Vector(const float** out, const std::string& name, int64_t size) = 0;
+  /// A float32 vector; `added` is added to every value.
+  virtual void Vector(const float** out, const std::string& name, int64_t size, float added) = 0;
+  void Vector(const float** out, const std::string& name, int64_t size) {
+    Vector(out, name, size, 0);
+  }
 
   virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 

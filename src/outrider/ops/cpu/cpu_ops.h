@@ -39,7 +39,8 @@ class CpuOps : public Ops {
 
   const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
                        const float* bias) const override;
-  ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w, const Routing& routing,
+  ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
+                          const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;
   ExpertRows ExpertDown(const Context& context, const ExpertWeights& w, const Routing& routing,
                         const ExpertRows& inner) const override;
@@ -60,8 +61,13 @@ class CpuOps : public Ops {
                        const DecodeAttentionArgs& args) const override;
   void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                        const PromptAttentionArgs& args) const override;
-  void PerHeadAttention(const Context& context, const MlaShape& shape,
+  void PerHeadAttention(const Context& context, const PerHeadShape& shape,
                         const PerHeadArgs& args) const override;
+  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                 float eps) const override;
+  void WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+                    LayerCache cache) const override;
+  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
 
  private:
   Compute ComputeOf(const Context& context) const {

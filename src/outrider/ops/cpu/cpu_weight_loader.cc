@@ -129,56 +129,67 @@ PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t rows, int64_t cols
 void CpuWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                               int64_t cols) {
   PackedMatrix* packed = NewMatrix(out, rows * static_cast<int64_t>(names.size()), cols);
-  DeclareStacked(packed, names, rows, cols, 0, form_);
+  std::vector<ExpectedTensor> tensors;
+  tensors.reserve(names.size());
+  for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
+  DeclareStacked(packed, std::move(tensors), rows, cols, 0, form_);
 }
 
 void CpuWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                         int64_t cols) {
-  DeclareStacked(NewMatrix(out, rows, cols), {name}, rows, cols, 0,
+  DeclareStacked(NewMatrix(out, rows, cols), {{name, {rows, cols}}}, rows, cols, 0,
                  {.compute_dtype = form_.compute_dtype});
 }
 
 void CpuWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                           int64_t hidden) {
   const int64_t used_together = 3 * width * hidden;
-  DeclareStacked(NewMatrix(gate_up, 2 * width, hidden), {names.gate, names.up}, width, hidden,
+  DeclareStacked(NewMatrix(gate_up, 2 * width, hidden),
+                 {{names.gate, {width, hidden}}, {names.up, {width, hidden}}}, width, hidden,
                  used_together, form_);
-  DeclareStacked(NewMatrix(down, hidden, width), {names.down}, hidden, width, used_together, form_);
+  DeclareStacked(NewMatrix(down, hidden, width), {{names.down, {hidden, width}}}, hidden, width,
+                 used_together, form_);
 }
 
-// One MLP of `num_mlps` of that shape that a layer has.
 void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width,
-                                 int64_t hidden, int64_t num_mlps) {
+                                 int64_t hidden, int64_t num_mlps, std::optional<int64_t> index) {
   const int64_t used_together = num_mlps * 3 * width * hidden;
-  DeclareStacked(&out->gate_up, {names.gate, names.up}, width, hidden, used_together, form_);
-  DeclareStacked(&out->down, {names.down}, hidden, width, used_together, form_);
+  const auto tensor = [&](const std::string& name, int64_t rows, int64_t cols) {
+    return index ? ExpectedTensor{name, {num_mlps, rows, cols}, index}
+                 : ExpectedTensor{name, {rows, cols}};
+  };
+  DeclareStacked(&out->gate_up,
+                 {tensor(names.gate, width, hidden), tensor(names.up, width, hidden)}, width,
+                 hidden, used_together, form_);
+  DeclareStacked(&out->down, {tensor(names.down, hidden, width)}, hidden, width, used_together,
+                 form_);
 }
 
 void CpuWeightLoader::MoeExperts(ExpertWeights* out, const Experts& experts) {
-  const auto count = static_cast<int64_t>(experts.routed.size());
+  const bool stacked = experts.stacked > 0;
+  const auto count = stacked ? experts.stacked : static_cast<int64_t>(experts.routed.size());
   PackedExperts& packed = memory_->experts.emplace_back();
   *out = {count, experts.width, experts.shared_width, &packed};
   if (experts.shared_width > 0) {
-    DeclareMlp(&packed.shared, experts.shared, experts.shared_width, experts.hidden, 1);
+    DeclareMlp(&packed.shared, experts.shared, experts.shared_width, experts.hidden, 1, {});
   }
-  packed.experts.resize(experts.routed.size());
-  for (size_t e = 0; e < experts.routed.size(); ++e) {
-    DeclareMlp(&packed.experts[e], experts.routed[e], experts.width, experts.hidden, count);
+  packed.experts.resize(static_cast<size_t>(count));
+  for (int64_t e = 0; e < count; ++e) {
+    DeclareMlp(&packed.experts[static_cast<size_t>(e)],
+               experts.routed[stacked ? 0 : static_cast<size_t>(e)], experts.width, experts.hidden,
+               count, stacked ? std::optional(e) : std::nullopt);
   }
 }
 
-void CpuWeightLoader::DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names,
+void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTensor> tensors,
                                      int64_t rows, int64_t cols, int64_t weights_used_together,
                                      WeightForm form) {
-  std::vector<ExpectedTensor> tensors;
-  tensors.reserve(names.size());
-  for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
-  const auto total_rows = rows * static_cast<int64_t>(names.size());
+  const auto total_rows = rows * static_cast<int64_t>(tensors.size());
   // Where one tensor ends and the next begins, a panel must not have rows of both.
   const MatrixUse use = {
       .weights_used_together = std::max(weights_used_together, total_rows * cols),
       .cols = cols,
-      .part_row_multiple = names.size() > 1 ? rows : kPanelRows};
+      .part_row_multiple = tensors.size() > 1 ? rows : kPanelRows};
   const auto format = [form, use](const Piece& p) { return ChooseFormat(form, p.open, use); };
   Declare(
       std::move(tensors),
@@ -293,13 +304,15 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
       });
 }
 
-void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size) {
+void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
+                             float added) {
   Declare(
       {{name, {size}}},
       [size](Piece&) { return PieceSize{static_cast<size_t>(size) * sizeof(float), DType::kF32}; },
-      [out](Piece& p, std::byte* memory, ThreadPool&) {
+      [out, size, added](Piece& p, std::byte* memory, ThreadPool&) {
         auto* data = reinterpret_cast<float*>(memory);
         p.open[0]->ReadRows(0, 1, data);
+        for (int64_t i = 0; added != 0 && i < size; ++i) data[i] += added;
         *out = data;
       });
 }

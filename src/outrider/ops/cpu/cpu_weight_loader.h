@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ class CpuWeightLoader : public WeightLoader {
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
-  void Vector(const float** out, const std::string& name, int64_t size) override;
+  void Vector(const float** out, const std::string& name, int64_t size, float added) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Copy(const std::string& name, const std::string& original, int64_t rows,
             int64_t cols) override;
@@ -61,10 +62,11 @@ class CpuWeightLoader : public WeightLoader {
   void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
   /// weights_used_together: MatrixUse's, if larger than the weight's own size.
-  void DeclareStacked(PackedMatrix* out, const std::vector<std::string>& names, int64_t rows,
+  void DeclareStacked(PackedMatrix* out, std::vector<ExpectedTensor> tensors, int64_t rows,
                       int64_t cols, int64_t weights_used_together, WeightForm form);
+  /// One MLP of `num_mlps` of that shape that a layer has; with an index, that of stacks.
   void DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width, int64_t hidden,
-                  int64_t num_mlps);
+                  int64_t num_mlps, std::optional<int64_t> index);
   /// A handle of a matrix that is yet to be declared.
   PackedMatrix* NewMatrix(Weight* out, int64_t rows, int64_t cols);
   void OpenAll();

@@ -83,7 +83,8 @@ const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec, Ten
 }
 
 ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
-                                const Routing& routing, Tensor x) const {
+                                const ExpertLimits& limits, const Routing& routing,
+                                Tensor x) const {
   const CpuRouting& r = Cast(routing);
   const Compute compute = ComputeOf(context);
   Scratch& arena = context.arena;
@@ -101,8 +102,8 @@ ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                 .w = &expert.gate_up,
                                 .y = gate_up.Rows(begin, count)};
              });
-  kernels_.silu_mul(*context.pool, gate_up, kNoLimit, inner);
-  if (shared) kernels_.silu_mul(*context.pool, shared_gate_up, kNoLimit, shared_inner);
+  kernels_.silu_mul(*context.pool, gate_up, limits.routed, inner);
+  if (shared) kernels_.silu_mul(*context.pool, shared_gate_up, limits.shared, shared_inner);
   return {inner, shared_inner};
 }
 

@@ -120,18 +120,4 @@ void CpuOps::DecodeAttention(const Context& context, const MlaShape& s,
   }
 }
 
-void CpuOps::PerHeadAttention(const Context& context, const MlaShape& s,
-                              const PerHeadArgs& args) const {
-  kernels_.per_head_attention(*context.pool, {.q = args.q.floats(),
-                                              .heads = s.heads,
-                                              .kv_heads = s.heads,
-                                              .nope = s.nope,
-                                              .rope = s.rope,
-                                              .value = s.value,
-                                              .scale = s.softmax_scale,
-                                              .cache = args.cache,
-                                              .requests = args.requests,
-                                              .out = args.out.floats()});
-}
-
 }  // namespace outrider::cpu

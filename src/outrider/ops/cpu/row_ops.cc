@@ -128,7 +128,7 @@ void CpuOps::Multiply(const Context& context, std::span<const Product> products)
                   products.front().float32 ? DType::kF32 : context.operand_dtype);
   for (size_t i = 0; i < products.size(); ++i) {
     if (products[i].silu_mul) {
-      kernels_.silu_mul(*context.pool, jobs[i].y, kNoLimit, products[i].y.floats());
+      kernels_.silu_mul(*context.pool, jobs[i].y, products[i].limit, products[i].y.floats());
     }
   }
 }

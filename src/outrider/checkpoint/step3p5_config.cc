@@ -1,0 +1,303 @@
+// The layers of Step-3.5: grouped-query attention over everything or over a window, dense MLPs or
+// mixtures of experts, each by lists with an entry per layer.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/family_parsers.h"
+#include "outrider/checkpoint/foreign_keys.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kFull = "full_attention";
+constexpr std::string_view kSliding = "sliding_attention";
+constexpr int64_t kMostHeads = 65536;
+
+class Step3p5Parser {
+ public:
+  Step3p5Parser(const FamilyConfig& from, int64_t num_layers, int64_t num_modules)
+      : from_(from), num_layers_(num_layers), num_modules_(num_modules) {}
+
+  void Parse(ModelConfig& config);
+
+ private:
+  ConfigReader& text() const { return from_.text; }
+
+  /// Element `layer` of the list `key`, or its value if that is a number; null when the key or the
+  /// element is null or missing.
+  const json* ElementOf(std::string_view key, int64_t layer) const;
+  /// The same as a number; `fallback` without the key, and where an element is null.
+  double NumberAt(std::string_view key, int64_t layer, double min, double max,
+                  std::optional<double> fallback) const;
+  void CheckLists() const;
+  void RequireTrue(std::string_view key) const;
+  void ParseAttention();
+  void ParseScaling();
+  void ParseExperts();
+  void ParseMoeLayers();
+  LayerSpec Layer(int64_t index) const;
+
+  const FamilyConfig& from_;
+  int64_t num_layers_;
+  int64_t num_modules_;
+  GqaSpec full_;
+  GqaSpec sliding_;
+  std::optional<Llama3Scaling> scaling_;
+  std::set<std::string, std::less<>> scaled_types_;
+  int64_t dense_width_ = 0;
+  MoeSpec moe_;
+  std::set<int64_t> moe_layers_;
+};
+
+const json* Step3p5Parser::ElementOf(std::string_view key, int64_t layer) const {
+  const json* list = text().Find(key);
+  if (list != nullptr && list->is_number()) return list;  // one for all layers
+  if (list == nullptr || !list->is_array() || layer >= static_cast<int64_t>(list->size())) {
+    return nullptr;
+  }
+  const json& element = (*list)[static_cast<size_t>(layer)];
+  return element.is_null() ? nullptr : &element;
+}
+
+double Step3p5Parser::NumberAt(std::string_view key, int64_t layer, double min, double max,
+                               std::optional<double> fallback) const {
+  const json* element = ElementOf(key, layer);
+  if (element == nullptr && fallback) return *fallback;
+  if (element != nullptr && element->is_number()) {
+    const auto number = element->get<double>();
+    if (number >= min && number <= max) return number;
+  }
+  text().Refuse(key, fmt::format("element {} has to be a number from {} to {}", layer, min, max));
+  return min;
+}
+
+void Step3p5Parser::CheckLists() const {
+  const int64_t needed = num_layers_ + num_modules_;
+  for (const std::string_view key :
+       {std::string_view("layer_types"), std::string_view("rope_theta"),
+        std::string_view("partial_rotary_factors"), std::string_view("swiglu_limits"),
+        std::string_view("swiglu_limits_shared")}) {
+    const json* list = text().Find(key);
+    if (list == nullptr || list->is_number()) continue;
+    if (!list->is_array() || static_cast<int64_t>(list->size()) < needed) {
+      text().Refuse(key, fmt::format("a list with an element for each of the {} layers and {} MTP "
+                                     "modules is needed",
+                                     num_layers_, num_modules_));
+    }
+  }
+}
+
+void Step3p5Parser::RequireTrue(std::string_view key) const {
+  if (!text().Boolean(key)) text().Refuse(key, "step3p5 is supported with true only");
+}
+
+void Step3p5Parser::ParseAttention() {
+  full_.heads = text().Integer("num_attention_heads", 1, kMostHeads);
+  full_.kv_heads = text().Integer("num_attention_groups", 1, kMostHeads);
+  full_.head_dim = text().Integer("head_dim", 2, kMostHeads);
+  sliding_ = full_;
+  sliding_.window = text().Integer("sliding_window", 1, INT32_MAX);
+  constexpr std::string_view kOther = "attention_other_setting";
+  const json* object = text().Find(kOther);
+  if (object == nullptr || !object->is_object()) {
+    text().Refuse(kOther, "the heads of sliding attention are needed, as an object");
+    return;
+  }
+  ConfigReader other(*object, std::string(kOther), from_.problems);
+  other.Choice("attention_type", {kSliding}, "\"sliding_attention\" is supported", kSliding);
+  sliding_.heads = other.Integer("num_attention_heads", 1, kMostHeads);
+  sliding_.kv_heads = other.Integer("num_attention_groups", 1, kMostHeads);
+  for (const std::string_view key : {"head_dim", "true_head_dim"}) {
+    if (other.Integer(key, 1, kMostHeads, full_.head_dim) != full_.head_dim) {
+      other.Refuse(key, fmt::format("it has to be \"head_dim\", {}", full_.head_dim));
+    }
+  }
+  if (full_.heads % full_.kv_heads != 0) {
+    text().Refuse("num_attention_heads", fmt::format("a multiple of \"num_attention_groups\", {}, "
+                                                     "is needed",
+                                                     full_.kv_heads));
+  }
+  if (sliding_.heads % sliding_.kv_heads != 0) {
+    other.Refuse("num_attention_heads", fmt::format("a multiple of \"num_attention_groups\", {}, "
+                                                    "is needed",
+                                                    sliding_.kv_heads));
+  }
+  for (GqaSpec* spec : {&full_, &sliding_}) {
+    spec->softmax_scale = 1 / std::sqrt(static_cast<double>(spec->head_dim));
+  }
+  RequireTrue("use_qk_norm");
+  RequireTrue("use_head_wise_attn_gate");
+  if (text().Boolean("sink", false)) text().Refuse("sink", "sinks are not supported");
+  const json* rope_layers = text().Find("use_rope_layers");
+  if (rope_layers != nullptr && *rope_layers != json::array()) {
+    text().Refuse("use_rope_layers", "layers without rotation are not supported; [] means none");
+  }
+}
+
+void Step3p5Parser::ParseScaling() {
+  constexpr std::string_view kKey = "rope_scaling";
+  const json* object = text().Find(kKey);
+  if (object == nullptr) return;
+  if (!object->is_object()) {
+    text().Refuse(kKey, "an object or null is needed");
+    return;
+  }
+  ConfigReader rope(*object, std::string(kKey), from_.problems);
+  rope.Choice("rope_type", {"llama3"}, "\"llama3\" is supported");
+  Llama3Scaling& scaling = scaling_.emplace();
+  scaling.factor = rope.Number("factor", 1, 1e6);
+  scaling.original_max_position_embeddings =
+      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
+  scaling.low_frequency_factor = rope.Number("low_freq_factor", 1e-3, 1e6);
+  scaling.high_frequency_factor = rope.Number("high_freq_factor", 1e-3, 1e6);
+  if (scaling.low_frequency_factor >= scaling.high_frequency_factor) {
+    rope.Refuse("low_freq_factor", fmt::format("it has to be below \"high_freq_factor\", {}",
+                                               scaling.high_frequency_factor));
+  }
+  // Without a list all layers are scaled.
+  constexpr std::string_view kTypes = "yarn_only_types";
+  const json* types = text().Find(kTypes);
+  if (types == nullptr) {
+    scaled_types_ = {std::string(kFull), std::string(kSliding)};
+    return;
+  }
+  const bool names = types->is_array() && std::ranges::all_of(*types, [](const json& type) {
+                       return type == kFull || type == kSliding;
+                     });
+  if (!names) {
+    text().Refuse(kTypes, "a list of \"full_attention\" and \"sliding_attention\" is needed");
+    return;
+  }
+  for (const json& type : *types) scaled_types_.insert(type.get<std::string>());
+}
+
+void Step3p5Parser::ParseExperts() {
+  dense_width_ = text().Integer("intermediate_size", 1, kMostOfADimension);
+  ParseMoeLayers();
+  if (moe_layers_.empty()) return;
+  moe_.router.experts = text().Integer("moe_num_experts", 1, kMostHeads);
+  moe_.router.top_k = text().Integer("moe_top_k", 1, kMostHeads);
+  if (moe_.router.top_k > moe_.router.experts) {
+    text().Refuse("moe_top_k", fmt::format("at most \"moe_num_experts\", {}, can be chosen",
+                                           moe_.router.experts));
+  }
+  text().Choice("moe_router_activation", {"sigmoid"}, "\"sigmoid\" is supported");
+  moe_.router.scaling_factor = text().Number("moe_router_scaling_factor", 1e-6, 1e6, 1.0);
+  moe_.router.scoring = RouterScoring::kSigmoid;
+  moe_.router.method = RouterMethod::kNoAuxTc;
+  // The published code normalises weights whatever norm_expert_weight says.
+  moe_.router.normalise = true;
+  RequireTrue("use_moe_router_bias");
+  text().Boolean("need_fp32_gate", true);  // routers run in float32 here in any case
+  moe_.width = text().Integer("moe_intermediate_size", 1, kMostOfADimension);
+  moe_.shared_width = text().Integer("share_expert_dim", 1, kMostOfADimension);
+  moe_.shared_experts = 1;
+}
+
+void Step3p5Parser::ParseMoeLayers() {
+  constexpr std::string_view kKey = "moe_layers_enum";
+  constexpr std::string_view kNeeded =
+      "layers with experts are needed, as a list or as text such as \"3,4,5\"";
+  const json* layers = text().Find(kKey);
+  if (layers == nullptr) {  // as in the published code
+    for (int64_t i = 1; i < num_layers_; ++i) moe_layers_.insert(i);
+    return;
+  }
+  if (layers->is_array()) {
+    for (const json& layer : *layers) {
+      if (!layer.is_number_unsigned() || layer.get<uint64_t>() > INT32_MAX) {
+        text().Refuse(kKey, kNeeded);
+        return;
+      }
+      moe_layers_.insert(layer.get<int64_t>());
+    }
+    return;
+  }
+  std::string_view rest;
+  if (layers->is_string()) rest = layers->get_ref<const std::string&>();
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view number = rest.substr(0, comma);
+    int64_t layer = -1;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layer);
+    if (error != std::errc() || end != number.data() + number.size() || layer < 0) {
+      text().Refuse(kKey, kNeeded);
+      return;
+    }
+    moe_layers_.insert(layer);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  if (!layers->is_string()) text().Refuse(kKey, kNeeded);
+}
+
+LayerSpec Step3p5Parser::Layer(int64_t index) const {
+  const json* type = ElementOf("layer_types", index);
+  if (type == nullptr || (*type != kFull && *type != kSliding)) {
+    text().Refuse(
+        "layer_types",
+        fmt::format("element {} has to be \"full_attention\" or \"sliding_attention\"", index));
+    return {};
+  }
+  LayerSpec layer;
+  layer.attention = *type == kSliding ? sliding_ : full_;
+  const auto head = static_cast<double>(full_.head_dim);
+  const double rotated = head * NumberAt("partial_rotary_factors", index, 0, 1, 1.0);
+  layer.rotary.dims = static_cast<int64_t>(rotated);
+  layer.rotary.theta = NumberAt("rope_theta", index, 1, 1e12, std::nullopt);
+  layer.rotary.interleaved = false;
+  if (layer.rotary.dims < 2 || layer.rotary.dims % 2 != 0) {
+    text().Refuse("partial_rotary_factors",
+                  fmt::format("element {} has to leave an even number of \"head_dim\", {}", index,
+                              full_.head_dim));
+  }
+  if (scaled_types_.contains(type->get_ref<const std::string&>())) layer.rotary.llama3 = scaling_;
+  // 0 means none, as null does.
+  const auto limit = [&](std::string_view key) {
+    const double value = NumberAt(key, index, 0, 1e30, 0.0);
+    return value == 0 ? kNoActivationLimit : value;
+  };
+  if (index < num_layers_ && moe_layers_.contains(index)) {
+    MoeSpec moe = moe_;
+    moe.limit = limit("swiglu_limits");
+    moe.shared_limit = limit("swiglu_limits_shared");
+    layer.mlp = moe;
+  } else {
+    layer.mlp = DenseMlpSpec{.width = dense_width_, .limit = limit("swiglu_limits_shared")};
+  }
+  return layer;
+}
+
+void Step3p5Parser::Parse(ModelConfig& config) {
+  const size_t before = from_.problems.size();
+  CheckLists();
+  ParseAttention();
+  ParseScaling();
+  ParseExperts();
+  RequireTrue("zero_centered");
+  RefuseForeignKeys(text(), config.max_position_embeddings);
+  if (from_.problems.size() > before) return;
+  for (int64_t i = 0; i < num_layers_; ++i) config.layers.push_back(Layer(i));
+  // The lists may end with the target's layers where there are no modules.
+  if (num_modules_ == 0) return;
+  config.mtp_layer = Layer(num_layers_);
+  for (int64_t m = 1; m < num_modules_; ++m) {
+    if (Layer(num_layers_ + m) != config.mtp_layer) {
+      text().Refuse("num_nextn_predict_layers", "MTP modules have to be alike");
+    }
+  }
+}
+
+}  // namespace
+
+void ParseStep3p5Layers(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
+  Step3p5Parser(from, num_layers, config.num_nextn_predict_layers).Parse(config);
+}
+
+}  // namespace outrider

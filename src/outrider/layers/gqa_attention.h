@@ -1,0 +1,43 @@
+// Grouped-query attention (arXiv:2305.13245) over a paged cache of per-head entries, over
+// everything or over a window, with normalised queries and keys and a gate for each head.
+#pragma once
+
+#include "outrider/attention/attention_plan.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/ops/ops.h"
+
+namespace outrider {
+
+struct GqaShape {
+  int32_t heads = 0;
+  int32_t kv_heads = 0;  // divides heads
+  int32_t head_dim = 0;  // D
+  int32_t window = 0;    // keys that a row sees, its own included; 0: all
+  float softmax_scale = 0;
+  float norm_eps = 0;
+};
+
+struct GqaWeights {
+  Weight q;                       // [heads * D, hidden]
+  Weight k;                       // [kv_heads * D, hidden]
+  Weight v;                       // [kv_heads * D, hidden]
+  Weight gate;                    // [heads, hidden]
+  Weight o;                       // [hidden, heads * D]
+  const float* q_norm = nullptr;  // [D]
+  const float* k_norm = nullptr;  // [D]
+};
+
+/// residual += o(sigmoid(gate(x)) * attention(x)) for the rows of `layout`, from which `plan` was
+/// made. Queries and keys are normalised head by head, then their first values are rotated. Writes
+/// the rows' entries to `cache` first and reads all keys back from it. All rows take one path,
+/// whatever their role. x [rows, hidden] is the normalised input, residual [rows, hidden].
+void GqaForward(const Context& context, const GqaShape& shape, const GqaWeights& weights,
+                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
+                LayerCache cache, Tensor x, Tensor residual);
+
+/// Writes the cache entries of the rows of `layout` as GqaForward does, and nothing else: for rows
+/// whose output nobody reads. x [rows, hidden] is the normalised input.
+void WriteGqaEntries(const Context& context, const GqaShape& shape, const GqaWeights& weights,
+                     const BatchLayout& layout, const Rotary& rotary, LayerCache cache, Tensor x);
+
+}  // namespace outrider

@@ -1,0 +1,32 @@
+// Step-3.5-Flash: grouped-query attention with windows in most layers, experts, and MTP modules in
+// a chain. What heads and modules read is the residual stream, not normalised; every head has a
+// norm of its own, and every module a head.
+#pragma once
+
+#include <vector>
+
+#include "outrider/layers/rotary.h"
+#include "outrider/networks/network.h"
+#include "outrider/networks/step3p5_weights.h"
+
+namespace outrider {
+
+class Step3p5Network : public Network {
+ public:
+  Step3p5Network(ModelConfig config, Step3p5Weights weights, const NetworkOptions& options);
+
+ private:
+  void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+                 std::span<const LayerTap> taps) override;
+  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer.
+  void RunMtp(const MtpPass& pass, KvCache& cache) override;
+  HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                         std::span<const int32_t> rows) override;
+
+  Step3p5Weights weights_;
+  RotaryKinds rotary_;
+  std::vector<int32_t> head_rows_;  // 0, 1, ...: the rows that a head's norm leaves
+  RowCopies copies_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,45 @@
+// CpuOps: attention over per-head entries.
+#include "outrider/ops/cpu/cpu_ops.h"
+
+namespace outrider::cpu {
+
+void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
+                              const PerHeadArgs& args) const {
+  kernels_.per_head_attention(*context.pool, {.q = args.q.floats(),
+                                              .heads = s.heads,
+                                              .kv_heads = s.kv_heads,
+                                              .window = s.window,
+                                              .nope = s.nope,
+                                              .rope = s.rope,
+                                              .value = s.value,
+                                              .scale = s.softmax_scale,
+                                              .cache = args.cache,
+                                              .requests = args.requests,
+                                              .out = args.out.floats()});
+}
+
+void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                       float eps) const {
+  OUTRIDER_CHECK(heads > 0 && x.cols % heads == 0);
+  const int64_t width = x.cols / heads;
+  if (x.stride == x.cols) {
+    const MatrixView<float> by_head(x.floats().data, x.rows * heads, width);
+    kernels_.rms_norm(*context.pool, by_head, weight, eps, by_head);
+    return;
+  }
+  for (int32_t h = 0; h < heads; ++h) {
+    const MatrixView<float> head = x.floats().Columns(h * width, width);
+    kernels_.rms_norm(*context.pool, head, weight, eps, head);
+  }
+}
+
+void CpuOps::WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+                          LayerCache cache) const {
+  kernels_.write_entries(*context.pool, entries.floats(), slots, cache);
+}
+
+void CpuOps::GateHeads(const Context& context, Tensor gates, Tensor x) const {
+  kernels_.gate_heads(*context.pool, gates.floats(), x.floats());
+}
+
+}  // namespace outrider::cpu
