@@ -271,10 +271,10 @@ class OpsTableTest : public KernelTest {
 
 TEST_P(OpsTableTest, EveryRowAloneAndTheReference) {
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
-  const cpu::CpuOps& reference = cpu::GetCpuOps(Isa::kReference);
+  const cpu::CpuOps& reference_ops = cpu::GetCpuOps(Isa::kReference);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const OpsWeights w(ops, pool, dtype);
-    const OpsWeights reference_w(reference, pool, dtype);
+    const OpsWeights reference_w(reference_ops, pool, dtype);
     for (const OpsCase& test : Cases()) {
       const std::string where = test.name + " " + std::string(DTypeName(dtype));
       OpsInput in = MakeInput(kRows);
@@ -285,7 +285,7 @@ TEST_P(OpsTableTest, EveryRowAloneAndTheReference) {
         ASSERT_TRUE(SameBits(alone.view().row(0), all.view().row(r), test.cols))
             << where << " row " << r;
       }
-      const TestMatrix want = Run(test, reference, reference_w, dtype, in);
+      const TestMatrix want = Run(test, reference_ops, reference_w, dtype, in);
       // With bfloat16 operands an input may round another way.
       const float tolerance = dtype == DType::kF32 ? 2e-5F : 3e-2F;
       for (int32_t r = 0; r < kRows; ++r) {
@@ -366,10 +366,10 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
     return out;
   };
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
-  const cpu::CpuOps& reference = cpu::GetCpuOps(Isa::kReference);
+  const cpu::CpuOps& reference_ops = cpu::GetCpuOps(Isa::kReference);
   const OpsWeights w(ops, pool, DType::kF32);
-  const OpsWeights reference_w(reference, pool, DType::kF32);
-  const TestMatrix want = run(reference, reference_w, false, false, random);
+  const OpsWeights reference_w(reference_ops, pool, DType::kF32);
+  const TestMatrix want = run(reference_ops, reference_w, false, false, random);
   for (const bool per_head : {false, true}) {
     for (const bool prompt : {false, true}) {
       const TestMatrix got = run(ops, w, per_head, prompt, random);

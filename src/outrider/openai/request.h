@@ -50,7 +50,7 @@ struct AnswerOptions {
   SpeculationMetrics speculation_metrics = SpeculationMetrics::kOff;
   bool skip_special_tokens = true;                 // from the text
   bool echo = false;                               // completions: the prompt comes before the text
-  std::string echoed_message = {};                   // chat: comes before the content
+  std::string echoed_message = {};                 // chat: comes before the content
   bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
   std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens

@@ -78,10 +78,10 @@ class WeightLoader {
 
   /// Routed experts of `width` and, with a shared_width, the MLP that every row goes through.
   struct Experts {
-    std::vector<MlpTensors> routed;  // of each; with `stacked` one, of all
+    std::vector<MlpTensors> routed = {};  // of each; with `stacked` one, of all
     int64_t stacked = 0;  // so many experts are the matrices of tensors [stacked, out, in]
     int64_t width = 0;
-    MlpTensors shared;
+    MlpTensors shared = {};
     int64_t shared_width = 0;
     int64_t hidden = 0;
   };
