@@ -239,7 +239,7 @@ def main():
     if arguments.which:
         lists = [LISTS[arguments.which]]
     elif not arguments.list and not arguments.check:
-        lists = [speculation, server]  # the tests of the third need a GPU
+        lists = [speculation, server, steps_in_flight]  # the others' tests need a GPU
     breaks = [b for one in lists for b in one.BREAKS
               if not arguments.only or b.topic in arguments.only]
     if arguments.list:
