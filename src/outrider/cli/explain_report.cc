@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -26,9 +27,9 @@ int64_t DenseLayers(const ModelConfig& config) {
 /// What the layers' MLPs are; of each kind the first, or all 0.
 struct MlpKinds {
   explicit MlpKinds(const ModelConfig& config) {
-    for (auto layer = config.layers.rbegin(); layer != config.layers.rend(); ++layer) {
-      if (layer->dense() != nullptr) dense = *layer->dense();
-      if (layer->moe() != nullptr) moe = *layer->moe();
+    for (const LayerSpec& layer : std::views::reverse(config.layers)) {
+      if (layer.dense() != nullptr) dense = *layer.dense();
+      if (layer.moe() != nullptr) moe = *layer.moe();
     }
   }
   DenseMlpSpec dense;
