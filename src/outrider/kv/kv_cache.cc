@@ -7,8 +7,8 @@
 
 namespace outrider {
 
-KvCache::KvCache(const CacheConfig& config, std::vector<CacheLayerSpec> layers, DType dtype)
-    : config_(config), layers_(std::move(layers)), dtype_(dtype) {
+KvCache::KvCache(CacheConfig config, std::vector<CacheLayerSpec> layers, DType dtype)
+    : config_(std::move(config)), layers_(std::move(layers)), dtype_(dtype) {
   OUTRIDER_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
   SizeGroups(config_.groups, layers_, dtype);
   std::vector<int32_t> next(config_.groups.size(), 0);

@@ -29,7 +29,7 @@ struct NetworkCache {
 class KvCache {
  public:
   /// layers: by layer of the network. Layers of one group have one width.
-  KvCache(const CacheConfig& config, std::vector<CacheLayerSpec> layers, DType dtype);
+  KvCache(CacheConfig config, std::vector<CacheLayerSpec> layers, DType dtype);
 
   LayerCache layer(int32_t index);
   const CacheConfig& config() const { return config_; }
