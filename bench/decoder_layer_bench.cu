@@ -2,7 +2,8 @@
 // row per request, context 1024, random bf16 weights. Every launch may start beside the end of the
 // one before it; layers follow each other in one graph, with weights and caches of their own, so
 // that all is cold. Prints microseconds per layer beside what its bytes take at 4.3 TB/s, and
-// checks that a request's rows have the same bits alone as in a batch.
+// checks that a request's rows have the same bits alone as in a batch. Longer than most files: one
+// layer is one list of launches over one set of buffers.
 //
 //   decoder_layer_bench [--apart] [rows...]
 //

@@ -4,6 +4,7 @@
 Independent of the engine and of transformers, which has no such class. It follows the published
 modelling code (stepfun's modeling_step3p5.py and vLLM's step3p5.py agree on every rule below).
 Needs numpy only. The whole sequence is computed at once, without a cache.
+Longer than most files: an oracle imports nothing that it might share a mistake with.
 
   python3 tools/step3p5_reference.py golden DIRECTORY [--seed N] [--fp8]
       writes a tiny random checkpoint under the published names, and what it computes

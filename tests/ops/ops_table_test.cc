@@ -1,5 +1,6 @@
 // Every operation of every table: against the reference table, in bits where the kernels' order of
-// sums is defined and close elsewhere; and each row alone against all rows together, in bits.
+// sums is defined and close elsewhere; and each row alone against all rows together, in bits. Long
+// because all operations are cases of these two comparisons.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -2,26 +2,23 @@
 // head, which the modules share. What heads and modules read are outputs after a norm.
 #pragma once
 
-#include "outrider/layers/rotary.h"
+#include "outrider/networks/decoder_network.h"
 #include "outrider/networks/deepseek_weights.h"
-#include "outrider/networks/network.h"
 
 namespace outrider {
 
-class DeepSeekNetwork : public Network {
+class DeepSeekNetwork : public DecoderNetwork {
  public:
   DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights, const NetworkOptions& options);
 
  private:
   void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
-  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, shared_head.norm.
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
 
   DeepSeekWeights weights_;
-  RotaryKinds rotary_;
 };
 
 }  // namespace outrider

@@ -8,11 +8,6 @@ namespace outrider {
 
 namespace {
 
-/// The MLP at `prefix`.
-MlpTensors MlpAt(const std::string& prefix) {
-  return {prefix + "gate_proj.weight", prefix + "up_proj.weight", prefix + "down_proj.weight"};
-}
-
 void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
                       const std::string& prefix) {
   if (a.bias) {
@@ -42,11 +37,11 @@ void DeclareMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWei
     loader.Vector(&w->router_bias, prefix + "gate.e_score_correction_bias", router.experts);
   }
   WeightLoader::Experts experts = {.width = moe.width,
-                                   .shared = MlpAt(prefix + "shared_experts."),
+                                   .shared = MlpTensors::At(prefix + "shared_experts."),
                                    .shared_width = moe.shared_width,
                                    .hidden = hidden};
   for (int64_t e = 0; e < router.experts; ++e) {
-    experts.routed.push_back(MlpAt(fmt::format("{}experts.{}.", prefix, e)));
+    experts.routed.push_back(MlpTensors::At(fmt::format("{}experts.{}.", prefix, e)));
   }
   loader.MoeExperts(&w->experts, experts);
 }
@@ -68,7 +63,7 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Dec
     DeclareMoe(loader, *moe, c.hidden_size, &w->mlp.emplace<MoeWeights>(), prefix + "mlp.");
   } else {
     MlpWeights& mlp = w->mlp.emplace<MlpWeights>();
-    loader.Mlp(&mlp.gate_up, &mlp.down, MlpAt(prefix + "mlp."), layer->spec.dense()->width,
+    loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(prefix + "mlp."), layer->spec.dense()->width,
                c.hidden_size);
   }
 }

@@ -5,17 +5,12 @@
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
-#include "outrider/layers/decoder_layer.h"
+#include "outrider/networks/decoder_network.h"
 #include "outrider/ops/weight_loader.h"
 
 namespace outrider {
 
-/// One MTP module (DeepSeek-V3, arXiv:2412.19437 §2.2).
-struct MtpWeights {
-  const float* embedding_norm = nullptr;  // enorm [hidden]
-  const float* hidden_norm = nullptr;     // hnorm [hidden]
-  Weight projection;                      // eh_proj [hidden, 2 * hidden], embedding half first
-  DecoderLayer layer;
+struct MtpWeights : MtpModule {
   const float* output_norm = nullptr;  // shared_head.norm [hidden]
 };
 

@@ -5,26 +5,23 @@
 
 #include <vector>
 
-#include "outrider/layers/rotary.h"
-#include "outrider/networks/network.h"
+#include "outrider/networks/decoder_network.h"
 #include "outrider/networks/step3p5_weights.h"
 
 namespace outrider {
 
-class Step3p5Network : public Network {
+class Step3p5Network : public DecoderNetwork {
  public:
   Step3p5Network(ModelConfig config, Step3p5Weights weights, const NetworkOptions& options);
 
  private:
   void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
-  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer.
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
 
   Step3p5Weights weights_;
-  RotaryKinds rotary_;
   std::vector<int32_t> head_rows_;  // 0, 1, ...: the rows that a head's norm leaves
   RowCopies copies_;
 };

@@ -10,20 +10,16 @@ void DeclareNorm(WeightLoader& loader, const float** out, const std::string& nam
   loader.Vector(out, name + ".weight", size, /*added=*/1.0F);
 }
 
-MlpTensors StepMlpAt(const std::string& prefix) {
-  return {prefix + "gate_proj.weight", prefix + "up_proj.weight", prefix + "down_proj.weight"};
-}
-
 /// The experts of a layer are the matrices of three tensors [experts, out, in].
 void DeclareStepMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWeights* w,
                     const std::string& layer_prefix) {
   const std::string prefix = layer_prefix + "moe.";
   loader.UnquantizedMatrix(&w->router, prefix + "gate.weight", moe.router.experts, hidden);
   loader.Vector(&w->router_bias, prefix + "router_bias", moe.router.experts);
-  loader.MoeExperts(&w->experts, {.routed = {StepMlpAt(prefix)},
+  loader.MoeExperts(&w->experts, {.routed = {MlpTensors::At(prefix)},
                                   .stacked = moe.router.experts,
                                   .width = moe.width,
-                                  .shared = StepMlpAt(layer_prefix + "share_expert."),
+                                  .shared = MlpTensors::At(layer_prefix + "share_expert."),
                                   .shared_width = moe.shared_width,
                                   .hidden = hidden});
 }
@@ -52,7 +48,7 @@ void DeclareStepLayer(WeightLoader& loader, const ModelConfig& c, int64_t index,
     DeclareStepMoe(loader, *moe, c.hidden_size, &w->mlp.emplace<MoeWeights>(), prefix);
   } else {
     MlpWeights& mlp = w->mlp.emplace<MlpWeights>();
-    loader.Mlp(&mlp.gate_up, &mlp.down, StepMlpAt(prefix + "mlp."), layer->spec.dense()->width,
+    loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(prefix + "mlp."), layer->spec.dense()->width,
                c.hidden_size);
   }
 }

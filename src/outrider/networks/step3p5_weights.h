@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
-#include "outrider/layers/decoder_layer.h"
+#include "outrider/networks/decoder_network.h"
 #include "outrider/ops/weight_loader.h"
 
 namespace outrider {
@@ -16,11 +16,7 @@ struct NormedHead {
   Weight head;                  // [vocab, hidden]
 };
 
-struct Step3p5ModuleWeights {
-  const float* embedding_norm = nullptr;  // enorm [hidden]
-  const float* hidden_norm = nullptr;     // hnorm [hidden]
-  Weight projection;                      // eh_proj [hidden, 2 * hidden], embedding half first
-  DecoderLayer layer;
+struct Step3p5ModuleWeights : MtpModule {
   NormedHead head;
 };
 

@@ -32,6 +32,11 @@ struct MlpTensors {
   std::string gate;
   std::string up;
   std::string down;
+
+  /// Under the names that checkpoints give them.
+  static MlpTensors At(const std::string& prefix) {
+    return {prefix + "gate_proj.weight", prefix + "up_proj.weight", prefix + "down_proj.weight"};
+  }
 };
 
 /// Rounding of weights at load that the user asks for (--quantization).

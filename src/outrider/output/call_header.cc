@@ -1,7 +1,9 @@
 #include "outrider/output/call_header.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <utility>
 
 #include "outrider/output/marker.h"
 #include "outrider/output/white_space.h"
@@ -37,9 +39,21 @@ CallHeader::Status CallHeader::Read(std::string_view* text, std::span<const std:
   return match.marker ? Status::kEnded : Status::kNeedsMore;
 }
 
-void CallHeader::TakeEnd(std::string_view end, std::string_view* text) {
-  text_ += end;
-  text->remove_prefix(end.size());
+ToolCallReader::Status CallHeader::ReadCall(const ToolFormat& format, std::string_view* text,
+                                            bool final, std::vector<OutputPiece>* pieces) {
+  using Reader = ToolCallReader::Status;
+  const std::array ends = {format.header_end, format.call_end, format.section_end,
+                           format.call_begin};
+  const Status status = Read(text, ends, final);
+  if (status == Status::kNeedsMore && !final) return Reader::kNeedsMore;
+  if (status != Status::kEnded || !text->starts_with(format.header_end)) return Reader::kMalformed;
+  // The mark too, so that `text()` is all that was taken.
+  text_ += format.header_end;
+  text->remove_prefix(format.header_end.size());
+  std::optional<OutputPiece> call = Call(format);
+  if (!call) return Reader::kMalformed;
+  pieces->push_back(std::move(*call));
+  return Reader::kEnded;
 }
 
 std::optional<OutputPiece> CallHeader::Call(const ToolFormat& format) const {

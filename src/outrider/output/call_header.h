@@ -6,9 +6,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "outrider/output/output_format.h"
 #include "outrider/output/output_piece.h"
+#include "outrider/output/tool_call_reader.h"
 
 namespace outrider {
 
@@ -23,8 +25,10 @@ class CallHeader {
   /// Takes what stands before the first of `ends`, which is left in `text`.
   Status Read(std::string_view* text, std::span<const std::string_view> ends, bool final);
 
-  /// Takes the end too, so that `text()` is all that was taken.
-  void TakeEnd(std::string_view end, std::string_view* text);
+  /// For formats that end headers with a mark: takes all up to it and the mark, and appends the
+  /// call to `pieces`.
+  ToolCallReader::Status ReadCall(const ToolFormat& format, std::string_view* text, bool final,
+                                  std::vector<OutputPiece>* pieces);
 
   /// The call that begins with this header; nothing when it names no function.
   std::optional<OutputPiece> Call(const ToolFormat& format) const;

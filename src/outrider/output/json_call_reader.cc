@@ -1,10 +1,8 @@
 // Tool calls whose arguments are one JSON object: DeepSeek's and Kimi's.
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "outrider/output/call_header.h"
@@ -27,17 +25,8 @@ class JsonCallReader : public ToolCallReader {
 
   Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
     if (state_ == State::kHeader) {
-      const std::array ends = {format_.header_end, format_.call_end, format_.section_end,
-                               format_.call_begin};
-      const CallHeader::Status status = header_.Read(text, ends, final);
-      if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
-      if (status != CallHeader::Status::kEnded || !text->starts_with(format_.header_end)) {
-        return Status::kMalformed;
-      }
-      header_.TakeEnd(format_.header_end, text);
-      std::optional<OutputPiece> call = header_.Call(format_);
-      if (!call) return Status::kMalformed;
-      pieces->push_back(std::move(*call));
+      const Status status = header_.ReadCall(format_, text, final, pieces);
+      if (status != Status::kEnded) return status;
       state_ = format_.arguments == ArgumentsForm::kFencedJson ? State::kFence : State::kArguments;
     }
     if (state_ == State::kFence && !SkipFence(text, final)) return Status::kNeedsMore;

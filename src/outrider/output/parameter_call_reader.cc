@@ -1,10 +1,8 @@
 // Tool calls whose arguments are tags that name them and say whether the value is a string,
 // DeepSeek-V4's: they become a JSON object.
 #include <array>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "outrider/output/argument_writer.h"
@@ -21,17 +19,8 @@ class ParameterCallReader : public ToolCallReader {
 
   Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
     if (state_ == State::kHeader) {
-      const std::array ends = {format_.header_end, format_.call_end, format_.section_end,
-                               format_.call_begin};
-      const CallHeader::Status status = header_.Read(text, ends, final);
-      if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
-      if (status != CallHeader::Status::kEnded || !text->starts_with(format_.header_end)) {
-        return Status::kMalformed;
-      }
-      header_.TakeEnd(format_.header_end, text);
-      std::optional<OutputPiece> call = header_.Call(format_);
-      if (!call) return Status::kMalformed;
-      pieces->push_back(std::move(*call));
+      const Status status = header_.ReadCall(format_, text, final, pieces);
+      if (status != Status::kEnded) return status;
       arguments_.Begin(pieces);
       state_ = State::kBetween;
     }

@@ -1,5 +1,6 @@
 // Matrix products against the reference table of CPU kernels, and the equality of a row's bits for
-// every number of rows, order, tile and share of the segments. Needs compute capability 9.0.
+// every number of rows, order, tile and share of the segments. Needs compute capability 9.0. Long
+// because every form of weights goes through one list of cases.
 #include "outrider/kernels/cuda/matmul.h"
 
 #include <gmock/gmock.h>

@@ -1,0 +1,42 @@
+// A network of decoder layers over one residual stream, with MTP modules that are a layer each:
+// what the families that are built so share. A family adds its weights and what its heads read.
+#pragma once
+
+#include <span>
+
+#include "outrider/layers/decoder_layer.h"
+#include "outrider/layers/rotary.h"
+#include "outrider/networks/network.h"
+
+namespace outrider {
+
+/// One MTP module (DeepSeek-V3, arXiv:2412.19437 §2.2), without what its head reads.
+struct MtpModule {
+  const float* embedding_norm = nullptr;  // enorm [hidden]
+  const float* hidden_norm = nullptr;     // hnorm [hidden]
+  Weight projection;                      // eh_proj [hidden, 2 * hidden], embedding half first
+  DecoderLayer layer;
+};
+
+class DecoderNetwork : public Network {
+ protected:
+  using Network::Network;
+
+  /// Gives a layer the number of its rotary embedding; once per layer, before the first step.
+  void AddRotary(DecoderLayer& layer) { layer.rotary_kind = rotary_.Add(layer.spec.rotary); }
+
+  /// x [rows, hidden] = the residual stream after all layers. Fills the taps.
+  void RunLayers(const Context& context, const TokenTable& embedding,
+                 std::span<const DecoderLayer> layers, const BatchLayout& layout, KvCache& cache,
+                 std::span<const LayerTap> taps, Tensor x);
+
+  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer. The residual stream of the
+  /// pass's outputs, in the arena: [outputs' rows, hidden]; it may have no rows.
+  Tensor RunModule(const Context& context, const TokenTable& embedding_table,
+                   const MtpModule& module, const MtpPass& pass, KvCache& cache);
+
+ private:
+  RotaryKinds rotary_;
+};
+
+}  // namespace outrider
