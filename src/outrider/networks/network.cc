@@ -82,17 +82,6 @@ void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> row
   context.ops.Head(context, input.x, input.rows, input.head, logits);
 }
 
-void Network::ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
-                           int32_t num_tokens, std::span<int32_t> tokens) {
-  const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(scratch_);
-  OUTRIDER_CHECK(tokens.size() == rows.size());
-  OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
-  const Context context = MakeContext();
-  const HeadRows input = RunBeforeHead(context, module, hidden, rows);
-  context.ops.HeadChoice(context, input.x, input.rows, input.head, num_tokens, tokens);
-}
-
 void Network::CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
   options_.device.ops.CopyRows(MakeContext(), from, to, copies);
 }

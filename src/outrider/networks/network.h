@@ -78,11 +78,6 @@ class Network {
   /// head of MTP module `module`, which made `hidden`, or of kTarget.
   void Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
-  /// The most likely of the first `num_tokens` tokens for each given row, as HeadChoice finds
-  /// it: tokens [rows.size()].
-  void ArgMaxTokens(int32_t module, Tensor hidden, std::span<const int32_t> rows,
-                    int32_t num_tokens, std::span<int32_t> tokens);
-
   /// Copies rows of the network's device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies);
 
