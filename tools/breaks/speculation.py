@@ -169,7 +169,9 @@ BREAKS = (
           "model_.ForwardMtp(0, rows_.layout(), cache_, rows, rows);",
           "engine_test", "SpeculationScenarioTest.LaterDraftsAreAcceptedAlmostAsOftenAsTheFirst"),
     Break("20", "a module hands on rows without its last norm", "networks/deepseek_network.cc",
-          "  ops.Norm(context, out, w.output_norm, eps, hidden);\n",
-          "  ops.Copy(context, out, hidden);\n",
+          "  context.ops.Norm(context, x, w.output_norm, "
+          "static_cast<float>(config().rms_norm_eps),\n"
+          "                   pass.hidden.Rows(0, x.rows));\n",
+          "  context.ops.Copy(context, x, pass.hidden.Rows(0, x.rows));\n",
           "networks_test", "Forms/MtpGoldenTest.EveryModule/*"),
 )

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -191,20 +192,17 @@ void SortResults(std::vector<DeepSeekV4Message>* messages) {
       }
     }
     if (message.role != "user" || order.empty()) continue;
-    std::vector<DeepSeekV4Block> results;
-    for (const DeepSeekV4Block& block : message.blocks) {
-      if (block.is_result) results.push_back(block);
-    }
     const auto place = [&](const DeepSeekV4Block& result) {
       const auto found = order.find(result.call_id);
-      return found == order.end() ? 0 : found->second;
+      return found == order.end() ? size_t{0} : found->second;
     };
-    std::stable_sort(
-        results.begin(), results.end(),
-        [&](const DeepSeekV4Block& a, const DeepSeekV4Block& b) { return place(a) < place(b); });
+    std::multimap<size_t, DeepSeekV4Block> results;  // by the place of their calls, then as given
+    for (const DeepSeekV4Block& block : message.blocks) {
+      if (block.is_result) results.emplace(place(block), block);
+    }
     auto next = results.begin();
     for (DeepSeekV4Block& block : message.blocks) {
-      if (block.is_result) block = std::move(*next++);
+      if (block.is_result) block = std::move((next++)->second);
     }
   }
 }

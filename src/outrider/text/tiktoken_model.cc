@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -141,8 +142,9 @@ class TiktokenReader {
 
   // Sorts tokens_ so that the index is the rank.
   void OrderByRank() {
-    std::stable_sort(tokens_.begin(), tokens_.end(),
-                     [](const Token& a, const Token& b) { return a.rank < b.rank; });
+    std::sort(tokens_.begin(), tokens_.end(), [](const Token& a, const Token& b) {
+      return std::tie(a.rank, a.line) < std::tie(b.rank, b.line);
+    });
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const Token& token = tokens_[i];
       if (i > 0 && token.rank == tokens_[i - 1].rank) {
