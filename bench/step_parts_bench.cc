@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "outrider/base/cpu_features.h"
+#include "outrider/draft/mtp_chain_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "outrider/speculate/mtp_chain_drafter.h"
 
 namespace outrider::bench {
 namespace {

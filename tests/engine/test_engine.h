@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/draft/mtp_chain_drafter.h"
+#include "outrider/draft/mtp_drafter.h"
+#include "outrider/draft/ngram_drafter.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/inline_executor.h"
-#include "outrider/speculate/mtp_chain_drafter.h"
-#include "outrider/speculate/mtp_drafter.h"
-#include "outrider/speculate/ngram_drafter.h"
 #include "tests/execute/late_executor.h"
 #include "tests/networks/loaded_model.h"
 

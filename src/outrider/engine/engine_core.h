@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/draft/draft_length_policy.h"
+#include "outrider/draft/draft_schedule.h"
 #include "outrider/engine/generation_service.h"
 #include "outrider/engine/request_state.h"
 #include "outrider/execute/executor.h"
 #include "outrider/schedule/scheduler.h"
-#include "outrider/speculate/draft_length_policy.h"
-#include "outrider/speculate/draft_schedule.h"
 #include "outrider/text/tokenizer.h"
 
 namespace outrider {

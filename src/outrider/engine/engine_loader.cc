@@ -5,13 +5,13 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/thread_pool.h"
+#include "outrider/draft/mtp_chain_drafter.h"
+#include "outrider/draft/mtp_drafter.h"
+#include "outrider/draft/ngram_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "outrider/speculate/mtp_chain_drafter.h"
-#include "outrider/speculate/mtp_drafter.h"
-#include "outrider/speculate/ngram_drafter.h"
 #include "outrider/text/tokenizer_config.h"
 
 namespace outrider {

@@ -8,13 +8,13 @@
 
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
+#include "outrider/draft/draft_length_policy.h"
+#include "outrider/draft/draft_schedule.h"
+#include "outrider/draft/drafter.h"
 #include "outrider/kv/cache_form.h"
 #include "outrider/ops/weight_loader.h"
 #include "outrider/sampling/acceptance.h"
 #include "outrider/sampling/logprobs.h"
-#include "outrider/speculate/draft_length_policy.h"
-#include "outrider/speculate/draft_schedule.h"
-#include "outrider/speculate/drafter.h"
 
 namespace outrider {
 

@@ -9,13 +9,13 @@
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
+#include "outrider/draft/target_hidden_rows.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/networks/network.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/weight_loader.h"
 #include "outrider/sampling/sampler.h"
 #include "outrider/schedule/scheduler.h"
-#include "outrider/speculate/target_hidden_rows.h"
 
 namespace outrider {
 

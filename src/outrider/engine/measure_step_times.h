@@ -9,8 +9,8 @@
 
 #include <functional>
 
+#include "outrider/draft/draft_length_policy.h"
 #include "outrider/engine/engine_core.h"
-#include "outrider/speculate/draft_length_policy.h"
 
 namespace outrider {
 

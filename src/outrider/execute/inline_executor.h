@@ -9,13 +9,13 @@
 
 #include "outrider/base/thread_pool.h"
 #include "outrider/batch/batch_layout.h"
+#include "outrider/draft/drafter.h"
 #include "outrider/execute/executor.h"
 #include "outrider/execute/logits_pass.h"
 #include "outrider/execute/request_slot.h"
 #include "outrider/kv/kv_cache.h"
 #include "outrider/networks/network.h"
 #include "outrider/sampling/acceptance.h"
-#include "outrider/speculate/drafter.h"
 
 namespace outrider {
 

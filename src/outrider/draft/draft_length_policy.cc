@@ -1,4 +1,4 @@
-#include "outrider/speculate/draft_length_policy.h"
+#include "outrider/draft/draft_length_policy.h"
 
 #include <algorithm>
 #include <utility>

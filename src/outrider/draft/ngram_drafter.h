@@ -2,7 +2,7 @@
 // earlier in the same text, and what followed there is proposed. Needs no weights and no state.
 #pragma once
 
-#include "outrider/speculate/drafter.h"
+#include "outrider/draft/drafter.h"
 
 namespace outrider {
 

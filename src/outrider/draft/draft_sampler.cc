@@ -1,4 +1,4 @@
-#include "outrider/speculate/draft_sampler.h"
+#include "outrider/draft/draft_sampler.h"
 
 namespace outrider {
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "outrider/draft/drafter.h"
 #include "outrider/networks/network.h"
-#include "outrider/speculate/drafter.h"
 
 namespace outrider {
 

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
+#include "tests/draft/drafter_simulation.h"
 #include "tests/sanitized.h"
-#include "tests/speculate/drafter_simulation.h"
 
 namespace outrider {
 namespace {

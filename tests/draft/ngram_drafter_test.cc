@@ -1,4 +1,4 @@
-#include "outrider/speculate/ngram_drafter.h"
+#include "outrider/draft/ngram_drafter.h"
 
 #include <gtest/gtest.h>
 

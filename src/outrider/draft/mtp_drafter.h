@@ -11,12 +11,12 @@
 #include <optional>
 #include <vector>
 
+#include "outrider/draft/draft_memory.h"
+#include "outrider/draft/draft_rows.h"
+#include "outrider/draft/draft_sampler.h"
+#include "outrider/draft/drafter.h"
+#include "outrider/draft/target_hidden_rows.h"
 #include "outrider/networks/network.h"
-#include "outrider/speculate/draft_memory.h"
-#include "outrider/speculate/draft_rows.h"
-#include "outrider/speculate/draft_sampler.h"
-#include "outrider/speculate/drafter.h"
-#include "outrider/speculate/target_hidden_rows.h"
 
 namespace outrider {
 

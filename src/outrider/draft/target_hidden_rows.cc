@@ -1,4 +1,4 @@
-#include "outrider/speculate/target_hidden_rows.h"
+#include "outrider/draft/target_hidden_rows.h"
 
 #include <algorithm>
 

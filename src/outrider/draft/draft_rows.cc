@@ -1,4 +1,4 @@
-#include "outrider/speculate/draft_rows.h"
+#include "outrider/draft/draft_rows.h"
 
 #include <algorithm>
 

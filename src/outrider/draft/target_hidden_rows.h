@@ -21,9 +21,9 @@
 #include <span>
 #include <vector>
 
+#include "outrider/draft/drafter.h"
 #include "outrider/kv/kv_cache.h"
 #include "outrider/networks/network.h"
-#include "outrider/speculate/drafter.h"
 
 namespace outrider {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include "tests/speculate/drafter_simulation.h"
+#include "tests/draft/drafter_simulation.h"
 
 namespace outrider {
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/speculate/mtp_chain_drafter.h"
-#include "outrider/speculate/mtp_drafter.h"
+#include "outrider/draft/mtp_chain_drafter.h"
+#include "outrider/draft/mtp_drafter.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider {

@@ -5,8 +5,8 @@
 
 #include <random>
 
+#include "tests/draft/drafter_crowd.h"
 #include "tests/sanitized.h"
-#include "tests/speculate/drafter_crowd.h"
 
 namespace outrider {
 namespace {

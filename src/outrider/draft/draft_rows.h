@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "outrider/batch/batch_layout.h"
-#include "outrider/speculate/drafter.h"
+#include "outrider/draft/drafter.h"
 
 namespace outrider {
 

@@ -1,4 +1,4 @@
-#include "outrider/speculate/mtp_chain_drafter.h"
+#include "outrider/draft/mtp_chain_drafter.h"
 
 #include <algorithm>
 

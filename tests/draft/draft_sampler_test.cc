@@ -1,6 +1,6 @@
 // Drafts of a part of the vocabulary: the most likely tokens of that part, or draws from the
 // drafter's distribution over it.
-#include "outrider/speculate/draft_sampler.h"
+#include "outrider/draft/draft_sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "outrider/speculate/draft_schedule.h"
+#include "outrider/draft/draft_schedule.h"
 
 #include <utility>
 

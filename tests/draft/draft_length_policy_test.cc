@@ -1,6 +1,6 @@
 // The policy on made-up machines and texts: what it chooses, and how fast that is beside every
 // fixed number of drafts.
-#include "outrider/speculate/draft_length_policy.h"
+#include "outrider/draft/draft_length_policy.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "outrider/speculate/mtp_drafter.h"
+#include "outrider/draft/mtp_drafter.h"
 
 #include <algorithm>
 #include <utility>
