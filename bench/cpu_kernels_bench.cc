@@ -5,7 +5,7 @@
 // Longer than most files: the sections share their tables and limits.
 //
 //   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|per-head|rows]
-//                     [--weights bf16|fp8|int8]
+//                     [--weights bf16|fp8|fp4|int8]
 
 #include <fmt/format.h>
 
@@ -243,6 +243,7 @@ int Main(int argc, char** argv) {
       if (weights == "fp8") {
         format = {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true};
       }
+      if (weights == "fp4") format = {.dtype = DType::kF4E2M1};
       if (weights == "int8") format = {.dtype = DType::kI8};
     }
   }

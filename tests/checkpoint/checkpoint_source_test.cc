@@ -220,6 +220,74 @@ TEST(CheckpointTest, RaggedFp8BlocksOfAnySize) {
   }
 }
 
+TEST(CheckpointTest, Fp8BlocksWithE8m0Scales) {
+  const std::string codes = "\x31\xb8\x7e\x01";
+  const Checkpoint checkpoint({{"a.weight", "F8_E4M3", {2, 2}, codes},
+                               {"a.scale", "F8_E8M0", {1, 2}, std::string{'\x7f', '\x7c'}}});
+  const auto source = checkpoint.Open(Fp8Config(128, 1));
+  EXPECT_THAT(source->names(), ElementsAre("a.weight"));
+  const auto tensor = source->Open({"a.weight", {2, 2}});
+  EXPECT_EQ(tensor->stored_bytes(), 4 + 2);
+  EXPECT_TRUE(tensor->exact_in_bfloat16());
+  EXPECT_THAT(ReadAll(*tensor), ElementsAre(1.125F * 0.5F, -1.0F / 8, 448.0F, 0x1p-9F / 8));
+}
+
+/// Two rows of 64 codes, which count up, and a scale for each half of a row.
+Checkpoint Fp4Checkpoint(const std::string& scales, std::vector<int64_t> scales_shape = {2, 2}) {
+  std::string codes(64, '\0');
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<char>(i * 37);
+  return Checkpoint({{"e.weight", "I8", {2, 32}, codes},
+                     {"e.scale", "F8_E8M0", std::move(scales_shape), scales}});
+}
+
+TEST(CheckpointTest, Fp4PairsWithE8m0Scales) {
+  const Checkpoint checkpoint = Fp4Checkpoint({'\x7f', '\x81', '\x02', '\xfc'});
+  const auto source = checkpoint.Open(Fp8Config());
+  EXPECT_THAT(source->names(), ElementsAre("e.weight"));
+  const std::vector<ExpectedTensor> expected = {{"e.weight", {2, 64}}};
+  source->Check(expected, kNothing);
+  const auto tensor = source->Open(expected[0]);
+  EXPECT_EQ(tensor->stored_dtype(), DType::kF4E2M1);
+  EXPECT_EQ(tensor->stored_bytes(), 64 + 4);
+  EXPECT_TRUE(tensor->exact_in_bfloat16());
+  const std::vector<float> values = ReadAll(*tensor);
+  const double levels[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const double scales[] = {1, 4, std::ldexp(1, -125), std::ldexp(1, 125)};
+  std::vector<uint8_t> codes(32);
+  tensor->ReadCodes(1, 1, codes.data());
+  for (size_t i = 0; i < 128; ++i) {
+    const auto pair = static_cast<uint8_t>(i / 2 * 37);
+    if (i >= 64) {
+      EXPECT_EQ(codes[(i - 64) / 2], pair);
+    }
+    const int code = i % 2 == 0 ? pair & 15 : pair >> 4;
+    const double value = levels[code & 7] * scales[i / 32] * (code >= 8 ? -1 : 1);
+    EXPECT_EQ(values[i], static_cast<float>(value)) << i;
+    EXPECT_EQ(values[i], RoundToBFloat16(values[i])) << i;
+  }
+  std::vector<float> second(64);
+  tensor->ReadRows(1, 1, second.data());
+  EXPECT_TRUE(std::equal(second.begin(), second.end(), values.begin() + 64));
+}
+
+TEST(CheckpointTest, Fp4NeedsAScaleForEvery32ColumnsAndSaneOnes) {
+  const auto open = [](const Checkpoint& checkpoint) {
+    return ErrorOf([&] {
+      const auto tensor = checkpoint.Open(Fp8Config())->Open({"e.weight", {2, 64}});
+      ReadAll(*tensor);
+    });
+  };
+  EXPECT_THAT(open(Fp4Checkpoint("abcd", {4, 1})),
+              HasSubstr("e.weight (scales are [4, 1], not one for every 32 columns of [2, 64])"));
+  EXPECT_THAT(open(Fp4Checkpoint({'\x7f', '\x7f', '\x7f', '\xff'})),
+              HasSubstr("e.scale holds a NaN in row 1, column 1"));
+  EXPECT_THAT(open(Fp4Checkpoint({'\x7f', '\x01', '\x7f', '\x7f'})),
+              HasSubstr("e.scale holds 2^-126 in row 0, column 1; 2^-125 to 2^125 can be read"));
+  EXPECT_THAT(open(Checkpoint({{"e.weight", "I8", {2, 64}, std::string(128, '\0')}})),
+              HasSubstr("tensor e.weight is \"I8\""))
+      << "bytes without scales are none of the types";
+}
+
 TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
   const auto exact = [](std::vector<float> scales) {
     const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, '\x31')},
@@ -334,9 +402,9 @@ TEST(CheckpointTest, CheckNamesEverythingInOneError) {
                 ": the tensors do not fit config.json: 2 missing: gone, also_gone; "
                 "1 of another shape: bad_shape is [2], not [1, 2]; "
                 "2 of a type other than F32, BF16, F16 and F8_E4M3: ids is \"I64\", odd is \"F4\"; "
-                "4 FP8 without usable scales: unscaled (no unscaled_scale_inv), "
+                "4 FP8 or FP4 without usable scales: unscaled (no unscaled_scale_inv), "
                 "half_scaled (scales are [1, 1], not [2, 1]), "
-                "int_scaled (scales are \"I32\", not F32 or BF16), "
+                "int_scaled (scales are \"I32\", not F32, BF16 or F8_E8M0), "
                 "vector (only matrices have blocks); "
                 "1 unexpected: lonely_scale_inv");
   const auto open_error = [&](const std::string& name, const std::vector<int64_t>& shape) {
@@ -346,8 +414,9 @@ TEST(CheckpointTest, CheckNamesEverythingInOneError) {
   EXPECT_THAT(open_error("bad_shape", {1, 2}), HasSubstr(": tensor bad_shape is [2], not [1, 2]"));
   EXPECT_THAT(open_error("ids", {1}),
               HasSubstr(": tensor ids is \"I64\"; F32, BF16, F16 and F8_E4M3 can be read"));
-  EXPECT_THAT(open_error("unscaled", {1, 1}),
-              HasSubstr("tensor is FP8 without usable scales: unscaled (no unscaled_scale_inv)"));
+  EXPECT_THAT(
+      open_error("unscaled", {1, 1}),
+      HasSubstr("tensor is FP8 or FP4 without usable scales: unscaled (no unscaled_scale_inv)"));
   source->Check(std::vector<ExpectedTensor>{{"good", {2}}}, [](std::string_view) { return true; });
 }
 

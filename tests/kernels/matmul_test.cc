@@ -105,9 +105,15 @@ void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestM
 constexpr PackedFormat kNarrowFormats[] = {
     {.dtype = DType::kBF16},
     {.dtype = DType::kI8},
+    {.dtype = DType::kF4E2M1},
     {.dtype = DType::kF8E4M3, .scale_cols = 48},
     {.dtype = DType::kF8E4M3, .scale_cols = 96},
     {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true}};
+
+/// k, or the next number of columns that the format has.
+int64_t ColumnsOf(const PackedFormat& format, int64_t k) {
+  return format.dtype == DType::kF4E2M1 ? (k + kFp4Group - 1) / kFp4Group * kFp4Group : k;
+}
 
 class MatMulTest : public KernelTest {
  protected:
@@ -116,6 +122,7 @@ class MatMulTest : public KernelTest {
   }
   void RunOne(PackedFormat format, DType operand, int64_t rows, int64_t n, int64_t k,
               bool accumulate) {
+    k = ColumnsOf(format, k);
     const Weight weight(format, n, k, random);
     const TestMatrix x = TestMatrix::Random(rows, k, random, Pick(0, 9));
     const TestMatrix before = TestMatrix::Random(rows, n, random, Pick(0, 9));
@@ -203,6 +210,38 @@ void ExpectEveryCodeIsRead(const KernelTable& kernels, ThreadPool& pool, int64_t
 TEST_P(MatMulTest, EveryCodeOfE4M3IsRead) {
   ExpectEveryCodeIsRead(kernels, pool, 4);
   ExpectEveryCodeIsRead(kernels, pool, 32);
+}
+
+// One row of the weight per exponent, every code in each, times 1 in a chain of zeros.
+TEST_P(MatMulTest, EveryCodeOfE2M1IsReadWithEveryScale) {
+  const int64_t n = kLargestFp4Exponent - kLeastFp4Exponent + 1;
+  const PackedFormat format = {.dtype = DType::kF4E2M1};
+  Buffer storage(PackedBytes(format, n, kFp4Group));
+  const PackedMatrix w = {.format = format, .rows = n, .cols = kFp4Group, .data = storage.data()};
+  std::vector<uint8_t> codes(16 * 16);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i % 8 * 34 + 16);
+  for (int64_t p = 0; p < w.panels(); ++p) {
+    uint8_t exponents[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      exponents[i] = static_cast<uint8_t>(kLeastFp4Exponent + p * 16 + i);
+    }
+    PackFp4Panel(w, p, codes.data(), exponents, std::min<int64_t>(16, n - p * 16));
+  }
+  for (int64_t k = 0; k < 16; ++k) {  // code k: the halves of eight bytes, in order
+    for (const int64_t rows : {1, 3, 9}) {
+      TestMatrix x(rows, kFp4Group);
+      for (float& v : x.values) v = 0;
+      for (int64_t r = 0; r < rows; ++r) x.view().row(r)[k] = 1;
+      TestMatrix y(rows, n);
+      const MatMulJob job = {.x = x.view(), .w = &w, .y = y.view()};
+      kernels.matmul(pool, {&job, 1}, DType::kBF16);
+      const float value = Float4E2M1ToFloat(static_cast<uint8_t>(k));
+      for (int64_t i = 0; i < n; ++i) {
+        const float want = std::ldexp(value, static_cast<int>(kLeastFp4Exponent + i) - 127);
+        ASSERT_EQ(y.view().row(rows - 1)[i], want) << "column " << k << ", 2^" << i + 2 << "/2^127";
+      }
+    }
+  }
 }
 
 TEST_P(MatMulTest, EveryOutputIsOneChainForFewRowsAndWholeAndPartialPanels) {
@@ -297,8 +336,9 @@ TEST_P(MatMulTest, JobListsLikeExpertsGatherRowsAndShareInputs) {
 TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
   const int64_t outputs = kSanitized ? 70 : 530;
   for (const PackedFormat format : kNarrowFormats) {
-    const Weight weight(format, outputs, 700, random);
-    const TestMatrix x = TestMatrix::Random(64, 700, random);
+    const int64_t k = ColumnsOf(format, 700);
+    const Weight weight(format, outputs, k, random);
+    const TestMatrix x = TestMatrix::Random(64, k, random);
     TestMatrix alone(64, outputs);
     for (int64_t r = 0; r < 64; ++r) {
       const MatMulJob job = {

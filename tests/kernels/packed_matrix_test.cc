@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "outrider/base/buffer.h"
@@ -54,6 +55,34 @@ TEST(PackedMatrix, CodesOfEightBitsLieWhereTheLayoutSays) {
                   n < count ? codes[i] : 0);
         EXPECT_EQ(static_cast<int8_t>(int8[k * 16 + n]), n < count ? rows[i] : 0);
       }
+    }
+  }
+}
+
+TEST(PackedMatrix, CodesOfFourBitsLieWhereTheLayoutSaysWithTheirExponentsBehind) {
+  const int64_t cols = 64;
+  const int64_t rows = 19;
+  const PackedFormat fp4 = {.dtype = DType::kF4E2M1};
+  EXPECT_EQ(PanelBytes(DType::kF4E2M1, cols), 64u / 2 * 16);
+  ASSERT_EQ(PackedBytes(fp4, rows, cols), 2u * 512 + 64) << "four groups of 16 exponents";
+  Buffer storage(PackedBytes(fp4, rows, cols));
+  std::memset(storage.data(), 0xff, storage.size());
+  const PackedMatrix w = {.format = fp4, .rows = rows, .cols = cols, .data = storage.data()};
+  std::vector<uint8_t> codes(rows * cols / 2);
+  std::vector<uint8_t> exponents(rows * 2);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7);
+  for (size_t i = 0; i < exponents.size(); ++i) exponents[i] = static_cast<uint8_t>(100 + i);
+  PackFp4Panel(w, 0, codes.data(), exponents.data(), 16);
+  PackFp4Panel(w, 1, codes.data() + 16 * 32, exponents.data() + 32, 3);
+  EXPECT_EQ(w.exponents(1), reinterpret_cast<const uint8_t*>(storage.data()) + 1024 + 32);
+  for (int64_t n = 0; n < 32; ++n) {
+    for (int64_t i = 0; i < cols / 2; ++i) {
+      EXPECT_EQ(static_cast<uint8_t>(storage.data()[n / 16 * 512 + i * 16 + n % 16]),
+                n < rows ? codes[static_cast<size_t>(n * 32 + i)] : 0);
+    }
+    for (int64_t g = 0; g < 2; ++g) {
+      EXPECT_EQ(w.exponents(n / 16)[g * 16 + n % 16],
+                n < rows ? exponents[static_cast<size_t>(n * 2 + g)] : 127);
     }
   }
 }

@@ -17,7 +17,7 @@ struct Weight {
   Weight(DType dtype, int64_t rows, int64_t cols, std::mt19937& random)
       : Weight(PackedFormat{.dtype = dtype, .scale_cols = dtype == DType::kF8E4M3 ? 48 : 0}, rows,
                cols, random) {}
-  /// These values, rounded to the format; with kF8E4M3 others, at random.
+  /// These values, rounded to the format; with kF8E4M3 and kF4E2M1 others, at random.
   Weight(PackedFormat format, TestMatrix of, std::mt19937& random)
       : values(std::move(of)),
         storage(PackedBytes(format, values.view_rows, values.view_cols) + 1) {
@@ -75,6 +75,23 @@ struct Weight {
         scales[g] = packed.format.power_of_two_scales ? std::ldexp(1.0F, -9 - random() % 8)
                                                       : std::ldexp(1 + fraction, -9);
         if (as_before) scales[g] = scales[g - groups];
+      }
+    } else if (dtype == DType::kF4E2M1) {
+      // Every code, at scales from the least to the largest, though most are moderate.
+      const int64_t groups = packed.cols / kFp4Group;
+      std::vector<uint8_t> codes(static_cast<size_t>(size / 2));
+      std::vector<uint8_t> exponents(static_cast<size_t>(count * groups));
+      for (uint8_t& pair : codes) pair = static_cast<uint8_t>(random());
+      for (uint8_t& e : exponents) {
+        const auto any = static_cast<uint8_t>(kLeastFp4Exponent + random() % 40);
+        e = random() % 16 == 0 ? any : static_cast<uint8_t>(120 + random() % 12);
+      }
+      PackFp4Panel(packed, p, codes.data(), exponents.data(), count);
+      for (int64_t i = 0; i < size; ++i) {
+        const uint8_t pair = codes[static_cast<size_t>(i / 2)];
+        const uint8_t exponent = exponents[static_cast<size_t>(i / kFp4Group)];
+        rows[i] =
+            Float4E2M1ToFloat(i % 2 == 0 ? pair : pair >> 4) * std::ldexp(1.0F, exponent - 127);
       }
     } else {
       if (dtype == DType::kBF16) {

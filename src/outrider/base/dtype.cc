@@ -16,10 +16,13 @@ size_t DTypeSize(DType dtype) {
     case DType::kF16:
       return 2;
     case DType::kF8E4M3:
+    case DType::kF8E8M0:
     case DType::kI8:
       return 1;
     case DType::kI64:
       return 8;
+    case DType::kF4E2M1:
+      break;
   }
   OUTRIDER_CHECK(false);
 }
@@ -34,6 +37,10 @@ std::string_view DTypeName(DType dtype) {
       return "float16";
     case DType::kF8E4M3:
       return "float8_e4m3";
+    case DType::kF8E8M0:
+      return "float8_e8m0";
+    case DType::kF4E2M1:
+      return "float4_e2m1";
     case DType::kI8:
       return "int8";
     case DType::kI32:
@@ -49,6 +56,7 @@ std::optional<DType> DTypeFromSafetensors(std::string_view name) {
   if (name == "BF16") return DType::kBF16;
   if (name == "F16") return DType::kF16;
   if (name == "F8_E4M3") return DType::kF8E4M3;
+  if (name == "F8_E8M0") return DType::kF8E8M0;
   if (name == "I8") return DType::kI8;
   if (name == "I32") return DType::kI32;
   if (name == "I64") return DType::kI64;
@@ -84,6 +92,17 @@ float Float8E4M3ToFloat(uint8_t bits) {
     value = std::ldexp(static_cast<float>(mantissa + 8), exponent - 10);
   }
   return negative ? -value : value;
+}
+
+float Float8E8M0ToFloat(uint8_t bits) {
+  return bits == 0xff ? std::numeric_limits<float>::quiet_NaN()
+                      : std::ldexp(1.0F, static_cast<int>(bits) - 127);
+}
+
+float Float4E2M1ToFloat(uint8_t bits) {
+  constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  const float magnitude = kMagnitudes[bits & 7];
+  return (bits & 8) != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace outrider

@@ -9,16 +9,24 @@
 
 namespace outrider {
 
-enum class DType { kF32, kBF16, kF16, kF8E4M3, kI8, kI32, kI64 };
+enum class DType { kF32, kBF16, kF16, kF8E4M3, kF8E8M0, kF4E2M1, kI8, kI32, kI64 };
 
-/// Bytes of one element.
+/// Bytes of one element. Not of kF4E2M1: two of those share a byte.
 size_t DTypeSize(DType dtype);
 
-/// The field's name: "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int32", "int64".
+/// Elements of a row of kF4E2M1 that share a scale 2^(e - 127), which is of kF8E8M0.
+inline constexpr int64_t kFp4Group = 32;
+/// The least and the largest e of their scales: every product of a code and a scale is then 0 or a
+/// normal bfloat16 value.
+inline constexpr uint8_t kLeastFp4Exponent = 2;
+inline constexpr uint8_t kLargestFp4Exponent = 252;
+
+/// The field's name: "float32", "bfloat16", "float16", "float8_e4m3", "float8_e8m0", "float4_e2m1",
+/// "int8", "int32", "int64".
 std::string_view DTypeName(DType dtype);
 
-/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "I8", "I32", "I64"), if
-/// known.
+/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "F8_E8M0", "I8", "I32",
+/// "I64"), if known.
 std::optional<DType> DTypeFromSafetensors(std::string_view name);
 
 /// The upper half of a float; the type of weights and cache entries.
@@ -46,5 +54,11 @@ float HalfToFloat(uint16_t bits);
 
 /// float8 e4m3fn (no infinity, 0x7f and 0xff are NaN) to float, exact.
 float Float8E4M3ToFloat(uint8_t bits);
+
+/// float8 e8m0 (2^(bits - 127), 255 is NaN) to float, exact.
+float Float8E8M0ToFloat(uint8_t bits);
+
+/// float4 e2m1 (a sign, then 0, 0.5, 1, 1.5, 2, 3, 4 or 6) to float; the lower four bits count.
+float Float4E2M1ToFloat(uint8_t bits);
 
 }  // namespace outrider

@@ -12,6 +12,7 @@
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/config_reader.h"
 #include "outrider/checkpoint/safetensors.h"
+#include "outrider/checkpoint/stored_fp4_tensor.h"
 #include "outrider/checkpoint/stored_tensor.h"
 #include "outrider/checkpoint/weight_source.h"
 
@@ -23,7 +24,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+constexpr std::string_view kWeightSuffix = ".weight";
+// Of the tensor's name; or kE8m0Suffix in place of kWeightSuffix (DeepSeek-V4).
 constexpr std::string_view kScaleSuffix = "_scale_inv";
+constexpr std::string_view kE8m0Suffix = ".scale";
 constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;  // Kimi-K2's has about 16 MB
 constexpr size_t kMaxListed = 20;
 
@@ -88,24 +92,44 @@ class CheckpointSource : public WeightSource {
   void MoveScalesAside();
   std::optional<Problem> Examine(const ExpectedTensor& tensor) const;
   std::optional<Problem> ExamineScales(const Entry& entry, bool of_stack) const;
+  std::optional<Problem> ExamineFp4Scales(const Entry& entry) const;
   BlockScales ReadScales(const Entry& scales, std::optional<int64_t> index) const;
 
   std::string where_;
   Entries entries_;
-  Entries scales_;  // of FP8 tensors, by the name of the tensor they scale
+  Entries scales_;  // of FP8 and FP4 tensors, by the name of the tensor they scale
   int64_t block_rows_;
   int64_t block_cols_;
   int64_t total_bytes_ = 0;
 };
 
+/// The name of the tensor whose scales would have this name, or "".
+std::string ScaledBy(std::string_view name) {
+  if (name.ends_with(kScaleSuffix)) {
+    return std::string(name.substr(0, name.size() - kScaleSuffix.size()));
+  }
+  if (!name.ends_with(kE8m0Suffix)) return "";
+  return fmt::format("{}{}", name.substr(0, name.size() - kE8m0Suffix.size()), kWeightSuffix);
+}
+
+/// Bytes with e8m0 scales are pairs of FP4 codes: then `weight` becomes a tensor of those.
+void RecogniseFp4(TensorInfo& weight, const TensorInfo& scales) {
+  const bool is_pair = weight.dtype == DType::kI8 && scales.dtype == DType::kF8E8M0 &&
+                       weight.shape.size() == 2 && weight.shape[1] <= INT64_MAX / 2;
+  if (!is_pair) return;
+  weight.dtype = DType::kF4E2M1;
+  weight.shape[1] *= 2;
+}
+
 void CheckpointSource::MoveScalesAside() {
   for (auto it = entries_.begin(); it != entries_.end();) {
     auto next = std::next(it);
-    if (it->first.ends_with(kScaleSuffix)) {
-      const auto name =
-          std::string_view(it->first).substr(0, it->first.size() - kScaleSuffix.size());
-      const auto base = entries_.find(name);
-      if (base != entries_.end() && base->second.info.dtype == DType::kF8E4M3) {
+    const std::string name = ScaledBy(it->first);
+    const auto base = name.empty() ? entries_.end() : entries_.find(name);
+    if (base != entries_.end() && !scales_.contains(name)) {
+      TensorInfo& weight = base->second.info;
+      RecogniseFp4(weight, it->second.info);
+      if (weight.dtype == DType::kF8E4M3 || weight.dtype == DType::kF4E2M1) {
         scales_.emplace(name, std::move(it->second));
         entries_.erase(it);
       }
@@ -123,6 +147,7 @@ std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) c
     return Problem{ProblemKind::kShape,
                    fmt::format("{} is {}, not {}", name, ShapeText(info.shape), ShapeText(shape))};
   }
+  if (info.dtype == DType::kF4E2M1) return ExamineFp4Scales(it->second);
   if (!info.dtype || !IsReadable(*info.dtype)) {
     return Problem{ProblemKind::kDType, fmt::format("{} is {}", name, Shown(info.dtype_name))};
   }
@@ -136,10 +161,19 @@ std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool 
   };
   if (block_rows_ == 0) return problem("(config.json gives no weight_block_size)");
   const auto it = scales_.find(name);
-  if (it == scales_.end()) return problem(fmt::format("(no {}{})", name, kScaleSuffix));
+  if (it == scales_.end()) {
+    const bool may_be_e8m0 = name.ends_with(kWeightSuffix);
+    return problem(fmt::format(
+        "(no {}{}{})", name, kScaleSuffix,
+        may_be_e8m0 ? fmt::format(" or {}{}", name.substr(0, name.size() - kWeightSuffix.size()),
+                                  kE8m0Suffix)
+                    : std::string()));
+  }
   const TensorInfo& scales = it->second.info;
-  if (scales.dtype != DType::kF32 && scales.dtype != DType::kBF16) {
-    return problem(fmt::format("(scales are {}, not F32 or BF16)", Shown(scales.dtype_name)));
+  if (scales.dtype != DType::kF32 && scales.dtype != DType::kBF16 &&
+      scales.dtype != DType::kF8E8M0) {
+    return problem(
+        fmt::format("(scales are {}, not F32, BF16 or F8_E8M0)", Shown(scales.dtype_name)));
   }
   std::vector<int64_t> needed = entry.info.shape;
   if (needed.size() != (of_stack ? 3 : 2)) return problem("(only matrices have blocks)");
@@ -150,6 +184,16 @@ std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool 
   if (scales.shape == needed) return std::nullopt;
   return problem(
       fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
+}
+
+std::optional<Problem> CheckpointSource::ExamineFp4Scales(const Entry& entry) const {
+  const TensorInfo& weight = entry.info;
+  const TensorInfo& scales = scales_.find(weight.name)->second.info;
+  const std::vector<int64_t> needed = {weight.shape[0], weight.shape[1] / kFp4Group};
+  if (weight.shape[1] % kFp4Group == 0 && scales.shape == needed) return std::nullopt;
+  return Problem{ProblemKind::kScales,
+                 fmt::format("{} (scales are {}, not one for every {} columns of {})", weight.name,
+                             ShapeText(scales.shape), kFp4Group, ShapeText(weight.shape))};
 }
 
 BlockScales CheckpointSource::ReadScales(const Entry& scales, std::optional<int64_t> index) const {
@@ -179,13 +223,18 @@ std::unique_ptr<WeightTensor> CheckpointSource::Open(const ExpectedTensor& expec
         throw InvalidArgument("{}: tensor {}; F32, BF16, F16 and F8_E4M3 can be read", where_,
                               problem->text);
       case ProblemKind::kScales:
-        throw InvalidArgument("{}: tensor is FP8 without usable scales: {}", where_, problem->text);
+        throw InvalidArgument("{}: tensor is FP8 or FP4 without usable scales: {}", where_,
+                              problem->text);
       default:
         throw InvalidArgument("{}: tensor {}", where_, problem->text);
     }
   }
   const Entry& entry = entries_.find(expected.name)->second;
   TensorInfo info = entry.info;
+  if (info.dtype == DType::kF4E2M1) {
+    const Entry& scales = scales_.find(expected.name)->second;
+    return std::make_unique<StoredFp4Tensor>(entry.file, info, scales.file, scales.info);
+  }
   if (expected.index) {
     OUTRIDER_CHECK(info.shape.size() == 3 && *expected.index < info.shape[0]);
     const uint64_t bytes = (info.end - info.begin) / static_cast<uint64_t>(info.shape[0]);
@@ -222,7 +271,7 @@ void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
                         : kind == ProblemKind::kShape ? "of another shape"
                         : kind == ProblemKind::kDType
                             ? "of a type other than F32, BF16, F16 and F8_E4M3"
-                        : kind == ProblemKind::kScales ? "FP8 without usable scales"
+                        : kind == ProblemKind::kScales ? "FP8 or FP4 without usable scales"
                                                        : "unexpected";
     const size_t count = texts.size();
     if (count > kMaxListed) texts.resize(kMaxListed);

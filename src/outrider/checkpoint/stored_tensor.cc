@@ -51,7 +51,7 @@ StoredTensor::StoredTensor(std::shared_ptr<const File> file, const TensorInfo& i
           dtype_ == DType::kBF16 ||
           (dtype_ == DType::kF8E4M3 &&
            std::all_of(scales_.values.begin(), scales_.values.end(), KeepsFp8Exact))) {
-  OUTRIDER_CHECK(IsReadable(dtype_));
+  OUTRIDER_CHECK(IsReadable(dtype_) || dtype_ == DType::kF8E8M0);
 }
 
 void StoredTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const {
@@ -91,6 +91,11 @@ void StoredTensor::Convert(const std::byte* from, int64_t first_row, int64_t cou
                            float* out) const {
   if (dtype_ == DType::kF8E4M3) {
     ConvertFp8(from, first_row, count, out);
+    return;
+  }
+  if (dtype_ == DType::kF8E8M0) {
+    std::transform(from, from + count * cols(), out,
+                   [](std::byte e) { return Float8E8M0ToFloat(static_cast<uint8_t>(e)); });
     return;
   }
   for (int64_t i = 0; i < count * cols(); ++i) {

@@ -11,12 +11,13 @@
 
 namespace outrider {
 
-/// Whether StoredTensor can convert this element type: F32, BF16, F16 or F8_E4M3.
+/// Whether weights may be of this element type: F32, BF16, F16 or F8_E4M3.
 bool IsReadable(DType dtype);
 
 class StoredTensor : public WeightTensor {
  public:
-  /// `info` must have a readable dtype; `scales` have values exactly when it is F8_E4M3.
+  /// `info` must have a readable dtype, or that of scales, F8_E8M0; `scales` have values exactly
+  /// when it is F8_E4M3.
   StoredTensor(std::shared_ptr<const File> file, const TensorInfo& info, BlockScales scales);
 
   DType stored_dtype() const override { return dtype_; }

@@ -13,7 +13,11 @@ WeightTensor::WeightTensor(std::vector<int64_t> shape) : shape_(std::move(shape)
 }
 
 void WeightTensor::ReadCodes(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
-  OUTRIDER_CHECK(false, "a tensor without block scales has no codes");
+  OUTRIDER_CHECK(false, "only FP8 and FP4 tensors have codes");
+}
+
+void WeightTensor::ReadExponents(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
+  OUTRIDER_CHECK(false, "only FP4 tensors have exponents");
 }
 
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {

@@ -51,8 +51,8 @@ class WeightTensor {
   virtual DType stored_dtype() const = 0;
   /// Bytes that the tensor and its scales take in the file; 0 for generated weights.
   virtual int64_t stored_bytes() const = 0;
-  /// True when every value is known to be a bfloat16 value: stored so, or FP8 whose scales are
-  /// powers of two within range.
+  /// True when every value is known to be a bfloat16 value: stored so, FP4, or FP8 whose scales
+  /// are powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
 
   /// What the values of a generated tensor are a function of (dummy_values.h), else null.
@@ -61,12 +61,18 @@ class WeightTensor {
   /// The scales of a tensor that is FP8 in the file, else null.
   virtual const BlockScales* block_scales() const { return nullptr; }
   /// Writes rows [first_row, first_row + count) of such a tensor to out[count][cols()] as e4m3
-  /// codes. Throws Error when the file cannot be read or a code is NaN.
+  /// codes; of an FP4 tensor (stored_dtype kF4E2M1) to out[count][cols() / 2] as e2m1 codes, the
+  /// even column in the lower half of a byte. Throws Error when the file cannot be read or a code
+  /// is NaN.
   virtual void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const;
+  /// Writes rows [first_row, first_row + count) of an FP4 tensor's scales, which are 2^(e - 127),
+  /// to out[count][cols() / kFp4Group] as e. Throws Error when the file cannot be read or a value
+  /// might be no normal bfloat16 value.
+  virtual void ReadExponents(int64_t first_row, int64_t count, uint8_t* out) const;
 
-  /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks are multiplied by
-  /// their weight_scale_inv (one float32 product per element, rounded once). Throws Error when the
-  /// file cannot be read.
+  /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks and FP4 groups
+  /// are multiplied by their scales (one float32 product per element, rounded once). Throws Error
+  /// when the file cannot be read.
   virtual void ReadRows(int64_t first_row, int64_t count, float* out) const = 0;
 
  protected:
@@ -82,7 +88,8 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
-  /// Whether there is such a tensor. Scales of FP8 tensors are not tensors of their own.
+  /// Whether there is such a tensor. Scales of FP8 and FP4 tensors are not tensors of
+  /// their own.
   virtual bool Has(std::string_view name) const = 0;
 
   /// Opens a tensor of the given shape, or the matrix [rows, cols] that it names. Throws Error when

@@ -13,13 +13,20 @@ namespace {
 bool IsEightBit(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kI8; }
 
 bool IsPanelFormat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || IsEightBit(dtype);
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF4E2M1 ||
+         IsEightBit(dtype);
 }
 
 /// Columns of a panel come in whole groups of this many.
 int64_t ColumnGroup(DType dtype) {
   if (IsEightBit(dtype)) return 4;
+  if (dtype == DType::kF4E2M1) return kFp4Group;
   return dtype == DType::kBF16 ? 2 : 1;
+}
+
+/// Bytes of one panel's exponents.
+int64_t ExponentsPerPanel(PackedFormat format, int64_t cols) {
+  return format.dtype == DType::kF4E2M1 ? cols / kFp4Group * kPanelRows : 0;
 }
 
 }  // namespace
@@ -34,7 +41,9 @@ int64_t ScalesPerPanel(PackedFormat format, int64_t cols) {
 size_t PanelBytes(DType dtype, int64_t cols) {
   OUTRIDER_CHECK(IsPanelFormat(dtype) && cols >= 0);
   const int64_t group = ColumnGroup(dtype);
-  OUTRIDER_CHECK(!IsEightBit(dtype) || cols % group == 0, "{} columns of 8 bits", cols);
+  const bool is_float = dtype == DType::kF32 || dtype == DType::kBF16;
+  OUTRIDER_CHECK(is_float || cols % group == 0, "{} columns of {}", cols, DTypeName(dtype));
+  if (dtype == DType::kF4E2M1) return static_cast<size_t>(cols / 2 * kPanelRows);
   const int64_t padded = (cols + group - 1) / group * group;
   return static_cast<size_t>(padded * kPanelRows) * DTypeSize(dtype);
 }
@@ -42,15 +51,23 @@ size_t PanelBytes(DType dtype, int64_t cols) {
 size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols) {
   OUTRIDER_CHECK(rows >= 0);
   const auto panels = static_cast<size_t>((rows + kPanelRows - 1) / kPanelRows);
-  const size_t scales = panels * static_cast<size_t>(ScalesPerPanel(format, cols)) * sizeof(float);
+  const size_t scales =
+      panels * (static_cast<size_t>(ScalesPerPanel(format, cols)) * sizeof(float) +
+                static_cast<size_t>(ExponentsPerPanel(format, cols)));
   return panels * PanelBytes(format.dtype, cols) + (scales + 63) / 64 * 64;
 }
 
+const std::byte* PackedMatrix::BehindPanels() const {
+  return data + static_cast<size_t>(panels() + panels_behind) * PanelBytes(format.dtype, cols);
+}
+
 const float* PackedMatrix::scales(int64_t p) const {
-  const auto packed = static_cast<size_t>(panels() + panels_behind);
-  const auto* first =
-      reinterpret_cast<const float*>(data + packed * PanelBytes(format.dtype, cols));
-  return first + p * ScalesPerPanel(format, cols);
+  return reinterpret_cast<const float*>(BehindPanels()) + p * ScalesPerPanel(format, cols);
+}
+
+const uint8_t* PackedMatrix::exponents(int64_t p) const {
+  OUTRIDER_CHECK(format.dtype == DType::kF4E2M1);
+  return reinterpret_cast<const uint8_t*>(BehindPanels()) + p * ExponentsPerPanel(format, cols);
 }
 
 PackedMatrix PackedMatrix::FirstRows(int64_t n) const {
@@ -87,6 +104,27 @@ void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* p
   for (int64_t n = 0; n < count; ++n) {
     std::byte* out = panel + n % 8 * 4 + n / 8 * 2;
     for (int64_t k = 0; k < cols; ++k) out[k / 2 * 32 + k % 2] = std::byte{rows[n * cols + k]};
+  }
+}
+
+void PackFp4Panel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
+                  const uint8_t* exponents, int64_t count) {
+  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows);
+  const int64_t bytes = matrix.cols / 2;
+  const int64_t groups = matrix.cols / kFp4Group;
+  auto* const panel = const_cast<std::byte*>(matrix.data) + p * bytes * kPanelRows;
+  auto* const panel_exponents = const_cast<uint8_t*>(matrix.exponents(p));
+  if (count < kPanelRows) {
+    std::memset(panel, 0, static_cast<size_t>(bytes * kPanelRows));
+    std::fill_n(panel_exponents, groups * kPanelRows, uint8_t{127});
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    for (int64_t i = 0; i < bytes; ++i) {
+      panel[i * kPanelRows + n] = std::byte{codes[n * bytes + i]};
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      panel_exponents[g * kPanelRows + n] = exponents[n * groups + g];
+    }
   }
 }
 

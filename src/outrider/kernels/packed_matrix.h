@@ -11,10 +11,10 @@ namespace outrider {
 /// Output rows per panel.
 inline constexpr int64_t kPanelRows = 16;
 
-/// What the elements of a packed weight are. 8-bit formats have scales, and a number of columns
-/// that is a multiple of 4.
+/// What the elements of a packed weight are. Formats of 8 and 4 bits have scales, and a number of
+/// columns that is a multiple of 4 or of kFp4Group.
 struct PackedFormat {
-  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3 or kI8
+  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3, kF4E2M1 or kI8
   // kF8E4M3: columns of a panel that share a scale, a multiple of 4; whether all scales are powers
   // of two, so that multiplying a weight by its scale loses nothing.
   int64_t scale_cols = 0;
@@ -32,6 +32,9 @@ struct PackedFormat {
 ///   kF8E4M3: W[n, k] = code * scale; the code of (n, k) at byte (k / 2) * 32 + n % 8 * 4 +
 ///            n / 8 * 2 + k % 2. Behind the last panel the scales, [panels, scale_groups()]:
 ///            one for every scale_cols columns of a panel.
+///   kF4E2M1: W[n, k] = code * 2^(e - 127), a bfloat16 value; e of row n and of kFp4Group columns.
+///            The codes of (n, k) and, in the upper half, (n, k + 1) at byte k / 2 * 16 + n, for
+///            even k. Behind the last panel the bytes e, [panels, cols / kFp4Group, 16].
 ///   kI8:     W[n, k] = code * scale of row n; the code of (n, k) at byte k * 16 + n. Behind the
 ///            last panel the scales, [panels, 16].
 struct PackedMatrix {
@@ -46,9 +49,14 @@ struct PackedMatrix {
   PackedMatrix FirstRows(int64_t n) const;
   /// Of an 8-bit format: what belongs to panel p.
   const float* scales(int64_t p) const;
+  /// Of kF4E2M1: panel p's exponents e.
+  const uint8_t* exponents(int64_t p) const;
+
+ private:
+  const std::byte* BehindPanels() const;
 };
 
-/// Scales of one panel; 0 for formats without.
+/// Float32 scales of one panel; 0 for formats without.
 int64_t ScalesPerPanel(PackedFormat format, int64_t cols);
 
 /// Bytes of one panel, without its scales, of a matrix with `cols` columns; a multiple of 64.
@@ -63,6 +71,12 @@ void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std:
 
 /// The same for rows of e4m3 codes, which must not be NaN.
 void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* panel);
+
+/// Packs `count` rows of e2m1 codes, two to a byte with the even column in the lower half,
+/// [count, cols / 2], and their exponents [count, cols / kFp4Group] into panel p of a kF4E2M1
+/// matrix. Missing rows become zero.
+void PackFp4Panel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
+                  const uint8_t* exponents, int64_t count);
 
 /// Rounds rows of finite float32 to kI8: every row to whole multiples (nearest even) of its scale,
 /// the largest magnitude in it / 127. Fills scales[16].

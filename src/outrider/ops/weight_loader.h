@@ -49,6 +49,7 @@ enum class WeightQuantization { kNone, kInt8 };
 ///   count
 ///     as one matrix;
 ///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
+/// An FP4 matrix keeps its codes and scales if the first holds.
 /// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
 /// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
 /// one scale per row instead, except those declared unquantized.

@@ -190,6 +190,11 @@ struct LeafKernels {
   /// same set takes out again. Its way of reading e4m3 codes needs that factor.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
+  /// Widens one panel of kF4E2M1 [16, cols] to a panel of kBF16, 64-byte aligned, with the same
+  /// values (PackedMatrix).
+  void (*widen_fp4_panel)(const std::byte* codes, const uint8_t* exponents, int64_t cols,
+                          BFloat16* to);
+
   /// The number of rows from which on products with weights of this format run in tiles, or 0 if
   /// the format has the plain order of sums. A format with a number above 0 has bf16_dot_order for
   /// any number of rows. Null if the set has no instruction that multiplies bfloat16. scale_cols:

@@ -24,6 +24,10 @@ constexpr int64_t kTileRowStep = 2 * kTileRows;
 // Their tasks are so much longer, since each reads its share of x anew.
 constexpr double kTileTaskFactor = 4;
 
+// What a run of panels of 4-bit weights takes as bfloat16, at most, but for a single panel: a part
+// of L2.
+constexpr int64_t kWidenedFp4Bytes = int64_t{512} << 10;
+
 // Time of a product whose weights are in a cache, for the choice of tasks.
 constexpr double kNanosecondsPerByte = 1.0 / 40;
 constexpr double kNanosecondsPerFma = 1.0 / 45;
@@ -86,7 +90,8 @@ void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, boo
                  CallScratch& scratch) {
   for (const MatMulJob& job : jobs) {
     JobRows& rows = scratch.jobs.emplace_back();
-    const PackedFormat& format = job.w->format;
+    PackedFormat format = job.w->format;
+    if (format.dtype == DType::kF4E2M1) format.dtype = DType::kBF16;  // RunFp4Task
     if (!rounded || job.w->cols == 0 || leaves.min_rows_for_tiles == nullptr) continue;
     const int64_t least = leaves.min_rows_for_tiles(format.dtype, format.scale_cols);
     rows.bf16_dot_order = least > 0;
@@ -217,6 +222,7 @@ double MakeTasks(const LeafKernels& leaves, std::span<const MatMulJob> jobs, int
 /// Panels of a task's weight.
 struct PanelRun {
   int64_t first, num;
+  const BFloat16* widened = nullptr;  // the panels as bfloat16, if that is not how they lie in w
 };
 
 /// One product of the rows x, which are the task's own or those multiplied by the scales of the
@@ -225,8 +231,10 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
                Scratch& scratch) {
   const MatMulJob& job = *task.job;
   const PackedMatrix& w = *job.w;
-  const DType dtype = w.format.dtype;
+  const DType dtype = run.widened != nullptr ? DType::kBF16 : w.format.dtype;
   const auto panel_bytes = static_cast<int64_t>(PanelBytes(dtype, w.cols));
+  const auto* panels = run.widened != nullptr ? reinterpret_cast<const std::byte*>(run.widened)
+                                              : w.data + run.first * panel_bytes;
   const int64_t first_column = run.first * kPanelRows;
   const int64_t columns = std::min(run.num * kPanelRows, w.rows - first_column);
   const Scratch::Frame frame(scratch);
@@ -237,7 +245,7 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
   const bool eight_bit = dtype == DType::kF8E4M3 || dtype == DType::kI8;
   leaves.multiply_panels({
       .format = dtype,
-      .panels = w.data + run.first * panel_bytes,
+      .panels = panels,
       .panel_bytes = panel_bytes,
       .num_panels = run.num,
       .cols = w.cols,
@@ -280,8 +288,28 @@ void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
     for (int64_t r = 0; r < task.num_rows; ++r) {
       leaves.scale_row(task.x[r], of_first, w.format.scale_cols, w.cols, scaled + r * stride);
     }
-    RunPanels(leaves, task, x, {first, next - first}, scratch);
+    RunPanels(leaves, task, x, {.first = first, .num = next - first}, scratch);
     first = next;
+  }
+}
+
+/// Runs of panels that are widened to bfloat16 first.
+void RunFp4Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
+  const PackedMatrix& w = *task.job->w;
+  const auto code_bytes = static_cast<int64_t>(PanelBytes(DType::kF4E2M1, w.cols));
+  const auto panel_bytes = static_cast<int64_t>(PanelBytes(DType::kBF16, w.cols));
+  int64_t at_once = kPanelGroup;
+  while (at_once > 1 && at_once * panel_bytes > kWidenedFp4Bytes) at_once /= 2;
+  const int64_t elements = kPanelRows * w.cols;
+  auto* widened = scratch.Take<BFloat16>(at_once * elements);
+  const int64_t end = task.first_panel + task.num_panels;
+  for (int64_t first = task.first_panel; first < end; first += at_once) {
+    const int64_t num = std::min(at_once, end - first);
+    for (int64_t p = 0; p < num; ++p) {
+      leaves.widen_fp4_panel(w.data + (first + p) * code_bytes, w.exponents(first + p), w.cols,
+                             widened + p * elements);
+    }
+    RunPanels(leaves, task, task.x, {first, num, widened}, scratch);
   }
 }
 
@@ -294,10 +322,12 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   const bool widened_first = task.num_rows > leaves.max_rows_widened_in_registers;
   const bool scales_weights = widened_first && format.power_of_two_scales;
   const bool scales_sums = task.bf16_dot_order;
-  if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
+  if (format.dtype == DType::kF4E2M1) {
+    RunFp4Task(leaves, task, scratch);
+  } else if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
     RunFp8Task(leaves, task, scratch);
   } else {
-    RunPanels(leaves, task, task.x, {task.first_panel, task.num_panels}, scratch);
+    RunPanels(leaves, task, task.x, {.first = task.first_panel, .num = task.num_panels}, scratch);
   }
 }
 

@@ -12,14 +12,20 @@ namespace outrider::reference {
 
 namespace {
 
-/// The factor of x[k] in the chain of output p * 16 + n, read from panel p: W without its scale.
-float PanelValue(DType dtype, const std::byte* panel, int64_t n, int64_t k) {
-  switch (dtype) {
+/// The factor of x[k] in the chain of output p * 16 + n, read from panel p: W without its float32
+/// scale.
+float PanelValue(const PackedMatrix& w, int64_t p, const std::byte* panel, int64_t n, int64_t k) {
+  switch (w.format.dtype) {
     case DType::kF32:
       return reinterpret_cast<const float*>(panel)[k * kPanelRows + n];
     case DType::kF8E4M3:
       return Float8E4M3ToFloat(
           static_cast<uint8_t>(panel[k / 2 * 32 + n % 8 * 4 + n / 8 * 2 + k % 2]));
+    case DType::kF4E2M1: {
+      const auto codes = static_cast<uint8_t>(panel[k / 2 * kPanelRows + n]);
+      const uint8_t exponent = w.exponents(p)[k / kFp4Group * kPanelRows + n];
+      return Float4E2M1ToFloat(k % 2 == 0 ? codes : codes >> 4) * Float8E8M0ToFloat(exponent);
+    }
     case DType::kI8:
       return static_cast<int8_t>(panel[k * kPanelRows + n]);
     default:
@@ -40,7 +46,7 @@ void PanelProduct(const MatMulJob& job, int64_t p, bool round_x) {
       float xk = round_x ? RoundToBFloat16(x[k]) : x[k];
       if (dtype == DType::kF8E4M3) xk *= w.scales(p)[k / w.format.scale_cols];
       for (int64_t n = 0; n < count; ++n) {
-        sums[n] = std::fma(xk, PanelValue(dtype, panel, n, k), sums[n]);
+        sums[n] = std::fma(xk, PanelValue(w, p, panel, n, k), sums[n]);
       }
     }
     float* y = job.y.row(r) + first;

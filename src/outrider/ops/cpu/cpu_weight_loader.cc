@@ -53,6 +53,15 @@ void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const ui
   }
 }
 
+/// The same for e2m1 codes and their exponents.
+void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* codes,
+              const uint8_t* exponents) {
+  for (int64_t r = 0; r < count; r += kPanelRows) {
+    PackFp4Panel(matrix, (first + r) / kPanelRows, codes + r * matrix.cols / 2,
+                 exponents + r * matrix.cols / kFp4Group, std::min(kPanelRows, count - r));
+  }
+}
+
 float ScaleAt(const WeightTensor& tensor, int64_t row, int64_t col) {
   const BlockScales& scales = *tensor.block_scales();
   const int64_t per_row = (tensor.cols() + scales.block_cols - 1) / scales.block_cols;
@@ -189,7 +198,8 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
   const MatrixUse use = {
       .weights_used_together = std::max(weights_used_together, total_rows * cols),
       .cols = cols,
-      .part_row_multiple = tensors.size() > 1 ? rows : kPanelRows};
+      .part_row_multiple = tensors.size() > 1 ? rows : kPanelRows,
+      .whole_rows = true};
   const auto format = [form, use](const Piece& p) { return ChooseFormat(form, p.open, use); };
   Declare(
       std::move(tensors),
@@ -211,6 +221,16 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
         pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
           const int64_t count = std::min(kRowsPerTask, total_rows - first);
+          if (out->format.dtype == DType::kF4E2M1) {
+            std::vector<uint8_t> codes(static_cast<size_t>(count * cols / 2));
+            std::vector<uint8_t> exponents(static_cast<size_t>(count * cols / kFp4Group));
+            for_tensors(first, count, [&](size_t t, int64_t row, int64_t n, int64_t offset) {
+              p.open[t]->ReadCodes(row, n, codes.data() + offset / 2);
+              p.open[t]->ReadExponents(row, n, exponents.data() + offset / kFp4Group);
+            });
+            PackRows(*out, first, count, codes.data(), exponents.data());
+            return;
+          }
           if (out->format.dtype == DType::kF8E4M3) {
             std::vector<uint8_t> codes(static_cast<size_t>(count * cols));
             for_tensors(first, count, [&](size_t t, int64_t row, int64_t n, int64_t offset) {

@@ -35,6 +35,12 @@ PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors,
                           const MatrixUse& use) {
   const bool fours = use.cols % 4 == 0;
   if (form.quantization == WeightQuantization::kInt8 && fours) return {.dtype = DType::kI8};
+  const bool fp4 = std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return tensor->stored_dtype() == DType::kF4E2M1;
+  });
+  if (fp4 && use.whole_rows && use.weights_used_together > form.max_fp8_weights_as_bf16) {
+    return {.dtype = DType::kF4E2M1};
+  }
   const BlockScales* scales = tensors.front()->block_scales();
   const bool fp8 = std::all_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     const BlockScales* own = tensor->block_scales();

@@ -23,10 +23,10 @@ struct MatrixUse {
   int64_t weights_used_together = 0;  // of the matrix and of those that the same rows read with it
   int64_t cols = 0;                   // a divisor of the columns of all its parts
   int64_t part_row_multiple = 0;      // every part starts at a multiple of this row of its tensor
+  bool whole_rows = false;            // its rows are the tensors' rows
 };
 
 /// The format that the rules of WeightForm give. Pure.
-
 PackedFormat ChooseFormat(const WeightForm& form, const OpenTensors& tensors, const MatrixUse& use);
 
 }  // namespace outrider::cpu

@@ -10,6 +10,7 @@ inline constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .max_rows_widened_in_registers = kMostRowsOfCodes,
     .scale_row = ScaleRow,
+    .widen_fp4_panel = WidenFp4Panel,
     .round_to_bfloat16 = RoundToBFloat16Row,
     .attend_keys = AttendKeys,
     .attend_entries = AttendEntries,

@@ -9,6 +9,7 @@ namespace outrider::cpu::avx2 {
 /// Rows up to which codes of 8 bits are widened in registers, for each tile of rows anew.
 inline constexpr int64_t kMostRowsOfCodes = 16;
 void MultiplyPanels(const PanelProduct& product);
+void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
 void ScaleRow(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 /// The same where factors that are subnormal slow a processor down: e4m3 codes are read as float16.
 void MultiplyPanelsByFloat16(const PanelProduct& product);

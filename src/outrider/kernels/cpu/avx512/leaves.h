@@ -8,6 +8,7 @@ namespace outrider::cpu::avx512 {
 
 inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
+void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
 void AttendKeys(const KeyBlock& block);
 void AttendEntries(const EntryBlock& block);
 void AttendInRowLanes(const EntryBlock& block);

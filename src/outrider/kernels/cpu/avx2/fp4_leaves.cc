@@ -1,0 +1,59 @@
+// Panels of FP4 codes as panels of bfloat16 (PackedMatrix). A byte holds the codes of a row for two
+// columns, which lie side by side as bfloat16. A magnitude's two bytes are looked up, the scale is
+// added to the exponent, and the sign is set.
+
+#include <immintrin.h>
+
+#include "outrider/kernels/cpu/avx2/leaves.h"
+#include "outrider/kernels/packed_matrix.h"
+
+namespace outrider::cpu::avx2 {
+
+namespace {
+
+constexpr int64_t kPairsOfGroup = kFp4Group / 2;
+
+/// Eight rows of an e2m1 matrix for two columns: 16 codes, whose scales are 2^(shift / 128).
+__m256i WidenCodes(const std::byte* codes, __m256i shift) {
+  const __m256i bytes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+  const __m256i spread = _mm256_or_si256(bytes, _mm256_slli_epi32(bytes, 12));  // one per 16 bits
+  const __m256i magnitude = _mm256_and_si256(spread, _mm256_set1_epi16(7));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(spread, _mm256_set1_epi16(8)), 12);
+  // The lower byte of 0, 0.5, 1, 1.5, 2, 3, 4, 6 as bfloat16, then the upper one.
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0, static_cast<char>(0x80), static_cast<char>(0xc0), 0, 0x40, static_cast<char>(0x80),
+      static_cast<char>(0xc0), 0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40));
+  const __m256i index = _mm256_or_si256(
+      magnitude, _mm256_or_si256(_mm256_slli_epi16(magnitude, 8), _mm256_set1_epi16(0x0800)));
+  const __m256i unscaled = _mm256_shuffle_epi8(table, index);
+  const __m256i is_zero = _mm256_cmpeq_epi16(magnitude, _mm256_setzero_si256());
+  const __m256i scaled = _mm256_add_epi16(unscaled, _mm256_andnot_si256(is_zero, shift));
+  return _mm256_or_si256(scaled, sign);
+}
+
+/// (e - 127) << 7 of eight rows, twice each.
+__m256i ExponentShift(const uint8_t* exponents) {
+  const __m256i wide =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents)));
+  const __m256i twice = _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
+  return _mm256_slli_epi16(_mm256_sub_epi16(twice, _mm256_set1_epi16(127)), 7);
+}
+
+}  // namespace
+
+void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to) {
+  for (int64_t group = 0; group < cols; group += kFp4Group, exponents += kPanelRows) {
+    const __m256i low = ExponentShift(exponents);
+    const __m256i high = ExponentShift(exponents + 8);
+    for (int64_t pair = 0; pair < kPairsOfGroup; ++pair) {
+      auto* out = reinterpret_cast<__m256i*>(to);
+      _mm256_storeu_si256(out, WidenCodes(codes, low));
+      _mm256_storeu_si256(out + 1, WidenCodes(codes + 8, high));
+      codes += kPanelRows;
+      to += 2 * kPanelRows;
+    }
+  }
+}
+
+}  // namespace outrider::cpu::avx2
