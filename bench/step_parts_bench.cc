@@ -148,7 +148,8 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
       .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};
   const NetworkCache needs = inside.model->cache_needs();
   parts.scheduler.cache = MakeCacheConfig(needs, plan.kv_dtype(), 64, 64);
-  inside.cache = std::make_unique<KvCache>(parts.scheduler.cache, needs.layers, plan.kv_dtype());
+  inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
+                                           needs.layers, plan.kv_dtype());
   if (k > 0) {
     inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, k, 1,
                                                        DraftForm::kCompacted);

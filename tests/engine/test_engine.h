@@ -92,7 +92,8 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   const NetworkCache network = inside.model->cache_needs();
   CacheConfig cache =
       MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
-  inside.cache = std::make_unique<KvCache>(cache, network.layers, options.dtype);
+  inside.cache =
+      std::make_unique<KvCache>(inside.model->device(), cache, network.layers, options.dtype);
   const auto modules = static_cast<size_t>(network.layers.back().group);
   const bool varies = options.adaptive || !options.draft_ranges.empty();
   const bool windows = cache.groups[modules].kind == CacheGroupKind::kSlidingWindow;

@@ -27,7 +27,8 @@ struct LoadedModel {
 
   KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {
     const NetworkCache needs = model->cache_needs();
-    return {MakeCacheConfig(needs, dtype, block_size, num_blocks), needs.layers, dtype};
+    return {model->device(), MakeCacheConfig(needs, dtype, block_size, num_blocks), needs.layers,
+            dtype};
   }
 
   ThreadPool pool;

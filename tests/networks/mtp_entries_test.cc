@@ -42,8 +42,8 @@ class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheFo
 
   static KvCache MakeCache() {
     const NetworkCache needs = model().cache_needs();
-    return {MakeCacheConfig(needs, DType::kBF16, kEntriesBlockSize, kBlocks), needs.layers,
-            DType::kBF16};
+    return {model().device(), MakeCacheConfig(needs, DType::kBF16, kEntriesBlockSize, kBlocks),
+            needs.layers, DType::kBF16};
   }
 
   /// Positions [first, end).

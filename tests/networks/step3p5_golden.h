@@ -63,7 +63,7 @@ class Step3p5Golden {
       std::iota(tables.back().begin(), tables.back().end(), config.num_pages);
       config.num_pages += group.BlocksBefore(length);
     }
-    KvCache cache(config, needs.layers, DType::kF32);
+    KvCache cache(network().device(), config, needs.layers, DType::kF32);
     BatchLayout layout(config.groups);
     std::vector<float> hidden(ids.size() * static_cast<size_t>(network().hidden_size()));
     const MatrixView<float> rows(hidden.data(), length, network().hidden_size());

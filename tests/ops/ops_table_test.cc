@@ -53,7 +53,7 @@ struct OpsWeights {
     e.shared_width = 0;
     loader->MoeExperts(&unshared_experts, e);
     loader->SplitKvUp(&kv_up, "kv_b", {kMla.heads, kMla.nope, kMla.value, kMla.latent});
-    memory = loader->Load(&pool, nullptr);
+    memory = loader->Load({ops, &pool}, nullptr);
   }
 
   TokenTable table;

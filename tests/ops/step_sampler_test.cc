@@ -23,7 +23,7 @@ class StepSamplerTest : public KernelTest {
     const auto source = MakeDummyWeights(ModelConfig{}, 5);
     const auto loader = ops.MakeWeightLoader(*source, {.compute_dtype = DType::kF32});
     loader->Matrix(&head, "lm_head.weight", kSamplerVocab, kSamplerHidden);
-    memory = loader->Load(&pool, nullptr);
+    memory = loader->Load({ops, &pool}, nullptr);
   }
 
   Context MakeContext() { return {{ops, &pool}, arena, DType::kF32}; }

@@ -14,9 +14,11 @@ namespace outrider {
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
+
+void Unmap(std::byte* data, size_t size) { munmap(data, size); }
 }  // namespace
 
-Buffer::Buffer(size_t bytes) : size_(bytes) {
+Buffer::Buffer(size_t bytes) : size_(bytes), release_(Unmap) {
   if (bytes == 0) return;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -37,7 +39,7 @@ Buffer::Buffer(size_t bytes) : size_(bytes) {
 }
 
 Buffer::~Buffer() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) release_(data_, size_);
 }
 
 }  // namespace outrider

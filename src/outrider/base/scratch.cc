@@ -16,7 +16,7 @@ std::byte* Scratch::TakeBytes(size_t bytes) {
     used_ = 0;
   }
   if (chunk_ == chunks_.size()) {
-    chunks_.emplace_back(std::max({bytes, kSmallestChunk, capacity()}));
+    chunks_.push_back(allocate_(std::max({bytes, kSmallestChunk, capacity()})));
     used_ = 0;
   }
   std::byte* p = chunks_[chunk_].data() + used_;

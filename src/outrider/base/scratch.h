@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/buffer.h"
@@ -14,6 +16,11 @@ namespace outrider {
 
 class Scratch {
  public:
+  using Allocate = std::function<Buffer(size_t bytes)>;
+
+  Scratch() = default;  // of the host's memory
+  explicit Scratch(Allocate allocate) : allocate_(std::move(allocate)) {}
+
   /// Everything taken after a Frame was made is given back when it goes out of scope.
   class Frame {
    public:
@@ -50,6 +57,7 @@ class Scratch {
  private:
   std::byte* TakeBytes(size_t bytes);
 
+  Allocate allocate_ = [](size_t bytes) { return Buffer(bytes); };
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;  // the chunk that the next piece comes from
   size_t used_ = 0;   // bytes of it that are taken

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "outrider/draft/drafter.h"
-#include "outrider/kv/kv_cache.h"
 #include "outrider/networks/network.h"
+#include "outrider/ops/kv_cache.h"
 
 namespace outrider {
 

@@ -88,8 +88,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                   progress);
   EngineParts parts;
   parts.scheduler = plan.scheduler();
-  inside.cache =
-      std::make_unique<KvCache>(parts.scheduler.cache, plan.cache_layers(), plan.kv_dtype());
+  inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
+                                           plan.cache_layers(), plan.kv_dtype());
   inside.drafter = MakeDrafter(plan, options.speculation, *inside.model, *inside.cache);
   if (inside.drafter) {
     parts.draft_schedule =

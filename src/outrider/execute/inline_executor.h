@@ -13,8 +13,8 @@
 #include "outrider/execute/executor.h"
 #include "outrider/execute/logits_pass.h"
 #include "outrider/execute/request_slot.h"
-#include "outrider/kv/kv_cache.h"
 #include "outrider/networks/network.h"
+#include "outrider/ops/kv_cache.h"
 #include "outrider/sampling/acceptance.h"
 
 namespace outrider {

@@ -16,6 +16,7 @@
 #include "outrider/base/matrix_view.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/kernels/packed_matrix.h"
+#include "outrider/kv/layer_cache.h"
 
 namespace outrider {
 
@@ -53,25 +54,6 @@ struct ArgMaxJob {
   const int32_t* x_rows = nullptr;  // optional [rows]
   const PackedMatrix* w = nullptr;  // [N, K]
   std::span<int32_t> columns;       // [rows], the result
-};
-
-/// The cache of one layer: for every block [block_size, width], float32 or bfloat16, blocks
-/// block_stride elements apart. A token's entry is one of
-///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
-///   per head: the key of every head [kv_heads * P], the rotated key that they share [R], the value
-///             of every head [kv_heads * V]; width = kv_heads * (P + V) + R.
-struct LayerCache {
-  std::byte* data = nullptr;
-  DType dtype = DType::kBF16;
-  int32_t block_size = 0;
-  int32_t width = 0;
-  int64_t block_stride = 0;
-  int32_t group = 0;  // the cache group whose block tables and slots address it
-
-  /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
-  int64_t SlotOffset(int64_t slot) const {
-    return slot / block_size * block_stride + slot % block_size * width;
-  }
 };
 
 /// The rows of one request in a step. Row j has position context_length + j and sees the keys at

@@ -47,12 +47,15 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
 }
 
 Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules)
-    : config_(std::move(config)), options_(std::move(options)), num_modules_(num_modules) {}
+    : config_(std::move(config)),
+      options_(std::move(options)),
+      num_modules_(num_modules),
+      arena_(options_.device.ops.MakeArena()) {}
 
 void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(scratch_);
+  const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(std::ranges::is_sorted(taps, {}, &LayerTap::layer));
   OUTRIDER_CHECK(taps.empty() ||
                  (taps.front().layer >= 0 && taps.back().layer < config_.num_hidden_layers()));
@@ -67,14 +70,14 @@ void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, T
 void Network::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs,
                          KvCache& cache, Tensor previous, Tensor hidden) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(scratch_);
+  const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
   RunMtp({m, entries, outputs, previous, hidden}, cache);
 }
 
 void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {
   const Stopwatch watch(busy_seconds_);
-  const Scratch::Frame frame(scratch_);
+  const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const Context context = MakeContext();
@@ -89,7 +92,7 @@ void Network::CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
 template <typename Run>
 void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
                      std::span<const int32_t> rows, Run run) {
-  const Scratch::Frame frame(scratch_);
+  const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
   const double before = sampler.head_seconds();
   const Context context = MakeContext();

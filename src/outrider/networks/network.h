@@ -12,7 +12,7 @@
 #include "outrider/batch/batch_layout.h"
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/kv/cache_form.h"
-#include "outrider/kv/kv_cache.h"
+#include "outrider/ops/kv_cache.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -112,7 +112,7 @@ class Network {
   virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                                  std::span<const int32_t> rows) = 0;
 
-  Context MakeContext() { return {options_.device, scratch_, options_.operand_dtype}; }
+  Context MakeContext() { return {options_.device, arena_, options_.operand_dtype}; }
   /// The plan of `layout`, which holds until the next call.
   const AttentionPlan& Plan(const BatchLayout& layout);
   const AttentionPlan& plan() const { return options_.attention; }
@@ -131,7 +131,7 @@ class Network {
   int32_t num_modules_;
   double busy_seconds_ = 0;
   BatchLayout no_rows_{1};
-  Scratch scratch_;
+  Scratch arena_;
 };
 
 }  // namespace outrider

@@ -26,11 +26,11 @@ WeightSizes Measure(WeightLoader& loader, const ModelConfig& config, int num_mod
 }
 
 template <typename Weights>
-Weights Load(WeightLoader& loader, const ModelConfig& config, int num_modules, ThreadPool* pool,
+Weights Load(WeightLoader& loader, const ModelConfig& config, int num_modules, const Device& device,
              const WeightLoader::Progress& progress) {
   Weights weights;
   DeclareAll(loader, config, num_modules, weights);
-  weights.memory = loader.Load(pool, progress);
+  weights.memory = loader.Load(device, progress);
   return weights;
 }
 
@@ -69,12 +69,10 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
     case ModelFamily::kDeepSeekV3:
     case ModelFamily::kGlm4MoeLite:
       return std::make_unique<DeepSeekNetwork>(
-          config, Load<DeepSeekWeights>(*loader, config, num_modules, device.pool, progress),
-          options);
+          config, Load<DeepSeekWeights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kStep3p5:
       return std::make_unique<Step3p5Network>(
-          config, Load<Step3p5Weights>(*loader, config, num_modules, device.pool, progress),
-          options);
+          config, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
   }
   OUTRIDER_CHECK(false);
 }

@@ -9,11 +9,14 @@
 // Arguments are trusted: shapes that do not fit are bugs (OUTRIDER_CHECK).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
 
+#include "outrider/base/buffer.h"
 #include "outrider/checkpoint/layer_spec.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/ops/context.h"
@@ -134,6 +137,14 @@ class Ops {
 
   virtual std::string_view name() const = 0;
 
+  /// Memory of the device, zeroed. Throws Error when it has no more.
+  virtual Buffer Allocate(size_t bytes) const = 0;
+
+  /// An arena for contexts.
+  Scratch MakeArena() const {
+    return Scratch([this](size_t bytes) { return Allocate(bytes); });
+  }
+
   /// What packs weights for these operations. The source must outlive it.
   virtual std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                          const WeightForm& form) const = 0;
@@ -165,7 +176,10 @@ class Ops {
                         const RowCopies& copies) const = 0;
 
   /// Float32 rows that outlive a step.
-  virtual std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const = 0;
+  std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const {
+    const auto bytes = static_cast<size_t>(std::max<int64_t>(rows, 1) * cols) * sizeof(float);
+    return std::make_unique<RowMemory>(Allocate(bytes), rows, cols);
+  }
 
   // Products.
 

@@ -8,18 +8,22 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/buffer.h"
 #include "outrider/ops/tensor.h"
 
 namespace outrider {
 
-/// Rows that a device keeps (Ops::MakeRows). They cost memory only once they are written.
+/// Float32 rows that a device keeps (Ops::MakeRows).
 class RowMemory {
  public:
-  virtual ~RowMemory() = default;
+  /// memory: of at least [rows, cols].
+  RowMemory(Buffer memory, int64_t rows, int64_t cols)
+      : memory_(std::move(memory)), rows_(memory_.as<float>(), rows, cols) {}
 
   Tensor rows() const { return rows_; }
 
- protected:
+ private:
+  Buffer memory_;
   Tensor rows_;
 };
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "outrider/base/dtype.h"
-#include "outrider/base/thread_pool.h"
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
+#include "outrider/ops/context.h"
 #include "outrider/ops/weights.h"
 
 namespace outrider {
@@ -121,8 +121,9 @@ class WeightLoader {
   /// Bytes read so far, and in all, of the files; called on the loading thread.
   using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
-  /// Fills everything that was declared; returns the memory that the handles point into.
-  virtual std::unique_ptr<WeightMemory> Load(ThreadPool* pool, const Progress& progress) = 0;
+  /// Fills everything that was declared, on the device whose operations made the loader; returns
+  /// the memory that the handles point into.
+  virtual std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) = 0;
 };
 
 }  // namespace outrider

@@ -36,7 +36,8 @@ class CpuNetwork {
       : pool_(TestThreads()),
         network_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
                              {{cpu::GetCpuOps(SelectIsa()), &pool_}, dtype})),
-        cache_(MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
+        cache_(network_->device(),
+               MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
                network_->cache_needs().layers, dtype) {}
 
   /// The residual stream after each layer, then the hidden rows: float32 [rows, hidden] each.

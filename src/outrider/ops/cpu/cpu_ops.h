@@ -15,6 +15,7 @@ class CpuOps : public Ops {
 
   const KernelTable& kernels() const { return kernels_; }
   std::string_view name() const override { return kernels_.name; }
+  Buffer Allocate(size_t bytes) const override { return Buffer(bytes); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
@@ -29,7 +30,6 @@ class CpuOps : public Ops {
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
-  std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const override;
 
   void Multiply(const Context& context, std::span<const Product> products) const override;
   void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,

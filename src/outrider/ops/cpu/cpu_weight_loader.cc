@@ -432,7 +432,8 @@ WeightSizes CpuWeightLoader::PackedSizes() {
   return sizes;
 }
 
-std::unique_ptr<WeightMemory> CpuWeightLoader::Load(ThreadPool* pool, const Progress& progress) {
+std::unique_ptr<WeightMemory> CpuWeightLoader::Load(const Device& device,
+                                                    const Progress& progress) {
   memory_->bytes = Buffer(static_cast<size_t>(SumOf(PackedSizes())));
   int64_t total = 0;
   for (const Piece& piece : pieces_) {
@@ -441,7 +442,7 @@ std::unique_ptr<WeightMemory> CpuWeightLoader::Load(ThreadPool* pool, const Prog
   int64_t done = 0;
   std::byte* next = memory_->bytes.data();
   for (Piece& piece : pieces_) {
-    piece.fill(piece, next, *pool);
+    piece.fill(piece, next, *device.pool);
     next += piece.size.bytes;
     for (const auto& tensor : piece.open) done += tensor->stored_bytes();
     piece.open.clear();

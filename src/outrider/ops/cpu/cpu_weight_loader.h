@@ -36,7 +36,7 @@ class CpuWeightLoader : public WeightLoader {
             int64_t cols) override;
   void Check(const ModelConfig& config) const override;
   WeightSizes PackedSizes() override;
-  std::unique_ptr<WeightMemory> Load(ThreadPool* pool, const Progress& progress) override;
+  std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
   /// What the handles point to; addresses stay.

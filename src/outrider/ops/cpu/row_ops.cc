@@ -6,28 +6,12 @@
 #include <memory>
 #include <utility>
 
-#include "outrider/base/buffer.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_sampler.h"
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 #include "outrider/ops/cpu/packed_weights.h"
 
 namespace outrider::cpu {
-
-namespace {
-
-class HostRows : public RowMemory {
- public:
-  HostRows(int64_t rows, int64_t cols)
-      : memory_(static_cast<size_t>(std::max<int64_t>(rows, 1) * cols) * sizeof(float)) {
-    rows_ = Tensor(memory_.as<float>(), rows, cols);
-  }
-
- private:
-  Buffer memory_;
-};
-
-}  // namespace
 
 const CpuOps& GetCpuOps(Isa isa) {
   static const auto all = [] {
@@ -107,10 +91,6 @@ void CpuOps::CopyRows(const Context& /*context*/, Tensor from, Tensor to,
     OUTRIDER_CHECK(row < source.rows && copies.to()[i] < target.rows);
     std::copy_n(source.row(row), source.cols, target.row(copies.to()[i]));
   }
-}
-
-std::unique_ptr<RowMemory> CpuOps::MakeRows(int64_t rows, int64_t cols) const {
-  return std::make_unique<HostRows>(rows, cols);
 }
 
 // Products of one call run as one task list, but for those that are rounded otherwise.

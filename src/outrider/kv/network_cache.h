@@ -1,11 +1,10 @@
-// The memory of the paged cache: pages of bytes, and where the layers of a group lie in a page.
+// What a network keeps in the KV cache, and how its groups fill the pages.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "outrider/base/buffer.h"
-#include "outrider/kernels/kernel_table.h"
+#include "outrider/base/dtype.h"
 #include "outrider/kv/cache_group.h"
 
 namespace outrider {
@@ -22,27 +21,6 @@ struct CacheLayerSpec {
 struct NetworkCache {
   std::vector<CacheGroupSpec> groups;  // names, kinds, windows and ratios
   std::vector<CacheLayerSpec> layers;  // the target's, then one per module
-};
-
-/// [pages][layers of the group][entries per block][width] float32 or bfloat16: a page holds one
-/// block of all layers of one group. Memory is touched only where entries are written.
-class KvCache {
- public:
-  /// layers: by layer of the network. Layers of one group have one width.
-  KvCache(CacheConfig config, std::vector<CacheLayerSpec> layers, DType dtype);
-
-  LayerCache layer(int32_t index);
-  const CacheConfig& config() const { return config_; }
-  int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }
-  int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
-
- private:
-  CacheConfig config_;
-  std::vector<CacheLayerSpec> layers_;
-  std::vector<int32_t> layer_in_group_;
-  DType dtype_;
-  int64_t page_elements_;
-  Buffer buffer_;
 };
 
 /// Fills bytes_per_entry and layers of the groups from what the layers keep.

@@ -1,14 +1,52 @@
-#include "outrider/kv/kv_cache.h"
+#include "outrider/ops/kv_cache.h"
 
 #include <gtest/gtest.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider {
 namespace {
 
+Device HostDevice() { return {cpu::GetCpuOps(Isa::kReference)}; }
+
+/// A device with memory of its own, of which it counts the bytes in use.
+class CountedMemory : public cpu::CpuOps {
+ public:
+  CountedMemory() : CpuOps(GetKernels(Isa::kReference)) {}
+  Buffer Allocate(size_t bytes) const override {
+    in_use += bytes;
+    return {new std::byte[bytes]{}, bytes, [](std::byte* data, size_t size) {
+              in_use -= size;
+              delete[] data;
+            }};
+  }
+  static inline size_t in_use = 0;
+};
+
+TEST(KvCacheTest, MemoryIsTheDevices) {
+  const CountedMemory ops;
+  {
+    const NetworkCache network{.groups = {{.name = "full"}}, .layers = {{0, 24}}};
+    KvCache cache({ops}, MakeCacheConfig(network, DType::kF32, 16, 5), network.layers, DType::kF32);
+    EXPECT_EQ(CountedMemory::in_use, 5 * 16 * 24 * 4U);
+    KvCache moved = std::move(cache);
+    EXPECT_EQ(moved.layer(0).data[5 * 16 * 24 * 4 - 1], std::byte{0});
+    const auto rows = ops.MakeRows(3, 8);
+    Scratch arena = ops.MakeArena();
+    arena.Take<float>(1);
+    EXPECT_EQ(CountedMemory::in_use, 5 * 16 * 24 * 4U + 3 * 8 * 4 + arena.capacity());
+  }
+  EXPECT_EQ(CountedMemory::in_use, 0U);
+}
+
 TEST(KvCacheTest, APageHoldsABlockOfAllLayers) {
   const NetworkCache network{.groups = {{.name = "full"}},
                              .layers = std::vector<CacheLayerSpec>(3, {0, 24})};
-  KvCache cache(MakeCacheConfig(network, DType::kBF16, 16, 5), network.layers, DType::kBF16);
+  KvCache cache(HostDevice(), MakeCacheConfig(network, DType::kBF16, 16, 5), network.layers,
+                DType::kBF16);
   EXPECT_EQ(cache.layer(2).data - cache.layer(1).data, 16 * 24 * 2);
   EXPECT_EQ(cache.layer(0).block_size, 16);
   EXPECT_EQ(cache.layer(0).width, 24);
@@ -24,7 +62,7 @@ TEST(KvCacheTest, GroupsShareThePages) {
                                        .window = 20},
                                       {.name = "compressed", .ratio = 4, .tokens_per_block = 32}},
                            .num_pages = 5};
-  KvCache cache(config, {{0, 16}, {1, 16}, {2, 4}, {1, 16}}, DType::kF32);
+  KvCache cache(HostDevice(), config, {{0, 16}, {1, 16}, {2, 4}, {1, 16}}, DType::kF32);
   // The window's two layers have the largest block: 2 * 8 * 16 floats.
   EXPECT_EQ(cache.config().PageBytes(), 2 * 8 * 16 * 4);
   for (int32_t layer = 0; layer < 4; ++layer) {
@@ -35,31 +73,6 @@ TEST(KvCacheTest, GroupsShareThePages) {
   EXPECT_EQ(cache.layer(2).block_size, 8);
   EXPECT_EQ(cache.layer(2).group, 2);
   EXPECT_EQ(BytesPerToken(cache.config().groups), 16 * 4 + 2 * 16 * 4 + 4 * 4 / 4);
-}
-
-TEST(KvCacheTest, BlocksOfAllGroupsFillAPageAsWellAsTheyCan) {
-  // 12 layers of full history and 36 with a window, as Step-3.5-Flash has with its modules.
-  std::vector<CacheGroupSpec> groups = {
-      {.name = "full"}, {.name = "window", .kind = CacheGroupKind::kSlidingWindow, .window = 512}};
-  std::vector<CacheLayerSpec> layers(12, {0, 2048});
-  layers.resize(48, {1, 2048});
-  SizeGroups(groups, layers, DType::kBF16);
-  ChooseBlockSizes(groups, 64);
-  EXPECT_EQ(groups[0].tokens_per_block, 192);
-  EXPECT_EQ(groups[1].tokens_per_block, 64);
-  EXPECT_EQ(groups[0].bytes_per_block(), groups[1].bytes_per_block());
-  // Without modules there are 33: the nearest multiple.
-  layers.resize(45);
-  SizeGroups(groups, layers, DType::kBF16);
-  ChooseBlockSizes(groups, 64);
-  EXPECT_EQ(groups[0].tokens_per_block, 192);
-  EXPECT_EQ(groups[1].tokens_per_block, 64);
-  // A group alone has what is asked for.
-  groups.resize(1);
-  layers.resize(12);
-  SizeGroups(groups, layers, DType::kBF16);
-  ChooseBlockSizes(groups, 64);
-  EXPECT_EQ(groups[0].tokens_per_block, 64);
 }
 
 }  // namespace

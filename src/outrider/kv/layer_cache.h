@@ -1,0 +1,30 @@
+// Where the entries of one layer lie in the memory of the cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "outrider/base/dtype.h"
+
+namespace outrider {
+
+/// The cache of one layer: for every block [block_size, width] elements, blocks block_stride
+/// elements apart, in the memory of the device that runs the layer. A token's entry is one of
+///   latent:   its normalised latent [L], its rotated key [R]; width = L + R;
+///   per head: the key of every head [kv_heads * P], the rotated key that they share [R], the value
+///             of every head [kv_heads * V]; width = kv_heads * (P + V) + R.
+struct LayerCache {
+  std::byte* data = nullptr;
+  DType dtype = DType::kBF16;
+  int32_t block_size = 0;
+  int32_t width = 0;
+  int64_t block_stride = 0;
+  int32_t group = 0;  // the cache group whose block tables and slots address it
+
+  /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
+  int64_t SlotOffset(int64_t slot) const {
+    return slot / block_size * block_stride + slot % block_size * width;
+  }
+};
+
+}  // namespace outrider
