@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -49,6 +50,8 @@ struct TestEngineOptions {
   std::optional<int32_t> max_num_queued_reqs = std::nullopt;
   bool probabilistic_drafts = false;
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
+  /// Set: makes the executor, of an InlineExecutor's parts.
+  std::function<std::unique_ptr<Executor>(InlineExecutorParts)> make_executor = nullptr;
 };
 
 /// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
@@ -125,7 +128,8 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                      .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
                      .exact_prefix = options.exact_prefix};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
-  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  parts.executor = options.make_executor ? options.make_executor(std::move(inside))
+                                         : std::make_unique<InlineExecutor>(std::move(inside));
   if (options.late_seed) {
     parts.executor = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
   }

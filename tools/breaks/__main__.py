@@ -2,7 +2,7 @@
 
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
-                                            steps_in_flight, hopper
+                                            steps_in_flight, windows, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -32,6 +32,7 @@ import hopper
 import server
 import speculation
 import steps_in_flight
+import windows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "models", "src", "tests")
@@ -43,8 +44,9 @@ PLACE_OF = {  # of a test program, under tests/
                                          "sampling", "schedule", "server")}}
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
-         "hopper": hopper}
-TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | hopper.TOPICS
+         "windows": windows, "hopper": hopper}
+TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | \
+    windows.TOPICS | hopper.TOPICS
 
 
 class CannotTell(Exception):

@@ -1,0 +1,147 @@
+// Whatever was rejected, cut into chunks, preempted, found in the prefix cache or freed behind a
+// window: every cache entry that can still be read, of the target and of the drafter's modules, is
+// the one that a computation from scratch makes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <ostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/engine/entry_checking_executor.h"
+#include "tests/engine/test_engine.h"
+#include "tests/networks/small_step_model.h"
+#include "tests/sanitized.h"
+
+namespace outrider {
+namespace {
+
+constexpr int32_t kEntriesVocab = 40;
+
+struct EntriesCase {
+  const char* name;
+  DrafterKind drafter = DrafterKind::kChain;
+  int32_t k = 3;
+  DraftForm form = DraftForm::kCompacted;
+  int32_t window = 20;
+  bool synthetic = false;  // drafts are accepted at given rates, else by chance
+  bool late = false;
+  std::vector<DraftRange> draft_ranges = {};
+};
+
+void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
+
+class DrafterEntriesTest : public testing::TestWithParam<EntriesCase> {};
+
+/// Prompts of 1 to 90 tokens, many with a common beginning.
+std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count) {
+  std::mt19937 random(seed);
+  const auto uniform = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    GenerationRequest request;
+    for (int n = i % 5 == 0 ? uniform(1, 4) : uniform(5, 90); n > 0; --n) {
+      request.prompt_token_ids.push_back(uniform(6, kEntriesVocab - 1));
+    }
+    if (i >= 4 && i % 4 != 0) {
+      const auto& other = requests[static_cast<size_t>(uniform(0, i - 1))].prompt_token_ids;
+      // Many go on differently within a few tokens after a place where requests resume.
+      const auto shared =
+          std::min<std::ptrdiff_t>(std::ssize(other), 20 * uniform(1, 5) + uniform(0, 4));
+      request.prompt_token_ids.insert(request.prompt_token_ids.begin(), other.begin(),
+                                      other.begin() + shared);
+    }
+    request.sampling.temperature = uniform(0, 1) == 0 ? 0.0F : 0.8F;
+    request.sampling.seed = static_cast<uint64_t>(uniform(0, 1000));
+    request.sampling.max_tokens = uniform(1, 60);
+    request.sampling.ignore_eos = true;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
+  const EntriesCase& test = GetParam();
+  const SmallStepModel model(kEntriesVocab, test.window);
+  EntryCounts counts;
+  int64_t preemptions = 0;
+  for (uint32_t seed = 0; seed < (kSanitized ? 1 : 3); ++seed) {
+    TestEngineOptions options;
+    options.checkpoint = model.directory();
+    options.dummy_seed = 3 + seed;
+    options.cache_form = KvCacheForm::kHeads;
+    options.drafter = test.drafter;
+    options.k = test.k;
+    options.draft_form = test.form;
+    options.draft_ranges = test.draft_ranges;
+    options.block_size = 4;
+    options.max_num_batched_tokens = 24 + static_cast<int32_t>(seed) * 40;
+    options.max_num_seqs = 6;
+    options.max_model_len = 240;
+    // Little more than one request may need: some are preempted.
+    const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + 3;
+    options.num_blocks =
+        static_cast<int32_t>(TestCacheConfig(options).MostPages(options.max_model_len, step_rows)) +
+        4;
+    if (test.synthetic) {
+      options.acceptance.method = RejectionMethod::kSynthetic;
+      options.acceptance.rates = RatesOfLength(2.2, test.k);
+    }
+    if (test.late) options.late_seed = seed;
+    const bool chain = test.drafter == DrafterKind::kChain;
+    options.make_executor = [&](InlineExecutorParts parts) {
+      return std::make_unique<EntryCheckingExecutor>(
+          std::move(parts), EntryCheckingExecutor::Options{.chain = chain, .k = test.k}, &counts);
+    };
+    const auto engine = MakeTestEngine(options);
+    const std::vector<GenerationRequest> requests = EntryRequests(seed, kSanitized ? 12 : 30);
+    std::vector<Generated> out(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Submit(*engine, requests[i], &out[i]);
+      for (int step = 0; step < 3; ++step) engine->Step();
+      ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    }
+    RunUntilIdle(*engine);
+    ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_EQ(static_cast<int32_t>(out[i].tokens.size()), requests[i].sampling.max_tokens);
+    }
+    preemptions += engine->Counters().num_preemptions;
+  }
+  EXPECT_GT(counts.target, 10000);
+  EXPECT_GT(counts.modules, 5000);
+  EXPECT_GT(counts.freed, 5000);
+  EXPECT_GT(counts.shared, 100);
+  EXPECT_GT(counts.accepted, 20);
+  EXPECT_GT(counts.rejected, 100);
+  EXPECT_GT(preemptions, 0);
+  if (test.drafter == DrafterKind::kChain && test.k > 1) EXPECT_GT(counts.provisional, 500);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Drafters, DrafterEntriesTest,
+    testing::Values(
+        EntriesCase{.name = "Chain3"}, EntriesCase{.name = "Chain3Synthetic", .synthetic = true},
+        EntriesCase{.name = "Chain2", .k = 2, .window = 5, .synthetic = true},
+        EntriesCase{.name = "Chain1", .k = 1, .window = 2},
+        EntriesCase{.name = "Chain3WindowOfOne", .window = 1, .synthetic = true},
+        EntriesCase{
+            .name = "Chain3Padded", .form = DraftForm::kPadded, .window = 5, .synthetic = true},
+        EntriesCase{.name = "Chain3FewerDrafts",
+                    .synthetic = true,
+                    .draft_ranges = {{1, 2, 3}, {3, 4, 1}, {5, 6, 0}}},
+        EntriesCase{.name = "Chain3Late", .window = 5, .synthetic = true, .late = true},
+        EntriesCase{.name = "Repeated3", .drafter = DrafterKind::kRepeated, .synthetic = true},
+        EntriesCase{.name = "Repeated3Padded",
+                    .drafter = DrafterKind::kRepeated,
+                    .form = DraftForm::kPadded,
+                    .window = 5,
+                    .synthetic = true}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace outrider
