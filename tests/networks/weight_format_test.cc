@@ -82,7 +82,7 @@ class Fp4Weights : public ::testing::Test {
     Weight weight;
     loader->Stacked(&weight, {"a.weight", "b.weight"}, kRows, kCols);
     if (sizes != nullptr) *sizes = loader->PackedSizes();
-    const auto memory = loader->Load(&pool_, nullptr);
+    const auto memory = loader->Load({ops, &pool_}, nullptr);
     Scratch arena;
     std::vector<float> y(kXRows * 2 * kRows);
     const Context context({ops, &pool_}, arena, form.compute_dtype);
