@@ -146,7 +146,7 @@ class EntryCheckingExecutor : public Executor {
     }
     const NetworkCache needs = model_.cache_needs();
     const DType dtype = cache_.layer(0).dtype;
-    KvCache fresh(config, needs.layers, dtype);
+    KvCache fresh(model_.device(), config, needs.layers, dtype);
     const int32_t prompt_end = std::min(slot.parameters->prompt_length, slot.computed);
     std::vector<float> hidden;
     Forward(fresh, slot, fresh_tables, 0, prompt_end, hidden);
