@@ -1,10 +1,23 @@
 #!/usr/bin/env python3
 """Step-3.5-Flash computed the plain way, in float64: the oracle of the engine's step3p5 network.
 
-Independent of the engine and of transformers, which has no such class. It follows the published
-modelling code (stepfun's modeling_step3p5.py and vLLM's step3p5.py agree on every rule below).
-Needs numpy only. The whole sequence is computed at once, without a cache.
-Longer than most files: an oracle imports nothing that it might share a mistake with.
+Independent of the engine and of transformers, which has no such class. Needs numpy only. The whole
+sequence is computed at once, without a cache. Longer than most files: an oracle imports nothing
+that it might share a mistake with.
+
+What it was compared with, November 2026:
+- stepfun's modeling_step3p5.py (of the published checkpoint), run with torch 2.15 and transformers
+  4.57 in float32: the two goldens and 24 configurations of `random --seed 11`, the MTP modules from
+  its decoder layer wired as vLLM wires them. Log-probabilities differ by at most 4.7e-5.
+- Read beside it, rule by rule: vLLM's step3p5.py and step3p5_mtp.py, SGLang's step3p5_mtp.py,
+  llama.cpp's step35.cpp. They agree in norms by 1 + w, rotation of the first dimensions of a head
+  by halves, llama3 scaling of the layers that yarn_only_types names, heads by kind of layer, the
+  gate per head from the normalised input, sigmoid scores with a bias for the choice only, weights
+  normalised and scaled, clamps, shared experts, and modules that read residual streams before the
+  norm, each with a norm and a head of its own.
+- They differ where no published config goes: vLLM takes a clamp of routed experts of 7 only,
+  rotary factors of 0.5 and 1 only, and normalises weights by norm_expert_weight, which stepfun's
+  code does not read; llama.cpp multiplies by 1 + w in its converter.
 
   python3 tools/step3p5_reference.py golden DIRECTORY [--seed N] [--fp8]
       writes a tiny random checkpoint under the published names, and what it computes
@@ -406,6 +419,19 @@ def find_prompt(network, length, generator):
     raise SystemExit(f"no prompt of {length} tokens without a near tie; try another seed")
 
 
+def greedy_drafts(network, ids):
+    """What the chain of modules drafts after `ids`; -1 from the first near tie on."""
+    drafts, near_tie = [], False
+    previous = network.forward(ids[:-1])[0][-1]
+    for m in range(network.c["num_nextn_predict_layers"]):
+        previous, logits = network.mtp(m, ids + drafts, previous)
+        near_tie = near_tie or gap(logits[-1]) < MIN_ARGMAX_MARGIN
+        drafts.append(int(logits[-1].argmax()))
+        if near_tie:
+            return drafts[:-1] + [-1] * (network.c["num_nextn_predict_layers"] - m)
+    return drafts
+
+
 def quantization(block):
     return dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic",
                 weight_block_size=list(block))
@@ -450,7 +476,8 @@ def write_golden(directory, seed, fp8):
     for case, length in enumerate(PROMPT_LENGTHS):
         ids, new = find_prompt(network, length, generator)
         logits = add_case(golden, case, network, ids)
-        greedy.append(dict(prompt_ids=ids, greedy_ids=new))
+        drafts = [greedy_drafts(network, ids + new[:i]) for i in range(1, len(new) + 1)]
+        greedy.append(dict(prompt_ids=ids, greedy_ids=new, draft_ids=drafts))
         print(f"case {case}: {length} tokens, std of logits {logits.std():.2f}, routing margin "
               f"{network.routing_margin:.1e}", flush=True)
     write_safetensors(directory / "golden.safetensors", golden)

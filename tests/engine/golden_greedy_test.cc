@@ -1,4 +1,5 @@
-// transformers' greedy continuations, token for token, with and without speculation.
+// The goldens' greedy continuations, token for token, with and without speculation, and what the
+// MTP modules draft on the way.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,30 @@ struct GoldenCase {
 
 class GoldenGreedyTest : public testing::TestWithParam<GoldenCase> {};
 
-TEST_P(GoldenGreedyTest, EqualsTransformers) {
+/// Drafts of each step after the first, against golden ones by number of emitted tokens (-1: a near
+/// tie). How many were compared.
+int ExpectGoldenDrafts(const Generated& result, const nlohmann::json& golden) {
+  const auto all = golden["draft_ids"].get<std::vector<std::vector<int32_t>>>();
+  EXPECT_TRUE(result.drafts.front().empty());
+  int compared = 0;
+  size_t emitted = 1;
+  for (size_t step = 1; step < result.drafts.size(); ++step) {
+    const std::vector<int32_t>& drafts = result.drafts[step];
+    const std::vector<int32_t>& expected = all.at(emitted - 1);
+    for (size_t i = 0; i < drafts.size() && expected.at(i) >= 0; ++i, ++compared) {
+      EXPECT_EQ(drafts[i], expected[i]) << "draft " << i << " after " << emitted << " tokens";
+    }
+    size_t accepted = 0;
+    while (accepted < drafts.size() && drafts[accepted] == result.tokens.at(emitted + accepted)) {
+      ++accepted;
+    }
+    emitted += accepted + 1;
+  }
+  EXPECT_EQ(emitted, result.tokens.size());
+  return compared;
+}
+
+TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
   std::ifstream file(GoldenDirectory() / GetParam().golden / "golden_greedy.json");
   const auto golden = nlohmann::json::parse(file);
   TestEngineOptions options;
@@ -40,6 +64,7 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
     request.sampling.temperature = 0;
     request.sampling.max_tokens = static_cast<int32_t>(golden[i]["greedy_ids"].size());
     request.sampling.ignore_eos = true;  // the golden list may go on after it
+    request.trace_steps = true;
     Submit(*engine, std::move(request), &results[i]);
   }
   RunUntilIdle(*engine);
@@ -47,7 +72,14 @@ TEST_P(GoldenGreedyTest, EqualsTransformers) {
     EXPECT_EQ(results[i].tokens, golden[i]["greedy_ids"].get<std::vector<int32_t>>()) << i;
     EXPECT_TRUE(results[i].finish_reason.has_value()) << i;
   }
-  if (GetParam().drafter == DrafterKind::kChain) {
+  if (GetParam().drafter == DrafterKind::kNone) return;
+  if (golden[0].contains("draft_ids")) {
+    int compared = 0;
+    for (size_t i = 0; i < golden.size(); i += kEvery) {
+      compared += ExpectGoldenDrafts(results[i], golden[i]);
+    }
+    EXPECT_GT(compared, kSanitized ? 40 : 100);
+  } else if (GetParam().drafter == DrafterKind::kChain) {
     EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(), 3.3);
   }
 }
@@ -86,7 +118,11 @@ INSTANTIATE_TEST_SUITE_P(PerHeadCache, GoldenGreedyTest,
                                          WithHeads("tiny-v2", DrafterKind::kNone),
                                          WithHeads("tiny-v2-lite", DrafterKind::kNone),
                                          WithHeads("tiny-glm4-moe-lite", DrafterKind::kNone),
-                                         WithHeads("tiny-kimi-k25-fp8", DrafterKind::kNone)),
+                                         WithHeads("tiny-kimi-k25-fp8", DrafterKind::kNone),
+                                         WithHeads("tiny-step3p5", DrafterKind::kNone),
+                                         WithHeads("tiny-step3p5", DrafterKind::kChain),
+                                         WithHeads("tiny-step3p5-fp8", DrafterKind::kNone),
+                                         WithHeads("tiny-step3p5-fp8", DrafterKind::kChain)),
                          CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
