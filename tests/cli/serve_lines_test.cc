@@ -14,6 +14,7 @@
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/parameter_count.h"
 #include "outrider/engine/engine_loader.h"
+#include "outrider/kernels/kernel_table.h"
 #include "outrider/options/byte_size.h"
 #include "outrider/telemetry/stats_log.h"
 

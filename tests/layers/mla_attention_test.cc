@@ -131,7 +131,10 @@ class MlaBackendTest : public KernelTest {
     Result result{TestMatrix(layout.num_rows(), kHidden), std::move(cache)};
     Scratch scratch;
     const cpu::CpuOps ops(kernels);
-    MlaForward({{ops, &pool}, scratch, DType::kF32}, layer.shape, layer.weights, layout, plan,
+    const outrider::Context context({ops, &pool}, scratch, DType::kF32);
+    const auto inputs = ops.MakeStepInputs();
+    inputs->Assign(context, layout, plan);
+    MlaForward(context, layer.shape, layer.weights, *inputs,
                {.cos = cos.view(), .sin = sin.view(), .interleaved = true},
                {.data = reinterpret_cast<std::byte*>(result.cache.data()),
                 .dtype = DType::kF32,

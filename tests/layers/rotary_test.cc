@@ -5,7 +5,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "outrider/kernels/kernel_table.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "tests/ops/test_step.h"
 
 namespace outrider {
 namespace {
@@ -68,9 +70,11 @@ TEST(RotaryTest, RowsHoldCosineAndSineTimesMagnitude) {
   ThreadPool pool(1);
   const cpu::CpuOps& ops = cpu::GetCpuOps(Isa::kReference);
   const std::vector<float> frequencies = {1.0F, 0.5F};
-  const std::vector<int32_t> positions = {0, 3};
-  const Rotary rotary = ops.MakeRotary({{ops, &pool}, scratch, DType::kF32}, frequencies, 2.0F,
-                                       true, {.token_ids = {}, .positions = positions});
+  const Context context({ops, &pool}, scratch, DType::kF32);
+  const TestStep step(context, FullHistoryCache(1, 16).groups,
+                      {{.context = 0, .tokens = {0}, .tables = {{0}}},
+                       {.context = 3, .tokens = {0}, .tables = {{0}}}});
+  const Rotary rotary = ops.MakeRotary(context, frequencies, 2.0F, true, step.inputs());
   const RotaryRows rows = {rotary.cos.floats(), rotary.sin.floats(), rotary.interleaved};
   EXPECT_EQ(rows.cos.row(0)[0], 2.0F);
   EXPECT_EQ(rows.sin.row(0)[1], 0.0F);

@@ -14,6 +14,7 @@
 
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_step.h"
 
 namespace outrider {
 namespace {
@@ -80,11 +81,21 @@ struct OpsCase {
   std::function<void(const Context&, const OpsWeights&, OpsInput&, Tensor out)> run;
 };
 
-StepRows RowsOf(const OpsInput& in) { return {in.tokens, in.positions}; }
+/// One request per row, which keeps their order.
+std::unique_ptr<TestStep> StepOf(const Context& c, const OpsInput& in) {
+  std::vector<StepPart> parts;
+  for (size_t r = 0; r < in.tokens.size(); ++r) {
+    const auto blocks = static_cast<size_t>(in.positions[r] / kSlots + 1);
+    parts.push_back({.context = in.positions[r],
+                     .tokens = {in.tokens[r]},
+                     .tables = {std::vector<int32_t>(blocks)}});
+  }
+  return std::make_unique<TestStep>(c, FullHistoryCache(1, kSlots).groups, std::move(parts));
+}
 
-Rotary RotaryOf(const Context& c, const OpsInput& in) {
+Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
   static constexpr std::array kFrequencies = {1.0F, 0.3F, 0.1F, 0.01F};
-  return c.ops.MakeRotary(c, kFrequencies, 1.5F, true, RowsOf(in));
+  return c.ops.MakeRotary(c, kFrequencies, 1.5F, true, inputs);
 }
 
 void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& experts,
@@ -109,11 +120,11 @@ std::vector<OpsCase> Cases() {
   return {
       {"Embed", kHidden, true,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
-         c.ops.Embed(c, w.table, RowsOf(in), false, out);
+         c.ops.Embed(c, w.table, StepOf(c, in)->inputs(), false, out);
        }},
       {"EmbedZeroAtPosition0", kHidden, true,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
-         c.ops.Embed(c, w.table, RowsOf(in), true, out);
+         c.ops.Embed(c, w.table, StepOf(c, in)->inputs(), true, out);
          for (int64_t r = 0; r < out.rows; ++r) {
            const float* row = out.floats().row(r);
            const bool zero = std::all_of(row, row + kHidden, [](float v) { return v == 0; });
@@ -122,7 +133,7 @@ std::vector<OpsCase> Cases() {
        }},
       {"Rotary", 8, true,
        [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
-         const Rotary rotary = RotaryOf(c, in);
+         const Rotary rotary = RotaryOf(c, StepOf(c, in)->inputs());
          c.ops.Copy(c, rotary.cos, out.Columns(0, 4));
          c.ops.Copy(c, rotary.sin, out.Columns(4, 4));
        }},
@@ -229,7 +240,7 @@ std::vector<OpsCase> Cases() {
            const int64_t head = kMla.nope + kMla.rope;
            c.ops.Copy(c, Tensor(in.x.view()).Columns(h, head), q.Columns(h * head, head));
          }
-         c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, in));
+         c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, StepOf(c, in)->inputs()));
          c.ops.Absorb(c, kMla, w.kv_up, q, absorbed);
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
@@ -322,27 +333,32 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
                               .width = width,
                               .block_stride = int64_t{kSlots} * width};
     const std::vector<int32_t> blocks = {2, 0, 3};
-    OpsInput in{.tokens = {}, .positions = {}, .x = TestMatrix(0, 0)};
-    std::vector<int64_t> slots;
-    for (int32_t p = 0; p < kPositions; ++p) {
-      in.tokens.push_back(0);
-      in.positions.push_back(p);
-      slots.push_back(blocks[static_cast<size_t>(p / kSlots)] * kSlots + p % kSlots);
-    }
+    const StepAttention attention = {per_head ? KvCacheForm::kHeads : KvCacheForm::kLatent};
+    const std::vector<CacheGroupSpec> groups = FullHistoryCache(4, kSlots).groups;
+    const auto step = [&](int32_t context, int32_t rows) {
+      return std::make_unique<TestStep>(
+          c, groups,
+          std::vector<StepPart>{{.phase = prompt ? Phase::kPromptChunk : Phase::kDecode,
+                                 .context = context,
+                                 .tokens = std::vector<int32_t>(static_cast<size_t>(rows)),
+                                 .tables = {blocks}}},
+          attention);
+    };
+    const auto all = step(0, kPositions);
     const TestMatrix kv = TestMatrix::Random(kPositions, latent_width, draws);
     const EntryArgs entries = {.kv = kv.view(),
                                .norm = w.latent_norm,
-                               .rotary = RotaryOf(c, in),
-                               .slots = slots.data(),
+                               .rotary = RotaryOf(c, all->inputs()),
                                .cache = cache};
     if (per_head) {
-      ops.WritePerHeadEntries(c, kMla, w.kv_up, entries);
+      ops.WritePerHeadEntries(c, kMla, w.kv_up, all->inputs(), entries);
     } else {
-      ops.WriteLatentEntries(c, kMla, entries);
+      ops.WriteLatentEntries(c, kMla, all->inputs(), entries);
     }
     const TestMatrix q = TestMatrix::Random(kQueries, kMla.heads * head, draws);
     TestMatrix out(kQueries, kMla.heads * kMla.value);
-    const std::array spans = {AttentionSpan{0, kQueries, kPositions - kQueries, blocks.data()}};
+    const auto last = step(kPositions - kQueries, kQueries);
+    const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache};
     if (per_head) {
       ops.PerHeadAttention(c,
                            {.heads = kMla.heads,
@@ -351,17 +367,14 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
                             .rope = kMla.rope,
                             .value = kMla.value,
                             .softmax_scale = kMla.softmax_scale},
-                           {.q = q.view(), .out = out.view(), .cache = cache, .requests = spans});
+                           last->inputs(), args);
     } else if (prompt) {
-      ops.PromptAttention(
-          c, kMla, w.kv_up,
-          {.q = q.view(), .out = out.view(), .cache = cache, .prompts = spans, .left_over = {}});
+      ops.PromptAttention(c, kMla, w.kv_up, last->inputs(), args);
     } else {
       const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
       const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
       ops.Absorb(c, kMla, w.kv_up, q.view(), absorbed);
-      ops.DecodeAttention(c, kMla,
-                          {.q = absorbed, .out = latent, .cache = cache, .requests = spans});
+      ops.DecodeAttention(c, kMla, last->inputs(), {.q = absorbed, .out = latent, .cache = cache});
       ops.Unabsorb(c, kMla, w.kv_up, latent, out.view());
     }
     return out;
@@ -409,16 +422,20 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
                             .width = kEntry,
                             .block_stride = int64_t{kSlots} * kEntry};
   const std::vector<int32_t> blocks = {-1, 0, 3};  // the first has left the window
-  std::vector<int64_t> slots;
-  for (int32_t p = 0; p < kPositions; ++p) {
-    slots.push_back(p < kSlots ? -1
-                               : blocks[static_cast<size_t>(p / kSlots)] * kSlots + p % kSlots);
-  }
-  ops.WriteEntries(c, entries.view(), slots.data(), cache);
+  const auto step = [&](int32_t context) {
+    return std::make_unique<TestStep>(
+        c, FullHistoryCache(4, kSlots).groups,
+        std::vector<StepPart>{
+            {.context = context,
+             .tokens = std::vector<int32_t>(static_cast<size_t>(kPositions - context)),
+             .tables = {blocks}}},
+        StepAttention{KvCacheForm::kHeads});
+  };
+  ops.WriteEntries(c, step(kSlots)->inputs(),
+                   Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
   TestMatrix out(kQueries, 6 * 16);
-  const std::array spans = {AttentionSpan{0, kQueries, kPositions - kQueries, blocks.data()}};
-  ops.PerHeadAttention(c, kShape,
-                       {.q = q.view(), .out = out.view(), .cache = cache, .requests = spans});
+  ops.PerHeadAttention(c, kShape, step(kPositions - kQueries)->inputs(),
+                       {.q = q.view(), .out = out.view(), .cache = cache});
   for (int32_t r = 0; r < kQueries; ++r) {
     const int32_t position = kPositions - kQueries + r;
     for (int32_t h = 0; h < 6; ++h) {

@@ -7,6 +7,7 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
 #include "outrider/base/processors.h"
+#include "outrider/kernels/kernel_table.h"
 
 namespace outrider {
 

@@ -35,13 +35,11 @@ void Attention(const Context& context, const DecoderLayer& layer, const LayerSte
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     GqaForward(context, ShapeOf(*gqa, layer.norm_eps),
-               std::get<GqaWeights>(layer.weights.attention), step.layout, step.plan, rotary, cache,
-               h, x);
+               std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, cache, h, x);
     return;
   }
   MlaForward(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
-             std::get<MlaWeights>(layer.weights.attention), step.layout, step.plan, rotary, cache,
-             h, x);
+             std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h, x);
 }
 
 void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
@@ -49,12 +47,11 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     WriteGqaEntries(context, ShapeOf(*gqa, layer.norm_eps),
-                    std::get<GqaWeights>(layer.weights.attention), step.layout, rotary, cache, h);
+                    std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
     return;
   }
   WriteMlaEntries(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
-                  std::get<MlaWeights>(layer.weights.attention), step.layout,
-                  step.plan.cache_form(), rotary, cache, h);
+                  std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
 }
 
 void Mlp(const Context& context, const DecoderLayer& layer, Tensor h, Tensor x) {

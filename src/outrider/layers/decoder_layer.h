@@ -24,15 +24,9 @@ struct DecoderLayer {
   LayerWeights weights;
 };
 
-/// The rows of a layout as operations take them.
-inline StepRows RowsOf(const BatchLayout& layout) {
-  return {layout.token_ids(), layout.positions()};
-}
-
 /// What a layer gets of a step.
 struct LayerStep {
-  const BatchLayout& layout;
-  const AttentionPlan& plan;       // of the layout
+  const StepInputs& inputs;
   std::span<const Rotary> rotary;  // by kind
 };
 

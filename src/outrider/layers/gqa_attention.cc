@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include "outrider/layers/attention_spans.h"
-
 namespace outrider {
 
 namespace {
@@ -29,17 +27,17 @@ void NormaliseAndRotate(const Context& context, int32_t heads, const float* norm
 }
 
 void FinishEntries(const Context& context, const GqaShape& s, const GqaWeights& w,
-                   const BatchLayout& layout, const Rotary& rotary, LayerCache cache,
+                   const StepInputs& inputs, const Rotary& rotary, LayerCache cache,
                    const GqaEntries& entries) {
   NormaliseAndRotate(context, s.kv_heads, w.k_norm, s.norm_eps, rotary, entries.keys);
-  context.ops.WriteEntries(context, entries.all, layout.slot_mapping(cache.group).data(), cache);
+  context.ops.WriteEntries(context, inputs, entries.all, cache);
 }
 
 }  // namespace
 
 void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
-                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
-                LayerCache cache, Tensor x, Tensor residual) {
+                const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
+                Tensor residual) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const GqaEntries entries = TakeEntries(context, s, x.rows);
@@ -49,7 +47,7 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
                                    Product{.x = x, .w = &w.k, .y = entries.keys},
                                    Product{.x = x, .w = &w.v, .y = entries.values},
                                    Product{.x = x, .w = &w.gate, .y = gates}});
-  FinishEntries(context, s, w, layout, rotary, cache, entries);
+  FinishEntries(context, s, w, inputs, rotary, cache, entries);
   NormaliseAndRotate(context, s.heads, w.q_norm, s.norm_eps, rotary, q);
   const Tensor out = context.Rows(x.rows, q.cols);
   ops.PerHeadAttention(context,
@@ -60,22 +58,19 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
                         .value = s.head_dim,
                         .window = s.window,
                         .softmax_scale = s.softmax_scale},
-                       {.q = q,
-                        .out = out,
-                        .cache = cache,
-                        .requests = AttentionSpans(context, plan.per_head(), 0, cache.group)});
+                       inputs, {.q = q, .out = out, .cache = cache});
   ops.GateHeads(context, gates, out);
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
 }
 
 void WriteGqaEntries(const Context& context, const GqaShape& s, const GqaWeights& w,
-                     const BatchLayout& layout, const Rotary& rotary, LayerCache cache, Tensor x) {
+                     const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x) {
   const Scratch::Frame frame(context.arena);
   const GqaEntries entries = TakeEntries(context, s, x.rows);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.k, .y = entries.keys},
                                            Product{.x = x, .w = &w.v, .y = entries.values}});
-  FinishEntries(context, s, w, layout, rotary, cache, entries);
+  FinishEntries(context, s, w, inputs, rotary, cache, entries);
 }
 
 }  // namespace outrider

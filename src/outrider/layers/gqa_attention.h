@@ -2,8 +2,6 @@
 // everything or over a window, with normalised queries and keys and a gate for each head.
 #pragma once
 
-#include "outrider/attention/attention_plan.h"
-#include "outrider/batch/batch_layout.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -27,17 +25,17 @@ struct GqaWeights {
   const float* k_norm = nullptr;  // [D]
 };
 
-/// residual += o(sigmoid(gate(x)) * attention(x)) for the rows of `layout`, from which `plan` was
-/// made. Queries and keys are normalised head by head, then their first values are rotated. Writes
-/// the rows' entries to `cache` first and reads all keys back from it. All rows take one path,
-/// whatever their role. x [rows, hidden] is the normalised input, residual [rows, hidden].
+/// residual += o(sigmoid(gate(x)) * attention(x)) for the rows of a step. Queries and keys are
+/// normalised head by head, then their first values are rotated. Writes the rows' entries to
+/// `cache` first and reads all keys back from it. All rows take one path, whatever their role. x
+/// [rows, hidden] is the normalised input, residual [rows, hidden].
 void GqaForward(const Context& context, const GqaShape& shape, const GqaWeights& weights,
-                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
-                LayerCache cache, Tensor x, Tensor residual);
+                const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
+                Tensor residual);
 
-/// Writes the cache entries of the rows of `layout` as GqaForward does, and nothing else: for rows
+/// Writes the cache entries of the rows as GqaForward does, and nothing else: for rows
 /// whose output nobody reads. x [rows, hidden] is the normalised input.
 void WriteGqaEntries(const Context& context, const GqaShape& shape, const GqaWeights& weights,
-                     const BatchLayout& layout, const Rotary& rotary, LayerCache cache, Tensor x);
+                     const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x);
 
 }  // namespace outrider

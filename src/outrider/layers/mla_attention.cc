@@ -2,32 +2,25 @@
 
 #include <array>
 
-#include "outrider/layers/attention_spans.h"
-
 namespace outrider {
 
 namespace {
 
 /// kv [rows, L + R]: the latent projection, not yet normalised nor rotated; it may be changed.
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
-                  const BatchLayout& layout, KvCacheForm form, const Rotary& rotary,
-                  LayerCache cache, Tensor kv) {
-  const EntryArgs args = {.kv = kv,
-                          .norm = w.kv_a_norm,
-                          .rotary = rotary,
-                          .slots = layout.slot_mapping(cache.group).data(),
-                          .cache = cache};
-  if (form == KvCacheForm::kHeads) {
-    context.ops.WritePerHeadEntries(context, s, w.kv_up, args);
+                  const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor kv) {
+  const EntryArgs args = {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = cache};
+  if (inputs.cache_form() == KvCacheForm::kHeads) {
+    context.ops.WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
-    context.ops.WriteLatentEntries(context, s, args);
+    context.ops.WriteLatentEntries(context, s, inputs, args);
   }
 }
 
 /// q [rows, heads * (P + R)], rotated.
 Tensor ProjectQueriesAndWriteCache(const Context& context, const MlaShape& s, const MlaWeights& w,
-                                   const BatchLayout& layout, KvCacheForm form,
-                                   const Rotary& rotary, LayerCache cache, Tensor x) {
+                                   const StepInputs& inputs, const Rotary& rotary, LayerCache cache,
+                                   Tensor x) {
   const Ops& ops = context.ops;
   const int64_t rows = x.rows;
   const Tensor kv = context.Rows(rows, s.latent + s.rope);
@@ -42,78 +35,56 @@ Tensor ProjectQueriesAndWriteCache(const Context& context, const MlaShape& s, co
     ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_b, .y = q}, to_kv});
   }
   ops.Rotate(context, q, s.heads, s.nope, rotary);
-  WriteEntries(context, s, w, layout, form, rotary, cache, kv);
+  WriteEntries(context, s, w, inputs, rotary, cache, kv);
   return q;
 }
 
-/// The plan's decode runs, with the decode kernel of its backend.
+/// Of the decode rows.
 void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w,
-                  const AttentionPlan& plan, LayerCache cache, Tensor q, Tensor out) {
+                  const StepInputs& inputs, LayerCache cache, Tensor q, Tensor out) {
   const Scratch::Frame frame(context.arena);
-  const int32_t first_row = plan.first_decode_row();
-  const int32_t rows = plan.num_decode_rows();
+  const auto [first_row, rows] = inputs.decode_rows();
   const Tensor absorbed = context.Rows(rows, int64_t{s.heads} * (s.latent + s.rope));
   const Tensor latent_out = context.Rows(rows, int64_t{s.heads} * s.latent);
   context.ops.Absorb(context, s, w.kv_up, q.Rows(first_row, rows), absorbed);
-  const DecodeKernel kernel = DecodeKernelOf(plan.backend());
-  const bool ragged = kernel.lengths == QueryLengths::kRagged;
-  context.ops.DecodeAttention(
-      context, s,
-      {.q = absorbed,
-       .out = latent_out,
-       .cache = cache,
-       .requests = AttentionSpans(context, plan.decode_runs(), first_row, cache.group),
-       .uniform_length = ragged ? 0 : plan.query_length(),
-       .pads = kernel.lengths == QueryLengths::kUniform && kernel.policy == UniformPolicy::kPad});
+  context.ops.DecodeAttention(context, s, inputs,
+                              {.q = absorbed, .out = latent_out, .cache = cache});
   context.ops.Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
 }
 
 }  // namespace
 
 void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
-                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
-                LayerCache cache, Tensor x, Tensor residual) {
+                const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
+                Tensor residual) {
   const Scratch::Frame frame(context.arena);
-  const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, layout, plan.cache_form(),
-                                               rotary, cache, x);
+  const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
   const Tensor out = context.Rows(x.rows, int64_t{shape.heads} * shape.value);
-  if (!plan.per_head().empty()) {
-    context.ops.PerHeadAttention(
-        context,
-        {.heads = shape.heads,
-         .kv_heads = shape.heads,
-         .nope = shape.nope,
-         .rope = shape.rope,
-         .value = shape.value,
-         .softmax_scale = shape.softmax_scale},
-        {.q = q,
-         .out = out,
-         .cache = cache,
-         .requests = AttentionSpans(context, plan.per_head(), 0, cache.group)});
+  const AttentionArgs args = {.q = q, .out = out, .cache = cache};
+  if (inputs.cache_form() == KvCacheForm::kHeads) {
+    context.ops.PerHeadAttention(context,
+                                 {.heads = shape.heads,
+                                  .kv_heads = shape.heads,
+                                  .nope = shape.nope,
+                                  .rope = shape.rope,
+                                  .value = shape.value,
+                                  .softmax_scale = shape.softmax_scale},
+                                 inputs, args);
   }
-  if (!plan.decode_runs().empty()) {
-    AbsorbedForm(context, shape, weights, plan, cache, q, out);
-  }
-  if (!plan.prompts().empty() || !plan.left_over().empty()) {
-    context.ops.PromptAttention(
-        context, shape, weights.kv_up,
-        {.q = q,
-         .out = out,
-         .cache = cache,
-         .prompts = AttentionSpans(context, plan.prompts(), 0, cache.group),
-         .left_over = AttentionSpans(context, plan.left_over(), 0, cache.group)});
+  if (inputs.decode_rows().count > 0) AbsorbedForm(context, shape, weights, inputs, cache, q, out);
+  if (inputs.has_expanded_rows()) {
+    context.ops.PromptAttention(context, shape, weights.kv_up, inputs, args);
   }
   context.ops.Multiply(
       context, std::array{Product{.x = out, .w = &weights.o, .y = residual, .accumulate = true}});
 }
 
 void WriteMlaEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
-                     const BatchLayout& layout, KvCacheForm form, const Rotary& rotary,
-                     LayerCache cache, Tensor x) {
+                     const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Tensor kv = context.Rows(x.rows, s.latent + s.rope);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv_a, .y = kv}});
-  WriteEntries(context, s, w, layout, form, rotary, cache, kv);
+  WriteEntries(context, s, w, inputs, rotary, cache, kv);
 }
 
 }  // namespace outrider

@@ -3,8 +3,6 @@
 // step. Per-head entries: one form for all.
 #pragma once
 
-#include "outrider/attention/attention_plan.h"
-#include "outrider/batch/batch_layout.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -20,18 +18,16 @@ struct MlaWeights {
   KvUpWeight kv_up;
 };
 
-/// residual += o_proj(attention(x)) for the rows of `layout`, split as `plan`, made from this
-/// layout, says; writes the rows' entries to `cache` first and reads all keys back from it, so a
-/// key's bits do not depend on when it was computed. x [rows, hidden] is the normalised input,
-/// residual [rows, hidden].
+/// residual += o_proj(attention(x)) for the rows of a step; writes their entries to `cache` first
+/// and reads all keys back from it, so a key's bits do not depend on when it was computed. x [rows,
+/// hidden] is the normalised input, residual [rows, hidden].
 void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights& weights,
-                const BatchLayout& layout, const AttentionPlan& plan, const Rotary& rotary,
-                LayerCache cache, Tensor x, Tensor residual);
+                const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x,
+                Tensor residual);
 
-/// Writes the cache entries of the rows of `layout` as MlaForward does, and nothing else: for rows
+/// Writes the cache entries of the rows as MlaForward does, and nothing else: for rows
 /// whose output nobody reads. x [rows, hidden] is the normalised input.
 void WriteMlaEntries(const Context& context, const MlaShape& shape, const MlaWeights& weights,
-                     const BatchLayout& layout, KvCacheForm form, const Rotary& rotary,
-                     LayerCache cache, Tensor x);
+                     const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x);
 
 }  // namespace outrider

@@ -67,15 +67,14 @@ int32_t RotaryKinds::Add(const RotarySpec& spec) {
   return static_cast<int32_t>(kinds_.size()) - 1;
 }
 
-std::span<const Rotary> RotaryKinds::Rows(const Context& context, const StepRows& rows) const {
-  auto* result = context.arena.Take<Rotary>(static_cast<int64_t>(kinds_.size()));
-  for (size_t i = 0; i < kinds_.size(); ++i) {
-    const RotarySpec& spec = kinds_[i].spec;
-    result[i] =
-        context.ops.MakeRotary(context, kinds_[i].frequencies, static_cast<float>(spec.Magnitude()),
-                               spec.interleaved, rows);
+std::span<const Rotary> RotaryKinds::Rows(const Context& context, const StepInputs& inputs) {
+  rows_.clear();
+  for (const Kind& kind : kinds_) {
+    rows_.push_back(context.ops.MakeRotary(context, kind.frequencies,
+                                           static_cast<float>(kind.spec.Magnitude()),
+                                           kind.spec.interleaved, inputs));
   }
-  return {result, kinds_.size()};
+  return rows_;
 }
 
 }  // namespace outrider

@@ -22,8 +22,8 @@ class RotaryKinds {
   /// The number of this kind, from 0; equal kinds have one number.
   int32_t Add(const RotarySpec& spec);
 
-  /// The angles of a step's rows for every kind, by number; memory of the arena.
-  std::span<const Rotary> Rows(const Context& context, const StepRows& rows) const;
+  /// The angles of a step's rows for every kind, by number, until the next call.
+  std::span<const Rotary> Rows(const Context& context, const StepInputs& inputs);
 
  private:
   struct Kind {
@@ -31,6 +31,7 @@ class RotaryKinds {
     std::vector<float> frequencies;
   };
   std::vector<Kind> kinds_;
+  std::vector<Rotary> rows_;  // by kind
 };
 
 }  // namespace outrider

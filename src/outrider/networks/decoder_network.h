@@ -27,7 +27,7 @@ class DecoderNetwork : public Network {
 
   /// x [rows, hidden] = the residual stream after all layers. Fills the taps.
   void RunLayers(const Context& context, const TokenTable& embedding,
-                 std::span<const DecoderLayer> layers, const BatchLayout& layout, KvCache& cache,
+                 std::span<const DecoderLayer> layers, const StepInputs& inputs, KvCache& cache,
                  std::span<const LayerTap> taps, Tensor x);
 
   /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer. The residual stream of the

@@ -12,13 +12,13 @@ DeepSeekNetwork::DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights,
   for (MtpWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 
-void DeepSeekNetwork::RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+void DeepSeekNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                 std::span<const LayerTap> taps) {
   const Context context = MakeContext();
-  const Tensor x = context.Rows(layout.num_rows(), config().hidden_size);
-  RunLayers(context, weights_.embedding, weights_.layers, layout, cache, taps, x);
+  const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
+  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x);
   context.ops.Norm(context, x, weights_.final_norm, static_cast<float>(config().rms_norm_eps),
-                   hidden.Rows(0, layout.num_rows()));
+                   hidden.Rows(0, inputs.num_rows()));
 }
 
 void DeepSeekNetwork::RunMtp(const MtpPass& pass, KvCache& cache) {

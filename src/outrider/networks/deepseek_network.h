@@ -12,7 +12,7 @@ class DeepSeekNetwork : public DecoderNetwork {
   DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights, const NetworkOptions& options);
 
  private:
-  void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+  void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,

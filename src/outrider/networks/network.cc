@@ -50,16 +50,30 @@ Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules
     : config_(std::move(config)),
       options_(std::move(options)),
       num_modules_(num_modules),
+      inputs_(options_.device.ops.MakeStepInputs()),
+      entry_inputs_(options_.device.ops.MakeStepInputs()),
       arena_(options_.device.ops.MakeArena()) {}
 
+void Network::Assign(StepInputs& inputs, const BatchLayout& layout) {
+  const Stopwatch watch(busy_seconds_);
+  options_.attention.Assign(layout);
+  inputs.Assign(MakeContext(), layout, options_.attention);
+}
+
 void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+                      std::span<const LayerTap> taps) {
+  Assign(*inputs_, layout);
+  Forward(*inputs_, cache, hidden, taps);
+}
+
+void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(std::ranges::is_sorted(taps, {}, &LayerTap::layer));
   OUTRIDER_CHECK(taps.empty() ||
                  (taps.front().layer >= 0 && taps.back().layer < config_.num_hidden_layers()));
-  RunTarget(layout, cache, hidden, taps);
+  RunTarget(inputs, cache, hidden, taps);
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
@@ -68,6 +82,13 @@ void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, T
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs,
+                         KvCache& cache, Tensor previous, Tensor hidden) {
+  Assign(*entry_inputs_, entries);
+  Assign(*inputs_, outputs);
+  ForwardMtp(m, *entry_inputs_, *inputs_, cache, previous, hidden);
+}
+
+void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs,
                          KvCache& cache, Tensor previous, Tensor hidden) {
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(arena_);
@@ -120,11 +141,6 @@ void Network::Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t
   Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
     sampler.Score(context, head_rows, requests);
   });
-}
-
-const AttentionPlan& Network::Plan(const BatchLayout& layout) {
-  options_.attention.Assign(layout);
-  return options_.attention;
 }
 
 std::span<const LayerTap> Network::FillTaps(const Context& context, std::span<const LayerTap> taps,

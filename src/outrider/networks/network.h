@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "outrider/attention/attention_plan.h"
@@ -54,22 +55,30 @@ class Network {
     return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
   }
 
-  /// Runs the target over layout's rows. hidden [rows, hidden]: what the target's head and the
-  /// first MTP module read. Fills the taps, which are in order of layer.
+  /// Makes `inputs`, which the network's device made, those of a layout. The layout must stay as it
+  /// is while they are read.
+  void Assign(StepInputs& inputs, const BatchLayout& layout);
+
+  /// Runs the target over rows. hidden [rows, hidden]: what the target's head and the first MTP
+  /// module read. Fills the taps, which are in order of layer.
+  void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
+               std::span<const LayerTap> taps = {});
+  /// The same over the rows of a layout.
   void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
 
-  /// Runs MTP module m over layout's rows, whose token ids are those that follow each row's
-  /// position by m + 1. previous [rows, hidden]: what Forward gave (m = 0), or module m - 1. hidden
-  /// [rows, hidden]: what the module's head and the next module read; it may be previous.
-  void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
-                  Tensor hidden);
-
-  /// The same where some rows' outputs are read by nobody: the rows of `entries` leave their cache
-  /// entries only, those of `outputs`, which see them, come out in hidden [outputs' rows, hidden].
-  /// previous: the rows of `entries`, then those of `outputs`. Either may have no rows.
+  /// Runs MTP module m over rows, whose token ids are those that follow each row's position by m +
+  /// 1. The rows of `entries` leave their cache entries only; those of `outputs`, which see them,
+  /// come out in hidden [outputs' rows, hidden]: what the module's head and the next module read.
+  /// previous: the rows of `entries`, then those of `outputs`, of what Forward gave (m = 0), or
+  /// module m - 1; it may be `hidden`. Either may have no rows.
+  void ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs, KvCache& cache,
+                  Tensor previous, Tensor hidden);
+  /// The same over the rows of layouts, the second without rows that leave entries only.
   void ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, KvCache& cache,
                   Tensor previous, Tensor hidden);
+  void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
+                  Tensor hidden);
 
   /// In place of an MTP module's number: the target.
   static constexpr int32_t kTarget = -1;
@@ -99,13 +108,13 @@ class Network {
   /// A pass of MTP module m: see ForwardMtp.
   struct MtpPass {
     int32_t m;
-    const BatchLayout& entries;
-    const BatchLayout& outputs;
+    const StepInputs& entries;
+    const StepInputs& outputs;
     Tensor previous;
     Tensor hidden;
   };
 
-  virtual void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+  virtual void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                          std::span<const LayerTap> taps) = 0;
   virtual void RunMtp(const MtpPass& pass, KvCache& cache) = 0;
   /// The head of a module or of kTarget, and what it reads in place of `hidden`.
@@ -113,9 +122,6 @@ class Network {
                                  std::span<const int32_t> rows) = 0;
 
   Context MakeContext() { return {options_.device, arena_, options_.operand_dtype}; }
-  /// The plan of `layout`, which holds until the next call.
-  const AttentionPlan& Plan(const BatchLayout& layout);
-  const AttentionPlan& plan() const { return options_.attention; }
   /// Fills those of `taps` that are of this layer, which stand first, and returns the others.
   static std::span<const LayerTap> FillTaps(const Context& context, std::span<const LayerTap> taps,
                                             int32_t layer, Tensor x);
@@ -131,6 +137,8 @@ class Network {
   int32_t num_modules_;
   double busy_seconds_ = 0;
   BatchLayout no_rows_{1};
+  std::unique_ptr<StepInputs> inputs_;        // of the layouts that are given,
+  std::unique_ptr<StepInputs> entry_inputs_;  // and of those that leave entries only
   Scratch arena_;
 };
 

@@ -12,10 +12,10 @@ Step3p5Network::Step3p5Network(ModelConfig config, Step3p5Weights weights,
   for (Step3p5ModuleWeights& w : weights_.mtp) AddRotary(w.layer);
 }
 
-void Step3p5Network::RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                std::span<const LayerTap> taps) {
-  RunLayers(MakeContext(), weights_.embedding, weights_.layers, layout, cache, taps,
-            hidden.Rows(0, layout.num_rows()));
+  RunLayers(MakeContext(), weights_.embedding, weights_.layers, inputs, cache, taps,
+            hidden.Rows(0, inputs.num_rows()));
 }
 
 void Step3p5Network::RunMtp(const MtpPass& pass, KvCache& cache) {

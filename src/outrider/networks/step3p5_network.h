@@ -15,7 +15,7 @@ class Step3p5Network : public DecoderNetwork {
   Step3p5Network(ModelConfig config, Step3p5Weights weights, const NetworkOptions& options);
 
  private:
-  void RunTarget(const BatchLayout& layout, KvCache& cache, Tensor hidden,
+  void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
   void RunMtp(const MtpPass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,

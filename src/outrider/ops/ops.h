@@ -18,21 +18,16 @@
 
 #include "outrider/base/buffer.h"
 #include "outrider/checkpoint/layer_spec.h"
-#include "outrider/kernels/kernel_table.h"
+#include "outrider/kv/layer_cache.h"
 #include "outrider/ops/context.h"
 #include "outrider/ops/row_memory.h"
+#include "outrider/ops/step_inputs.h"
 #include "outrider/ops/step_sampler.h"
 #include "outrider/ops/tensor.h"
 #include "outrider/ops/weight_loader.h"
 #include "outrider/ops/weights.h"
 
 namespace outrider {
-
-/// The rows of a step.
-struct StepRows {
-  std::span<const int32_t> token_ids;  // [rows]
-  std::span<const int32_t> positions;  // [rows]
-};
 
 /// The angles of a step's rows: cos and sin [rows, R / 2], magnitude included.
 struct Rotary {
@@ -48,7 +43,7 @@ struct Product {
   Tensor y;                   // [rows, N]; with silu_mul [rows, N / 2]
   bool accumulate = false;
   bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
-  float limit = kNoLimit;
+  float limit = static_cast<float>(kNoActivationLimit);
   bool float32 = false;  // operands are not rounded (routers)
 };
 
@@ -63,8 +58,8 @@ struct ExpertRows {
 
 /// Where the activations of a mixture of experts are cut, as Product::limit does.
 struct ExpertLimits {
-  float routed = kNoLimit;
-  float shared = kNoLimit;
+  float routed = static_cast<float>(kNoActivationLimit);
+  float shared = static_cast<float>(kNoActivationLimit);
 };
 
 /// The sizes of attention over per-head entries: a query head and a key are [nope, rope], where the
@@ -96,39 +91,14 @@ struct EntryArgs {
   Tensor kv;                    // [rows, L + R], not yet normalised nor rotated; it may change
   const float* norm = nullptr;  // [L]
   Rotary rotary;
-  const int64_t* slots = nullptr;  // [rows] of the cache; negative: the row writes nothing
   LayerCache cache;
 };
 
-/// Attention of generated tokens over latent entries.
-struct DecodeAttentionArgs {
-  Tensor q;    // [rows, heads * (L + R)]: per head the absorbed query, then its rotated part
-  Tensor out;  // [rows, heads * L]
+/// What attention reads and writes of the rows of a step; their entries are in the cache already.
+struct AttentionArgs {
+  Tensor q;
+  Tensor out;
   LayerCache cache;
-  std::span<const AttentionSpan> requests;  // in order of row, without gaps
-  /// 0: requests of any lengths. Else the kernel takes one length only: requests have it, or with
-  /// `pads` at most that.
-  int32_t uniform_length = 0;
-  bool pads = false;
-};
-
-/// Attention of prompts in the expanded form.
-struct PromptAttentionArgs {
-  Tensor q;    // [rows of the step, heads * (P + R)], rotated
-  Tensor out;  // [rows of the step, heads * V]
-  LayerCache cache;
-  std::span<const AttentionSpan> prompts;
-  /// Decode requests that the decode kernel did not take: attention over the context and over the
-  /// new tokens, merged by log-sum-exp.
-  std::span<const AttentionSpan> left_over;
-};
-
-/// Attention of all rows over per-head entries.
-struct PerHeadArgs {
-  Tensor q;    // [rows, heads * (P + R)], rotated
-  Tensor out;  // [rows, heads * V]
-  LayerCache cache;
-  std::span<const AttentionSpan> requests;
 };
 
 class Ops {
@@ -149,6 +119,9 @@ class Ops {
   virtual std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                          const WeightForm& form) const = 0;
 
+  /// Memory for the inputs of steps.
+  virtual std::unique_ptr<StepInputs> MakeStepInputs() const = 0;
+
   /// What draws the tokens of steps on `device`, whose operations these are; `verifier` says how
   /// drafts are verified.
   virtual std::unique_ptr<StepSampler> MakeSampler(const Device& device,
@@ -156,13 +129,13 @@ class Ops {
 
   // Rows.
 
-  /// x[r] = the table's row of token r; zero at position 0 with zero_first.
-  virtual void Embed(const Context& context, const TokenTable& table, const StepRows& rows,
+  /// x[r] = the table's row of the token of row r; zero at position 0 with zero_first.
+  virtual void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
                      bool zero_first, Tensor x) const = 0;
 
   /// cos and sin of position * frequency, times `magnitude`; memory of the arena.
   virtual Rotary MakeRotary(const Context& context, std::span<const float> frequencies,
-                            float magnitude, bool interleaved, const StepRows& rows) const = 0;
+                            float magnitude, bool interleaved, const StepInputs& inputs) const = 0;
 
   /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)); y may be x.
   virtual void Norm(const Context& context, Tensor x, const float* weight, float eps,
@@ -222,9 +195,10 @@ class Ops {
                       const Rotary& rotary) const = 0;
 
   virtual void WriteLatentEntries(const Context& context, const MlaShape& shape,
-                                  const EntryArgs& args) const = 0;
+                                  const StepInputs& inputs, const EntryArgs& args) const = 0;
   virtual void WritePerHeadEntries(const Context& context, const MlaShape& shape,
-                                   const KvUpWeight& w, const EntryArgs& args) const = 0;
+                                   const KvUpWeight& w, const StepInputs& inputs,
+                                   const EntryArgs& args) const = 0;
 
   /// q [rows, heads * (P + R)] to absorbed [rows, heads * (L + R)].
   virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
@@ -233,23 +207,31 @@ class Ops {
   virtual void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                         Tensor latent, Tensor out) const = 0;
 
+  /// Attention of generated tokens over latent entries, with the decode kernel of the plan's
+  /// backend: inputs.decode_rows(). q [decode rows, heads * (L + R)]: per head the absorbed query,
+  /// then its rotated part; out [decode rows, heads * L].
   virtual void DecodeAttention(const Context& context, const MlaShape& shape,
-                               const DecodeAttentionArgs& args) const = 0;
+                               const StepInputs& inputs, const AttentionArgs& args) const = 0;
+
+  /// Attention of the other rows over latent entries, in the expanded form. Of decode requests that
+  /// the decode kernel did not take: attention over the context and over the new tokens, merged by
+  /// log-sum-exp. q [rows, heads * (P + R)], rotated; out [rows, heads * V].
   virtual void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                               const PromptAttentionArgs& args) const = 0;
+                               const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
   // Attention over per-head entries, latent or grouped-query.
 
+  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V].
   virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
-                                const PerHeadArgs& args) const = 0;
+                                const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
   /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
   /// [cols / heads].
   virtual void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
                          float eps) const = 0;
 
-  /// Writes one cache entry per row as it is; slots [rows], negative: the row writes nothing.
-  virtual void WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+  /// Writes one cache entry per row as it is.
+  virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                             LayerCache cache) const = 0;
 
   /// x[r, h] *= sigmoid(gates[r, h]) for every head; gates [rows, heads].

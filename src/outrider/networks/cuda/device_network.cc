@@ -1,15 +1,13 @@
 #include "outrider/networks/cuda/device_network.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/base/scratch.h"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/layers/rotary.h"
-#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/rotary_angles.h"
 
 namespace outrider::cuda {
 
@@ -168,20 +166,16 @@ void DeviceNetwork::AllocateWork() {
 }
 
 void DeviceNetwork::MakeRotaryTable() {
-  std::vector<int32_t> positions(static_cast<size_t>(limits_.max_seq_len));
-  std::iota(positions.begin(), positions.end(), 0);
-  Scratch scratch;
-  const auto rows =
-      cpu::GetCpuOps(Isa::kReference)
-          .MakeRotary({{cpu::GetCpuOps(Isa::kReference)}, scratch, DType::kF32},
-                      RotaryFrequencies(angles_), static_cast<float>(angles_.Magnitude()),
-                      angles_.interleaved, {.token_ids = {}, .positions = positions});
-  const size_t bytes = positions.size() * (kRope / 2) * sizeof(float);
-  rotary_ = DeviceMemory(2 * bytes, "angles of positions");
-  CheckCuda(cudaMemcpy(rotary_.data(), rows.cos.data, bytes, cudaMemcpyHostToDevice), "angles");
-  CheckCuda(
-      cudaMemcpy(rotary_.As<std::byte>() + bytes, rows.sin.data, bytes, cudaMemcpyHostToDevice),
-      "angles");
+  const std::vector<float> frequencies = RotaryFrequencies(angles_);
+  const size_t numbers = static_cast<size_t>(limits_.max_seq_len) * frequencies.size();
+  std::vector<float> table(2 * numbers);
+  for (int32_t position = 0; position < limits_.max_seq_len; ++position) {
+    float* const cos = table.data() + static_cast<size_t>(position) * frequencies.size();
+    FillAngles(position, frequencies, static_cast<float>(angles_.Magnitude()), cos, cos + numbers);
+  }
+  const size_t bytes = table.size() * sizeof(float);
+  rotary_ = DeviceMemory(bytes, "angles of positions");
+  CheckCuda(cudaMemcpy(rotary_.data(), table.data(), bytes, cudaMemcpyHostToDevice), "angles");
 }
 
 RotaryTable DeviceNetwork::Rotary(const DeviceStep& step, int first_row) const {

@@ -18,13 +18,14 @@ class CpuOps : public Ops {
   Buffer Allocate(size_t bytes) const override { return Buffer(bytes); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
+  std::unique_ptr<StepInputs> MakeStepInputs() const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
 
-  void Embed(const Context& context, const TokenTable& table, const StepRows& rows, bool zero_first,
-             Tensor x) const override;
+  void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
+             bool zero_first, Tensor x) const override;
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
-                    bool interleaved, const StepRows& rows) const override;
+                    bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
@@ -49,23 +50,23 @@ class CpuOps : public Ops {
 
   void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
               const Rotary& rotary) const override;
-  void WriteLatentEntries(const Context& context, const MlaShape& shape,
+  void WriteLatentEntries(const Context& context, const MlaShape& shape, const StepInputs& inputs,
                           const EntryArgs& args) const override;
   void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                           const EntryArgs& args) const override;
+                           const StepInputs& inputs, const EntryArgs& args) const override;
   void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
               Tensor absorbed) const override;
   void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
                 Tensor out) const override;
-  void DecodeAttention(const Context& context, const MlaShape& shape,
-                       const DecodeAttentionArgs& args) const override;
+  void DecodeAttention(const Context& context, const MlaShape& shape, const StepInputs& inputs,
+                       const AttentionArgs& args) const override;
   void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                       const PromptAttentionArgs& args) const override;
-  void PerHeadAttention(const Context& context, const PerHeadShape& shape,
-                        const PerHeadArgs& args) const override;
+                       const StepInputs& inputs, const AttentionArgs& args) const override;
+  void PerHeadAttention(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
+                        const AttentionArgs& args) const override;
   void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
                  float eps) const override;
-  void WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+  void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const override;
   void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/decode_kernels.h"
 #include "outrider/ops/cpu/latent_products.h"
 
@@ -42,14 +43,14 @@ void CpuOps::Rotate(const Context& context, Tensor x, int32_t heads, int32_t off
                   RowsOf(rotary));
 }
 
-void CpuOps::WriteLatentEntries(const Context& context, const MlaShape& s,
+void CpuOps::WriteLatentEntries(const Context& context, const MlaShape& s, const StepInputs& inputs,
                                 const EntryArgs& args) const {
   kernels_.write_latent(*context.pool, args.kv.floats(), args.norm, s.norm_eps, RowsOf(args.rotary),
-                        args.slots, args.cache);
+                        Cast(inputs).slots(args.cache.group), args.cache);
 }
 
 void CpuOps::WritePerHeadEntries(const Context& context, const MlaShape& s, const KvUpWeight& w,
-                                 const EntryArgs& args) const {
+                                 const StepInputs& inputs, const EntryArgs& args) const {
   const Compute compute = ComputeOf(context);
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> kv = args.kv.floats();
@@ -64,7 +65,7 @@ void CpuOps::WritePerHeadEntries(const Context& context, const MlaShape& s, cons
     std::copy_n(kv.row(r) + s.latent, s.rope, entries.row(r) + rotated);
   }
   kernels_.rotate(compute.pool, entries, 1, args.cache.width, rotated, RowsOf(args.rotary));
-  kernels_.write_entries(compute.pool, entries, args.slots, args.cache);
+  kernels_.write_entries(compute.pool, entries, Cast(inputs).slots(args.cache.group), args.cache);
 }
 
 void CpuOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w, Tensor q,
@@ -101,22 +102,23 @@ void CpuOps::Unabsorb(const Context& context, const MlaShape& s, const KvUpWeigh
   kernels_.matmul(*context.pool, {jobs, static_cast<size_t>(s.heads)}, context.operand_dtype);
 }
 
-void CpuOps::DecodeAttention(const Context& context, const MlaShape& s,
-                             const DecodeAttentionArgs& args) const {
+void CpuOps::DecodeAttention(const Context& context, const MlaShape& s, const StepInputs& inputs,
+                             const AttentionArgs& args) const {
+  const CpuStepInputs& step = Cast(inputs);
   const AbsorbedAttentionArgs kernel_args = {.q = args.q.floats(),
                                              .heads = s.heads,
                                              .latent = s.latent,
                                              .rope = s.rope,
                                              .scale = s.softmax_scale,
                                              .cache = args.cache,
-                                             .requests = args.requests,
+                                             .requests = step.decode(args.cache.group),
                                              .out = args.out.floats()};
-  if (args.uniform_length == 0) {
+  if (step.uniform_length() == 0) {
     kernels_.absorbed_attention(*context.pool, kernel_args);
-  } else if (args.pads) {
-    PaddedDecodeAttention(ComputeOf(context), kernel_args, args.uniform_length);
+  } else if (step.pads()) {
+    PaddedDecodeAttention(ComputeOf(context), kernel_args, step.uniform_length());
   } else {
-    UniformDecodeAttention(ComputeOf(context), kernel_args, args.uniform_length);
+    UniformDecodeAttention(ComputeOf(context), kernel_args, step.uniform_length());
   }
 }
 

@@ -1,10 +1,11 @@
 // CpuOps: attention over per-head entries.
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 
 namespace outrider::cpu {
 
 void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
-                              const PerHeadArgs& args) const {
+                              const StepInputs& inputs, const AttentionArgs& args) const {
   kernels_.per_head_attention(*context.pool, {.q = args.q.floats(),
                                               .heads = s.heads,
                                               .kv_heads = s.kv_heads,
@@ -14,7 +15,7 @@ void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
                                               .value = s.value,
                                               .scale = s.softmax_scale,
                                               .cache = args.cache,
-                                              .requests = args.requests,
+                                              .requests = Cast(inputs).per_head(args.cache.group),
                                               .out = args.out.floats()});
 }
 
@@ -33,9 +34,9 @@ void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const fl
   }
 }
 
-void CpuOps::WriteEntries(const Context& context, Tensor entries, const int64_t* slots,
+void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                           LayerCache cache) const {
-  kernels_.write_entries(*context.pool, entries.floats(), slots, cache);
+  kernels_.write_entries(*context.pool, entries.floats(), Cast(inputs).slots(cache.group), cache);
 }
 
 void CpuOps::GateHeads(const Context& context, Tensor gates, Tensor x) const {

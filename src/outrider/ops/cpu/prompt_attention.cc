@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/latent_products.h"
 #include "outrider/ops/cpu/merge_attention.h"
 
@@ -142,7 +143,9 @@ void Clear(const AttentionSpan& request, const SoftmaxState& state) {
 }  // namespace
 
 void CpuOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
-                             const PromptAttentionArgs& args) const {
+                             const StepInputs& inputs, const AttentionArgs& args) const {
+  const std::span<const AttentionSpan> prompts = Cast(inputs).prompts(args.cache.group);
+  const std::span<const AttentionSpan> left_over = Cast(inputs).left_over(args.cache.group);
   const Compute compute = ComputeOf(context);
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> out = args.out.floats();
@@ -150,32 +153,32 @@ void CpuOps::PromptAttention(const Context& context, const MlaShape& s, const Kv
   const SoftmaxState state = StateFor(compute.scratch, s, out);
 
   // Prompts, and the cached context of left-overs.
-  const size_t num_ranges = args.prompts.size() + args.left_over.size();
+  const size_t num_ranges = prompts.size() + left_over.size();
   auto* ranges = compute.scratch.Take<KeyRange>(static_cast<int64_t>(num_ranges));
   size_t n = 0;
-  for (const AttentionSpan& r : args.prompts) {
+  for (const AttentionSpan& r : prompts) {
     ranges[n++] = {r, 0, r.context_length + r.query_length};
   }
-  for (const AttentionSpan& r : args.left_over) {
+  for (const AttentionSpan& r : left_over) {
     Clear(r, state);
     ranges[n++] = {r, 0, r.context_length};
   }
   rounds.Run({ranges, num_ranges}, state);
-  for (const AttentionSpan& request : args.prompts) Normalise(s, request, state);
-  if (args.left_over.empty()) return;
+  for (const AttentionSpan& request : prompts) Normalise(s, request, state);
+  if (left_over.empty()) return;
 
   // The new tokens of left-overs: positions count from the end of the context.
-  const AttentionSpan& last = args.left_over.back();
+  const AttentionSpan& last = left_over.back();
   const SoftmaxState new_state =
       StateFor(compute.scratch, s,
                compute.scratch.Matrix(int64_t{last.first_row} + last.query_length, out.cols));
   n = 0;
-  for (const AttentionSpan& r : args.left_over) {
+  for (const AttentionSpan& r : left_over) {
     ranges[n++] = {
         {r.first_row, r.query_length, 0, r.block_table}, r.context_length, r.query_length};
   }
   rounds.Run({ranges, n}, new_state);
-  for (const AttentionSpan& request : args.left_over) {
+  for (const AttentionSpan& request : left_over) {
     const PartialAttention context_part = Finish(compute.pool, request, state);
     const PartialAttention new_tokens = Finish(compute.pool, request, new_state);
     MergeAttention(compute.pool, new_tokens, context_part);

@@ -1,15 +1,16 @@
 // CpuOps: rows of a step, and products of matrices.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_sampler.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 #include "outrider/ops/cpu/packed_weights.h"
+#include "outrider/ops/rotary_angles.h"
 
 namespace outrider::cpu {
 
@@ -30,38 +31,39 @@ std::unique_ptr<WeightLoader> CpuOps::MakeWeightLoader(const WeightSource& sourc
   return std::make_unique<CpuWeightLoader>(source, form);
 }
 
+std::unique_ptr<StepInputs> CpuOps::MakeStepInputs() const {
+  return std::make_unique<CpuStepInputs>();
+}
+
 std::unique_ptr<StepSampler> CpuOps::MakeSampler(const Device& device,
                                                  const Verifier& verifier) const {
   return std::make_unique<CpuSampler>(device.pool->size(), verifier);
 }
 
-void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepRows& rows,
+void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
                    bool zero_first, Tensor x) const {
+  const CpuStepInputs& rows = Cast(inputs);
   const MatrixView<float> out = x.floats();
-  OUTRIDER_CHECK(std::cmp_equal(rows.token_ids.size(), out.rows) && out.cols == table.cols);
+  OUTRIDER_CHECK(std::cmp_equal(rows.token_ids().size(), out.rows) && out.cols == table.cols);
   for (int64_t r = 0; r < out.rows; ++r) {
     const auto i = static_cast<size_t>(r);
-    if (zero_first && rows.positions[i] == 0) {
+    if (zero_first && rows.positions()[i] == 0) {
       std::fill_n(out.row(r), out.cols, 0.0F);
     } else {
-      Packed(table).Read(rows.token_ids[i], out.row(r));
+      Packed(table).Read(rows.token_ids()[i], out.row(r));
     }
   }
 }
 
 Rotary CpuOps::MakeRotary(const Context& context, std::span<const float> frequencies,
-                          float magnitude, bool interleaved, const StepRows& rows) const {
-  const auto num_rows = static_cast<int64_t>(rows.positions.size());
+                          float magnitude, bool interleaved, const StepInputs& inputs) const {
+  const std::span<const int32_t> positions = Cast(inputs).positions();
+  const auto num_rows = static_cast<int64_t>(positions.size());
   const auto half = static_cast<int64_t>(frequencies.size());
   const MatrixView<float> cos = context.arena.Matrix(num_rows, half);
   const MatrixView<float> sin = context.arena.Matrix(num_rows, half);
   for (int64_t r = 0; r < num_rows; ++r) {
-    const auto position = static_cast<float>(rows.positions[static_cast<size_t>(r)]);
-    for (int64_t i = 0; i < half; ++i) {
-      const float angle = position * frequencies[static_cast<size_t>(i)];
-      cos.row(r)[i] = std::cos(angle) * magnitude;
-      sin.row(r)[i] = std::sin(angle) * magnitude;
-    }
+    FillAngles(positions[static_cast<size_t>(r)], frequencies, magnitude, cos.row(r), sin.row(r));
   }
   return {cos, sin, interleaved};
 }

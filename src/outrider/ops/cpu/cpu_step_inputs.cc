@@ -1,0 +1,38 @@
+#include "outrider/ops/cpu/cpu_step_inputs.h"
+
+namespace outrider::cpu {
+
+namespace {
+
+void FillSpans(std::span<const RequestRows> requests, int32_t first_row, int32_t group,
+               std::vector<AttentionSpan>& spans) {
+  spans.clear();
+  for (const RequestRows& r : requests) {
+    spans.push_back(
+        {r.first_row - first_row, r.query_length, r.context_length, r.block_table(group)});
+  }
+}
+
+}  // namespace
+
+void CpuStepInputs::Assign(const Context& /*context*/, const BatchLayout& layout,
+                           const AttentionPlan& plan) {
+  AssignBounds(layout, plan);
+  token_ids_ = layout.token_ids();
+  positions_ = layout.positions();
+  groups_.resize(layout.groups().size());
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const auto g = static_cast<int32_t>(i);
+    Group& group = groups_[i];
+    group.slots = layout.slot_mapping(g).data();
+    FillSpans(plan.per_head(), 0, g, group.per_head);
+    FillSpans(plan.decode_runs(), plan.first_decode_row(), g, group.decode);
+    FillSpans(plan.prompts(), 0, g, group.prompts);
+    FillSpans(plan.left_over(), 0, g, group.left_over);
+  }
+  const DecodeKernel kernel = DecodeKernelOf(plan.backend());
+  uniform_length_ = kernel.lengths == QueryLengths::kRagged ? 0 : plan.query_length();
+  pads_ = kernel.lengths == QueryLengths::kUniform && kernel.policy == UniformPolicy::kPad;
+}
+
+}  // namespace outrider::cpu

@@ -1,0 +1,58 @@
+// The CPU's StepInputs: views of the layout, and requests as the kernels of attention take them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/step_inputs.h"
+
+namespace outrider::cpu {
+
+class CpuStepInputs : public StepInputs {
+ public:
+  void Assign(const Context& context, const BatchLayout& layout,
+              const AttentionPlan& plan) override;
+
+  std::span<const int32_t> token_ids() const { return token_ids_; }  // [rows]
+  std::span<const int32_t> positions() const { return positions_; }  // [rows]
+  /// [rows] of a cache group; negative: the row writes nothing.
+  const int64_t* slots(int32_t group) const { return of(group).slots; }
+
+  /// The requests of each kind of attention, with the block tables of a cache group.
+  std::span<const AttentionSpan> per_head(int32_t group) const { return of(group).per_head; }
+  /// Rows count from decode_rows().first on.
+  std::span<const AttentionSpan> decode(int32_t group) const { return of(group).decode; }
+  std::span<const AttentionSpan> prompts(int32_t group) const { return of(group).prompts; }
+  /// Decode requests that the decode kernel does not take.
+  std::span<const AttentionSpan> left_over(int32_t group) const { return of(group).left_over; }
+
+  /// 0: the decode kernel takes requests of any lengths. Else it takes one length only: requests
+  /// have it, or with pads() at most that.
+  int32_t uniform_length() const { return uniform_length_; }
+  bool pads() const { return pads_; }
+
+ private:
+  struct Group {
+    const int64_t* slots = nullptr;
+    std::vector<AttentionSpan> per_head;
+    std::vector<AttentionSpan> decode;
+    std::vector<AttentionSpan> prompts;
+    std::vector<AttentionSpan> left_over;
+  };
+  const Group& of(int32_t group) const { return groups_.at(static_cast<size_t>(group)); }
+
+  std::span<const int32_t> token_ids_;
+  std::span<const int32_t> positions_;
+  std::vector<Group> groups_;
+  int32_t uniform_length_ = 0;
+  bool pads_ = false;
+};
+
+/// Those that CpuOps::MakeStepInputs made.
+inline const CpuStepInputs& Cast(const StepInputs& inputs) {
+  return static_cast<const CpuStepInputs&>(inputs);
+}
+
+}  // namespace outrider::cpu

@@ -1,0 +1,59 @@
+// What operations read of the rows of a step: tokens, positions, the cache entries that rows write
+// and the keys that they see, and which attention runs them. A device has its own kind, in its own
+// memory. They are made once per step or drafting pass, and all layers read them.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/attention/attention_plan.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/ops/context.h"
+
+namespace outrider {
+
+/// Rows [first, first + count).
+struct RowRange {
+  int32_t first = 0;
+  int32_t count = 0;
+};
+
+/// Without rows until Assign. The numbers below are what the host knows: upper bounds. A device may
+/// have the true ones in its memory; its operations then leave the rows behind them alone.
+class StepInputs {
+ public:
+  virtual ~StepInputs() = default;
+  StepInputs(const StepInputs&) = delete;
+  StepInputs& operator=(const StepInputs&) = delete;
+
+  /// Replaces the rows by those of `layout`, from which `plan` was made. Both must stay as they are
+  /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
+  virtual void Assign(const Context& context, const BatchLayout& layout,
+                      const AttentionPlan& plan) = 0;
+
+  int32_t num_rows() const { return num_rows_; }
+  /// kHeads: Ops::PerHeadAttention runs all rows. kLatent: Ops::DecodeAttention runs decode_rows(),
+  /// Ops::PromptAttention the others.
+  KvCacheForm cache_form() const { return cache_form_; }
+  RowRange decode_rows() const { return decode_rows_; }
+  /// Whether there are rows for Ops::PromptAttention.
+  bool has_expanded_rows() const { return has_expanded_rows_; }
+
+ protected:
+  StepInputs() = default;
+
+  /// Fills the numbers above.
+  void AssignBounds(const BatchLayout& layout, const AttentionPlan& plan) {
+    num_rows_ = layout.num_rows();
+    cache_form_ = plan.cache_form();
+    decode_rows_ = {plan.first_decode_row(), plan.num_decode_rows()};
+    has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
+  }
+
+ private:
+  int32_t num_rows_ = 0;
+  KvCacheForm cache_form_ = KvCacheForm::kLatent;
+  RowRange decode_rows_;
+  bool has_expanded_rows_ = false;
+};
+
+}  // namespace outrider
