@@ -50,20 +50,20 @@ Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules
     : config_(std::move(config)),
       options_(std::move(options)),
       num_modules_(num_modules),
-      inputs_(options_.device.ops.MakeStepInputs()),
-      entry_inputs_(options_.device.ops.MakeStepInputs()),
+      rows_{options_.attention, options_.device.ops.MakeStepInputs()},
+      entry_rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       arena_(options_.device.ops.MakeArena()) {}
 
-void Network::Assign(StepInputs& inputs, const BatchLayout& layout) {
+const StepInputs& Network::Assign(LayoutInputs& rows, const BatchLayout& layout) {
   const Stopwatch watch(busy_seconds_);
-  options_.attention.Assign(layout);
-  inputs.Assign(MakeContext(), layout, options_.attention);
+  rows.plan.Assign(layout);
+  rows.inputs->Assign(MakeContext(), layout, rows.plan);
+  return *rows.inputs;
 }
 
 void Network::Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                       std::span<const LayerTap> taps) {
-  Assign(*inputs_, layout);
-  Forward(*inputs_, cache, hidden, taps);
+  Forward(Assign(rows_, layout), cache, hidden, taps);
 }
 
 void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
@@ -83,9 +83,8 @@ void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, T
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs,
                          KvCache& cache, Tensor previous, Tensor hidden) {
-  Assign(*entry_inputs_, entries);
-  Assign(*inputs_, outputs);
-  ForwardMtp(m, *entry_inputs_, *inputs_, cache, previous, hidden);
+  const StepInputs& entry_inputs = Assign(entry_rows_, entries);
+  ForwardMtp(m, entry_inputs, Assign(rows_, outputs), cache, previous, hidden);
 }
 
 void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs,

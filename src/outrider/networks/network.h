@@ -55,10 +55,6 @@ class Network {
     return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
   }
 
-  /// Makes `inputs`, which the network's device made, those of a layout. The layout must stay as it
-  /// is while they are read.
-  void Assign(StepInputs& inputs, const BatchLayout& layout);
-
   /// Runs the target over rows. hidden [rows, hidden]: what the target's head and the first MTP
   /// module read. Fills the taps, which are in order of layer.
   void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
@@ -127,6 +123,13 @@ class Network {
                                             int32_t layer, Tensor x);
 
  private:
+  /// The inputs of a layout, which read its plan.
+  struct LayoutInputs {
+    AttentionPlan plan;
+    std::unique_ptr<StepInputs> inputs;
+  };
+  const StepInputs& Assign(LayoutInputs& rows, const BatchLayout& layout);
+
   /// run(context, head rows) of a sampler, whose drawing does not count as busy.
   template <typename Run>
   void Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
@@ -137,8 +140,8 @@ class Network {
   int32_t num_modules_;
   double busy_seconds_ = 0;
   BatchLayout no_rows_{1};
-  std::unique_ptr<StepInputs> inputs_;        // of the layouts that are given,
-  std::unique_ptr<StepInputs> entry_inputs_;  // and of those that leave entries only
+  LayoutInputs rows_;        // of the layouts that are given,
+  LayoutInputs entry_rows_;  // and of those that leave entries only
   Scratch arena_;
 };
 
