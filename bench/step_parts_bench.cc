@@ -17,10 +17,11 @@
 #include <vector>
 
 #include "outrider/base/cpu_features.h"
-#include "outrider/draft/mtp_chain_drafter.h"
+#include "outrider/draft/chain_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 
@@ -151,8 +152,8 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
                                            needs.layers, plan.kv_dtype());
   if (k > 0) {
-    inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, k, 1,
-                                                       DraftForm::kCompacted);
+    inside.drafter = std::make_unique<ChainDrafter>(std::make_unique<MtpDraftModel>(*inside.model),
+                                                    *inside.cache, ModuleDrafterOptions{.k = k});
     parts.draft_schedule = DraftSchedule(k, {});
     parts.scheduler.max_drafts = k;
     parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();

@@ -158,7 +158,7 @@ LoadedEngine BundledModel() {
   LoadedEngine explained;
   explained.config = ReadModelConfig(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3");
   explained.memory.kv_tokens = 1234;
-  explained.decisions = {{"drafter", "MtpChainDrafter, k = 3", "the checkpoint has 3 MTP modules"}};
+  explained.decisions = {{"drafter", "ChainDrafter, k = 3", "the checkpoint has 3 MTP modules"}};
   return explained;
 }
 
@@ -268,10 +268,10 @@ TEST(ExplainedWeights, AreOneByteAsStoredAndWithInt8) {
 
 TEST(ExplainReport, Text) {
   const std::string text = ExplainText("models/tiny", BundledModel());
-  EXPECT_THAT(text, AllOf(HasSubstr("deepseek_v3"), HasSubstr("5: 1 dense, 4 with experts"),
-                          HasSubstr("8 routed in 4 groups"), HasSubstr("YaRN, factor 4"),
-                          HasSubstr("10.3 M"), HasSubstr("1234 tokens"),
-                          HasSubstr("MtpChainDrafter, k = 3")));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("deepseek_v3"), HasSubstr("5: 1 dense, 4 with experts"),
+                  HasSubstr("8 routed in 4 groups"), HasSubstr("YaRN, factor 4"),
+                  HasSubstr("10.3 M"), HasSubstr("1234 tokens"), HasSubstr("ChainDrafter, k = 3")));
 }
 
 TEST(ExplainReport, Json) {

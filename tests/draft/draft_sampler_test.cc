@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "outrider/networks/mtp_draft_model.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider {
@@ -42,8 +43,9 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
   std::vector<int32_t> Sample(std::span<const DraftRequest> requests) {
     const std::vector<size_t> indices = {0, 1, 2};
     std::vector<int32_t> drafts(kRows);
-    DraftSampler(GetParam())
-        .Sample(model(), 0, hidden(), rows_, indices, requests, 0, {drafts.data(), kRows, 1});
+    MtpDraftModel modules(model(), GetParam());
+    DraftSampler().Sample(modules, 0, hidden(), rows_, indices, requests, 0,
+                          {drafts.data(), kRows, 1});
     return drafts;
   }
 
@@ -53,7 +55,9 @@ class DraftSamplerTest : public testing::TestWithParam<int32_t> {
 };
 
 TEST_P(DraftSamplerTest, TheMostLikelyOfTheFirstTokens) {
-  const std::vector<int32_t> drafts = Sample(std::vector<DraftRequest>(kRows));
+  const std::vector<int32_t> tokens = {1};
+  const DraftRequest request{.tokens = tokens};
+  const std::vector<int32_t> drafts = Sample(std::vector(kRows, request));
   for (size_t r = 0; r < kRows; ++r) {
     const auto part = PartOfRow(r);
     EXPECT_EQ(drafts[r], std::max_element(part.begin(), part.end()) - part.begin());

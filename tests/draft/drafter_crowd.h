@@ -182,16 +182,14 @@ class DrafterCrowd {
     return (tokens + kCrowdBlockSize - 1) / kCrowdBlockSize;
   }
 
-  std::unique_ptr<Drafter> MakeDrafter(const DrafterCase& drafter_case, int32_t num_slots,
-                                       KvCache& cache) const {
-    Network& model = *Loaded().model;
-    const auto& [chain, k, form, cache_form] = drafter_case;
-    if (chain) return std::make_unique<MtpChainDrafter>(model, cache, k, num_slots, form);
-    return std::make_unique<MtpDrafter>(model, cache, k, num_slots, form);
+  std::unique_ptr<ModuleDrafter> MakeDrafter(const DrafterCase& drafter_case, int32_t num_slots,
+                                             KvCache& cache) const {
+    return MakeDrafterOf(drafter_case, *Loaded().model, cache,
+                         {.k = drafter_case.k, .num_slots = num_slots, .form = drafter_case.form});
   }
 
   int32_t FinalEnd(const Member& m, int32_t module) const {
-    return FinalEndOf(*drafter_, case_, m.slot, module);
+    return drafter_->FinalEnd(m.slot, case_.chain ? module : 0);
   }
 
   static RequestWork Work(const Member& m, int32_t first, int32_t end,
@@ -249,7 +247,7 @@ class DrafterCrowd {
   std::vector<int32_t> references_;  // by block
   std::vector<int32_t> free_slots_;
   mutable KvCache cache_;
-  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<ModuleDrafter> drafter_;
   std::vector<Member> members_;
   int32_t depth_ = 0;
 };

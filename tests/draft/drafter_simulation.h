@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/draft/mtp_chain_drafter.h"
-#include "outrider/draft/mtp_drafter.h"
+#include "outrider/networks/mtp_draft_model.h"
+#include "tests/draft/fake_draft_model.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider {
@@ -22,13 +22,20 @@ struct DrafterCase {
   int32_t k = 3;
   DraftForm form = DraftForm::kCompacted;
   KvCacheForm cache_form = KvCacheForm::kLatent;
+  bool fake = false;  // a FakeDraftModel in place of MTP modules
 };
 
-/// Positions of a slot below it are final in module m of the case's drafter.
-inline int32_t FinalEndOf(const Drafter& drafter, const DrafterCase& drafter_case, int32_t slot,
-                          int32_t m) {
-  return drafter_case.chain ? dynamic_cast<const MtpChainDrafter&>(drafter).FinalEnd(slot, m)
-                            : dynamic_cast<const MtpDrafter&>(drafter).FinalEnd(slot);
+inline std::unique_ptr<ModuleDrafter> MakeDrafterOf(const DrafterCase& drafter_case,
+                                                    Network& network, KvCache& cache,
+                                                    const ModuleDrafterOptions& options) {
+  std::unique_ptr<DraftModel> model;
+  if (drafter_case.fake) {
+    model = std::make_unique<FakeDraftModel>(network);
+  } else {
+    model = std::make_unique<MtpDraftModel>(network);
+  }
+  if (drafter_case.chain) return std::make_unique<ChainDrafter>(std::move(model), cache, options);
+  return std::make_unique<RepeatedDrafter>(std::move(model), cache, options);
 }
 
 inline LoadedModel& SharedModel(KvCacheForm form = KvCacheForm::kLatent) {
@@ -50,7 +57,7 @@ class DrafterSimulation {
         kept_rows_(kept_rows),
         tokens_(std::move(prompt)),
         prompt_length_(static_cast<int32_t>(tokens_.size())),
-        cache_(Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16)),
+        cache_(MakeCache()),
         drafter_(MakeDrafter(drafter_case.form, cache_)) {}
 
   /// How many modules run from now on (of one that is repeated: whether), and at most are drafted.
@@ -70,8 +77,8 @@ class DrafterSimulation {
   int32_t num_drafts() const { return num_drafts_; }
   int32_t num_computed() const { return computed_; }
 
-  /// Positions below are final in module m, however many run.
-  int32_t FinalEnd(int32_t m) const { return FinalEndOf(*drafter_, case_, kSlot, m); }
+  /// Positions below are final in module m, however many run; of one that is repeated in it.
+  int32_t FinalEnd(int32_t m) const { return drafter_->FinalEnd(kSlot, case_.chain ? m : 0); }
 
   /// The request loses its slot and all blocks but the first `kept`, and computes the rest again.
   void Preempt(int32_t kept) {
@@ -100,9 +107,7 @@ class DrafterSimulation {
     work.block_tables = {&blocks, 1};
     BatchLayout layout(kBlockSize);
     layout.Assign(std::vector{work});
-    const int64_t width = Loaded().model->hidden_size();
-    std::vector<float> hidden(static_cast<size_t>(width));
-    Loaded().model->Forward(layout, cache_, {hidden.data(), 1, width});
+    std::vector<float> hidden = RunTarget(layout, cache_);
     const DraftRequest request{.slot = 0,
                                .tokens = tokens,
                                .prompt_length = prompt_length_,
@@ -110,7 +115,7 @@ class DrafterSimulation {
                                .frontier = first,
                                .num_rows = 1,
                                .block_tables = {&blocks, 1}};
-    drafter_->Propose({&request, 1}, depth_, MatrixView<float>(hidden.data(), 1, width), {});
+    drafter_->Propose({&request, 1}, depth_, Rows(hidden), {});
   }
 
   /// Verifies the drafts; the first `accepted` turn out right, then `next` was sampled. Asks for
@@ -129,7 +134,7 @@ class DrafterSimulation {
   }
 
   void ExpectEqualsRecomputation() {
-    KvCache fresh = Loaded().MakeCache(kBlocks, kBlockSize, DType::kBF16);
+    KvCache fresh = MakeCache();
     std::vector<float> hidden;
     const int32_t prompt_end = std::min(prompt_length_, computed_);
     Forward(fresh, hidden, 0, prompt_end, {});
@@ -167,12 +172,41 @@ class DrafterSimulation {
   static constexpr int32_t kBlocks = 32;
   static constexpr int32_t kSlot = 1;
 
-  std::unique_ptr<Drafter> MakeDrafter(DraftForm form, KvCache& cache) const {
+  KvCache MakeCache() const {
+    const Network& model = *Loaded().model;
+    const NetworkCache needs = case_.fake
+                                   ? FakeDraftModel::CacheNeeds(model.config(), case_.cache_form)
+                                   : model.cache_needs();
+    return {model.device(), MakeCacheConfig(needs, DType::kBF16, kBlockSize, kBlocks), needs.layers,
+            DType::kBF16};
+  }
+
+  std::unique_ptr<ModuleDrafter> MakeDrafter(DraftForm form, KvCache& cache) const {
+    return MakeDrafterOf(
+        case_, *Loaded().model, cache,
+        {.k = case_.k, .num_slots = kSlot + 1, .form = form, .kept_rows = kept_rows_});
+  }
+
+  /// Runs the target over a layout: the rows that the drafter reads.
+  std::vector<float> RunTarget(const BatchLayout& layout, KvCache& cache) const {
     Network& model = *Loaded().model;
-    if (case_.chain) {
-      return std::make_unique<MtpChainDrafter>(model, cache, case_.k, kSlot + 1, form, kept_rows_);
+    const int64_t width = model.hidden_size();
+    const int64_t rows = layout.num_rows();
+    std::vector<float> hidden(static_cast<size_t>(rows * width));
+    std::vector<float> tapped(case_.fake ? 2 * hidden.size() : 0);
+    std::vector<LayerTap> taps;
+    if (case_.fake) {
+      const Tensor all(tapped.data(), rows, 2 * width);
+      const auto last = static_cast<int32_t>(model.config().num_hidden_layers()) - 1;
+      taps = {{0, all.Columns(0, width)}, {last, all.Columns(width, width)}};
     }
-    return std::make_unique<MtpDrafter>(model, cache, case_.k, kSlot + 1, form, kept_rows_);
+    model.Forward(layout, cache, {hidden.data(), rows, width}, taps);
+    return case_.fake ? tapped : hidden;
+  }
+
+  Tensor Rows(std::vector<float>& rows) const {
+    const int64_t width = Loaded().model->hidden_size() * (case_.fake ? 2 : 1);
+    return {rows.data(), static_cast<int64_t>(rows.size()) / width, width};
   }
 
   RequestWork Work(int32_t first, int32_t end, const std::vector<int32_t>& drafts) const {
@@ -191,29 +225,22 @@ class DrafterSimulation {
                const std::vector<int32_t>& drafts) const {
     BatchLayout layout(kBlockSize);
     layout.Assign(std::vector{Work(first, end, drafts)});
-    hidden.resize(static_cast<size_t>(layout.num_rows() * Loaded().model->hidden_size()));
-    Loaded().model->Forward(layout, cache,
-                            {hidden.data(), layout.num_rows(), Loaded().model->hidden_size()});
+    hidden = RunTarget(layout, cache);
   }
 
-  void Propose(Drafter& drafter, const std::vector<float>& hidden, int32_t first, int32_t n,
+  void Propose(Drafter& drafter, std::vector<float>& hidden, int32_t first, int32_t n,
                std::vector<int32_t>& drafts) {
-    const int64_t width = Loaded().model->hidden_size();
     drafts.assign(static_cast<size_t>(case_.k), -1);
-    const DraftRequest request{
-        .slot = kSlot,
-        .tokens = tokens_,
-        .prompt_length = prompt_length_,
-        .first_position = first,
-        .frontier = computed_ - 1,
-        .first_row = 0,
-        .num_rows = static_cast<int32_t>(static_cast<int64_t>(hidden.size()) / width),
-        .num_drafts = n,
-        .block_tables = {&blocks_, 1}};
-    drafter.Propose(
-        {&request, 1}, depth_,
-        {const_cast<float*>(hidden.data()), static_cast<int64_t>(hidden.size()) / width, width},
-        {drafts.data(), 1, case_.k});
+    const DraftRequest request{.slot = kSlot,
+                               .tokens = tokens_,
+                               .prompt_length = prompt_length_,
+                               .first_position = first,
+                               .frontier = computed_ - 1,
+                               .first_row = 0,
+                               .num_rows = static_cast<int32_t>(Rows(hidden).rows),
+                               .num_drafts = n,
+                               .block_tables = {&blocks_, 1}};
+    drafter.Propose({&request, 1}, depth_, Rows(hidden), {drafts.data(), 1, case_.k});
   }
 
   static void ExpectSameEntry(LayerCache a, LayerCache b, int32_t position) {
@@ -229,7 +256,7 @@ class DrafterSimulation {
   int32_t prompt_length_;
   std::vector<int32_t> blocks_ = FirstBlocks(kBlocks);
   KvCache cache_;
-  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<ModuleDrafter> drafter_;
   std::vector<float> hidden_;
   std::vector<int32_t> drafts_;
   int32_t computed_ = 0;

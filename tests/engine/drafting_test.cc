@@ -47,6 +47,38 @@ std::vector<int32_t> Expected() {
   return out.tokens;
 }
 
+// The rows of each layer that a draft model reads, side by side, as the target makes them.
+TEST(DraftingTest, DraftModelsGetTheOutputsOfTheLayersThatTheyRead) {
+  std::vector<std::vector<float>> seen;
+  const auto engine = MakeTestEngine({.drafter = DrafterKind::kFake, .seen_by_fake = &seen});
+  Generated out;
+  Submit(*engine, Problem(), &out);
+  RunUntilIdle(*engine);
+  EXPECT_EQ(out.tokens, Expected());
+  EXPECT_GT(out.stats.speculation.num_draft_tokens, 100);
+
+  const LoadedModel loaded(TinyModelDirectory(), DType::kBF16);
+  const std::vector<int32_t> prompt = Problem().prompt_token_ids;
+  const auto rows = static_cast<int64_t>(prompt.size());
+  const int64_t width = loaded.model->hidden_size();
+  const auto last = static_cast<int32_t>(loaded.model->config().num_hidden_layers()) - 1;
+  const std::vector<int32_t> blocks = FirstBlocks(8);
+  BatchLayout layout(16);
+  layout.Assign(std::vector{RequestWork{.phase = Phase::kPromptEnd,
+                                        .tokens = prompt,
+                                        .draft_tokens = {},
+                                        .block_tables = {&blocks, 1}}});
+  KvCache cache = loaded.MakeCache(8, 16, DType::kBF16);
+  std::vector<float> hidden(static_cast<size_t>(rows * width));
+  std::vector<float> tapped(2 * hidden.size());
+  const Tensor all(tapped.data(), rows, 2 * width);
+  const std::array taps = {LayerTap{0, all.Columns(0, width)},
+                           LayerTap{last, all.Columns(width, width)}};
+  loaded.model->Forward(layout, cache, {hidden.data(), rows, width}, taps);
+  ASSERT_FALSE(seen.empty());
+  EXPECT_EQ(seen.front(), tapped);
+}
+
 TEST(DraftingTest, DynamicKFallsToNoneWithManyRequestsAndRecoversAtOnce) {
   for (const DrafterKind kind : {DrafterKind::kChain, DrafterKind::kRepeated}) {
     const auto engine =

@@ -14,9 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/draft/mtp_chain_drafter.h"
-#include "outrider/draft/mtp_drafter.h"
+#include "outrider/draft/chain_drafter.h"
+#include "outrider/draft/repeated_drafter.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/mtp_draft_model.h"
 
 namespace outrider {
 
@@ -126,12 +127,10 @@ class EntryCheckingExecutor : public Executor {
   }
 
   std::unique_ptr<Drafter> MakeDrafter(KvCache& cache) {
-    if (options_.chain) {
-      return std::make_unique<MtpChainDrafter>(model_, cache, options_.k, 1, DraftForm::kCompacted,
-                                               KeptRows::kLast);
-    }
-    return std::make_unique<MtpDrafter>(model_, cache, options_.k, 1, DraftForm::kCompacted,
-                                        KeptRows::kLast);
+    auto modules = std::make_unique<MtpDraftModel>(model_);
+    const ModuleDrafterOptions options = {.k = options_.k, .kept_rows = KeptRows::kLast};
+    if (options_.chain) return std::make_unique<ChainDrafter>(std::move(modules), cache, options);
+    return std::make_unique<RepeatedDrafter>(std::move(modules), cache, options);
   }
 
   void Compare(const Slot& slot, const CacheTables& tables, int32_t num_drafts) {

@@ -157,8 +157,9 @@ class Fuzz {
 
   TestEngineOptions RandomOptions(const ModelChoice& model) {
     TestEngineOptions o = ModelOptions(model);
-    constexpr std::array kDrafters = {DrafterKind::kNone, DrafterKind::kChain, DrafterKind::kChain,
-                                      DrafterKind::kRepeated, DrafterKind::kNgram};
+    constexpr std::array kDrafters = {DrafterKind::kNone,  DrafterKind::kChain,
+                                      DrafterKind::kChain, DrafterKind::kRepeated,
+                                      DrafterKind::kNgram, DrafterKind::kFake};
     o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - 1)));
     o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
     RandomDraftLengths(o);

@@ -209,6 +209,12 @@ INSTANTIATE_TEST_SUITE_P(
               .adaptive = true,
               .num_blocks = 26,
               .max_model_len = 400}},
+        Case{"fake3",
+             3,
+             {.drafter = DrafterKind::kFake,
+              .k = 3,
+              .draft_ranges = kChangingDrafts,
+              .draft_form = DraftForm::kPadded}},
         Case{"ngram3_adaptive", 1, {.drafter = DrafterKind::kNgram, .k = 3, .adaptive = true}},
         // Steps end late.
         Case{"plain_late", 1, {.drafter = DrafterKind::kNone, .late_seed = 1}},

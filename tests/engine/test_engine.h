@@ -8,19 +8,22 @@
 #include <utility>
 #include <vector>
 
-#include "outrider/draft/mtp_chain_drafter.h"
-#include "outrider/draft/mtp_drafter.h"
+#include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
+#include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/mtp_draft_model.h"
+#include "tests/draft/fake_draft_model.h"
 #include "tests/execute/late_executor.h"
 #include "tests/networks/loaded_model.h"
 
 namespace outrider {
 
-enum class DrafterKind { kNone, kChain, kRepeated, kNgram };
+/// kFake: a FakeDraftModel in place of MTP modules, its first module repeated.
+enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake };
 
 struct TestEngineOptions {
   std::filesystem::path checkpoint = TinyModelDirectory();
@@ -52,6 +55,7 @@ struct TestEngineOptions {
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
   /// Set: makes the executor, of an InlineExecutor's parts.
   std::function<std::unique_ptr<Executor>(InlineExecutorParts)> make_executor = nullptr;
+  std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
 };
 
 /// With one request drafts are free, with 16 each costs as much as a token: as requests come and go
@@ -66,15 +70,22 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
   return times;
 }
 
-/// The cache of an engine with these options.
-inline CacheConfig TestCacheConfig(const TestEngineOptions& options) {
-  const ModelConfig config = ReadModelConfig(options.checkpoint);
+/// What target and drafter of these options keep in the cache.
+inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const ModelConfig& config) {
+  if (options.drafter == DrafterKind::kFake) {
+    return FakeDraftModel::CacheNeeds(config, options.cache_form);
+  }
   const bool uses_mtp =
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
-  const NetworkCache network =
-      NetworkCacheOf(config, uses_mtp ? static_cast<int32_t>(config.num_nextn_predict_layers) : 0,
-                     options.cache_form);
-  return MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
+  return NetworkCacheOf(config,
+                        uses_mtp ? static_cast<int32_t>(config.num_nextn_predict_layers) : 0,
+                        options.cache_form);
+}
+
+/// The cache of an engine with these options.
+inline CacheConfig TestCacheConfig(const TestEngineOptions& options) {
+  return MakeCacheConfig(TestCacheNeeds(options, ReadModelConfig(options.checkpoint)),
+                         options.dtype, options.block_size, options.num_blocks);
 }
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
@@ -92,7 +103,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                              {{cpu::GetCpuOps(SelectIsa()), inside.pool.get()},
                               options.dtype,
                               AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
-  const NetworkCache network = inside.model->cache_needs();
+  const NetworkCache network = TestCacheNeeds(options, config);
   CacheConfig cache =
       MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
   inside.cache =
@@ -101,14 +112,21 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   const bool varies = options.adaptive || !options.draft_ranges.empty();
   const bool windows = cache.groups[modules].kind == CacheGroupKind::kSlidingWindow;
   const KeptRows kept_rows = varies && !windows ? KeptRows::kAll : KeptRows::kLast;
+  const ModuleDrafterOptions drafter = {.k = options.k,
+                                        .num_slots = options.max_num_seqs,
+                                        .form = options.draft_form,
+                                        .kept_rows = kept_rows};
+  const auto mtp_modules = [&] {
+    return std::make_unique<MtpDraftModel>(*inside.model, options.draft_vocab_size);
+  };
   if (options.drafter == DrafterKind::kChain) {
-    inside.drafter = std::make_unique<MtpChainDrafter>(*inside.model, *inside.cache, options.k,
-                                                       options.max_num_seqs, options.draft_form,
-                                                       kept_rows, options.draft_vocab_size);
+    inside.drafter = std::make_unique<ChainDrafter>(mtp_modules(), *inside.cache, drafter);
   } else if (options.drafter == DrafterKind::kRepeated) {
-    inside.drafter =
-        std::make_unique<MtpDrafter>(*inside.model, *inside.cache, options.k, options.max_num_seqs,
-                                     options.draft_form, kept_rows, options.draft_vocab_size);
+    inside.drafter = std::make_unique<RepeatedDrafter>(mtp_modules(), *inside.cache, drafter);
+  } else if (options.drafter == DrafterKind::kFake) {
+    auto fake = std::make_unique<FakeDraftModel>(*inside.model);
+    fake->seen = options.seen_by_fake;
+    inside.drafter = std::make_unique<RepeatedDrafter>(std::move(fake), *inside.cache, drafter);
   } else if (options.drafter == DrafterKind::kNgram) {
     inside.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }

@@ -1,29 +1,29 @@
-// A drafter's rows between two calls of a network: memory of its device that grows.
+// A drafter's rows between two passes: memory of its device that grows.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 
-#include "outrider/networks/network.h"
+#include "outrider/networks/draft_model.h"
 
 namespace outrider {
 
 class DraftMemory {
  public:
-  explicit DraftMemory(const Network& network) : network_(&network) {}
+  explicit DraftMemory(const DraftModel& model) : model_(&model) {}
 
-  /// The first `count` rows [count, hidden]. What they held is lost when there were fewer.
+  /// The first `count` rows [count, width]. What they held is lost when there were fewer.
   Tensor Rows(int64_t count) {
     if (memory_ == nullptr || memory_->rows().rows < count) {
       const int64_t room = std::max(count, memory_ == nullptr ? 0 : 2 * memory_->rows().rows);
-      memory_ = network_->device().ops.MakeRows(room, network_->hidden_size());
+      memory_ = model_->device().ops.MakeRows(room, model_->width());
     }
     return memory_->rows().Rows(0, count);
   }
 
  private:
-  const Network* network_;
+  const DraftModel* model_;
   std::unique_ptr<RowMemory> memory_;
 };
 

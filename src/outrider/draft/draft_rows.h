@@ -1,4 +1,4 @@
-// The rows of one pass of an MTP drafter: for each request the positions [start, frontier], split
+// The rows of one pass of modules: for each request the positions [start, frontier], split
 // by role into a part in the expanded form and a part in the absorbed form.
 #pragma once
 

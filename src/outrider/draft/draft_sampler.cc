@@ -2,14 +2,16 @@
 
 namespace outrider {
 
-void DraftSampler::Sample(Network& model, int32_t module, Tensor hidden,
+void DraftSampler::Sample(DraftModel& model, int32_t m, Tensor hidden,
                           std::span<const int32_t> rows, std::span<const size_t> indices,
                           std::span<const DraftRequest> requests, int32_t step,
                           MatrixView<int32_t> drafts) {
-  if (sampler_ == nullptr) sampler_ = model.device().ops.MakeSampler(model.device(), Verifier());
+  tokens_before_.clear();
   draws_.clear();
   for (const size_t i : indices) {
     const DraftRequest& r = requests[i];
+    tokens_before_.push_back(step == 0 ? r.tokens.back()
+                                       : drafts.row(static_cast<int64_t>(i))[step - 1]);
     DrawRequest& draw = draws_.emplace_back();
     if (r.sampling == nullptr) continue;
     draw.sampling = r.sampling;
@@ -19,7 +21,7 @@ void DraftSampler::Sample(Network& model, int32_t module, Tensor hidden,
     draw.draw.probs = {r.draft_probs + static_cast<size_t>(step) * vocab, vocab};
   }
   tokens_.resize(draws_.size());
-  model.Draw(*sampler_, module, hidden, rows, draws_, vocab_, tokens_);
+  model.Draw({m, hidden, rows, tokens_before_, draws_}, tokens_);
   for (size_t i = 0; i < indices.size(); ++i) {
     drafts.row(static_cast<int64_t>(indices[i]))[step] = tokens_[i];
   }

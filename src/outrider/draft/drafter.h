@@ -6,21 +6,19 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
-#include "outrider/ops/tensor.h"
+#include "outrider/networks/draft_model.h"
 #include "outrider/sampling/sampling_params.h"
 
 namespace outrider {
 
-/// Ends a request's drafts before the wanted number of them.
-inline constexpr int32_t kNoDraft = -1;
-
-/// Which rows the first pass of an MTP drafter runs. Both give equal drafts and equal state.
+/// Which rows the first pass of a drafter with modules runs. Both give equal drafts and equal
+/// state.
 enum class DraftForm : uint8_t {
   kCompacted,  // only the rows that verification accepted: the least work
   kPadded,     // all rows of the step: shapes are known before verification, as a GPU graph needs
 };
 
-/// Which of the target's hidden rows an MTP drafter keeps (TargetHiddenRows).
+/// Which of the target's hidden rows a drafter with modules keeps (TargetHiddenRows).
 enum class KeptRows : uint8_t {
   kAll,   // those of every cache block: modules may stop, and catch up later
   kLast,  // the last few of each slot: all modules run after every step
@@ -54,18 +52,23 @@ class Drafter {
   /// The largest number of drafts per request, k.
   virtual int32_t max_drafts() const = 0;
 
+  /// The target's layers whose outputs Propose reads (LayerTap), rising. Empty: the target's
+  /// output.
+  virtual std::span<const int32_t> taps() const { return {}; }
+
   /// Positions beyond the frontier that Propose writes to the cache.
   virtual int32_t lookahead() const = 0;
 
   /// Guesses what follows each request's last known token.
   /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
-  /// hidden [rows, hidden]: the target's output of the step. Since a slot's Reset, each of its
+  /// target: of the rows of the step, the target's output [rows, hidden], or with taps the outputs
+  /// of these layers side by side, [rows, taps * hidden]. Since a slot's Reset, each of its
   /// positions must be in exactly one call, in order.
   /// depth: a chain runs its first `depth` modules; a module that is repeated runs if depth > 0.
   /// Modules that do not run fall behind. They catch up when they run again, and the entries of a
   /// module that has run are those of a recomputation from scratch. With KeptRows::kLast modules
   /// cannot fall behind: all of them run, whatever `depth` is.
-  virtual void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+  virtual void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                        MatrixView<int32_t> drafts) = 0;
 
   /// Positions before the first new row that Propose may run again. They read their windows.

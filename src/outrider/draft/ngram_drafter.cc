@@ -31,7 +31,7 @@ size_t NgramDrafter::Continuation(std::span<const int32_t> tokens) const {
 }
 
 void NgramDrafter::Propose(std::span<const DraftRequest> requests, int32_t /*depth*/,
-                           Tensor /*hidden*/, MatrixView<int32_t> drafts) {
+                           Tensor /*target*/, MatrixView<int32_t> drafts) {
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& request = requests[i];
     if (request.num_drafts == 0) continue;

@@ -16,7 +16,7 @@ class NgramDrafter : public Drafter {
   int32_t lookahead() const override { return 0; }
   int32_t rerun_tokens() const override { return 0; }
   int32_t tokens_ahead() const override { return 0; }
-  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor hidden,
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
   void Reset(int32_t, int32_t) override {}
 

@@ -6,17 +6,20 @@
 
 namespace outrider {
 
-TargetHiddenRows::TargetHiddenRows(const Device& device, const KvCache& cache, int64_t width,
-                                   KeptRows kept, int32_t num_slots, int32_t num_last)
-    : group_(static_cast<size_t>(cache.group_of(cache.num_layers() - 1))),
+TargetHiddenRows::TargetHiddenRows(const DraftModel& model, const KvCache& cache, KeptRows kept,
+                                   int32_t num_slots, int32_t num_last)
+    : group_(static_cast<size_t>(cache.group_of(model.first_cache_layer()))),
       block_size_(cache.config().groups[group_].tokens_per_block),
       kept_(kept),
       num_last_(num_last),
       blocks_(static_cast<size_t>(cache.config().num_pages)),
-      rows_(device.ops.MakeRows(kept == KeptRows::kAll
-                                    ? int64_t{cache.config().num_pages} * block_size_
-                                    : int64_t{num_slots} * num_last,
-                                width)) {
+      rows_(model.device().ops.MakeRows(kept == KeptRows::kAll
+                                            ? int64_t{cache.config().num_pages} * block_size_
+                                            : int64_t{num_slots} * num_last,
+                                        model.width())) {
+  for (int32_t i = model.first_cache_layer(); i < cache.num_layers(); ++i) {
+    OUTRIDER_CHECK(cache.group_of(i) == static_cast<int32_t>(group_));
+  }
   OUTRIDER_CHECK(kept == KeptRows::kLast ||
                  cache.config().groups[group_].kind == CacheGroupKind::kFullHistory);
 }
@@ -44,8 +47,8 @@ void TargetHiddenRows::KeepLast(const DraftRequest& r) {
   }
 }
 
-void TargetHiddenRows::CopyFrom(Network& network, Tensor hidden) {
-  network.CopyRows(hidden, rows(), copies_);
+void TargetHiddenRows::CopyFrom(DraftModel& model, Tensor hidden) {
+  model.CopyRows(hidden, rows(), copies_);
   copies_.clear();
 }
 

@@ -1,4 +1,4 @@
-// The target's hidden rows, the input of MTP modules, kept for rows that modules run later.
+// The target's hidden rows, as a draft model reads them, kept for rows that modules run later.
 //
 // With KeptRows::kLast, a few rows of each request slot are kept. All modules run after every step
 // then, and what runs again are the last rows only: those that read drafts which were rejected.
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "outrider/draft/drafter.h"
-#include "outrider/networks/network.h"
+#include "outrider/networks/draft_model.h"
 #include "outrider/ops/kv_cache.h"
 
 namespace outrider {
@@ -34,10 +34,10 @@ inline constexpr int32_t kCatchUpRows = 1024;
 
 class TargetHiddenRows {
  public:
-  /// Rows of `width` numbers. num_last: kLast keeps so many rows before those of a step. kAll needs
-  /// modules without windows: what has left a window could not be computed later.
-  TargetHiddenRows(const Device& device, const KvCache& cache, int64_t width, KeptRows kept,
-                   int32_t num_slots, int32_t num_last);
+  /// num_last: kLast keeps so many rows before those of a step. kAll needs modules without windows:
+  /// what has left a window could not be computed later.
+  TargetHiddenRows(const DraftModel& model, const KvCache& cache, KeptRows kept, int32_t num_slots,
+                   int32_t num_last);
 
   /// Of kAll, once every block has been used.
   static constexpr int64_t BytesPerToken(int64_t width) {
@@ -55,7 +55,7 @@ class TargetHiddenRows {
 
   /// Copies what was taken or is to be kept since the last call from `hidden`, the rows of the
   /// step.
-  void CopyFrom(Network& network, Tensor hidden);
+  void CopyFrom(DraftModel& model, Tensor hidden);
 
   /// Whether the row of a position before first_position is kept, if it was taken since the slot's
   /// Reset.

@@ -5,11 +5,12 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/thread_pool.h"
-#include "outrider/draft/mtp_chain_drafter.h"
-#include "outrider/draft/mtp_drafter.h"
+#include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
+#include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/text/tokenizer_config.h"
@@ -35,19 +36,19 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
 }
 
 std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
-                                     Network& model, KvCache& cache) {
-  const int32_t slots = plan.scheduler().max_num_seqs;
+                                     Network& network, KvCache& cache) {
   const int32_t k = plan.k();
   if (k == 0) return nullptr;
   if (options.method == DraftMethod::kNgram) {
     return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
   }
-  if (plan.chained()) {
-    return std::make_unique<MtpChainDrafter>(model, cache, k, slots, options.draft_form,
-                                             plan.kept_rows(), options.draft_vocab_size);
-  }
-  return std::make_unique<MtpDrafter>(model, cache, k, slots, options.draft_form, plan.kept_rows(),
-                                      options.draft_vocab_size);
+  auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
+  const ModuleDrafterOptions drafter = {.k = k,
+                                        .num_slots = plan.scheduler().max_num_seqs,
+                                        .form = options.draft_form,
+                                        .kept_rows = plan.kept_rows()};
+  if (plan.chained()) return std::make_unique<ChainDrafter>(std::move(model), cache, drafter);
+  return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
 }
 
 }  // namespace

@@ -215,12 +215,13 @@ void EnginePlan::PlanDrafter() {
           options_.model, modules_present_, modules_present_);
     }
     modules_used_ = k_;
-    Decide("drafter", fmt::format("MtpChainDrafter, k = {}", k_),
+    Decide("drafter", fmt::format("ChainDrafter, k = {}", k_),
            fmt::format("{} MTP modules, each reads the one before", modules_present_));
   } else {
     k_ = wanted.value_or(kDefaultDrafts);
     modules_used_ = 1;
-    Decide("drafter", fmt::format("MtpDrafter, k = {}", k_), "one MTP module, applied k times");
+    Decide("drafter", fmt::format("RepeatedDrafter, k = {}", k_),
+           "one MTP module, applied k times");
   }
 }
 

@@ -42,7 +42,7 @@ struct MemoryReport {
 /// A line of `outrider explain`: what was chosen, and why.
 struct Decision {
   std::string what;   // e.g. "drafter"
-  std::string value;  // e.g. "MtpChainDrafter, k = 3"
+  std::string value;  // e.g. "ChainDrafter, k = 3"
   std::string why;    // e.g. "the checkpoint has 3 chained MTP modules"
 };
 

@@ -114,7 +114,18 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
 void InlineExecutor::Forward() {
   const int64_t width = parts_.model->hidden_size();
   hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
-  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width});
+  taps_.clear();
+  if (parts_.drafter && !parts_.drafter->taps().empty()) {
+    const std::span<const int32_t> layers = parts_.drafter->taps();
+    const auto tapped_width = static_cast<int64_t>(layers.size()) * width;
+    tapped_.resize(static_cast<size_t>(layout_.num_rows() * tapped_width));
+    const Tensor tapped(tapped_.data(), layout_.num_rows(), tapped_width);
+    for (const int32_t layer : layers) {
+      const auto column = static_cast<int64_t>(taps_.size()) * width;
+      taps_.push_back({layer, tapped.Columns(column, width)});
+    }
+  }
+  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width}, taps_);
 }
 
 void InlineExecutor::Verify() {
@@ -176,8 +187,10 @@ void InlineExecutor::Propose() {
   drafts_.resize(static_cast<size_t>(count * k));
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
   const int64_t width = parts_.model->hidden_size();
-  parts_.drafter->Propose(draft_requests_, wanted_drafts_,
-                          {hidden_.data(), layout_.num_rows(), width}, drafts);
+  const Tensor hidden(hidden_.data(), layout_.num_rows(), width);
+  const Tensor tapped(tapped_.data(), layout_.num_rows(),
+                      static_cast<int64_t>(taps_.size()) * width);
+  parts_.drafter->Propose(draft_requests_, wanted_drafts_, taps_.empty() ? hidden : tapped, drafts);
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);

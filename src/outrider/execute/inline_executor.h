@@ -75,6 +75,8 @@ class InlineExecutor : public Executor {
   std::vector<RequestResult> results_;  // by index in the plan, as is the next
   std::vector<int32_t> num_drafts_;
   std::vector<float> hidden_;  // [rows, hidden]
+  std::vector<float> tapped_;  // [rows, taps * hidden], of the layers that the drafter reads
+  std::vector<LayerTap> taps_;
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_work_;  // the work of each
   std::vector<int32_t> drafts_;     // [draft requests, k]

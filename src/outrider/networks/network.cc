@@ -105,10 +105,6 @@ void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> row
   context.ops.Head(context, input.x, input.rows, input.head, logits);
 }
 
-void Network::CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
-  options_.device.ops.CopyRows(MakeContext(), from, to, copies);
-}
-
 template <typename Run>
 void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
                      std::span<const int32_t> rows, Run run) {

@@ -83,9 +83,6 @@ class Network {
   /// head of MTP module `module`, which made `hidden`, or of kTarget.
   void Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
-  /// Copies rows of the network's device.
-  void CopyRows(Tensor from, Tensor to, const RowCopies& copies);
-
   // Sampling on the target's rows, and on those of an MTP module; see StepSampler.
 
   void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,

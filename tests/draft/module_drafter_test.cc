@@ -100,9 +100,10 @@ TEST_P(DrafterStateTest, EqualsRecomputationHoweverFarModulesLag) {
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& test) {
-  return fmt::format("{}{}{}{}", test.param.chain ? "Chain" : "Repeated", test.param.k,
+  return fmt::format("{}{}{}{}{}", test.param.chain ? "Chain" : "Repeated", test.param.k,
                      test.param.form == DraftForm::kPadded ? "Padded" : "",
-                     test.param.cache_form == KvCacheForm::kHeads ? "Heads" : "");
+                     test.param.cache_form == KvCacheForm::kHeads ? "Heads" : "",
+                     test.param.fake ? "Fake" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -113,7 +114,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{false, 1, DraftForm::kPadded}, Case{false, 3, DraftForm::kPadded},
                     Case{true, 3, DraftForm::kCompacted, KvCacheForm::kHeads},
                     Case{true, 3, DraftForm::kPadded, KvCacheForm::kHeads},
-                    Case{false, 3, DraftForm::kCompacted, KvCacheForm::kHeads}),
+                    Case{false, 3, DraftForm::kCompacted, KvCacheForm::kHeads},
+                    Case{.chain = true, .fake = true}, Case{.chain = false, .fake = true},
+                    Case{.chain = false, .form = DraftForm::kPadded, .fake = true}),
     CaseName);
 
 /// Prompts and sampled tokens of the named scenarios.

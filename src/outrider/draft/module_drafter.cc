@@ -1,0 +1,120 @@
+#include "outrider/draft/module_drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+ModuleDrafter::ModuleDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
+                             const ModuleDrafterOptions& options, int32_t num_modules,
+                             int32_t rerun_tokens)
+    : model_(std::move(model)),
+      cache_(cache),
+      options_(options),
+      num_modules_(num_modules),
+      rerun_tokens_(rerun_tokens),
+      slots_(static_cast<size_t>(options.num_slots)),
+      target_rows_(*model_, cache, options.kept_rows, options.num_slots, rerun_tokens) {
+  OUTRIDER_CHECK(options.k >= 1);
+  OUTRIDER_CHECK(num_modules >= 1 && num_modules <= model_->num_modules());
+  for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(num_modules));
+}
+
+void ModuleDrafter::Reset(int32_t slot, int32_t computed) {
+  SlotState& state = slots_[static_cast<size_t>(slot)];
+  state.first = computed;
+  state.frontier = computed - 1;
+  state.depth = 0;
+  state.drafts.clear();
+  std::fill(state.next.begin(), state.next.end(), 0);  // TakeStep skips what is final
+}
+
+int32_t ModuleDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
+  int32_t right = state.last_known;
+  for (const int32_t draft : state.drafts) {
+    const auto next = static_cast<size_t>(right) + 1;
+    if (next >= request.tokens.size() || request.tokens[next] != draft) break;
+    ++right;
+  }
+  return right;
+}
+
+void ModuleDrafter::TakeStep(const DraftRequest& r) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  OUTRIDER_CHECK(r.first_position == state.frontier + 1, "slot {} jumps from {} to {}", r.slot,
+                 state.frontier, r.first_position);
+  target_rows_.TakeStep(r);
+  // The modules of the last pass read drafts, which were right up to this token.
+  Advance(state, r, LastRightToken(state, r), r.first_position);
+  state.frontier = r.frontier;
+  SkipFinished(r);
+}
+
+void ModuleDrafter::SkipFinished(const DraftRequest& r) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  for (int32_t m = 0; m < num_modules_; ++m) {
+    int32_t& next = state.next[static_cast<size_t>(m)];
+    next = target_rows_.SkipFinished(r, m, next, r.first_position);
+  }
+}
+
+void ModuleDrafter::Advance(SlotState& state, const DraftRequest& r, int32_t right, int32_t end) {
+  if (state.depth == 0) return;
+  const int32_t first = state.next[static_cast<size_t>(state.depth) - 1];
+  for (int32_t m = 0; m < state.depth; ++m) {
+    int32_t& next = state.next[static_cast<size_t>(m)];
+    next = std::max(next, std::min(right - m, end));
+  }
+  target_rows_.MarkFinished(r, first, state.next);
+}
+
+void ModuleDrafter::CatchUp(const DraftRequest& r, int32_t depth) {
+  const SlotState& state = SlotAt(r.slot);
+  const int32_t& start = state.next[static_cast<size_t>(depth) - 1];
+  SkipFinished(r);  // what others have caught up with
+  for (; start < state.first || r.first_position - start > kMostRowsBehind; SkipFinished(r)) {
+    DraftRequest part = r;
+    part.frontier = std::min(start + kCatchUpRows, r.first_position) - 1;
+    part.first_position = part.frontier + 1;
+    part.num_rows = 0;
+    part.num_drafts = 0;
+    RunPass({.requests = {&part, 1}, .depth = depth});
+    FinishPass(part, depth, {});
+  }
+}
+
+void ModuleDrafter::FinishPass(const DraftRequest& r, int32_t depth,
+                               std::span<const int32_t> drafts) {
+  SlotState& state = slots_[static_cast<size_t>(r.slot)];
+  state.depth = depth;
+  state.last_known = static_cast<int32_t>(r.tokens.size()) - 1;
+  state.drafts.assign(drafts.begin(), drafts.end());
+  Advance(state, r, state.last_known, r.frontier + 1);
+}
+
+void ModuleDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
+                            MatrixView<int32_t> drafts) {
+  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
+  if (target_rows_.kept() == KeptRows::kLast) depth = options_.k;
+  const int32_t modules = std::min(depth, num_modules_);
+  const Tensor rows = model_->ReadTarget(target);
+  for (const DraftRequest& r : requests) {
+    OUTRIDER_CHECK(r.num_drafts <= depth);
+    TakeStep(r);
+  }
+  target_rows_.CopyFrom(*model_, rows);
+  if (modules > 0 && !requests.empty()) {
+    for (const DraftRequest& r : requests) CatchUp(r, modules);
+    RunPass({requests, modules, rows, drafts});
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    target_rows_.KeepLast(requests[i]);
+    FinishPass(requests[i], modules,
+               {drafts.row(static_cast<int64_t>(i)), static_cast<size_t>(requests[i].num_drafts)});
+  }
+  target_rows_.CopyFrom(*model_, rows);
+}
+
+}  // namespace outrider

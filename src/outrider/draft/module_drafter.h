@@ -1,0 +1,139 @@
+// What all drafters that run modules of a draft model keep account of: which entries of each
+// request are final in which module, and the target's rows that modules still need. A strategy
+// derives from it and says what rows a pass runs.
+//
+// Module m at position p reads the token t[p+1+m] and a hidden row of p: the target's, or module
+// m-1's output. Its entry is *final* once t[p+1+m] is known to be right; rows at the frontier read
+// drafts. After every pass each module's entries equal a recomputation from scratch from the known
+// tokens.
+//
+// Modules that do not run after a step fall behind. A pass that runs them again begins at their
+// first entry that is not final; what lies many rows back, or in blocks from the prefix cache, they
+// run before it, for one request at a time.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "outrider/draft/draft_sampler.h"
+#include "outrider/draft/drafter.h"
+#include "outrider/draft/target_hidden_rows.h"
+#include "outrider/networks/draft_model.h"
+
+namespace outrider {
+
+struct ModuleDrafterOptions {
+  int32_t k = 1;          // most drafts per request
+  int32_t num_slots = 1;  // of requests
+  DraftForm form = DraftForm::kCompacted;
+  KeptRows kept_rows = KeptRows::kAll;
+};
+
+class ModuleDrafter : public Drafter {
+ public:
+  int32_t max_drafts() const override { return options_.k; }
+  std::span<const int32_t> taps() const override { return model_->taps(); }
+  int32_t rerun_tokens() const override { return rerun_tokens_; }
+  int32_t tokens_ahead() const override { return num_modules_; }
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
+               MatrixView<int32_t> drafts) override;
+  void Reset(int32_t slot, int32_t computed) override;
+
+  /// Positions of a slot below it have final entries in module m.
+  int32_t FinalEnd(int32_t slot, int32_t m) const {
+    return SlotAt(slot).next[static_cast<size_t>(m)];
+  }
+
+ protected:
+  /// Runs the first `num_modules` modules of the model. rerun_tokens: see Drafter.
+  ModuleDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
+                const ModuleDrafterOptions& options, int32_t num_modules, int32_t rerun_tokens);
+
+  struct SlotState {
+    int32_t first = 0;            // positions below came from the prefix cache
+    int32_t frontier = -1;        // last position that a step has computed
+    int32_t depth = 0;            // modules that the last pass ran
+    int32_t last_known = -1;      // index of the last token that was known then
+    std::vector<int32_t> drafts;  // what the pass drafted after it
+    std::vector<int32_t> next;    // [modules] first position not final; does not rise with m
+  };
+
+  /// A pass over rows of requests.
+  struct Pass {
+    std::span<const DraftRequest> requests;
+    int32_t depth = 0;                // modules that run, at least 1
+    Tensor target = {};               // the rows of the step, as module 0 reads them
+    MatrixView<int32_t> drafts = {};  // [requests, k]
+  };
+
+  /// Runs the first `depth` modules over every row up to the frontier that is not final in all of
+  /// them, and draws the drafts that requests want.
+  virtual void RunPass(const Pass& pass) = 0;
+
+  /// rows[row] = what module 0 reads at p, for each row that for_each_row(visit(w, p, row)) names:
+  /// from the rows of the step, those before it from the kept ones.
+  template <typename ForEachRow>
+  void GatherTarget(const Pass& pass, Tensor rows, ForEachRow for_each_row) {
+    step_copies_.clear();
+    kept_copies_.clear();
+    for_each_row([&](size_t w, int32_t p, int64_t row) {
+      const DraftRequest& r = pass.requests[w];
+      if (p >= r.first_position) {
+        step_copies_.Add(r.first_row + p - r.first_position, row);
+      } else {
+        kept_copies_.Add(target_rows_.RowOf(r, p), row);
+      }
+    });
+    model_->CopyRows(pass.target, rows, step_copies_);
+    model_->CopyRows(target_rows_.rows(), rows, kept_copies_);
+  }
+
+  /// Draft `step` of the requests named by `indices`, from the rows of `hidden` that module m made.
+  void DrawDrafts(const Pass& pass, int32_t m, Tensor hidden, std::span<const int32_t> rows,
+                  std::span<const size_t> indices, int32_t step) {
+    sampler_.Sample(*model_, m, hidden, rows, indices, pass.requests, step, pass.drafts);
+  }
+
+  void RunModule(int32_t m, const BatchLayout& rows, Tensor previous, Tensor hidden) {
+    model_->Forward({m, no_rows_, rows, previous, hidden}, cache_);
+  }
+  void RunModule(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, Tensor previous,
+                 Tensor hidden) {
+    model_->Forward({m, entries, outputs, previous, hidden}, cache_);
+  }
+
+  DraftModel& model() const { return *model_; }
+  const ModuleDrafterOptions& options() const { return options_; }
+  const SlotState& SlotAt(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
+  const TargetHiddenRows& target_rows() const { return target_rows_; }
+
+ private:
+  static int32_t LastRightToken(const SlotState& state, const DraftRequest& request);
+  /// Takes a step. Its tokens tell which of the last drafts were right.
+  void TakeStep(const DraftRequest& request);
+  /// Moves `next` past blocks that modules have finished for other requests.
+  void SkipFinished(const DraftRequest& request);
+  /// Moves `next` of the modules of the last pass: they read right tokens up to index `right`, and
+  /// ran the positions below `end`.
+  void Advance(SlotState& state, const DraftRequest& request, int32_t right, int32_t end);
+  /// Runs modules of one request that are many rows behind, or behind in blocks from the prefix
+  /// cache. Requests may share these blocks, so they do not run in one pass with other requests: no
+  /// entry is written twice in a pass.
+  void CatchUp(const DraftRequest& request, int32_t depth);
+  /// Notes what a pass has run and drafted.
+  void FinishPass(const DraftRequest& request, int32_t depth, std::span<const int32_t> drafts);
+
+  std::unique_ptr<DraftModel> model_;
+  KvCache& cache_;
+  ModuleDrafterOptions options_;
+  int32_t num_modules_;
+  int32_t rerun_tokens_;
+  std::vector<SlotState> slots_;
+  TargetHiddenRows target_rows_;
+  DraftSampler sampler_;
+  RowCopies step_copies_;
+  RowCopies kept_copies_;
+  BatchLayout no_rows_{1};
+};
+
+}  // namespace outrider

@@ -1,0 +1,65 @@
+// The rows of one module in a pass whose outputs are read at some positions only: rows that leave
+// their cache entries and go no further, then those that come out.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "outrider/draft/draft_rows.h"
+
+namespace outrider {
+
+class ModuleRows {
+ public:
+  explicit ModuleRows(const std::vector<CacheGroupSpec>& groups)
+      : entry_rows_(groups), output_rows_(groups) {}
+
+  void clear() {
+    entry_windows_.clear();
+    output_windows_.clear();
+  }
+
+  /// Adds the rows of the next request. Entries may reach past the outputs' start: where they do, a
+  /// row is among both.
+  void Add(const DraftWindow& entries, const DraftWindow& outputs) {
+    entry_windows_.push_back(entries);
+    output_windows_.push_back(outputs);
+  }
+
+  /// Lays out what was added. Row p of request w gets the token TokenAt(w, p).
+  template <typename TokenAt>
+  void Assign(TokenAt token_at) {
+    entry_rows_.Assign(entry_windows_, token_at);
+    output_rows_.Assign(output_windows_, token_at);
+  }
+
+  const BatchLayout& entries() const { return entry_rows_.layout(); }
+  const BatchLayout& outputs() const { return output_rows_.layout(); }
+  int64_t num_rows() const { return int64_t{entries().num_rows()} + outputs().num_rows(); }
+
+  /// Visit(w, p, row) of every row: of the entries, then of the outputs.
+  template <typename Visit>
+  void ForEachRow(Visit visit) const {
+    for (size_t w = 0; w < entry_windows_.size(); ++w) {
+      for (int32_t p = entry_windows_[w].start; p < entry_windows_[w].end; ++p) {
+        visit(w, p, int64_t{entry_rows_.RowOf(w, p)});
+      }
+    }
+    for (size_t w = 0; w < output_windows_.size(); ++w) {
+      for (int32_t p = output_windows_[w].start; p < output_windows_[w].end; ++p) {
+        visit(w, p, int64_t{entries().num_rows()} + output_rows_.RowOf(w, p));
+      }
+    }
+  }
+
+  /// Where the output of request w at `position` is.
+  int32_t OutputRow(size_t w, int32_t position) const { return output_rows_.RowOf(w, position); }
+
+ private:
+  DraftRows entry_rows_;
+  DraftRows output_rows_;
+  std::vector<DraftWindow> entry_windows_;
+  std::vector<DraftWindow> output_windows_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,98 @@
+// A draft model: what runs rows for a drafter, as a Network does for the target. Which rows run
+// when is the strategy's to say (outrider/draft/). Stateless between calls but for the KV cache,
+// where its layers follow the target's.
+//
+// What the kinds of draft models answer:
+//
+//               MTP modules              EAGLE-3                     DSpark
+//   taps        none: the target's       the outputs of three        the outputs of three
+//               output                   layers                      layers
+//   ReadTarget  the rows as they are     fc of the taps              main_proj of the taps
+//   modules     one layer each           1: one layer                1: its stages
+//   Forward     hands on its output      hands on its output, before the rows of a block, which
+//               (normed in DeepSeek-V3)  the last norm or behind it  see each other, from masks
+//   Draw        the target's head or     a head of its own, whose    the target's head and a bias
+//               one of its own           tokens a map turns into     by the token before; no draft
+//                                        the target's                where confidence is low
+//   strategy    repeated or chain        repeated                    block
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "outrider/base/scratch.h"
+#include "outrider/batch/batch_layout.h"
+#include "outrider/ops/kv_cache.h"
+#include "outrider/ops/ops.h"
+
+namespace outrider {
+
+/// Ends a request's drafts before the wanted number of them.
+inline constexpr int32_t kNoDraft = -1;
+
+/// A pass of one module. Its rows' token ids are those that follow each row's position by m + 1.
+struct ModulePass {
+  int32_t m = 0;
+  const BatchLayout& entries;  // rows that leave their cache entries only
+  const BatchLayout& outputs;  // rows that come out; they see the entries
+  Tensor previous;  // [rows of entries, then of outputs, width]: of ReadTarget or of module m - 1
+  Tensor hidden;    // [rows of outputs, width]: is written; it may be the start of `previous`
+};
+
+/// Drafts to be drawn: draft i from hidden.row(rows[i]).
+struct DraftDraws {
+  int32_t m = 0;  // the module that made `hidden`
+  Tensor hidden;  // [rows, width]
+  std::span<const int32_t> rows;
+  std::span<const int32_t> tokens_before;  // of the target's vocabulary
+  std::span<const DrawRequest> requests;   // positions and distributions are the target's
+};
+
+class DraftModel {
+ public:
+  virtual ~DraftModel() = default;
+  DraftModel(const DraftModel&) = delete;
+  DraftModel& operator=(const DraftModel&) = delete;
+
+  const Device& device() const { return device_; }
+
+  /// The target's layers whose outputs it reads, rising (LayerTap). Empty: it reads what
+  /// Network::Forward gives.
+  virtual std::span<const int32_t> taps() const { return {}; }
+
+  /// Numbers of a row that its modules read and write.
+  virtual int32_t width() const = 0;
+
+  /// Tokens of the target.
+  virtual int32_t vocab_size() const = 0;
+
+  virtual int32_t num_modules() const = 0;
+
+  /// Its first layer in the KvCache; the others follow. All are in one cache group.
+  virtual int32_t first_cache_layer() const = 0;
+
+  /// What module 0 reads of the rows of a step, [rows, width], until the next call or in the memory
+  /// of `target`. target [rows, the target's width]: its output, or with taps
+  /// [rows, taps * the target's width], side by side. Row-invariant, as all operations.
+  virtual Tensor ReadTarget(Tensor target) = 0;
+
+  virtual void Forward(const ModulePass& pass, KvCache& cache) = 0;
+
+  /// tokens[i] = draft i: a token of the target's vocabulary. kNoDraft: the model expects none to
+  /// be right; only of models that draft a block, where no row reads the draft before it.
+  virtual void Draw(const DraftDraws& draws, std::span<int32_t> tokens) = 0;
+
+  /// Copies rows of its device.
+  void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
+    device_.ops.CopyRows({device_, arena_, DType::kF32}, from, to, copies);
+  }
+
+ protected:
+  explicit DraftModel(Device device) : device_(device), arena_(device.ops.MakeArena()) {}
+
+ private:
+  Device device_;
+  Scratch arena_;
+};
+
+}  // namespace outrider
