@@ -11,10 +11,10 @@ BREAKS = (
     Break("windows", "windows of rows that run again are freed", "kv/cache_coordinator.h",
           "return std::max(0, first - config_.rerun_tokens);", "return first;",
           "engine_test", TEST),
-    Break("windows", "rows that read a draft count as final", "draft/mtp_chain_drafter.cc",
+    Break("windows", "rows that read a draft count as final", "draft/module_drafter.cc",
           "std::min(right - m, end)", "std::min(right, end)", "engine_test", TEST),
     Break("windows", "blocks are published before later modules have read what follows",
-          "draft/mtp_chain_drafter.h",
-          "int32_t tokens_ahead() const override { return k_; }",
+          "draft/module_drafter.h",
+          "int32_t tokens_ahead() const override { return num_modules_; }",
           "int32_t tokens_ahead() const override { return 1; }", "engine_test", TEST),
 )
