@@ -149,7 +149,8 @@ TEST(ConfigErrorsTest, WrongTypesAndAbsurdNumbers) {
             Only("\"rms_norm_eps\" is 0: a number from 1e-12 to 0.1 is needed"));
   EXPECT_EQ(ErrorV3("rms_norm_eps", "tiny"),
             Only("\"rms_norm_eps\" is \"tiny\": a number from 1e-12 to 0.1 is needed"));
-  EXPECT_EQ(ErrorV3("attention_bias", 1), Only("\"attention_bias\" is 1: true or false is needed"));
+  EXPECT_EQ(ErrorV3("tie_word_embeddings", 1),
+            Only("\"tie_word_embeddings\" is 1: true or false is needed"));
   EXPECT_EQ(ErrorV3("hidden_act", 1), Only("\"hidden_act\" is 1: \"silu\" is supported"));
 }
 
@@ -225,6 +226,7 @@ TEST(ConfigErrorsTest, KeysOfOtherNetworks) {
   };
   refused("index_topk", 2048, "null");
   refused("use_qk_norm", true, "null or false");
+  refused("attention_bias", true, "null or false");
   refused("final_logit_softcapping", 30.0, "null");
   refused("residual_multiplier", 0.22, "null or 1");
   refused("swiglu_limit", 10.0, "null");

@@ -58,7 +58,6 @@ TEST(ModelConfigTest, DeepSeekV3) {
   EXPECT_EQ(Mla(c).rope, 64);
   EXPECT_EQ(Mla(c).query_width(), 192);
   EXPECT_EQ(Mla(c).value, 128);
-  EXPECT_FALSE(Mla(c).bias);
   EXPECT_TRUE(Rotary(c).interleaved);
   EXPECT_EQ(Rotary(c).theta, 10000);
   ASSERT_TRUE(Rotary(c).yarn);

@@ -168,6 +168,7 @@ TEST(Step3p5ConfigTest, WhatIsNotSupportedIsNamed) {
               HasSubstr("MTP modules have to be alike"));
   // Keys of other networks are refused as everywhere.
   EXPECT_THAT(error([](json& c) { c["index_topk"] = 4; }), HasSubstr("index_topk"));
+  EXPECT_THAT(error([](json& c) { c["attention_bias"] = true; }), HasSubstr("attention_bias"));
   EXPECT_THAT(error([](json& c) { c.erase("layer_types"); }), HasSubstr("layer_types"));
 }
 

@@ -38,9 +38,10 @@ struct StepGoldenRun {
 /// Runs a case of the golden file through the target and all modules, with a page for every block.
 class Step3p5Golden {
  public:
-  explicit Step3p5Golden(const std::filesystem::path& directory)
+  explicit Step3p5Golden(const std::filesystem::path& directory, DType dtype = DType::kF32)
       : golden_(directory / "golden.safetensors"),
-        loaded_(directory, DType::kF32, SelectIsa(), 1, KvCacheForm::kHeads) {}
+        dtype_(dtype),
+        loaded_(directory, dtype, SelectIsa(), 1, KvCacheForm::kHeads) {}
 
   Network& network() { return *loaded_.model; }
   int num_cases() const {
@@ -51,11 +52,22 @@ class Step3p5Golden {
 
   /// The largest difference of a log-probability, of the target and of the modules.
   double LargestDifference(int golden_case, const StepGoldenRun& run) {
+    const std::vector<std::vector<float>> logits = Logits(golden_case, run);
+    double worst = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const std::string tensor = i == 0 ? "logits" : fmt::format("mtp{}.logits", i - 1);
+      worst = std::max(worst, Difference(fmt::format("case{}.{}", golden_case, tensor), logits[i]));
+    }
+    return worst;
+  }
+
+  /// Logits at every position, of the target and then of each module.
+  std::vector<std::vector<float>> Logits(int golden_case, const StepGoldenRun& run) {
     const std::string name = fmt::format("case{}.", golden_case);
     const auto ids = golden_.Read<int32_t>(name + "ids");
     const auto length = static_cast<int32_t>(ids.size());
     const NetworkCache needs = network().cache_needs();
-    CacheConfig config = MakeCacheConfig(needs, DType::kF32, run.block_size, 1);
+    CacheConfig config = MakeCacheConfig(needs, dtype_, run.block_size, 1);
     std::vector<std::vector<int32_t>> tables;
     config.num_pages = 0;
     for (const CacheGroupSpec& group : config.groups) {
@@ -63,7 +75,7 @@ class Step3p5Golden {
       std::iota(tables.back().begin(), tables.back().end(), config.num_pages);
       config.num_pages += group.BlocksBefore(length);
     }
-    KvCache cache(network().device(), config, needs.layers, DType::kF32);
+    KvCache cache(network().device(), config, needs.layers, dtype_);
     BatchLayout layout(config.groups);
     std::vector<float> hidden(ids.size() * static_cast<size_t>(network().hidden_size()));
     const MatrixView<float> rows(hidden.data(), length, network().hidden_size());
@@ -83,7 +95,7 @@ class Step3p5Golden {
       assign(first, count, 0);
       network().Forward(layout, cache, rows.Rows(first, count));
     }
-    double worst = Compare(name + "logits", Network::kTarget, rows);
+    std::vector<std::vector<float>> logits = {LogitsOf(Network::kTarget, rows)};
     for (int32_t m = 0; m < network().num_mtp_modules(); ++m) {
       const int32_t end = length - 1 - m;
       for (int32_t first = 0; first < end; first += run.chunk) {
@@ -91,19 +103,23 @@ class Step3p5Golden {
         assign(first, count, m + 1);
         network().ForwardMtp(m, layout, cache, rows.Rows(first, count), rows.Rows(first, count));
       }
-      worst =
-          std::max(worst, Compare(fmt::format("{}mtp{}.logits", name, m), m, rows.Rows(0, end)));
+      logits.push_back(LogitsOf(m, rows.Rows(0, end)));
     }
-    return worst;
+    return logits;
   }
 
  private:
-  double Compare(const std::string& name, int32_t module, MatrixView<float> rows) {
+  std::vector<float> LogitsOf(int32_t module, MatrixView<float> rows) {
     std::vector<int32_t> all(static_cast<size_t>(rows.rows));
     std::iota(all.begin(), all.end(), 0);
     const int64_t vocab = network().vocab_size();
     std::vector<float> logits(all.size() * static_cast<size_t>(vocab));
     network().Logits(module, rows, all, MatrixView<float>(logits.data(), rows.rows, vocab));
+    return logits;
+  }
+
+  double Difference(const std::string& name, const std::vector<float>& logits) const {
+    const int64_t vocab = loaded_.model->vocab_size();
     const std::vector<double> got = LogProbabilities(logits, vocab);
     const std::vector<double> want = LogProbabilities(golden_.Read<float>(name), vocab);
     OUTRIDER_CHECK(got.size() == want.size());
@@ -116,6 +132,7 @@ class Step3p5Golden {
   }
 
   GoldenFile golden_;
+  DType dtype_;
   LoadedModel loaded_;
 };
 

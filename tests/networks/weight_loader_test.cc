@@ -97,7 +97,8 @@ TEST(WeightLoaderTest, ALayerBehindTheMtpModulesIsAnError) {
   EXPECT_THAT(load(), HasSubstr("holds model.layers.4.input_layernorm.weight, but "
                                 "\"num_hidden_layers\" of config.json is 4"));
   config.layers.resize(6, config.mtp_layer);
-  EXPECT_THAT(load(), HasSubstr("unexpected: model.layers.5.eh_proj.weight"));
+  EXPECT_THAT(load(), HasSubstr("layer 5 has an eh_proj.weight, so it is an MTP module, but "
+                                "\"num_hidden_layers\" of config.json is 6"));
 }
 
 class TiedHeadTest : public ::testing::Test {

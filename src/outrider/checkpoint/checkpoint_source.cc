@@ -14,6 +14,7 @@
 #include "outrider/checkpoint/safetensors.h"
 #include "outrider/checkpoint/stored_fp4_tensor.h"
 #include "outrider/checkpoint/stored_tensor.h"
+#include "outrider/checkpoint/tensor_names.h"
 #include "outrider/checkpoint/weight_source.h"
 
 namespace outrider {
@@ -35,7 +36,7 @@ struct Entry {
   std::shared_ptr<const File> file;
   TensorInfo info;
 };
-using Entries = std::map<std::string, Entry, std::less<>>;
+using Entries = std::map<std::string, Entry, std::less<>>;  // infos have the names of the files
 
 enum class ProblemKind { kMissing, kShape, kDType, kScales, kUnexpected };
 
@@ -60,9 +61,12 @@ std::string Printable(const std::string& name) {
 
 class CheckpointSource : public WeightSource {
  public:
-  CheckpointSource(std::string where, Entries entries, const Quantization& quantization)
+  /// entries: by the names that loaders ask for.
+  CheckpointSource(std::string where, Entries entries, TensorNames names,
+                   const Quantization& quantization)
       : where_(std::move(where)),
         entries_(std::move(entries)),
+        names_(std::move(names)),
         block_rows_(quantization.block_rows),
         block_cols_(quantization.block_cols) {
     for (const auto& [name, entry] : entries_) {
@@ -91,12 +95,13 @@ class CheckpointSource : public WeightSource {
  private:
   void MoveScalesAside();
   std::optional<Problem> Examine(const ExpectedTensor& tensor) const;
-  std::optional<Problem> ExamineScales(const Entry& entry, bool of_stack) const;
-  std::optional<Problem> ExamineFp4Scales(const Entry& entry) const;
+  std::optional<Problem> ExamineScales(const ExpectedTensor& tensor) const;
+  std::optional<Problem> ExamineFp4Scales(const ExpectedTensor& tensor) const;
   BlockScales ReadScales(const Entry& scales, std::optional<int64_t> index) const;
 
   std::string where_;
   Entries entries_;
+  TensorNames names_;
   Entries scales_;  // of FP8 and FP4 tensors, by the name of the tensor they scale
   int64_t block_rows_;
   int64_t block_cols_;
@@ -139,28 +144,29 @@ void CheckpointSource::MoveScalesAside() {
 }
 
 std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) const {
-  const auto& [name, shape, index] = tensor;
-  const auto it = entries_.find(name);
-  if (it == entries_.end()) return Problem{ProblemKind::kMissing, name};
+  const auto it = entries_.find(tensor.name);
+  if (it == entries_.end()) return Problem{ProblemKind::kMissing, names_.Stored(tensor.name)};
   const TensorInfo& info = it->second.info;
-  if (shape != info.shape) {
-    return Problem{ProblemKind::kShape,
-                   fmt::format("{} is {}, not {}", name, ShapeText(info.shape), ShapeText(shape))};
+  if (tensor.shape != info.shape) {
+    return Problem{
+        ProblemKind::kShape,
+        fmt::format("{} is {}, not {}", info.name, ShapeText(info.shape), ShapeText(tensor.shape))};
   }
-  if (info.dtype == DType::kF4E2M1) return ExamineFp4Scales(it->second);
+  if (info.dtype == DType::kF4E2M1) return ExamineFp4Scales(tensor);
   if (!info.dtype || !IsReadable(*info.dtype)) {
-    return Problem{ProblemKind::kDType, fmt::format("{} is {}", name, Shown(info.dtype_name))};
+    return Problem{ProblemKind::kDType, fmt::format("{} is {}", info.name, Shown(info.dtype_name))};
   }
-  return info.dtype == DType::kF8E4M3 ? ExamineScales(it->second, index.has_value()) : std::nullopt;
+  return info.dtype == DType::kF8E4M3 ? ExamineScales(tensor) : std::nullopt;
 }
 
-std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool of_stack) const {
-  const std::string& name = entry.info.name;
+std::optional<Problem> CheckpointSource::ExamineScales(const ExpectedTensor& tensor) const {
+  const TensorInfo& info = entries_.find(tensor.name)->second.info;
+  const std::string& name = info.name;
   const auto problem = [&name](std::string_view text) {
     return Problem{ProblemKind::kScales, fmt::format("{} {}", name, text)};
   };
   if (block_rows_ == 0) return problem("(config.json gives no weight_block_size)");
-  const auto it = scales_.find(name);
+  const auto it = scales_.find(tensor.name);
   if (it == scales_.end()) {
     const bool may_be_e8m0 = name.ends_with(kWeightSuffix);
     return problem(fmt::format(
@@ -175,8 +181,8 @@ std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool 
     return problem(
         fmt::format("(scales are {}, not F32, BF16 or F8_E8M0)", Shown(scales.dtype_name)));
   }
-  std::vector<int64_t> needed = entry.info.shape;
-  if (needed.size() != (of_stack ? 3 : 2)) return problem("(only matrices have blocks)");
+  std::vector<int64_t> needed = info.shape;
+  if (needed.size() != (tensor.index ? 3 : 2)) return problem("(only matrices have blocks)");
   int64_t& cols = needed.back();
   int64_t& rows = *(needed.end() - 2);
   rows = (rows + block_rows_ - 1) / block_rows_;
@@ -186,9 +192,9 @@ std::optional<Problem> CheckpointSource::ExamineScales(const Entry& entry, bool 
       fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
 }
 
-std::optional<Problem> CheckpointSource::ExamineFp4Scales(const Entry& entry) const {
-  const TensorInfo& weight = entry.info;
-  const TensorInfo& scales = scales_.find(weight.name)->second.info;
+std::optional<Problem> CheckpointSource::ExamineFp4Scales(const ExpectedTensor& tensor) const {
+  const TensorInfo& weight = entries_.find(tensor.name)->second.info;
+  const TensorInfo& scales = scales_.find(tensor.name)->second.info;
   const std::vector<int64_t> needed = {weight.shape[0], weight.shape[1] / kFp4Group};
   if (weight.shape[1] % kFp4Group == 0 && scales.shape == needed) return std::nullopt;
   return Problem{ProblemKind::kScales,
@@ -260,7 +266,7 @@ void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
   }
   for (const auto& [name, entry] : entries_) {
     if (!expected_names.contains(name) && !ignorable(name)) {
-      problems[ProblemKind::kUnexpected].push_back(Printable(name));
+      problems[ProblemKind::kUnexpected].push_back(Printable(entry.info.name));
     }
   }
   if (problems.empty()) return;
@@ -347,6 +353,21 @@ void AddIndexedFiles(const fs::path& directory, const fs::path& index_path, Entr
   for (const auto& [file, tensors] : files) AddFile(directory / file, &tensors, entries);
 }
 
+/// The entries under the names that loaders ask for.
+Entries Renamed(Entries entries, const TensorNames& names, const std::string& where) {
+  Entries result;
+  while (!entries.empty()) {
+    auto node = entries.extract(entries.begin());
+    std::string stored = std::exchange(node.key(), names.Expected(node.key()));
+    const auto inserted = result.insert(std::move(node));
+    if (!inserted.inserted) {
+      throw InvalidArgument("{}: holds both {} and {}, two names of one tensor", where,
+                            Printable(inserted.position->second.info.name), Printable(stored));
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const ModelConfig& config) {
@@ -366,7 +387,11 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const Mo
   } else {
     throw NotFound("{}: has neither {} nor {}", directory.string(), kSingleFile, kIndexFile);
   }
-  return std::make_unique<CheckpointSource>(directory.string(), std::move(entries), quantization);
+  const TensorNames names = TensorNames::Find(
+      config.tensor_prefix, [&](std::string_view name) { return entries.contains(name); });
+  entries = Renamed(std::move(entries), names, directory.string());
+  return std::make_unique<CheckpointSource>(directory.string(), std::move(entries), names,
+                                            quantization);
 }
 
 }  // namespace outrider

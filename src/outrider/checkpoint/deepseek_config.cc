@@ -87,7 +87,6 @@ void DeepSeekParser::ParseAttention() {
     from_.text.Refuse("qk_rope_head_dim", "an even number is needed, as pairs are rotated");
   }
   mla_.value = from_.text.Integer("v_head_dim", 1, 65536);
-  mla_.bias = from_.text.Boolean("attention_bias", false);
 
   const int64_t heads = mla_.heads;
   if (from_.problems.size() > before) return;

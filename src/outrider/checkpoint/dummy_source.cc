@@ -83,8 +83,6 @@ bool HasAttention(const MlaSpec& mla, std::string_view name) {
   if (name == "q_a_proj.weight" || name == "q_a_layernorm.weight" || name == "q_b_proj.weight") {
     return low_rank;
   }
-  if (name == "q_a_proj.bias") return low_rank && mla.bias;
-  if (name == "kv_a_proj_with_mqa.bias" || name == "o_proj.bias") return mla.bias;
   return name == "kv_a_proj_with_mqa.weight" || name == "kv_a_layernorm.weight" ||
          name == "kv_b_proj.weight" || name == "o_proj.weight";
 }

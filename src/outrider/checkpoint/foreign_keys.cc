@@ -31,6 +31,7 @@ constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     // Queries, keys and their scores.
     {"use_qk_norm", "false"},
     {"qk_norm", "false"},
+    {"attention_bias", "false"},
     {"qk_layernorm", "false"},
     {"use_qk_layernorm", "false"},
     {"query_pre_attn_scalar", "null"},

@@ -60,7 +60,6 @@ struct MlaSpec {
   int64_t nope = 0;
   int64_t rope = 0;
   int64_t value = 0;
-  bool bias = false;           // on q_a_proj, kv_a_proj_with_mqa and o_proj
   double softmax_scale = 0;    // (nope + rope)^-1/2, times the square of YaRN's magnitude for
                                // mscale_all_dim
   double latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm

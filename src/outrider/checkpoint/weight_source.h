@@ -114,6 +114,7 @@ class WeightSource {
 };
 
 /// Opens model.safetensors, or the files that model.safetensors.index.json names, in `directory`.
+/// Tensors have the names that loaders ask for, where files say them differently (tensor_names.h).
 /// Only headers are read here. Throws Error: no such files, a broken index or header, a tensor that
 /// is not in the file the index names, a path that leaves the directory, an unknown quantization.
 std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& directory,

@@ -12,8 +12,7 @@ int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
   const int64_t kv_a = hidden * (a.latent + a.rope) + a.latent;
   const int64_t kv_b = a.latent * a.heads * (a.nope + a.value);
   const int64_t output = a.heads * a.value * hidden;
-  const int64_t biases = a.bias ? a.q_lora + a.latent + a.rope + hidden : 0;
-  return queries + kv_a + kv_b + output + biases;
+  return queries + kv_a + kv_b + output;
 }
 
 int64_t AttentionParameters(const GqaSpec& a, int64_t hidden) {

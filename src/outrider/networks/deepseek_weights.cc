@@ -10,10 +10,6 @@ namespace {
 
 void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
                       const std::string& prefix) {
-  if (a.bias) {
-    throw InvalidArgument(
-        "attention_bias true is not supported: no published model of the family has it");
-  }
   const int64_t query = a.heads * a.query_width();
   if (a.q_lora > 0) {
     loader.Matrix(&w->q_a, prefix + "q_a_proj.weight", a.q_lora, hidden);

@@ -10,18 +10,37 @@ void DeclareNorm(WeightLoader& loader, const float** out, const std::string& nam
   loader.Vector(out, name + ".weight", size, /*added=*/1.0F);
 }
 
-/// The experts of a layer are the matrices of three tensors [experts, out, in].
+/// The experts of a layer are the matrices of three tensors [experts, out, in]; or, in newer files,
+/// tensors "experts.E." or "E." of their own.
+WeightLoader::Experts StepExperts(const WeightSource& source, const MoeSpec& moe,
+                                  const std::string& prefix) {
+  const auto has = [&](const std::string& expert) {
+    return source.Has(MlpTensors::At(prefix + expert).gate);
+  };
+  WeightLoader::Experts experts;
+  if (has("") || (!has("experts.0.") && !has("0."))) {
+    experts.routed = {MlpTensors::At(prefix)};
+    experts.stacked = moe.router.experts;
+    return experts;
+  }
+  const std::string each = has("experts.0.") ? prefix + "experts." : prefix;
+  for (int64_t e = 0; e < moe.router.experts; ++e) {
+    experts.routed.push_back(MlpTensors::At(fmt::format("{}{}.", each, e)));
+  }
+  return experts;
+}
+
 void DeclareStepMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWeights* w,
                     const std::string& layer_prefix) {
   const std::string prefix = layer_prefix + "moe.";
   loader.UnquantizedMatrix(&w->router, prefix + "gate.weight", moe.router.experts, hidden);
   loader.Vector(&w->router_bias, prefix + "router_bias", moe.router.experts);
-  loader.MoeExperts(&w->experts, {.routed = {MlpTensors::At(prefix)},
-                                  .stacked = moe.router.experts,
-                                  .width = moe.width,
-                                  .shared = MlpTensors::At(layer_prefix + "share_expert."),
-                                  .shared_width = moe.shared_width,
-                                  .hidden = hidden});
+  WeightLoader::Experts experts = StepExperts(loader.source(), moe, prefix);
+  experts.width = moe.width;
+  experts.shared = MlpTensors::At(layer_prefix + "share_expert.");
+  experts.shared_width = moe.shared_width;
+  experts.hidden = hidden;
+  loader.MoeExperts(&w->experts, experts);
 }
 
 void DeclareStepAttention(WeightLoader& loader, const GqaSpec& a, int64_t hidden, GqaWeights* w,

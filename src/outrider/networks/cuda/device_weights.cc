@@ -169,7 +169,6 @@ void CheckAttention(const MlaSpec& a) {
   Require(a.value % 32 == 0 && a.value <= 256, "v_head_dim", a.value, "multiples of 32 up to 256");
   Require(a.q_lora % 8 == 0 && a.q_lora <= 2048, "q_lora_rank", a.q_lora,
           "multiples of 8 up to 2048");
-  Require(!a.bias, "attention_bias", 1, "none");
 }
 
 void CheckMoe(const MoeSpec& moe) {

@@ -400,6 +400,14 @@ void CpuWeightLoader::Check(const ModelConfig& config) const {
     return name.starts_with(config.tensor_prefix) && !IsRedundant(name);
   };
   for (const std::string& name : source_.names()) {
+    if (of_model(name) && name.ends_with(".eh_proj.weight") &&
+        LayerOf(name) < config.num_hidden_layers()) {
+      throw InvalidArgument(
+          "{}: layer {} has an eh_proj.weight, so it is an MTP module, but \"num_hidden_layers\" "
+          "of "
+          "config.json is {}; it must be the number of layers before the modules",
+          source_.where(), LayerOf(name), config.num_hidden_layers());
+    }
     if (of_model(name) && LayerOf(name) >= layers) {
       throw InvalidArgument(
           "{}: holds {}, but \"num_hidden_layers\" of config.json is {} and layer {} is no MTP "
