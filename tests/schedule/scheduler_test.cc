@@ -70,6 +70,15 @@ TEST(SchedulerTest, PromptThenDecodeWithDrafts) {
   EXPECT_EQ(scheduler.pool().num_free(), 64);
 }
 
+// Drafts that are not made take neither rows of the budget nor pages.
+TEST(SchedulerTest, WithoutDraftsNoneArePlannedWhereThereWereSomeBefore) {
+  Scheduler scheduler(Config());
+  scheduler.Add({.id = 1, .prompt_length = 10});
+  scheduler.Commit(scheduler.Plan().requests.at(0), 0, 1, 3);
+  scheduler.Commit(scheduler.Plan().requests.at(0), 2, 3, 0);
+  EXPECT_EQ(scheduler.Plan().requests.at(0).num_drafts, 0);
+}
+
 TEST(SchedulerTest, LongPromptsAreCutAndOnlyTheEndIsSampled) {
   SchedulerConfig config = Config();
   config.max_num_batched_tokens = 16;
