@@ -61,7 +61,8 @@ TEST(ConfigErrorsTest, NotJson) {
 
 TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
   const std::string known =
-      "known are deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, step3p5, and models with one of "
+      "known are deepseek_v2, deepseek_v3, deepseek_v4, kimi_k2, glm4_moe_lite, step3p5, and "
+      "models with one of "
       "these as "
       "text_config";
   EXPECT_EQ(ErrorOfText("{}"), Only("\"model_type\" is missing; " + known));

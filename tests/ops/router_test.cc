@@ -44,6 +44,18 @@ TEST(RouterTest, BiasChoosesButDoesNotWeigh) {
   EXPECT_FLOAT_EQ(r.weights[0] + r.weights[1], 2.5F);
 }
 
+TEST(RouterTest, ExpertsThatAreChosenAlreadyAreWeighedByTheirScores) {
+  RouterSpec spec = Spec(RouterScoring::kSqrtSoftplus, RouterMethod::kTokenTable);
+  std::vector<float> logits = {1, 2, 3, -4, 0, 0, 60, 0};
+  const std::vector<int32_t> ids = {6, 3};
+  std::vector<float> weights(2);
+  WeighRows(spec, {logits.data(), 1, spec.experts}, ids.data(), weights.data());
+  const double first = std::sqrt(60.0);
+  const double second = std::sqrt(std::log1p(std::exp(-4.0)));
+  EXPECT_FLOAT_EQ(weights[0], static_cast<float>(2.5 * first / (first + second)));
+  EXPECT_FLOAT_EQ(weights[1], static_cast<float>(2.5 * second / (first + second)));
+}
+
 TEST(RouterTest, GroupsAreRankedByTheirBestTwoOrTheirBest) {
   // Group 0 has the single best expert, groups 1 and 2 the best pairs.
   const std::vector<float> logits = {4, -9, 3, 3, 2.9F, 2.9F, 0, 0};

@@ -152,6 +152,11 @@ std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) c
         ProblemKind::kShape,
         fmt::format("{} is {}, not {}", info.name, ShapeText(info.shape), ShapeText(tensor.shape))};
   }
+  if (tensor.holds_integers) {
+    if (info.dtype == DType::kI32 || info.dtype == DType::kI64) return std::nullopt;
+    return Problem{ProblemKind::kDType,
+                   fmt::format("{} is {}, not I32 or I64", info.name, Shown(info.dtype_name))};
+  }
   if (info.dtype == DType::kF4E2M1) return ExamineFp4Scales(tensor);
   if (!info.dtype || !IsReadable(*info.dtype)) {
     return Problem{ProblemKind::kDType, fmt::format("{} is {}", info.name, Shown(info.dtype_name))};

@@ -93,6 +93,74 @@ bool HasAttention(const GqaSpec& /*gqa*/, std::string_view name) {
          name == "k_norm.weight";
 }
 
+/// DeepSeek-V4's names are told apart by HasDeepSeekV4.
+bool HasAttention(const CompressedSpec& /*attention*/, std::string_view /*name*/) { return false; }
+
+/// "attn.compressor.wkv.weight" and the like, of a layer or an MTP module.
+bool HasCompressor(std::string_view name) {
+  return name == "wkv.weight" || name == "wgate.weight" || name == "ape" || name == "norm.weight";
+}
+
+bool HasCompressedAttention(const CompressedSpec& a, std::string_view name) {
+  if (Consume(name, "compressor.")) return a.ratio > 0 && HasCompressor(name);
+  if (Consume(name, "indexer.")) {
+    if (a.index_heads == 0) return false;
+    if (Consume(name, "compressor.")) return HasCompressor(name);
+    return name == "wq_b.weight" || name == "weights_proj.weight";
+  }
+  return name == "wq_a.weight" || name == "wq_b.weight" || name == "wkv.weight" ||
+         name == "wo_a.weight" || name == "wo_b.weight" || name == "q_norm.weight" ||
+         name == "kv_norm.weight" || name == "attn_sink";
+}
+
+/// A gated MLP's three matrices.
+bool IsNumberedMlpWeight(std::string_view name) {
+  return name == "w1.weight" || name == "w2.weight" || name == "w3.weight";
+}
+
+bool HasNumberedMoe(const MoeSpec& moe, std::string_view name) {
+  const bool by_token = moe.router.method == RouterMethod::kTokenTable;
+  if (name == "gate.weight") return true;
+  if (name == "gate.tid2eid") return by_token;
+  if (name == "gate.bias") return !by_token;
+  if (Consume(name, "shared_experts.")) return moe.shared_width > 0 && IsNumberedMlpWeight(name);
+  if (!Consume(name, "experts.")) return false;
+  const std::optional<int64_t> expert = ConsumeNumber(name);
+  return expert && *expert < moe.router.experts && IsNumberedMlpWeight(name);
+}
+
+/// "hc_PLACE_fn", "hc_PLACE_base" or "hc_PLACE_scale".
+bool IsHyperConnection(std::string_view name, std::string_view place) {
+  return Consume(name, "hc_") && Consume(name, place) &&
+         (name == "_fn" || name == "_base" || name == "_scale");
+}
+
+bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
+  if (name == "embed.weight" || name == "head.weight" || name == "norm.weight" ||
+      IsHyperConnection(name, "head")) {
+    return true;
+  }
+  const bool of_module = Consume(name, "mtp.");
+  if (!of_module && !Consume(name, "layers.")) return false;
+  const std::optional<int64_t> index = ConsumeNumber(name);
+  if (!index ||
+      *index >= (of_module ? config.num_nextn_predict_layers : config.num_hidden_layers())) {
+    return false;
+  }
+  const LayerSpec& layer = of_module ? config.mtp_layer : config.layer(*index);
+  if (Consume(name, "attn.")) {
+    return HasCompressedAttention(std::get<CompressedSpec>(layer.attention), name);
+  }
+  if (Consume(name, "ffn.")) return HasNumberedMoe(*layer.moe(), name);
+  if (name == "attn_norm.weight" || name == "ffn_norm.weight" || IsHyperConnection(name, "attn") ||
+      IsHyperConnection(name, "ffn")) {
+    return true;
+  }
+  return of_module &&
+         (name == "e_proj.weight" || name == "h_proj.weight" || name == "enorm.weight" ||
+          name == "hnorm.weight" || name == "norm.weight" || IsHyperConnection(name, "head"));
+}
+
 bool HasMlp(const LayerSpec& layer, std::string_view name) {
   const MoeSpec* moe = layer.moe();
   if (moe == nullptr) return IsMlpWeight(name);
@@ -118,8 +186,10 @@ class DummySource : public WeightSource {
       name += fmt::format(".{}", *tensor.index);
     }
     DummyStream stream = {.key = StreamKey(seed_, name)};
+    // Integers are all 0, which fits any limit.
+    if (tensor.holds_integers) return std::make_unique<DummyTensor>(shape, stream);
     if (shape.size() >= 2) {
-      const double deviation = name.ends_with("embed_tokens.weight")
+      const double deviation = name.ends_with("embed_tokens.weight") || name == "embed.weight"
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
       // Of a uniform distribution.
@@ -142,6 +212,7 @@ class DummySource : public WeightSource {
 };
 
 bool DummySource::Has(std::string_view name) const {
+  if (config_.family == ModelFamily::kDeepSeekV4) return HasDeepSeekV4(config_, name);
   if (!Consume(name, config_.tensor_prefix)) return false;
   if (name == "lm_head.weight") return !config_.tie_word_embeddings;
   if (!Consume(name, "model.")) return false;

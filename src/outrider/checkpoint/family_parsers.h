@@ -29,6 +29,9 @@ using LayerParser = void(const FamilyConfig& from, int64_t num_layers, ModelConf
 /// DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash.
 LayerParser ParseDeepSeekLayers;
 
+/// DeepSeek-V4.
+LayerParser ParseDeepSeekV4Layers;
+
 /// Step-3.5-Flash.
 LayerParser ParseStep3p5Layers;
 

@@ -82,16 +82,37 @@ struct GqaSpec {
   bool operator==(const GqaSpec&) const = default;
 };
 
-using AttentionSpec = std::variant<MlaSpec, GqaSpec>;
+/// Attention of DeepSeek-V4: every head reads the same rows, which are key and value at once, of
+/// the last `window` tokens and of compressed entries that stand for `ratio` tokens each. A query
+/// head and a row end with the layer's rotated values. A sink per head takes part in the softmax.
+struct CompressedSpec {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t q_lora = 0;
+  int64_t window = 0;  // tokens, the row's own included
+  int64_t output_groups = 0;
+  int64_t output_rank = 0;  // numbers that the heads of a group become
+  int64_t ratio = 0;        // tokens per compressed entry; 0: the window alone
+  bool overlaps = false;    // an entry is also pooled from the tokens of the one before
+  int64_t index_heads = 0;  // of the indexer, which chooses index_top_k entries; 0: all are read
+  int64_t index_dim = 0;
+  int64_t index_top_k = 0;
+  double softmax_scale = 0;
+
+  bool operator==(const CompressedSpec&) const = default;
+};
+
+using AttentionSpec = std::variant<MlaSpec, GqaSpec, CompressedSpec>;
 
 /// How router logits become scores.
-enum class RouterScoring { kSoftmax, kSigmoid };
+enum class RouterScoring { kSoftmax, kSigmoid, kSqrtSoftplus };
 
 /// How experts are chosen from scores.
 enum class RouterMethod {
   kGreedy,              // the best top_k of all experts
   kGroupLimitedGreedy,  // groups ranked by their best score (DeepSeek-V2)
   kNoAuxTc,             // scores plus e_score_correction_bias choose; groups by their best two (V3)
+  kTokenTable,          // a table by token id says which
 };
 
 struct RouterSpec {
@@ -126,16 +147,28 @@ struct MoeSpec {
   int64_t shared_width = 0;           // of all shared experts together; 0: none
   double limit = kNoActivationLimit;  // of routed experts
   double shared_limit = kNoActivationLimit;
+  bool limits_gate = false;  // gates are cut at the limit before silu, not silu's result
 
   bool operator==(const MoeSpec&) const = default;
 };
 
 using MlpSpec = std::variant<DenseMlpSpec, MoeSpec>;
 
+/// Residual streams that are mixed around every attention and MLP (manifold-constrained
+/// hyper-connections, arXiv:2512.24880).
+struct HyperConnectionSpec {
+  int64_t streams = 1;     // 1: a plain residual stream
+  int64_t iterations = 0;  // of Sinkhorn's normalisation
+  double eps = 0;
+
+  bool operator==(const HyperConnectionSpec&) const = default;
+};
+
 struct LayerSpec {
   AttentionSpec attention;
   RotarySpec rotary;
   MlpSpec mlp;
+  HyperConnectionSpec residual = {};
 
   /// Null for a layer with another kind of MLP.
   const MoeSpec* moe() const { return std::get_if<MoeSpec>(&mlp); }

@@ -18,6 +18,8 @@ std::string_view ModelFamilyName(ModelFamily family) {
       return "deepseek_v2";
     case ModelFamily::kDeepSeekV3:
       return "deepseek_v3";
+    case ModelFamily::kDeepSeekV4:
+      return "deepseek_v4";
     case ModelFamily::kGlm4MoeLite:
       return "glm4_moe_lite";
     case ModelFamily::kStep3p5:

@@ -16,7 +16,7 @@
 namespace outrider {
 
 /// Networks that Outrider runs. DeepSeek-R1, Kimi-K2 and Kimi-K2.5's text model are kDeepSeekV3.
-enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kGlm4MoeLite, kStep3p5 };
+enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kDeepSeekV4, kGlm4MoeLite, kStep3p5 };
 
 /// How linear weights are stored. Which tensors really are FP8 is read from the tensors themselves.
 struct Quantization {
@@ -61,7 +61,7 @@ struct ModelConfig {
   }
 };
 
-/// "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "step3p5".
+/// "deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", "step3p5".
 std::string_view ModelFamilyName(ModelFamily family);
 
 /// Parses the text of a config.json, and of the generation_config.json beside it if there is one.

@@ -25,9 +25,10 @@ struct KnownModel {
   std::string_view architecture;
   LayerParser* parse_layers;
 };
-constexpr std::array<KnownModel, 5> kKnownModels{{
+constexpr std::array<KnownModel, 6> kKnownModels{{
     {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
+    {"deepseek_v4", ModelFamily::kDeepSeekV4, "DeepseekV4ForCausalLM", ParseDeepSeekV4Layers},
     {"kimi_k2", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
     {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM", ParseDeepSeekLayers},
     {"step3p5", ModelFamily::kStep3p5, "Step3p5ForCausalLM", ParseStep3p5Layers},
@@ -211,6 +212,12 @@ double AttentionParameters(const MlaSpec& a, double hidden) {
 
 double AttentionParameters(const GqaSpec& a, double hidden) {
   return 2 * hidden * Double(a.heads + a.kv_heads) * Double(a.head_dim);
+}
+
+double AttentionParameters(const CompressedSpec& a, double hidden) {
+  const double values = Double(a.heads) * Double(a.head_dim);
+  return (hidden + values) * Double(a.q_lora) + hidden * Double(a.head_dim) +
+         (values + hidden * Double(a.output_groups)) * Double(a.output_rank);
 }
 
 /// Roughly the weights of a layer.

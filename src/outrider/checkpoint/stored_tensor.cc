@@ -31,6 +31,15 @@ bool KeepsFp8Exact(float scale) {
   return fraction == 0.5F && exponent - 1 >= -126 + 9 && exponent - 1 <= 127 - 9;
 }
 
+template <typename T>
+void ConvertIntegers(const std::byte* from, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    T value = 0;
+    std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    out[i] = static_cast<float>(value);
+  }
+}
+
 }  // namespace
 
 bool IsReadable(DType dtype) {
@@ -51,7 +60,8 @@ StoredTensor::StoredTensor(std::shared_ptr<const File> file, const TensorInfo& i
           dtype_ == DType::kBF16 ||
           (dtype_ == DType::kF8E4M3 &&
            std::all_of(scales_.values.begin(), scales_.values.end(), KeepsFp8Exact))) {
-  OUTRIDER_CHECK(IsReadable(dtype_) || dtype_ == DType::kF8E8M0);
+  OUTRIDER_CHECK(IsReadable(dtype_) || dtype_ == DType::kF8E8M0 || dtype_ == DType::kI32 ||
+                 dtype_ == DType::kI64);
 }
 
 void StoredTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const {
@@ -98,6 +108,8 @@ void StoredTensor::Convert(const std::byte* from, int64_t first_row, int64_t cou
                    [](std::byte e) { return Float8E8M0ToFloat(static_cast<uint8_t>(e)); });
     return;
   }
+  if (dtype_ == DType::kI32) return ConvertIntegers<int32_t>(from, count * cols(), out);
+  if (dtype_ == DType::kI64) return ConvertIntegers<int64_t>(from, count * cols(), out);
   for (int64_t i = 0; i < count * cols(); ++i) {
     uint16_t bits = 0;
     std::memcpy(&bits, from + 2 * i, 2);

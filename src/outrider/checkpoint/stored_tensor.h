@@ -16,7 +16,8 @@ bool IsReadable(DType dtype);
 
 class StoredTensor : public WeightTensor {
  public:
-  /// `info` must have a readable dtype, or that of scales, F8_E8M0; `scales` have values exactly
+  /// `info` must have a readable dtype, or be that of scales, F8_E8M0, or an
+  /// integer of 32 or 64 bits; `scales` have values exactly
   /// when it is F8_E4M3.
   StoredTensor(std::shared_ptr<const File> file, const TensorInfo& info, BlockScales scales);
 

@@ -21,11 +21,14 @@ void WeightTensor::ReadExponents(int64_t /*first_row*/, int64_t /*count*/, uint8
 }
 
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
+  const auto name = [&](int module) {
+    return config.family == ModelFamily::kDeepSeekV4
+               ? fmt::format("{}mtp.{}.e_proj.weight", config.tensor_prefix, module)
+               : fmt::format("{}model.layers.{}.eh_proj.weight", config.tensor_prefix,
+                             config.num_hidden_layers() + module);
+  };
   int count = 0;
-  while (source.Has(fmt::format("{}model.layers.{}.eh_proj.weight", config.tensor_prefix,
-                                config.num_hidden_layers() + count))) {
-    ++count;
-  }
+  while (source.Has(name(count))) ++count;
   return count;
 }
 

@@ -24,6 +24,7 @@ struct ExpectedTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::optional<int64_t> index = std::nullopt;  // which matrix of a tensor [n, rows, cols]
+  bool holds_integers = false;                  // of 32 or 64 bits, read as the nearest floats
 };
 
 /// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
@@ -127,7 +128,8 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor
-/// {prefix}model.layers.{num_hidden_layers + i}.eh_proj.weight, whatever the config declares.
+/// {prefix}model.layers.{num_hidden_layers + i}.eh_proj.weight, whatever the config declares;
+/// for DeepSeek-V4 {prefix}mtp.{i}.e_proj.weight.
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config);
 
 }  // namespace outrider

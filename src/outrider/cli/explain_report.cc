@@ -66,6 +66,20 @@ Facts AttentionFacts(const ModelConfig& c) {
                       gqa->window > 0 ? fmt::format("; the last {} tokens", gqa->window) : ""));
       continue;
     }
+    if (const auto* v4 = std::get_if<CompressedSpec>(&kind)) {
+      std::string entries;
+      if (v4->ratio > 0) entries = fmt::format(", and an entry for every {} before", v4->ratio);
+      if (v4->index_heads > 0) {
+        entries += fmt::format(", of which {} indexer heads of {} choose {}", v4->index_heads,
+                               v4->index_dim, v4->index_top_k);
+      }
+      facts.emplace_back("heads, window",
+                         fmt::format("{} of {} over the last {} tokens{}; query latent {}, output "
+                                     "{} x {}",
+                                     v4->heads, v4->head_dim, v4->window, entries, v4->q_lora,
+                                     v4->output_groups, v4->output_rank));
+      continue;
+    }
     const auto& a = std::get<MlaSpec>(kind);
     facts.emplace_back("heads", fmt::format("{}: query and key {} + {} rotated, value {}", a.heads,
                                             a.nope, a.rope, a.value));
@@ -83,6 +97,15 @@ Json AttentionJson(const ModelConfig& c) {
   }
   Json layers = Json::array();
   for (const LayerSpec& layer : c.layers) {
+    if (const auto* v4 = std::get_if<CompressedSpec>(&layer.attention)) {
+      layers.push_back({{"heads", v4->heads},
+                        {"kv_heads", 1},
+                        {"head_dim", v4->head_dim},
+                        {"window", v4->window},
+                        {"ratio", v4->ratio},
+                        {"index_topk", v4->index_top_k}});
+      continue;
+    }
     const auto& a = std::get<GqaSpec>(layer.attention);
     layers.push_back({{"heads", a.heads},
                       {"kv_heads", a.kv_heads},
@@ -105,6 +128,10 @@ Facts ShapeFacts(const ModelConfig& c) {
                  {"vocabulary", fmt::to_string(c.vocab_size)}};
   for (auto& fact : AttentionFacts(c)) facts.push_back(std::move(fact));
   if (dense > 0) facts.emplace_back("dense MLP", fmt::format("width {}", dense_mlp.width));
+  if (layer.residual.streams > 1) {
+    facts.emplace_back(
+        "residual", fmt::format("{} streams, mixed by hyper-connections", layer.residual.streams));
+  }
   if (router.experts > 0) {
     facts.emplace_back(
         "experts", fmt::format("{} routed in {} groups, {} per token from {} groups; {} shared; "
@@ -113,7 +140,11 @@ Facts ShapeFacts(const ModelConfig& c) {
                                moe.shared_experts, moe.width));
   }
   std::string context = fmt::to_string(c.max_position_embeddings);
-  if (const auto& yarn = layer.rotary.yarn) {
+  // Layers without compressed entries have none (DeepSeek-V4).
+  const auto scaled = std::ranges::find_if(
+      c.layers, [](const LayerSpec& other) { return other.rotary.yarn.has_value(); });
+  const RotarySpec& rotary = scaled == c.layers.end() ? layer.rotary : scaled->rotary;
+  if (const auto& yarn = rotary.yarn) {
     context += fmt::format(" (YaRN, factor {} over {})", yarn->factor,
                            yarn->original_max_position_embeddings);
   }

@@ -20,6 +20,26 @@ int64_t AttentionParameters(const GqaSpec& a, int64_t hidden) {
   return projections + a.heads * hidden + 2 * a.head_dim;  // gates; norms of queries and keys
 }
 
+/// What pools entries of `width` numbers from tokens.
+int64_t CompressorParameters(const CompressedSpec& a, int64_t width, int64_t hidden) {
+  const int64_t channels = a.overlaps ? 2 * width : width;
+  return 2 * channels * hidden + a.ratio * channels + width;
+}
+
+int64_t AttentionParameters(const CompressedSpec& a, int64_t hidden) {
+  const int64_t values = a.heads * a.head_dim;
+  const int64_t queries = a.q_lora * (hidden + 1 + values);
+  const int64_t keys = hidden * a.head_dim + a.head_dim;
+  const int64_t output = (values + a.output_groups * hidden) * a.output_rank;
+  int64_t compression = 0;
+  if (a.ratio > 0) compression += CompressorParameters(a, a.head_dim, hidden);
+  if (a.index_heads > 0) {
+    compression += CompressorParameters(a, a.index_dim, hidden) +
+                   a.index_heads * (a.index_dim * a.q_lora + hidden);
+  }
+  return queries + keys + a.heads + output + compression;
+}
+
 /// Gate, up and down projections of one MLP.
 int64_t MlpParameters(int64_t width, int64_t hidden) { return 3 * hidden * width; }
 
@@ -31,14 +51,17 @@ struct LayerCount {
 LayerCount CountLayer(const LayerSpec& layer, int64_t hidden) {
   const int64_t attention = std::visit(
       [hidden](const auto& spec) { return AttentionParameters(spec, hidden); }, layer.attention);
-  const int64_t common = attention + 2 * hidden;  // two norms
+  const int64_t streams = layer.residual.streams;
+  const int64_t sums = (2 + streams) * streams;  // that a hyper-connection makes of its streams
+  const int64_t mixing = streams > 1 ? 2 * (sums * (streams * hidden + 1) + 3) : 0;
+  const int64_t common = attention + mixing + 2 * hidden;  // two norms
   const MoeSpec* moe = layer.moe();
   if (moe == nullptr) {
     const int64_t count = common + MlpParameters(layer.dense()->width, hidden);
     return {count, count};
   }
   const RouterSpec& router = moe->router;
-  const int64_t bias = router.method == RouterMethod::kNoAuxTc ? router.experts : 0;
+  const int64_t bias = router.method == RouterMethod::kNoAuxTc ? router.experts : 0;  // no table
   const int64_t always =
       common + router.experts * hidden + bias + MlpParameters(moe->shared_width, hidden);
   const int64_t expert = MlpParameters(moe->width, hidden);
@@ -50,7 +73,10 @@ LayerCount CountLayer(const LayerSpec& layer, int64_t hidden) {
 ParameterCount CountParameters(const ModelConfig& config) {
   ParameterCount count;
   const int64_t table = config.vocab_size * config.hidden_size;
-  const int64_t ends = (config.tie_word_embeddings ? table : 2 * table) + config.hidden_size;
+  const int64_t streams = config.layers.front().residual.streams;
+  const int64_t contraction = streams > 1 ? streams * (streams * config.hidden_size + 1) + 1 : 0;
+  const int64_t ends =
+      (config.tie_word_embeddings ? table : 2 * table) + config.hidden_size + contraction;
   count.target = ends;
   count.target_active = ends;
   for (const LayerSpec& layer : config.layers) {
@@ -59,10 +85,10 @@ ParameterCount CountParameters(const ModelConfig& config) {
     count.target_active += of_layer.active;
   }
   if (config.num_nextn_predict_layers == 0) return count;
-  // enorm, hnorm and shared_head.norm; eh_proj.
+  // enorm, hnorm and shared_head.norm; eh_proj, or e_proj and h_proj.
   count.mtp = config.num_nextn_predict_layers *
               (CountLayer(config.mtp_layer, config.hidden_size).all + 3 * config.hidden_size +
-               2 * config.hidden_size * config.hidden_size +
+               2 * config.hidden_size * config.hidden_size + contraction +
                (config.family == ModelFamily::kStep3p5 ? table : 0));
   return count;
 }

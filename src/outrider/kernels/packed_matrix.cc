@@ -62,20 +62,26 @@ const std::byte* PackedMatrix::BehindPanels() const {
 }
 
 const float* PackedMatrix::scales(int64_t p) const {
-  return reinterpret_cast<const float*>(BehindPanels()) + p * ScalesPerPanel(format, cols);
+  return reinterpret_cast<const float*>(BehindPanels()) +
+         (panels_before + p) * ScalesPerPanel(format, cols);
 }
 
 const uint8_t* PackedMatrix::exponents(int64_t p) const {
   OUTRIDER_CHECK(format.dtype == DType::kF4E2M1);
-  return reinterpret_cast<const uint8_t*>(BehindPanels()) + p * ExponentsPerPanel(format, cols);
+  return reinterpret_cast<const uint8_t*>(BehindPanels()) +
+         (panels_before + p) * ExponentsPerPanel(format, cols);
 }
 
-PackedMatrix PackedMatrix::FirstRows(int64_t n) const {
-  OUTRIDER_CHECK(n >= 0 && n <= rows, "{} of {} rows", n, rows);
-  PackedMatrix first = *this;
-  first.rows = n;
-  first.panels_behind += panels() - first.panels();
-  return first;
+PackedMatrix PackedMatrix::Rows(int64_t first, int64_t n) const {
+  OUTRIDER_CHECK(first >= 0 && n >= 0 && n <= rows - first && first % kPanelRows == 0,
+                 "rows {} to {} of {}", first, first + n, rows);
+  const int64_t skipped = first / kPanelRows;
+  PackedMatrix part = *this;
+  part.rows = n;
+  part.data += skipped * static_cast<int64_t>(PanelBytes(format.dtype, cols));
+  part.panels_before += skipped;
+  part.panels_behind += panels() - skipped - part.panels();
+  return part;
 }
 
 void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std::byte* panel) {

@@ -43,10 +43,13 @@ struct PackedMatrix {
   int64_t cols = 0;
   const std::byte* data = nullptr;  // 64-byte aligned
   int64_t panels_behind = 0;        // that data holds between the last panel and the scales
+  int64_t panels_before = 0;        // whose scales precede those of panel 0
 
   int64_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
-  /// The first n rows (0 .. rows), in the same memory. The last panel then holds other rows too.
-  PackedMatrix FirstRows(int64_t n) const;
+  /// Rows [first, first + n), in the same memory; `first` starts a panel. The last panel may then
+  /// hold other rows too.
+  PackedMatrix Rows(int64_t first, int64_t n) const;
+  PackedMatrix FirstRows(int64_t n) const { return Rows(0, n); }
   /// Of an 8-bit format: what belongs to panel p.
   const float* scales(int64_t p) const;
   /// Of kF4E2M1: panel p's exponents e.

@@ -54,10 +54,11 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
                   std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
 }
 
-void Mlp(const Context& context, const DecoderLayer& layer, Tensor h, Tensor x) {
+void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs,
+         int32_t first_row, Tensor h, Tensor x) {
   const LayerWeights& w = layer.weights;
   if (const MoeSpec* moe = layer.spec.moe()) {
-    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), h, x);
+    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, first_row, h, x);
   } else {
     DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x);
   }
@@ -75,7 +76,8 @@ void DecoderLayerForward(const Context& context, const DecoderLayer& layer, cons
   context.ops.Norm(context, x, w.post_attention_norm, layer.norm_eps, h);
   for (int64_t first = 0; first < x.rows; first += kMlpTile) {
     const int64_t count = std::min(kMlpTile, x.rows - first);
-    Mlp(context, layer, h.Rows(first, count), x.Rows(first, count));
+    Mlp(context, layer, step.inputs, static_cast<int32_t>(first), h.Rows(first, count),
+        x.Rows(first, count));
   }
 }
 

@@ -13,8 +13,9 @@ struct MlpWeights {
 };
 
 struct MoeWeights {
-  Weight router;                       // [experts, hidden]
-  const float* router_bias = nullptr;  // [experts], kNoAuxTc only
+  Weight router;                           // [experts, hidden]
+  const float* router_bias = nullptr;      // [experts], kNoAuxTc only
+  const int32_t* token_experts = nullptr;  // [vocab, top_k], kTokenTable only
   ExpertWeights experts;
 };
 
@@ -23,8 +24,8 @@ void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights
               Tensor x);
 
 /// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; h, x
-/// [rows, hidden].
+/// [rows, hidden], the rows of the step from first_row on.
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      Tensor h, Tensor x);
+                      const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x);
 
 }  // namespace outrider

@@ -60,10 +60,15 @@ std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
   return frequencies;
 }
 
-int32_t RotaryKinds::Add(const RotarySpec& spec) {
-  const auto known = std::ranges::find(kinds_, spec, &Kind::spec);
+int32_t RotaryKinds::Add(const RotarySpec& spec, bool inverse) {
+  const auto known = std::ranges::find_if(
+      kinds_, [&](const Kind& kind) { return kind.spec == spec && kind.inverse == inverse; });
   if (known != kinds_.end()) return static_cast<int32_t>(known - kinds_.begin());
-  kinds_.push_back({spec, RotaryFrequencies(spec)});
+  kinds_.push_back({spec, inverse, RotaryFrequencies(spec)});
+  // cos(-x) = cos(x), sin(-x) = -sin(x).
+  if (inverse) {
+    for (float& frequency : kinds_.back().frequencies) frequency = -frequency;
+  }
   return static_cast<int32_t>(kinds_.size()) - 1;
 }
 

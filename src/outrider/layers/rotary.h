@@ -19,8 +19,13 @@ std::vector<float> RotaryFrequencies(const RotarySpec& spec);
 /// The rotary embeddings of a network: one for each kind that its layers have.
 class RotaryKinds {
  public:
-  /// The number of this kind, from 0; equal kinds have one number.
-  int32_t Add(const RotarySpec& spec);
+  /// The number of this kind, from 0; equal kinds have one number. The inverse of a kind rotates
+  /// back.
+  int32_t Add(const RotarySpec& spec, bool inverse = false);
+
+  std::span<const float> frequencies(int32_t kind) const {
+    return kinds_[static_cast<size_t>(kind)].frequencies;
+  }
 
   /// The angles of a step's rows for every kind, by number, until the next call.
   std::span<const Rotary> Rows(const Context& context, const StepInputs& inputs);
@@ -28,6 +33,7 @@ class RotaryKinds {
  private:
   struct Kind {
     RotarySpec spec;
+    bool inverse = false;
     std::vector<float> frequencies;
   };
   std::vector<Kind> kinds_;

@@ -12,38 +12,84 @@ CacheShape CacheShapeOf(const MlaSpec& a) {
   return {.heads = a.heads, .latent = a.latent, .nope = a.nope, .rope = a.rope, .value = a.value};
 }
 
+namespace {
+
+/// One layer of the cache: its kind of group, and its width.
+struct CacheLayerKind {
+  CacheGroupSpec group;
+  int64_t width = 0;
+};
+
+CacheGroupSpec FullHistory() { return {.name = "full history"}; }
+
+CacheGroupSpec LastTokens(int64_t window, std::string_view what) {
+  return {.name = fmt::format("{}last {} tokens", what, window),
+          .kind = CacheGroupKind::kSlidingWindow,
+          .window = static_cast<int32_t>(window)};
+}
+
+/// The entries that a compressor leaves, and the rows that it pools them from.
+void AddCompressor(const CompressedSpec& a, int64_t width, std::string_view what,
+                   std::vector<CacheLayerKind>& kinds) {
+  kinds.push_back({{.name = fmt::format("{} of {} tokens", what, a.ratio),
+                    .ratio = static_cast<int32_t>(a.ratio)},
+                   width});
+  // A value and a gate in every channel.
+  const int64_t overlap = a.overlaps ? 2 : 1;
+  kinds.push_back(
+      {LastTokens(a.ratio * overlap, fmt::format("{} to come, ", what)), 2 * overlap * width});
+}
+
+/// What a layer keeps in the cache, in the order of FirstCacheLayer.
+std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCacheForm form) {
+  std::vector<CacheLayerKind> kinds;
+  if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
+    kinds.push_back({FullHistory(), CacheWidth(form, CacheShapeOf(*mla))});
+  } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
+    kinds.push_back({gqa->window == 0 ? FullHistory() : LastTokens(gqa->window, ""),
+                     2 * gqa->kv_heads * gqa->head_dim});
+  } else {
+    const auto& a = std::get<CompressedSpec>(attention);
+    kinds.push_back({LastTokens(a.window, ""), a.head_dim});
+    if (a.ratio > 0) AddCompressor(a, a.head_dim, "entries", kinds);
+    if (a.index_heads > 0) AddCompressor(a, a.index_dim, "index keys", kinds);
+  }
+  return kinds;
+}
+
+}  // namespace
+
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
   NetworkCache cache;
-  std::vector<int64_t> windows;  // by group; 0: full history
+  std::vector<int64_t> widths;  // by group
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
-    int64_t window = 0;
-    int64_t width = 0;
-    const AttentionSpec& attention = config.layer(i).attention;
-    if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
-      width = CacheWidth(form, CacheShapeOf(*mla));
-    } else {
-      const auto& gqa = std::get<GqaSpec>(attention);
-      window = gqa.window;
-      width = 2 * gqa.kv_heads * gqa.head_dim;
+    for (CacheLayerKind& kind : CacheLayersOf(config.layer(i).attention, form)) {
+      size_t group = 0;
+      while (group < widths.size() &&
+             (cache.groups[group].kind != kind.group.kind ||
+              cache.groups[group].window != kind.group.window ||
+              cache.groups[group].ratio != kind.group.ratio || widths[group] != kind.width)) {
+        ++group;
+      }
+      if (group == widths.size()) {
+        cache.groups.push_back(std::move(kind.group));
+        widths.push_back(kind.width);
+      }
+      cache.layers.push_back(
+          {.group = static_cast<int32_t>(group), .width = static_cast<int32_t>(kind.width)});
     }
-    const auto known = std::ranges::find_if(cache.layers, [&](const auto& layer) {
-      return windows[static_cast<size_t>(layer.group)] == window && layer.width == width;
-    });
-    int32_t group = 0;
-    if (known != cache.layers.end()) {
-      group = known->group;
-    } else {
-      group = static_cast<int32_t>(windows.size());
-      windows.push_back(window);
-      cache.groups.push_back(window == 0
-                                 ? CacheGroupSpec{.name = "full history"}
-                                 : CacheGroupSpec{.name = fmt::format("last {} tokens", window),
-                                                  .kind = CacheGroupKind::kSlidingWindow,
-                                                  .window = static_cast<int32_t>(window)});
-    }
-    cache.layers.push_back({.group = group, .width = static_cast<int32_t>(width)});
   }
   return cache;
+}
+
+int32_t FirstCacheLayer(const ModelConfig& config, int64_t index) {
+  int32_t first = 0;
+  for (int64_t i = 0; i < index; ++i) {
+    // The form changes widths only.
+    first +=
+        static_cast<int32_t>(CacheLayersOf(config.layer(i).attention, KvCacheForm::kLatent).size());
+  }
+  return first;
 }
 
 Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules)

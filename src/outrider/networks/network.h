@@ -21,9 +21,14 @@ namespace outrider {
 /// The sizes of a layer's attention that the cache depends on.
 CacheShape CacheShapeOf(const MlaSpec& attention);
 
-/// What the network keeps in the cache, with its first `num_modules` MTP modules. Layers with one
-/// window and one width form a group. `form` is of latent attention.
+/// What the network keeps in the cache, with its first `num_modules` MTP modules. Layers of the
+/// cache with one kind of entries and one width form a group. `form` is of latent attention.
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form);
+
+/// The layers of the cache that belong to layer `index` of the network begin with this one. All
+/// attention has one, but for CompressedSpec: rows of the window; with a ratio the entries and the
+/// rows that they are pooled from; with an indexer its keys and the rows of those.
+int32_t FirstCacheLayer(const ModelConfig& config, int64_t index);
 
 /// What a network runs on and how. What the device refers to must outlive it.
 struct NetworkOptions {

@@ -4,6 +4,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/networks/deepseek_network.h"
+#include "outrider/networks/deepseek_v4_network.h"
 #include "outrider/networks/step3p5_network.h"
 
 namespace outrider {
@@ -45,6 +46,8 @@ NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int
       case ModelFamily::kDeepSeekV3:
       case ModelFamily::kGlm4MoeLite:
         return Measure<DeepSeekWeights>(*loader, config, modules);
+      case ModelFamily::kDeepSeekV4:
+        return Measure<DeepSeekV4Weights>(*loader, config, modules);
       case ModelFamily::kStep3p5:
         return Measure<Step3p5Weights>(*loader, config, modules);
     }
@@ -70,6 +73,9 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
     case ModelFamily::kGlm4MoeLite:
       return std::make_unique<DeepSeekNetwork>(
           config, Load<DeepSeekWeights>(*loader, config, num_modules, device, progress), options);
+    case ModelFamily::kDeepSeekV4:
+      return std::make_unique<DeepSeekV4Network>(
+          config, Load<DeepSeekV4Weights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kStep3p5:
       return std::make_unique<Step3p5Network>(
           config, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);

@@ -19,7 +19,9 @@
 #include "outrider/base/buffer.h"
 #include "outrider/checkpoint/layer_spec.h"
 #include "outrider/kv/layer_cache.h"
+#include "outrider/ops/compressed_attention.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/hyper_connections.h"
 #include "outrider/ops/row_memory.h"
 #include "outrider/ops/step_inputs.h"
 #include "outrider/ops/step_sampler.h"
@@ -45,6 +47,9 @@ struct Product {
   bool silu_mul = false;  // W is gate and up: y = min(silu(gate), limit) * clamp(up, -limit, limit)
   float limit = static_cast<float>(kNoActivationLimit);
   bool float32 = false;  // operands are not rounded (routers)
+  /// W is so many matrices [N / groups, K] below one another, N / groups a multiple of 16, each for
+  /// its own columns of x [rows, groups * K]. Without silu_mul.
+  int32_t groups = 1;
 };
 
 /// Which rows go to which experts, with what weights: a device derives what its operations read.
@@ -60,6 +65,7 @@ struct ExpertRows {
 struct ExpertLimits {
   float routed = static_cast<float>(kNoActivationLimit);
   float shared = static_cast<float>(kNoActivationLimit);
+  bool limits_gate = false;  // gates are cut at the limit before silu, not silu's result
 };
 
 /// The sizes of attention over per-head entries: a query head and a key are [nope, rope], where the
@@ -141,6 +147,9 @@ class Ops {
   virtual void Norm(const Context& context, Tensor x, const float* weight, float eps,
                     Tensor y) const = 0;
 
+  /// x = 0.
+  virtual void SetZero(const Context& context, Tensor x) const = 0;
+
   /// to = from, of one shape.
   virtual void Copy(const Context& context, Tensor from, Tensor to) const = 0;
 
@@ -173,6 +182,12 @@ class Ops {
   /// rows by expert. bias [experts] is added to scores for the choice (kNoAuxTc), or null.
   virtual const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
                                const float* bias) const = 0;
+
+  /// The same where a table says which experts a token has: table [tokens, top_k]. The logits are
+  /// those of the rows from first_row on.
+  virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                                      const StepInputs& inputs, int32_t first_row, Tensor logits,
+                                      const int32_t* table) const = 0;
 
   /// silu(gate x) * (up x) of every row's experts, and of the shared MLP, cut at the limits.
   virtual ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
@@ -236,6 +251,42 @@ class Ops {
 
   /// x[r, h] *= sigmoid(gates[r, h]) for every head; gates [rows, heads].
   virtual void GateHeads(const Context& context, Tensor gates, Tensor x) const = 0;
+
+  // Attention over a window and compressed entries (DeepSeek-V4).
+
+  /// x[r] += bias[position % ratio] of every row; bias [ratio, cols].
+  virtual void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
+                               int32_t ratio, Tensor x) const = 0;
+
+  /// Writes the entries that the rows complete: in every channel the mean of the tokens' values,
+  /// weighted by the softmax of their gates; then normalised and rotated. Reads the token rows from
+  /// the cache, those of this step too.
+  virtual void Compress(const Context& context, const CompressorShape& shape,
+                        const StepInputs& inputs, const CompressArgs& args) const = 0;
+
+  /// Results live in the arena.
+  virtual SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                        const SelectEntriesArgs& args) const = 0;
+
+  virtual void CompressedAttention(const Context& context, const StepInputs& inputs,
+                                   const CompressedAttentionArgs& args) const = 0;
+
+  // Hyper-connections over the streams X [S] of a row, whose columns they share evenly.
+
+  /// With n = 1 / sqrt(mean of X² + norm_eps): pre = sigmoid(m n scale + base) + eps,
+  /// post = 2 sigmoid(..), comb = Sinkhorn's normalisation of exp(..): a softmax of every row plus
+  /// eps, then columns and, in further iterations, rows and columns divided by their sums plus eps.
+  /// mixture = sum over j of pre[j] X[j]; weights = post, comb.
+  virtual void HyperMix(const Context& context, const HyperShape& shape,
+                        const HyperMixArgs& args) const = 0;
+
+  /// X[k] = post[k] y + sum over j of comb[j, k] X[j]; weights [rows, (1 + S) * S] of HyperMix.
+  virtual void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights, Tensor y,
+                        Tensor streams) const = 0;
+
+  /// mixture as HyperMix makes it, of sums [rows, S], which it may change, one scale and base [S].
+  virtual void HyperContract(const Context& context, const HyperShape& shape,
+                             const HyperMixArgs& args) const = 0;
 };
 
 }  // namespace outrider

@@ -37,6 +37,10 @@ struct MlpTensors {
   static MlpTensors At(const std::string& prefix) {
     return {prefix + "gate_proj.weight", prefix + "up_proj.weight", prefix + "down_proj.weight"};
   }
+  /// Under DeepSeek-V4's.
+  static MlpTensors NumberedAt(const std::string& prefix) {
+    return {prefix + "w1.weight", prefix + "w3.weight", prefix + "w2.weight"};
+  }
 };
 
 /// Rounding of weights at load that the user asks for (--quantization).
@@ -78,6 +82,9 @@ class WeightLoader {
   virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                  int64_t cols) = 0;
 
+  /// A weight that keeps its values, whatever the compute dtype.
+  virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
+
   /// The gate and up matrices of a gated MLP, stacked, and its down matrix.
   virtual void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                    int64_t hidden) = 0;
@@ -104,6 +111,13 @@ class WeightLoader {
   void Vector(const float** out, const std::string& name, int64_t size) {
     Vector(out, name, size, 0);
   }
+
+  /// Float32 values [rows, cols].
+  virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;
+
+  /// Integers [rows, cols] from 0 to limit - 1. Load throws Error if there are others.
+  virtual void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
+                        int64_t limit) = 0;
 
   virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 

@@ -28,6 +28,7 @@ class CpuOps : public Ops {
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
+  void SetZero(const Context& context, Tensor x) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
@@ -40,6 +41,9 @@ class CpuOps : public Ops {
 
   const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
                        const float* bias) const override;
+  const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                              const StepInputs& inputs, int32_t first_row, Tensor logits,
+                              const int32_t* table) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;
@@ -69,6 +73,21 @@ class CpuOps : public Ops {
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const override;
   void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
+
+  void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
+                       int32_t ratio, Tensor x) const override;
+  void Compress(const Context& context, const CompressorShape& shape, const StepInputs& inputs,
+                const CompressArgs& args) const override;
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override;
+  void CompressedAttention(const Context& context, const StepInputs& inputs,
+                           const CompressedAttentionArgs& args) const override;
+  void HyperMix(const Context& context, const HyperShape& shape,
+                const HyperMixArgs& args) const override;
+  void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights_of_rows,
+                Tensor y_rows, Tensor stream_rows) const override;
+  void HyperContract(const Context& context, const HyperShape& shape,
+                     const HyperMixArgs& args) const override;
 
  private:
   Compute ComputeOf(const Context& context) const {

@@ -150,6 +150,12 @@ void CpuWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, in
                  {.compute_dtype = form_.compute_dtype});
 }
 
+void CpuWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
+                                  int64_t cols) {
+  DeclareStacked(NewMatrix(out, rows, cols), {{name, {rows, cols}}}, rows, cols, 0,
+                 {.compute_dtype = DType::kF32});
+}
+
 void CpuWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                           int64_t hidden) {
   const int64_t used_together = 3 * width * hidden;
@@ -326,13 +332,49 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
 
 void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
                              float added) {
+  DeclareValues(out, {name, {size}}, added);
+}
+
+void CpuWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
+                             int64_t cols) {
+  DeclareValues(out, {name, {rows, cols}}, 0);
+}
+
+void CpuWeightLoader::DeclareValues(const float** out, ExpectedTensor tensor, float added) {
+  int64_t size = 1;
+  for (const int64_t dimension : tensor.shape) size *= dimension;
   Declare(
-      {{name, {size}}},
+      {std::move(tensor)},
       [size](Piece&) { return PieceSize{static_cast<size_t>(size) * sizeof(float), DType::kF32}; },
       [out, size, added](Piece& p, std::byte* memory, ThreadPool&) {
         auto* data = reinterpret_cast<float*>(memory);
-        p.open[0]->ReadRows(0, 1, data);
+        p.open[0]->ReadRows(0, p.open[0]->rows(), data);
         for (int64_t i = 0; added != 0 && i < size; ++i) data[i] += added;
+        *out = data;
+      });
+}
+
+void CpuWeightLoader::Integers(const int32_t** out, const std::string& name, int64_t rows,
+                               int64_t cols, int64_t limit) {
+  OUTRIDER_CHECK(limit > 0 && limit <= 1 << 24, "floats hold the integers");
+  Declare(
+      {{.name = name, .shape = {rows, cols}, .holds_integers = true}},
+      [rows, cols](Piece&) {
+        return PieceSize{static_cast<size_t>(rows * cols) * sizeof(int32_t), DType::kI32};
+      },
+      [this, out, rows, cols, limit](Piece& p, std::byte* memory, ThreadPool&) {
+        std::vector<float> values(static_cast<size_t>(rows * cols));
+        p.open[0]->ReadRows(0, rows, values.data());
+        auto* data = reinterpret_cast<int32_t*>(memory);
+        for (size_t i = 0; i < values.size(); ++i) {
+          if (values[i] < 0 || values[i] >= static_cast<float>(limit)) {
+            throw InvalidArgument("{}: {} holds {} in row {}, column {}; 0 to {} is needed",
+                                  source_.where(), p.tensors[0].name, values[i],
+                                  static_cast<int64_t>(i) / cols, static_cast<int64_t>(i) % cols,
+                                  limit - 1);
+          }
+          data[i] = static_cast<int32_t>(values[i]);
+        }
         *out = data;
       });
 }
@@ -416,7 +458,8 @@ void CpuWeightLoader::Check(const ModelConfig& config) const {
     }
   }
   source_.Check(expected, [&](std::string_view name) {
-    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers();
+    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers() ||
+           name.substr(config.tensor_prefix.size()).starts_with("mtp.");
   });
 }
 

@@ -26,11 +26,15 @@ class CpuWeightLoader : public WeightLoader {
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
            int64_t hidden) override;
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
+  void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
+                int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Copy(const std::string& name, const std::string& original, int64_t rows,
             int64_t cols) override;
@@ -61,6 +65,8 @@ class CpuWeightLoader : public WeightLoader {
 
   void Declare(std::vector<ExpectedTensor> tensors, std::function<PieceSize(Piece&)> measure,
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
+  /// Float32 values; `added` is added to each.
+  void DeclareValues(const float** out, ExpectedTensor tensor, float added);
   /// weights_used_together: MatrixUse's, if larger than the weight's own size.
   void DeclareStacked(PackedMatrix* out, std::vector<ExpectedTensor> tensors, int64_t rows,
                       int64_t cols, int64_t weights_used_together, WeightForm form);

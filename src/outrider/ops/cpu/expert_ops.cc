@@ -1,7 +1,9 @@
 // CpuOps: mixtures of experts. Routed and shared products run as one task list.
 #include <algorithm>
+#include <utility>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/packed_weights.h"
 #include "outrider/ops/cpu/router.h"
 
@@ -64,22 +66,57 @@ void RunExperts(const Compute& compute, const ExpertWeights& w, const CpuRouting
   compute.kernels.matmul(compute.pool, {jobs, n}, compute.operand_dtype);
 }
 
-}  // namespace
-
-const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec, Tensor logits,
-                             const float* bias) const {
-  Scratch& arena = context.arena;
+/// The pairs that choose(expert ids, weights), of [rows, top_k] each, says.
+template <typename Choose>
+const CpuRouting& MakeRouting(Scratch& arena, const RouterSpec& spec, int64_t rows, Choose choose) {
   auto* routing = arena.Take<CpuRouting>(1);
   *routing = CpuRouting{};
-  routing->rows = logits.rows;
+  routing->rows = rows;
   routing->top_k = spec.top_k;
   routing->experts = spec.experts;
   auto* ids = arena.Take<int32_t>(routing->pairs());
   auto* weights = arena.Take<float>(routing->pairs());
-  RouteRows(spec, logits.floats(), bias, ids, weights);
+  choose(ids, weights);
   routing->weights = weights;
   GroupByExpert(arena, ids, *routing);
   return *routing;
+}
+
+/// silu_mul, with gates cut first where the limits say so.
+void Activate(const KernelTable& kernels, ThreadPool& pool, MatrixView<float> gate_up, float limit,
+              bool limits_gate, MatrixView<float> inner) {
+  if (limits_gate && limit != kNoLimit) {
+    pool.ParallelFor(gate_up.rows, [&](int64_t r, int /*thread*/) {
+      float* gates = gate_up.row(r);
+      // NaN goes through.
+      for (int64_t i = 0; i < inner.cols; ++i) gates[i] = gates[i] > limit ? limit : gates[i];
+    });
+  }
+  kernels.silu_mul(pool, gate_up, limit, inner);
+}
+
+}  // namespace
+
+const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec, Tensor logits,
+                             const float* bias) const {
+  return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
+    RouteRows(spec, logits.floats(), bias, ids, weights);
+  });
+}
+
+const Routing& CpuOps::RouteByToken(const Context& context, const RouterSpec& spec,
+                                    const StepInputs& inputs, int32_t first_row, Tensor logits,
+                                    const int32_t* table) const {
+  OUTRIDER_CHECK(first_row + logits.rows <= inputs.num_rows());
+  const std::span<const int32_t> token_ids = cpu::Cast(inputs).token_ids().subspan(
+      static_cast<size_t>(first_row), static_cast<size_t>(logits.rows));
+  return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
+    for (size_t r = 0; r < token_ids.size(); ++r) {
+      std::copy_n(table + token_ids[r] * spec.top_k, spec.top_k,
+                  ids + static_cast<int64_t>(r) * spec.top_k);
+    }
+    WeighRows(spec, logits.floats(), ids, weights);
+  });
 }
 
 ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
@@ -102,8 +139,11 @@ ExpertRows CpuOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                 .w = &expert.gate_up,
                                 .y = gate_up.Rows(begin, count)};
              });
-  kernels_.silu_mul(*context.pool, gate_up, limits.routed, inner);
-  if (shared) kernels_.silu_mul(*context.pool, shared_gate_up, limits.shared, shared_inner);
+  Activate(kernels_, *context.pool, gate_up, limits.routed, limits.limits_gate, inner);
+  if (shared) {
+    Activate(kernels_, *context.pool, shared_gate_up, limits.shared, limits.limits_gate,
+             shared_inner);
+  }
   return {inner, shared_inner};
 }
 

@@ -1,6 +1,7 @@
 #include "outrider/ops/cpu/router.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -15,6 +16,12 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 void Score(RouterScoring scoring, float* row, int64_t n) {
   if (scoring == RouterScoring::kSigmoid) {
     for (int64_t i = 0; i < n; ++i) row[i] = Sigmoid(row[i]);
+    return;
+  }
+  if (scoring == RouterScoring::kSqrtSoftplus) {
+    for (int64_t i = 0; i < n; ++i) {
+      row[i] = std::sqrt(std::max(row[i], 0.0F) + std::log1p(RoundedExp(-std::fabs(row[i]))));
+    }
     return;
   }
   const float max = *std::max_element(row, row + n);
@@ -74,7 +81,28 @@ void DropGroups(const RouterSpec& spec, RouterScratch& scratch) {
   }
 }
 
+/// The weights of a row's experts: their scores, over their sum if normalised, scaled.
+void WeighChoices(const RouterSpec& spec, const float* scores, const int32_t* ids, float* w) {
+  float sum = 0;
+  for (int64_t j = 0; j < spec.top_k; ++j) {
+    w[j] = scores[ids[j]];
+    sum += w[j];
+  }
+  const float norm = spec.normalise ? sum + 1e-20F : 1.0F;
+  for (int64_t j = 0; j < spec.top_k; ++j) {
+    w[j] = w[j] / norm * static_cast<float>(spec.scaling_factor);
+  }
+}
+
 }  // namespace
+
+void WeighRows(const RouterSpec& spec, MatrixView<float> logits, const int32_t* expert_ids,
+               float* weights) {
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    Score(spec.scoring, logits.row(r), spec.experts);
+    WeighChoices(spec, logits.row(r), expert_ids + r * spec.top_k, weights + r * spec.top_k);
+  }
+}
 
 void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bias,
                int32_t* expert_ids, float* weights) {
@@ -94,19 +122,12 @@ void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bi
       DropGroups(spec, scratch);
     }
     int32_t* ids = expert_ids + r * top_k;
-    float* w = weights + r * top_k;
-    float sum = 0;
     for (int64_t j = 0; j < top_k; ++j) {
       const int64_t best = ArgMax(choice, experts);
       choice[best] = kMinusInfinity;
       ids[j] = static_cast<int32_t>(best);
-      w[j] = scores[best];
-      sum += w[j];
     }
-    const float norm = spec.normalise ? sum + 1e-20F : 1.0F;
-    for (int64_t j = 0; j < top_k; ++j) {
-      w[j] = w[j] / norm * static_cast<float>(spec.scaling_factor);
-    }
+    WeighChoices(spec, scores, ids, weights + r * top_k);
   }
 }
 

@@ -15,4 +15,8 @@ namespace outrider::cpu {
 void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bias,
                int32_t* expert_ids, float* weights);
 
+/// The weights alone, of experts that are chosen already. Overwrites logits with scores.
+void WeighRows(const RouterSpec& spec, MatrixView<float> logits, const int32_t* expert_ids,
+               float* weights);
+
 }  // namespace outrider::cpu

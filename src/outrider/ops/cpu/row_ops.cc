@@ -73,6 +73,11 @@ void CpuOps::Norm(const Context& context, Tensor x, const float* weight, float e
   kernels_.rms_norm(*context.pool, x.floats(), weight, eps, y.floats());
 }
 
+void CpuOps::SetZero(const Context& /*context*/, Tensor x) const {
+  const MatrixView<float> rows = x.floats();
+  for (int64_t r = 0; r < rows.rows; ++r) std::fill_n(rows.row(r), rows.cols, 0.0F);
+}
+
 void CpuOps::Copy(const Context& /*context*/, Tensor from, Tensor to) const {
   OUTRIDER_CHECK(from.rows == to.rows && from.cols == to.cols);
   const MatrixView<float> source = from.floats();
@@ -98,19 +103,39 @@ void CpuOps::CopyRows(const Context& /*context*/, Tensor from, Tensor to,
 // Products of one call run as one task list, but for those that are rounded otherwise.
 void CpuOps::Multiply(const Context& context, std::span<const Product> products) const {
   const Scratch::Frame frame(context.arena);
-  auto* jobs = context.arena.Take<MatMulJob>(static_cast<int64_t>(products.size()));
+  int64_t most = 0;
+  for (const Product& p : products) most += p.groups;
+  auto* jobs = context.arena.Take<MatMulJob>(most);
+  auto* parts = context.arena.Take<PackedMatrix>(most);  // groups of rows of a weight
+  auto* inner = context.arena.Take<MatrixView<float>>(static_cast<int64_t>(products.size()));
+  size_t num_jobs = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     OUTRIDER_CHECK(p.float32 == products.front().float32);
     const MatrixView<float> y =
         p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
-    jobs[i] = {.x = p.x.floats(), .w = &Packed(*p.w), .y = y, .accumulate = p.accumulate};
+    inner[i] = y;
+    if (p.groups == 1) {
+      jobs[num_jobs++] = {
+          .x = p.x.floats(), .w = &Packed(*p.w), .y = y, .accumulate = p.accumulate};
+      continue;
+    }
+    OUTRIDER_CHECK(!p.silu_mul && p.w->rows % p.groups == 0 && y.cols == p.w->rows);
+    const int64_t rows = p.w->rows / p.groups;
+    for (int64_t g = 0; g < p.groups; ++g) {
+      parts[num_jobs] = Packed(*p.w).Rows(g * rows, rows);
+      jobs[num_jobs] = {.x = p.x.floats().Columns(g * p.w->cols, p.w->cols),
+                        .w = &parts[num_jobs],
+                        .y = y.Columns(g * rows, rows),
+                        .accumulate = p.accumulate};
+      ++num_jobs;
+    }
   }
-  kernels_.matmul(*context.pool, {jobs, products.size()},
+  kernels_.matmul(*context.pool, {jobs, num_jobs},
                   products.front().float32 ? DType::kF32 : context.operand_dtype);
   for (size_t i = 0; i < products.size(); ++i) {
     if (products[i].silu_mul) {
-      kernels_.silu_mul(*context.pool, jobs[i].y, products[i].limit, products[i].y.floats());
+      kernels_.silu_mul(*context.pool, inner[i], products[i].limit, products[i].y.floats());
     }
   }
 }

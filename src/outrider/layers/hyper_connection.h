@@ -1,0 +1,25 @@
+// Residual streams around an attention or MLP (manifold-constrained hyper-connections,
+// arXiv:2512.24880): what is read of them, and how an output is added.
+#pragma once
+
+#include "outrider/ops/ops.h"
+
+namespace outrider {
+
+/// Of S streams [hidden]: the sums that weights are made of, their scales and bases.
+struct HyperWeights {
+  Weight sums;                   // fn [(2 + S) * S, S * hidden]; of the head [S, S * hidden]
+  const float* scale = nullptr;  // [3]; of the head [1]
+  const float* base = nullptr;   // [(2 + S) * S]; of the head [S]
+};
+
+/// mixture [rows, hidden] of streams [rows, S * hidden] for an attention or MLP; the weights by
+/// which its output is added, in the arena.
+Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,
+                  Tensor streams, Tensor mixture);
+
+/// mixture [rows, hidden] of streams [rows, S * hidden], for the head.
+void ContractStreams(const Context& context, const HyperShape& shape, const HyperWeights& weights,
+                     Tensor streams, Tensor mixture);
+
+}  // namespace outrider

@@ -1,0 +1,101 @@
+#include "outrider/networks/deepseek_v4_weights.h"
+
+#include <string>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+/// `sums` of the streams, with as many scales.
+void DeclareStreams(WeightLoader& loader, HyperWeights* w, const std::string& name, int64_t sums,
+                    int64_t scales, int64_t width) {
+  loader.ExactMatrix(&w->sums, name + "_fn", sums, width);
+  loader.Vector(&w->base, name + "_base", sums);
+  loader.Vector(&w->scale, name + "_scale", scales);
+}
+
+void DeclareCompressor(WeightLoader& loader, const CompressedSpec& a, int64_t width, int64_t hidden,
+                       CompressorWeights* w, const std::string& prefix) {
+  const int64_t channels = a.overlaps ? 2 * width : width;
+  loader.ExactMatrix(&w->values, prefix + "wkv.weight", channels, hidden);
+  loader.ExactMatrix(&w->gates, prefix + "wgate.weight", channels, hidden);
+  loader.Values(&w->bias, prefix + "ape", a.ratio, channels);
+  loader.Vector(&w->norm, prefix + "norm.weight", width);
+}
+
+void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t hidden,
+                        CompressedWeights* w, const std::string& prefix) {
+  loader.Matrix(&w->q_a, prefix + "wq_a.weight", a.q_lora, hidden);
+  loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
+  loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora);
+  loader.Matrix(&w->kv, prefix + "wkv.weight", a.head_dim, hidden);
+  loader.Vector(&w->kv_norm, prefix + "kv_norm.weight", a.head_dim);
+  loader.Vector(&w->sinks, prefix + "attn_sink", a.heads);
+  loader.Matrix(&w->o_a, prefix + "wo_a.weight", a.output_groups * a.output_rank,
+                a.heads / a.output_groups * a.head_dim);
+  loader.Matrix(&w->o_b, prefix + "wo_b.weight", hidden, a.output_groups * a.output_rank);
+  if (a.ratio > 0) {
+    DeclareCompressor(loader, a, a.head_dim, hidden, &w->compressor, prefix + "compressor.");
+  }
+  if (a.index_heads == 0) return;
+  const std::string indexer = prefix + "indexer.";
+  DeclareCompressor(loader, a, a.index_dim, hidden, &w->indexer.compressor,
+                    indexer + "compressor.");
+  loader.Matrix(&w->indexer.queries, indexer + "wq_b.weight", a.index_heads * a.index_dim,
+                a.q_lora);
+  loader.ExactMatrix(&w->indexer.weights, indexer + "weights_proj.weight", a.index_heads, hidden);
+}
+
+void DeclareV4Experts(WeightLoader& loader, const MoeSpec& moe, const ModelConfig& c, MoeWeights* w,
+                      const std::string& prefix) {
+  const RouterSpec& router = moe.router;
+  loader.ExactMatrix(&w->router, prefix + "gate.weight", router.experts, c.hidden_size);
+  if (router.method == RouterMethod::kTokenTable) {
+    loader.Integers(&w->token_experts, prefix + "gate.tid2eid", c.vocab_size, router.top_k,
+                    router.experts);
+  } else {
+    loader.Vector(&w->router_bias, prefix + "gate.bias", router.experts);
+  }
+  WeightLoader::Experts experts = {.width = moe.width,
+                                   .shared = MlpTensors::NumberedAt(prefix + "shared_experts."),
+                                   .shared_width = moe.shared_width,
+                                   .hidden = c.hidden_size};
+  for (int64_t e = 0; e < router.experts; ++e) {
+    experts.routed.push_back(MlpTensors::NumberedAt(fmt::format("{}experts.{}.", prefix, e)));
+  }
+  loader.MoeExperts(&w->experts, experts);
+}
+
+void DeclareV4Layer(WeightLoader& loader, const LayerSpec& spec, const ModelConfig& c,
+                    DeepSeekV4LayerWeights* w, const std::string& prefix) {
+  const int64_t streams = spec.residual.streams;
+  const int64_t sums = (2 + streams) * streams;
+  const int64_t width = streams * c.hidden_size;
+  DeclareStreams(loader, &w->attention_streams, prefix + "hc_attn", sums, 3, width);
+  loader.Vector(&w->attention_norm, prefix + "attn_norm.weight", c.hidden_size);
+  DeclareV4Attention(loader, std::get<CompressedSpec>(spec.attention), c.hidden_size, &w->attention,
+                     prefix + "attn.");
+  DeclareStreams(loader, &w->mlp_streams, prefix + "hc_ffn", sums, 3, width);
+  loader.Vector(&w->mlp_norm, prefix + "ffn_norm.weight", c.hidden_size);
+  DeclareV4Experts(loader, *spec.moe(), c, &w->mlp, prefix + "ffn.");
+}
+
+}  // namespace
+
+void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
+  OUTRIDER_CHECK(num_modules == 0);
+  const std::string& prefix = c.tensor_prefix;
+  loader.Table(&embedding, prefix + "embed.weight", c.vocab_size, c.hidden_size);
+  layers.resize(c.layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    DeclareV4Layer(loader, c.layers[i], c, &layers[i], fmt::format("{}layers.{}.", prefix, i));
+  }
+  const int64_t streams = c.layers.front().residual.streams;
+  DeclareStreams(loader, &head_streams, prefix + "hc_head", streams, 1, streams * c.hidden_size);
+  loader.Vector(&norm, prefix + "norm.weight", c.hidden_size);
+  loader.Matrix(&head, prefix + "head.weight", c.vocab_size, c.hidden_size);
+}
+
+}  // namespace outrider

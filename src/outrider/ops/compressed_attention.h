@@ -1,0 +1,75 @@
+// Arguments of the operations of DeepSeek-V4's attention. All of them read cache entries by
+// position, so a row's bits do not depend on when an entry was written.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "outrider/kv/layer_cache.h"
+#include "outrider/ops/tensor.h"
+
+namespace outrider {
+
+/// Pools entries of `width` numbers from consecutive tokens. Entry j stands for the tokens
+/// [j * ratio, (j + 1) * ratio). A token's row holds values, then gates, in `channels()` channels
+/// each. With overlap the first half of the channels is for the next entry, the second for the
+/// token's own: entry j pools the first half of the `ratio` tokens before it, if there are any, and
+/// the second half of its own.
+struct CompressorShape {
+  int32_t ratio = 0;
+  bool overlaps = false;
+  int32_t width = 0;
+  int32_t rope = 0;  // the last values of an entry, which are rotated
+  float norm_eps = 0;
+
+  int32_t channels() const { return overlaps ? 2 * width : width; }
+};
+
+/// What writes the entries that a step's rows complete. An entry is rotated by the angles of its
+/// first position, pairs (2i, 2i + 1).
+struct CompressArgs {
+  LayerCache tokens;                   // rows of channels() values and as many gates
+  const float* norm = nullptr;         // [width]
+  std::span<const float> frequencies;  // [rope / 2]
+  float magnitude = 1;                 // of the angles' cos and sin
+  LayerCache entries;
+};
+
+/// Entries that rows attend to: entries[r * stride + i] for i < counts[r], rising.
+struct SelectedEntries {
+  const int32_t* entries = nullptr;
+  const int32_t* counts = nullptr;  // [rows]
+  int64_t stride = 0;
+};
+
+/// An indexer's choice: of the entries j < (position + 1) / ratio the `top_k` with the largest
+///   sum over heads h of max(q[r, h] · key_j, 0) * weights[r, h],
+/// the lower j among equals; all of them if they are no more.
+struct SelectEntriesArgs {
+  int32_t heads = 0;
+  int32_t ratio = 0;
+  int32_t top_k = 0;
+  Tensor q;         // [rows, heads * D], rotated
+  Tensor weights;   // [rows, heads]
+  LayerCache keys;  // [D]
+};
+
+/// Attention of heads that read the same rows, which are key and value at once: row r at position p
+/// reads the window's rows of the positions p - window + 1 .. p, then compressed entries. For head
+/// h, over all of these t and a sink that has no value
+///   s_t = scale * q[r, h] · t,  out[r, h] = sum_t exp(s_t) t / (sum_t exp(s_t) + exp(sink[h])).
+struct CompressedAttentionArgs {
+  int32_t heads = 0;
+  int32_t window = 0;
+  int32_t ratio = 0;  // 0: no entries
+  float softmax_scale = 0;
+  Tensor q;                      // [rows, heads * D], rotated
+  Tensor out;                    // [rows, heads * D]
+  const float* sinks = nullptr;  // [heads]
+  LayerCache window_rows;        // [D]
+  LayerCache entries;            // [D]
+  /// Null: all entries j < (position + 1) / ratio.
+  const SelectedEntries* selected = nullptr;
+};
+
+}  // namespace outrider

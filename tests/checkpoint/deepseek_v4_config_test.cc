@@ -1,0 +1,210 @@
+// The configs of DeepSeek-V4, as they are published, and what is refused of them.
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "outrider/checkpoint/model_config.h"
+#include "tests/checkpoint/checkpoint_writer.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+using outrider::testing::ErrorOf;
+using ::testing::HasSubstr;
+
+/// 43 layers and one MTP module.
+json V4Flash() {
+  json ratios = {0, 0};
+  for (int i = 0; i < 20; ++i) {
+    ratios.push_back(4);
+    ratios.push_back(128);
+  }
+  ratios.push_back(4);
+  ratios.push_back(0);
+  return {{"architectures", {"DeepseekV4ForCausalLM"}},
+          {"model_type", "deepseek_v4"},
+          {"vocab_size", 129280},
+          {"hidden_size", 4096},
+          {"moe_intermediate_size", 2048},
+          {"num_hidden_layers", 43},
+          {"num_attention_heads", 64},
+          {"num_key_value_heads", 1},
+          {"head_dim", 512},
+          {"qk_rope_head_dim", 64},
+          {"q_lora_rank", 1024},
+          {"o_groups", 8},
+          {"o_lora_rank", 1024},
+          {"sliding_window", 128},
+          {"compress_ratios", ratios},
+          {"index_n_heads", 64},
+          {"index_head_dim", 128},
+          {"index_topk", 512},
+          {"n_routed_experts", 256},
+          {"n_shared_experts", 1},
+          {"num_experts_per_tok", 6},
+          {"scoring_func", "sqrtsoftplus"},
+          {"norm_topk_prob", true},
+          {"topk_method", "noaux_tc"},
+          {"routed_scaling_factor", 1.5},
+          {"num_hash_layers", 3},
+          {"swiglu_limit", 10.0},
+          {"hc_mult", 4},
+          {"hc_sinkhorn_iters", 20},
+          {"hc_eps", 1e-6},
+          {"rms_norm_eps", 1e-6},
+          {"rope_theta", 10000},
+          {"compress_rope_theta", 160000},
+          {"rope_scaling",
+           {{"type", "yarn"},
+            {"factor", 16},
+            {"beta_fast", 32},
+            {"beta_slow", 1},
+            {"original_max_position_embeddings", 65536}}},
+          {"max_position_embeddings", 1048576},
+          {"num_nextn_predict_layers", 1},
+          {"hidden_act", "silu"},
+          {"attention_bias", false},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "bfloat16"},
+          {"expert_dtype", "fp4"},
+          {"quantization_config",
+           {{"quant_method", "fp8"},
+            {"fmt", "e4m3"},
+            {"scale_fmt", "ue8m0"},
+            {"activation_scheme", "dynamic"},
+            {"weight_block_size", {128, 128}}}},
+          {"bos_token_id", 0},
+          {"eos_token_id", 1}};
+}
+
+ModelConfig ParseV4(const json& config) {
+  return ParseModelConfig(config.dump(), std::nullopt, "config.json");
+}
+
+const CompressedSpec& Attention(const LayerSpec& layer) {
+  return std::get<CompressedSpec>(layer.attention);
+}
+
+TEST(DeepSeekV4ConfigTest, AsPublished) {
+  const ModelConfig c = ParseV4(V4Flash());
+  EXPECT_EQ(c.family, ModelFamily::kDeepSeekV4);
+  ASSERT_EQ(c.num_hidden_layers(), 43);
+  EXPECT_EQ(c.num_nextn_predict_layers, 1);
+  for (int64_t i = 0; i < 43; ++i) {
+    const LayerSpec& layer = c.layer(i);
+    const int64_t ratio = i < 2 ? 0 : i % 2 == 0 ? 4 : 128;
+    CompressedSpec want = {.heads = 64,
+                           .head_dim = 512,
+                           .q_lora = 1024,
+                           .window = 128,
+                           .output_groups = 8,
+                           .output_rank = 1024,
+                           .ratio = ratio,
+                           .overlaps = ratio == 4,
+                           .softmax_scale = Attention(layer).softmax_scale};
+    if (ratio == 4) {
+      want.index_heads = 64;
+      want.index_dim = 128;
+      want.index_top_k = 512;
+    }
+    EXPECT_EQ(Attention(layer), want) << i;
+    EXPECT_FLOAT_EQ(static_cast<float>(want.softmax_scale * want.softmax_scale), 1.0F / 512);
+    EXPECT_EQ(layer.rotary.dims, 64);
+    EXPECT_TRUE(layer.rotary.interleaved);
+    EXPECT_EQ(layer.rotary.theta, ratio == 0 ? 10000 : 160000);
+    EXPECT_EQ(layer.rotary.yarn.has_value(), ratio != 0);
+    EXPECT_EQ(layer.rotary.Magnitude(), 1) << "cos and sin are not magnified";
+    EXPECT_EQ(layer.residual, (HyperConnectionSpec{.streams = 4, .iterations = 20, .eps = 1e-6}));
+    const MoeSpec& moe = *layer.moe();
+    EXPECT_EQ(moe.router.experts, 256);
+    EXPECT_EQ(moe.router.top_k, 6);
+    EXPECT_EQ(moe.router.groups, 1);
+    EXPECT_EQ(moe.router.scoring, RouterScoring::kSqrtSoftplus);
+    EXPECT_EQ(moe.router.method, i < 3 ? RouterMethod::kTokenTable : RouterMethod::kNoAuxTc);
+    EXPECT_TRUE(moe.router.normalise);
+    EXPECT_EQ(moe.router.scaling_factor, 1.5);
+    EXPECT_EQ(moe.width, 2048);
+    EXPECT_EQ(moe.shared_width, 2048);
+    EXPECT_EQ(moe.limit, 10);
+    EXPECT_EQ(moe.shared_limit, 10);
+    EXPECT_TRUE(moe.limits_gate);
+  }
+  EXPECT_EQ(Attention(c.mtp_layer).ratio, 0);
+  EXPECT_EQ(c.mtp_layer.moe()->router.method, RouterMethod::kNoAuxTc);
+  EXPECT_EQ(c.quantization.block_rows, 128);
+}
+
+TEST(DeepSeekV4ConfigTest, WithADSparkDrafterThereAreNoMtpModules) {
+  json config = V4Flash();
+  config["compress_ratios"].push_back(0);
+  config["compress_ratios"].push_back(0);
+  config["dspark_block_size"] = 5;
+  config["dspark_markov_rank"] = 64;
+  config["dspark_noise_token_id"] = 129279;
+  config["dspark_target_layer_ids"] = {40, 41, 42};
+  EXPECT_EQ(ParseV4(config).num_nextn_predict_layers, 0);
+  config["dspark_target_layer_ids"] = {41, 42, 43};
+  EXPECT_THAT(ErrorOf([&] { ParseV4(config); }),
+              HasSubstr("\"dspark_target_layer_ids\" is [41,42,43]: a list of layers, 0 to 42, is "
+                        "needed"));
+}
+
+TEST(DeepSeekV4ConfigTest, ModulesNeedNoRatiosAndWithoutIndexedLayersThereIsNoIndexer) {
+  json config = V4Flash();
+  config["num_hidden_layers"] = 2;
+  config["compress_ratios"] = {0, 128};
+  for (const char* key : {"index_n_heads", "index_head_dim", "index_topk"}) config.erase(key);
+  const ModelConfig c = ParseV4(config);
+  EXPECT_EQ(Attention(c.layer(1)).ratio, 128);
+  EXPECT_EQ(Attention(c.layer(1)).index_heads, 0);
+}
+
+TEST(DeepSeekV4ConfigTest, WhatIsNotSupportedIsNamed) {
+  const auto error = [](const std::function<void(json&)>& change) {
+    json config = V4Flash();
+    change(config);
+    return ErrorOf([&] { ParseV4(config); });
+  };
+  const auto with = [&](const char* key, json value) {
+    return error([&](json& c) { c[key] = std::move(value); });
+  };
+  EXPECT_THAT(with("num_key_value_heads", 8),
+              HasSubstr("deepseek_v4 has one, which all heads read"));
+  EXPECT_THAT(with("qk_rope_head_dim", 63), HasSubstr("an even part of \"head_dim\", 512"));
+  EXPECT_THAT(with("qk_rope_head_dim", 514), HasSubstr("an even part of \"head_dim\", 512"));
+  EXPECT_THAT(with("o_groups", 7), HasSubstr("a divisor of \"num_attention_heads\", 64"));
+  EXPECT_THAT(with("o_lora_rank", 24), HasSubstr("\"o_lora_rank\" is 24: a multiple of 16"));
+  EXPECT_THAT(with("attention_bias", true), HasSubstr("deepseek_v4 has no biases"));
+  EXPECT_THAT(with("compress_ratios", nullptr), HasSubstr("a ratio for each of the 43 layers"));
+  EXPECT_THAT(with("compress_ratios", json::array({0, 4})), HasSubstr("each of the 43 layers"));
+  EXPECT_THAT(error([](json& c) { c["compress_ratios"][7] = 8; }),
+              HasSubstr("element 7 has to be 0, 4 or 128"));
+  EXPECT_THAT(error([](json& c) { c["compress_ratios"][7] = "4"; }),
+              HasSubstr("element 7 has to be 0, 4 or 128"));
+  EXPECT_THAT(error([](json& c) { c["compress_ratios"][43] = 4; }),
+              HasSubstr("element 43 has to be 0, as it is a draft module's"));
+  EXPECT_THAT(with("num_nextn_predict_layers", 2),
+              HasSubstr("an element for each of the 2 draft modules is needed"));
+  EXPECT_THAT(with("index_head_dim", 32), HasSubstr("at least \"qk_rope_head_dim\", 64"));
+  EXPECT_THAT(error([](json& c) { c.erase("index_topk"); }), HasSubstr("\"index_topk\""));
+  EXPECT_THAT(error([](json& c) { c["rope_scaling"]["type"] = "linear"; }),
+              HasSubstr("\"type\" of rope_scaling is \"linear\": \"yarn\" is supported"));
+  EXPECT_THAT(error([](json& c) { c["rope_scaling"]["mscale"] = 1.0; }),
+              HasSubstr("\"mscale\" of rope_scaling is 1.0: deepseek_v4 has none"));
+  EXPECT_THAT(error([](json& c) { c["rope_scaling"]["beta_fast"] = 0.5; }),
+              HasSubstr("it may not be below \"beta_slow\", 1"));
+  EXPECT_THAT(with("rope_scaling", "yarn"), HasSubstr("an object or null is needed"));
+  EXPECT_THAT(with("scoring_func", "sigmoid"), HasSubstr("\"sqrtsoftplus\" is supported"));
+  EXPECT_THAT(with("norm_topk_prob", false), HasSubstr("supported with true only"));
+  EXPECT_THAT(with("num_experts_per_tok", 257), HasSubstr("at most \"n_routed_experts\", 256"));
+  EXPECT_THAT(with("swiglu_limit", nullptr), HasSubstr("\"swiglu_limit\""));
+  EXPECT_THAT(with("hc_mult", 1), HasSubstr("\"hc_mult\" is 1"));
+  EXPECT_THAT(with("hc_sinkhorn_iters", 0), HasSubstr("\"hc_sinkhorn_iters\" is 0"));
+  EXPECT_THAT(with("qk_norm", true), HasSubstr("\"qk_norm\" is true"));
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,192 @@
+// The target of DeepSeek-V4 against the golden file of the bundled checkpoint, and its rows in any
+// batch, chunk and role.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "tests/networks/golden_file.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider {
+namespace {
+
+/// Which tokens of a case run in one step.
+struct Piece {
+  int golden_case = 0;
+  int32_t count = 0;
+  Phase phase = Phase::kPromptChunk;
+  int32_t wrong_drafts = 0;  // rows behind the piece that are thrown away
+};
+
+class DeepSeekV4Golden : public ::testing::Test {
+ protected:
+  static constexpr int kCases = 5;
+
+  DeepSeekV4Golden() : DeepSeekV4Golden(SelectIsa()) {}
+  explicit DeepSeekV4Golden(Isa isa)
+      : golden_(GoldenDirectory() / "tiny-v4" / "golden.safetensors"),
+        loaded_(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark", DType::kF32,
+                isa, 2, KvCacheForm::kHeads) {
+    for (int c = 0; c < kCases; ++c) {
+      ids_.push_back(golden_.Read<int32_t>(fmt::format("case{}.ids", c)));
+    }
+  }
+
+  Network& network() { return *loaded_.model; }
+  int32_t Length(int c) const { return static_cast<int32_t>(ids_[static_cast<size_t>(c)].size()); }
+
+  /// Requests of all cases over one cache, whose blocks have 128 tokens, or 256 in some groups.
+  class Requests {
+   public:
+    explicit Requests(DeepSeekV4Golden& test) : test_(test), config_(Config(test)) {
+      for (int c = 0; c < kCases; ++c) {
+        tables_.emplace_back();
+        for (const CacheGroupSpec& group : config_.groups) {
+          tables_.back().emplace_back();
+          for (int32_t b = 0; b < group.BlocksBefore(test.Length(c) + kMostDrafts); ++b) {
+            tables_.back().back().push_back(config_.num_pages++);
+          }
+        }
+        hidden_.emplace_back(static_cast<size_t>(test.Length(c)) * Width());
+        done_.push_back(0);
+      }
+      cache_ = std::make_unique<KvCache>(test.network().device(), config_,
+                                         test.network().cache_needs().layers, DType::kF32);
+      layout_ = std::make_unique<BatchLayout>(config_.groups);
+    }
+
+    /// Runs pieces of different cases in one step.
+    void Step(const std::vector<Piece>& pieces) {
+      std::vector<RequestWork> work;
+      for (const Piece& piece : pieces) {
+        const auto c = static_cast<size_t>(piece.golden_case);
+        work.push_back(
+            {.slot = piece.golden_case,
+             .phase = piece.phase,
+             .context_length = done_[c],
+             .tokens =
+                 std::span(test_.ids_[c])
+                     .subspan(static_cast<size_t>(done_[c]), static_cast<size_t>(piece.count)),
+             .draft_tokens = std::span(kWrongDrafts).first(static_cast<size_t>(piece.wrong_drafts)),
+             .samples = piece.phase == Phase::kDecode,
+             .block_tables = tables_[c]});
+      }
+      layout_->Assign(work);
+      std::vector<float> hidden(static_cast<size_t>(layout_->num_rows()) * Width());
+      test_.network().Forward(
+          *layout_, *cache_,
+          Tensor(hidden.data(), layout_->num_rows(), test_.network().hidden_size()));
+      for (const RequestRows& rows : layout_->requests()) {
+        const auto c = static_cast<size_t>(rows.slot);
+        const int32_t count = rows.query_length - rows.num_drafts;
+        std::copy_n(hidden.begin() + rows.first_row * static_cast<int64_t>(Width()),
+                    static_cast<size_t>(count) * Width(),
+                    hidden_[c].begin() + done_[c] * static_cast<int64_t>(Width()));
+        done_[c] += count;
+      }
+    }
+
+    int32_t Left(int c) const { return test_.Length(c) - done_[static_cast<size_t>(c)]; }
+    std::vector<std::vector<float>>& hidden() { return hidden_; }
+    size_t Width() const { return static_cast<size_t>(test_.network().hidden_size()); }
+
+   private:
+    static constexpr int32_t kMostDrafts = 5;
+    static constexpr int32_t kWrongDrafts[kMostDrafts] = {7, 1900, 7, 3, 11};
+
+    static CacheConfig Config(DeepSeekV4Golden& test) {
+      const NetworkCache needs = test.network().cache_needs();
+      CacheConfig config{.groups = needs.groups, .num_pages = 0};
+      SizeGroups(config.groups, needs.layers, DType::kF32);
+      for (size_t g = 0; g < config.groups.size(); ++g) {
+        config.groups[g].tokens_per_block = g % 2 == 0 ? 128 : 256;
+      }
+      return config;
+    }
+
+    DeepSeekV4Golden& test_;
+    CacheConfig config_;
+    std::vector<std::vector<std::vector<int32_t>>> tables_;
+    std::vector<std::vector<float>> hidden_;  // by case [tokens, hidden]
+    std::vector<int32_t> done_;
+    std::unique_ptr<KvCache> cache_;
+    std::unique_ptr<BatchLayout> layout_;
+  };
+
+  /// The largest difference of a log-probability in the rows that the golden file has, the last.
+  double LargestDifference(int c, std::vector<float>& hidden) {
+    const std::string name = fmt::format("case{}.logits", c);
+    const auto want = golden_.Read<float>(name);
+    const int64_t rows = golden_.Shape(name)[0];
+    const int64_t vocab = network().vocab_size();
+    std::vector<int32_t> last(static_cast<size_t>(rows));
+    std::iota(last.begin(), last.end(), Length(c) - static_cast<int32_t>(rows));
+    std::vector<float> got(want.size());
+    network().Logits(Network::kTarget, Tensor(hidden.data(), Length(c), network().hidden_size()),
+                     last, Tensor(got.data(), rows, vocab));
+    double worst = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto log_sum = [&](const std::vector<float>& logits) {
+        double sum = 0;
+        for (int64_t i = 0; i < vocab; ++i) {
+          sum += std::exp(double{logits[static_cast<size_t>(r * vocab + i)]});
+        }
+        return std::log(sum);
+      };
+      const double shift = log_sum(got) - log_sum(want);
+      for (int64_t i = 0; i < vocab; ++i) {
+        const auto at = static_cast<size_t>(r * vocab + i);
+        const double difference = std::fabs(got[at] - want[at] - shift);
+        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+      }
+    }
+    return worst;
+  }
+
+  GoldenFile golden_;
+  LoadedModel loaded_;
+  std::vector<std::vector<int32_t>> ids_;
+};
+
+TEST_F(DeepSeekV4Golden, LogProbabilitiesOfAllCases) {
+  Requests requests(*this);
+  for (int c = 0; c < kCases; ++c) {
+    requests.Step({{.golden_case = c, .count = Length(c)}});
+    EXPECT_LT(LargestDifference(c, requests.hidden()[static_cast<size_t>(c)]), 1e-3)
+        << "case " << c;
+  }
+}
+
+TEST_F(DeepSeekV4Golden, RowsHaveTheSameBitsInAnyBatchChunkAndRoleAfterAnyDrafts) {
+  Requests alone(*this);
+  for (int c = 0; c < kCases; ++c) alone.Step({{.golden_case = c, .count = Length(c)}});
+  std::mt19937 random(11);
+  const auto pick = [&](int32_t from, int32_t to) {
+    return from + static_cast<int32_t>(random() % static_cast<uint32_t>(to - from + 1));
+  };
+  Requests mixed(*this);
+  for (;;) {
+    std::vector<Piece> pieces;
+    for (int c = 0; c < kCases; ++c) {
+      if (mixed.Left(c) == 0 || random() % 4 == 0) continue;
+      // The first part of a case is a prompt; what follows are verify rows, some of them wrong.
+      const bool decodes = mixed.Left(c) <= Length(c) / 4;
+      pieces.push_back({.golden_case = c,
+                        .count = std::min(mixed.Left(c), decodes ? pick(1, 6) : pick(1, 170)),
+                        .phase = decodes ? Phase::kDecode : Phase::kPromptChunk,
+                        .wrong_drafts = decodes ? pick(0, 5) : 0});
+    }
+    if (!pieces.empty()) mixed.Step(pieces);
+    bool left = false;
+    for (int c = 0; c < kCases; ++c) left |= mixed.Left(c) > 0;
+    if (!left) break;
+  }
+  for (size_t c = 0; c < kCases; ++c)
+    EXPECT_EQ(mixed.hidden()[c], alone.hidden()[c]) << "case " << c;
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,449 @@
+// DeepSeek-V4's operations against what their definitions say in float64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_step.h"
+
+namespace outrider {
+namespace {
+
+using Doubles = std::vector<double>;
+
+double SigmoidOf(double x) { return 1 / (1 + std::exp(-x)); }
+
+/// A cache of one request, whose blocks lie in any order: of token rows (group 0) or of entries of
+/// four tokens (group 1).
+struct TestCache {
+  TestCache(int32_t group, int32_t width, int32_t entries, DType dtype = DType::kF32)
+      : bytes(static_cast<size_t>(entries + kBlock) * static_cast<size_t>(width) * 4) {
+    cache = {.data = bytes.data(),
+             .dtype = dtype,
+             .block_size = kBlock,
+             .width = width,
+             .block_stride = int64_t{kBlock} * width,
+             .group = group};
+    const int32_t blocks = (entries + kBlock - 1) / kBlock;
+    for (int32_t b = 0; b < blocks; ++b) table.push_back(blocks - 1 - b);
+  }
+  int64_t Offset(int32_t entry) const {
+    return cache.SlotOffset(int64_t{table[static_cast<size_t>(entry / kBlock)]} * kBlock +
+                            entry % kBlock);
+  }
+  const float* At(int32_t entry) const {
+    return reinterpret_cast<const float*>(bytes.data()) + Offset(entry);
+  }
+  /// Entries 0, 1, ...
+  void Fill(TestMatrix& rows) {
+    for (int32_t e = 0; e < rows.view_rows; ++e) {
+      for (int32_t i = 0; i < cache.width; ++i) {
+        const float value = rows.view().row(e)[i];
+        if (cache.dtype == DType::kF32) {
+          reinterpret_cast<float*>(bytes.data())[Offset(e) + i] = value;
+        } else {
+          reinterpret_cast<BFloat16*>(bytes.data())[Offset(e) + i] = ToBFloat16(value);
+        }
+      }
+    }
+  }
+
+  static constexpr int32_t kBlock = 8;
+  std::vector<std::byte> bytes;
+  LayerCache cache;
+  std::vector<int32_t> table;
+};
+
+class CompressedOpsTest : public KernelTest {
+ protected:
+  const Ops& ops() const { return cpu::GetCpuOps(GetParam()); }
+  Context MakeContext(DType dtype = DType::kF32) { return {{ops(), &pool}, arena_, dtype}; }
+
+  /// `rows` rows of a request from position `first` on, with the tables of both groups.
+  static TestStep MakeStep(const Context& context, int32_t rows, int32_t first,
+                           std::vector<int32_t> tokens, std::vector<int32_t> entries) {
+    const std::vector<CacheGroupSpec> groups = {
+        {.ratio = 1, .tokens_per_block = TestCache::kBlock},
+        {.ratio = 4, .tokens_per_block = 4 * TestCache::kBlock}};
+    const int32_t end = first + rows;
+    tokens.resize(static_cast<size_t>(groups[0].BlocksBefore(end)));
+    entries.resize(static_cast<size_t>(groups[1].BlocksBefore(end)));
+    return {context,
+            groups,
+            {{.phase = Phase::kPromptChunk,
+              .context = first,
+              .tokens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
+              .tables = {std::move(tokens), std::move(entries)}}},
+            {.form = KvCacheForm::kHeads}};
+  }
+
+  Scratch arena_;
+};
+
+TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
+  constexpr int32_t kStreams = 3;
+  constexpr int64_t kWidth = 37;
+  constexpr int64_t kRows = 5;
+  const HyperShape shape = {.streams = kStreams, .iterations = 7, .eps = 1e-3F, .norm_eps = 1e-5F};
+  const TestMatrix before = TestMatrix::Random(kRows, kStreams * kWidth, random);
+  TestMatrix streams = before;
+  TestMatrix sums = TestMatrix::Random(kRows, (2 + kStreams) * kStreams, random);
+  const TestMatrix y = TestMatrix::Random(kRows, kWidth, random);
+  const TestMatrix base = TestMatrix::Random(1, (2 + kStreams) * kStreams, random);
+  const float scale[3] = {0.7F, 1.3F, 2.1F};
+  TestMatrix mixture(kRows, kWidth);
+  TestMatrix weights(kRows, (1 + kStreams) * kStreams);
+  const Context context = MakeContext();
+  ops().HyperMix(context, shape,
+                 {.streams = streams.view(),
+                  .sums = sums.view(),
+                  .scale = scale,
+                  .base = base.values.data(),
+                  .mixture = mixture.view(),
+                  .weights = weights.view()});
+  ops().HyperAdd(context, shape, weights.view(), y.view(), streams.view());
+  TestMatrix head_sums = TestMatrix::Random(kRows, kStreams, random);
+  const TestMatrix head_sums_before = head_sums;
+  TestMatrix contracted(kRows, kWidth);
+  ops().HyperContract(context, shape,
+                      {.streams = before.view(),
+                       .sums = head_sums.view(),
+                       .scale = scale,
+                       .base = base.values.data(),
+                       .mixture = contracted.view(),
+                       .weights = {}});
+  for (int64_t r = 0; r < kRows; ++r) {
+    const float* x = before.view().row(r);
+    double squares = 0;
+    for (int64_t i = 0; i < kStreams * kWidth; ++i) squares += double{x[i]} * x[i];
+    const double inverse = 1 / std::sqrt(squares / (kStreams * kWidth) + 1e-5);
+    const auto sum = [&](int part, int i) {
+      const int at = part * kStreams + i;
+      return sums.view().row(r)[at] * inverse * scale[part] + base.values[static_cast<size_t>(at)];
+    };
+    double comb[kStreams][kStreams];
+    for (int j = 0; j < kStreams; ++j) {
+      double total = 0;
+      for (int k = 0; k < kStreams; ++k) total += std::exp(sum(2, j * kStreams + k));
+      for (int k = 0; k < kStreams; ++k) {
+        comb[j][k] = std::exp(sum(2, j * kStreams + k)) / total + 1e-3;
+      }
+    }
+    for (int half = 0; half < 2 * shape.iterations - 1; ++half) {
+      for (int a = 0; a < kStreams; ++a) {
+        double total = 1e-3;
+        for (int b = 0; b < kStreams; ++b) total += half % 2 == 0 ? comb[b][a] : comb[a][b];
+        for (int b = 0; b < kStreams; ++b) (half % 2 == 0 ? comb[b][a] : comb[a][b]) /= total;
+      }
+    }
+    for (int64_t i = 0; i < kWidth; ++i) {
+      double mixed = 0;
+      double head = 0;
+      for (int j = 0; j < kStreams; ++j) {
+        mixed += (SigmoidOf(sum(0, j)) + 1e-3) * x[j * kWidth + i];
+        const double m = head_sums_before.view().row(r)[j] * inverse * scale[0] +
+                         base.values[static_cast<size_t>(j)];
+        head += (SigmoidOf(m) + 1e-3) * x[j * kWidth + i];
+      }
+      EXPECT_NEAR(mixture.view().row(r)[i], mixed, 1e-5);
+      EXPECT_NEAR(contracted.view().row(r)[i], head, 1e-5);
+      for (int k = 0; k < kStreams; ++k) {
+        double added = 2 * SigmoidOf(sum(1, k)) * y.view().row(r)[i];
+        for (int j = 0; j < kStreams; ++j) added += comb[j][k] * x[j * kWidth + i];
+        EXPECT_NEAR(streams.view().row(r)[k * kWidth + i], added, 1e-5);
+      }
+    }
+  }
+}
+
+TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
+  constexpr int32_t kTokens = 27;
+  for (const bool overlaps : {false, true}) {
+    const CompressorShape shape = {
+        .ratio = 4, .overlaps = overlaps, .width = 18, .rope = 6, .norm_eps = 1e-5F};
+    const int32_t channels = shape.channels();
+    TestCache tokens(0, 2 * channels, kTokens);
+    TestMatrix rows = TestMatrix::Random(kTokens, 2 * channels, random);
+    tokens.Fill(rows);
+    TestCache entries(1, shape.width, kTokens / 4);
+    const TestMatrix norm = TestMatrix::Random(1, shape.width, random);
+    // The rows of a step that begins inside of the second entry.
+    constexpr int32_t kFirst = 6;
+    const float frequencies[3] = {0.7F, 0.2F, 0.05F};
+    const Context context = MakeContext();
+    const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
+    ops().Compress(context, shape, step.inputs(),
+                   {.tokens = tokens.cache,
+                    .norm = norm.values.data(),
+                    .frequencies = frequencies,
+                    .entries = entries.cache});
+    for (int32_t j = 1; j < kTokens / 4; ++j) {
+      Doubles want(static_cast<size_t>(shape.width));
+      double squares = 0;
+      for (int32_t i = 0; i < shape.width; ++i) {
+        double weighted = 0;
+        double total = 0;
+        for (int32_t t = overlaps ? 4 * j - 4 : 4 * j; t < 4 * j + 4; ++t) {
+          const int32_t channel = overlaps && t >= 4 * j ? shape.width + i : i;
+          const double weight = std::exp(double{rows.view().row(t)[channels + channel]});
+          weighted += weight * rows.view().row(t)[channel];
+          total += weight;
+        }
+        want[static_cast<size_t>(i)] = weighted / total;
+        squares += weighted / total * weighted / total;
+      }
+      const double inverse = 1 / std::sqrt(squares / shape.width + 1e-5);
+      for (size_t i = 0; i < want.size(); ++i) want[i] *= inverse * norm.values[i];
+      for (size_t i = 0; i < 3; ++i) {
+        const double angle = 4.0 * j * frequencies[i];  // of its first position
+        double& a = want[12 + 2 * i];
+        double& b = want[13 + 2 * i];
+        const double turned = a * std::cos(angle) - b * std::sin(angle);
+        b = a * std::sin(angle) + b * std::cos(angle);
+        a = turned;
+      }
+      for (int32_t i = 0; i < shape.width; ++i) {
+        EXPECT_NEAR(entries.At(j)[i], want[static_cast<size_t>(i)], 1e-5) << "entry " << j;
+      }
+    }
+    EXPECT_EQ(entries.At(0)[0], 0) << "no row completes it";
+  }
+}
+
+TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
+  const CompressorShape shape = {
+      .ratio = 4, .overlaps = true, .width = 2, .rope = 2, .norm_eps = 0};
+  TestCache tokens(0, 8, 4);
+  TestMatrix rows(4, 8);
+  for (int64_t t = 0; t < 4; ++t) rows.view().row(t)[2] = rows.view().row(t)[3] = 3;
+  for (int64_t t = 0; t < 4; ++t) rows.view().row(t)[0] = rows.view().row(t)[1] = -100;
+  tokens.Fill(rows);
+  TestCache entries(1, 2, 1);
+  const float norm[2] = {1, 2};
+  const float frequency = 1;
+  const Context context = MakeContext();
+  const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
+  ops().Compress(context, shape, step.inputs(),
+                 {.tokens = tokens.cache,
+                  .norm = norm,
+                  .frequencies = {&frequency, 1},
+                  .entries = entries.cache});
+  EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
+  EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
+}
+
+TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) {
+  constexpr int32_t kHeads = 3;
+  constexpr int32_t kDim = 20;
+  constexpr int32_t kEntries = 30;
+  constexpr int32_t kTop = 6;
+  TestCache keys(1, kDim, kEntries);
+  TestMatrix rows = TestMatrix::Random(kEntries, kDim, random);
+  // Equal keys: entries 3, 11 and 19.
+  for (const int64_t copy : {11, 19}) std::copy_n(rows.view().row(3), kDim, rows.view().row(copy));
+  keys.Fill(rows);
+  constexpr int32_t kRows = 4 * kEntries;
+  TestMatrix q = TestMatrix::Random(kRows, kHeads * kDim, random);
+  TestMatrix weights = TestMatrix::Random(kRows, kHeads, random);
+  // The last row likes the equal ones best.
+  std::fill_n(weights.view().row(kRows - 1), kHeads, 100.0F);
+  for (int32_t h = 0; h < kHeads; ++h) {
+    std::copy_n(rows.view().row(3), kDim, q.view().row(kRows - 1) + h * kDim);
+  }
+  const Context context = MakeContext();
+  const TestStep step = MakeStep(context, kRows, 0, {}, keys.table);
+  const SelectedEntries selected = ops().SelectEntries(context, step.inputs(),
+                                                       {.heads = kHeads,
+                                                        .ratio = 4,
+                                                        .top_k = kTop,
+                                                        .q = q.view(),
+                                                        .weights = weights.view(),
+                                                        .keys = keys.cache});
+  EXPECT_EQ(selected.stride % 4, 0) << "rows of whole 16 bytes";
+  for (int32_t r = 0; r < kRows; ++r) {
+    const int32_t visible = (r + 1) / 4;
+    ASSERT_EQ(selected.counts[r], std::min(visible, kTop));
+    std::vector<int32_t> order(static_cast<size_t>(visible));
+    std::iota(order.begin(), order.end(), 0);
+    Doubles scores;
+    for (const int32_t j : order) {
+      double score = 0;
+      for (int32_t h = 0; h < kHeads; ++h) {
+        double dot = 0;
+        for (int32_t i = 0; i < kDim; ++i) {
+          dot += double{q.view().row(r)[h * kDim + i]} * rows.view().row(j)[i];
+        }
+        score += std::max(dot, 0.0) * weights.view().row(r)[h];
+      }
+      scores.push_back(score);
+    }
+    std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
+      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+    });
+    order.resize(static_cast<size_t>(std::min(visible, kTop)));
+    std::ranges::sort(order);
+    const int32_t* chosen = selected.entries + r * selected.stride;
+    EXPECT_EQ(order, std::vector<int32_t>(chosen, chosen + order.size())) << "row " << r;
+  }
+}
+
+TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
+  constexpr int32_t kHeads = 2;
+  constexpr int32_t kDim = 24;
+  constexpr int32_t kTokens = 40;
+  constexpr int32_t kFirst = 13;
+  constexpr int32_t kRows = kTokens - kFirst;
+  const int32_t chosen[4] = {1, 2, 5, -1};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int selection : {0, 1, 2}) {  // the window alone, all entries, chosen ones
+      TestCache window(0, kDim, kTokens, dtype);
+      TestCache entries(1, kDim, kTokens / 4, dtype);
+      TestMatrix tokens = TestMatrix::Random(kTokens, kDim, random);
+      TestMatrix pooled = TestMatrix::Random(kTokens / 4, kDim, random);
+      for (TestMatrix* rows : {&tokens, &pooled}) {
+        for (float& v : rows->values) v = RoundToBFloat16(v);
+      }
+      window.Fill(tokens);
+      entries.Fill(pooled);
+      const TestMatrix q = TestMatrix::Random(kRows, kHeads * kDim, random);
+      TestMatrix out(kRows, kHeads * kDim);
+      const float sinks[kHeads] = {0.5F, -1.0F};
+      std::vector<int32_t> selected_entries;
+      std::vector<int32_t> counts;
+      for (int32_t r = 0; r < kRows; ++r) {
+        selected_entries.insert(selected_entries.end(), chosen, chosen + 4);
+        counts.push_back(r % 4);
+      }
+      const SelectedEntries selected = {selected_entries.data(), counts.data(), 4};
+      const Context context = MakeContext();
+      const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
+      ops().CompressedAttention(context, step.inputs(),
+                                {.heads = kHeads,
+                                 .window = 9,
+                                 .ratio = selection == 0 ? 0 : 4,
+                                 .softmax_scale = 0.3F,
+                                 .q = q.view(),
+                                 .out = out.view(),
+                                 .sinks = sinks,
+                                 .window_rows = window.cache,
+                                 .entries = entries.cache,
+                                 .selected = selection == 2 ? &selected : nullptr});
+      for (int32_t r = 0; r < kRows; ++r) {
+        const int32_t position = kFirst + r;
+        std::vector<const float*> rows;
+        for (int32_t t = std::max(0, position - 8); t <= position; ++t) {
+          rows.push_back(tokens.view().row(t));
+        }
+        for (int32_t j = 0; selection == 1 && j < (position + 1) / 4; ++j) {
+          rows.push_back(pooled.view().row(j));
+        }
+        for (int32_t i = 0; selection == 2 && i < counts[static_cast<size_t>(r)]; ++i) {
+          rows.push_back(pooled.view().row(chosen[i]));
+        }
+        for (int32_t h = 0; h < kHeads; ++h) {
+          double sum = std::exp(double{sinks[h]});
+          Doubles want(kDim);
+          for (const float* row : rows) {
+            double score = 0;
+            for (int32_t i = 0; i < kDim; ++i) {
+              score += double{q.view().row(r)[h * kDim + i]} * row[i];
+            }
+            const double weight = std::exp(0.3 * score);
+            sum += weight;
+            for (size_t i = 0; i < kDim; ++i) want[i] += weight * row[i];
+          }
+          for (size_t i = 0; i < kDim; ++i) {
+            EXPECT_NEAR(out.view().row(r)[h * kDim + static_cast<int32_t>(i)], want[i] / sum, 1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CompressedOpsTest, BiasesFollowThePositionInAnEntry) {
+  TestMatrix x(5, 2);
+  const float bias[6] = {1, 2, 3, 4, 5, 6};  // of three places
+  const Context context = MakeContext();
+  const TestStep step = MakeStep(context, 5, 2, {}, {});
+  ops().AddPositionBias(context, step.inputs(), bias, 3, x.view());
+  EXPECT_EQ(x.values, (std::vector<float>{5, 6, 1, 2, 3, 4, 5, 6, 1, 2}));
+}
+
+/// Random weights in a form.
+struct V4OpsWeights {
+  V4OpsWeights(const Ops& ops, ThreadPool& pool, const WeightForm& form) {
+    const auto source = MakeDummyWeights(ModelConfig{}, 7);
+    const auto loader = ops.MakeWeightLoader(*source, form);
+    loader->Matrix(&grouped, "grouped", 3 * 32, 48);
+    loader->MoeExperts(&experts, {.routed = {{"g0", "u0", "d0"}},
+                                  .width = 16,
+                                  .shared = {"sg", "su", "sd"},
+                                  .shared_width = 16,
+                                  .hidden = 48});
+    loader->Matrix(&gate, "sg", 16, 48);
+    loader->Matrix(&up, "su", 16, 48);
+    memory = loader->Load({ops, &pool}, nullptr);
+  }
+
+  Weight grouped, gate, up;
+  ExpertWeights experts;
+  std::unique_ptr<WeightMemory> memory;
+};
+
+TEST_P(CompressedOpsTest, AGroupedProductIsThatOfEachGroupsColumns) {
+  for (const WeightQuantization quantization :
+       {WeightQuantization::kNone, WeightQuantization::kInt8}) {
+    const V4OpsWeights w(ops(), pool,
+                         {.compute_dtype = DType::kBF16, .quantization = quantization});
+    const TestMatrix x = TestMatrix::Random(7, 3 * 48, random);
+    TestMatrix y(7, 3 * 32);
+    const Context context = MakeContext(DType::kBF16);
+    ops().Multiply(context,
+                   std::array{Product{.x = x.view(), .w = &w.grouped, .y = y.view(), .groups = 3}});
+    for (int64_t g = 0; g < 3; ++g) {
+      TestMatrix whole(7, 3 * 32);
+      ops().Multiply(context, std::array{Product{.x = Tensor(x.view()).Columns(g * 48, 48),
+                                                 .w = &w.grouped,
+                                                 .y = whole.view()}});
+      for (int64_t r = 0; r < 7; ++r) {
+        EXPECT_TRUE(SameBits(y.view().row(r) + g * 32, whole.view().row(r) + g * 32, 32)) << g;
+      }
+    }
+  }
+}
+
+TEST_P(CompressedOpsTest, GatesAreCutBeforeSiluWhereTheLimitsSaySo) {
+  const V4OpsWeights w(ops(), pool, {.compute_dtype = DType::kF32});
+  const TestMatrix x = TestMatrix::Random(9, 48, random);
+  const Context context = MakeContext();
+  TestMatrix gate(9, 16);
+  TestMatrix up(9, 16);
+  ops().Multiply(context, std::array{Product{.x = x.view(), .w = &w.gate, .y = gate.view()},
+                                     Product{.x = x.view(), .w = &w.up, .y = up.view()}});
+  TestMatrix logits(9, 1);
+  const RouterSpec router = {.experts = 1, .top_k = 1};
+  const Routing& routing = ops().Route(context, router, logits.view(), nullptr);
+  const ExpertRows inner = ops().ExpertGateUp(
+      context, w.experts, {.routed = 0.5F, .shared = 0.5F, .limits_gate = true}, routing, x.view());
+  int cut = 0;
+  for (int64_t r = 0; r < 9; ++r) {
+    for (int64_t i = 0; i < 16; ++i) {
+      const double g = std::min(double{gate.view().row(r)[i]}, 0.5);
+      cut += g == 0.5 ? 1 : 0;
+      const double u = std::clamp(double{up.view().row(r)[i]}, -0.5, 0.5);
+      EXPECT_NEAR(inner.shared.floats().row(r)[i], g * SigmoidOf(g) * u, 1e-5);
+    }
+  }
+  EXPECT_GT(cut, 5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, CompressedOpsTest, ::testing::ValuesIn(TestedIsas()), IsaTestName);
+
+}  // namespace
+}  // namespace outrider
