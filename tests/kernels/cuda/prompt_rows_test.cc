@@ -67,7 +67,8 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
                                  {.data = reinterpret_cast<std::byte*>(values.data()),
                                   .dtype = DType::kF32,
                                   .block_size = kPage,
-                                  .width = 576},
+                                  .width = 576,
+                                  .block_stride = int64_t{kPage} * 576},
                                  table.data(), kFirst, {wanted_latent.data(), kRows, 512},
                                  {wanted_rope.data(), kRows, 64});
     const std::vector<uint16_t> got_latent = latent.Download(), got_rope = rope.Download();
