@@ -14,6 +14,7 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/networks/draft_model.h"
 #include "outrider/networks/network.h"
+#include "outrider/ops/cpu/cpu_step_inputs.h"
 
 namespace outrider {
 
@@ -38,7 +39,9 @@ class FakeDraftModel : public DraftModel {
   std::vector<std::vector<float>>* seen = nullptr;
 
   explicit FakeDraftModel(Network& network)
-      : DraftModel(network.device()),
+      // One list of requests, whatever their role.
+      : DraftModel(network.device(),
+                   AttentionPlan(AttentionBackend::kRagged, 1, KvCacheForm::kHeads)),
         layers_(static_cast<int32_t>(network.config().num_hidden_layers())),
         taps_({0, layers_ - 1}),
         target_width_(network.hidden_size()),
@@ -70,16 +73,17 @@ class FakeDraftModel : public DraftModel {
     OUTRIDER_CHECK(pass.m < kModules);
     const LayerCache layer = cache.layer(layers_ + pass.m);
     const int64_t num_entries = pass.entries.num_rows();
-    WriteEntries(pass.entries, pass.previous.floats(), layer);
+    const cpu::CpuStepInputs& outputs = cpu::Cast(pass.outputs);
+    WriteEntries(cpu::Cast(pass.entries), pass.previous.floats(), layer);
     const int64_t num_outputs = pass.outputs.num_rows();
     if (num_outputs == 0) return;
-    WriteEntries(pass.outputs, pass.previous.Rows(num_entries, num_outputs).floats(), layer);
+    WriteEntries(outputs, pass.previous.Rows(num_entries, num_outputs).floats(), layer);
     const MatrixView<float> out = pass.hidden.floats();
     const CacheGroupSpec& group = cache.config().groups[static_cast<size_t>(layer.group)];
-    for (const RequestRows& r : pass.outputs.requests()) {
+    for (const AttentionSpan& r : outputs.per_head(layer.group)) {
       for (int32_t i = 0; i < r.query_length; ++i) {
         const int32_t position = r.context_length + i;
-        LookBack(r.block_table(layer.group), group.FirstTokenRead(position), position, layer,
+        LookBack(r.block_table, group.FirstTokenRead(position), position, layer,
                  out.row(r.first_row + i));
       }
     }
@@ -114,7 +118,7 @@ class FakeDraftModel : public DraftModel {
                                                      static_cast<int64_t>(DTypeSize(layer.dtype)));
   }
 
-  static void WriteEntries(const BatchLayout& rows, MatrixView<float> previous,
+  static void WriteEntries(const cpu::CpuStepInputs& rows, MatrixView<float> previous,
                            const LayerCache& layer) {
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       std::array<float, kWidth> entry;
@@ -123,7 +127,7 @@ class FakeDraftModel : public DraftModel {
         entry[static_cast<size_t>(j)] =
             std::tanh(previous.row(r)[j]) + std::sin(token * static_cast<float>(j + 1));
       }
-      const int64_t slot = rows.slot_mapping(layer.group)[static_cast<size_t>(r)];
+      const int64_t slot = rows.slots(layer.group)[r];
       std::memcpy(EntryAt(layer, slot), entry.data(), sizeof entry);
     }
   }

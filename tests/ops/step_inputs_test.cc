@@ -163,6 +163,45 @@ TEST_P(StepInputsTest, TokensPositionsAndSlotsOfAllGroups) {
   }
 }
 
+// The rows of two windows, three times one token further. The second window
+// stands in two parts: its last row is the first of the step.
+TEST_P(StepInputsTest, TokensOneFurther) {
+  const StepWeights w(ops, pool);
+  const std::vector<StepPart> parts = {
+      {.context = 5, .tokens = {10, 11, 12, 13}, .tables = {{7, 2}, {3, 1, 9}}},
+      {.context = 2, .tokens = {20, 21}, .tables = {{5}, {6}}},
+      {.context = 4, .tokens = {22}, .tables = {{5}, {6, 8}}}};
+  TestStep step(c, StepGroups(), parts);
+  // Rows stand by length: 22; 20, 21; 10 .. 13.
+  const std::vector<int32_t> sources = {-2, 2, 0, 4, 5, 6, -1};
+  const auto inputs = ops.MakeStepInputs();
+  step.AssignTo(c, *inputs);
+  const std::vector<std::vector<int32_t>> want = {{22, 20, 21, 10, 11, 12, 13},
+                                                  {31, 21, 22, 11, 12, 13, 30},
+                                                  {33, 22, 31, 12, 13, 30, 32},
+                                                  {35, 31, 33, 13, 30, 32, 34}};
+  TestMatrix got(7, kStepHidden);
+  TestMatrix expected(7, kStepHidden);
+  const auto expect = [&](const std::vector<int32_t>& tokens) {
+    c.ops.Embed(c, w.table, *inputs, true, got.view());
+    for (size_t r = 0; r < tokens.size(); ++r) {
+      const TestStep one(c, StepGroups(),
+                         {{.context = 1, .tokens = {tokens[r]}, .tables = {{0}, {0}}}});
+      const auto row = static_cast<int64_t>(r);
+      c.ops.Embed(c, w.table, one.inputs(), true, Tensor(expected.view()).Rows(row, 1));
+      EXPECT_TRUE(SameBits(got.view().row(row), expected.view().row(row), kStepHidden))
+          << "row " << r;
+    }
+  };
+  expect(want[0]);
+  for (int32_t i = 1; i < 4; ++i) {
+    inputs->ShiftTokens(c, sources, std::array{28 + 2 * i, 29 + 2 * i});
+    expect(want[static_cast<size_t>(i)]);
+  }
+  step.AssignTo(c, *inputs);  // what was shifted is gone
+  expect(want[0]);
+}
+
 /// Attention of a step over one layer of a group, whose cache is filled for all positions of all
 /// requests: [rows, heads * V].
 TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inputs,

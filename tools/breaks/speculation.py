@@ -168,8 +168,8 @@ BREAKS = (
           "[&](int32_t end) { return end >= block_end; }", "[&](int32_t end) { return end > start; }",
           "draft_test", "Drafters/SharedBlocksTest.FewRowsBesideManyInOnePass/Chain3"),
     Break("20", "every draft but the last comes from module 0", "draft/chain_drafter.cc",
-          "RunModule(m, rows_.layout(), rows, rows);",
-          "RunModule(0, rows_.layout(), rows, rows);",
+          "RunModule(m, rows_.inputs(), rows, rows);",
+          "RunModule(0, rows_.inputs(), rows, rows);",
           "engine_test", "SpeculationScenarioTest.LaterDraftsAreAcceptedAlmostAsOftenAsTheFirst"),
     Break("20", "a module hands on rows without its last norm", "networks/deepseek_network.cc",
           "  context.ops.Norm(context, x, w.output_norm, "

@@ -62,10 +62,6 @@ class BatchLayout {
   explicit BatchLayout(int32_t tokens_per_block)
       : BatchLayout(FullHistoryCache(1, tokens_per_block).groups) {}
 
-  /// The tokens of the rows of the layout as it is, to be changed: a drafter's next pass over the
-  /// same rows.
-  std::span<int32_t> mutable_token_ids() { return token_ids_; }
-
   /// Replaces the layout. The block tables of `work` must outlive it. Requests with no tokens are
   /// a bug; reuses memory, so a steady state allocates nothing.
   void Assign(std::span<const RequestWork> work);

@@ -10,9 +10,9 @@ ChainDrafter::ChainDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
     : ModuleDrafter(
           std::move(model), cache, options, /*num_modules=*/options.k,
           /*rerun_tokens=*/options.form == DraftForm::kPadded ? options.k : options.k - 1),
-      rows_(cache.config().groups),
+      rows_(this->model(), cache.config().groups),
       hidden_(this->model()),
-      last_rows_(cache.config().groups),
+      last_rows_(this->model(), cache.config().groups),
       last_hidden_(this->model()) {}
 
 DraftWindow ChainDrafter::WindowOf(const DraftRequest& r, int32_t depth) const {
@@ -42,7 +42,7 @@ void ChainDrafter::RunPass(const Pass& pass) {
   rows_.Assign(windows_, [&](size_t w, int32_t p) {
     return pass.requests[w].tokens[static_cast<size_t>(p) + 1];
   });
-  const Tensor rows = hidden_.Rows(rows_.layout().num_rows());
+  const Tensor rows = hidden_.Rows(rows_.num_rows());
   GatherTarget(pass, rows, [&](auto visit) {
     for (size_t w = 0; w < windows_.size(); ++w) {
       for (int32_t p = windows_[w].start; p < windows_[w].end; ++p) visit(w, p, rows_.RowOf(w, p));
@@ -55,7 +55,7 @@ void ChainDrafter::RunPass(const Pass& pass) {
         return TokenAt(r, pass.drafts.row(static_cast<int64_t>(w)), r.frontier + 1 + m);
       });
     }
-    RunModule(m, rows_.layout(), rows, rows);
+    RunModule(m, rows_.inputs(), rows, rows);
     DrawFromFrontier(pass, m, rows,
                      [&](size_t i) { return rows_.RowOf(i, pass.requests[i].frontier); });
   }
@@ -76,7 +76,7 @@ void ChainDrafter::RunLastModule(const Pass& pass, int32_t m) {
   copies_.clear();
   last_rows_.ForEachRow(
       [&](size_t w, int32_t p, int64_t row) { copies_.Add(rows_.RowOf(w, p), row); });
-  const int64_t num_rows = rows_.layout().num_rows();
+  const int64_t num_rows = rows_.num_rows();
   const Tensor rows = last_hidden_.Rows(num_rows);
   model().CopyRows(hidden_.Rows(num_rows), rows, copies_);
   RunModule(m, last_rows_.entries(), last_rows_.outputs(), rows, rows);

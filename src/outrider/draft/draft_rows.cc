@@ -33,6 +33,8 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
     parts_[work_part_[static_cast<size_t>(rows.work_index)]] = {rows.context_length,
                                                                 rows.first_row};
   }
+  plan_.Assign(layout_);
+  inputs_->Assign(model_->MakeContext(), layout_, plan_);
   for (size_t w = 0; w < windows.size(); ++w) {
     // RowOf tells the two parts of a window apart by the absorbed part's first position.
     if (windows[w].role_boundary >= windows[w].end) {
@@ -41,13 +43,15 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
   }
 }
 
-void DraftRows::Shift(size_t w, const DraftWindow& window, int32_t last_token) {
-  const std::span<int32_t> tokens = layout_.mutable_token_ids();
-  const int32_t last = window.end - 1;
-  for (int32_t p = window.start; p < last; ++p) {
-    tokens[static_cast<size_t>(RowOf(w, p))] = tokens[static_cast<size_t>(RowOf(w, p + 1))];
+void DraftRows::Shift(std::span<const DraftWindow> windows) {
+  sources_.resize(static_cast<size_t>(num_rows()));
+  for (size_t w = 0; w < windows.size(); ++w) {
+    for (int32_t p = windows[w].start; p < windows[w].end; ++p) {
+      sources_[static_cast<size_t>(RowOf(w, p))] =
+          p + 1 < windows[w].end ? RowOf(w, p + 1) : -1 - static_cast<int32_t>(w);
+    }
   }
-  tokens[static_cast<size_t>(RowOf(w, last))] = last_token;
+  inputs_->ShiftTokens(model_->MakeContext(), sources_, tokens_);
 }
 
 int32_t DraftRows::RowOf(size_t window, int32_t position) const {

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "outrider/batch/batch_layout.h"
 #include "outrider/draft/drafter.h"
+#include "outrider/networks/draft_model.h"
 
 namespace outrider {
 
@@ -22,7 +24,12 @@ struct DraftWindow {
 
 class DraftRows {
  public:
-  explicit DraftRows(std::vector<CacheGroupSpec> groups) : layout_(std::move(groups)) {}
+  /// Rows of passes of `model`, which must outlive the object.
+  DraftRows(DraftModel& model, std::vector<CacheGroupSpec> groups)
+      : model_(&model),
+        layout_(std::move(groups)),
+        plan_(model.attention()),
+        inputs_(model.device().ops.MakeStepInputs()) {}
 
   /// Lays out the windows. Row p of window w gets the token TokenAt(w, p).
   template <typename TokenAt>
@@ -38,25 +45,32 @@ class DraftRows {
   /// row of window w the token LastToken(w).
   template <typename LastToken>
   void Advance(std::span<const DraftWindow> windows, LastToken last_token) {
-    for (size_t w = 0; w < windows.size(); ++w) Shift(w, windows[w], last_token(w));
+    tokens_.clear();
+    for (size_t w = 0; w < windows.size(); ++w) tokens_.push_back(last_token(w));
+    Shift(windows);
   }
 
-  const BatchLayout& layout() const { return layout_; }
+  int32_t num_rows() const { return layout_.num_rows(); }
+  const StepInputs& inputs() const { return *inputs_; }
 
   /// The row of `position` of window w.
   int32_t RowOf(size_t window, int32_t position) const;
 
  private:
   void LayOut(std::span<const DraftWindow> windows);
-  void Shift(size_t w, const DraftWindow& window, int32_t last_token);
+  void Shift(std::span<const DraftWindow> windows);
 
   struct Part {
     int32_t first_position;
     int32_t first_row;
   };
 
+  DraftModel* model_;
   BatchLayout layout_;
-  std::vector<int32_t> tokens_;  // in order of windows and positions
+  AttentionPlan plan_;
+  std::unique_ptr<StepInputs> inputs_;
+  std::vector<int32_t> tokens_;   // in order of windows and positions; the last of each window
+  std::vector<int32_t> sources_;  // [rows] of the next tokens
   std::vector<RequestWork> work_;
   std::vector<size_t> work_part_;  // [work] the index into parts_
   std::vector<Part> parts_;        // two per window: expanded, absorbed

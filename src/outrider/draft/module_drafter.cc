@@ -16,7 +16,8 @@ ModuleDrafter::ModuleDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
       num_modules_(num_modules),
       rerun_tokens_(rerun_tokens),
       slots_(static_cast<size_t>(options.num_slots)),
-      target_rows_(*model_, cache, options.kept_rows, options.num_slots, rerun_tokens) {
+      target_rows_(*model_, cache, options.kept_rows, options.num_slots, rerun_tokens),
+      no_rows_(model_->device().ops.MakeStepInputs()) {
   OUTRIDER_CHECK(options.k >= 1);
   OUTRIDER_CHECK(num_modules >= 1 && num_modules <= model_->num_modules());
   for (SlotState& state : slots_) state.next.resize(static_cast<size_t>(num_modules));

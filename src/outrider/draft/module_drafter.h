@@ -94,10 +94,10 @@ class ModuleDrafter : public Drafter {
     sampler_.Sample(*model_, m, hidden, rows, indices, pass.requests, step, pass.drafts);
   }
 
-  void RunModule(int32_t m, const BatchLayout& rows, Tensor previous, Tensor hidden) {
-    model_->Forward({m, no_rows_, rows, previous, hidden}, cache_);
+  void RunModule(int32_t m, const StepInputs& rows, Tensor previous, Tensor hidden) {
+    model_->Forward({m, *no_rows_, rows, previous, hidden}, cache_);
   }
-  void RunModule(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, Tensor previous,
+  void RunModule(int32_t m, const StepInputs& entries, const StepInputs& outputs, Tensor previous,
                  Tensor hidden) {
     model_->Forward({m, entries, outputs, previous, hidden}, cache_);
   }
@@ -133,7 +133,7 @@ class ModuleDrafter : public Drafter {
   DraftSampler sampler_;
   RowCopies step_copies_;
   RowCopies kept_copies_;
-  BatchLayout no_rows_{1};
+  std::unique_ptr<StepInputs> no_rows_;
 };
 
 }  // namespace outrider

@@ -11,8 +11,8 @@ namespace outrider {
 
 class ModuleRows {
  public:
-  explicit ModuleRows(const std::vector<CacheGroupSpec>& groups)
-      : entry_rows_(groups), output_rows_(groups) {}
+  ModuleRows(DraftModel& model, const std::vector<CacheGroupSpec>& groups)
+      : entry_rows_(model, groups), output_rows_(model, groups) {}
 
   void clear() {
     entry_windows_.clear();
@@ -33,8 +33,8 @@ class ModuleRows {
     output_rows_.Assign(output_windows_, token_at);
   }
 
-  const BatchLayout& entries() const { return entry_rows_.layout(); }
-  const BatchLayout& outputs() const { return output_rows_.layout(); }
+  const StepInputs& entries() const { return entry_rows_.inputs(); }
+  const StepInputs& outputs() const { return output_rows_.inputs(); }
   int64_t num_rows() const { return int64_t{entries().num_rows()} + outputs().num_rows(); }
 
   /// Visit(w, p, row) of every row: of the entries, then of the outputs.

@@ -8,8 +8,8 @@ namespace outrider {
 RepeatedDrafter::RepeatedDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
                                  const ModuleDrafterOptions& options)
     : ModuleDrafter(std::move(model), cache, options, /*num_modules=*/1, /*rerun_tokens=*/0),
-      first_rows_(cache.config().groups),
-      next_rows_(cache.config().groups),
+      first_rows_(this->model(), cache.config().groups),
+      next_rows_(this->model(), cache.config().groups),
       hidden_(this->model()),
       next_hidden_(this->model()) {}
 
@@ -68,7 +68,7 @@ void RepeatedDrafter::NextPass(const Pass& pass, int32_t step) {
     return pass.drafts.row(static_cast<int64_t>(active_[w]))[step - 1];
   });
   const Tensor previous = hidden_.Rows(num_outputs_);
-  num_outputs_ = next_rows_.layout().num_rows();
+  num_outputs_ = next_rows_.num_rows();
   const Tensor rows = next_hidden_.Rows(num_outputs_);
   // The layout may order the rows anew.
   rows_.resize(kept);
@@ -79,7 +79,7 @@ void RepeatedDrafter::NextPass(const Pass& pass, int32_t step) {
   }
   model().CopyRows(previous, rows, copies_);
   std::swap(hidden_, next_hidden_);
-  RunModule(0, next_rows_.layout(), rows, rows);
+  RunModule(0, next_rows_.inputs(), rows, rows);
 }
 
 }  // namespace outrider

@@ -19,9 +19,10 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
+#include "outrider/attention/attention_plan.h"
 #include "outrider/base/scratch.h"
-#include "outrider/batch/batch_layout.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/ops.h"
 
@@ -33,8 +34,8 @@ inline constexpr int32_t kNoDraft = -1;
 /// A pass of one module. Its rows' token ids are those that follow each row's position by m + 1.
 struct ModulePass {
   int32_t m = 0;
-  const BatchLayout& entries;  // rows that leave their cache entries only
-  const BatchLayout& outputs;  // rows that come out; they see the entries
+  const StepInputs& entries;  // rows that leave their cache entries only
+  const StepInputs& outputs;  // rows that come out; they see the entries
   Tensor previous;  // [rows of entries, then of outputs, width]: of ReadTarget or of module m - 1
   Tensor hidden;    // [rows of outputs, width]: is written; it may be the start of `previous`
 };
@@ -55,6 +56,10 @@ class DraftModel {
   DraftModel& operator=(const DraftModel&) = delete;
 
   const Device& device() const { return device_; }
+  Context MakeContext() { return {device_, arena_, DType::kF32}; }
+
+  /// How passes divide their rows: to be copied, and assigned their layouts.
+  const AttentionPlan& attention() const { return attention_; }
 
   /// The target's layers whose outputs it reads, rising (LayerTap). Empty: it reads what
   /// Network::Forward gives.
@@ -84,14 +89,16 @@ class DraftModel {
 
   /// Copies rows of its device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
-    device_.ops.CopyRows({device_, arena_, DType::kF32}, from, to, copies);
+    device_.ops.CopyRows(MakeContext(), from, to, copies);
   }
 
  protected:
-  explicit DraftModel(Device device) : device_(device), arena_(device.ops.MakeArena()) {}
+  DraftModel(Device device, AttentionPlan attention)
+      : device_(device), attention_(std::move(attention)), arena_(device.ops.MakeArena()) {}
 
  private:
   Device device_;
+  AttentionPlan attention_;
   Scratch arena_;
 };
 

@@ -3,7 +3,7 @@
 namespace outrider {
 
 MtpDraftModel::MtpDraftModel(Network& network, std::optional<int32_t> draft_vocab)
-    : DraftModel(network.device()),
+    : DraftModel(network.device(), network.attention()),
       network_(network),
       draft_vocab_(draft_vocab.value_or(network.vocab_size())),
       sampler_(network.device().ops.MakeSampler(network.device(), Verifier())) {}

@@ -52,6 +52,8 @@ class Network {
 
   const ModelConfig& config() const { return config_; }
   const Device& device() const { return options_.device; }
+  /// How its steps divide their rows: to be copied, and assigned their layouts.
+  const AttentionPlan& attention() const { return options_.attention; }
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return num_modules_; }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
@@ -29,6 +30,11 @@ class StepInputs {
   /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
   virtual void Assign(const Context& context, const BatchLayout& layout,
                       const AttentionPlan& plan) = 0;
+
+  /// The next draft inputs: the same rows, each with another token. Row r gets the token that row
+  /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows].
+  virtual void ShiftTokens(const Context& context, std::span<const int32_t> sources,
+                           std::span<const int32_t> tokens) = 0;
 
   int32_t num_rows() const { return num_rows_; }
   /// kHeads: Ops::PerHeadAttention runs all rows. kLatent: Ops::DecodeAttention runs decode_rows(),

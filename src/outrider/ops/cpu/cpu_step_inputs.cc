@@ -18,7 +18,7 @@ void FillSpans(std::span<const RequestRows> requests, int32_t first_row, int32_t
 void CpuStepInputs::Assign(const Context& /*context*/, const BatchLayout& layout,
                            const AttentionPlan& plan) {
   AssignBounds(layout, plan);
-  token_ids_ = layout.token_ids();
+  tokens_.Assign(layout.token_ids());
   positions_ = layout.positions();
   groups_.resize(layout.groups().size());
   for (size_t i = 0; i < groups_.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/host_tokens.h"
 #include "outrider/ops/step_inputs.h"
 
 namespace outrider::cpu {
@@ -14,9 +15,13 @@ class CpuStepInputs : public StepInputs {
  public:
   void Assign(const Context& context, const BatchLayout& layout,
               const AttentionPlan& plan) override;
+  void ShiftTokens(const Context& /*context*/, std::span<const int32_t> sources,
+                   std::span<const int32_t> tokens) override {
+    tokens_.Shift(sources, tokens);
+  }
 
-  std::span<const int32_t> token_ids() const { return token_ids_; }  // [rows]
-  std::span<const int32_t> positions() const { return positions_; }  // [rows]
+  std::span<const int32_t> token_ids() const { return tokens_.tokens(); }  // [rows]
+  std::span<const int32_t> positions() const { return positions_; }        // [rows]
   /// [rows] of a cache group; negative: the row writes nothing.
   const int64_t* slots(int32_t group) const { return of(group).slots; }
 
@@ -43,7 +48,7 @@ class CpuStepInputs : public StepInputs {
   };
   const Group& of(int32_t group) const { return groups_.at(static_cast<size_t>(group)); }
 
-  std::span<const int32_t> token_ids_;
+  HostTokens tokens_;
   std::span<const int32_t> positions_;
   std::vector<Group> groups_;
   int32_t uniform_length_ = 0;
