@@ -428,7 +428,7 @@ TEST_P(CompressedOpsTest, GatesAreCutBeforeSiluWhereTheLimitsSaySo) {
                                      Product{.x = x.view(), .w = &w.up, .y = up.view()}});
   TestMatrix logits(9, 1);
   const RouterSpec router = {.experts = 1, .top_k = 1};
-  const Routing& routing = ops().Route(context, router, logits.view(), nullptr);
+  const Routing& routing = ops().Route(context, router, w.experts, logits.view(), nullptr);
   const ExpertRows inner = ops().ExpertGateUp(
       context, w.experts, {.routed = 0.5F, .shared = 0.5F, .limits_gate = true}, routing, x.view());
   int cut = 0;

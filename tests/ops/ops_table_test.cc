@@ -103,7 +103,7 @@ void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& expe
   const Tensor logits = c.Rows(out.rows, 8);
   c.ops.Multiply(
       c, std::array{Product{.x = in.x.view(), .w = &w.router, .y = logits, .float32 = true}});
-  const Routing& routing = c.ops.Route(c, spec, logits, nullptr);
+  const Routing& routing = c.ops.Route(c, spec, experts, logits, nullptr);
   const ExpertRows inner = c.ops.ExpertGateUp(c, experts, limits, routing, in.x.view());
   const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
   c.ops.Copy(c, in.x.view(), out);

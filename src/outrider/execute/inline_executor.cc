@@ -10,6 +10,19 @@
 
 namespace outrider {
 
+namespace {
+
+/// The first rows of memory that grows. What they held is lost when there were fewer.
+Tensor FirstRows(const Ops& ops, std::unique_ptr<RowMemory>& memory, int64_t rows, int64_t cols) {
+  if (memory == nullptr || memory->rows().rows < rows) {
+    const int64_t room = std::max(rows, memory == nullptr ? 0 : 2 * memory->rows().rows);
+    memory = ops.MakeRows(room, cols);
+  }
+  return memory->rows().Rows(0, rows);
+}
+
+}  // namespace
+
 InlineExecutor::InlineExecutor(InlineExecutorParts parts)
     : parts_(std::move(parts)),
       logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
@@ -112,28 +125,25 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
 }
 
 void InlineExecutor::Forward() {
+  const Ops& ops = parts_.model->device().ops;
+  const int64_t rows = layout_.num_rows();
   const int64_t width = parts_.model->hidden_size();
-  hidden_.resize(static_cast<size_t>(layout_.num_rows() * width));
+  hidden_ = FirstRows(ops, hidden_memory_, rows, width);
   taps_.clear();
   if (parts_.drafter && !parts_.drafter->taps().empty()) {
     const std::span<const int32_t> layers = parts_.drafter->taps();
-    const auto tapped_width = static_cast<int64_t>(layers.size()) * width;
-    tapped_.resize(static_cast<size_t>(layout_.num_rows() * tapped_width));
-    const Tensor tapped(tapped_.data(), layout_.num_rows(), tapped_width);
+    tapped_ = FirstRows(ops, tapped_memory_, rows, static_cast<int64_t>(layers.size()) * width);
     for (const int32_t layer : layers) {
       const auto column = static_cast<int64_t>(taps_.size()) * width;
-      taps_.push_back({layer, tapped.Columns(column, width)});
+      taps_.push_back({layer, tapped_.Columns(column, width)});
     }
   }
-  parts_.model->Forward(layout_, *parts_.cache, {hidden_.data(), layout_.num_rows(), width}, taps_);
+  parts_.model->Forward(layout_, *parts_.cache, hidden_, taps_);
 }
 
 void InlineExecutor::Verify() {
   const LogitsInput input{
-      .layout = layout_,
-      .hidden = {hidden_.data(), layout_.num_rows(), parts_.model->hidden_size()},
-      .work = work_,
-      .slots = work_slots_};
+      .layout = layout_, .hidden = hidden_, .work = work_, .slots = work_slots_};
   logits_pass_.Verify(input, verified_);
   logits_pass_.ScorePrompts(input);
   frontiers_.resize(work_.size());
@@ -186,11 +196,8 @@ void InlineExecutor::Propose() {
   const int32_t k = max_drafts();
   drafts_.resize(static_cast<size_t>(count * k));
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
-  const int64_t width = parts_.model->hidden_size();
-  const Tensor hidden(hidden_.data(), layout_.num_rows(), width);
-  const Tensor tapped(tapped_.data(), layout_.num_rows(),
-                      static_cast<int64_t>(taps_.size()) * width);
-  parts_.drafter->Propose(draft_requests_, wanted_drafts_, taps_.empty() ? hidden : tapped, drafts);
+  parts_.drafter->Propose(draft_requests_, wanted_drafts_, taps_.empty() ? hidden_ : tapped_,
+                          drafts);
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);

@@ -1,5 +1,6 @@
-// Runs steps on the caller's thread and its pool: the CPU's executor. Launch does all up to the
-// tokens, WaitDrafts the proposals; nothing is ever in flight behind the caller's back.
+// Runs steps on the caller's thread, which waits for the device: the CPU's executor, and the GPU's
+// as long as nothing overlaps. Launch does all up to the tokens, WaitDrafts the proposals; nothing
+// is ever in flight behind the caller's back.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 namespace outrider {
 
 struct InlineExecutorParts {
+  std::unique_ptr<Ops> ops;  // the model's, if it is the engine's own; all below may use it
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Network> model;
   std::unique_ptr<KvCache> cache;
@@ -74,8 +76,10 @@ class InlineExecutor : public Executor {
   std::vector<int32_t> frontiers_;      // last position whose token turned out right
   std::vector<RequestResult> results_;  // by index in the plan, as is the next
   std::vector<int32_t> num_drafts_;
-  std::vector<float> hidden_;  // [rows, hidden]
-  std::vector<float> tapped_;  // [rows, taps * hidden], of the layers that the drafter reads
+  std::unique_ptr<RowMemory> hidden_memory_;
+  std::unique_ptr<RowMemory> tapped_memory_;
+  Tensor hidden_;  // [rows, hidden]
+  Tensor tapped_;  // [rows, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_work_;  // the work of each

@@ -26,7 +26,7 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
           ? ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
-          : ops.Route(context, spec.router, scores, w.router_bias);
+          : ops.Route(context, spec.router, w.experts, scores, w.router_bias);
   const ExpertRows inner = ops.ExpertGateUp(context, w.experts,
                                             {.routed = static_cast<float>(spec.limit),
                                              .shared = static_cast<float>(spec.shared_limit),

@@ -179,9 +179,10 @@ class Ops {
   // Mixtures of experts. Results live in the arena.
 
   /// Scores logits [rows, experts], which it may change, chooses each row's experts and groups the
-  /// rows by expert. bias [experts] is added to scores for the choice (kNoAuxTc), or null.
-  virtual const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
-                               const float* bias) const = 0;
+  /// rows by expert for the products with `w`. bias [experts] is added to scores for the choice
+  /// (kNoAuxTc), or null. The result holds until the next call.
+  virtual const Routing& Route(const Context& context, const RouterSpec& spec,
+                               const ExpertWeights& w, Tensor logits, const float* bias) const = 0;
 
   /// The same where a table says which experts a token has: table [tokens, top_k]. The logits are
   /// those of the rows from first_row on.

@@ -138,6 +138,14 @@ class WeightLoader {
   /// Fills everything that was declared, on the device whose operations made the loader; returns
   /// the memory that the handles point into.
   virtual std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) = 0;
+
+ protected:
+  /// Check, of what was declared.
+  static void CheckTensors(const WeightSource& source, const ModelConfig& config,
+                           const std::vector<ExpectedTensor>& declared);
+  /// Throws Error if `copy` differs from `original`; both are matrices of one shape.
+  static void CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
+                        const ExpectedTensor& original, ThreadPool& pool);
 };
 
 }  // namespace outrider

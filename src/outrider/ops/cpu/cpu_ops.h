@@ -39,8 +39,8 @@ class CpuOps : public Ops {
   void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
                   int32_t num_tokens, std::span<int32_t> tokens) const override;
 
-  const Routing& Route(const Context& context, const RouterSpec& spec, Tensor logits,
-                       const float* bias) const override;
+  const Routing& Route(const Context& context, const RouterSpec& spec, const ExpertWeights& w,
+                       Tensor logits, const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;

@@ -19,8 +19,13 @@ MatrixView<float> CpuSampler::Logits(const Context& context, const HeadRows& row
   const Stopwatch watch(head_seconds_);
   logits_.resize(count * static_cast<size_t>(num_tokens));
   const MatrixView<float> logits(logits_.data(), static_cast<int64_t>(count), num_tokens);
-  context.ops.Head(context, rows.x, rows.rows.subspan(first, count), rows.head, logits);
+  MakeLogits(context, {rows.head, rows.x, rows.rows.subspan(first, count)}, logits);
   return logits;
+}
+
+void CpuSampler::MakeLogits(const Context& context, const HeadRows& rows,
+                            MatrixView<float> logits) {
+  context.ops.Head(context, rows.x, rows.rows, rows.head, logits);
 }
 
 void CpuSampler::Choose(const Context& context, const HeadRows& rows, int32_t num_tokens,

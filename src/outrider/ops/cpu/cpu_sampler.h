@@ -21,6 +21,10 @@ class CpuSampler : public StepSampler {
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 
+ protected:
+  /// logits[i] = head x[rows[i]] of the first logits.cols tokens, in the host's memory.
+  virtual void MakeLogits(const Context& context, const HeadRows& rows, MatrixView<float> logits);
+
  private:
   /// Of rows [first, first + count) of `rows`, for the first num_tokens tokens.
   MatrixView<float> Logits(const Context& context, const HeadRows& rows, size_t first, size_t count,

@@ -97,8 +97,8 @@ void Activate(const KernelTable& kernels, ThreadPool& pool, MatrixView<float> ga
 
 }  // namespace
 
-const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec, Tensor logits,
-                             const float* bias) const {
+const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec,
+                             const ExpertWeights& /*w*/, Tensor logits, const float* bias) const {
   return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
     RouteRows(spec, logits.floats(), bias, ids, weights);
   });
