@@ -30,6 +30,11 @@ class DeviceMemory {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  /// Gives the memory up, for cudaFree by the caller.
+  void* Release() {
+    bytes_ = 0;
+    return std::exchange(data_, nullptr);
+  }
   template <typename T>
   T* As() const {
     return static_cast<T*>(data_);

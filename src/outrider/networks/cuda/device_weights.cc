@@ -6,10 +6,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/load_weights.h"
-#include "outrider/kernels/cuda/mla_decode.h"
-#include "outrider/networks/cuda/tensor_upload.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cuda/tensor_upload.h"
 
 namespace outrider::cuda {
 
@@ -153,63 +152,11 @@ class NetworkLoader {
   const DeviceLoadProgress& progress_;
 };
 
-void Require(bool runs, const char* what, int64_t value, const char* what_runs) {
-  if (runs) return;
-  throw InvalidArgument(
-      "a network with {} {} does not run on the GPU: the kernels take {}; --device cpu runs it",
-      what, value, what_runs);
-}
-
-void CheckAttention(const MlaSpec& a) {
-  Require(a.latent == kMlaValueDim, "kv_lora_rank", a.latent, "512");
-  Require(a.rope == kMlaKeyDim - kMlaValueDim, "qk_rope_head_dim", a.rope, "64");
-  Require(a.heads <= 128, "num_attention_heads", a.heads, "1 to 128");
-  Require(a.nope % 32 == 0 && a.nope <= 192, "qk_nope_head_dim", a.nope,
-          "multiples of 32 up to 192");
-  Require(a.value % 32 == 0 && a.value <= 256, "v_head_dim", a.value, "multiples of 32 up to 256");
-  Require(a.q_lora % 8 == 0 && a.q_lora <= 2048, "q_lora_rank", a.q_lora,
-          "multiples of 8 up to 2048");
-}
-
-void CheckMoe(const MoeSpec& moe) {
-  const RouterSpec& router = moe.router;
-  Require(router.experts % 8 == 0 && router.experts <= 512, "n_routed_experts", router.experts,
-          "multiples of 8 up to 512");
-  Require(moe.width % 8 == 0, "moe_intermediate_size", moe.width, "multiples of 8");
-  Require(moe.shared_width % moe.width == 0, "shared experts of width", moe.shared_width,
-          "multiples of the routed ones'");
-  Require(router.top_k + SharedExperts(moe) <= 32, "num_experts_per_tok", router.top_k,
-          "32 experts of a token with the shared ones");
-}
-
 }  // namespace
-
-const MlaSpec& MlaOf(const LayerSpec& spec) { return std::get<MlaSpec>(spec.attention); }
-
-int SharedExperts(const MoeSpec& moe) { return static_cast<int>(moe.shared_width / moe.width); }
 
 size_t DeviceWeights::bytes() const {
   return std::accumulate(memory.begin(), memory.end(), size_t{0},
                          [](size_t sum, const DeviceMemory& piece) { return sum + piece.bytes(); });
-}
-
-void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
-  Require(c.hidden_size % 8 == 0 && c.hidden_size <= 8192, "hidden_size", c.hidden_size,
-          "multiples of 8 up to 8192");
-  Require(c.vocab_size <= 400'000, "vocab_size", c.vocab_size, "up to 400000");
-  const int64_t layers = c.num_hidden_layers() + num_mtp_modules;
-  for (int64_t i = 0; i < layers; ++i) {
-    const LayerSpec& spec = c.layer(i);
-    const LayerSpec& first = c.layer(0);
-    Require(std::holds_alternative<MlaSpec>(spec.attention) && spec.attention == first.attention &&
-                spec.rotary == first.rotary,
-            "the attention of layer", i, "latent attention of one shape in all layers");
-    CheckAttention(MlaOf(spec));
-    if (const MoeSpec* moe = spec.moe()) CheckMoe(*moe);
-    if (const DenseMlpSpec* dense = spec.dense()) {
-      Require(dense->width % 8 == 0, "intermediate_size", dense->width, "multiples of 8");
-    }
-  }
 }
 
 DeviceWeights LoadDeviceWeights(const ModelConfig& config, int num_mtp_modules,

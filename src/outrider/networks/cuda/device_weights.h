@@ -12,6 +12,7 @@
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/matmul.h"
+#include "outrider/ops/cuda/hopper_networks.h"
 
 namespace outrider::cuda {
 
@@ -50,11 +51,6 @@ struct DeviceMtpWeights {
   const float* output_norm = nullptr;
 };
 
-/// The attention of a layer.
-const MlaSpec& MlaOf(const LayerSpec& spec);
-/// The shared MLP of an MoE layer as experts of the routed ones' width.
-int SharedExperts(const MoeSpec& moe);
-
 struct DeviceWeights {
   std::vector<DeviceMemory> memory;  // what all pointers point into
   const void* embedding = nullptr;   // bf16 [vocab, hidden]
@@ -65,9 +61,6 @@ struct DeviceWeights {
 
   size_t bytes() const;
 };
-
-/// Throws Error for a network that the Hopper kernels do not run, with what they do run.
-void CheckRunsOnHopper(const ModelConfig& config, int num_mtp_modules);
 
 /// Bytes read so far, and in all, of the files.
 using DeviceLoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;

@@ -35,14 +35,27 @@ struct TensorPart {
   }
 };
 
+/// A part and its tensor, open for reading.
+struct OpenPart {
+  TensorPart part;
+  std::unique_ptr<WeightTensor> tensor;
+};
+
 class TensorUpload {
  public:
+  /// The two matrices of a gated MLP and the third.
+  struct Mlp {
+    TensorPart gate;
+    TensorPart up;
+    TensorPart down;
+  };
+
   /// All must outlive the upload. Its work is in `stream`: what it returns is there when the
   /// stream has got so far.
   TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream);
 
-  /// float32 values of a vector.
-  const float* Vector(const std::string& name, int64_t size);
+  /// float32 values of a vector, each plus `added`.
+  const float* Vector(const std::string& name, int64_t size, float added = 0);
   /// bf16 [rows, cols].
   const void* Plain(const TensorPart& part);
   /// Parts of as many columns, stacked.
@@ -51,12 +64,6 @@ class TensorUpload {
   /// rows are unpacked, until the next matrix comes.
   PackedWeight Bf16Matrix(const TensorPart& part, const void** plain = nullptr);
 
-  /// The two matrices of a gated MLP and the third.
-  struct Mlp {
-    TensorPart gate;
-    TensorPart up;
-    TensorPart down;
-  };
   /// MLPs of equal shapes, one after the other: the first one's view.
   void Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, PackedWeight* down);
 
@@ -67,16 +74,10 @@ class TensorUpload {
   std::vector<DeviceMemory> Finish();
   /// Of the source's files, so far.
   int64_t bytes_read() const { return bytes_read_; }
+  ThreadPool& pool() const { return pool_; }
 
  private:
-  struct OpenPart {
-    TensorPart part;
-    std::unique_ptr<WeightTensor> tensor;
-  };
   OpenPart Open(const TensorPart& part) const;
-  /// What a matrix of these parts, one under the other, is packed as.
-  static WeightFormat FormatOf(const std::vector<OpenPart>& parts);
-  static bool KeepsCodes(const std::vector<OpenPart>& parts);
 
   /// Writes a part to device memory: bf16, or codes with their scales behind them.
   void ReadBf16(const OpenPart& from, void* to);
@@ -107,5 +108,15 @@ class TensorUpload {
   int next_chunk_ = 0;
   int64_t bytes_read_ = 0;
 };
+
+/// What a matrix of these parts, one under the other, is packed as.
+WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts);
+
+/// What MLPs of equal shapes are packed as: all of them alike.
+struct MlpFormats {
+  WeightFormat gate_up;
+  WeightFormat down;
+};
+MlpFormats FormatsOf(const WeightSource& source, const std::vector<TensorUpload::Mlp>& mlps);
 
 }  // namespace outrider::cuda

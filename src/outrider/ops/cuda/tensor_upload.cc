@@ -1,4 +1,4 @@
-#include "outrider/networks/cuda/tensor_upload.h"
+#include "outrider/ops/cuda/tensor_upload.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,66 @@ bool IsPowerOfTwo(float scale) {
 
 int Int(int64_t value) { return static_cast<int>(value); }
 
+OpenPart OpenIn(const WeightSource& source, const TensorPart& part) {
+  OUTRIDER_CHECK(part.first_row + part.rows <= part.tensor_rows &&
+                 part.first_col + part.cols <= part.tensor_cols);
+  return {part, source.Open({part.name, {part.tensor_rows, part.tensor_cols}})};
+}
+
+bool KeepsCodes(const std::vector<OpenPart>& parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TensorPart& part = parts[i].part;
+    const BlockScales* const scales = parts[i].tensor->block_scales();
+    if (scales == nullptr || scales->block_rows != kScaleBlock ||
+        scales->block_cols != kScaleBlock || part.first_row % kScaleBlock != 0 ||
+        part.first_col % kScaleBlock != 0) {
+      return false;
+    }
+    if (i + 1 < parts.size() && part.rows % kScaleBlock != 0) return false;
+  }
+  return true;
+}
+
+WeightFormat FormatOfOpen(const std::vector<OpenPart>& parts) {
+  if (!KeepsCodes(parts)) return WeightFormat::kBf16;
+  const bool powers = std::ranges::all_of(parts, [](const OpenPart& part) {
+    return std::ranges::all_of(part.tensor->block_scales()->values, IsPowerOfTwo);
+  });
+  return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
+}
+
 }  // namespace
+
+WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts) {
+  std::vector<OpenPart> open;
+  open.reserve(parts.size());
+  for (const TensorPart& part : parts) open.push_back(OpenIn(source, part));
+  return FormatOfOpen(open);
+}
+
+MlpFormats FormatsOf(const WeightSource& source, const std::vector<TensorUpload::Mlp>& mlps) {
+  // Each is looked at by itself, since none follows another.
+  const auto format_of = [&](auto tensor) {
+    bool powers = true;
+    for (const TensorUpload::Mlp& mlp : mlps) {
+      const WeightFormat format = FormatOf(source, {tensor(mlp)});
+      if (format == WeightFormat::kBf16) return format;
+      powers = powers && format == WeightFormat::kF8PowerOfTwo;
+    }
+    return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
+  };
+  const WeightFormat gate = format_of([](const TensorUpload::Mlp& mlp) { return mlp.gate; });
+  const WeightFormat up = format_of([](const TensorUpload::Mlp& mlp) { return mlp.up; });
+  MlpFormats formats;
+  // One format for both: bf16 if either is, exact powers only if both are.
+  if (gate == WeightFormat::kBf16 || up == WeightFormat::kBf16) {
+    formats.gate_up = WeightFormat::kBf16;
+  } else {
+    formats.gate_up = up == WeightFormat::kF8PowerOfTwo ? gate : up;
+  }
+  formats.down = format_of([](const TensorUpload::Mlp& mlp) { return mlp.down; });
+  return formats;
+}
 
 TensorUpload::TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream)
     : source_(source), pool_(pool), stream_(stream) {}
@@ -56,11 +115,7 @@ std::byte* TensorUpload::Staging(size_t bytes) {
   return staging_.As<std::byte>();
 }
 
-TensorUpload::OpenPart TensorUpload::Open(const TensorPart& part) const {
-  OUTRIDER_CHECK(part.first_row + part.rows <= part.tensor_rows &&
-                 part.first_col + part.cols <= part.tensor_cols);
-  return {part, source_.Open({part.name, {part.tensor_rows, part.tensor_cols}})};
-}
+OpenPart TensorUpload::Open(const TensorPart& part) const { return OpenIn(source_, part); }
 
 template <typename T, typename Read>
 void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
@@ -151,32 +206,11 @@ std::vector<float> TensorUpload::ScalesOf(const OpenPart& from) {
   return result;
 }
 
-bool TensorUpload::KeepsCodes(const std::vector<OpenPart>& parts) {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const TensorPart& part = parts[i].part;
-    const BlockScales* const scales = parts[i].tensor->block_scales();
-    if (scales == nullptr || scales->block_rows != kScaleBlock ||
-        scales->block_cols != kScaleBlock || part.first_row % kScaleBlock != 0 ||
-        part.first_col % kScaleBlock != 0) {
-      return false;
-    }
-    if (i + 1 < parts.size() && part.rows % kScaleBlock != 0) return false;
-  }
-  return true;
-}
-
-WeightFormat TensorUpload::FormatOf(const std::vector<OpenPart>& parts) {
-  if (!KeepsCodes(parts)) return WeightFormat::kBf16;
-  const bool powers = std::ranges::all_of(parts, [](const OpenPart& part) {
-    return std::ranges::all_of(part.tensor->block_scales()->values, IsPowerOfTwo);
-  });
-  return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
-}
-
-const float* TensorUpload::Vector(const std::string& name, int64_t size) {
+const float* TensorUpload::Vector(const std::string& name, int64_t size, float added) {
   const auto tensor = source_.Open({name, {size}});
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
+  for (float& value : values) value += added;
   bytes_read_ += tensor->stored_bytes();
   void* const to = Take(values.size() * sizeof(float));
   // The copy from pageable memory has read it when it returns.
@@ -226,7 +260,7 @@ PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts) {
     open.push_back(Open(part));
     rows += part.rows;
   }
-  PackedWeight weight = {.format = FormatOf(open), .n = Int(rows), .k = Int(parts[0].cols)};
+  PackedWeight weight = {.format = FormatOfOpen(open), .n = Int(rows), .k = Int(parts[0].cols)};
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));
   PackStack(open, weight);
   return weight;
@@ -243,30 +277,13 @@ PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain
 }
 
 void TensorUpload::Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, PackedWeight* down) {
-  // All of them have one format: each is looked at by itself, since none follows another.
-  const auto format_of = [&](auto tensor) {
-    bool powers = true;
-    for (const Mlp& mlp : mlps) {
-      std::vector<OpenPart> one;
-      one.push_back(Open(tensor(mlp)));
-      const WeightFormat format = FormatOf(one);
-      if (format == WeightFormat::kBf16) return format;
-      powers = powers && format == WeightFormat::kF8PowerOfTwo;
-    }
-    return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
-  };
-  const WeightFormat gate_format = format_of([](const Mlp& mlp) { return mlp.gate; });
-  const WeightFormat up_format = format_of([](const Mlp& mlp) { return mlp.up; });
+  const MlpFormats formats = FormatsOf(source_, mlps);
   const TensorPart& gate = mlps[0].gate;
   gate_up->gate_up = true;
-  gate_up->format = gate_format == WeightFormat::kBf16         ? gate_format
-                    : up_format == WeightFormat::kF8PowerOfTwo ? gate_format
-                                                               : up_format;
+  gate_up->format = formats.gate_up;
   gate_up->n = Int(2 * gate.rows);
   gate_up->k = Int(gate.cols);
-  *down = {.format = format_of([](const Mlp& mlp) { return mlp.down; }),
-           .n = Int(mlps[0].down.rows),
-           .k = Int(mlps[0].down.cols)};
+  *down = {.format = formats.down, .n = Int(mlps[0].down.rows), .k = Int(mlps[0].down.cols)};
   const size_t gate_up_bytes = PackedWeightBytes(gate_up->format, gate_up->n, gate_up->k);
   const size_t down_bytes = PackedWeightBytes(down->format, down->n, down->k);
   auto* const gate_ups = static_cast<std::byte*>(Take(gate_up_bytes * mlps.size()));

@@ -1,0 +1,247 @@
+// CudaOps: the device, rows of a step, products of matrices.
+#include "outrider/ops/cuda/cuda_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/ops/cuda/cuda_sampler.h"
+#include "outrider/ops/cuda/cuda_weight_loader.h"
+#include "outrider/ops/cuda/cuda_weights.h"
+#include "outrider/ops/cuda/device_rows.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+int Int(int64_t value) { return static_cast<int>(value); }
+
+}  // namespace
+
+void CheckHopperGpu() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("no GPU can be used ({}): --device cuda needs an NVIDIA GPU of compute "
+                            "capability 9.0 and its driver; --device cpu runs without",
+                            error == cudaSuccess ? "there is none" : cudaGetErrorString(error)));
+  }
+  cudaDeviceProp properties;
+  CheckCuda(cudaGetDeviceProperties(&properties, 0), "the GPU");
+  if (properties.major != 9 || properties.minor != 0) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("the GPU is {} of compute capability {}.{}: --device cuda needs 9.0 "
+                            "(H100, H200); --device cpu runs without",
+                            properties.name, properties.major, properties.minor));
+  }
+}
+
+CudaOps::CudaOps() {
+  CheckHopperGpu();
+  CheckCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+}
+
+CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
+
+void CudaOps::Synchronize() const {
+  CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
+}
+
+Buffer CudaOps::Allocate(size_t bytes) const {
+  DeviceMemory memory(bytes, "memory of the engine");
+  CheckCuda(cudaMemsetAsync(memory.data(), 0, memory.bytes(), stream_), "clearing memory");
+  Synchronize();
+  return {static_cast<std::byte*>(memory.Release()), bytes,
+          [](std::byte* begin, size_t) { cudaFree(begin); }};
+}
+
+std::unique_ptr<WeightLoader> CudaOps::MakeWeightLoader(const WeightSource& source,
+                                                        const WeightForm& form) const {
+  return std::make_unique<CudaWeightLoader>(source, form, stream_);
+}
+
+std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
+  return std::make_unique<CudaStepInputs>(stream_);
+}
+
+std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
+                                                  const Verifier& verifier) const {
+  return std::make_unique<CudaSampler>(device.pool->size(), verifier);
+}
+
+void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
+                    bool zero_first, Tensor x) const {
+  OUTRIDER_CHECK(inputs.num_rows() == x.rows && x.cols == table.cols);
+  outrider::cuda::CopyRowsParams copy = {.num_rows = x.rows,
+                                         .cols = x.cols,
+                                         .from = Packed(table).rows,
+                                         .from_dtype = DType::kBF16,
+                                         .from_stride = table.cols,
+                                         .from_size = table.rows,
+                                         .to = x.data,
+                                         .to_dtype = x.dtype,
+                                         .to_stride = x.stride};
+  copy.from_rows = Cast(inputs).token_ids();
+  if (zero_first) copy.zero_at = Cast(inputs).positions();
+  CheckCuda(outrider::cuda::CopyRows(copy, stream_), "embeddings");
+}
+
+Rotary CudaOps::MakeRotary(const Context& context, std::span<const float> frequencies,
+                           float magnitude, bool interleaved, const StepInputs& inputs) const {
+  const int64_t num_rows = inputs.num_rows();
+  const auto count = static_cast<int64_t>(frequencies.size());
+  AngleParams params;
+  params.num_rows = num_rows;
+  params.count = Int(count);
+  params.magnitude = magnitude;
+  OUTRIDER_CHECK(count <= kMaxFrequencies);
+  std::copy(frequencies.begin(), frequencies.end(), params.frequencies);
+  params.cos = context.arena.Take<float>(num_rows * count);
+  params.sin = context.arena.Take<float>(num_rows * count);
+  params.positions = Cast(inputs).positions();
+  CheckCuda(MakeAngles(params, stream_), "angles of positions");
+  return {Tensor(params.cos, num_rows, count), Tensor(params.sin, num_rows, count), interleaved};
+}
+
+void CudaOps::Norm(const Context& context, Tensor x, const float* weight, float eps,
+                   Tensor y) const {
+  const Scratch::Frame frame(context.arena);
+  if (x.dtype != DType::kF32 || x.stride != x.cols) {
+    const Tensor dense(context.arena.Take<float>(x.rows * x.cols), x.rows, x.cols);
+    CopyTensor(x, dense, stream_);
+    x = dense;
+  }
+  const ResultRows results(context, y, DType::kBF16, stream_);
+  NormRowsParams params;
+  params.num_rows = Int(x.rows);
+  params.hidden = Int(x.cols);
+  params.x = static_cast<float*>(x.data);
+  params.norm_weight = weight;
+  params.epsilon = eps;
+  params.out = results.rows().data;
+  params.out_stride = results.rows().stride;
+  CheckCuda(NormRows(params, stream_), "norm");
+  results.Finish();
+}
+
+void CudaOps::SetZero(const Context& /*context*/, Tensor x) const {
+  if (x.rows == 0 || x.cols == 0) return;
+  const size_t size = DTypeSize(x.dtype);
+  CheckCuda(
+      cudaMemset2DAsync(x.data, static_cast<size_t>(x.stride) * size, 0,
+                        static_cast<size_t>(x.cols) * size, static_cast<size_t>(x.rows), stream_),
+      "clearing rows");
+}
+
+void CudaOps::Copy(const Context& /*context*/, Tensor from, Tensor to) const {
+  CopyTensor(from, to, stream_);
+}
+
+void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
+                       const RowCopies& copies) const {
+  if (copies.from().empty()) return;
+  OUTRIDER_CHECK(from.cols == to.cols);
+  const Scratch::Frame frame(context.arena);
+  outrider::cuda::CopyRowsParams copy = {.num_rows = static_cast<int64_t>(copies.from().size()),
+                                         .cols = from.cols,
+                                         .from = from.data,
+                                         .from_dtype = from.dtype,
+                                         .from_stride = from.stride,
+                                         .from_size = from.rows,
+                                         .to = to.data,
+                                         .to_dtype = to.dtype,
+                                         .to_stride = to.stride,
+                                         .to_size = to.rows};
+  copy.from_rows = Upload(context, copies.from(), stream_);
+  copy.to_rows = Upload(context, copies.to(), stream_);
+  CheckCuda(outrider::cuda::CopyRows(copy, stream_), "copying rows");
+}
+
+void CudaOps::Multiply(const Context& context, std::span<const Product> products) const {
+  OUTRIDER_CHECK(context.operand_dtype == DType::kBF16);
+  for (const Product& p : products) {
+    if (p.x.rows == 0) continue;
+    OUTRIDER_CHECK(p.groups == 1 && (!p.silu_mul || std::isinf(p.limit)));
+    const Scratch::Frame frame(context.arena);
+    const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
+    // What is added to must be there already.
+    OUTRIDER_CHECK(!p.accumulate || Fits(p.y, DType::kF32));
+    const ResultRows results(context, p.y, p.y.dtype, stream_);
+    const Tensor& y = results.rows();
+    MatMulParams params;
+    params.rows = Int(x.rows);
+    params.x = x.data;
+    params.x_stride = x.stride;
+    params.w = Packed(*p.w);
+    params.y = y.data;
+    params.y_stride = y.stride;
+    params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
+    params.accumulate = p.accumulate;
+    OUTRIDER_CHECK(params.w.gate_up == p.silu_mul && params.w.k == x.cols);
+    MatMul(params, stream_);
+    results.Finish();
+  }
+}
+
+void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+                   Tensor logits) const {
+  OUTRIDER_CHECK(std::cmp_equal(rows.size(), logits.rows));
+  if (rows.empty()) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor read = TakeRows(context, DType::kBF16, logits.rows, x.cols);
+  CheckCuda(outrider::cuda::CopyRows({.num_rows = read.rows,
+                                      .cols = read.cols,
+                                      .from = x.data,
+                                      .from_dtype = x.dtype,
+                                      .from_stride = x.stride,
+                                      .from_size = x.rows,
+                                      .from_rows = Upload(context, rows, stream_),
+                                      .to = read.data,
+                                      .to_dtype = read.dtype,
+                                      .to_stride = read.stride},
+                                     stream_),
+            "rows of logits");
+  const bool in_place = logits.cols == w.rows && Fits(logits, DType::kF32);
+  const Tensor all = in_place ? logits : TakeRows(context, DType::kF32, logits.rows, w.rows);
+  MatMulParams params;
+  params.rows = Int(read.rows);
+  params.x = read.data;
+  params.x_stride = read.stride;
+  params.w = Packed(w);
+  params.y = all.data;
+  params.y_stride = all.stride;
+  params.y_type = OutputType::kF32;
+  MatMul(params, stream_);
+  if (!in_place) CopyTensor(all.Columns(0, logits.cols), logits, stream_);
+}
+
+void CudaOps::HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
+                         const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const {
+  // Logits are made for this many rows at a time, which bounds their memory.
+  constexpr size_t kRows = 256;
+  OUTRIDER_CHECK(rows.size() == tokens.size());
+  if (rows.empty()) return;
+  const Scratch::Frame frame(context.arena);
+  auto* const places = context.arena.Take<int32_t>(static_cast<int64_t>(rows.size()));
+  for (size_t first = 0; first < rows.size(); first += kRows) {
+    const Scratch::Frame tile(context.arena);
+    const size_t count = std::min(kRows, rows.size() - first);
+    const Tensor logits = TakeRows(context, DType::kF32, static_cast<int64_t>(count), w.rows);
+    Head(context, x, rows.subspan(first, count), w, logits);
+    CheckCuda(FindLargest(static_cast<const float*>(logits.data), logits.rows, num_tokens,
+                          logits.stride, places + first, stream_),
+              "likeliest tokens");
+  }
+  CheckCuda(
+      cudaMemcpyAsync(tokens.data(), places, tokens.size_bytes(), cudaMemcpyDeviceToHost, stream_),
+      "likeliest tokens");
+  Synchronize();
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,146 @@
+// The operations of a Hopper GPU: each is a few launches of kernels/cuda in one stream. Products
+// take bfloat16 rows; sums, norms and the residual stream are float32. Tensors may be of either
+// type: rows of another than a kernel reads or writes are converted beside it.
+//
+// What it cannot compute is refused when an engine starts (hopper_networks.h): layers
+// without latent attention, per-head entries, weights and activations that are not bfloat16 or FP8.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/expert_routing.h"
+#include "outrider/kernels/cuda/mla_decode.h"
+#include "outrider/kernels/cuda/prompt_attention.h"
+#include "outrider/ops/cuda/cuda_step_inputs.h"
+#include "outrider/ops/ops.h"
+
+namespace outrider::cuda {
+
+/// Throws Error{kUnavailable} unless device 0 is a GPU of compute capability 9.0 that the driver
+/// can use.
+void CheckHopperGpu();
+
+/// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
+/// time. Calls launch work and return; those that give results to the host wait for them. Their
+/// context's operand type is bfloat16. Throws Error for what CUDA says.
+class CudaOps : public Ops {
+ public:
+  /// Throws Error as CheckHopperGpu.
+  CudaOps();
+  ~CudaOps() override;
+  CudaOps(const CudaOps&) = delete;
+  CudaOps& operator=(const CudaOps&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+  /// Waits until all that was launched is done.
+  void Synchronize() const;
+
+  std::string_view name() const override { return "cuda"; }
+  Buffer Allocate(size_t bytes) const override;
+  std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
+                                                 const WeightForm& form) const override;
+  std::unique_ptr<StepInputs> MakeStepInputs() const override;
+  std::unique_ptr<StepSampler> MakeSampler(const Device& device,
+                                           const Verifier& verifier) const override;
+
+  void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
+             bool zero_first, Tensor x) const override;
+  Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
+                    bool interleaved, const StepInputs& inputs) const override;
+  void Norm(const Context& context, Tensor x, const float* weight, float eps,
+            Tensor y) const override;
+  void SetZero(const Context& context, Tensor x) const override;
+  void Copy(const Context& context, Tensor from, Tensor to) const override;
+  void CopyRows(const Context& context, Tensor from, Tensor to,
+                const RowCopies& copies) const override;
+
+  void Multiply(const Context& context, std::span<const Product> products) const override;
+  void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+            Tensor logits) const override;
+  void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
+                  int32_t num_tokens, std::span<int32_t> tokens) const override;
+
+  const Routing& Route(const Context& context, const RouterSpec& spec, const ExpertWeights& w,
+                       Tensor logits, const float* bias) const override;
+  const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                              const StepInputs& inputs, int32_t first_row, Tensor logits,
+                              const int32_t* table) const override;
+  ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
+                          const ExpertLimits& limits, const Routing& routing,
+                          Tensor x) const override;
+  ExpertRows ExpertDown(const Context& context, const ExpertWeights& w, const Routing& routing,
+                        const ExpertRows& inner) const override;
+  void CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
+                      const ExpertRows& outputs, Tensor x) const override;
+
+  void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+              const Rotary& rotary) const override;
+  void WriteLatentEntries(const Context& context, const MlaShape& shape, const StepInputs& inputs,
+                          const EntryArgs& args) const override;
+  void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                           const StepInputs& inputs, const EntryArgs& args) const override;
+  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
+              Tensor absorbed) const override;
+  void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
+                Tensor out) const override;
+  void DecodeAttention(const Context& context, const MlaShape& shape, const StepInputs& inputs,
+                       const AttentionArgs& args) const override;
+  void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                       const StepInputs& inputs, const AttentionArgs& args) const override;
+  void PerHeadAttention(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
+                        const AttentionArgs& args) const override;
+  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
+                 float eps) const override;
+  void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
+                    LayerCache cache) const override;
+  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
+
+  void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
+                       int32_t ratio, Tensor x) const override;
+  void Compress(const Context& context, const CompressorShape& shape, const StepInputs& inputs,
+                const CompressArgs& args) const override;
+  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
+                                const SelectEntriesArgs& args) const override;
+  void CompressedAttention(const Context& context, const StepInputs& inputs,
+                           const CompressedAttentionArgs& args) const override;
+  void HyperMix(const Context& context, const HyperShape& shape,
+                const HyperMixArgs& args) const override;
+  void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights, Tensor y,
+                Tensor streams) const override;
+  void HyperContract(const Context& context, const HyperShape& shape,
+                     const HyperMixArgs& args) const override;
+
+ private:
+  /// The routed pairs of the layer that was routed last.
+  struct CudaRouting : Routing {
+    ExpertRouting device;
+    int64_t rows = 0;
+    int choices = 0;  // of a row, with the shared experts
+    int experts = 0;  // with the shared ones
+    int tile_rows = 0;
+  };
+  static const CudaRouting& RoutingOf(const Routing& routing) {
+    return static_cast<const CudaRouting&>(routing);
+  }
+
+  void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
+  outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape) const;
+  void OnePrompt(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                 const PromptRequest& prompt, const AttentionArgs& args) const;
+
+  cudaStream_t stream_ = nullptr;
+  // Work space that outlives calls; one thread at a time.
+  mutable CudaRouting routing_;
+  mutable MlaDecodeLimits decode_limits_ = {};
+  mutable DeviceMemory decode_workspace_;
+  mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
+  using PromptKey = std::tuple<int32_t, int32_t, int32_t, float>;  // heads, P + R, V, scale
+  mutable std::map<PromptKey, std::unique_ptr<outrider::cuda::PromptAttention>> prompt_attention_;
+};
+
+}  // namespace outrider::cuda

@@ -1,0 +1,78 @@
+// The GPU's weight loader: packs a checkpoint's tensors on the device, for the matrix products or
+// as they are.
+//
+// A matrix keeps its e4m3 codes if it is stored so, in blocks of 128x128, and its parts begin at
+// multiples of 128 rows and columns. Any other is bf16, rounded once. Random weights
+// (MakeDummyWeights) are made on the device, with the values that they have on the CPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outrider/ops/cuda/cuda_weights.h"
+#include "outrider/ops/cuda/tensor_upload.h"
+#include "outrider/ops/weight_loader.h"
+
+namespace outrider::cuda {
+
+class CudaWeightLoader : public WeightLoader {
+ public:
+  /// The source must outlive the loader; copies are made in `stream`. Throws Error for a form that
+  /// the kernels do not read.
+  CudaWeightLoader(const WeightSource& source, const WeightForm& form, cudaStream_t stream);
+
+  const WeightSource& source() const override { return source_; }
+
+  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
+               int64_t cols) override;
+  void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
+           int64_t hidden) override;
+  void MoeExperts(ExpertWeights* out, const Experts& experts) override;
+  void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
+  void Vector(const float** out, const std::string& name, int64_t size, float added) override;
+  void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
+                int64_t limit) override;
+  void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
+  void Copy(const std::string& name, const std::string& original, int64_t rows,
+            int64_t cols) override;
+  void Check(const ModelConfig& config) const override;
+  WeightSizes PackedSizes() override;
+  std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
+
+ private:
+  struct Memory : WeightMemory {
+    std::vector<DeviceMemory> bytes;
+    std::deque<PackedWeight> matrices;
+    std::deque<CudaTable> tables;
+    std::deque<CudaKvUp> kv_ups;
+    std::deque<CudaExperts> experts;
+  };
+  struct Piece {
+    std::vector<ExpectedTensor> tensors;
+    std::function<void(WeightSizes&)> measure;
+    std::function<void(TensorUpload&)> fill;
+  };
+
+  void Declare(std::vector<ExpectedTensor> tensors, std::function<void(WeightSizes&)> measure,
+               std::function<void(TensorUpload&)> fill);
+  void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
+                     WeightSizes& sizes) const;
+  /// MLPs of one shape, one after the other.
+  void DeclareMlps(PackedWeight* gate_up, PackedWeight* down,
+                   const std::vector<TensorUpload::Mlp>& mlps);
+
+  const WeightSource& source_;
+  cudaStream_t stream_;
+  std::vector<Piece> pieces_;
+  std::unique_ptr<Memory> memory_;
+};
+
+}  // namespace outrider::cuda

@@ -1,0 +1,40 @@
+// Weights as the Hopper kernels read them: what `packed` of the handles in ops/weights.h points to.
+#pragma once
+
+#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/ops/weights.h"
+
+namespace outrider::cuda {
+
+struct CudaTable {
+  const void* rows = nullptr;  // bf16 [rows, cols]
+};
+
+struct CudaKvUp {
+  PackedWeight kv_up;              // kv_b_proj [heads * (P + V), L], bf16: expands keys
+  const void* key_up_t = nullptr;  // bf16 [heads, L, P]: absorbs queries
+  const void* value_up = nullptr;  // bf16 [heads, V, L]
+};
+
+/// All experts, one after the other: the routed ones, then the shared MLP, cut into as many of
+/// their width.
+struct CudaExperts {
+  PackedWeight gate_up;  // the first one's
+  PackedWeight down;
+  int shared = 0;  // experts that the shared MLP is
+};
+
+inline const PackedWeight& Packed(const Weight& w) {
+  return *static_cast<const PackedWeight*>(w.packed);
+}
+inline const CudaTable& Packed(const TokenTable& w) {
+  return *static_cast<const CudaTable*>(w.packed);
+}
+inline const CudaKvUp& Packed(const KvUpWeight& w) {
+  return *static_cast<const CudaKvUp*>(w.packed);
+}
+inline const CudaExperts& Packed(const ExpertWeights& w) {
+  return *static_cast<const CudaExperts*>(w.packed);
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,122 @@
+// CudaOps: mixtures of experts. The shared MLP is some experts more that every row goes to.
+#include <cmath>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/expert_router.h"
+#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/cuda_weights.h"
+#include "outrider/ops/cuda/device_rows.h"
+
+namespace outrider::cuda {
+
+const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
+                              const ExpertWeights& w, Tensor logits, const float* bias) const {
+  const int shared = Packed(w).shared;
+  CudaRouting& r = routing_;
+  r.rows = logits.rows;
+  r.choices = static_cast<int>(spec.top_k) + shared;
+  r.experts = static_cast<int>(spec.experts) + shared;
+  r.tile_rows = ExpertTileRows(static_cast<int>(r.rows), r.choices, r.experts);
+  Scratch& arena = context.arena;
+  const int64_t pairs = r.rows * r.choices;
+  r.device.expert_ids = arena.Take<int32_t>(pairs);
+  r.device.weights = arena.Take<float>(pairs);
+  r.device.offsets = arena.Take<int32_t>(r.experts + 1);
+  r.device.pairs = arena.Take<int32_t>(pairs);
+  r.device.tiles =
+      arena.Take<ExpertTile>(MaxExpertTiles(r.rows, r.choices, r.experts, r.tile_rows));
+  r.device.num_tiles = arena.Take<int32_t>(1);
+  const Scratch::Frame frame(arena);
+  Tensor scores = logits;
+  if (logits.dtype != DType::kF32 || logits.stride != logits.cols) {
+    scores = Tensor(arena.Take<float>(logits.rows * logits.cols), logits.rows, logits.cols);
+    CopyTensor(logits, scores, stream_);
+  }
+  ExpertRouterParams params;
+  params.num_rows = static_cast<int>(r.rows);
+  params.experts = static_cast<int>(spec.experts);
+  params.top_k = static_cast<int>(spec.top_k);
+  params.shared_experts = shared;
+  params.scores =
+      spec.scoring == RouterScoring::kSigmoid ? ExpertScores::kSigmoid : ExpertScores::kSoftmax;
+  if (spec.method != RouterMethod::kGreedy) {
+    params.num_groups = static_cast<int>(spec.groups);
+    params.top_groups = static_cast<int>(spec.top_groups);
+  }
+  params.group_rank =
+      spec.method == RouterMethod::kNoAuxTc ? GroupRank::kBestTwo : GroupRank::kBest;
+  params.normalise = spec.normalise;
+  params.scaling_factor = static_cast<float>(spec.scaling_factor);
+  params.tile_rows = r.tile_rows;
+  params.logits = static_cast<const float*>(scores.data);
+  params.bias = bias;
+  CheckCuda(RouteExperts(params, r.device, stream_), "router");
+  return r;
+}
+
+ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
+                                 const ExpertLimits& limits, const Routing& routing,
+                                 Tensor x) const {
+  OUTRIDER_CHECK(std::isinf(limits.routed) && std::isinf(limits.shared));
+  const CudaRouting& r = RoutingOf(routing);
+  const Tensor inner = TakeRows(context, DType::kBF16, r.rows * r.choices, w.width);
+  const Scratch::Frame frame(context.arena);
+  x = Readable(context, x, DType::kBF16, stream_);
+  ExpertMatMulParams params;
+  params.max_rows = static_cast<int>(r.rows);
+  params.choices = r.choices;
+  params.experts = r.experts;
+  params.routing = r.device;
+  params.tile_rows = r.tile_rows;
+  params.x = x.data;
+  params.x_stride = x.stride;
+  if (r.tile_rows > 16) {
+    params.gathered = TakeRows(context, DType::kBF16, r.rows * r.choices, x.cols).data;
+  }
+  params.w = Packed(w).gate_up;
+  params.y = inner.data;
+  params.y_stride = inner.stride;
+  ExpertMatMul(params, stream_);
+  return {.routed = inner, .shared = {}};
+}
+
+ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
+                               const Routing& routing, const ExpertRows& inner) const {
+  const CudaRouting& r = RoutingOf(routing);
+  const PackedWeight& down = Packed(w).down;
+  const int64_t pairs = r.rows * r.choices;
+  const Tensor outputs(context.arena.Take<float>(pairs * down.n), pairs, down.n);
+  ExpertMatMulParams params;
+  params.max_rows = static_cast<int>(r.rows);
+  params.choices = r.choices;
+  params.experts = r.experts;
+  params.routing = r.device;
+  params.tile_rows = r.tile_rows;
+  params.x = inner.routed.data;
+  params.x_stride = inner.routed.stride;
+  params.w = down;
+  params.y = outputs.data;
+  params.y_stride = outputs.stride;
+  params.y_type = OutputType::kF32;
+  ExpertMatMul(params, stream_);
+  return {.routed = outputs, .shared = {}};
+}
+
+void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*w*/,
+                             const Routing& routing, const ExpertRows& outputs, Tensor x) const {
+  const CudaRouting& r = RoutingOf(routing);
+  OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32 && x.stride == x.cols);
+  NormRowsParams params;
+  params.num_rows = static_cast<int>(r.rows);
+  params.hidden = static_cast<int>(x.cols);
+  params.x = static_cast<float*>(x.data);
+  params.terms = outputs.routed.data;
+  params.terms_dtype = DType::kF32;
+  params.num_terms = r.choices;
+  params.term_weights = r.device.weights;
+  CheckCuda(NormRows(params, stream_), "sum of experts");
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,271 @@
+// CudaOps: multi-head latent attention.
+#include <algorithm>
+#include <bit>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/head_projection.h"
+#include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/prompt_rows.h"
+#include "outrider/kernels/cuda/step_rows.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/cuda_weights.h"
+#include "outrider/ops/cuda/device_rows.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+constexpr int kLatentWidth = kMlaValueDim;
+constexpr int kRopeWidth = kMlaKeyDim - kMlaValueDim;
+// What plans and work spaces are made for; larger steps and requests do not fit the kernels.
+constexpr int kMostQueries = 16384;
+constexpr int kMostKeys = 1 << 20;
+
+int Int(int64_t value) { return static_cast<int>(value); }
+
+RotaryTable TableOf(const Rotary& rotary) {
+  OUTRIDER_CHECK(rotary.cos.cols == kRopeWidth / 2 && rotary.cos.stride == rotary.cos.cols);
+  return {.cos = static_cast<const float*>(rotary.cos.data),
+          .sin = static_cast<const float*>(rotary.sin.data),
+          .interleaved = rotary.interleaved};
+}
+
+void CheckShape(const MlaShape& s, const LayerCache& cache) {
+  OUTRIDER_CHECK(s.latent == kLatentWidth && s.rope == kRopeWidth && cache.width == kMlaKeyDim &&
+                 cache.dtype == DType::kBF16);
+}
+
+int PowerOfTwo(int64_t value, int least) {
+  return std::max(least, static_cast<int>(std::bit_ceil(static_cast<uint64_t>(value))));
+}
+
+}  // namespace
+
+void CudaOps::Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+                     const Rotary& rotary) const {
+  if (x.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor rows = Readable(context, x, DType::kBF16, stream_);
+  CheckCuda(RotateRows({.num_rows = Int(rows.rows),
+                        .heads = heads,
+                        .width = Int(rows.cols / heads),
+                        .offset = offset,
+                        .row_stride = rows.stride,
+                        .x = rows.data,
+                        .rotary = TableOf(rotary)},
+                       stream_),
+            "rotation of queries");
+  if (rows.data != x.data) CopyTensor(rows, x, stream_);
+}
+
+void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
+                                 const StepInputs& inputs, const EntryArgs& args) const {
+  CheckShape(s, args.cache);
+  if (args.kv.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor kv =
+      Fits(args.kv, args.kv.dtype) ? args.kv : Readable(context, args.kv, DType::kBF16, stream_);
+  LatentWriteParams params;
+  params.num_rows = Int(kv.rows);
+  params.input_dtype = kv.dtype;
+  params.row_stride = kv.stride;
+  params.kv = kv.data;
+  params.weight = args.norm;
+  params.epsilon = s.norm_eps;
+  params.rotary = TableOf(args.rotary);
+  params.slot_mapping = Cast(inputs).Of(args.cache).slots;
+  params.cache = args.cache.data;
+  CheckCuda(WriteLatentRows(params, stream_), "cache entries");
+}
+
+void CudaOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w, Tensor q,
+                     Tensor absorbed) const {
+  if (q.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor from = Readable(context, q, DType::kBF16, stream_);
+  const ResultRows results(context, absorbed, DType::kBF16, stream_);
+  const Tensor& to = results.rows();
+  const int64_t head = s.nope + s.rope;
+  HeadProjectionParams params;
+  params.num_tokens = Int(from.rows);
+  params.heads = s.heads;
+  params.k = s.nope;
+  params.n = s.latent;
+  params.x = from.data;
+  params.x_token_stride = from.stride;
+  params.x_head_stride = head;
+  params.w = Packed(w).key_up_t;
+  params.y = to.data;
+  params.y_token_stride = to.stride;
+  params.y_head_stride = kMlaKeyDim;
+  CheckCuda(ProjectHeads(params, stream_), "absorption");
+  // The rotated part of every head, which is not projected: rows of (row, head).
+  OUTRIDER_CHECK(from.stride == s.heads * head && to.stride == int64_t{s.heads} * kMlaKeyDim);
+  const Tensor heads(from.data, DType::kBF16, from.rows * s.heads, head, head);
+  const Tensor wide(to.data, DType::kBF16, to.rows * s.heads, kMlaKeyDim, kMlaKeyDim);
+  CopyTensor(heads.Columns(s.nope, s.rope), wide.Columns(s.latent, s.rope), stream_);
+  results.Finish();
+}
+
+void CudaOps::Unabsorb(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                       Tensor latent, Tensor out) const {
+  if (latent.rows == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor from = Readable(context, latent, DType::kBF16, stream_);
+  const ResultRows results(context, out, DType::kBF16, stream_);
+  HeadProjectionParams params;
+  params.num_tokens = Int(from.rows);
+  params.heads = s.heads;
+  params.k = s.latent;
+  params.n = s.value;
+  params.x = from.data;
+  params.x_token_stride = from.stride;
+  params.x_head_stride = s.latent;
+  params.w = Packed(w).value_up;
+  params.y = results.rows().data;
+  params.y_token_stride = results.rows().stride;
+  params.y_head_stride = s.value;
+  CheckCuda(ProjectHeads(params, stream_), "un-absorption");
+  results.Finish();
+}
+
+void* CudaOps::DecodeWorkspace(const MlaDecodeLimits& needed) const {
+  MlaDecodeLimits& limits = decode_limits_;
+  const bool fits = needed.heads == limits.heads && needed.max_tokens <= limits.max_tokens &&
+                    needed.max_requests <= limits.max_requests &&
+                    needed.max_seq_len <= limits.max_seq_len;
+  if (!fits) {
+    Synchronize();
+    decode_workspace_ = DeviceMemory();
+    planned_serial_ = 0;
+    limits = {.max_tokens = PowerOfTwo(std::max(needed.max_tokens, limits.max_tokens), 64),
+              .max_requests = PowerOfTwo(std::max(needed.max_requests, limits.max_requests), 64),
+              .max_seq_len = PowerOfTwo(std::max(needed.max_seq_len, limits.max_seq_len), 4096),
+              .heads = needed.heads};
+    decode_workspace_ = DeviceMemory(MlaDecodeWorkspaceBytes(limits), "attention");
+    CheckCuda(cudaMemsetAsync(decode_workspace_.data(), 0, decode_workspace_.bytes(), stream_),
+              "clearing the work space");
+  }
+  return decode_workspace_.data();
+}
+
+void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const StepInputs& inputs,
+                              const AttentionArgs& args) const {
+  CheckShape(s, args.cache);
+  const DecodeRequests& requests = Cast(inputs).Of(args.cache).decode;
+  if (requests.count == 0) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor q = Readable(context, args.q, DType::kBF16, stream_);
+  const ResultRows results(context, args.out, DType::kBF16, stream_);
+  OUTRIDER_CHECK(q.stride == q.cols && results.rows().stride == results.rows().cols);
+  MlaDecodeParams params;
+  params.num_requests = requests.count;
+  params.num_tokens = Int(q.rows);
+  params.heads = s.heads;
+  params.q = q.data;
+  params.query_start_loc = requests.query_start_loc;
+  params.seq_lens = requests.seq_lens;
+  params.block_table = requests.block_tables;
+  params.block_table_stride = requests.block_table_stride;
+  params.cache = args.cache.data;
+  params.num_blocks = requests.num_blocks;
+  params.page_size = args.cache.block_size;
+  params.softmax_scale = s.softmax_scale;
+  params.output = results.rows().data;
+  params.lse = context.arena.Take<float>(q.rows * s.heads);
+  void* const workspace = DecodeWorkspace({.max_tokens = params.num_tokens,
+                                           .max_requests = params.num_requests,
+                                           .max_seq_len = requests.max_seq_len,
+                                           .heads = s.heads});
+  // Once for all layers of a step.
+  if (planned_serial_ != Cast(inputs).serial()) {
+    CheckCuda(MlaDecodePlan(params, decode_limits_, workspace, stream_), "the plan of attention");
+    planned_serial_ = Cast(inputs).serial();
+  }
+  CheckCuda(MlaDecode(params, decode_limits_, workspace, stream_), "attention");
+  results.Finish();
+}
+
+outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s) const {
+  auto& attention = prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale}];
+  if (!attention) {
+    Synchronize();
+    attention = std::make_unique<outrider::cuda::PromptAttention>(
+        PromptAttentionShape{.heads = s.heads,
+                             .key_width = s.nope + s.rope,
+                             .value_width = s.value,
+                             .scale = s.softmax_scale,
+                             .max_queries = kMostQueries,
+                             .max_keys = kMostKeys});
+  }
+  return *attention;
+}
+
+// Keys and values of the whole prompt so far are made from the cache, so that a key's bits do not
+// depend on when it was computed.
+void CudaOps::OnePrompt(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                        const PromptRequest& prompt, const AttentionArgs& args) const {
+  const Scratch::Frame frame(context.arena);
+  outrider::cuda::PromptAttention& attention = PromptAttentionOf(s);
+  const int num_keys = prompt.num_keys;
+  const int64_t padded_keys = attention.PaddedKeys(num_keys);
+  const int64_t padded_queries = attention.PaddedQueries(prompt.num_rows);
+  const Tensor latent = TakeRows(context, DType::kBF16, num_keys, s.latent);
+  const Tensor rope = TakeRows(context, DType::kBF16, num_keys, s.rope);
+  const int64_t kv_width = int64_t{s.heads} * (s.nope + s.value);
+  const Tensor kv = TakeRows(context, DType::kBF16, padded_keys, kv_width);
+  const Tensor keys =
+      TakeRows(context, DType::kBF16, padded_keys, int64_t{s.heads} * (s.nope + s.rope));
+  CheckCuda(GatherLatentRows({.num_rows = num_keys,
+                              .block_table = prompt.block_table,
+                              .page_size = args.cache.block_size,
+                              .cache = args.cache.data,
+                              .latent = latent.data,
+                              .rope = rope.data},
+                             stream_),
+            "reading cache entries");
+  MatMulParams expand;
+  expand.rows = num_keys;
+  expand.x = latent.data;
+  expand.x_stride = latent.stride;
+  expand.w = Packed(w).kv_up;
+  expand.y = kv.data;
+  expand.y_stride = kv.stride;
+  MatMul(expand, stream_);
+  CheckCuda(MakePromptKeys({.num_rows = num_keys,
+                            .padded_rows = Int(padded_keys),
+                            .heads = s.heads,
+                            .nope = s.nope,
+                            .value = s.value,
+                            .kv = kv.data,
+                            .rope = rope.data,
+                            .k = keys.data},
+                           stream_),
+            "keys of a prompt");
+  // cuDNN reads and writes whole padded rows.
+  const Tensor q = TakeRows(context, DType::kBF16, padded_queries, args.q.cols);
+  const Tensor out = TakeRows(context, DType::kBF16, padded_queries, args.out.cols);
+  CopyTensor(args.q.Rows(prompt.first_row, prompt.num_rows), q.Rows(0, prompt.num_rows), stream_);
+  attention.Run({.num_queries = prompt.num_rows,
+                 .num_keys = num_keys,
+                 .q = q.data,
+                 .q_row_stride = q.stride,
+                 .k = keys.data,
+                 .v = static_cast<const BFloat16*>(kv.data) + s.nope,
+                 .v_row_stride = kv.stride,
+                 .v_head_stride = s.nope + s.value,
+                 .out = out.data},
+                stream_);
+  CopyTensor(out.Rows(0, prompt.num_rows), args.out.Rows(prompt.first_row, prompt.num_rows),
+             stream_);
+}
+
+void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                              const StepInputs& inputs, const AttentionArgs& args) const {
+  CheckShape(s, args.cache);
+  for (const PromptRequest& prompt : Cast(inputs).Of(args.cache).prompts) {
+    OnePrompt(context, s, w, prompt, args);
+  }
+}
+
+}  // namespace outrider::cuda

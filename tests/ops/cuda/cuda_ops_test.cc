@@ -1,0 +1,492 @@
+// The GPU's operations: near the reference table's with operands rounded alike, and each row alone
+// against all rows together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
+#include "outrider/ops/cuda/cuda_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "outrider/kernels/cuda/tensor_rows.h"
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cuda/cuda_weight_loader.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/kernel_fixture.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int64_t kHidden = 256;
+constexpr int64_t kWidth = 64;  // of an MLP
+constexpr int64_t kVocab = 1000;
+constexpr int32_t kBlock = 16;  // tokens per block
+constexpr int32_t kLayers = 3;  // that share the pages of a cache
+const MlaShape kMla = {.heads = 4,
+                       .latent = 512,
+                       .nope = 64,
+                       .rope = 64,
+                       .value = 64,
+                       .softmax_scale = 0.09F,
+                       .norm_eps = 1e-6F};
+
+/// Random weights, packed by a table.
+struct DeviceOpsWeights {
+  explicit DeviceOpsWeights(const Device& device) {
+    const auto source = MakeDummyWeights(ModelConfig{}, 5);
+    const auto loader = device.ops.MakeWeightLoader(*source, {.compute_dtype = DType::kBF16});
+    loader->Table(&table, "embed_tokens.weight", kVocab, kHidden);
+    loader->Vector(&norm, "norm", kHidden);
+    loader->Vector(&latent_norm, "latent_norm", kMla.latent);
+    loader->Matrix(&matrix, "matrix", 120, kHidden);
+    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden);
+    loader->Matrix(&square, "square", kHidden, kHidden);
+    loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
+    loader->Matrix(&head, "head", kVocab, kHidden);
+    loader->UnquantizedMatrix(&router, "router", 8, kHidden);
+    WeightLoader::Experts e = {.width = kWidth,
+                               .shared = {"sg", "su", "sd"},
+                               .shared_width = 2 * kWidth,
+                               .hidden = kHidden};
+    for (const char* name : {"0", "1", "2", "3", "4", "5", "6", "7"}) {
+      e.routed.push_back(
+          {std::string("g") + name, std::string("u") + name, std::string("d") + name});
+    }
+    loader->MoeExperts(&experts, e);
+    e.shared_width = 0;
+    loader->MoeExperts(&unshared_experts, e);
+    loader->SplitKvUp(&kv_up, "kv_b", {kMla.heads, kMla.nope, kMla.value, kMla.latent});
+    EXPECT_GT(SumOf(loader->PackedSizes()), 0);
+    memory = loader->Load(device, nullptr);
+  }
+
+  TokenTable table;
+  const float* norm = nullptr;
+  const float* latent_norm = nullptr;
+  Weight matrix, stacked, square, gate_up, down, head, router;
+  ExpertWeights experts, unshared_experts;
+  KvUpWeight kv_up;
+  std::unique_ptr<WeightMemory> memory;
+};
+
+/// A table with what its calls need, and rows on their way between it and the host.
+class Side {
+ public:
+  Side(const Ops& ops, ThreadPool& pool)
+      : device_{ops, &pool},
+        arena_(ops.MakeArena()),
+        weights_(device_),
+        on_gpu_(dynamic_cast<const CudaOps*>(&ops)) {}
+
+  Context context() { return {device_, arena_, DType::kBF16}; }
+  const DeviceOpsWeights& weights() const { return weights_; }
+  Scratch& arena() { return arena_; }
+  const Ops& ops() const { return device_.ops; }
+
+  /// A copy in the arena.
+  Tensor Put(const TestMatrix& x) {
+    const Tensor to = context().Rows(x.view_rows, x.view_cols);
+    Copy(to.data, x.values.data(), x.values.size() * sizeof(float));
+    return to;
+  }
+  TestMatrix Get(Tensor x) {
+    TestMatrix to(x.rows, x.cols);
+    const Tensor dense = context().Rows(x.rows, x.cols);
+    device_.ops.Copy(context(), x, dense);
+    Copy(to.values.data(), dense.data, to.values.size() * sizeof(float));
+    return to;
+  }
+  void Copy(void* to, const void* from, size_t bytes) {
+    if (on_gpu_ == nullptr) {
+      std::memcpy(to, from, bytes);
+      return;
+    }
+    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, on_gpu_->stream()),
+              "copy of a test");
+    on_gpu_->Synchronize();
+  }
+
+ private:
+  Device device_;
+  Scratch arena_;
+  DeviceOpsWeights weights_;
+  const CudaOps* on_gpu_;
+};
+
+/// The rows of a step.
+struct OpsRows {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> positions;
+  TestMatrix x{0, kHidden};
+};
+
+/// Rounds to bfloat16, so that both tables read the same numbers.
+TestMatrix Rounded(TestMatrix x) {
+  for (float& value : x.values) value = RoundToBFloat16(value);
+  return x;
+}
+
+struct OpsCase {
+  std::string name;
+  int64_t cols;  // of its output
+  float tolerance;
+  std::function<void(Side&, const StepInputs&, Tensor x, Tensor out)> run;
+};
+
+Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
+  std::array<float, 32> frequencies = {};
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = std::pow(10000.0F, -static_cast<float>(i) / 32.0F);
+  }
+  return c.ops.MakeRotary(c, frequencies, 1.5F, true, inputs);
+}
+
+void RunExperts(const Context& c, const DeviceOpsWeights& w, const ExpertWeights& experts,
+                const RouterSpec& spec, Tensor x, Tensor out) {
+  const Tensor logits = c.Rows(out.rows, 8);
+  c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
+  const Routing& routing = c.ops.Route(c, spec, experts, logits, nullptr);
+  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, {}, routing, x);
+  const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
+  c.ops.Copy(c, x, out);
+  c.ops.CombineExperts(c, experts, routing, outputs, out);
+}
+
+std::vector<OpsCase> Cases() {
+  const RouterSpec greedy = {.experts = 8,
+                             .top_k = 2,
+                             .scoring = RouterScoring::kSoftmax,
+                             .method = RouterMethod::kGreedy};
+  const RouterSpec grouped = {
+      .experts = 8, .top_k = 3, .groups = 4, .top_groups = 2, .scaling_factor = 2.5};
+  return {
+      {"Embed", kHidden, 0,
+       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
+         s.ops().Embed(s.context(), s.weights().table, in, false, out);
+       }},
+      {"EmbedZeroAtPosition0", kHidden, 0,
+       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
+         s.ops().Embed(s.context(), s.weights().table, in, true, out);
+       }},
+      {"Rotary", 64, 2e-5F,
+       [](Side& s, const StepInputs& in, Tensor, Tensor out) {
+         const Context c = s.context();
+         const Rotary rotary = RotaryOf(c, in);
+         c.ops.Copy(c, rotary.cos, out.Columns(0, 32));
+         c.ops.Copy(c, rotary.sin, out.Columns(32, 32));
+       }},
+      {"CopyRows", kHidden, 0,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         const auto memory = c.ops.MakeRows(out.rows + 3, kHidden);
+         RowCopies reverse;
+         RowCopies back;
+         for (int64_t r = 0; r < out.rows; ++r) {
+           reverse.Add(r, out.rows + 2 - r);
+           back.Add(out.rows + 2 - r, r);
+         }
+         c.ops.CopyRows(c, x, memory->rows(), reverse);
+         c.ops.CopyRows(c, memory->rows(), out, back);
+         c.ops.CopyRows(c, {}, out, {});  // nothing
+         s.Get(out);                      // before the memory goes
+       }},
+      {"Norm", kHidden, 1e-2F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         s.ops().Norm(s.context(), x, s.weights().norm, 1e-6F, out);
+       }},
+      {"NormOfColumnsInPlace", kHidden, 1e-2F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         const Tensor pair = c.Rows(out.rows, 2 * kHidden);
+         const Tensor half = pair.Columns(kHidden, kHidden);
+         c.ops.Copy(c, x, half);
+         c.ops.Norm(c, half, s.weights().norm, 1e-6F, half);
+         c.ops.Copy(c, half, out);
+       }},
+      {"Multiply", 120, 1e-3F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         s.ops().Multiply(s.context(),
+                          std::array{Product{.x = x, .w = &s.weights().matrix, .y = out}});
+       }},
+      {"MultiplyStacked", 64, 1e-3F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         s.ops().Multiply(s.context(),
+                          std::array{Product{.x = x, .w = &s.weights().stacked, .y = out}});
+       }},
+      {"MultiplyAccumulate", kHidden, 1e-3F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         c.ops.Copy(c, x, out);
+         c.ops.Multiply(c, std::array{Product{
+                               .x = x, .w = &s.weights().square, .y = out, .accumulate = true}});
+       }},
+      {"GatedMlp", kHidden, 2e-2F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         const Tensor inner = c.Rows(out.rows, kWidth);
+         c.ops.Multiply(c, std::array{Product{
+                               .x = x, .w = &s.weights().gate_up, .y = inner, .silu_mul = true}});
+         c.ops.Multiply(c, std::array{Product{.x = inner, .w = &s.weights().down, .y = out}});
+       }},
+      {"Head", kVocab - 7, 1e-3F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         std::vector<int32_t> rows(static_cast<size_t>(out.rows));
+         std::iota(rows.begin(), rows.end(), 0);
+         c.ops.Head(c, x, rows, s.weights().head, out);
+         std::vector<int32_t> tokens(rows.size());
+         c.ops.HeadChoice(c, x, rows, s.weights().head, kVocab - 7, tokens);
+         const TestMatrix logits = s.Get(out);
+         for (int64_t r = 0; r < out.rows; ++r) {
+           const float* row = logits.view().row(r);
+           EXPECT_EQ(tokens[static_cast<size_t>(r)], std::max_element(row, row + out.cols) - row);
+         }
+       }},
+      {"Experts", kHidden, 2e-2F,
+       [greedy](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         RunExperts(s.context(), s.weights(), s.weights().unshared_experts, greedy, x, out);
+       }},
+      {"ExpertsOfGroupsWithShared", kHidden, 3e-2F,
+       [grouped](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         RunExperts(s.context(), s.weights(), s.weights().experts, grouped, x, out);
+       }},
+      {"AbsorbAndUnabsorb", kMla.heads * kMla.value, 3e-2F,
+       [](Side& s, const StepInputs& in, Tensor x, Tensor out) {
+         const Context c = s.context();
+         const int32_t width = kMla.latent + kMla.rope;
+         const int64_t head = kMla.nope + kMla.rope;
+         const Tensor q = c.Rows(out.rows, kMla.heads * head);
+         const Tensor absorbed = c.Rows(out.rows, int64_t{kMla.heads} * width);
+         const Tensor latent = c.Rows(out.rows, int64_t{kMla.heads} * kMla.latent);
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           c.ops.Copy(c, x.Columns(h * 8, head), q.Columns(h * head, head));
+         }
+         c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, in));
+         c.ops.Absorb(c, kMla, s.weights().kv_up, q, absorbed);
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
+                      latent.Columns(h * kMla.latent, kMla.latent));
+         }
+         c.ops.Unabsorb(c, kMla, s.weights().kv_up, latent, out);
+         // Behind what is absorbed stands the rotated part: added, so that it counts.
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           c.ops.Copy(c, absorbed.Columns(h * width + kMla.latent, kMla.rope),
+                      out.Columns(h * kMla.value, kMla.rope));
+         }
+       }},
+  };
+}
+
+/// One request that is alone in a step, with its pages in the order of `blocks`.
+struct OneRequest {
+  OneRequest(const std::vector<int32_t>& tokens, int32_t context, Phase phase,
+             const std::vector<int32_t>& blocks)
+      : layout(kBlock), plan(AttentionBackend::kRagged, 32) {
+    layout.Assign(std::vector{RequestWork{.slot = 0,
+                                          .phase = phase,
+                                          .context_length = context,
+                                          .tokens = tokens,
+                                          .draft_tokens = {},
+                                          .samples = false,
+                                          .block_tables = {&blocks, 1}}});
+    plan.Assign(layout);
+  }
+  BatchLayout layout;
+  AttentionPlan plan;
+};
+
+class CudaOpsTest : public HopperTest<> {
+ protected:
+  void SetUp() override {
+    HopperTest<>::SetUp();
+    if (IsSkipped()) return;
+    ops_ = std::make_unique<CudaOps>();
+    gpu_ = std::make_unique<Side>(*ops_, pool_);
+    cpu_ = std::make_unique<Side>(cpu::GetCpuOps(Isa::kReference), pool_);
+  }
+
+  OpsRows MakeRows(int32_t rows) {
+    OpsRows in;
+    in.x = Rounded(TestMatrix::Random(rows, kHidden, random_));
+    for (int32_t r = 0; r < rows; ++r) {
+      in.tokens.push_back(std::uniform_int_distribution<int32_t>(0, kVocab - 1)(random_));
+    }
+    return in;
+  }
+
+  /// Rows [first, first + count) at the positions that they have in the whole.
+  static TestMatrix Run(const OpsCase& test, Side& side, OpsRows& in, int32_t first,
+                        int32_t count) {
+    const Scratch::Frame frame(side.arena());
+    const std::vector<int32_t> blocks = {3, 1, 2, 0, 4, 5, 6, 7};
+    const std::vector<int32_t> tokens(in.tokens.begin() + first, in.tokens.begin() + first + count);
+    const OneRequest request(tokens, first, Phase::kDecode, blocks);
+    const auto inputs = side.ops().MakeStepInputs();
+    inputs->Assign(side.context(), request.layout, request.plan);
+    TestMatrix rows(count, kHidden);
+    std::copy_n(in.x.view().row(first), count * kHidden, rows.values.data());
+    const Tensor out = side.context().Rows(count, test.cols);
+    test.run(side, *inputs, side.Put(rows), out);
+    return side.Get(out);
+  }
+
+  ThreadPool pool_{4};
+  std::mt19937 random_{20240607};
+  std::unique_ptr<CudaOps> ops_;
+  std::unique_ptr<Side> gpu_;
+  std::unique_ptr<Side> cpu_;
+};
+
+TEST_F(CudaOpsTest, EveryRowAloneAndTheReference) {
+  constexpr int32_t kRows = 67;
+  for (const OpsCase& test : Cases()) {
+    OpsRows in = MakeRows(kRows);
+    const TestMatrix all = Run(test, *gpu_, in, 0, kRows);
+    for (int32_t r = 0; r < kRows; ++r) {
+      const TestMatrix alone = Run(test, *gpu_, in, r, 1);
+      ASSERT_TRUE(SameBits(alone.view().row(0), all.view().row(r), test.cols))
+          << test.name << " row " << r;
+    }
+    const TestMatrix want = Run(test, *cpu_, in, 0, kRows);
+    for (int32_t r = 0; r < kRows; ++r) {
+      for (int64_t i = 0; i < test.cols; ++i) {
+        const float expected = want.view().row(r)[i];
+        ASSERT_NEAR(all.view().row(r)[i], expected, test.tolerance * (1 + std::fabs(expected)))
+            << test.name << " row " << r << " column " << i;
+      }
+    }
+  }
+}
+
+/// One call of each in a few rows: what the tools of compute-sanitizer look at.
+TEST_F(CudaOpsTest, SmallForTheSanitizers) {
+  constexpr int32_t kRows = 5;
+  for (const OpsCase& test : Cases()) {
+    OpsRows in = MakeRows(kRows);
+    const TestMatrix rows = Run(test, *gpu_, in, 0, kRows);
+    EXPECT_TRUE(std::ranges::all_of(rows.values, [](float v) { return std::isfinite(v); }))
+        << test.name;
+  }
+}
+
+TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
+  constexpr int64_t kCols = 1000;
+  TestMatrix rows(5, kCols);
+  for (int64_t i = 0; i < kCols; ++i) {
+    rows.view().row(0)[i] = i == 300 || i == 301 || i == 999 ? 2.0F : -1.0F;
+    rows.view().row(1)[i] = kNaN;
+    rows.view().row(2)[i] = i == 7 ? INFINITY : 1.0F;
+    rows.view().row(3)[i] = -INFINITY;
+    rows.view().row(4)[i] = i == 640 ? -5.0F : kNaN;
+  }
+  const Scratch::Frame frame(gpu_->arena());
+  const Tensor on_device = gpu_->Put(rows);
+  auto* const places = gpu_->arena().Take<int32_t>(5);
+  CheckCuda(FindLargest(static_cast<const float*>(on_device.data), 5, kCols, kCols, places,
+                        ops_->stream()),
+            "largest");
+  std::array<int32_t, 5> got = {};
+  gpu_->Copy(got.data(), places, sizeof(got));
+  EXPECT_EQ(got, (std::array<int32_t, 5>{300, -1, -1, -1, 640}));
+}
+
+/// Entries of a request's positions and attention to them, in pieces that end at `ends`.
+TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, Phase phase,
+                        const std::vector<int32_t>& ends) {
+  const Scratch::Frame frame(side.arena());
+  const Context c = side.context();
+  const Ops& ops = side.ops();
+  const auto positions = static_cast<int32_t>(kv.view_rows);
+  const int32_t width = kMla.latent + kMla.rope;
+  const int64_t layer = int64_t{kBlock} * width;
+  const std::vector<int32_t> blocks = {2, 0, 3, 7, 5, 1};
+  Buffer memory = ops.Allocate(static_cast<size_t>(8 * kLayers * layer) * sizeof(BFloat16));
+  const LayerCache cache = {
+      .data = memory.data() + (kLayers - 1) * layer * static_cast<int64_t>(sizeof(BFloat16)),
+      .dtype = DType::kBF16,
+      .block_size = kBlock,
+      .width = width,
+      .block_stride = kLayers * layer};
+  const Tensor all_kv = side.Put(kv);
+  const Tensor all_q = side.Put(q);
+  TestMatrix result(positions, kMla.heads * kMla.value);
+  int32_t first = 0;
+  for (const int32_t end : ends) {
+    const int32_t count = end - first;
+    const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
+    const OneRequest request(tokens, first, phase, blocks);
+    const auto inputs = ops.MakeStepInputs();
+    inputs->Assign(c, request.layout, request.plan);
+    const Tensor kv_rows = c.Rows(count, width);
+    ops.Copy(c, all_kv.Rows(first, count), kv_rows);
+    const Rotary rotary = RotaryOf(c, *inputs);
+    ops.WriteLatentEntries(
+        c, kMla, *inputs,
+        {.kv = kv_rows, .norm = side.weights().latent_norm, .rotary = rotary, .cache = cache});
+    const Tensor queries = c.Rows(count, q.view_cols);
+    ops.Copy(c, all_q.Rows(first, count), queries);
+    ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
+    const Tensor out = c.Rows(count, kMla.heads * kMla.value);
+    if (phase == Phase::kDecode) {
+      const Tensor absorbed = c.Rows(count, int64_t{kMla.heads} * width);
+      const Tensor latent = c.Rows(count, int64_t{kMla.heads} * kMla.latent);
+      ops.Absorb(c, kMla, side.weights().kv_up, queries, absorbed);
+      // Twice: the plan of the first call serves the second.
+      for (int layer_call = 0; layer_call < 2; ++layer_call) {
+        ops.DecodeAttention(c, kMla, *inputs, {.q = absorbed, .out = latent, .cache = cache});
+      }
+      ops.Unabsorb(c, kMla, side.weights().kv_up, latent, out);
+    } else {
+      ops.PromptAttention(c, kMla, side.weights().kv_up, *inputs,
+                          {.q = queries, .out = out, .cache = cache});
+    }
+    const TestMatrix rows = side.Get(out);
+    std::copy_n(rows.values.data(), rows.values.size(), result.view().row(first));
+    first = end;
+  }
+  return result;
+}
+
+TEST_F(CudaOpsTest, EntriesAndAttentionInPieces) {
+  constexpr int32_t kPositions = 83;
+  const TestMatrix kv = Rounded(TestMatrix::Random(kPositions, kMla.latent + kMla.rope, random_));
+  const TestMatrix q =
+      Rounded(TestMatrix::Random(kPositions, kMla.heads * (kMla.nope + kMla.rope), random_));
+  for (const Phase phase : {Phase::kDecode, Phase::kPromptChunk}) {
+    const std::string form = phase == Phase::kDecode ? "absorbed" : "expanded";
+    const TestMatrix want = RunAttention(*cpu_, kv, q, phase, {kPositions});
+    const TestMatrix whole = RunAttention(*gpu_, kv, q, phase, {kPositions});
+    const TestMatrix pieces = RunAttention(*gpu_, kv, q, phase, {1, 2, 17, 48, 80, kPositions});
+    for (int32_t r = 0; r < kPositions; ++r) {
+      ASSERT_TRUE(SameBits(pieces.view().row(r), whole.view().row(r), whole.view_cols))
+          << form << " row " << r;
+      for (int64_t i = 0; i < want.view_cols; ++i) {
+        const float expected = want.view().row(r)[i];
+        ASSERT_NEAR(whole.view().row(r)[i], expected, 3e-2F * (1 + std::fabs(expected)))
+            << form << " row " << r << " column " << i;
+      }
+    }
+  }
+}
+
+TEST(CudaWeights, FormsThatTheKernelsDoNotReadAreRefused) {
+  const auto source = MakeDummyWeights(ModelConfig{}, 5);
+  const auto refused = [&](const WeightForm& form, const std::string& part) {
+    try {
+      const CudaWeightLoader loader(*source, form, nullptr);
+      ADD_FAILURE() << "not refused: " << part;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refused({.compute_dtype = DType::kF32}, "--dtype bfloat16");
+  refused({.quantization = WeightQuantization::kInt8}, "--quantization int8");
+}
+
+}  // namespace
+}  // namespace outrider::cuda
