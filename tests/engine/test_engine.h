@@ -26,6 +26,7 @@ namespace outrider {
 enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake };
 
 struct TestEngineOptions {
+  const Ops* ops = nullptr;  // null: the best of this machine's processor
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   DType dtype = DType::kBF16;
@@ -99,10 +100,12 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
       options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
-  inside.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                             {{cpu::GetCpuOps(SelectIsa()), inside.pool.get()},
-                              options.dtype,
-                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
+  const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
+  inside.model =
+      LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                  {{options.ops != nullptr ? *options.ops : processor_ops, inside.pool.get()},
+                   options.dtype,
+                   AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   const NetworkCache network = TestCacheNeeds(options, config);
   CacheConfig cache =
       MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);

@@ -9,6 +9,7 @@
 #include "outrider/draft/ngram_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
@@ -77,13 +78,15 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   LoadText(options, loaded);
 
   InlineExecutorParts inside;
+  inside.ops = MakeDeviceOps(options.device);
+  const Ops& ops =
+      inside.ops ? *inside.ops : static_cast<const Ops&>(cpu::GetCpuOps(SelectIsa()));
   inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
-  loaded.memory =
-      plan.Memory(MeasureWeights(cpu::GetCpuOps(SelectIsa()), plan.config(), plan.modules_used(),
-                                 plan.source(), plan.weight_form()));
+  loaded.memory = plan.Memory(
+      MeasureWeights(ops, plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
   inside.model =
       LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                  {{cpu::GetCpuOps(SelectIsa()), inside.pool.get()},
+                  {{ops, inside.pool.get()},
                    plan.dtype(),
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);

@@ -61,11 +61,18 @@ struct SpeculationOptions {
   }
 };
 
+/// What an engine runs on.
+enum class DeviceKind {
+  kCpu,
+  kCuda,  // a Hopper GPU
+};
+
 struct EngineOptions {
   std::string model;          // a Hugging Face checkpoint directory
   std::string tokenizer;      // a directory with a tokenizer; empty: the model's
   std::string chat_template;  // a Jinja file; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
+  DeviceKind device = DeviceKind::kCpu;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
   WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
   std::optional<DType> kv_cache_dtype;                          // kF32 or kBF16; unset: dtype

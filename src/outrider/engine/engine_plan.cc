@@ -7,6 +7,7 @@
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
 #include "outrider/base/processors.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
 
 namespace outrider {
@@ -100,6 +101,12 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanDraftLength();
   PlanCache();
   PlanThreads();
+  CheckRunsOnDevice(options, config_,
+                    {.modules = modules_used_,
+                     .drafts = k_,
+                     .dtype = dtype_,
+                     .kv_dtype = kv_dtype_,
+                     .form = form_});
 }
 
 WeightForm EnginePlan::weight_form() const {
@@ -120,8 +127,12 @@ void EnginePlan::PlanNumbers() {
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
               : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",
                             few > 0 ? fmt::format(" of more than {} weights", few) : ""));
-  Decide("kernels", std::string(GetKernels(SelectIsa()).name),
-         fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
+  if (options_.device == DeviceKind::kCuda) {
+    Decide("kernels", "cuda", "--device cuda");
+  } else {
+    Decide("kernels", std::string(GetKernels(SelectIsa()).name),
+           fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
+  }
 }
 
 void EnginePlan::PlanGqaCacheForm(const GqaSpec& attention) {
@@ -161,6 +172,9 @@ void EnginePlan::PlanCacheForm() {
   if (options_.kv_cache_form) {
     form_ = *options_.kv_cache_form;
     why = "--kv-cache-form";
+  } else if (options_.device == DeviceKind::kCuda) {
+    form_ = KvCacheForm::kLatent;
+    why = "--device cuda runs it";
   } else if (backend != AttentionBackend::kRagged) {
     form_ = KvCacheForm::kLatent;
     why = fmt::format("--attention-backend {} needs it", AttentionBackendName(backend));

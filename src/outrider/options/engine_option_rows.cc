@@ -50,6 +50,8 @@ std::vector<OptionRow> EngineOptionRows() {
                             Command::kBenchThroughput, Command::kExplain};
   const CommandSet all = {Command::kServe,           Command::kGenerate,     Command::kBenchLatency,
                           Command::kBenchThroughput, Command::kBenchKernels, Command::kExplain};
+  const CommandSet engines = {Command::kServe, Command::kGenerate, Command::kBenchLatency,
+                              Command::kBenchThroughput};
   const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
   const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput};
   const OptionKind one = OptionKind::kValue;
@@ -73,6 +75,15 @@ std::vector<OptionRow> EngineOptionRows() {
          static const std::array<std::string, 2> kNames = {"auto", "dummy"};
          s.engine.load_format =
              ParseChoice(v.where, Text(v), kNames) == 0 ? LoadFormat::kAuto : LoadFormat::kDummy;
+       }},
+      {"device", one, "Model", "auto|cpu|cuda", "auto",
+       "What the engine runs on; cuda: a Hopper GPU, in builds that have its kernels; auto: the "
+       "processor",
+       engines,
+       [](Settings& s, const OptionValue& v) {
+         static const std::array<std::string, 3> kNames = {"auto", "cpu", "cuda"};
+         s.engine.device =
+             ParseChoice(v.where, Text(v), kNames) == 2 ? DeviceKind::kCuda : DeviceKind::kCpu;
        }},
       {"dtype", one, "Model", "auto|float32|bfloat16", "auto",
        "Type to compute in; auto: as the checkpoint says (float16 runs as float32)", every,

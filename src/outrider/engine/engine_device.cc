@@ -1,0 +1,70 @@
+#include "outrider/engine/engine_device.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "outrider/base/error.h"
+#ifdef OUTRIDER_ENGINE_CUDA
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/hopper_networks.h"
+#endif
+
+namespace outrider {
+
+#ifdef OUTRIDER_ENGINE_CUDA
+namespace {
+
+void Require(bool runs, std::string_view what, std::string_view use) {
+  if (!runs) throw InvalidArgument("--device cuda does not run {}: use {}", what, use);
+}
+
+void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
+  constexpr int32_t kMostRows = 16384;     // of a step: the router's
+  constexpr int32_t kMostRequests = 4096;  // of a step: attention's
+  Require(plan.dtype == DType::kBF16, "--dtype float32", "--dtype bfloat16, or --device cpu");
+  Require(plan.kv_dtype == DType::kBF16, "--kv-cache-dtype float32",
+          "--kv-cache-dtype bfloat16, or --device cpu");
+  Require(plan.form == KvCacheForm::kLatent, "a KV cache of per-head entries",
+          "--kv-cache-form latent, or --device cpu");
+  Require(options.quantization == WeightQuantization::kNone, "--quantization int8",
+          "--quantization none, or --device cpu");
+  Require(options.attention_backend == AttentionBackend::kRagged,
+          "decode kernels of one query length", "--attention-backend ragged, or --device cpu");
+  const int32_t block = options.block_size;
+  Require(block == 16 || block == 32 || block == 64 || block == 256,
+          fmt::format("--block-size {}", block), "16, 32, 64 or 256");
+  Require(options.max_num_seqs <= kMostRequests,
+          fmt::format("--max-num-seqs {}", options.max_num_seqs), "up to 4096");
+  const int64_t rows = std::max<int64_t>(options.max_num_batched_tokens,
+                                         int64_t{options.max_num_seqs} * (1 + plan.drafts));
+  Require(rows <= kMostRows, fmt::format("steps of {} rows", rows),
+          "--max-num-batched-tokens and --max-num-seqs, times 1 + drafts, up to 16384");
+}
+
+}  // namespace
+#endif
+
+void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
+                       const DevicePlan& plan) {
+  if (options.device == DeviceKind::kCpu) return;
+#ifdef OUTRIDER_ENGINE_CUDA
+  cuda::CheckRunsOnHopper(config, plan.modules);
+  CheckNumbers(options, plan);
+#else
+  static_cast<void>(config);
+  static_cast<void>(plan);
+  throw InvalidArgument(
+      "--device cuda: this build has no kernels for GPUs; build with -DOUTRIDER_CUDA=ON, nvcc 13 "
+      "and cuDNN's headers (docs/cuda-kernels.md), or use --device cpu");
+#endif
+}
+
+std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
+#ifdef OUTRIDER_ENGINE_CUDA
+  if (device == DeviceKind::kCuda) return std::make_unique<cuda::CudaOps>();
+#endif
+  OUTRIDER_CHECK(device == DeviceKind::kCpu);
+  return nullptr;
+}
+
+}  // namespace outrider

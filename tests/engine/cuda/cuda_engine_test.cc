@@ -1,0 +1,148 @@
+// The engine over the GPU's operations: transformers' greedy texts, and each request alone against
+// everything together, in bits. Needs a GPU of compute capability 9.0, and cuDNN.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/engine_loader.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/engine/random_grammars.h"
+#include "tests/engine/random_requests.h"
+#include "tests/kernels/cuda/hopper_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+class CudaEngineTest : public HopperTest<> {
+ protected:
+  void SetUp() override {
+    HopperTest<>::SetUp();
+    if (IsSkipped()) return;
+    static const CudaOps* const shared = new CudaOps;
+    ops_ = shared;
+  }
+
+  TestEngineOptions Options() const {
+    TestEngineOptions options;
+    options.ops = ops_;
+    options.threads = 4;
+    return options;
+  }
+
+  const Ops* ops_ = nullptr;
+};
+
+TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
+  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
+  const auto golden = nlohmann::json::parse(file);
+  const auto run = [&](DrafterKind drafter) {
+    TestEngineOptions options = Options();
+    options.drafter = drafter;
+    const auto engine = MakeTestEngine(options);
+    std::vector<Generated> results(golden.size());
+    for (size_t i = 0; i < golden.size(); ++i) {
+      GenerationRequest request;
+      request.prompt_token_ids = golden[i]["prompt_ids"].get<std::vector<int32_t>>();
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = static_cast<int32_t>(golden[i]["greedy_ids"].size());
+      request.sampling.ignore_eos = true;  // the golden list may go on after it
+      request.sampling.logprobs = 0;
+      Submit(*engine, std::move(request), &results[i]);
+    }
+    RunUntilIdle(*engine);
+    if (drafter == DrafterKind::kChain) {
+      EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(), 3.3);
+    }
+    return results;
+  };
+  const std::vector<Generated> plain = run(DrafterKind::kNone);
+  const std::vector<Generated> drafted = run(DrafterKind::kChain);
+  size_t equal = 0;
+  for (size_t i = 0; i < golden.size(); ++i) {
+    EXPECT_EQ(Difference(drafted[i], plain[i]), "") << "text " << i;
+    if (plain[i].tokens == golden[i]["greedy_ids"].get<std::vector<int32_t>>()) ++equal;
+  }
+  std::printf("%zu of %zu greedy texts are transformers'\n", equal, golden.size());
+  EXPECT_GE(equal * 200, golden.size() * 195);
+}
+
+TEST_F(CudaEngineTest, TogetherEqualsAlone) {
+  constexpr uint32_t kSeed = 7;
+  auto requests = RandomRequests(kSeed, 24);
+  AddGrammars(kSeed, kBundledVocab, requests);
+  std::vector<Generated> alone(requests.size());
+  {
+    TestEngineOptions options = Options();
+    options.drafter = DrafterKind::kNone;
+    options.max_num_batched_tokens = 1024;
+    options.prefix_caching = false;
+    const auto engine = MakeTestEngine(options);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Submit(*engine, requests[i], &alone[i]);
+      RunUntilIdle(*engine);
+    }
+  }
+  struct Variant {
+    const char* name;
+    DrafterKind drafter;
+    DraftForm form;
+    int32_t block_size;
+    int32_t num_blocks;
+    int32_t max_num_batched_tokens;
+  };
+  for (const Variant& variant :
+       {Variant{"plain", DrafterKind::kNone, DraftForm::kCompacted, 16, 512, 256},
+        {"chain", DrafterKind::kChain, DraftForm::kCompacted, 64, 128, 37},
+        {"chain, padded, few pages", DrafterKind::kChain, DraftForm::kPadded, 16, 70, 256},
+        {"repeated", DrafterKind::kRepeated, DraftForm::kCompacted, 32, 256, 64},
+        {"ngram", DrafterKind::kNgram, DraftForm::kCompacted, 16, 512, 100}}) {
+    TestEngineOptions options = Options();
+    options.drafter = variant.drafter;
+    options.draft_form = variant.form;
+    options.block_size = variant.block_size;
+    options.num_blocks = variant.num_blocks;
+    options.max_num_batched_tokens = variant.max_num_batched_tokens;
+    options.exact_prefix = true;
+    const auto engine = MakeTestEngine(options);
+    std::vector<Generated> together(requests.size());
+    std::mt19937 random(kSeed);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Submit(*engine, requests[i], &together[i]);
+      for (uint32_t steps = random() % 3; steps > 0; --steps) engine->Step();
+    }
+    RunUntilIdle(*engine);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(Difference(together[i], alone[i]), "") << variant.name << " request " << i;
+    }
+    EXPECT_EQ(engine->Counters().kv_cache_usage, 0) << variant.name;
+  }
+}
+
+/// As `outrider` starts it.
+TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
+  EngineOptions options;
+  options.model = TinyModelDirectory().string();
+  options.device = DeviceKind::kCuda;
+  options.kv_cache_memory_bytes = int64_t{64} << 20;
+  options.num_threads = 4;
+  options.speculation.num_speculative_tokens = 3;
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
+  const auto golden = nlohmann::json::parse(file);
+  GenerationRequest request;
+  request.prompt_token_ids = golden[0]["prompt_ids"].get<std::vector<int32_t>>();
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = static_cast<int32_t>(golden[0]["greedy_ids"].size());
+  request.sampling.ignore_eos = true;
+  Generated result;
+  Submit(*loaded.engine, std::move(request), &result);
+  RunUntilIdle(*loaded.engine);
+  EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
+}
+
+}  // namespace
+}  // namespace outrider::cuda

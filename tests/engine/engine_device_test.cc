@@ -1,0 +1,79 @@
+// What a device does not run is refused at the start, in one line that says what would run.
+#include "outrider/engine/engine_device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "outrider/base/error.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider {
+namespace {
+
+std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& change) {
+  EngineOptions options;
+  options.device = DeviceKind::kCuda;
+  DevicePlan plan = {.modules = 3, .drafts = 3};
+  change(options, plan);
+  try {
+    CheckRunsOnDevice(options, ReadModelConfig(TinyModelDirectory()), plan);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(EngineDevice, TheProcessorRunsEverything) {
+  EXPECT_EQ(RefusalOf([](EngineOptions& options, DevicePlan& plan) {
+              options.device = DeviceKind::kCpu;
+              options.block_size = 7;
+              plan.dtype = DType::kF32;
+              plan.form = KvCacheForm::kHeads;
+            }),
+            "");
+  EXPECT_EQ(MakeDeviceOps(DeviceKind::kCpu), nullptr);
+}
+
+#ifdef OUTRIDER_ENGINE_CUDA
+
+TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
+  using testing::HasSubstr;
+  EXPECT_EQ(RefusalOf([](EngineOptions&, DevicePlan&) {}), "");
+  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.dtype = DType::kF32; }),
+              HasSubstr("use --dtype bfloat16"));
+  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.kv_dtype = DType::kF32; }),
+              HasSubstr("use --kv-cache-dtype bfloat16"));
+  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.form = KvCacheForm::kHeads; }),
+              HasSubstr("use --kv-cache-form latent"));
+  EXPECT_THAT(
+      RefusalOf([](EngineOptions& o, DevicePlan&) { o.quantization = WeightQuantization::kInt8; }),
+      HasSubstr("use --quantization none"));
+  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) {
+                o.attention_backend = AttentionBackend::kUniformPad;
+              }),
+              HasSubstr("use --attention-backend ragged"));
+  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.block_size = 100; }),
+              HasSubstr("--block-size 100: use 16, 32, 64 or 256"));
+  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.max_num_seqs = 4097; }),
+              HasSubstr("up to 4096"));
+  EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan& p) {
+                o.max_num_seqs = 4096;
+                p.drafts = 4;
+              }),
+              HasSubstr("steps of 20480 rows"));
+}
+
+#else
+
+TEST(EngineDevice, ABuildWithoutKernelsForGpusSaysSo) {
+  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan&) {}),
+              testing::HasSubstr("build with -DOUTRIDER_CUDA=ON"));
+}
+
+#endif
+
+}  // namespace
+}  // namespace outrider
