@@ -23,6 +23,7 @@ kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*
 kernels/cuda/prompt_rows_test PromptRowsTest.*
 kernels/cuda/step_inputs_test StepInputsTest.*
 kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
+ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*
 "
 
 sanitize() {

@@ -79,8 +79,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 
   InlineExecutorParts inside;
   inside.ops = MakeDeviceOps(options.device);
-  const Ops& ops =
-      inside.ops ? *inside.ops : static_cast<const Ops&>(cpu::GetCpuOps(SelectIsa()));
+  const Ops& ops = inside.ops ? *inside.ops : static_cast<const Ops&>(cpu::GetCpuOps(SelectIsa()));
   inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
   loaded.memory = plan.Memory(
       MeasureWeights(ops, plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
