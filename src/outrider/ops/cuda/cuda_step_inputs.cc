@@ -62,9 +62,20 @@ void CudaStepInputs::Assign(const Context& /*context*/, const BatchLayout& layou
   serial_ = ++next_serial;
   layout_ = &layout;
   plan_ = &plan;
+  tokens_.Assign(layout.token_ids());
+  CopyRows();
+}
+
+void CudaStepInputs::ShiftTokens(const Context& /*context*/, std::span<const int32_t> sources,
+                                 std::span<const int32_t> tokens) {
+  tokens_.Shift(sources, tokens);
+  CopyRows();
+}
+
+void CudaStepInputs::CopyRows() {
   rows_.Clear();
-  const size_t tokens = rows_.Add(layout.token_ids().data(), layout.token_ids().size());
-  const size_t positions = rows_.Add(layout.positions().data(), layout.positions().size());
+  const size_t tokens = rows_.Add(tokens_.tokens().data(), tokens_.tokens().size());
+  const size_t positions = rows_.Add(layout_->positions().data(), layout_->positions().size());
   rows_.Copy(stream_);
   token_ids_ = rows_.At<int32_t>(tokens);
   positions_ = rows_.At<int32_t>(positions);

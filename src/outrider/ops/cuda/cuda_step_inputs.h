@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kv/layer_cache.h"
+#include "outrider/ops/host_tokens.h"
 #include "outrider/ops/step_inputs.h"
 
 namespace outrider::cuda {
@@ -46,6 +48,8 @@ class CudaStepInputs : public StepInputs {
 
   void Assign(const Context& context, const BatchLayout& layout,
               const AttentionPlan& plan) override;
+  void ShiftTokens(const Context& context, std::span<const int32_t> sources,
+                   std::span<const int32_t> tokens) override;
 
   const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device
   const int32_t* positions() const { return positions_; }  // [rows] on the device
@@ -78,12 +82,15 @@ class CudaStepInputs : public StepInputs {
     Arrays arrays;
     CacheInputs inputs;
   };
+  /// Copies tokens and positions of the rows.
+  void CopyRows();
   void Fill(const LayerCache& cache, Group& group) const;
 
   cudaStream_t stream_;
   uint64_t serial_ = 0;
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
+  HostTokens tokens_;
   Arrays rows_;
   const int32_t* token_ids_ = nullptr;
   const int32_t* positions_ = nullptr;
