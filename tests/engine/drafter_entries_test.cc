@@ -13,7 +13,6 @@
 #include "tests/engine/entry_checking_executor.h"
 #include "tests/engine/test_engine.h"
 #include "tests/networks/small_step_model.h"
-#include "tests/sanitized.h"
 
 namespace outrider {
 namespace {
@@ -69,7 +68,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const SmallStepModel model(kEntriesVocab, test.window);
   EntryCounts counts;
   int64_t preemptions = 0;
-  for (uint32_t seed = 0; seed < (kSanitized ? 1 : 3); ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     TestEngineOptions options;
     options.checkpoint = model.directory();
     options.dummy_seed = 3 + seed;
@@ -98,7 +97,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
           std::move(parts), EntryCheckingExecutor::Options{.chain = chain, .k = test.k}, &counts);
     };
     const auto engine = MakeTestEngine(options);
-    const std::vector<GenerationRequest> requests = EntryRequests(seed, kSanitized ? 12 : 30);
+    const std::vector<GenerationRequest> requests = EntryRequests(seed, 30);
     std::vector<Generated> out(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       Submit(*engine, requests[i], &out[i]);
@@ -119,7 +118,9 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   EXPECT_GT(counts.accepted, 20);
   EXPECT_GT(counts.rejected, 100);
   EXPECT_GT(preemptions, 0);
-  if (test.drafter == DrafterKind::kChain && test.k > 1) EXPECT_GT(counts.provisional, 500);
+  if (test.drafter == DrafterKind::kChain && test.k > 1) {
+    EXPECT_GT(counts.provisional, 500);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

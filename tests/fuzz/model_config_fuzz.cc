@@ -23,6 +23,15 @@ void CheckAttention(const outrider::GqaSpec& a, const outrider::RotarySpec& rota
   OUTRIDER_CHECK(rotary.dims > 0 && rotary.dims % 2 == 0 && rotary.dims <= a.head_dim);
 }
 
+void CheckAttention(const outrider::CompressedSpec& a, const outrider::RotarySpec& rotary) {
+  OUTRIDER_CHECK(a.heads > 0 && a.head_dim > 0 && a.q_lora > 0 && a.window > 0);
+  OUTRIDER_CHECK(a.output_groups > 0 && a.heads % a.output_groups == 0 && a.output_rank > 0);
+  OUTRIDER_CHECK(a.ratio >= 0 && a.index_heads >= 0);
+  OUTRIDER_CHECK(a.index_heads == 0 || (a.index_dim >= rotary.dims && a.index_top_k > 0));
+  OUTRIDER_CHECK(std::isfinite(a.softmax_scale) && a.softmax_scale > 0);
+  OUTRIDER_CHECK(rotary.dims > 0 && rotary.dims % 2 == 0 && rotary.dims <= a.head_dim);
+}
+
 void CheckLayer(const outrider::LayerSpec& layer) {
   std::visit([&](const auto& a) { CheckAttention(a, layer.rotary); }, layer.attention);
   const double magnitude = layer.rotary.Magnitude();
