@@ -1,4 +1,5 @@
-// DeepSeek-V4's operations against what their definitions say in float64.
+// DeepSeek-V4's operations against what their definitions say in float64. Long because each oracle
+// is written out.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,13 +1,8 @@
 #include "outrider/layers/decoder_layer.h"
 
-#include <algorithm>
-
 namespace outrider {
 
 namespace {
-
-// The MLP's intermediate values are wide: rows go through in tiles of this many to bound memory.
-constexpr int64_t kMlpTile = 512;
 
 MlaShape ShapeOf(const MlaSpec& a) {
   return {.heads = static_cast<int32_t>(a.heads),
@@ -54,11 +49,11 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
                   std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
 }
 
-void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs,
-         int32_t first_row, Tensor h, Tensor x) {
+void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs, Tensor h,
+         Tensor x) {
   const LayerWeights& w = layer.weights;
   if (const MoeSpec* moe = layer.spec.moe()) {
-    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, first_row, h, x);
+    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, h, x);
   } else {
     DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x);
   }
@@ -74,11 +69,7 @@ void DecoderLayerForward(const Context& context, const DecoderLayer& layer, cons
   context.ops.Norm(context, x, w.input_norm, layer.norm_eps, h);
   Attention(context, layer, step, cache, h, x);
   context.ops.Norm(context, x, w.post_attention_norm, layer.norm_eps, h);
-  for (int64_t first = 0; first < x.rows; first += kMlpTile) {
-    const int64_t count = std::min(kMlpTile, x.rows - first);
-    Mlp(context, layer, step.inputs, static_cast<int32_t>(first), h.Rows(first, count),
-        x.Rows(first, count));
-  }
+  Mlp(context, layer, step.inputs, h, x);
 }
 
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,

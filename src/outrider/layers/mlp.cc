@@ -1,11 +1,17 @@
 #include "outrider/layers/mlp.h"
 
+#include <algorithm>
 #include <array>
 
 namespace outrider {
 
-void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
-              Tensor x) {
+namespace {
+
+// Intermediate values are wide: rows go through in tiles of this many to bound memory.
+constexpr int64_t kMlpTile = 512;
+
+void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
+               Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Tensor inner = context.Rows(h.rows, w.down.cols);
   context.ops.Multiply(context, std::array{Product{.x = h,
@@ -17,8 +23,9 @@ void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights
                        std::array{Product{.x = inner, .w = &w.down, .y = x, .accumulate = true}});
 }
 
-void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& w,
-                      const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x) {
+/// h, x: the rows of the step from first_row on.
+void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w,
+                const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const Tensor scores = context.Rows(h.rows, spec.router.experts);
@@ -34,6 +41,31 @@ void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeig
                                             routing, h);
   const ExpertRows outputs = ops.ExpertDown(context, w.experts, routing, inner);
   ops.CombineExperts(context, w.experts, routing, outputs, x);
+}
+
+/// run(first, count) of every tile of `rows` rows.
+template <typename Run>
+void ForTiles(int64_t rows, Run run) {
+  for (int64_t first = 0; first < rows; first += kMlpTile) {
+    run(first, std::min(kMlpTile, rows - first));
+  }
+}
+
+}  // namespace
+
+void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& weights, Tensor h,
+              Tensor x) {
+  ForTiles(h.rows, [&](int64_t first, int64_t count) {
+    DenseTile(context, spec, weights, h.Rows(first, count), x.Rows(first, count));
+  });
+}
+
+void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
+                      const StepInputs& inputs, Tensor h, Tensor x) {
+  ForTiles(h.rows, [&](int64_t first, int64_t count) {
+    ExpertTile(context, spec, weights, inputs, static_cast<int32_t>(first), h.Rows(first, count),
+               x.Rows(first, count));
+  });
 }
 
 }  // namespace outrider

@@ -24,8 +24,8 @@ void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights
               Tensor x);
 
 /// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; h, x
-/// [rows, hidden], the rows of the step from first_row on.
+/// [rows, hidden], all rows of the step.
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x);
+                      const StepInputs& inputs, Tensor h, Tensor x);
 
 }  // namespace outrider

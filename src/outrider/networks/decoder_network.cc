@@ -16,7 +16,7 @@ void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embeddi
 }
 
 Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embedding_table,
-                                 const MtpModule& module, const MtpPass& pass, KvCache& cache) {
+                                 const MtpModule& module, const ModulePass& pass, KvCache& cache) {
   const Ops& ops = context.ops;
   const int64_t num_entries = pass.entries.num_rows();
   const int64_t num_outputs = pass.outputs.num_rows();

@@ -33,7 +33,7 @@ class DecoderNetwork : public Network {
   /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer. The residual stream of the
   /// pass's outputs, in the arena: [outputs' rows, hidden]; it may have no rows.
   Tensor RunModule(const Context& context, const TokenTable& embedding_table,
-                   const MtpModule& module, const MtpPass& pass, KvCache& cache);
+                   const MtpModule& module, const ModulePass& pass, KvCache& cache);
 
  private:
   RotaryKinds rotary_;

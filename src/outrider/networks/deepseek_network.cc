@@ -21,7 +21,7 @@ void DeepSeekNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor
                    hidden.Rows(0, inputs.num_rows()));
 }
 
-void DeepSeekNetwork::RunMtp(const MtpPass& pass, KvCache& cache) {
+void DeepSeekNetwork::RunMtp(const ModulePass& pass, KvCache& cache) {
   const Context context = MakeContext();
   const MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
   const Tensor x = RunModule(context, weights_.embedding, w, pass, cache);

@@ -9,9 +9,6 @@ namespace outrider {
 
 namespace {
 
-// Intermediate values of experts are wide: rows go through in tiles of this many to bound memory.
-constexpr int64_t kExpertTile = 512;
-
 const CompressedSpec& AttentionOf(const LayerSpec& layer) {
   return std::get<CompressedSpec>(layer.attention);
 }
@@ -34,10 +31,14 @@ DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weigh
   OUTRIDER_CHECK(options.attention.cache_form() == KvCacheForm::kHeads);
   int64_t widest = 0;
   for (const LayerSpec& layer : this->config().layers) {
+    const auto index = static_cast<int64_t>(first_cache_layers_.size());
+    first_cache_layers_.push_back(FirstCacheLayer(this->config(), index));
     rotary_numbers_.push_back(
         {rotary_.Add(layer.rotary), rotary_.Add(layer.rotary, /*inverse=*/true)});
     widest = std::max(widest, AttentionOf(layer).head_dim);
   }
+  first_cache_layers_.push_back(
+      FirstCacheLayer(this->config(), this->config().num_hidden_layers()));
   ones_.assign(static_cast<size_t>(widest), 1.0F);
 }
 
@@ -75,21 +76,15 @@ void DeepSeekV4Network::RunLayer(const Context& context, size_t index, const Ste
   const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
   ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
   ops.SetZero(context, y);
-  for (int64_t first = 0; first < x.rows; first += kExpertTile) {
-    const int64_t count = std::min(kExpertTile, x.rows - first);
-    MixtureOfExperts(context, *config().layers[index].moe(), w.mlp, step.inputs,
-                     static_cast<int32_t>(first), x.Rows(first, count), y.Rows(first, count));
-  }
+  MixtureOfExperts(context, *config().layers[index].moe(), w.mlp, step.inputs, x, y);
   ops.HyperAdd(context, streams_, mixing, y, streams);
 }
 
 void DeepSeekV4Network::RunAttention(const Context& context, size_t index, const Step& step,
                                      Tensor x, Tensor y) const {
-  const auto layer = static_cast<int64_t>(index);
   const auto [forward, back] = rotary_numbers_[index];
   std::vector<LayerCache> caches;
-  for (int32_t c = FirstCacheLayer(config(), layer); c < FirstCacheLayer(config(), layer + 1);
-       ++c) {
+  for (int32_t c = first_cache_layers_[index]; c < first_cache_layers_[index + 1]; ++c) {
     caches.push_back(step.cache.layer(c));
   }
   CompressedForward(context, AttentionOf(config().layers[index]), weights_.layers[index].attention,
@@ -104,7 +99,7 @@ void DeepSeekV4Network::RunAttention(const Context& context, size_t index, const
                     x, y);
 }
 
-void DeepSeekV4Network::RunMtp(const MtpPass& /*pass*/, KvCache& /*cache*/) {
+void DeepSeekV4Network::RunMtp(const ModulePass& /*pass*/, KvCache& /*cache*/) {
   OUTRIDER_CHECK(false, "it has no modules");
 }
 

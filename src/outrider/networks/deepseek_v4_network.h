@@ -30,7 +30,7 @@ class DeepSeekV4Network : public Network {
 
   void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;
-  void RunMtp(const MtpPass& pass, KvCache& cache) override;
+  void RunMtp(const ModulePass& pass, KvCache& cache) override;
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
   void RunLayer(const Context& context, size_t index, const Step& step, Tensor streams) const;
@@ -41,6 +41,7 @@ class DeepSeekV4Network : public Network {
   HyperShape streams_;
   RotaryKinds rotary_;
   std::vector<RotaryNumbers> rotary_numbers_;  // by layer
+  std::vector<int32_t> first_cache_layers_;    // [layers + 1]
   std::vector<float> ones_;                    // [head_dim]
 };
 

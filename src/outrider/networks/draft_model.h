@@ -23,6 +23,7 @@
 
 #include "outrider/attention/attention_plan.h"
 #include "outrider/base/scratch.h"
+#include "outrider/networks/network.h"
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/ops.h"
 
@@ -30,15 +31,6 @@ namespace outrider {
 
 /// Ends a request's drafts before the wanted number of them.
 inline constexpr int32_t kNoDraft = -1;
-
-/// A pass of one module. Its rows' token ids are those that follow each row's position by m + 1.
-struct ModulePass {
-  int32_t m = 0;
-  const StepInputs& entries;  // rows that leave their cache entries only
-  const StepInputs& outputs;  // rows that come out; they see the entries
-  Tensor previous;  // [rows of entries, then of outputs, width]: of ReadTarget or of module m - 1
-  Tensor hidden;    // [rows of outputs, width]: is written; it may be the start of `previous`
-};
 
 /// Drafts to be drawn: draft i from hidden.row(rows[i]).
 struct DraftDraws {

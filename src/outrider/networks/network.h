@@ -44,6 +44,16 @@ struct LayerTap {
   Tensor out;
 };
 
+/// A pass of one draft module. Its rows' token ids are those that follow each row's position by m +
+/// 1.
+struct ModulePass {
+  int32_t m = 0;
+  const StepInputs& entries;  // rows that leave their cache entries only
+  const StepInputs& outputs;  // rows that come out; they see the entries
+  Tensor previous;  // [rows of entries, then of outputs, width]: what module 0 reads, or of m - 1
+  Tensor hidden;    // [rows of outputs, width]: is written; it may be the start of `previous`
+};
+
 class Network {
  public:
   virtual ~Network() = default;
@@ -70,11 +80,8 @@ class Network {
   void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
 
-  /// Runs MTP module m over rows, whose token ids are those that follow each row's position by m +
-  /// 1. The rows of `entries` leave their cache entries only; those of `outputs`, which see them,
-  /// come out in hidden [outputs' rows, hidden]: what the module's head and the next module read.
-  /// previous: the rows of `entries`, then those of `outputs`, of what Forward gave (m = 0), or
-  /// module m - 1; it may be `hidden`. Either may have no rows.
+  /// A pass of MTP module m, as ModulePass says: hidden is what the module's head and the next
+  /// module read; module 0 reads what Forward gave. `entries` or `outputs` may have no rows.
   void ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs, KvCache& cache,
                   Tensor previous, Tensor hidden);
   /// The same over the rows of layouts, the second without rows that leave entries only.
@@ -105,18 +112,9 @@ class Network {
  protected:
   Network(ModelConfig config, NetworkOptions options, int32_t num_modules);
 
-  /// A pass of MTP module m: see ForwardMtp.
-  struct MtpPass {
-    int32_t m;
-    const StepInputs& entries;
-    const StepInputs& outputs;
-    Tensor previous;
-    Tensor hidden;
-  };
-
   virtual void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                          std::span<const LayerTap> taps) = 0;
-  virtual void RunMtp(const MtpPass& pass, KvCache& cache) = 0;
+  virtual void RunMtp(const ModulePass& pass, KvCache& cache) = 0;
   /// The head of a module or of kTarget, and what it reads in place of `hidden`.
   virtual HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                                  std::span<const int32_t> rows) = 0;

@@ -18,7 +18,7 @@ void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor 
             hidden.Rows(0, inputs.num_rows()));
 }
 
-void Step3p5Network::RunMtp(const MtpPass& pass, KvCache& cache) {
+void Step3p5Network::RunMtp(const ModulePass& pass, KvCache& cache) {
   const Context context = MakeContext();
   const Tensor x = RunModule(context, weights_.embedding, weights_.mtp[static_cast<size_t>(pass.m)],
                              pass, cache);

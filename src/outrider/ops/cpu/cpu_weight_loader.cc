@@ -1,3 +1,4 @@
+// Longer than most files: what a kind of weight declares and how it is filled stand side by side.
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 
 #include <algorithm>
