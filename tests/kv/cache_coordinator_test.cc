@@ -16,15 +16,15 @@ using enum CacheGroupKind;
 
 constexpr int32_t kNone = CacheTables::kNoPage;
 
-CacheGroupSpec Full(int32_t tokens_per_block, int32_t ratio = 1) {
-  return {.name = "full", .ratio = ratio, .tokens_per_block = tokens_per_block};
+CacheGroupSpec Full(int32_t tokens_per_block, int32_t unit_tokens = 1) {
+  return {.name = "full", .tokens_per_block = tokens_per_block, .unit_tokens = unit_tokens};
 }
 
 CacheGroupSpec Window(int32_t window, int32_t tokens_per_block) {
   return {.name = "window",
           .kind = kSlidingWindow,
-          .tokens_per_block = tokens_per_block,
-          .window = window};
+          .window = window,
+          .tokens_per_block = tokens_per_block};
 }
 
 std::vector<int32_t> NumberedTokens(int32_t count, int32_t first = 0) {
@@ -68,26 +68,21 @@ class Request {
 
 TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
   // What the groups of DeepSeek-V4 answer (window 128, compression by 4 and by 128): the first
-  // token read by a row, blocks for 1000 tokens, leading blocks unread from position 1000, entries
-  // in 1000 tokens.
+  // token whose entry a row at 1000 reads, blocks for 1000 tokens, leading blocks unread from
+  // position 1000.
   struct Case {
     CacheGroupSpec spec;
     int32_t first_token_read_at_1000;
     int32_t blocks;
     int32_t unread;
-    int32_t entries;
   };
   const Case cases[] = {
-      // Recent tokens, uncompressed.
-      {Window(128, 64), 873, 16, 13, 1000},
-      // Entries of 4 tokens with the indexer's keys: 64 entries per block.
-      {Full(256, 4), 0, 4, 0, 250},
-      // Entries of 128 tokens: 2 per block.
-      {Full(256, 128), 0, 4, 0, 7},
+      // Recent tokens, uncompressed, and the rows of compressors by 128, whose window is as long.
+      {Window(128, 64), 873, 16, 13},
+      // Entries of 4 tokens with the indexer's keys, and those of 128: 64 and 2 per block.
+      {Full(256, 128), 0, 4, 0},
       // Rows of the compressor by 4 with overlap: the window that is open and the one before.
-      {Window(8, 4), 993, 250, 248, 1000},
-      // Rows of the compressor by 128.
-      {Window(128, 8), 873, 125, 109, 1000},
+      {Window(8, 4), 993, 250, 248},
   };
   CacheConfig all{.num_pages = 2000};
   for (const Case& c : cases) {
@@ -95,14 +90,13 @@ TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
     EXPECT_EQ(c.spec.FirstTokenRead(1000), c.first_token_read_at_1000);
     EXPECT_EQ(c.spec.BlocksBefore(1000), c.blocks);
     EXPECT_EQ(c.spec.BlocksUnreadFrom(1000), c.unread);
-    EXPECT_EQ(c.spec.EntriesIn(1000), c.entries);
     all.groups.push_back(c.spec);
   }
   all.Check();
   EXPECT_EQ(all.TokensPerKey(), 4);
   EXPECT_EQ(all.TokensPerResume(), 256);
 
-  // A prefix is resumed where all five can: at a multiple of 256 tokens.
+  // A prefix is resumed where all of them can: at a multiple of 256 tokens.
   CacheCoordinator cache(all);
   Request first(cache, NumberedTokens(600));
   ASSERT_TRUE(first.Compute(600));
@@ -114,11 +108,9 @@ TEST(CacheGroupTest, DeepSeekV4FitsTheInterface) {
 }
 
 TEST(CacheGroupTest, PageBytesAreThoseOfTheLargestBlock) {
-  CacheConfig config{.groups = {Full(16), Window(32, 8)}, .num_pages = 10};
-  config.groups[0].bytes_per_entry = 100;
-  config.groups[0].layers = 3;
-  config.groups[1].bytes_per_entry = 100;
-  config.groups[1].layers = 7;
+  CacheConfig config{.groups = {Full(16, 4), Window(32, 8)}, .num_pages = 10};
+  config.groups[0].unit_bytes = 1200;
+  config.groups[1].unit_bytes = 700;
   EXPECT_EQ(config.PageBytes(), 5600);
 }
 
@@ -211,37 +203,43 @@ uint64_t HashOf(const std::vector<int32_t>& tokens, int32_t end, int32_t group) 
   return hash;
 }
 
-/// The entries of all pages; a row reads and writes as a network would.
+/// The entries of all pages; a row reads and writes as a network would. Every group has two layers
+/// whose entries stand for as many tokens as its unit, and for one.
 class SymbolicCache {
  public:
   explicit SymbolicCache(const CacheConfig& config) : config_(config) {
     size_t most = 0;
     for (const CacheGroupSpec& g : config.groups) {
-      most = std::max(most, static_cast<size_t>(g.entries_per_block()));
+      most = std::max(most, static_cast<size_t>(g.tokens_per_block));
     }
-    cells_.assign(static_cast<size_t>(config.num_pages), std::vector<uint64_t>(most, 0));
+    cells_.assign(static_cast<size_t>(config.num_pages), std::vector<uint64_t>(2 * most, 0));
   }
 
   /// Writes what the row at `position` completes, then checks all that it reads.
   void Run(const CacheTables& tables, const std::vector<int32_t>& tokens, int32_t position) {
     for (int32_t g = 0; g < tables.num_groups(); ++g) {
       const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(g)];
-      if ((position + 1) % spec.ratio == 0) {
-        Cell(tables, g, position / spec.ratio) = HashOf(tokens, position + 1, g);
-      }
-      const int32_t first = (spec.FirstTokenRead(position) + spec.ratio - 1) / spec.ratio;
-      for (int32_t e = first; e < spec.EntriesIn(position + 1); ++e) {
-        RC_ASSERT(Cell(tables, g, e) == HashOf(tokens, (e + 1) * spec.ratio, g));
+      for (const int32_t ratio : {1, spec.unit_tokens}) {
+        const int32_t layer = ratio == 1 ? 0 : spec.tokens_per_block;
+        if ((position + 1) % ratio == 0) {
+          Cell(tables, g, ratio, layer, position / ratio) = HashOf(tokens, position + 1, g);
+        }
+        const int32_t first = (spec.FirstTokenRead(position) + ratio - 1) / ratio;
+        for (int32_t e = first; e < (position + 1) / ratio; ++e) {
+          RC_ASSERT(Cell(tables, g, ratio, layer, e) == HashOf(tokens, (e + 1) * ratio, g));
+        }
       }
     }
   }
 
  private:
-  uint64_t& Cell(const CacheTables& tables, int32_t g, int32_t entry) {
-    const int32_t per_block = config_.groups[static_cast<size_t>(g)].entries_per_block();
+  /// `layer`: where the cells of the layer begin in a page.
+  uint64_t& Cell(const CacheTables& tables, int32_t g, int32_t ratio, int32_t layer,
+                 int32_t entry) {
+    const int32_t per_block = config_.groups[static_cast<size_t>(g)].tokens_per_block / ratio;
     const int32_t page = tables.blocks(g)[static_cast<size_t>(entry / per_block)];
     RC_ASSERT(page != kNone);
-    return cells_[static_cast<size_t>(page)][static_cast<size_t>(entry % per_block)];
+    return cells_[static_cast<size_t>(page)][static_cast<size_t>(layer + entry % per_block)];
   }
 
   const CacheConfig& config_;

@@ -38,7 +38,7 @@ class DeepSeekV4Golden : public ::testing::Test {
   Network& network() { return *loaded_.model; }
   int32_t Length(int c) const { return static_cast<int32_t>(ids_[static_cast<size_t>(c)].size()); }
 
-  /// Requests of all cases over one cache, whose blocks have 128 tokens, or 256 in some groups.
+  /// Requests of all cases over one cache, whose groups have blocks of 16 to 256 tokens.
   class Requests {
    public:
     explicit Requests(DeepSeekV4Golden& test) : test_(test), config_(Config(test)) {
@@ -101,9 +101,7 @@ class DeepSeekV4Golden : public ::testing::Test {
       const NetworkCache needs = test.network().cache_needs();
       CacheConfig config{.groups = needs.groups, .num_pages = 0};
       SizeGroups(config.groups, needs.layers, DType::kF32);
-      for (size_t g = 0; g < config.groups.size(); ++g) {
-        config.groups[g].tokens_per_block = g % 2 == 0 ? 128 : 256;
-      }
+      ChooseBlockSizes(config.groups, 16);
       return config;
     }
 

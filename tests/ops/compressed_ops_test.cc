@@ -69,8 +69,8 @@ class CompressedOpsTest : public KernelTest {
   static TestStep MakeStep(const Context& context, int32_t rows, int32_t first,
                            std::vector<int32_t> tokens, std::vector<int32_t> entries) {
     const std::vector<CacheGroupSpec> groups = {
-        {.ratio = 1, .tokens_per_block = TestCache::kBlock},
-        {.ratio = 4, .tokens_per_block = 4 * TestCache::kBlock}};
+        {.tokens_per_block = TestCache::kBlock},
+        {.tokens_per_block = 4 * TestCache::kBlock, .unit_tokens = 4}};
     const int32_t end = first + rows;
     tokens.resize(static_cast<size_t>(groups[0].BlocksBefore(end)));
     entries.resize(static_cast<size_t>(groups[1].BlocksBefore(end)));

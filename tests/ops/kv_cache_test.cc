@@ -58,11 +58,11 @@ TEST(KvCacheTest, GroupsShareThePages) {
   const CacheConfig config{.groups = {{.name = "full", .tokens_per_block = 8},
                                       {.name = "window",
                                        .kind = CacheGroupKind::kSlidingWindow,
-                                       .tokens_per_block = 8,
-                                       .window = 20},
-                                      {.name = "compressed", .ratio = 4, .tokens_per_block = 32}},
+                                       .window = 20,
+                                       .tokens_per_block = 8},
+                                      {.name = "compressed", .tokens_per_block = 32}},
                            .num_pages = 5};
-  KvCache cache(HostDevice(), config, {{0, 16}, {1, 16}, {2, 4}, {1, 16}}, DType::kF32);
+  KvCache cache(HostDevice(), config, {{0, 16}, {1, 16}, {2, 4, 4}, {1, 16}}, DType::kF32);
   // The window's two layers have the largest block: 2 * 8 * 16 floats.
   EXPECT_EQ(cache.config().PageBytes(), 2 * 8 * 16 * 4);
   for (int32_t layer = 0; layer < 4; ++layer) {
@@ -73,6 +73,24 @@ TEST(KvCacheTest, GroupsShareThePages) {
   EXPECT_EQ(cache.layer(2).block_size, 8);
   EXPECT_EQ(cache.layer(2).group, 2);
   EXPECT_EQ(BytesPerToken(cache.config().groups), 16 * 4 + 2 * 16 * 4 + 4 * 4 / 4);
+}
+
+TEST(KvCacheTest, LayersOfAGroupMayHaveWidthsRatiosAndTypesOfTheirOwn) {
+  const CacheConfig config{.groups = {{.name = "full", .tokens_per_block = 32}}, .num_pages = 3};
+  const std::vector<CacheLayerSpec> layers = {{0, 5, 4}, {0, 7, 16}, {0, 3, 1, true}, {0, 4}};
+  KvCache cache(HostDevice(), config, layers, DType::kBF16);
+  // For 16 tokens: 4 entries of 5, one of 7 in whole multiples of 4 bytes, 16 of 3 floats, 16 of 4.
+  EXPECT_EQ(cache.config().groups[0].unit_tokens, 16);
+  EXPECT_EQ(cache.config().groups[0].unit_bytes, 40 + 16 + 192 + 128);
+  EXPECT_EQ(cache.layer(0).block_size, 8);
+  EXPECT_EQ(cache.layer(1).block_size, 2);
+  EXPECT_EQ(cache.layer(2).dtype, DType::kF32);
+  EXPECT_EQ(cache.layer(3).dtype, DType::kBF16);
+  EXPECT_EQ(cache.layer(1).data - cache.layer(0).data, 8 * 5 * 2);
+  EXPECT_EQ(cache.layer(2).data - cache.layer(1).data, 28);  // 2 * 7 * 2
+  EXPECT_EQ(cache.layer(3).data - cache.layer(2).data, 32 * 3 * 4);
+  EXPECT_EQ(cache.layer(2).SlotOffset(32) * 4, cache.config().PageBytes());
+  EXPECT_EQ(cache.layer(0).SlotOffset(8) * 2, cache.config().PageBytes());
 }
 
 }  // namespace

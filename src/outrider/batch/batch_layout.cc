@@ -109,15 +109,8 @@ void BatchLayout::FillSlots(const RequestRows& rows, size_t group) {
   for (int32_t position = rows.context_length; position < end; ++block) {
     const int32_t block_begin = block * spec.tokens_per_block;
     const int32_t block_end = std::min(end, block_begin + spec.tokens_per_block);
-    const int64_t first_slot = int64_t{blocks[block]} * spec.entries_per_block();
-    if (spec.ratio == 1) {
-      for (; position < block_end; ++position) *slots++ = first_slot + position - block_begin;
-      continue;
-    }
-    for (; position < block_end; ++position) {
-      const bool completes = (position + 1) % spec.ratio == 0;
-      *slots++ = completes ? first_slot + (position - block_begin) / spec.ratio : -1;
-    }
+    const int64_t first_slot = int64_t{blocks[block]} * spec.tokens_per_block;
+    for (; position < block_end; ++position) *slots++ = first_slot + position - block_begin;
   }
 }
 

@@ -78,7 +78,7 @@ class BatchLayout {
 
   std::span<const int32_t> token_ids() const { return token_ids_; }  // [rows]
   std::span<const int32_t> positions() const { return positions_; }  // [rows]
-  /// [rows] the cache slots of a group that the rows write; -1 for rows that complete no entry.
+  /// [rows] the cache slots of a group that the rows write: page * tokens_per_block + offset.
   std::span<const int64_t> slot_mapping(int32_t group) const {
     return slot_mapping_[static_cast<size_t>(group)];
   }

@@ -79,12 +79,6 @@ void CheckAttentionOptions(const EngineOptions& options) {
 EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   CheckOptions(options);
   config_ = ReadModelConfig(options.model);
-  if (config_.family == ModelFamily::kDeepSeekV4) {
-    throw InvalidArgument(
-        "{}: model_type deepseek_v4 cannot be run yet: its cache and its drafters are not planned "
-        "for; deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite and step3p5 can",
-        options.model);
-  }
   source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
                                                       : OpenCheckpoint(options.model, config_);
   Decide("model", fmt::format("{} ({})", options.model, ModelFamilyName(config_.family)),
@@ -135,7 +129,7 @@ void EnginePlan::PlanNumbers() {
   }
 }
 
-void EnginePlan::PlanGqaCacheForm(const GqaSpec& attention) {
+void EnginePlan::PlanOneCacheForm(std::string why) {
   form_ = KvCacheForm::kHeads;
   if (options_.kv_cache_form == KvCacheForm::kLatent) {
     throw InvalidArgument(
@@ -149,15 +143,19 @@ void EnginePlan::PlanGqaCacheForm(const GqaSpec& attention) {
         "which {} does not have: use ragged",
         AttentionBackendName(options_.attention_backend), ModelFamilyName(config_.family));
   }
-  Decide("KV cache form", "heads",
-         fmt::format("keys and values of {} heads, which groups of query heads share",
-                     attention.kv_heads));
+  Decide("KV cache form", "heads", std::move(why));
 }
 
 void EnginePlan::PlanCacheForm() {
   const AttentionSpec& attention = config_.layers.front().attention;
   if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
-    PlanGqaCacheForm(*gqa);
+    PlanOneCacheForm(fmt::format("keys and values of {} heads, which groups of query heads share",
+                                 gqa->kv_heads));
+    return;
+  }
+  if (const auto* compressed = std::get_if<CompressedSpec>(&attention)) {
+    PlanOneCacheForm(fmt::format("rows of {} numbers that are key and value of all {} heads",
+                                 compressed->head_dim, compressed->heads));
     return;
   }
   const AttentionBackend backend = options_.attention_backend;

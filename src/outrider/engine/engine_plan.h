@@ -92,7 +92,8 @@ class EnginePlan {
 
   void PlanNumbers();
   void PlanCacheForm();
-  void PlanGqaCacheForm(const GqaSpec& attention);
+  /// Of attention whose cache has one form.
+  void PlanOneCacheForm(std::string why);
   void PlanAttention();
   void PlanDrafter();
   void PlanDraftVocabulary();

@@ -51,8 +51,8 @@ void CacheConfig::Check() const {
   const int32_t key = TokensPerKey();
   const int32_t resume = TokensPerResume();
   for (const CacheGroupSpec& group : groups) {
-    OUTRIDER_CHECK(group.ratio > 0 && group.tokens_per_block > 0 && group.layers > 0);
-    OUTRIDER_CHECK(group.tokens_per_block % group.ratio == 0);
+    OUTRIDER_CHECK(group.unit_tokens > 0 && group.tokens_per_block > 0 && group.layers > 0);
+    OUTRIDER_CHECK(group.tokens_per_block % group.unit_tokens == 0);
     OUTRIDER_CHECK(group.tokens_per_block % key == 0 && resume % group.tokens_per_block == 0);
     OUTRIDER_CHECK((group.kind == CacheGroupKind::kSlidingWindow) == (group.window > 0));
   }

@@ -1,6 +1,6 @@
-// What kinds of entries a network keeps in the KV cache, as numbers: which tokens an entry covers,
-// which entries later rows still read, and when an entry is final. Layers that answer alike form a
-// group.
+// What kinds of entries a network keeps in the KV cache, as numbers: which tokens' entries later
+// rows still read, and how many tokens a block has. Layers whose entries live equally long form a
+// group, which has one table of blocks per request.
 #pragma once
 
 #include <algorithm>
@@ -15,26 +15,25 @@ enum class CacheGroupKind : uint8_t {
   kSlidingWindow,  // a row reads the entries of the last `window` tokens, its own included
 };
 
-/// One group of layers. Entry e covers tokens [e * ratio, (e + 1) * ratio) of a request and is
-/// written when the last of them is computed.
+/// One group of layers. In a layer of ratio r, entry e stands for tokens [e * r, (e + 1) * r) of a
+/// request and is written when the last of them is computed.
 ///
 /// The kinds that networks need map to it like this:
-///   attention over everything          kFullHistory, ratio 1
-///   sliding-window attention           kSlidingWindow, ratio 1
-///   compressed history (DeepSeek-V4)   kFullHistory, ratio r
-///   running state of a compressor      kSlidingWindow, ratio 1, window r * (1 + overlap): one row
+///   attention over everything          kFullHistory, r = 1
+///   sliding-window attention           kSlidingWindow, r = 1
+///   compressed history (DeepSeek-V4)   kFullHistory, r = 4 and 128
+///   running state of a compressor      kSlidingWindow, r = 1, window ratio * (1 + overlap): one row
 ///                                      per position, so a rejected draft leaves nothing to undo
 struct CacheGroupSpec {
   std::string name = {};  // for `outrider explain`
   CacheGroupKind kind = CacheGroupKind::kFullHistory;
-  int32_t ratio = 1;             // tokens per entry
-  int32_t tokens_per_block = 1;  // a multiple of ratio
   int32_t window = 0;            // kSlidingWindow: tokens, at least 1
-  int64_t bytes_per_entry = 0;   // of one layer
+  int32_t tokens_per_block = 1;  // a multiple of unit_tokens
+  int32_t unit_tokens = 1;       // a multiple of the ratios of all layers
+  int64_t unit_bytes = 0;        // of the entries of all layers for so many tokens
   int32_t layers = 1;
 
-  int32_t entries_per_block() const { return tokens_per_block / ratio; }
-  int64_t bytes_per_block() const { return entries_per_block() * bytes_per_entry * layers; }
+  int64_t bytes_per_block() const { return tokens_per_block / unit_tokens * unit_bytes; }
 
   /// The first token whose entry a row at `position`, or a later one, reads.
   int32_t FirstTokenRead(int32_t position) const {
@@ -48,8 +47,6 @@ struct CacheGroupSpec {
   int32_t BlocksUnreadFrom(int32_t position) const {
     return FirstTokenRead(position) / tokens_per_block;
   }
-  /// Entries that are complete when tokens [0, end) are computed.
-  int32_t EntriesIn(int32_t end) const { return end / ratio; }
 };
 
 /// The groups of a network over one pool of pages. A block of any group takes one page.

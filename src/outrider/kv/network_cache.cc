@@ -1,35 +1,81 @@
 #include "outrider/kv/network_cache.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "outrider/base/error.h"
 
 namespace outrider {
 
+DType LayerDType(const CacheLayerSpec& layer, DType dtype) {
+  return layer.float32 ? DType::kF32 : dtype;
+}
+
+int64_t LayerBytes(const CacheLayerSpec& layer, DType dtype, int32_t tokens) {
+  OUTRIDER_CHECK(tokens % layer.ratio == 0);
+  const auto size = static_cast<int64_t>(DTypeSize(LayerDType(layer, dtype)));
+  return (int64_t{tokens / layer.ratio} * layer.width * size + 3) / 4 * 4;
+}
+
 void SizeGroups(std::vector<CacheGroupSpec>& groups, const std::vector<CacheLayerSpec>& layers,
                 DType dtype) {
   for (CacheGroupSpec& group : groups) {
     group.layers = 0;
-    group.bytes_per_entry = 0;
+    group.unit_tokens = 1;
+    group.unit_bytes = 0;
   }
   for (const CacheLayerSpec& layer : layers) {
     CacheGroupSpec& group = groups.at(static_cast<size_t>(layer.group));
-    const int64_t bytes = layer.width * static_cast<int64_t>(DTypeSize(dtype));
-    OUTRIDER_CHECK(group.layers == 0 || group.bytes_per_entry == bytes);
-    group.bytes_per_entry = bytes;
+    group.unit_tokens = std::lcm(group.unit_tokens, layer.ratio);
     ++group.layers;
+  }
+  for (const CacheLayerSpec& layer : layers) {
+    CacheGroupSpec& group = groups[static_cast<size_t>(layer.group)];
+    group.unit_bytes += LayerBytes(layer, dtype, group.unit_tokens);
   }
 }
 
+namespace {
+
+double BytesOfToken(const CacheGroupSpec& group) {
+  return static_cast<double>(group.unit_bytes) / group.unit_tokens;
+}
+
+}  // namespace
+
 void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
-  const auto bytes = [](const CacheGroupSpec& group) {
-    return group.bytes_per_entry * group.layers / group.ratio;
-  };
-  int64_t most = 0;
-  for (const CacheGroupSpec& group : groups) most = std::max(most, bytes(group));
+  std::vector<CacheGroupSpec*> windows;  // the one with the most bytes first
+  CacheGroupSpec* full = nullptr;
   for (CacheGroupSpec& group : groups) {
-    const int64_t own = std::max<int64_t>(bytes(group), 1);
-    group.tokens_per_block = static_cast<int32_t>(tokens * ((most + own / 2) / own));
+    if (group.kind == CacheGroupKind::kSlidingWindow) {
+      windows.push_back(&group);
+    } else {
+      OUTRIDER_CHECK(full == nullptr);
+      full = &group;
+    }
+  }
+  std::ranges::stable_sort(windows, std::greater(), [](auto* group) { return BytesOfToken(*group); });
+  if (full == nullptr) {
+    full = windows.back();
+    windows.pop_back();
+  }
+  const int32_t most = std::max(tokens, kMostTokensPerResume);
+  const double ratio = windows.empty() ? 1 : BytesOfToken(*windows.front()) / BytesOfToken(*full);
+  const auto wanted = static_cast<int32_t>(std::min<double>(most, tokens * std::max(1.0, std::round(ratio))));
+  const int32_t unit = full->unit_tokens;
+  full->tokens_per_block = (wanted + unit - 1) / unit * unit;
+  const auto page = static_cast<double>(full->bytes_per_block());
+  int32_t part = 1;
+  for (CacheGroupSpec* window : windows) {
+    const double bytes = BytesOfToken(*window);
+    int32_t& own = window->tokens_per_block;
+    own = full->tokens_per_block;
+    if (own * bytes > page) {
+      do --own; while (own > part && (own % part != 0 || full->tokens_per_block % own != 0 || own * bytes > page));
+      part = own;
+    } else {
+      while (2 * own <= most && 2 * own * bytes <= page) own *= 2;
+    }
   }
 }
 

@@ -85,7 +85,10 @@ void DeclareV4Layer(WeightLoader& loader, const LayerSpec& spec, const ModelConf
 }  // namespace
 
 void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
-  OUTRIDER_CHECK(num_modules == 0);
+  if (num_modules > 0) {
+    throw InvalidArgument(
+        "the MTP modules of deepseek_v4 cannot be run yet: use num_speculative_tokens 0");
+  }
   const std::string& prefix = c.tensor_prefix;
   loader.Table(&embedding, prefix + "embed.weight", c.vocab_size, c.hidden_size);
   layers.resize(c.layers.size());

@@ -14,45 +14,41 @@ CacheShape CacheShapeOf(const MlaSpec& a) {
 
 namespace {
 
-/// One layer of the cache: its kind of group, and its width.
+/// One layer of the cache, and how long its entries live: for `window` tokens, or 0: for ever.
 struct CacheLayerKind {
-  CacheGroupSpec group;
+  int64_t window = 0;
   int64_t width = 0;
+  int64_t ratio = 1;
+  bool float32 = false;
 };
 
-CacheGroupSpec FullHistory() { return {.name = "full history"}; }
-
-CacheGroupSpec LastTokens(int64_t window, std::string_view what) {
-  return {.name = fmt::format("{}last {} tokens", what, window),
+CacheGroupSpec GroupOf(int64_t window) {
+  if (window == 0) return {.name = "full history"};
+  return {.name = fmt::format("last {} tokens", window),
           .kind = CacheGroupKind::kSlidingWindow,
           .window = static_cast<int32_t>(window)};
 }
 
 /// The entries that a compressor leaves, and the rows that it pools them from.
-void AddCompressor(const CompressedSpec& a, int64_t width, std::string_view what,
-                   std::vector<CacheLayerKind>& kinds) {
-  kinds.push_back({{.name = fmt::format("{} of {} tokens", what, a.ratio),
-                    .ratio = static_cast<int32_t>(a.ratio)},
-                   width});
+void AddCompressor(const CompressedSpec& a, int64_t width, std::vector<CacheLayerKind>& kinds) {
+  kinds.push_back({.width = width, .ratio = a.ratio});
   // A value and a gate in every channel.
   const int64_t overlap = a.overlaps ? 2 : 1;
-  kinds.push_back(
-      {LastTokens(a.ratio * overlap, fmt::format("{} to come, ", what)), 2 * overlap * width});
+  kinds.push_back({.window = a.ratio * overlap, .width = 2 * overlap * width, .float32 = true});
 }
 
 /// What a layer keeps in the cache, in the order of FirstCacheLayer.
 std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCacheForm form) {
   std::vector<CacheLayerKind> kinds;
   if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
-    kinds.push_back({FullHistory(), CacheWidth(form, CacheShapeOf(*mla))});
+    kinds.push_back({.width = CacheWidth(form, CacheShapeOf(*mla))});
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
-    kinds.push_back({gqa->window == 0 ? FullHistory() : LastTokens(gqa->window, ""),
-                     2 * gqa->kv_heads * gqa->head_dim});
+    kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
   } else {
     const auto& a = std::get<CompressedSpec>(attention);
-    kinds.push_back({LastTokens(a.window, ""), a.head_dim});
-    if (a.ratio > 0) AddCompressor(a, a.head_dim, "entries", kinds);
-    if (a.index_heads > 0) AddCompressor(a, a.index_dim, "index keys", kinds);
+    kinds.push_back({.window = a.window, .width = a.head_dim});
+    if (a.ratio > 0) AddCompressor(a, a.head_dim, kinds);
+    if (a.index_heads > 0) AddCompressor(a, a.index_dim, kinds);
   }
   return kinds;
 }
@@ -61,22 +57,16 @@ std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCach
 
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
   NetworkCache cache;
-  std::vector<int64_t> widths;  // by group
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
-    for (CacheLayerKind& kind : CacheLayersOf(config.layer(i).attention, form)) {
-      size_t group = 0;
-      while (group < widths.size() &&
-             (cache.groups[group].kind != kind.group.kind ||
-              cache.groups[group].window != kind.group.window ||
-              cache.groups[group].ratio != kind.group.ratio || widths[group] != kind.width)) {
-        ++group;
-      }
-      if (group == widths.size()) {
-        cache.groups.push_back(std::move(kind.group));
-        widths.push_back(kind.width);
-      }
-      cache.layers.push_back(
-          {.group = static_cast<int32_t>(group), .width = static_cast<int32_t>(kind.width)});
+    for (const CacheLayerKind& kind : CacheLayersOf(config.layer(i).attention, form)) {
+      const auto group =
+          std::ranges::find(cache.groups, static_cast<int32_t>(kind.window), &CacheGroupSpec::window);
+      const auto index = static_cast<int32_t>(group - cache.groups.begin());
+      if (group == cache.groups.end()) cache.groups.push_back(GroupOf(kind.window));
+      cache.layers.push_back({.group = index,
+                              .width = static_cast<int32_t>(kind.width),
+                              .ratio = static_cast<int32_t>(kind.ratio),
+                              .float32 = kind.float32});
     }
   }
   return cache;

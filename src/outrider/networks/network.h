@@ -22,7 +22,7 @@ namespace outrider {
 CacheShape CacheShapeOf(const MlaSpec& attention);
 
 /// What the network keeps in the cache, with its first `num_modules` MTP modules. Layers of the
-/// cache with one kind of entries and one width form a group. `form` is of latent attention.
+/// cache whose entries live equally long form a group. `form` is of latent attention.
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form);
 
 /// The layers of the cache that belong to layer `index` of the network begin with this one. All

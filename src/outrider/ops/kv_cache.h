@@ -11,12 +11,12 @@
 
 namespace outrider {
 
-/// [pages][layers of the group][entries per block][width] float32 or bfloat16: a page holds one
-/// block of all layers of one group. Memory is touched only where entries are written.
+/// [pages][layers of the group][entries per block][width]: a page holds one block of all layers of
+/// one group. Memory is touched only where entries are written.
 class KvCache {
  public:
-  /// In the memory of `device`. layers: by layer of the network; those of one group have one width.
-  /// Throws Error when the device has no such memory.
+  /// In the memory of `device`. layers: by layer of the cache. dtype: float32 or bfloat16, of the
+  /// layers that are not float32 anyway. Throws Error when the device has no such memory.
   KvCache(const Device& device, CacheConfig config, std::vector<CacheLayerSpec> layers,
           DType dtype);
 
@@ -28,9 +28,9 @@ class KvCache {
  private:
   CacheConfig config_;
   std::vector<CacheLayerSpec> layers_;
-  std::vector<int32_t> layer_in_group_;
+  std::vector<int64_t> layer_offsets_;  // in a page, in bytes
   DType dtype_;
-  int64_t page_elements_;
+  int64_t page_bytes_;
   Buffer memory_;
 };
 

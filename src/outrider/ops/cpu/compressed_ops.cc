@@ -143,7 +143,7 @@ void CpuOps::Compress(const Context& context, const CompressorShape& shape,
   const std::span<const AttentionSpan> spans = Cast(inputs).per_head(args.tokens.group);
   const int64_t* slots = Cast(inputs).slots(args.entries.group);
   ForSpanRows(context, spans, [&](int32_t row, int32_t position, size_t s) {
-    if (slots[row] < 0) return;
+    if (slots[row] < 0 || (position + 1) % shape.ratio != 0) return;
     const AttentionSpan& span = spans[s];
     RowScratch& scratch = ScratchOfRow();
     const auto width = static_cast<size_t>(shape.width);
@@ -166,7 +166,8 @@ void CpuOps::Compress(const Context& context, const CompressorShape& shape,
     for (size_t i = 0; i < width; ++i) out[i] /= sum[i];
     FillAngles(first, args.frequencies, args.magnitude, cos, sin);
     FinishEntry(shape, args.norm, cos, sin, out);
-    StoreEntry(args.entries, slots[row], out);
+    // Slots count tokens; blocks are whole entries.
+    StoreEntry(args.entries, slots[row] / shape.ratio, out);
   });
 }
 
