@@ -23,8 +23,8 @@ CacheGroupSpec Full(int32_t tokens_per_block, int32_t unit_tokens = 1) {
 CacheGroupSpec Window(int32_t window, int32_t tokens_per_block) {
   return {.name = "window",
           .kind = kSlidingWindow,
-          .window = window,
-          .tokens_per_block = tokens_per_block};
+          .tokens_per_block = tokens_per_block,
+          .window = window};
 }
 
 std::vector<int32_t> NumberedTokens(int32_t count, int32_t first = 0) {

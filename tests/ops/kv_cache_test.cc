@@ -58,8 +58,8 @@ TEST(KvCacheTest, GroupsShareThePages) {
   const CacheConfig config{.groups = {{.name = "full", .tokens_per_block = 8},
                                       {.name = "window",
                                        .kind = CacheGroupKind::kSlidingWindow,
-                                       .window = 20,
-                                       .tokens_per_block = 8},
+                                       .tokens_per_block = 8,
+                                       .window = 20},
                                       {.name = "compressed", .tokens_per_block = 32}},
                            .num_pages = 5};
   KvCache cache(HostDevice(), config, {{0, 16}, {1, 16}, {2, 4, 4}, {1, 16}}, DType::kF32);

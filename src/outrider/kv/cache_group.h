@@ -27,8 +27,8 @@ enum class CacheGroupKind : uint8_t {
 struct CacheGroupSpec {
   std::string name = {};  // for `outrider explain`
   CacheGroupKind kind = CacheGroupKind::kFullHistory;
-  int32_t window = 0;            // kSlidingWindow: tokens, at least 1
   int32_t tokens_per_block = 1;  // a multiple of unit_tokens
+  int32_t window = 0;            // kSlidingWindow: tokens, at least 1
   int32_t unit_tokens = 1;       // a multiple of the ratios of all layers
   int64_t unit_bytes = 0;        // of the entries of all layers for so many tokens
   int32_t layers = 1;
