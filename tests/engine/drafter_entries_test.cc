@@ -13,6 +13,7 @@
 #include "tests/engine/entry_checking_executor.h"
 #include "tests/engine/test_engine.h"
 #include "tests/networks/small_step_model.h"
+#include "tests/networks/small_v4_model.h"
 
 namespace outrider {
 namespace {
@@ -27,6 +28,7 @@ struct EntriesCase {
   int32_t window = 20;
   bool synthetic = false;  // drafts are accepted at given rates, else by chance
   bool late = false;
+  bool v4 = false;  // DeepSeek-V4, whose window is the model's
   std::vector<DraftRange> draft_ranges = {};
 };
 
@@ -34,8 +36,9 @@ void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
 
 class DrafterEntriesTest : public testing::TestWithParam<EntriesCase> {};
 
-/// Prompts of 1 to 90 tokens, many with a common beginning.
-std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count) {
+/// Prompts of 1 to 90 tokens, many with a common beginning before them: of 20 to 100 tokens or, where
+/// requests resume after more than 20 only, of up to twice so many.
+std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count, int resume) {
   std::mt19937 random(seed);
   const auto uniform = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
@@ -43,14 +46,15 @@ std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count) {
   std::vector<GenerationRequest> requests;
   for (int i = 0; i < count; ++i) {
     GenerationRequest request;
-    for (int n = i % 5 == 0 ? uniform(1, 4) : uniform(5, 90); n > 0; --n) {
+    const int first = i < 4 && resume > 20 ? 2 * resume : 0;
+    for (int n = first + (i % 5 == 0 ? uniform(1, 4) : uniform(5, 90)); n > 0; --n) {
       request.prompt_token_ids.push_back(uniform(6, kEntriesVocab - 1));
     }
     if (i >= 4 && i % 4 != 0) {
       const auto& other = requests[static_cast<size_t>(uniform(0, i - 1))].prompt_token_ids;
       // Many go on differently within a few tokens after a place where requests resume.
-      const auto shared =
-          std::min<std::ptrdiff_t>(std::ssize(other), 20 * uniform(1, 5) + uniform(0, 4));
+      const int length = resume > 20 ? resume * uniform(1, 2) : 20 * uniform(1, 5);
+      const auto shared = std::min<std::ptrdiff_t>(std::ssize(other), length + uniform(0, 4));
       request.prompt_token_ids.insert(request.prompt_token_ids.begin(), other.begin(),
                                       other.begin() + shared);
     }
@@ -65,12 +69,13 @@ std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count) {
 
 TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const EntriesCase& test = GetParam();
-  const SmallStepModel model(kEntriesVocab, test.window);
+  const SmallStepModel step_model(kEntriesVocab, test.window);
+  const SmallV4Model v4_model(kEntriesVocab);
   EntryCounts counts;
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 3; ++seed) {
     TestEngineOptions options;
-    options.checkpoint = model.directory();
+    options.checkpoint = test.v4 ? v4_model.directory() : step_model.directory();
     options.dummy_seed = 3 + seed;
     options.cache_form = KvCacheForm::kHeads;
     options.drafter = test.drafter;
@@ -80,7 +85,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.block_size = 4;
     options.max_num_batched_tokens = 24 + static_cast<int32_t>(seed) * 40;
     options.max_num_seqs = 6;
-    options.max_model_len = 240;
+    options.max_model_len = test.v4 ? 500 : 240;
     // Little more than one request may need: some are preempted.
     const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + 3;
     options.num_blocks =
@@ -97,7 +102,8 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
           std::move(parts), EntryCheckingExecutor::Options{.chain = chain, .k = test.k}, &counts);
     };
     const auto engine = MakeTestEngine(options);
-    const std::vector<GenerationRequest> requests = EntryRequests(seed, 30);
+    const std::vector<GenerationRequest> requests =
+        EntryRequests(seed, 30, TestCacheConfig(options).TokensPerResume());
     std::vector<Generated> out(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       Submit(*engine, requests[i], &out[i]);
@@ -141,7 +147,16 @@ INSTANTIATE_TEST_SUITE_P(
                     .drafter = DrafterKind::kRepeated,
                     .form = DraftForm::kPadded,
                     .window = 5,
-                    .synthetic = true}),
+                    .synthetic = true},
+        EntriesCase{
+            .name = "V4Repeated5", .drafter = DrafterKind::kRepeated, .k = 5, .synthetic = true,
+            .v4 = true},
+        EntriesCase{.name = "V4Repeated3PaddedLate",
+                    .drafter = DrafterKind::kRepeated,
+                    .form = DraftForm::kPadded,
+                    .synthetic = true,
+                    .late = true,
+                    .v4 = true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

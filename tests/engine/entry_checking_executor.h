@@ -120,7 +120,7 @@ class EntryCheckingExecutor : public Executor {
         .draft_tokens = {},
         .samples = false,
         .block_tables = tables}});
-    const int64_t width = model_.hidden_size();
+    const int64_t width = model_.output_width();
     const size_t before = hidden.size();
     hidden.resize(static_cast<size_t>(end * width));
     model_.Forward(layout, cache, {hidden.data() + before, end - first, width});
@@ -159,18 +159,21 @@ class EntryCheckingExecutor : public Executor {
                                .block_tables = fresh_tables};
     const auto drafter = MakeDrafter(fresh);
     drafter->Propose({&request, 1}, options_.k,
-                     MatrixView<float>(hidden.data(), slot.computed, model_.hidden_size()),
+                     MatrixView<float>(hidden.data(), slot.computed, model_.output_width()),
                      {drafts.data(), 1, options_.k});
     const auto known = static_cast<int32_t>(slot.tokens.size());
-    const auto target_layers = static_cast<int32_t>(model_.config().num_hidden_layers());
+    const int32_t target_layers =
+        FirstCacheLayer(model_.config(), model_.config().num_hidden_layers());
     const int32_t modules = options_.chain ? options_.k : 1;
     for (int32_t layer = 0; layer < target_layers + modules; ++layer) {
       const int32_t m = layer - target_layers;
-      for (int32_t p = 0; p < slot.computed; ++p) {
+      const int32_t ratio = needs.layers[static_cast<size_t>(layer)].ratio;
+      const int32_t g = cache_.group_of(layer);
+      const CacheGroupSpec& group = config.groups[static_cast<size_t>(g)];
+      // Entries, by the last token that each stands for.
+      for (int32_t p = ratio - 1; p < slot.computed; p += ratio) {
         // Without a draft for its last token a module's row may hold anything: it runs again.
         if (m >= 0 && p + 1 + m >= known + num_drafts) continue;
-        const int32_t g = cache_.group_of(layer);
-        const CacheGroupSpec& group = config.groups[static_cast<size_t>(g)];
         const auto block = static_cast<size_t>(p / group.tokens_per_block);
         const int32_t page = tables.blocks(g)[block];
         if (page == CacheTables::kNoPage) {
@@ -181,7 +184,7 @@ class EntryCheckingExecutor : public Executor {
           continue;
         }
         const int32_t fresh_page = fresh_tables[static_cast<size_t>(g)][block];
-        const int32_t in_block = p % group.tokens_per_block;
+        const int32_t in_block = p % group.tokens_per_block / ratio;
         ASSERT_TRUE(SameEntry(cache_.layer(layer), page, fresh.layer(layer), fresh_page, in_block))
             << "layer " << layer << " position " << p << " of " << slot.computed << ", prompt "
             << slot.parameters->prompt_length;

@@ -2,7 +2,9 @@
 // prefix hits, priorities, grammars and aborts, against each alone without any of it. Tokens and
 // logprob bits must be equal.
 //
-//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1]
+//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
+//
+// With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
 // With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
 // launched while one is in flight.
@@ -23,6 +25,7 @@
 #include "tests/engine/random_requests.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_step_model.h"
+#include "tests/networks/small_v4_model.h"
 
 namespace outrider {
 namespace {
@@ -32,11 +35,13 @@ struct Arguments {
   int64_t seconds = INT64_MAX;
   uint32_t seed = 1;
   bool late = false;
+  bool v4 = false;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
-             "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1]\n");
+             "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
+             "[--v4 1]\n");
   std::exit(2);
 }
 
@@ -57,6 +62,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.seed = static_cast<uint32_t>(value);
     } else if (name == "--late") {
       arguments.late = value != 0;
+    } else if (name == "--v4") {
+      arguments.v4 = value != 0;
     } else {
       RefuseArguments();
     }
@@ -73,27 +80,43 @@ class Different : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+enum class Shape {
+  kV3,      // latent attention, three chained MTP modules
+  kStep,    // Step-3.5, which has two cache groups
+  kV4,      // DeepSeek-V4 with its MTP module
+};
+
 /// Requests run alone once per model.
 struct ModelChoice {
   const char* name;
   DType dtype;
-  std::optional<uint64_t> dummy_seed;  // set: random weights in the small shapes
-  bool windows = false;                // the small Step-3.5, which has two cache groups
+  std::optional<uint64_t> dummy_seed = std::nullopt;  // set: random weights in the small shapes
+  Shape shape = Shape::kV3;
 };
 
 // Most rounds run a small model: what is tested is everything around it, too.
 constexpr std::array kModels = {
-    ModelChoice{"bundled, bfloat16", DType::kBF16, std::nullopt},
-    ModelChoice{"bundled, float32", DType::kF32, std::nullopt},
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"bundled, float32", DType::kF32},
     ModelChoice{"small, bfloat16", DType::kBF16, 5},
     ModelChoice{"small, float32", DType::kF32, 6},
-    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, true},
-    ModelChoice{"small with windows, float32", DType::kF32, 8, true},
+    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"small with windows, float32", DType::kF32, 8, Shape::kStep},
+    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
+    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+};
+
+constexpr std::array kV4Models = {
+    ModelChoice{"bundled V4, bfloat16", DType::kBF16, std::nullopt, Shape::kV4},
+    ModelChoice{"bundled V4, float32", DType::kF32, std::nullopt, Shape::kV4},
+    ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
+    ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
 };
 
 class Fuzz {
  public:
-  explicit Fuzz(const Arguments& arguments) : late_(arguments.late), random_(arguments.seed) {}
+  explicit Fuzz(const Arguments& arguments)
+      : late_(arguments.late), v4_(arguments.v4), random_(arguments.seed) {}
 
   int64_t preemptions() const { return preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
@@ -102,12 +125,12 @@ class Fuzz {
   /// One engine, some requests. Returns their number; throws Different.
   int Round(uint32_t round_seed) {
     random_.seed(round_seed);
-    const int kind = Uniform(0, 39);
-    const ModelChoice& model = kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % 4));
+    const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
     if (late_) options.late_seed = round_seed;
     std::vector<GenerationRequest> requests =
-        RandomRequests(round_seed, kind < 2 ? Uniform(2, 12) : Uniform(4, 48));
+        RandomRequests(round_seed, model.dummy_seed ? Uniform(4, 48) : Uniform(2, 12));
+    if (model.shape == Shape::kV4) LengthenPrompts(requests);
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
     AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
 
@@ -146,13 +169,40 @@ class Fuzz {
  private:
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
+  const ModelChoice& RandomModel() {
+    if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
+    const int kind = Uniform(0, 39);
+    return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
+  }
+
+  /// Half of them begin with up to 270 tokens of one text: windows and compressed entries are cut
+  /// and found again.
+  void LengthenPrompts(std::vector<GenerationRequest>& requests) {
+    std::vector<int32_t> text(270);
+    for (int32_t& token : text) token = Uniform(6, 1548);
+    for (GenerationRequest& request : requests) {
+      if (Uniform(0, 1) == 0) continue;
+      auto& prompt = request.prompt_token_ids;
+      prompt.resize(std::min<size_t>(prompt.size(), 60));
+      const int length = Uniform(0, 1) == 0 ? 270 : Uniform(1, 270);
+      prompt.insert(prompt.begin(), text.begin(), text.begin() + length);
+    }
+  }
+
   TestEngineOptions ModelOptions(const ModelChoice& model) const {
     TestEngineOptions o;
-    if (model.dummy_seed) o.checkpoint = small_model_.directory();
-    if (model.windows) {
-      o.checkpoint = small_step_model_.directory();
-      o.cache_form = KvCacheForm::kHeads;
+    switch (model.shape) {
+      case Shape::kV3:
+        if (model.dummy_seed) o.checkpoint = small_model_.directory();
+        break;
+      case Shape::kStep:
+        o.checkpoint = small_step_model_.directory();
+        break;
+      case Shape::kV4:
+        o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
+        break;
     }
+    if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     return o;
@@ -160,10 +210,13 @@ class Fuzz {
 
   TestEngineOptions RandomOptions(const ModelChoice& model) {
     TestEngineOptions o = ModelOptions(model);
-    constexpr std::array kDrafters = {DrafterKind::kNone,  DrafterKind::kChain,
-                                      DrafterKind::kChain, DrafterKind::kRepeated,
-                                      DrafterKind::kNgram, DrafterKind::kFake};
-    o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - 1)));
+    using enum DrafterKind;
+    constexpr std::array kDrafters = {kNone, kChain, kChain, kRepeated, kNgram, kFake};
+    // DeepSeek-V4 has one module.
+    constexpr std::array kV4Drafters = {kNone, kRepeated, kRepeated, kRepeated, kRepeated, kNgram};
+    static_assert(kDrafters.size() == kV4Drafters.size());
+    const auto drafter = static_cast<size_t>(Uniform(0, kDrafters.size() - 1));
+    o.drafter = model.shape == Shape::kV4 ? kV4Drafters.at(drafter) : kDrafters.at(drafter);
     o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
@@ -177,7 +230,7 @@ class Fuzz {
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.exact_prefix = Uniform(0, 1) == 0;
-    if (model.windows) return o;
+    if (model.shape != Shape::kV3) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
       o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
@@ -299,8 +352,10 @@ class Fuzz {
   }
 
   bool late_;
+  bool v4_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
+  SmallV4Model small_v4_model_{kSmallVocab};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;

@@ -1,5 +1,5 @@
-// The target of DeepSeek-V4 against the golden file of the bundled checkpoint, and its rows in any
-// batch, chunk and role.
+// DeepSeek-V4 and its MTP module against the golden file of the bundled checkpoint, and the target's
+// rows in any batch, chunk and role.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,8 +28,7 @@ class DeepSeekV4Golden : public ::testing::Test {
   DeepSeekV4Golden() : DeepSeekV4Golden(SelectIsa()) {}
   explicit DeepSeekV4Golden(Isa isa)
       : golden_(GoldenDirectory() / "tiny-v4" / "golden.safetensors"),
-        loaded_(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark", DType::kF32,
-                isa, 2, KvCacheForm::kHeads) {
+        loaded_(TinyV4Directory(), DType::kF32, isa, 2, KvCacheForm::kHeads) {
     for (int c = 0; c < kCases; ++c) {
       ids_.push_back(golden_.Read<int32_t>(fmt::format("case{}.ids", c)));
     }
@@ -78,7 +77,7 @@ class DeepSeekV4Golden : public ::testing::Test {
       std::vector<float> hidden(static_cast<size_t>(layout_->num_rows()) * Width());
       test_.network().Forward(
           *layout_, *cache_,
-          Tensor(hidden.data(), layout_->num_rows(), test_.network().hidden_size()));
+          Tensor(hidden.data(), layout_->num_rows(), test_.network().output_width()));
       for (const RequestRows& rows : layout_->requests()) {
         const auto c = static_cast<size_t>(rows.slot);
         const int32_t count = rows.query_length - rows.num_drafts;
@@ -89,9 +88,27 @@ class DeepSeekV4Golden : public ::testing::Test {
       }
     }
 
+    /// Runs the MTP module on a whole case, which the target has run: all positions but the last.
+    /// hidden [tokens - 1, width].
+    void RunModule(int c, std::vector<float>& hidden) {
+      const std::vector<int32_t>& ids = test_.ids_[static_cast<size_t>(c)];
+      layout_->Assign(std::vector{RequestWork{.phase = Phase::kPromptChunk,
+                                              .context_length = 0,
+                                              .tokens = std::span(ids).subspan(1),
+                                              .draft_tokens = {},
+                                              .samples = false,
+                                              .block_tables = tables_[static_cast<size_t>(c)]}});
+      const int64_t width = test_.network().output_width();
+      hidden.resize(static_cast<size_t>((test_.Length(c) - 1) * width));
+      test_.network().ForwardMtp(
+          0, *layout_, *cache_,
+          Tensor(hidden_[static_cast<size_t>(c)].data(), test_.Length(c) - 1, width),
+          Tensor(hidden.data(), test_.Length(c) - 1, width));
+    }
+
     int32_t Left(int c) const { return test_.Length(c) - done_[static_cast<size_t>(c)]; }
     std::vector<std::vector<float>>& hidden() { return hidden_; }
-    size_t Width() const { return static_cast<size_t>(test_.network().hidden_size()); }
+    size_t Width() const { return static_cast<size_t>(test_.network().output_width()); }
 
    private:
     static constexpr int32_t kMostDrafts = 5;
@@ -114,17 +131,24 @@ class DeepSeekV4Golden : public ::testing::Test {
     std::unique_ptr<BatchLayout> layout_;
   };
 
-  /// The largest difference of a log-probability in the rows that the golden file has, the last.
-  double LargestDifference(int c, std::vector<float>& hidden) {
-    const std::string name = fmt::format("case{}.logits", c);
+  /// The last `count` of `length` rows.
+  static std::vector<int32_t> LastRows(int64_t length, int64_t count) {
+    std::vector<int32_t> rows(static_cast<size_t>(count));
+    std::iota(rows.begin(), rows.end(), static_cast<int32_t>(length - count));
+    return rows;
+  }
+
+  /// The largest difference of a log-probability of a head in the rows that the golden file has,
+  /// the last.
+  double LargestDifference(const std::string& name, int32_t module, std::vector<float>& hidden) {
     const auto want = golden_.Read<float>(name);
     const int64_t rows = golden_.Shape(name)[0];
     const int64_t vocab = network().vocab_size();
-    std::vector<int32_t> last(static_cast<size_t>(rows));
-    std::iota(last.begin(), last.end(), Length(c) - static_cast<int32_t>(rows));
+    const int64_t width = network().output_width();
+    const int64_t length = static_cast<int64_t>(hidden.size()) / width;
     std::vector<float> got(want.size());
-    network().Logits(Network::kTarget, Tensor(hidden.data(), Length(c), network().hidden_size()),
-                     last, Tensor(got.data(), rows, vocab));
+    network().Logits(module, Tensor(hidden.data(), length, width), LastRows(length, rows),
+                     Tensor(got.data(), rows, vocab));
     double worst = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const auto log_sum = [&](const std::vector<float>& logits) {
@@ -153,8 +177,35 @@ TEST_F(DeepSeekV4Golden, LogProbabilitiesOfAllCases) {
   Requests requests(*this);
   for (int c = 0; c < kCases; ++c) {
     requests.Step({{.golden_case = c, .count = Length(c)}});
-    EXPECT_LT(LargestDifference(c, requests.hidden()[static_cast<size_t>(c)]), 1e-3)
+    const std::string name = fmt::format("case{}.logits", c);
+    EXPECT_LT(LargestDifference(name, Network::kTarget, requests.hidden()[static_cast<size_t>(c)]),
+              1e-3)
         << "case " << c;
+  }
+}
+
+TEST_F(DeepSeekV4Golden, HiddenRowsAndLogProbabilitiesOfTheMtpModule) {
+  ASSERT_EQ(network().num_mtp_modules(), 1);
+  Requests requests(*this);
+  for (int c = 0; c < kCases; ++c) {
+    SCOPED_TRACE(c);
+    requests.Step({{.golden_case = c, .count = Length(c)}});
+    std::vector<float> hidden;
+    requests.RunModule(c, hidden);
+    EXPECT_LT(LargestDifference(fmt::format("case{}.mtp0.logits", c), 0, hidden), 1e-3);
+    const std::string name = fmt::format("case{}.mtp0.hidden", c);
+    const auto want = golden_.Read<float>(name);
+    const int64_t rows = golden_.Shape(name)[0];
+    std::vector<float> got(want.size());
+    network().HeadInput(0, Tensor(hidden.data(), Length(c) - 1, network().output_width()),
+                        LastRows(Length(c) - 1, rows),
+                        Tensor(got.data(), rows, network().hidden_size()));
+    double worst = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double difference = std::fabs(got[i] - want[i]);
+      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+    }
+    EXPECT_LT(worst, 1e-3);
   }
 }
 

@@ -43,8 +43,14 @@ inline std::filesystem::path GoldenDirectory() {
   return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 }
 
+/// DeepSeek-V4 with its MTP module; the same target with a DSpark drafter is the folder above.
+inline std::filesystem::path TinyV4Directory() {
+  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark/mtp1";
+}
+
 /// The checkpoint that a folder of tests/golden belongs to.
 inline std::filesystem::path CheckpointDirectory(const std::string& golden) {
+  if (golden == "tiny-v4") return TinyV4Directory();
   return golden == "tiny-v3-mtp3" ? TinyModelDirectory() : GoldenDirectory() / golden;
 }
 

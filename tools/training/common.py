@@ -348,8 +348,9 @@ def finish(m, tok, a, config, hf_class):
                 h, ctx, _ = m.draft(k, ctx[:, :t], x[:, k + 1:k + 1 + t])
                 gold[f"case{i}.mtp{k}.hidden"] = h[0].cpu()
                 gold[f"case{i}.mtp{k}.logits"] = m.lm_head(h)[0].cpu()
-        for n in list(gold):  # all but the first case keep their last 16 positions
-            gold[n] = (gold[n][-16:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
+        for n in list(gold):  # all but the first case keep their last 16 positions, of logits the last 4
+            last = 4 if n.endswith("logits") else 16
+            gold[n] = (gold[n][-last:] if not n.startswith("case0.") and gold[n].ndim == 2 else gold[n]).contiguous().clone()
         save_file(gold, os.path.join(out, "golden.safetensors"))
         js = []
         for p in chat[:24] + fewp[:8] + st[:8]:

@@ -127,11 +127,11 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
 void InlineExecutor::Forward() {
   const Ops& ops = parts_.model->device().ops;
   const int64_t rows = layout_.num_rows();
-  const int64_t width = parts_.model->hidden_size();
-  hidden_ = FirstRows(ops, hidden_memory_, rows, width);
+  hidden_ = FirstRows(ops, hidden_memory_, rows, parts_.model->output_width());
   taps_.clear();
   if (parts_.drafter && !parts_.drafter->taps().empty()) {
     const std::span<const int32_t> layers = parts_.drafter->taps();
+    const int64_t width = parts_.model->hidden_size();
     tapped_ = FirstRows(ops, tapped_memory_, rows, static_cast<int64_t>(layers.size()) * width);
     for (const int32_t layer : layers) {
       const auto column = static_cast<int64_t>(taps_.size()) * width;

@@ -78,7 +78,7 @@ class InlineExecutor : public Executor {
   std::vector<int32_t> num_drafts_;
   std::unique_ptr<RowMemory> hidden_memory_;
   std::unique_ptr<RowMemory> tapped_memory_;
-  Tensor hidden_;  // [rows, hidden]
+  Tensor hidden_;  // [rows, the output width]
   Tensor tapped_;  // [rows, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
   std::vector<DraftRequest> draft_requests_;

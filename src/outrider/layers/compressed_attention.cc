@@ -54,7 +54,29 @@ SelectedEntries Select(const Context& context, const CompressedSpec& spec, const
                             .keys = keys});
 }
 
+/// Where the rotated values of a head or row of the window begin.
+int32_t RotaryOffset(const CompressedStep& step) {
+  return step.caches[0].width - static_cast<int32_t>(2 * step.frequencies.size());
+}
+
+/// kv [rows, D], of wkv, may change.
+void StoreWindowRows(const Context& context, const CompressedWeights& w, const CompressedStep& step,
+                     Tensor kv) {
+  const Ops& ops = context.ops;
+  ops.Norm(context, kv, w.kv_norm, step.norm_eps, kv);
+  ops.Rotate(context, kv, 1, RotaryOffset(step), step.rotary);
+  ops.WriteEntries(context, step.inputs, kv, step.caches[0]);
+}
+
 }  // namespace
+
+void WriteWindowRows(const Context& context, const CompressedSpec& spec, const CompressedWeights& w,
+                     const CompressedStep& step, Tensor x) {
+  const Scratch::Frame frame(context.arena);
+  const Tensor kv = context.Rows(x.rows, spec.head_dim);
+  context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv, .y = kv}});
+  StoreWindowRows(context, w, step, kv);
+}
 
 void CompressedForward(const Context& context, const CompressedSpec& spec,
                        const CompressedWeights& w, const CompressedStep& step, Tensor x,
@@ -62,17 +84,14 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const auto heads = static_cast<int32_t>(spec.heads);
-  const LayerCache window = step.caches[0];
-  const auto offset = window.width - static_cast<int32_t>(2 * step.frequencies.size());
+  const int32_t offset = RotaryOffset(step);
 
   const Tensor queries = context.Rows(x.rows, spec.q_lora);
   const Tensor kv = context.Rows(x.rows, spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = queries},
                                    Product{.x = x, .w = &w.kv, .y = kv}});
   ops.Norm(context, queries, w.q_norm, step.norm_eps, queries);
-  ops.Norm(context, kv, w.kv_norm, step.norm_eps, kv);
-  ops.Rotate(context, kv, 1, offset, step.rotary);
-  ops.WriteEntries(context, step.inputs, kv, window);
+  StoreWindowRows(context, w, step, kv);
   const Tensor q = context.Rows(x.rows, spec.heads * spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = queries, .w = &w.q_b, .y = q}});
   ops.NormHeads(context, q, heads, step.ones, step.norm_eps);
@@ -86,7 +105,8 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
                                   .q = q,
                                   .out = attended,
                                   .sinks = w.sinks,
-                                  .window_rows = window,
+                                  .window_rows = step.caches[0],
+                                  .in_blocks = step.in_blocks,
                                   .entries = {},
                                   .selected = nullptr};
   SelectedEntries selected;

@@ -47,7 +47,13 @@ struct CompressedStep {
   const float* ones = nullptr;         // [D]
   float norm_eps = 0;
   std::span<const LayerCache> caches;  // of the layer, in the order of FirstCacheLayer
+  bool in_blocks = false;              // see CompressedAttentionArgs
 };
+
+/// Writes the rows of the window that the rows x [rows, hidden] of the step leave, x as for
+/// CompressedForward.
+void WriteWindowRows(const Context& context, const CompressedSpec& spec,
+                     const CompressedWeights& weights, const CompressedStep& step, Tensor x);
 
 /// out = attention(x) for the rows of the step. Writes what the rows leave in the caches first and
 /// reads everything back from them. All rows take one path, whatever their role. x [rows, hidden]

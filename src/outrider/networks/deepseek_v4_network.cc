@@ -1,6 +1,7 @@
 #include "outrider/networks/deepseek_v4_network.h"
 
-#include <algorithm>
+#include <array>
+#include <numeric>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -9,103 +10,102 @@ namespace outrider {
 
 namespace {
 
-const CompressedSpec& AttentionOf(const LayerSpec& layer) {
-  return std::get<CompressedSpec>(layer.attention);
+/// The streams of rows [rows, S * hidden] as rows of their own [rows * S, hidden].
+Tensor EachStream(Tensor streams, int64_t hidden) {
+  OUTRIDER_CHECK(streams.stride == streams.cols);
+  return {streams.data, streams.dtype, streams.rows * streams.cols / hidden, hidden, hidden};
 }
 
-HyperShape ShapeOfStreams(const ModelConfig& config) {
-  const HyperConnectionSpec& residual = config.layers.front().residual;
-  return {.streams = static_cast<int32_t>(residual.streams),
-          .iterations = static_cast<int32_t>(residual.iterations),
-          .eps = static_cast<float>(residual.eps),
-          .norm_eps = static_cast<float>(config.rms_norm_eps)};
+/// Copies the first stream of every row to the others.
+void RepeatFirstStream(const Context& context, Tensor streams, int64_t hidden) {
+  for (int64_t first = hidden; first < streams.cols; first += hidden) {
+    context.ops.Copy(context, streams.Columns(0, hidden), streams.Columns(first, hidden));
+  }
 }
 
 }  // namespace
 
 DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights,
                                      const NetworkOptions& options)
-    : Network(std::move(config), options, /*num_modules=*/0),
+    : Network(std::move(config), options, static_cast<int32_t>(weights.mtp.size())),
       weights_(std::move(weights)),
-      streams_(ShapeOfStreams(this->config())) {
+      layers_(this->config()) {
   OUTRIDER_CHECK(options.attention.cache_form() == KvCacheForm::kHeads);
-  int64_t widest = 0;
-  for (const LayerSpec& layer : this->config().layers) {
-    const auto index = static_cast<int64_t>(first_cache_layers_.size());
-    first_cache_layers_.push_back(FirstCacheLayer(this->config(), index));
-    rotary_numbers_.push_back(
-        {rotary_.Add(layer.rotary), rotary_.Add(layer.rotary, /*inverse=*/true)});
-    widest = std::max(widest, AttentionOf(layer).head_dim);
-  }
-  first_cache_layers_.push_back(
-      FirstCacheLayer(this->config(), this->config().num_hidden_layers()));
-  ones_.assign(static_cast<size_t>(widest), 1.0F);
+  int64_t index = 0;
+  for (const DeepSeekV4LayerWeights& w : weights_.layers) layers_.Add(this->config(), index++, w);
+  for (const DeepSeekV4MtpWeights& w : weights_.mtp) layers_.Add(this->config(), index++, w.layer);
 }
 
 void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                   std::span<const LayerTap> taps) {
   OUTRIDER_CHECK(taps.empty(), "its layers have no single residual stream to tap");
   const Context context = MakeContext();
-  const Step step = {inputs, cache, rotary_.Rows(context, inputs)};
-  const int64_t width = config().hidden_size;
-  const Tensor streams = context.Rows(inputs.num_rows(), streams_.streams * width);
+  const auto step = layers_.MakeStep(context, inputs, cache);
+  const int64_t width = layers_.hidden_size();
+  const Tensor streams = hidden.Rows(0, inputs.num_rows());
   context.ops.Embed(context, weights_.embedding, inputs, false, streams.Columns(0, width));
-  for (int32_t s = 1; s < streams_.streams; ++s) {
-    context.ops.Copy(context, streams.Columns(0, width), streams.Columns(s * width, width));
-  }
-  for (size_t i = 0; i < weights_.layers.size(); ++i) RunLayer(context, i, step, streams);
-  const Tensor out = hidden.Rows(0, inputs.num_rows());
-  ContractStreams(context, streams_, weights_.head_streams, streams, out);
-  context.ops.Norm(context, out, weights_.norm, streams_.norm_eps, out);
+  RepeatFirstStream(context, streams, width);
+  for (size_t i = 0; i < weights_.layers.size(); ++i) layers_.Run(context, i, step, streams);
 }
 
-void DeepSeekV4Network::RunLayer(const Context& context, size_t index, const Step& step,
-                                 Tensor streams) const {
-  const Scratch::Frame frame(context.arena);
+void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
+  const Context context = MakeContext();
   const Ops& ops = context.ops;
-  const DeepSeekV4LayerWeights& w = weights_.layers[index];
-  const Tensor x = context.Rows(streams.rows, config().hidden_size);
-  const Tensor y = context.Rows(streams.rows, config().hidden_size);
+  const DeepSeekV4MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
+  const size_t layer = weights_.layers.size() + static_cast<size_t>(pass.m);
+  const int64_t hidden = layers_.hidden_size();
+  const float eps = layers_.streams().norm_eps;
+  const int64_t num_entries = pass.entries.num_rows();
+  const int64_t num_outputs = pass.outputs.num_rows();
+  const int64_t rows = num_entries + num_outputs;
+
+  // Every stream = e_proj enorm(embedding) + h_proj hnorm(stream).
+  const Tensor streams = context.Rows(rows, layers_.width());
   {
-    const Scratch::Frame of_attention(context.arena);
-    const Tensor mixing = MixStreams(context, streams_, w.attention_streams, streams, x);
-    ops.Norm(context, x, w.attention_norm, streams_.norm_eps, x);
-    RunAttention(context, index, step, x, y);
-    ops.HyperAdd(context, streams_, mixing, y, streams);
+    const Scratch::Frame frame(context.arena);
+    const Tensor embedding = context.Rows(rows, hidden);
+    ops.Embed(context, weights_.embedding, pass.entries, false, embedding.Rows(0, num_entries));
+    ops.Embed(context, weights_.embedding, pass.outputs, false,
+              embedding.Rows(num_entries, num_outputs));
+    ops.Norm(context, embedding, w.embedding_norm, eps, embedding);
+    ops.Multiply(context, std::array{Product{.x = embedding,
+                                             .w = &w.embedding_projection,
+                                             .y = streams.Columns(0, hidden)}});
+    RepeatFirstStream(context, streams, hidden);
+    const Tensor previous = context.Rows(rows, layers_.width());
+    ops.Copy(context, pass.previous.Rows(0, rows), previous);
+    const Tensor each = EachStream(previous, hidden);
+    ops.Norm(context, each, w.hidden_norm, eps, each);
+    ops.Multiply(context, std::array{Product{.x = each,
+                                             .w = &w.hidden_projection,
+                                             .y = EachStream(streams, hidden),
+                                             .accumulate = true}});
   }
-  const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
-  ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
-  ops.SetZero(context, y);
-  MixtureOfExperts(context, *config().layers[index].moe(), w.mlp, step.inputs, x, y);
-  ops.HyperAdd(context, streams_, mixing, y, streams);
-}
-
-void DeepSeekV4Network::RunAttention(const Context& context, size_t index, const Step& step,
-                                     Tensor x, Tensor y) const {
-  const auto [forward, back] = rotary_numbers_[index];
-  std::vector<LayerCache> caches;
-  for (int32_t c = first_cache_layers_[index]; c < first_cache_layers_[index + 1]; ++c) {
-    caches.push_back(step.cache.layer(c));
+  if (num_entries > 0) {
+    layers_.WriteEntries(context, layer, layers_.MakeStep(context, pass.entries, cache),
+                         streams.Rows(0, num_entries));
   }
-  CompressedForward(context, AttentionOf(config().layers[index]), weights_.layers[index].attention,
-                    {.inputs = step.inputs,
-                     .rotary = step.rotary[static_cast<size_t>(forward)],
-                     .back = step.rotary[static_cast<size_t>(back)],
-                     .frequencies = rotary_.frequencies(forward),
-                     .magnitude = static_cast<float>(config().layers[index].rotary.Magnitude()),
-                     .ones = ones_.data(),
-                     .norm_eps = streams_.norm_eps,
-                     .caches = caches},
-                    x, y);
+  if (num_outputs == 0) return;
+  const Tensor out = streams.Rows(num_entries, num_outputs);
+  layers_.Run(context, layer, layers_.MakeStep(context, pass.outputs, cache), out);
+  ops.Copy(context, out, pass.hidden.Rows(0, num_outputs));
 }
 
-void DeepSeekV4Network::RunMtp(const ModulePass& /*pass*/, KvCache& /*cache*/) {
-  OUTRIDER_CHECK(false, "it has no modules");
-}
-
-HeadRows DeepSeekV4Network::RunBeforeHead(const Context& /*context*/, int32_t /*module*/,
-                                          Tensor hidden, std::span<const int32_t> rows) {
-  return {weights_.head, hidden, rows};
+HeadRows DeepSeekV4Network::RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
+                                          std::span<const int32_t> rows) {
+  const DeepSeekV4HeadWeights& w =
+      module == kTarget ? weights_.before_head : weights_.mtp[static_cast<size_t>(module)].before_head;
+  const auto count = static_cast<int64_t>(rows.size());
+  const Tensor x = context.Rows(count, layers_.hidden_size());
+  const Tensor streams = context.Rows(count, hidden.cols);
+  head_rows_.resize(rows.size());
+  std::iota(head_rows_.begin(), head_rows_.end(), 0);
+  copies_.clear();
+  for (const int32_t row : head_rows_) copies_.Add(rows[static_cast<size_t>(row)], row);
+  context.ops.CopyRows(context, hidden, streams, copies_);
+  ContractStreams(context, layers_.streams(), w.streams, streams, x);
+  context.ops.Norm(context, x, w.norm, layers_.streams().norm_eps, x);
+  return {weights_.head, x, head_rows_};
 }
 
 }  // namespace outrider

@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "outrider/base/error.h"
-
 namespace outrider {
 
 namespace {
@@ -82,23 +80,38 @@ void DeclareV4Layer(WeightLoader& loader, const LayerSpec& spec, const ModelConf
   DeclareV4Experts(loader, *spec.moe(), c, &w->mlp, prefix + "ffn.");
 }
 
+void DeclareV4Head(WeightLoader& loader, const ModelConfig& c, DeepSeekV4HeadWeights* w,
+                   const std::string& prefix) {
+  const int64_t streams = c.layers.front().residual.streams;
+  DeclareStreams(loader, &w->streams, prefix + "hc_head", streams, 1, streams * c.hidden_size);
+  loader.Vector(&w->norm, prefix + "norm.weight", c.hidden_size);
+}
+
+void DeclareV4Module(WeightLoader& loader, const ModelConfig& c, DeepSeekV4MtpWeights* w,
+                     const std::string& prefix) {
+  loader.Vector(&w->embedding_norm, prefix + "enorm.weight", c.hidden_size);
+  loader.Vector(&w->hidden_norm, prefix + "hnorm.weight", c.hidden_size);
+  loader.Matrix(&w->embedding_projection, prefix + "e_proj.weight", c.hidden_size, c.hidden_size);
+  loader.Matrix(&w->hidden_projection, prefix + "h_proj.weight", c.hidden_size, c.hidden_size);
+  DeclareV4Layer(loader, c.mtp_layer, c, &w->layer, prefix);
+  DeclareV4Head(loader, c, &w->before_head, prefix);
+}
+
 }  // namespace
 
 void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
-  if (num_modules > 0) {
-    throw InvalidArgument(
-        "the MTP modules of deepseek_v4 cannot be run yet: use num_speculative_tokens 0");
-  }
   const std::string& prefix = c.tensor_prefix;
   loader.Table(&embedding, prefix + "embed.weight", c.vocab_size, c.hidden_size);
   layers.resize(c.layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     DeclareV4Layer(loader, c.layers[i], c, &layers[i], fmt::format("{}layers.{}.", prefix, i));
   }
-  const int64_t streams = c.layers.front().residual.streams;
-  DeclareStreams(loader, &head_streams, prefix + "hc_head", streams, 1, streams * c.hidden_size);
-  loader.Vector(&norm, prefix + "norm.weight", c.hidden_size);
+  DeclareV4Head(loader, c, &before_head, prefix);
   loader.Matrix(&head, prefix + "head.weight", c.vocab_size, c.hidden_size);
+  mtp.resize(static_cast<size_t>(num_modules));
+  for (size_t m = 0; m < mtp.size(); ++m) {
+    DeclareV4Module(loader, c, &mtp[m], fmt::format("{}mtp.{}.", prefix, m));
+  }
 }
 
 }  // namespace outrider

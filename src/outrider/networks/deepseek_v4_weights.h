@@ -1,4 +1,4 @@
-// The weights of DeepSeek-V4's target, and under which names a checkpoint holds them.
+// The weights of DeepSeek-V4, and under which names a checkpoint holds them.
 #pragma once
 
 #include <memory>
@@ -21,15 +21,30 @@ struct DeepSeekV4LayerWeights {
   MoeWeights mlp;
 };
 
+/// What a head reads of the streams: their contraction, normalised.
+struct DeepSeekV4HeadWeights {
+  HyperWeights streams;         // hc_head
+  const float* norm = nullptr;  // [hidden]
+};
+
+struct DeepSeekV4MtpWeights {
+  const float* embedding_norm = nullptr;  // enorm [hidden]
+  const float* hidden_norm = nullptr;     // hnorm [hidden], of every stream
+  Weight embedding_projection;            // e_proj [hidden, hidden]
+  Weight hidden_projection;               // h_proj [hidden, hidden], of every stream
+  DeepSeekV4LayerWeights layer;
+  DeepSeekV4HeadWeights before_head;
+};
+
 struct DeepSeekV4Weights {
   std::unique_ptr<WeightMemory> memory;  // what all handles point into
   TokenTable embedding;
   std::vector<DeepSeekV4LayerWeights> layers;
-  HyperWeights head_streams;    // hc_head
-  const float* norm = nullptr;  // [hidden]
-  Weight head;                  // [vocab, hidden]
+  DeepSeekV4HeadWeights before_head;
+  Weight head;  // [vocab, hidden], of MTP modules too
+  std::vector<DeepSeekV4MtpWeights> mtp;
 
-  /// Declares everything but `memory`. MTP modules cannot be run yet: num_modules is 0.
+  /// Declares everything but `memory`, with so many MTP modules.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

@@ -15,11 +15,11 @@ class MtpDraftModel : public DraftModel {
   /// the head are read; unset: all. The network must outlive it.
   explicit MtpDraftModel(Network& network, std::optional<int32_t> draft_vocab = {});
 
-  int32_t width() const override { return network_.hidden_size(); }
+  int32_t width() const override { return network_.output_width(); }
   int32_t vocab_size() const override { return network_.vocab_size(); }
   int32_t num_modules() const override { return network_.num_mtp_modules(); }
   int32_t first_cache_layer() const override {
-    return static_cast<int32_t>(network_.config().num_hidden_layers());
+    return FirstCacheLayer(network_.config(), network_.config().num_hidden_layers());
   }
   Tensor ReadTarget(Tensor target) override { return target; }
   void Forward(const ModulePass& pass, KvCache& cache) override;

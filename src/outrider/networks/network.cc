@@ -141,6 +141,17 @@ void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> row
   context.ops.Head(context, input.x, input.rows, input.head, logits);
 }
 
+void Network::HeadInput(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor out) {
+  const Stopwatch watch(busy_seconds_);
+  const Scratch::Frame frame(arena_);
+  OUTRIDER_CHECK(module >= kTarget && module < num_modules_);
+  const Context context = MakeContext();
+  const HeadRows input = RunBeforeHead(context, module, hidden, rows);
+  RowCopies copies;
+  for (size_t i = 0; i < rows.size(); ++i) copies.Add(input.rows[i], static_cast<int64_t>(i));
+  context.ops.CopyRows(context, input.x, out, copies);
+}
+
 template <typename Run>
 void Network::Sample(const StepSampler& sampler, int32_t module, Tensor hidden,
                      std::span<const int32_t> rows, Run run) {

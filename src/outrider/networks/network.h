@@ -65,6 +65,8 @@ class Network {
   /// How its steps divide their rows: to be copied, and assigned their layouts.
   const AttentionPlan& attention() const { return options_.attention; }
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }
+  /// Numbers of a row that Forward gives, which heads and MTP modules read.
+  virtual int32_t output_width() const { return hidden_size(); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return num_modules_; }
   /// What it keeps in the cache, in the form that the attention plan says.
@@ -72,8 +74,8 @@ class Network {
     return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
   }
 
-  /// Runs the target over rows. hidden [rows, hidden]: what the target's head and the first MTP
-  /// module read. Fills the taps, which are in order of layer.
+  /// Runs the target over rows. hidden [rows, output_width]: what the target's head and the first
+  /// MTP module read, one row behind the other. Fills the taps, which are in order of layer.
   void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
   /// The same over the rows of a layout.
@@ -96,6 +98,10 @@ class Network {
   /// logits[i] = head(hidden.row(rows[i])) of the first tokens; logits [rows.size(), tokens]. The
   /// head of MTP module `module`, which made `hidden`, or of kTarget.
   void Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits);
+
+  /// out[i] = what the head of MTP module `module`, or of kTarget, reads of hidden.row(rows[i]);
+  /// out [rows.size(), hidden].
+  void HeadInput(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor out);
 
   // Sampling on the target's rows, and on those of an MTP module; see StepSampler.
 

@@ -58,6 +58,7 @@ struct SelectEntriesArgs {
 /// reads the window's rows of the positions p - window + 1 .. p, then compressed entries. For head
 /// h, over all of these t and a sink that has no value
 ///   s_t = scale * q[r, h] · t,  out[r, h] = sum_t exp(s_t) t / (sum_t exp(s_t) + exp(sink[h])).
+/// In blocks, the rows of a request see each other and the window before the first of them.
 struct CompressedAttentionArgs {
   int32_t heads = 0;
   int32_t window = 0;
@@ -67,6 +68,7 @@ struct CompressedAttentionArgs {
   Tensor out;                    // [rows, heads * D]
   const float* sinks = nullptr;  // [heads]
   LayerCache window_rows;        // [D]
+  bool in_blocks = false;        // without entries
   LayerCache entries;            // [D]
   /// Null: all entries j < (position + 1) / ratio.
   const SelectedEntries* selected = nullptr;

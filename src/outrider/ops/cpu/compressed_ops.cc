@@ -219,10 +219,15 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
   const MatrixView<float> out = args.out.floats();
   const auto dim = int64_t{args.window_rows.width};
   OUTRIDER_CHECK(q.cols == args.heads * dim && out.cols == q.cols);
-  OUTRIDER_CHECK(args.ratio == 0 || args.entries.width == dim);
+  OUTRIDER_CHECK(args.ratio == 0 || (args.entries.width == dim && !args.in_blocks));
   ForSpanRows(context, spans, [&](int32_t row, int32_t position, size_t s) {
-    const int32_t first = std::max(0, position - args.window + 1);
-    const int32_t in_window = position - first + 1;
+    // A block reads the window of the row before it, and itself.
+    const AttentionSpan& span = spans[s];
+    const int32_t last =
+        args.in_blocks ? span.context_length + span.query_length - 1 : position;
+    const int32_t own = args.in_blocks ? span.context_length - 1 : position;
+    const int32_t first = std::max(0, own - args.window + 1);
+    const int32_t in_window = last - first + 1;
     int32_t in_entries = args.ratio > 0 ? (position + 1) / args.ratio : 0;
     const int32_t* chosen = nullptr;
     if (args.selected != nullptr) {
@@ -242,7 +247,7 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
     };
     for (int32_t i = 0; i < in_window; ++i) {
       const auto at = static_cast<size_t>(i);
-      scratch.rows[at] = EntryAt(args.window_rows, spans[s].block_table, first + i, place(at));
+      scratch.rows[at] = EntryAt(args.window_rows, span.block_table, first + i, place(at));
     }
     for (int32_t i = 0; i < in_entries; ++i) {
       const size_t at = static_cast<size_t>(in_window) + static_cast<size_t>(i);

@@ -1,0 +1,97 @@
+#include "outrider/networks/deepseek_v4_layers.h"
+
+#include <algorithm>
+
+#include "outrider/networks/network.h"
+
+namespace outrider {
+
+namespace {
+
+HyperShape ShapeOfStreams(const ModelConfig& config) {
+  const HyperConnectionSpec& residual = config.layers.front().residual;
+  return {.streams = static_cast<int32_t>(residual.streams),
+          .iterations = static_cast<int32_t>(residual.iterations),
+          .eps = static_cast<float>(residual.eps),
+          .norm_eps = static_cast<float>(config.rms_norm_eps)};
+}
+
+}  // namespace
+
+DeepSeekV4Layers::DeepSeekV4Layers(const ModelConfig& config)
+    : streams_(ShapeOfStreams(config)), hidden_size_(config.hidden_size) {}
+
+void DeepSeekV4Layers::Add(const ModelConfig& config, int64_t index,
+                           const DeepSeekV4LayerWeights& weights) {
+  const LayerSpec& spec = config.layer(index);
+  const int32_t first = FirstCacheLayer(config, index);
+  layers_.push_back({.spec = spec,
+                     .weights = &weights,
+                     .forward = rotary_.Add(spec.rotary),
+                     .back = rotary_.Add(spec.rotary, /*inverse=*/true),
+                     .first_cache_layer = first,
+                     .num_cache_layers = FirstCacheLayer(config, index + 1) - first});
+  const auto head_dim = static_cast<size_t>(layers_.back().attention().head_dim);
+  ones_.resize(std::max(ones_.size(), head_dim), 1.0F);
+}
+
+template <typename Attend>
+void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Attend attend) const {
+  std::vector<LayerCache> caches;
+  for (int32_t c = 0; c < layer.num_cache_layers; ++c) {
+    caches.push_back(step.cache.layer(layer.first_cache_layer + c));
+  }
+  attend(CompressedStep{.inputs = step.inputs,
+                     .rotary = step.rotary[static_cast<size_t>(layer.forward)],
+                     .back = step.rotary[static_cast<size_t>(layer.back)],
+                     .frequencies = rotary_.frequencies(layer.forward),
+                     .magnitude = static_cast<float>(layer.spec.rotary.Magnitude()),
+                     .ones = ones_.data(),
+                     .norm_eps = streams_.norm_eps,
+                     .caches = caches,
+                     .in_blocks = step.in_blocks});
+}
+
+void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
+                           Tensor streams) const {
+  const Scratch::Frame frame(context.arena);
+  const Ops& ops = context.ops;
+  const Layer& layer = layers_[i];
+  const DeepSeekV4LayerWeights& w = *layer.weights;
+  const Tensor x = context.Rows(streams.rows, hidden_size_);
+  const Tensor y = context.Rows(streams.rows, hidden_size_);
+  {
+    const Scratch::Frame of_attention(context.arena);
+    const Tensor mixing = MixStreams(context, streams_, w.attention_streams, streams, x);
+    ops.Norm(context, x, w.attention_norm, streams_.norm_eps, x);
+    WithAttention(layer, step, [&](const CompressedStep& attention) {
+      CompressedForward(context, layer.attention(), w.attention, attention, x, y);
+    });
+    ops.HyperAdd(context, streams_, mixing, y, streams);
+  }
+  const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
+  ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
+  ops.SetZero(context, y);
+  MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y);
+  ops.HyperAdd(context, streams_, mixing, y, streams);
+}
+
+void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step& step,
+                                    Tensor streams) const {
+  const Scratch::Frame frame(context.arena);
+  const DeepSeekV4LayerWeights& w = *layers_[i].weights;
+  const Tensor x = context.Rows(streams.rows, hidden_size_);
+  MixStreams(context, streams_, w.attention_streams, streams, x);
+  context.ops.Norm(context, x, w.attention_norm, streams_.norm_eps, x);
+  WriteEntriesOf(context, i, step, x);
+}
+
+void DeepSeekV4Layers::WriteEntriesOf(const Context& context, size_t i, const Step& step,
+                                      Tensor x) const {
+  const Layer& layer = layers_[i];
+  WithAttention(layer, step, [&](const CompressedStep& attention) {
+    WriteWindowRows(context, layer.attention(), layer.weights->attention, attention, x);
+  });
+}
+
+}  // namespace outrider

@@ -1,0 +1,71 @@
+// Runs the layers of DeepSeek-V4: those of the target, of an MTP module, of a drafter's stages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "outrider/layers/rotary.h"
+#include "outrider/networks/deepseek_v4_weights.h"
+#include "outrider/ops/kv_cache.h"
+
+namespace outrider {
+
+class DeepSeekV4Layers {
+ public:
+  /// What all layers get of a step.
+  struct Step {
+    const StepInputs& inputs;
+    KvCache& cache;
+    std::span<const Rotary> rotary;  // by kind
+    bool in_blocks = false;          // CompressedStep::in_blocks
+  };
+
+  explicit DeepSeekV4Layers(const ModelConfig& config);
+
+  /// Adds a layer, of `config.layer(index)`, whose weights must outlive the object. Before the
+  /// first step.
+  void Add(const ModelConfig& config, int64_t index, const DeepSeekV4LayerWeights& weights);
+
+  const HyperShape& streams() const { return streams_; }
+  int64_t hidden_size() const { return hidden_size_; }
+  int64_t width() const { return streams_.streams * hidden_size_; }
+
+  /// Memory of it lives in the arena.
+  Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache) {
+    return {inputs, cache, rotary_.Rows(context, inputs)};
+  }
+
+  /// Runs layer i of those that were added over streams [rows, S * hidden].
+  void Run(const Context& context, size_t i, const Step& step, Tensor streams) const;
+
+  /// Writes what the rows of streams [rows, S * hidden] leave in the cache of layer i, which has
+  /// a window alone.
+  void WriteEntries(const Context& context, size_t i, const Step& step, Tensor streams) const;
+
+  /// The same, of what the layer's attention would read: x [rows, hidden], already normalised.
+  void WriteEntriesOf(const Context& context, size_t i, const Step& step, Tensor x) const;
+
+ private:
+  struct Layer {
+    LayerSpec spec;
+    const DeepSeekV4LayerWeights* weights = nullptr;
+    int32_t forward = 0;  // its rotary embedding, in rotary_
+    int32_t back = 0;
+    int32_t first_cache_layer = 0;
+    int32_t num_cache_layers = 0;
+
+    const CompressedSpec& attention() const { return std::get<CompressedSpec>(spec.attention); }
+  };
+
+  /// attend(CompressedStep) with the caches of a layer.
+  template <typename Attend>
+  void WithAttention(const Layer& layer, const Step& step, Attend attend) const;
+
+  HyperShape streams_;
+  int64_t hidden_size_;
+  RotaryKinds rotary_;
+  std::vector<Layer> layers_;
+  std::vector<float> ones_;  // [head_dim]
+};
+
+}  // namespace outrider
