@@ -36,8 +36,8 @@ void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
 
 class DrafterEntriesTest : public testing::TestWithParam<EntriesCase> {};
 
-/// Prompts of 1 to 90 tokens, many with a common beginning before them: of 20 to 100 tokens or, where
-/// requests resume after more than 20 only, of up to twice so many.
+/// Prompts of 1 to 90 tokens, many with a common beginning before them: of 20 to 100 tokens or,
+/// where requests resume after more than 20 only, of up to twice so many.
 std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count, int resume) {
   std::mt19937 random(seed);
   const auto uniform = [&](int low, int high) {
@@ -148,9 +148,11 @@ INSTANTIATE_TEST_SUITE_P(
                     .form = DraftForm::kPadded,
                     .window = 5,
                     .synthetic = true},
-        EntriesCase{
-            .name = "V4Repeated5", .drafter = DrafterKind::kRepeated, .k = 5, .synthetic = true,
-            .v4 = true},
+        EntriesCase{.name = "V4Repeated5",
+                    .drafter = DrafterKind::kRepeated,
+                    .k = 5,
+                    .synthetic = true,
+                    .v4 = true},
         EntriesCase{.name = "V4Repeated3PaddedLate",
                     .drafter = DrafterKind::kRepeated,
                     .form = DraftForm::kPadded,

@@ -81,9 +81,9 @@ class Different : public std::runtime_error {
 };
 
 enum class Shape {
-  kV3,      // latent attention, three chained MTP modules
-  kStep,    // Step-3.5, which has two cache groups
-  kV4,      // DeepSeek-V4 with its MTP module
+  kV3,    // latent attention, three chained MTP modules
+  kStep,  // Step-3.5, which has two cache groups
+  kV4,    // DeepSeek-V4 with its MTP module
 };
 
 /// Requests run alone once per model.

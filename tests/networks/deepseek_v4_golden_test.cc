@@ -1,5 +1,5 @@
-// DeepSeek-V4 and its MTP module against the golden file of the bundled checkpoint, and the target's
-// rows in any batch, chunk and role.
+// DeepSeek-V4 and its MTP module against the golden file of the bundled checkpoint, and the
+// target's rows in any batch, chunk and role.
 #include <gtest/gtest.h>
 
 #include <algorithm>

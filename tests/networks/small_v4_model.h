@@ -1,5 +1,5 @@
-// A directory with the config.json of a DeepSeek-V4 with an MTP module or a DSpark drafter, as small
-// as the format allows: for dummy weights, where speed matters and sense does not.
+// A directory with the config.json of a DeepSeek-V4 with an MTP module or a DSpark drafter, as
+// small as the format allows: for dummy weights, where speed matters and sense does not.
 #pragma once
 
 #include <filesystem>

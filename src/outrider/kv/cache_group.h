@@ -22,7 +22,8 @@ enum class CacheGroupKind : uint8_t {
 ///   attention over everything          kFullHistory, r = 1
 ///   sliding-window attention           kSlidingWindow, r = 1
 ///   compressed history (DeepSeek-V4)   kFullHistory, r = 4 and 128
-///   running state of a compressor      kSlidingWindow, r = 1, window ratio * (1 + overlap): one row
+///   running state of a compressor      kSlidingWindow, r = 1, window ratio * (1 + overlap): one
+///   row
 ///                                      per position, so a rejected draft leaves nothing to undo
 struct CacheGroupSpec {
   std::string name = {};  // for `outrider explain`

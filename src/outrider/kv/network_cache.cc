@@ -54,14 +54,16 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
       full = &group;
     }
   }
-  std::ranges::stable_sort(windows, std::greater(), [](auto* group) { return BytesOfToken(*group); });
+  std::ranges::stable_sort(windows, std::greater(),
+                           [](auto* group) { return BytesOfToken(*group); });
   if (full == nullptr) {
     full = windows.back();
     windows.pop_back();
   }
   const int32_t most = std::max(tokens, kMostTokensPerResume);
   const double ratio = windows.empty() ? 1 : BytesOfToken(*windows.front()) / BytesOfToken(*full);
-  const auto wanted = static_cast<int32_t>(std::min<double>(most, tokens * std::max(1.0, std::round(ratio))));
+  const auto wanted =
+      static_cast<int32_t>(std::min<double>(most, tokens * std::max(1.0, std::round(ratio))));
   const int32_t unit = full->unit_tokens;
   full->tokens_per_block = (wanted + unit - 1) / unit * unit;
   const auto page = static_cast<double>(full->bytes_per_block());
@@ -71,7 +73,9 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
     int32_t& own = window->tokens_per_block;
     own = full->tokens_per_block;
     if (own * bytes > page) {
-      do --own; while (own > part && (own % part != 0 || full->tokens_per_block % own != 0 || own * bytes > page));
+      do --own;
+      while (own > part &&
+             (own % part != 0 || full->tokens_per_block % own != 0 || own * bytes > page));
       part = own;
     } else {
       while (2 * own <= most && 2 * own * bytes <= page) own *= 2;

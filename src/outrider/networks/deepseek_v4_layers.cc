@@ -42,14 +42,14 @@ void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Atten
     caches.push_back(step.cache.layer(layer.first_cache_layer + c));
   }
   attend(CompressedStep{.inputs = step.inputs,
-                     .rotary = step.rotary[static_cast<size_t>(layer.forward)],
-                     .back = step.rotary[static_cast<size_t>(layer.back)],
-                     .frequencies = rotary_.frequencies(layer.forward),
-                     .magnitude = static_cast<float>(layer.spec.rotary.Magnitude()),
-                     .ones = ones_.data(),
-                     .norm_eps = streams_.norm_eps,
-                     .caches = caches,
-                     .in_blocks = step.in_blocks});
+                        .rotary = step.rotary[static_cast<size_t>(layer.forward)],
+                        .back = step.rotary[static_cast<size_t>(layer.back)],
+                        .frequencies = rotary_.frequencies(layer.forward),
+                        .magnitude = static_cast<float>(layer.spec.rotary.Magnitude()),
+                        .ones = ones_.data(),
+                        .norm_eps = streams_.norm_eps,
+                        .caches = caches,
+                        .in_blocks = step.in_blocks});
 }
 
 void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,

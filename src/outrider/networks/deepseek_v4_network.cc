@@ -93,8 +93,9 @@ void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
 
 HeadRows DeepSeekV4Network::RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                                           std::span<const int32_t> rows) {
-  const DeepSeekV4HeadWeights& w =
-      module == kTarget ? weights_.before_head : weights_.mtp[static_cast<size_t>(module)].before_head;
+  const DeepSeekV4HeadWeights& w = module == kTarget
+                                       ? weights_.before_head
+                                       : weights_.mtp[static_cast<size_t>(module)].before_head;
   const auto count = static_cast<int64_t>(rows.size());
   const Tensor x = context.Rows(count, layers_.hidden_size());
   const Tensor streams = context.Rows(count, hidden.cols);

@@ -59,8 +59,8 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
   NetworkCache cache;
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
     for (const CacheLayerKind& kind : CacheLayersOf(config.layer(i).attention, form)) {
-      const auto group =
-          std::ranges::find(cache.groups, static_cast<int32_t>(kind.window), &CacheGroupSpec::window);
+      const auto group = std::ranges::find(cache.groups, static_cast<int32_t>(kind.window),
+                                           &CacheGroupSpec::window);
       const auto index = static_cast<int32_t>(group - cache.groups.begin());
       if (group == cache.groups.end()) cache.groups.push_back(GroupOf(kind.window));
       cache.layers.push_back({.group = index,

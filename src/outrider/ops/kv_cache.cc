@@ -25,13 +25,13 @@ KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLaye
 LayerCache KvCache::layer(int32_t index) {
   const CacheLayerSpec& layer = layers_.at(static_cast<size_t>(index));
   const DType dtype = LayerDType(layer, dtype_);
-  return {.data = memory_.data() + layer_offsets_[static_cast<size_t>(index)],
-          .dtype = dtype,
-          .block_size =
-              config_.groups[static_cast<size_t>(layer.group)].tokens_per_block / layer.ratio,
-          .width = layer.width,
-          .block_stride = page_bytes_ / static_cast<int64_t>(DTypeSize(dtype)),
-          .group = layer.group};
+  return {
+      .data = memory_.data() + layer_offsets_[static_cast<size_t>(index)],
+      .dtype = dtype,
+      .block_size = config_.groups[static_cast<size_t>(layer.group)].tokens_per_block / layer.ratio,
+      .width = layer.width,
+      .block_stride = page_bytes_ / static_cast<int64_t>(DTypeSize(dtype)),
+      .group = layer.group};
 }
 
 }  // namespace outrider

@@ -223,8 +223,7 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
   ForSpanRows(context, spans, [&](int32_t row, int32_t position, size_t s) {
     // A block reads the window of the row before it, and itself.
     const AttentionSpan& span = spans[s];
-    const int32_t last =
-        args.in_blocks ? span.context_length + span.query_length - 1 : position;
+    const int32_t last = args.in_blocks ? span.context_length + span.query_length - 1 : position;
     const int32_t own = args.in_blocks ? span.context_length - 1 : position;
     const int32_t first = std::max(0, own - args.window + 1);
     const int32_t in_window = last - first + 1;
