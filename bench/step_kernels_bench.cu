@@ -362,7 +362,7 @@ void Steps(cudaStream_t stream) {
                                     .page_size = 64,
                                     .num_pages = 1,
                                     .max_rows = kMost};
-    const StepInputs inputs = {.token_ids = token_ids.data(),
+    const StepArrays inputs = {.token_ids = token_ids.data(),
                                .positions = positions.data(),
                                .slot_mapping = mapping.data(),
                                .query_start_loc = starts.data(),

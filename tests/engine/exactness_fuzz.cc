@@ -3,11 +3,12 @@
 // logprob bits must be equal.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
+//                           [--device cuda]
 //
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
 // With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
-// launched while one is in flight.
+// launched while one is in flight. With --device cuda the bundled model runs on a GPU.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it.
@@ -21,6 +22,7 @@
 #include <string_view>
 
 #include "outrider/base/error.h"
+#include "outrider/engine/engine_device.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/networks/small_model.h"
@@ -36,12 +38,13 @@ struct Arguments {
   uint32_t seed = 1;
   bool late = false;
   bool v4 = false;
+  DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1]\n");
+             "[--v4 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -51,6 +54,10 @@ Arguments ParseArguments(int argc, char** argv) {
     const std::string_view name = argv[i];
     if (i + 1 == argc) RefuseArguments();
     const std::string_view text = argv[i + 1];
+    if (name == "--device" && (text == "cpu" || text == "cuda")) {
+      arguments.device = text == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
+      continue;
+    }
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 0) RefuseArguments();
@@ -116,7 +123,10 @@ constexpr std::array kV4Models = {
 class Fuzz {
  public:
   explicit Fuzz(const Arguments& arguments)
-      : late_(arguments.late), v4_(arguments.v4), random_(arguments.seed) {}
+      : late_(arguments.late),
+        v4_(arguments.v4),
+        ops_(MakeDeviceOps(arguments.device)),
+        random_(arguments.seed) {}
 
   int64_t preemptions() const { return preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
@@ -129,7 +139,7 @@ class Fuzz {
     TestEngineOptions options = RandomOptions(model);
     if (late_) options.late_seed = round_seed;
     std::vector<GenerationRequest> requests =
-        RandomRequests(round_seed, model.dummy_seed ? Uniform(4, 48) : Uniform(2, 12));
+        RandomRequests(round_seed, model.dummy_seed || on_gpu() ? Uniform(4, 48) : Uniform(2, 12));
     if (model.shape == Shape::kV4) LengthenPrompts(requests);
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
     AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
@@ -167,9 +177,12 @@ class Fuzz {
   }
 
  private:
+  bool on_gpu() const { return ops_ != nullptr; }
+
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
   const ModelChoice& RandomModel() {
+    if (on_gpu()) return kModels.front();
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
@@ -205,6 +218,7 @@ class Fuzz {
     if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
+    o.ops = ops_.get();
     return o;
   }
 
@@ -215,13 +229,14 @@ class Fuzz {
     // DeepSeek-V4 has one module.
     constexpr std::array kV4Drafters = {kNone, kRepeated, kRepeated, kRepeated, kRepeated, kNgram};
     static_assert(kDrafters.size() == kV4Drafters.size());
-    const auto drafter = static_cast<size_t>(Uniform(0, kDrafters.size() - 1));
+    // The last computes on the host.
+    const auto drafter = static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1)));
     o.drafter = model.shape == Shape::kV4 ? kV4Drafters.at(drafter) : kDrafters.at(drafter);
     o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.probabilistic_drafts = Uniform(0, 1) == 0;
-    o.block_size = Uniform(1, 40);
+    o.block_size = on_gpu() ? 16 << Uniform(0, 2) : Uniform(1, 40);
     o.max_model_len = 400;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     const int32_t least = LeastPages(o);
@@ -230,7 +245,7 @@ class Fuzz {
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.exact_prefix = Uniform(0, 1) == 0;
-    if (model.shape != Shape::kV3) return o;
+    if (model.shape != Shape::kV3 || on_gpu()) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
       o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
@@ -353,6 +368,7 @@ class Fuzz {
 
   bool late_;
   bool v4_;
+  std::unique_ptr<Ops> ops_;  // of a GPU, or null
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};

@@ -41,11 +41,12 @@ class Layer {
   Layer& operator=(const Layer&) = delete;
   Layer(const MlaShape& layer_shape, std::mt19937& random) : shape(layer_shape), random_(random) {
     const MlaShape& s = shape;
+    const int32_t query = s.heads * (s.nope + s.rope);
+    weights.q_a = PackWeight(Draw(s.q_lora > 0 ? s.q_lora : query, kHidden));
     if (s.q_lora > 0) {
-      weights.q_a = PackWeight(Draw(s.q_lora, kHidden));
       weights.q_a_norm = Ones(s.q_lora);
+      weights.q_b = PackWeight(Draw(query, s.q_lora));
     }
-    weights.q_b = PackWeight(Draw(s.heads * (s.nope + s.rope), s.q_lora > 0 ? s.q_lora : kHidden));
     weights.kv_a = PackWeight(Draw(s.latent + s.rope, kHidden));
     weights.kv_a_norm = Ones(s.latent);
     weights.o = PackWeight(Draw(kHidden, s.heads * s.value));
@@ -133,7 +134,7 @@ class MlaBackendTest : public KernelTest {
     const cpu::CpuOps ops(kernels);
     const outrider::Context context({ops, &pool}, scratch, DType::kF32);
     const auto inputs = ops.MakeStepInputs();
-    inputs->Assign(context, layout, plan);
+    inputs->Assign(layout, plan, RowCount::kExact);
     MlaForward(context, layer.shape, layer.weights, *inputs,
                {.cos = cos.view(), .sin = sin.view(), .interleaved = true},
                {.data = reinterpret_cast<std::byte*>(result.cache.data()),

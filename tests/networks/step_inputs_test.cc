@@ -15,9 +15,8 @@ namespace {
 /// Keeps what it was given, as a device may that copies it later.
 class KeepingInputs : public cpu::CpuStepInputs {
  public:
-  void Assign(const Context& context, const BatchLayout& layout,
-              const AttentionPlan& plan) override {
-    CpuStepInputs::Assign(context, layout, plan);
+  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
+    CpuStepInputs::Assign(layout, plan, count);
     layout_ = &layout;
     plan_ = &plan;
   }

@@ -429,7 +429,9 @@ TEST_P(CompressedOpsTest, GatesAreCutBeforeSiluWhereTheLimitsSaySo) {
                                      Product{.x = x.view(), .w = &w.up, .y = up.view()}});
   TestMatrix logits(9, 1);
   const RouterSpec router = {.experts = 1, .top_k = 1};
-  const Routing& routing = ops().Route(context, router, w.experts, logits.view(), nullptr);
+  const std::unique_ptr<StepInputs> no_inputs = ops().MakeStepInputs();  // not read
+  const Routing& routing =
+      ops().Route(context, router, *no_inputs, 0, w.experts, logits.view(), nullptr);
   const ExpertRows inner = ops().ExpertGateUp(
       context, w.experts, {.routed = 0.5F, .shared = 0.5F, .limits_gate = true}, routing, x.view());
   int cut = 0;

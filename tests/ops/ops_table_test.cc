@@ -98,16 +98,27 @@ Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
   return c.ops.MakeRotary(c, kFrequencies, 1.5F, true, inputs);
 }
 
+/// Angles that turn nothing, of as many rows.
+Rotary NoRotary(const Context& c, const StepInputs& inputs) {
+  static constexpr std::array<float, 4> kZeros = {};
+  return c.ops.MakeRotary(c, kZeros, 1.0F, true, inputs);
+}
+
+/// x + experts(x), or with `normed` the norm of it.
 void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& experts,
-                const RouterSpec& spec, OpsInput& in, Tensor out, const ExpertLimits& limits = {}) {
+                const RouterSpec& spec, OpsInput& in, Tensor out, const ExpertLimits& limits = {},
+                bool normed = false) {
   const Tensor logits = c.Rows(out.rows, 8);
   c.ops.Multiply(
       c, std::array{Product{.x = in.x.view(), .w = &w.router, .y = logits, .float32 = true}});
-  const Routing& routing = c.ops.Route(c, spec, experts, logits, nullptr);
+  const auto step = StepOf(c, in);
+  const Routing& routing = c.ops.Route(c, spec, step->inputs(), 0, experts, logits, nullptr);
   const ExpertRows inner = c.ops.ExpertGateUp(c, experts, limits, routing, in.x.view());
   const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
-  c.ops.Copy(c, in.x.view(), out);
-  c.ops.CombineExperts(c, experts, routing, outputs, out);
+  const Tensor sum = normed ? c.Rows(out.rows, out.cols) : out;
+  c.ops.Copy(c, in.x.view(), sum);
+  c.ops.CombineExperts(c, experts, routing, outputs, sum,
+                       normed ? NormOut{w.norm, 1e-6F, out} : NormOut{});
 }
 
 std::vector<OpsCase> Cases() {
@@ -240,8 +251,16 @@ std::vector<OpsCase> Cases() {
            const int64_t head = kMla.nope + kMla.rope;
            c.ops.Copy(c, Tensor(in.x.view()).Columns(h, head), q.Columns(h * head, head));
          }
+         c.ops.Absorb(c, kMla, w.kv_up, RotaryOf(c, StepOf(c, in)->inputs()), q, absorbed);
+         // The rotated part is Rotate's.
          c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, StepOf(c, in)->inputs()));
-         c.ops.Absorb(c, kMla, w.kv_up, q, absorbed);
+         for (int32_t h = 0; h < kMla.heads; ++h) {
+           for (int64_t r = 0; r < out.rows; ++r) {
+             EXPECT_TRUE(SameBits(absorbed.floats().row(r) + h * width + kMla.latent,
+                                  q.floats().row(r) + h * (kMla.nope + kMla.rope) + kMla.nope,
+                                  kMla.rope));
+           }
+         }
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
                       latent.Columns(h * kMla.latent, kMla.latent));
@@ -373,7 +392,7 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
     } else {
       const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
       const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
-      ops.Absorb(c, kMla, w.kv_up, q.view(), absorbed);
+      ops.Absorb(c, kMla, w.kv_up, NoRotary(c, last->inputs()), q.view(), absorbed);
       ops.DecodeAttention(c, kMla, last->inputs(), {.q = absorbed, .out = latent, .cache = cache});
       ops.Unabsorb(c, kMla, w.kv_up, latent, out.view());
     }

@@ -158,7 +158,7 @@ TEST_P(StepInputsTest, TokensPositionsAndSlotsOfAllGroups) {
   const auto inputs = ops.MakeStepInputs();
   EXPECT_EQ(inputs->num_rows(), 0);
   for (TestStep* step : {&large, &small, &large}) {
-    step->AssignTo(c, *inputs);
+    step->AssignTo(*inputs);
     ExpectRows(c, w, *inputs, step->layout());
   }
 }
@@ -175,7 +175,7 @@ TEST_P(StepInputsTest, TokensOneFurther) {
   // Rows stand by length: 22; 20, 21; 10 .. 13.
   const std::vector<int32_t> sources = {-2, 2, 0, 4, 5, 6, -1};
   const auto inputs = ops.MakeStepInputs();
-  step.AssignTo(c, *inputs);
+  step.AssignTo(*inputs);
   const std::vector<std::vector<int32_t>> want = {{22, 20, 21, 10, 11, 12, 13},
                                                   {31, 21, 22, 11, 12, 13, 30},
                                                   {33, 22, 31, 12, 13, 30, 32},
@@ -195,10 +195,10 @@ TEST_P(StepInputsTest, TokensOneFurther) {
   };
   expect(want[0]);
   for (int32_t i = 1; i < 4; ++i) {
-    inputs->ShiftTokens(c, sources, std::array{28 + 2 * i, 29 + 2 * i});
+    inputs->ShiftTokens(sources, std::array{28 + 2 * i, 29 + 2 * i});
     expect(want[static_cast<size_t>(i)]);
   }
-  step.AssignTo(c, *inputs);  // what was shifted is gone
+  step.AssignTo(*inputs);  // what was shifted is gone
   expect(want[0]);
 }
 
@@ -225,7 +225,10 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
   if (rows > 0) {
     const Tensor absorbed = c.Rows(rows, kStepMla.heads * (kStepMla.latent + kStepMla.rope));
     const Tensor latent = c.Rows(rows, int64_t{kStepMla.heads} * kStepMla.latent);
-    ops.Absorb(c, kStepMla, w.kv_up, args.q.Rows(first, rows), absorbed);
+    static constexpr std::array<float, kStepFrequencies.size()> kZeros = {};  // turn nothing
+    const Rotary still = ops.MakeRotary(c, kZeros, 1, true, inputs);
+    ops.Absorb(c, kStepMla, w.kv_up, AnglesOf(still, first, rows), args.q.Rows(first, rows),
+               absorbed);
     ops.DecodeAttention(c, kStepMla, inputs, {.q = absorbed, .out = latent, .cache = cache.cache});
     ops.Unabsorb(c, kStepMla, w.kv_up, latent, args.out.Rows(first, rows));
   }
@@ -285,10 +288,10 @@ TEST_P(StepInputsTest, EachRequestAloneAndTheReference) {
     // Other backends choose a request's form by what else is in the step.
     if (!KeepsExactness(attention.backend)) return;
     const auto inputs = ops.MakeStepInputs();
-    all.AssignTo(c, *inputs);
+    all.AssignTo(*inputs);
     for (const RequestRows& request : all.layout().requests()) {
       TestStep one(c, StepGroups(), {parts[static_cast<size_t>(request.slot)]}, attention);
-      one.AssignTo(c, *inputs);
+      one.AssignTo(*inputs);
       TestMatrix rows(request.query_length, q.view_cols);
       for (int32_t j = 0; j < request.query_length; ++j) {
         std::copy_n(q.view().row(request.first_row + j), q.view_cols, rows.view().row(j));

@@ -33,12 +33,12 @@ class TestStep {
         layout_(std::move(groups)),
         plan_(attention.backend, attention.threshold, attention.form),
         inputs_(context.ops.MakeStepInputs()) {
-    AssignTo(context, *inputs_);
+    AssignTo(*inputs_);
   }
   TestStep(const TestStep&) = delete;
   TestStep& operator=(const TestStep&) = delete;
 
-  void AssignTo(const Context& context, StepInputs& inputs) {
+  void AssignTo(StepInputs& inputs) {
     std::vector<RequestWork> work;
     for (const StepPart& part : parts_) {
       work.push_back({.slot = static_cast<int32_t>(work.size()),
@@ -51,7 +51,7 @@ class TestStep {
     }
     layout_.Assign(work);
     plan_.Assign(layout_);
-    inputs.Assign(context, layout_, plan_);
+    inputs.Assign(layout_, plan_, RowCount::kExact);
   }
 
   /// Rows stand in its order.

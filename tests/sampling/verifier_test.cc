@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "outrider/sampling/token_mask.h"
 #include "tests/sampling/random_params.h"
 
 namespace outrider {
@@ -105,22 +106,23 @@ TEST(VerifierTest, AcceptsDraftsUntilTheFirstMismatch) {
   EXPECT_EQ(Verify({}, params).tokens, (std::vector<int32_t>{10}));
 }
 
-TEST(VerifierTest, GreedyRowsNeedOnlyTheirLikeliestToken) {
-  const SamplingParams params = Greedy();
+TEST(VerifierTest, DrawnTokensStandForLogits) {
+  SamplingParams params;
+  params.temperature = 0.7F;  // what they were drawn with does not matter
   Verifier verifier;
-  ASSERT_FALSE(verifier.NeedsLogits(params, /*processed=*/false));
+  ASSERT_FALSE(verifier.NeedsLogits(params));
   const std::vector<int32_t> prompt = {0};
-  const std::vector<int32_t> likeliest = {10, 11, 12, 13};
+  const std::vector<int32_t> drawn = {10, 11, 12, 13};
   for (const std::vector<int32_t>& drafts :
        {std::vector<int32_t>{10, 11, 12}, {10, 9, 12}, {1, 11, 12}, {}}) {
     VerifiedTokens result;
     verifier.Verify({.params = &params,
                      .tokens = prompt,
                      .prompt_length = 1,
-                     .likeliest = std::span(likeliest).first(drafts.size() + 1),
+                     .drawn = std::span(drawn).first(drafts.size() + 1),
                      .drafts = drafts},
                     &result);
-    const VerifiedTokens want = Verify(drafts, params);
+    const VerifiedTokens want = Verify(drafts, Greedy());
     EXPECT_EQ(result.tokens, want.tokens);
     EXPECT_EQ(result.num_accepted, want.num_accepted);
     EXPECT_TRUE(result.logprobs.empty());
@@ -130,10 +132,12 @@ TEST(VerifierTest, GreedyRowsNeedOnlyTheirLikeliestToken) {
 TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
   const SamplingParams params = Greedy();
   const std::vector<int32_t> prompt = {0};
-  const std::vector<int32_t> none = {Sampler::kNoToken};
   VerifiedTokens result;
-  Verifier().Verify({.params = &params, .tokens = prompt, .likeliest = none}, &result);
-  EXPECT_TRUE(result.dead_end && result.overflown);
+  for (const int32_t none : {kOverflownRow, Sampler::kNoToken}) {
+    Verifier().Verify({.params = &params, .tokens = prompt, .drawn = std::span(&none, 1)}, &result);
+    EXPECT_TRUE(result.dead_end);
+    EXPECT_EQ(result.overflown, none == kOverflownRow);
+  }
   using Limits = std::numeric_limits<float>;
   for (const float x : {Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
     const std::vector<float> row(kVocab, x);
@@ -146,17 +150,58 @@ TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
   }
 }
 
-TEST(VerifierTest, WhatReadsMoreThanTheLikeliestTokenNeedsLogits) {
-  EXPECT_TRUE(Verifier().NeedsLogits(Greedy(), /*processed=*/true));
+TEST(VerifierTest, SyntheticAcceptanceOfDrawnTokensIsThatOfLogits) {
+  const AcceptanceOptions acceptance = {.method = RejectionMethod::kSynthetic, .rates = {0.6, 0.3}};
+  const SamplingParams params = Greedy();
+  const std::vector<int32_t> prompt = {0};
+  const std::vector<int32_t> drafts = {3, 4};
+  const std::vector<int32_t> drawn = {10, 11, 12};
+  std::vector<float> logits;
+  for (const int32_t token : drawn) {
+    std::vector<float> row(kVocab, 0);
+    row[static_cast<size_t>(token)] = 1;
+    row[4] = -std::numeric_limits<float>::infinity();  // forbidden, as by the mask
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  std::vector<uint32_t> masks(3 * MaskWords(kVocab), ~uint32_t{0});
+  for (size_t row = 0; row < 3; ++row) {
+    SetAllowed(std::span(masks).subspan(row * MaskWords(kVocab), MaskWords(kVocab)), 4, false);
+  }
+  int accepted = 0;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    VerifyInput input = {.params = &params, .seed = seed, .tokens = prompt, .prompt_length = 1};
+    input.drafts = drafts;
+    Verifier verifier(LogprobsMode::kRaw, acceptance);
+    VerifiedTokens want;
+    input.logits = MatrixView<const float>(logits.data(), 3, kVocab);
+    verifier.Verify(input, &want);
+    VerifiedTokens got;
+    input.logits = {};
+    input.drawn = drawn;
+    input.masks =
+        MatrixView<const uint32_t>(masks.data(), 3, static_cast<int64_t>(MaskWords(kVocab)));
+    verifier.Verify(input, &got);
+    EXPECT_EQ(got.tokens, want.tokens) << seed;
+    EXPECT_EQ(got.num_accepted, want.num_accepted) << seed;
+    accepted += want.num_accepted;
+  }
+  EXPECT_GT(accepted, 15);
+  EXPECT_LT(accepted, 45);
+}
+
+TEST(VerifierTest, WhatReadsMoreThanDrawnTokensNeedsLogits) {
+  EXPECT_TRUE(Verifier::DrawsLikeliest(Greedy(), /*processed=*/false));
+  EXPECT_FALSE(Verifier::DrawsLikeliest(Greedy(), /*processed=*/true));
+  SamplingParams drawn = Greedy();
+  drawn.temperature = 0.5F;
+  EXPECT_FALSE(Verifier::DrawsLikeliest(drawn, /*processed=*/false));
+  EXPECT_FALSE(Verifier().NeedsLogits(drawn));
+  const Verifier standard(LogprobsMode::kRaw, {.method = RejectionMethod::kStandard});
+  EXPECT_TRUE(standard.NeedsLogits(drawn));
+  EXPECT_FALSE(standard.NeedsLogits(Greedy()));
   SamplingParams params = Greedy();
   params.logprobs = 0;
-  EXPECT_TRUE(Verifier().NeedsLogits(params, /*processed=*/false));
-  params = Greedy();
-  params.temperature = 0.5F;
-  EXPECT_TRUE(Verifier().NeedsLogits(params, /*processed=*/false));
-  const Verifier synthetic(LogprobsMode::kRaw,
-                           {.method = RejectionMethod::kSynthetic, .rates = {1}});
-  EXPECT_TRUE(synthetic.NeedsLogits(Greedy(), /*processed=*/false));
+  EXPECT_TRUE(Verifier().NeedsLogits(params));
 }
 
 TEST(VerifierTest, EmittedTokensDoNotDependOnTheDrafts) {

@@ -76,9 +76,8 @@ void ChainDrafter::RunLastModule(const Pass& pass, int32_t m) {
   copies_.clear();
   last_rows_.ForEachRow(
       [&](size_t w, int32_t p, int64_t row) { copies_.Add(rows_.RowOf(w, p), row); });
-  const int64_t num_rows = rows_.num_rows();
-  const Tensor rows = last_hidden_.Rows(num_rows);
-  model().CopyRows(hidden_.Rows(num_rows), rows, copies_);
+  const Tensor rows = last_hidden_.Rows(last_rows_.num_rows());
+  model().CopyRows(hidden_.Rows(rows_.num_rows()), rows, copies_);
   RunModule(m, last_rows_.entries(), last_rows_.outputs(), rows, rows);
   DrawFromFrontier(pass, m, rows,
                    [&](size_t i) { return last_rows_.OutputRow(i, pass.requests[i].frontier); });

@@ -34,7 +34,7 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
                                                                 rows.first_row};
   }
   plan_.Assign(layout_);
-  inputs_->Assign(model_->MakeContext(), layout_, plan_);
+  inputs_->Assign(layout_, plan_, RowCount::kRounded);
   for (size_t w = 0; w < windows.size(); ++w) {
     // RowOf tells the two parts of a window apart by the absorbed part's first position.
     if (windows[w].role_boundary >= windows[w].end) {
@@ -44,14 +44,14 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
 }
 
 void DraftRows::Shift(std::span<const DraftWindow> windows) {
-  sources_.resize(static_cast<size_t>(num_rows()));
+  sources_.resize(static_cast<size_t>(layout_.num_rows()));
   for (size_t w = 0; w < windows.size(); ++w) {
     for (int32_t p = windows[w].start; p < windows[w].end; ++p) {
       sources_[static_cast<size_t>(RowOf(w, p))] =
           p + 1 < windows[w].end ? RowOf(w, p + 1) : -1 - static_cast<int32_t>(w);
     }
   }
-  inputs_->ShiftTokens(model_->MakeContext(), sources_, tokens_);
+  inputs_->ShiftTokens(sources_, tokens_);
 }
 
 int32_t DraftRows::RowOf(size_t window, int32_t position) const {

@@ -50,7 +50,8 @@ class DraftRows {
     Shift(windows);
   }
 
-  int32_t num_rows() const { return layout_.num_rows(); }
+  /// Those that the device has added included (RowCount::kRounded).
+  int32_t num_rows() const { return inputs_->num_rows(); }
   const StepInputs& inputs() const { return *inputs_; }
 
   /// The row of `position` of window w.

@@ -27,7 +27,9 @@ InlineExecutor::InlineExecutor(InlineExecutorParts parts)
     : parts_(std::move(parts)),
       logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance)),
       slots_(static_cast<size_t>(parts_.num_slots)),
-      layout_(parts_.cache->config().groups) {}
+      layout_(parts_.cache->config().groups),
+      attention_(parts_.model->attention()),
+      inputs_(parts_.model->device().ops.MakeStepInputs()) {}
 
 void InlineExecutor::Admit(const SlotAdmission& admission) {
   OUTRIDER_CHECK(!in_flight_);
@@ -126,7 +128,9 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
 
 void InlineExecutor::Forward() {
   const Ops& ops = parts_.model->device().ops;
-  const int64_t rows = layout_.num_rows();
+  attention_.Assign(layout_);
+  inputs_->Assign(layout_, attention_, RowCount::kRounded);
+  const int64_t rows = inputs_->num_rows();
   hidden_ = FirstRows(ops, hidden_memory_, rows, parts_.model->output_width());
   taps_.clear();
   if (parts_.drafter && !parts_.drafter->taps().empty()) {
@@ -138,7 +142,7 @@ void InlineExecutor::Forward() {
       taps_.push_back({layer, tapped_.Columns(column, width)});
     }
   }
-  parts_.model->Forward(layout_, *parts_.cache, hidden_, taps_);
+  parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps_);
 }
 
 void InlineExecutor::Verify() {

@@ -69,6 +69,8 @@ class InlineExecutor : public Executor {
   bool in_flight_ = false;
   int32_t wanted_drafts_ = 0;
   BatchLayout layout_;
+  AttentionPlan attention_;
+  std::unique_ptr<StepInputs> inputs_;
   std::vector<RequestWork> work_;          // of the requests that run
   std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
   std::vector<VerifiedTokens*> verified_;  // into results_
@@ -78,8 +80,8 @@ class InlineExecutor : public Executor {
   std::vector<int32_t> num_drafts_;
   std::unique_ptr<RowMemory> hidden_memory_;
   std::unique_ptr<RowMemory> tapped_memory_;
-  Tensor hidden_;  // [rows, the output width]
-  Tensor tapped_;  // [rows, taps * hidden], of the layers that the drafter reads
+  Tensor hidden_;  // [rows of inputs_, the output width]
+  Tensor tapped_;  // [rows of inputs_, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
   std::vector<DraftRequest> draft_requests_;
   std::vector<size_t> draft_work_;  // the work of each

@@ -19,7 +19,8 @@ struct LayerCache {
   int32_t block_size = 0;
   int32_t width = 0;
   int64_t block_stride = 0;
-  int32_t group = 0;  // the cache group whose block tables and slots address it
+  int32_t group = 0;       // the cache group whose block tables and slots address it
+  int32_t num_blocks = 0;  // that there are
 
   /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
   int64_t SlotOffset(int64_t slot) const {

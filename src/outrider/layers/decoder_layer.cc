@@ -50,32 +50,28 @@ void AttentionEntries(const Context& context, const DecoderLayer& layer, const L
 }
 
 void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs, Tensor h,
-         Tensor x) {
+         Tensor x, const NormOut& norm) {
   const LayerWeights& w = layer.weights;
   if (const MoeSpec* moe = layer.spec.moe()) {
-    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, h, x);
+    MixtureOfExperts(context, *moe, std::get<MoeWeights>(w.mlp), inputs, h, x, norm);
   } else {
-    DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x);
+    DenseMlp(context, *layer.spec.dense(), std::get<MlpWeights>(w.mlp), h, x, norm);
   }
 }
 
 }  // namespace
 
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                         LayerCache cache, Tensor x) {
-  const LayerWeights& w = layer.weights;
-  const Scratch::Frame frame(context.arena);
-  const Tensor h = context.Rows(x.rows, x.cols);
-  context.ops.Norm(context, x, w.input_norm, layer.norm_eps, h);
+                         LayerCache cache, Tensor x, Tensor h, const NormOut& norm) {
   Attention(context, layer, step, cache, h, x);
-  context.ops.Norm(context, x, w.post_attention_norm, layer.norm_eps, h);
-  Mlp(context, layer, step.inputs, h, x);
+  context.ops.Norm(context, x, layer.weights.post_attention_norm, layer.norm_eps, h);
+  Mlp(context, layer, step.inputs, h, x, norm);
 }
 
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                        LayerCache cache, Tensor x) {
   const Scratch::Frame frame(context.arena);
-  const Tensor h = context.Rows(x.rows, x.cols);
+  const Tensor h = context.Activations(x.rows, x.cols);
   context.ops.Norm(context, x, layer.weights.input_norm, layer.norm_eps, h);
   AttentionEntries(context, layer, step, cache, h);
 }

@@ -30,10 +30,11 @@ struct LayerStep {
   std::span<const Rotary> rotary;  // by kind
 };
 
-/// x += attention(norm(x)); x += mlp(norm(x)) for the rows of the step; x [rows, hidden]. Writes
-/// the rows' keys to `cache`, the cache of this layer.
+/// x += attention(h); x += mlp(norm(x)) for the rows of the step, then the norm of x. x
+/// [rows, hidden]; h [rows, hidden] is x after the layer's input norm, and is overwritten: norm.out
+/// may be h. Writes the rows' keys to `cache`, the cache of this layer.
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                         LayerCache cache, Tensor x);
+                         LayerCache cache, Tensor x, Tensor h, const NormOut& norm);
 
 /// Writes the keys of the rows of the step as DecoderLayerForward does, and nothing else: for rows
 /// whose output nobody reads. Of the plan only its form of the cache is read. x [rows, hidden].

@@ -6,10 +6,8 @@ namespace outrider {
 
 namespace {
 
-/// kv [rows, L + R]: the latent projection, not yet normalised nor rotated; it may be changed.
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
-                  const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor kv) {
-  const EntryArgs args = {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = cache};
+                  const StepInputs& inputs, const EntryArgs& args) {
   if (inputs.cache_form() == KvCacheForm::kHeads) {
     context.ops.WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
@@ -17,39 +15,53 @@ void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w
   }
 }
 
-/// q [rows, heads * (P + R)], rotated.
+/// Queries q [rows, heads * (P + R)], not rotated.
 Tensor ProjectQueriesAndWriteCache(const Context& context, const MlaShape& s, const MlaWeights& w,
                                    const StepInputs& inputs, const Rotary& rotary, LayerCache cache,
                                    Tensor x) {
   const Ops& ops = context.ops;
-  const int64_t rows = x.rows;
-  const Tensor kv = context.Rows(rows, s.latent + s.rope);
-  const Tensor q = context.Rows(rows, int64_t{s.heads} * (s.nope + s.rope));
-  const Product to_kv{.x = x, .w = &w.kv_a, .y = kv};
-  if (s.q_lora > 0) {
-    const Tensor q_latent = context.Rows(rows, s.q_lora);
-    ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = q_latent}, to_kv});
-    ops.Norm(context, q_latent, w.q_a_norm, s.norm_eps, q_latent);
-    ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.q_b, .y = q}});
-  } else {
-    ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_b, .y = q}, to_kv});
+  const int64_t query = int64_t{s.heads} * (s.nope + s.rope);
+  // What both first products give stands side by side, so that a device may run them as one.
+  const Tensor down = context.Activations(x.rows, w.q_a.rows + w.kv_a.rows);
+  const Tensor q_down = down.Columns(0, w.q_a.rows);
+  const Tensor kv = down.Columns(w.q_a.rows, w.kv_a.rows);
+  ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = q_down},
+                                   Product{.x = x, .w = &w.kv_a, .y = kv}});
+  EntryArgs entries = {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = cache};
+  if (s.q_lora == 0) {
+    WriteEntries(context, s, w, inputs, entries);
+    return q_down;
   }
-  ops.Rotate(context, q, s.heads, s.nope, rotary);
-  WriteEntries(context, s, w, inputs, rotary, cache, kv);
+  entries.q_down = q_down;
+  entries.q_norm = w.q_a_norm;
+  entries.q_latent = context.Activations(x.rows, s.q_lora);
+  WriteEntries(context, s, w, inputs, entries);
+  const Tensor q = context.Activations(x.rows, query);
+  ops.Multiply(context, std::array{Product{.x = entries.q_latent, .w = &w.q_b, .y = q}});
   return q;
 }
 
 /// Of the decode rows.
 void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w,
-                  const StepInputs& inputs, LayerCache cache, Tensor q, Tensor out) {
+                  const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor q,
+                  Tensor out) {
   const Scratch::Frame frame(context.arena);
   const auto [first_row, rows] = inputs.decode_rows();
-  const Tensor absorbed = context.Rows(rows, int64_t{s.heads} * (s.latent + s.rope));
-  const Tensor latent_out = context.Rows(rows, int64_t{s.heads} * s.latent);
-  context.ops.Absorb(context, s, w.kv_up, q.Rows(first_row, rows), absorbed);
+  const Tensor absorbed = context.Activations(rows, int64_t{s.heads} * (s.latent + s.rope));
+  const Tensor latent_out = context.Activations(rows, int64_t{s.heads} * s.latent);
+  context.ops.Absorb(context, s, w.kv_up, AnglesOf(rotary, first_row, rows),
+                     q.Rows(first_row, rows), absorbed);
   context.ops.DecodeAttention(context, s, inputs,
                               {.q = absorbed, .out = latent_out, .cache = cache});
   context.ops.Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
+}
+
+/// Of rows [first, end), in place.
+void RotateQueries(const Context& context, const MlaShape& s, const Rotary& rotary, Tensor q,
+                   int64_t first, int64_t end) {
+  if (first == end) return;
+  context.ops.Rotate(context, q.Rows(first, end - first), s.heads, s.nope,
+                     AnglesOf(rotary, first, end - first));
 }
 
 }  // namespace
@@ -59,7 +71,11 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
                 Tensor residual) {
   const Scratch::Frame frame(context.arena);
   const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
-  const Tensor out = context.Rows(x.rows, int64_t{shape.heads} * shape.value);
+  const Tensor out = context.Activations(x.rows, int64_t{shape.heads} * shape.value);
+  // Absorption rotates the queries of decode rows.
+  const auto [first_decode, num_decode] = inputs.decode_rows();
+  RotateQueries(context, shape, rotary, q, 0, first_decode);
+  RotateQueries(context, shape, rotary, q, first_decode + num_decode, x.rows);
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
   if (inputs.cache_form() == KvCacheForm::kHeads) {
     context.ops.PerHeadAttention(context,
@@ -71,7 +87,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
                                   .softmax_scale = shape.softmax_scale},
                                  inputs, args);
   }
-  if (inputs.decode_rows().count > 0) AbsorbedForm(context, shape, weights, inputs, cache, q, out);
+  if (num_decode > 0) AbsorbedForm(context, shape, weights, inputs, rotary, cache, q, out);
   if (inputs.has_expanded_rows()) {
     context.ops.PromptAttention(context, shape, weights.kv_up, inputs, args);
   }
@@ -82,9 +98,10 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
 void WriteMlaEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
                      const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x) {
   const Scratch::Frame frame(context.arena);
-  const Tensor kv = context.Rows(x.rows, s.latent + s.rope);
+  const Tensor kv = context.Activations(x.rows, s.latent + s.rope);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv_a, .y = kv}});
-  WriteEntries(context, s, w, inputs, rotary, cache, kv);
+  WriteEntries(context, s, w, inputs,
+               {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = cache});
 }
 
 }  // namespace outrider

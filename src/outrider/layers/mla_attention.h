@@ -9,8 +9,8 @@ namespace outrider {
 
 /// The weights of one layer's attention.
 struct MlaWeights {
-  Weight q_a;                        // [q_lora, hidden]; absent without q_lora
-  Weight q_b;                        // [heads * (P + R), q_lora]; without q_lora [.., hidden]
+  Weight q_a;                        // [q_lora, hidden]; without q_lora [heads * (P + R), hidden]
+  Weight q_b;                        // [heads * (P + R), q_lora]; absent without q_lora
   Weight kv_a;                       // [L + R, hidden]
   Weight o;                          // [hidden, heads * V]
   const float* q_a_norm = nullptr;   // [q_lora]

@@ -7,13 +7,10 @@ namespace outrider {
 
 namespace {
 
-// Intermediate values are wide: rows go through in tiles of this many to bound memory.
-constexpr int64_t kMlpTile = 512;
-
 void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
-               Tensor x) {
+               Tensor x, const NormOut& norm) {
   const Scratch::Frame frame(context.arena);
-  const Tensor inner = context.Rows(h.rows, w.down.cols);
+  const Tensor inner = context.Activations(h.rows, w.down.cols);
   context.ops.Multiply(context, std::array{Product{.x = h,
                                                    .w = &w.gate_up,
                                                    .y = inner,
@@ -21,11 +18,13 @@ void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeight
                                                    .limit = static_cast<float>(spec.limit)}});
   context.ops.Multiply(context,
                        std::array{Product{.x = inner, .w = &w.down, .y = x, .accumulate = true}});
+  if (norm.weight != nullptr) context.ops.Norm(context, x, norm.weight, norm.eps, norm.out);
 }
 
 /// h, x: the rows of the step from first_row on.
 void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w,
-                const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x) {
+                const StepInputs& inputs, int32_t first_row, Tensor h, Tensor x,
+                const NormOut& norm) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
   const Tensor scores = context.Rows(h.rows, spec.router.experts);
@@ -33,38 +32,38 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
           ? ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
-          : ops.Route(context, spec.router, w.experts, scores, w.router_bias);
+          : ops.Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
   const ExpertRows inner = ops.ExpertGateUp(context, w.experts,
                                             {.routed = static_cast<float>(spec.limit),
                                              .shared = static_cast<float>(spec.shared_limit),
                                              .limits_gate = spec.limits_gate},
                                             routing, h);
   const ExpertRows outputs = ops.ExpertDown(context, w.experts, routing, inner);
-  ops.CombineExperts(context, w.experts, routing, outputs, x);
+  ops.CombineExperts(context, w.experts, routing, outputs, x, norm);
 }
 
-/// run(first, count) of every tile of `rows` rows.
+/// run(first, count) of every tile of rows: what is inside an MLP is wide.
 template <typename Run>
-void ForTiles(int64_t rows, Run run) {
-  for (int64_t first = 0; first < rows; first += kMlpTile) {
-    run(first, std::min(kMlpTile, rows - first));
-  }
+void ForTiles(const Context& context, int64_t rows, Run run) {
+  const int64_t tile = context.ops.mlp_tile();
+  for (int64_t first = 0; first < rows; first += tile) run(first, std::min(tile, rows - first));
 }
 
 }  // namespace
 
 void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& weights, Tensor h,
-              Tensor x) {
-  ForTiles(h.rows, [&](int64_t first, int64_t count) {
-    DenseTile(context, spec, weights, h.Rows(first, count), x.Rows(first, count));
+              Tensor x, const NormOut& norm) {
+  ForTiles(context, h.rows, [&](int64_t first, int64_t count) {
+    DenseTile(context, spec, weights, h.Rows(first, count), x.Rows(first, count),
+              norm.Rows(first, count));
   });
 }
 
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      const StepInputs& inputs, Tensor h, Tensor x) {
-  ForTiles(h.rows, [&](int64_t first, int64_t count) {
+                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm) {
+  ForTiles(context, h.rows, [&](int64_t first, int64_t count) {
     ExpertTile(context, spec, weights, inputs, static_cast<int32_t>(first), h.Rows(first, count),
-               x.Rows(first, count));
+               x.Rows(first, count), norm.Rows(first, count));
   });
 }
 

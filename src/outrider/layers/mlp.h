@@ -19,13 +19,13 @@ struct MoeWeights {
   ExpertWeights experts;
 };
 
-/// x += mlp(h); h, x [rows, hidden].
+/// x += mlp(h), then the norm of x; h, x [rows, hidden]. norm.out may be h.
 void DenseMlp(const Context& context, const DenseMlpSpec& spec, const MlpWeights& weights, Tensor h,
-              Tensor x);
+              Tensor x, const NormOut& norm = {});
 
-/// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; h, x
-/// [rows, hidden], all rows of the step.
+/// x += the chosen experts of h, weighted, in order of choice, then the shared MLP; then the norm
+/// of x. h, x [rows, hidden], all rows of the step. norm.out may be h.
 void MixtureOfExperts(const Context& context, const MoeSpec& spec, const MoeWeights& weights,
-                      const StepInputs& inputs, Tensor h, Tensor x);
+                      const StepInputs& inputs, Tensor h, Tensor x, const NormOut& norm = {});
 
 }  // namespace outrider

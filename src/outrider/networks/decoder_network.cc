@@ -6,17 +6,25 @@ namespace outrider {
 
 void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embedding,
                                std::span<const DecoderLayer> layers, const StepInputs& inputs,
-                               KvCache& cache, std::span<const LayerTap> taps, Tensor x) {
+                               KvCache& cache, std::span<const LayerTap> taps, Tensor x,
+                               const NormOut& norm) {
   const LayerStep step = {inputs, rotary_.Rows(context, inputs)};
+  const Tensor h = context.Activations(x.rows, x.cols);
   context.ops.Embed(context, embedding, inputs, false, x);
-  for (int32_t i = 0; i < static_cast<int32_t>(layers.size()); ++i) {
-    DecoderLayerForward(context, layers[static_cast<size_t>(i)], step, cache.layer(i), x);
-    taps = FillTaps(context, taps, i, x);
+  context.ops.Norm(context, x, layers.front().weights.input_norm, layers.front().norm_eps, h);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const DecoderLayer* const next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
+    const auto layer = static_cast<int32_t>(i);
+    DecoderLayerForward(
+        context, layers[i], step, cache.layer(layer), x, h,
+        next == nullptr ? norm : NormOut{next->weights.input_norm, next->norm_eps, h});
+    taps = FillTaps(context, taps, layer, x);
   }
 }
 
 Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embedding_table,
-                                 const MtpModule& module, const ModulePass& pass, KvCache& cache) {
+                                 const MtpModule& module, const ModulePass& pass, KvCache& cache,
+                                 const NormOut& norm) {
   const Ops& ops = context.ops;
   const int64_t num_entries = pass.entries.num_rows();
   const int64_t num_outputs = pass.outputs.num_rows();
@@ -26,13 +34,13 @@ Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embed
   const LayerCache layer_cache =
       cache.layer(static_cast<int32_t>(config().num_hidden_layers()) + pass.m);
 
-  const Tensor pair = context.Rows(rows, 2 * width);
-  const Tensor embedding = pair.Columns(0, width);
+  const Tensor pair = context.Activations(rows, 2 * width);
+  const Tensor embedding = context.Rows(rows, width);
   const bool zero_first = config().mtp_zero_first_embedding;
   ops.Embed(context, embedding_table, pass.entries, zero_first, embedding.Rows(0, num_entries));
   ops.Embed(context, embedding_table, pass.outputs, zero_first,
             embedding.Rows(num_entries, num_outputs));
-  ops.Norm(context, embedding, module.embedding_norm, eps, embedding);
+  ops.Norm(context, embedding, module.embedding_norm, eps, pair.Columns(0, width));
   ops.Norm(context, pass.previous.Rows(0, rows), module.hidden_norm, eps,
            pair.Columns(width, width));
   const Tensor x = context.Rows(rows, width);
@@ -44,7 +52,9 @@ Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embed
   const Tensor out = x.Rows(num_entries, num_outputs);
   if (num_outputs > 0) {
     const LayerStep step = {pass.outputs, rotary_.Rows(context, pass.outputs)};
-    DecoderLayerForward(context, module.layer, step, layer_cache, out);
+    const Tensor h = context.Activations(num_outputs, width);
+    ops.Norm(context, out, module.layer.weights.input_norm, module.layer.norm_eps, h);
+    DecoderLayerForward(context, module.layer, step, layer_cache, out, h, norm);
   }
   return out;
 }

@@ -25,15 +25,17 @@ class DecoderNetwork : public Network {
   /// Gives a layer the number of its rotary embedding; once per layer, before the first step.
   void AddRotary(DecoderLayer& layer) { layer.rotary_kind = rotary_.Add(layer.spec.rotary); }
 
-  /// x [rows, hidden] = the residual stream after all layers. Fills the taps.
+  /// x [rows, hidden] = the residual stream after all layers, then its norm. Fills the taps.
   void RunLayers(const Context& context, const TokenTable& embedding,
                  std::span<const DecoderLayer> layers, const StepInputs& inputs, KvCache& cache,
-                 std::span<const LayerTap> taps, Tensor x);
+                 std::span<const LayerTap> taps, Tensor x, const NormOut& norm);
 
-  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer. The residual stream of the
-  /// pass's outputs, in the arena: [outputs' rows, hidden]; it may have no rows.
+  /// x = eh_proj([enorm(embedding) ; hnorm(previous)]), one layer, then the norm of the pass's
+  /// outputs. The residual stream of these outputs, in the arena: [outputs' rows, hidden]; it may
+  /// have no rows.
   Tensor RunModule(const Context& context, const TokenTable& embedding_table,
-                   const MtpModule& module, const ModulePass& pass, KvCache& cache);
+                   const MtpModule& module, const ModulePass& pass, KvCache& cache,
+                   const NormOut& norm);
 
  private:
   RotaryKinds rotary_;

@@ -16,18 +16,18 @@ void DeepSeekNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor
                                 std::span<const LayerTap> taps) {
   const Context context = MakeContext();
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
-  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x);
-  context.ops.Norm(context, x, weights_.final_norm, static_cast<float>(config().rms_norm_eps),
-                   hidden.Rows(0, inputs.num_rows()));
+  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
+            NormTo(weights_.final_norm, hidden.Rows(0, x.rows)));
 }
 
 void DeepSeekNetwork::RunMtp(const ModulePass& pass, KvCache& cache) {
-  const Context context = MakeContext();
   const MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
-  const Tensor x = RunModule(context, weights_.embedding, w, pass, cache);
-  if (x.rows == 0) return;
-  context.ops.Norm(context, x, w.output_norm, static_cast<float>(config().rms_norm_eps),
-                   pass.hidden.Rows(0, x.rows));
+  RunModule(MakeContext(), weights_.embedding, w, pass, cache,
+            NormTo(w.output_norm, pass.hidden.Rows(0, pass.outputs.num_rows())));
+}
+
+NormOut DeepSeekNetwork::NormTo(const float* weight, Tensor out) const {
+  return {weight, static_cast<float>(config().rms_norm_eps), out};
 }
 
 HeadRows DeepSeekNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/,

@@ -18,6 +18,8 @@ class DeepSeekNetwork : public DecoderNetwork {
   HeadRows RunBeforeHead(const Context& context, int32_t module, Tensor hidden,
                          std::span<const int32_t> rows) override;
 
+  NormOut NormTo(const float* weight, Tensor out) const;
+
   DeepSeekWeights weights_;
 };
 

@@ -11,14 +11,15 @@ namespace {
 void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
                       const std::string& prefix) {
   const int64_t query = a.heads * a.query_width();
+  const WeightLoader::NamedMatrix kv_a = {&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
+                                          a.latent + a.rope};
   if (a.q_lora > 0) {
-    loader.Matrix(&w->q_a, prefix + "q_a_proj.weight", a.q_lora, hidden);
+    loader.SideBySide({&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a, hidden);
     loader.Vector(&w->q_a_norm, prefix + "q_a_layernorm.weight", a.q_lora);
     loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora);
   } else {
-    loader.Matrix(&w->q_b, prefix + "q_proj.weight", query, hidden);
+    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query}, kv_a, hidden);
   }
-  loader.Matrix(&w->kv_a, prefix + "kv_a_proj_with_mqa.weight", a.latent + a.rope, hidden);
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
   loader.SplitKvUp(&w->kv_up, prefix + "kv_b_proj.weight",
                    {.heads = a.heads, .nope = a.nope, .value = a.value, .latent = a.latent});

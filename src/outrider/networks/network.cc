@@ -1,6 +1,7 @@
 #include "outrider/networks/network.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -88,12 +89,13 @@ Network::Network(ModelConfig config, NetworkOptions options, int32_t num_modules
       num_modules_(num_modules),
       rows_{options_.attention, options_.device.ops.MakeStepInputs()},
       entry_rows_{options_.attention, options_.device.ops.MakeStepInputs()},
-      arena_(options_.device.ops.MakeArena()) {}
+      arena_(options_.device.ops.MakeArena()),
+      replayer_(options_.device.ops.MakeReplayer()) {}
 
 const StepInputs& Network::Assign(LayoutInputs& rows, const BatchLayout& layout) {
   const Stopwatch watch(busy_seconds_);
   rows.plan.Assign(layout);
-  rows.inputs->Assign(MakeContext(), layout, rows.plan);
+  rows.inputs->Assign(layout, rows.plan, RowCount::kExact);
   return *rows.inputs;
 }
 
@@ -109,7 +111,10 @@ void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
   OUTRIDER_CHECK(std::ranges::is_sorted(taps, {}, &LayerTap::layer));
   OUTRIDER_CHECK(taps.empty() ||
                  (taps.front().layer >= 0 && taps.back().layer < config_.num_hidden_layers()));
-  RunTarget(inputs, cache, hidden, taps);
+  RunKey key;
+  key.Add(kTarget).Add(cache.layer(0).data).Add(hidden);
+  for (const LayerTap& tap : taps) key.Add(tap.layer).Add(tap.out);
+  replayer_->Run(key, std::array{&inputs}, [&] { RunTarget(inputs, cache, hidden, taps); });
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
@@ -128,7 +133,10 @@ void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs&
   const Stopwatch watch(busy_seconds_);
   const Scratch::Frame frame(arena_);
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
-  RunMtp({m, entries, outputs, previous, hidden}, cache);
+  RunKey key;
+  key.Add(m).Add(cache.layer(0).data).Add(previous).Add(hidden);
+  replayer_->Run(key, std::array{&entries, &outputs},
+                 [&] { RunMtp({m, entries, outputs, previous, hidden}, cache); });
 }
 
 void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {

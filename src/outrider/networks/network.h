@@ -78,7 +78,7 @@ class Network {
   /// MTP module read, one row behind the other. Fills the taps, which are in order of layer.
   void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
-  /// The same over the rows of a layout.
+  /// The same over the rows of a layout, which are counted exactly.
   void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
 
@@ -114,6 +114,8 @@ class Network {
 
   /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
+  /// Of passes of the target and of modules.
+  ReplayCounts replay_counts() const { return replayer_->counts(); }
 
  protected:
   Network(ModelConfig config, NetworkOptions options, int32_t num_modules);
@@ -151,6 +153,7 @@ class Network {
   LayoutInputs rows_;        // of the layouts that are given,
   LayoutInputs entry_rows_;  // and of those that leave entries only
   Scratch arena_;
+  std::unique_ptr<Replayer> replayer_;
 };
 
 }  // namespace outrider

@@ -15,13 +15,13 @@ Step3p5Network::Step3p5Network(ModelConfig config, Step3p5Weights weights,
 void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                std::span<const LayerTap> taps) {
   RunLayers(MakeContext(), weights_.embedding, weights_.layers, inputs, cache, taps,
-            hidden.Rows(0, inputs.num_rows()));
+            hidden.Rows(0, inputs.num_rows()), {});
 }
 
 void Step3p5Network::RunMtp(const ModulePass& pass, KvCache& cache) {
   const Context context = MakeContext();
   const Tensor x = RunModule(context, weights_.embedding, weights_.mtp[static_cast<size_t>(pass.m)],
-                             pass, cache);
+                             pass, cache, {});
   if (x.rows == 0) return;
   context.ops.Copy(context, x, pass.hidden.Rows(0, x.rows));
 }

@@ -27,8 +27,12 @@ struct Context {
   Context(const Device& device, Scratch& arena_, DType operand_dtype_)
       : ops(device.ops), pool(device.pool), arena(arena_), operand_dtype(operand_dtype_) {}
 
-  /// Uninitialised rows between two operations, until the arena's frame ends.
+  /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
+
+  /// The same for rows that products and attention read: of the type in which the device reads them
+  /// (Ops::activation_type).
+  Tensor Activations(int64_t rows, int64_t cols) const;
 };
 
 }  // namespace outrider

@@ -31,7 +31,8 @@ LayerCache KvCache::layer(int32_t index) {
       .block_size = config_.groups[static_cast<size_t>(layer.group)].tokens_per_block / layer.ratio,
       .width = layer.width,
       .block_stride = page_bytes_ / static_cast<int64_t>(DTypeSize(dtype)),
-      .group = layer.group};
+      .group = layer.group,
+      .num_blocks = config_.num_pages};
 }
 
 }  // namespace outrider

@@ -22,6 +22,7 @@
 #include "outrider/ops/compressed_attention.h"
 #include "outrider/ops/context.h"
 #include "outrider/ops/hyper_connections.h"
+#include "outrider/ops/replayer.h"
 #include "outrider/ops/row_memory.h"
 #include "outrider/ops/step_inputs.h"
 #include "outrider/ops/step_sampler.h"
@@ -36,6 +37,22 @@ struct Rotary {
   Tensor cos;
   Tensor sin;
   bool interleaved = true;  // pairs (2i, 2i + 1); false: (i, i + R / 2)
+};
+
+/// The angles of rows [first, first + count).
+inline Rotary AnglesOf(const Rotary& rotary, int64_t first, int64_t count) {
+  return {rotary.cos.Rows(first, count), rotary.sin.Rows(first, count), rotary.interleaved};
+}
+
+/// A norm that an operation on x ends with: out[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)).
+struct NormOut {
+  const float* weight = nullptr;  // null: no norm
+  float eps = 0;
+  Tensor out = {};
+
+  NormOut Rows(int64_t first, int64_t count) const {
+    return weight == nullptr ? NormOut{} : NormOut{weight, eps, out.Rows(first, count)};
+  }
 };
 
 /// One matrix product of Ops::Multiply: y = x W^T, or y += x W^T.
@@ -98,6 +115,10 @@ struct EntryArgs {
   const float* norm = nullptr;  // [L]
   Rotary rotary;
   LayerCache cache;
+  // With q_norm the queries' latent is normalised in the same launch: q_latent = norm(q_down).
+  Tensor q_down = {};             // [rows, q_lora]
+  const float* q_norm = nullptr;  // [q_lora]
+  Tensor q_latent = {};           // [rows, q_lora]
 };
 
 /// What attention reads and writes of the rows of a step; their entries are in the cache already.
@@ -113,6 +134,13 @@ class Ops {
 
   virtual std::string_view name() const = 0;
 
+  /// The type of rows between operations that products and attention read: kF32, or kBF16 where
+  /// these round their operands to it. Other rows are float32.
+  virtual DType activation_type() const = 0;
+
+  /// Rows that an MLP takes at a time, which bounds the memory for what is inside it.
+  virtual int64_t mlp_tile() const = 0;
+
   /// Memory of the device, zeroed. Throws Error when it has no more.
   virtual Buffer Allocate(size_t bytes) const = 0;
 
@@ -127,6 +155,11 @@ class Ops {
 
   /// Memory for the inputs of steps.
   virtual std::unique_ptr<StepInputs> MakeStepInputs() const = 0;
+
+  /// What runs the passes of a network. The operations must outlive it.
+  virtual std::unique_ptr<Replayer> MakeReplayer() const {
+    return std::make_unique<PlainReplayer>();
+  }
 
   /// What draws the tokens of steps on `device`, whose operations these are; `verifier` says how
   /// drafts are verified.
@@ -157,10 +190,11 @@ class Ops {
   virtual void CopyRows(const Context& context, Tensor from, Tensor to,
                         const RowCopies& copies) const = 0;
 
-  /// Float32 rows that outlive a step.
+  /// Rows of the activation type that outlive a step.
   std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const {
-    const auto bytes = static_cast<size_t>(std::max<int64_t>(rows, 1) * cols) * sizeof(float);
-    return std::make_unique<RowMemory>(Allocate(bytes), rows, cols);
+    const DType type = activation_type();
+    const auto numbers = static_cast<size_t>(std::max<int64_t>(rows, 1) * cols);
+    return std::make_unique<RowMemory>(Allocate(numbers * DTypeSize(type)), type, rows, cols);
   }
 
   // Products.
@@ -181,11 +215,12 @@ class Ops {
   /// Scores logits [rows, experts], which it may change, chooses each row's experts and groups the
   /// rows by expert for the products with `w`. bias [experts] is added to scores for the choice
   /// (kNoAuxTc), or null. The result holds until the next call.
+  /// The logits are those of the rows from first_row on.
   virtual const Routing& Route(const Context& context, const RouterSpec& spec,
-                               const ExpertWeights& w, Tensor logits, const float* bias) const = 0;
+                               const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                               Tensor logits, const float* bias) const = 0;
 
-  /// The same where a table says which experts a token has: table [tokens, top_k]. The logits are
-  /// those of the rows from first_row on.
+  /// The same where a table says which experts a token has: table [tokens, top_k].
   virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                                       const StepInputs& inputs, int32_t first_row, Tensor logits,
                                       const int32_t* table) const = 0;
@@ -198,10 +233,11 @@ class Ops {
   virtual ExpertRows ExpertDown(const Context& context, const ExpertWeights& w,
                                 const Routing& routing, const ExpertRows& inner) const = 0;
 
-  /// x[r] += the weighted outputs of its experts in order of choice, then the shared MLP's.
+  /// x[r] += the weighted outputs of its experts in order of choice, then the shared MLP's; then
+  /// the norm of x, where there is one.
   virtual void CombineExperts(const Context& context, const ExpertWeights& w,
-                              const Routing& routing, const ExpertRows& outputs,
-                              Tensor x) const = 0;
+                              const Routing& routing, const ExpertRows& outputs, Tensor x,
+                              const NormOut& norm) const = 0;
 
   // Multi-head latent attention.
 
@@ -216,9 +252,10 @@ class Ops {
                                    const KvUpWeight& w, const StepInputs& inputs,
                                    const EntryArgs& args) const = 0;
 
-  /// q [rows, heads * (P + R)] to absorbed [rows, heads * (L + R)].
-  virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
-                      Tensor absorbed) const = 0;
+  /// q [rows, heads * (P + R)], not rotated, to absorbed [rows, heads * (L + R)], rotated with the
+  /// angles of the same rows.
+  virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                      const Rotary& rotary, Tensor q, Tensor absorbed) const = 0;
   /// latent [rows, heads * L] to out [rows, heads * V].
   virtual void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                         Tensor latent, Tensor out) const = 0;
@@ -289,5 +326,11 @@ class Ops {
   virtual void HyperContract(const Context& context, const HyperShape& shape,
                              const HyperMixArgs& args) const = 0;
 };
+
+inline Tensor Context::Activations(int64_t rows, int64_t cols) const {
+  if (ops.activation_type() == DType::kF32) return Rows(rows, cols);
+  const int64_t stride = (cols + 7) / 8 * 8;  // rows are 16-byte aligned
+  return {arena.Take<BFloat16>(rows * stride), DType::kBF16, rows, cols, stride};
+}
 
 }  // namespace outrider

@@ -13,12 +13,12 @@
 
 namespace outrider {
 
-/// Float32 rows that a device keeps (Ops::MakeRows).
+/// Rows that a device keeps (Ops::MakeRows).
 class RowMemory {
  public:
   /// memory: of at least [rows, cols].
-  RowMemory(Buffer memory, int64_t rows, int64_t cols)
-      : memory_(std::move(memory)), rows_(memory_.as<float>(), rows, cols) {}
+  RowMemory(Buffer memory, DType type, int64_t rows, int64_t cols)
+      : memory_(std::move(memory)), rows_(memory_.data(), type, rows, cols, cols) {}
 
   Tensor rows() const { return rows_; }
 

@@ -8,9 +8,17 @@
 
 #include "outrider/attention/attention_plan.h"
 #include "outrider/batch/batch_layout.h"
-#include "outrider/ops/context.h"
 
 namespace outrider {
+
+/// Whether a device may count more rows than there are.
+enum class RowCount {
+  kExact,
+  /// The device may round the number of rows up, so that steps of nearly as many rows are alike and
+  /// it can repeat what it recorded of one (ops/replayer.h). The rows that are added read token 0
+  /// and write nothing; of what is computed from them nothing is read.
+  kRounded,
+};
 
 /// Rows [first, first + count).
 struct RowRange {
@@ -28,13 +36,12 @@ class StepInputs {
 
   /// Replaces the rows by those of `layout`, from which `plan` was made. Both must stay as they are
   /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
-  virtual void Assign(const Context& context, const BatchLayout& layout,
-                      const AttentionPlan& plan) = 0;
+  virtual void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) = 0;
 
   /// The next draft inputs: the same rows, each with another token. Row r gets the token that row
-  /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows].
-  virtual void ShiftTokens(const Context& context, std::span<const int32_t> sources,
-                           std::span<const int32_t> tokens) = 0;
+  /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows of the
+  /// layout].
+  virtual void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) = 0;
 
   int32_t num_rows() const { return num_rows_; }
   /// kHeads: Ops::PerHeadAttention runs all rows. kLatent: Ops::DecodeAttention runs decode_rows(),
@@ -54,6 +61,9 @@ class StepInputs {
     decode_rows_ = {plan.first_decode_row(), plan.num_decode_rows()};
     has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
   }
+
+  /// All rows are the decode kernel's; there are `rows` of them, the added ones included.
+  void RoundRowsTo(int32_t rows) { num_rows_ = decode_rows_.count = rows; }
 
  private:
   int32_t num_rows_ = 0;

@@ -23,7 +23,7 @@ struct HeadRows {
 
 /// One request of a step: its rows of logits are first_row .. first_row + drafts.
 struct VerifyRequest {
-  VerifyInput input;  // without logits and likeliest
+  VerifyInput input;  // without logits and drawn
   int32_t first_row = 0;
   VerifiedTokens* result = nullptr;  // is replaced
 

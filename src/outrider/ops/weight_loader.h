@@ -78,6 +78,18 @@ class WeightLoader {
   /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
   virtual void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                        int64_t cols) = 0;
+  /// A matrix by name; its columns are said beside it.
+  struct NamedMatrix {
+    Weight* out = nullptr;
+    std::string name;
+    int64_t rows = 0;
+  };
+  /// Two weights [.., cols] that products of the same rows read: a device may keep them so that it
+  /// runs both products as one (Ops::Multiply).
+  virtual void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
+    Matrix(a.out, a.name, a.rows, cols);
+    Matrix(b.out, b.name, b.rows, cols);
+  }
   /// A weight that is never rounded to 8 bits.
   virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                  int64_t cols) = 0;

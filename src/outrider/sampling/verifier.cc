@@ -21,11 +21,19 @@ bool Overflown(const VerifyInput& input, size_t index) {
   return !std::isfinite(row[ArgMax({row, static_cast<size_t>(input.logits.cols)})]);
 }
 
+/// Whether the row at `index` cannot give `token`, by its mask or its logits.
+bool Forbids(const VerifyInput& input, size_t index, std::span<const float> row, int32_t token) {
+  if (!row.empty()) return row[static_cast<size_t>(token)] == kForbidden;
+  if (input.masks.data == nullptr) return false;
+  return !Allows(
+      {input.masks.row(static_cast<int64_t>(index)), static_cast<size_t>(input.masks.cols)}, token);
+}
+
 }  // namespace
 
-bool Verifier::NeedsLogits(const SamplingParams& params, bool processed) const {
-  return processed || params.temperature > 0 || params.logprobs ||
-         acceptance_.method == RejectionMethod::kSynthetic;
+bool Verifier::NeedsLogits(const SamplingParams& params) const {
+  return params.logprobs ||
+         (acceptance_.method == RejectionMethod::kStandard && params.temperature > 0);
 }
 
 void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
@@ -36,17 +44,16 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   result->overflown = false;
   const SamplingParams& params = *input.params;
   const size_t num_rows = input.drafts.size() + 1;
-  const bool has_logits = input.likeliest.empty();
+  const bool has_logits = input.drawn.empty();
   OUTRIDER_CHECK(has_logits ? input.logits.rows == static_cast<int64_t>(num_rows)
-                            : input.likeliest.size() == num_rows);
+                            : input.drawn.size() == num_rows);
   for (size_t j = 0; j < num_rows; ++j) {
     const std::span<const float> row =
         has_logits ? Processed(input, static_cast<int64_t>(j)) : std::span<const float>();
-    const auto [token, is_draft] =
-        has_logits ? Judge(input, j, row) : Match(input, j, input.likeliest[j]);
-    if (token == Sampler::kNoToken) {
+    const auto [token, is_draft] = Judge(input, j, row);
+    if (token < 0) {
       result->dead_end = true;
-      result->overflown = !has_logits || Overflown(input, j);
+      result->overflown = has_logits ? Overflown(input, j) : token == kOverflownRow;
       break;
     }
     result->tokens.push_back(token);
@@ -75,19 +82,24 @@ std::span<const float> Verifier::Processed(const VerifyInput& input, int64_t j) 
   return processed_;
 }
 
-// The token of row `index`, and whether it is the draft for that row; the last row has none.
+// The token of row `index`, and whether it is the draft for that row; the last row has none. `row`
+// is empty where drawn tokens are given in place of logits.
 Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<const float> row) {
   const SamplingParams& params = *input.params;
   const auto position = static_cast<int64_t>(input.tokens.size() + index);
+  const auto draw = [&] {
+    return row.empty() ? input.drawn[index] : sampler_.Sample(params, {input.seed, position}, row);
+  };
   const bool has_draft = index < input.drafts.size();
   if (has_draft && acceptance_.method == RejectionMethod::kSynthetic) {
     const double before = index == 0 ? 1 : acceptance_.rates[index - 1];
     const double u =
         UniformDouble(input.seed, static_cast<uint64_t>(position), RandomStream::kAccept);
     const int32_t draft = input.drafts[index];
-    const bool forbidden = row[static_cast<size_t>(draft)] == kForbidden;
-    if (!forbidden && u * before < acceptance_.rates[index]) return {draft, true};
-    return {sampler_.Sample(params, {input.seed, position}, row), false};
+    if (!Forbids(input, index, row, draft) && u * before < acceptance_.rates[index]) {
+      return {draft, true};
+    }
+    return {draw(), false};
   }
   if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&
       std::isfinite(row[ArgMax(row)])) {
@@ -95,7 +107,7 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
         input.draft_probs == nullptr ? nullptr : input.draft_probs + index * row.size();
     return rejection_sampler_.Judge(params, input.seed, position, row, input.drafts[index], q);
   }
-  return Match(input, index, sampler_.Sample(params, {input.seed, position}, row));
+  return Match(input, index, draw());
 }
 
 PositionLogprobs Verifier::Logprobs(const SamplingParams& params, std::span<const float> raw,

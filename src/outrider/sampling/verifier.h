@@ -16,6 +16,9 @@
 
 namespace outrider {
 
+/// In place of a drawn token: the logits have no largest finite number.
+inline constexpr int32_t kOverflownRow = -2;
+
 /// One request's part of a verification.
 struct VerifyInput {
   const SamplingParams* params = nullptr;
@@ -29,9 +32,10 @@ struct VerifyInput {
   MatrixView<const float> logits = {};  // [1 + drafts.size(), vocab]: row j predicts the token at
                                         // position tokens.size() + j, given that drafts 0 .. j-1
                                         // are right
-  /// [1 + drafts.size()] the arg-max of each row (kernel_table.h) in place of logits, for a request
-  /// that NeedsLogits is false of.
-  std::span<const int32_t> likeliest = {};
+  /// [1 + drafts.size()] what each row gives without drafts, in place of logits: a token, or
+  /// Sampler::kNoToken where none is allowed, or kOverflownRow. Of a request that NeedsLogits is
+  /// false of.
+  std::span<const int32_t> drawn = {};
   std::span<const int32_t> drafts = {};
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain
@@ -52,8 +56,13 @@ class Verifier {
                     AcceptanceOptions acceptance = {})
       : logprobs_mode_(logprobs_mode), acceptance_(std::move(acceptance)) {}
 
-  /// Whether anything but the likeliest token of each row counts for such a request.
-  bool NeedsLogits(const SamplingParams& params, bool processed) const;
+  /// Whether the tokens drawn from its rows are the likeliest ones; `processed`: by a mask or by
+  /// processors.
+  static bool DrawsLikeliest(const SamplingParams& params, bool processed) {
+    return !processed && params.temperature == 0;
+  }
+  /// Whether anything but the drawn token of each row counts for such a request.
+  bool NeedsLogits(const SamplingParams& params) const;
 
   /// Replaces `result`.
   void Verify(const VerifyInput& input, VerifiedTokens* result);

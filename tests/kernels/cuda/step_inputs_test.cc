@@ -164,7 +164,7 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
                                     .page_size = kPageSize,
                                     .num_pages = kPages,
                                     .max_rows = static_cast<int>(bound)};
-    const StepInputs inputs = {.token_ids = token_ids.data(),
+    const StepArrays inputs = {.token_ids = token_ids.data(),
                                .positions = positions.data(),
                                .slot_mapping = slot_mapping.data(),
                                .query_start_loc = starts.data(),

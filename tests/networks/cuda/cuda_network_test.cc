@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/device_rows.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/golden_file.h"
 #include "tests/networks/loaded_model.h"
@@ -20,11 +21,21 @@ namespace {
 
 constexpr int32_t kTokensPerBlock = 64;
 
-/// Float32 rows of the device, read back.
+/// Float32 rows that the device keeps.
+struct FloatRows {
+  FloatRows(const CudaOps& ops, int64_t rows, int64_t cols)
+      : memory(ops.Allocate(static_cast<size_t>(rows * cols) * sizeof(float))),
+        view(memory.as<float>(), rows, cols) {}
+  Buffer memory;
+  Tensor view;
+};
+
+/// Rows of the device, read back.
 std::vector<float> Download(const CudaOps& ops, Tensor rows) {
-  OUTRIDER_CHECK(rows.dtype == DType::kF32 && rows.stride == rows.cols);
+  const FloatRows floats(ops, rows.rows, rows.cols);
+  CopyTensor(rows, floats.view, ops.stream());
   std::vector<float> values(static_cast<size_t>(rows.rows * rows.cols));
-  CheckCuda(cudaMemcpyAsync(values.data(), rows.data, values.size() * sizeof(float),
+  CheckCuda(cudaMemcpyAsync(values.data(), floats.view.data, values.size() * sizeof(float),
                             cudaMemcpyDeviceToHost, ops.stream()),
             "reading rows");
   ops.Synchronize();
@@ -65,8 +76,10 @@ class CudaNetworkTest : public HopperTest<> {
 
   /// What the target (0) and the modules after it give for a text: [length, hidden] each, in device
   /// memory. A module's last rows read tokens that are not known; they are of no use.
+  /// RowCount::kRounded: passes are recorded, and repeated when they come again.
   std::vector<std::unique_ptr<RowMemory>> Run(const std::vector<int32_t>& ids, Phase phase,
-                                              int32_t chunk, int32_t modules) {
+                                              int32_t chunk, int32_t modules,
+                                              RowCount row_count = RowCount::kExact) {
     Network& model = *loaded_->model;
     const auto length = static_cast<int32_t>(ids.size());
     const std::vector<int32_t> blocks =
@@ -83,6 +96,12 @@ class CudaNetworkTest : public HopperTest<> {
       rows.push_back(loaded_->ops.MakeRows(length, model.hidden_size()));
     }
     BatchLayout layout(kTokensPerBlock);
+    AttentionPlan plan = model.attention();
+    const auto inputs = loaded_->ops.MakeStepInputs();
+    const auto no_inputs = loaded_->ops.MakeStepInputs();
+    const int64_t most = RoundedRows(chunk);
+    const auto previous = loaded_->ops.MakeRows(most, model.hidden_size());
+    const auto hidden = loaded_->ops.MakeRows(most, model.hidden_size());
     for (int32_t first = 0; first < length; first += chunk) {
       const int32_t count = std::min(chunk, length - first);
       for (int32_t kind = 0; kind <= modules; ++kind) {
@@ -98,21 +117,25 @@ class CudaNetworkTest : public HopperTest<> {
         const auto of = [&](int32_t k) {
           return rows[static_cast<size_t>(k)]->rows().Rows(first, count);
         };
+        plan.Assign(layout);
+        inputs->Assign(layout, plan, row_count);
         if (kind == 0) {
-          model.Forward(layout, cache, of(0));
+          model.Forward(*inputs, cache, hidden->rows());
         } else {
-          model.ForwardMtp(kind - 1, layout, cache, of(kind - 1), of(kind));
+          CopyTensor(of(kind - 1), previous->rows().Rows(0, count), loaded_->ops.stream());
+          model.ForwardMtp(kind - 1, *no_inputs, *inputs, cache, previous->rows(), hidden->rows());
         }
+        CopyTensor(hidden->rows().Rows(0, count), of(kind), loaded_->ops.stream());
       }
     }
     return rows;
   }
 
   std::vector<float> Logits(int32_t module, Tensor hidden) {
-    const auto logits = loaded_->ops.MakeRows(hidden.rows, loaded_->model->vocab_size());
+    const FloatRows logits(loaded_->ops, hidden.rows, loaded_->model->vocab_size());
     const std::vector<int32_t> rows = FirstBlocks(static_cast<int32_t>(hidden.rows));
-    loaded_->model->Logits(module, hidden, rows, logits->rows());
-    return Download(loaded_->ops, logits->rows());
+    loaded_->model->Logits(module, hidden, rows, logits.view);
+    return Download(loaded_->ops, logits.view);
   }
 
   /// The largest error of a log-probability among those that matter: the likeliest token's and the
@@ -186,6 +209,27 @@ TEST_F(CudaNetworkTest, BitsDoNotDependOnThePieces) {
             << "module " << kind - 1 << " pieces of " << chunk << " phase "
             << static_cast<int>(phase);
       }
+    }
+  }
+}
+
+TEST_F(CudaNetworkTest, RecordedPassesGiveTheSameBits) {
+  const auto ids = golden_.Read<int32_t>("case2.ids");
+  const auto whole = Run(ids, Phase::kDecode, 1024, 3);
+  // Rows of 1, 7 and 19 are counted as 1, 7 and 20; the last piece of a text has others.
+  for (const int32_t chunk : {1, 7, 19}) {
+    const ReplayCounts before = loaded_->model->replay_counts();
+    const auto pieces = Run(ids, Phase::kDecode, chunk, 3, RowCount::kRounded);
+    const ReplayCounts after = loaded_->model->replay_counts();
+    EXPECT_GT(after.repeated, before.repeated) << "pieces of " << chunk;
+    for (int32_t kind = 0; kind < 4; ++kind) {
+      const auto k = static_cast<size_t>(kind);
+      const Tensor a = whole[k]->rows();
+      const Tensor b = pieces[k]->rows();
+      const std::vector<float> want = Download(loaded_->ops, a.Rows(0, a.rows - kind));
+      const std::vector<float> got = Download(loaded_->ops, b.Rows(0, b.rows - kind));
+      EXPECT_EQ(std::memcmp(want.data(), got.data(), want.size() * sizeof(float)), 0)
+          << "module " << kind - 1 << " pieces of " << chunk;
     }
   }
 }

@@ -47,6 +47,7 @@ struct DeviceOpsWeights {
     loader->Matrix(&matrix, "matrix", 120, kHidden);
     loader->Stacked(&stacked, {"first", "second"}, 32, kHidden);
     loader->Matrix(&square, "square", kHidden, kHidden);
+    loader->SideBySide({&left, "left", 192}, {&right, "right", 40}, kHidden);
     loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
     loader->Matrix(&head, "head", kVocab, kHidden);
     loader->UnquantizedMatrix(&router, "router", 8, kHidden);
@@ -69,7 +70,7 @@ struct DeviceOpsWeights {
   TokenTable table;
   const float* norm = nullptr;
   const float* latent_norm = nullptr;
-  Weight matrix, stacked, square, gate_up, down, head, router;
+  Weight matrix, stacked, square, left, right, gate_up, down, head, router;
   ExpertWeights experts, unshared_experts;
   KvUpWeight kv_up;
   std::unique_ptr<WeightMemory> memory;
@@ -147,15 +148,24 @@ Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
   return c.ops.MakeRotary(c, frequencies, 1.5F, true, inputs);
 }
 
-void RunExperts(const Context& c, const DeviceOpsWeights& w, const ExpertWeights& experts,
-                const RouterSpec& spec, Tensor x, Tensor out) {
+/// x + experts(x), or with `normed` the norm of it.
+void RunExperts(const Context& c, const DeviceOpsWeights& w, const StepInputs& inputs,
+                const ExpertWeights& experts, const RouterSpec& spec, bool normed, Tensor x,
+                Tensor out) {
   const Tensor logits = c.Rows(out.rows, 8);
   c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
-  const Routing& routing = c.ops.Route(c, spec, experts, logits, nullptr);
+  const Routing& routing = c.ops.Route(c, spec, inputs, 0, experts, logits, nullptr);
   const ExpertRows inner = c.ops.ExpertGateUp(c, experts, {}, routing, x);
   const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
-  c.ops.Copy(c, x, out);
-  c.ops.CombineExperts(c, experts, routing, outputs, out);
+  if (!normed) {
+    c.ops.Copy(c, x, out);
+    return c.ops.CombineExperts(c, experts, routing, outputs, out, {});
+  }
+  const Tensor sum = c.Rows(out.rows, out.cols);
+  const Tensor norm = c.Activations(out.rows, out.cols);
+  c.ops.Copy(c, x, sum);
+  c.ops.CombineExperts(c, experts, routing, outputs, sum, {w.norm, 1e-6F, norm});
+  c.ops.Copy(c, norm, out);
 }
 
 std::vector<OpsCase> Cases() {
@@ -249,12 +259,26 @@ std::vector<OpsCase> Cases() {
          }
        }},
       {"Experts", kHidden, 2e-2F,
-       [greedy](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         RunExperts(s.context(), s.weights(), s.weights().unshared_experts, greedy, x, out);
+       [greedy](Side& s, const StepInputs& in, Tensor x, Tensor out) {
+         RunExperts(s.context(), s.weights(), in, s.weights().unshared_experts, greedy, false, x,
+                    out);
        }},
       {"ExpertsOfGroupsWithShared", kHidden, 3e-2F,
-       [grouped](Side& s, const StepInputs&, Tensor x, Tensor out) {
-         RunExperts(s.context(), s.weights(), s.weights().experts, grouped, x, out);
+       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
+         RunExperts(s.context(), s.weights(), in, s.weights().experts, grouped, false, x, out);
+       }},
+      {"NormOfExperts", kHidden, 3e-2F,
+       [grouped](Side& s, const StepInputs& in, Tensor x, Tensor out) {
+         RunExperts(s.context(), s.weights(), in, s.weights().experts, grouped, true, x, out);
+       }},
+      {"SideBySide", 232, 2e-2F,
+       [](Side& s, const StepInputs&, Tensor x, Tensor out) {
+         const Context c = s.context();
+         const Tensor both = c.Activations(out.rows, 232);
+         c.ops.Multiply(
+             c, std::array{Product{.x = x, .w = &s.weights().left, .y = both.Columns(0, 192)},
+                           Product{.x = x, .w = &s.weights().right, .y = both.Columns(192, 40)}});
+         c.ops.Copy(c, both, out);
        }},
       {"AbsorbAndUnabsorb", kMla.heads * kMla.value, 3e-2F,
        [](Side& s, const StepInputs& in, Tensor x, Tensor out) {
@@ -267,8 +291,7 @@ std::vector<OpsCase> Cases() {
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, x.Columns(h * 8, head), q.Columns(h * head, head));
          }
-         c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, in));
-         c.ops.Absorb(c, kMla, s.weights().kv_up, q, absorbed);
+         c.ops.Absorb(c, kMla, s.weights().kv_up, RotaryOf(c, in), q, absorbed);
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
                       latent.Columns(h * kMla.latent, kMla.latent));
@@ -328,7 +351,7 @@ class CudaOpsTest : public HopperTest<> {
     const std::vector<int32_t> tokens(in.tokens.begin() + first, in.tokens.begin() + first + count);
     const OneRequest request(tokens, first, Phase::kDecode, blocks);
     const auto inputs = side.ops().MakeStepInputs();
-    inputs->Assign(side.context(), request.layout, request.plan);
+    inputs->Assign(request.layout, request.plan, RowCount::kExact);
     TestMatrix rows(count, kHidden);
     std::copy_n(in.x.view().row(first), count * kHidden, rows.values.data());
     const Tensor out = side.context().Rows(count, test.cols);
@@ -375,6 +398,29 @@ TEST_F(CudaOpsTest, SmallForTheSanitizers) {
   }
 }
 
+TEST_F(CudaOpsTest, ProductsSideBySideHaveTheBitsOfEachAlone) {
+  OpsRows in = MakeRows(9);
+  const Scratch::Frame frame(gpu_->arena());
+  const Context c = gpu_->context();
+  const Tensor x = gpu_->Put(in.x);
+  const Tensor both = c.Activations(9, 232);
+  const Tensor left = c.Activations(9, 192);
+  const Tensor right = c.Activations(9, 40);
+  const Weight& a = gpu_->weights().left;
+  const Weight& b = gpu_->weights().right;
+  c.ops.Multiply(c, std::array{Product{.x = x, .w = &a, .y = both.Columns(0, 192)},
+                               Product{.x = x, .w = &b, .y = both.Columns(192, 40)}});
+  c.ops.Multiply(c, std::array{Product{.x = x, .w = &a, .y = left}});
+  c.ops.Multiply(c, std::array{Product{.x = x, .w = &b, .y = right}});
+  const TestMatrix together = gpu_->Get(both);
+  const TestMatrix first = gpu_->Get(left);
+  const TestMatrix second = gpu_->Get(right);
+  for (int32_t r = 0; r < 9; ++r) {
+    EXPECT_TRUE(SameBits(together.view().row(r), first.view().row(r), 192)) << r;
+    EXPECT_TRUE(SameBits(together.view().row(r) + 192, second.view().row(r), 40)) << r;
+  }
+}
+
 TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
   constexpr int64_t kCols = 1000;
   TestMatrix rows(5, kCols);
@@ -412,7 +458,8 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
       .dtype = DType::kBF16,
       .block_size = kBlock,
       .width = width,
-      .block_stride = kLayers * layer};
+      .block_stride = kLayers * layer,
+      .num_blocks = 8};
   const Tensor all_kv = side.Put(kv);
   const Tensor all_q = side.Put(q);
   TestMatrix result(positions, kMla.heads * kMla.value);
@@ -422,7 +469,7 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
     const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
     const OneRequest request(tokens, first, phase, blocks);
     const auto inputs = ops.MakeStepInputs();
-    inputs->Assign(c, request.layout, request.plan);
+    inputs->Assign(request.layout, request.plan, RowCount::kExact);
     const Tensor kv_rows = c.Rows(count, width);
     ops.Copy(c, all_kv.Rows(first, count), kv_rows);
     const Rotary rotary = RotaryOf(c, *inputs);
@@ -431,18 +478,18 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
         {.kv = kv_rows, .norm = side.weights().latent_norm, .rotary = rotary, .cache = cache});
     const Tensor queries = c.Rows(count, q.view_cols);
     ops.Copy(c, all_q.Rows(first, count), queries);
-    ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
     const Tensor out = c.Rows(count, kMla.heads * kMla.value);
     if (phase == Phase::kDecode) {
       const Tensor absorbed = c.Rows(count, int64_t{kMla.heads} * width);
       const Tensor latent = c.Rows(count, int64_t{kMla.heads} * kMla.latent);
-      ops.Absorb(c, kMla, side.weights().kv_up, queries, absorbed);
+      ops.Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
       // Twice: the plan of the first call serves the second.
       for (int layer_call = 0; layer_call < 2; ++layer_call) {
         ops.DecodeAttention(c, kMla, *inputs, {.q = absorbed, .out = latent, .cache = cache});
       }
       ops.Unabsorb(c, kMla, side.weights().kv_up, latent, out);
     } else {
+      ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
       ops.PromptAttention(c, kMla, side.weights().kv_up, *inputs,
                           {.q = queries, .out = out, .cache = cache});
     }

@@ -46,7 +46,7 @@ struct DrawParams {
   int vocab_size = 0;                 // 1 .. 400,000
   const float* logits = nullptr;      // float32 [max_rows, vocab_size], 16-byte aligned rows
   int64_t logits_stride = 0;          // a multiple of 4
-  // Which rows these are; see StepInputs.
+  // Which rows these are; see StepArrays.
   const StepRequest* requests = nullptr;
   const int32_t* token_ids = nullptr;
   const int32_t* logit_rows = nullptr;

@@ -29,7 +29,7 @@ __device__ __forceinline__ RowCounts CountRows(const StepInputParams& params,
 }
 
 __global__ void __launch_bounds__(kThreads)
-    StepInputsKernel(const StepInputParams params, const StepInputs inputs) {
+    StepInputsKernel(const StepInputParams params, const StepArrays inputs) {
   __shared__ int warp_rows[kThreads / 32];
   __shared__ int warp_logits[kThreads / 32];
   LaunchDependents();
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t MakeStepInputs(const StepInputParams& params, const StepInputs& inputs,
+cudaError_t MakeStepInputs(const StepInputParams& params, const StepArrays& inputs,
                            cudaStream_t stream) {
   if (params.num_requests <= 0 || params.max_rows <= 0 || params.page_size <= 0 ||
       params.num_pages <= 0 || params.slots.num_slots <= 0 || params.slots.max_drafts < 0 ||

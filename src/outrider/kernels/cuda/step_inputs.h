@@ -38,7 +38,7 @@ struct alignas(16) StepRequest {
 
 /// The inputs of a step's operations, on the device. Rows stand in order of request, tokens of a
 /// request in order of position.
-struct StepInputs {
+struct StepArrays {
   int32_t* token_ids = nullptr;        // [max_rows]
   int32_t* positions = nullptr;        // [max_rows]
   int64_t* slot_mapping = nullptr;     // [max_rows]: page * page_size + offset
@@ -67,7 +67,7 @@ struct StepInputParams {
 /// 0 .. num_pages - 1, a slot that there is not, and more rows than max_rows are bugs: the kernel
 /// stops with an error. Throws Error for sizes that are not positive; otherwise returns what the
 /// launch returned.
-cudaError_t MakeStepInputs(const StepInputParams& params, const StepInputs& inputs,
+cudaError_t MakeStepInputs(const StepInputParams& params, const StepArrays& inputs,
                            cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -19,7 +19,7 @@ struct VerifyParams {
   SlotStates slots;                        // max_drafts up to kMaxDrafts
   const SlotSampling* sampling = nullptr;  // by request slot
   const int32_t* stop_tokens = nullptr;    // of SlotSampling
-  // Of the step (StepInputs), and what was drawn (DrawResults).
+  // Of the step (StepArrays), and what was drawn (DrawResults).
   const int32_t* token_ids = nullptr;
   const int32_t* logit_rows = nullptr;
   const int32_t* logit_start_loc = nullptr;

@@ -65,7 +65,7 @@ const DeviceStep& StepUpload::Upload(const BatchLayout& layout, cudaStream_t str
   step_.num_decode_requests = layout.num_decode_requests();
   step_.num_logits_rows = layout.num_logits_rows();
   step_.block_table_stride = max_blocks_;
-  StepInputs& inputs = step_.inputs;
+  StepArrays& inputs = step_.inputs;
   pieces.Copy(layout.token_ids(), &inputs.token_ids);
   pieces.Copy(layout.positions(), &inputs.positions);
   pieces.Copy(layout.slot_mapping(0), &inputs.slot_mapping);

@@ -28,7 +28,7 @@ struct DeviceStep {
   int num_decode_rows = 0;
   int num_decode_requests = 0;
   int num_logits_rows = 0;
-  StepInputs inputs;
+  StepArrays inputs;
   int block_table_stride = 0;
   std::vector<PromptPiece> prompts;
   const StepRequest* requests = nullptr;  // [requests] on the device: their slots (DrawTokens)

@@ -15,6 +15,8 @@ class CpuOps : public Ops {
 
   const KernelTable& kernels() const { return kernels_; }
   std::string_view name() const override { return kernels_.name; }
+  DType activation_type() const override { return DType::kF32; }
+  int64_t mlp_tile() const override { return 512; }
   Buffer Allocate(size_t bytes) const override { return Buffer(bytes); }
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
@@ -39,8 +41,9 @@ class CpuOps : public Ops {
   void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
                   int32_t num_tokens, std::span<int32_t> tokens) const override;
 
-  const Routing& Route(const Context& context, const RouterSpec& spec, const ExpertWeights& w,
-                       Tensor logits, const float* bias) const override;
+  const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
+                       int32_t first_row, const ExpertWeights& w, Tensor logits,
+                       const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;
@@ -50,7 +53,7 @@ class CpuOps : public Ops {
   ExpertRows ExpertDown(const Context& context, const ExpertWeights& w, const Routing& routing,
                         const ExpertRows& inner) const override;
   void CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
-                      const ExpertRows& outputs, Tensor x) const override;
+                      const ExpertRows& outputs, Tensor x, const NormOut& norm) const override;
 
   void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
               const Rotary& rotary) const override;
@@ -58,8 +61,8 @@ class CpuOps : public Ops {
                           const EntryArgs& args) const override;
   void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                            const StepInputs& inputs, const EntryArgs& args) const override;
-  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
-              Tensor absorbed) const override;
+  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+              const Rotary& rotary, Tensor q, Tensor absorbed) const override;
   void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
                 Tensor out) const override;
   void DecodeAttention(const Context& context, const MlaShape& shape, const StepInputs& inputs,
@@ -90,6 +93,8 @@ class CpuOps : public Ops {
                      const HyperMixArgs& args) const override;
 
  private:
+  void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;
+
   Compute ComputeOf(const Context& context) const {
     return {kernels_, *context.pool, context.arena, context.operand_dtype};
   }

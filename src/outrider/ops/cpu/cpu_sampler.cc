@@ -39,7 +39,8 @@ void CpuSampler::Verify(const Context& context, const HeadRows& rows,
   if (requests.empty()) return;
   const bool needs_logits = std::ranges::any_of(requests, [&](const VerifyRequest& r) {
     const bool processed = r.input.processors != nullptr || r.input.masks.data != nullptr;
-    return verifiers_.front().NeedsLogits(*r.input.params, processed);
+    return verifiers_.front().NeedsLogits(*r.input.params) ||
+           !Verifier::DrawsLikeliest(*r.input.params, processed);
   });
   if (!needs_logits) return VerifyLikeliest(context, rows, requests);
   size_t first = 0;
@@ -68,11 +69,12 @@ void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
                                  std::span<const VerifyRequest> requests) {
   likeliest_.resize(rows.rows.size());
   Choose(context, rows, static_cast<int32_t>(rows.head.rows), likeliest_);
+  for (int32_t& token : likeliest_) token = token < 0 ? kOverflownRow : token;
   for (const VerifyRequest& request : requests) {  // a comparison each
     VerifyInput input = request.input;
-    input.likeliest = std::span(likeliest_)
-                          .subspan(static_cast<size_t>(request.first_row),
-                                   static_cast<size_t>(request.num_rows()));
+    input.drawn = std::span(likeliest_)
+                      .subspan(static_cast<size_t>(request.first_row),
+                               static_cast<size_t>(request.num_rows()));
     verifiers_.front().Verify(input, request.result);
   }
 }

@@ -15,8 +15,8 @@ void FillSpans(std::span<const RequestRows> requests, int32_t first_row, int32_t
 
 }  // namespace
 
-void CpuStepInputs::Assign(const Context& /*context*/, const BatchLayout& layout,
-                           const AttentionPlan& plan) {
+void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
+                           RowCount /*count*/) {
   AssignBounds(layout, plan);
   tokens_.Assign(layout.token_ids());
   positions_ = layout.positions();

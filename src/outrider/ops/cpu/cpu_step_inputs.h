@@ -13,10 +13,8 @@ namespace outrider::cpu {
 
 class CpuStepInputs : public StepInputs {
  public:
-  void Assign(const Context& context, const BatchLayout& layout,
-              const AttentionPlan& plan) override;
-  void ShiftTokens(const Context& /*context*/, std::span<const int32_t> sources,
-                   std::span<const int32_t> tokens) override {
+  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
+  void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override {
     tokens_.Shift(sources, tokens);
   }
 

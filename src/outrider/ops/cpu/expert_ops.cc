@@ -98,6 +98,7 @@ void Activate(const KernelTable& kernels, ThreadPool& pool, MatrixView<float> ga
 }  // namespace
 
 const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec,
+                             const StepInputs& /*inputs*/, int32_t /*first_row*/,
                              const ExpertWeights& /*w*/, Tensor logits, const float* bias) const {
   return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
     RouteRows(spec, logits.floats(), bias, ids, weights);
@@ -166,7 +167,7 @@ ExpertRows CpuOps::ExpertDown(const Context& context, const ExpertWeights& w,
 }
 
 void CpuOps::CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
-                            const ExpertRows& outputs, Tensor x) const {
+                            const ExpertRows& outputs, Tensor x, const NormOut& norm) const {
   const CpuRouting& r = Cast(routing);
   const Scratch::Frame frame(context.arena);
   const bool shared = w.shared_width > 0;
@@ -187,6 +188,7 @@ void CpuOps::CombineExperts(const Context& context, const ExpertWeights& w, cons
   all.rows += outputs.shared.rows;
   kernels_.combine_experts(*context.pool, all, term_rows, term_weights, static_cast<int32_t>(terms),
                            x.floats());
+  if (norm.weight != nullptr) Norm(context, x, norm.weight, norm.eps, norm.out);
 }
 
 }  // namespace outrider::cpu

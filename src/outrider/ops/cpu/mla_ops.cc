@@ -43,14 +43,20 @@ void CpuOps::Rotate(const Context& context, Tensor x, int32_t heads, int32_t off
                   RowsOf(rotary));
 }
 
+void CpuOps::NormQueries(const Context& context, const MlaShape& s, const EntryArgs& args) const {
+  if (args.q_norm != nullptr) Norm(context, args.q_down, args.q_norm, s.norm_eps, args.q_latent);
+}
+
 void CpuOps::WriteLatentEntries(const Context& context, const MlaShape& s, const StepInputs& inputs,
                                 const EntryArgs& args) const {
+  NormQueries(context, s, args);
   kernels_.write_latent(*context.pool, args.kv.floats(), args.norm, s.norm_eps, RowsOf(args.rotary),
                         Cast(inputs).slots(args.cache.group), args.cache);
 }
 
 void CpuOps::WritePerHeadEntries(const Context& context, const MlaShape& s, const KvUpWeight& w,
                                  const StepInputs& inputs, const EntryArgs& args) const {
+  NormQueries(context, s, args);
   const Compute compute = ComputeOf(context);
   const Scratch::Frame frame(compute.scratch);
   const MatrixView<float> kv = args.kv.floats();
@@ -68,8 +74,8 @@ void CpuOps::WritePerHeadEntries(const Context& context, const MlaShape& s, cons
   kernels_.write_entries(compute.pool, entries, Cast(inputs).slots(args.cache.group), args.cache);
 }
 
-void CpuOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w, Tensor q,
-                    Tensor absorbed) const {
+void CpuOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                    const Rotary& rotary, Tensor q, Tensor absorbed) const {
   const Scratch::Frame frame(context.arena);
   const MatrixView<float> from = q.floats();
   const MatrixView<float> to = absorbed.floats();
@@ -88,6 +94,7 @@ void CpuOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight&
                   static_cast<size_t>(s.rope) * sizeof(float));
     }
   }
+  Rotate(context, absorbed, s.heads, s.latent, rotary);
 }
 
 void CpuOps::Unabsorb(const Context& context, const MlaShape& s, const KvUpWeight& w, Tensor latent,

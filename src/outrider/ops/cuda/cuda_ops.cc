@@ -10,6 +10,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/norm_rows.h"
+#include "outrider/ops/cuda/cuda_replayer.h"
 #include "outrider/ops/cuda/cuda_sampler.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/cuda/cuda_weights.h"
@@ -20,6 +21,25 @@ namespace outrider::cuda {
 namespace {
 
 int Int(int64_t value) { return static_cast<int>(value); }
+
+/// Whether two products are one with a weight that is both of theirs: the weights and the results
+/// lie side by side (WeightLoader::SideBySide). Not with FP8: scales stand behind each weight.
+bool AreOne(const Product& a, const Product& b) {
+  const PackedWeight& first = Packed(*a.w);
+  const PackedWeight& second = Packed(*b.w);
+  const auto plain = [](const Product& p) { return !p.accumulate && !p.silu_mul && p.groups == 1; };
+  return plain(a) && plain(b) && a.x.data == b.x.data && a.x.rows == b.x.rows &&
+         a.x.stride == b.x.stride && first.format == WeightFormat::kBf16 &&
+         second.format == first.format && first.segments != 0 &&
+         first.segments == second.segments && first.k == second.k && first.n % 64 == 0 &&
+         static_cast<const std::byte*>(first.data) +
+                 PackedWeightBytes(first.format, first.n, first.k) ==
+             second.data &&
+         a.y.dtype == b.y.dtype && a.y.stride == b.y.stride &&
+         static_cast<const std::byte*>(a.y.data) +
+                 static_cast<size_t>(a.y.cols) * DTypeSize(a.y.dtype) ==
+             b.y.data;
+}
 
 }  // namespace
 
@@ -70,9 +90,13 @@ std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
   return std::make_unique<CudaStepInputs>(stream_);
 }
 
+std::unique_ptr<Replayer> CudaOps::MakeReplayer() const {
+  return std::make_unique<CudaReplayer>(*this);
+}
+
 std::unique_ptr<StepSampler> CudaOps::MakeSampler(const Device& device,
                                                   const Verifier& verifier) const {
-  return std::make_unique<CudaSampler>(device.pool->size(), verifier);
+  return std::make_unique<CudaSampler>(*this, device.pool->size(), verifier);
 }
 
 void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
@@ -165,34 +189,53 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
 
 void CudaOps::Multiply(const Context& context, std::span<const Product> products) const {
   OUTRIDER_CHECK(context.operand_dtype == DType::kBF16);
-  for (const Product& p : products) {
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product& p = products[i];
     if (p.x.rows == 0) continue;
-    OUTRIDER_CHECK(p.groups == 1 && (!p.silu_mul || std::isinf(p.limit)));
-    const Scratch::Frame frame(context.arena);
-    const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
-    // What is added to must be there already.
-    OUTRIDER_CHECK(!p.accumulate || Fits(p.y, DType::kF32));
-    const ResultRows results(context, p.y, p.y.dtype, stream_);
-    const Tensor& y = results.rows();
-    MatMulParams params;
-    params.rows = Int(x.rows);
-    params.x = x.data;
-    params.x_stride = x.stride;
-    params.w = Packed(*p.w);
-    params.y = y.data;
-    params.y_stride = y.stride;
-    params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
-    params.accumulate = p.accumulate;
-    OUTRIDER_CHECK(params.w.gate_up == p.silu_mul && params.w.k == x.cols);
-    MatMul(params, stream_);
-    results.Finish();
+    if (i + 1 < products.size() && AreOne(p, products[i + 1])) {
+      PackedWeight both = Packed(*p.w);
+      both.n += Packed(*products[++i].w).n;
+      Tensor y = p.y;
+      y.cols = both.n;
+      MultiplyOne(context, p, both, y);
+    } else {
+      MultiplyOne(context, p, Packed(*p.w), p.y);
+    }
   }
+}
+
+void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
+                          Tensor y) const {
+  OUTRIDER_CHECK(p.groups == 1 && (!p.silu_mul || std::isinf(p.limit)));
+  OUTRIDER_CHECK(w.gate_up == p.silu_mul && w.k == p.x.cols);
+  const Scratch::Frame frame(context.arena);
+  const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
+  // What is added to must be there already.
+  OUTRIDER_CHECK(!p.accumulate || Fits(y, DType::kF32));
+  const ResultRows results(context, y, y.dtype, stream_);
+  MatMulParams params;
+  params.rows = Int(x.rows);
+  params.x = x.data;
+  params.x_stride = x.stride;
+  params.w = w;
+  params.y = results.rows().data;
+  params.y_stride = results.rows().stride;
+  params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
+  params.accumulate = p.accumulate;
+  MatMul(params, stream_);
+  results.Finish();
 }
 
 void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
                    Tensor logits) const {
   OUTRIDER_CHECK(std::cmp_equal(rows.size(), logits.rows));
   if (rows.empty()) return;
+  const Scratch::Frame frame(context.arena);
+  HeadAt(context, x, Upload(context, rows, stream_), w, logits);
+}
+
+void CudaOps::HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
+                     Tensor logits) const {
   const Scratch::Frame frame(context.arena);
   const Tensor read = TakeRows(context, DType::kBF16, logits.rows, x.cols);
   CheckCuda(outrider::cuda::CopyRows({.num_rows = read.rows,
@@ -201,7 +244,7 @@ void CudaOps::Head(const Context& context, Tensor x, std::span<const int32_t> ro
                                       .from_dtype = x.dtype,
                                       .from_stride = x.stride,
                                       .from_size = x.rows,
-                                      .from_rows = Upload(context, rows, stream_),
+                                      .from_rows = rows,
                                       .to = read.data,
                                       .to_dtype = read.dtype,
                                       .to_stride = read.stride},

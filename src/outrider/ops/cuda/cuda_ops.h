@@ -14,12 +14,15 @@
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_routing.h"
+#include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider::cuda {
+
+inline constexpr int kMostRows = 16384;  // of a step: what the router's kernel takes
 
 /// Throws Error{kUnavailable} unless device 0 is a GPU of compute capability 9.0 that the driver
 /// can use.
@@ -40,11 +43,19 @@ class CudaOps : public Ops {
   /// Waits until all that was launched is done.
   void Synchronize() const;
 
+  /// Another number whenever memory that recorded steps refer to was moved.
+  int64_t memory_version() const { return memory_version_; }
+  /// The next decode attention plans anew.
+  void ForgetPlan() const { planned_serial_ = 0; }
+
   std::string_view name() const override { return "cuda"; }
+  DType activation_type() const override { return DType::kBF16; }
+  int64_t mlp_tile() const override { return kMostRows; }
   Buffer Allocate(size_t bytes) const override;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
+  std::unique_ptr<Replayer> MakeReplayer() const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
 
@@ -65,8 +76,13 @@ class CudaOps : public Ops {
   void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
                   int32_t num_tokens, std::span<int32_t> tokens) const override;
 
-  const Routing& Route(const Context& context, const RouterSpec& spec, const ExpertWeights& w,
-                       Tensor logits, const float* bias) const override;
+  /// Head, of rows whose numbers are on the device.
+  void HeadAt(const Context& context, Tensor x, const int32_t* rows, const Weight& w,
+              Tensor logits) const;
+
+  const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
+                       int32_t first_row, const ExpertWeights& w, Tensor logits,
+                       const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;
@@ -76,7 +92,7 @@ class CudaOps : public Ops {
   ExpertRows ExpertDown(const Context& context, const ExpertWeights& w, const Routing& routing,
                         const ExpertRows& inner) const override;
   void CombineExperts(const Context& context, const ExpertWeights& w, const Routing& routing,
-                      const ExpertRows& outputs, Tensor x) const override;
+                      const ExpertRows& outputs, Tensor x, const NormOut& norm) const override;
 
   void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
               const Rotary& rotary) const override;
@@ -84,8 +100,8 @@ class CudaOps : public Ops {
                           const EntryArgs& args) const override;
   void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                            const StepInputs& inputs, const EntryArgs& args) const override;
-  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor q,
-              Tensor absorbed) const override;
+  void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+              const Rotary& rotary, Tensor q, Tensor absorbed) const override;
   void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
                 Tensor out) const override;
   void DecodeAttention(const Context& context, const MlaShape& shape, const StepInputs& inputs,
@@ -116,6 +132,9 @@ class CudaOps : public Ops {
                      const HyperMixArgs& args) const override;
 
  private:
+  void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
+                   Tensor y) const;
+
   /// The routed pairs of the layer that was routed last.
   struct CudaRouting : Routing {
     ExpertRouting device;
@@ -138,6 +157,7 @@ class CudaOps : public Ops {
   mutable CudaRouting routing_;
   mutable MlaDecodeLimits decode_limits_ = {};
   mutable DeviceMemory decode_workspace_;
+  mutable int64_t memory_version_ = 0;
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float>;  // heads, P + R, V, scale
   mutable std::map<PromptKey, std::unique_ptr<outrider::cuda::PromptAttention>> prompt_attention_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <bit>
 #include <span>
 
 #include "outrider/base/error.h"
@@ -10,6 +10,11 @@
 namespace outrider::cuda {
 
 namespace {
+
+// Steps of more rows are not rounded: they take so long that launches cost them nothing.
+constexpr int32_t kMostRoundedRows = 1024;
+// Columns of block tables in rounded steps: this many or a power of two above it.
+constexpr int32_t kLeastTableColumns = 16;
 
 /// Blocks of a layer's cache lie so many blocks apart.
 int64_t BlockStep(const LayerCache& cache) {
@@ -20,133 +25,158 @@ int64_t BlockStep(const LayerCache& cache) {
 
 int32_t KeysOf(const RequestRows& request) { return request.context_length + request.query_length; }
 
-int32_t BlocksOf(const RequestRows& request, const LayerCache& cache) {
-  return (KeysOf(request) + cache.block_size - 1) / cache.block_size;
+int32_t BlocksOf(const RequestRows& request, int32_t block_size) {
+  return (KeysOf(request) + block_size - 1) / block_size;
 }
 
 /// Writes the request's block table as the kernels count blocks.
-void FillTable(const RequestRows& request, const LayerCache& cache, int64_t step, int32_t* table) {
-  const int32_t* const blocks = request.block_table(cache.group);
-  for (int32_t i = 0; i < BlocksOf(request, cache); ++i) {
+void FillTable(const RequestRows& request, int32_t group, int32_t block_size, int64_t step,
+               int32_t* table) {
+  const int32_t* const blocks = request.block_table(group);
+  for (int32_t i = 0; i < BlocksOf(request, block_size); ++i) {
     table[i] = static_cast<int32_t>(blocks[i] * step);
   }
 }
 
 }  // namespace
 
-template <typename T>
-size_t CudaStepInputs::Arrays::Add(const T* values, size_t count) {
-  constexpr size_t kAlignment = 16;
-  const size_t at = (bytes_.size() + kAlignment - 1) / kAlignment * kAlignment;
-  bytes_.resize(at + count * sizeof(T));
-  if (count > 0) std::memcpy(bytes_.data() + at, values, count * sizeof(T));
-  return at;
+int32_t RoundedRows(int32_t rows) {
+  const auto octave = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(rows)));
+  const int32_t step = std::max(octave / 8, 1);
+  return (rows + step - 1) / step * step;
 }
 
-void CudaStepInputs::Arrays::Copy(cudaStream_t stream) {
-  if (bytes_.empty()) return;
-  if (bytes_.size() > device_.bytes()) {
-    device_ = DeviceMemory();
-    device_ = DeviceMemory(std::max<size_t>(2 * bytes_.size(), 1 << 16), "inputs of a step");
-  }
-  // Pageable memory has been read when this returns.
-  CheckCuda(
-      cudaMemcpyAsync(device_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice, stream),
-      "copying the inputs of a step");
-}
-
-void CudaStepInputs::Assign(const Context& /*context*/, const BatchLayout& layout,
-                            const AttentionPlan& plan) {
+void CudaStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) {
   static std::atomic<uint64_t> next_serial = 0;
   AssignBounds(layout, plan);
   serial_ = ++next_serial;
   layout_ = &layout;
   plan_ = &plan;
+  rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
+             layout.num_rows() <= kMostRoundedRows && plan.num_decode_rows() == layout.num_rows();
+  if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
   CopyRows();
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].block_step != 0) Fill(i);
+  }
 }
 
-void CudaStepInputs::ShiftTokens(const Context& /*context*/, std::span<const int32_t> sources,
+void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources,
                                  std::span<const int32_t> tokens) {
   tokens_.Shift(sources, tokens);
   CopyRows();
 }
 
 void CudaStepInputs::CopyRows() {
+  const auto count = static_cast<size_t>(num_rows());
+  const int32_t true_count = layout_->num_rows();
   rows_.Clear();
-  const size_t tokens = rows_.Add(tokens_.tokens().data(), tokens_.tokens().size());
-  const size_t positions = rows_.Add(layout_->positions().data(), layout_->positions().size());
-  rows_.Copy(stream_);
+  const size_t tokens = rows_.Add(tokens_.tokens(), count);
+  const size_t positions = rows_.Add(layout_->positions(), count);
+  const size_t true_rows = rows_.Add(std::span(&true_count, 1), 1);
+  rows_.Copy();
   token_ids_ = rows_.At<int32_t>(tokens);
   positions_ = rows_.At<int32_t>(positions);
+  true_rows_ = rows_.At<int32_t>(true_rows);
 }
 
 const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
-  if (groups_.size() <= index) groups_.resize(index + 1);
+  while (groups_.size() <= index) groups_.emplace_back(stream_);
   Group& group = groups_[index];
-  if (group.serial != serial_ || group.block_step != BlockStep(cache)) {
-    group.serial = serial_;
-    group.block_step = BlockStep(cache);
-    Fill(cache, group);
+  const int64_t step = BlockStep(cache);
+  if (group.serial != serial_ || group.block_step != step || group.block_size != cache.block_size) {
+    group.block_step = step;
+    group.block_size = cache.block_size;
+    Fill(index);
   }
   return group.inputs;
 }
 
-void CudaStepInputs::Fill(const LayerCache& cache, Group& group) const {
-  const int64_t step = group.block_step;
-  const int64_t block = cache.block_size;
-  Arrays& arrays = group.arrays;
+void CudaStepInputs::Fill(size_t index) const {
+  Group& group = groups_[index];
+  const auto number = static_cast<int32_t>(index);
+  const int64_t block = group.block_size;
+  StagedArrays& arrays = group.arrays;
   CacheInputs& inputs = group.inputs;
+  group.serial = serial_;
   arrays.Clear();
-  const std::span<const int64_t> mapping = layout_->slot_mapping(cache.group);
-  std::vector<int64_t> slots(mapping.begin(), mapping.end());
-  for (int64_t& slot : slots) {
-    if (slot >= 0) slot = slot / block * step * block + slot % block;
+  const std::span<const int64_t> mapping = layout_->slot_mapping(number);
+  slots_.assign(mapping.begin(), mapping.end());
+  for (int64_t& slot : slots_) {
+    if (slot >= 0) slot = slot / block * group.block_step * block + slot % block;
   }
-  const size_t slots_at = arrays.Add(slots.data(), slots.size());
-
-  DecodeRequests& decode = inputs.decode;
-  decode = {};
-  std::vector<int32_t> starts;
-  std::vector<int32_t> lengths;
-  for (const RequestRows& request : plan_->decode_runs()) {
-    starts.push_back(request.first_row - plan_->first_decode_row());
-    lengths.push_back(KeysOf(request));
-    decode.block_table_stride = std::max(decode.block_table_stride, BlocksOf(request, cache));
-    decode.max_seq_len = std::max(decode.max_seq_len, KeysOf(request));
-  }
-  starts.push_back(plan_->num_decode_rows());
-  decode.count = static_cast<int>(lengths.size());
-  std::vector<int32_t> tables(lengths.size() * static_cast<size_t>(decode.block_table_stride));
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    FillTable(plan_->decode_runs()[i], cache, step,
-              tables.data() + i * static_cast<size_t>(decode.block_table_stride));
-  }
-  for (const int32_t number : tables) decode.num_blocks = std::max(decode.num_blocks, number + 1);
-  const size_t starts_at = arrays.Add(starts.data(), starts.size());
-  const size_t lengths_at = arrays.Add(lengths.data(), lengths.size());
-  const size_t tables_at = arrays.Add(tables.data(), tables.size());
+  const size_t slots_at =
+      arrays.Add(std::span<const int64_t>(slots_), static_cast<size_t>(num_rows()), int64_t{-1});
+  size_t starts_at = 0;
+  size_t lengths_at = 0;
+  size_t tables_at = 0;
+  FillDecode(index, &starts_at, &lengths_at, &tables_at);
 
   inputs.prompts.clear();
   std::vector<size_t> prompt_tables;
   for (const RequestRows& request : plan_->prompts()) {
-    std::vector<int32_t> table(static_cast<size_t>(BlocksOf(request, cache)));
-    FillTable(request, cache, step, table.data());
-    prompt_tables.push_back(arrays.Add(table.data(), table.size()));
+    tables_.resize(static_cast<size_t>(BlocksOf(request, group.block_size)));
+    FillTable(request, number, group.block_size, group.block_step, tables_.data());
+    prompt_tables.push_back(arrays.Add(tables_));
     inputs.prompts.push_back({.first_row = request.first_row,
                               .num_rows = request.query_length,
                               .num_keys = KeysOf(request)});
   }
   OUTRIDER_CHECK(plan_->left_over().empty());
 
-  arrays.Copy(stream_);
+  arrays.Copy();
   inputs.slots = arrays.At<int64_t>(slots_at);
-  decode.query_start_loc = arrays.At<int32_t>(starts_at);
-  decode.seq_lens = arrays.At<int32_t>(lengths_at);
-  decode.block_tables = arrays.At<int32_t>(tables_at);
+  inputs.decode.query_start_loc = arrays.At<int32_t>(starts_at);
+  inputs.decode.seq_lens = arrays.At<int32_t>(lengths_at);
+  inputs.decode.block_tables = arrays.At<int32_t>(tables_at);
   for (size_t i = 0; i < prompt_tables.size(); ++i) {
     inputs.prompts[i].block_table = arrays.At<int32_t>(prompt_tables[i]);
+  }
+}
+
+// A rounded step counts as many requests as rows; those that there are not have no rows. Its tables
+// come last and are copied as far as there are requests.
+void CudaStepInputs::FillDecode(size_t index, size_t* starts_at, size_t* lengths_at,
+                                size_t* tables_at) const {
+  Group& group = groups_[index];
+  DecodeRequests& decode = group.inputs.decode;
+  decode = {};
+  starts_.clear();
+  lengths_.clear();
+  for (const RequestRows& request : plan_->decode_runs()) {
+    starts_.push_back(request.first_row - plan_->first_decode_row());
+    lengths_.push_back(KeysOf(request));
+    decode.block_table_stride =
+        std::max(decode.block_table_stride, BlocksOf(request, group.block_size));
+    decode.max_seq_len = std::max(decode.max_seq_len, KeysOf(request));
+  }
+  decode.count = rounded_ ? num_rows() : static_cast<int>(lengths_.size());
+  if (rounded_) {
+    decode.block_table_stride = std::max(
+        kLeastTableColumns,
+        static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(decode.block_table_stride))));
+    decode.max_seq_len = decode.block_table_stride * group.block_size;
+  }
+  const auto stride = static_cast<size_t>(decode.block_table_stride);
+  tables_.assign(lengths_.size() * stride, 0);
+  for (size_t i = 0; i < lengths_.size(); ++i) {
+    FillTable(plan_->decode_runs()[i], static_cast<int32_t>(index), group.block_size,
+              group.block_step, tables_.data() + i * stride);
+  }
+  const auto count = static_cast<size_t>(decode.count);
+  *starts_at =
+      group.arrays.Add(std::span<const int32_t>(starts_), count + 1, plan_->num_decode_rows());
+  *lengths_at = group.arrays.Add(std::span<const int32_t>(lengths_), count);
+  *tables_at = group.arrays.Add(tables_);
+}
+
+void CudaStepInputs::AddTo(RunKey& key) const {
+  key.Add(num_rows()).Add(token_ids_).Add(static_cast<int64_t>(groups_.size()));
+  for (const Group& group : groups_) {
+    key.Add(group.block_step).Add(group.block_size).Add(group.inputs.slots);
+    key.Add(group.inputs.decode.block_table_stride);
   }
 }
 

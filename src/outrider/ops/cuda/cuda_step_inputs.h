@@ -1,29 +1,31 @@
-// The GPU's StepInputs: arrays in its memory, copied there once per step.
+// The GPU's StepInputs: arrays in its memory, copied there once per step. With RowCount::kRounded
+// they have the same places for all steps of as many rows, so that a recorded step can be repeated.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
-#include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kv/layer_cache.h"
+#include "outrider/ops/cuda/staged_arrays.h"
 #include "outrider/ops/host_tokens.h"
+#include "outrider/ops/replayer.h"
 #include "outrider/ops/step_inputs.h"
 
 namespace outrider::cuda {
 
 /// What decode attention reads, on the device.
 struct DecodeRequests {
-  int count = 0;
+  int count = 0;  // those without rows included, which rounded steps end with
   int max_seq_len = 0;
   const int32_t* query_start_loc = nullptr;  // [count + 1], from the first decode row on
   const int32_t* seq_lens = nullptr;         // [count]
   const int32_t* block_tables = nullptr;     // [count, block_table_stride]
   int block_table_stride = 0;
-  int num_blocks = 0;  // more than any of the tables
 };
 
 /// A piece of a prompt.
@@ -42,59 +44,62 @@ struct CacheInputs {
   std::vector<PromptRequest> prompts;
 };
 
+/// How many rows a step of so many has with RowCount::kRounded: at most an eighth more.
+int32_t RoundedRows(int32_t rows);
+
 class CudaStepInputs : public StepInputs {
  public:
-  explicit CudaStepInputs(cudaStream_t stream) : stream_(stream) {}
+  explicit CudaStepInputs(cudaStream_t stream) : stream_(stream), rows_(stream) {}
 
-  void Assign(const Context& context, const BatchLayout& layout,
-              const AttentionPlan& plan) override;
-  void ShiftTokens(const Context& context, std::span<const int32_t> sources,
-                   std::span<const int32_t> tokens) override;
+  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
+  void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override;
 
   const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device
   const int32_t* positions() const { return positions_; }  // [rows] on the device
-  /// Of the cache of a layer; copied to the device by the first call after Assign.
+  /// [1] on the device: rows but for those that were added. Null where none were.
+  const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }
+  /// Of the cache of a layer; copied to the device by Assign, but for a group's first time.
   const CacheInputs& Of(const LayerCache& cache) const;
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }
 
- private:
-  /// Arrays that are copied to the device together.
-  class Arrays {
-   public:
-    void Clear() { bytes_.clear(); }
-    /// Where the array begins.
-    template <typename T>
-    size_t Add(const T* values, size_t count);
-    void Copy(cudaStream_t stream);
-    template <typename T>
-    const T* At(size_t offset) const {
-      return reinterpret_cast<const T*>(device_.As<std::byte>() + offset);
-    }
+  /// Whether runs over these inputs may be recorded.
+  bool rounded() const { return rounded_; }
+  /// Adds all that operations read of these inputs on the host.
+  void AddTo(RunKey& key) const;
 
-   private:
-    std::vector<std::byte> bytes_;
-    DeviceMemory device_;
-  };
+ private:
   struct Group {
-    uint64_t serial = 0;  // of the inputs that it was made for
+    explicit Group(cudaStream_t stream) : arrays(stream) {}
+
+    // The geometry of its layers; 0: not known yet.
     int64_t block_step = 0;
-    Arrays arrays;
+    int32_t block_size = 0;
+    uint64_t serial = 0;  // of the inputs that it was made for
+    StagedArrays arrays;
     CacheInputs inputs;
   };
   /// Copies tokens and positions of the rows.
   void CopyRows();
-  void Fill(const LayerCache& cache, Group& group) const;
+  void Fill(size_t index) const;
+  void FillDecode(size_t index, size_t* starts_at, size_t* lengths_at, size_t* tables_at) const;
 
   cudaStream_t stream_;
   uint64_t serial_ = 0;
+  bool rounded_ = false;
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
   HostTokens tokens_;
-  Arrays rows_;
+  StagedArrays rows_;
   const int32_t* token_ids_ = nullptr;
   const int32_t* positions_ = nullptr;
-  mutable std::vector<Group> groups_;
+  const int32_t* true_rows_ = nullptr;
+  mutable std::deque<Group> groups_;
+  // Kept to reuse memory.
+  mutable std::vector<int64_t> slots_;
+  mutable std::vector<int32_t> starts_;
+  mutable std::vector<int32_t> lengths_;
+  mutable std::vector<int32_t> tables_;
 };
 
 /// Those that CudaOps::MakeStepInputs made.

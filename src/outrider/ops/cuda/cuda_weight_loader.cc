@@ -71,6 +71,25 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
       [packed, parts](TensorUpload& upload) { *packed = upload.Matrix(parts); });
 }
 
+void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
+  PackedWeight* const first = &memory_->matrices.emplace_back();
+  PackedWeight* const second = &memory_->matrices.emplace_back();
+  *a.out = {a.rows, cols, first};
+  *b.out = {b.rows, cols, second};
+  const TensorPart first_part = TensorPart::Whole(a.name, a.rows, cols);
+  const TensorPart second_part = TensorPart::Whole(b.name, b.rows, cols);
+  Declare(
+      {Expected(first_part), Expected(second_part)},
+      [this, first_part, second_part](WeightSizes& sizes) {
+        for (const TensorPart& part : {first_part, second_part}) {
+          AddMatrixSize(FormatOf(source_, {part}), part.rows, part.cols, 1, sizes);
+        }
+      },
+      [first, second, first_part, second_part](TensorUpload& upload) {
+        upload.SideBySide(first_part, second_part, first, second);
+      });
+}
+
 void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                          int64_t cols) {
   PackedWeight* packed = &memory_->matrices.emplace_back();

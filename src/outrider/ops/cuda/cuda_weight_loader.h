@@ -30,6 +30,7 @@ class CudaWeightLoader : public WeightLoader {
 
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
                int64_t cols) override;
+  void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,

@@ -12,7 +12,9 @@
 namespace outrider::cuda {
 
 const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
-                              const ExpertWeights& w, Tensor logits, const float* bias) const {
+                              const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                              Tensor logits, const float* bias) const {
+  OUTRIDER_CHECK(first_row == 0 && logits.rows == inputs.num_rows());
   const int shared = Packed(w).shared;
   CudaRouting& r = routing_;
   r.rows = logits.rows;
@@ -36,6 +38,7 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   }
   ExpertRouterParams params;
   params.num_rows = static_cast<int>(r.rows);
+  params.true_rows = Cast(inputs).true_rows();
   params.experts = static_cast<int>(spec.experts);
   params.top_k = static_cast<int>(spec.top_k);
   params.shared_experts = shared;
@@ -100,14 +103,17 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   params.y = outputs.data;
   params.y_stride = outputs.stride;
   params.y_type = OutputType::kF32;
+  params.routing_settled = true;
   ExpertMatMul(params, stream_);
   return {.routed = outputs, .shared = {}};
 }
 
 void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*w*/,
-                             const Routing& routing, const ExpertRows& outputs, Tensor x) const {
+                             const Routing& routing, const ExpertRows& outputs, Tensor x,
+                             const NormOut& norm) const {
   const CudaRouting& r = RoutingOf(routing);
   OUTRIDER_CHECK(x.rows == r.rows && x.dtype == DType::kF32 && x.stride == x.cols);
+  OUTRIDER_CHECK(norm.weight == nullptr || Fits(norm.out, DType::kBF16));
   NormRowsParams params;
   params.num_rows = static_cast<int>(r.rows);
   params.hidden = static_cast<int>(x.cols);
@@ -116,6 +122,10 @@ void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*
   params.terms_dtype = DType::kF32;
   params.num_terms = r.choices;
   params.term_weights = r.device.weights;
+  params.norm_weight = norm.weight;
+  params.epsilon = norm.eps;
+  params.out = norm.out.data;
+  params.out_stride = norm.out.stride;
   CheckCuda(NormRows(params, stream_), "sum of experts");
 }
 

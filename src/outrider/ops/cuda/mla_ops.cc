@@ -75,17 +75,25 @@ void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
   params.rotary = TableOf(args.rotary);
   params.slot_mapping = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
+  if (args.q_norm != nullptr) {
+    // The kernel reads both from rows of one stride.
+    OUTRIDER_CHECK(Fits(args.q_down, kv.dtype) && args.q_down.stride == kv.stride &&
+                   Fits(args.q_latent, DType::kBF16) && args.q_latent.stride == args.q_latent.cols);
+    params.q = args.q_down.data;
+    params.q_columns = Int(args.q_down.cols);
+    params.q_weight = args.q_norm;
+    params.q_out = args.q_latent.data;
+  }
   CheckCuda(WriteLatentRows(params, stream_), "cache entries");
 }
 
-void CudaOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w, Tensor q,
-                     Tensor absorbed) const {
+void CudaOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                     const Rotary& rotary, Tensor q, Tensor absorbed) const {
   if (q.rows == 0) return;
   const Scratch::Frame frame(context.arena);
   const Tensor from = Readable(context, q, DType::kBF16, stream_);
   const ResultRows results(context, absorbed, DType::kBF16, stream_);
-  const Tensor& to = results.rows();
-  const int64_t head = s.nope + s.rope;
+  const RotaryTable angles = TableOf(rotary);
   HeadProjectionParams params;
   params.num_tokens = Int(from.rows);
   params.heads = s.heads;
@@ -93,17 +101,13 @@ void CudaOps::Absorb(const Context& context, const MlaShape& s, const KvUpWeight
   params.n = s.latent;
   params.x = from.data;
   params.x_token_stride = from.stride;
-  params.x_head_stride = head;
+  params.x_head_stride = s.nope + s.rope;
   params.w = Packed(w).key_up_t;
-  params.y = to.data;
-  params.y_token_stride = to.stride;
+  params.y = results.rows().data;
+  params.y_token_stride = results.rows().stride;
   params.y_head_stride = kMlaKeyDim;
+  params.rotary = &angles;
   CheckCuda(ProjectHeads(params, stream_), "absorption");
-  // The rotated part of every head, which is not projected: rows of (row, head).
-  OUTRIDER_CHECK(from.stride == s.heads * head && to.stride == int64_t{s.heads} * kMlaKeyDim);
-  const Tensor heads(from.data, DType::kBF16, from.rows * s.heads, head, head);
-  const Tensor wide(to.data, DType::kBF16, to.rows * s.heads, kMlaKeyDim, kMlaKeyDim);
-  CopyTensor(heads.Columns(s.nope, s.rope), wide.Columns(s.latent, s.rope), stream_);
   results.Finish();
 }
 
@@ -137,6 +141,7 @@ void* CudaOps::DecodeWorkspace(const MlaDecodeLimits& needed) const {
   if (!fits) {
     Synchronize();
     decode_workspace_ = DeviceMemory();
+    ++memory_version_;
     planned_serial_ = 0;
     limits = {.max_tokens = PowerOfTwo(std::max(needed.max_tokens, limits.max_tokens), 64),
               .max_requests = PowerOfTwo(std::max(needed.max_requests, limits.max_requests), 64),
@@ -168,7 +173,9 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.block_table = requests.block_tables;
   params.block_table_stride = requests.block_table_stride;
   params.cache = args.cache.data;
-  params.num_blocks = requests.num_blocks;
+  // As the kernel counts them, see CacheInputs.
+  params.num_blocks = Int(int64_t{args.cache.num_blocks} * args.cache.block_stride /
+                          (int64_t{args.cache.block_size} * args.cache.width));
   params.page_size = args.cache.block_size;
   params.softmax_scale = s.softmax_scale;
   params.output = results.rows().data;

@@ -266,6 +266,26 @@ PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts) {
   return weight;
 }
 
+void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWeight* first,
+                              PackedWeight* second) {
+  std::vector<OpenPart> open_a;
+  std::vector<OpenPart> open_b;
+  open_a.push_back(Open(a));
+  open_b.push_back(Open(b));
+  *first = {.format = FormatOfOpen(open_a), .n = Int(a.rows), .k = Int(a.cols)};
+  *second = {.format = FormatOfOpen(open_b), .n = Int(b.rows), .k = Int(b.cols)};
+  PackedWeight both = *first;
+  both.n += second->n;
+  first->segments = second->segments = SegmentsOf(both).count;
+  const size_t first_bytes = PackedWeightBytes(first->format, first->n, first->k);
+  auto* const memory = static_cast<std::byte*>(
+      Take(first_bytes + PackedWeightBytes(second->format, second->n, second->k)));
+  first->data = memory;
+  second->data = memory + first_bytes;
+  PackStack(open_a, *first);
+  PackStack(open_b, *second);
+}
+
 PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain) {
   PackedWeight weight = {.n = Int(part.rows), .k = Int(part.cols)};
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));

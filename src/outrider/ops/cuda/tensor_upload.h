@@ -64,6 +64,11 @@ class TensorUpload {
   /// rows are unpacked, until the next matrix comes.
   PackedWeight Bf16Matrix(const TensorPart& part, const void** plain = nullptr);
 
+  /// Matrices of as many columns, packed by themselves, the second right behind the first: bf16
+  /// ones are one matrix, too. Products with either cut K as a product with both does.
+  void SideBySide(const TensorPart& a, const TensorPart& b, PackedWeight* first,
+                  PackedWeight* second);
+
   /// MLPs of equal shapes, one after the other: the first one's view.
   void Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, PackedWeight* down);
 

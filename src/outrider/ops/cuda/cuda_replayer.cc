@@ -1,0 +1,77 @@
+#include "outrider/ops/cuda/cuda_replayer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+// A graph takes memory of the device; with more than this many all are recorded anew as needed.
+constexpr size_t kMostGraphs = 512;
+
+}  // namespace
+
+void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inputs,
+                       const std::function<void()>& run) {
+  const bool recordable = std::ranges::all_of(inputs, [](const StepInputs* rows) {
+    return rows->num_rows() == 0 || Cast(*rows).rounded();
+  });
+  if (!recordable) {
+    ++counts_.launched;
+    return run();
+  }
+  if (memory_version_ != ops_.memory_version() || graphs_.size() > kMostGraphs) {
+    Clear();
+    memory_version_ = ops_.memory_version();
+  }
+  RunKey whole = key;
+  for (const StepInputs* rows : inputs) {
+    if (rows->num_rows() > 0) Cast(*rows).AddTo(whole);
+    whole.Add(rows->num_rows());
+  }
+  Graph& graph = graphs_[{whole.numbers().begin(), whole.numbers().end()}];
+  if (graph.executable == nullptr) {
+    ++counts_.launched;
+    if (!std::exchange(graph.seen, true)) return run();
+    graph.executable = Record(run);
+  } else {
+    ++counts_.repeated;
+  }
+  CheckCuda(cudaGraphLaunch(graph.executable, ops_.stream()), "a recorded step");
+  // The work space holds a plan of these inputs now.
+  ops_.ForgetPlan();
+}
+
+cudaGraphExec_t CudaReplayer::Record(const std::function<void()>& run) const {
+  ops_.ForgetPlan();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  CheckCuda(cudaStreamBeginCapture(ops_.stream(), cudaStreamCaptureModeThreadLocal),
+            "recording a step");
+  try {
+    run();
+  } catch (...) {
+    cudaStreamEndCapture(ops_.stream(), &graph);
+    cudaGraphDestroy(graph);
+    throw;
+  }
+  CheckCuda(cudaStreamEndCapture(ops_.stream(), &graph), "recording a step");
+  const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  CheckCuda(error, "recording a step");
+  OUTRIDER_CHECK(memory_version_ == ops_.memory_version(), "memory was made while recording");
+  return executable;
+}
+
+void CudaReplayer::Clear() {
+  if (!graphs_.empty()) ops_.Synchronize();
+  for (auto& [key, graph] : graphs_) {
+    if (graph.executable != nullptr) cudaGraphExecDestroy(graph.executable);
+  }
+  graphs_.clear();
+}
+
+}  // namespace outrider::cuda
