@@ -15,8 +15,7 @@ namespace {
 
 std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& change) {
   EngineOptions options;
-  options.device = DeviceKind::kCuda;
-  DevicePlan plan = {.modules = 3, .drafts = 3};
+  DevicePlan plan = {.device = DeviceKind::kCuda, .modules = 3, .drafts = 3};
   change(options, plan);
   try {
     CheckRunsOnDevice(options, ReadModelConfig(TinyModelDirectory()), plan);
@@ -28,7 +27,7 @@ std::string RefusalOf(const std::function<void(EngineOptions&, DevicePlan&)>& ch
 
 TEST(EngineDevice, TheProcessorRunsEverything) {
   EXPECT_EQ(RefusalOf([](EngineOptions& options, DevicePlan& plan) {
-              options.device = DeviceKind::kCpu;
+              plan.device = DeviceKind::kCpu;
               options.block_size = 7;
               plan.dtype = DType::kF32;
               plan.form = KvCacheForm::kHeads;
@@ -69,8 +68,14 @@ TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
 #else
 
 TEST(EngineDevice, ABuildWithoutKernelsForGpusSaysSo) {
-  EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan&) {}),
-              testing::HasSubstr("build with -DOUTRIDER_CUDA=ON"));
+  EXPECT_EQ(ChooseDevice(DeviceKind::kAuto).kind, DeviceKind::kCpu);
+  EXPECT_THAT(ChooseDevice(DeviceKind::kAuto).why, testing::HasSubstr("no kernels for GPUs"));
+  try {
+    MakeDeviceOps(DeviceKind::kCuda);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("build with -DOUTRIDER_CUDA=ON"));
+  }
 }
 
 #endif

@@ -53,6 +53,7 @@ class EntryCheckingExecutor : public Executor {
   std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
   int32_t max_in_flight() const override { return inner_->max_in_flight(); }
   ExecutorSeconds seconds() const override { return inner_->seconds(); }
+  ReplayCounts passes() const override { return inner_->passes(); }
   void Release(int32_t slot) override { inner_->Release(slot); }
 
   void Admit(const SlotAdmission& admission) override {

@@ -23,6 +23,7 @@ class LateExecutor : public Executor {
   int32_t vocab_size() const override { return inner_->vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
   ExecutorSeconds seconds() const override { return inner_->seconds(); }
+  ReplayCounts passes() const override { return inner_->passes(); }
 
   /// Sometimes one: then a step is planned with nothing in flight.
   int32_t max_in_flight() const override { return random_() % 8 == 0 ? 1 : 2; }

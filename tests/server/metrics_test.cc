@@ -19,6 +19,31 @@ using testing::Not;
 
 constexpr const char* kLabels = R"({engine="0",model_name="m"})";
 
+TEST(ServerMetricsTest, TellsOfTheGpuWhereThereIsOne) {
+  EngineCounters counters;
+  EXPECT_THAT(ServerMetrics("m", 4096).Render(counters), Not(HasSubstr("outrider:gpu_")));
+  counters.gpu = {.total_bytes = 1000,
+                  .weight_bytes = 400,
+                  .kv_cache_bytes = 300,
+                  .work_bytes = 50,
+                  .passes_repeated = 70,
+                  .passes_launched = 8,
+                  .idle_seconds = 0.25};
+  const std::string text = ServerMetrics("m", 4096).Render(counters);
+  const auto line = [](const std::string& name, const std::string& label,
+                       const std::string& value) {
+    return "\n" + name + R"({engine="0",model_name="m")" + label + "} " + value + "\n";
+  };
+  const std::string memory = "outrider:gpu_memory_bytes";
+  EXPECT_THAT(text, HasSubstr(line(memory, R"(,use="total")", "1000")));
+  EXPECT_THAT(text, HasSubstr(line(memory, R"(,use="weights")", "400")));
+  EXPECT_THAT(text, HasSubstr(line(memory, R"(,use="kv_cache")", "300")));
+  EXPECT_THAT(text, HasSubstr(line(memory, R"(,use="work_space")", "50")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:passes_total", R"(,mode="graph")", "70")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:passes_total", R"(,mode="eager")", "8")));
+  EXPECT_THAT(text, HasSubstr(line("outrider:gpu_idle_seconds_total", "", "0.25")));
+}
+
 TEST(ServerMetricsTest, RendersTheEnginesCounters) {
   EngineCounters counters;
   counters.num_requests_running = 3;

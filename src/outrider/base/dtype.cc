@@ -7,25 +7,7 @@
 
 namespace outrider {
 
-size_t DTypeSize(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kBF16:
-    case DType::kF16:
-      return 2;
-    case DType::kF8E4M3:
-    case DType::kF8E8M0:
-    case DType::kI8:
-      return 1;
-    case DType::kI64:
-      return 8;
-    case DType::kF4E2M1:
-      break;
-  }
-  OUTRIDER_CHECK(false);
-}
+void internal::RefuseSizeOfFp4() { OUTRIDER_CHECK(false, "two float4_e2m1 numbers share a byte"); }
 
 std::string_view DTypeName(DType dtype) {
   switch (dtype) {

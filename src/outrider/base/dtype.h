@@ -11,8 +11,30 @@ namespace outrider {
 
 enum class DType { kF32, kBF16, kF16, kF8E4M3, kF8E8M0, kF4E2M1, kI8, kI32, kI64 };
 
+namespace internal {
+[[noreturn]] void RefuseSizeOfFp4();
+}
+
 /// Bytes of one element. Not of kF4E2M1: two of those share a byte.
-size_t DTypeSize(DType dtype);
+constexpr size_t DTypeSize(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2;
+    case DType::kF8E4M3:
+    case DType::kF8E8M0:
+    case DType::kI8:
+      return 1;
+    case DType::kI64:
+      return 8;
+    case DType::kF4E2M1:
+      break;
+  }
+  internal::RefuseSizeOfFp4();
+}
 
 /// Elements of a row of kF4E2M1 that share a scale 2^(e - 127), which is of kF8E8M0.
 inline constexpr int64_t kFp4Group = 32;

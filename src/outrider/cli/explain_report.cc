@@ -166,6 +166,15 @@ Json SizesJson(const WeightSizes& sizes) {
   return object;
 }
 
+/// Null without a GPU.
+Json GpuJson(const MemoryReport& memory) {
+  if (!memory.gpu) return nullptr;
+  return {{"total_bytes", memory.gpu->total},
+          {"usable_bytes", memory.gpu->usable},
+          {"work_space_bytes", memory.gpu->work_space},
+          {"measured", memory.gpu->measured}};
+}
+
 Json GroupsJson(const MemoryReport& memory) {
   Json groups = Json::array();
   for (const CacheGroupReport& report : memory.kv_groups) {
@@ -238,7 +247,8 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_pages", memory.kv_pages},
                    {"kv_page_bytes", memory.kv_page_bytes},
                    {"kv_groups", GroupsJson(memory)},
-                   {"kept_row_bytes", memory.kept_row_bytes}}},
+                   {"kept_row_bytes", memory.kept_row_bytes},
+                   {"gpu", GpuJson(memory)}}},
                  {"decisions", Json::array()}};
   object["shapes"].update(AttentionJson(c));
   for (const Decision& decision : explained.decisions) {

@@ -72,6 +72,16 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     lines.push_back(line("kept rows", memory.kept_row_bytes,
                          "at most: hidden rows, so that modules can catch up"));
   }
+  if (memory.gpu) {
+    const GpuBudget& gpu = *memory.gpu;
+    lines.push_back(line("work space", gpu.work_space,
+                         gpu.measured ? "between operations, libraries, other processes"
+                                      : "an estimate: measured when the engine starts"));
+    lines.push_back(line("in all", sum + gpu.work_space,
+                         fmt::format("of {} that may be used, of {} of the GPU",
+                                     ByteSizeText(gpu.usable), ByteSizeText(gpu.total))));
+    return lines;
+  }
   lines.push_back(line("in all", sum, ""));
   return lines;
 }

@@ -40,8 +40,8 @@ class TargetHiddenRows {
                    int32_t num_last);
 
   /// Of kAll, once every block has been used.
-  static constexpr int64_t BytesPerToken(int64_t width) {
-    return width * static_cast<int64_t>(sizeof(float));
+  static constexpr int64_t BytesPerToken(int64_t width, DType type) {
+    return width * static_cast<int64_t>(DTypeSize(type));
   }
 
   KeptRows kept() const { return kept_; }

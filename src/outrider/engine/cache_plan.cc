@@ -7,10 +7,19 @@
 
 namespace outrider {
 
-MemoryReport EnginePlan::Memory(const NetworkWeightSizes& sizes) const {
+namespace {
+
+constexpr int64_t kCacheOnAProcessor = int64_t{1} << 30;
+// Of a GPU's work space, until it is measured.
+constexpr int64_t kEstimatedWorkSpace = int64_t{4} << 30;
+
+}  // namespace
+
+MemoryReport EnginePlan::Memory() const {
   MemoryReport memory;
-  memory.weights = sizes.target;
-  memory.mtp_weights = sizes.modules;
+  memory.weights = weight_sizes_.target;
+  memory.mtp_weights = weight_sizes_.modules;
+  memory.gpu = gpu_;
   const CacheConfig& cache = scheduler_.cache;
   memory.kv_bytes_per_token = BytesPerToken(cache.groups);
   memory.kv_tokens = cache.MostTokens(cache.num_pages, MostStepTokens());
@@ -49,20 +58,47 @@ KeptRows EnginePlan::kept_rows() const {
 int64_t EnginePlan::KeptBytesPerPage() const {
   if (modules_used_ == 0 || kept_rows() == KeptRows::kLast) return 0;
   const auto group = static_cast<size_t>(cache_layers_.back().group);
-  return TargetHiddenRows::BytesPerToken(config_.hidden_size) *
+  return TargetHiddenRows::BytesPerToken(config_.hidden_size, ops().activation_type()) *
          scheduler_.cache.groups[group].tokens_per_block;
 }
 
 int32_t EnginePlan::MostStepTokens() const {
-  const int32_t rows = std::min(options_.max_num_batched_tokens, CacheConfig::kMostTokens);
+  const int32_t rows = std::min(scheduler_.max_num_batched_tokens, CacheConfig::kMostTokens);
   return std::max(rows, 1 + k_) + 1 + k_;
 }
 
-void EnginePlan::PlanCache() {
+void EnginePlan::PlanFirstCache() {
+  cache_decisions_ = decisions_.size();
+  if (options_.kv_cache_memory_bytes) {
+    return PlanCache(*options_.kv_cache_memory_bytes, "--kv-cache-memory-bytes");
+  }
+  if (device() == DeviceKind::kCpu) {
+    return PlanCache(kCacheOnAProcessor, "the default of --kv-cache-memory-bytes");
+  }
+  const DeviceMemoryState memory = ops().memory();
+  gpu_ = {.total = memory.total,
+          .usable = static_cast<int64_t>(options_.gpu_memory_utilization *
+                                         static_cast<double>(memory.total)),
+          .work_space = memory.total - memory.free + kEstimatedWorkSpace};
+  const int64_t weights = SumOf(weight_sizes_.target) + SumOf(weight_sizes_.modules);
+  PlanCache(gpu_->usable - weights - gpu_->work_space,
+            "what --gpu-memory-utilization leaves, by estimate: measured at start");
+}
+
+void EnginePlan::PlanCacheInFreeMemory() {
+  OUTRIDER_CHECK(FillsDevice());
+  const DeviceMemoryState memory = ops().memory();
+  const int64_t used = memory.total - memory.free;
+  gpu_->work_space = used - SumOf(weight_sizes_.target) - SumOf(weight_sizes_.modules);
+  gpu_->measured = true;
+  PlanCache(gpu_->usable - used, "what --gpu-memory-utilization leaves");
+}
+
+void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
+  decisions_.resize(cache_decisions_);
   CacheConfig& cache = scheduler_.cache;
   const int64_t page_bytes = cache.PageBytes() + KeptBytesPerPage();
-  const int64_t budget_pages =
-      std::min<int64_t>(options_.kv_cache_memory_bytes / page_bytes, INT32_MAX);
+  const int64_t budget_pages = std::clamp<int64_t>(bytes / page_bytes, 0, INT32_MAX);
   const int64_t trained = config_.max_position_embeddings;
   if (options_.max_model_len && *options_.max_model_len > trained) {
     throw InvalidArgument("--max-model-len is {}, but the model was made for {} positions",
@@ -72,24 +108,21 @@ void EnginePlan::PlanCache() {
       options_.max_model_len.value_or(static_cast<int32_t>(trained)), CacheConfig::kMostTokens));
   const int64_t holds = cache.MostTokens(budget_pages, MostStepTokens());
   if (holds < 2 || (options_.max_model_len && holds < wanted)) {
-    throw InvalidArgument("--kv-cache-memory-bytes {} holds {} tokens: a context of {} needs {}",
-                          options_.kv_cache_memory_bytes, holds, wanted,
+    throw InvalidArgument("a KV cache of {} bytes ({}) holds {} tokens: a context of {} needs {}",
+                          std::max<int64_t>(bytes, 0), why, holds, wanted,
                           cache.MostPages(wanted, MostStepTokens()) * page_bytes);
   }
   const auto length = static_cast<int32_t>(std::min<int64_t>(wanted, holds));
   if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);
   const int64_t useful = cache.MostPages(length, MostStepTokens()) * options_.max_num_seqs;
   cache.num_pages = static_cast<int32_t>(std::min(budget_pages, useful));
-  scheduler_.max_num_seqs = options_.max_num_seqs;
-  scheduler_.max_num_batched_tokens = options_.max_num_batched_tokens;
   scheduler_.max_model_len = length;
   scheduler_.exact_prefix = options_.exact_prefix;
   Decide("context", fmt::format("{} tokens", length),
          length < wanted
              ? "shrunk to what the KV cache holds"
              : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
-  DescribeCache(budget_pages < useful ? "--kv-cache-memory-bytes"
-                                      : "as much as --max-num-seqs requests can use");
+  DescribeCache(budget_pages < useful ? why : "as much as --max-num-seqs requests can use");
   Decide("prefix caching",
          options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
          options_.enable_prefix_caching

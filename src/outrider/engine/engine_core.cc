@@ -28,6 +28,7 @@ EngineCore::EngineCore(EngineParts parts)
   OUTRIDER_CHECK(parts_.executor->max_in_flight() <= Scheduler::kMostInFlight);
   counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
   counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
+  counters_.gpu = parts_.gpu;
 }
 
 EngineParts EngineCore::ReleaseParts() && {
@@ -121,6 +122,13 @@ bool EngineCore::Step() {
   counters_.draft_seconds += propose;
   counters_.plan_seconds += step_seconds - forward - verify - propose;
   counters_.host_seconds += step_seconds - (after.kernels - before.kernels);
+  if (counters_.gpu) {
+    counters_.gpu->idle_seconds +=
+        after.idle - before.idle + step_seconds - forward - verify - propose;
+    const ReplayCounts passes = parts_.executor->passes();
+    counters_.gpu->passes_repeated = passes.repeated;
+    counters_.gpu->passes_launched = passes.launched;
+  }
   record.seconds = step_seconds;
   counters_.step_tokens.Add(record.prompt_rows + record.emitted_tokens);
   const int32_t verify_rows = record.decode_rows + record.draft_rows;

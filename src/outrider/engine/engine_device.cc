@@ -19,7 +19,6 @@ void Require(bool runs, std::string_view what, std::string_view use) {
 }
 
 void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
-  constexpr int32_t kMostRows = 16384;     // of a step: the router's
   constexpr int32_t kMostRequests = 4096;  // of a step: attention's
   Require(plan.dtype == DType::kBF16, "--dtype float32", "--dtype bfloat16, or --device cpu");
   Require(plan.kv_dtype == DType::kBF16, "--kv-cache-dtype float32",
@@ -35,36 +34,59 @@ void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
           fmt::format("--block-size {}", block), "16, 32, 64 or 256");
   Require(options.max_num_seqs <= kMostRequests,
           fmt::format("--max-num-seqs {}", options.max_num_seqs), "up to 4096");
-  const int64_t rows = std::max<int64_t>(options.max_num_batched_tokens,
-                                         int64_t{options.max_num_seqs} * (1 + plan.drafts));
-  Require(rows <= kMostRows, fmt::format("steps of {} rows", rows),
+  const int64_t rows =
+      std::max<int64_t>(plan.batched_tokens, int64_t{options.max_num_seqs} * (1 + plan.drafts));
+  Require(rows <= cuda::kMostRows, fmt::format("steps of {} rows", rows),
           "--max-num-batched-tokens and --max-num-seqs, times 1 + drafts, up to 16384");
 }
 
 }  // namespace
+#else
+namespace {
+
+constexpr const char* kNoKernels =
+    "this build has no kernels for GPUs: build with -DOUTRIDER_CUDA=ON, nvcc 13 and cuDNN's "
+    "headers "
+    "(docs/gpu.md)";
+
+}  // namespace
 #endif
+
+ChosenDevice ChooseDevice(DeviceKind wanted) {
+  if (wanted == DeviceKind::kCpu) return {DeviceKind::kCpu, "--device cpu"};
+  if (wanted == DeviceKind::kCuda) return {DeviceKind::kCuda, "--device cuda"};
+#ifdef OUTRIDER_ENGINE_CUDA
+  try {
+    cuda::CheckHopperGpu();
+    return {DeviceKind::kCuda, "there is a GPU that can be used"};
+  } catch (const Error& error) {
+    return {DeviceKind::kCpu, error.what()};
+  }
+#else
+  return {DeviceKind::kCpu, kNoKernels};
+#endif
+}
 
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
                        const DevicePlan& plan) {
-  if (options.device == DeviceKind::kCpu) return;
+  if (plan.device == DeviceKind::kCpu) return;
 #ifdef OUTRIDER_ENGINE_CUDA
   cuda::CheckRunsOnHopper(config, plan.modules);
   CheckNumbers(options, plan);
 #else
+  static_cast<void>(options);
   static_cast<void>(config);
-  static_cast<void>(plan);
-  throw InvalidArgument(
-      "--device cuda: this build has no kernels for GPUs; build with -DOUTRIDER_CUDA=ON, nvcc 13 "
-      "and cuDNN's headers (docs/cuda-kernels.md), or use --device cpu");
 #endif
 }
 
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {
+  OUTRIDER_CHECK(device != DeviceKind::kAuto);
+  if (device == DeviceKind::kCpu) return nullptr;
 #ifdef OUTRIDER_ENGINE_CUDA
-  if (device == DeviceKind::kCuda) return std::make_unique<cuda::CudaOps>();
+  return std::make_unique<cuda::CudaOps>();
+#else
+  throw InvalidArgument("--device cuda: {}; or use --device cpu", kNoKernels);
 #endif
-  OUTRIDER_CHECK(device == DeviceKind::kCpu);
-  return nullptr;
 }
 
 }  // namespace outrider

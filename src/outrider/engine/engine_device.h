@@ -1,7 +1,10 @@
-// The device that an engine runs on: what of the options and the model it runs, and its operations.
+// The device that an engine runs on: which one, what of the options and the model it runs, its
+// operations and its memory.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/engine/engine_options.h"
@@ -9,16 +12,26 @@
 
 namespace outrider {
 
+/// A device, and why it was chosen.
+struct ChosenDevice {
+  DeviceKind kind = DeviceKind::kCpu;  // not kAuto
+  std::string why;
+};
+
+/// kAuto: the GPU where this build has its kernels and one can be used, else the processor.
+ChosenDevice ChooseDevice(DeviceKind wanted);
+
 /// What was decided about an engine that its device must run.
 struct DevicePlan {
-  int modules = 0;  // MTP modules that are used
-  int drafts = 0;   // of a request in a step, at most
+  DeviceKind device = DeviceKind::kCpu;
+  int modules = 0;         // MTP modules that are used
+  int drafts = 0;          // of a request in a step, at most
+  int batched_tokens = 1;  // rows of a step
   DType dtype = DType::kBF16;
   DType kv_dtype = DType::kBF16;
   KvCacheForm form = KvCacheForm::kLatent;
 };
-/// Throws Error for options and networks that the device of the options does not run, with what it
-/// does run.
+/// Throws Error for options and networks that the device does not run, with what it does run.
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
                        const DevicePlan& plan);
 

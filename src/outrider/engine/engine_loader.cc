@@ -3,17 +3,15 @@
 #include <filesystem>
 #include <utility>
 
-#include "outrider/base/cpu_features.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
-#include "outrider/engine/engine_device.h"
+#include "outrider/engine/warm_up.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
@@ -61,34 +59,35 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
   loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
-  loaded.memory =
-      plan.Memory(MeasureWeights(cpu::GetCpuOps(SelectIsa()), plan.config(), plan.modules_used(),
-                                 plan.source(), plan.weight_form()));
+  loaded.memory = plan.Memory();
   return loaded;
 }
 
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured) {
-  const EnginePlan plan(options);
+  EnginePlan plan(options);
   LoadedEngine loaded;
   loaded.config = plan.config();
-  loaded.decisions = plan.decisions();
   loaded.num_speculative_tokens = plan.k();
   loaded.kv_cache_form = plan.kv_cache_form();
   LoadText(options, loaded);
 
   InlineExecutorParts inside;
-  inside.ops = MakeDeviceOps(options.device);
-  const Ops& ops = inside.ops ? *inside.ops : static_cast<const Ops&>(cpu::GetCpuOps(SelectIsa()));
+  inside.ops = plan.TakeOps();
+  const Ops& ops = plan.ops();
   inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
-  loaded.memory = plan.Memory(
-      MeasureWeights(ops, plan.config(), plan.modules_used(), plan.source(), plan.weight_form()));
   inside.model =
       LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
                   {{ops, inside.pool.get()},
                    plan.dtype(),
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
+  if (plan.FillsDevice()) {
+    WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.kv_dtype());
+    plan.PlanCacheInFreeMemory();
+  }
+  loaded.decisions = plan.decisions();
+  loaded.memory = plan.Memory();
   EngineParts parts;
   parts.scheduler = plan.scheduler();
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
@@ -112,6 +111,15 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.max_num_queued_reqs = options.max_num_queued_reqs;
   parts.max_logprobs = options.max_logprobs;
   parts.seed = options.seed;
+  if (plan.device() == DeviceKind::kCuda) {
+    const MemoryReport& memory = loaded.memory;
+    const int64_t weights = SumOf(memory.weights) + SumOf(memory.mtp_weights);
+    const DeviceMemoryState now = ops.memory();
+    parts.gpu = {.total_bytes = now.total,
+                 .weight_bytes = weights,
+                 .kv_cache_bytes = memory.kv_cache_bytes,
+                 .work_bytes = now.total - now.free - weights - memory.kv_cache_bytes};
+  }
   if (plan.k() > 0 && options.speculation.IsAdaptive()) {
     loaded.step_times = options.speculation.step_times;
     if (!loaded.step_times) {

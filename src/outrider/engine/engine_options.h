@@ -63,6 +63,7 @@ struct SpeculationOptions {
 
 /// What an engine runs on.
 enum class DeviceKind {
+  kAuto,  // a GPU that can be used, else the processor
   kCpu,
   kCuda,  // a Hopper GPU
 };
@@ -72,7 +73,7 @@ struct EngineOptions {
   std::string tokenizer;      // a directory with a tokenizer; empty: the model's
   std::string chat_template;  // a Jinja file; empty: the model's
   LoadFormat load_format = LoadFormat::kAuto;
-  DeviceKind device = DeviceKind::kCpu;
+  DeviceKind device = DeviceKind::kAuto;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
   WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
   std::optional<DType> kv_cache_dtype;                          // kF32 or kBF16; unset: dtype
@@ -81,9 +82,14 @@ struct EngineOptions {
   std::optional<int32_t> max_model_len;  // unset: the checkpoint's, shrunk to what the cache holds
   int32_t block_size = 64;               // KV cache page, in tokens
   int32_t max_num_seqs = 256;
-  int32_t max_num_batched_tokens = 512;  // rows of a step; decode rows may exceed it (Scheduler)
-  int64_t kv_cache_memory_bytes = int64_t{1} << 30;  // KV cache of all layers, MTP layers included
-  bool enable_prefix_caching = true;  // requests reuse the blocks of equal prompt beginnings
+  /// Rows of a step; decode rows may exceed it (Scheduler). Unset: 512 on a processor, 8192 on a
+  /// GPU.
+  std::optional<int32_t> max_num_batched_tokens;
+  /// KV cache of all layers, MTP layers included. Unset: 1 GiB on a processor; on a GPU what
+  /// gpu_memory_utilization leaves.
+  std::optional<int64_t> kv_cache_memory_bytes;
+  double gpu_memory_utilization = 0.9;  // (0, 1]: the share of the GPU's memory that may be used
+  bool enable_prefix_caching = true;    // requests reuse the blocks of equal prompt beginnings
   /// Reuse only what was computed as a prompt: results then never depend on what else ran, also
   /// where a prompt repeats an earlier answer.
   bool exact_prefix = false;

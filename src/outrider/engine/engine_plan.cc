@@ -9,6 +9,7 @@
 #include "outrider/base/processors.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider {
 
@@ -31,8 +32,14 @@ void CheckDType(const char* flag, std::optional<DType> dtype) {
 void CheckOptions(const EngineOptions& o) {
   CheckPositive("--block-size", o.block_size);
   CheckPositive("--max-num-seqs", o.max_num_seqs);
-  CheckPositive("--max-num-batched-tokens", o.max_num_batched_tokens);
-  CheckPositive("--kv-cache-memory-bytes", o.kv_cache_memory_bytes);
+  if (o.max_num_batched_tokens) {
+    CheckPositive("--max-num-batched-tokens", *o.max_num_batched_tokens);
+  }
+  if (o.kv_cache_memory_bytes) CheckPositive("--kv-cache-memory-bytes", *o.kv_cache_memory_bytes);
+  if (!(o.gpu_memory_utilization > 0 && o.gpu_memory_utilization <= 1)) {
+    throw InvalidArgument("--gpu-memory-utilization is {}: it must be above 0 and at most 1",
+                          o.gpu_memory_utilization);
+  }
   if (o.max_model_len) CheckPositive("--max-model-len", *o.max_model_len);
   if (o.max_num_queued_reqs) CheckPositive("--max-num-queued-reqs", *o.max_num_queued_reqs);
   if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
@@ -78,6 +85,9 @@ void CheckAttentionOptions(const EngineOptions& options) {
 
 EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   CheckOptions(options);
+  device_ = ChooseDevice(options.device);
+  own_ops_ = MakeDeviceOps(device_.kind);
+  ops_ = own_ops_ ? own_ops_.get() : &cpu::GetCpuOps(SelectIsa());
   config_ = ReadModelConfig(options.model);
   source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
                                                       : OpenCheckpoint(options.model, config_);
@@ -93,15 +103,23 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanCacheGroups();
   PlanAcceptance();
   PlanDraftLength();
-  PlanCache();
   PlanThreads();
+  scheduler_.max_num_seqs = options.max_num_seqs;
+  scheduler_.max_num_batched_tokens =
+      options.max_num_batched_tokens.value_or(device() == DeviceKind::kCuda ? 8192 : 512);
   CheckRunsOnDevice(options, config_,
-                    {.modules = modules_used_,
+                    {.device = device(),
+                     .modules = modules_used_,
                      .drafts = k_,
+                     .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,
                      .kv_dtype = kv_dtype_,
                      .form = form_});
+  weight_sizes_ = MeasureWeights(ops(), config_, modules_used_, source(), weight_form());
+  PlanFirstCache();
 }
+
+const Ops& EnginePlan::ops() const { return *ops_; }
 
 WeightForm EnginePlan::weight_form() const {
   return {.compute_dtype = dtype_,
@@ -121,9 +139,8 @@ void EnginePlan::PlanNumbers() {
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
               : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",
                             few > 0 ? fmt::format(" of more than {} weights", few) : ""));
-  if (options_.device == DeviceKind::kCuda) {
-    Decide("kernels", "cuda", "--device cuda");
-  } else {
+  Decide("device", device() == DeviceKind::kCuda ? "GPU" : "processor", device_.why);
+  if (device() == DeviceKind::kCpu) {
     Decide("kernels", std::string(GetKernels(SelectIsa()).name),
            fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
   }
@@ -170,9 +187,9 @@ void EnginePlan::PlanCacheForm() {
   if (options_.kv_cache_form) {
     form_ = *options_.kv_cache_form;
     why = "--kv-cache-form";
-  } else if (options_.device == DeviceKind::kCuda) {
+  } else if (device() == DeviceKind::kCuda) {
     form_ = KvCacheForm::kLatent;
-    why = "--device cuda runs it";
+    why = "the GPU runs it";
   } else if (backend != AttentionBackend::kRagged) {
     form_ = KvCacheForm::kLatent;
     why = fmt::format("--attention-backend {} needs it", AttentionBackendName(backend));

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/draft/target_hidden_rows.h"
+#include "outrider/engine/engine_device.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/networks/network.h"
 #include "outrider/networks/network_loader.h"
@@ -26,6 +28,14 @@ struct CacheGroupReport {
   int64_t pages_per_request = 0;  // of a request of the greatest length, at most
 };
 
+/// What is known of the memory of a GPU before the KV cache is made.
+struct GpuBudget {
+  int64_t total = 0;       // of the GPU
+  int64_t usable = 0;      // gpu_memory_utilization of it
+  int64_t work_space = 0;  // between operations, libraries and other processes
+  bool measured = false;   // false: the work space is an estimate
+};
+
 /// Where the memory went, in bytes, and what the cache holds.
 struct MemoryReport {
   WeightSizes weights;      // target, as computed with
@@ -37,6 +47,7 @@ struct MemoryReport {
   int64_t kv_pages = 0;
   std::vector<CacheGroupReport> kv_groups;
   int64_t kept_row_bytes = 0;  // the target's hidden rows kept for modules that lag, at most
+  std::optional<GpuBudget> gpu;
 };
 
 /// A line of `outrider explain`: what was chosen, and why.
@@ -63,6 +74,12 @@ class EnginePlan {
   /// Throws Error on anything wrong with the options or the checkpoint's config and headers.
   explicit EnginePlan(const EngineOptions& options);
 
+  DeviceKind device() const { return device_.kind; }
+  /// Of the device.
+  const Ops& ops() const;
+  /// The operations, if they belong to the engine: to be kept as long as the engine.
+  std::unique_ptr<Ops> TakeOps() { return std::move(own_ops_); }
+
   const ModelConfig& config() const { return config_; }
   const WeightSource& source() const { return *source_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
@@ -83,7 +100,15 @@ class EnginePlan {
   /// entries could not be computed later.
   KeptRows kept_rows() const;
 
-  MemoryReport Memory(const NetworkWeightSizes& sizes) const;
+  MemoryReport Memory() const;
+
+  /// Whether the KV cache takes what is left of a GPU's memory: then the cache is to be planned
+  /// anew once weights and work space are in it.
+  bool FillsDevice() const {
+    return device() == DeviceKind::kCuda && !options_.kv_cache_memory_bytes;
+  }
+  /// Plans the KV cache in what is free on the GPU now.
+  void PlanCacheInFreeMemory();
 
  private:
   void Decide(std::string what, std::string value, std::string why) {
@@ -100,7 +125,10 @@ class EnginePlan {
   void PlanAcceptance();
   void PlanDraftLength();
   void PlanCacheGroups();
-  void PlanCache();
+  /// Plans the cache in so many bytes, in place of an earlier plan.
+  void PlanCache(int64_t bytes, const std::string& why);
+  /// As the options say; on a GPU that it fills, as an estimate.
+  void PlanFirstCache();
   void DescribeCache(std::string why);
   void PlanThreads();
   /// Of the target's hidden rows that are kept with a page, at most.
@@ -110,6 +138,9 @@ class EnginePlan {
   bool ModulesHaveWindows() const;
 
   const EngineOptions& options_;
+  ChosenDevice device_;
+  std::unique_ptr<Ops> own_ops_;
+  const Ops* ops_ = nullptr;
   ModelConfig config_;
   std::unique_ptr<WeightSource> source_;
   std::vector<Decision> decisions_;
@@ -123,6 +154,9 @@ class EnginePlan {
   AcceptanceOptions acceptance_;
   std::vector<CacheLayerSpec> cache_layers_;
   SchedulerConfig scheduler_;
+  NetworkWeightSizes weight_sizes_;
+  std::optional<GpuBudget> gpu_;
+  size_t cache_decisions_ = 0;  // where those of PlanCache begin
 };
 
 }  // namespace outrider

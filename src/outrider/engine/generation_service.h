@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "outrider/engine/generation.h"
 #include "outrider/engine/step_log.h"
@@ -28,6 +29,19 @@ struct StepSizes {
 };
 
 /// A snapshot of what an engine is doing and has done. Counters only grow.
+/// What an engine on a GPU tells of it beside the rest.
+struct GpuFigures {
+  // Bytes, when the engine started.
+  int64_t total_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t kv_cache_bytes = 0;
+  int64_t work_bytes = 0;
+  // Since start.
+  int64_t passes_repeated = 0;  // recorded passes of the target or of a draft module
+  int64_t passes_launched = 0;  // launched one operation after the other
+  double idle_seconds = 0;      // of steps, without work for the GPU
+};
+
 struct EngineCounters {
   // Now.
   int64_t num_requests_running = 0;
@@ -37,6 +51,7 @@ struct EngineCounters {
   // Always.
   int32_t kv_block_size = 0;  // tokens
   int32_t num_kv_blocks = 0;
+  std::optional<GpuFigures> gpu;  // with a GPU
   // Since start.
   int64_t num_steps = 0;
   int64_t prompt_tokens = 0;      // prompt tokens computed

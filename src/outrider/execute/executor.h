@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "outrider/execute/request_parameters.h"
+#include "outrider/ops/replayer.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
@@ -57,6 +58,7 @@ struct ExecutorSeconds {
   double verify = 0;   // head, logits processing, sampling
   double propose = 0;  // drafter
   double kernels = 0;  // of all these, in kernels
+  double idle = 0;     // of all these, without work for a device that runs beside the host
 };
 
 /// Of a launched step; they count up by one.
@@ -92,6 +94,9 @@ class Executor {
   virtual std::span<const int32_t> WaitDrafts(Ticket ticket) = 0;
 
   virtual ExecutorSeconds seconds() const = 0;
+
+  /// Passes of the target and of a drafter's modules.
+  virtual ReplayCounts passes() const = 0;
 };
 
 }  // namespace outrider

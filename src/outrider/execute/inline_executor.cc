@@ -41,6 +41,7 @@ Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
   OUTRIDER_CHECK(!in_flight_);
   in_flight_ = true;
   wanted_drafts_ = num_drafts;
+  parts_.model->device().ops.BeginStep();
   LayOut(plan);
   if (!work_.empty()) {
     {
@@ -71,6 +72,7 @@ std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
 ExecutorSeconds InlineExecutor::seconds() const {
   ExecutorSeconds seconds = seconds_;
   seconds.kernels = parts_.model->busy_seconds();
+  seconds.idle = parts_.model->device().ops.idle_seconds();
   return seconds;
 }
 

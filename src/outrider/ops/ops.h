@@ -128,11 +128,26 @@ struct AttentionArgs {
   LayerCache cache;
 };
 
+/// Bytes of a device's own memory.
+struct DeviceMemoryState {
+  int64_t total = 0;
+  int64_t free = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
 
   virtual std::string_view name() const = 0;
+
+  /// Of a device that has memory of its own.
+  virtual DeviceMemoryState memory() const { return {}; }
+
+  /// A step begins: a device that runs beside the host counts from now on how long it has nothing
+  /// to do.
+  virtual void BeginStep() const {}
+  /// Seconds in which such a device had nothing to do while a step was under way; 0 of others.
+  virtual double idle_seconds() const { return 0; }
 
   /// The type of rows between operations that products and attention read: kF32, or kBF16 where
   /// these round their operands to it. Other rows are float32.

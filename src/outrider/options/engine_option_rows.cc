@@ -78,12 +78,13 @@ std::vector<OptionRow> EngineOptionRows() {
        }},
       {"device", one, "Model", "auto|cpu|cuda", "auto",
        "What the engine runs on; cuda: a Hopper GPU, in builds that have its kernels; auto: the "
-       "processor",
-       engines,
+       "GPU where there is one that can be used, else the processor",
+       every,
        [](Settings& s, const OptionValue& v) {
          static const std::array<std::string, 3> kNames = {"auto", "cpu", "cuda"};
-         s.engine.device =
-             ParseChoice(v.where, Text(v), kNames) == 2 ? DeviceKind::kCuda : DeviceKind::kCpu;
+         static constexpr std::array kKinds = {DeviceKind::kAuto, DeviceKind::kCpu,
+                                               DeviceKind::kCuda};
+         s.engine.device = kKinds.at(ParseChoice(v.where, Text(v), kNames));
        }},
       {"dtype", one, "Model", "auto|float32|bfloat16", "auto",
        "Type to compute in; auto: as the checkpoint says (float16 runs as float32)", every,
@@ -112,10 +113,17 @@ std::vector<OptionRow> EngineOptionRows() {
        "models",
        every,
        [](Settings& s, const OptionValue& v) { s.engine.kv_cache_form = ParseCacheForm(v); }},
-      {"kv-cache-memory-bytes", one, "KV cache", "SIZE", SizeText(defaults.kv_cache_memory_bytes),
+      {"kv-cache-memory-bytes", one, "KV cache", "SIZE",
+       "1GiB; on a GPU what --gpu-memory-utilization leaves",
        "Memory for the KV cache of all layers, MTP layers included: 512M, 4GiB, ...", every,
        [](Settings& s, const OptionValue& v) {
          s.engine.kv_cache_memory_bytes = ParseSize(v.where, Text(v));
+       }},
+      {"gpu-memory-utilization", one, "KV cache", "SHARE",
+       fmt::to_string(defaults.gpu_memory_utilization),
+       "The share of a GPU's memory that weights, KV cache and work space may take together", every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.gpu_memory_utilization = Number(v, 0.01, 1);
        }},
       {"block-size", one, "KV cache", "N", fmt::to_string(defaults.block_size),
        "Tokens per page of the KV cache", every,
@@ -131,8 +139,7 @@ std::vector<OptionRow> EngineOptionRows() {
       {"max-num-seqs", one, "Batching", "N", fmt::to_string(defaults.max_num_seqs),
        "Most requests that run at the same time", every,
        [](Settings& s, const OptionValue& v) { s.engine.max_num_seqs = Int32(v, 1, 65536); }},
-      {"max-num-batched-tokens", one, "Batching", "N",
-       fmt::to_string(defaults.max_num_batched_tokens),
+      {"max-num-batched-tokens", one, "Batching", "N", "512; on a GPU 8192",
        "Most rows (prompt tokens and verify rows) of a step", every,
        [](Settings& s, const OptionValue& v) {
          s.engine.max_num_batched_tokens = Int32(v, 1, 1 << 20);

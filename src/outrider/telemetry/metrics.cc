@@ -117,6 +117,22 @@ class SnapshotFamilies {
   std::vector<MetricFamily> families_;
 };
 
+void AddGpu(const GpuFigures& gpu, SnapshotFamilies& out) {
+  out.StartGauge("outrider:gpu_memory_bytes",
+                 "The GPU's memory: in all, and what it held when the engine had started.");
+  out.AddToGauge({{"use", "total"}}, static_cast<double>(gpu.total_bytes));
+  out.AddToGauge({{"use", "weights"}}, static_cast<double>(gpu.weight_bytes));
+  out.AddToGauge({{"use", "kv_cache"}}, static_cast<double>(gpu.kv_cache_bytes));
+  out.AddToGauge({{"use", "work_space"}}, static_cast<double>(gpu.work_bytes));
+  out.StartCounter("outrider:passes_total",
+                   "Passes of the target and of draft modules: recorded ones that were repeated "
+                   "(graph), and those that were launched one operation after the other (eager).");
+  out.AddToCounter({{"mode", "graph"}}, static_cast<double>(gpu.passes_repeated));
+  out.AddToCounter({{"mode", "eager"}}, static_cast<double>(gpu.passes_launched));
+  out.Counter("outrider:gpu_idle_seconds_total", "Time of steps in which the GPU had no work.",
+              gpu.idle_seconds);
+}
+
 std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t num_deferred,
                                          const Labels& labels) {
   const auto count = [](int64_t value) { return static_cast<double>(value); };
@@ -182,6 +198,7 @@ std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t
   out.AddToCounter({{"phase", "draft"}}, counters.draft_seconds);
   out.Counter("outrider:step_host_seconds_total", "Time spent in steps outside the model.",
               counters.host_seconds);
+  if (counters.gpu) AddGpu(*counters.gpu, out);
   return out.Take();
 }
 

@@ -71,6 +71,24 @@ CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
 
 void CudaOps::Synchronize() const {
   CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
+  idle_since_ = Clock::now();
+}
+
+DeviceMemoryState CudaOps::memory() const {
+  size_t free = 0;
+  size_t total = 0;
+  CheckCuda(cudaMemGetInfo(&free, &total), "the GPU's memory");
+  return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
+}
+
+void CudaOps::BeginStep() const {
+  if (idle_since_) idle_since_ = Clock::now();
+}
+
+void CudaOps::CountIdleTime() const {
+  if (!idle_since_) return;
+  idle_seconds_ += std::chrono::duration<double>(Clock::now() - *idle_since_).count();
+  idle_since_.reset();
 }
 
 Buffer CudaOps::Allocate(size_t bytes) const {

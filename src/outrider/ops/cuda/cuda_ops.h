@@ -8,8 +8,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "outrider/kernels/cuda/device_memory.h"
@@ -49,6 +51,12 @@ class CudaOps : public Ops {
   void ForgetPlan() const { planned_serial_ = 0; }
 
   std::string_view name() const override { return "cuda"; }
+  DeviceMemoryState memory() const override;
+  void BeginStep() const override;
+  double idle_seconds() const override { return idle_seconds_; }
+  /// Work is launched.
+  void CountIdleTime() const;
+
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
   Buffer Allocate(size_t bytes) const override;
@@ -152,7 +160,11 @@ class CudaOps : public Ops {
   void OnePrompt(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                  const PromptRequest& prompt, const AttentionArgs& args) const;
 
+  using Clock = std::chrono::steady_clock;
+
   cudaStream_t stream_ = nullptr;
+  mutable std::optional<Clock::time_point> idle_since_;  // since the host waited for it
+  mutable double idle_seconds_ = 0;
   // Work space that outlives calls; one thread at a time.
   mutable CudaRouting routing_;
   mutable MlaDecodeLimits decode_limits_ = {};

@@ -129,6 +129,7 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
   for (const DrawnRows& drawn : drawn_rows_) num_rows += static_cast<size_t>(drawn.num_rows);
   drawn_ = {};
   if (num_rows == 0) return;
+  ops_.CountIdleTime();
   if (num_rows > room_) {
     ops_.Synchronize();
     room_ = 2 * num_rows;

@@ -1,0 +1,18 @@
+// The largest passes of a network once, before its cache is made: so that the work space between
+// operations is in the device's memory when the cache takes what is left, and libraries are loaded
+// when the first request comes.
+#pragma once
+
+#include <vector>
+
+#include "outrider/networks/network.h"
+#include "outrider/schedule/scheduler.h"
+
+namespace outrider {
+
+/// Runs a prompt of a whole step, the last rows of the longest prompt, and a row, with drafts, of
+/// every request. All positions share one page, whose contents mean nothing.
+void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
+            const std::vector<CacheLayerSpec>& layers, DType kv_dtype);
+
+}  // namespace outrider
