@@ -145,11 +145,26 @@ TEST(DeepSeekV4ConfigTest, WithADSparkDrafterThereAreNoMtpModules) {
   config["dspark_markov_rank"] = 64;
   config["dspark_noise_token_id"] = 129279;
   config["dspark_target_layer_ids"] = {40, 41, 42};
-  EXPECT_EQ(ParseV4(config).num_nextn_predict_layers, 0);
-  config["dspark_target_layer_ids"] = {41, 42, 43};
+  const ModelConfig c = ParseV4(config);
+  EXPECT_EQ(c.num_nextn_predict_layers, 0);
+  EXPECT_EQ(c.dspark, (DSparkSpec{.stages = 3,
+                                  .block_size = 5,
+                                  .markov_rank = 64,
+                                  .noise_token = 129279,
+                                  .taps = {40, 41, 42}}));
+  EXPECT_EQ(c.layer(45), c.mtp_layer) << "of a stage";
+  for (const json& taps : {json{41, 42, 43}, json{40, 40, 41}, json{42, 41, 40}}) {
+    config["dspark_target_layer_ids"] = taps;
+    EXPECT_THAT(ErrorOf([&] { ParseV4(config); }),
+                HasSubstr("a rising list of layers, 0 to 42, is needed"));
+  }
+  config["dspark_target_layer_ids"] = {40, 41, 42};
+  config["compress_ratios"].erase(config["compress_ratios"].size() - 1);
+  config["compress_ratios"].erase(config["compress_ratios"].size() - 1);
+  EXPECT_EQ(ParseV4(config).dspark->stages, 1);
+  config["compress_ratios"].erase(config["compress_ratios"].size() - 1);
   EXPECT_THAT(ErrorOf([&] { ParseV4(config); }),
-              HasSubstr("\"dspark_target_layer_ids\" is [41,42,43]: a list of layers, 0 to 42, is "
-                        "needed"));
+              HasSubstr("with \"dspark_block_size\" a 0 for each stage has to follow"));
 }
 
 TEST(DeepSeekV4ConfigTest, ModulesNeedNoRatiosAndWithoutIndexedLayersThereIsNoIndexer) {

@@ -70,7 +70,8 @@ std::vector<GenerationRequest> EntryRequests(uint32_t seed, int count, int resum
 TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const EntriesCase& test = GetParam();
   const SmallStepModel step_model(kEntriesVocab, test.window);
-  const SmallV4Model v4_model(kEntriesVocab);
+  const bool blocks = test.drafter == DrafterKind::kBlock;
+  const SmallV4Model v4_model(kEntriesVocab, /*dspark=*/blocks);
   EntryCounts counts;
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 3; ++seed) {
@@ -87,7 +88,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.max_num_seqs = 6;
     options.max_model_len = test.v4 ? 500 : 240;
     // Little more than one request may need: some are preempted.
-    const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + 3;
+    const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + 5;
     options.num_blocks =
         static_cast<int32_t>(TestCacheConfig(options).MostPages(options.max_model_len, step_rows)) +
         4;
@@ -96,10 +97,14 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
       options.acceptance.rates = RatesOfLength(2.2, test.k);
     }
     if (test.late) options.late_seed = seed;
-    const bool chain = test.drafter == DrafterKind::kChain;
+    using enum EntryCheckingExecutor::Strategy;
+    const auto strategy = blocks                                ? kBlock
+                          : test.drafter == DrafterKind::kChain ? kChain
+                                                                : kRepeated;
     options.make_executor = [&](InlineExecutorParts parts) {
       return std::make_unique<EntryCheckingExecutor>(
-          std::move(parts), EntryCheckingExecutor::Options{.chain = chain, .k = test.k}, &counts);
+          std::move(parts), EntryCheckingExecutor::Options{.strategy = strategy, .k = test.k},
+          &counts);
     };
     const auto engine = MakeTestEngine(options);
     const std::vector<GenerationRequest> requests =
@@ -156,6 +161,22 @@ INSTANTIATE_TEST_SUITE_P(
         EntriesCase{.name = "V4Repeated3PaddedLate",
                     .drafter = DrafterKind::kRepeated,
                     .form = DraftForm::kPadded,
+                    .synthetic = true,
+                    .late = true,
+                    .v4 = true},
+        EntriesCase{.name = "V4DSpark5",
+                    .drafter = DrafterKind::kBlock,
+                    .k = 5,
+                    .synthetic = true,
+                    .v4 = true},
+        EntriesCase{.name = "V4DSpark3PaddedFewerDrafts",
+                    .drafter = DrafterKind::kBlock,
+                    .form = DraftForm::kPadded,
+                    .v4 = true,
+                    .draft_ranges = {{1, 2, 3}, {3, 4, 1}, {5, 6, 0}}},
+        EntriesCase{.name = "V4DSpark4Late",
+                    .drafter = DrafterKind::kBlock,
+                    .k = 4,
                     .synthetic = true,
                     .late = true,
                     .v4 = true}),

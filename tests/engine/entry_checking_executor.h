@@ -14,9 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 
 namespace outrider {
@@ -34,8 +36,9 @@ struct EntryCounts {
 
 class EntryCheckingExecutor : public Executor {
  public:
+  enum class Strategy { kChain, kRepeated, kBlock };
   struct Options {
-    bool chain = true;  // else one module is repeated
+    Strategy strategy = Strategy::kChain;
     int32_t k = 3;
     uint32_t one_in = 2;  // so many steps of a request are checked
   };
@@ -107,7 +110,8 @@ class EntryCheckingExecutor : public Executor {
     slot.tokens.insert(slot.tokens.end(), verified.tokens.begin(), verified.tokens.end());
   }
 
-  /// Runs positions [first, end) of the target over `cache`.
+  /// Runs positions [first, end) of the target over `cache`. hidden [end, width]: what the drafter
+  /// reads of the target.
   void Forward(KvCache& cache, const Slot& slot, std::span<const std::vector<int32_t>> tables,
                int32_t first, int32_t end, std::vector<float>& hidden) {
     if (first >= end) return;
@@ -121,16 +125,35 @@ class EntryCheckingExecutor : public Executor {
         .draft_tokens = {},
         .samples = false,
         .block_tables = tables}});
-    const int64_t width = model_.output_width();
     const size_t before = hidden.size();
-    hidden.resize(static_cast<size_t>(end * width));
-    model_.Forward(layout, cache, {hidden.data() + before, end - first, width});
+    hidden.resize(static_cast<size_t>(end * TargetWidth()));
+    const Tensor rows(hidden.data() + before, end - first, TargetWidth());
+    if (drafter_.taps().empty()) return model_.Forward(layout, cache, rows);
+    std::vector<LayerTap> taps;
+    for (const int32_t layer : drafter_.taps()) {
+      const int64_t width = model_.hidden_size();
+      taps.push_back({layer, rows.Columns(static_cast<int64_t>(taps.size()) * width, width)});
+    }
+    std::vector<float> output(static_cast<size_t>((end - first) * model_.output_width()));
+    model_.Forward(layout, cache, {output.data(), end - first, model_.output_width()}, taps);
+  }
+
+  /// Numbers of a row that the drafter reads.
+  int64_t TargetWidth() const {
+    const auto taps = static_cast<int64_t>(drafter_.taps().size());
+    return taps == 0 ? model_.output_width() : taps * model_.hidden_size();
   }
 
   std::unique_ptr<Drafter> MakeDrafter(KvCache& cache) {
+    if (options_.strategy == Strategy::kBlock) {
+      return std::make_unique<BlockDrafter>(
+          std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(model_)), cache,
+          BlockDrafterOptions{.k = options_.k});
+    }
     auto modules = std::make_unique<MtpDraftModel>(model_);
     const ModuleDrafterOptions options = {.k = options_.k, .kept_rows = KeptRows::kLast};
-    if (options_.chain) return std::make_unique<ChainDrafter>(std::move(modules), cache, options);
+    if (options_.strategy == Strategy::kChain)
+      return std::make_unique<ChainDrafter>(std::move(modules), cache, options);
     return std::make_unique<RepeatedDrafter>(std::move(modules), cache, options);
   }
 
@@ -160,21 +183,25 @@ class EntryCheckingExecutor : public Executor {
                                .block_tables = fresh_tables};
     const auto drafter = MakeDrafter(fresh);
     drafter->Propose({&request, 1}, options_.k,
-                     MatrixView<float>(hidden.data(), slot.computed, model_.output_width()),
+                     MatrixView<float>(hidden.data(), slot.computed, TargetWidth()),
                      {drafts.data(), 1, options_.k});
     const auto known = static_cast<int32_t>(slot.tokens.size());
     const int32_t target_layers =
         FirstCacheLayer(model_.config(), model_.config().num_hidden_layers());
-    const int32_t modules = options_.chain ? options_.k : 1;
+    const int32_t modules = options_.strategy == Strategy::kChain      ? options_.k
+                            : options_.strategy == Strategy::kRepeated ? 1
+                                                                       : model_.num_mtp_modules();
     for (int32_t layer = 0; layer < target_layers + modules; ++layer) {
       const int32_t m = layer - target_layers;
+      // The stages of a block's drafter read no tokens.
+      const int32_t ahead = options_.strategy == Strategy::kBlock ? 0 : 1 + m;
       const int32_t ratio = needs.layers[static_cast<size_t>(layer)].ratio;
       const int32_t g = cache_.group_of(layer);
       const CacheGroupSpec& group = config.groups[static_cast<size_t>(g)];
       // Entries, by the last token that each stands for.
       for (int32_t p = ratio - 1; p < slot.computed; p += ratio) {
         // Without a draft for its last token a module's row may hold anything: it runs again.
-        if (m >= 0 && p + 1 + m >= known + num_drafts) continue;
+        if (m >= 0 && p + ahead >= known + num_drafts) continue;
         const auto block = static_cast<size_t>(p / group.tokens_per_block);
         const int32_t page = tables.blocks(g)[block];
         if (page == CacheTables::kNoPage) {
@@ -189,7 +216,7 @@ class EntryCheckingExecutor : public Executor {
         ASSERT_TRUE(SameEntry(cache_.layer(layer), page, fresh.layer(layer), fresh_page, in_block))
             << "layer " << layer << " position " << p << " of " << slot.computed << ", prompt "
             << slot.parameters->prompt_length;
-        ++(m < 0 ? counts_->target : p + 1 + m < known ? counts_->modules : counts_->provisional);
+        ++(m < 0 ? counts_->target : p + ahead < known ? counts_->modules : counts_->provisional);
       }
     }
   }

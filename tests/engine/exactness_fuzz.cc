@@ -88,9 +88,10 @@ class Different : public std::runtime_error {
 };
 
 enum class Shape {
-  kV3,    // latent attention, three chained MTP modules
-  kStep,  // Step-3.5, which has two cache groups
-  kV4,    // DeepSeek-V4 with its MTP module
+  kV3,        // latent attention, three chained MTP modules
+  kStep,      // Step-3.5, which has two cache groups
+  kV4,        // DeepSeek-V4 with its MTP module
+  kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
 };
 
 /// Requests run alone once per model.
@@ -111,6 +112,8 @@ constexpr std::array kModels = {
     ModelChoice{"small with windows, float32", DType::kF32, 8, Shape::kStep},
     ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
 };
 
 constexpr std::array kV4Models = {
@@ -118,6 +121,10 @@ constexpr std::array kV4Models = {
     ModelChoice{"bundled V4, float32", DType::kF32, std::nullopt, Shape::kV4},
     ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+    ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
+    ModelChoice{"bundled V4 with DSpark, float32", DType::kF32, std::nullopt, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
+    ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
 };
 
 class Fuzz {
@@ -140,7 +147,7 @@ class Fuzz {
     if (late_) options.late_seed = round_seed;
     std::vector<GenerationRequest> requests =
         RandomRequests(round_seed, model.dummy_seed || on_gpu() ? Uniform(4, 48) : Uniform(2, 12));
-    if (model.shape == Shape::kV4) LengthenPrompts(requests);
+    if (IsV4(model)) LengthenPrompts(requests);
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
     AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
 
@@ -181,6 +188,10 @@ class Fuzz {
 
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
+  static bool IsV4(const ModelChoice& model) {
+    return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
+  }
+
   const ModelChoice& RandomModel() {
     if (on_gpu()) return kModels.front();
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
@@ -214,6 +225,9 @@ class Fuzz {
       case Shape::kV4:
         o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
         break;
+      case Shape::kV4DSpark:
+        o.checkpoint = model.dummy_seed ? small_dspark_model_.directory() : TinyDSparkDirectory();
+        break;
     }
     if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
@@ -226,13 +240,14 @@ class Fuzz {
     TestEngineOptions o = ModelOptions(model);
     using enum DrafterKind;
     constexpr std::array kDrafters = {kNone, kChain, kChain, kRepeated, kNgram, kFake};
-    // DeepSeek-V4 has one module.
-    constexpr std::array kV4Drafters = {kNone, kRepeated, kRepeated, kRepeated, kRepeated, kNgram};
-    static_assert(kDrafters.size() == kV4Drafters.size());
     // The last computes on the host.
-    const auto drafter = static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1)));
-    o.drafter = model.shape == Shape::kV4 ? kV4Drafters.at(drafter) : kDrafters.at(drafter);
-    o.k = o.drafter == DrafterKind::kChain ? Uniform(1, 3) : Uniform(1, 6);
+    o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
+    if (IsV4(model)) {
+      const int kind = Uniform(0, 5);
+      const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
+      o.drafter = kind == 0 ? kNone : kind == 1 ? kNgram : own;
+    }
+    o.k = Uniform(1, o.drafter == kChain ? 3 : o.drafter == kBlock ? 5 : 6);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.probabilistic_drafts = Uniform(0, 1) == 0;
@@ -259,7 +274,8 @@ class Fuzz {
   static int32_t LeastPages(const TestEngineOptions& o) {
     CacheConfig cache = TestCacheConfig(o);
     cache.rerun_tokens = o.k;
-    const int32_t rows = std::max(o.max_num_batched_tokens, 1 + o.k) + 1 + o.k;
+    const int32_t lookahead = o.drafter == DrafterKind::kBlock ? 5 : o.k;
+    const int32_t rows = std::max(o.max_num_batched_tokens, 1 + o.k) + 1 + lookahead;
     return static_cast<int32_t>(cache.MostPages(o.max_model_len, rows));
   }
 
@@ -372,6 +388,7 @@ class Fuzz {
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
+  SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;

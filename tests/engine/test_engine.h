@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
@@ -15,6 +16,7 @@
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "tests/draft/fake_draft_model.h"
 #include "tests/execute/late_executor.h"
@@ -22,8 +24,9 @@
 
 namespace outrider {
 
-/// kFake: a FakeDraftModel in place of MTP modules, its first module repeated.
-enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake };
+/// kFake: a FakeDraftModel in place of MTP modules, its first module repeated. kBlock:
+/// DeepSeek-V4's DSpark drafter.
+enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake, kBlock };
 
 struct TestEngineOptions {
   const Ops* ops = nullptr;  // null: the best of this machine's processor
@@ -76,11 +79,13 @@ inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const Model
   if (options.drafter == DrafterKind::kFake) {
     return FakeDraftModel::CacheNeeds(config, options.cache_form);
   }
-  const bool uses_mtp =
-      options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
-  return NetworkCacheOf(config,
-                        uses_mtp ? static_cast<int32_t>(config.num_nextn_predict_layers) : 0,
-                        options.cache_form);
+  int64_t modules = 0;
+  if (options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated) {
+    modules = config.num_nextn_predict_layers;
+  } else if (options.drafter == DrafterKind::kBlock) {
+    modules = config.dspark->stages;
+  }
+  return NetworkCacheOf(config, static_cast<int32_t>(modules), options.cache_form);
 }
 
 /// The cache of an engine with these options.
@@ -96,8 +101,9 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
                                          : OpenCheckpoint(options.checkpoint, config);
-  const bool uses_mtp =
-      options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated;
+  const bool uses_mtp = options.drafter == DrafterKind::kChain ||
+                        options.drafter == DrafterKind::kRepeated ||
+                        options.drafter == DrafterKind::kBlock;
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
@@ -130,6 +136,12 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     auto fake = std::make_unique<FakeDraftModel>(*inside.model);
     fake->seen = options.seen_by_fake;
     inside.drafter = std::make_unique<RepeatedDrafter>(std::move(fake), *inside.cache, drafter);
+  } else if (options.drafter == DrafterKind::kBlock) {
+    auto stages =
+        std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(*inside.model));
+    inside.drafter = std::make_unique<BlockDrafter>(
+        std::move(stages), *inside.cache,
+        BlockDrafterOptions{.k = options.k, .form = options.draft_form});
   } else if (options.drafter == DrafterKind::kNgram) {
     inside.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
   }
@@ -149,6 +161,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                      .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
                      .exact_prefix = options.exact_prefix};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
+  Drafter* const drafter_of_executor = inside.drafter.get();
   parts.executor = options.make_executor ? options.make_executor(std::move(inside))
                                          : std::make_unique<InlineExecutor>(std::move(inside));
   if (options.late_seed) {
@@ -160,8 +173,9 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
     MeasureStepTimes(parts, options.drafter == DrafterKind::kNgram, nullptr);
   }
   if (options.adaptive) {
-    parts.draft_length_policy.emplace(options.k,
-                                      options.step_times.value_or(StepTimesOfACrowd(options.k)));
+    const StepTimes times = options.step_times.value_or(StepTimesOfACrowd(options.k));
+    parts.draft_length_policy.emplace(options.k, times);
+    drafter_of_executor->SetStepTimes(times);
   }
   return parts;
 }

@@ -43,10 +43,11 @@ inline std::filesystem::path GoldenDirectory() {
   return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 }
 
-/// DeepSeek-V4 with its MTP module; the same target with a DSpark drafter is the folder above.
-inline std::filesystem::path TinyV4Directory() {
-  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark/mtp1";
+/// DeepSeek-V4 with a DSpark drafter, and the same target with its MTP module.
+inline std::filesystem::path TinyDSparkDirectory() {
+  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark";
 }
+inline std::filesystem::path TinyV4Directory() { return TinyDSparkDirectory() / "mtp1"; }
 
 /// The checkpoint that a folder of tests/golden belongs to.
 inline std::filesystem::path CheckpointDirectory(const std::string& golden) {

@@ -16,6 +16,7 @@ constexpr int64_t kMost = 65536;
 // Ratios as published: the first has overlapping windows and an indexer, the second neither.
 constexpr int64_t kIndexedRatio = 4;
 constexpr int64_t kPlainRatio = 128;
+constexpr int64_t kMostOfABlock = 32;  // drafts of a DSpark drafter
 // Rows of a group of the output's first matrix: groups are whole panels of packed weights.
 constexpr int64_t kOutputRankMultiple = 16;
 
@@ -32,7 +33,7 @@ class DeepSeekV4Parser {
   void ParseAttention();
   void ParseIndexer();
   void ParseRope();
-  void ParseRatios(int64_t num_modules);
+  void ParseRatios(ModelConfig& config);
   void ParseExperts();
   void ParseDrafter(ModelConfig& config) const;
   LayerSpec Layer(int64_t ratio, bool by_token) const;
@@ -53,7 +54,7 @@ void DeepSeekV4Parser::Parse(ModelConfig& config) {
   const size_t before = from_.problems.size();
   ParseDrafter(config);
   ParseAttention();
-  ParseRatios(config.num_nextn_predict_layers);
+  ParseRatios(config);
   ParseIndexer();
   ParseRope();
   ParseExperts();
@@ -72,18 +73,22 @@ void DeepSeekV4Parser::Parse(ModelConfig& config) {
 /// whatever num_nextn_predict_layers says.
 void DeepSeekV4Parser::ParseDrafter(ModelConfig& config) const {
   if (text().Find("dspark_block_size") == nullptr) return;
-  text().Integer("dspark_block_size", 1, 64);
-  text().Integer("dspark_markov_rank", 1, kMostOfADimension);
-  text().Integer("dspark_noise_token_id", 0, config.vocab_size - 1);
+  DSparkSpec& dspark = config.dspark.emplace();
+  dspark.block_size = text().Integer("dspark_block_size", 1, kMostOfABlock);
+  dspark.markov_rank = text().Integer("dspark_markov_rank", 1, kMostOfADimension);
+  dspark.noise_token =
+      static_cast<int32_t>(text().Integer("dspark_noise_token_id", 0, config.vocab_size - 1));
   const json* taps = text().Find("dspark_target_layer_ids");
   const bool are_layers = taps != nullptr && taps->is_array() && !taps->empty() &&
                           std::ranges::all_of(*taps, [&](const json& layer) {
                             return layer.is_number_unsigned() &&
                                    layer.get<uint64_t>() < static_cast<uint64_t>(num_layers_);
                           });
-  if (!are_layers) {
+  if (are_layers) dspark.taps = taps->get<std::vector<int32_t>>();
+  if (!are_layers ||
+      std::ranges::adjacent_find(dspark.taps, std::greater_equal()) != dspark.taps.end()) {
     text().Refuse("dspark_target_layer_ids",
-                  fmt::format("a list of layers, 0 to {}, is needed", num_layers_ - 1));
+                  fmt::format("a rising list of layers, 0 to {}, is needed", num_layers_ - 1));
   }
   config.num_nextn_predict_layers = 0;
 }
@@ -120,7 +125,7 @@ void DeepSeekV4Parser::ParseAttention() {
   a.softmax_scale = 1 / std::sqrt(static_cast<double>(a.head_dim));
 }
 
-void DeepSeekV4Parser::ParseRatios(int64_t num_modules) {
+void DeepSeekV4Parser::ParseRatios(ModelConfig& config) {
   constexpr std::string_view kKey = "compress_ratios";
   const json* list = text().Find(kKey);
   const auto needed = static_cast<size_t>(num_layers_);
@@ -142,6 +147,14 @@ void DeepSeekV4Parser::ParseRatios(int64_t num_modules) {
                                            : "0, as it is a draft module's"));
       return;
     }
+  }
+  const int64_t num_modules = config.num_nextn_predict_layers;
+  if (config.dspark) {
+    config.dspark->stages = static_cast<int64_t>(list->size() - needed);
+    if (list->size() == needed) {
+      text().Refuse(kKey, "with \"dspark_block_size\" a 0 for each stage has to follow");
+    }
+    return;
   }
   if (list->size() > needed && list->size() < needed + static_cast<size_t>(num_modules)) {
     text().Refuse(

@@ -135,6 +135,15 @@ bool IsHyperConnection(std::string_view name, std::string_view place) {
          (name == "_fn" || name == "_base" || name == "_scale");
 }
 
+/// What a stage of a DSpark drafter has beside its layer.
+bool HasDSpark(const DSparkSpec& dspark, int64_t stage, std::string_view name) {
+  if (stage == 0 && (name == "main_proj.weight" || name == "main_norm.weight")) return true;
+  if (stage != dspark.stages - 1) return false;
+  return name == "norm.weight" || IsHyperConnection(name, "head") ||
+         name == "markov_head.markov_w1.weight" || name == "markov_head.markov_w2.weight" ||
+         name == "confidence_head.proj.weight";
+}
+
 bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
   if (name == "embed.weight" || name == "head.weight" || name == "norm.weight" ||
       IsHyperConnection(name, "head")) {
@@ -143,10 +152,8 @@ bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
   const bool of_module = Consume(name, "mtp.");
   if (!of_module && !Consume(name, "layers.")) return false;
   const std::optional<int64_t> index = ConsumeNumber(name);
-  if (!index ||
-      *index >= (of_module ? config.num_nextn_predict_layers : config.num_hidden_layers())) {
-    return false;
-  }
+  const int64_t modules = config.dspark ? config.dspark->stages : config.num_nextn_predict_layers;
+  if (!index || *index >= (of_module ? modules : config.num_hidden_layers())) return false;
   const LayerSpec& layer = of_module ? config.mtp_layer : config.layer(*index);
   if (Consume(name, "attn.")) {
     return HasCompressedAttention(std::get<CompressedSpec>(layer.attention), name);
@@ -156,6 +163,7 @@ bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
       IsHyperConnection(name, "ffn")) {
     return true;
   }
+  if (of_module && config.dspark) return HasDSpark(*config.dspark, *index, name);
   return of_module &&
          (name == "e_proj.weight" || name == "h_proj.weight" || name == "enorm.weight" ||
           name == "hnorm.weight" || name == "norm.weight" || IsHyperConnection(name, "head"));

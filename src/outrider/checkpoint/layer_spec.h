@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <variant>
+#include <vector>
 
 namespace outrider {
 
@@ -175,6 +176,17 @@ struct LayerSpec {
   const DenseMlpSpec* dense() const { return std::get_if<DenseMlpSpec>(&mlp); }
 
   bool operator==(const LayerSpec&) const = default;
+};
+
+/// A DSpark drafter: stages, layers each, that draft a block of tokens at once.
+struct DSparkSpec {
+  int64_t stages = 0;
+  int64_t block_size = 0;     // rows of a block, each of which gives a draft
+  int64_t markov_rank = 0;    // of the bias of a draft's logits by the token before it
+  int32_t noise_token = 0;    // of the rows of a block but the first
+  std::vector<int32_t> taps;  // layers of the target that it reads, rising
+
+  bool operator==(const DSparkSpec&) const = default;
 };
 
 }  // namespace outrider

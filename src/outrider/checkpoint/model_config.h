@@ -39,7 +39,9 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
 
   std::vector<LayerSpec> layers;  // of the target
-  LayerSpec mtp_layer;            // of every MTP module
+  LayerSpec mtp_layer;            // of every MTP module, and of every stage of a DSpark drafter
+
+  std::optional<DSparkSpec> dspark;  // in the place of MTP modules
 
   // MTP modules. DeepSeek's paper and checkpoints do not zero the embedding of position 0.
   bool mtp_zero_first_embedding = false;
@@ -55,7 +57,7 @@ struct ModelConfig {
 
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
 
-  /// Layer `index` of the target or, from num_hidden_layers() on, of an MTP module.
+  /// Layer `index` of the target or, from num_hidden_layers() on, of an MTP module or a stage.
   const LayerSpec& layer(int64_t index) const {
     return index < num_hidden_layers() ? layers[static_cast<size_t>(index)] : mtp_layer;
   }

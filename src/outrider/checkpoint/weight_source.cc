@@ -21,6 +21,11 @@ void WeightTensor::ReadExponents(int64_t /*first_row*/, int64_t /*count*/, uint8
 }
 
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
+  if (config.dspark) {
+    return source.Has(config.tensor_prefix + "mtp.0.main_proj.weight")
+               ? static_cast<int>(config.dspark->stages)
+               : 0;
+  }
   const auto name = [&](int module) {
     return config.family == ModelFamily::kDeepSeekV4
                ? fmt::format("{}mtp.{}.e_proj.weight", config.tensor_prefix, module)

@@ -129,7 +129,8 @@ std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor
 /// {prefix}model.layers.{num_hidden_layers + i}.eh_proj.weight, whatever the config declares;
-/// for DeepSeek-V4 {prefix}mtp.{i}.e_proj.weight.
+/// for DeepSeek-V4 {prefix}mtp.{i}.e_proj.weight or, if the config says that there is a DSpark
+/// drafter, the number of its stages if the source has {prefix}mtp.0.main_proj.weight, else 0.
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config);
 
 }  // namespace outrider

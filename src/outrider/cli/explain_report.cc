@@ -115,6 +115,12 @@ Json AttentionJson(const ModelConfig& c) {
   return {{"attention", layers}};
 }
 
+std::string ModulesText(const ModelConfig& c) {
+  if (!c.dspark) return fmt::format("{} declared", c.num_nextn_predict_layers);
+  return fmt::format("a DSpark drafter: {} stages, blocks of {} tokens, Markov rank {}",
+                     c.dspark->stages, c.dspark->block_size, c.dspark->markov_rank);
+}
+
 Facts ShapeFacts(const ModelConfig& c) {
   const int64_t dense = DenseLayers(c);
   const LayerSpec& layer = c.layers.front();
@@ -123,7 +129,7 @@ Facts ShapeFacts(const ModelConfig& c) {
   const ParameterCount parameters = CountParameters(c);
   Facts facts = {{"layers", fmt::format("{}: {} dense, {} with experts", c.num_hidden_layers(),
                                         dense, c.num_hidden_layers() - dense)},
-                 {"MTP modules", fmt::format("{} declared", c.num_nextn_predict_layers)},
+                 {"MTP modules", ModulesText(c)},
                  {"hidden size", fmt::to_string(c.hidden_size)},
                  {"vocabulary", fmt::to_string(c.vocab_size)}};
   for (auto& fact : AttentionFacts(c)) facts.push_back(std::move(fact));

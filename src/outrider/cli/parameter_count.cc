@@ -84,6 +84,16 @@ ParameterCount CountParameters(const ModelConfig& config) {
     count.target += of_layer.all;
     count.target_active += of_layer.active;
   }
+  if (config.dspark) {
+    const DSparkSpec& dspark = *config.dspark;
+    const auto taps = static_cast<int64_t>(dspark.taps.size());
+    // main_proj and main_norm; norm; markov_w1 and markov_w2; the confidence head.
+    count.mtp = dspark.stages * CountLayer(config.mtp_layer, config.hidden_size).all +
+                config.hidden_size * (taps * config.hidden_size + 2) + contraction +
+                2 * config.vocab_size * dspark.markov_rank + config.hidden_size +
+                dspark.markov_rank;
+    return count;
+  }
   if (config.num_nextn_predict_layers == 0) return count;
   // enorm, hnorm and shared_head.norm; eh_proj, or e_proj and h_proj.
   count.mtp = config.num_nextn_predict_layers *

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "outrider/base/matrix_view.h"
+#include "outrider/draft/draft_length_policy.h"
 #include "outrider/networks/draft_model.h"
 #include "outrider/sampling/sampling_params.h"
 
@@ -70,6 +71,13 @@ class Drafter {
   /// cannot fall behind: all of them run, whatever `depth` is.
   virtual void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                        MatrixView<int32_t> drafts) = 0;
+
+  /// Seconds spent in a draft model so far, where the target's network does not count them.
+  virtual double busy_seconds() const { return 0; }
+
+  /// What steps take, once it is known (MeasureStepTimes): a drafter may leave out drafts that do
+  /// not pay.
+  virtual void SetStepTimes(const StepTimes& /*times*/) {}
 
   /// Positions before the first new row that Propose may run again. They read their windows.
   virtual int32_t rerun_tokens() const = 0;

@@ -64,7 +64,7 @@ int64_t EnginePlan::KeptBytesPerPage() const {
 
 int32_t EnginePlan::MostStepTokens() const {
   const int32_t rows = std::min(scheduler_.max_num_batched_tokens, CacheConfig::kMostTokens);
-  return std::max(rows, 1 + k_) + 1 + k_;
+  return std::max(rows, 1 + k_) + 1 + std::max(k_, lookahead_);
 }
 
 void EnginePlan::PlanFirstCache() {

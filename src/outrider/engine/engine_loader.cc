@@ -4,12 +4,14 @@
 #include <utility>
 
 #include "outrider/base/thread_pool.h"
+#include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/text/tokenizer_config.h"
@@ -40,6 +42,11 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
   if (k == 0) return nullptr;
   if (options.method == DraftMethod::kNgram) {
     return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
+  }
+  if (plan.drafts_blocks()) {
+    auto stages = std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(network));
+    return std::make_unique<BlockDrafter>(std::move(stages), cache,
+                                          BlockDrafterOptions{.k = k, .form = options.draft_form});
   }
   auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
   const ModuleDrafterOptions drafter = {.k = k,
@@ -105,6 +112,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   inside.probabilistic_drafts = options.speculation.probabilistic_drafts;
   inside.logprobs_mode = options.logprobs_mode;
   inside.num_slots = parts.scheduler.max_num_seqs;
+  Drafter* const drafter = inside.drafter.get();  // the executor's
   parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
@@ -125,6 +133,9 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     if (!loaded.step_times) {
       const bool repeats = options.speculation.method == DraftMethod::kNgram;
       loaded.step_times = MeasureStepTimes(parts, repeats, measured);
+    }
+    if (options.speculation.enable_adaptive_verification) {
+      drafter->SetStepTimes(*loaded.step_times);
     }
     parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
   }

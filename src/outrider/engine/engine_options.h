@@ -21,20 +21,23 @@ namespace outrider {
 enum class LoadFormat { kAuto, kDummy };
 
 enum class DraftMethod {
-  kMtp,    // the checkpoint's multi-token prediction modules
+  kMtp,    // the checkpoint's multi-token prediction modules, or its DSpark drafter
   kNgram,  // prompt lookup
 };
 
 struct SpeculationOptions {
   DraftMethod method = DraftMethod::kMtp;
-  /// 0 turns speculation off; unset: the number of chained MTP modules, else 3; none when the
-  /// method is kMtp and the checkpoint has no MTP layers.
+  /// 0 turns speculation off; unset: the number of chained MTP modules, the size of a DSpark
+  /// drafter's blocks, else 3; none when the method is kMtp and the checkpoint has no MTP layers.
   std::optional<int32_t> num_speculative_tokens;
   std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
   /// Whether the number of drafts follows acceptance and the batch size (DraftLengthPolicy), up to
   /// num_speculative_tokens. With another rule than kMatch output then depends on the clock. Unset:
   /// with kMtp and kMatch, when neither a number nor a table is given (IsAdaptive).
   std::optional<bool> adaptive;
+  /// kMtp, a DSpark drafter with an adaptive number of drafts: drafts that do not pay by its
+  /// confidences and by the step times are not verified.
+  bool enable_adaptive_verification = true;
   /// What the adaptive number of drafts is chosen by; unset: LoadEngine measures it.
   std::optional<StepTimes> step_times;
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match

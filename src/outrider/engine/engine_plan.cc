@@ -233,6 +233,7 @@ void EnginePlan::PlanDrafter() {
     Decide("drafter", fmt::format("NgramDrafter, k = {}", k_), "prompt lookup");
     return;
   }
+  if (config_.dspark && modules_present_ > 0) return PlanDSparkDrafter();
   if (modules_present_ == 0) {
     if (wanted) {
       throw InvalidArgument(
@@ -258,6 +259,29 @@ void EnginePlan::PlanDrafter() {
     Decide("drafter", fmt::format("RepeatedDrafter, k = {}", k_),
            "one MTP module, applied k times");
   }
+}
+
+void EnginePlan::PlanDSparkDrafter() {
+  const SpeculationOptions& o = options_.speculation;
+  const auto block = static_cast<int32_t>(config_.dspark->block_size);
+  k_ = o.num_speculative_tokens.value_or(block);
+  if (k_ > block) {
+    throw InvalidArgument(
+        "num_speculative_tokens is {}, but the DSpark drafter of {} drafts blocks of {}: use 0 to "
+        "{}",
+        k_, options_.model, block, block);
+  }
+  if (o.draft_vocab_size) {
+    throw InvalidArgument(
+        "draft_vocab_size needs MTP modules, but {} has a DSpark drafter: leave it out",
+        options_.model);
+  }
+  modules_used_ = modules_present_;
+  lookahead_ = block;
+  Decide("drafter", fmt::format("BlockDrafter, k = {}", k_),
+         fmt::format("a DSpark drafter of {} stages for blocks of {}: it reads the outputs of "
+                     "layers {}",
+                     config_.dspark->stages, block, fmt::join(config_.dspark->taps, ", ")));
 }
 
 void EnginePlan::PlanDraftVocabulary() {
@@ -320,6 +344,12 @@ void EnginePlan::PlanDraftLength() {
     Decide(
         "draft length", fmt::format("adaptive, 0 to {}", k_),
         "chosen every step by acceptance and by the batch size; step times are measured at start");
+    if (drafts_blocks()) {
+      Decide("draft confidences", o.enable_adaptive_verification ? "used" : "not used",
+             o.enable_adaptive_verification
+                 ? "drafts that do not pay by them and by the step times are not verified"
+                 : "enable_adaptive_verification is false");
+    }
   } else if (!o.num_speculative_tokens_per_batch_size.empty()) {
     Decide("draft length", "by batch size", "num_speculative_tokens_per_batch_size");
   } else {

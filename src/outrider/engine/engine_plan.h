@@ -92,6 +92,8 @@ class EnginePlan {
   const ComputeThreads& threads() const { return threads_; }
   const AcceptanceOptions& acceptance() const { return acceptance_; }
   bool chained() const { return modules_present_ > 1; }
+  /// A DSpark drafter is used.
+  bool drafts_blocks() const { return config_.dspark && modules_used_ > 0; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
   /// By layer of the cache: the target's, then those of the modules that are used.
   const std::vector<CacheLayerSpec>& cache_layers() const { return cache_layers_; }
@@ -121,6 +123,7 @@ class EnginePlan {
   void PlanOneCacheForm(std::string why);
   void PlanAttention();
   void PlanDrafter();
+  void PlanDSparkDrafter();
   void PlanDraftVocabulary();
   void PlanAcceptance();
   void PlanDraftLength();
@@ -150,6 +153,7 @@ class EnginePlan {
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
+  int32_t lookahead_ = 0;  // positions that the drafter writes behind a step's rows, if more than k
   ComputeThreads threads_;
   AcceptanceOptions acceptance_;
   std::vector<CacheLayerSpec> cache_layers_;

@@ -72,6 +72,7 @@ std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
 ExecutorSeconds InlineExecutor::seconds() const {
   ExecutorSeconds seconds = seconds_;
   seconds.kernels = parts_.model->busy_seconds();
+  if (parts_.drafter) seconds.kernels += parts_.drafter->busy_seconds();
   seconds.idle = parts_.model->device().ops.idle_seconds();
   return seconds;
 }

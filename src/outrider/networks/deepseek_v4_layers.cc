@@ -52,6 +52,13 @@ void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Atten
                         .in_blocks = step.in_blocks});
 }
 
+void DeepSeekV4Layers::RepeatFirstStream(const Context& context, Tensor streams) const {
+  for (int64_t first = hidden_size_; first < streams.cols; first += hidden_size_) {
+    context.ops.Copy(context, streams.Columns(0, hidden_size_),
+                     streams.Columns(first, hidden_size_));
+  }
+}
+
 void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
                            Tensor streams) const {
   const Scratch::Frame frame(context.arena);

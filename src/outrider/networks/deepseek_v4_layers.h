@@ -31,9 +31,13 @@ class DeepSeekV4Layers {
   int64_t width() const { return streams_.streams * hidden_size_; }
 
   /// Memory of it lives in the arena.
-  Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache) {
-    return {inputs, cache, rotary_.Rows(context, inputs)};
+  Step MakeStep(const Context& context, const StepInputs& inputs, KvCache& cache,
+                bool in_blocks = false) {
+    return {inputs, cache, rotary_.Rows(context, inputs), in_blocks};
   }
+
+  /// Copies the first stream of every row to the others.
+  void RepeatFirstStream(const Context& context, Tensor streams) const;
 
   /// Runs layer i of those that were added over streams [rows, S * hidden].
   void Run(const Context& context, size_t i, const Step& step, Tensor streams) const;

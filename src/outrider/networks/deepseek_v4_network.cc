@@ -16,18 +16,12 @@ Tensor EachStream(Tensor streams, int64_t hidden) {
   return {streams.data, streams.dtype, streams.rows * streams.cols / hidden, hidden, hidden};
 }
 
-/// Copies the first stream of every row to the others.
-void RepeatFirstStream(const Context& context, Tensor streams, int64_t hidden) {
-  for (int64_t first = hidden; first < streams.cols; first += hidden) {
-    context.ops.Copy(context, streams.Columns(0, hidden), streams.Columns(first, hidden));
-  }
-}
-
 }  // namespace
 
 DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights,
                                      const NetworkOptions& options)
-    : Network(std::move(config), options, static_cast<int32_t>(weights.mtp.size())),
+    : Network(std::move(config), options,
+              static_cast<int32_t>(weights.mtp.size() + weights.dspark.stages.size())),
       weights_(std::move(weights)),
       layers_(this->config()) {
   OUTRIDER_CHECK(options.attention.cache_form() == KvCacheForm::kHeads);
@@ -38,17 +32,22 @@ DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weigh
 
 void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                   std::span<const LayerTap> taps) {
-  OUTRIDER_CHECK(taps.empty(), "its layers have no single residual stream to tap");
   const Context context = MakeContext();
   const auto step = layers_.MakeStep(context, inputs, cache);
   const int64_t width = layers_.hidden_size();
   const Tensor streams = hidden.Rows(0, inputs.num_rows());
   context.ops.Embed(context, weights_.embedding, inputs, false, streams.Columns(0, width));
-  RepeatFirstStream(context, streams, width);
-  for (size_t i = 0; i < weights_.layers.size(); ++i) layers_.Run(context, i, step, streams);
+  layers_.RepeatFirstStream(context, streams);
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    layers_.Run(context, i, step, streams);
+    for (; !taps.empty() && std::cmp_equal(taps.front().layer, i); taps = taps.subspan(1)) {
+      context.ops.HyperMean(context, layers_.streams(), streams, taps.front().out);
+    }
+  }
 }
 
 void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
+  OUTRIDER_CHECK(!weights_.mtp.empty(), "a DSpark drafter runs its stages itself");
   const Context context = MakeContext();
   const Ops& ops = context.ops;
   const DeepSeekV4MtpWeights& w = weights_.mtp[static_cast<size_t>(pass.m)];
@@ -71,7 +70,7 @@ void DeepSeekV4Network::RunMtp(const ModulePass& pass, KvCache& cache) {
     ops.Multiply(context, std::array{Product{.x = embedding,
                                              .w = &w.embedding_projection,
                                              .y = streams.Columns(0, hidden)}});
-    RepeatFirstStream(context, streams, hidden);
+    layers_.RepeatFirstStream(context, streams);
     const Tensor previous = context.Rows(rows, layers_.width());
     ops.Copy(context, pass.previous.Rows(0, rows), previous);
     const Tensor each = EachStream(previous, hidden);

@@ -1,6 +1,6 @@
 // DeepSeek-V4: layers over several residual streams, with attention over a window and over
 // compressed entries, and experts in every layer. What heads and the MTP module read are the
-// streams behind the last layer, side by side.
+// streams behind the last layer, side by side. A tap is the mean of a layer's streams.
 #pragma once
 
 #include <vector>
@@ -17,6 +17,9 @@ class DeepSeekV4Network : public Network {
   DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights, const NetworkOptions& options);
 
   int32_t output_width() const override { return static_cast<int32_t>(layers_.width()); }
+
+  /// For a drafter that runs layers of its own.
+  const DeepSeekV4Weights& weights() const { return weights_; }
 
  private:
   void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,

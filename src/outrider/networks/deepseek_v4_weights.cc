@@ -97,6 +97,25 @@ void DeclareV4Module(WeightLoader& loader, const ModelConfig& c, DeepSeekV4MtpWe
   DeclareV4Head(loader, c, &w->before_head, prefix);
 }
 
+void DeclareDSpark(WeightLoader& loader, const ModelConfig& c, DSparkWeights* w) {
+  const DSparkSpec& spec = *c.dspark;
+  const std::string prefix = c.tensor_prefix + "mtp.";
+  const auto taps = static_cast<int64_t>(spec.taps.size());
+  w->stages.resize(static_cast<size_t>(spec.stages));
+  for (size_t s = 0; s < w->stages.size(); ++s) {
+    DeclareV4Layer(loader, c.mtp_layer, c, &w->stages[s], fmt::format("{}{}.", prefix, s));
+  }
+  loader.Matrix(&w->projection, prefix + "0.main_proj.weight", c.hidden_size, taps * c.hidden_size);
+  loader.Vector(&w->norm, prefix + "0.main_norm.weight", c.hidden_size);
+  const std::string last = fmt::format("{}{}.", prefix, spec.stages - 1);
+  DeclareV4Head(loader, c, &w->before_head, last);
+  const std::string markov = last + "markov_head.markov_w";
+  loader.Table(&w->markov, markov + "1.weight", c.vocab_size, spec.markov_rank);
+  loader.Matrix(&w->bias, markov + "2.weight", c.vocab_size, spec.markov_rank);
+  loader.ExactMatrix(&w->confidence, last + "confidence_head.proj.weight", 1,
+                     c.hidden_size + spec.markov_rank);
+}
+
 }  // namespace
 
 void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
@@ -108,6 +127,10 @@ void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int 
   }
   DeclareV4Head(loader, c, &before_head, prefix);
   loader.Matrix(&head, prefix + "head.weight", c.vocab_size, c.hidden_size);
+  if (c.dspark) {
+    if (num_modules > 0) DeclareDSpark(loader, c, &dspark);
+    return;
+  }
   mtp.resize(static_cast<size_t>(num_modules));
   for (size_t m = 0; m < mtp.size(); ++m) {
     DeclareV4Module(loader, c, &mtp[m], fmt::format("{}mtp.{}.", prefix, m));

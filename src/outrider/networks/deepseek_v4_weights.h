@@ -36,6 +36,17 @@ struct DeepSeekV4MtpWeights {
   DeepSeekV4HeadWeights before_head;
 };
 
+/// A DSpark drafter, which shares embedding and head with the target.
+struct DSparkWeights {
+  Weight projection;            // main_proj [hidden, taps * hidden]
+  const float* norm = nullptr;  // main_norm [hidden]
+  std::vector<DeepSeekV4LayerWeights> stages;
+  DeepSeekV4HeadWeights before_head;
+  TokenTable markov;  // markov_w1 [vocab, rank]: of the token before a draft
+  Weight bias;        // markov_w2 [vocab, rank]: what that row adds to the draft's logits
+  Weight confidence;  // confidence_head [1, hidden + rank]
+};
+
 struct DeepSeekV4Weights {
   std::unique_ptr<WeightMemory> memory;  // what all handles point into
   TokenTable embedding;
@@ -43,8 +54,10 @@ struct DeepSeekV4Weights {
   DeepSeekV4HeadWeights before_head;
   Weight head;  // [vocab, hidden], of MTP modules too
   std::vector<DeepSeekV4MtpWeights> mtp;
+  DSparkWeights dspark;  // without stages if it was not declared
 
-  /// Declares everything but `memory`, with so many MTP modules.
+  /// Declares everything but `memory`, with so many MTP modules or, where the config has a DSpark
+  /// drafter, with this if num_modules > 0.
   void Declare(WeightLoader& loader, const ModelConfig& config, int num_modules);
 };
 

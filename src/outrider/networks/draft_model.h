@@ -12,8 +12,8 @@
 //   Forward     hands on its output      hands on its output, before the rows of a block, which
 //               (normed in DeepSeek-V3)  the last norm or behind it  see each other, from masks
 //   Draw        the target's head or     a head of its own, whose    the target's head and a bias
-//               one of its own           tokens a map turns into     by the token before; no draft
-//                                        the target's                where confidence is low
+//               one of its own           tokens a map turns into     by the token before; gives
+//                                        the target's                confidences (BlockDraftModel)
 //   strategy    repeated or chain        repeated                    block
 #pragma once
 
@@ -48,7 +48,9 @@ class DraftModel {
   DraftModel& operator=(const DraftModel&) = delete;
 
   const Device& device() const { return device_; }
-  Context MakeContext() { return {device_, arena_, DType::kF32}; }
+  Context MakeContext(DType operand_dtype = DType::kF32) {
+    return {device_, arena_, operand_dtype};
+  }
 
   /// How passes divide their rows: to be copied, and assigned their layouts.
   const AttentionPlan& attention() const { return attention_; }
@@ -75,9 +77,11 @@ class DraftModel {
 
   virtual void Forward(const ModulePass& pass, KvCache& cache) = 0;
 
-  /// tokens[i] = draft i: a token of the target's vocabulary. kNoDraft: the model expects none to
-  /// be right; only of models that draft a block, where no row reads the draft before it.
+  /// tokens[i] = draft i: a token of the target's vocabulary.
   virtual void Draw(const DraftDraws& draws, std::span<int32_t> tokens) = 0;
+
+  /// Seconds spent in the functions above so far, where the target's network does not count them.
+  virtual double busy_seconds() const { return 0; }
 
   /// Copies rows of its device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {

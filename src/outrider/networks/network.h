@@ -38,7 +38,7 @@ struct NetworkOptions {
 };
 
 /// Asks for the output of a layer: the residual stream after target layer `layer` (0 .. layers -
-/// 1), not normalised, is written to `out` [rows, hidden].
+/// 1), not normalised, is written to `out` [rows, hidden]; of several streams their mean.
 struct LayerTap {
   int32_t layer = 0;
   Tensor out;
@@ -62,6 +62,7 @@ class Network {
 
   const ModelConfig& config() const { return config_; }
   const Device& device() const { return options_.device; }
+  DType operand_dtype() const { return options_.operand_dtype; }
   /// How its steps divide their rows: to be copied, and assigned their layouts.
   const AttentionPlan& attention() const { return options_.attention; }
   int32_t hidden_size() const { return static_cast<int32_t>(config_.hidden_size); }

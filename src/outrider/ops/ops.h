@@ -187,6 +187,10 @@ class Ops {
   virtual void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
                      bool zero_first, Tensor x) const = 0;
 
+  /// x[i] = the table's row of tokens[i].
+  virtual void EmbedTokens(const Context& context, const TokenTable& table,
+                           std::span<const int32_t> tokens, Tensor x) const = 0;
+
   /// cos and sin of position * frequency, times `magnitude`; memory of the arena.
   virtual Rotary MakeRotary(const Context& context, std::span<const float> frequencies,
                             float magnitude, bool interleaved, const StepInputs& inputs) const = 0;
@@ -204,6 +208,9 @@ class Ops {
   /// to[copies.to()[i]] = from[copies.from()[i]] for every i; no row is written twice.
   virtual void CopyRows(const Context& context, Tensor from, Tensor to,
                         const RowCopies& copies) const = 0;
+
+  /// to = x, row after row, in the host's memory.
+  virtual void ToHost(const Context& context, Tensor x, std::span<float> to) const = 0;
 
   /// Rows of the activation type that outlive a step.
   std::unique_ptr<RowMemory> MakeRows(int64_t rows, int64_t cols) const {
@@ -340,6 +347,10 @@ class Ops {
   /// mixture as HyperMix makes it, of sums [rows, S], which it may change, one scale and base [S].
   virtual void HyperContract(const Context& context, const HyperShape& shape,
                              const HyperMixArgs& args) const = 0;
+
+  /// mean [rows, H] of the streams.
+  virtual void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
+                         Tensor mean) const = 0;
 };
 
 inline Tensor Context::Activations(int64_t rows, int64_t cols) const {

@@ -59,6 +59,10 @@ class StepSampler {
                     std::span<const DrawRequest> requests, int32_t num_tokens,
                     std::span<int32_t> tokens) = 0;
 
+  /// The same from rows of logits [requests, tokens], which it may change.
+  virtual void DrawFrom(const Context& context, Tensor logits,
+                        std::span<const DrawRequest> requests, std::span<int32_t> tokens) = 0;
+
   virtual void Score(const Context& context, const HeadRows& rows,
                      std::span<const ScoreRequest> requests) = 0;
 

@@ -121,6 +121,8 @@ const std::vector<Key>& Keys() {
        [](W where, const json& v, O& o) {
          o.num_speculative_tokens_per_batch_size = DraftRanges(where, v);
        }},
+      {"enable_adaptive_verification",
+       [](W where, const json& v, O& o) { o.enable_adaptive_verification = Boolean(where, v); }},
       {"adaptive", [](W where, const json& v, O& o) { o.adaptive = Boolean(where, v); }},
       {"prompt_lookup_min",
        [](W where, const json& v, O& o) {

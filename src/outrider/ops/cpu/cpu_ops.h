@@ -26,6 +26,8 @@ class CpuOps : public Ops {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
+  void EmbedTokens(const Context& context, const TokenTable& table, std::span<const int32_t> tokens,
+                   Tensor x) const override;
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
@@ -34,6 +36,8 @@ class CpuOps : public Ops {
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
+
+  void ToHost(const Context& context, Tensor x, std::span<float> to) const override;
 
   void Multiply(const Context& context, std::span<const Product> products) const override;
   void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
@@ -91,6 +95,8 @@ class CpuOps : public Ops {
                 Tensor y_rows, Tensor stream_rows) const override;
   void HyperContract(const Context& context, const HyperShape& shape,
                      const HyperMixArgs& args) const override;
+  void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
+                 Tensor mean) const override;
 
  private:
   void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;

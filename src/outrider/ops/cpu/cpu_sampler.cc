@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "outrider/base/arg_max.h"
+#include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/ops/ops.h"
 
@@ -107,6 +109,20 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                             requests[i].draw, {logits.row(row), static_cast<size_t>(num_tokens)});
     });
   }
+}
+
+void CpuSampler::DrawFrom(const Context& context, Tensor logits,
+                          std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
+  const MatrixView<float> rows = logits.floats();
+  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
+  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
+    const auto i = static_cast<size_t>(row);
+    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
+    tokens[i] = requests[i].sampling == nullptr
+                    ? static_cast<int32_t>(ArgMax(of_row))
+                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
+                                requests[i].draw, of_row);
+  });
 }
 
 void CpuSampler::Score(const Context& context, const HeadRows& rows,

@@ -18,6 +18,8 @@ class CpuSampler : public StepSampler {
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             int32_t num_tokens, std::span<int32_t> tokens) override;
+  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
+                std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 

@@ -127,4 +127,18 @@ void CpuOps::HyperContract(const Context& context, const HyperShape& shape,
   });
 }
 
+void CpuOps::HyperMean(const Context& context, const HyperShape& shape, Tensor stream_rows,
+                       Tensor mean_rows) const {
+  const int32_t n = shape.streams;
+  const MatrixView<float> streams = stream_rows.floats();
+  const MatrixView<float> mean = mean_rows.floats();
+  OUTRIDER_CHECK(streams.cols == n * mean.cols && streams.rows == mean.rows);
+  const Scratch::Frame frame(context.arena);
+  auto* weights = context.arena.Take<float>(n);
+  std::fill_n(weights, n, 1.0F / static_cast<float>(n));
+  context.pool->ParallelFor(streams.rows, [&](int64_t r, int /*thread*/) {
+    MixStreams(weights, n, streams.row(r), mean.cols, mean.row(r));
+  });
+}
+
 }  // namespace outrider::cpu

@@ -55,6 +55,15 @@ void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const St
   }
 }
 
+void CpuOps::EmbedTokens(const Context& /*context*/, const TokenTable& table,
+                         std::span<const int32_t> tokens, Tensor x) const {
+  const MatrixView<float> out = x.floats();
+  OUTRIDER_CHECK(std::cmp_equal(tokens.size(), out.rows) && out.cols == table.cols);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    Packed(table).Read(tokens[static_cast<size_t>(r)], out.row(r));
+  }
+}
+
 Rotary CpuOps::MakeRotary(const Context& context, std::span<const float> frequencies,
                           float magnitude, bool interleaved, const StepInputs& inputs) const {
   const std::span<const int32_t> positions = Cast(inputs).positions();
@@ -97,6 +106,14 @@ void CpuOps::CopyRows(const Context& /*context*/, Tensor from, Tensor to,
     const int32_t row = copies.from()[i];
     OUTRIDER_CHECK(row < source.rows && copies.to()[i] < target.rows);
     std::copy_n(source.row(row), source.cols, target.row(copies.to()[i]));
+  }
+}
+
+void CpuOps::ToHost(const Context& /*context*/, Tensor x, std::span<float> to) const {
+  const MatrixView<float> rows = x.floats();
+  OUTRIDER_CHECK(std::cmp_equal(to.size(), rows.rows * rows.cols));
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    std::copy_n(rows.row(r), rows.cols, to.begin() + r * rows.cols);
   }
 }
 

@@ -69,6 +69,8 @@ class CudaOps : public Ops {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
+  void EmbedTokens(const Context& context, const TokenTable& table, std::span<const int32_t> tokens,
+                   Tensor x) const override;
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
@@ -77,6 +79,8 @@ class CudaOps : public Ops {
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
                 const RowCopies& copies) const override;
+
+  void ToHost(const Context& context, Tensor x, std::span<float> to) const override;
 
   void Multiply(const Context& context, std::span<const Product> products) const override;
   void Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
@@ -138,6 +142,8 @@ class CudaOps : public Ops {
                 Tensor streams) const override;
   void HyperContract(const Context& context, const HyperShape& shape,
                      const HyperMixArgs& args) const override;
+  void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
+                 Tensor mean) const override;
 
  private:
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,

@@ -70,4 +70,18 @@ void CudaOps::HyperContract(const Context& /*context*/, const HyperShape& /*shap
   OUTRIDER_CHECK(false, "hyper-connections on the GPU");
 }
 
+void CudaOps::HyperMean(const Context& /*context*/, const HyperShape& /*shape*/, Tensor /*streams*/,
+                        Tensor /*mean*/) const {
+  OUTRIDER_CHECK(false, "hyper-connections on the GPU");
+}
+
+void CudaOps::EmbedTokens(const Context& /*context*/, const TokenTable& /*table*/,
+                          std::span<const int32_t> /*tokens*/, Tensor /*x*/) const {
+  OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
+}
+
+void CudaOps::ToHost(const Context& /*context*/, Tensor /*x*/, std::span<float> /*to*/) const {
+  OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
+}
+
 }  // namespace outrider::cuda

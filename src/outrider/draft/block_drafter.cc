@@ -1,0 +1,128 @@
+#include "outrider/draft/block_drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+// Logits are kept for about so many rows at a time, which bounds their memory.
+constexpr size_t kLogitsRows = 64;
+
+}  // namespace
+
+BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cache,
+                           const BlockDrafterOptions& options)
+    : model_(std::move(model)),
+      cache_(cache),
+      group_(static_cast<size_t>(cache.group_of(model_->first_cache_layer()))),
+      options_(options),
+      entry_rows_(*model_, cache.config().groups),
+      block_rows_(*model_, cache.config().groups),
+      previous_(*model_),
+      hidden_(*model_) {
+  OUTRIDER_CHECK(options.k >= 1 && options.k <= model_->block_size());
+}
+
+void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
+  entry_windows_.clear();
+  block_windows_.clear();
+  blocks_.clear();
+  const int32_t tokens_per_block = cache_.config().groups[group_].tokens_per_block;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const DraftRequest& r = requests[i];
+    const int32_t end = options_.form == DraftForm::kPadded
+                            ? std::max(r.frontier + 1, r.first_position + r.num_rows)
+                            : r.frontier + 1;
+    entry_windows_.push_back({&r, r.first_position, end, r.prompt_length});
+    if (r.num_drafts == 0) continue;
+    // Where a request may get no longer, its block ends before its place in the cache does.
+    const auto place = static_cast<int32_t>(r.block_tables[group_].size()) * tokens_per_block;
+    const int32_t block_end = std::min(r.frontier + 1 + model_->block_size(), place);
+    OUTRIDER_CHECK(block_end - r.frontier - 1 >= r.num_drafts);
+    block_windows_.push_back({&r, r.frontier + 1, block_end, 0});
+    blocks_.push_back(i);
+  }
+  // The tokens of the target's rows are not read.
+  entry_rows_.Assign(entry_windows_, [](size_t, int32_t) { return 0; });
+  block_rows_.Assign(block_windows_, [&](size_t w, int32_t p) {
+    const DraftWindow& window = block_windows_[w];
+    return p == window.start ? window.request->tokens.back() : model_->noise_token();
+  });
+}
+
+void BlockDrafter::Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
+                           MatrixView<int32_t> drafts) {
+  OUTRIDER_CHECK(depth >= 0 && depth <= options_.k);
+  if (requests.empty()) return;
+  LayOut(requests);
+  const Tensor main = model_->ReadTarget(target);
+  copies_.clear();
+  for (size_t w = 0; w < entry_windows_.size(); ++w) {
+    const DraftRequest& r = requests[w];
+    for (int32_t p = entry_windows_[w].start; p < entry_windows_[w].end; ++p) {
+      copies_.Add(r.first_row + p - r.first_position, entry_rows_.RowOf(w, p));
+    }
+  }
+  const Tensor previous = previous_.Rows(entry_rows_.num_rows());
+  model_->CopyRows(main, previous, copies_);
+  const Tensor hidden = hidden_.Rows(block_rows_.num_rows());
+  model_->Forward({0, entry_rows_.inputs(), block_rows_.inputs(), previous, hidden}, cache_);
+  if (!blocks_.empty()) DrawBlocks(requests, hidden, drafts);
+}
+
+void BlockDrafter::DrawBlocks(std::span<const DraftRequest> requests, Tensor hidden,
+                              MatrixView<int32_t> drafts) {
+  const auto k = static_cast<size_t>(options_.k);
+  confidences_.assign(blocks_.size() * k, 0);
+  const size_t tile = std::max<size_t>(1, kLogitsRows / k);
+  for (size_t first = 0; first < blocks_.size(); first += tile) {
+    DrawTile(requests, first, std::min(tile, blocks_.size() - first), hidden, drafts);
+  }
+  num_drafts_.clear();
+  for (const size_t i : blocks_) num_drafts_.push_back(requests[i].num_drafts);
+  cut_.Shorten({confidences_.data(), static_cast<int64_t>(blocks_.size()), options_.k},
+               num_drafts_);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const size_t i = blocks_[b];
+    if (num_drafts_[b] == requests[i].num_drafts) continue;
+    drafts.row(static_cast<int64_t>(i))[num_drafts_[b]] = kNoDraft;
+  }
+}
+
+void BlockDrafter::DrawTile(std::span<const DraftRequest> requests, size_t first, size_t count,
+                            Tensor hidden, MatrixView<int32_t> drafts) {
+  rows_.clear();
+  for (size_t b = first; b < first + count; ++b) {
+    for (int32_t d = 0; d < requests[blocks_[b]].num_drafts; ++d) {
+      rows_.push_back(block_rows_.RowOf(b, block_windows_[b].start + d));
+    }
+  }
+  model_->StartDraws(hidden, rows_);
+  for (int32_t d = 0; d < options_.k; ++d) {
+    indices_.clear();
+    draw_rows_.clear();
+    int32_t row = 0;
+    for (size_t b = first; b < first + count; ++b) {
+      const int32_t wanted = requests[blocks_[b]].num_drafts;
+      if (d < wanted) {
+        indices_.push_back(blocks_[b]);
+        draw_rows_.push_back(row + d);
+      }
+      row += wanted;
+    }
+    if (indices_.empty()) return;
+    sampler_.Sample(*model_, 0, hidden, draw_rows_, indices_, requests, d, drafts);
+    size_t next = 0;
+    for (size_t b = first; b < first + count; ++b) {
+      if (d >= requests[blocks_[b]].num_drafts) continue;
+      confidences_[b * static_cast<size_t>(options_.k) + static_cast<size_t>(d)] =
+          model_->confidences()[next++];
+    }
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,74 @@
+// Drafts a block at once: the rows that follow a request's last known token run in one pass and see
+// each other, as DSpark's stages do. The model's cache holds what it makes of the target's rows,
+// which depends on no later token. So entries are final when the target's are, and nothing runs
+// again.
+//
+// The rows of a block leave entries behind the frontier. The next pass writes these again, from the
+// target's rows, before anyone reads them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "outrider/draft/draft_cut.h"
+#include "outrider/draft/draft_memory.h"
+#include "outrider/draft/draft_rows.h"
+#include "outrider/draft/draft_sampler.h"
+#include "outrider/draft/drafter.h"
+#include "outrider/networks/block_draft_model.h"
+
+namespace outrider {
+
+struct BlockDrafterOptions {
+  int32_t k = 1;  // most drafts per request, up to the model's block size
+  DraftForm form = DraftForm::kCompacted;
+};
+
+class BlockDrafter : public Drafter {
+ public:
+  BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cache,
+               const BlockDrafterOptions& options);
+
+  int32_t max_drafts() const override { return options_.k; }
+  std::span<const int32_t> taps() const override { return model_->taps(); }
+  double busy_seconds() const override { return model_->busy_seconds(); }
+  int32_t lookahead() const override { return model_->block_size(); }
+  int32_t rerun_tokens() const override { return 0; }
+  int32_t tokens_ahead() const override { return 0; }
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
+               MatrixView<int32_t> drafts) override;
+  void Reset(int32_t, int32_t) override {}
+  /// Drafts that do not pay by the model's confidences are left out from now on.
+  void SetStepTimes(const StepTimes& times) override { cut_.SetStepTimes(times); }
+
+ private:
+  /// The rows of the target that are right, or all of a step, and the blocks behind them.
+  void LayOut(std::span<const DraftRequest> requests);
+  void DrawBlocks(std::span<const DraftRequest> requests, Tensor hidden,
+                  MatrixView<int32_t> drafts);
+  /// Drafts of requests [first, first + count) of blocks_.
+  void DrawTile(std::span<const DraftRequest> requests, size_t first, size_t count, Tensor hidden,
+                MatrixView<int32_t> drafts);
+
+  std::unique_ptr<BlockDraftModel> model_;
+  KvCache& cache_;
+  size_t group_;  // the model's cache group
+  BlockDrafterOptions options_;
+  DraftRows entry_rows_;
+  DraftRows block_rows_;
+  DraftMemory previous_;
+  DraftMemory hidden_;
+  DraftSampler sampler_;
+  DraftCut cut_;
+  RowCopies copies_;
+  std::vector<DraftWindow> entry_windows_;
+  std::vector<DraftWindow> block_windows_;
+  std::vector<size_t> blocks_;  // requests that want drafts
+  std::vector<int32_t> rows_;
+  std::vector<int32_t> draw_rows_;
+  std::vector<size_t> indices_;
+  std::vector<float> confidences_;   // [blocks, k]
+  std::vector<int32_t> num_drafts_;  // [blocks]
+};
+
+}  // namespace outrider
