@@ -88,7 +88,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.max_num_seqs = 6;
     options.max_model_len = test.v4 ? 500 : 240;
     // Little more than one request may need: some are preempted.
-    const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + 5;
+    const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + (blocks ? 5 : 3);
     options.num_blocks =
         static_cast<int32_t>(TestCacheConfig(options).MostPages(options.max_model_len, step_rows)) +
         4;
