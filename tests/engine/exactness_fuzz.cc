@@ -241,7 +241,8 @@ class Fuzz {
     using enum DrafterKind;
     constexpr std::array kDrafters = {kNone, kChain, kChain, kRepeated, kNgram, kFake};
     // The last computes on the host.
-    o.drafter = kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
+    o.drafter =
+        kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
     if (IsV4(model)) {
       const int kind = Uniform(0, 5);
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
