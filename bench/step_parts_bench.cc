@@ -148,9 +148,9 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
   parts.scheduler = {
       .cache = {}, .max_num_seqs = 1, .max_num_batched_tokens = 2048, .max_model_len = 4096};
   const NetworkCache needs = inside.model->cache_needs();
-  parts.scheduler.cache = MakeCacheConfig(needs, plan.kv_dtype(), 64, 64);
+  parts.scheduler.cache = MakeCacheConfig(needs, plan.cache_numbers(), 64, 64);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
-                                           needs.layers, plan.kv_dtype());
+                                           needs.layers, plan.cache_numbers());
   if (k > 0) {
     inside.drafter = std::make_unique<ChainDrafter>(std::make_unique<MtpDraftModel>(*inside.model),
                                                     *inside.cache, ModuleDrafterOptions{.k = k});

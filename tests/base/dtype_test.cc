@@ -38,5 +38,30 @@ TEST(DTypeTest, HalfAndFloat8KnownValues) {
   EXPECT_TRUE(std::isnan(Float8E4M3ToFloat(0x7f)));
 }
 
+/// Codes `bits` in rising order of value, from 0: each comes back, and what lies between two goes
+/// to the nearer one, the middle to the even one.
+void ExpectNearest(int last, float (*to_float)(uint8_t), uint8_t (*from_float)(float), int sign) {
+  for (int code = 0; code <= last; ++code) {
+    const float value = to_float(static_cast<uint8_t>(code));
+    EXPECT_EQ(from_float(value), code);
+    EXPECT_EQ(from_float(-value), code | sign);
+    if (code == last) break;
+    const float middle = (value + to_float(static_cast<uint8_t>(code + 1))) / 2;
+    EXPECT_EQ(from_float(middle), code % 2 == 0 ? code : code + 1) << middle;
+    EXPECT_EQ(from_float(std::nextafter(middle, 0.0F)), code);
+    EXPECT_EQ(from_float(std::nextafter(middle, 1000.0F)), code + 1);
+  }
+}
+
+TEST(DTypeTest, FloatsBecomeTheNearestFloat8AndFloat4) {
+  ExpectNearest(0x7e, Float8E4M3ToFloat, ToFloat8E4M3, 0x80);
+  EXPECT_EQ(ToFloat8E4M3(1e9F), 0x7e);
+  EXPECT_EQ(ToFloat8E4M3(-449), 0xfe);
+  EXPECT_TRUE(std::isnan(Float8E4M3ToFloat(ToFloat8E4M3(NAN))));
+  ExpectNearest(7, Float4E2M1ToFloat, ToFloat4E2M1, 8);
+  EXPECT_EQ(ToFloat4E2M1(100), 7);
+  EXPECT_EQ(ToFloat4E2M1(-7), 15);
+}
+
 }  // namespace
 }  // namespace outrider

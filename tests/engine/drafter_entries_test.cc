@@ -29,6 +29,7 @@ struct EntriesCase {
   bool synthetic = false;  // drafts are accepted at given rates, else by chance
   bool late = false;
   bool v4 = false;  // DeepSeek-V4, whose window is the model's
+  bool rounded_cache = false;
   std::vector<DraftRange> draft_ranges = {};
 };
 
@@ -78,6 +79,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     TestEngineOptions options;
     options.checkpoint = test.v4 ? v4_model.directory() : step_model.directory();
     options.dummy_seed = 3 + seed;
+    options.rounded_cache = test.rounded_cache;
     options.cache_form = KvCacheForm::kHeads;
     options.drafter = test.drafter;
     options.k = test.k;
@@ -174,12 +176,13 @@ INSTANTIATE_TEST_SUITE_P(
                     .form = DraftForm::kPadded,
                     .v4 = true,
                     .draft_ranges = {{1, 2, 3}, {3, 4, 1}, {5, 6, 0}}},
-        EntriesCase{.name = "V4DSpark4Late",
+        EntriesCase{.name = "V4DSpark4LateRounded",
                     .drafter = DrafterKind::kBlock,
                     .k = 4,
                     .synthetic = true,
                     .late = true,
-                    .v4 = true}),
+                    .v4 = true,
+                    .rounded_cache = true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -168,8 +168,7 @@ class EntryCheckingExecutor : public Executor {
       config.num_pages += blocks;
     }
     const NetworkCache needs = model_.cache_needs();
-    const DType dtype = cache_.layer(0).dtype;
-    KvCache fresh(model_.device(), config, needs.layers, dtype);
+    KvCache fresh(model_.device(), config, needs.layers, cache_.numbers());
     const int32_t prompt_end = std::min(slot.parameters->prompt_length, slot.computed);
     std::vector<float> hidden;
     Forward(fresh, slot, fresh_tables, 0, prompt_end, hidden);
@@ -223,12 +222,13 @@ class EntryCheckingExecutor : public Executor {
 
   static bool SameEntry(const LayerCache& a, int32_t page_a, const LayerCache& b, int32_t page_b,
                         int32_t in_block) {
-    const auto at = [in_block](const LayerCache& cache, int32_t page) {
+    const size_t size = a.code_bytes > 0 ? 1 : DTypeSize(a.dtype);
+    const auto at = [=](const LayerCache& cache, int32_t page) {
       return cache.data + cache.SlotOffset(int64_t{page} * cache.block_size + in_block) *
-                              static_cast<int64_t>(DTypeSize(cache.dtype));
+                              static_cast<int64_t>(size);
     };
-    return std::memcmp(at(a, page_a), at(b, page_b),
-                       static_cast<size_t>(a.width) * DTypeSize(a.dtype)) == 0;
+    const int32_t elements = a.code_bytes > 0 ? a.code_bytes : a.width;
+    return std::memcmp(at(a, page_a), at(b, page_b), static_cast<size_t>(elements) * size) == 0;
   }
 
   Options options_;

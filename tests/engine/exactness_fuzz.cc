@@ -100,6 +100,7 @@ struct ModelChoice {
   DType dtype;
   std::optional<uint64_t> dummy_seed = std::nullopt;  // set: random weights in the small shapes
   Shape shape = Shape::kV3;
+  bool rounded_cache = false;
 };
 
 // Most rounds run a small model: what is tested is everything around it, too.
@@ -121,6 +122,11 @@ constexpr std::array kV4Models = {
     ModelChoice{"bundled V4, float32", DType::kF32, std::nullopt, Shape::kV4},
     ModelChoice{"small V4, bfloat16", DType::kBF16, 9, Shape::kV4},
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
+    ModelChoice{"bundled V4, rounded cache", DType::kBF16, std::nullopt, Shape::kV4, true},
+    ModelChoice{"small V4, rounded cache", DType::kF32, 9, Shape::kV4, true},
+    ModelChoice{"bundled V4 with DSpark, rounded cache", DType::kF32, std::nullopt,
+                Shape::kV4DSpark, true},
+    ModelChoice{"small V4 with DSpark, rounded cache", DType::kBF16, 10, Shape::kV4DSpark, true},
     ModelChoice{"bundled V4 with DSpark, bfloat16", DType::kBF16, std::nullopt, Shape::kV4DSpark},
     ModelChoice{"bundled V4 with DSpark, float32", DType::kF32, std::nullopt, Shape::kV4DSpark},
     ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
@@ -232,6 +238,7 @@ class Fuzz {
     if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
+    o.rounded_cache = model.rounded_cache;
     o.ops = ops_.get();
     return o;
   }

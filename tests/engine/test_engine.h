@@ -33,6 +33,7 @@ struct TestEngineOptions {
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
   DType dtype = DType::kBF16;
+  bool rounded_cache = false;  // as --kv-cache-dtype fp8
   WeightQuantization quantization = WeightQuantization::kNone;
   DrafterKind drafter = DrafterKind::kChain;
   int32_t k = 3;
@@ -88,10 +89,14 @@ inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const Model
   return NetworkCacheOf(config, static_cast<int32_t>(modules), options.cache_form);
 }
 
+inline CacheNumbers CacheNumbersOf(const TestEngineOptions& options) {
+  return {options.rounded_cache ? DType::kF8E4M3 : options.dtype, options.dtype};
+}
+
 /// The cache of an engine with these options.
 inline CacheConfig TestCacheConfig(const TestEngineOptions& options) {
   return MakeCacheConfig(TestCacheNeeds(options, ReadModelConfig(options.checkpoint)),
-                         options.dtype, options.block_size, options.num_blocks);
+                         CacheNumbersOf(options), options.block_size, options.num_blocks);
 }
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
@@ -114,9 +119,9 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                    AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   const NetworkCache network = TestCacheNeeds(options, config);
   CacheConfig cache =
-      MakeCacheConfig(network, options.dtype, options.block_size, options.num_blocks);
-  inside.cache =
-      std::make_unique<KvCache>(inside.model->device(), cache, network.layers, options.dtype);
+      MakeCacheConfig(network, CacheNumbersOf(options), options.block_size, options.num_blocks);
+  inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,
+                                           CacheNumbersOf(options));
   const auto modules = static_cast<size_t>(network.layers.back().group);
   const bool varies = options.adaptive || !options.draft_ranges.empty();
   const bool windows = cache.groups[modules].kind == CacheGroupKind::kSlidingWindow;

@@ -38,12 +38,12 @@ TEST(NetworkCacheTest, AGroupOfFullHistoryFillsItsPagesAndWindowsWhatFits) {
   // with index keys, 20 by 128, and the rows that they are pooled from.
   std::vector<CacheGroupSpec> groups = {Window(128), {.name = "full"}, Window(8)};
   std::vector<CacheLayerSpec> layers(43, {0, 512});
-  layers.insert(layers.end(), 20, {0, 1024, 1, true});
+  layers.insert(layers.end(), 20, {0, 1024, 1, CacheUse::kState});
   layers.insert(layers.end(), 21, {1, 512, 4});
   layers.insert(layers.end(), 21, {1, 128, 4});
   layers.insert(layers.end(), 20, {1, 512, 128});
-  layers.insert(layers.end(), 21, {2, 2048, 1, true});
-  layers.insert(layers.end(), 21, {2, 512, 1, true});
+  layers.insert(layers.end(), 21, {2, 2048, 1, CacheUse::kState});
+  layers.insert(layers.end(), 21, {2, 512, 1, CacheUse::kState});
   SizeGroups(groups, layers, DType::kBF16);
   EXPECT_EQ(groups[1].unit_tokens, 128);
   EXPECT_EQ(groups[1].unit_bytes, 21 * 32 * 640 * 2 + 20 * 512 * 2);

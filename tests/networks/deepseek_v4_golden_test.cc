@@ -24,6 +24,14 @@ struct Piece {
 class DeepSeekV4Golden : public ::testing::Test {
  protected:
   static constexpr int kCases = 5;
+  static constexpr double kTolerance = 1e-3;
+  /// The names of the golden file begin with what its caches are rounded by.
+  struct Cache {
+    const char* prefix;
+    CacheNumbers numbers;
+  };
+  static inline const Cache kCaches[] = {{"", DType::kF32},
+                                         {"cache.", {DType::kF8E4M3, DType::kF32}}};
 
   DeepSeekV4Golden() : DeepSeekV4Golden(SelectIsa()) {}
   explicit DeepSeekV4Golden(Isa isa)
@@ -40,7 +48,8 @@ class DeepSeekV4Golden : public ::testing::Test {
   /// Requests of all cases over one cache, whose groups have blocks of 16 to 256 tokens.
   class Requests {
    public:
-    explicit Requests(DeepSeekV4Golden& test) : test_(test), config_(Config(test)) {
+    explicit Requests(DeepSeekV4Golden& test, const CacheNumbers& numbers = DType::kF32)
+        : test_(test), config_(Config(test, numbers)) {
       for (int c = 0; c < kCases; ++c) {
         tables_.emplace_back();
         for (const CacheGroupSpec& group : config_.groups) {
@@ -53,7 +62,7 @@ class DeepSeekV4Golden : public ::testing::Test {
         done_.push_back(0);
       }
       cache_ = std::make_unique<KvCache>(test.network().device(), config_,
-                                         test.network().cache_needs().layers, DType::kF32);
+                                         test.network().cache_needs().layers, numbers);
       layout_ = std::make_unique<BatchLayout>(config_.groups);
     }
 
@@ -114,10 +123,10 @@ class DeepSeekV4Golden : public ::testing::Test {
     static constexpr int32_t kMostDrafts = 5;
     static constexpr int32_t kWrongDrafts[kMostDrafts] = {7, 1900, 7, 3, 11};
 
-    static CacheConfig Config(DeepSeekV4Golden& test) {
+    static CacheConfig Config(DeepSeekV4Golden& test, const CacheNumbers& numbers) {
       const NetworkCache needs = test.network().cache_needs();
       CacheConfig config{.groups = needs.groups, .num_pages = 0};
-      SizeGroups(config.groups, needs.layers, DType::kF32);
+      SizeGroups(config.groups, needs.layers, numbers);
       ChooseBlockSizes(config.groups, 16);
       return config;
     }
@@ -174,38 +183,43 @@ class DeepSeekV4Golden : public ::testing::Test {
 };
 
 TEST_F(DeepSeekV4Golden, LogProbabilitiesOfAllCases) {
-  Requests requests(*this);
-  for (int c = 0; c < kCases; ++c) {
-    requests.Step({{.golden_case = c, .count = Length(c)}});
-    const std::string name = fmt::format("case{}.logits", c);
-    EXPECT_LT(LargestDifference(name, Network::kTarget, requests.hidden()[static_cast<size_t>(c)]),
-              1e-3)
-        << "case " << c;
+  for (const auto& [prefix, numbers] : kCaches) {
+    Requests requests(*this, numbers);
+    for (int c = 0; c < kCases; ++c) {
+      requests.Step({{.golden_case = c, .count = Length(c)}});
+      const std::string name = fmt::format("{}case{}.logits", prefix, c);
+      EXPECT_LT(
+          LargestDifference(name, Network::kTarget, requests.hidden()[static_cast<size_t>(c)]),
+          kTolerance)
+          << name;
+    }
   }
 }
 
 TEST_F(DeepSeekV4Golden, HiddenRowsAndLogProbabilitiesOfTheMtpModule) {
   ASSERT_EQ(network().num_mtp_modules(), 1);
-  Requests requests(*this);
-  for (int c = 0; c < kCases; ++c) {
-    SCOPED_TRACE(c);
-    requests.Step({{.golden_case = c, .count = Length(c)}});
-    std::vector<float> hidden;
-    requests.RunModule(c, hidden);
-    EXPECT_LT(LargestDifference(fmt::format("case{}.mtp0.logits", c), 0, hidden), 1e-3);
-    const std::string name = fmt::format("case{}.mtp0.hidden", c);
-    const auto want = golden_.Read<float>(name);
-    const int64_t rows = golden_.Shape(name)[0];
-    std::vector<float> got(want.size());
-    network().HeadInput(0, Tensor(hidden.data(), Length(c) - 1, network().output_width()),
-                        LastRows(Length(c) - 1, rows),
-                        Tensor(got.data(), rows, network().hidden_size()));
-    double worst = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      const double difference = std::fabs(got[i] - want[i]);
-      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+  for (const auto& [prefix, numbers] : kCaches) {
+    Requests requests(*this, numbers);
+    for (int c = 0; c < kCases; ++c) {
+      const std::string name = fmt::format("{}case{}.mtp0", prefix, c);
+      SCOPED_TRACE(name);
+      requests.Step({{.golden_case = c, .count = Length(c)}});
+      std::vector<float> hidden;
+      requests.RunModule(c, hidden);
+      EXPECT_LT(LargestDifference(name + ".logits", 0, hidden), kTolerance);
+      const auto want = golden_.Read<float>(name + ".hidden");
+      const int64_t rows = golden_.Shape(name + ".hidden")[0];
+      std::vector<float> got(want.size());
+      network().HeadInput(0, Tensor(hidden.data(), Length(c) - 1, network().output_width()),
+                          LastRows(Length(c) - 1, rows),
+                          Tensor(got.data(), rows, network().hidden_size()));
+      double worst = 0;
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double difference = std::fabs(got[i] - want[i]);
+        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+      }
+      EXPECT_LT(worst, kTolerance);
     }
-    EXPECT_LT(worst, 1e-3);
   }
 }
 

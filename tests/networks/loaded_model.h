@@ -25,10 +25,11 @@ struct LoadedModel {
         {{cpu::GetCpuOps(isa), &pool}, dtype, AttentionPlan(AttentionBackend::kRagged, 1, form)});
   }
 
-  KvCache MakeCache(int32_t num_blocks, int32_t block_size, DType dtype = DType::kF32) const {
+  KvCache MakeCache(int32_t num_blocks, int32_t block_size,
+                    const CacheNumbers& numbers = DType::kF32) const {
     const NetworkCache needs = model->cache_needs();
-    return {model->device(), MakeCacheConfig(needs, dtype, block_size, num_blocks), needs.layers,
-            dtype};
+    return {model->device(), MakeCacheConfig(needs, numbers, block_size, num_blocks), needs.layers,
+            numbers};
   }
 
   ThreadPool pool;

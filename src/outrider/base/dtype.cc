@@ -1,5 +1,6 @@
 #include "outrider/base/dtype.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -76,6 +77,20 @@ float Float8E4M3ToFloat(uint8_t bits) {
   return negative ? -value : value;
 }
 
+uint8_t ToFloat8E4M3(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  const float magnitude = std::fabs(x);
+  if (std::isnan(x)) return 0x7f | sign;
+  if (magnitude >= 448) return 0x7e | sign;
+  // A unit of the last place is 2^unit: 2^-9 below the smallest normal number, 2^-6.
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(magnitude) >> 23) - 127;
+  const int unit = std::max(exponent - 3, -9);
+  const auto inverse = std::bit_cast<float>(static_cast<uint32_t>(127 - unit) << 23);
+  const auto count = static_cast<int>(std::nearbyint(magnitude * inverse));
+  // Codes count up from 0 by units that double every eight; 16 units are 8 of the next.
+  return static_cast<uint8_t>((unit + 9) * 8 + count) | sign;
+}
+
 float Float8E8M0ToFloat(uint8_t bits) {
   return bits == 0xff ? std::numeric_limits<float>::quiet_NaN()
                       : std::ldexp(1.0F, static_cast<int>(bits) - 127);
@@ -85,6 +100,19 @@ float Float4E2M1ToFloat(uint8_t bits) {
   constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
   const float magnitude = kMagnitudes[bits & 7];
   return (bits & 8) != 0 ? -magnitude : magnitude;
+}
+
+uint8_t ToFloat4E2M1(float x) {
+  const uint8_t sign = std::signbit(x) ? 8 : 0;
+  const float magnitude = std::fabs(x);
+  // Between neighbours, the even code's side of the middle includes it.
+  constexpr float kMiddles[] = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5};
+  uint8_t code = 0;
+  for (const float middle : kMiddles) {
+    if (magnitude < middle || (magnitude == middle && code % 2 == 0)) return code | sign;
+    ++code;
+  }
+  return code | sign;
 }
 
 }  // namespace outrider

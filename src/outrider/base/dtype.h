@@ -77,10 +77,16 @@ float HalfToFloat(uint16_t bits);
 /// float8 e4m3fn (no infinity, 0x7f and 0xff are NaN) to float, exact.
 float Float8E4M3ToFloat(uint8_t bits);
 
+/// The nearest float8 e4m3fn, ties to even; beyond its range +-448; NaN stays NaN.
+uint8_t ToFloat8E4M3(float x);
+
 /// float8 e8m0 (2^(bits - 127), 255 is NaN) to float, exact.
 float Float8E8M0ToFloat(uint8_t bits);
 
 /// float4 e2m1 (a sign, then 0, 0.5, 1, 1.5, 2, 3, 4 or 6) to float; the lower four bits count.
 float Float4E2M1ToFloat(uint8_t bits);
+
+/// The nearest float4 e2m1, ties to the even code; beyond its range +-6. NaN becomes 6.
+uint8_t ToFloat4E2M1(float x);
 
 }  // namespace outrider

@@ -185,12 +185,19 @@ Json GroupsJson(const MemoryReport& memory) {
   Json groups = Json::array();
   for (const CacheGroupReport& report : memory.kv_groups) {
     const CacheGroupSpec& group = report.group;
+    Json parts = Json::array();
+    for (const CachePartReport& part : report.parts) {
+      parts.push_back({{"name", part.what},
+                       {"layers", part.layers},
+                       {"bytes_per_token", part.bytes_per_token}});
+    }
     groups.push_back({{"name", group.name},
                       {"layers", group.layers},
                       {"window", group.window},
                       {"tokens_per_page", group.tokens_per_block},
                       {"bytes_per_token", report.bytes_per_token},
-                      {"pages_per_request", report.pages_per_request}});
+                      {"pages_per_request", report.pages_per_request},
+                      {"parts", parts}});
   }
   return groups;
 }

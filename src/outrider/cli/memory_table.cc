@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -43,6 +44,12 @@ std::string GroupLine(const CacheGroupReport& report) {
       report.pages_per_request);
 }
 
+/// A thing that layers of a group keep.
+std::string PartLine(const CachePartReport& part) {
+  return fmt::format("    {}: {} layers, {} per token", part.what, part.layers,
+                     ByteSizeText(std::llround(part.bytes_per_token)));
+}
+
 }  // namespace
 
 std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_model_len) {
@@ -66,7 +73,10 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
       line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
       line("KV cache", memory.kv_cache_bytes, cache_note)};
   if (windows) {
-    for (const CacheGroupReport& group : memory.kv_groups) lines.push_back(GroupLine(group));
+    for (const CacheGroupReport& group : memory.kv_groups) {
+      lines.push_back(GroupLine(group));
+      for (const CachePartReport& part : group.parts) lines.push_back(PartLine(part));
+    }
   }
   if (memory.kept_row_bytes > 0) {
     lines.push_back(line("kept rows", memory.kept_row_bytes,

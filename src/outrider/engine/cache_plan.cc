@@ -28,18 +28,33 @@ MemoryReport EnginePlan::Memory() const {
   memory.kv_cache_bytes = memory.kv_page_bytes * memory.kv_pages;
   memory.kept_row_bytes = KeptBytesPerPage() * memory.kv_pages;
   for (const CacheGroupSpec& group : cache.groups) {
+    const auto index = static_cast<int32_t>(memory.kv_groups.size());
     const CacheConfig alone{.groups = {group}, .num_pages = 1, .rerun_tokens = cache.rerun_tokens};
     memory.kv_groups.push_back(
         {.group = group,
+         .parts = PartsOf(index),
          .bytes_per_token = BytesPerToken(alone.groups),
          .pages_per_request = alone.MostPages(scheduler_.max_model_len, MostStepTokens())});
   }
   return memory;
 }
 
+std::vector<CachePartReport> EnginePlan::PartsOf(int32_t group) const {
+  std::vector<CachePartReport> parts;
+  for (const CacheLayerSpec& layer : cache_layers_) {
+    if (layer.group != group || layer.what.empty()) continue;
+    auto part = std::ranges::find(parts, layer.what, &CachePartReport::what);
+    if (part == parts.end()) part = parts.insert(part, {.what = layer.what});
+    ++part->layers;
+    part->bytes_per_token += static_cast<double>(EntryBytes(layer, cache_numbers())) / layer.ratio;
+  }
+  return parts;
+}
+
 void EnginePlan::PlanCacheGroups() {
   NetworkCache network = NetworkCacheOf(config_, modules_used_, form_);
-  scheduler_.cache = MakeCacheConfig(network, kv_dtype_, options_.block_size, /*num_pages=*/0);
+  scheduler_.cache =
+      MakeCacheConfig(network, cache_numbers(), options_.block_size, /*num_pages=*/0);
   scheduler_.cache.rerun_tokens = modules_used_;  // at most, see LoadEngine
   cache_layers_ = std::move(network.layers);
 }
@@ -131,12 +146,18 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
              : "--no-enable-prefix-caching");
 }
 
+std::string EnginePlan::CacheTypeText() const {
+  if (kv_dtype_ != DType::kF8E4M3) return std::string(DTypeName(kv_dtype_));
+  return fmt::format("{} in groups of {} but for rotated numbers, index keys {}",
+                     DTypeName(kv_dtype_), kFp8CacheGroup, DTypeName(DType::kF4E2M1));
+}
+
 void EnginePlan::DescribeCache(std::string why) {
   const CacheConfig& cache = scheduler_.cache;
   const int64_t kept = KeptBytesPerPage();
   Decide("KV cache",
          fmt::format("{} pages of {} bytes, {}, {} bytes per token over {} layers{}",
-                     cache.num_pages, cache.PageBytes(), DTypeName(kv_dtype_),
+                     cache.num_pages, cache.PageBytes(), CacheTypeText(),
                      BytesPerToken(cache.groups), cache_layers_.size(),
                      kept == 0 ? "" : fmt::format(", and {} for kept hidden rows per page", kept)),
          std::move(why));

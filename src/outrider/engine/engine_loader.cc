@@ -90,7 +90,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
   if (plan.FillsDevice()) {
-    WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.kv_dtype());
+    WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
     plan.PlanCacheInFreeMemory();
   }
   loaded.decisions = plan.decisions();
@@ -98,7 +98,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   EngineParts parts;
   parts.scheduler = plan.scheduler();
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
-                                           plan.cache_layers(), plan.kv_dtype());
+                                           plan.cache_layers(), plan.cache_numbers());
   inside.drafter = MakeDrafter(plan, options.speculation, *inside.model, *inside.cache);
   if (inside.drafter) {
     parts.draft_schedule =

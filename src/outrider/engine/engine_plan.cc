@@ -1,6 +1,7 @@
 #include "outrider/engine/engine_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <utility>
 
@@ -44,7 +45,7 @@ void CheckOptions(const EngineOptions& o) {
   if (o.max_num_queued_reqs) CheckPositive("--max-num-queued-reqs", *o.max_num_queued_reqs);
   if (o.num_threads < 0) throw InvalidArgument("--num-threads is {}: use 0 for all", o.num_threads);
   CheckDType("--dtype", o.dtype);
-  CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
+  if (o.kv_cache_dtype != DType::kF8E4M3) CheckDType("--kv-cache-dtype", o.kv_cache_dtype);
   CheckAttentionOptions(o);
   const auto& [min, max] =
       std::tie(o.speculation.prompt_lookup_min, o.speculation.prompt_lookup_max);
@@ -130,6 +131,7 @@ WeightForm EnginePlan::weight_form() const {
 void EnginePlan::PlanNumbers() {
   dtype_ = options_.dtype.value_or(config_.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   kv_dtype_ = options_.kv_cache_dtype.value_or(dtype_);
+  if (kv_dtype_ == DType::kF8E4M3) CheckRoundedCache();
   Decide(
       "dtype", std::string(DTypeName(dtype_)),
       options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
@@ -143,6 +145,22 @@ void EnginePlan::PlanNumbers() {
   if (device() == DeviceKind::kCpu) {
     Decide("kernels", std::string(GetKernels(SelectIsa()).name),
            fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
+  }
+}
+
+void EnginePlan::CheckRoundedCache() const {
+  if (config_.family != ModelFamily::kDeepSeekV4) {
+    throw InvalidArgument(
+        "--kv-cache-dtype fp8 rounds as DeepSeek-V4 does, and {} is a {}: use float32 or bfloat16",
+        options_.model, ModelFamilyName(config_.family));
+  }
+  for (const LayerSpec& layer : config_.layers) {
+    const int64_t dim = std::get<CompressedSpec>(layer.attention).index_dim;
+    if (std::has_single_bit(static_cast<uint64_t>(dim)) || dim == 0) continue;
+    throw InvalidArgument(
+        "--kv-cache-dtype fp8 needs an \"index_head_dim\" that is a power of two, and that of {} "
+        "is {}: use float32 or bfloat16",
+        options_.model, dim);
   }
 }
 

@@ -21,9 +21,17 @@
 
 namespace outrider {
 
+/// One of the things that layers of a cache group keep.
+struct CachePartReport {
+  std::string what;
+  int32_t layers = 0;
+  double bytes_per_token = 0;
+};
+
 /// What a cache group takes of the pages that all groups share.
 struct CacheGroupReport {
   CacheGroupSpec group;
+  std::vector<CachePartReport> parts;  // empty where layers keep one thing
   int64_t bytes_per_token = 0;
   int64_t pages_per_request = 0;  // of a request of the greatest length, at most
 };
@@ -85,7 +93,7 @@ class EnginePlan {
   const std::vector<Decision>& decisions() const { return decisions_; }
   DType dtype() const { return dtype_; }
   WeightForm weight_form() const;
-  DType kv_dtype() const { return kv_dtype_; }
+  CacheNumbers cache_numbers() const { return {kv_dtype_, dtype_}; }
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
@@ -118,6 +126,8 @@ class EnginePlan {
   }
 
   void PlanNumbers();
+  /// Throws Error if the model's cache cannot be rounded.
+  void CheckRoundedCache() const;
   void PlanCacheForm();
   /// Of attention whose cache has one form.
   void PlanOneCacheForm(std::string why);
@@ -132,6 +142,8 @@ class EnginePlan {
   void PlanCache(int64_t bytes, const std::string& why);
   /// As the options say; on a GPU that it fills, as an estimate.
   void PlanFirstCache();
+  std::vector<CachePartReport> PartsOf(int32_t group) const;
+  std::string CacheTypeText() const;
   void DescribeCache(std::string why);
   void PlanThreads();
   /// Of the target's hidden rows that are kept with a page, at most.

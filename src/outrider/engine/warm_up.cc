@@ -36,10 +36,10 @@ void Run(Network& network, KvCache& cache, Phase phase, int32_t requests, int32_
 }  // namespace
 
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
-            const std::vector<CacheLayerSpec>& layers, DType kv_dtype) {
+            const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
   CacheConfig one_page = scheduler.cache;
   one_page.num_pages = 1;
-  KvCache cache(network.device(), one_page, layers, kv_dtype);
+  KvCache cache(network.device(), one_page, layers, numbers);
   const int32_t longest = scheduler.max_model_len;
   const int32_t rows = std::min(scheduler.max_num_batched_tokens, longest);
   Run(network, cache, Phase::kPromptChunk, 1, 0, rows);

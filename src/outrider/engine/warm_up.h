@@ -13,6 +13,6 @@ namespace outrider {
 /// Runs a prompt of a whole step, the last rows of the longest prompt, and a row, with drafts, of
 /// every request. All positions share one page, whose contents mean nothing.
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
-            const std::vector<CacheLayerSpec>& layers, DType kv_dtype);
+            const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 
 }  // namespace outrider

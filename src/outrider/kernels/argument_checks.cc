@@ -80,6 +80,14 @@ void CheckPerHead(const PerHeadAttentionArgs& args) {
   CheckSpans(args.requests, args.q.rows, args.out.rows);
 }
 
+void CheckListed(const ListedAttentionArgs& args) {
+  OUTRIDER_CHECK(args.dtype == DType::kF32 || args.dtype == DType::kBF16,
+                 "entries are float32 or bfloat16, not {}", DTypeName(args.dtype));
+  OUTRIDER_CHECK(args.heads > 0 && args.width > 0 && args.most_entries > 0);
+  OUTRIDER_CHECK(args.q.cols == int64_t{args.heads} * args.width);
+  OUTRIDER_CHECK(args.out.cols == args.q.cols && args.out.rows == args.q.rows);
+}
+
 void CheckExpanded(const ExpandedAttentionArgs& args) {
   const int64_t heads = args.heads;
   OUTRIDER_CHECK(args.q.cols == heads * (args.nope + args.rope));

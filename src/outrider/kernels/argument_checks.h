@@ -13,6 +13,7 @@ void CheckGatherLatent(const LayerCache& cache, MatrixView<float> latent, Matrix
 void CheckWriteEntries(MatrixView<const float> entries, const LayerCache& cache);
 void CheckAbsorbed(const AbsorbedAttentionArgs& args);
 void CheckPerHead(const PerHeadAttentionArgs& args);
+void CheckListed(const ListedAttentionArgs& args);
 void CheckExpanded(const ExpandedAttentionArgs& args);
 
 }  // namespace outrider

@@ -13,6 +13,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/dtype.h"
+#include "outrider/base/function_ref.h"
 #include "outrider/base/matrix_view.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/kernels/packed_matrix.h"
@@ -109,6 +110,29 @@ struct PerHeadAttentionArgs {
   MatrixView<float> out;  // [rows, heads * V]
 };
 
+/// Entries per partial softmax of attention over listed entries.
+inline constexpr int32_t kListedSplit = 256;
+
+/// Attention of heads that read the same entries, each key and value at once, which a list names:
+/// for row r, head h, over the entries e of r's list
+///   s_e = scale * dot(q[r, h], e),  out[r, h] = sum_e exp(s_e) e / (sum_e exp(s_e) +
+///   exp(sink[h])).
+/// A list is cut into parts of kListedSplit entries, which merge in order; over bfloat16 entries
+/// with the rounding of AbsorbedAttentionArgs, where m is the largest score of the part.
+struct ListedAttentionArgs {
+  MatrixView<const float> q;  // [rows, heads * D]
+  int32_t heads = 0;
+  int32_t width = 0;  // D
+  float scale = 0;
+  const float* sinks = nullptr;  // [heads]
+  DType dtype = DType::kBF16;    // of the entries, kF32 or kBF16
+  int64_t most_entries = 0;      // of a list
+  MatrixView<float> out;         // [rows, heads * D]
+  /// list(row, entries): writes where the entries are, at least one, and returns how many. Called
+  /// once or more per row, on any thread.
+  FunctionRef<int64_t(int64_t, const std::byte**)> list;
+};
+
 /// Key positions per block of the expanded form; blocks start at absolute multiples of this.
 inline constexpr int32_t kExpandedBlock = 256;
 
@@ -203,6 +227,8 @@ struct KernelTable {
   void (*absorbed_attention)(ThreadPool& pool, const AbsorbedAttentionArgs& args);
 
   void (*per_head_attention)(ThreadPool& pool, const PerHeadAttentionArgs& args);
+
+  void (*listed_attention)(ThreadPool& pool, const ListedAttentionArgs& args);
 
   void (*expanded_attention)(ThreadPool& pool, const ExpandedAttentionArgs& args);
 

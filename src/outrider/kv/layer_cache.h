@@ -21,10 +21,19 @@ struct LayerCache {
   int64_t block_stride = 0;
   int32_t group = 0;       // the cache group whose block tables and slots address it
   int32_t num_blocks = 0;  // that there are
+  // Of a rounded cache (CacheNumbers), where dtype is kF8E4M3 or kF4E2M1: an entry has code_bytes
+  // bytes, which count as elements.
+  //   kF8E4M3: the codes of its first width - rope numbers, its last `rope` numbers in the type
+  //            `rotated`, the exponents e of the scales 2^(e - 127) of the groups of codes
+  //   kF4E2M1: the codes, two to a byte with the even one in the lower half; the exponents
+  int32_t code_bytes = 0;
+  int32_t rope = 0;
+  DType rotated = DType::kBF16;
 
   /// Element offset of the entry in `slot` (= block * block_size + offset in the block).
   int64_t SlotOffset(int64_t slot) const {
-    return slot / block_size * block_stride + slot % block_size * width;
+    return slot / block_size * block_stride +
+           slot % block_size * (code_bytes > 0 ? code_bytes : width);
   }
 };
 

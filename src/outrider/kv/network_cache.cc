@@ -7,18 +7,39 @@
 
 namespace outrider {
 
-DType LayerDType(const CacheLayerSpec& layer, DType dtype) {
-  return layer.float32 ? DType::kF32 : dtype;
+DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  switch (layer.use) {
+    case CacheUse::kEntries:
+      return numbers.dtype;
+    case CacheUse::kIndexKeys:
+      return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;
+    case CacheUse::kState:
+      return DType::kF32;
+  }
+  OUTRIDER_CHECK(false);
 }
 
-int64_t LayerBytes(const CacheLayerSpec& layer, DType dtype, int32_t tokens) {
+int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  const DType dtype = LayerDType(layer, numbers);
+  const auto whole = [](int64_t bytes) { return (bytes + 3) / 4 * 4; };
+  if (dtype == DType::kF8E4M3) {
+    const int64_t codes = layer.width - layer.rope;
+    return whole(codes + (codes + kFp8CacheGroup - 1) / kFp8CacheGroup +
+                 layer.rope * static_cast<int64_t>(DTypeSize(numbers.rotated)));
+  }
+  if (dtype == DType::kF4E2M1) {
+    return whole((layer.width + 1) / 2 + (layer.width + kFp4Group - 1) / kFp4Group);
+  }
+  return layer.width * static_cast<int64_t>(DTypeSize(dtype));
+}
+
+int64_t LayerBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers, int32_t tokens) {
   OUTRIDER_CHECK(tokens % layer.ratio == 0);
-  const auto size = static_cast<int64_t>(DTypeSize(LayerDType(layer, dtype)));
-  return (int64_t{tokens / layer.ratio} * layer.width * size + 3) / 4 * 4;
+  return (tokens / layer.ratio * EntryBytes(layer, numbers) + 3) / 4 * 4;
 }
 
 void SizeGroups(std::vector<CacheGroupSpec>& groups, const std::vector<CacheLayerSpec>& layers,
-                DType dtype) {
+                const CacheNumbers& numbers) {
   for (CacheGroupSpec& group : groups) {
     group.layers = 0;
     group.unit_tokens = 1;
@@ -31,7 +52,7 @@ void SizeGroups(std::vector<CacheGroupSpec>& groups, const std::vector<CacheLaye
   }
   for (const CacheLayerSpec& layer : layers) {
     CacheGroupSpec& group = groups[static_cast<size_t>(layer.group)];
-    group.unit_bytes += LayerBytes(layer, dtype, group.unit_tokens);
+    group.unit_bytes += LayerBytes(layer, numbers, group.unit_tokens);
   }
 }
 
@@ -83,10 +104,10 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
   }
 }
 
-CacheConfig MakeCacheConfig(const NetworkCache& network, DType dtype, int32_t tokens,
-                            int32_t num_pages) {
+CacheConfig MakeCacheConfig(const NetworkCache& network, const CacheNumbers& numbers,
+                            int32_t tokens, int32_t num_pages) {
   CacheConfig config{.groups = network.groups, .num_pages = num_pages};
-  SizeGroups(config.groups, network.layers, dtype);
+  SizeGroups(config.groups, network.layers, numbers);
   ChooseBlockSizes(config.groups, tokens);
   return config;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "outrider/base/dtype.h"
@@ -9,16 +10,39 @@
 
 namespace outrider {
 
+/// What the entries of a layer are, which decides how a cache keeps their numbers.
+enum class CacheUse : uint8_t {
+  kEntries,    // what attention reads
+  kIndexKeys,  // what an indexer chooses entries by
+  kState,      // rows that entries are still to be made of: always float32
+};
+
 /// What one layer keeps per entry: `width` numbers, in the pages of a group. An entry stands for
 /// `ratio` tokens.
 struct CacheLayerSpec {
   int32_t group = 0;
   int32_t width = 0;
   int32_t ratio = 1;
-  bool float32 = false;  // whatever the type of the cache is
+  CacheUse use = CacheUse::kEntries;
+  int32_t rope = 0;       // kEntries: the last numbers, which are rotated
+  std::string what = {};  // for `outrider explain`, where a layer keeps several things
 
   bool operator==(const CacheLayerSpec&) const = default;
 };
+
+/// How a cache keeps numbers.
+struct CacheNumbers {
+  /// kF32, kBF16, or kF8E4M3: rounded as DeepSeek-V4's published cache is. Entries are then e4m3
+  /// codes in groups of kFp8CacheGroup with a scale each, but for their rotated numbers; index
+  /// keys go through a Hadamard transform and are e2m1 codes in groups of kFp4Group.
+  DType dtype = DType::kBF16;
+  DType rotated = DType::kBF16;  // kF8E4M3: the type of the rotated numbers, kF32 or kBF16
+
+  CacheNumbers(DType dtype_) : dtype(dtype_) {}  // NOLINT(google-explicit-constructor)
+  CacheNumbers(DType dtype_, DType rotated_) : dtype(dtype_), rotated(rotated_) {}
+};
+
+inline constexpr int32_t kFp8CacheGroup = 64;
 
 /// What a network keeps in the cache.
 struct NetworkCache {
@@ -26,15 +50,18 @@ struct NetworkCache {
   std::vector<CacheLayerSpec> layers;  // the target's, then those of the modules
 };
 
-/// The type of a layer's numbers in a cache of `dtype`.
-DType LayerDType(const CacheLayerSpec& layer, DType dtype);
+/// The type of a layer's numbers: kF4E2M1 for the index keys of a rounded cache.
+DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers);
+
+/// Bytes of an entry of a layer; of codes and scales whole multiples of 4.
+int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers);
 
 /// Bytes of a layer's entries for `tokens` tokens, a multiple of its ratio: whole multiples of 4.
-int64_t LayerBytes(const CacheLayerSpec& layer, DType dtype, int32_t tokens);
+int64_t LayerBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers, int32_t tokens);
 
 /// Fills the units and numbers of layers of the groups from what the layers keep.
 void SizeGroups(std::vector<CacheGroupSpec>& groups, const std::vector<CacheLayerSpec>& layers,
-                DType dtype);
+                const CacheNumbers& numbers);
 
 /// Tokens between places where a request can resume, at most, unless blocks are longer than that.
 inline constexpr int32_t kMostTokensPerResume = 256;
@@ -46,8 +73,8 @@ inline constexpr int32_t kMostTokensPerResume = 256;
 void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens);
 
 /// A network's groups over `num_pages` pages, sized, with the blocks of ChooseBlockSizes.
-CacheConfig MakeCacheConfig(const NetworkCache& network, DType dtype, int32_t tokens,
-                            int32_t num_pages);
+CacheConfig MakeCacheConfig(const NetworkCache& network, const CacheNumbers& numbers,
+                            int32_t tokens, int32_t num_pages);
 
 /// Bytes that one token takes over all layers, while it is in every window.
 int64_t BytesPerToken(const std::vector<CacheGroupSpec>& groups);

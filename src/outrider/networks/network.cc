@@ -20,7 +20,9 @@ struct CacheLayerKind {
   int64_t window = 0;
   int64_t width = 0;
   int64_t ratio = 1;
-  bool float32 = false;
+  CacheUse use = CacheUse::kEntries;
+  int64_t rope = 0;
+  std::string what = {};
 };
 
 CacheGroupSpec GroupOf(int64_t window) {
@@ -31,15 +33,24 @@ CacheGroupSpec GroupOf(int64_t window) {
 }
 
 /// The entries that a compressor leaves, and the rows that it pools them from.
-void AddCompressor(const CompressedSpec& a, int64_t width, std::vector<CacheLayerKind>& kinds) {
-  kinds.push_back({.width = width, .ratio = a.ratio});
+void AddCompressor(const CompressedSpec& a, CacheUse use, int64_t rope,
+                   std::vector<CacheLayerKind>& kinds) {
+  const bool entries = use == CacheUse::kEntries;
+  const int64_t width = entries ? a.head_dim : a.index_dim;
+  const std::string what =
+      fmt::format("{} of {} tokens", entries ? "entries" : "index keys", a.ratio);
+  kinds.push_back({.width = width, .ratio = a.ratio, .use = use, .rope = rope, .what = what});
   // A value and a gate in every channel.
   const int64_t overlap = a.overlaps ? 2 : 1;
-  kinds.push_back({.window = a.ratio * overlap, .width = 2 * overlap * width, .float32 = true});
+  kinds.push_back({.window = a.ratio * overlap,
+                   .width = 2 * overlap * width,
+                   .use = CacheUse::kState,
+                   .what = "rows for " + what});
 }
 
 /// What a layer keeps in the cache, in the order of FirstCacheLayer.
-std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCacheForm form) {
+std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm form) {
+  const AttentionSpec& attention = layer.attention;
   std::vector<CacheLayerKind> kinds;
   if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
     kinds.push_back({.width = CacheWidth(form, CacheShapeOf(*mla))});
@@ -47,9 +58,10 @@ std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCach
     kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
   } else {
     const auto& a = std::get<CompressedSpec>(attention);
-    kinds.push_back({.window = a.window, .width = a.head_dim});
-    if (a.ratio > 0) AddCompressor(a, a.head_dim, kinds);
-    if (a.index_heads > 0) AddCompressor(a, a.index_dim, kinds);
+    const int64_t rope = layer.rotary.dims;
+    kinds.push_back({.window = a.window, .width = a.head_dim, .rope = rope, .what = "rows"});
+    if (a.ratio > 0) AddCompressor(a, CacheUse::kEntries, rope, kinds);
+    if (a.index_heads > 0) AddCompressor(a, CacheUse::kIndexKeys, rope, kinds);
   }
   return kinds;
 }
@@ -59,7 +71,7 @@ std::vector<CacheLayerKind> CacheLayersOf(const AttentionSpec& attention, KvCach
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
   NetworkCache cache;
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
-    for (const CacheLayerKind& kind : CacheLayersOf(config.layer(i).attention, form)) {
+    for (const CacheLayerKind& kind : CacheLayersOf(config.layer(i), form)) {
       const auto group = std::ranges::find(cache.groups, static_cast<int32_t>(kind.window),
                                            &CacheGroupSpec::window);
       const auto index = static_cast<int32_t>(group - cache.groups.begin());
@@ -67,7 +79,9 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
       cache.layers.push_back({.group = index,
                               .width = static_cast<int32_t>(kind.width),
                               .ratio = static_cast<int32_t>(kind.ratio),
-                              .float32 = kind.float32});
+                              .use = kind.use,
+                              .rope = static_cast<int32_t>(kind.rope),
+                              .what = kind.what});
     }
   }
   return cache;
@@ -78,7 +92,7 @@ int32_t FirstCacheLayer(const ModelConfig& config, int64_t index) {
   for (int64_t i = 0; i < index; ++i) {
     // The form changes widths only.
     first +=
-        static_cast<int32_t>(CacheLayersOf(config.layer(i).attention, KvCacheForm::kLatent).size());
+        static_cast<int32_t>(CacheLayersOf(config.layer(i), KvCacheForm::kLatent).size());
   }
   return first;
 }

@@ -8,15 +8,16 @@
 namespace outrider {
 
 KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLayerSpec> layers,
-                 DType dtype)
-    : config_(std::move(config)), layers_(std::move(layers)), dtype_(dtype) {
-  OUTRIDER_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
-  SizeGroups(config_.groups, layers_, dtype);
+                 const CacheNumbers& numbers)
+    : config_(std::move(config)), layers_(std::move(layers)), numbers_(numbers) {
+  OUTRIDER_CHECK(numbers.dtype == DType::kF32 || numbers.dtype == DType::kBF16 ||
+                 numbers.dtype == DType::kF8E4M3);
+  SizeGroups(config_.groups, layers_, numbers);
   std::vector<int64_t> next(config_.groups.size(), 0);
   for (const CacheLayerSpec& layer : layers_) {
     const auto group = static_cast<size_t>(layer.group);
     layer_offsets_.push_back(next.at(group));
-    next[group] += LayerBytes(layer, dtype, config_.groups[group].tokens_per_block);
+    next[group] += LayerBytes(layer, numbers, config_.groups[group].tokens_per_block);
   }
   page_bytes_ = config_.PageBytes();
   memory_ = device.ops.Allocate(static_cast<size_t>(page_bytes_ * config_.num_pages));
@@ -24,15 +25,19 @@ KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLaye
 
 LayerCache KvCache::layer(int32_t index) {
   const CacheLayerSpec& layer = layers_.at(static_cast<size_t>(index));
-  const DType dtype = LayerDType(layer, dtype_);
+  const DType dtype = LayerDType(layer, numbers_);
+  const bool codes = dtype == DType::kF8E4M3 || dtype == DType::kF4E2M1;
   return {
       .data = memory_.data() + layer_offsets_[static_cast<size_t>(index)],
       .dtype = dtype,
       .block_size = config_.groups[static_cast<size_t>(layer.group)].tokens_per_block / layer.ratio,
       .width = layer.width,
-      .block_stride = page_bytes_ / static_cast<int64_t>(DTypeSize(dtype)),
+      .block_stride = codes ? page_bytes_ : page_bytes_ / static_cast<int64_t>(DTypeSize(dtype)),
       .group = layer.group,
-      .num_blocks = config_.num_pages};
+      .num_blocks = config_.num_pages,
+      .code_bytes = codes ? static_cast<int32_t>(EntryBytes(layer, numbers_)) : 0,
+      .rope = layer.rope,
+      .rotated = numbers_.rotated};
 }
 
 }  // namespace outrider

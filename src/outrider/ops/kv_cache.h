@@ -15,13 +15,14 @@ namespace outrider {
 /// one group. Memory is touched only where entries are written.
 class KvCache {
  public:
-  /// In the memory of `device`. layers: by layer of the cache. dtype: float32 or bfloat16, of the
-  /// layers that are not float32 anyway. Throws Error when the device has no such memory.
+  /// In the memory of `device`. layers: by layer of the cache. Throws Error when the device has no
+  /// such memory.
   KvCache(const Device& device, CacheConfig config, std::vector<CacheLayerSpec> layers,
-          DType dtype);
+          const CacheNumbers& numbers);
 
   LayerCache layer(int32_t index);
   const CacheConfig& config() const { return config_; }
+  const CacheNumbers& numbers() const { return numbers_; }
   int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }
   int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
 
@@ -29,7 +30,7 @@ class KvCache {
   CacheConfig config_;
   std::vector<CacheLayerSpec> layers_;
   std::vector<int64_t> layer_offsets_;  // in a page, in bytes
-  DType dtype_;
+  CacheNumbers numbers_;
   int64_t page_bytes_;
   Buffer memory_;
 };

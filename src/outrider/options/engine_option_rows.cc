@@ -104,9 +104,13 @@ std::vector<OptionRow> EngineOptionRows() {
        "cache holds",
        every, [](Settings& s, const OptionValue& v) { s.engine.max_model_len = Int32(v, 1); }},
 
-      {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16", "auto",
-       "Type of cache entries; auto: the compute type", every,
-       [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseComputeDType(v); }},
+      {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8", "auto",
+       "Type of cache entries; auto: the compute type; fp8, of DeepSeek-V4: rounded as its "
+       "publishers round it, entries to 8 bits but for what is rotated, keys of indexers to 4",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.kv_cache_dtype = Text(v) == "fp8" ? DType::kF8E4M3 : ParseComputeDType(v);
+       }},
       {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",
        "What an entry holds: the latent, or every head's key and value, which take less arithmetic "
        "and more memory; auto: heads where the model's shape makes that worth it, as for small "

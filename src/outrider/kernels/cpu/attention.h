@@ -10,6 +10,7 @@ void AbsorbedAttention(const LeafKernels& leaves, ThreadPool& pool,
                        const AbsorbedAttentionArgs& args);
 void PerHeadAttention(const LeafKernels& leaves, ThreadPool& pool,
                       const PerHeadAttentionArgs& args);
+void ListedAttention(const LeafKernels& leaves, ThreadPool& pool, const ListedAttentionArgs& args);
 void ExpandedAttention(const LeafKernels& leaves, ThreadPool& pool,
                        const ExpandedAttentionArgs& args);
 

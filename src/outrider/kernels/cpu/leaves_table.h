@@ -36,6 +36,7 @@ constexpr KernelTable TableOf(std::string_view name) {
       .write_entries = Entry<kLeaves, WriteEntries>::Run,
       .absorbed_attention = Entry<kLeaves, AbsorbedAttention>::Run,
       .per_head_attention = Entry<kLeaves, PerHeadAttention>::Run,
+      .listed_attention = Entry<kLeaves, ListedAttention>::Run,
       .expanded_attention = Entry<kLeaves, ExpandedAttention>::Run,
       .combine_experts = Entry<kLeaves, CombineExperts>::Run,
   };

@@ -16,6 +16,7 @@ const KernelTable& Kernels() {
       .write_entries = WriteEntries,
       .absorbed_attention = AbsorbedAttention,
       .per_head_attention = PerHeadAttention,
+      .listed_attention = ListedAttention,
       .expanded_attention = ExpandedAttention,
       .combine_experts = CombineExperts,
   };

@@ -23,6 +23,7 @@ void WriteEntries(ThreadPool& pool, MatrixView<const float> entries, const int64
                   LayerCache cache);
 void AbsorbedAttention(ThreadPool& pool, const AbsorbedAttentionArgs& args);
 void PerHeadAttention(ThreadPool& pool, const PerHeadAttentionArgs& args);
+void ListedAttention(ThreadPool& pool, const ListedAttentionArgs& args);
 void ExpandedAttention(ThreadPool& pool, const ExpandedAttentionArgs& args);
 void CombineExperts(ThreadPool& pool, MatrixView<const float> y, const int32_t* rows,
                     const float* weights, int32_t top_k, MatrixView<float> out);

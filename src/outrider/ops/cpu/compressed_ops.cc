@@ -1,7 +1,6 @@
-// CpuOps: DeepSeek-V4's attention, in plain float32. Rows are independent.
+// CpuOps: DeepSeek-V4's attention. Rows are independent.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -9,34 +8,13 @@
 #include "outrider/base/rounded_exp.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
+#include "outrider/ops/cpu/entry_codec.h"
 #include "outrider/ops/cpu/lane_sums.h"
 #include "outrider/ops/rotary_angles.h"
 
 namespace outrider::cpu {
 
 namespace {
-
-/// The entry at `index` of a request's table, as float32: in the cache itself, or in `buffer`.
-const float* EntryAt(const LayerCache& cache, const int32_t* block_table, int64_t index,
-                     float* buffer) {
-  const int64_t slot =
-      int64_t{block_table[index / cache.block_size]} * cache.block_size + index % cache.block_size;
-  const int64_t offset = cache.SlotOffset(slot);
-  if (cache.dtype == DType::kF32) return reinterpret_cast<const float*>(cache.data) + offset;
-  const auto* narrow = reinterpret_cast<const BFloat16*>(cache.data) + offset;
-  for (int32_t i = 0; i < cache.width; ++i) buffer[i] = ToFloat(narrow[i]);
-  return buffer;
-}
-
-void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
-  const int64_t offset = cache.SlotOffset(slot);
-  if (cache.dtype == DType::kF32) {
-    std::copy_n(values, cache.width, reinterpret_cast<float*>(cache.data) + offset);
-    return;
-  }
-  auto* narrow = reinterpret_cast<BFloat16*>(cache.data) + offset;
-  for (int32_t i = 0; i < cache.width; ++i) narrow[i] = ToBFloat16(values[i]);
-}
 
 /// Calls run(row, position, index of the row's span) for every row of the spans, in parallel.
 template <typename Run>
@@ -62,11 +40,10 @@ void ForSpanRows(const Context& context, std::span<const AttentionSpan> spans, R
 
 /// Memory that a thread reuses.
 struct RowScratch {
-  std::vector<float> buffer;  // an entry of a bfloat16 cache, or several
   std::vector<float> values;
   std::vector<float> scores;
-  std::vector<const float*> rows;
   std::vector<int32_t> order;
+  std::vector<std::byte> entries;  // of a rounded cache, as they are multiplied
 };
 
 RowScratch& ScratchOfRow() {
@@ -77,10 +54,10 @@ RowScratch& ScratchOfRow() {
 /// Adds the token rows of [begin, end) to a running softmax per channel: values from `offset` on,
 /// gates channels() behind them. max, sum and out are [width].
 void PoolTokens(const CompressorShape& shape, const CompressArgs& args, const AttentionSpan& span,
-                int32_t begin, int32_t end, int32_t offset, float* max, float* sum, float* out,
-                float* buffer) {
+                int32_t begin, int32_t end, int32_t offset, float* max, float* sum, float* out) {
   for (int32_t position = begin; position < end; ++position) {
-    const float* values = EntryAt(args.tokens, span.block_table, position, buffer) + offset;
+    const int64_t slot = EntrySlot(args.tokens, span.block_table, position);
+    const float* values = LoadFloats(args.tokens, slot, nullptr) + offset;
     const float* gates = values + shape.channels();
     for (int32_t i = 0; i < shape.width; ++i) {
       const float larger = std::max(max[i], gates[i]);
@@ -138,6 +115,7 @@ void CpuOps::AddPositionBias(const Context& /*context*/, const StepInputs& input
 void CpuOps::Compress(const Context& context, const CompressorShape& shape,
                       const StepInputs& inputs, const CompressArgs& args) const {
   OUTRIDER_CHECK(args.tokens.width == 2 * shape.channels() && args.entries.width == shape.width);
+  OUTRIDER_CHECK(args.tokens.dtype == DType::kF32);
   const auto half = static_cast<size_t>(shape.rope / 2);
   OUTRIDER_CHECK(args.frequencies.size() == half);
   const std::span<const AttentionSpan> spans = Cast(inputs).per_head(args.tokens.group);
@@ -147,7 +125,6 @@ void CpuOps::Compress(const Context& context, const CompressorShape& shape,
     const AttentionSpan& span = spans[s];
     RowScratch& scratch = ScratchOfRow();
     const auto width = static_cast<size_t>(shape.width);
-    scratch.buffer.resize(static_cast<size_t>(args.tokens.width));
     scratch.values.assign(3 * width + 2 * half, 0.0F);
     float* out = scratch.values.data();
     float* sum = out + width;
@@ -157,12 +134,10 @@ void CpuOps::Compress(const Context& context, const CompressorShape& shape,
     std::fill_n(max, width, std::numeric_limits<float>::lowest());
     const int32_t end = position + 1;
     const int32_t first = end - shape.ratio;
-    float* buffer = scratch.buffer.data();
     if (shape.overlaps && first > 0) {
-      PoolTokens(shape, args, span, first - shape.ratio, first, 0, max, sum, out, buffer);
+      PoolTokens(shape, args, span, first - shape.ratio, first, 0, max, sum, out);
     }
-    PoolTokens(shape, args, span, first, end, shape.overlaps ? shape.width : 0, max, sum, out,
-               buffer);
+    PoolTokens(shape, args, span, first, end, shape.overlaps ? shape.width : 0, max, sum, out);
     for (size_t i = 0; i < width; ++i) out[i] /= sum[i];
     FillAngles(first, args.frequencies, args.magnitude, cos, sin);
     FinishEntry(shape, args.norm, cos, sin, out);
@@ -186,6 +161,21 @@ SelectedEntries CpuOps::SelectEntries(const Context& context, const StepInputs& 
   const int64_t stride = (std::min(most, args.top_k) + 3) / 4 * 4;
   auto* entries = context.arena.Take<int32_t>(q.rows * stride);
   auto* counts = context.arena.Take<int32_t>(q.rows);
+  const Scratch::Frame frame(context.arena);
+  // The keys of requests that have to choose.
+  auto* keys = context.arena.Take<MatrixView<float>>(static_cast<int64_t>(spans.size()));
+  for (size_t s = 0; s < spans.size(); ++s) {
+    const AttentionSpan& span = spans[s];
+    const int32_t visible = (span.context_length + span.query_length) / args.ratio;
+    if (visible <= args.top_k) continue;
+    keys[s] = context.arena.Matrix(visible, dim);
+    context.pool->ParallelFor(visible, [&](int64_t j, int /*thread*/) {
+      float* to = keys[s].row(j);
+      const int64_t slot = EntrySlot(args.keys, span.block_table, j);
+      const float* from = LoadFloats(args.keys, slot, to);
+      if (from != to) std::copy_n(from, dim, to);
+    });
+  }
   ForSpanRows(context, spans, [&](int32_t row, int32_t position, size_t s) {
     const int32_t visible = (position + 1) / args.ratio;
     int32_t* chosen = entries + row * stride;
@@ -195,13 +185,17 @@ SelectedEntries CpuOps::SelectEntries(const Context& context, const StepInputs& 
       return;
     }
     RowScratch& scratch = ScratchOfRow();
-    scratch.buffer.resize(static_cast<size_t>(dim));
+    scratch.values.assign(q.row(row), q.row(row) + q.cols);
+    if (args.keys.dtype == DType::kF4E2M1) {
+      for (int32_t h = 0; h < args.heads; ++h) {
+        RoundIndexQuery(scratch.values.data() + int64_t{h} * dim, dim);
+      }
+    }
     scratch.scores.resize(static_cast<size_t>(visible));
     for (int32_t j = 0; j < visible; ++j) {
-      const float* key = EntryAt(args.keys, spans[s].block_table, j, scratch.buffer.data());
       float score = 0;
       for (int32_t h = 0; h < args.heads; ++h) {
-        const float dot = LaneDot(q.row(row) + int64_t{h} * dim, key, dim);
+        const float dot = LaneDot(scratch.values.data() + int64_t{h} * dim, keys[s].row(j), dim);
         score += std::max(dot, 0.0F) * weights.row(row)[h];
       }
       scratch.scores[static_cast<size_t>(j)] = score;
@@ -215,62 +209,63 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
                                  const CompressedAttentionArgs& args) const {
   const std::span<const AttentionSpan> spans = Cast(inputs).per_head(args.window_rows.group);
   const std::span<const AttentionSpan> entry_spans = Cast(inputs).per_head(args.entries.group);
-  const MatrixView<float> q = args.q.floats();
-  const MatrixView<float> out = args.out.floats();
-  const auto dim = int64_t{args.window_rows.width};
-  OUTRIDER_CHECK(q.cols == args.heads * dim && out.cols == q.cols);
+  const int32_t dim = args.window_rows.width;
   OUTRIDER_CHECK(args.ratio == 0 || (args.entries.width == dim && !args.in_blocks));
-  ForSpanRows(context, spans, [&](int32_t row, int32_t position, size_t s) {
-    // A block reads the window of the row before it, and itself.
+  OUTRIDER_CHECK(args.ratio == 0 || LoadedType(args.entries) == LoadedType(args.window_rows));
+  const Scratch::Frame frame(context.arena);
+  auto* span_of = context.arena.Take<int32_t>(args.q.rows);
+  int64_t most = 0;
+  for (size_t s = 0; s < spans.size(); ++s) {
     const AttentionSpan& span = spans[s];
-    const int32_t last = args.in_blocks ? span.context_length + span.query_length - 1 : position;
-    const int32_t own = args.in_blocks ? span.context_length - 1 : position;
-    const int32_t first = std::max(0, own - args.window + 1);
-    const int32_t in_window = last - first + 1;
-    int32_t in_entries = args.ratio > 0 ? (position + 1) / args.ratio : 0;
-    const int32_t* chosen = nullptr;
-    if (args.selected != nullptr) {
-      in_entries = args.selected->counts[row];
-      chosen = args.selected->entries + row * args.selected->stride;
-    }
-    RowScratch& scratch = ScratchOfRow();
-    const size_t count = static_cast<size_t>(in_window) + static_cast<size_t>(in_entries);
-    scratch.rows.resize(count);
-    scratch.scores.resize(count);
-    // A float32 cache is read where it is.
-    scratch.buffer.resize(args.window_rows.dtype == DType::kF32 ? 0
-                                                                : count * static_cast<size_t>(dim));
-    float* buffer = scratch.buffer.data();
-    const auto place = [&](size_t i) {
-      return scratch.buffer.empty() ? nullptr : buffer + i * static_cast<size_t>(dim);
+    std::fill_n(span_of + span.first_row, span.query_length, static_cast<int32_t>(s));
+    const int64_t length = span.context_length + span.query_length;
+    const int64_t in_entries = args.ratio > 0 ? length / args.ratio : 0;
+    most = std::max(
+        most,
+        std::min<int64_t>(length, args.window + span.query_length) +
+            (args.selected != nullptr ? std::min(in_entries, args.selected->stride) : in_entries));
+  }
+  const DType dtype = LoadedType(args.window_rows);
+  const auto entry_bytes = static_cast<size_t>(dim) * DTypeSize(dtype);
+  const auto list = [&](int64_t row, const std::byte** entries) {
+    const auto s = static_cast<size_t>(span_of[row]);
+    const AttentionSpan& span = spans[s];
+    const auto position = static_cast<int32_t>(span.context_length + row - span.first_row);
+    std::vector<std::byte>& buffer = ScratchOfRow().entries;
+    if (args.window_rows.code_bytes > 0) buffer.resize(static_cast<size_t>(most) * entry_bytes);
+    int64_t count = 0;
+    const auto add = [&](const LayerCache& cache, const AttentionSpan& of, int64_t index) {
+      entries[count] = LoadEntry(cache, EntrySlot(cache, of.block_table, index),
+                                 buffer.data() + static_cast<size_t>(count) * entry_bytes);
+      ++count;
     };
-    for (int32_t i = 0; i < in_window; ++i) {
-      const auto at = static_cast<size_t>(i);
-      scratch.rows[at] = EntryAt(args.window_rows, span.block_table, first + i, place(at));
+    // A block reads the window of the row before it, and itself.
+    const int32_t own = args.in_blocks ? span.context_length - 1 : position;
+    const int32_t last = args.in_blocks ? span.context_length + span.query_length - 1 : position;
+    for (int32_t p = std::max(0, own - args.window + 1); p <= last; ++p) {
+      add(args.window_rows, span, p);
     }
-    for (int32_t i = 0; i < in_entries; ++i) {
-      const size_t at = static_cast<size_t>(in_window) + static_cast<size_t>(i);
-      scratch.rows[at] = EntryAt(args.entries, entry_spans[s].block_table,
-                                 chosen != nullptr ? chosen[i] : i, place(at));
-    }
-    for (int32_t h = 0; h < args.heads; ++h) {
-      const float* head = q.row(row) + h * dim;
-      float max = args.sinks[h];
-      for (size_t t = 0; t < count; ++t) {
-        scratch.scores[t] = args.softmax_scale * LaneDot(head, scratch.rows[t], dim);
-        max = std::max(max, scratch.scores[t]);
+    if (args.selected != nullptr) {
+      const int32_t* chosen = args.selected->entries + row * args.selected->stride;
+      for (int32_t i = 0; i < args.selected->counts[row]; ++i) {
+        add(args.entries, entry_spans[s], chosen[i]);
       }
-      float sum = RoundedExp(args.sinks[h] - max);
-      float* to = out.row(row) + h * dim;
-      std::fill_n(to, dim, 0.0F);
-      for (size_t t = 0; t < count; ++t) {
-        const float weight = RoundedExp(scratch.scores[t] - max);
-        sum += weight;
-        for (int64_t i = 0; i < dim; ++i) to[i] += weight * scratch.rows[t][i];
+    } else if (args.ratio > 0) {
+      for (int32_t i = 0; i < (position + 1) / args.ratio; ++i) {
+        add(args.entries, entry_spans[s], i);
       }
-      for (int64_t i = 0; i < dim; ++i) to[i] /= sum;
     }
-  });
+    return count;
+  };
+  kernels_.listed_attention(*context.pool, {.q = args.q.floats(),
+                                            .heads = args.heads,
+                                            .width = dim,
+                                            .scale = args.softmax_scale,
+                                            .sinks = args.sinks,
+                                            .dtype = dtype,
+                                            .most_entries = most,
+                                            .out = args.out.floats(),
+                                            .list = list});
 }
 
 }  // namespace outrider::cpu

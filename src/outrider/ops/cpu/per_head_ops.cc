@@ -1,6 +1,7 @@
 // CpuOps: attention over per-head entries.
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
+#include "outrider/ops/cpu/entry_codec.h"
 
 namespace outrider::cpu {
 
@@ -36,7 +37,16 @@ void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const fl
 
 void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                           LayerCache cache) const {
-  kernels_.write_entries(*context.pool, entries.floats(), Cast(inputs).slots(cache.group), cache);
+  const int64_t* slots = Cast(inputs).slots(cache.group);
+  const MatrixView<float> rows = entries.floats();
+  if (cache.code_bytes == 0) {
+    kernels_.write_entries(*context.pool, rows, slots, cache);
+    return;
+  }
+  OUTRIDER_CHECK(rows.cols == cache.width);
+  context.pool->ParallelFor(rows.rows, [&](int64_t r, int /*thread*/) {
+    if (slots[r] >= 0) StoreEntry(cache, slots[r], rows.row(r));
+  });
 }
 
 void CpuOps::GateHeads(const Context& context, Tensor gates, Tensor x) const {

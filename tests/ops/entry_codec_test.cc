@@ -1,0 +1,132 @@
+// Numbers of cache entries as DeepSeek-V4 publishes their rounding.
+#include "outrider/ops/cpu/entry_codec.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "outrider/kv/network_cache.h"
+#include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/kv_cache.h"
+
+namespace outrider::cpu {
+namespace {
+
+/// One layer with pages of four entries.
+KvCache OneLayer(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
+  return {{GetCpuOps(Isa::kReference)},
+          {.groups = {{.tokens_per_block = 4}}, .num_pages = 3},
+          {layer},
+          numbers};
+}
+
+std::vector<float> RandomRow(int32_t width, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> row(static_cast<size_t>(width));
+  const float magnitude = std::exp2(normal(random) * 4);
+  for (float& x : row) x = normal(random) * magnitude;
+  return row;
+}
+
+/// The least power of two with which `most` becomes at most `largest`.
+double Scale(double most, double largest) {
+  double scale = std::exp2(-200);
+  while (most / scale > largest) scale *= 2;
+  return scale;
+}
+
+TEST(EntryCodec, EntriesAreCodesInGroupsWithAScaleEach) {
+  std::mt19937 random(5);
+  // 150 codes: two groups and a part of one; ten rotated numbers.
+  for (const DType rotated : {DType::kF32, DType::kBF16}) {
+    KvCache cache = OneLayer({.width = 160, .rope = 10}, {DType::kF8E4M3, rotated});
+    const LayerCache layer = cache.layer(0);
+    EXPECT_EQ(layer.dtype, DType::kF8E4M3);
+    EXPECT_EQ(layer.code_bytes, rotated == DType::kF32 ? 196 : 176);
+    EXPECT_EQ(cache.config().groups[0].unit_bytes, layer.code_bytes);
+    EXPECT_EQ(LoadedType(layer), rotated);
+    for (int64_t slot = 0; slot < 12; ++slot) {
+      std::vector<float> row = RandomRow(160, random);
+      if (slot == 3) std::fill_n(row.begin(), 64, 1e-6F);  // below the least magnitude
+      if (slot == 4) std::fill_n(row.begin(), 64, 0.0F);
+      StoreEntry(layer, slot, row.data());
+      std::vector<std::byte> buffer(160 * sizeof(float));
+      const std::byte* entry = LoadEntry(layer, slot, buffer.data());
+      for (int32_t i = 0; i < 160; ++i) {
+        float got = 0;
+        if (rotated == DType::kF32) {
+          std::memcpy(&got, entry + static_cast<size_t>(i) * 4, 4);
+        } else {
+          BFloat16 narrow;
+          std::memcpy(&narrow, entry + static_cast<size_t>(i) * 2, 2);
+          got = ToFloat(narrow);
+        }
+        const float value = row[static_cast<size_t>(i)];
+        if (i >= 150) {
+          EXPECT_EQ(got, rotated == DType::kF32 ? value : RoundToBFloat16(value));
+          continue;
+        }
+        double most = 1e-4F;
+        for (int32_t j = i / 64 * 64; j < std::min(150, i / 64 * 64 + 64); ++j) {
+          most = std::max(most, std::fabs(double{row[static_cast<size_t>(j)]}));
+        }
+        const auto scale = static_cast<float>(Scale(most, 448));
+        EXPECT_EQ(got, Float8E4M3ToFloat(ToFloat8E4M3(value / scale)) * scale) << i;
+      }
+    }
+  }
+}
+
+TEST(EntryCodec, IndexKeysAreTransformedAndBecomeFourBits) {
+  std::mt19937 random(6);
+  KvCache cache = OneLayer({.width = 64, .use = CacheUse::kIndexKeys}, DType::kF8E4M3);
+  const LayerCache layer = cache.layer(0);
+  EXPECT_EQ(layer.dtype, DType::kF4E2M1);
+  EXPECT_EQ(layer.code_bytes, 36);
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    std::vector<float> row = RandomRow(64, random);
+    StoreEntry(layer, slot, row.data());
+    std::vector<float> got(64);
+    LoadFloats(layer, slot, got.data());
+    std::vector<float> query = row;
+    RoundIndexQuery(query.data(), 64);
+    EXPECT_EQ(query, got) << "queries are rounded as keys";
+    // H(i, j) is -1 to the number of ones that i and j share.
+    std::vector<double> want(64);
+    for (unsigned i = 0; i < 64; ++i) {
+      for (unsigned j = 0; j < 64; ++j) {
+        want[i] += (std::popcount(i & j) % 2 == 0 ? 1 : -1) * double{row[j]} / 8;
+      }
+    }
+    for (size_t i = 0; i < 64; ++i) {
+      double most = 0;
+      for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) {
+        most = std::max(most, std::fabs(want[j]));
+      }
+      const double scale = Scale(most, 6);
+      // The transform's own rounding may move a value over a middle.
+      const double step = std::fabs(want[i]) / scale < 2   ? 0.5
+                          : std::fabs(want[i]) / scale < 4 ? 1
+                                                           : 2;
+      EXPECT_NEAR(got[i], want[i], scale * step / 2 * (1 + 1e-5)) << i;
+    }
+  }
+}
+
+TEST(EntryCodec, PlainEntriesAreWhereTheyAre) {
+  KvCache cache = OneLayer({.width = 8}, DType::kBF16);
+  const LayerCache layer = cache.layer(0);
+  const std::vector<float> row = {1, 2, 3, 4, 5, 6, 7, 8};
+  StoreEntry(layer, 5, row.data());
+  EXPECT_EQ(LoadEntry(layer, 5, nullptr), layer.data + layer.SlotOffset(5) * 2);
+  std::vector<float> got(8);
+  EXPECT_EQ(LoadFloats(layer, 5, got.data()), got.data());
+  EXPECT_EQ(got, row);
+}
+
+}  // namespace
+}  // namespace outrider::cpu
