@@ -88,7 +88,8 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     options.block_size = 4;
     options.max_num_batched_tokens = 24 + static_cast<int32_t>(seed) * 40;
     options.max_num_seqs = 6;
-    options.max_model_len = test.v4 ? 500 : 240;
+    const int32_t resume = TestCacheConfig(options).TokensPerResume();
+    options.max_model_len = 240 + (resume > 20 ? 2 * resume : 0);
     // Little more than one request may need: some are preempted.
     const int32_t step_rows = options.max_num_batched_tokens + 64 + 6 * 4 + (blocks ? 5 : 3);
     options.num_blocks =
@@ -109,8 +110,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
           &counts);
     };
     const auto engine = MakeTestEngine(options);
-    const std::vector<GenerationRequest> requests =
-        EntryRequests(seed, 30, TestCacheConfig(options).TokensPerResume());
+    const std::vector<GenerationRequest> requests = EntryRequests(seed, 30, resume);
     std::vector<Generated> out(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       Submit(*engine, requests[i], &out[i]);
