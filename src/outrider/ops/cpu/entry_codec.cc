@@ -150,6 +150,8 @@ std::byte* At(const LayerCache& cache, int64_t slot) {
 
 void StoreEntry(const LayerCache& cache, int64_t slot, const float* values) {
   std::byte* to = At(cache, slot);
+  // What pads codes is a function of the values, too.
+  if (cache.code_bytes > 0) std::memset(to + cache.code_bytes - 4, 0, 4);
   switch (cache.dtype) {
     case DType::kF32:
       std::copy_n(values, cache.width, reinterpret_cast<float*>(to));
