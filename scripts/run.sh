@@ -51,10 +51,13 @@ fi
 
 say "2/5 Build"
 if [ ! -f build/release/build.ninja ]; then
-  cmake --preset release -DOUTRIDER_BUILD_TESTS=OFF >build-configure.log 2>&1 || {
+  gpu=AUTO  # kernels for GPUs take ten minutes to compile on two cores
+  if [ ! -e /dev/nvidiactl ]; then gpu=OFF; fi
+  cmake --preset release -DOUTRIDER_BUILD_TESTS=OFF -DOUTRIDER_CUDA=$gpu >build-configure.log 2>&1 || {
     cat build-configure.log >&2
     fail "cmake failed"
   }
+  grep -e '-- GPU:' build-configure.log || true
   rm -f build-configure.log
 fi
 cmake --build --preset release --target outrider || fail "the build failed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building Outrider on Debian 12 needs and is not there yet.
+# Installs what building Outrider on Debian 12 or Ubuntu 24.04 needs and is not there yet.
 #
 #   scripts/setup.sh           what building and running need
 #   scripts/setup.sh --tests   and what the tests need: GoogleTest, clang, ...
@@ -34,6 +34,11 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "setup: error: this script installs Debian 12 packages, and there is no apt-get here." >&2
   echo "setup: install by hand what these provide: ${wanted[*]}" >&2
   exit 1
+fi
+
+# Ubuntu 24.04, the base of the Dockerfile, has another version.
+if grep -qs '^VERSION_ID="24.04"' /etc/os-release; then
+  wanted=("${wanted[@]/libboost1.81-dev/libboost1.83-dev}")
 fi
 
 missing=()

@@ -124,7 +124,10 @@ else
   tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server" -- tests/{base,text,engine,server}/all)
 fi
 
-if check "release: build" configure_and_build release; then
+# Code for GPUs is part of the release build where a GPU is, and is compiled by itself elsewhere.
+gpu=AUTO
+if [ ! -e /dev/nvidiactl ]; then gpu=OFF; fi
+if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
   run_ctest "release: tests" build/release -LE "$left_out"
   # Another seed for each commit.
   check "exactness fuzz" build/release/tests/engine/outrider_exactness_fuzz \
@@ -139,10 +142,13 @@ if check "tsan: build" configure_and_build tsan "${tsan_rooms[@]}"; then
   run_ctest "tsan: tests" build/tsan -LE "$left_out"
 fi
 check "clang-tidy" scripts/lint.sh tidy build/asan "${tidy_since[@]}"
-if command -v nvcc >/dev/null; then
-  check "cuda: build" configure_and_build cuda -DOUTRIDER_BUILD_TESTS=OFF -- src/outrider/kernels/cuda/all
+if [ $gpu = AUTO ]; then
+  summary+=("cuda: tests of the label gpu are among the release tests where nvcc and cuDNN are (docs/gpu.md)")
+elif command -v nvcc >/dev/null; then
+  check "cuda: build" configure_and_build cuda -DOUTRIDER_BUILD_TESTS=OFF -- \
+    src/outrider/{kernels/cuda,ops/cuda}/all
 else
-  summary+=("cuda: skipped: no nvcc on this machine; the CUDA kernels were not compiled")
+  summary+=("cuda: skipped: no nvcc on this machine; the code for GPUs was not compiled")
 fi
 
 say "Summary"

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -141,12 +142,20 @@ TEST_F(TinyModelTest, ReadsBfloat16AndFloat32) {
   for (size_t i = 0; i < bits.size(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(values[i]), uint32_t{bits[i]} << 16);
   }
+  std::vector<BFloat16> rows(3 * 512);
+  tensor->ReadBFloat16(7, 3, rows.data());
+  EXPECT_EQ(std::memcmp(rows.data(), bits.data() + 7 * 512, rows.size() * sizeof(BFloat16)), 0);
   const std::string bias = "model.layers.7.mlp.gate.e_score_correction_bias";
   const auto vector = source_->Open({bias, {8}});
   EXPECT_EQ(vector->rows(), 1);
   EXPECT_EQ(vector->cols(), 8);
   EXPECT_FALSE(vector->exact_in_bfloat16());
   EXPECT_EQ(ReadAll(*vector), RawTensor<float>(bias));
+  std::vector<BFloat16> rounded(8);
+  vector->ReadBFloat16(0, 1, rounded.data());
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(rounded[i].bits, ToBFloat16(RawTensor<float>(bias)[i]).bits);
+  }
 }
 
 TEST_F(TinyModelTest, AnyRangeOfRowsAndAnyThread) {

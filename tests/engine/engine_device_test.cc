@@ -44,7 +44,8 @@ TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
   EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.dtype = DType::kF32; }),
               HasSubstr("use --dtype bfloat16"));
   EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.kv_dtype = DType::kF32; }),
-              HasSubstr("use --kv-cache-dtype bfloat16"));
+              HasSubstr("use --kv-cache-dtype bfloat16 or fp8"));
+  EXPECT_EQ(RefusalOf([](EngineOptions&, DevicePlan& p) { p.kv_dtype = DType::kF8E4M3; }), "");
   EXPECT_THAT(RefusalOf([](EngineOptions&, DevicePlan& p) { p.form = KvCacheForm::kHeads; }),
               HasSubstr("use --kv-cache-form latent"));
   EXPECT_THAT(

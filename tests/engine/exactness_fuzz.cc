@@ -5,6 +5,9 @@
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
 //                           [--device cuda]
 //
+// In half of the rounds pages that a request gets hold NaN until they are written, and the host and
+// the device stop at random moments.
+//
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
 // With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
@@ -17,14 +20,19 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <stdexcept>
 #include <string_view>
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_device.h"
+#ifdef OUTRIDER_ENGINE_CUDA
+#include "outrider/ops/cuda/cuda_ops.h"
+#endif
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/execute/disturbing_executor.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
@@ -133,12 +141,43 @@ constexpr std::array kV4Models = {
     ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
 };
 
+constexpr std::array kGpuModels = {
+    ModelChoice{.name = "bundled, bfloat16", .dtype = DType::kBF16},
+    ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
+};
+
+/// Of the processor, or of a GPU's operations.
+Disturbances DisturbancesOf(const Ops* ops) {
+  if (ops == nullptr) {
+    return {
+        .fill_with_ones = [](std::byte* memory, size_t bytes) { std::memset(memory, 0xFF, bytes); },
+        .stall = nullptr};
+  }
+#ifdef OUTRIDER_ENGINE_CUDA
+  const cudaStream_t stream = static_cast<const cuda::CudaOps&>(*ops).stream();
+  return {.fill_with_ones =
+              [stream](std::byte* memory, size_t bytes) {
+                cuda::CheckCuda(cudaMemsetAsync(memory, 0xFF, bytes, stream), "poison");
+              },
+          .stall =
+              [stream] {
+                const auto wait = [](void*) {
+                  std::this_thread::sleep_for(std::chrono::microseconds(300));
+                };
+                cuda::CheckCuda(cudaLaunchHostFunc(stream, wait, nullptr), "stall");
+              }};
+#else
+  OUTRIDER_CHECK(false);
+#endif
+}
+
 class Fuzz {
  public:
   explicit Fuzz(const Arguments& arguments)
       : late_(arguments.late),
         v4_(arguments.v4),
         ops_(MakeDeviceOps(arguments.device)),
+        disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
 
   int64_t preemptions() const { return preemptions_; }
@@ -151,6 +190,11 @@ class Fuzz {
     const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
     if (late_) options.late_seed = round_seed;
+    if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
+      options.make_executor = [this, round_seed](InlineExecutorParts parts) {
+        return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
+      };
+    }
     std::vector<GenerationRequest> requests =
         RandomRequests(round_seed, model.dummy_seed || on_gpu() ? Uniform(4, 48) : Uniform(2, 12));
     if (IsV4(model)) LengthenPrompts(requests);
@@ -192,6 +236,12 @@ class Fuzz {
  private:
   bool on_gpu() const { return ops_ != nullptr; }
 
+  static bool CanBeDisturbed(const TestEngineOptions& options) {
+    return std::ranges::all_of(TestCacheConfig(options).groups, [](const CacheGroupSpec& group) {
+      return group.kind == CacheGroupKind::kFullHistory;
+    });
+  }
+
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
 
   static bool IsV4(const ModelChoice& model) {
@@ -199,7 +249,7 @@ class Fuzz {
   }
 
   const ModelChoice& RandomModel() {
-    if (on_gpu()) return kModels.front();
+    if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
@@ -393,6 +443,7 @@ class Fuzz {
   bool late_;
   bool v4_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
+  Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};

@@ -12,7 +12,12 @@
 namespace outrider {
 namespace {
 
-RotarySpec Spec() { return {.dims = 64, .theta = 10000}; }
+RotarySpec Spec() {
+  RotarySpec spec;
+  spec.dims = 64;
+  spec.theta = 10000;
+  return spec;
+}
 
 TEST(RotaryTest, PlainFrequencies) {
   const auto f = RotaryFrequencies(Spec());

@@ -97,6 +97,14 @@ void StoredTensor::ReadRows(int64_t first_row, int64_t count, float* out) const 
   }
 }
 
+void StoredTensor::ReadBFloat16(int64_t first_row, int64_t count, BFloat16* out) const {
+  if (dtype_ != DType::kBF16) return WeightTensor::ReadBFloat16(first_row, count, out);
+  OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+  const auto row_bytes = static_cast<uint64_t>(cols()) * sizeof(BFloat16);
+  file_->ReadAt(begin_ + static_cast<uint64_t>(first_row) * row_bytes,
+                static_cast<uint64_t>(count) * row_bytes, out);
+}
+
 void StoredTensor::Convert(const std::byte* from, int64_t first_row, int64_t count,
                            float* out) const {
   if (dtype_ == DType::kF8E4M3) {

@@ -29,6 +29,7 @@ class StoredTensor : public WeightTensor {
   }
   void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const override;
   void ReadRows(int64_t first_row, int64_t count, float* out) const override;
+  void ReadBFloat16(int64_t first_row, int64_t count, BFloat16* out) const override;
 
  private:
   void Convert(const std::byte* from, int64_t first_row, int64_t count, float* out) const;

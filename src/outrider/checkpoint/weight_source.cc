@@ -1,5 +1,6 @@
 #include "outrider/checkpoint/weight_source.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -18,6 +19,12 @@ void WeightTensor::ReadCodes(int64_t /*first_row*/, int64_t /*count*/, uint8_t* 
 
 void WeightTensor::ReadExponents(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
   OUTRIDER_CHECK(false, "only FP4 tensors have exponents");
+}
+
+void WeightTensor::ReadBFloat16(int64_t first_row, int64_t count, BFloat16* out) const {
+  std::vector<float> values(static_cast<size_t>(count * cols()));
+  ReadRows(first_row, count, values.data());
+  std::ranges::transform(values, out, ToBFloat16);
 }
 
 int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {

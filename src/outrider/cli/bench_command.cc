@@ -137,7 +137,6 @@ int RunBench(const Settings& settings, Command command) {
   report.prompts = bench.prompts_file.empty() ? "random" : bench.prompts_file;
   report.output_len = bench.output_len;
   report.temperature = bench.temperature;
-  report.isa = GetKernels(SelectIsa()).name;
   report.cpu = CpuName();
   report.num_threads = ComputeThreadsOf(engine).count;
   report.compares_outputs = engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
@@ -156,6 +155,7 @@ int RunBench(const Settings& settings, Command command) {
     LoadedEngine loaded = LoadWithProgress(options, StandardErrorStyle(ProgressStyle::kNone));
     const Load load = MakeLoad(bench, latency, loaded, engine.seed);
     report.model_type = loaded.config.model_type;
+    report.isa = loaded.kernels;
     report.dtype = DTypeName(options.dtype.value_or(
         loaded.config.dtype == DType::kF16 ? DType::kF32 : loaded.config.dtype));
     report.num_prompts = static_cast<int32_t>(load.requests.size());

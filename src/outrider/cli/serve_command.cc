@@ -91,11 +91,14 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   const TextPromptEncoder encoder = MakePromptEncoder(loaded);
   Server server(MakeServerOptions(settings, loaded), *loaded.engine, encoder,
                 loaded.grammars.get());
-  const EngineThread engine_thread(*loaded.engine);
+  const EngineThread engine_thread(*loaded.engine, [&](const std::string& reason) {
+    SPDLOG_ERROR("The engine has failed, the server stops: {}", reason);
+    server.Stop();
+  });
   const StatsLog stats(*loaded.engine, settings.serve.stats_interval);
   server.Run();
   SPDLOG_INFO("Stopped");
-  return 0;
+  return engine_thread.failed() ? 1 : 0;
 }
 
 }  // namespace outrider::cli

@@ -29,10 +29,14 @@ struct Engine::Mailbox {
   int64_t num_arriving = 0;  // submissions that the step that runs took; not in `counters` yet
   RequestId next_id = 1;
   bool woken = false;
+  std::string failure;  // why no request is taken any more
   EngineCounters counters;
 
   /// As Engine::CheckRoom. With `mutex`.
   void CheckRoom(int64_t count, const EngineParts& parts) const {
+    if (!failure.empty()) {
+      throw Error(ErrorCode::kUnavailable, fmt::format("the engine has stopped: {}", failure));
+    }
     if (!parts.max_num_queued_reqs) return;
     const int64_t limit = *parts.max_num_queued_reqs;
     const int64_t slots = parts.scheduler.max_num_seqs;
@@ -101,11 +105,37 @@ bool Engine::Step() {
       core_->Abort(std::get<RequestId>(message));
     }
   }
-  const bool ran = core_->Step();
+  bool ran = false;
+  try {
+    ran = core_->Step();
+  } catch (const Error& error) {
+    Fail(error.what());
+    throw;
+  }
   const std::lock_guard lock(mailbox_->mutex);
   core_->ReadCounters(mailbox_->counters);
   mailbox_->num_arriving = 0;
   return ran || !messages.empty();
+}
+
+// Requests that came meanwhile are told, too.
+void Engine::Fail(const std::string& reason) {
+  std::vector<std::variant<Mailbox::Submission, RequestId>> messages;
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    mailbox_->failure = reason;
+    messages.swap(mailbox_->messages);
+    mailbox_->num_queued = 0;
+  }
+  for (auto& message : messages) {
+    if (auto* submission = std::get_if<Mailbox::Submission>(&message)) {
+      core_->Add(submission->id, std::move(submission->request), std::move(submission->sink));
+    }
+  }
+  core_->Fail(reason);
+  const std::lock_guard lock(mailbox_->mutex);
+  core_->ReadCounters(mailbox_->counters);
+  mailbox_->num_arriving = 0;
 }
 
 void Engine::WaitForWork(double seconds) {

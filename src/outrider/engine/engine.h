@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "outrider/engine/generation.h"
 #include "outrider/engine/generation_service.h"
@@ -26,7 +27,8 @@ class Engine : public GenerationService {
   EngineCounters Counters() const override;
   StepLog& step_log() override;
 
-  /// Takes in what was submitted and runs one step. False when there was nothing to do.
+  /// Takes in what was submitted and runs one step. False when there was nothing to do. Throws
+  /// Error when the device fails: all requests have ended with it then, and no other is taken.
   bool Step();
 
   /// Blocks until there is work or `Wake` is called, at most `seconds`.
@@ -45,6 +47,8 @@ class Engine : public GenerationService {
 
  private:
   struct Mailbox;
+
+  void Fail(const std::string& reason);
 
   std::unique_ptr<EngineCore> core_;
   std::unique_ptr<Mailbox> mailbox_;

@@ -65,6 +65,17 @@ void EngineCore::Abort(RequestId id) {
   Remove(*it->second);
 }
 
+void EngineCore::Fail(const std::string& reason) {
+  num_in_flight_ = 0;
+  for (const auto& [id, state] : requests_) {
+    state->Fail(reason);
+    CountFinish(FinishReason::kError);
+    scheduler_.Remove(id);
+  }
+  requests_.clear();
+  std::ranges::fill(by_slot_, nullptr);
+}
+
 void EngineCore::LeaveSlot(RequestState& state) {
   if (!state.slot) return;
   parts_.executor->Release(*state.slot);

@@ -47,6 +47,8 @@ class EngineCore {
 
   void Add(RequestId id, GenerationRequest request, OutputSink sink);
   void Abort(RequestId id);
+  /// Ends all requests, which are told why; nothing runs any more.
+  void Fail(const std::string& reason);
 
   /// Ends the oldest step in flight, after launching as many as the executor takes; false when
   /// there is nothing to run.

@@ -21,8 +21,8 @@ void Require(bool runs, std::string_view what, std::string_view use) {
 void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
   constexpr int32_t kMostRequests = 4096;  // of a step: attention's
   Require(plan.dtype == DType::kBF16, "--dtype float32", "--dtype bfloat16, or --device cpu");
-  Require(plan.kv_dtype == DType::kBF16, "--kv-cache-dtype float32",
-          "--kv-cache-dtype bfloat16, or --device cpu");
+  Require(plan.kv_dtype != DType::kF32, "--kv-cache-dtype float32",
+          "--kv-cache-dtype bfloat16 or fp8, or --device cpu");
   Require(plan.form == KvCacheForm::kLatent, "a KV cache of per-head entries",
           "--kv-cache-form latent, or --device cpu");
   Require(options.quantization == WeightQuantization::kNone, "--quantization int8",

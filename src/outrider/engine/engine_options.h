@@ -79,7 +79,7 @@ struct EngineOptions {
   DeviceKind device = DeviceKind::kAuto;
   std::optional<DType> dtype;  // kF32 or kBF16; unset: as the checkpoint says (float16: float32)
   WeightQuantization quantization = WeightQuantization::kNone;  // what is done to weights at load
-  /// kF32, kBF16 or, of DeepSeek-V4, kF8E4M3 (CacheNumbers); unset: dtype.
+  /// kF32, kBF16 or kF8E4M3 (CacheNumbers); unset: dtype.
   std::optional<DType> kv_cache_dtype;
   /// Unset: ChooseKvCacheForm; kLatent with a backend other than kRagged, which needs it.
   std::optional<KvCacheForm> kv_cache_form;

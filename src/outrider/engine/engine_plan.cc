@@ -131,7 +131,7 @@ WeightForm EnginePlan::weight_form() const {
 void EnginePlan::PlanNumbers() {
   dtype_ = options_.dtype.value_or(config_.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
   kv_dtype_ = options_.kv_cache_dtype.value_or(dtype_);
-  if (kv_dtype_ == DType::kF8E4M3) CheckRoundedCache();
+  if (kv_dtype_ == DType::kF8E4M3) CheckFp8Cache();
   Decide(
       "dtype", std::string(DTypeName(dtype_)),
       options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
@@ -148,11 +148,13 @@ void EnginePlan::PlanNumbers() {
   }
 }
 
-void EnginePlan::CheckRoundedCache() const {
+void EnginePlan::CheckFp8Cache() const {
+  if (device() == DeviceKind::kCuda) return;
   if (config_.family != ModelFamily::kDeepSeekV4) {
     throw InvalidArgument(
-        "--kv-cache-dtype fp8 rounds as DeepSeek-V4 does, and {} is a {}: use float32 or bfloat16",
-        options_.model, ModelFamilyName(config_.family));
+        "--kv-cache-dtype fp8 is for a GPU or DeepSeek-V4, and {} is a {} on the processor ({}): "
+        "use float32 or bfloat16",
+        options_.model, ModelFamilyName(config_.family), device_.why);
   }
   for (const LayerSpec& layer : config_.layers) {
     const int64_t dim = std::get<CompressedSpec>(layer.attention).index_dim;

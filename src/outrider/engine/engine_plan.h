@@ -127,7 +127,7 @@ class EnginePlan {
 
   void PlanNumbers();
   /// Throws Error if the model's cache cannot be rounded.
-  void CheckRoundedCache() const;
+  void CheckFp8Cache() const;
   void PlanCacheForm();
   /// Of attention whose cache has one form.
   void PlanOneCacheForm(std::string why);

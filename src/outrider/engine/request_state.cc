@@ -87,6 +87,13 @@ int32_t RequestState::Emit(const RequestResult& result) {
   return taken;
 }
 
+void RequestState::Fail(const std::string& reason) {
+  delta_ = {};
+  EndEarly(FinishReason::kError, delta_);
+  delta_.stop_reason = reason;
+  sink_(id_, std::move(delta_));
+}
+
 void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
   tokens_.push_back(token);
   delta.token_ids.push_back(token);

@@ -47,6 +47,9 @@ class RequestState {
   /// Ends the request early; delivers the last delta.
   void Abort();
 
+  /// The engine cannot go on: delivers an end that says why.
+  void Fail(const std::string& reason);
+
   bool finished() const { return finish_reason_.has_value(); }
   std::optional<FinishReason> finish_reason() const { return finish_reason_; }
 

@@ -10,6 +10,7 @@ namespace outrider {
 DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   switch (layer.use) {
     case CacheUse::kEntries:
+    case CacheUse::kLatent:
       return numbers.dtype;
     case CacheUse::kIndexKeys:
       return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;
@@ -22,7 +23,7 @@ DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
 int64_t EntryBytes(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   const DType dtype = LayerDType(layer, numbers);
   const auto whole = [](int64_t bytes) { return (bytes + 3) / 4 * 4; };
-  if (dtype == DType::kF8E4M3) {
+  if (dtype == DType::kF8E4M3 && layer.use == CacheUse::kEntries) {
     const int64_t codes = layer.width - layer.rope;
     return whole(codes + (codes + kFp8CacheGroup - 1) / kFp8CacheGroup +
                  layer.rope * static_cast<int64_t>(DTypeSize(numbers.rotated)));

@@ -17,6 +17,13 @@ using Json = nlohmann::ordered_json;
 Json RowJson(const BenchReport& report, const BenchRow& row) {
   const EngineCounters& counters = row.counters;
   const SpeculationCounts& speculation = counters.speculation;
+  Json gpu;  // null without one
+  if (counters.gpu) {
+    gpu = {{"idle_seconds", counters.gpu->idle_seconds},
+           {"idle_share", row.seconds > 0 ? counters.gpu->idle_seconds / row.seconds : 0},
+           {"passes_graph", counters.gpu->passes_repeated},
+           {"passes_eager", counters.gpu->passes_launched}};
+  }
   return {{"spec_tokens", row.spec_tokens},
           {"seconds", row.seconds},
           {"generated_tokens", row.GeneratedTokens()},
@@ -41,7 +48,8 @@ Json RowJson(const BenchReport& report, const BenchRow& row) {
           {"num_accepted_tokens", speculation.num_accepted_tokens},
           {"accepted_per_position", speculation.accepted_per_position},
           {"num_preemptions", counters.num_preemptions},
-          {"resident_bytes", row.resident_bytes}};
+          {"resident_bytes", row.resident_bytes},
+          {"gpu", gpu}};
 }
 
 /// Share of the row's time that `part` took, in percent.

@@ -15,7 +15,7 @@ struct BenchReport {
   std::string model;    // the path as given
   std::string model_type;
   std::string dtype;
-  std::string isa;  // instruction set of the kernels
+  std::string isa;  // instruction set of the kernels, or "cuda"
   std::string cpu;  // the processor's name
   int32_t num_threads = 0;
   std::string prompts;  // the prompts file, or "random"

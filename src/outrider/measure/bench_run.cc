@@ -45,6 +45,12 @@ EngineCounters Difference(const EngineCounters& after, const EngineCounters& bef
   grown.sample_seconds = after.sample_seconds - before.sample_seconds;
   grown.draft_seconds = after.draft_seconds - before.draft_seconds;
   grown.host_seconds = after.host_seconds - before.host_seconds;
+  if (after.gpu) {
+    grown.gpu = after.gpu;
+    grown.gpu->idle_seconds -= before.gpu->idle_seconds;
+    grown.gpu->passes_repeated -= before.gpu->passes_repeated;
+    grown.gpu->passes_launched -= before.gpu->passes_launched;
+  }
   return grown;
 }
 

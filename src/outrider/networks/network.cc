@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -53,7 +54,7 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
   const AttentionSpec& attention = layer.attention;
   std::vector<CacheLayerKind> kinds;
   if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
-    kinds.push_back({.width = CacheWidth(form, CacheShapeOf(*mla))});
+    kinds.push_back({.width = CacheWidth(form, CacheShapeOf(*mla)), .use = CacheUse::kLatent});
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
     kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
   } else {
@@ -91,8 +92,7 @@ int32_t FirstCacheLayer(const ModelConfig& config, int64_t index) {
   int32_t first = 0;
   for (int64_t i = 0; i < index; ++i) {
     // The form changes widths only.
-    first +=
-        static_cast<int32_t>(CacheLayersOf(config.layer(i), KvCacheForm::kLatent).size());
+    first += static_cast<int32_t>(CacheLayersOf(config.layer(i), KvCacheForm::kLatent).size());
   }
   return first;
 }
@@ -128,7 +128,8 @@ void Network::Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
   RunKey key;
   key.Add(kTarget).Add(cache.layer(0).data).Add(hidden);
   for (const LayerTap& tap : taps) key.Add(tap.layer).Add(tap.out);
-  replayer_->Run(key, std::array{&inputs}, [&] { RunTarget(inputs, cache, hidden, taps); });
+  const auto run = [&] { RunTarget(inputs, cache, hidden, taps); };
+  replayer_->Run(key, std::array{&inputs}, std::ref(run));
 }
 
 void Network::ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,
@@ -149,8 +150,8 @@ void Network::ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs&
   OUTRIDER_CHECK(m >= 0 && m < num_modules_);
   RunKey key;
   key.Add(m).Add(cache.layer(0).data).Add(previous).Add(hidden);
-  replayer_->Run(key, std::array{&entries, &outputs},
-                 [&] { RunMtp({m, entries, outputs, previous, hidden}, cache); });
+  const auto run = [&] { RunMtp({m, entries, outputs, previous, hidden}, cache); };
+  replayer_->Run(key, std::array{&entries, &outputs}, std::ref(run));
 }
 
 void Network::Logits(int32_t module, Tensor hidden, std::span<const int32_t> rows, Tensor logits) {

@@ -26,7 +26,9 @@ KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLaye
 LayerCache KvCache::layer(int32_t index) {
   const CacheLayerSpec& layer = layers_.at(static_cast<size_t>(index));
   const DType dtype = LayerDType(layer, numbers_);
-  const bool codes = dtype == DType::kF8E4M3 || dtype == DType::kF4E2M1;
+  // Codes with scales: an entry is not `width` elements of a type.
+  const bool codes =
+      (dtype == DType::kF8E4M3 && layer.use == CacheUse::kEntries) || dtype == DType::kF4E2M1;
   return {
       .data = memory_.data() + layer_offsets_[static_cast<size_t>(index)],
       .dtype = dtype,

@@ -2,10 +2,10 @@
 // graphs. A network has one for its passes.
 #pragma once
 
+#include <boost/container/small_vector.hpp>
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <vector>
 
 #include "outrider/ops/kv_cache.h"
 #include "outrider/ops/step_inputs.h"
@@ -32,10 +32,10 @@ class RunKey {
     return Add(static_cast<int64_t>(reinterpret_cast<intptr_t>(memory)));
   }
 
-  std::span<const uint64_t> numbers() const { return numbers_; }
+  std::span<const uint64_t> numbers() const { return {numbers_.data(), numbers_.size()}; }
 
  private:
-  std::vector<uint64_t> numbers_;
+  boost::container::small_vector<uint64_t, 64> numbers_;  // made anew in every pass
 };
 
 /// Since the replayer was made.

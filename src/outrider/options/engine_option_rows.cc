@@ -19,6 +19,13 @@ std::optional<DType> ParseComputeDType(const OptionValue& value) {
   return kTypes.at(ParseChoice(value.where, Text(value), kNames));
 }
 
+std::optional<DType> ParseCacheDType(const OptionValue& value) {
+  static const std::array<std::string, 4> kNames = {"auto", "float32", "bfloat16", "fp8"};
+  static constexpr std::array<std::optional<DType>, 4> kTypes = {std::nullopt, DType::kF32,
+                                                                 DType::kBF16, DType::kF8E4M3};
+  return kTypes.at(ParseChoice(value.where, Text(value), kNames));
+}
+
 std::optional<KvCacheForm> ParseCacheForm(const OptionValue& value) {
   std::vector<std::string> names = {"auto"};
   for (const KvCacheForm form : kAllKvCacheForms) names.emplace_back(KvCacheFormName(form));
@@ -40,9 +47,6 @@ AttentionBackend ParseAttentionBackend(const OptionValue& value) {
   return kAllAttentionBackends.at(ParseChoice(value.where, Text(value), BackendNames()));
 }
 
-/// "1 GiB" for a default that is a whole number of GiB.
-std::string SizeText(int64_t bytes) { return fmt::format("{}GiB", bytes >> 30); }
-
 }  // namespace
 
 std::vector<OptionRow> EngineOptionRows() {
@@ -50,8 +54,6 @@ std::vector<OptionRow> EngineOptionRows() {
                             Command::kBenchThroughput, Command::kExplain};
   const CommandSet all = {Command::kServe,           Command::kGenerate,     Command::kBenchLatency,
                           Command::kBenchThroughput, Command::kBenchKernels, Command::kExplain};
-  const CommandSet engines = {Command::kServe, Command::kGenerate, Command::kBenchLatency,
-                              Command::kBenchThroughput};
   const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
   const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput};
   const OptionKind one = OptionKind::kValue;
@@ -105,12 +107,11 @@ std::vector<OptionRow> EngineOptionRows() {
        every, [](Settings& s, const OptionValue& v) { s.engine.max_model_len = Int32(v, 1); }},
 
       {"kv-cache-dtype", one, "KV cache", "auto|float32|bfloat16|fp8", "auto",
-       "Type of cache entries; auto: the compute type; fp8, of DeepSeek-V4: rounded as its "
-       "publishers round it, entries to 8 bits but for what is rotated, keys of indexers to 4",
+       "Type of cache entries; auto: the compute type; fp8, on a GPU: 8 bits, e4m3 without scales; "
+       "fp8, of DeepSeek-V4: rounded as its publishers round it, entries to 8 bits but for what is "
+       "rotated, keys of indexers to 4",
        every,
-       [](Settings& s, const OptionValue& v) {
-         s.engine.kv_cache_dtype = Text(v) == "fp8" ? DType::kF8E4M3 : ParseComputeDType(v);
-       }},
+       [](Settings& s, const OptionValue& v) { s.engine.kv_cache_dtype = ParseCacheDType(v); }},
       {"kv-cache-form", one, "KV cache", "auto|latent|heads", "auto",
        "What an entry holds: the latent, or every head's key and value, which take less arithmetic "
        "and more memory; auto: heads where the model's shape makes that worth it, as for small "

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -17,11 +17,9 @@
 #include <vector>
 
 #include "outrider/checkpoint/weight_source.h"
-#include "outrider/kernels/cuda/draw.h"
-#include "outrider/networks/cuda/device_network.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "tests/kernels/cuda/device_array.h"
+#include "outrider/ops/cuda/cuda_ops.h"
 
 namespace outrider::cuda {
 
@@ -69,122 +67,102 @@ class CpuNetwork {
   KvCache cache_;
 };
 
-inline DeviceWeights LoadForTest(const ModelConfig& config, const WeightSource& source,
-                                 int mtp_modules) {
-  ThreadPool pool(TestThreads());
-  return LoadDeviceWeights(config, mtp_modules, source, pool, nullptr);
-}
+/// Rows in the device's memory.
+class DeviceRows {
+ public:
+  DeviceRows(const CudaOps& ops, DType type, int64_t rows, int64_t cols)
+      : ops_(ops),
+        memory_(
+            ops.Allocate(static_cast<size_t>(std::max<int64_t>(rows, 1) * cols) * DTypeSize(type))),
+        view_(memory_.data(), type, rows, cols, cols) {}
+
+  Tensor view() const { return view_; }
+  template <typename T>
+  void Upload(const std::vector<T>& values) {
+    Copy(view_.data, values.data(), values.size() * sizeof(T));
+  }
+  template <typename T>
+  std::vector<T> Download() const {
+    std::vector<T> values(static_cast<size_t>(view_.rows * view_.cols));
+    Copy(values.data(), view_.data, values.size() * sizeof(T));
+    return values;
+  }
+
+ private:
+  void Copy(void* to, const void* from, size_t bytes) const {
+    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ops_.stream()), "rows of a test");
+    ops_.Synchronize();
+  }
+
+  const CudaOps& ops_;
+  Buffer memory_;
+  Tensor view_;
+};
 
 /// A network on the device whose calls return when they are done.
 class TestNetwork {
  public:
-  TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules,
-              const DeviceNetworkLimits& limits)
-      : limits_(limits),
-        model_(config, LoadForTest(config, source, mtp_modules), limits),
-        hidden_(static_cast<size_t>(limits.max_rows * config.hidden_size)),
-        previous_(hidden_.size()),
-        logits_(static_cast<size_t>(limits.max_logits_rows * model_.logits_stride())) {
-    std::vector<int32_t> numbers(static_cast<size_t>(limits.max_rows));
-    std::iota(numbers.begin(), numbers.end(), 0);
-    row_numbers_ = DeviceArray<int32_t>(numbers);
+  TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules)
+      : pool_(TestThreads()),
+        model_(LoadNetwork(
+            config, mtp_modules, source, {.compute_dtype = DType::kBF16},
+            {{ops_, &pool_}, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4)})) {}
+
+  Network& model() { return *model_; }
+  const CudaOps& ops() const { return ops_; }
+  int64_t hidden_size() const { return model_->hidden_size(); }
+
+  KvCache MakeCache(int32_t blocks, int32_t block_size, DType type) const {
+    const NetworkCache needs = model_->cache_needs();
+    return {model_->device(), MakeCacheConfig(needs, type, block_size, blocks), needs.layers, type};
   }
 
-  DeviceNetwork& model() { return model_; }
-  int64_t hidden_size() const { return model_.config().hidden_size; }
+  /// Called with the residual stream after each layer, float32 [rows, hidden].
+  using Observer = std::function<void(int64_t layer, const std::vector<float>& x)>;
 
   /// bf16 [rows, hidden].
-  std::vector<uint16_t> Forward(const BatchLayout& layout, const DeviceCache& cache,
-                                const DeviceLayerObserver& observer = nullptr) {
-    const DeviceStep& step = Upload(layout);
-    model_.Forward(step, cache, hidden_.data(), nullptr, observer);
-    return Hidden(layout.num_rows());
+  std::vector<uint16_t> Forward(const BatchLayout& layout, KvCache& cache,
+                                const Observer& observer = nullptr) {
+    const int64_t rows = layout.num_rows();
+    std::vector<DeviceRows> layers;
+    std::vector<LayerTap> taps;
+    const int64_t num_layers = observer ? model_->config().num_hidden_layers() : 0;
+    for (int64_t i = 0; i < num_layers; ++i) {
+      layers.emplace_back(ops_, DType::kF32, rows, hidden_size());
+      taps.push_back({.layer = static_cast<int32_t>(i), .out = layers.back().view()});
+    }
+    const DeviceRows hidden(ops_, DType::kBF16, rows, hidden_size());
+    model_->Forward(layout, cache, hidden.view(), taps);
+    for (int64_t i = 0; i < num_layers; ++i) {
+      observer(i, layers[static_cast<size_t>(i)].Download<float>());
+    }
+    return hidden.Download<uint16_t>();
   }
 
-  std::vector<uint16_t> ForwardMtp(int m, const BatchLayout& layout, const DeviceCache& cache,
+  std::vector<uint16_t> ForwardMtp(int m, const BatchLayout& layout, KvCache& cache,
                                    const std::vector<uint16_t>& previous) {
-    CudaOk(
-        cudaMemcpy(previous_.data(), previous.data(), previous.size() * 2, cudaMemcpyHostToDevice),
-        "previous");
-    model_.ForwardMtp(m, Upload(layout), cache, previous_.data(), row_numbers_.data(),
-                      layout.num_rows(), hidden_.data(), nullptr);
-    return Hidden(layout.num_rows());
+    DeviceRows rows(ops_, DType::kBF16, layout.num_rows(), hidden_size());
+    rows.Upload(previous);
+    model_->ForwardMtp(m, layout, cache, rows.view(), rows.view());
+    return rows.Download<uint16_t>();
   }
 
   /// Of rows of bf16 hidden states: float32 [rows, vocabulary].
   std::vector<float> Logits(const std::vector<uint16_t>& hidden) {
     const int64_t rows = static_cast<int64_t>(hidden.size()) / hidden_size();
-    const int64_t vocab = model_.config().vocab_size;
-    CudaOk(cudaMemcpy(previous_.data(), hidden.data(), hidden.size() * 2, cudaMemcpyHostToDevice),
-           "hidden");
-    std::vector<float> result;
-    for (int64_t first = 0; first < rows; first += limits_.max_logits_rows) {
-      const int64_t count = std::min<int64_t>(limits_.max_logits_rows, rows - first);
-      model_.Logits(previous_.data(), row_numbers_.data() + first, static_cast<int>(count),
-                    logits_.data(), nullptr);
-      CudaOk(cudaDeviceSynchronize(), "logits");
-      const std::vector<float> padded = logits_.Download();
-      for (int64_t r = 0; r < count; ++r) {
-        const auto begin = padded.begin() + r * model_.logits_stride();
-        result.insert(result.end(), begin, begin + vocab);
-      }
-    }
-    return result;
-  }
-
-  /// Runs a step and draws a token from each row of logits, greedily.
-  std::vector<int32_t> GreedyStep(const BatchLayout& layout, const DeviceCache& cache) {
-    const DeviceStep& step = Upload(layout);
-    model_.Forward(step, cache, hidden_.data(), nullptr);
-    model_.Logits(hidden_.data(), step.inputs.logit_rows, step.num_logits_rows, logits_.data(),
-                  nullptr);
-    const DeviceArray<SlotSampling> slots(std::vector<SlotSampling>(
-        static_cast<size_t>(limits_.max_requests), SlotSampling{.temperature = 0}));
-    const DeviceArray<int32_t> tokens(static_cast<size_t>(limits_.max_logits_rows));
-    CudaOk(DrawTokens({.max_rows = step.num_logits_rows,
-                       .vocab_size = static_cast<int>(model_.config().vocab_size),
-                       .logits = logits_.data(),
-                       .logits_stride = model_.logits_stride(),
-                       .requests = step.requests,
-                       .token_ids = step.inputs.token_ids,
-                       .logit_rows = step.inputs.logit_rows,
-                       .logit_positions = step.inputs.logit_positions,
-                       .logit_requests = step.inputs.logit_requests,
-                       .logit_start_loc = step.inputs.logit_start_loc,
-                       .slots = slots.data()},
-                      {.tokens = tokens.data()}, nullptr),
-           "draw");
-    CudaOk(cudaDeviceSynchronize(), "step");
-    std::vector<int32_t> drawn = tokens.Download();
-    drawn.resize(static_cast<size_t>(step.num_logits_rows));
-    return drawn;
+    DeviceRows from(ops_, DType::kBF16, rows, hidden_size());
+    from.Upload(hidden);
+    const DeviceRows logits(ops_, DType::kF32, rows, model_->vocab_size());
+    std::vector<int32_t> numbers(static_cast<size_t>(rows));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    model_->Logits(Network::kTarget, from.view(), numbers, logits.view());
+    return logits.Download<float>();
   }
 
  private:
-  const DeviceStep& Upload(const BatchLayout& layout) {
-    const int block_size = layout.groups().front().tokens_per_block;
-    if (!upload_ || upload_block_size_ != block_size) {
-      upload_block_size_ = block_size;
-      upload_.emplace(limits_.max_rows, limits_.max_requests,
-                      (limits_.max_seq_len + upload_block_size_ - 1) / upload_block_size_);
-    }
-    return upload_->Upload(layout, nullptr);
-  }
-
-  std::vector<uint16_t> Hidden(int64_t rows) {
-    CudaOk(cudaDeviceSynchronize(), "step");
-    std::vector<uint16_t> all = hidden_.Download();
-    all.resize(static_cast<size_t>(rows * hidden_size()));
-    return all;
-  }
-
-  DeviceNetworkLimits limits_;
-  DeviceNetwork model_;
-  DeviceArray<uint16_t> hidden_, previous_;
-  DeviceArray<float> logits_;
-  DeviceArray<int32_t> row_numbers_;
-  std::optional<StepUpload> upload_;
-  int upload_block_size_ = 0;
+  CudaOps ops_;
+  ThreadPool pool_;
+  std::unique_ptr<Network> model_;
 };
 
 /// A request whose tokens are known: the first `prompt` of them in the prompt's role. `tokens` has

@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 
+#include "outrider/ops/cuda/hopper_networks.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/networks/cuda/code_source.h"
 #include "tests/networks/cuda/device_run.h"
@@ -16,12 +17,6 @@
 
 namespace outrider::cuda {
 namespace {
-
-constexpr DeviceNetworkLimits kLimits = {.max_rows = 2048,
-                                         .max_decode_rows = 1024,
-                                         .max_requests = 64,
-                                         .max_seq_len = 2048,
-                                         .max_logits_rows = 64};
 
 enum class Stored { kBf16, kCodes, kCodesWithPowers };
 
@@ -100,8 +95,8 @@ TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
   const int32_t blocks = NumBlocks(requests);
   CpuNetwork f32(config, *source, 1, DType::kF32, blocks, kBlock);
   CpuNetwork bf16(config, *source, 1, DType::kBF16, blocks, kBlock);
-  TestNetwork network(config, *source, 1, kLimits);
-  const DeviceCache cache(network.model().num_cache_layers(), blocks, kBlock, MlaCacheType::kBf16);
+  TestNetwork network(config, *source, 1);
+  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
   BatchLayout layout(kBlock);
   // Prompts; then generated rows of two requests beside the rest of another's prompt.
   const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 90}, {2, 0, 3}},
@@ -118,10 +113,8 @@ TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
     assign(0);
     const std::vector<std::vector<float>> exact = f32.Forward(layout);
     const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
-    network.Forward(layout, cache, [&](int64_t layer, const float* x) {
+    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
       const auto i = static_cast<size_t>(layer);
-      std::vector<float> got(exact[i].size());
-      CudaOk(cudaMemcpy(got.data(), x, got.size() * 4, cudaMemcpyDeviceToHost), "residual");
       ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
     });
     // The modules go on from the same rows, which bfloat16 holds.
@@ -143,14 +136,14 @@ TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
 
 TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam(), 3);
-  TestNetwork network(config, *Source(config), 1, kLimits);
+  TestNetwork network(config, *Source(config), 1);
   std::mt19937 random(7);
   const std::vector<KnownRequest> requests =
       RandomRequests(random, 1000, {1, 65, 130, 400}, 12, 64);
-  KnownRun alone(network, requests, 64, MlaCacheType::kBf16);
+  KnownRun alone(network, requests, 64, DType::kBF16);
   alone.RunAlone();
   const std::vector<KnownRequest> again = WithBlocks(random, requests, 32);
-  KnownRun mixed(network, again, 32, MlaCacheType::kBf16);
+  KnownRun mixed(network, again, 32, DType::kBF16);
   mixed.RunMixed(random, 150);
   for (size_t i = 0; i < requests.size(); ++i) {
     for (size_t kind = 0; kind < 2; ++kind) {
@@ -162,7 +155,7 @@ TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::ValuesIn(kFamilies),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST(DeviceNetworks, AreRefusedWithWhatWouldRun) {
+TEST(HopperNetworks, AreRefusedWithWhatWouldRun) {
   const ModelConfig good = ConfigOf(kFamilies[0], 2);
   EXPECT_NO_THROW(CheckRunsOnHopper(good, 1));
   const auto refused = [&](auto change, const char* text) {

@@ -67,11 +67,10 @@ struct Piece {
 class KnownRun {
  public:
   KnownRun(TestNetwork& network, const std::vector<KnownRequest>& requests, int32_t block_size,
-           MlaCacheType type)
+           DType cache_type)
       : network_(network),
         requests_(requests),
-        cache_(network.model().num_cache_layers(), NumBlocks(requests), block_size, type,
-               type == MlaCacheType::kE4m3 ? 0.05F : 1.0F),
+        cache_(network.MakeCache(NumBlocks(requests), block_size, cache_type)),
         layout_(block_size),
         rows_(requests.size()) {
     const auto kinds = static_cast<size_t>(1 + network.model().num_mtp_modules());
@@ -155,7 +154,7 @@ class KnownRun {
 
   TestNetwork& network_;
   const std::vector<KnownRequest>& requests_;
-  DeviceCache cache_;
+  KvCache cache_;
   BatchLayout layout_;
   std::vector<HiddenRows> rows_;
 };

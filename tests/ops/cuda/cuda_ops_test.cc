@@ -444,7 +444,7 @@ TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
 
 /// Entries of a request's positions and attention to them, in pieces that end at `ends`.
 TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, Phase phase,
-                        const std::vector<int32_t>& ends) {
+                        DType cache_type, const std::vector<int32_t>& ends) {
   const Scratch::Frame frame(side.arena());
   const Context c = side.context();
   const Ops& ops = side.ops();
@@ -452,10 +452,11 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
   const int32_t width = kMla.latent + kMla.rope;
   const int64_t layer = int64_t{kBlock} * width;
   const std::vector<int32_t> blocks = {2, 0, 3, 7, 5, 1};
-  Buffer memory = ops.Allocate(static_cast<size_t>(8 * kLayers * layer) * sizeof(BFloat16));
+  const size_t size = DTypeSize(cache_type);
+  Buffer memory = ops.Allocate(static_cast<size_t>(8 * kLayers * layer) * size);
   const LayerCache cache = {
-      .data = memory.data() + (kLayers - 1) * layer * static_cast<int64_t>(sizeof(BFloat16)),
-      .dtype = DType::kBF16,
+      .data = memory.data() + static_cast<size_t>((kLayers - 1) * layer) * size,
+      .dtype = cache_type,
       .block_size = kBlock,
       .width = width,
       .block_stride = kLayers * layer,
@@ -506,17 +507,23 @@ TEST_F(CudaOpsTest, EntriesAndAttentionInPieces) {
   const TestMatrix q =
       Rounded(TestMatrix::Random(kPositions, kMla.heads * (kMla.nope + kMla.rope), random_));
   for (const Phase phase : {Phase::kDecode, Phase::kPromptChunk}) {
-    const std::string form = phase == Phase::kDecode ? "absorbed" : "expanded";
-    const TestMatrix want = RunAttention(*cpu_, kv, q, phase, {kPositions});
-    const TestMatrix whole = RunAttention(*gpu_, kv, q, phase, {kPositions});
-    const TestMatrix pieces = RunAttention(*gpu_, kv, q, phase, {1, 2, 17, 48, 80, kPositions});
-    for (int32_t r = 0; r < kPositions; ++r) {
-      ASSERT_TRUE(SameBits(pieces.view().row(r), whole.view().row(r), whole.view_cols))
-          << form << " row " << r;
-      for (int64_t i = 0; i < want.view_cols; ++i) {
-        const float expected = want.view().row(r)[i];
-        ASSERT_NEAR(whole.view().row(r)[i], expected, 3e-2F * (1 + std::fabs(expected)))
-            << form << " row " << r << " column " << i;
+    const TestMatrix want = RunAttention(*cpu_, kv, q, phase, DType::kBF16, {kPositions});
+    for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+      const std::string form =
+          fmt::format("{}, {}", phase == Phase::kDecode ? "absorbed" : "expanded", DTypeName(type));
+      const TestMatrix whole = RunAttention(*gpu_, kv, q, phase, type, {kPositions});
+      const TestMatrix pieces =
+          RunAttention(*gpu_, kv, q, phase, type, {1, 2, 17, 48, 80, kPositions});
+      // Three bits of mantissa: entries are off by up to a sixteenth.
+      const float tolerance = type == DType::kBF16 ? 3e-2F : 0.2F;
+      for (int32_t r = 0; r < kPositions; ++r) {
+        ASSERT_TRUE(SameBits(pieces.view().row(r), whole.view().row(r), whole.view_cols))
+            << form << " row " << r;
+        for (int64_t i = 0; i < want.view_cols; ++i) {
+          const float expected = want.view().row(r)[i];
+          ASSERT_NEAR(whole.view().row(r)[i], expected, tolerance * (1 + std::fabs(expected)))
+              << form << " row " << r << " column " << i;
+        }
       }
     }
   }

@@ -71,6 +71,10 @@ CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
 
 void CudaOps::Synchronize() const {
   CheckCuda(cudaStreamSynchronize(stream_), "waiting for the device");
+}
+
+void CudaOps::WaitForResults() const {
+  Synchronize();
   idle_since_ = Clock::now();
 }
 

@@ -44,6 +44,8 @@ class CudaOps : public Ops {
   cudaStream_t stream() const { return stream_; }
   /// Waits until all that was launched is done.
   void Synchronize() const;
+  /// The same at the end of a step's work: nothing is launched until the host has read the results.
+  void WaitForResults() const;
 
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }

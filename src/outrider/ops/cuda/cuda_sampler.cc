@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/sampling/token_mask.h"
@@ -38,7 +39,7 @@ void CudaSampler::HostSampler::MakeLogits(const Context& context, const HeadRows
                         static_cast<size_t>(logits.cols) * sizeof(float),
                         static_cast<size_t>(logits.rows), cudaMemcpyDeviceToHost, ops.stream()),
       "copying logits to the host");
-  ops.Synchronize();
+  ops.WaitForResults();
 }
 
 bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) const {
@@ -124,6 +125,12 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
 }
 
+void CudaSampler::DrawFrom(const Context& /*context*/, Tensor /*logits*/,
+                           std::span<const DrawRequest> /*requests*/,
+                           std::span<int32_t> /*tokens*/) {
+  OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
+}
+
 void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens) {
   size_t num_rows = 0;
   for (const DrawnRows& drawn : drawn_rows_) num_rows += static_cast<size_t>(drawn.num_rows);
@@ -153,7 +160,7 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
   CheckCuda(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(), num_rows * sizeof(int32_t),
                             cudaMemcpyDeviceToHost, ops_.stream()),
             "copying tokens to the host");
-  ops_.Synchronize();
+  ops_.WaitForResults();
   drawn_ = {reinterpret_cast<const int32_t*>(host_tokens_.data()), num_rows};
 }
 

@@ -26,6 +26,9 @@ class CudaSampler : public StepSampler {
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             int32_t num_tokens, std::span<int32_t> tokens) override;
+  /// Not reached: a drafter of blocks is refused at start (hopper_networks.h).
+  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
+                std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override {
     host_.Score(context, rows, requests);
@@ -44,7 +47,7 @@ class CudaSampler : public StepSampler {
 
   /// The rows of logits of one request, on the device.
   struct DrawnRows {
-    SlotSampling sampling;
+    SlotSampling sampling = {};
     int32_t first_row = 0;  // of HeadRows::rows
     int32_t num_rows = 1;
     int64_t position = 0;  // of the token that the first row predicts

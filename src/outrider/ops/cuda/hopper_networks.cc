@@ -7,11 +7,10 @@
 
 namespace outrider::cuda {
 
-const MlaSpec& MlaOf(const LayerSpec& spec) { return std::get<MlaSpec>(spec.attention); }
-
-int SharedExperts(const MoeSpec& moe) { return static_cast<int>(moe.shared_width / moe.width); }
-
 namespace {
+
+/// The shared MLP as experts of the routed ones' width.
+int64_t SharedExperts(const MoeSpec& moe) { return moe.shared_width / moe.width; }
 
 void Require(bool runs, const char* what, int64_t value, const char* what_runs) {
   if (runs) return;
@@ -55,7 +54,7 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
     Require(std::holds_alternative<MlaSpec>(spec.attention) && spec.attention == first.attention &&
                 spec.rotary == first.rotary,
             "the attention of layer", i, "latent attention of one shape in all layers");
-    CheckAttention(MlaOf(spec));
+    CheckAttention(std::get<MlaSpec>(spec.attention));
     if (const MoeSpec* moe = spec.moe()) CheckMoe(*moe);
     if (const DenseMlpSpec* dense = spec.dense()) {
       Require(dense->width % 8 == 0, "intermediate_size", dense->width, "multiples of 8");

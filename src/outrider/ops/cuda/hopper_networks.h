@@ -5,11 +5,6 @@
 
 namespace outrider::cuda {
 
-/// The latent attention of a layer.
-const MlaSpec& MlaOf(const LayerSpec& spec);
-/// The shared MLP of an MoE layer as experts of the routed ones' width.
-int SharedExperts(const MoeSpec& moe);
-
 /// Throws Error for a network that the Hopper kernels do not run, with what they do run.
 void CheckRunsOnHopper(const ModelConfig& config, int num_mtp_modules);
 

@@ -32,7 +32,12 @@ RotaryTable TableOf(const Rotary& rotary) {
 
 void CheckShape(const MlaShape& s, const LayerCache& cache) {
   OUTRIDER_CHECK(s.latent == kLatentWidth && s.rope == kRopeWidth && cache.width == kMlaKeyDim &&
-                 cache.dtype == DType::kBF16);
+                 (cache.dtype == DType::kBF16 || cache.dtype == DType::kF8E4M3));
+}
+
+/// Entries of 8 bits are stored as they are, without a scale.
+MlaCacheType TypeOf(const LayerCache& cache) {
+  return cache.dtype == DType::kBF16 ? MlaCacheType::kBf16 : MlaCacheType::kE4m3;
 }
 
 int PowerOfTwo(int64_t value, int least) {
@@ -75,6 +80,7 @@ void CudaOps::WriteLatentEntries(const Context& context, const MlaShape& s,
   params.rotary = TableOf(args.rotary);
   params.slot_mapping = Cast(inputs).Of(args.cache).slots;
   params.cache = args.cache.data;
+  params.cache_type = TypeOf(args.cache);
   if (args.q_norm != nullptr) {
     // The kernel reads both from rows of one stride.
     OUTRIDER_CHECK(Fits(args.q_down, kv.dtype) && args.q_down.stride == kv.stride &&
@@ -173,6 +179,7 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   params.block_table = requests.block_tables;
   params.block_table_stride = requests.block_table_stride;
   params.cache = args.cache.data;
+  params.cache_type = TypeOf(args.cache);
   // As the kernel counts them, see CacheInputs.
   params.num_blocks = Int(int64_t{args.cache.num_blocks} * args.cache.block_stride /
                           (int64_t{args.cache.block_size} * args.cache.width));
@@ -227,6 +234,7 @@ void CudaOps::OnePrompt(const Context& context, const MlaShape& s, const KvUpWei
                               .block_table = prompt.block_table,
                               .page_size = args.cache.block_size,
                               .cache = args.cache.data,
+                              .cache_type = TypeOf(args.cache),
                               .latent = latent.data,
                               .rope = rope.data},
                              stream_),

@@ -16,7 +16,7 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kSmallest = size_t{32} << 20;  // of an allocation
 constexpr size_t kChunkBytes = size_t{32} << 20;
 constexpr int64_t kScaleBlock = 128;
-constexpr int64_t kRowsPerTask = 16;
+constexpr int64_t kTaskBytes = int64_t{128} << 10;  // that a thread reads at a time
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -133,9 +133,10 @@ void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
     }
     chunk.copied.Wait();
     auto* const rows = reinterpret_cast<T*>(chunk.memory.data());
-    pool_.ParallelForThrowing(Ceil(count, kRowsPerTask), [&](int64_t task) {
-      const int64_t first = task * kRowsPerTask;
-      const int64_t n = std::min(kRowsPerTask, count - first);
+    const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
+    pool_.ParallelForThrowing(Ceil(count, rows_per_task), [&](int64_t task) {
+      const int64_t first = task * rows_per_task;
+      const int64_t n = std::min(rows_per_task, count - first);
       read(part.first_row + done + first, n, rows + first * part.cols);
     });
     CheckCuda(cudaMemcpyAsync(static_cast<std::byte*>(to) + done * row_bytes, rows, bytes,
@@ -162,11 +163,11 @@ void TensorUpload::ReadBf16(const OpenPart& from, void* to) {
     return;
   }
   CopyRows<BFloat16>(from, to, [&](int64_t first, int64_t count, BFloat16* out) {
-    std::vector<float> values(static_cast<size_t>(count * tensor.cols()));
-    tensor.ReadRows(first, count, values.data());
+    if (part.cols == tensor.cols()) return tensor.ReadBFloat16(first, count, out);
+    std::vector<BFloat16> rows(static_cast<size_t>(count * tensor.cols()));
+    tensor.ReadBFloat16(first, count, rows.data());
     for (int64_t r = 0; r < count; ++r) {
-      const float* const row = values.data() + r * tensor.cols() + part.first_col;
-      for (int64_t i = 0; i < part.cols; ++i) *out++ = ToBFloat16(row[i]);
+      out = std::copy_n(rows.data() + r * tensor.cols() + part.first_col, part.cols, out);
     }
   });
 }

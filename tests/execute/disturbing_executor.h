@@ -1,0 +1,93 @@
+// An executor around another that disturbs it without changing what it gives: pages that a request
+// gets hold NaN until they are written, and the host and the device stop at random moments.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/execute/inline_executor.h"
+
+namespace outrider {
+
+/// What a device is asked to do.
+struct Disturbances {
+  std::function<void(std::byte* memory, size_t bytes)> fill_with_ones;  // every bit: NaN
+  std::function<void()> stall;  // the device waits for a moment, the host does not; may be null
+};
+
+class DisturbingExecutor : public Executor {
+ public:
+  /// Over an InlineExecutor of `parts`, whose cache groups all keep the whole history.
+  DisturbingExecutor(InlineExecutorParts parts, uint32_t seed, Disturbances disturbances)
+      : cache_(*parts.cache),
+        random_(seed),
+        disturbances_(std::move(disturbances)),
+        known_pages_(static_cast<size_t>(parts.num_slots)),
+        inner_(std::make_unique<InlineExecutor>(std::move(parts))) {
+    for (const CacheGroupSpec& group : cache_.config().groups) {
+      OUTRIDER_CHECK(group.kind == CacheGroupKind::kFullHistory);
+    }
+  }
+
+  int32_t vocab_size() const override { return inner_->vocab_size(); }
+  std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
+  int32_t max_in_flight() const override { return inner_->max_in_flight(); }
+  void Admit(const SlotAdmission& admission) override {
+    std::vector<size_t>& known = known_pages_[static_cast<size_t>(admission.slot)];
+    known.clear();
+    for (const CacheGroupSpec& group : cache_.config().groups) {
+      known.push_back(static_cast<size_t>(admission.cached_tokens / group.tokens_per_block));
+    }
+    inner_->Admit(admission);
+  }
+  void Release(int32_t slot) override { inner_->Release(slot); }
+  Ticket Launch(const StepPlan& plan, int32_t num_drafts) override {
+    for (const PlannedRequest& request : plan.requests) PoisonNewPages(request);
+    Stall();
+    return inner_->Launch(plan, num_drafts);
+  }
+  std::span<const RequestResult> Wait(Ticket ticket) override {
+    Stall();
+    return inner_->Wait(ticket);
+  }
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override {
+    Stall();
+    return inner_->WaitDrafts(ticket);
+  }
+  ExecutorSeconds seconds() const override { return inner_->seconds(); }
+  ReplayCounts passes() const override { return inner_->passes(); }
+
+ private:
+  void PoisonNewPages(const PlannedRequest& request) {
+    std::vector<size_t>& known = known_pages_[static_cast<size_t>(request.slot)];
+    const int64_t bytes = cache_.config().PageBytes();
+    for (size_t g = 0; g < known.size(); ++g) {
+      const std::vector<int32_t>& table = request.tables->blocks()[g];
+      for (; known[g] < table.size(); ++known[g]) {
+        disturbances_.fill_with_ones(cache_.layer(0).data + table[known[g]] * bytes,
+                                     static_cast<size_t>(bytes));
+      }
+    }
+  }
+
+  void Stall() {
+    const uint32_t kind = random_() % 16;
+    if (kind == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1000));
+    if (kind == 1 && disturbances_.stall) disturbances_.stall();
+  }
+
+  KvCache& cache_;
+  std::mt19937 random_;
+  Disturbances disturbances_;
+  std::vector<std::vector<size_t>> known_pages_;  // by slot and group
+  std::unique_ptr<InlineExecutor> inner_;
+};
+
+}  // namespace outrider
