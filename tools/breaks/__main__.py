@@ -2,7 +2,7 @@
 
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
-                                            steps_in_flight, windows, hopper
+                                            steps_in_flight, windows, caches, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import time
 
+import caches
 import hopper
 import server
 import speculation
@@ -41,12 +42,12 @@ PLACE_OF = {  # of a test program, under tests/
                      "step_inputs_test"), "kernels/cuda"),
     "families_test": "networks/cuda",
     **{f"{room}_test": room for room in ("batch", "draft", "engine", "execute", "networks",
-                                         "sampling", "schedule", "server")}}
+                                         "ops", "sampling", "schedule", "server")}}
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
-         "windows": windows, "hopper": hopper}
+         "windows": windows, "caches": caches, "hopper": hopper}
 TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | \
-    windows.TOPICS | hopper.TOPICS
+    windows.TOPICS | caches.TOPICS | hopper.TOPICS
 
 
 class CannotTell(Exception):
