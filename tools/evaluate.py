@@ -3,8 +3,8 @@
 
 For each number of draft tokens k, and for the k that the server chooses, a server is started, asked
 every problem at each concurrency at temperature 0, and stopped. The answers must be right, the same
-texts byte for byte whatever k and the concurrency are, and with k = 3 accepted in lengths that make
-speculation worth it. Prints a table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
+texts byte for byte whatever k and the concurrency are, and with k = 3 (--acceptance-k) accepted in
+lengths that make speculation worth it. Prints a table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
 Longer than most files: asking, checking and the table share their records.
 
   python3 tools/evaluate.py                                     # the bundled model, chat form
@@ -244,7 +244,7 @@ def measure(server, args, spec_tokens, concurrency, problems, failures):
             f"{row.name()}: accuracy {row.accuracy:.3f} is below {args.min_accuracy}; e.g. problem "
             f"{wrong} ({problems[wrong]['question']!r}): {answers[wrong].text!r}, not "
             f"{problems[wrong]['number']}")
-    if spec_tokens == 3 and row.acceptance.length() < args.min_acceptance_length:
+    if spec_tokens == args.acceptance_k and row.acceptance.length() < args.min_acceptance_length:
         failures.append(f"{row.name()}: acceptance length {row.acceptance.length():.2f} is below "
                         f"{args.min_acceptance_length}")
     return row
@@ -389,7 +389,9 @@ def parse_arguments():
     parser.add_argument("--spec-tokens", type=spec_tokens, default=[0, 1, 2, 3, "adaptive"],
                         metavar="K,...", help="of the rows; adaptive: as many as the server finds best")
     parser.add_argument("--min-accuracy", type=float, default=0.99)
-    parser.add_argument("--min-acceptance-length", type=float, default=3.5, help="of k = 3")
+    parser.add_argument("--min-acceptance-length", type=float, default=3.5)
+    parser.add_argument("--acceptance-k", type=int, default=3, metavar="K",
+                        help="the k that --min-acceptance-length is for (default: 3)")
     parser.add_argument("--start-timeout", type=float, default=120, metavar="SECONDS")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--report", metavar="FILE", help="write what is printed there too")

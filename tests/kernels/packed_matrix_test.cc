@@ -76,9 +76,13 @@ TEST(PackedMatrix, CodesOfFourBitsLieWhereTheLayoutSaysWithTheirExponentsBehind)
   PackFp4Panel(w, 1, codes.data() + 16 * 32, exponents.data() + 32, 3);
   EXPECT_EQ(w.exponents(1), reinterpret_cast<const uint8_t*>(storage.data()) + 1024 + 32);
   for (int64_t n = 0; n < 32; ++n) {
-    for (int64_t i = 0; i < cols / 2; ++i) {
-      EXPECT_EQ(static_cast<uint8_t>(storage.data()[n / 16 * 512 + i * 16 + n % 16]),
-                n < rows ? codes[static_cast<size_t>(n * 32 + i)] : 0);
+    for (int64_t k = 0; k < cols; ++k) {
+      // Columns 8 * j, + 2, + 4, + 6, then 8 * j + 1, ... are the word's codes from the lowest on.
+      const int64_t place = k % 2 * 4 + k % 8 / 2;
+      const auto byte =
+          static_cast<uint8_t>(storage.data()[n / 16 * 512 + k / 8 * 64 + n % 16 * 4 + place / 2]);
+      const int packed = n < rows ? codes[static_cast<size_t>(n * 32 + k / 2)] : 0;
+      EXPECT_EQ(place % 2 == 0 ? byte & 15 : byte >> 4, k % 2 == 0 ? packed & 15 : packed >> 4);
     }
     for (int64_t g = 0; g < 2; ++g) {
       EXPECT_EQ(w.exponents(n / 16)[g * 16 + n % 16],

@@ -53,6 +53,10 @@ TEST(EntryCodec, EntriesAreCodesInGroupsWithAScaleEach) {
       std::vector<float> row = RandomRow(160, random);
       if (slot == 3) std::fill_n(row.begin(), 64, 1e-6F);  // below the least magnitude
       if (slot == 4) std::fill_n(row.begin(), 64, 0.0F);
+      if (slot == 5) {  // the largest code with the least one
+        std::fill_n(row.begin(), 64, 0x1p-9F / 4);
+        row[7] = 448.0F / 4;
+      }
       StoreEntry(layer, slot, row.data());
       std::vector<std::byte> buffer(160 * sizeof(float));
       const std::byte* entry = LoadEntry(layer, slot, buffer.data());

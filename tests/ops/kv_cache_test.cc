@@ -77,7 +77,8 @@ TEST(KvCacheTest, GroupsShareThePages) {
 
 TEST(KvCacheTest, LayersOfAGroupMayHaveWidthsRatiosAndTypesOfTheirOwn) {
   const CacheConfig config{.groups = {{.name = "full", .tokens_per_block = 32}}, .num_pages = 3};
-  const std::vector<CacheLayerSpec> layers = {{0, 5, 4}, {0, 7, 16}, {0, 3, 1, CacheUse::kState}, {0, 4}};
+  const std::vector<CacheLayerSpec> layers = {
+      {0, 5, 4}, {0, 7, 16}, {0, 3, 1, CacheUse::kState}, {0, 4}};
   KvCache cache(HostDevice(), config, layers, DType::kBF16);
   // For 16 tokens: 4 entries of 5, one of 7 in whole multiples of 4 bytes, 16 of 3 floats, 16 of 4.
   EXPECT_EQ(cache.config().groups[0].unit_tokens, 16);

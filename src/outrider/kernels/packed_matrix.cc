@@ -125,8 +125,13 @@ void PackFp4Panel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
     std::fill_n(panel_exponents, groups * kPanelRows, uint8_t{127});
   }
   for (int64_t n = 0; n < count; ++n) {
-    for (int64_t i = 0; i < bytes; ++i) {
-      panel[i * kPanelRows + n] = std::byte{codes[n * bytes + i]};
+    for (int64_t k = 0; k < matrix.cols; k += 8) {
+      uint32_t word = 0;
+      for (int64_t i = k; i < k + 8; ++i) {
+        const uint32_t code = codes[n * bytes + i / 2] >> i % 2 * 4 & 15U;
+        word |= code << Fp4Bit(i);
+      }
+      std::memcpy(panel + (k / 8 * kPanelRows + n) * 4, &word, sizeof(word));
     }
     for (int64_t g = 0; g < groups; ++g) {
       panel_exponents[g * kPanelRows + n] = exponents[n * groups + g];

@@ -11,6 +11,9 @@ namespace outrider {
 /// Output rows per panel.
 inline constexpr int64_t kPanelRows = 16;
 
+/// Where a column's code begins in its word of a kF4E2M1 matrix (PackedMatrix).
+constexpr int64_t Fp4Bit(int64_t k) { return k % 2 * 16 + k % 8 / 2 * 4; }
+
 /// What the elements of a packed weight are. Formats of 8 and 4 bits have scales, and a number of
 /// columns that is a multiple of 4 or of kFp4Group.
 struct PackedFormat {
@@ -33,8 +36,10 @@ struct PackedFormat {
 ///            n / 8 * 2 + k % 2. Behind the last panel the scales, [panels, scale_groups()]:
 ///            one for every scale_cols columns of a panel.
 ///   kF4E2M1: W[n, k] = code * 2^(e - 127), a bfloat16 value; e of row n and of kFp4Group columns.
-///            The codes of (n, k) and, in the upper half, (n, k + 1) at byte k / 2 * 16 + n, for
-///            even k. Behind the last panel the bytes e, [panels, cols / kFp4Group, 16].
+///            Eight columns of a row are a word of 32 bits (little endian), the code of (n, k) in
+///            the four bits from Fp4Bit(k) on of word k / 8 * 16 + n: words as halves of 16 bits
+///            are pairs of columns, as kBF16 has them, four times. Behind the last panel the bytes
+///            e, [panels, cols / kFp4Group, 16].
 ///   kI8:     W[n, k] = code * scale of row n; the code of (n, k) at byte k * 16 + n. Behind the
 ///            last panel the scales, [panels, 16].
 struct PackedMatrix {

@@ -42,7 +42,8 @@ struct PanelProduct {
   bool accumulate = false;        // y += instead of y =
   const float* scales = nullptr;  // kI8: 16 per panel; kF8E4M3: scales_per_panel
   int64_t scales_per_panel = 0;
-  int64_t scale_cols = 0;  // kF8E4M3: columns that share a scale
+  int64_t scale_cols = 0;              // kF8E4M3: columns that share a scale
+  const uint8_t* exponents = nullptr;  // kF4E2M1: [num_panels, cols / kFp4Group, 16]
   // Scratch, 64-byte aligned.
   float* sums = nullptr;     // PanelProductScratch(rows) floats; with x_tiles TileProductScratch
   float* widened = nullptr;  // kWidenedWeights floats
@@ -189,6 +190,10 @@ struct LeafKernels {
   /// y[k] = x[k] * scales[k / group], for k < n, times a power of two that multiply_panels of the
   /// same set takes out again. Its way of reading e4m3 codes needs that factor.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
+
+  /// Up to this many rows multiply_panels takes panels of kF4E2M1: rows of x, and rows in tiles.
+  int64_t max_rows_of_fp4 = 0;
+  int64_t max_tiled_rows_of_fp4 = 0;
 
   /// Widens one panel of kF4E2M1 [16, cols] to a panel of kBF16, 64-byte aligned, with the same
   /// values (PackedMatrix).

@@ -260,6 +260,7 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .scales = x == task.x && eight_bit ? w.scales(run.first) : nullptr,
       .scales_per_panel = ScalesPerPanel(w.format, w.cols),
       .scale_cols = w.format.scale_cols,
+      .exponents = dtype == DType::kF4E2M1 ? w.exponents(run.first) : nullptr,
       .sums = scratch.Take<float>(task.tiles != nullptr ? TileProductScratch(task.num_rows)
                                                         : PanelProductScratch(task.num_rows)),
       .widened = scratch.Take<float>(kWidenedWeights),
@@ -293,6 +294,12 @@ void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
   }
 }
 
+/// Whether multiply_panels reads the codes of FP4 for a task's rows.
+bool ReadsFp4(const LeafKernels& leaves, const Task& task) {
+  return task.num_rows <=
+         (task.tiles != nullptr ? leaves.max_tiled_rows_of_fp4 : leaves.max_rows_of_fp4);
+}
+
 /// Runs of panels that are widened to bfloat16 first.
 void RunFp4Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
   const PackedMatrix& w = *task.job->w;
@@ -322,7 +329,7 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   const bool widened_first = task.num_rows > leaves.max_rows_widened_in_registers;
   const bool scales_weights = widened_first && format.power_of_two_scales;
   const bool scales_sums = task.bf16_dot_order;
-  if (format.dtype == DType::kF4E2M1) {
+  if (format.dtype == DType::kF4E2M1 && !ReadsFp4(leaves, task)) {
     RunFp4Task(leaves, task, scratch);
   } else if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
     RunFp8Task(leaves, task, scratch);

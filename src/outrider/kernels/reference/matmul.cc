@@ -22,9 +22,10 @@ float PanelValue(const PackedMatrix& w, int64_t p, const std::byte* panel, int64
       return Float8E4M3ToFloat(
           static_cast<uint8_t>(panel[k / 2 * 32 + n % 8 * 4 + n / 8 * 2 + k % 2]));
     case DType::kF4E2M1: {
-      const auto codes = static_cast<uint8_t>(panel[k / 2 * kPanelRows + n]);
+      const uint32_t word = reinterpret_cast<const uint32_t*>(panel)[k / 8 * kPanelRows + n];
       const uint8_t exponent = w.exponents(p)[k / kFp4Group * kPanelRows + n];
-      return Float4E2M1ToFloat(k % 2 == 0 ? codes : codes >> 4) * Float8E8M0ToFloat(exponent);
+      return Float4E2M1ToFloat(static_cast<uint8_t>(word >> Fp4Bit(k) & 15U)) *
+             Float8E8M0ToFloat(exponent);
     }
     case DType::kI8:
       return static_cast<int8_t>(panel[k * kPanelRows + n]);

@@ -37,6 +37,7 @@ constexpr LeafKernels kLeaves = [] {
   leaves.max_fp8_weights_as_bf16 = int64_t{512}
                                    << 10;  // measured: smaller matrices are slower as codes
   leaves.multiply_panels = MultiplyPanels;
+  leaves.max_tiled_rows_of_fp4 = kFewGroups * kTileRows;
   leaves.min_rows_for_tiles = LeastRowsOfTiles;
   leaves.nanoseconds_per_tile_fma = 1.0 / 600;
   leaves.round_to_tiles = avx512::RoundToTiles;

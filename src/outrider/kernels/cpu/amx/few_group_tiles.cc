@@ -4,9 +4,9 @@
 // Four panels go at a time with one group, two with two, and one with more, in tiles of 32 columns,
 // and sums stay in tiles from the first column to the last, or to the last that shares a scale. A
 // tile waits for lines that come from memory or L2, and what follows waits behind it: so lines are
-// fetched into L1 shortly before. Codes of 8 bits cost two conversions and a merge, whatever the
-// number of rows: before a tile is multiplied, the panel's next one is widened to bfloat16, in L1.
-// Turns this short let the processor do both at once.
+// fetched into L1 shortly before. Codes of 8 bits cost two conversions and a merge, and those of 4
+// a lookup and an addition, whatever the number of rows: before a tile is multiplied, the panel's
+// next one is widened to bfloat16, in L1. Turns this short let the processor do both at once.
 
 #include <immintrin.h>
 
@@ -54,7 +54,7 @@ class Panels {
   }
 
  private:
-  static constexpr bool kIsNarrow = W::kRound == 4;    // weights of 8 bits
+  static constexpr bool kIsNarrow = W::kRound >= 4;    // codes
   static constexpr bool kHasGroups = W::kFactor != 0;  // columns that share a scale
   static constexpr int64_t kStreamTileBytes = kTileCols / W::kRound * W::kRoundBytes;
   static constexpr int64_t kTilesAhead = avx512::kReadAheadBytes / (P * kStreamTileBytes);
@@ -89,18 +89,19 @@ class Panels {
     const std::byte* from = StreamTile(tile, p);
     std::byte* to = MadeTile(tile, p);
     const std::byte* const end = to + kTileBytes;
+    const CodeWidener<W> widener(product_, first_ + p, tile);
     const auto widen_next = [&] {
       FetchLine(from + ahead);
-      WidenCodes<W>(from, to);
-      from += 64;
-      to += 128;
+      widener.Widen(from, to);
+      from += W::kRoundBytes;
+      to += W::kRound * 2 * kPanelRows;
     };
     if (tile < whole_tiles_) {
 #pragma GCC unroll 8
-      for (int64_t k = 0; k < kTileCols; k += 4) widen_next();
+      for (int64_t k = 0; k < kTileCols; k += W::kRound) widen_next();
       return;
     }
-    for (int64_t k = tile * kTileCols; k < product_.cols; k += 4) widen_next();
+    for (int64_t k = tile * kTileCols; k < product_.cols; k += W::kRound) widen_next();
     for (; to < end; to += 64) _mm512_store_si512(to, _mm512_setzero_si512());
   }
 
@@ -249,6 +250,8 @@ void MultiplyFewGroupsByTiles(const PanelProduct& product) {
       return Multiply<avx512::Fp8Weights>(product);
     case DType::kI8:
       return Multiply<avx512::Int8Weights>(product);
+    case DType::kF4E2M1:
+      return Multiply<Fp4Weights>(product);
     default:
       return Multiply<avx512::BFloat16Weights>(product);
   }

@@ -14,6 +14,7 @@ inline constexpr int64_t kLeastRowsOfTiles = 3;
 /// rows in tiles.
 void MultiplyByPairs(const PanelProduct& product);
 void MultiplyByTiles(const PanelProduct& product);
+void MultiplyFp4ByPairs(const PanelProduct& product);  // MultiplyByPairs calls it
 
 /// Most groups of kTileRows rows that few_group_tiles.cc multiplies; MultiplyByTiles calls it.
 inline constexpr int kFewGroups = 4;

@@ -200,6 +200,8 @@ void MultiplyByPairs(const PanelProduct& product) {
       return MultiplyFormat<avx512::Fp8Weights>(product);
     case DType::kI8:
       return MultiplyFormat<avx512::Int8Weights>(product);
+    case DType::kF4E2M1:
+      return MultiplyFp4ByPairs(product);
     default:
       return MultiplyFormat<avx512::BFloat16Weights>(product);
   }

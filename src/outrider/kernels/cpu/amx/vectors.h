@@ -5,13 +5,14 @@
 
 #include <cstdint>
 
-#include "outrider/kernels/cpu/avx2/vectors.h"
+#include "outrider/kernels/cpu/avx512/vectors.h"
 
 namespace outrider::cpu::amx {
 // One copy per leaf file: these must not become shared symbols with AVX-512 code.
 namespace {  // NOLINT(google-build-namespaces)
 
 using avx2::Least;
+using avx512::StoreSums;
 
 /// While it lives, vector instructions take subnormal operands and results for zero, as the matrix
 /// unit does. What is to be computed so must not be inlined beside it.
@@ -29,15 +30,6 @@ class SubnormalsAreZero {
  private:
   uint32_t before_;
 };
-
-/// The finished sums of a panel's outputs for one row go to y, or are added to what is there;
-/// `columns` are those that exist from the panel's first on.
-inline __attribute__((always_inline)) void StoreSums(__m512 sums, int64_t columns, bool accumulate,
-                                                     float* y) {
-  const auto mask = static_cast<__mmask16>(columns < 16 ? 0xffffU >> (16 - columns) : 0xffffU);
-  if (accumulate) sums = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sums);
-  _mm512_mask_storeu_ps(y, mask, sums);
-}
 
 }  // namespace
 }  // namespace outrider::cpu::amx

@@ -10,6 +10,7 @@ inline constexpr LeafKernels kLeaves = {
     .multiply_panels = MultiplyPanels,
     .max_rows_widened_in_registers = kMostRowsOfCodes,
     .scale_row = ScaleRow,
+    .max_rows_of_fp4 = kMostRowsOfFp4,
     .widen_fp4_panel = WidenFp4Panel,
     .round_to_bfloat16 = RoundToBFloat16Row,
     .attend_keys = AttendKeys,

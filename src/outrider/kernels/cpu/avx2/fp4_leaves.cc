@@ -1,6 +1,6 @@
-// Panels of FP4 codes as panels of bfloat16 (PackedMatrix). A byte holds the codes of a row for two
-// columns, which lie side by side as bfloat16. A magnitude's two bytes are looked up, the scale is
-// added to the exponent, and the sign is set.
+// Panels of FP4 codes as panels of bfloat16 (PackedMatrix), for more rows than fp4_tile.h takes. A
+// shift brings the codes of a pair of columns to the lowest bits of 16; a magnitude's two bytes are
+// looked up, the scale is added to the exponent, and the sign is set.
 
 #include <immintrin.h>
 
@@ -11,15 +11,12 @@ namespace outrider::cpu::avx2 {
 
 namespace {
 
-constexpr int64_t kPairsOfGroup = kFp4Group / 2;
+constexpr int64_t kWordCols = 8;  // whose codes of a row are a word
 
-/// Eight rows of an e2m1 matrix for two columns: 16 codes, whose scales are 2^(shift / 128).
-__m256i WidenCodes(const std::byte* codes, __m256i shift) {
-  const __m256i bytes =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-  const __m256i spread = _mm256_or_si256(bytes, _mm256_slli_epi32(bytes, 12));  // one per 16 bits
-  const __m256i magnitude = _mm256_and_si256(spread, _mm256_set1_epi16(7));
-  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(spread, _mm256_set1_epi16(8)), 12);
+/// The codes in the lowest bits of 16, whose scales are 2^(shift / 128), as bfloat16.
+__m256i WidenCodes(__m256i codes, __m256i shift) {
+  const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(7));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(8)), 12);
   // The lower byte of 0, 0.5, 1, 1.5, 2, 3, 4, 6 as bfloat16, then the upper one.
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
       0, 0, static_cast<char>(0x80), static_cast<char>(0xc0), 0, 0x40, static_cast<char>(0x80),
@@ -43,15 +40,18 @@ __m256i ExponentShift(const uint8_t* exponents) {
 }  // namespace
 
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to) {
+  auto* out = reinterpret_cast<__m256i*>(to);
   for (int64_t group = 0; group < cols; group += kFp4Group, exponents += kPanelRows) {
-    const __m256i low = ExponentShift(exponents);
-    const __m256i high = ExponentShift(exponents + 8);
-    for (int64_t pair = 0; pair < kPairsOfGroup; ++pair) {
-      auto* out = reinterpret_cast<__m256i*>(to);
-      _mm256_storeu_si256(out, WidenCodes(codes, low));
-      _mm256_storeu_si256(out + 1, WidenCodes(codes + 8, high));
-      codes += kPanelRows;
-      to += 2 * kPanelRows;
+    const __m256i shifts[2] = {ExponentShift(exponents), ExponentShift(exponents + 8)};
+    for (int64_t k = 0; k < kFp4Group; k += kWordCols) {
+      for (int half = 0; half < 2; ++half, codes += 32) {
+        __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
+        for (int pair = 0; pair < kWordCols / 2; ++pair) {
+          _mm256_store_si256(out + pair * 2 + half, WidenCodes(words, shifts[half]));
+          words = _mm256_srli_epi16(words, 4);
+        }
+      }
+      out += kWordCols;
     }
   }
 }

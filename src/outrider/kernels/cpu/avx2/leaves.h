@@ -8,6 +8,8 @@ namespace outrider::cpu::avx2 {
 
 /// Rows up to which codes of 8 bits are widened in registers, for each tile of rows anew.
 inline constexpr int64_t kMostRowsOfCodes = 16;
+/// Most rows that panels of kF4E2M1 are multiplied with.
+inline constexpr int64_t kMostRowsOfFp4 = 4;
 void MultiplyPanels(const PanelProduct& product);
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
 void ScaleRow(const float* x, const float* scales, int64_t group, int64_t n, float* y);

@@ -16,6 +16,7 @@
 
 #include <type_traits>
 
+#include "outrider/kernels/cpu/avx2/fp4_tile.h"
 #include "outrider/kernels/cpu/avx2/leaves.h"
 #include "outrider/kernels/cpu/avx2/panel_tile.h"
 #include "outrider/kernels/cpu/avx2/three_panel_tile.h"
@@ -262,6 +263,36 @@ void Multiply(const PanelProduct& product) {
   }
 }
 
+/// All panels in tiles of P, and what is left one by one.
+template <int R, int P>
+void MultiplyFp4(const PanelProduct& product) {
+  const int64_t ahead = P == 1 ? kReadAheadOneStream : kReadAheadBytes / 4;
+  int64_t first = 0;
+  const auto multiply = [&](auto tile, int64_t panels) {
+    for (; first + panels <= product.num_panels; first += panels) {
+      tile(product, first, ahead, product.sums);
+      for (int64_t p = 0; p < panels; ++p) {
+        Finish<PlainWeights>(product, first + p, product.sums + p * R * 16);
+      }
+    }
+  };
+  multiply(MultiplyFp4Tile<R, P>, P);
+  multiply(MultiplyFp4Tile<R, 1>, 1);
+}
+
+void MultiplyFewRowsByFp4(const PanelProduct& product) {
+  switch (product.rows) {
+    case 1:
+      return MultiplyFp4<1, 2>(product);
+    case 2:
+      return MultiplyFp4<2, 1>(product);
+    case 3:
+      return MultiplyFp4<3, 1>(product);
+    default:
+      return MultiplyFp4<kMostRowsOfFp4, 1>(product);
+  }
+}
+
 template <typename Fp8>
 void MultiplyFormat(const PanelProduct& product) {
   switch (product.format) {
@@ -271,6 +302,8 @@ void MultiplyFormat(const PanelProduct& product) {
       return Multiply<Fp8>(product);
     case DType::kI8:
       return Multiply<Int8Weights>(product);
+    case DType::kF4E2M1:
+      return MultiplyFewRowsByFp4(product);
     default:
       return Multiply<BFloat16Weights>(product);
   }

@@ -11,6 +11,7 @@ namespace outrider::cpu::avx512 {
 inline constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx2::kLeavesByFloat16;
   leaves.multiply_panels = MultiplyPanels;
+  leaves.max_rows_of_fp4 = kMostRowsOfCodes;
   leaves.widen_fp4_panel = WidenFp4Panel;
   leaves.max_rows_widened_in_registers = kMostRowsOfCodes;
   leaves.attend_keys = AttendKeys;

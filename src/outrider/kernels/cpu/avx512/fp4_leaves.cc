@@ -1,44 +1,52 @@
-// Panels of FP4 codes as panels of bfloat16 (PackedMatrix). A byte holds the codes of a row for two
-// columns, which lie side by side as bfloat16: a code is looked up, and the scale is added to the
-// exponent of what is not zero.
+// Products with FP4 codes of few rows of floats, each sum one chain of FMAs over k, and panels of
+// codes as panels of bfloat16 for more rows.
 
-#include <immintrin.h>
-
+#include "outrider/kernels/cpu/avx512/fp4_tiles.h"
 #include "outrider/kernels/cpu/avx512/leaves.h"
-#include "outrider/kernels/packed_matrix.h"
 
 namespace outrider::cpu::avx512 {
 
 namespace {
 
-constexpr int64_t kPairsOfGroup = kFp4Group / 2;
+struct Tiles {
+  static constexpr int64_t kMostPanels[kMostFp4Rows] = {4, 4, 4, 4, 3, 3, 2, 2};
+  static int64_t MostPanels(int64_t rows) { return kMostPanels[rows - 1]; }
 
-/// e2m1 codes as bfloat16, twice: the lookup takes the lower five bits of an index.
-alignas(64) constexpr uint16_t kFp4Values[32] = {
-    0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
-    0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
-    0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+  template <int R>
+  static constexpr Fp4TileFunction kOfRows[4] = {
+      MultiplyFp4Tile<R, 1, false>, MultiplyFp4Tile<R, 2, false>,
+      MultiplyFp4Tile<R, kMostPanels[R - 1] >= 3 ? 3 : 1, false>,
+      MultiplyFp4Tile<R, kMostPanels[R - 1] >= 4 ? 4 : 1, false>};
+
+  static Fp4TileFunction Of(int64_t rows, int64_t panels) {
+    static constexpr const Fp4TileFunction* kOf[kMostFp4Rows] = {kOfRows<1>, kOfRows<2>, kOfRows<3>,
+                                                                 kOfRows<4>, kOfRows<5>, kOfRows<6>,
+                                                                 kOfRows<7>, kOfRows<8>};
+    return kOf[rows - 1][panels - 1];
+  }
+};
+
+template <int kPair>
+__attribute__((always_inline)) inline void StorePairs(const Fp4PairReader& reader, __m512i codes,
+                                                      __m512i shift, BFloat16* to) {
+  if constexpr (kPair < kFp4WordCols / 2) {
+    _mm512_store_si512(to + kPair * 2 * kPanelRows, reader.Read<kPair>(codes, shift));
+    StorePairs<kPair + 1>(reader, codes, shift, to);
+  }
+}
 
 }  // namespace
 
+void MultiplyFewRowsByFp4(const PanelProduct& product) { MultiplyFp4<Tiles>(product); }
+
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to) {
-  const __m512i values = _mm512_load_si512(kFp4Values);
-  const __m512i magnitude_bits = _mm512_set1_epi16(7);
+  const Fp4PairReader reader;
   for (int64_t group = 0; group < cols; group += kFp4Group, exponents += kPanelRows) {
-    const __m512i wide =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents)));
-    const __m512i twice = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
-    const __m512i shift = _mm512_slli_epi16(_mm512_sub_epi16(twice, _mm512_set1_epi16(127)), 7);
-    for (int64_t pair = 0; pair < kPairsOfGroup; ++pair) {
-      const __m512i bytes =
-          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-      // The lower four bits of each 16 are a code; the lookup takes five, and its table repeats.
-      const __m512i spread = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
-      const __mmask32 is_not_zero = _mm512_test_epi16_mask(spread, magnitude_bits);
-      const __m512i unscaled = _mm512_permutexvar_epi16(spread, values);
-      _mm512_storeu_si512(to, _mm512_mask_add_epi16(unscaled, is_not_zero, unscaled, shift));
-      codes += kPanelRows;
-      to += 2 * kPanelRows;
+    const __m512i shift = Fp4PairReader::Shift(exponents);
+    for (int64_t k = 0; k < kFp4Group; k += kFp4WordCols) {
+      StorePairs<0>(reader, _mm512_load_si512(codes), shift, to);
+      codes += kFp4WordBytes;
+      to += kFp4WordCols * kPanelRows;
     }
   }
 }

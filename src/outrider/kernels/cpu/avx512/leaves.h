@@ -8,6 +8,8 @@ namespace outrider::cpu::avx512 {
 
 inline constexpr int64_t kMostRowsOfCodes = 8;
 void MultiplyPanels(const PanelProduct& product);
+/// Of kF4E2M1 panels and up to kMostRowsOfCodes rows.
+void MultiplyFewRowsByFp4(const PanelProduct& product);
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
 void AttendKeys(const KeyBlock& block);
 void AttendEntries(const EntryBlock& block);

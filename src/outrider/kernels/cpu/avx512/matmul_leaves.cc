@@ -300,6 +300,8 @@ void MultiplyPanels(const PanelProduct& product) {
       return Multiply<Fp8Weights>(product);
     case DType::kI8:
       return Multiply<Int8Weights>(product);
+    case DType::kF4E2M1:
+      return MultiplyFewRowsByFp4(product);
     default:
       return Multiply<BFloat16Weights>(product);
   }

@@ -17,6 +17,15 @@ inline __attribute__((always_inline)) void MultiplyAdd(__m512 a, __m512 b, __m51
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
+/// The finished sums of a panel's outputs for one row go to y, or are added to what is there;
+/// `columns` are those that exist from the panel's first on.
+inline __attribute__((always_inline)) void StoreSums(__m512 sums, int64_t columns, bool accumulate,
+                                                     float* y) {
+  const auto mask = static_cast<__mmask16>(columns < 16 ? 0xffffU >> (16 - columns) : 0xffffU);
+  if (accumulate) sums = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sums);
+  _mm512_mask_storeu_ps(y, mask, sums);
+}
+
 /// The lower eight lanes plus the upper.
 inline __attribute__((always_inline)) __m256 AddHalves(__m512 x) {
   return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

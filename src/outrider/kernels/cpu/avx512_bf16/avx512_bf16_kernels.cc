@@ -29,6 +29,7 @@ void MultiplyPanels(const PanelProduct& product) {
 constexpr LeafKernels kLeaves = [] {
   LeafKernels leaves = avx512::kLeaves;
   leaves.multiply_panels = MultiplyPanels;
+  leaves.max_tiled_rows_of_fp4 = kMostRowsOfFp4;
   leaves.min_rows_for_tiles = LeastRowsOfTiles;
   leaves.nanoseconds_per_tile_fma = 1.0 / 100;
   leaves.attend_entries = AttendEntries;

@@ -12,6 +12,10 @@ inline constexpr int64_t kWidenedCols = kWidenedWeights * 2 / (kPanelGroup * 16)
 /// Products of rows in tiles, in the order of sums of VDPBF16PS (MatMulJob defines it).
 void MultiplyByDots(const PanelProduct& product);
 
+/// The same for kF4E2M1 panels and up to kMostRowsOfFp4 rows.
+inline constexpr int64_t kMostRowsOfFp4 = 8;
+void MultiplyFewRowsByFp4(const PanelProduct& product);
+
 void AttendEntries(const EntryBlock& block);
 
 /// For measuring the machine: kFmaChains independent VDPBF16PS per round.

@@ -336,6 +336,8 @@ void MultiplyByDots(const PanelProduct& product) {
       return Product<Fp8Codes>(product).Run();
     case DType::kI8:
       return Product<Int8Codes>(product).Run();
+    case DType::kF4E2M1:
+      return MultiplyFewRowsByFp4(product);
     default:
       return Product<PairWeights>(product).Run();
   }
