@@ -64,63 +64,85 @@ class Fp4Reader {
       _mm_set_epi64x(static_cast<int64_t>(0xc0c0c0c0bfbfbf80), 0x404040403f3f3f00));
 };
 
-/// Adds x[r][i] * W[n][i], i < kFp4WordCols, to the sums of half a panel.
-template <int kColumn, int R>
-inline __attribute__((always_inline)) void AddFp4Columns(const float* const (&x)[R], int64_t k,
-                                                         const Fp4Reader::Columns& columns,
-                                                         __m256 scales, __m256* (&sums)[R]) {
-  if constexpr (kColumn < kFp4WordCols) {
-    const __m256 weights = _mm256_mul_ps(columns.Read<kColumn>(), scales);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      MultiplyAdd(_mm256_broadcast_ss(x[r] + k + kColumn), weights, *sums[r]);
-    }
-    AddFp4Columns<kColumn + 1>(x, k, columns, scales, sums);
-  }
-}
-
 /// 2^(e - 127) of eight outputs.
 inline __attribute__((always_inline)) __m256 Fp4Scales(const uint8_t* exponents) {
   const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23));
 }
 
-/// Panels of a product from `first` on for all rows: each sum is one chain of FMAs over k. Sums go
-/// to `sums`, panel p, row r to sums + (p * R + r) * 16. Each panel's stream is fetched `ahead`
-/// bytes ahead.
-template <int R, int P>
-void MultiplyFp4Tile(const PanelProduct& product, int64_t first, int64_t ahead, float* sums) {
-  __m256 acc[R][P][2] = {};
-  const float* x[R];
+/// Where a tile is.
+template <int R>
+struct Fp4Place {
+  const std::byte* w;  // the first panel, at eight columns
+  int64_t panel_bytes;
+  const uint8_t* exponents;  // of the columns' group
+  int64_t panel_exponents;
+  const float* x[R];  // at these columns
+  int64_t ahead;
+};
+
+/// Adds x[r][i] * W[n][i], i < kFp4WordCols, to the sums of half a panel.
+template <int kColumn, int R>
+inline __attribute__((always_inline)) void AddFp4Columns(const Fp4Place<R>& place,
+                                                         const Fp4Reader::Columns& columns,
+                                                         __m256 scales, __m256 (&sums)[R]) {
+  if constexpr (kColumn < kFp4WordCols) {
+    const __m256 weights = _mm256_mul_ps(columns.Read<kColumn>(), scales);
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) x[r] = product.x[r];
-  const Fp4Reader reader;
-  const int64_t panel_bytes = product.panel_bytes;
-  const int64_t panel_exponents = product.cols / kFp4Group * kPanelRows;
-  const std::byte* w = product.panels + first * panel_bytes;
-  const uint8_t* exponents = product.exponents + first * panel_exponents;
-  for (int64_t k = 0; k < product.cols; k += kFp4WordCols, w += kFp4WordBytes) {
-    if (k > 0 && k % kFp4Group == 0) exponents += kPanelRows;
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      Prefetch(w + p * panel_bytes + ahead);
-      PrefetchFar(w + p * panel_bytes + 2 * ahead);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        __m256* half_sums[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) half_sums[r] = &acc[r][p][half];
-        AddFp4Columns<0>(x, k, reader.Read(w + p * panel_bytes + half * 32),
-                         Fp4Scales(exponents + p * panel_exponents + half * 8), half_sums);
-      }
+    for (int r = 0; r < R; ++r) {
+      MultiplyAdd(_mm256_broadcast_ss(place.x[r] + kColumn), weights, sums[r]);
     }
+    KeepLoadsInPlace();
+    AddFp4Columns<kColumn + 1>(place, columns, scales, sums);
+  }
+}
+
+/// The same for the halves of all panels from kHalf on.
+template <int kHalf, int R, int P>
+inline __attribute__((always_inline)) void AddFp4Halves(const Fp4Reader& reader,
+                                                        const Fp4Place<R>& place,
+                                                        __m256 (&sums)[2 * P][R]) {
+  if constexpr (kHalf < 2 * P) {
+    const std::byte* w = place.w + kHalf / 2 * place.panel_bytes;
+    if constexpr (kHalf % 2 == 0) {
+      Prefetch(w + place.ahead);
+      PrefetchFar(w + 2 * place.ahead);
+    }
+    const uint8_t* exponents = place.exponents + kHalf / 2 * place.panel_exponents + kHalf % 2 * 8;
+    AddFp4Columns<0>(place, reader.Read(w + kHalf % 2 * 32), Fp4Scales(exponents), sums[kHalf]);
+    AddFp4Halves<kHalf + 1, R, P>(reader, place, sums);
+  }
+}
+
+/// Panels of a product from `first` on for all rows: each sum is one chain of FMAs over k. Sums go
+/// to `to`, panel p, row r to to + (p * R + r) * 16. Each panel's stream is fetched `ahead` bytes
+/// ahead.
+template <int R, int P>
+__attribute__((noinline)) void MultiplyFp4Tile(const PanelProduct& product, int64_t first,
+                                               int64_t ahead, float* to) {
+  __m256 sums[2 * P][R] = {};
+  const Fp4Reader reader;
+  const int64_t panel_exponents = product.cols / kFp4Group * kPanelRows;
+  Fp4Place<R> place = {.w = product.panels + first * product.panel_bytes,
+                       .panel_bytes = product.panel_bytes,
+                       .exponents = product.exponents + first * panel_exponents,
+                       .panel_exponents = panel_exponents,
+                       .x = {},
+                       .ahead = ahead};
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) place.x[r] = product.x[r];
+  for (int64_t k = 0; k < product.cols; k += kFp4WordCols) {
+    if (k > 0 && k % kFp4Group == 0) place.exponents += kPanelRows;
+    AddFp4Halves<0, R, P>(reader, place, sums);
+    place.w += kFp4WordBytes;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) place.x[r] += kFp4WordCols;
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
+  for (int half = 0; half < 2 * P; ++half) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      _mm256_store_ps(sums + (p * R + r) * 16, acc[r][p][0]);
-      _mm256_store_ps(sums + (p * R + r) * 16 + 8, acc[r][p][1]);
+    for (int r = 0; r < R; ++r) {
+      _mm256_store_ps(to + (half / 2 * R + r) * 16 + half % 2 * 8, sums[half][r]);
     }
   }
 }
