@@ -37,7 +37,8 @@ void CheckOptions(const EngineOptions& o) {
     CheckPositive("--max-num-batched-tokens", *o.max_num_batched_tokens);
   }
   if (o.kv_cache_memory_bytes) CheckPositive("--kv-cache-memory-bytes", *o.kv_cache_memory_bytes);
-  if (!(o.gpu_memory_utilization > 0 && o.gpu_memory_utilization <= 1)) {
+  const bool is_share = o.gpu_memory_utilization > 0 && o.gpu_memory_utilization <= 1;
+  if (!is_share) {
     throw InvalidArgument("--gpu-memory-utilization is {}: it must be above 0 and at most 1",
                           o.gpu_memory_utilization);
   }

@@ -8,6 +8,10 @@ namespace outrider {
 
 namespace {
 
+// A device that makes keys of prompts anew makes those of some prompts together, of fewer than this
+// many or of one prompt.
+constexpr int32_t kPromptKeys = 32768;
+
 /// A pass of requests that have `rows` rows each behind `context` tokens.
 void Run(Network& network, KvCache& cache, Phase phase, int32_t requests, int32_t context,
          int32_t rows) {
@@ -18,6 +22,7 @@ void Run(Network& network, KvCache& cache, Phase phase, int32_t requests, int32_
     tables.emplace_back(static_cast<size_t>(blocks), 0);
   }
   std::vector<RequestWork> work;
+  work.reserve(static_cast<size_t>(requests));
   for (int32_t i = 0; i < requests; ++i) {
     work.push_back({.slot = i,
                     .phase = phase,
@@ -41,10 +46,14 @@ void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
   one_page.num_pages = 1;
   KvCache cache(network.device(), one_page, layers, numbers);
   const int32_t longest = scheduler.max_model_len;
+  const auto requests = [&](int32_t most) { return std::clamp(most, 1, scheduler.max_num_seqs); };
   const int32_t rows = std::min(scheduler.max_num_batched_tokens, longest);
-  Run(network, cache, Phase::kPromptChunk, 1, 0, rows);
+  Run(network, cache, Phase::kPromptChunk, requests(scheduler.max_num_batched_tokens / rows), 0,
+      rows);
   const int32_t last = std::min(rows, 16);
-  Run(network, cache, Phase::kPromptChunk, 1, longest - last, last);
+  Run(network, cache, Phase::kPromptChunk,
+      requests(std::min(kPromptKeys / longest, scheduler.max_num_batched_tokens / last)),
+      longest - last, last);
   const int32_t verified = std::min(1 + drafts, longest);
   Run(network, cache, Phase::kDecode, scheduler.max_num_seqs, longest - verified, verified);
 }

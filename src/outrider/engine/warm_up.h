@@ -10,8 +10,8 @@
 
 namespace outrider {
 
-/// Runs a prompt of a whole step, the last rows of the longest prompt, and a row, with drafts, of
-/// every request. All positions share one page, whose contents mean nothing.
+/// Runs prompts of a whole step, the last rows of prompts of the greatest length, and a row, with
+/// drafts, of every request. All positions share one page, whose contents mean nothing.
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 

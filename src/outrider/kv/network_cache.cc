@@ -95,9 +95,10 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
     int32_t& own = window->tokens_per_block;
     own = full->tokens_per_block;
     if (own * bytes > page) {
-      do --own;
-      while (own > part &&
-             (own % part != 0 || full->tokens_per_block % own != 0 || own * bytes > page));
+      do {
+        --own;
+      } while (own > part &&
+               (own % part != 0 || full->tokens_per_block % own != 0 || own * bytes > page));
       part = own;
     } else {
       while (2 * own <= most && 2 * own * bytes <= page) own *= 2;

@@ -38,6 +38,7 @@ void DeepSeekV4Layers::Add(const ModelConfig& config, int64_t index,
 template <typename Attend>
 void DeepSeekV4Layers::WithAttention(const Layer& layer, const Step& step, Attend attend) const {
   std::vector<LayerCache> caches;
+  caches.reserve(static_cast<size_t>(layer.num_cache_layers));
   for (int32_t c = 0; c < layer.num_cache_layers; ++c) {
     caches.push_back(step.cache.layer(layer.first_cache_layer + c));
   }

@@ -28,7 +28,11 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
  protected:
   static constexpr int kRope = 64;
   static constexpr int kKeys = 700;
-  static constexpr int kRoom = 4096;
+
+  struct Piece {
+    int begin;
+    int end;
+  };
 
   void SetUp() override {
     HopperTest::SetUp();
@@ -37,12 +41,13 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     width_ = nope + kRope;
     scale_ = 1.0F / std::sqrt(static_cast<float>(width_));
     try {
-      attention_ = std::make_unique<PromptAttention>(PromptAttentionShape{.heads = heads,
-                                                                          .key_width = width_,
-                                                                          .value_width = value,
-                                                                          .scale = scale_,
-                                                                          .max_queries = 2048,
-                                                                          .max_keys = kRoom});
+      attention_ = std::make_unique<PromptAttention>(
+          PromptAttentionShape{.heads = heads,
+                               .key_width = width_,
+                               .value_width = value,
+                               .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
+                               .v_head_stride = nope + value,
+                               .scale = scale_});
     } catch (const Error& error) {
       if (std::string(error.what()).find("was not found") != std::string::npos) {
         GTEST_SKIP() << error.what();
@@ -52,12 +57,11 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     // Keys: every head's own part, then the rotated part that all share.
     const std::vector<uint16_t> own = NormalBf16(random_, size_t{kKeys} * heads * nope);
     rope_ = NormalBf16(random_, size_t{kKeys} * kRope);
-    std::vector<uint16_t> k;
     for (int row = 0; row < kKeys; ++row) {
       for (int head = 0; head < heads; ++head) {
         const auto at = own.begin() + (static_cast<int64_t>(row) * heads + head) * nope;
-        k.insert(k.end(), at, at + nope);
-        k.insert(k.end(), rope_.begin() + row * kRope, rope_.begin() + (row + 1) * kRope);
+        k_.insert(k_.end(), at, at + nope);
+        k_.insert(k_.end(), rope_.begin() + row * kRope, rope_.begin() + (row + 1) * kRope);
       }
     }
     q_ = NormalBf16(random_, size_t{kKeys} * heads * width_);
@@ -68,29 +72,40 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
       std::copy_n(own.begin() + i * nope, nope, kv_.begin() + i * (nope + value));
       std::copy_n(v.begin() + i * value, value, kv_.begin() + i * (nope + value) + nope);
     }
-    d_q_ = Roomy(q_, size_t{1} * heads * width_);
-    d_k_ = Roomy(k, size_t{1} * heads * width_);
-    d_kv_ = Roomy(kv_, size_t{1} * heads * (nope + value));
   }
 
-  static DeviceArray<uint16_t> Roomy(std::vector<uint16_t> values, size_t row) {
-    values.resize(kRoom * row, 0);
-    return DeviceArray<uint16_t>(values);
-  }
-
-  /// Rows begin .. end - 1 of a prompt of `end` tokens.
-  std::vector<uint16_t> Run(int begin, int end, int replays = 0) {
+  /// Rows of pieces of the prompt, which are prompts of one call each, in their order.
+  std::vector<uint16_t> Run(const std::vector<Piece>& pieces, int replays = 0) {
     const auto [heads, nope, value] = GetParam();
-    DeviceArray<uint16_t> out(size_t{kRoom} * heads * value);
-    const PromptAttentionParams params = {
-        .num_queries = end - begin,
-        .num_keys = end,
-        .q = d_q_.data() + size_t{1} * begin * heads * width_,
-        .k = d_k_.data(),
-        .v = d_kv_.data() + nope,
-        .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
-        .v_head_stride = nope + value,
-        .out = out.data()};
+    const size_t q_row = size_t{1} * heads * width_, kv_row = size_t{1} * heads * (nope + value);
+    std::vector<uint16_t> q, k, kv;
+    std::vector<int32_t> queries = {0}, keys = {0};
+    PromptAttentionParams params;
+    for (const auto& [begin, end] : pieces) {
+      q.insert(q.end(), q_.begin() + begin * q_row, q_.begin() + end * q_row);
+      k.insert(k.end(), k_.begin(), k_.begin() + end * q_row);
+      kv.insert(kv.end(), kv_.begin(), kv_.begin() + end * kv_row);
+      queries.push_back(queries.back() + end - begin);
+      keys.push_back(keys.back() + end);
+      params.max_queries = std::max(params.max_queries, end - begin);
+      params.max_keys = std::max(params.max_keys, end);
+    }
+    // What is past the end is finite and not small.
+    q.resize(q.size() + kPromptSlackRows * q_row, 0x4180);
+    k.resize(k.size() + kPromptSlackRows * q_row, 0x4180);
+    kv.resize(kv.size() + kPromptSlackRows * kv_row, 0x4180);
+    const DeviceArray<uint16_t> d_q(q), d_k(k), d_kv(kv);
+    const DeviceArray<int32_t> d_queries(queries), d_keys(keys);
+    const size_t out_row = size_t{1} * heads * value;
+    const size_t size = queries.back() * out_row;
+    const DeviceArray<uint16_t> out(size + kPromptSlackRows * out_row);
+    params.num_prompts = static_cast<int>(pieces.size());
+    params.query_start_loc = d_queries.data();
+    params.key_start_loc = d_keys.data();
+    params.q = d_q.data();
+    params.k = d_k.data();
+    params.v = d_kv.data() + nope;
+    params.out = out.data();
     if (replays > 0) {
       ReplayAsGraph([&](cudaStream_t stream) { attention_->Run(params, stream); }, replays);
     } else {
@@ -98,7 +113,10 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
       CudaOk(cudaDeviceSynchronize(), "run");
     }
     std::vector<uint16_t> rows = out.Download();
-    rows.resize(static_cast<size_t>(end - begin) * heads * value);
+    EXPECT_TRUE(std::all_of(rows.begin() + size, rows.end(), [](uint16_t x) {
+      return x == 0xFFFF;
+    })) << "rows past the last prompt were written";
+    rows.resize(size);
     return rows;
   }
 
@@ -106,13 +124,12 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
   int width_ = 0;
   float scale_ = 0;
   std::unique_ptr<PromptAttention> attention_;
-  std::vector<uint16_t> q_, kv_, rope_;
-  DeviceArray<uint16_t> d_q_, d_k_, d_kv_;
+  std::vector<uint16_t> q_, k_, kv_, rope_;
 };
 
 TEST_P(PromptAttentionTest, MatchesTheCpuReference) {
   const auto [heads, nope, value] = GetParam();
-  const std::vector<uint16_t> got = Run(0, kKeys);
+  const std::vector<uint16_t> got = Run({{0, kKeys}});
   const std::vector<float> q = ToFloats(q_), kv = ToFloats(kv_), rope = ToFloats(rope_);
   std::vector<ExpandedBlock> blocks;
   for (int key = 0; key < kKeys; key += kExpandedBlock) {
@@ -150,10 +167,10 @@ TEST_P(PromptAttentionTest, MatchesTheCpuReference) {
 
 TEST_P(PromptAttentionTest, BitsDoNotDependOnHowAPromptIsCut) {
   const auto [heads, nope, value] = GetParam();
-  const std::vector<uint16_t> whole = Run(0, kKeys);
+  const std::vector<uint16_t> whole = Run({{0, kKeys}});
   const auto row = static_cast<int64_t>(heads) * value;
   auto compare = [&](int begin, int end) {
-    const std::vector<uint16_t> piece = Run(begin, end);
+    const std::vector<uint16_t> piece = Run({{begin, end}});
     EXPECT_TRUE(std::equal(piece.begin(), piece.end(), whole.begin() + begin * row))
         << "rows " << begin << " to " << end;
   };
@@ -162,63 +179,51 @@ TEST_P(PromptAttentionTest, BitsDoNotDependOnHowAPromptIsCut) {
     compare(cut, kKeys);
     compare(cut - 1, cut);
   }
-  EXPECT_EQ(Run(0, kKeys, /*replays=*/3), whole);
+  EXPECT_EQ(Run({{0, kKeys}}, /*replays=*/3), whole);
 }
 
-// Queries as a product of queries and latents leaves them.
-TEST_P(PromptAttentionTest, QueriesMayLieApart) {
+TEST_P(PromptAttentionTest, BitsDoNotDependOnTheOtherPrompts) {
   const auto [heads, nope, value] = GetParam();
-  const size_t dense = size_t{1} * heads * width_;
-  const size_t stride = dense + 576;
-  std::vector<uint16_t> apart(size_t{kRoom} * stride, 0x3F80);
-  for (int row = 0; row < kKeys; ++row) {
-    std::copy_n(q_.begin() + row * dense, dense, apart.begin() + row * stride);
-  }
-  const DeviceArray<uint16_t> d_apart(apart), out(size_t{kRoom} * heads * value);
-  attention_->Run({.num_queries = kKeys,
-                   .num_keys = kKeys,
-                   .q = d_apart.data(),
-                   .q_row_stride = static_cast<int64_t>(stride),
-                   .k = d_k_.data(),
-                   .v = d_kv_.data() + nope,
-                   .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
-                   .v_head_stride = nope + value,
-                   .out = out.data()},
-                  nullptr);
-  CudaOk(cudaDeviceSynchronize(), "run");
-  std::vector<uint16_t> got = out.Download();
-  got.resize(size_t{kKeys} * heads * value);
-  EXPECT_EQ(got, Run(0, kKeys));
-}
-
-// Plans of other sizes are compared with the first when they are made.
-TEST_P(PromptAttentionTest, LargerPlansGiveTheSameBits) {
-  const auto [heads, nope, value] = GetParam();
-  const DeviceArray<uint16_t> out(size_t{kRoom} * heads * value);
-  for (const auto& [queries, keys] :
-       {std::pair(1, 3000), std::pair(600, 1500), std::pair(2000, 4000)}) {
-    attention_->Run({.num_queries = queries,
-                     .num_keys = keys,
-                     .q = d_q_.data(),
-                     .k = d_k_.data(),
-                     .v = d_kv_.data() + nope,
-                     .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
-                     .v_head_stride = nope + value,
-                     .out = out.data()},
-                    nullptr);
-    CudaOk(cudaDeviceSynchronize(), "run");
+  const std::vector<uint16_t> whole = Run({{0, kKeys}});
+  const auto row = static_cast<int64_t>(heads) * value;
+  for (const int count : {1, 2, 3, 4, 5, 17, 64, 65, kMostPrompts}) {
+    std::vector<Piece> pieces;
+    for (int i = 0; i < count; ++i) {
+      // Many short ones; of few prompts, long ones too.
+      const int longest = count > 20 ? 40 : kKeys;
+      const int begin = std::uniform_int_distribution(0, longest - 1)(random_);
+      pieces.push_back({begin, std::uniform_int_distribution(begin + 1, longest)(random_)});
+    }
+    const std::vector<uint16_t> got = Run(pieces);
+    auto at = got.begin();
+    for (const auto& [begin, end] : pieces) {
+      const auto next = at + (end - begin) * row;
+      ASSERT_TRUE(std::equal(at, next, whole.begin() + begin * row))
+          << "rows " << begin << " to " << end << " in a batch of " << count;
+      at = next;
+    }
   }
 }
 
 TEST_P(PromptAttentionTest, RefusesWhatItCannotDo) {
-  PromptAttentionParams params = {.num_queries = 10, .num_keys = 9};
-  EXPECT_THROW(attention_->Run(params, nullptr), Error);
-  params = {.num_queries = 3000, .num_keys = 3000};
-  EXPECT_THROW(attention_->Run(params, nullptr), Error);
-  params = {.num_queries = 1, .num_keys = 1, .q_row_stride = 8};
-  EXPECT_THROW(attention_->Run(params, nullptr), Error);
-  params = {.num_queries = 1, .num_keys = 1, .v_row_stride = 7};
-  EXPECT_THROW(attention_->Run(params, nullptr), Error);
+  const auto refuses = [&](int prompts, int queries, int keys) {
+    EXPECT_THROW(attention_->Run({.num_prompts = prompts, .max_queries = queries, .max_keys = keys},
+                                 nullptr),
+                 Error);
+  };
+  refuses(0, 1, 1);
+  refuses(kMostPrompts + 1, 1, 1);
+  refuses(1, 10, 9);
+  refuses(1, kMostPromptQueries + 1, kMostPromptKeys);
+  refuses(1, 1, kMostPromptKeys + 1);
+  const auto [heads, nope, value] = GetParam();
+  EXPECT_THROW(PromptAttention({.heads = heads, .key_width = 12, .value_width = value}), Error);
+  EXPECT_THROW(PromptAttention({.heads = heads,
+                                .key_width = width_,
+                                .value_width = value,
+                                .v_row_stride = 7,
+                                .v_head_stride = 8}),
+               Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Hopper, PromptAttentionTest,

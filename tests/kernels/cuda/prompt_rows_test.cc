@@ -27,11 +27,12 @@ class PromptRowsTest : public HopperTest<> {
 TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
   constexpr int kPage = 16;
   constexpr int kPages = 30;
-  constexpr int kFirst = 37;
-  constexpr int kRows = 201;
+  const std::vector<int32_t> starts = {0, 1, 202, 218, 219, 330};  // of five prompts
+  const int rows = starts.back();
+  const auto prompts = static_cast<int>(starts.size()) - 1;
   const std::vector<uint16_t> bf16 = NormalBf16(random_, size_t{kPages} * kPage * 576);
-  std::vector<int32_t> table(kPages);
-  for (int i = 0; i < kPages; ++i) table[i] = i * 7 % kPages;
+  std::vector<int32_t> tables(static_cast<size_t>(prompts) * kPages);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<int32_t>(i * 7 % kPages);
   std::vector<uint8_t> codes(bf16.size());
   for (uint8_t& code : codes) {
     code = static_cast<uint8_t>(random_());
@@ -40,13 +41,16 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
   const float scale = 0.037F;
   const DeviceArray<uint16_t> d_bf16(bf16);
   const DeviceArray<uint8_t> d_codes(codes);
-  const DeviceArray<int32_t> d_table(table);
+  const DeviceArray<int32_t> d_tables(tables), d_starts(starts);
   for (const bool e4m3 : {false, true}) {
-    const DeviceArray<uint16_t> latent(size_t{kRows + 1} * 512), rope(size_t{kRows + 1} * 64);
+    const DeviceArray<uint16_t> latent(size_t{1} * (rows + 1) * 512),
+        rope(size_t{1} * (rows + 1) * 64);
     CudaOk(
-        GatherLatentRows({.num_rows = kRows,
-                          .first_position = kFirst,
-                          .block_table = d_table.data(),
+        GatherLatentRows({.num_prompts = prompts,
+                          .num_rows = rows,
+                          .key_start_loc = d_starts.data(),
+                          .block_tables = d_tables.data(),
+                          .block_table_stride = kPages,
                           .page_size = kPage,
                           .cache = e4m3 ? static_cast<const void*>(d_codes.data()) : d_bf16.data(),
                           .cache_type = e4m3 ? MlaCacheType::kE4m3 : MlaCacheType::kBf16,
@@ -62,15 +66,19 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
         values[i] = RoundToBFloat16(E4m3ToFloat(codes[i]) * scale);
       }
     }
-    std::vector<float> wanted_latent(size_t{kRows} * 512), wanted_rope(size_t{kRows} * 64);
-    CpuReference().gather_latent(pool_,
-                                 {.data = reinterpret_cast<std::byte*>(values.data()),
-                                  .dtype = DType::kF32,
-                                  .block_size = kPage,
-                                  .width = 576,
-                                  .block_stride = int64_t{kPage} * 576},
-                                 table.data(), kFirst, {wanted_latent.data(), kRows, 512},
-                                 {wanted_rope.data(), kRows, 64});
+    std::vector<float> wanted_latent(size_t{1} * rows * 512), wanted_rope(size_t{1} * rows * 64);
+    for (int prompt = 0; prompt < prompts; ++prompt) {
+      const int first = starts[prompt], count = starts[prompt + 1] - first;
+      CpuReference().gather_latent(pool_,
+                                   {.data = reinterpret_cast<std::byte*>(values.data()),
+                                    .dtype = DType::kF32,
+                                    .block_size = kPage,
+                                    .width = 576,
+                                    .block_stride = int64_t{kPage} * 576},
+                                   tables.data() + size_t{kPages} * prompt, 0,
+                                   {wanted_latent.data() + size_t{512} * first, count, 512},
+                                   {wanted_rope.data() + size_t{64} * first, count, 64});
+    }
     const std::vector<uint16_t> got_latent = latent.Download(), got_rope = rope.Download();
     for (size_t i = 0; i < got_latent.size(); ++i) {
       ASSERT_EQ(got_latent[i],
@@ -82,6 +90,42 @@ TEST_F(PromptRowsTest, LatentRowsComeBackFromThePages) {
                 i < wanted_rope.size() ? FloatToBf16(wanted_rope[i]) : uint16_t{0xFFFF})
           << "rope " << i << (e4m3 ? " e4m3" : " bf16");
     }
+  }
+}
+
+TEST_F(PromptRowsTest, PromptsBeginWhereTheirRowsDo) {
+  const std::vector<int32_t> queries = {0, 3, 4, 300}, keys = {0, 3, 50, 700};
+  const DeviceArray<int32_t> d_queries(queries), d_keys(keys);
+  for (const int plan : {3, 4, 300}) {
+    const DeviceArray<int32_t> lengths(size_t{2} * plan + 1);
+    const DeviceArray<int64_t> offsets(size_t{4} * (plan + 1) + 1);
+    CudaOk(MakePromptOffsets({.num_prompts = 3,
+                              .plan_prompts = plan,
+                              .query_start_loc = d_queries.data(),
+                              .key_start_loc = d_keys.data(),
+                              .q_stride = 1'000'000'000,
+                              .k_stride = 10,
+                              .v_stride = 100,
+                              .out_stride = 7,
+                              .lengths = lengths.data(),
+                              .offsets = offsets.data()},
+                             nullptr),
+           "MakePromptOffsets");
+    const std::vector<int32_t> got = lengths.Download();
+    const std::vector<int64_t> begins = offsets.Download();
+    for (int i = 0; i <= plan; ++i) {
+      const int at = std::min(i, 3), next = std::min(i + 1, 3);
+      if (i < plan) {
+        EXPECT_EQ(got[i], queries[next] - queries[at]) << i;
+        EXPECT_EQ(got[plan + i], keys[next] - keys[at]) << i;
+      }
+      EXPECT_EQ(begins[i], queries[at] * int64_t{1'000'000'000}) << i;
+      EXPECT_EQ(begins[plan + 1 + i], keys[at] * 10) << i;
+      EXPECT_EQ(begins[2 * (plan + 1) + i], keys[at] * 100) << i;
+      EXPECT_EQ(begins[3 * (plan + 1) + i], queries[at] * 7) << i;
+    }
+    EXPECT_EQ(got.back(), -1);
+    EXPECT_EQ(begins.back(), -1);
   }
 }
 
@@ -197,8 +241,13 @@ TEST_F(PromptRowsTest, RotationMatchesTheCpuReference) {
 }
 
 TEST(PromptRowsArguments, AreRefusedWithWhatWouldBeRight) {
-  EXPECT_THROW(static_cast<void>(GatherLatentRows({.num_rows = -1}, nullptr)), Error);
-  EXPECT_THROW(static_cast<void>(GatherLatentRows({.num_rows = 1, .page_size = 0}, nullptr)),
+  EXPECT_THROW(static_cast<void>(GatherLatentRows({.num_prompts = 0}, nullptr)), Error);
+  EXPECT_THROW(static_cast<void>(GatherLatentRows({.num_prompts = 1, .num_rows = -1}, nullptr)),
+               Error);
+  EXPECT_THROW(static_cast<void>(
+                   GatherLatentRows({.num_prompts = 1, .num_rows = 1, .page_size = 0}, nullptr)),
+               Error);
+  EXPECT_THROW(static_cast<void>(MakePromptOffsets({.num_prompts = 2, .plan_prompts = 1}, nullptr)),
                Error);
   EXPECT_THROW(static_cast<void>(MakePromptKeys({.num_rows = 2, .padded_rows = 1}, nullptr)),
                Error);

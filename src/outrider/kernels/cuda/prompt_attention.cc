@@ -1,12 +1,11 @@
 #include "outrider/kernels/cuda/prompt_attention.h"
 
-#include <cuda.h>
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/kernels/cuda/prompt_rows.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // what its headers look functions up in
@@ -26,7 +26,9 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-constexpr int kLeastPadded = 128;
+// Prompts of a plan: the smallest that has room is used. A prompt that is not there costs blocks
+// that end at once.
+constexpr std::array kPlanPrompts = {1, 4, 16, 64, kMostPrompts};
 
 Error Unavailable(const std::string& message) { return {ErrorCode::kUnavailable, message}; }
 
@@ -40,27 +42,7 @@ void LoadCudnn() {
   }
 }
 
-/// Rounds up to a power of two.
-int Padded(int rows) {
-  int padded = kLeastPadded;
-  while (padded < rows) padded *= 2;
-  return padded;
-}
-
-using SetD32 = decltype(&cuMemsetD32Async);
-
-/// The driver's function that sets 32-bit words in order with a stream.
-SetD32 WordSetter() {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  CheckCuda(cudaGetDriverEntryPointByVersion("cuMemsetD32Async", &entry, 12000, cudaEnableDefault,
-                                             &found),
-            "cuMemsetD32Async");
-  if (found != cudaDriverEntryPointSuccess) throw Unavailable("the driver has no cuMemsetD32Async");
-  return reinterpret_cast<SetD32>(entry);
-}
-
-enum Uid : int64_t { kQ = 1, kK, kV, kOut, kQueries, kKeys };
+enum Uid : int64_t { kQ = 1, kK, kV, kOut, kQueries, kKeys, kFirstOffset };
 
 void CudnnOk(fe::error_t error, const std::string& what) {
   if (error.is_bad()) {
@@ -74,25 +56,27 @@ void CudnnOk(fe::error_t error, const std::string& what) {
 
 class PromptAttention::Plans {
  public:
-  explicit Plans(const PromptAttentionShape& shape)
-      : shape_(shape), lengths_(2 * sizeof(int32_t), "attention of prompts") {
+  explicit Plans(const PromptAttentionShape& shape) : shape_(shape) {
     const auto width_ok = [](int width) { return width > 0 && width <= 256 && width % 8 == 0; };
     if (shape.heads <= 0 || !width_ok(shape.key_width) || !width_ok(shape.value_width)) {
       throw InvalidArgument(
           "PromptAttention: {} heads of {} and {}: widths must be multiples of 8 up to 256",
           shape.heads, shape.key_width, shape.value_width);
     }
-    if (shape.max_queries <= 0 || shape.max_keys < shape.max_queries) {
+    if (shape_.v_head_stride == 0) shape_.v_head_stride = shape.value_width;
+    if (shape_.v_row_stride == 0) shape_.v_row_stride = shape.heads * shape_.v_head_stride;
+    if (shape_.v_row_stride % 8 != 0 || shape_.v_head_stride % 8 != 0) {
       throw InvalidArgument(
-          "PromptAttention: {} queries and {} keys at most: there must be 1 query or more and at "
-          "least as many keys",
-          shape.max_queries, shape.max_keys);
+          "PromptAttention: strides of v are {} and {}: they must be multiples of 8",
+          shape_.v_row_stride, shape_.v_head_stride);
     }
     LoadCudnn();
     if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS) {
       throw Unavailable("PromptAttention: cuDNN gave no handle");
     }
-    set_words_ = WordSetter();
+    lengths_ = DeviceMemory(2 * kMostPrompts * sizeof(int32_t), "attention of prompts");
+    offsets_ = DeviceMemory(4 * (kMostPrompts + 1) * sizeof(int64_t), "attention of prompts");
+    for (const int prompts : kPlanPrompts) plans_.push_back(Make(prompts));
   }
   ~Plans() { fe::detail::destroy_handle(handle_); }
   Plans(const Plans&) = delete;
@@ -100,122 +84,102 @@ class PromptAttention::Plans {
 
   const PromptAttentionShape& shape() const { return shape_; }
 
-  /// A run with a plan for `queries` and `keys` rows, which may be more than a call needs.
-  void Run(const PromptAttentionParams& params, int queries, int keys, cudaStream_t stream) {
-    Execute(Get({queries, keys, params.q_row_stride, params.v_row_stride, params.v_head_stride}),
-            params, stream);
-  }
-
-  /// Compares bits of a prompt in one piece and in others.
-  void CheckPieces();
-
- private:
-  struct Key {
-    int queries;
-    int keys;
-    int64_t q_row_stride;
-    int64_t v_row_stride;
-    int64_t v_head_stride;
-    auto operator<=>(const Key&) const = default;
-  };
-  struct Plan {
-    std::shared_ptr<fe::graph::Graph> graph;
-    DeviceMemory workspace;
-  };
-
-  const Plan& Get(const Key& key) {
-    auto found = plans_.find(key);
-    if (found == plans_.end()) {
-      Plan plan = Make(key);
-      // Calls on their way in other streams use the same lengths as the check.
-      CheckCuda(cudaDeviceSynchronize(), "waiting for the device");
-      CheckPlan(plan, key);
-      found = plans_.emplace(key, std::move(plan)).first;
-    }
-    return found->second;
-  }
-
-  void Execute(const Plan& plan, const PromptAttentionParams& params, cudaStream_t stream) {
-    const auto words = reinterpret_cast<CUdeviceptr>(lengths_.data());
-    auto set = [&](int index, int value) {
-      if (set_words_(words + index * sizeof(int32_t), static_cast<unsigned>(value), 1, stream) !=
-          CUDA_SUCCESS) {
-        throw Unavailable("PromptAttention: lengths could not be written");
-      }
-    };
-    set(0, params.num_queries);
-    set(1, params.num_keys);
+  /// `room`: prompts of the plan, at least.
+  void Run(const PromptAttentionParams& params, int room, cudaStream_t stream) {
+    const Plan& plan =
+        *std::ranges::find_if(plans_, [&](const Plan& p) { return p.prompts >= room; });
+    auto* const lengths = lengths_.As<int32_t>();
+    auto* const offsets = offsets_.As<int64_t>();
+    const int64_t heads = shape_.heads;
+    CheckCuda(MakePromptOffsets({.num_prompts = params.num_prompts,
+                                 .plan_prompts = plan.prompts,
+                                 .query_start_loc = params.query_start_loc,
+                                 .key_start_loc = params.key_start_loc,
+                                 .q_stride = heads * shape_.key_width,
+                                 .k_stride = heads * shape_.key_width,
+                                 .v_stride = shape_.v_row_stride,
+                                 .out_stride = heads * shape_.value_width,
+                                 .lengths = lengths,
+                                 .offsets = offsets},
+                                stream),
+              "where prompts begin");
     if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS) {
       throw Unavailable("PromptAttention: cuDNN did not take the stream");
     }
-    auto* lengths = static_cast<int32_t*>(lengths_.data());
     std::unordered_map<int64_t, void*> tensors = {{kQ, const_cast<void*>(params.q)},
                                                   {kK, const_cast<void*>(params.k)},
                                                   {kV, const_cast<void*>(params.v)},
                                                   {kOut, params.out},
                                                   {kQueries, lengths},
-                                                  {kKeys, lengths + 1}};
+                                                  {kKeys, lengths + plan.prompts}};
+    for (int i = 0; i < 4; ++i) tensors[kFirstOffset + i] = offsets + i * (plan.prompts + 1);
     CudnnOk(plan.graph->execute(handle_, tensors, plan.workspace.data()), Name());
   }
 
-  /// Runs a short prompt, the same for all, with a new plan: its bits must be those that the first
-  /// plan gave.
-  void CheckPlan(const Plan& plan, const Key& key);
+  /// Compares bits of a prompt in one piece and in others, over all plans.
+  void CheckPieces();
 
-  [[noreturn]] void ThrowOtherBits(const std::string& when) const {
-    throw Unavailable(
-        fmt::format("cuDNN {} gives other bits for {} ({}): use the version that "
-                    "docs/cuda-kernels.md names",
-                    fe::detail::get_backend_version_string(), when, Name()));
-  }
+ private:
+  struct Plan {
+    int prompts;
+    std::shared_ptr<fe::graph::Graph> graph;
+    DeviceMemory workspace;
+  };
 
   std::string Name() const {
     return fmt::format("attention of {} heads with widths {} and {}", shape_.heads,
                        shape_.key_width, shape_.value_width);
   }
 
-  Plan Make(const Key& key) const {
+  Plan Make(int prompts) const {
     const int64_t heads = shape_.heads;
     const int64_t width = shape_.key_width;
+    const int64_t value = shape_.value_width;
     auto graph = std::make_shared<fe::graph::Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    auto tensor = [&](const char* name, Uid uid, int64_t rows, int64_t columns, int64_t row_stride,
-                      int64_t head_stride) {
+    auto array = [&](const std::string& name, int64_t uid, int64_t size, fe::DataType_t type) {
       return graph->tensor(fe::graph::Tensor_attributes()
                                .set_name(name)
                                .set_uid(uid)
-                               .set_dim({1, heads, rows, columns})
-                               .set_stride({rows * row_stride, head_stride, row_stride, 1}));
-    };
-    auto length = [&](const char* name, Uid uid) {
-      return graph->tensor(fe::graph::Tensor_attributes()
-                               .set_name(name)
-                               .set_uid(uid)
-                               .set_dim({1, 1, 1, 1})
+                               .set_dim({size, 1, 1, 1})
                                .set_stride({1, 1, 1, 1})
-                               .set_data_type(fe::DataType_t::INT32));
+                               .set_data_type(type));
     };
-    auto q = tensor("q", kQ, key.queries, width, key.q_row_stride, width);
-    auto k = tensor("k", kK, key.keys, width, heads * width, width);
-    auto v = tensor("v", kV, key.keys, shape_.value_width, key.v_row_stride, key.v_head_stride);
+    // Rows of all prompts lie behind each other; `index` is of the array that says where they
+    // begin.
+    auto begins = [&](const std::string& name, int index) {
+      return array(name + " begins", kFirstOffset + index, prompts + 1, fe::DataType_t::INT64);
+    };
+    auto rows = [&](const char* name, Uid uid, int64_t most, int64_t columns, int64_t row_stride,
+                    int64_t head_stride, int index) {
+      return graph->tensor(fe::graph::Tensor_attributes()
+                               .set_name(name)
+                               .set_uid(uid)
+                               .set_dim({prompts, heads, most, columns})
+                               .set_stride({most * row_stride, head_stride, row_stride, 1})
+                               .set_ragged_offset(begins(name, index)));
+    };
+    auto q = rows("q", kQ, kMostPromptQueries, width, heads * width, width, 0);
+    auto k = rows("k", kK, kMostPromptKeys, width, heads * width, width, 1);
+    auto v = rows("v", kV, kMostPromptKeys, value, shape_.v_row_stride, shape_.v_head_stride, 2);
     auto attributes = fe::graph::SDPA_attributes()
-                          .set_name("prompt")
+                          .set_name("prompts")
                           .set_generate_stats(false)
                           .set_attn_scale(shape_.scale)
                           .set_padding_mask(true)
-                          .set_seq_len_q(length("queries", kQueries))
-                          .set_seq_len_kv(length("keys", kKeys))
+                          .set_seq_len_q(array("queries", kQueries, prompts, fe::DataType_t::INT32))
+                          .set_seq_len_kv(array("keys", kKeys, prompts, fe::DataType_t::INT32))
                           .set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
                           .set_diagonal_band_right_bound(0);
     const auto outputs = graph->sdpa(q, k, v, attributes);
-    const int64_t value = shape_.value_width;
     outputs[0]
         ->set_output(true)
         .set_uid(kOut)
-        .set_dim({1, heads, key.queries, value})
-        .set_stride({key.queries * heads * value, value, heads * value, 1});
+        .set_dim({prompts, heads, kMostPromptQueries, value})
+        .set_stride({kMostPromptQueries * heads * value, value, heads * value, 1})
+        .set_ragged_offset(begins("out", 3));
     CudnnOk(graph->validate(), Name());
     CudnnOk(graph->build_operation_graph(handle_), Name());
     CudnnOk(graph->create_execution_plans({fe::HeurMode_t::A}), Name());
@@ -223,15 +187,15 @@ class PromptAttention::Plans {
     CudnnOk(graph->build_plans(), Name());
     int64_t bytes = 0;
     CudnnOk(graph->get_workspace_size(bytes), Name());
-    return {std::move(graph), DeviceMemory(static_cast<size_t>(bytes), "attention of prompts")};
+    return {prompts, std::move(graph),
+            DeviceMemory(static_cast<size_t>(bytes), "attention of prompts")};
   }
 
   PromptAttentionShape shape_;
   cudnnHandle_t handle_ = nullptr;
-  SetD32 set_words_ = nullptr;
-  DeviceMemory lengths_;  // queries, keys
-  std::map<Key, Plan> plans_;
-  std::vector<std::byte> check_rows_;  // what the short prompt gives
+  DeviceMemory lengths_;  // PromptOffsetParams
+  DeviceMemory offsets_;
+  std::vector<Plan> plans_;  // in the order of kPlanPrompts
 };
 
 namespace {
@@ -250,101 +214,92 @@ std::vector<uint16_t> CheckValues(size_t count, uint64_t seed) {
   return values;
 }
 
-/// Dense rows with a stride, zero between them.
-std::vector<uint16_t> Strided(const std::vector<uint16_t>& dense, int rows, int64_t stride) {
-  std::vector<uint16_t> values(rows * static_cast<size_t>(stride));
-  const size_t width = dense.size() / rows;
-  for (int row = 0; row < rows; ++row) {
-    std::copy_n(dense.begin() + row * width, width, values.begin() + row * stride);
-  }
-  return values;
-}
-
-/// Memory for `room` elements that begins with `values`; zero behind them.
-DeviceMemory Upload(const std::vector<uint16_t>& values, size_t room) {
-  DeviceMemory memory(room * 2, "comparing plans");
-  CheckCuda(cudaMemset(memory.data(), 0, room * 2), "clearing memory");
-  CheckCuda(cudaMemcpy(memory.data(), values.data(), values.size() * 2, cudaMemcpyHostToDevice),
+template <typename T>
+DeviceMemory Upload(const std::vector<T>& values) {
+  DeviceMemory memory(values.size() * sizeof(T), "comparing plans");
+  CheckCuda(cudaMemcpy(memory.data(), values.data(), memory.bytes(), cudaMemcpyHostToDevice),
             "copying");
   return memory;
 }
 
+/// Rows begin .. end - 1 of the prompt that is compared.
+struct Piece {
+  int begin;
+  int end;
+};
+
 }  // namespace
 
-void PromptAttention::Plans::CheckPlan(const Plan& plan, const Key& key) {
-  const int rows = std::min({kCheckRows, key.queries, shape_.max_queries});
-  const size_t heads = shape_.heads;
-  const size_t width = heads * shape_.key_width;
-  const DeviceMemory q = Upload(Strided(CheckValues(rows * width, 1), rows, key.q_row_stride),
-                                key.queries * static_cast<size_t>(key.q_row_stride));
-  const DeviceMemory k = Upload(CheckValues(rows * width, 2), key.keys * width);
-  const std::vector<uint16_t> packed = CheckValues(rows * heads * shape_.value_width, 3);
-  std::vector<uint16_t> values(static_cast<size_t>(rows - 1) * key.v_row_stride +
-                               (heads - 1) * key.v_head_stride + shape_.value_width);
-  for (int row = 0; row < rows; ++row) {
-    for (size_t head = 0; head < heads; ++head) {
-      std::copy_n(packed.begin() + (row * heads + head) * shape_.value_width, shape_.value_width,
-                  values.begin() + row * key.v_row_stride + head * key.v_head_stride);
-    }
-  }
-  const DeviceMemory v = Upload(values, key.keys * static_cast<size_t>(key.v_row_stride));
-  const size_t row_bytes = heads * shape_.value_width * 2;
-  const DeviceMemory out(key.queries * row_bytes, "comparing plans");
-  Execute(plan,
-          {.num_queries = rows,
-           .num_keys = rows,
-           .q = q.data(),
-           .q_row_stride = key.q_row_stride,
-           .k = k.data(),
-           .v = v.data(),
-           .v_row_stride = key.v_row_stride,
-           .v_head_stride = key.v_head_stride,
-           .out = out.data()},
-          nullptr);
-  std::vector<std::byte> got(rows * row_bytes);
-  CheckCuda(cudaMemcpy(got.data(), out.data(), got.size(), cudaMemcpyDeviceToHost), "copying");
-  const size_t common = std::min(got.size(), check_rows_.size());
-  if (std::memcmp(got.data(), check_rows_.data(), common) != 0) {
-    ThrowOtherBits(fmt::format("a plan of {} queries and {} keys", key.queries, key.keys));
-  }
-  if (got.size() > check_rows_.size()) check_rows_ = std::move(got);
-}
-
+// The keys of a piece are copied for it, since prompts of a batch have rows of their own. All
+// values are the same in every piece, those past its end too, as they are the next one's.
 void PromptAttention::Plans::CheckPieces() {
-  const int rows = std::min(kCheckRows, shape_.max_queries);
   const size_t heads = shape_.heads;
-  const size_t width = heads * shape_.key_width;
-  const size_t value = heads * shape_.value_width;
-  const int room = 4 * Padded(rows);
-  const DeviceMemory q = Upload(CheckValues(rows * width, 1), room * width);
-  const DeviceMemory k = Upload(CheckValues(rows * width, 2), room * width);
-  const DeviceMemory v = Upload(CheckValues(rows * value, 3), room * value);
-  const DeviceMemory out(room * value * 2, "comparing plans");
-  std::vector<std::pair<int, std::vector<std::byte>>> pieces;  // and where they begin
-  for (const int cut : {1, 64, 100, 128, 129, 256, rows - 1, rows}) {
-    if (cut > rows || cut < 1) continue;
-    for (const auto& [begin, end] : {std::pair(0, cut), std::pair(cut, rows)}) {
-      if (begin == end) continue;
-      Run({.num_queries = end - begin,
-           .num_keys = end,
-           .q = static_cast<const std::byte*>(q.data()) + begin * width * 2,
-           .q_row_stride = static_cast<int64_t>(width),
-           .k = k.data(),
-           .v = v.data(),
-           .v_row_stride = static_cast<int64_t>(value),
-           .v_head_stride = shape_.value_width,
-           .out = out.data()},
-          Padded(end - begin), Padded(end), nullptr);
-      std::vector<std::byte> piece((end - begin) * value * 2);
-      CheckCuda(cudaMemcpy(piece.data(), out.data(), piece.size(), cudaMemcpyDeviceToHost),
-                "copying");
-      pieces.emplace_back(begin, std::move(piece));
+  const size_t q_row = heads * shape_.key_width;
+  const size_t v_row = shape_.v_row_stride;
+  const size_t out_row = heads * shape_.value_width;
+  const std::vector<uint16_t> q = CheckValues(kCheckRows * q_row, 1);
+  const std::vector<uint16_t> k = CheckValues(kCheckRows * q_row, 2);
+  const std::vector<uint16_t> v = CheckValues(kCheckRows * v_row, 3);
+  auto append = [](std::vector<uint16_t>& to, const std::vector<uint16_t>& from, size_t row,
+                   const Piece& rows) {
+    to.insert(to.end(), from.begin() + rows.begin * row, from.begin() + rows.end * row);
+  };
+  auto run = [&](const std::vector<Piece>& pieces, int room) {
+    std::vector<uint16_t> q_rows, k_rows, v_rows;
+    std::vector<int32_t> queries = {0}, keys = {0};
+    PromptAttentionParams params;
+    for (const Piece& piece : pieces) {
+      append(q_rows, q, q_row, piece);
+      append(k_rows, k, q_row, {0, piece.end});
+      append(v_rows, v, v_row, {0, piece.end});
+      queries.push_back(queries.back() + piece.end - piece.begin);
+      keys.push_back(keys.back() + piece.end);
     }
+    params.num_prompts = static_cast<int>(pieces.size());
+    for (auto* rows : {&q_rows, &k_rows}) rows->resize(rows->size() + kPromptSlackRows * q_row);
+    v_rows.resize(v_rows.size() + kPromptSlackRows * v_row);
+    const DeviceMemory d_q = Upload(q_rows), d_k = Upload(k_rows), d_v = Upload(v_rows),
+                       d_queries = Upload(queries), d_keys = Upload(keys);
+    std::vector<uint16_t> out(queries.back() * out_row);
+    const DeviceMemory d_out(out.size() * 2, "comparing plans");
+    params.query_start_loc = d_queries.As<int32_t>();
+    params.key_start_loc = d_keys.As<int32_t>();
+    params.q = d_q.data();
+    params.k = d_k.data();
+    params.v = d_v.data();
+    params.out = d_out.data();
+    Run(params, room, nullptr);
+    CheckCuda(cudaMemcpy(out.data(), d_out.data(), d_out.bytes(), cudaMemcpyDeviceToHost),
+              "copying");
+    return out;
+  };
+  // Calls on their way in other streams use the same lengths as the check.
+  CheckCuda(cudaDeviceSynchronize(), "waiting for the device");
+  const std::vector<uint16_t> whole = run({{0, kCheckRows}}, 1);
+  std::vector<Piece> pieces = {{0, kCheckRows}};
+  for (const int cut : {1, 64, 100, 128, 129, 256, kCheckRows - 1}) {
+    pieces.push_back({0, cut});
+    pieces.push_back({cut, kCheckRows});
   }
-  for (const auto& [begin, piece] : pieces) {
-    if (std::memcmp(piece.data(), check_rows_.data() + begin * value * 2, piece.size()) != 0) {
-      ThrowOtherBits(fmt::format("a prompt's rows from {} on by themselves", begin));
+  auto compare = [&](const std::vector<Piece>& batch, int room) {
+    const std::vector<uint16_t> got = run(batch, room);
+    size_t at = 0;
+    for (const Piece& piece : batch) {
+      const size_t size = (piece.end - piece.begin) * out_row;
+      if (std::memcmp(got.data() + at, whole.data() + piece.begin * out_row, size * 2) != 0) {
+        throw Unavailable(fmt::format(
+            "cuDNN {} gives other bits for rows {} to {} of a prompt in a plan of {} ({}): use the "
+            "version that docs/cuda-kernels.md names",
+            fe::detail::get_backend_version_string(), piece.begin, piece.end, room, Name()));
+      }
+      at += size;
     }
+  };
+  for (const Piece& piece : pieces) compare({piece}, 1);
+  for (const Plan& plan : plans_) {
+    compare({pieces[0]}, plan.prompts);
+    const auto count = std::min(pieces.size(), static_cast<size_t>(plan.prompts));
+    compare({pieces.end() - static_cast<int64_t>(count), pieces.end()}, plan.prompts);
   }
 }
 
@@ -355,32 +310,17 @@ PromptAttention::PromptAttention(const PromptAttentionShape& shape)
 
 PromptAttention::~PromptAttention() = default;
 
-int PromptAttention::PaddedQueries(int num_queries) const { return Padded(num_queries); }
-int PromptAttention::PaddedKeys(int num_keys) const { return Padded(num_keys); }
-
-void PromptAttention::Run(const PromptAttentionParams& given, cudaStream_t stream) {
-  const PromptAttentionShape& shape = plans_->shape();
-  const int64_t width = int64_t{shape.heads} * shape.key_width;
-  PromptAttentionParams params = given;
-  if (params.q_row_stride == 0) params.q_row_stride = width;
-  if (params.num_queries < 1 || params.num_queries > shape.max_queries ||
-      params.num_keys < params.num_queries || params.num_keys > shape.max_keys) {
+void PromptAttention::Run(const PromptAttentionParams& params, cudaStream_t stream) {
+  if (params.num_prompts < 1 || params.num_prompts > kMostPrompts || params.max_queries < 1 ||
+      params.max_queries > kMostPromptQueries || params.max_keys < params.max_queries ||
+      params.max_keys > kMostPromptKeys) {
     throw InvalidArgument(
-        "PromptAttention: {} queries over {} keys: there must be 1 to {} queries, and at least as "
-        "many keys, up to {}",
-        params.num_queries, params.num_keys, shape.max_queries, shape.max_keys);
+        "PromptAttention: {} prompts of up to {} queries over {} keys: there must be 1 to {} "
+        "prompts, 1 to {} queries, and at least as many keys, up to {}",
+        params.num_prompts, params.max_queries, params.max_keys, kMostPrompts, kMostPromptQueries,
+        kMostPromptKeys);
   }
-  if (params.q_row_stride % 8 != 0 || params.q_row_stride < width) {
-    throw InvalidArgument(
-        "PromptAttention: the stride of q is {}: it must be a multiple of 8 that is {} or more",
-        params.q_row_stride, width);
-  }
-  if (params.v_row_stride % 8 != 0 || params.v_head_stride % 8 != 0) {
-    throw InvalidArgument(
-        "PromptAttention: strides of v are {} and {}: they must be multiples of 8",
-        params.v_row_stride, params.v_head_stride);
-  }
-  plans_->Run(params, Padded(params.num_queries), Padded(params.num_keys), stream);
+  plans_->Run(params, params.num_prompts, stream);
 }
 
 }  // namespace outrider::cuda

@@ -25,6 +25,21 @@ __device__ __forceinline__ uint4 WidenEight(uint2 codes, float scale) {
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+/// The prompt that has this row: the last that begins at it or before, empty ones left out.
+__device__ __forceinline__ int PromptOf(const int32_t* start_loc, int num_prompts, int row) {
+  int first = 0;
+  int end = num_prompts;
+  while (end - first > 1) {
+    const int middle = (first + end) / 2;
+    if (start_loc[middle] <= row) {
+      first = middle;
+    } else {
+      end = middle;
+    }
+  }
+  return first;
+}
+
 template <bool kE4m3>
 __global__ void __launch_bounds__(kThreads) GatherLatentKernel(const LatentGatherParams params) {
   LaunchDependents();
@@ -33,8 +48,11 @@ __global__ void __launch_bounds__(kThreads) GatherLatentKernel(const LatentGathe
   const int row = static_cast<int>(at / kChunks);
   const int chunk = static_cast<int>(at % kChunks);
   if (row >= params.num_rows) return;
-  const int position = params.first_position + row;
-  const int64_t page = params.block_table[position / params.page_size];
+  const int prompt = PromptOf(params.key_start_loc, params.num_prompts, row);
+  const int position = row - params.key_start_loc[prompt];
+  const int64_t page =
+      params.block_tables[static_cast<int64_t>(prompt) * params.block_table_stride +
+                          position / params.page_size];
   const int64_t entry = page * params.page_size + position % params.page_size;
   uint4 values;
   if constexpr (kE4m3) {
@@ -77,6 +95,25 @@ __global__ void __launch_bounds__(kThreads) PromptKeyKernel(const PromptKeyParam
   }
 }
 
+__global__ void __launch_bounds__(kThreads) PromptOffsetKernel(const PromptOffsetParams params) {
+  LaunchDependents();
+  WaitForPriorGrid();
+  const int plan = params.plan_prompts;
+  for (int i = static_cast<int>(threadIdx.x); i <= plan; i += kThreads) {
+    const int at = min(i, params.num_prompts);
+    const int64_t query = params.query_start_loc[at];
+    const int64_t key = params.key_start_loc[at];
+    params.offsets[i] = query * params.q_stride;
+    params.offsets[plan + 1 + i] = key * params.k_stride;
+    params.offsets[2 * (plan + 1) + i] = key * params.v_stride;
+    params.offsets[3 * (plan + 1) + i] = query * params.out_stride;
+    if (i == plan) continue;
+    const int next = min(i + 1, params.num_prompts);
+    params.lengths[i] = params.query_start_loc[next] - static_cast<int32_t>(query);
+    params.lengths[plan + i] = params.key_start_loc[next] - static_cast<int32_t>(key);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) RotateKernel(const RotationParams params) {
   LaunchDependents();
   WaitForPriorGrid();
@@ -101,11 +138,12 @@ __global__ void __launch_bounds__(kThreads) RotateKernel(const RotationParams pa
 }  // namespace
 
 cudaError_t GatherLatentRows(const LatentGatherParams& params, cudaStream_t stream) {
-  if (params.num_rows < 0 || params.first_position < 0 || params.page_size <= 0 ||
-      !(params.cache_scale > 0.0F)) {
-    RefuseArgument("GatherLatentRows: ", params.num_rows, " rows from position ",
-                   params.first_position, ", pages of ", params.page_size, ", cache_scale ",
-                   params.cache_scale, ": pages and scale must be above 0, the rest not negative");
+  if (params.num_prompts <= 0 || params.num_rows < 0 || params.page_size <= 0 ||
+      params.block_table_stride < 0 || !(params.cache_scale > 0.0F)) {
+    RefuseArgument("GatherLatentRows: ", params.num_rows, " rows of ", params.num_prompts,
+                   " prompts, tables of ", params.block_table_stride, " pages of ",
+                   params.page_size, ", cache_scale ", params.cache_scale,
+                   ": prompts, pages and scale must be above 0, the rest not negative");
   }
   if (params.num_rows == 0) return cudaSuccess;
   const int64_t chunks = static_cast<int64_t>(params.num_rows) * kChunks;
@@ -129,6 +167,14 @@ cudaError_t MakePromptKeys(const PromptKeyParams& params, cudaStream_t stream) {
   if (params.padded_rows == 0) return cudaSuccess;
   return LaunchDependent(PromptKeyKernel, dim3(params.padded_rows), dim3(kThreads), 0, stream,
                          params);
+}
+
+cudaError_t MakePromptOffsets(const PromptOffsetParams& params, cudaStream_t stream) {
+  if (params.num_prompts <= 0 || params.plan_prompts < params.num_prompts) {
+    RefuseArgument("MakePromptOffsets: ", params.num_prompts, " prompts for a plan of ",
+                   params.plan_prompts, ": there must be one or more, and at most the plan's");
+  }
+  return LaunchDependent(PromptOffsetKernel, dim3(1), dim3(kThreads), 0, stream, params);
 }
 
 cudaError_t RotateRows(const RotationParams& given, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // Rows of a prompt before its attention: what is read back from the latent cache, keys of every
-// head from the product with W_UK and W_UV, and the rotation of queries.
+// head from the product with W_UK and W_UV, where prompts begin, and the rotation of queries.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +10,13 @@
 
 namespace outrider::cuda {
 
-/// Reads cache entries back: of the num_rows consecutive positions from first_position on of a
-/// request with this block table.
+/// Reads cache entries back: of every prompt the first ones, one prompt after the other.
 struct LatentGatherParams {
-  int num_rows = 0;
-  int first_position = 0;
-  const int32_t* block_table = nullptr;
+  int num_prompts = 0;
+  int num_rows = 0;                        // of all prompts: key_start_loc[num_prompts]
+  const int32_t* key_start_loc = nullptr;  // [num_prompts + 1] on the device, from 0
+  const int32_t* block_tables = nullptr;   // [num_prompts, block_table_stride] on the device
+  int block_table_stride = 0;
   int page_size = 64;
   const void* cache = nullptr;  // [pages, page_size, 576]
   MlaCacheType cache_type = MlaCacheType::kBf16;
@@ -43,6 +44,24 @@ struct PromptKeyParams {
 
 /// Throws Error for sizes outside the ranges above; otherwise returns what the launch returned.
 cudaError_t MakePromptKeys(const PromptKeyParams& params, cudaStream_t stream);
+
+/// What cuDNN wants to know of prompts whose rows follow each other in memory.
+struct PromptOffsetParams {
+  int num_prompts = 0;
+  int plan_prompts = 0;                      // num_prompts or more; the others get no rows
+  const int32_t* query_start_loc = nullptr;  // [num_prompts + 1] on the device, from 0
+  const int32_t* key_start_loc = nullptr;    // the same
+  // Elements from a row to the next.
+  int64_t q_stride = 0;
+  int64_t k_stride = 0;
+  int64_t v_stride = 0;
+  int64_t out_stride = 0;
+  int32_t* lengths = nullptr;  // [2, plan_prompts]: queries, keys
+  int64_t* offsets = nullptr;  // [4, plan_prompts + 1]: where rows of q, k, v and out begin
+};
+
+/// Throws Error for counts that are not positive; otherwise returns what the launch returned.
+cudaError_t MakePromptOffsets(const PromptOffsetParams& params, cudaStream_t stream);
 
 /// Rotates in place the 64 values from column `offset` on of every head's `width`: bf16
 /// [num_rows, heads, width], rows `row_stride` elements apart.

@@ -235,8 +235,9 @@ void CpuOps::CompressedAttention(const Context& context, const StepInputs& input
     if (args.window_rows.code_bytes > 0) buffer.resize(static_cast<size_t>(most) * entry_bytes);
     int64_t count = 0;
     const auto add = [&](const LayerCache& cache, const AttentionSpan& of, int64_t index) {
-      entries[count] = LoadEntry(cache, EntrySlot(cache, of.block_table, index),
-                                 buffer.data() + static_cast<size_t>(count) * entry_bytes);
+      std::byte* decoded = nullptr;  // entries that are not codes are read where they are
+      if (cache.code_bytes > 0) decoded = buffer.data() + static_cast<size_t>(count) * entry_bytes;
+      entries[count] = LoadEntry(cache, EntrySlot(cache, of.block_table, index), decoded);
       ++count;
     };
     // A block reads the window of the row before it, and itself.

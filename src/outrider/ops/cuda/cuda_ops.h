@@ -165,8 +165,8 @@ class CudaOps : public Ops {
 
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
   outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape) const;
-  void OnePrompt(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                 const PromptRequest& prompt, const AttentionArgs& args) const;
+  void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
+                       const PromptGroup& prompts, const AttentionArgs& args) const;
 
   using Clock = std::chrono::steady_clock;
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/prompt_attention.h"
 
 namespace outrider::cuda {
 
@@ -115,14 +116,9 @@ void CudaStepInputs::Fill(size_t index) const {
   FillDecode(index, &starts_at, &lengths_at, &tables_at);
 
   inputs.prompts.clear();
-  std::vector<size_t> prompt_tables;
-  for (const RequestRows& request : plan_->prompts()) {
-    tables_.resize(static_cast<size_t>(BlocksOf(request, group.block_size)));
-    FillTable(request, number, group.block_size, group.block_step, tables_.data());
-    prompt_tables.push_back(arrays.Add(tables_));
-    inputs.prompts.push_back({.first_row = request.first_row,
-                              .num_rows = request.query_length,
-                              .num_keys = KeysOf(request)});
+  prompt_arrays_.clear();
+  for (std::span<const RequestRows> prompts = plan_->prompts(); !prompts.empty();) {
+    prompts = prompts.subspan(AddPrompts(index, prompts, &prompt_arrays_.emplace_back()));
   }
   OUTRIDER_CHECK(plan_->left_over().empty());
 
@@ -131,9 +127,47 @@ void CudaStepInputs::Fill(size_t index) const {
   inputs.decode.query_start_loc = arrays.At<int32_t>(starts_at);
   inputs.decode.seq_lens = arrays.At<int32_t>(lengths_at);
   inputs.decode.block_tables = arrays.At<int32_t>(tables_at);
-  for (size_t i = 0; i < prompt_tables.size(); ++i) {
-    inputs.prompts[i].block_table = arrays.At<int32_t>(prompt_tables[i]);
+  for (size_t i = 0; i < prompt_arrays_.size(); ++i) {
+    PromptGroup& prompts = inputs.prompts[i];
+    prompts.query_start_loc = arrays.At<int32_t>(prompt_arrays_[i].query_starts);
+    prompts.key_start_loc = arrays.At<int32_t>(prompt_arrays_[i].key_starts);
+    prompts.block_tables = arrays.At<int32_t>(prompt_arrays_[i].tables);
   }
+}
+
+size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> prompts,
+                                  PromptArrays* at) const {
+  Group& group = groups_[index];
+  PromptGroup made = {.first_row = prompts.front().first_row};
+  starts_.assign(1, 0);
+  lengths_.assign(1, 0);
+  for (const RequestRows& request : prompts) {
+    const int32_t keys = KeysOf(request);
+    if (made.count > 0 && (made.count == kMostPrompts || made.num_keys + keys > kMostGroupKeys)) {
+      break;
+    }
+    OUTRIDER_CHECK(request.first_row == made.first_row + made.num_rows);
+    ++made.count;
+    made.num_rows += request.query_length;
+    made.num_keys += keys;
+    made.max_queries = std::max(made.max_queries, request.query_length);
+    made.max_keys = std::max(made.max_keys, keys);
+    starts_.push_back(made.num_rows);
+    lengths_.push_back(made.num_keys);
+  }
+  made.block_table_stride = (made.max_keys + group.block_size - 1) / group.block_size;
+  const auto stride = static_cast<size_t>(made.block_table_stride);
+  const auto count = static_cast<size_t>(made.count);
+  tables_.assign(count * stride, 0);
+  for (size_t i = 0; i < count; ++i) {
+    FillTable(prompts[i], static_cast<int32_t>(index), group.block_size, group.block_step,
+              tables_.data() + i * stride);
+  }
+  *at = {.query_starts = group.arrays.Add(starts_),
+         .key_starts = group.arrays.Add(lengths_),
+         .tables = group.arrays.Add(tables_)};
+  group.inputs.prompts.push_back(made);
+  return count;
 }
 
 // A rounded step counts as many requests as rows; those that there are not have no rows. Its tables

@@ -28,20 +28,31 @@ struct DecodeRequests {
   int block_table_stride = 0;
 };
 
-/// A piece of a prompt.
-struct PromptRequest {
+/// Pieces of prompts that one call of attention runs, whose rows follow each other.
+struct PromptGroup {
+  int count = 0;
   int first_row = 0;
   int num_rows = 0;
-  int num_keys = 0;                      // its own rows included
-  const int32_t* block_table = nullptr;  // on the device
+  int num_keys = 0;     // of all, their own rows included
+  int max_queries = 0;  // of a prompt
+  int max_keys = 0;
+  // On the device.
+  const int32_t* query_start_loc = nullptr;  // [count + 1], from the first row on
+  const int32_t* key_start_loc = nullptr;    // [count + 1]
+  const int32_t* block_tables = nullptr;     // [count, block_table_stride]
+  int block_table_stride = 0;
 };
+
+/// Prompts of one group have at most so many keys together, which bounds the memory of their keys
+/// and values; a longer prompt is alone.
+inline constexpr int32_t kMostGroupKeys = 16384;
 
 /// What the layers of a cache group read. The kernels know blocks that follow each other; those of
 /// a layer lie some blocks apart in the pool's pages, so numbers of blocks are counted in these.
 struct CacheInputs {
   const int64_t* slots = nullptr;  // [rows] on the device; negative: the row writes nothing
   DecodeRequests decode;
-  std::vector<PromptRequest> prompts;
+  std::vector<PromptGroup> prompts;
 };
 
 /// How many rows a step of so many has with RowCount::kRounded: at most an eighth more.
@@ -83,6 +94,14 @@ class CudaStepInputs : public StepInputs {
   void CopyRows();
   void Fill(size_t index) const;
   void FillDecode(size_t index, size_t* starts_at, size_t* lengths_at, size_t* tables_at) const;
+  /// Where the arrays of a prompt group begin.
+  struct PromptArrays {
+    size_t query_starts;
+    size_t key_starts;
+    size_t tables;
+  };
+  /// Adds a group of the first of `prompts`, and returns how many they are.
+  size_t AddPrompts(size_t index, std::span<const RequestRows> prompts, PromptArrays* at) const;
 
   cudaStream_t stream_;
   uint64_t serial_ = 0;
@@ -100,6 +119,7 @@ class CudaStepInputs : public StepInputs {
   mutable std::vector<int32_t> starts_;
   mutable std::vector<int32_t> lengths_;
   mutable std::vector<int32_t> tables_;
+  mutable std::vector<PromptArrays> prompt_arrays_;
 };
 
 /// Those that CudaOps::MakeStepInputs made.

@@ -17,9 +17,6 @@ namespace {
 
 constexpr int kLatentWidth = kMlaValueDim;
 constexpr int kRopeWidth = kMlaKeyDim - kMlaValueDim;
-// What plans and work spaces are made for; larger steps and requests do not fit the kernels.
-constexpr int kMostQueries = 16384;
-constexpr int kMostKeys = 1 << 20;
 
 int Int(int64_t value) { return static_cast<int>(value); }
 
@@ -204,34 +201,37 @@ outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s) c
   auto& attention = prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale}];
   if (!attention) {
     Synchronize();
+    // Values lie beside the keys' own parts, as the product leaves them.
     attention = std::make_unique<outrider::cuda::PromptAttention>(
         PromptAttentionShape{.heads = s.heads,
                              .key_width = s.nope + s.rope,
                              .value_width = s.value,
-                             .scale = s.softmax_scale,
-                             .max_queries = kMostQueries,
-                             .max_keys = kMostKeys});
+                             .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
+                             .v_head_stride = s.nope + s.value,
+                             .scale = s.softmax_scale});
   }
   return *attention;
 }
 
-// Keys and values of the whole prompt so far are made from the cache, so that a key's bits do not
+// Keys and values of the whole prompts so far are made from the cache, so that a key's bits do not
 // depend on when it was computed.
-void CudaOps::OnePrompt(const Context& context, const MlaShape& s, const KvUpWeight& w,
-                        const PromptRequest& prompt, const AttentionArgs& args) const {
+void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const KvUpWeight& w,
+                              const PromptGroup& prompts, const AttentionArgs& args) const {
   const Scratch::Frame frame(context.arena);
   outrider::cuda::PromptAttention& attention = PromptAttentionOf(s);
-  const int num_keys = prompt.num_keys;
-  const int64_t padded_keys = attention.PaddedKeys(num_keys);
-  const int64_t padded_queries = attention.PaddedQueries(prompt.num_rows);
+  const int num_keys = prompts.num_keys;
+  const int64_t key_room = num_keys + kPromptSlackRows;
   const Tensor latent = TakeRows(context, DType::kBF16, num_keys, s.latent);
   const Tensor rope = TakeRows(context, DType::kBF16, num_keys, s.rope);
-  const int64_t kv_width = int64_t{s.heads} * (s.nope + s.value);
-  const Tensor kv = TakeRows(context, DType::kBF16, padded_keys, kv_width);
+  const Tensor kv =
+      TakeRows(context, DType::kBF16, key_room, int64_t{s.heads} * (s.nope + s.value));
   const Tensor keys =
-      TakeRows(context, DType::kBF16, padded_keys, int64_t{s.heads} * (s.nope + s.rope));
-  CheckCuda(GatherLatentRows({.num_rows = num_keys,
-                              .block_table = prompt.block_table,
+      TakeRows(context, DType::kBF16, key_room, int64_t{s.heads} * (s.nope + s.rope));
+  CheckCuda(GatherLatentRows({.num_prompts = prompts.count,
+                              .num_rows = num_keys,
+                              .key_start_loc = prompts.key_start_loc,
+                              .block_tables = prompts.block_tables,
+                              .block_table_stride = prompts.block_table_stride,
                               .page_size = args.cache.block_size,
                               .cache = args.cache.data,
                               .cache_type = TypeOf(args.cache),
@@ -248,7 +248,7 @@ void CudaOps::OnePrompt(const Context& context, const MlaShape& s, const KvUpWei
   expand.y_stride = kv.stride;
   MatMul(expand, stream_);
   CheckCuda(MakePromptKeys({.num_rows = num_keys,
-                            .padded_rows = Int(padded_keys),
+                            .padded_rows = Int(key_room),
                             .heads = s.heads,
                             .nope = s.nope,
                             .value = s.value,
@@ -256,30 +256,32 @@ void CudaOps::OnePrompt(const Context& context, const MlaShape& s, const KvUpWei
                             .rope = rope.data,
                             .k = keys.data},
                            stream_),
-            "keys of a prompt");
-  // cuDNN reads and writes whole padded rows.
-  const Tensor q = TakeRows(context, DType::kBF16, padded_queries, args.q.cols);
-  const Tensor out = TakeRows(context, DType::kBF16, padded_queries, args.out.cols);
-  CopyTensor(args.q.Rows(prompt.first_row, prompt.num_rows), q.Rows(0, prompt.num_rows), stream_);
-  attention.Run({.num_queries = prompt.num_rows,
-                 .num_keys = num_keys,
+            "keys of prompts");
+  const Tensor q =
+      TakeRows(context, DType::kBF16, prompts.num_rows + kPromptSlackRows, args.q.cols);
+  CopyTensor(args.q.Rows(prompts.first_row, prompts.num_rows), q.Rows(0, prompts.num_rows),
+             stream_);
+  const ResultRows results(context, args.out.Rows(prompts.first_row, prompts.num_rows),
+                           DType::kBF16, stream_);
+  OUTRIDER_CHECK(results.rows().stride == results.rows().cols);
+  attention.Run({.num_prompts = prompts.count,
+                 .max_queries = prompts.max_queries,
+                 .max_keys = prompts.max_keys,
+                 .query_start_loc = prompts.query_start_loc,
+                 .key_start_loc = prompts.key_start_loc,
                  .q = q.data,
-                 .q_row_stride = q.stride,
                  .k = keys.data,
                  .v = static_cast<const BFloat16*>(kv.data) + s.nope,
-                 .v_row_stride = kv.stride,
-                 .v_head_stride = s.nope + s.value,
-                 .out = out.data},
+                 .out = results.rows().data},
                 stream_);
-  CopyTensor(out.Rows(0, prompt.num_rows), args.out.Rows(prompt.first_row, prompt.num_rows),
-             stream_);
+  results.Finish();
 }
 
 void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
                               const StepInputs& inputs, const AttentionArgs& args) const {
   CheckShape(s, args.cache);
-  for (const PromptRequest& prompt : Cast(inputs).Of(args.cache).prompts) {
-    OnePrompt(context, s, w, prompt, args);
+  for (const PromptGroup& prompts : Cast(inputs).Of(args.cache).prompts) {
+    AttendToPrompts(context, s, w, prompts, args);
   }
 }
 
