@@ -86,8 +86,10 @@ struct MlaDecodeParams {
 /// layers of a step, one after another in one stream. It must be zeroed once after allocation.
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits);
 
-/// Builds the step's work list on the device from query_start_loc and seq_lens. Once per step; no
-/// host synchronisation, fixed launch shapes: safe to capture. Returns cudaErrorInvalidValue for
+/// Builds the step's work list on the device from query_start_loc and seq_lens. Once per step, when
+/// block tables and the keys of earlier steps have been written in the same stream: MlaDecode may
+/// read these before the kernel in front of it has finished. No host synchronisation, fixed launch
+/// shapes: safe to capture. Returns cudaErrorInvalidValue for
 /// parameters outside the documented ranges or beyond `limits`.
 cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
                           void* workspace, cudaStream_t stream);

@@ -66,18 +66,40 @@ __device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, Shared& 
   }
 }
 
+/// Of an item's first tiles, kStages at most: how many there are, and how many of them have no keys
+/// but those of earlier steps, which may be copied while the kernel before this one runs.
+struct FirstTiles {
+  int all = 0;
+  int early = 0;
+  __device__ explicit FirstTiles(const MlaItem& item) {
+    if (item.request < 0) return;
+    const int keys = item.key_end - item.key_begin;
+    const int known = min(item.key_end, item.context) - item.key_begin;
+    all = min(kStages, (keys + kMlaTileKeys - 1) / kMlaTileKeys);
+    early = max(0, min(all, known / kMlaTileKeys));
+  }
+};
+
 /// The walk over this block's tiles, ahead of the computation. All lanes of one warp. Tiles are
 /// passed in groups of up to eight of one item, a lane per 16 keys.
 class LoadWalk {
  public:
-  /// Takes the first item and finds the boxes of the first tiles.
+  /// Takes the first item and finds the boxes of its first tiles. Reads what the step's plan and
+  /// what came before the plan have written, nothing else: the kernel before this one may run.
   __device__ void Begin(const MlaKernelArguments& args, MlaShared& shared) {
-    num_items_ = args.workspace.counters->num_items;
-    late_claims_ = args.workspace.counters->late_claims != 0;
-    shared.epoch = args.workspace.counters->epoch;
+    num_items_ = __ldcg(&args.workspace.counters->num_items);
+    late_claims_ = __ldcg(&args.workspace.counters->late_claims) != 0;
     Fetch(args, blockIdx.x);
-    do Publish(args, shared);
-    while (published_ < kStages);
+    Publish(args, shared);
+  }
+
+  /// Once the kernel before this one has finished: finds the boxes of as many tiles as there are
+  /// stages, also of a second item.
+  __device__ void Continue(const MlaKernelArguments& args, MlaShared& shared) {
+    shared.epoch = __ldcg(&args.workspace.counters->epoch);
+    may_claim_ = true;
+    if (!ended_ && (!late_claims_ || tiles_ == 0)) Claim(args);
+    while (published_ < kStages) Publish(args, shared);
   }
 
   /// Sees to it that the boxes of the three tiles after `tile_count` are known. A call that finds
@@ -129,6 +151,7 @@ class LoadWalk {
   /// late, with the last of its tiles, where items differ so much in length that the order in which
   /// blocks come to their ends matters (tiles shared by two items).
   __device__ void Claim(const MlaKernelArguments& args) {
+    if (!may_claim_) return;
     if (threadIdx.x % 32 == 0) {
       next_index_ = gridDim.x + atomicAdd(&args.workspace.counters->next_item, 1);
     }
@@ -158,7 +181,7 @@ class LoadWalk {
     if (!late_claims_) Claim(args);
   }
   __device__ void ReadTable(const MlaKernelArguments& args) {
-    page_ = __ldg(&table_[min(key_ >> args.page_shift, last_page_)]);
+    page_ = __ldcg(&table_[min(key_ >> args.page_shift, last_page_)]);
   }
 
   int num_items_ = 0;
@@ -171,6 +194,7 @@ class LoadWalk {
   int next_index_ = 0;
   bool past_end_ = false;
   bool late_claims_ = false;
+  bool may_claim_ = false;
   bool claimed_ = false;  // next_index_ is on its way
   bool ended_ = false;
   uint32_t item_count_ = 0;

@@ -175,9 +175,13 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
                                            int warp, int epoch) {
   const int blocks = gridDim.x;
   const int pairs = (folds.rows + kMlaUnitRows - 1) / kMlaUnitRows * 8;  // of rows, per tile
+  const int all = folds.tiles * pairs * kParts;
+  // With little to do half of the blocks can leave, and what comes after this kernel begin there.
+  const int busy = all <= 2 * blocks ? min(all, blocks / 2) : blocks;
+  const int block = blocks - 1 - static_cast<int>(blockIdx.x);
+  if (block >= busy) return;
   // All tiles' first rows, then their second: short tiles leave nothing out in between.
-  for (int index = blocks - 1 - static_cast<int>(blockIdx.x) + warp * blocks;
-       index < folds.tiles * pairs * kParts; index += kMergeWarps * blocks) {
+  for (int index = block + warp * busy; index < all; index += kMergeWarps * busy) {
     const MlaFoldTile tile = args.workspace.fold_tiles[index / kParts % folds.tiles];
     const int pair = index / kParts / folds.tiles;
     const int row = pair / 8 * kMlaUnitRows + pair % 8;

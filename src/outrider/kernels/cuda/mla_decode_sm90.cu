@@ -216,9 +216,8 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
 }  // namespace
 
 MlaSplits DefaultMlaSplits(int heads) {
-  // Short splits keep a lone request's latency down, long ones the cost of folding; measured
-  // on an H200.
-  if (heads <= 16) return {256, 4096, 8192};
+  // Short splits keep a lone request's latency down, long ones the cost of folding.
+  if (heads <= 32) return {128, 1024, 4096};
   return {512, 4096, 8192};
 }
 

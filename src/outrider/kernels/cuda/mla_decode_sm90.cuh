@@ -24,6 +24,9 @@
 // a tile is shared by two items, one after the other, the second waits for the result of the first
 // and goes on from it. The blocks of the grid must all be able to run at once.
 //
+// The kernel starts beside the end of the one before it. What the plan and earlier steps have left
+// (items, block tables, all keys but the step's own) is read at once, the rest after that end.
+//
 // Keys arrive through tensor maps as {64 columns, 8 rows, column groups, row groups}, so shared
 // memory holds [row group][column group][8 rows x 128 bytes, swizzled] and both strides of the
 // wgmma descriptors are uniform whatever the page size. A stage has three parts with barriers of
@@ -66,21 +69,29 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     PrefetchTensorMap(&maps.kv_rotary);
   }
   __syncwarp();
-  WaitForPriorGrid();
   if (warp == kLoadWarp) loads.Begin(args, shared);
-  LaunchDependents();
   __syncthreads();
   // A warp per part of the keys: all of the first tile is asked for before the second.
-  if (warp % 4 == 0 && warp < kLoadWarp && ElectOne()) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      for (int half = 0; half < 2; ++half) IssueKeys(args, maps, shared, stage, warp / 4, half);
+  const auto issue = [&](int begin, int end) {
+    if (warp % 4 == 0 && warp < kLoadWarp && ElectOne()) {
+      for (int stage = begin; stage < end; ++stage) {
+        for (int half = 0; half < 2; ++half) IssueKeys(args, maps, shared, stage, warp / 4, half);
+      }
+    } else if (warp == kLoadWarp + 2 && ElectOne()) {
+      for (int stage = begin; stage < end; ++stage) IssueRotary(args, maps, shared, stage);
     }
-  } else if (warp == kLoadWarp + 1 && ElectOne()) {
-    IssueQueries(maps, shared, shared.item[0]);
-  } else if (warp == kLoadWarp + 2 && ElectOne()) {
-    for (int stage = 0; stage < kStages; ++stage) IssueRotary(args, maps, shared, stage);
-  }
+    __syncwarp();
+  };
+  const FirstTiles first(shared.item[0]);
+  issue(0, first.early);
+  WaitForPriorGrid();
+  LaunchDependents();
+  if (warp == kLoadWarp + 1 && ElectOne()) IssueQueries(maps, shared, shared.item[0]);
   __syncwarp();
+  issue(first.early, first.all);
+  if (warp == kLoadWarp) loads.Continue(args, shared);
+  __syncthreads();
+  issue(first.all, kStages);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 2) {
     LowerRegisters<88>();
