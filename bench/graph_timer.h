@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <vector>
 
 #include "tests/kernels/cuda/device_array.h"
@@ -40,6 +41,45 @@ double MicrosecondsPerLaunch(int count, int replays, cudaStream_t stream, Launch
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   return times[times.size() / 2] / count;
+}
+
+/// Reads everything and, as no value is that sum, writes nothing.
+static __global__ void ReadAll(const uint4* values, size_t count, uint32_t* never) {
+  uint32_t sum = 0;
+  constexpr int kTogether = 8;
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i + (kTogether - 1) * step < count;
+       i += kTogether * step) {
+    uint4 four[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) four[j] = __ldcs(values + i + j * step);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) sum |= four[j].x | four[j].y | four[j].z | four[j].w;
+  }
+  if (sum == 0x12345678) *never = sum;
+}
+
+/// Bytes per microsecond that a kernel which does nothing else reads on this card: what limits are
+/// held against. Measured once.
+inline double BytesPerUs() {
+  static const double rate = [] {
+    constexpr size_t kBytes = size_t{1} << 30;
+    const DeviceArray<uint8_t> from(kBytes);
+    const DeviceArray<uint32_t> never(1);
+    cudaDeviceProp properties;
+    CudaOk(cudaGetDeviceProperties(&properties, 0), "device");
+    cudaStream_t stream;
+    CudaOk(cudaStreamCreate(&stream), "stream");
+    const int blocks = properties.multiProcessorCount * 4;
+    const double us = MicrosecondsPerLaunch(1, 9, stream, [&](int, cudaStream_t on) {
+      ReadAll<<<blocks, 512, 0, on>>>(reinterpret_cast<const uint4*>(from.data()), kBytes / 16,
+                                      never.data());
+    });
+    cudaStreamDestroy(stream);
+    std::printf("%s: reads of 1 GiB go at %.2f TB/s\n", properties.name, 1e-6 * kBytes / us);
+    return kBytes / us;
+  }();
+  return rate;
 }
 
 /// Fills with values of a hash of (seed, index): bf16 in [-scale, scale), or e4m3 codes without

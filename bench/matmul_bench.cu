@@ -1,8 +1,10 @@
-// Time of the matrix products and of the expert products beside max(bytes / 4.3 TB/s, flops / 790
-// TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products in one
-// graph, median of the replays; weights rotate over more than 512 MB.
+// Time of the matrix products and of the expert products beside max(bytes / the rate of reads,
+// flops / 790 TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products
+// in one graph, median of the replays; weights rotate over more than 512 MB.
 //
-//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--tile N] [--shares N] [--no-oracle]
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle]
+//
+// --forms: experts with tiles and bodies other than those that run by themselves, too.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -14,64 +16,19 @@
 #include "bench/cublaslt_oracle.h"
 #include "bench/goal_figures.h"
 #include "bench/graph_timer.h"
+#include "bench/matmul_weights.h"
 #include "outrider/kernels/cuda/matmul.h"
 
 namespace outrider::cuda {
 namespace {
 
-constexpr double kBytesPerUs = 4.3e6;
-constexpr double kFlopsPerUs = 790e6;
-
 struct Options {
   std::string filter;
   int rows = 0;
   int segments = 0;
-  int tile = 0;
-  int shares = 0;
+  bool forms = false;
   bool oracle = true;
 };
-
-const char* Name(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF8:
-      return "f8";
-    case WeightFormat::kF8PowerOfTwo:
-      return "f8pow2";
-    default:
-      return "bf16";
-  }
-}
-
-/// Packs random values; `raw` gets the bf16 matrix as it was, if not null.
-void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint16_t* raw) {
-  const size_t count = static_cast<size_t>(weight.n) * weight.k;
-  const size_t half = weight.gate_up ? count / 2 : count;
-  PackedWeight target = weight;
-  target.data = to;
-  UnpackedWeight source;
-  if (weight.format == WeightFormat::kBf16) {
-    const DeviceArray<uint16_t> own(raw == nullptr ? count : 0);
-    uint16_t* const values = raw == nullptr ? own.data() : raw;
-    FillBf16<<<1024, 256>>>(values, count, seed);
-    source.w = values;
-    if (weight.gate_up) source.up = values + half;
-    PackWeight(source, target, nullptr);
-    CudaOk(cudaDeviceSynchronize(), "packing");
-    return;
-  }
-  const DeviceArray<uint8_t> codes(count);
-  FillCodes<<<1024, 256>>>(codes.data(), count, seed);
-  const DeviceArray<float> scales(std::vector<float>(
-      static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128), 0x1p-8F));
-  source.w = codes.data();
-  source.scales = scales.data();
-  if (weight.gate_up) {
-    source.up = codes.data() + half;
-    source.up_scales = scales.data();
-  }
-  PackWeight(source, target, nullptr);
-  CudaOk(cudaDeviceSynchronize(), "packing");
-}
 
 struct Shape {
   const char* name;
@@ -141,8 +98,6 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
     params.w = weight;
     params.y = y.data();
     params.y_stride = shape.n;
-    params.tile_rows = options.tile;
-    params.shares = options.shares;
     const int launches = rows >= 1024 ? 8 : std::max(16, copies);
     const double us = MicrosecondsPerLaunch(launches, 9, stream, [&](int i, cudaStream_t on) {
       params.w.data = packed.data() + i % copies * bytes;
@@ -157,7 +112,7 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
     const double flops = 2.0 * rows * shape.n * shape.k;
     const double all_bytes =
         static_cast<double>(bytes) + 2.0 * rows * (static_cast<double>(shape.n) + shape.k);
-    const double limit = std::max(all_bytes / kBytesPerUs, flops / kFlopsPerUs);
+    const double limit = LimitUs(all_bytes, flops);
     std::printf("%-9s %-6s %6d x %5d rows %5d %9.2f us  limit %8.2f  %5.2f  %6.1f TFLOP/s",
                 shape.name, Name(format), shape.n, shape.k, rows, us, limit, limit / us,
                 flops / us / 1e6);
@@ -188,9 +143,8 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
   }
   std::mt19937 random(9);
-  for (const int rows : {1, 8, 32, 128, 512, 4096, 16384}) {
-    if (options.rows != 0 && rows != options.rows) continue;
-    const int tile = options.tile != 0 ? options.tile : ExpertTileRows(rows, kChoices, kExperts);
+  const auto run = [&](int rows, int given_tile, bool wide) {
+    const int tile = given_tile != 0 ? given_tile : ExpertTileRows(rows, kChoices, kExperts);
     std::vector<DeviceArray<int32_t>> pairs, counts;
     std::vector<DeviceArray<ExpertTile>> tiles;
     std::vector<ExpertRouting> routings(kRoutings);
@@ -233,12 +187,17 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
     FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
     CudaOk(cudaDeviceSynchronize(), "fill");
+    const MatMulShape given = {.tokens = wide ? 256 : tile,
+                               .variant = wide ? MatMulVariant::kWide : MatMulVariant::kUsual};
+    const MatMulShape* const shape = given_tile != 0 ? &given : nullptr;
     const auto up = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
       params.choices = kChoices;
       params.experts = kExperts;
+      params.shared_experts = 1;
       params.tile_rows = tile;
+      params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = x.data();
       params.x_stride = kHidden;
@@ -254,7 +213,9 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       params.max_rows = rows;
       params.choices = kChoices;
       params.experts = kExperts;
+      params.shared_experts = 1;
       params.tile_rows = tile;
+      params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = inner.data();
       params.x_stride = kWidth;
@@ -274,16 +235,28 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     });
     const double flops = 6.0 * static_cast<double>(all_pairs) * kHidden * kWidth;
     const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
-    const double limit = std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+    const double limit = LimitUs(bytes, flops);
     std::printf(
-        "experts   %-6s rows %5d tile %3d touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
+        "experts   %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
         "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, touched, up_us, limit * 2 / 3, down_us, limit / 3, all_us, limit,
-        limit / all_us, flops / all_us / 1e6);
+        Name(format), rows, tile, wide ? 'w' : ' ', touched, up_us, limit * 2 / 3, down_us,
+        limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
-    if (format == WeightFormat::kBf16 && rows <= 512) {
+    if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512) {
       RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
+    }
+  };
+  std::vector<int> all = {1, 8, 32, 128, 512, 4096, 16384};
+  if (options.forms) all = {8, 32, 64, 128, 256, 512, 1024, 4096, 16384};
+  for (const int rows : all) {
+    if (options.rows != 0 && rows != options.rows) continue;
+    run(rows, 0, false);
+    if (!options.forms) continue;
+    for (const auto& [tile, wide] :
+         {std::pair(8, false), {16, false}, {32, false}, {64, false}, {64, true}, {256, true}}) {
+      // Those that are neither far too small nor far too large.
+      if (tile * 65 >= rows * 5 / 4 && (wide || tile * 65 <= rows * 40)) run(rows, tile, wide);
     }
   }
 }
@@ -295,6 +268,10 @@ int RunMatMulBench(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* const value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--forms") {
+      options.forms = true;
+      continue;
+    }
     if (flag == "--no-oracle") {
       options.oracle = false;
       continue;
@@ -306,10 +283,6 @@ int RunMatMulBench(int argc, char** argv) {
       options.rows = std::atoi(value);
     } else if (flag == "--segments") {
       options.segments = std::atoi(value);
-    } else if (flag == "--shares") {
-      options.shares = std::atoi(value);
-    } else if (flag == "--tile") {
-      options.tile = std::atoi(value);
     } else {
       std::fprintf(stderr, "matmul_bench: unknown flag %s\n", flag.c_str());
       return 2;

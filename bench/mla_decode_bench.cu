@@ -7,9 +7,10 @@
 // Every case is captured into graphs, one per cache copy, and replayed in rotation so that the
 // cache read comes from memory (copies of more than 256 MB together). "us" is the median time
 // between two events around one replay of one layer (main kernel and combine); "chain" the time per
-// layer when 16 layers follow each other in one graph. The floor is max(bytes / 4.3 TB/s, flops /
-// 790 TFLOP/s). FlashMLA's figures for the uniform cases are in bench/results/hopper_mla_decode.md.
-// Longer than most files: cases, timing and the spot check share one set of buffers.
+// layer when 16 layers follow each other in one graph. The floor is max(bytes / the rate of reads,
+// flops / 790 TFLOP/s). FlashMLA's figures for the uniform cases are in
+// bench/results/hopper_mla_decode.md. Longer than most files: cases, timing and the spot check
+// share one set of buffers.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/graph_timer.h"
 #include "tests/kernels/cuda/mla_decode_world.h"
 
 namespace outrider::cuda {
@@ -142,7 +144,7 @@ void RunCase(const Case& test, const Options& options, void* pool, Timer& timer,
   const double rows = static_cast<double>(tokens) * test.heads;
   const double flops = 2176.0 * test.heads * pairs;
   const double bytes = kv_tokens * row_bytes + rows * 2176;
-  const double floor_us = std::max(bytes / 4.3e6, flops / 790e6);
+  const double floor_us = std::max(bytes / BytesPerUs(), flops / 790e6);
   const size_t copy_bytes = pages_per_copy * test.page_size * row_bytes;
   const int copies = static_cast<int>(
       std::min<size_t>(64, std::max<size_t>(1, (size_t{512} << 20) / copy_bytes + 1)));

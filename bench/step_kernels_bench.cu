@@ -1,6 +1,6 @@
 // Times of the small operations of a step, each in a chain of launches as it stands in a layer:
 // graph replay, median, per launch. Weights rotate over more than 256 MB, so that they come from
-// memory. "bytes": what is read and written at 4.3 TB/s.
+// memory. "bytes": what is read and written at the rate of reads.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ void Report(const std::string& name, int rows, double bytes, cudaStream_t stream
   const double chain = ChainTime(kLaunches, stream, body);
   const double alone = ChainTime(1, stream, body);
   std::printf("%-44s %5d rows  %7.2f us in a chain  %7.2f us alone  bytes %6.2f us\n", name.c_str(),
-              rows, chain, alone, bytes / 4.3e6);
+              rows, chain, alone, bytes / BytesPerUs());
   std::fflush(stdout);
   if (counts && rows <= 128) {
     RecordGoal(Goal::kSmallOperations, name + ", " + std::to_string(rows) + " rows", chain);
@@ -327,7 +327,7 @@ void HeadAndDraw(cudaStream_t stream) {
                "DrawTokens");
       };
       const double us = ChainTime(8, stream, body);
-      const double bytes = 2.0 * kVocab * kHidden / 4.3e6;
+      const double bytes = 2.0 * kVocab * kHidden / BytesPerUs();
       const std::string name = temperature == 0 ? "greedy" : "race";
       std::printf("head and draw, %-6s %3d rows %8.2f us  its weights' bytes %8.2f  %4.2f\n",
                   name.c_str(), rows, us, bytes, bytes / us);

@@ -73,7 +73,7 @@ class ExpertMatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
 
 TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const auto [format, hidden, width] = GetParam();
-  constexpr int kMaxRows = 170;
+  constexpr int kMaxRows = 330;  // of the shared expert more than a tile has
   std::vector<PlainWeight> gates, ups, downs;
   for (int i = 0; i < kExperts; ++i) {
     gates.emplace_back(width, hidden, format, Spread::kNormal, random_);
@@ -93,8 +93,8 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   const DeviceArray<uint16_t> d_x(x);
   const DeviceArray<uint16_t> gathered(static_cast<size_t>(kMaxRows) * kChoices * hidden);
   const int inner_stride = (width + 7) / 8 * 8;
-  for (const int rows : {1, 3, 20, kMaxRows}) {
-    for (const int tile : {8, 16, 32, 64, 128}) {
+  for (const int rows : {1, 3, 20, 170, kMaxRows}) {
+    for (const int tile : {8, 16, 32, 64, 128, 256}) {
       const Routing routing(rows, kChoices, kExperts, tile, random_);
       const size_t pairs = routing.pairs.size();
       const DeviceArray<uint16_t> inner(static_cast<size_t>(kMaxRows) * kChoices * inner_stride);

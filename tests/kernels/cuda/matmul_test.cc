@@ -3,6 +3,7 @@
 // because every form of weights goes through one list of cases.
 #include "outrider/kernels/cuda/matmul.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,37 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 constexpr int kRows = 300;
 constexpr int kPad = 8;  // columns between the rows of x and y
-constexpr int kTiles[] = {0, 8, 16, 32, 64, 128, 192, 256};
+
+constexpr auto kDeep = MatMulVariant::kDeep;
+constexpr auto kWide = MatMulVariant::kWide;
+
+/// Every body, and each form of sharing rows.
+constexpr MatMulShape kShapes[] = {
+    {.tokens = 8},
+    {.tokens = 16},
+    {.tokens = 32},
+    {.tokens = 64},
+    {.tokens = 128},
+    {.tokens = 8, .variant = kDeep},
+    {.tokens = 16, .variant = kDeep},
+    {.tokens = 32, .variant = kDeep},
+    {.tokens = 64, .variant = kDeep},
+    {.tokens = 64, .variant = kWide},
+    {.tokens = 128, .variant = kWide},
+    {.tokens = 192, .variant = kWide},
+    {.tokens = 256, .variant = kWide},
+    {.tokens = 128, .variant = kWide, .all_segments = true},
+    {.tokens = 32, .shares = 2},
+    {.tokens = 64, .shares = 4},
+    {.tokens = 64, .variant = kDeep, .shares = 2},
+};
+
+std::string Name(const MatMulShape* shape) {
+  if (shape == nullptr) return "its own shape";
+  const char* const variants[] = {"usual", "deep", "wide"};
+  return fmt::format("{} tiles of {}, shared by {}{}", variants[static_cast<int>(shape->variant)],
+                     shape->tokens, shape->shares, shape->all_segments ? ", all segments" : "");
+}
 
 class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
  protected:
@@ -58,7 +89,21 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
 
   size_t Size() const { return GetParam().output == OutputType::kF32 ? 4 : 2; }
 
-  MatMulParams Params(int rows, int tile_rows) const {
+  /// Null, and those of kShapes that this weight has.
+  std::vector<const MatMulShape*> Shapes(bool numbered) const {
+    const bool bf16 = GetParam().format == WeightFormat::kBf16;
+    std::vector<const MatMulShape*> shapes = {nullptr};
+    for (const MatMulShape& shape : kShapes) {
+      const bool wide = shape.variant == kWide;
+      if (!bf16 && (shape.shares > 1 || (wide && shape.tokens > 128))) continue;
+      if (numbered && (shape.shares > 1 || (wide && bf16))) continue;
+      if (shape.shares * SegmentsOf(d_w_->weight()).count > 8) continue;
+      shapes.push_back(&shape);
+    }
+    return shapes;
+  }
+
+  MatMulParams Params(int rows, const MatMulShape* shape) const {
     MatMulParams params;
     params.rows = rows;
     params.x = d_x_.data();
@@ -67,7 +112,7 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
     params.y_stride = y_stride_;
     params.y_type = GetParam().output;
     params.accumulate = GetParam().accumulate;
-    params.tile_rows = tile_rows;
+    params.shape = shape;
     return params;
   }
 
@@ -83,10 +128,11 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
   }
 
   /// y's bytes, one row more than asked for. Consecutive rows go without numbers unless asked.
-  std::vector<uint8_t> Run(const std::vector<int32_t>& rows, int tile_rows, bool numbered) {
+  std::vector<uint8_t> Run(const std::vector<int32_t>& rows, const MatMulShape* shape,
+                           bool numbered) {
     const DeviceArray<uint8_t> y(Before(rows));
     const DeviceArray<int32_t> numbers(rows);
-    MatMulParams params = Params(static_cast<int>(rows.size()), tile_rows);
+    MatMulParams params = Params(static_cast<int>(rows.size()), shape);
     params.y = y.data();
     if (numbered) {
       params.x_rows = numbers.data();
@@ -158,8 +204,8 @@ TEST_P(MatMulTest, MatchesTheCpuReference) {
                             {product.data(), kChecked, c.n});
     expected = product;
   }
-  for (const int tile : kTiles) {
-    const std::vector<uint8_t> got = Run(Consecutive(0, kChecked), tile, false);
+  for (const MatMulShape* const shape : Shapes(false)) {
+    const std::vector<uint8_t> got = Run(Consecutive(0, kChecked), shape, false);
     double worst = 0;
     int worst_row = 0;
     for (int r = 0; r < kChecked; ++r) {
@@ -188,30 +234,49 @@ TEST_P(MatMulTest, MatchesTheCpuReference) {
       }
     }
     EXPECT_LT(worst, c.output == OutputType::kF32 ? 5e-6 : 4e-3)
-        << "tiles of " << tile << ", row " << worst_row;
+        << Name(shape) << ", row " << worst_row;
   }
 }
 
-void CheckBits(const std::string& wrong, int rows, int first, int tile, const char* order) {
-  EXPECT_EQ(wrong, "") << rows << " rows from " << first << ", tiles of " << tile << ", " << order;
+void CheckBits(const std::string& wrong, int rows, int first, const MatMulShape* shape,
+               const char* order) {
+  EXPECT_EQ(wrong, "") << rows << " rows from " << first << ", " << Name(shape) << ", " << order;
 }
 
 TEST_P(MatMulTest, ARowsBitsDependOnItAlone) {
   for (const Spread spread : {Spread::kNormal, Spread::kWideExponents}) {
     Prepare(spread);
-    const std::vector<uint8_t> all = Run(Consecutive(0, kRows), 256, false);
+    const std::vector<uint8_t> all = Run(Consecutive(0, kRows), nullptr, false);
     std::vector<int32_t> shuffled = Consecutive(0, kRows);
     std::shuffle(shuffled.begin(), shuffled.end(), random_);
-    for (const int tile : kTiles) {
-      for (const int rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 127, 129, 200, 257, kRows}) {
-        const int first = (rows * 37 + tile) % (kRows - rows + 1);
-        const std::vector<int32_t> some = Consecutive(first, rows);
-        CheckBits(Compare(Run(some, tile, false), some, all), rows, first, tile, "in order");
-        const std::vector<int32_t> others(shuffled.begin() + first,
-                                          shuffled.begin() + first + rows);
-        CheckBits(Compare(Run(others, tile, true), others, all), rows, first, tile, "shuffled");
-        if (HasFailure()) return;
+    int number = 0;
+    for (const bool numbered : {false, true}) {
+      for (const MatMulShape* const shape : Shapes(numbered)) {
+        for (const int rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 127, 129, 200, 257, kRows}) {
+          const int first = (rows * 37 + ++number) % (kRows - rows + 1);
+          const std::vector<int32_t> some =
+              numbered
+                  ? std::vector<int32_t>(shuffled.begin() + first, shuffled.begin() + first + rows)
+                  : Consecutive(first, rows);
+          CheckBits(Compare(Run(some, shape, numbered), some, all), rows, first, shape,
+                    numbered ? "shuffled" : "in order");
+          if (HasFailure()) return;
+        }
       }
+    }
+  }
+}
+
+// Every body once: what the tools that watch every access can run.
+TEST_P(MatMulTest, EveryBodyOnFewRows) {
+  Prepare(Spread::kNormal);
+  const std::vector<int32_t> rows = Consecutive(5, 70);
+  std::vector<uint8_t> expected;
+  for (const bool numbered : {false, true}) {
+    for (const MatMulShape* const shape : Shapes(numbered)) {
+      const std::vector<uint8_t> got = Run(rows, shape, numbered);
+      if (expected.empty()) expected = got;
+      ASSERT_EQ(got, expected) << Name(shape) << (numbered ? ", numbered" : "");
     }
   }
 }
@@ -220,7 +285,7 @@ TEST_P(MatMulTest, ReplaysOfAGraphGiveTheSameBits) {
   Prepare(Spread::kWideExponents);
   constexpr int kProducts = 3;  // they start beside each other's ends
   const std::vector<int32_t> rows = Consecutive(3, 37);
-  const std::vector<uint8_t> expected = Run(rows, 0, false);
+  const std::vector<uint8_t> expected = Run(rows, nullptr, false);
   const std::vector<uint8_t> before = Before(rows);
   std::vector<DeviceArray<uint8_t>> outputs;
   cudaStream_t stream;
@@ -230,7 +295,7 @@ TEST_P(MatMulTest, ReplaysOfAGraphGiveTheSameBits) {
   for (int i = 0; i < kProducts; ++i) outputs.emplace_back(before);
   CudaOk(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
   for (int i = 0; i < kProducts; ++i) {
-    MatMulParams params = Params(static_cast<int>(rows.size()), 0);
+    MatMulParams params = Params(static_cast<int>(rows.size()), nullptr);
     params.x = d_x_.data() + rows[0] * x_stride_;
     params.y = outputs[i].data();
     MatMul(params, stream);
@@ -252,6 +317,43 @@ TEST_P(MatMulTest, ReplaysOfAGraphGiveTheSameBits) {
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+using MatMulSharedRowsTest = HopperTest<>;
+
+// Blocks that load rows for each other, more of them than run at once: some end while others start
+// in their places.
+TEST_F(MatMulSharedRowsTest, ManyBlocksEndWhileOthersStart) {
+  constexpr int kN = 20480, kK = 512, kLaunches = 200;
+  std::mt19937 random(3);
+  const PlainWeight plain(kN, kK, WeightFormat::kBf16, Spread::kNormal, random);
+  const DeviceWeight weight(plain);
+  for (const int tokens : {32, 64}) {
+    const DeviceArray<uint16_t> x(
+        DrawBf16(static_cast<size_t>(tokens) * kK, Spread::kNormal, random));
+    const DeviceArray<float> y(static_cast<size_t>(tokens) * kN);
+    MatMulParams params;
+    params.rows = tokens;
+    params.x = x.data();
+    params.x_stride = kK;
+    params.w = weight.weight();
+    params.w.segments = 1;
+    params.y = y.data();
+    params.y_stride = kN;
+    params.y_type = OutputType::kF32;
+    std::vector<float> expected;
+    for (const auto variant : {MatMulVariant::kUsual, kDeep}) {
+      for (const int shares : {1, 2, 4}) {
+        const MatMulShape shape = {.tokens = tokens, .variant = variant, .shares = shares};
+        params.shape = &shape;
+        for (int i = 0; i < kLaunches; ++i) MatMul(params, nullptr);
+        CudaOk(cudaDeviceSynchronize(), Name(&shape).c_str());
+        const std::vector<float> got = y.Download();
+        if (expected.empty()) expected = got;
+        ASSERT_TRUE(got == expected) << Name(&shape);
+      }
+    }
+  }
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
@@ -300,7 +402,7 @@ INSTANTIATE_TEST_SUITE_P(
              .segments = 4,
              .gate_up = true},
         Case{.name = "F8", .format = kF8, .n = 256, .k = 1024, .segments = 1},
-        Case{.name = "F8Segments", .format = kF8, .n = 192, .k = 2048},
+        Case{.name = "F8Segments", .format = kF8, .n = 192, .k = 2048, .segments = 8},
         Case{.name = "F8Ragged",
              .format = kF8,
              .n = 203,
@@ -384,6 +486,63 @@ TEST_F(MatMulPromptTest, ProductsOf16384Rows) {
   }
 }
 
+// Units of two weights, then scales of both: together they are one weight.
+TEST_F(MatMulPromptTest, TwoWeightsWithCodesAreOneSideBySide) {
+  constexpr int kLeft = 192, kRight = 136, kK = 640, kBatch = 40;
+  std::mt19937 random(31);
+  for (const WeightFormat format : {kF8, kF8Power}) {
+    const PlainWeight left(kLeft, kK, format, Spread::kNormal, random);
+    const PlainWeight right(kRight, kK, format, Spread::kNormal, random);
+    const std::vector<uint16_t> x = DrawBf16(size_t{kBatch} * kK, Spread::kNormal, random);
+    const DeviceArray<uint16_t> d_x(x);
+    const size_t left_units = PackedUnitBytes(format, kLeft, kK);
+    const size_t units = left_units + PackedUnitBytes(format, kRight, kK);
+    const size_t left_scales = PackedScaleBytes(format, kLeft, kK);
+    const DeviceArray<uint8_t> memory(units + left_scales + PackedScaleBytes(format, kRight, kK));
+    const auto pack = [&](const PlainWeight& plain, size_t data, size_t scales) {
+      const DeviceArray<uint8_t> codes(plain.codes);
+      const DeviceArray<float> d_scales(plain.scales);
+      PackedWeight weight;
+      weight.format = format;
+      weight.n = plain.n;
+      weight.k = kK;
+      weight.segments = 2;
+      weight.data = memory.data() + data;
+      weight.scales = memory.data() + scales;
+      PackWeight({.w = codes.data(), .scales = d_scales.data()}, weight, nullptr);
+      CudaOk(cudaDeviceSynchronize(), "packing");
+      return weight;
+    };
+    const PackedWeight first = pack(left, 0, units);
+    const PackedWeight second = pack(right, left_units, units + left_scales);
+    PackedWeight both = first;
+    both.n += second.n;
+    const auto run = [&](const PackedWeight& weight) {
+      const DeviceArray<float> y(size_t{kBatch} * weight.n);
+      MatMulParams params;
+      params.rows = kBatch;
+      params.x = d_x.data();
+      params.x_stride = kK;
+      params.w = weight;
+      params.y = y.data();
+      params.y_stride = weight.n;
+      params.y_type = OutputType::kF32;
+      MatMul(params, nullptr);
+      CudaOk(cudaDeviceSynchronize(), "product");
+      return y.Download();
+    };
+    const std::vector<float> together = run(both), of_first = run(first), of_second = run(second);
+    for (int r = 0; r < kBatch; ++r) {
+      const float* const row = &together[size_t{1} * r * both.n];
+      ASSERT_EQ(std::memcmp(row, &of_first[size_t{1} * r * kLeft], kLeft * 4), 0) << r;
+      ASSERT_EQ(std::memcmp(row + kLeft, &of_second[size_t{1} * r * kRight], kRight * 4), 0) << r;
+    }
+    // The usual form of the same weight, with scales behind its units.
+    const DeviceWeight usual(left, nullptr, 2);
+    EXPECT_EQ(run(usual.weight()), of_first);
+  }
+}
+
 using ::testing::HasSubstr;
 
 template <typename Call>
@@ -416,7 +575,14 @@ TEST(MatMulArguments, AreChecked) {
   refused([&](MatMulParams& p) { p.y = memory + 8; }, "y at");
   refused([](MatMulParams& p) { p.x = nullptr; }, "x at");
   refused([](MatMulParams& p) { p.accumulate = true; }, "only a float32 y");
-  refused([](MatMulParams& p) { p.tile_rows = 24; }, "8, 16, 32, 64, 128, 192, 256 or 0");
+  const auto refused_shape = [&](const MatMulShape& shape, const char* text) {
+    refused([&](MatMulParams& p) { p.shape = &shape; }, text);
+  };
+  refused_shape({.tokens = 24}, "usual ones have 8, 16, 32, 64 or 128");
+  refused_shape({.tokens = 128, .variant = kDeep}, "deep ones up to 64");
+  refused_shape({.tokens = 256, .variant = kWide, .all_segments = true}, "have all segments");
+  refused_shape({.tokens = 16, .shares = 4}, "tiles of 8 rows for each");
+  refused_shape({.tokens = 64, .variant = kWide, .shares = 2}, "x shared by 2 blocks");
   refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");
   refused(
       [](MatMulParams& p) {
@@ -426,12 +592,6 @@ TEST(MatMulArguments, AreChecked) {
         p.y_stride = p.w.n;
       },
       "must not take more than");
-  refused(
-      [](MatMulParams& p) {
-        p.tile_rows = 16;
-        p.shares = 4;
-      },
-      "1, 2 or 4 with segments at most 8, tiles of 8 rows for each");
   refused([](MatMulParams& p) { p.w.segments = 9; }, "9 segments of K: 1 to 8");
   refused(
       [](MatMulParams& p) {
@@ -454,7 +614,7 @@ TEST(MatMulArguments, AreChecked) {
   experts.y = memory;
   experts.y_stride = 64;
   experts.tile_rows = 12;
-  ExpectError([&] { ExpertMatMul(experts, nullptr); }, "8, 16, 32, 64 or 128 are possible");
+  ExpectError([&] { ExpertMatMul(experts, nullptr); }, "8, 16, 32, 64, 128 or 256 are possible");
   experts.tile_rows = 16;
   ExpectError([&] { ExpertMatMul(experts, nullptr); }, "tiles, their number and pairs");
 }

@@ -96,6 +96,20 @@ __device__ __forceinline__ void PrefetchL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+/// Has the copy engine bring part `part` of `parts` of `bytes` bytes into L2. One thread. Data and
+/// bytes are multiples of 128.
+__device__ __forceinline__ void PrefetchPart(const uint8_t* data, int64_t bytes, int part,
+                                             int parts) {
+  constexpr int64_t kPiece = 16384;
+  const int64_t each = (bytes / 128 + parts - 1) / parts * 128;
+  const int64_t end = part * each + each < bytes ? part * each + each : bytes;
+  for (int64_t at = part * each; at < end; at += kPiece) {
+    const auto size = static_cast<uint32_t>(end - at < kPiece ? end - at : kPiece);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + at), "r"(size)
+                 : "memory");
+  }
+}
+
 /// Orders this thread's ordinary shared-memory stores before later accesses of the tensor cores and
 /// the copy engine.
 __device__ __forceinline__ void ProxyFence() {
@@ -197,6 +211,27 @@ __device__ __forceinline__ void StoreMatrix4(uint32_t address, uint32_t a, uint3
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+
+/// Matrices of 8x8 bf16, transposed: lane 8 i + j gives the address of column j of matrix i.
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t address,
+                                                        const uint32_t (&values)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address),
+               "r"(values[0])
+               : "memory");
+}
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t address,
+                                                        const uint32_t (&values)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(values[0]), "r"(values[1])
+               : "memory");
+}
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t address,
+                                                        const uint32_t (&values)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3])
+      : "memory");
 }
 
 // ---- dependent launch ----

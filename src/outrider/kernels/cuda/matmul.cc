@@ -1,4 +1,4 @@
-// Host side of the matrix products: checks, tensor maps, and which body runs.
+// Host side of the matrix products: checks, tensor maps, launches.
 #include "outrider/kernels/cuda/matmul.h"
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/device_memory.h"
-#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+#include "outrider/kernels/cuda/matmul_shape.h"
 
 namespace outrider::cuda {
 
@@ -17,21 +17,8 @@ namespace {
 constexpr int kMaxRows = 1 << 20;
 constexpr int kMaxCluster = 8;  // the largest that every Hopper GPU takes
 constexpr int kMaxSegments = kMaxCluster;
-constexpr int kMaxNumberedTile = 16;  // of experts' rows: more are faster copied first
 
 constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
-
-int NumMultiprocessors() {
-  static const int count = [] {
-    int device = 0;
-    int value = 1;
-    CheckCuda(cudaGetDevice(&device), "the current device");
-    CheckCuda(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
-              "number of multiprocessors");
-    return value;
-  }();
-  return count;
-}
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
@@ -73,46 +60,30 @@ CUtensorMap EncodeRows(const void* x, int64_t stride, int rows, int k, int box_r
 
 /// What a body reads of a packed weight, or of several one after the other.
 void SetWeights(MatMulArguments& args, const PackedWeight& w, int experts, int box_bytes) {
-  const size_t bytes = PackedWeightBytes(w.format, w.n, w.k);
+  // Of one weight the units alone, as its scales may be elsewhere and other memory behind them.
+  const size_t bytes =
+      experts == 1 ? PackedUnitBytes(w.format, w.n, w.k) : PackedWeightBytes(w.format, w.n, w.k);
   constexpr int kColumns = kCopyRowBytes / 2;
   args.expert_copy_rows = static_cast<int64_t>(bytes) / kCopyRowBytes;
   args.weights = EncodeMap(w.data, kColumns, args.expert_copy_rows * experts, kColumns,
                            box_bytes / kCopyRowBytes, CU_TENSOR_MAP_SWIZZLE_NONE);
   args.n = w.n;
   args.units = Ceil(w.k, kWeightColumns);
-  const int64_t units = static_cast<int64_t>(Ceil(w.n, kWeightRows)) * args.units;
-  args.scales = static_cast<const uint8_t*>(w.data) + units * UnitBytes(w.format);
+  args.scales = static_cast<const uint8_t*>(ScalesOf(w));
   args.expert_bytes = static_cast<int64_t>(bytes);
   args.gate_up = w.gate_up;
 }
 
 cudaError_t Launch(WeightFormat format, const MatMulShape& shape, const MatMulArguments& args,
-                   int blocks, cudaStream_t stream) {
+                   const MatMulLaunch& launch, cudaStream_t stream) {
   switch (format) {
     case WeightFormat::kF8:
-      return LaunchMatMul<WeightFormat::kF8>(shape, args, blocks, stream);
+      return LaunchMatMul<WeightFormat::kF8>(shape, args, launch, stream);
     case WeightFormat::kF8PowerOfTwo:
-      return LaunchMatMul<WeightFormat::kF8PowerOfTwo>(shape, args, blocks, stream);
+      return LaunchMatMul<WeightFormat::kF8PowerOfTwo>(shape, args, launch, stream);
     default:
-      return LaunchMatMul<WeightFormat::kBf16>(shape, args, blocks, stream);
+      return LaunchMatMul<WeightFormat::kBf16>(shape, args, launch, stream);
   }
-}
-
-MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape) {
-  switch (format) {
-    case WeightFormat::kF8:
-      return FactsOf<WeightFormat::kF8>(shape);
-    case WeightFormat::kF8PowerOfTwo:
-      return FactsOf<WeightFormat::kF8PowerOfTwo>(shape);
-    default:
-      return FactsOf<WeightFormat::kBf16>(shape);
-  }
-}
-
-int NarrowTokens(int rows) {
-  int tokens = 8;
-  while (tokens < rows && tokens < 128) tokens *= 2;
-  return tokens;
 }
 
 void CheckWeight(const char* what, const PackedWeight& w, int experts = 1) {
@@ -131,6 +102,12 @@ void CheckWeight(const char* what, const PackedWeight& w, int experts = 1) {
         "{}: {} weights of {} x {}: together they must not take more than {} bytes", what, experts,
         w.n, w.k, kMostBytes);
   }
+  if (!Aligned(w.scales) || (w.scales != nullptr && experts > 1)) {
+    throw InvalidArgument(
+        "{}: scales at {} of {} weights: they must be 16-byte aligned, and only one weight has "
+        "them elsewhere",
+        what, w.scales, experts);
+  }
   if (w.segments < 0 || w.segments > kMaxSegments) {
     throw InvalidArgument("{}: {} segments of K: 1 to {} are possible, or 0 for the usual number",
                           what, w.segments, kMaxSegments);
@@ -146,72 +123,58 @@ void CheckRows(const char* what, const char* name, const void* data, int64_t str
   }
 }
 
-/// How many blocks share rows of x. It pays where all tiles of a product run at once, with rows
-/// that are many, but not so many that products take longer than reading x.
-int SharesOf(const MatMulParams& params, int tokens, int segments) {
-  const bool pays = params.w.format == WeightFormat::kBf16 && (tokens == 32 || tokens == 64);
-  if (!pays || params.x_rows != nullptr || segments > 1 || params.rows > tokens) return 1;
-  return params.w.n >= 4 * kWeightRows ? 4 : 1;
-}
-
 /// Whether `blocks` blocks, `together` of them in a cluster, go better two per multiprocessor than
 /// as the hardware places them. Larger clusters may not find room then.
 bool TwoPerSm(int64_t blocks, int together) {
   return together <= 2 && blocks > NumMultiprocessors() && blocks <= 2 * NumMultiprocessors();
 }
 
-/// Rows of x times rows of the weight that a multiprocessor goes through, one tile after another:
-/// what a product takes that has too many rows to be bound by the weight's bytes.
-int64_t LongestWork(const MatMulParams& params, int tokens, int segments) {
-  const int weight_rows = kWeightRows * Facts(params.w.format, {.tokens = tokens}).warpgroups;
-  const int64_t blocks =
-      int64_t{Ceil(params.rows, tokens)} * Ceil(params.w.n, weight_rows) * segments;
-  const int64_t rounds = (blocks + NumMultiprocessors() - 1) / NumMultiprocessors();
-  return rounds * tokens * weight_rows;
-}
-
-constexpr int kAllSegmentsTile = 192;    // what MatMulParams::tile_rows calls such a tile
-constexpr int kMostWideSegments = 2;     // of a cluster of blocks with 256 rows,
-constexpr int kMostClusteredRows = 512;  // with so many rows
-
-/// Rows of x per block for 129 to 256 rows. (Clusters of more than two such large blocks find room
-/// on too few multiprocessors at once.)
-int WideTokens(const MatMulParams& params, int segments) {
-  if (params.w.format != WeightFormat::kBf16 || segments > kMostWideSegments) {
-    return 128;
+/// A shape that a measurement or a test asks for.
+void CheckShape(const char* what, const MatMulShape& shape, const PackedWeight& w, int segments,
+                bool numbered) {
+  const bool wide = shape.variant == MatMulVariant::kWide;
+  const bool bf16 = w.format == WeightFormat::kBf16;
+  const bool known =
+      wide ? shape.tokens == 64 || shape.tokens == 128 ||
+                 (bf16 && !shape.all_segments && (shape.tokens == 192 || shape.tokens == 256))
+           : NarrowTokens(shape.tokens) == shape.tokens &&
+                 (shape.variant == MatMulVariant::kUsual || shape.tokens <= 64);
+  if (!known || (shape.all_segments && !wide) || (numbered && wide && bf16)) {
+    throw InvalidArgument(
+        "{}: tiles of {} rows in this form: usual ones have 8, 16, 32, 64 or 128, deep ones up to "
+        "64, wide ones 64 or 128 (bf16 also 192 or 256, no row numbers); only wide ones of up to "
+        "128 have all segments",
+        what, shape.tokens);
   }
-
-  return LongestWork(params, 128, segments) < LongestWork(params, 256, segments) ? 128 : 256;
-}
-
-MatMulShape ShapeOf(const MatMulParams& params, int segments) {
-  const WeightFormat format = params.w.format;
-  MatMulShape shape = {.tokens = params.tile_rows};
-  if (params.tile_rows == 0) {
-    shape.tokens = params.rows > 256   ? 256
-                   : params.rows > 128 ? WideTokens(params, segments)
-                                       : NarrowTokens(params.rows);
+  const bool shares = shape.shares == 2 || shape.shares == 4;
+  if (shape.shares != 1 &&
+      (!shares || wide || !bf16 || numbered || shape.tokens > 64 ||
+       shape.shares * segments > kMaxCluster || shape.tokens < 8 * shape.shares)) {
+    throw InvalidArgument(
+        "{}: x shared by {} blocks with {} segments, tiles of {} rows: 1, 2 or 4 with segments at "
+        "most {}, bf16 weights, tiles of 8 rows for each, 64 at most, and no row numbers are "
+        "possible",
+        what, shape.shares, segments, shape.tokens, kMaxCluster);
   }
-  const bool clusters = format == WeightFormat::kBf16 && segments <= kMostWideSegments &&
-                        params.rows <= kMostClusteredRows;
-  if (params.tile_rows == kAllSegmentsTile || (shape.tokens == 256 && segments > 1 && !clusters)) {
-    // A cluster's segments are faster than a block with all of them as long as few tiles follow
-    // each other.
-    shape.all_segments = true;
-    shape.tokens = AllSegmentsTokens(format);
-  }
-  if (format != WeightFormat::kBf16) shape.tokens = std::min(shape.tokens, 128);
-  shape.shares = params.shares != 0 ? params.shares : SharesOf(params, shape.tokens, segments);
-  return shape;
 }
 
 }  // namespace
 
+size_t PackedUnitBytes(WeightFormat format, int n, int k) {
+  return static_cast<size_t>(Ceil(n, kWeightRows)) * static_cast<size_t>(Ceil(k, kWeightColumns)) *
+         UnitBytes(format);
+}
+
+size_t PackedScaleBytes(WeightFormat format, int n, int k) {
+  return format == WeightFormat::kBf16
+             ? 0
+             : PackedUnitBytes(format, n, k) / UnitBytes(format) * kScaleBytes;
+}
+
 size_t PackedWeightBytes(WeightFormat format, int n, int k) {
-  const size_t units =
-      static_cast<size_t>(Ceil(n, kWeightRows)) * static_cast<size_t>(Ceil(k, kWeightColumns));
-  const size_t scales = format == WeightFormat::kBf16 ? 0 : units * kScaleBytes;
-  return units * UnitBytes(format) + (scales + kCopyRowBytes - 1) / kCopyRowBytes * kCopyRowBytes;
+  const size_t scales = PackedScaleBytes(format, n, k);
+  return PackedUnitBytes(format, n, k) +
+         (scales + kCopyRowBytes - 1) / kCopyRowBytes * kCopyRowBytes;
 }
 
 void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaStream_t stream) {
@@ -233,19 +196,6 @@ void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaSt
   CheckCuda(LaunchPackWeight(source, weight, stream), "packing a weight");
 }
 
-MatMulSegments SegmentsOf(const PackedWeight& weight) {
-  const int units = Ceil(weight.k, kWeightColumns);
-  int count = weight.segments;
-  if (count == 0) {
-    // With one segment a block has 64 rows of the weight. About two blocks per multiprocessor of
-    // the largest Hopper GPU keep enough loads under way; less than 256 columns each do not pay.
-    count = std::clamp(264 / Ceil(weight.n, kWeightRows), 1, kMaxSegments);
-    count = std::clamp(units / 2, 1, count);
-  }
-  const int length = Ceil(units, count);
-  return {.count = Ceil(units, length), .length = length * kWeightColumns};
-}
-
 void MatMul(const MatMulParams& params, cudaStream_t stream) {
   constexpr const char* kWhat = "matrix product";
   const PackedWeight& w = params.w;
@@ -264,30 +214,22 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   if (params.accumulate && (params.y_type != OutputType::kF32 || w.gate_up)) {
     throw InvalidArgument("{}: only a float32 y without gate and up can be accumulated", kWhat);
   }
-  if (params.tile_rows != 0 && params.tile_rows != 256 && params.tile_rows != kAllSegmentsTile &&
-      (params.tile_rows > 128 || NarrowTokens(params.tile_rows) != params.tile_rows)) {
-    throw InvalidArgument("{}: tiles of {} rows: 8, 16, 32, 64, 128, 192, 256 or 0 are possible",
-                          kWhat, params.tile_rows);
-  }
   const MatMulSegments segments = SegmentsOf(w);
-  if (params.shares != 0 && (!std::has_single_bit(static_cast<unsigned>(params.shares)) ||
-                             params.shares * segments.count > kMaxCluster ||
-                             params.tile_rows < 8 * params.shares || params.x_rows != nullptr)) {
-    throw InvalidArgument(
-        "{}: x shared by {} blocks with {} segments, tiles of {} rows: 1, 2 or 4 with segments at "
-        "most {}, tiles of 8 rows for each and no row numbers are possible",
-        kWhat, params.shares, segments.count, params.tile_rows, kMaxCluster);
-  }
-  MatMulShape shape = ShapeOf(params, segments.count);
+  const bool numbered = params.x_rows != nullptr;
+  if (params.shape != nullptr) CheckShape(kWhat, *params.shape, w, segments.count, numbered);
+  const MatMulShape shape =
+      params.shape != nullptr ? *params.shape : ChooseShape(w, params.rows, numbered);
+  const MatMulBodyFacts facts = Facts(w.format, shape, segments.count > 1);
   MatMulArguments args = {};
-  const int x_size = params.x_rows != nullptr ? params.x_size : params.rows;
-  args.x_tiles = EncodeRows(params.x, params.x_stride, x_size, w.k, shape.tokens / shape.shares);
+  const int x_size = numbered ? params.x_size : params.rows;
+  args.x_tiles =
+      EncodeRows(params.x, params.x_stride, x_size, w.k, facts.box_tokens / shape.shares);
   args.x_rows_map = EncodeRows(params.x, params.x_stride, x_size, w.k, 1);
-  const MatMulBodyFacts facts = Facts(w.format, shape);
   SetWeights(args, w, 1, facts.weight_bytes);
   args.rows = params.rows;
+  args.tile_tokens = shape.tokens;
   args.shares = shape.shares;
-  args.numbered = params.x_rows != nullptr;
+  args.numbered = numbered;
   args.segment_units = segments.length / kWeightColumns;
   args.row_tiles = Ceil(params.rows, shape.tokens);
   args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups * shape.shares);
@@ -305,34 +247,54 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   const bool stay = facts.warpgroups > 1 && args.cluster_segments == 1;
   const int at_once = NumMultiprocessors() * facts.blocks_per_sm / tile_blocks;
   const int blocks = (stay ? std::min(tiles, at_once) : tiles) * tile_blocks;
-  shape.two_per_sm = TwoPerSm(blocks, tile_blocks);
-  CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
+  CheckCuda(Launch(w.format, shape, args, {blocks, TwoPerSm(blocks, tile_blocks)}, stream), kWhat);
 }
 
-int ExpertTileRows(int max_rows, int choices, int experts) {
-  // About the most rows that an expert has if the router spreads them evenly.
-  const int mean = Ceil(max_rows * choices, std::max(experts, 1));
-  return NarrowTokens(std::min(max_rows, mean + mean / 2));
+namespace {
+
+/// Weights that gate and up will most likely read, as much as there is time for while the routing
+/// is made.
+EarlyBytes EarlyWeights(const ExpertMatMulParams& params) {
+  constexpr int64_t kMost = int64_t{24} << 20;
+  EarlyBytes early = {};
+  if (!params.w.gate_up || params.routing_settled) return early;
+  const auto bytes =
+      static_cast<int64_t>(PackedWeightBytes(params.w.format, params.w.n, params.w.k));
+  const auto* const data = static_cast<const uint8_t*>(params.w.data);
+  const int routed = params.experts - params.shared_experts;
+  early.data[0] = data + routed * bytes;
+  early.bytes[0] = std::min(kMost, params.shared_experts * bytes);
+  // With one and a half rows per expert on average four of five experts have one.
+  const int64_t pairs = int64_t{params.max_rows} * (params.choices - params.shared_experts);
+  if (2 * pairs >= 3 * int64_t{routed}) {
+    early.data[1] = data;
+    early.bytes[1] = std::min(kMost - early.bytes[0], routed * bytes);
+  }
+  return early;
 }
+
+}  // namespace
 
 void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   constexpr const char* kWhat = "expert products";
   const PackedWeight& w = params.w;
   const int columns = w.gate_up ? w.n / 2 : w.n;
   if (params.choices <= 0 || params.experts < params.choices || params.max_rows < 0 ||
-      params.max_rows > kMaxRows / params.choices) {
+      params.max_rows > kMaxRows / params.choices || params.shared_experts < 0 ||
+      params.shared_experts > params.choices) {
     throw InvalidArgument(
-        "{}: {} rows with {} choices of {} experts: rows must be 0 to {}, choices 1 to the number "
-        "of experts",
-        kWhat, params.max_rows, params.choices, params.experts,
+        "{}: {} rows with {} choices of {} experts, {} of them shared: rows must be 0 to {}, "
+        "choices 1 to the number of experts, shared ones 0 to the choices",
+        kWhat, params.max_rows, params.choices, params.experts, params.shared_experts,
         kMaxRows / std::max(params.choices, 1));
   }
   CheckWeight(kWhat, w, params.experts);
   if (params.max_rows == 0) return;
   CheckRows(kWhat, "x", params.x, params.x_stride, w.k);
   CheckRows(kWhat, "y", params.y, params.y_stride, columns);
-  if (params.tile_rows < 8 || NarrowTokens(params.tile_rows) != params.tile_rows) {
-    throw InvalidArgument("{}: tiles of {} rows: 8, 16, 32, 64 or 128 are possible", kWhat,
+  if (params.tile_rows < 8 || params.tile_rows > 256 ||
+      !std::has_single_bit(static_cast<unsigned>(params.tile_rows))) {
+    throw InvalidArgument("{}: tiles of {} rows: 8, 16, 32, 64, 128 or 256 are possible", kWhat,
                           params.tile_rows);
   }
   const ExpertRouting& routing = params.routing;
@@ -340,7 +302,8 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
     throw InvalidArgument("{}: the routing must have tiles, their number and pairs", kWhat);
   }
   const int pairs = params.max_rows * params.choices;
-  const bool gathered = w.gate_up && params.tile_rows > kMaxNumberedTile;
+  const bool gathered = w.gate_up && params.tile_rows > kMostNumberedTokens;
+  const EarlyBytes early = EarlyWeights(params);
   const void* x = params.x;
   int64_t x_stride = params.x_stride;
   if (gathered) {
@@ -349,20 +312,32 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
     if (routing.offsets == nullptr) {
       throw InvalidArgument("{}: the routing must have offsets to gather rows", kWhat);
     }
-    CheckCuda(LaunchGatherPairs(x, x_stride, w.k, routing.pairs, routing.offsets + params.experts,
-                                params.choices, pairs, params.gathered, w.k, stream),
-              "gathering the rows of pairs");
+    const GatherPairs gather = {.x = x,
+                                .x_stride = x_stride,
+                                .k = w.k,
+                                .pairs = routing.pairs,
+                                .places = routing.offsets + params.experts,
+                                .choices = params.choices,
+                                .most = pairs,
+                                .to = params.gathered,
+                                .to_stride = w.k,
+                                .early = early};
+    CheckCuda(LaunchGatherPairs(gather, stream), "gathering the rows of pairs");
     x = params.gathered;
     x_stride = w.k;
   }
   const bool numbered = w.gate_up && !gathered;
-  MatMulShape shape = {.tokens = params.tile_rows};
-  const MatMulBodyFacts facts = Facts(w.format, shape);
+  if (params.shape != nullptr) CheckShape(kWhat, *params.shape, w, 1, numbered);
+  const MatMulShape shape =
+      params.shape != nullptr
+          ? *params.shape
+          : ChooseExpertShape(w.format, params.tile_rows, Ceil(pairs, params.experts));
+  const MatMulBodyFacts facts = Facts(w.format, shape, false);
   const int x_size = numbered ? params.max_rows : pairs;
   MatMulArguments args = {};
-  args.x_tiles = EncodeRows(x, x_stride, x_size, w.k, shape.tokens);
+  args.x_tiles = EncodeRows(x, x_stride, x_size, w.k, facts.box_tokens);
   args.x_rows_map = EncodeRows(x, x_stride, x_size, w.k, 1);
-  args.shares = shape.shares;
+  args.shares = 1;
   args.numbered = numbered;
   SetWeights(args, w, params.experts, facts.weight_bytes);
   args.segment_units = args.units;
@@ -374,16 +349,17 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   // The copy of rows waits for the routing before it lets the products start.
   args.routing_settled = params.routing_settled || gathered;
   args.tiles = routing.tiles;
+  args.parts = Ceil(params.tile_rows, shape.tokens);
   args.num_tiles = routing.num_tiles;
   args.pairs = routing.pairs;
   args.choices = params.choices;
+  args.early = early;
   const int64_t most =
       MaxExpertTiles(params.max_rows, params.choices, params.experts, params.tile_rows) *
-      args.column_tiles;
+      args.parts * args.column_tiles;
   const int64_t at_once = static_cast<int64_t>(NumMultiprocessors()) * facts.blocks_per_sm;
   const int blocks = static_cast<int>(std::min(most, at_once));
-  shape.two_per_sm = TwoPerSm(blocks, 1);
-  CheckCuda(Launch(w.format, shape, args, blocks, stream), kWhat);
+  CheckCuda(Launch(w.format, shape, args, {blocks, TwoPerSm(blocks, 1)}, stream), kWhat);
 }
 
 }  // namespace outrider::cuda

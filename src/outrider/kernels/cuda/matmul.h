@@ -37,11 +37,17 @@ struct PackedWeight {
   // Rows are those of two matrices, gate and up, by turns 8 of each: n is twice their rows.
   bool gate_up = false;
   const void* data = nullptr;  // 16-byte aligned, PackedWeightBytes
-  int segments = 0;            // of K; 0: SegmentsOf's. Another number rounds otherwise.
+  // e4m3, of a dense product: PackedScaleBytes of scales, 16-byte aligned; null: they stand behind
+  // the units. So two weights can be one, units and scales side by side.
+  const void* scales = nullptr;
+  int segments = 0;  // of K; 0: SegmentsOf's. Another number rounds otherwise.
 };
 
-/// Bytes of a packed weight, a multiple of 128.
+/// Bytes of a packed weight, a multiple of 128: units and, with e4m3, scales behind them.
 size_t PackedWeightBytes(WeightFormat format, int n, int k);
+/// Bytes of each alone. Units of a weight are a multiple of 128 rows of bytes; scales of 32.
+size_t PackedUnitBytes(WeightFormat format, int n, int k);
+size_t PackedScaleBytes(WeightFormat format, int n, int k);
 
 /// What a weight is packed from, in device memory.
 struct UnpackedWeight {
@@ -53,15 +59,34 @@ struct UnpackedWeight {
   const float* up_scales = nullptr;
 };
 
-/// Writes weight.data. Throws Error for a shape that cannot be: gate and up need a multiple of 8
-/// rows each. Products may read a weight before the kernel before them has finished, so the host
-/// must wait for the stream before the first product with it.
+/// Writes weight.data, with e4m3 also the scales. Throws Error for a shape that cannot be: gate and
+/// up need a multiple of 8 rows each. Products may read a weight before the kernel before them has
+/// finished, so the host must wait for the stream before the first product with it.
 void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaStream_t stream);
 
 /// How products with this weight cut K.
 MatMulSegments SegmentsOf(const PackedWeight& weight);
 
 enum class OutputType { kBf16, kF32 };
+
+/// Forms of a kernel body: how many rows of the weight a block has, how many blocks a
+/// multiprocessor.
+enum class MatMulVariant {
+  kUsual,  // 64 rows of the weight (e4m3 and 128 rows of x: 128), several blocks
+  kDeep,   // the same alone on its multiprocessor, with many stages; up to 64 rows of x
+  kWide,   // 192 rows (e4m3: 128), one block
+};
+
+/// Which body runs. It changes no bit.
+struct MatMulShape {
+  // Rows of x per tile: usual 8, 16, 32, 64 or 128; wide 64 or 128, bf16 also 192 or 256.
+  int tokens = 8;
+  MatMulVariant variant = MatMulVariant::kUsual;
+  int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4; not wide
+  // A block sums all segments of K, one after the other: wide, up to 128 rows of x. Else the blocks
+  // of a cluster have one each.
+  bool all_segments = false;
+};
 
 /// y[r] = W x[r], rounded to y_type; or y[r] += W x[r] (float32 only); with a gate_up weight
 /// y[r] = silu(gate) * up, n / 2 columns.
@@ -78,11 +103,7 @@ struct MatMulParams {
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   bool accumulate = false;
-  // What a measurement or a test asks for; 0: what is fastest. Rows per block (192: all segments in
-  // a block; 256: the most that there are for the weight), and blocks that load x for each other
-  // (1, 2 or 4).
-  int tile_rows = 0;
-  int shares = 0;
+  const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
 
 /// Throws Error for a call that cannot be, with what would be right, and for errors of CUDA.
@@ -97,9 +118,12 @@ void MatMul(const MatMulParams& params, cudaStream_t stream);
 ///   down:        in = place, out = pairs[place].
 /// Expert e's weight stands at w.data + e * PackedWeightBytes; K is not cut.
 struct ExpertMatMulParams {
-  int max_rows = 0;         // of the step; the true number is the router's
-  int choices = 0;          // of a row, with the shared expert
-  int experts = 0;          // with the shared expert
+  int max_rows = 0;  // of the step; the true number is the router's
+  int choices = 0;   // of a row, with the shared expert
+  int experts = 0;   // with the shared expert
+  // The last so many experts are those that every row has. Gate and up have their weights brought
+  // into L2 while the routing is still made, and those of other experts where most will have rows.
+  int shared_experts = 0;
   const void* x = nullptr;  // bf16: gate and up [max_rows, k], down [max_rows * choices, k]
   int64_t x_stride = 0;     // elements, a multiple of 8
   // Gate and up with tiles of more than 16 rows: room for [max_rows * choices, k] bf16, 16-byte
@@ -113,10 +137,12 @@ struct ExpertMatMulParams {
   // The kernel before this one in the stream is an ExpertMatMul with the same routing: then weights
   // are read before it ends. (An ExpertMatMul lets no kernel start before its routing is complete.)
   bool routing_settled = false;
-  int tile_rows = 0;  // that the router made its tiles with: ExpertTileRows
+  int tile_rows = 0;                   // that the router made its tiles with: ExpertTileRows
+  const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
 
-/// Rows per tile that suit `max_rows` rows: what the router is asked for. 8, 16, 32, 64 or 128.
+/// Rows per tile that suit `max_rows` rows: what the router is asked for. A power of two from 8 to
+/// 256.
 int ExpertTileRows(int max_rows, int choices, int experts);
 
 /// As MatMul. Reads the true number of tiles on the device.

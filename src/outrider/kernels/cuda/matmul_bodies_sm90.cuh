@@ -1,61 +1,73 @@
 // Which body of the matrix products a shape runs, for the bodies of one weight format. `Bodies` has
-// types Tokens8 to Tokens256, the last for weights with one segment, and AllSegments.
+// a type for each form and its rows of x.
 #pragma once
 
 #include "outrider/kernels/cuda/matmul_sm90.cuh"
 
 namespace outrider::cuda {
 
-/// use(body) of the body of `shape`.
-template <typename Bodies, typename Use>
-auto WithMatMulBody(const MatMulShape& shape, Use use) {
-  if (shape.all_segments) return use(typename Bodies::AllSegments());
-  switch (shape.tokens) {
-    case 8:
-      return use(typename Bodies::Tokens8());
-    case 16:
-      return use(typename Bodies::Tokens16());
-    case 32:
-      return use(typename Bodies::Tokens32());
-    case 64:
-      return use(typename Bodies::Tokens64());
-    case 128:
-      return use(typename Bodies::Tokens128());
-    default:
-      return use(typename Bodies::Tokens256());
-  }
+/// use(body) of the body of `shape`, for a weight of one segment or of several.
+template <template <SegmentForm> typename Bodies, typename Use>
+auto WithMatMulBody(const MatMulShape& shape, bool segments, Use use) {
+  constexpr auto kOne = SegmentForm::kOne, kCluster = SegmentForm::kCluster;
+  if (segments && shape.all_segments) return use(typename Bodies<SegmentForm::kAll>::Wide());
+  const auto choose = [&](auto bodies) {
+    using Of = decltype(bodies);
+    if (shape.variant == MatMulVariant::kWide) {
+      return shape.tokens == 64 ? use(typename Of::Wide64()) : use(typename Of::Wide());
+    }
+    const bool deep = shape.variant == MatMulVariant::kDeep;
+    switch (shape.tokens) {
+      case 8:
+        return deep ? use(typename Of::Deep8()) : use(typename Of::Usual8());
+      case 16:
+        return deep ? use(typename Of::Deep16()) : use(typename Of::Usual16());
+      case 32:
+        return deep ? use(typename Of::Deep32()) : use(typename Of::Usual32());
+      case 64:
+        return deep ? use(typename Of::Deep64()) : use(typename Of::Usual64());
+      default:
+        return use(typename Of::Usual128());
+    }
+  };
+  return segments ? choose(Bodies<kCluster>()) : choose(Bodies<kOne>());
 }
 
-template <typename Bodies>
-cudaError_t LaunchMatMulShape(const MatMulShape& shape, const MatMulArguments& args, int blocks,
-                              cudaStream_t stream) {
-  return WithMatMulBody<Bodies>(shape, [&](auto body) {
-    return LaunchMatMulBody<decltype(body)>(shape, args, blocks, stream);
+template <template <SegmentForm> typename Bodies>
+cudaError_t LaunchMatMulShape(const MatMulShape& shape, const MatMulArguments& args,
+                              const MatMulLaunch& launch, cudaStream_t stream) {
+  const bool segments = args.segment_units < args.units;
+  return WithMatMulBody<Bodies>(shape, segments, [&](auto body) {
+    return LaunchMatMulBody<decltype(body)>(args, launch, stream);
   });
 }
 
-template <typename Bodies>
-MatMulBodyFacts FactsOfMatMulShape(const MatMulShape& shape) {
-  return WithMatMulBody<Bodies>(shape, [](auto body) {
+template <template <SegmentForm> typename Bodies>
+MatMulBodyFacts FactsOfMatMulShape(const MatMulShape& shape, bool segments) {
+  return WithMatMulBody<Bodies>(shape, segments, [](auto body) {
     using Body = decltype(body);
     return MatMulBodyFacts{.warpgroups = Body::kWarpgroups,
                            .blocks_per_sm = Body::kBlocksPerSm,
-                           .weight_bytes = Body::kWeightBytes};
+                           .weight_bytes = Body::kWeightBytes,
+                           .box_tokens = Body::kBoxTokens};
   });
 }
 
-/// The bodies with e4m3 weights.
-template <WeightFormat kFormat>
+/// The bodies with e4m3 weights. Format, warpgroups, rows of x, columns of a stage, stages, blocks
+/// per multiprocessor.
+template <WeightFormat kFormat, SegmentForm kForm>
 struct MatMulF8Bodies {
-  // Format, warpgroups, tokens, columns of a stage, stages, blocks per multiprocessor, all
-  // segments.
-  using Tokens8 = MatMulBody<kFormat, 1, 8, 128, 6, 3>;
-  using Tokens16 = MatMulBody<kFormat, 1, 16, 128, 5, 3>;
-  using Tokens32 = MatMulBody<kFormat, 1, 32, 128, 4, 3>;
-  using Tokens64 = MatMulBody<kFormat, 1, 64, 128, 4, 2>;
-  using Tokens128 = MatMulBody<kFormat, 2, 128, 128, 4, 1>;
-  using Tokens256 = Tokens128;  // no shape asks for more
-  using AllSegments = MatMulBody<kFormat, 2, AllSegmentsTokens(kFormat), 128, 4, 1, true>;
+  using Usual8 = MatMulBody<kFormat, 1, 8, 128, 7, 3, kForm>;
+  using Deep8 = Usual8;
+  using Usual16 = MatMulBody<kFormat, 1, 16, 128, 6, 3, kForm>;
+  using Deep16 = Usual16;
+  using Usual32 = MatMulBody<kFormat, 1, 32, 128, 4, 3, kForm>;
+  using Deep32 = Usual32;
+  using Usual64 = MatMulBody<kFormat, 1, 64, 128, 4, 2, kForm>;
+  using Deep64 = Usual64;
+  using Wide64 = MatMulBody<kFormat, 2, 64, 128, 5, 1, kForm>;
+  using Wide = MatMulBody<kFormat, 2, 128, 128, 4, 1, kForm>;
+  using Usual128 = Wide;
 };
 
 }  // namespace outrider::cuda

@@ -3,18 +3,20 @@
 
 namespace outrider::cuda {
 
-using F8Bodies = MatMulF8Bodies<WeightFormat::kF8PowerOfTwo>;
+template <SegmentForm kForm>
+using F8Bodies = MatMulF8Bodies<WeightFormat::kF8PowerOfTwo, kForm>;
 
 template <>
 cudaError_t LaunchMatMul<WeightFormat::kF8PowerOfTwo>(const MatMulShape& shape,
-                                                      const MatMulArguments& args, int blocks,
+                                                      const MatMulArguments& args,
+                                                      const MatMulLaunch& launch,
                                                       cudaStream_t stream) {
-  return LaunchMatMulShape<F8Bodies>(shape, args, blocks, stream);
+  return LaunchMatMulShape<F8Bodies>(shape, args, launch, stream);
 }
 
 template <>
-MatMulBodyFacts FactsOf<WeightFormat::kF8PowerOfTwo>(const MatMulShape& shape) {
-  return FactsOfMatMulShape<F8Bodies>(shape);
+MatMulBodyFacts FactsOf<WeightFormat::kF8PowerOfTwo>(const MatMulShape& shape, bool segments) {
+  return FactsOfMatMulShape<F8Bodies>(shape, segments);
 }
 
 }  // namespace outrider::cuda

@@ -3,17 +3,18 @@
 
 namespace outrider::cuda {
 
-using F8Bodies = MatMulF8Bodies<WeightFormat::kF8>;
+template <SegmentForm kForm>
+using F8Bodies = MatMulF8Bodies<WeightFormat::kF8, kForm>;
 
 template <>
 cudaError_t LaunchMatMul<WeightFormat::kF8>(const MatMulShape& shape, const MatMulArguments& args,
-                                            int blocks, cudaStream_t stream) {
-  return LaunchMatMulShape<F8Bodies>(shape, args, blocks, stream);
+                                            const MatMulLaunch& launch, cudaStream_t stream) {
+  return LaunchMatMulShape<F8Bodies>(shape, args, launch, stream);
 }
 
 template <>
-MatMulBodyFacts FactsOf<WeightFormat::kF8>(const MatMulShape& shape) {
-  return FactsOfMatMulShape<F8Bodies>(shape);
+MatMulBodyFacts FactsOf<WeightFormat::kF8>(const MatMulShape& shape, bool segments) {
+  return FactsOfMatMulShape<F8Bodies>(shape, segments);
 }
 
 }  // namespace outrider::cuda

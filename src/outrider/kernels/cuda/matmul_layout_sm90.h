@@ -27,13 +27,29 @@ constexpr int UnitBytes(WeightFormat format) {
 /// Packed weights are copied as rows of so many bytes; the bytes of a weight are a multiple.
 inline constexpr int kCopyRowBytes = 128;
 
-/// The floats between rows of results in shared memory.
-inline constexpr int kStagedStride = kWeightRows + 4;
+/// Larger tiles of experts' rows are not copied row by row: they are brought together first.
+inline constexpr int kMostNumberedTokens = 16;
 
-/// A body of the kernel. Which one runs changes no bit. kAllSegments: a block sums all segments,
-/// one after the other; else one of them.
+/// Rows of x of a copy, in wide bodies.
+inline constexpr int kBoxRows = 64;
+
+/// What a warpgroup puts into shared memory of its results at a time.
+inline constexpr int kResultBytes = 8192;
+/// A row of a warpgroup's sums in shared memory: a float for each of its 64 rows of the weight.
+inline constexpr int kSumsRowBytes = kWeightRows * 4;
+
+/// How a block meets the segments of K.
+enum class SegmentForm {
+  kOne,      // K is one segment
+  kCluster,  // the blocks of a cluster have one each, for one tile
+  kAll,      // a block sums all of them, one after the other
+};
+
+/// A body of the kernel. Which one runs changes no bit. A tile has up to kTokens rows of x; one of
+/// more than 128 is wide: its rows of x come in boxes of 64, as many as it has rows for, and its
+/// products are as wide.
 template <WeightFormat kFormat_, int kWarpgroups_, int kTokens_, int kStageColumns_, int kStages_,
-          int kBlocksPerSm_, bool kAllSegments_ = false>
+          int kBlocksPerSm_, SegmentForm kForm_>
 struct MatMulBody {
   static constexpr WeightFormat kFormat = kFormat_;
   static constexpr int kWarpgroups = kWarpgroups_;      // each has 64 rows of the weight
@@ -41,39 +57,52 @@ struct MatMulBody {
   static constexpr int kStageColumns = kStageColumns_;  // 64 or 128
   static constexpr int kStages = kStages_;
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  static constexpr bool kAllSegments = kAllSegments_;
+  static constexpr SegmentForm kForm = kForm_;
+  static constexpr bool kWide = kTokens > 128;
+  static constexpr bool kMayShare =  // rows of x
+      kFormat == WeightFormat::kBf16 && kWarpgroups == 1 && kTokens <= 64;
+  static constexpr int kBoxTokens = kWide ? kBoxRows : kTokens;
+  static constexpr int kMostRowNumbers = std::min(kTokens, 128);  // at a time
 
   // The first of the last warps loads. A block that is alone on its multiprocessor has four of
   // them, whose registers the others take.
   static constexpr bool kGivesRegisters = kWarpgroups > 1 && kBlocksPerSm == 1;
-  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 152;
+  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 160;
+  static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kThreads = kWarpgroups * 128 + (kGivesRegisters ? 128 : 32);
   static constexpr int kXBytes = kTokens * kStageColumns * 2;
   static constexpr int kWeightBytes =
       kFormat == WeightFormat::kBf16 ? kWeightRows * kStageColumns * 2 : kF8UnitBytes;
   static constexpr int kStageScaleBytes = kFormat == WeightFormat::kBf16 ? 0 : kScaleBytes;
-  // Rows of results that a warpgroup puts into shared memory at a time.
-  static constexpr int kStaged = std::min(kTokens, kBlocksPerSm == 1 ? 32 : 16);
 
   struct Shared {
     alignas(1024) uint8_t x[kStages][kXBytes];
     uint8_t weights[kStages][kWarpgroups][kWeightBytes];
     alignas(16) float scales[kStages][kWarpgroups][kWeightRows / 8];  // e4m3
-    alignas(16) float staged[kWarpgroups][kStaged][kStagedStride];
+    int32_t rows[kWarpgroups][kMostRowNumbers];                       // of y, with a routing
     alignas(8) uint64_t full[kStages];
     uint64_t empty[kStages];
   };
   // What a cluster adds up stands where the stages were.
-  static_assert(kAllSegments || kWarpgroups * kTokens * kStagedStride * 4 <=
-                                    kStages * (kXBytes + kWarpgroups * kWeightBytes));
+  static_assert(kForm != SegmentForm::kCluster ||
+                kWarpgroups * kTokens * kSumsRowBytes <=
+                    kStages * (kXBytes + kWarpgroups * kWeightBytes));
+  // A warpgroup's results go through its part of a stage.
+  static_assert(kWeightBytes >= kResultBytes);
   static constexpr size_t kSharedBytes = sizeof(Shared);
 
   static_assert(kFormat == WeightFormat::kBf16 || kStageColumns == kWeightColumns);
   static_assert((kSharedBytes + 1024) * kBlocksPerSm <= 233472);
 };
 
+/// Memory that most likely will be read soon: two pieces, of multiples of 128 bytes.
+struct EarlyBytes {
+  const uint8_t* data[2];
+  int64_t bytes[2];
+};
+
 struct MatMulArguments {
-  // x [rows, k] as boxes of 64 columns by the rows that a block loads, and by one row.
+  // x [rows, k] as boxes of 64 columns by the rows of a copy, and by one row.
   CUtensorMap x_tiles;
   CUtensorMap x_rows_map;
   // Packed weights [bytes / 128, 128 bytes], of all experts, in boxes of a body's kWeightBytes.
@@ -81,14 +110,15 @@ struct MatMulArguments {
   int64_t expert_copy_rows;  // rows of that map between experts
   const uint8_t* scales;     // e4m3: of the first expert
   int64_t expert_bytes;
-  int rows;  // 0 with a routing: the tiles say
+  int rows;         // 0 with a routing: the tiles say
+  int tile_tokens;  // rows of x per tile, without a routing
   // Blocks that share rows of x: each loads a part of them for all. They have rows of the weight
   // that follow each other.
   int shares;
   int n;                 // rows of the weight
   int units;             // of a row of units: ceil(k / 128)
   int segment_units;     // units of a segment
-  int cluster_segments;  // blocks of a cluster with a segment each, or 1
+  int cluster_segments;  // blocks of a cluster with a segment each, or 1: a block has all
   int row_tiles;         // tiles over rows of x, without a routing
   int column_tiles;      // tiles over rows of the weight, each of all blocks that share x
   bool gate_up;
@@ -102,49 +132,54 @@ struct MatMulArguments {
   // With a routing.
   bool routing_settled;  // it was complete when the kernel before let this one start
   const ExpertTile* tiles;
+  int parts;  // tiles of the body that one of the list is cut into
   const int32_t* num_tiles;
   const int32_t* pairs;
   int choices;
+  EarlyBytes early;  // brought into L2 before the routing is complete
 };
-
-/// Which body runs.
-struct MatMulShape {
-  int tokens;      // rows of x per block: 8, 16, 32, 64, 128; bf16: 256 too; or AllSegmentsTokens
-  int shares = 1;  // MatMulArguments'
-  bool all_segments = false;  // in a block; else those of a tile are a cluster
-  // No more than two blocks per multiprocessor: where that is room for all, the hardware would else
-  // put three on some, which then take longest.
-  bool two_per_sm = false;
-};
-
-/// Rows of x of the body whose blocks have all segments.
-constexpr int AllSegmentsTokens(WeightFormat format) {
-  return format == WeightFormat::kBf16 ? 192 : 128;
-}
 
 /// Shared memory of which two blocks have room on a multiprocessor, and three have not.
 inline constexpr size_t kTwoPerSmBytes = 233472 / 2 - 1024;
 
-/// Launches the body on `blocks` blocks, a multiple of the blocks per tile.
+struct MatMulLaunch {
+  int blocks;  // a multiple of the blocks per tile
+  // No more than two blocks per multiprocessor: where that is room for all, the hardware would else
+  // put three on some, which then take longest.
+  bool two_per_sm;
+};
+
 template <WeightFormat kFormat>
-cudaError_t LaunchMatMul(const MatMulShape& shape, const MatMulArguments& args, int blocks,
-                         cudaStream_t stream);
+cudaError_t LaunchMatMul(const MatMulShape& shape, const MatMulArguments& args,
+                         const MatMulLaunch& launch, cudaStream_t stream);
 
 struct MatMulBodyFacts {
   int warpgroups;     // each has 64 rows of the weight
   int blocks_per_sm;  // that a multiprocessor holds
   int weight_bytes;   // of a warpgroup's copy
+  int box_tokens;     // rows of x of a copy, where blocks do not share them
 };
+/// `segments`: the weight has several.
 template <WeightFormat kFormat>
-MatMulBodyFacts FactsOf(const MatMulShape& shape);
+MatMulBodyFacts FactsOf(const MatMulShape& shape, bool segments);
 
 /// Writes the packed weight; the arguments have been checked.
 cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& weight,
                              cudaStream_t stream);
 
 /// to[place] = x[pairs[place] / choices] for the first *places places; rows of k bf16.
-cudaError_t LaunchGatherPairs(const void* x, int64_t x_stride, int k, const int32_t* pairs,
-                              const int32_t* places, int choices, int most, void* to,
-                              int64_t to_stride, cudaStream_t stream);
+struct GatherPairs {
+  const void* x;
+  int64_t x_stride;
+  int k;
+  const int32_t* pairs;
+  const int32_t* places;
+  int choices;
+  int most;  // places that there can be
+  void* to;
+  int64_t to_stride;
+  EarlyBytes early;  // brought into L2 before the routing is complete
+};
+cudaError_t LaunchGatherPairs(const GatherPairs& gather, cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -56,20 +56,24 @@ __device__ __forceinline__ int4 ReadTile(const ExpertTile* tile) {
 
 /// Tiles of all blocks. With a routing only when it is complete.
 __device__ __forceinline__ int CountTiles(const MatMulArguments& args) {
-  return (args.tiles != nullptr ? __ldcg(args.num_tiles) : args.row_tiles) * args.column_tiles;
+  return (args.tiles != nullptr ? __ldcg(args.num_tiles) * args.parts : args.row_tiles) *
+         args.column_tiles;
 }
 
 /// Tile `index`. Blocks that run at the same time should share rows of x and of the weight: up to
-/// 8 tiles over rows go together. With a routing the tiles of an expert's weight go together.
+/// 8 tiles over rows go together. With a routing the tiles of an expert's weight go together; some
+/// may have no rows.
 template <typename Body>
 __device__ __forceinline__ MatMulTile FindTile(const MatMulArguments& args, int index, int share) {
   constexpr int kTogether = 8;
   MatMulTile tile;
   if (args.tiles != nullptr) {
-    const int4 entry = ReadTile(args.tiles + index / args.column_tiles);
+    const int listed = index / args.column_tiles;
+    const int4 entry = ReadTile(args.tiles + listed / args.parts);
+    const int first = listed % args.parts * Body::kTokens;
     tile.expert = entry.x;
-    tile.first_row = entry.y;
-    tile.num_rows = entry.z;
+    tile.first_row = entry.y + first;
+    tile.num_rows = min(Body::kTokens, entry.z - first);
     tile.first_unit_row = (index % args.column_tiles * args.shares + share) * Body::kWarpgroups;
     return tile;
   }
@@ -77,8 +81,8 @@ __device__ __forceinline__ MatMulTile FindTile(const MatMulArguments& args, int 
   const int within = index % (kTogether * args.column_tiles);
   const int rows = min(kTogether, args.row_tiles - group * kTogether);
   tile.expert = 0;
-  tile.first_row = (group * kTogether + within % rows) * Body::kTokens;
-  tile.num_rows = min(Body::kTokens, args.rows - tile.first_row);
+  tile.first_row = (group * kTogether + within % rows) * args.tile_tokens;
+  tile.num_rows = min(args.tile_tokens, args.rows - tile.first_row);
   tile.first_unit_row = (within / rows * args.shares + share) * Body::kWarpgroups;
   return tile;
 }
@@ -103,22 +107,120 @@ __device__ __forceinline__ void TensorLoad2dMulticast(void* destination, const C
       : "memory");
 }
 
+/// One lane's copies of the weights of a stage, kWarpgroups times those of 64 rows.
+template <typename Body>
+struct WeightCopies {
+  static constexpr int kUnitRows = UnitBytes(Body::kFormat) / kCopyRowBytes;  // of the tensor map
+  int groups;             // 0 in the last blocks, which only load a share of x
+  int first;              // row of the tensor map
+  int group_rows;         // between warpgroups
+  const uint8_t* scales;  // e4m3
+  int64_t group_scales;
+
+  __device__ __forceinline__ WeightCopies(const MatMulArguments& args, const MatMulTile& tile,
+                                          int first_unit)
+      : groups(max(0, min(Body::kWarpgroups,
+                          (args.n + kWeightRows - 1) / kWeightRows - tile.first_unit_row))),
+        first(static_cast<int>(tile.expert * args.expert_copy_rows) +
+              (tile.first_unit_row * args.units + first_unit) * kUnitRows),
+        group_rows(args.units * kUnitRows) {
+    if constexpr (Body::kStageScaleBytes > 0) {
+      scales = args.scales + tile.expert * args.expert_bytes +
+               static_cast<int64_t>(tile.first_unit_row * args.units + first_unit) * kScaleBytes;
+      group_scales = static_cast<int64_t>(args.units) * kScaleBytes;
+    }
+  }
+  __device__ __forceinline__ int Bytes() const {
+    return groups * (Body::kWeightBytes + Body::kStageScaleBytes);
+  }
+  __device__ __forceinline__ void Issue(const MatMulArguments& args, typename Body::Shared& shared,
+                                        int step, int stage, uint32_t stage_bytes) const {
+    BarrierArriveExpect(&shared.full[stage], stage_bytes);
+    for (int group = 0; group < groups; ++group) {
+      TensorLoad2d(shared.weights[stage][group], &args.weights, &shared.full[stage], 0,
+                   first + group * group_rows + step * (Body::kWeightBytes / kCopyRowBytes));
+      if constexpr (Body::kStageScaleBytes > 0) {
+        BulkLoad(shared.scales[stage][group],
+                 scales + group * group_scales + static_cast<int64_t>(step) * kScaleBytes,
+                 kScaleBytes, &shared.full[stage]);
+      }
+    }
+  }
+};
+
+/// The copies of a stage's rows of x: one box, or the boxes of 64 rows that a wide tile has, or a
+/// share of a box for all blocks that share it.
+template <typename Body>
+__device__ __forceinline__ void IssueRows(const MatMulArguments& args,
+                                          typename Body::Shared& shared, const MatMulTile& tile,
+                                          const ClusterPlace& place, int column, int stage) {
+#pragma unroll
+  for (int half = 0; half < Body::kStageColumns / 64; ++half) {
+    uint8_t* const to = shared.x[stage] + half * Body::kTokens * 128;
+    if constexpr (Body::kWide) {
+      for (int row = 0; row < tile.num_rows; row += kBoxRows) {
+        TensorLoad2d(to + row * 128, &args.x_tiles, &shared.full[stage], column + half * 64,
+                     tile.first_row + row);
+      }
+    } else if (!Body::kMayShare || args.shares == 1) {
+      TensorLoad2d(to, &args.x_tiles, &shared.full[stage], column + half * 64, tile.first_row);
+    } else {
+      const int first = place.share * (Body::kTokens / args.shares);
+      TensorLoad2dMulticast(to + first * 128, &args.x_tiles, &shared.full[stage],
+                            column + half * 64, tile.first_row + first,
+                            static_cast<uint16_t>(((1 << args.shares) - 1) << place.first_rank));
+    }
+  }
+}
+
+/// The rows of x that a warp's lanes copy where rows have numbers.
+template <typename Body>
+struct NumberedRows {
+  static constexpr int kCount = (Body::kTokens + 31) / 32;
+  int numbers[kCount];
+
+  __device__ __forceinline__ NumberedRows(const MatMulArguments& args, const MatMulTile& tile) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = tile.first_row + min(i * 32 + lane, tile.num_rows - 1);
+      numbers[i] = !args.numbered          ? 0
+                   : args.tiles != nullptr ? __ldcg(args.pairs + row) / args.choices
+                                           : args.x_row_numbers[row];
+    }
+  }
+  __device__ __forceinline__ void Issue(const MatMulArguments& args, typename Body::Shared& shared,
+                                        const MatMulTile& tile, int column, int stage) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < Body::kStageColumns / 64; ++half) {
+      uint8_t* const to = shared.x[stage] + half * Body::kTokens * 128;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i * 32 + lane < tile.num_rows) {
+          TensorLoad2d(to + (i * 32 + lane) * 128, &args.x_rows_map, &shared.full[stage],
+                       column + half * 64, numbers[i]);
+        }
+      }
+    }
+  }
+};
+
 template <typename Body>
 __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& shared,
                           const ClusterPlace& place) {
   constexpr int kPerUnit = kWeightColumns / Body::kStageColumns;
-  constexpr int kHalves = Body::kStageColumns / 64;
-  constexpr int kNumbers = (Body::kTokens + 31) / 32;
-  const int lane = threadIdx.x % 32;
+  const bool leads = threadIdx.x % 32 == 0;
   const bool routed = args.tiles != nullptr;
-  const bool numbered = args.numbered;
-  const int unit_rows = (args.n + kWeightRows - 1) / kWeightRows;
-  const int first_unit = Body::kAllSegments ? 0 : place.segment * args.segment_units;
-  const int end_unit =
-      Body::kAllSegments ? args.units : min(args.units, first_unit + args.segment_units);
+  const bool all = args.cluster_segments == 1;  // segments
+  const int first_unit = all ? 0 : place.segment * args.segment_units;
+  const int end_unit = all ? args.units : min(args.units, first_unit + args.segment_units);
   const int steps = (end_unit - first_unit) * kPerUnit;
-  bool waited = false;
+  bool waited = false, begun = false;
   if (routed && !args.routing_settled) {
+    for (int i = 0; i < 2 && leads; ++i) {
+      PrefetchPart(args.early.data[i], args.early.bytes[i], blockIdx.x, gridDim.x);
+    }
     WaitForPriorGrid();
     waited = true;
     LaunchDependents();
@@ -128,91 +230,65 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
   uint32_t phase = 0;
   for (int index = place.cluster; index < tiles; index += place.clusters) {
     const MatMulTile tile = FindTile<Body>(args, index, place.share);
-    // None in the last blocks that only load a share of x.
-    const int groups = max(0, min(Body::kWarpgroups, unit_rows - tile.first_unit_row));
-    const uint32_t x_bytes = numbered ? tile.num_rows * Body::kStageColumns * 2 : Body::kXBytes;
-    const uint32_t bytes = groups * (Body::kWeightBytes + Body::kStageScaleBytes) + x_bytes;
-    constexpr int kCopyRows = Body::kWeightBytes / kCopyRowBytes;
-    const int first_copy_row = static_cast<int>(tile.expert * args.expert_copy_rows) +
-                               (tile.first_unit_row * args.units + first_unit) *
-                                   (UnitBytes(Body::kFormat) / kCopyRowBytes);
-    const uint8_t* const scales =
-        args.scales + tile.expert * args.expert_bytes +
-        static_cast<int64_t>(tile.first_unit_row * args.units + first_unit) * kScaleBytes;
-    const auto load_weights = [&](int step, int to) {
-      if (lane != 0) return;
-      BarrierArriveExpect(&shared.full[to], bytes);
-      for (int group = 0; group < groups; ++group) {
-        const int row = first_copy_row +
-                        group * args.units * (UnitBytes(Body::kFormat) / kCopyRowBytes) +
-                        step * kCopyRows;
-        TensorLoad2d(shared.weights[to][group], &args.weights, &shared.full[to], 0, row);
-        if constexpr (Body::kStageScaleBytes > 0) {
-          BulkLoad(shared.scales[to][group],
-                   scales + static_cast<int64_t>(group * args.units + step) * kScaleBytes,
-                   kScaleBytes, &shared.full[to]);
-        }
-      }
-    };
+    if (tile.num_rows <= 0) continue;
+    const WeightCopies<Body> weights(args, tile, first_unit);
+    const int x_rows = Body::kWide     ? (tile.num_rows + kBoxRows - 1) / kBoxRows * kBoxRows
+                       : args.numbered ? tile.num_rows
+                                       : Body::kTokens;
+    const uint32_t bytes = weights.Bytes() + x_rows * Body::kStageColumns * 2;
     int ahead = 0;
-    if (index == place.cluster) {
+    if (!begun) {
+      begun = true;
       // Weights depend on no other kernel: as many as there is room for come before the wait.
-      for (; ahead < min(steps, Body::kStages); ++ahead) load_weights(ahead, ahead);
+      for (; ahead < min(steps, Body::kStages); ++ahead) {
+        if (leads) weights.Issue(args, shared, ahead, ahead, bytes);
+      }
       if (!waited) WaitForPriorGrid();
       // Not before the wait: so a kernel that reads the routing early finds it complete.
       if (routed && !waited) LaunchDependents();
       waited = true;
       if (args.shares > 1) ClusterWait();
     }
-    int numbers[kNumbers];
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
-      const int row = tile.first_row + min(i * 32 + lane, tile.num_rows - 1);
-      numbers[i] = !numbered ? 0
-                   : routed  ? __ldcg(args.pairs + row) / args.choices
-                             : args.x_row_numbers[row];
+    const auto load = [&](auto issue_rows) {
+      for (int step = 0; step < steps; ++step) {
+        if (step >= ahead) {
+          BarrierWait(&shared.empty[stage], phase ^ 1);
+          if (leads) weights.Issue(args, shared, step, stage, bytes);
+        }
+        __syncwarp();
+        issue_rows(first_unit * kWeightColumns + step * Body::kStageColumns);
+        if (++stage == Body::kStages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      }
+    };
+    if constexpr (!Body::kWide) {
+      if (args.numbered) {
+        const NumberedRows<Body> rows(args, tile);
+        load([&](int column) { rows.Issue(args, shared, tile, column, stage); });
+        continue;
+      }
     }
-    for (int step = 0; step < steps; ++step) {
-      if (step >= ahead) {
-        BarrierWait(&shared.empty[stage], phase ^ 1);
-        load_weights(step, stage);
-      }
-      __syncwarp();
-      const int column = first_unit * kWeightColumns + step * Body::kStageColumns;
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        uint8_t* const to = shared.x[stage] + half * Body::kTokens * 128;
-        if (!numbered) {
-          if (lane == 0 && args.shares == 1) {
-            TensorLoad2d(to, &args.x_tiles, &shared.full[stage], column + half * 64,
-                         tile.first_row);
-          } else if (lane == 0) {
-            const int first = place.share * (Body::kTokens / args.shares);
-            TensorLoad2dMulticast(
-                to + first * 128, &args.x_tiles, &shared.full[stage], column + half * 64,
-                tile.first_row + first,
-                static_cast<uint16_t>(((1 << args.shares) - 1) << place.first_rank));
-          }
-          continue;
-        }
-#pragma unroll
-        for (int i = 0; i < kNumbers; ++i) {
-          if (i * 32 + lane < tile.num_rows) {
-            TensorLoad2d(to + (i * 32 + lane) * 128, &args.x_rows_map, &shared.full[stage],
-                         column + half * 64, numbers[i]);
-          }
-        }
-      }
+    load([&](int column) {
+      if (leads) IssueRows<Body>(args, shared, tile, place, column, stage);
+    });
+  }
+  // A block without a tile must wait too: what follows takes its end for the prior grid's.
+  if (!waited) WaitForPriorGrid();
+  if (routed && !waited) LaunchDependents();
+  if (args.shares > 1 && !begun) ClusterWait();
+  // An arrival of another block must find this one still there. Where a cluster adds up segments it
+  // meets after them, which does the same.
+  if constexpr (Body::kMayShare && Body::kForm == SegmentForm::kOne) {
+    for (int i = 0; i < Body::kStages && args.shares > 1; ++i) {
+      BarrierWait(&shared.empty[stage], phase ^ 1);
       if (++stage == Body::kStages) {
         stage = 0;
         phase ^= 1;
       }
     }
   }
-  // A block without a tile must wait too: what follows takes its end for the prior grid's.
-  if (!waited) WaitForPriorGrid();
-  if (routed && !waited) LaunchDependents();
-  if (args.shares > 1 && place.cluster >= tiles) ClusterWait();
 }
 
 }  // namespace outrider::cuda

@@ -1,7 +1,7 @@
 // Weights into the order in which the matrix products read them (matmul_layout_sm90.h).
 #include <cuda_bf16.h>
 
-#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+#include "outrider/kernels/cuda/matmul_shape.h"
 
 namespace outrider::cuda {
 namespace {
@@ -12,6 +12,7 @@ struct PackArguments {
   int k;
   int units;  // of a row of units
   uint8_t* packed;
+  float* scales;  // e4m3
 };
 
 /// Packed row `row` stands for row `index` of gate or up, or of the one matrix.
@@ -73,12 +74,8 @@ __global__ void PackF8Units(PackArguments args) {
     const float* const scales = source.up ? args.source.up_scales : args.source.scales;
     const float scale =
         source.index < args.rows ? scales[source.index / 128 * args.units + blockIdx.x] : 1.0F;
-    const int64_t units = static_cast<int64_t>(gridDim.y) * args.units;
-    reinterpret_cast<float*>(
-        args.packed +
-        units * kF8UnitBytes)[(static_cast<int64_t>(unit_row) * args.units + blockIdx.x) *
-                                  (kWeightRows / 8) +
-                              threadIdx.x] = scale;
+    args.scales[(static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * (kWeightRows / 8) +
+                threadIdx.x] = scale;
   }
 }
 
@@ -90,7 +87,8 @@ cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& w
                         .rows = weight.gate_up ? weight.n / 2 : weight.n,
                         .k = weight.k,
                         .units = (weight.k + kWeightColumns - 1) / kWeightColumns,
-                        .packed = static_cast<uint8_t*>(const_cast<void*>(weight.data))};
+                        .packed = static_cast<uint8_t*>(const_cast<void*>(weight.data)),
+                        .scales = static_cast<float*>(const_cast<void*>(ScalesOf(weight)))};
   const dim3 grid(args.units, (weight.n + kWeightRows - 1) / kWeightRows);
   if (weight.format != WeightFormat::kBf16) {
     PackF8Units<<<grid, 256, 0, stream>>>(args);

@@ -19,7 +19,6 @@ namespace outrider::cuda {
 template <typename Body>
 __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared& shared,
                               const ClusterPlace& place) {
-  constexpr int kCount = Body::kTokens / 2;
   const int group = threadIdx.x / 128;
   const bool routed = args.tiles != nullptr;
   if (routed && !args.routing_settled) WaitForPriorGrid();
@@ -28,26 +27,21 @@ __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared
   cursor.shares = args.shares;
   cursor.first_rank = place.first_rank;
   if (args.shares > 1) ClusterWait();
+  // Of K, that this block has.
+  const int units = min(args.segment_units, args.units - place.segment * args.segment_units);
   for (int index = place.cluster; index < tiles; index += place.clusters) {
     const MatMulTile tile = FindTile<Body>(args, index, place.share);
-    float sums[kCount];
-    if constexpr (Body::kAllSegments) {
-      float total[kCount];
-#pragma unroll
-      for (float& value : total) value = -0.0F;  // which changes nothing that it is added to
-      for (int first = 0; first < args.units; first += args.segment_units) {
-        SumSegment<Body>(shared, group, min(args.segment_units, args.units - first), cursor, sums);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) total[i] = __fadd_rn(total[i], sums[i]);
-      }
-      WaitForPriorGrid();
-      StoreResults<Body>(args, shared, tile, place, group, total);
-    } else {
-      const int first = place.segment * args.segment_units;
-      SumSegment<Body>(shared, group, min(args.segment_units, args.units - first), cursor, sums);
-      WaitForPriorGrid();
-      StoreResults<Body>(args, shared, tile, place, group, sums);
-    }
+    if (tile.num_rows <= 0) continue;
+    const RowNumbers<Body> numbers(args, tile);
+    int held = 0;  // the last stage, released after the results
+    float sums[Body::kTokens / 2];
+    SumTile<Body>(args, shared, group, units, tile.num_rows, cursor, held, sums);
+    WaitForPriorGrid();
+    StoreResults<Body>(args, shared, held, tile, place, group, numbers, sums);
+    if constexpr (Body::kForm == SegmentForm::kCluster) break;  // its only tile
+    // The copy engine may write where this thread has put results.
+    ProxyFence();
+    cursor.Release(shared, held);
   }
 }
 
@@ -72,7 +66,7 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
   if (args.tiles == nullptr) LaunchDependents();
   const ClusterPlace place = FindPlace<Body>(args);
   if (threadIdx.x / 128 == Body::kWarpgroups) {
-    if constexpr (Body::kGivesRegisters) LowerRegisters<40>();
+    if constexpr (Body::kGivesRegisters) LowerRegisters<Body::kLoaderRegisters>();
     if (threadIdx.x / 32 == Body::kWarpgroups * 4) {
       LoadTiles<Body>(args, shared, place);
     } else if (args.shares > 1) {
@@ -81,9 +75,9 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
   } else {
     if constexpr (Body::kGivesRegisters) RaiseRegisters<Body::kRegisters>();
     MultiplyTiles<Body>(args, shared, place);
-    // Others of the cluster may still read this block's sums or tell it of stages. Threads that
-    // have ended count as there.
-    if (args.shares * args.cluster_segments > 1) {
+    // Others of the cluster may still read this block's sums. Threads that have ended count as
+    // there.
+    if constexpr (Body::kForm == SegmentForm::kCluster) {
       ClusterArriveRelaxed();
       ClusterWait();
     }
@@ -91,17 +85,17 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocksPerSm)
 }
 
 template <typename Body>
-cudaError_t LaunchMatMulBody(const MatMulShape& shape, const MatMulArguments& args, int blocks,
+cudaError_t LaunchMatMulBody(const MatMulArguments& args, const MatMulLaunch& launch,
                              cudaStream_t stream) {
   static const cudaError_t allowed =
       cudaFuncSetAttribute(MatMulKernel<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(std::max(Body::kSharedBytes, kTwoPerSmBytes)));
   if (allowed != cudaSuccess) return allowed;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
   config.blockDim = dim3(Body::kThreads);
   config.dynamicSmemBytes =
-      shape.two_per_sm ? std::max(Body::kSharedBytes, kTwoPerSmBytes) : Body::kSharedBytes;
+      launch.two_per_sm ? std::max(Body::kSharedBytes, kTwoPerSmBytes) : Body::kSharedBytes;
   config.stream = stream;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -21,12 +21,13 @@ struct StageCursor {
 
   /// This warp has read the stage: all blocks that load into it may do so again.
   __device__ __forceinline__ void Release(typename Body::Shared& shared, int read) const {
-    if (shares == 1) {
+    if (!Body::kMayShare || shares == 1) {
       BarrierArriveWarp(&shared.empty[read]);
       return;
     }
     __syncwarp();
     const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
     for (int arrival = lane; arrival < shares * kWarpArrivals; arrival += 32) {
       // Nothing was written that the others read; a release in the cluster would wait for all that
       // this thread has stored anywhere.
@@ -58,14 +59,27 @@ __device__ __forceinline__ void WidenCodes(uint32_t word, uint32_t high_factor, 
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(low) : "r"(b), "r"(low_factor));
 }
 
-/// sums = the chain over `steps` stages, bf16 weights in shared memory.
-template <typename Body>
+/// The first kCount of `values`.
+template <int kCount, int kAll>
+__device__ __forceinline__ float (&First(float (&values)[kAll]))[kCount] {
+  static_assert(kCount <= kAll);
+  return reinterpret_cast<float(&)[kCount]>(values);
+}
+
+/// sums = the chain over `steps` stages, bf16 weights in shared memory, for kColumns rows of x. The
+/// last stage is not released: `held` says which it is.
+template <typename Body, int kColumns>
 __device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int group, int steps,
-                                          StageCursor<Body>& cursor,
-                                          float (&sums)[Body::kTokens / 2]) {
+                                          StageCursor<Body>& cursor, int& held,
+                                          float (&sums)[kColumns / 2]) {
+  // Two products where one would need more registers than threads have when the kernel starts.
+  constexpr int kFirst = kColumns < 128 ? kColumns : 128;
+  constexpr int kRest = kColumns > kFirst ? kColumns - kFirst : kFirst;
   const uint64_t weights = MakeDescriptor(SharedAddress(shared.weights[0][group]), 16, 1024);
   const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
-  int previous = 0;
+  // The first product does not read them. But else the compiler keeps them from the tile before.
+#pragma unroll
+  for (float& sum : sums) sum = 0;
   PinRegisters(sums);
   for (int step = 0; step < steps; ++step) {
     BarrierWait(&shared.full[cursor.stage], cursor.phase);
@@ -75,27 +89,32 @@ __device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int gro
 #pragma unroll
     for (int slice = 0; slice < Body::kStageColumns / 16; ++slice) {
       const int half = slice / 4;
-      WgmmaKMajor<Body::kTokens>::Multiply(
-          sums, Advance(a, half * kWeightRows * 128 + slice % 4 * 32),
-          Advance(b, half * Body::kTokens * 128 + slice % 4 * 32), step > 0 || slice > 0 ? 1 : 0);
+      const uint64_t slice_a = Advance(a, half * kWeightRows * 128 + slice % 4 * 32);
+      const uint64_t slice_b = Advance(b, half * Body::kTokens * 128 + slice % 4 * 32);
+      const int more = step > 0 || slice > 0 ? 1 : 0;
+      WgmmaKMajor<kFirst>::Multiply(First<kFirst / 2>(sums), slice_a, slice_b, more);
+      if constexpr (kColumns > kFirst) {
+        auto& rest = reinterpret_cast<float(&)[kRest / 2]>(sums[kFirst / 2]);
+        WgmmaKMajor<kRest>::Multiply(rest, slice_a, Advance(slice_b, kFirst * 128), more);
+      }
     }
     WgmmaCommit();
     if (step > 0) {
       WgmmaWait<1>();
-      cursor.Release(shared, previous);
+      cursor.Release(shared, held);
     }
-    previous = cursor.stage;
+    held = cursor.stage;
     cursor.Next();
   }
   WgmmaWait<0>();
   PinRegisters(sums);
-  cursor.Release(shared, previous);
 }
 
-/// sums = the sum over `units` units of e4m3 weights, which are widened in registers.
+/// sums = the sum over `units` units of e4m3 weights, which are widened in registers. The last
+/// stage is not released.
 template <typename Body>
 __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group, int units,
-                                        StageCursor<Body>& cursor,
+                                        StageCursor<Body>& cursor, int& held,
                                         float (&sums)[Body::kTokens / 2]) {
   constexpr bool kScaled = Body::kFormat == WeightFormat::kF8;
   constexpr int kCount = Body::kTokens / 2;
@@ -104,12 +123,15 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   float chain[kScaled ? kCount : 1];
   // Of each half of a unit: slices, registers of A. Where registers are short the halves share
   // them.
-  constexpr bool kShort = kScaled && Body::kAllSegments;
+  constexpr bool kShort = kScaled && Body::kForm == SegmentForm::kAll;
   constexpr int kBuffers = !kShort && (Body::kGivesRegisters || Body::kTokens <= 16) ? 2 : 1;
   uint32_t fragments[kBuffers][4][4];
-  if constexpr (kScaled) {
+  // The first products do not read them. But else the compiler keeps them from the tile before.
 #pragma unroll
-    for (float& sum : sums) sum = 0;
+  for (float& sum : sums) sum = 0;
+#pragma unroll
+  for (float& value : chain) value = 0;
+  if constexpr (kScaled) {
     PinRegisters(chain);
   } else {
     PinRegisters(sums);
@@ -160,7 +182,8 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
     }
     // Products of the next unit could run on from here, but the compiler serialises them then.
     WgmmaWait<0>();
-    cursor.Release(shared, cursor.stage);
+    held = cursor.stage;
+    if (unit + 1 < units) cursor.Release(shared, held);
     if constexpr (kScaled) {
       PinRegisters(chain);
 #pragma unroll
@@ -174,15 +197,64 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   }
 }
 
-/// The sum of one segment.
-template <typename Body>
+/// The sum of one segment, for kColumns rows of x. The last stage is not released.
+template <typename Body, int kColumns>
 __device__ __forceinline__ void SumSegment(typename Body::Shared& shared, int group, int units,
-                                           StageCursor<Body>& cursor,
-                                           float (&sums)[Body::kTokens / 2]) {
+                                           StageCursor<Body>& cursor, int& held,
+                                           float (&sums)[kColumns / 2]) {
   if constexpr (Body::kFormat == WeightFormat::kBf16) {
-    ChainBf16<Body>(shared, group, units * (kWeightColumns / Body::kStageColumns), cursor, sums);
+    ChainBf16<Body, kColumns>(shared, group, units * (kWeightColumns / Body::kStageColumns), cursor,
+                              held, sums);
   } else {
-    ChainF8<Body>(shared, group, units, cursor, sums);
+    ChainF8<Body>(shared, group, units, cursor, held, sums);
+  }
+}
+
+/// total = the sum over all segments of K, for kColumns rows of x. `sums` is room for one of them.
+template <typename Body, int kColumns>
+__device__ __forceinline__ void SumAllSegments(const MatMulArguments& args,
+                                               typename Body::Shared& shared, int group,
+                                               StageCursor<Body>& cursor, int& held,
+                                               float (&sums)[kColumns / 2],
+                                               float (&total)[kColumns / 2]) {
+#pragma unroll
+  for (float& value : total) value = -0.0F;  // which changes nothing that it is added to
+  for (int first = 0; first < args.units; first += args.segment_units) {
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
+                               held, sums);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], sums[i]);
+    if (first + args.segment_units < args.units) cursor.Release(shared, held);
+  }
+}
+
+/// The sums of a tile of `num_rows` rows over a block's part of K.
+template <typename Body>
+__device__ __forceinline__ void SumTile(const MatMulArguments& args, typename Body::Shared& shared,
+                                        int group, int units, int num_rows,
+                                        StageCursor<Body>& cursor, int& held,
+                                        float (&sums)[Body::kTokens / 2]) {
+  if constexpr (Body::kForm == SegmentForm::kAll) {
+    float segment[Body::kTokens / 2];
+    SumAllSegments<Body, Body::kTokens>(args, shared, group, cursor, held, segment, sums);
+  } else if constexpr (!Body::kWide) {
+    SumSegment<Body, Body::kTokens>(shared, group, units, cursor, held, sums);
+  } else {
+    // Products as wide as the boxes of 64 rows that there are.
+    switch ((num_rows + kBoxRows - 1) / kBoxRows) {
+      case 1:
+        SumSegment<Body, kBoxRows>(shared, group, units, cursor, held, First<kBoxRows / 2>(sums));
+        break;
+      case 2:
+        SumSegment<Body, 2 * kBoxRows>(shared, group, units, cursor, held, First<kBoxRows>(sums));
+        break;
+      case 3:
+        SumSegment<Body, 3 * kBoxRows>(shared, group, units, cursor, held,
+                                       First<kBoxRows / 2 * 3>(sums));
+        break;
+      default:
+        SumSegment<Body, 4 * kBoxRows>(shared, group, units, cursor, held, sums);
+    }
   }
 }
 

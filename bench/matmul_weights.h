@@ -1,0 +1,59 @@
+// Random weights for the benchmarks of the matrix products.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/graph_timer.h"
+#include "outrider/kernels/cuda/matmul.h"
+
+namespace outrider::cuda {
+
+inline const char* Name(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF8:
+      return "f8";
+    case WeightFormat::kF8PowerOfTwo:
+      return "f8pow2";
+    default:
+      return "bf16";
+  }
+}
+
+/// Packs random values; `raw` gets the bf16 matrix as it was, if not null.
+inline void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint16_t* raw) {
+  const size_t count = static_cast<size_t>(weight.n) * weight.k;
+  const size_t half = weight.gate_up ? count / 2 : count;
+  PackedWeight target = weight;
+  target.data = to;
+  UnpackedWeight source;
+  if (weight.format == WeightFormat::kBf16) {
+    const DeviceArray<uint16_t> own(raw == nullptr ? count : 0);
+    uint16_t* const values = raw == nullptr ? own.data() : raw;
+    FillBf16<<<1024, 256>>>(values, count, seed);
+    source.w = values;
+    if (weight.gate_up) source.up = values + half;
+    PackWeight(source, target, nullptr);
+    CudaOk(cudaDeviceSynchronize(), "packing");
+    return;
+  }
+  const DeviceArray<uint8_t> codes(count);
+  FillCodes<<<1024, 256>>>(codes.data(), count, seed);
+  const DeviceArray<float> scales(std::vector<float>(
+      static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128), 0x1p-8F));
+  source.w = codes.data();
+  source.scales = scales.data();
+  if (weight.gate_up) {
+    source.up = codes.data() + half;
+    source.up_scales = scales.data();
+  }
+  PackWeight(source, target, nullptr);
+  CudaOk(cudaDeviceSynchronize(), "packing");
+}
+
+/// max(bytes / the rate of reads, flops / 790 TFLOP/s).
+inline double LimitUs(double bytes, double flops) {
+  return std::max(bytes / BytesPerUs(), flops / 790e6);
+}
+
+}  // namespace outrider::cuda

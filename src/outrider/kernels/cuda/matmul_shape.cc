@@ -1,0 +1,164 @@
+#include "outrider/kernels/cuda/matmul_shape.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+#include "outrider/kernels/cuda/device_memory.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+constexpr int kMaxSegments = 8;
+constexpr int kNarrowRows = 64;  // up to so many rows a product is bound by its weight's bytes
+
+constexpr int Ceil(int a, int b) { return (a + b - 1) / b; }
+
+/// Blocks that have a multiprocessor of their own at the same time. Larger clusters do not fill
+/// every group of multiprocessors: 112 blocks of clusters of four ran at once, 128 did not.
+int BlocksAtOnce(int cluster) {
+  const int multiprocessors = NumMultiprocessors();
+  return cluster <= 2 ? multiprocessors : multiprocessors * 7 / 8;
+}
+
+/// How many blocks share rows of x, where not all have a multiprocessor of their own. It pays with
+/// rows that are many, but not so many that products take longer than reading x.
+int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
+  const bool pays = weight.format == WeightFormat::kBf16 && (tokens == 32 || tokens == 64);
+  if (!pays || segments > 1 || rows > tokens) return 1;
+  return weight.n >= 4 * kWeightRows ? 4 : 1;
+}
+
+/// About how many cycles a product takes with more than 64 rows, when its weight is bf16. With
+/// these two rates, per multiprocessor, the least of these is what `matmul_sweep` finds fastest, or
+/// within 1 %.
+double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segments,
+              const MatMulShape& shape) {
+  constexpr double kLoadBytes = 36, kResultBytes = 8;
+  const MatMulBodyFacts facts = Facts(weight.format, shape, segments.count > 1);
+  const int weight_rows = kWeightRows * facts.warpgroups;
+  const bool clusters = !shape.all_segments && segments.count > 1;
+  const int columns = clusters ? segments.length : weight.k;
+  const int blocks =
+      Ceil(rows, shape.tokens) * Ceil(weight.n, weight_rows) * (clusters ? segments.count : 1);
+  const int at_once = BlocksAtOnce(clusters ? segments.count : 1);
+  // What the last tile of fewer rows leaves out does not matter: the longest block counts.
+  const double multiply = columns / 16.0 * facts.warpgroups * shape.tokens / 2;
+  const double load = 2.0 * columns * (weight_rows + shape.tokens) / kLoadBytes;
+  const double results = 4.0 * weight_rows * shape.tokens / kResultBytes;
+  return Ceil(blocks, at_once) * std::max(multiply, load) +
+         Ceil(blocks, at_once * facts.blocks_per_sm) * results;
+}
+
+/// The body for more than 64 rows of x and bf16 weights.
+MatMulShape ShapeOfManyRows(const PackedWeight& weight, int rows, const MatMulSegments& segments) {
+  constexpr auto kDeep = MatMulVariant::kDeep, kWide = MatMulVariant::kWide;
+  constexpr MatMulShape kShapes[] = {
+      {.tokens = 64, .variant = kDeep},  {.tokens = 128},
+      {.tokens = 128, .variant = kWide}, {.tokens = 192, .variant = kWide},
+      {.tokens = 256, .variant = kWide}, {.tokens = 128, .variant = kWide, .all_segments = true}};
+  MatMulShape best = kShapes[0];
+  double least = Cycles(weight, rows, segments, best);
+  for (const MatMulShape& shape : kShapes) {
+    if (shape.all_segments && segments.count == 1) continue;
+    const double cycles = Cycles(weight, rows, segments, shape);
+    if (cycles >= least) continue;
+    least = cycles;
+    best = shape;
+  }
+  return best;
+}
+
+}  // namespace
+
+int NumMultiprocessors() {
+  static const int count = [] {
+    int device = 0;
+    int value = 1;
+    CheckCuda(cudaGetDevice(&device), "the current device");
+    CheckCuda(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
+              "number of multiprocessors");
+    return value;
+  }();
+  return count;
+}
+
+const void* ScalesOf(const PackedWeight& weight) {
+  if (weight.scales != nullptr || weight.format == WeightFormat::kBf16) return weight.scales;
+  return static_cast<const std::byte*>(weight.data) +
+         PackedUnitBytes(weight.format, weight.n, weight.k);
+}
+
+MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segments) {
+  switch (format) {
+    case WeightFormat::kF8:
+      return FactsOf<WeightFormat::kF8>(shape, segments);
+    case WeightFormat::kF8PowerOfTwo:
+      return FactsOf<WeightFormat::kF8PowerOfTwo>(shape, segments);
+    default:
+      return FactsOf<WeightFormat::kBf16>(shape, segments);
+  }
+}
+
+int NarrowTokens(int rows) {
+  for (const int tokens : {8, 16, 32, 64}) {
+    if (rows <= tokens) return tokens;
+  }
+  return 128;
+}
+
+MatMulSegments SegmentsOf(const PackedWeight& weight) {
+  const int units = Ceil(weight.k, kWeightColumns);
+  int count = weight.segments;
+  if (count == 0) {
+    // With few rows a block has 64 rows of the weight and one segment. bf16: blocks on about half
+    // of the multiprocessors keep enough loads under way, and more segments cost more where rows
+    // are many. e4m3: codes take a block longer to widen than to come, so it takes two blocks on
+    // each; below 512 columns a segment's start and end cost more than that.
+    const bool bf16 = weight.format == WeightFormat::kBf16;
+    const auto most = static_cast<unsigned>(
+        std::clamp((bf16 ? 96 : 264) / Ceil(weight.n, kWeightRows), 1, kMaxSegments));
+    count = static_cast<int>(bf16 ? std::bit_ceil(most) : std::bit_floor(most));
+    count = std::clamp(units / (bf16 ? 2 : 4), 1, count);
+  }
+  const int length = Ceil(units, count);
+  return {.count = Ceil(units, length), .length = length * kWeightColumns};
+}
+
+MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {
+  const MatMulSegments segments = SegmentsOf(weight);
+  MatMulShape shape = {.tokens = NarrowTokens(rows)};
+  if (numbered) return shape;
+  if (rows <= kNarrowRows) {
+    if (Ceil(weight.n, kWeightRows) * segments.count <= BlocksAtOnce(segments.count)) {
+      shape.variant = MatMulVariant::kDeep;
+    } else {
+      shape.shares = SharesOf(weight, rows, shape.tokens, segments.count);
+    }
+    return shape;
+  }
+  if (weight.format == WeightFormat::kBf16) return ShapeOfManyRows(weight, rows, segments);
+  if (rows > 256 && segments.count > 1) {
+    return {.tokens = 128, .variant = MatMulVariant::kWide, .all_segments = true};
+  }
+  return shape;
+}
+
+int ExpertTileRows(int max_rows, int choices, int experts) {
+  // About the most rows that an expert has if the router spreads them evenly.
+  const int mean = Ceil(max_rows * choices, std::max(experts, 1));
+  const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
+  return most <= kMostNumberedTokens ? most : 256;
+}
+
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int mean_rows) {
+  const int tokens = std::min(NarrowTokens(tile_rows), NarrowTokens(mean_rows + mean_rows / 2));
+  if (tile_rows <= kMostNumberedTokens) return {.tokens = NarrowTokens(tile_rows)};
+  if (format != WeightFormat::kBf16) return {.tokens = std::max(tokens, 2 * kMostNumberedTokens)};
+  return {.tokens = 256, .variant = MatMulVariant::kWide};
+}
+
+}  // namespace outrider::cuda

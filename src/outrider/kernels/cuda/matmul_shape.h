@@ -1,0 +1,25 @@
+// Which body of the matrix products runs, by the sizes of a product. It changes no bit.
+#pragma once
+
+#include "outrider/kernels/cuda/matmul_layout_sm90.h"
+
+namespace outrider::cuda {
+
+int NumMultiprocessors();
+
+/// Where the scales of a weight with e4m3 codes stand.
+const void* ScalesOf(const PackedWeight& weight);
+
+/// `segments`: the weight has several.
+MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segments);
+
+/// The fastest, as far as is known, for `rows` rows; `numbered`: rows have numbers.
+MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered);
+
+/// Of tiles with up to `tile_rows` rows of experts that have about mean_rows rows each.
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int mean_rows);
+
+/// 8, 16, 32, 64 or 128: the least that is enough, or 128.
+int NarrowTokens(int rows);
+
+}  // namespace outrider::cuda
