@@ -17,7 +17,7 @@ kernels/cuda/draw_test *Sanitizer
 kernels/cuda/expert_matmul_test */1:*/2
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/head_projection_test *heads3*:*heads8*
-kernels/cuda/matmul_test *Replays*Ragged:*Replays*Small
+kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
 kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*
 kernels/cuda/prompt_rows_test PromptRowsTest.*

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace outrider::cpu {
@@ -89,6 +90,25 @@ TEST(RouterTest, TiesGoToTheLowerIndex) {
   const Routed r = Route(spec, std::vector<float>(8, 1.0F), nullptr);
   EXPECT_EQ(r.ids, (std::vector<int32_t>{0, 1}));
   EXPECT_FLOAT_EQ(r.weights[0], 0.125F);
+}
+
+// Lists by expert have room for every row once.
+TEST(RouterTest, NanCountsAsTheLeastAndExpertsStayDifferent) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  RouterSpec spec = Spec(RouterScoring::kSigmoid, RouterMethod::kNoAuxTc);
+  const std::vector<float> bias(8, -9.0F);
+  EXPECT_EQ(Route(spec, {kNan, kNan, kNan, 1, kNan, 2, kNan, kNan}, bias.data()).ids,
+            (std::vector<int32_t>{5, 3}));
+  const Routed one = Route(spec, {kNan, kNan, kNan, kNan, kNan, kNan, kNan, 0}, bias.data());
+  EXPECT_EQ(one.ids, (std::vector<int32_t>{7, 0}));
+  EXPECT_TRUE(std::isnan(one.weights[1]));
+  const std::vector<float> none(8, kNan);
+  EXPECT_EQ(Route(spec, none, bias.data()).ids, (std::vector<int32_t>{0, 1}));
+  spec = Spec(RouterScoring::kSoftmax, RouterMethod::kGroupLimitedGreedy);
+  spec.top_k = 4;
+  EXPECT_EQ(Route(spec, none, nullptr).ids, (std::vector<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(Route(spec, {0, 1, 2, 3, 4, 5, 6, kNan}, nullptr).ids,
+            (std::vector<int32_t>{0, 1, 2, 3}));  // no sum, so no score
 }
 
 }  // namespace

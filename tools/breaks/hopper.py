@@ -19,10 +19,10 @@ TOPICS = {
 
 BREAKS = (
     Break("cut", "more than 64 rows are summed in one segment", "kernels/cuda/matmul.cc",
-          "  const MatMulSegments segments = SegmentsOf(w);\n  if (params.shares",
+          "  const MatMulSegments segments = SegmentsOf(w);\n  const bool numbered",
           "  MatMulSegments segments = SegmentsOf(w);\n"
           "  if (params.rows > 64) segments = {1, Ceil(w.k, kWeightColumns) * kWeightColumns};\n"
-          "  if (params.shares",
+          "  const bool numbered",
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
     Break("terms", "the last expert of a row is left out", "kernels/cuda/norm_rows.cu",
           "for (int j = 0; j < params.num_terms; ++j) {",
@@ -31,6 +31,9 @@ BREAKS = (
     Break("choice", "of equal experts the later one is chosen", "kernels/cuda/expert_choice.cuh",
           "keys[i + step] > keys[i];", "keys[i + step] >= keys[i];",
           "expert_router_test", "*"),
+    Break("choice", "an expert whose score is NaN counts as taken", "kernels/cuda/expert_choice.cuh",
+          "OrderKey(fmaxf(value, kLeastChoice))", "OrderKey(value)",
+          "expert_router_test", "*TakesNanAsTheCpu*"),
     Break("race", "the noise is that of the position before", "kernels/cuda/draw.cu",
           "drawn.position = params.logit_positions[drawn.row];",
           "drawn.position = params.logit_positions[drawn.row] - 1;",

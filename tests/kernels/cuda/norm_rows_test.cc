@@ -186,6 +186,32 @@ TEST_F(NormRowsCases, EmbeddingsBeginTheResidual) {
   EXPECT_EQ(again.Download(), out.Download());
 }
 
+TEST_F(NormRowsCases, NormsRowsOfBf16) {
+  constexpr int kHidden = 2048, kRows = 9, kStride = kHidden + 16;
+  const std::vector<uint16_t> rows = NormalBf16(random_, size_t{kRows} * kStride);
+  const std::vector<float> weight = NormalFloats(random_, kHidden);
+  std::vector<float> same;
+  for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < kHidden; ++i) same.push_back(Bf16ToFloat(rows[row * kStride + i]));
+  }
+  const DeviceArray<uint16_t> d_rows(rows), out(same.size()), of_floats(same.size());
+  const DeviceArray<float> d_weight(weight), x(same);
+  NormRowsParams params;
+  params.num_rows = kRows;
+  params.hidden = kHidden;
+  params.norm_weight = d_weight.data();
+  params.embedding = d_rows.data();
+  params.embedding_stride = kStride;
+  params.out = out.data();
+  CudaOk(NormRows(params, nullptr), "NormRows");
+  params.embedding = nullptr;
+  params.x = x.data();
+  params.out = of_floats.data();
+  CudaOk(NormRows(params, nullptr), "NormRows");
+  EXPECT_EQ(out.Download(), of_floats.Download());
+  EXPECT_EQ(x.Download(), same);
+}
+
 TEST_F(NormRowsCases, TakesNamedRowsForTheHead) {
   constexpr int kHidden = 2048;
   const std::vector<float> weight = NormalFloats(random_, kHidden);
@@ -259,8 +285,12 @@ TEST_F(NormRowsCases, WritesRowsApartAndZerosAtTheFirstPosition) {
 }
 
 TEST(NormRowsArguments, AreRefusedWithWhatWouldBeRight) {
+  float x = 0;
   NormRowsParams params;
   params.num_rows = 1;
+  params.hidden = 2048;
+  EXPECT_THROW(static_cast<void>(NormRows(params, nullptr)), Error);  // neither x nor embedding
+  params.x = &x;
   params.hidden = 2050;
   EXPECT_THROW(static_cast<void>(NormRows(params, nullptr)), Error);
   params.hidden = 8196;

@@ -8,6 +8,9 @@
 
 namespace outrider::cuda {
 
+/// What NaN counts as in the choice, as in RouteRows of the CPU.
+inline constexpr float kLeastChoice = -1e38F;
+
 /// A lane's experts: lane * kPerLane + i. Those past the end have choice -infinity.
 template <int kPerLane>
 struct LaneExperts {
@@ -132,9 +135,10 @@ __device__ __forceinline__ Choice ChooseExperts(const ExpertRouterParams& params
     const int expert = lane * kPerLane + i;
     const bool exists = expert < params.experts;
     const float bias = params.bias != nullptr && exists ? params.bias[expert] : 0.0f;
-    experts.choice[i] = !exists                  ? 0
-                        : params.bias == nullptr ? OrderKey(experts.score[i])
-                                                 : OrderKey(RoundedAdd(experts.score[i], bias));
+    const float value =
+        params.bias == nullptr ? experts.score[i] : RoundedAdd(experts.score[i], bias);
+    // NaN counts as the least, but is not taken yet (0).
+    experts.choice[i] = exists ? OrderKey(fmaxf(value, kLeastChoice)) : 0;
   }
   if (group_lanes > 0) DropGroups(params, group_lanes, experts);
 

@@ -1,61 +1,23 @@
 // One launch of one cluster. A block has a range of rows, a warp one row at a time, a lane
-// `kPerLane` neighbouring experts of it.
+// `kPerLane` neighbouring experts of it. With the product before it the blocks have segments of K
+// instead (expert_router_product.cuh), and all else is the first one's.
 //
 // Grouping by expert without a sort: a block marks in a bit per (expert, row) of its range who goes
 // where. An expert's count is the number of its bits, a pair's place among the expert's pairs the
 // number of bits before its own. The blocks read each other's counts (distributed shared memory),
 // and every one of them adds up all experts' counts to places and tiles by itself.
 #include <algorithm>
+#include <cstdint>
+#include <type_traits>
 
 #include "outrider/kernels/cuda/expert_choice.cuh"
 #include "outrider/kernels/cuda/expert_router.h"
+#include "outrider/kernels/cuda/expert_router_layout.h"
+#include "outrider/kernels/cuda/expert_router_product.cuh"
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
-#include "outrider/kernels/cuda/refused_argument.h"
 
 namespace outrider::cuda {
 namespace {
-
-constexpr int kMaxBlocks = 8;  // of a cluster
-constexpr int kMaxThreads = 1024;
-constexpr int kMaxExperts = 512;
-constexpr int kMaxChoices = 32;
-constexpr size_t kMaxShared = 227 * 1024;
-constexpr size_t kFixedShared = 5 * 1024;  // of arrays outside Layout
-
-/// Experts of a lane.
-int PerLane(int experts) {
-  const int least = (experts + 31) / 32;
-  return least <= 8 ? least : least <= 12 ? 12 : 16;
-}
-
-/// What a block has in shared memory besides fixed arrays.
-struct Layout {
-  int rows;         // of a block's range
-  int words;        // of a row of marks, odd against bank conflicts
-  uint32_t ids;     // offsets in bytes: uint16 [rows, top_k]
-  uint32_t marks;   // uint32 [experts, words]
-  uint32_t prior;   // uint16 [experts, words]: marks in the words before
-  uint32_t scores;  // float32 [threads / 32, 32 * PerLane], softmax only
-  uint32_t bytes;
-  int threads;
-};
-
-Layout MakeLayout(const ExpertRouterParams& params, int blocks) {
-  Layout layout;
-  layout.rows = (params.num_rows + blocks - 1) / blocks;
-  layout.words = (layout.rows + 31) / 32 | 1;
-  // A thread per expert is needed, a warp per row wanted.
-  const int warps = std::max((params.experts + 31) / 32, std::max(layout.rows, 1));
-  layout.threads = layout.rows > 16 ? kMaxThreads : 32 * warps;
-  const auto marks = static_cast<uint32_t>(params.experts * layout.words);
-  layout.scores = 0;
-  const bool softmax = params.scores == ExpertScores::kSoftmax;
-  layout.marks = softmax ? static_cast<uint32_t>(layout.threads * PerLane(params.experts)) * 4 : 0;
-  layout.prior = layout.marks + marks * 4;
-  layout.ids = layout.prior + marks * 2;
-  layout.bytes = layout.ids + static_cast<uint32_t>(layout.rows * params.top_k) * 2;
-  return layout;
-}
 
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
@@ -78,6 +40,19 @@ __device__ __forceinline__ int LoadRemote(const int* local, uint32_t rank) {
   return value;
 }
 
+__device__ __forceinline__ float4 LoadRemoteFour(const float* local, uint32_t rank) {
+  uint32_t address;
+  float4 value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(SharedAddress(local)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 /// The sum of `value`, 0 in all but the first `warps` warps, over the threads before this one. All
 /// threads; `sums` has a place per warp.
 __device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_t* sums) {
@@ -97,39 +72,96 @@ __device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_
   return before;
 }
 
-template <int kPerLane>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    RouteKernel(const ExpertRouterParams params, const ExpertRouting routing, const Layout layout,
-                int group_lanes) {
+/// Adds up the segments' parts of `rows` rows of logits, which stand at `part` in the blocks, in
+/// the first block, whose threads then all see them. The other blocks may leave then.
+__device__ __forceinline__ void SumSegments(const float* part, float* logits, int rows,
+                                            int experts) {
+  const int items = rows * LogitsStride(experts) / 4;
+  const auto segments = gridDim.x;
+  for (int item = threadIdx.x; item < items; item += blockDim.x) {
+    float4 sum = LoadRemoteFour(part + item * 4, 0);
+    for (uint32_t segment = 1; segment < segments; ++segment) {
+      const float4 next = LoadRemoteFour(part + item * 4, segment);
+      sum = make_float4(__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y),
+                        __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w));
+    }
+    reinterpret_cast<float4*>(logits)[item] = sum;
+  }
+  if (segments > 1) ClusterArrive();
+  __syncthreads();
+}
+
+template <int kPerLane, bool kProduct>
+__global__ void __launch_bounds__(kProduct ? kRouterThreads / 2 : kRouterThreads, 1)
+    RouteKernel(const ExpertRouterParams params, const ExpertRouting routing,
+                const RouterLayout layout, int group_lanes, const RouterProductArguments product) {
   extern __shared__ __align__(16) uint8_t memory[];
-  __shared__ int counts[kMaxExperts];
-  __shared__ int places[kMaxExperts];  // of this block's first pair of an expert
-  __shared__ uint64_t sums[kMaxThreads / 32];
+  __shared__ int counts[kRouterExperts];
+  __shared__ int places[kRouterExperts];  // of this block's first pair of an expert
+  __shared__ uint64_t sums[kRouterThreads / 32];
   auto* marks = reinterpret_cast<uint32_t*>(memory + layout.marks);
   auto* prior = reinterpret_cast<uint16_t*>(memory + layout.prior);
   auto* ids = reinterpret_cast<uint16_t*>(memory + layout.ids);
   auto* scores = reinterpret_cast<float*>(memory + layout.scores);
+  auto* logits = reinterpret_cast<float*>(memory + layout.logits);
   LaunchDependents();
   const int thread = threadIdx.x;
   const int threads = blockDim.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
-  const uint32_t rank = ClusterRank();
-  const uint32_t blocks = gridDim.x;
+  const int rank = kProduct ? 0 : static_cast<int>(ClusterRank());
+  const int blocks = kProduct ? 1 : static_cast<int>(gridDim.x);
   for (int i = thread; i < params.experts * layout.words; i += threads) marks[i] = 0;
   __syncthreads();
-  WaitForPriorGrid();
+  int rows = params.num_rows;
+  const auto wait = [&] {
+    WaitForPriorGrid();
+    if (params.true_rows != nullptr) rows = min(rows, *params.true_rows);
+  };
+  if constexpr (kProduct) {
+    const int stride = LogitsStride(params.experts);
+    float* const part = logits + params.num_rows * stride;
+    const int expert0 = warp % (stride / 16) * 16, row0 = warp / (stride / 16) * 8;
+    const uint32_t segment = ClusterRank();
+    if (row0 < params.num_rows) {
+      const RouterProductWarp of_warp(product, static_cast<int>(segment), expert0, row0);
+      wait();
+      float results[4];
+      of_warp.Multiply(product, rows, results);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = row0 + lane % 4 * 2 + i % 2;
+        if (row < rows) part[row * stride + expert0 + i / 2 * 8 + lane / 4] = results[i];
+      }
+    } else {
+      wait();
+    }
+    if (gridDim.x > 1) {
+      ClusterArrive();
+      ClusterWait();
+      if (segment > 0) {
+        ClusterArrive();
+        ClusterWait();  // the first block has read this one's part
+        return;
+      }
+    } else {
+      __syncthreads();
+    }
+    SumSegments(part, logits, rows, params.experts);
+  } else {
+    wait();
+  }
 
-  const int rows =
-      params.true_rows != nullptr ? min(params.num_rows, *params.true_rows) : params.num_rows;
-  const int first_row = static_cast<int>(rank) * layout.rows;
+  const int first_row = rank * layout.rows;
   const int block_rows = max(0, min(layout.rows, rows - first_row));
   const int choices = params.top_k + params.shared_experts;
   for (int local = warp; local < block_rows; local += threads / 32) {
     const int row = first_row + local;
-    const Choice choice = ChooseExperts<kPerLane>(
-        params, group_lanes, params.logits + static_cast<int64_t>(row) * params.experts,
-        scores + warp * 32 * kPerLane);
+    const float* const row_logits =
+        kProduct ? logits + row * LogitsStride(params.experts)
+                 : params.logits + static_cast<int64_t>(row) * params.experts;
+    const Choice choice =
+        ChooseExperts<kPerLane>(params, group_lanes, row_logits, scores + warp * 32 * kPerLane);
     const int64_t at = static_cast<int64_t>(row) * choices + lane;
     if (lane < params.top_k) {
       routing.expert_ids[at] = choice.expert;
@@ -161,7 +193,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (thread < params.experts && blocks == 1) {
     total = counts[thread];  // its own
   } else if (thread < params.experts) {
-    for (uint32_t other = 0; other < blocks; ++other) {
+    for (int other = 0; other < blocks; ++other) {
       const int count = LoadRemote(&counts[thread], other);
       total += count;
       if (other < rank) in_blocks_before += count;
@@ -197,8 +229,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (rank == 0 && thread <= params.shared_experts) {
     routing.offsets[params.experts + thread] = routed_pairs + thread * rows;
   }
-  for (int i = static_cast<int>(rank) * threads + thread; i < shared_tiles;
-       i += static_cast<int>(blocks) * threads) {
+  for (int i = rank * threads + thread; i < shared_tiles; i += blocks * threads) {
     const int shared = i / tiles_each;
     const int done = i % tiles_each * params.tile_rows;
     routing.tiles[routed_tiles + i] = {params.experts + shared, routed_pairs + shared * rows + done,
@@ -215,61 +246,19 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     const int shared = i % params.shared_experts;
     routing.pairs[routed_pairs + shared * rows + row] = row * choices + params.top_k + shared;
   }
-  if (blocks > 1) ClusterWait();  // the others may still be reading this block's counts
+  // The others may still be reading this block's counts, or wait for it to have read their logits.
+  if (gridDim.x > 1) ClusterWait();
 }
 
-/// Lanes of a group, 0 where experts are not grouped.
-int GroupLanes(const ExpertRouterParams& params) {
-  if (params.num_groups == 1) return 0;
-  return params.experts / params.num_groups / PerLane(params.experts);
-}
-
-void Check(const ExpertRouterParams& params, int blocks) {
-  if (params.num_rows < 0) {
-    RefuseArgument("RouteExperts: num_rows is ", params.num_rows, ", it must not be negative");
-  }
-  if (params.experts < 1 || params.experts > kMaxExperts) {
-    RefuseArgument("RouteExperts: ", params.experts, " experts, it must be 1 to ", kMaxExperts);
-  }
-  if (params.shared_experts < 0 || params.top_k < 1 || params.top_k > params.experts ||
-      params.top_k + params.shared_experts > kMaxChoices) {
-    RefuseArgument("RouteExperts: top_k is ", params.top_k, " of ", params.experts, " experts and ",
-                   params.shared_experts,
-                   " shared ones: it must be 1 to the number of experts, and ", kMaxChoices,
-                   " with the shared ones at most");
-  }
-  if (params.tile_rows < 1) {
-    RefuseArgument("RouteExperts: tile_rows is ", params.tile_rows, ", it must be at least 1");
-  }
-  const int groups = params.num_groups;
-  if (groups < 1 || groups > 32 || params.experts % groups != 0 || params.top_groups < 1 ||
-      params.top_groups > groups || params.top_groups * (params.experts / groups) < params.top_k) {
-    RefuseArgument(
-        "RouteExperts: ", groups, " groups of ", params.experts, " experts, of which ",
-        params.top_groups, " are chosen from for top_k ", params.top_k,
-        ": there must be 1 to 32 equal groups, and those chosen from must have top_k experts");
-  }
-  const int per_lane = PerLane(params.experts);
-  const int size = params.experts / groups;
-  const int lanes = size / per_lane;
-  if (groups > 1 && (size % per_lane != 0 || (lanes & (lanes - 1)) != 0)) {
-    RefuseArgument("RouteExperts: groups of ", size, " experts; with ", params.experts,
-                   " experts a group must have ", per_lane, " times a power of two");
-  }
-  if (MakeLayout(params, blocks).bytes + kFixedShared > kMaxShared) {
-    RefuseArgument("RouteExperts: ", params.num_rows, " rows for ", params.experts,
-                   " experts are too many for one launch");
-  }
-}
-
-template <int kPerLane>
+template <int kPerLane, bool kProduct>
 cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routing, int blocks,
-                   cudaStream_t stream) {
+                   const RouterProductArguments& product, cudaStream_t stream) {
+  constexpr auto kKernel = RouteKernel<kPerLane, kProduct>;
   static const cudaError_t allowed =
-      cudaFuncSetAttribute(RouteKernel<kPerLane>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kMaxShared - kFixedShared));
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(kRouterShared - kRouterFixedShared));
   if (allowed != cudaSuccess) return allowed;
-  const Layout layout = MakeLayout(params, blocks);
+  const RouterLayout layout = MakeRouterLayout(params, kProduct ? 1 : blocks, kProduct);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(layout.threads);
@@ -284,8 +273,34 @@ cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routin
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = blocks > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, RouteKernel<kPerLane>, params, routing, layout,
-                            GroupLanes(params));
+  return cudaLaunchKernelEx(&config, kKernel, params, routing, layout, GroupLanes(params), product);
+}
+
+/// use(PerLane(experts)), as a constant.
+template <typename Use>
+cudaError_t WithPerLane(int experts, Use use) {
+  switch (PerLane(experts)) {
+    case 1:
+      return use(std::integral_constant<int, 1>());
+    case 2:
+      return use(std::integral_constant<int, 2>());
+    case 3:
+      return use(std::integral_constant<int, 3>());
+    case 4:
+      return use(std::integral_constant<int, 4>());
+    case 5:
+      return use(std::integral_constant<int, 5>());
+    case 6:
+      return use(std::integral_constant<int, 6>());
+    case 7:
+      return use(std::integral_constant<int, 7>());
+    case 8:
+      return use(std::integral_constant<int, 8>());
+    case 12:
+      return use(std::integral_constant<int, 12>());
+    default:
+      return use(std::integral_constant<int, 16>());
+  }
 }
 
 }  // namespace
@@ -294,30 +309,43 @@ cudaError_t RouteExperts(const ExpertRouterParams& params, const ExpertRouting& 
                          cudaStream_t stream) {
   // Blocks change nothing but who has which rows.
   int blocks = 1;
-  while (blocks < kMaxBlocks && blocks * 16 < params.num_rows) blocks *= 2;
-  Check(params, blocks);
-  switch (PerLane(params.experts)) {
-    case 1:
-      return Launch<1>(params, routing, blocks, stream);
-    case 2:
-      return Launch<2>(params, routing, blocks, stream);
-    case 3:
-      return Launch<3>(params, routing, blocks, stream);
-    case 4:
-      return Launch<4>(params, routing, blocks, stream);
-    case 5:
-      return Launch<5>(params, routing, blocks, stream);
-    case 6:
-      return Launch<6>(params, routing, blocks, stream);
-    case 7:
-      return Launch<7>(params, routing, blocks, stream);
-    case 8:
-      return Launch<8>(params, routing, blocks, stream);
-    case 12:
-      return Launch<12>(params, routing, blocks, stream);
-    default:
-      return Launch<16>(params, routing, blocks, stream);
+  while (blocks < kRouterBlocks && blocks * 16 < params.num_rows) blocks *= 2;
+  CheckRouter(params, blocks);
+  return WithPerLane(params.experts, [&](auto per_lane) {
+    return Launch<per_lane, false>(params, routing, blocks, {}, stream);
+  });
+}
+
+cudaError_t RouteRows(const RouterProduct& product, const ExpertRouterParams& params,
+                      const ExpertRouting& routing, cudaStream_t stream) {
+  CheckRouterProduct(product, params);
+  const MatMulSegments segments = SegmentsOf(product.w);
+  if (params.num_rows < 1 || params.num_rows > kProductRows || params.experts > kProductExperts ||
+      segments.length > kProductColumns) {
+    MatMulParams logits;
+    logits.rows = params.num_rows;
+    logits.x = product.x;
+    logits.x_stride = product.x_stride;
+    logits.w = product.w;
+    logits.y = product.logits;
+    logits.y_stride = params.experts;
+    logits.y_type = OutputType::kF32;
+    MatMul(logits, stream);
+    ExpertRouterParams routed = params;
+    routed.logits = product.logits;
+    return RouteExperts(routed, routing, stream);
   }
+  CheckRouter(params, 1);
+  const RouterProductArguments args = {.x = static_cast<const uint8_t*>(product.x),
+                                       .x_row_bytes = product.x_stride * 2,
+                                       .weight = static_cast<const uint8_t*>(product.w.data),
+                                       .k = product.w.k,
+                                       .units = (product.w.k + kWeightColumns - 1) / kWeightColumns,
+                                       .segment_columns = segments.length};
+  return WithPerLane(params.experts, [&](auto per_lane) {
+    constexpr int kPerLane = per_lane * 32 <= kProductExperts ? per_lane : 1;
+    return Launch<kPerLane, true>(params, routing, segments.count, args, stream);
+  });
 }
 
 }  // namespace outrider::cuda

@@ -1,5 +1,7 @@
 // A block per row; a thread has the same four columns of every kChunk. Everything that a row needs
 // is asked for at once: the time is one trip to memory and one sum over the block.
+#include <utility>
+
 #include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/norm_rows.h"
 #include "outrider/kernels/cuda/refused_argument.h"
@@ -58,13 +60,13 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams 
   if (params.true_rows != nullptr && row >= *params.true_rows) return;
 
   const int source_row = params.x_rows != nullptr ? params.x_rows[row] : row;
-  float* source = params.x + static_cast<int64_t>(source_row) * params.hidden;
+  float* const source = params.x + static_cast<int64_t>(source_row) * params.hidden;
   float4 x[kChunks] = {};
   if (params.embedding != nullptr) {
-    const int token = params.tokens[row];
-    if (token < 0 || token >= params.vocab_size) __trap();
+    const int token = params.tokens != nullptr ? params.tokens[row] : row;
+    if (params.tokens != nullptr && (token < 0 || token >= params.vocab_size)) __trap();
     const auto* entry = static_cast<const __nv_bfloat16*>(params.embedding) +
-                        static_cast<int64_t>(token) * params.hidden;
+                        static_cast<int64_t>(token) * params.embedding_stride;
     if (params.zero_at == nullptr || params.zero_at[row] != 0) {
       for_columns([&](int chunk, int column) { x[chunk] = LoadFour(entry + column); });
     }
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams 
       AddTerms<kChunks, __nv_bfloat16>(params, row, x);
     }
   }
-  if (params.embedding != nullptr || params.num_terms > 0) {
+  if (params.x != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
     for_columns([&](int chunk, int column) { StoreFour(source + column, x[chunk]); });
   }
   if (params.norm_weight == nullptr) return;
@@ -108,9 +110,18 @@ void Check(const NormRowsParams& params) {
   if (params.x_rows != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
     RefuseArgument("NormRows: x_rows goes with neither embedding nor terms");
   }
-  if (params.out_stride < params.hidden || params.out_stride % 4 != 0) {
-    RefuseArgument("NormRows: out_stride is ", params.out_stride,
-                   ", it must be a multiple of 4 that is at least ", params.hidden);
+  if (params.x == nullptr && params.embedding == nullptr) {
+    RefuseArgument("NormRows: x is null: only with embedding need there be none");
+  }
+  if (params.zero_at != nullptr && params.tokens == nullptr) {
+    RefuseArgument("NormRows: zero_at goes with tokens");
+  }
+  for (const auto& [name, stride] : {std::pair("out_stride", params.out_stride),
+                                     std::pair("embedding_stride", params.embedding_stride)}) {
+    if (stride < params.hidden || stride % 4 != 0) {
+      RefuseArgument("NormRows: ", name, " is ", stride,
+                     ", it must be a multiple of 4 that is at least ", params.hidden);
+    }
   }
 }
 
@@ -125,6 +136,7 @@ cudaError_t Launch(const NormRowsParams& params, cudaStream_t stream) {
 cudaError_t NormRows(const NormRowsParams& given, cudaStream_t stream) {
   NormRowsParams params = given;
   if (params.out_stride == 0) params.out_stride = params.hidden;
+  if (params.embedding_stride == 0) params.embedding_stride = params.hidden;
   Check(params);
   if (params.num_rows == 0) return cudaSuccess;
   switch ((params.hidden + kChunk - 1) / kChunk) {

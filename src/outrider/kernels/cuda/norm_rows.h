@@ -11,7 +11,7 @@
 namespace outrider::cuda {
 
 /// For each row r below the true number of rows, in this order, each part where it is asked for:
-///   x[r] = embedding[tokens[r]]
+///   x[r] = embedding[tokens[r]], or embedding[r] without tokens
 ///   x[r] += sum over j in order of term_weights[r * num_terms + j] * terms[r * num_terms + j]
 ///   out[r] = norm_weight * (x[r] / sqrt(mean(x[r]^2) + epsilon)), rounded to bf16.
 /// All sums are float32. A row's bits depend on that row alone.
@@ -19,13 +19,17 @@ struct NormRowsParams {
   int num_rows = 0;                    // upper bound, and the true number unless:
   const int32_t* true_rows = nullptr;  // optional [1] on the device: rows from it on are left alone
   int hidden = 0;                      // a multiple of 4 in 4 .. 8192
-  float* x = nullptr;                  // [num_rows, hidden]; 16-byte aligned, like all below
-  // Optional: bf16 [vocab_size, hidden] and token ids [num_rows] in [0, vocab_size): a token
-  // outside is a bug and stops the kernel with an error.
+  // [num_rows, hidden]; 16-byte aligned, like all below. With embedding it may be null: then
+  // nothing but the norm is written.
+  float* x = nullptr;
+  // Optional: bf16 rows of `hidden`. With tokens [vocab_size, hidden], and token ids [num_rows] in
+  // [0, vocab_size): a token outside is a bug and stops the kernel with an error. Without tokens
+  // [num_rows, hidden]: rows that are bf16 instead of float32.
   const void* embedding = nullptr;
+  int64_t embedding_stride = 0;  // elements, a multiple of 4 and at least hidden; 0: hidden
   const int32_t* tokens = nullptr;
   int vocab_size = 0;
-  // Optional [num_rows], with embedding: a row whose entry here is 0 begins with zeros instead.
+  // Optional [num_rows], with tokens: a row whose entry here is 0 begins with zeros instead.
   const int32_t* zero_at = nullptr;
   // Optional: [num_rows, num_terms, hidden], float32 or bf16.
   const void* terms = nullptr;

@@ -101,7 +101,7 @@ const Routing& CpuOps::Route(const Context& context, const RouterSpec& spec,
                              const StepInputs& /*inputs*/, int32_t /*first_row*/,
                              const ExpertWeights& /*w*/, Tensor logits, const float* bias) const {
   return MakeRouting(context.arena, spec, logits.rows, [&](int32_t* ids, float* weights) {
-    RouteRows(spec, logits.floats(), bias, ids, weights);
+    cpu::RouteRows(spec, logits.floats(), bias, ids, weights);
   });
 }
 

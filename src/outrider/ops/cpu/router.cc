@@ -13,6 +13,10 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+/// What NaN counts as when experts are chosen: less than any score with its bias, more than an
+/// expert that is out of the choice. Two of them have a finite sum.
+constexpr float kLeastChoice = -1e38F;
+
 void Score(RouterScoring scoring, float* row, int64_t n) {
   if (scoring == RouterScoring::kSigmoid) {
     for (int64_t i = 0; i < n; ++i) row[i] = Sigmoid(row[i]);
@@ -116,7 +120,8 @@ void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bi
     float* scores = logits.row(r);
     Score(spec.scoring, scores, experts);
     for (int64_t e = 0; e < experts; ++e) {
-      choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
+      const float value = bias != nullptr ? scores[e] + bias[e] : scores[e];
+      choice[e] = value > kLeastChoice ? value : kLeastChoice;
     }
     if (spec.method != RouterMethod::kGreedy && spec.groups > 1) {
       DropGroups(spec, scratch);

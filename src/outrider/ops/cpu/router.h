@@ -11,7 +11,8 @@ namespace outrider::cpu {
 /// Chooses top_k experts per row from router logits [rows, experts]; `bias` [experts]
 /// is e_score_correction_bias (kNoAuxTc, DeepSeek-V3 arXiv:2412.19437 §2.1.2) or null. Writes
 /// expert ids [rows, top_k], best first, ties by lower id, and weights [rows, top_k]: the unbiased
-/// scores, normalised if the spec says so, times scaling_factor. Overwrites logits with scores.
+/// scores, normalised if the spec says so, times scaling_factor. A row's experts are different ones
+/// also where logits are NaN: scores that are count as the least. Overwrites logits with scores.
 void RouteRows(const RouterSpec& spec, MatrixView<float> logits, const float* bias,
                int32_t* expert_ids, float* weights);
 

@@ -15,7 +15,7 @@
 #include <tuple>
 
 #include "outrider/kernels/cuda/device_memory.h"
-#include "outrider/kernels/cuda/expert_routing.h"
+#include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
@@ -97,6 +97,9 @@ class CudaOps : public Ops {
   const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
                        const float* bias) const override;
+  const Routing& RouteRows(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
+                           int32_t first_row, Tensor x, const Weight& router,
+                           const ExpertWeights& w, const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;
@@ -163,6 +166,10 @@ class CudaOps : public Ops {
     return static_cast<const CudaRouting&>(routing);
   }
 
+  /// Memory of routing_ for `rows` rows, and what the router is asked for, but for logits and bias.
+  ExpertRouterParams PrepareRouting(const Context& context, const RouterSpec& spec,
+                                    const StepInputs& inputs, int64_t rows,
+                                    const ExpertWeights& w) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
   outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape) const;
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,

@@ -11,13 +11,13 @@
 
 namespace outrider::cuda {
 
-const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
-                              const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
-                              Tensor logits, const float* bias) const {
-  OUTRIDER_CHECK(first_row == 0 && logits.rows == inputs.num_rows());
+ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterSpec& spec,
+                                           const StepInputs& inputs, int64_t rows,
+                                           const ExpertWeights& w) const {
+  OUTRIDER_CHECK(rows == inputs.num_rows());
   const int shared = Packed(w).shared;
   CudaRouting& r = routing_;
-  r.rows = logits.rows;
+  r.rows = rows;
   r.choices = static_cast<int>(spec.top_k) + shared;
   r.experts = static_cast<int>(spec.experts) + shared;
   r.tile_rows = ExpertTileRows(static_cast<int>(r.rows), r.choices, r.experts);
@@ -30,12 +30,6 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   r.device.tiles =
       arena.Take<ExpertTile>(MaxExpertTiles(r.rows, r.choices, r.experts, r.tile_rows));
   r.device.num_tiles = arena.Take<int32_t>(1);
-  const Scratch::Frame frame(arena);
-  Tensor scores = logits;
-  if (logits.dtype != DType::kF32 || logits.stride != logits.cols) {
-    scores = Tensor(arena.Take<float>(logits.rows * logits.cols), logits.rows, logits.cols);
-    CopyTensor(logits, scores, stream_);
-  }
   ExpertRouterParams params;
   params.num_rows = static_cast<int>(r.rows);
   params.true_rows = Cast(inputs).true_rows();
@@ -53,10 +47,46 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   params.normalise = spec.normalise;
   params.scaling_factor = static_cast<float>(spec.scaling_factor);
   params.tile_rows = r.tile_rows;
+  return params;
+}
+
+const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
+                              const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                              Tensor logits, const float* bias) const {
+  OUTRIDER_CHECK(first_row == 0);
+  ExpertRouterParams params = PrepareRouting(context, spec, inputs, logits.rows, w);
+  const Scratch::Frame frame(context.arena);
+  Tensor scores = logits;
+  if (logits.dtype != DType::kF32 || logits.stride != logits.cols) {
+    scores = Tensor(context.arena.Take<float>(logits.rows * logits.cols), logits.rows, logits.cols);
+    CopyTensor(logits, scores, stream_);
+  }
   params.logits = static_cast<const float*>(scores.data);
   params.bias = bias;
-  CheckCuda(RouteExperts(params, r.device, stream_), "router");
-  return r;
+  CheckCuda(RouteExperts(params, routing_.device, stream_), "router");
+  return routing_;
+}
+
+const Routing& CudaOps::RouteRows(const Context& context, const RouterSpec& spec,
+                                  const StepInputs& inputs, int32_t first_row, Tensor x,
+                                  const Weight& router, const ExpertWeights& w,
+                                  const float* bias) const {
+  const PackedWeight& packed = Packed(router);
+  if (packed.format != WeightFormat::kBf16 || packed.n % 8 != 0) {
+    return Ops::RouteRows(context, spec, inputs, first_row, x, router, w, bias);
+  }
+  OUTRIDER_CHECK(first_row == 0);
+  ExpertRouterParams params = PrepareRouting(context, spec, inputs, x.rows, w);
+  params.bias = bias;
+  const Scratch::Frame frame(context.arena);
+  x = Readable(context, x, DType::kBF16, stream_);
+  RouterProduct product;
+  product.x = x.data;
+  product.x_stride = x.stride;
+  product.w = packed;
+  product.logits = context.arena.Take<float>(x.rows * packed.n);
+  CheckCuda(outrider::cuda::RouteRows(product, params, routing_.device, stream_), "router");
+  return routing_;
 }
 
 ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
@@ -71,6 +101,7 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
   params.max_rows = static_cast<int>(r.rows);
   params.choices = r.choices;
   params.experts = r.experts;
+  params.shared_experts = Packed(w).shared;
   params.routing = r.device;
   params.tile_rows = r.tile_rows;
   params.x = x.data;
