@@ -1,88 +1,40 @@
-// Weights stay in registers: a warp holds 16 columns of one head's matrix (32 with many tokens,
-// which are read half as often then) over all of k, or over a quarter where k is above 256, and
-// multiplies them by 16 tokens at a time with mma.sync m16n8k16, as many tokens as its block is
-// given. All of a warp's weights are asked for at once, before the kernel before this one has
-// finished, since nothing in a step changes them: with few tokens the time is one trip to memory.
+// Weights stay in registers: a warp holds 16 columns of one head's matrix over all of k, or over a
+// quarter where k is above 256, and multiplies them by 16 tokens at a time with mma.sync m16n8k16,
+// as many tokens as its block is given. All of a warp's weights are asked for at once, before the
+// kernel before this one has finished, since nothing in a step changes them: with few tokens the
+// time is one trip to memory. Many tokens: head_projection_many.cuh.
 //
 // Both operands come straight from global memory, 16 bytes per load: a lane's eight values of 32 k
 // are the two pairs that it must hold in each of two products; since x and w are split alike, sums
 // are over the right pairs. The columns are dealt to the products so that a lane's results are
 // neighbours.
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "outrider/kernels/cuda/dependent_launch.h"
-#include "outrider/kernels/cuda/head_projection.h"
-#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/head_projection_many.cuh"
 #include "outrider/kernels/cuda/refused_argument.h"
 
 namespace outrider::cuda {
 namespace {
 
-constexpr int kTileTokens = 16;
-constexpr int kWarps = 4;
-
-__device__ __forceinline__ void Multiply(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+constexpr int kFewWarps = 4;    // of a block
+constexpr int kManyWarps = 16;  // of a block with few tokens and a chain per column
+constexpr int kManyTokens = 64;
 
 struct Launch {
   int column_blocks;     // then, with a rotary part, one more for it
   int tokens_per_block;  // a multiple of kTileTokens
 };
 
-/// Rotates the last 64 values of a head's vectors: a warp per token, a pair per lane, a batch of
-/// tokens at a time so that their loads are on their way together.
-__device__ __forceinline__ void RotateTokens(const HeadProjectionParams& params,
-                                             const RotaryTable& rotary, int head, int begin,
-                                             int end) {
-  constexpr int kBatch = 8;
-  const int pair = threadIdx.x % 32;
-  const int first = rotary.interleaved ? 2 * pair : pair;
-  const int second = rotary.interleaved ? 2 * pair + 1 : pair + 32;
-  const auto* x =
-      static_cast<const __nv_bfloat16*>(params.x) + head * params.x_head_stride + params.k;
-  auto* y = static_cast<__nv_bfloat16*>(params.y) + head * params.y_head_stride + params.n;
-#pragma unroll 1
-  for (int token0 = begin + static_cast<int>(threadIdx.x) / 32; token0 < end;
-       token0 += kWarps * kBatch) {
-    float a[kBatch], b[kBatch], cos[kBatch], sin[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      // Past the end: the last token, not written.
-      const int token = min(token0 + i * kWarps, end - 1);
-      const int64_t entry = rotary.positions != nullptr ? rotary.positions[token] : token;
-      a[i] = __bfloat162float(x[token * params.x_token_stride + first]);
-      b[i] = __bfloat162float(x[token * params.x_token_stride + second]);
-      cos[i] = rotary.cos[entry * 32 + pair];
-      sin[i] = rotary.sin[entry * 32 + pair];
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int token = token0 + i * kWarps;
-      if (token >= end) break;
-      __nv_bfloat16* to = y + token * params.y_token_stride;
-      to[first] = __float2bfloat16_rn(__fsub_rn(__fmul_rn(a[i], cos[i]), __fmul_rn(b[i], sin[i])));
-      to[second] = __float2bfloat16_rn(__fadd_rn(__fmul_rn(a[i], sin[i]), __fmul_rn(b[i], cos[i])));
-    }
-  }
-}
-
 /// kChunks: pieces of 32 k that a warp has. kParts: warps that share the columns, each with a part
-/// of k of its own; 1 or kWarps. kPairs: of products of 8 columns each.
-template <int kChunks, int kParts, int kPairs>
+/// of k of its own; 1 or kWarps. kWarps: of a block.
+template <int kChunks, int kParts, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps)
     ProjectKernel(const HeadProjectionParams params, const RotaryTable rotary,
                   const Launch launch) {
-  constexpr int kBlocks = 2 * kPairs;
+  constexpr int kBlocks = 2;  // products of 8 columns
   constexpr int kWarpColumns = 8 * kBlocks;
-  constexpr int kResults = 2 * kPairs;  // of four values, of a lane: token by token
+  constexpr int kResults = 2;  // of four values, of a lane: token by token
   // By turns.
   __shared__ float4 partial[2][kParts == 1 ? 1 : kParts][kParts == 1 ? 1 : kResults][32];
   LaunchDependents();
@@ -95,27 +47,15 @@ __global__ void __launch_bounds__(32 * kWarps)
       (static_cast<int>(blockIdx.x) * (kWarps / kParts) + (kParts == 1 ? warp : 0)) * kWarpColumns;
   const bool has_columns = !rotates && column0 < params.n;
   const int k0 = part * kChunks * 32 + lane % 4 * 8;
-  // Column i of product b is column kBlocks * 2 * (i / 2) + 2 * b + i % 2 of the warp's.
   uint4 w[kBlocks][kChunks];
-  if (has_columns) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const int column = column0 + lane / 8 * (2 * kBlocks) + 2 * b + lane / 4 % 2;
-      const auto* from = static_cast<const __nv_bfloat16*>(params.w) +
-                         (static_cast<int64_t>(head) * params.n + column) * params.k + k0;
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        w[b][chunk] = __ldg(reinterpret_cast<const uint4*>(from + chunk * 32));
-      }
-    }
-  }
+  if (has_columns) LoadHeadWeights(params, head, column0, k0, w);
   WaitForPriorGrid();
   const int tokens =
       params.true_rows != nullptr ? min(params.num_tokens, *params.true_rows) : params.num_tokens;
   const int begin = static_cast<int>(blockIdx.z) * launch.tokens_per_block;
   const int end = min(begin + launch.tokens_per_block, tokens);
   if (rotates) {
-    RotateTokens(params, rotary, head, begin, end);
+    RotateTokens<kWarps, 8>(params, rotary, head, begin, end);
     return;
   }
   if (kParts == 1 && !has_columns) return;
@@ -140,7 +80,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     return tokens_of;
   };
   // The next tile is on its way while one is multiplied, where there are registers for it.
-  constexpr bool kAhead = kChunks * (kBlocks + 4) <= 48;
+  constexpr bool kAhead = kWarps == kFewWarps && kChunks * (kBlocks + 4) <= 48;
   if (begin >= end) return;
   Tokens now = load(begin);
   int turn = 0;
@@ -160,20 +100,18 @@ __global__ void __launch_bounds__(32 * kWarps)
         Multiply(sums[i], a.z, b.z, a.w, b.w, c.z, c.w);
       }
     }
-    // Result r: columns 4 (r % kPairs) and so on of the lane's, of token lane / 4 + 8 (r / kPairs).
+    // Result r: four columns, of token lane / 4 + 8 r.
     auto store = [&](int r, float4 v) {
-      const int token = token0 + lane / 4 + 8 * (r / kPairs);
+      const int token = token0 + lane / 4 + 8 * r;
       if (token >= end) return;
-      *reinterpret_cast<uint2*>(y + token * params.y_token_stride + r % kPairs * 4) =
+      *reinterpret_cast<uint2*>(y + token * params.y_token_stride) =
           make_uint2(PackBf16(v.x, v.y), PackBf16(v.z, v.w));
     };
     float4 result[kResults];
 #pragma unroll
     for (int r = 0; r < kResults; ++r) {
-      const int i = 2 * (r / kPairs);
-      const int block = 2 * (r % kPairs);
-      result[r] = make_float4(sums[block][i], sums[block][i + 1], sums[block + 1][i],
-                              sums[block + 1][i + 1]);
+      const int i = 2 * r;
+      result[r] = make_float4(sums[0][i], sums[0][i + 1], sums[1][i], sums[1][i + 1]);
     }
     if constexpr (kParts == 1) {
 #pragma unroll
@@ -227,9 +165,9 @@ void Check(const HeadProjectionParams& params) {
   }
 }
 
-template <int kChunks, int kParts, int kPairs>
-cudaError_t RunPairs(const HeadProjectionParams& params, cudaStream_t stream) {
-  constexpr int kBlockColumns = kWarps / kParts * 16 * kPairs;
+template <int kChunks, int kParts, int kWarps = kFewWarps>
+cudaError_t RunFew(const HeadProjectionParams& params, cudaStream_t stream) {
+  constexpr int kBlockColumns = kWarps / kParts * 16;
   constexpr int kMultiprocessors = 132;
   Launch launch;
   launch.column_blocks = (params.n + kBlockColumns - 1) / kBlockColumns;
@@ -240,15 +178,41 @@ cudaError_t RunPairs(const HeadProjectionParams& params, cudaStream_t stream) {
   launch.tokens_per_block = tiles_per_block * kTileTokens;
   const int blocks_x = launch.column_blocks + (params.rotary != nullptr ? 1 : 0);
   const int blocks_z = (tiles + tiles_per_block - 1) / tiles_per_block;
-  return LaunchDependent(ProjectKernel<kChunks, kParts, kPairs>,
+  return LaunchDependent(ProjectKernel<kChunks, kParts, kWarps>,
                          dim3(blocks_x, params.heads, blocks_z), dim3(32 * kWarps), 0, stream,
                          params, params.rotary != nullptr ? *params.rotary : RotaryTable{}, launch);
 }
 
 template <int kChunks, int kParts>
+cudaError_t RunMany(const HeadProjectionParams& params, cudaStream_t stream) {
+  using Shape = ManyShape<kChunks, kParts>;
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(ProjectManyKernel<kChunks, kParts>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  if (allowed != cudaSuccess) return allowed;
+  constexpr int kMultiprocessors = 132;
+  const int column_blocks = (params.n + Shape::kBlockColumns - 1) / Shape::kBlockColumns;
+  const int tiles = (params.num_tokens + kTileTokens - 1) / kTileTokens;
+  const int parts = std::clamp(kMultiprocessors / (column_blocks * params.heads), 1, tiles);
+  const int tiles_per_block = (tiles + parts - 1) / parts;
+  const dim3 blocks(column_blocks, params.heads, (tiles + tiles_per_block - 1) / tiles_per_block);
+  return LaunchDependent(ProjectManyKernel<kChunks, kParts>, blocks, dim3(Shape::kThreads),
+                         Shape::kSharedBytes, stream, params,
+                         params.rotary != nullptr ? *params.rotary : RotaryTable{},
+                         tiles_per_block * kTileTokens);
+}
+
+template <int kChunks, int kParts>
 cudaError_t Run(const HeadProjectionParams& params, cudaStream_t stream) {
-  return params.num_tokens >= 64 ? RunPairs<kChunks, kParts, 2>(params, stream)
-                                 : RunPairs<kChunks, kParts, 1>(params, stream);
+  if (params.num_tokens >= kManyTokens) return RunMany<kChunks, kParts>(params, stream);
+  // With few tokens large blocks leave multiprocessors to the attention behind them, which needs
+  // all of one and copies keys meanwhile.
+  if constexpr (kParts == 1) {
+    if (kChunks <= 6 && params.num_tokens <= kTileTokens) {
+      return RunFew<kChunks, kParts, kManyWarps>(params, stream);
+    }
+  }
+  return RunFew<kChunks, kParts>(params, stream);
 }
 
 template <int kParts>
@@ -278,7 +242,7 @@ cudaError_t RunParts(const HeadProjectionParams& params, cudaStream_t stream) {
 cudaError_t ProjectHeads(const HeadProjectionParams& params, cudaStream_t stream) {
   Check(params);
   if (params.num_tokens == 0) return cudaSuccess;
-  return params.k <= 256 ? RunParts<1>(params, stream) : RunParts<kWarps>(params, stream);
+  return params.k <= 256 ? RunParts<1>(params, stream) : RunParts<kFewWarps>(params, stream);
 }
 
 }  // namespace outrider::cuda
