@@ -134,6 +134,53 @@ TEST_P(FamilyTest, EveryLayerBesideTheCpus) {
   }
 }
 
+// One dense and one MoE layer with the sizes of DeepSeek-V2-Lite, beside the CPU's: a prompt, then
+// generated rows.
+using RealLayerTest = HopperTest<>;
+
+TEST_F(RealLayerTest, OfV2LiteBesideTheCpus) {
+  constexpr int32_t kBlock = 64;
+  ModelConfig config = ConfigOf(kFamilies[0], 2);
+  config.hidden_size = 2048;
+  for (LayerSpec* layer : {&config.layers[0], &config.layers[1], &config.mtp_layer}) {
+    if (auto* moe = std::get_if<MoeSpec>(&layer->mlp)) {
+      moe->width = 1408;
+      moe->shared_width = 2816;
+      moe->router.experts = 64;
+      moe->router.top_k = 6;
+    } else {
+      std::get<DenseMlpSpec>(layer->mlp).width = 10944;
+    }
+  }
+  const auto source = MakeDummyWeights(config, 5);
+  std::mt19937 random(6);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, 1000, {130, 61, 64, 1}, 40, kBlock);
+  const int32_t blocks = NumBlocks(requests);
+  CpuNetwork f32(config, *source, 0, DType::kF32, blocks, kBlock);
+  CpuNetwork bf16(config, *source, 0, DType::kBF16, blocks, kBlock);
+  TestNetwork network(config, *source, 0);
+  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
+  BatchLayout layout(kBlock);
+  for (const bool prompts : {true, false}) {
+    std::vector<RequestWork> work;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const KnownRequest& request = requests[i];
+      const int32_t first = prompts ? 0 : request.prompt;
+      const int32_t count = prompts ? request.prompt : request.length - request.prompt;
+      work.push_back(request.Work(static_cast<int32_t>(i), first, count, 0));
+    }
+    layout.Assign(work);
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
+      const auto i = static_cast<size_t>(layer);
+      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size,
+                   fmt::format("{}, layer {}", prompts ? "prompts" : "generated", layer));
+    });
+  }
+}
+
 TEST_P(FamilyTest, BitsDoNotDependOnTheStep) {
   const ModelConfig config = ConfigOf(GetParam(), 3);
   TestNetwork network(config, *Source(config), 1);

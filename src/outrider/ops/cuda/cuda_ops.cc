@@ -22,23 +22,28 @@ namespace {
 
 int Int(int64_t value) { return static_cast<int>(value); }
 
+/// Whether `second` begins where `first` ends.
+bool Follows(const void* first, size_t bytes, const void* second) {
+  return static_cast<const std::byte*>(first) + bytes == second;
+}
+
 /// Whether two products are one with a weight that is both of theirs: the weights and the results
-/// lie side by side (WeightLoader::SideBySide). Not with FP8: scales stand behind each weight.
+/// lie side by side (WeightLoader::SideBySide).
 bool AreOne(const Product& a, const Product& b) {
   const PackedWeight& first = Packed(*a.w);
   const PackedWeight& second = Packed(*b.w);
   const auto plain = [](const Product& p) { return !p.accumulate && !p.silu_mul && p.groups == 1; };
-  return plain(a) && plain(b) && a.x.data == b.x.data && a.x.rows == b.x.rows &&
-         a.x.stride == b.x.stride && first.format == WeightFormat::kBf16 &&
-         second.format == first.format && first.segments != 0 &&
-         first.segments == second.segments && first.k == second.k && first.n % 64 == 0 &&
-         static_cast<const std::byte*>(first.data) +
-                 PackedWeightBytes(first.format, first.n, first.k) ==
-             second.data &&
-         a.y.dtype == b.y.dtype && a.y.stride == b.y.stride &&
-         static_cast<const std::byte*>(a.y.data) +
-                 static_cast<size_t>(a.y.cols) * DTypeSize(a.y.dtype) ==
-             b.y.data;
+  const bool same_rows = a.x.data == b.x.data && a.x.rows == b.x.rows && a.x.stride == b.x.stride;
+  const bool one_weight =
+      second.format == first.format && first.segments != 0 && first.segments == second.segments &&
+      first.k == second.k && first.n % 64 == 0 &&
+      Follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
+      (first.format == WeightFormat::kBf16 ||
+       (first.scales != nullptr &&
+        Follows(first.scales, PackedScaleBytes(first.format, first.n, first.k), second.scales)));
+  return plain(a) && plain(b) && same_rows && one_weight && a.y.dtype == b.y.dtype &&
+         a.y.stride == b.y.stride &&
+         Follows(a.y.data, static_cast<size_t>(a.y.cols) * DTypeSize(a.y.dtype), b.y.data);
 }
 
 }  // namespace

@@ -278,11 +278,21 @@ void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWe
   PackedWeight both = *first;
   both.n += second->n;
   first->segments = second->segments = SegmentsOf(both).count;
-  const size_t first_bytes = PackedWeightBytes(first->format, first->n, first->k);
+  if (first->format != second->format && first->format != WeightFormat::kBf16 &&
+      second->format != WeightFormat::kBf16) {
+    // One of them has scales that are powers of two, which any scales' products multiply too.
+    first->format = second->format = WeightFormat::kF8;
+  }
+  // Units of both, then scales of both.
+  const size_t units = PackedUnitBytes(first->format, first->n, first->k);
+  const size_t all_units = units + PackedUnitBytes(second->format, second->n, second->k);
+  const size_t scales = PackedScaleBytes(first->format, first->n, first->k);
   auto* const memory = static_cast<std::byte*>(
-      Take(first_bytes + PackedWeightBytes(second->format, second->n, second->k)));
+      Take(all_units + scales + PackedScaleBytes(second->format, second->n, second->k)));
   first->data = memory;
-  second->data = memory + first_bytes;
+  second->data = memory + units;
+  if (first->format != WeightFormat::kBf16) first->scales = memory + all_units;
+  if (second->format != WeightFormat::kBf16) second->scales = memory + all_units + scales;
   PackStack(open_a, *first);
   PackStack(open_b, *second);
 }
