@@ -4,7 +4,8 @@
 For each number of draft tokens k, and for the k that the server chooses, a server is started, asked
 every problem at each concurrency at temperature 0, and stopped. The answers must be right, the same
 texts byte for byte whatever k and the concurrency are, and with k = 3 (--acceptance-k) accepted in
-lengths that make speculation worth it. Prints a table; exit status 0: all of that holds, 1: something does not, 2: it could not be measured.
+lengths that make speculation worth it. Prints a table; exit status 0: all of that holds, 1: something
+does not, 2: it could not be measured.
 Longer than most files: asking, checking and the table share their records.
 
   python3 tools/evaluate.py                                     # the bundled model, chat form
