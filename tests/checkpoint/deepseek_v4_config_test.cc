@@ -1,11 +1,17 @@
 // The configs of DeepSeek-V4, as they are published, and what is refused of them.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <vector>
 
+#include "outrider/base/dtype.h"
 #include "outrider/checkpoint/model_config.h"
+#include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
 
 namespace outrider {
@@ -219,6 +225,92 @@ TEST(DeepSeekV4ConfigTest, WhatIsNotSupportedIsNamed) {
   EXPECT_THAT(with("hc_mult", 1), HasSubstr("\"hc_mult\" is 1"));
   EXPECT_THAT(with("hc_sinkhorn_iters", 0), HasSubstr("\"hc_sinkhorn_iters\" is 0"));
   EXPECT_THAT(with("qk_norm", true), HasSubstr("\"qk_norm\" is true"));
+}
+
+TEST(DeepSeekV4DummyWeightsTest, AreStoredAsThePublishedOnes) {
+  const auto source = MakeDummyWeights(ParseV4(V4Flash()), 7);
+  const auto type_of = [&](const std::string& name, std::vector<int64_t> shape) {
+    EXPECT_TRUE(source->Has(name)) << name;
+    return source->Open({name, std::move(shape)})->stored_dtype();
+  };
+  EXPECT_EQ(type_of("embed.weight", {129280, 4096}), DType::kBF16);
+  EXPECT_EQ(type_of("layers.0.ffn.gate.weight", {256, 4096}), DType::kBF16);
+  EXPECT_EQ(type_of("layers.2.attn.compressor.wkv.weight", {1024, 4096}), DType::kBF16);
+  EXPECT_EQ(type_of("layers.2.attn.indexer.weights_proj.weight", {64, 4096}), DType::kBF16);
+  EXPECT_EQ(type_of("layers.2.attn.indexer.wq_b.weight", {8192, 1024}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.0.attn.wq_a.weight", {1024, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.0.attn.wq_b.weight", {32768, 1024}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.0.attn.wkv.weight", {512, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.0.attn.wo_a.weight", {8192, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.0.attn.wo_b.weight", {4096, 8192}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.9.ffn.shared_experts.w1.weight", {2048, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("layers.9.ffn.experts.255.w2.weight", {4096, 2048}), DType::kF4E2M1);
+  EXPECT_EQ(type_of("mtp.0.e_proj.weight", {4096, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("mtp.0.h_proj.weight", {4096, 4096}), DType::kF8E4M3);
+  EXPECT_EQ(type_of("mtp.0.ffn.experts.0.w1.weight", {2048, 4096}), DType::kF4E2M1);
+
+  json plain = V4Flash();
+  plain.erase("quantization_config");
+  EXPECT_EQ(MakeDummyWeights(ParseV4(plain), 7)
+                ->Open({"layers.0.attn.wkv.weight", {512, 4096}})
+                ->stored_dtype(),
+            DType::kBF16);
+}
+
+TEST(DeepSeekV4DummyWeightsTest, CodesAndScalesGiveTheValues) {
+  const auto source = MakeDummyWeights(ParseV4(V4Flash()), 7);
+  constexpr int64_t kRows = 160;
+  constexpr int64_t kCols = 192;  // ragged blocks both ways
+  for (const char* name : {"layers.5.attn.wkv.weight", "layers.5.ffn.experts.3.w1.weight"}) {
+    const auto tensor = source->Open({name, {kRows, kCols}});
+    std::vector<float> values(kRows * kCols);
+    tensor->ReadRows(0, kRows, values.data());
+    const bool fp4 = tensor->stored_dtype() == DType::kF4E2M1;
+    std::vector<uint8_t> codes(kRows * kCols);
+    tensor->ReadCodes(0, kRows, codes.data());
+    std::vector<uint8_t> exponents(kRows * kCols / kFp4Group);
+    if (fp4) tensor->ReadExponents(0, kRows, exponents.data());
+    double squares = 0;
+    float largest = 0;
+    for (int64_t i = 0; i < kRows * kCols; ++i) {
+      if (fp4) {
+        const int code = codes[i / 2] >> (i % 2 * 4) & 15;
+        ASSERT_EQ(values[i], Float4E2M1ToFloat(static_cast<uint8_t>(code)) *
+                                 std::ldexp(1.0F, exponents[i / kFp4Group] - 127));
+      } else {
+        const BlockScales& scales = *tensor->block_scales();
+        ASSERT_EQ(scales.values.size(), 2U * 2U);
+        const int64_t block = i / kCols / 128 * 2 + i % kCols / 128;
+        ASSERT_EQ(values[i], Float8E4M3ToFloat(codes[i]) * scales.values[block]);
+      }
+      ASSERT_EQ(values[i], RoundToBFloat16(values[i]));
+      squares += double{values[i]} * values[i];
+      largest = std::max(largest, std::fabs(values[i]));
+    }
+    // Uniform: the greatest is sqrt(3) times the standard deviation, but for the rounding.
+    EXPECT_NEAR(std::sqrt(squares / (kRows * kCols) * kCols), 1, 0.05) << name;
+    EXPECT_NEAR(largest * std::sqrt(kCols), std::sqrt(3.0), 0.25) << name;
+    std::vector<float> row(kCols);
+    tensor->ReadRows(kRows - 1, 1, row.data());
+    EXPECT_TRUE(std::equal(row.begin(), row.end(), values.end() - kCols));
+  }
+}
+
+TEST(DeepSeekV4DummyWeightsTest, TokensHaveDifferentExperts) {
+  const auto source = MakeDummyWeights(ParseV4(V4Flash()), 7);
+  const auto table = source->Open(
+      {.name = "layers.0.ffn.gate.tid2eid", .shape = {500, 6}, .holds_integers = true});
+  std::vector<float> values(500 * 6);
+  table->ReadRows(0, 500, values.data());
+  std::set<float> first;
+  for (size_t row = 0; row < 500; ++row) {
+    const std::set<float> experts(values.begin() + row * 6, values.begin() + row * 6 + 6);
+    EXPECT_EQ(experts.size(), 6U);
+    EXPECT_GE(*experts.begin(), 0);
+    EXPECT_LT(*experts.rbegin(), 256);
+    first.insert(values[row * 6]);
+  }
+  EXPECT_GT(first.size(), 150U);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // MakeDummyWeights: random numbers in place of a checkpoint.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/dummy_tensor.h"
 #include "outrider/checkpoint/dummy_values.h"
 #include "outrider/checkpoint/weight_source.h"
 
@@ -19,43 +21,6 @@ uint64_t StreamKey(uint64_t seed, std::string_view name) {
   for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001B3;
   return SplitMix(SplitMix(seed + kSplitMixStep) ^ hash);
 }
-
-/// Elements 4 * group .. 4 * group + 3 of the tensor.
-inline void Generate(const DummyStream& stream, uint64_t group, float* out) {
-  const uint64_t bits = DummyBits(stream, group);
-  for (int i = 0; i < 4; ++i) out[i] = RoundToBFloat16(DummyValue(stream, bits, i));
-}
-
-class DummyTensor : public WeightTensor {
- public:
-  DummyTensor(std::span<const int64_t> shape, const DummyStream& stream)
-      : WeightTensor({shape.begin(), shape.end()}), stream_(stream) {}
-
-  DType stored_dtype() const override { return DType::kBF16; }
-  int64_t stored_bytes() const override { return 0; }
-  bool exact_in_bfloat16() const override { return true; }
-  const DummyStream* dummy_stream() const override { return &stream_; }
-
-  void ReadRows(int64_t first_row, int64_t count, float* out) const override {
-    OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
-    auto index = static_cast<uint64_t>(first_row * cols());
-    const uint64_t end = index + static_cast<uint64_t>(count * cols());
-    while (index < end) {
-      if (index % 4 == 0 && end - index >= 4) {
-        Generate(stream_, index / 4, out);
-        index += 4;
-        out += 4;
-      } else {  // a group that the range cuts
-        float group[4];
-        Generate(stream_, index / 4, group);
-        *out++ = group[index++ % 4];
-      }
-    }
-  }
-
- private:
-  DummyStream stream_;
-};
 
 /// Takes `prefix` off the front of `text`, if it is there.
 bool Consume(std::string_view& text, std::string_view prefix) {
@@ -194,19 +159,23 @@ class DummySource : public WeightSource {
       name += fmt::format(".{}", *tensor.index);
     }
     DummyStream stream = {.key = StreamKey(seed_, name)};
-    // Integers are all 0, which fits any limit.
-    if (tensor.holds_integers) return std::make_unique<DummyTensor>(shape, stream);
+    if (tensor.holds_integers) {
+      OUTRIDER_CHECK(config_.family == ModelFamily::kDeepSeekV4, "experts by token");
+      return MakeDummyChoices(shape, stream.key, config_.mtp_layer.moe()->router.experts);
+    }
     if (shape.size() >= 2) {
       const double deviation = name.ends_with("embed_tokens.weight") || name == "embed.weight"
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
       // Of a uniform distribution.
       stream.half_width = static_cast<float>(deviation * std::numbers::sqrt3);
+      if (IsFp4(name) && shape.back() % kFp4Group == 0) return MakeDummyFp4Tensor(shape, stream);
+      if (IsFp8(name)) return MakeDummyFp8Tensor(shape, stream, config_.quantization);
     } else if (!name.ends_with("bias")) {
       stream.center = 1;
       stream.half_width = 1.0F / 16;
     }
-    return std::make_unique<DummyTensor>(shape, stream);
+    return MakeDummyTensor(shape, stream);
   }
 
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
@@ -215,6 +184,22 @@ class DummySource : public WeightSource {
   int64_t total_stored_bytes() const override { return 0; }
 
  private:
+  /// Which tensors the publishers of DeepSeek-V4 store as codes.
+  bool IsPublishedAsCodes() const {
+    return config_.family == ModelFamily::kDeepSeekV4 && config_.quantization.method == "fp8";
+  }
+  bool IsFp4(std::string_view name) const {
+    return IsPublishedAsCodes() && name.find(".ffn.experts.") != name.npos;
+  }
+  bool IsFp8(std::string_view name) const {
+    static constexpr std::string_view kEnds[] = {
+        ".attn.wq_a.weight", ".wq_b.weight",   ".attn.wkv.weight", ".wo_a.weight",
+        ".wo_b.weight",      ".e_proj.weight", ".h_proj.weight",   ".main_proj.weight"};
+    return IsPublishedAsCodes() &&
+           (name.find(".ffn.shared_experts.") != name.npos ||
+            std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); }));
+  }
+
   ModelConfig config_;
   uint64_t seed_;
 };

@@ -127,7 +127,9 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
 /// Random weights for timing shapes without a checkpoint. A value is a function of (seed, name,
 /// element index), exact in bfloat16; Open answers any name and shape. Matrices [.., K] are uniform
 /// with standard deviation K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep
-/// their magnitude. Has() knows the tensors of the trunk and of the declared MTP modules.
+/// their magnitude; tables of experts by token hold different ones per token. Matrices that
+/// DeepSeek-V4 publishes as FP8 or FP4 codes are such codes, if the config says "fp8"; all others
+/// are bfloat16. Has() knows the tensors of the trunk and of the declared draft modules.
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor

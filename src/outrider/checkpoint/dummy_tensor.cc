@@ -1,0 +1,191 @@
+#include "outrider/checkpoint/dummy_tensor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+
+namespace {
+
+constexpr float kLargestE4M3 = 448;
+constexpr float kLargestE2M1 = 6;
+
+/// Elements 4 * group .. 4 * group + 3 of the tensor.
+inline void Generate(const DummyStream& stream, uint64_t group, float* out) {
+  const uint64_t bits = DummyBits(stream, group);
+  for (int i = 0; i < 4; ++i) out[i] = RoundToBFloat16(DummyValue(stream, bits, i));
+}
+
+class DummyTensor : public WeightTensor {
+ public:
+  DummyTensor(std::span<const int64_t> shape, const DummyStream& stream)
+      : WeightTensor({shape.begin(), shape.end()}), stream_(stream) {}
+
+  DType stored_dtype() const override { return DType::kBF16; }
+  int64_t stored_bytes() const override { return 0; }
+  bool exact_in_bfloat16() const override { return true; }
+  const DummyStream* dummy_stream() const override { return &stream_; }
+
+  void ReadRows(int64_t first_row, int64_t count, float* out) const override {
+    OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+    auto index = static_cast<uint64_t>(first_row * cols());
+    const uint64_t end = index + static_cast<uint64_t>(count * cols());
+    while (index < end) {
+      if (index % 4 == 0 && end - index >= 4) {
+        Generate(stream_, index / 4, out);
+        index += 4;
+        out += 4;
+      } else {  // a group that the range cuts
+        float group[4];
+        Generate(stream_, index / 4, group);
+        *out++ = group[index++ % 4];
+      }
+    }
+  }
+
+ private:
+  DummyStream stream_;
+};
+
+/// Row r: the numbers from a random one on, in a circle.
+class DummyChoices : public WeightTensor {
+ public:
+  DummyChoices(std::span<const int64_t> shape, uint64_t key, int64_t limit)
+      : WeightTensor({shape.begin(), shape.end()}), stream_{.key = key}, limit_(limit) {
+    OUTRIDER_CHECK(cols() <= limit && limit <= 1 << 24, "floats hold the integers");
+  }
+
+  DType stored_dtype() const override { return DType::kI32; }
+  int64_t stored_bytes() const override { return 0; }
+  bool exact_in_bfloat16() const override { return limit_ <= 256; }
+
+  void ReadRows(int64_t first_row, int64_t count, float* out) const override {
+    OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+    const auto limit = static_cast<uint64_t>(limit_);
+    for (int64_t row = first_row; row < first_row + count; ++row) {
+      const uint64_t first = DummyBits(stream_, static_cast<uint64_t>(row)) % limit;
+      for (int64_t i = 0; i < cols(); ++i) {
+        *out++ = static_cast<float>((first + static_cast<uint64_t>(i)) % limit);
+      }
+    }
+  }
+
+ private:
+  DummyStream stream_;
+  int64_t limit_;
+};
+
+/// Values that are codes times one power of two.
+class DummyCodes : public DummyTensor {
+ public:
+  DummyCodes(std::span<const int64_t> shape, const DummyStream& stream, float largest_code)
+      : DummyTensor(shape, stream) {
+    const float largest = std::fabs(stream.center) + stream.half_width;
+    if (std::frexp(largest / largest_code, &exponent_) == 0.5F) --exponent_;
+  }
+
+  const DummyStream* dummy_stream() const override { return nullptr; }
+
+  void ReadRows(int64_t first_row, int64_t count, float* out) const override {
+    DummyTensor::ReadRows(first_row, count, out);
+    const float scale = this->scale();
+    for (int64_t i = 0; i < count * cols(); ++i) out[i] = ValueOf(CodeOf(out[i] / scale)) * scale;
+  }
+
+ protected:
+  virtual uint8_t CodeOf(float x) const = 0;
+  virtual float ValueOf(uint8_t code) const = 0;
+
+  float scale() const { return std::ldexp(1.0F, exponent_); }
+  int exponent() const { return exponent_; }
+
+  std::vector<uint8_t> Codes(int64_t first_row, int64_t count) const {
+    std::vector<float> values(static_cast<size_t>(count * cols()));
+    DummyTensor::ReadRows(first_row, count, values.data());
+    std::vector<uint8_t> codes(values.size());
+    const float scale = this->scale();
+    std::transform(values.begin(), values.end(), codes.begin(),
+                   [&](float x) { return CodeOf(x / scale); });
+    return codes;
+  }
+
+ private:
+  int exponent_ = 0;
+};
+
+class DummyFp8Tensor : public DummyCodes {
+ public:
+  DummyFp8Tensor(std::span<const int64_t> shape, const DummyStream& stream,
+                 const Quantization& blocks)
+      : DummyCodes(shape, stream, kLargestE4M3) {
+    scales_.block_rows = blocks.block_rows;
+    scales_.block_cols = blocks.block_cols;
+    const auto count = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
+    scales_.values.assign(
+        static_cast<size_t>(count(rows(), blocks.block_rows) * count(cols(), blocks.block_cols)),
+        scale());
+  }
+
+  DType stored_dtype() const override { return DType::kF8E4M3; }
+  const BlockScales* block_scales() const override { return &scales_; }
+  void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const override {
+    std::ranges::copy(Codes(first_row, count), out);
+  }
+
+ private:
+  uint8_t CodeOf(float x) const override { return ToFloat8E4M3(x); }
+  float ValueOf(uint8_t code) const override { return Float8E4M3ToFloat(code); }
+
+  BlockScales scales_;
+};
+
+class DummyFp4Tensor : public DummyCodes {
+ public:
+  DummyFp4Tensor(std::span<const int64_t> shape, const DummyStream& stream)
+      : DummyCodes(shape, stream, kLargestE2M1) {
+    OUTRIDER_CHECK(cols() % kFp4Group == 0);
+  }
+
+  DType stored_dtype() const override { return DType::kF4E2M1; }
+  void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const override {
+    const std::vector<uint8_t> codes = Codes(first_row, count);
+    for (size_t i = 0; i < codes.size(); i += 2) {
+      *out++ = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
+    }
+  }
+  void ReadExponents(int64_t /*first_row*/, int64_t count, uint8_t* out) const override {
+    std::fill_n(out, count * (cols() / kFp4Group), static_cast<uint8_t>(exponent() + 127));
+  }
+
+ private:
+  uint8_t CodeOf(float x) const override { return ToFloat4E2M1(x); }
+  float ValueOf(uint8_t code) const override { return Float4E2M1ToFloat(code); }
+};
+
+}  // namespace
+
+std::unique_ptr<WeightTensor> MakeDummyTensor(std::span<const int64_t> shape,
+                                              const DummyStream& stream) {
+  return std::make_unique<DummyTensor>(shape, stream);
+}
+
+std::unique_ptr<WeightTensor> MakeDummyChoices(std::span<const int64_t> shape, uint64_t key,
+                                               int64_t limit) {
+  return std::make_unique<DummyChoices>(shape, key, limit);
+}
+
+std::unique_ptr<WeightTensor> MakeDummyFp8Tensor(std::span<const int64_t> shape,
+                                                 const DummyStream& stream,
+                                                 const Quantization& blocks) {
+  return std::make_unique<DummyFp8Tensor>(shape, stream, blocks);
+}
+
+std::unique_ptr<WeightTensor> MakeDummyFp4Tensor(std::span<const int64_t> shape,
+                                                 const DummyStream& stream) {
+  return std::make_unique<DummyFp4Tensor>(shape, stream);
+}
+
+}  // namespace outrider
