@@ -20,8 +20,8 @@ std::unique_ptr<WeightTensor> MakeDummyTensor(std::span<const int64_t> shape,
 std::unique_ptr<WeightTensor> MakeDummyChoices(std::span<const int64_t> shape, uint64_t key,
                                                int64_t limit);
 
-/// The stream's values as e4m3 codes in blocks, all of whose scales are the least power of two with which the
-/// stream's values fit.
+/// The stream's values as e4m3 codes in blocks, all of whose scales are the least power of two with
+/// which the values fit.
 std::unique_ptr<WeightTensor> MakeDummyFp8Tensor(std::span<const int64_t> shape,
                                                  const DummyStream& stream,
                                                  const Quantization& blocks);
