@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "outrider/sampling/token_mask.h"
 #include "tests/sampling/random_params.h"
 
 namespace outrider {
@@ -65,6 +66,36 @@ void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {
   }
 }
 
+/// Row j as a device makes it of the parts.
+std::vector<float> AppliedInParts(const SamplingParams& params, LogitsProcessors& processors,
+                                  const TokenHistory& all, size_t j, std::vector<float> row) {
+  std::vector<uint32_t> mask(MaskWords(kVocab), ~uint32_t{0});
+  if (processors.MayForbid({all.tokens, all.prompt_length, {}})) {
+    processors.Forbid({all.tokens, all.prompt_length, all.drafts.first(j)}, mask);
+  }
+  ApplyTokenMask(mask, row);
+  for (const TokenBias& bias : processors.biases()) {
+    row[static_cast<size_t>(bias.token)] += bias.value;
+  }
+  if (!processors.penalises()) return row;
+  const std::span<const TokenCounts::Entry> entries =
+      processors.Counts({all.tokens, all.prompt_length, {}});
+  for (int32_t token = 0; token < kVocab; ++token) {
+    const auto entry = std::ranges::find(entries, token, &TokenCounts::Entry::token);
+    const bool listed = entry != entries.end();
+    auto count = static_cast<float>(std::ranges::count(all.drafts.first(j), token));
+    if (listed) count += static_cast<float>(entry->count);
+    if (!listed && count == 0) continue;
+    float& x = row[static_cast<size_t>(token)];
+    x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (count > 0) {
+      x -= params.frequency_penalty * count;
+      x -= params.presence_penalty;
+    }
+  }
+  return row;
+}
+
 TEST(LogitsProcessorsTest, EqualTheDefinitionForAnyHistory) {
   std::mt19937 random(1);
   const std::vector<int32_t> eos = {kEos};
@@ -86,6 +117,8 @@ TEST(LogitsProcessorsTest, EqualTheDefinitionForAnyHistory) {
         std::vector<float> processed = row;
         processors.Apply({tokens, prompt.size(), std::span(drafts).first(j)}, processed);
         ExpectSameBits(processed, Expected(params, prompt, hypothetical, row));
+        ExpectSameBits(AppliedInParts(params, processors, {tokens, prompt.size(), drafts}, j, row),
+                       processed);
         if (HasFatalFailure()) return;
       }
       const size_t accepted = random() % (drafts.size() + 1);

@@ -110,7 +110,7 @@ TEST(VerifierTest, DrawnTokensStandForLogits) {
   SamplingParams params;
   params.temperature = 0.7F;  // what they were drawn with does not matter
   Verifier verifier;
-  ASSERT_FALSE(verifier.NeedsLogits(params));
+  ASSERT_FALSE(verifier.NeedsLogits(params, false));
   const std::vector<int32_t> prompt = {0};
   const std::vector<int32_t> drawn = {10, 11, 12, 13};
   for (const std::vector<int32_t>& drafts :
@@ -195,13 +195,49 @@ TEST(VerifierTest, WhatReadsMoreThanDrawnTokensNeedsLogits) {
   SamplingParams drawn = Greedy();
   drawn.temperature = 0.5F;
   EXPECT_FALSE(Verifier::DrawsLikeliest(drawn, /*processed=*/false));
-  EXPECT_FALSE(Verifier().NeedsLogits(drawn));
-  const Verifier standard(LogprobsMode::kRaw, {.method = RejectionMethod::kStandard});
-  EXPECT_TRUE(standard.NeedsLogits(drawn));
-  EXPECT_FALSE(standard.NeedsLogits(Greedy()));
+  EXPECT_FALSE(Verifier().NeedsLogits(drawn, false));
+  const Verifier standard(LogprobsMode::kRaw,
+                          {.method = RejectionMethod::kStandard, .rates = {}});
+  EXPECT_TRUE(standard.NeedsLogits(drawn, true));
+  EXPECT_FALSE(standard.NeedsLogits(Greedy(), false));
   SamplingParams params = Greedy();
   params.logprobs = 0;
-  EXPECT_TRUE(Verifier().NeedsLogits(params));
+  EXPECT_TRUE(Verifier().NeedsLogits(params, false));
+  EXPECT_FALSE(Verifier().NeedsLogits(params, true));
+  // It emits drafts that were not drawn.
+  const Verifier synthetic(LogprobsMode::kRaw,
+                           {.method = RejectionMethod::kSynthetic, .rates = {0.5}});
+  EXPECT_TRUE(synthetic.NeedsLogits(params, true));
+  EXPECT_FALSE(synthetic.NeedsLogits(Greedy(), true));
+}
+
+TEST(VerifierTest, LogprobsOfDrawnTokensStandForLogits) {
+  SamplingParams params = Greedy();
+  params.logprobs = 1;
+  const std::vector<int32_t> prompt = {0};
+  const std::vector<int32_t> drawn = {10, 11, 12};
+  const std::vector<int32_t> drafts = {10, 9};
+  const std::vector<float> logprobs = {-0.5F, -0.25F, -1.0F};
+  const std::vector<int32_t> ranks = {1, 2, 3};
+  const std::vector<int32_t> top_tokens = {10, 3, 5, 11, 7, 6};  // two columns
+  const std::vector<float> top_logprobs = {-0.5F, -2, -0.125F, -0.25F, -3, -4};
+  VerifiedTokens result;
+  Verifier().Verify(
+      {.params = &params,
+       .tokens = prompt,
+       .prompt_length = 1,
+       .drawn = drawn,
+       .drawn_logprobs = {logprobs.data(), ranks.data(), top_tokens.data(), top_logprobs.data(), 2},
+       .drafts = drafts},
+      &result);
+  ASSERT_EQ(result.tokens, (std::vector<int32_t>{10, 11}));
+  ASSERT_EQ(result.logprobs.size(), 2U);
+  EXPECT_EQ(result.logprobs[1].chosen.token_id, 11);
+  EXPECT_EQ(result.logprobs[1].chosen.logprob, -0.25F);
+  EXPECT_EQ(result.logprobs[1].rank, 2);
+  ASSERT_EQ(result.logprobs[1].top.size(), 1U);
+  EXPECT_EQ(result.logprobs[1].top[0].token_id, 5);
+  EXPECT_EQ(result.logprobs[1].top[0].logprob, -0.125F);
 }
 
 TEST(VerifierTest, EmittedTokensDoNotDependOnTheDrafts) {

@@ -29,8 +29,7 @@ Json RowJson(const BenchReport& report, const BenchRow& row) {
           {"generated_tokens", row.GeneratedTokens()},
           {"tokens_per_second", row.TokensPerSecond()},
           {"speedup", Speedup(report, row)},
-          {"requests_per_second",
-           row.seconds > 0 ? static_cast<double>(row.requests.size()) / row.seconds : 0},
+          {"requests_per_second", row.RequestsPerSecond()},
           {"mean_first_token_milliseconds", row.MeanFirstTokenMilliseconds()},
           {"mean_milliseconds_per_token", row.MeanMillisecondsPerToken()},
           {"num_steps", counters.num_steps},
@@ -83,14 +82,17 @@ std::string BenchTable(const BenchReport& report) {
       report.command, report.num_prompts, report.batch_size, report.prompt_tokens_mean,
       report.prompts, report.output_len, report.temperature);
   out +=
-      "  k  tokens/s  speed-up  acceptance  ms/step  ms to first  ms/token  model  sample  draft"
+      "  k  tokens/s  requests/s  speed-up  acceptance  ms/step  ms to first  ms/token  model  "
+      "sample  draft"
       "   host  host us/step\n";
   for (const BenchRow& row : report.rows) {
     const double speedup = Speedup(report, row);
     out += fmt::format(
-        "{:>3} {:>9.1f} {:>9} {:>11.2f} {:>8.3f} {:>12.1f} {:>9.3f} {:>5.0f}% {:>6.0f}% {:>5.0f}% "
+        "{:>3} {:>9.1f} {:>11.1f} {:>9} {:>11.2f} {:>8.3f} {:>12.1f} {:>9.3f} {:>5.0f}% {:>6.0f}% "
+        "{:>5.0f}% "
         "{:>5.1f}% {:>13.1f}\n",
-        row.spec_tokens, row.TokensPerSecond(), speedup > 0 ? fmt::format("{:.2f}x", speedup) : "-",
+        row.spec_tokens, row.TokensPerSecond(), row.RequestsPerSecond(),
+        speedup > 0 ? fmt::format("{:.2f}x", speedup) : "-",
         row.counters.speculation.MeanAcceptanceLength(), row.MillisecondsPerStep(),
         row.MeanFirstTokenMilliseconds(), row.MeanMillisecondsPerToken(),
         Percent(row.counters.model_seconds, row), Percent(row.counters.sample_seconds, row),

@@ -75,6 +75,10 @@ double BenchRow::TokensPerSecond() const {
   return Ratio(static_cast<double>(GeneratedTokens()), seconds);
 }
 
+double BenchRow::RequestsPerSecond() const {
+  return Ratio(static_cast<double>(requests.size()), seconds);
+}
+
 double BenchRow::MillisecondsPerStep() const {
   return Ratio(seconds * 1e3, static_cast<double>(counters.num_steps));
 }

@@ -22,6 +22,7 @@ struct BenchRow {
 
   int64_t GeneratedTokens() const;
   double TokensPerSecond() const;
+  double RequestsPerSecond() const;
   double MillisecondsPerStep() const;
   /// Wall time outside the target, the sampler and the drafter: per step in microseconds, and as a
   /// share of all time.

@@ -43,39 +43,66 @@ LogitsProcessors::LogitsProcessors(const SamplingParams& params, std::span<const
 }
 
 void LogitsProcessors::Apply(const TokenHistory& history, std::span<float> logits) {
-  if (allowed_) MaskAllBut(*allowed_, logits);
-  MaskBadWords(history, logits);
-  if (history.num_output() < min_tokens_) {
-    for (const int32_t token : stops_) logits[static_cast<size_t>(token)] = kForbidden;
-  }
+  ForbidTokens(history, static_cast<int32_t>(logits.size()), [&](int32_t first, int32_t end) {
+    std::fill(logits.begin() + first, logits.begin() + end, kForbidden);
+  });
   for (const TokenBias& bias : bias_) logits[static_cast<size_t>(bias.token)] += bias.value;
   if (counts_) Penalise(history, logits);
 }
 
-void LogitsProcessors::MaskAllBut(std::span<const int32_t> allowed, std::span<float> logits) const {
-  auto next = logits.begin();
-  for (const int32_t token : allowed) {
-    const auto place = logits.begin() + token;
-    if (next < place) std::fill(next, place, kForbidden);
-    next = place + 1;
+template <typename ForbidRange>
+void LogitsProcessors::ForbidTokens(const TokenHistory& history, int32_t vocab_size,
+                                    ForbidRange forbid) const {
+  if (allowed_) {
+    int32_t next = 0;
+    for (const int32_t token : *allowed_) {
+      if (next < token) forbid(next, token);
+      next = token + 1;
+    }
+    if (next < vocab_size) forbid(next, vocab_size);
   }
-  std::fill(next, logits.end(), kForbidden);
-}
-
-void LogitsProcessors::MaskBadWords(const TokenHistory& history, std::span<float> logits) const {
   for (const std::vector<int32_t>& word : bad_words_) {
     const size_t before = word.size() - 1;  // tokens that must have come for the last to be bad
     if (before > history.num_output()) continue;
     bool begun = true;
     for (size_t i = 0; i < before && begun; ++i) begun = word[i] == history.FromEnd(before - i);
-    if (begun) logits[static_cast<size_t>(word.back())] = kForbidden;
+    if (begun) forbid(word.back(), word.back() + 1);
+  }
+  if (history.num_output() < min_tokens_) {
+    for (const int32_t token : stops_) forbid(token, token + 1);
   }
 }
 
-void LogitsProcessors::Penalise(const TokenHistory& history, std::span<float> logits) {
+bool LogitsProcessors::MayForbid(const TokenHistory& history) const {
+  return allowed_ || !bad_words_.empty() || min_tokens_ > history.num_output();
+}
+
+void LogitsProcessors::Forbid(const TokenHistory& history, std::span<uint32_t> mask) const {
+  constexpr int32_t kBits = 32;
+  const auto clear = [&](int32_t word, uint32_t bits) { mask[static_cast<size_t>(word)] &= ~bits; };
+  ForbidTokens(history, static_cast<int32_t>(mask.size()) * kBits, [&](int32_t first, int32_t end) {
+    while (first < end) {
+      const int32_t count = std::min(end - first, kBits - first % kBits);
+      clear(first / kBits, (~uint32_t{0} >> (kBits - count)) << (first % kBits));
+      first += count;
+    }
+  });
+}
+
+std::span<const TokenCounts::Entry> LogitsProcessors::Counts(const TokenHistory& history) {
+  OUTRIDER_CHECK(counts_ && history.drafts.empty());
+  Count(history);
+  return counts_->entries();
+}
+
+void LogitsProcessors::Count(const TokenHistory& history) {
   const std::span<const int32_t> output = history.tokens.subspan(history.prompt_length);
   OUTRIDER_CHECK(num_counted_ <= output.size());
   while (num_counted_ < output.size()) counts_->Add(output[num_counted_++]);
+}
+
+void LogitsProcessors::Penalise(const TokenHistory& history, std::span<float> logits) {
+  Count(history);
   for (const int32_t token : history.drafts) counts_->Add(token);
   for (const TokenCounts::Entry& entry : counts_->entries()) {
     float& x = logits[static_cast<size_t>(entry.token)];

@@ -49,9 +49,22 @@ class LogitsProcessors {
   /// Calls for one request may repeat or skip rows; its emitted tokens may only grow between them.
   void Apply(const TokenHistory& history, std::span<float> logits);
 
+  // The same for a device that changes rows itself.
+
+  /// Whether some tokens may be forbidden in rows after `history` or later drafts.
+  bool MayForbid(const TokenHistory& history) const;
+  /// Clears the bits of forbidden tokens (token_mask.h).
+  void Forbid(const TokenHistory& history, std::span<uint32_t> mask) const;
+  std::span<const TokenBias> biases() const { return bias_; }
+  bool penalises() const { return counts_.has_value(); }
+  /// Tokens that a penalty changes in a row after `history`, which has no drafts.
+  std::span<const TokenCounts::Entry> Counts(const TokenHistory& history);
+
  private:
-  void MaskAllBut(std::span<const int32_t> allowed, std::span<float> logits) const;
-  void MaskBadWords(const TokenHistory& history, std::span<float> logits) const;
+  /// forbid(first, end): tokens first .. end - 1 of `vocab_size`.
+  template <typename ForbidRange>
+  void ForbidTokens(const TokenHistory& history, int32_t vocab_size, ForbidRange forbid) const;
+  void Count(const TokenHistory& history);
   void Penalise(const TokenHistory& history, std::span<float> logits);
 
   std::optional<std::vector<int32_t>> allowed_;  // sorted

@@ -5,6 +5,17 @@
 
 namespace outrider {
 
+PositionLogprobs LogprobRows::At(size_t row, int32_t token, size_t num_top) const {
+  PositionLogprobs result;
+  result.chosen = {token, logprobs[row]};
+  result.rank = ranks[row];
+  result.top.reserve(num_top);
+  for (size_t i = row * columns; i < row * columns + num_top; ++i) {
+    result.top.push_back({top_tokens[i], top_logprobs[i]});
+  }
+  return result;
+}
+
 PositionLogprobs ComputeLogprobs(std::span<const float> logits, int32_t token, int32_t num_top) {
   const float max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;

@@ -1,6 +1,7 @@
 // Log-probabilities of tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,6 +24,22 @@ struct PositionLogprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; ties by token id
   int32_t rank = 1;               // of the chosen token in that order, from 1
+};
+
+/// The log-probabilities of some rows as a device computed them.
+struct LogprobRows {
+  const float* logprobs = nullptr;      // [rows] of the chosen tokens
+  const int32_t* ranks = nullptr;       // [rows] of the chosen tokens, from 1
+  const int32_t* top_tokens = nullptr;  // [rows, columns]: most likely first
+  const float* top_logprobs = nullptr;  // [rows, columns]
+  size_t columns = 0;
+
+  LogprobRows From(size_t row) const {
+    return {logprobs + row, ranks + row, top_tokens + row * columns, top_logprobs + row * columns,
+            columns};
+  }
+  /// num_top: at most `columns`.
+  PositionLogprobs At(size_t row, int32_t token, size_t num_top) const;
 };
 
 /// Log-softmax of a row of logits at `token` and at the `num_top` most likely tokens. Logits of

@@ -1,5 +1,6 @@
 #include "outrider/sampling/verifier.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "outrider/base/arg_max.h"
@@ -31,9 +32,11 @@ bool Forbids(const VerifyInput& input, size_t index, std::span<const float> row,
 
 }  // namespace
 
-bool Verifier::NeedsLogits(const SamplingParams& params) const {
-  return params.logprobs ||
-         (acceptance_.method == RejectionMethod::kStandard && params.temperature > 0);
+bool Verifier::NeedsLogits(const SamplingParams& params, bool with_logprobs) const {
+  if (acceptance_.method == RejectionMethod::kStandard && params.temperature > 0) return true;
+  // A synthetic acceptance emits drafts that were not drawn.
+  const bool emits_drawn = acceptance_.method != RejectionMethod::kSynthetic;
+  return params.logprobs && !(with_logprobs && emits_drawn);
 }
 
 void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
@@ -57,7 +60,11 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
       break;
     }
     result->tokens.push_back(token);
-    if (params.logprobs) {
+    if (params.logprobs && !has_logits) {
+      const auto num_top = static_cast<size_t>(*params.logprobs);
+      const LogprobRows& rows = input.drawn_logprobs;
+      result->logprobs.push_back(rows.At(j, token, std::min(num_top, rows.columns)));
+    } else if (params.logprobs) {
       const std::span<const float> raw(input.logits.row(static_cast<int64_t>(j)), row.size());
       result->logprobs.push_back(Logprobs(params, raw, row, token));
     }

@@ -36,6 +36,7 @@ struct VerifyInput {
   /// Sampler::kNoToken where none is allowed, or kOverflownRow. Of a request that NeedsLogits is
   /// false of.
   std::span<const int32_t> drawn = {};
+  LogprobRows drawn_logprobs = {};  // with `drawn`, of requests that ask for log-probabilities
   std::span<const int32_t> drafts = {};
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain
@@ -61,8 +62,10 @@ class Verifier {
   static bool DrawsLikeliest(const SamplingParams& params, bool processed) {
     return !processed && params.temperature == 0;
   }
-  /// Whether anything but the drawn token of each row counts for such a request.
-  bool NeedsLogits(const SamplingParams& params) const;
+  /// Whether more counts for such a request than the drawn token of each row and, where they come
+  /// `with_logprobs`, its log-probabilities.
+  bool NeedsLogits(const SamplingParams& params, bool with_logprobs) const;
+  LogprobsMode logprobs_mode() const { return logprobs_mode_; }
 
   /// Replaces `result`.
   void Verify(const VerifyInput& input, VerifiedTokens* result);

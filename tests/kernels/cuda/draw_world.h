@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
 #include <random>
 #include <vector>
@@ -90,7 +91,7 @@ class DrawBatch {
     std::vector<int32_t> token_ids, logit_rows, positions, row_requests, starts = {0}, first_mask;
     std::vector<SlotSampling> slots(requests.size());
     std::vector<uint32_t> masks, counts;
-    std::vector<int32_t> bias_tokens;
+    std::vector<int32_t> bias_tokens, count_tokens;
     std::vector<float> bias_values, logits;
     stride_ = (static_cast<int64_t>(vocab) + 3) / 4 * 4;
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -116,11 +117,16 @@ class DrawBatch {
       }
       slot.top_logprobs = params.logprobs ? *params.logprobs : -1;
       if (request.penalised()) {
-        slot.counts_row = static_cast<int32_t>(counts.size() / static_cast<size_t>(vocab));
-        counts.resize(counts.size() + static_cast<size_t>(vocab), 0);
-        uint32_t* row = counts.data() + counts.size() - vocab;
-        for (const int32_t token : request.prompt) row[token] |= kInPrompt;
-        for (const int32_t token : request.output) ++row[token];
+        std::map<int32_t, uint32_t> occurred;
+        for (const int32_t token : request.prompt) occurred[token] |= kInPrompt;
+        for (const int32_t token : request.output) ++occurred[token];
+        slot.penalised = true;
+        slot.first_count = static_cast<int32_t>(counts.size());
+        slot.num_counts = static_cast<int32_t>(occurred.size());
+        for (const auto& [token, count] : occurred) {
+          count_tokens.push_back(token);
+          counts.push_back(count);
+        }
       }
       first_mask.push_back(
           request.masks.empty() ? -1 : static_cast<int32_t>(masks.size() / MaskWords(vocab)));
@@ -147,6 +153,7 @@ class DrawBatch {
     starts_ = DeviceArray<int32_t>(starts);
     first_mask_ = DeviceArray<int32_t>(first_mask);
     masks_ = DeviceArray<uint32_t>(masks);
+    count_tokens_ = DeviceArray<int32_t>(count_tokens);
     counts_ = DeviceArray<uint32_t>(counts);
     bias_tokens_ = DeviceArray<int32_t>(bias_tokens);
     bias_values_ = DeviceArray<float>(bias_values);
@@ -177,7 +184,8 @@ class DrawBatch {
             .first_mask = first_mask_.data(),
             .bias_tokens = bias_tokens_.data(),
             .bias_values = bias_values_.data(),
-            .token_counts = counts_.data(),
+            .count_tokens = count_tokens_.data(),
+            .counts = counts_.data(),
             .processed_logprobs = processed_logprobs,
             .max_top_logprobs = kMaxTop};
   }
@@ -235,7 +243,7 @@ class DrawBatch {
   DeviceArray<StepRequest> step_;
   DeviceArray<SlotSampling> slots_;
   DeviceArray<int32_t> token_ids_, logit_rows_, positions_, row_requests_, starts_, first_mask_,
-      bias_tokens_, num_rows_, tokens_, ranks_, top_tokens_;
+      bias_tokens_, count_tokens_, num_rows_, tokens_, ranks_, top_tokens_;
   DeviceArray<uint32_t> masks_, counts_;
   DeviceArray<float> bias_values_, logits_, logprobs_, top_logprobs_;
 };

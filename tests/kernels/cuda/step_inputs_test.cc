@@ -208,18 +208,11 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
     // Drawn tokens: mostly the drafts, some others, some that end the request, some none at all.
     std::vector<SlotSampling> sampling(kSlots);
     std::vector<int32_t> stop_tokens;
-    std::vector<uint32_t> counts;
     for (SlotSampling& slot : sampling) {
       slot.first_stop = static_cast<int32_t>(stop_tokens.size());
       slot.num_stops = static_cast<int32_t>(random_() % 3);
       for (int i = 0; i < slot.num_stops; ++i) {
         stop_tokens.push_back(static_cast<int32_t>(random_() % kVocab));
-      }
-      if (random_() % 2 == 0) {
-        slot.counts_row = static_cast<int32_t>(counts.size() / kVocab);
-        for (int i = 0; i < kVocab; ++i) {
-          counts.push_back(static_cast<uint32_t>(random_() % 4) | (i % 3 == 0 ? kInPrompt : 0));
-        }
       }
     }
     std::vector<int32_t> drawn;
@@ -234,7 +227,6 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
     const DeviceArray<int32_t> d_stops(stop_tokens), d_drawn(drawn), accepted(requests.size()),
         emitted_counts(requests.size()), emitted(requests.size() * (1 + kMaxDrafts)),
         endings(requests.size());
-    const DeviceArray<uint32_t> d_counts(counts);
     CudaOk(VerifyDrafts({.num_requests = static_cast<int>(requests.size()),
                          .requests = d_requests.data(),
                          .slots = states,
@@ -243,9 +235,7 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
                          .token_ids = token_ids.data(),
                          .logit_rows = logit_rows.data(),
                          .logit_start_loc = logit_starts.data(),
-                         .drawn = d_drawn.data(),
-                         .token_counts = d_counts.data(),
-                         .vocab_size = kVocab},
+                         .drawn = d_drawn.data()},
                         {.num_accepted = accepted.data(),
                          .num_emitted = emitted_counts.data(),
                          .emitted = emitted.data(),
@@ -283,9 +273,6 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
       }
       const int emits = static_cast<int>(tokens_of.size());
       if (count > 0 && ending == kGoesOn && emits >= slots_.remaining[slot]) ending = kNoneRemain;
-      if (fields.counts_row >= 0) {
-        for (const int32_t token : tokens_of) ++counts[fields.counts_row * kVocab + token];
-      }
       after.num_drafts[slot] = 0;
       after.lengths[slot] = request.prompt_rows > 0 ? request.first_position + request.prompt_rows
                                                     : slots_.lengths[slot] + emits;
@@ -305,7 +292,6 @@ TEST_F(StepInputsTest, StepsAreMadeAndTheirDraftsVerified) {
     EXPECT_EQ(num_drafts.Download(), after.num_drafts) << where;
     EXPECT_EQ(lengths.Download(), after.lengths) << where;
     EXPECT_EQ(remaining.Download(), after.remaining) << where;
-    EXPECT_EQ(d_counts.Download(), counts) << where;
   }
 }
 

@@ -50,18 +50,15 @@ __device__ __forceinline__ void ApplyBiases(const DrawParams& params, const Slot
 }
 
 __device__ __forceinline__ void ApplyPenalties(const DrawParams& params, const SlotSampling& slot,
-                                               const DrawnRow& drawn, DrawRow& row) {
-  const uint32_t* counts =
-      params.token_counts + static_cast<int64_t>(slot.counts_row) * params.vocab_size;
+                                               const DrawnRow& drawn, DrawShared& shared,
+                                               DrawRow& row) {
   const int32_t* drafts = params.token_ids + params.logit_rows[drawn.row - drawn.index] + 1;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < row.count(); i += kDrawThreads) {
-    const int token = row.first() + i;
-    const uint32_t entry = counts[token];
-    uint32_t count = entry & ~kInPrompt;
-    for (int j = 0; j < drawn.index; ++j) count += drafts[j] == token ? 1 : 0;
-    if ((entry & kInPrompt) == 0 && count == 0) continue;
-    float& value = row.at(i);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto in_slice = [&](int token) {
+    return token >= row.first() && token < row.first() + row.count();
+  };
+  const auto penalise = [&](int token, uint32_t count) {
+    float& value = row.at(token - row.first());
     float x = value;
     x = x > 0 ? RoundedDiv(x, slot.repetition_penalty) : RoundedMul(x, slot.repetition_penalty);
     if (count > 0) {
@@ -69,6 +66,31 @@ __device__ __forceinline__ void ApplyPenalties(const DrawParams& params, const S
       x = RoundedSub(x, slot.presence_penalty);
     }
     value = x;
+  };
+  if (thread < drawn.index) shared.draft_is_listed[thread] = false;
+  __syncthreads();
+  for (int i = thread; i < slot.num_counts; i += kDrawThreads) {
+    const int token = params.count_tokens[slot.first_count + i];
+    if (!in_slice(token)) continue;
+    uint32_t count = params.counts[slot.first_count + i] & ~kInPrompt;
+    for (int j = 0; j < drawn.index; ++j) {
+      if (drafts[j] != token) continue;
+      ++count;
+      shared.draft_is_listed[j] = true;
+    }
+    penalise(token, count);
+  }
+  __syncthreads();
+  // Drafts that did not occur before: the first of equal ones stands for all.
+  if (thread < drawn.index && in_slice(drafts[thread]) && !shared.draft_is_listed[thread]) {
+    uint32_t count = 0;
+    bool is_first = true;
+    for (int j = 0; j < drawn.index; ++j) {
+      if (drafts[j] != drafts[thread]) continue;
+      ++count;
+      if (j < thread) is_first = false;
+    }
+    if (is_first) penalise(drafts[thread], count);
   }
   __syncthreads();
 }
@@ -165,7 +187,15 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
                    : params.masks + static_cast<int64_t>(first_mask + drawn.index) * words;
   const SlotSampling slot = params.slots[params.requests[drawn.request].slot];
 
-  const bool changes = slot.num_biases > 0 || slot.counts_row >= 0;
+  if (params.given_tokens != nullptr) {
+    LoadRow(row, drawn, false);
+    WriteLogprobs(params, results, drawn.row, params.given_tokens[drawn.row],
+                  min(slot.top_logprobs, params.max_top_logprobs), shared, row,
+                  [](int, float value) { return value; });
+    DrawClusterSync();
+    return;
+  }
+  const bool changes = slot.num_biases > 0 || slot.penalised;
   const bool processed = drawn.mask != nullptr || changes;
   const bool greedy = slot.temperature == 0.0f;
   const bool cuts = !greedy && (slot.top_k > 0 || slot.top_p < 1.0f || slot.min_p > 0.0f);
@@ -179,7 +209,7 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   } else {
     LoadRow(row, drawn, drawn.mask != nullptr);
     if (slot.num_biases > 0) ApplyBiases(params, slot, row);
-    if (slot.counts_row >= 0) ApplyPenalties(params, slot, drawn, row);
+    if (slot.penalised) ApplyPenalties(params, slot, drawn, shared, row);
     if (greedy || cuts) winner = LargestKey(row);
     if (cuts && IsFiniteKey(winner)) {
       kept.max = OfOrderKey(static_cast<uint32_t>(winner >> 32));

@@ -27,8 +27,12 @@ struct alignas(16) SlotSampling {
   float repetition_penalty = 1.0F;
   float presence_penalty = 0.0F;
   float frequency_penalty = 0.0F;
-  int32_t counts_row = -1;  // in DrawParams::token_counts; negative: no penalties
-  int32_t first_bias = 0;   // in DrawParams::bias_tokens and bias_values
+  // Tokens that occurred, in DrawParams::count_tokens and counts: each once, in any order.
+  // Penalties change these and the drafts before a row.
+  int32_t first_count = 0;
+  int32_t num_counts = 0;
+  bool penalised = false;
+  int32_t first_bias = 0;  // in DrawParams::bias_tokens and bias_values
   int32_t num_biases = 0;
   int32_t top_logprobs = -1;  // log-probabilities of so many tokens beside the drawn one's;
                               // negative: none at all
@@ -37,7 +41,8 @@ struct alignas(16) SlotSampling {
   int32_t num_stops = 0;
 };
 
-/// Bit 31 of an entry of token_counts: the token is in the prompt. The rest counts the output's.
+/// Bit 31 of an entry of DrawParams::counts: the token is in the prompt. The rest counts the
+/// output's.
 inline constexpr uint32_t kInPrompt = 0x80000000U;
 
 struct DrawParams {
@@ -60,7 +65,11 @@ struct DrawParams {
   const int32_t* first_mask = nullptr;  // [requests]
   const int32_t* bias_tokens = nullptr;
   const float* bias_values = nullptr;
-  const uint32_t* token_counts = nullptr;  // [any, vocab_size], see kInPrompt
+  const int32_t* count_tokens = nullptr;
+  const uint32_t* counts = nullptr;  // see kInPrompt
+  /// Optional [max_rows]: these tokens' log-probabilities are wanted of the model's logits, and
+  /// nothing is drawn.
+  const int32_t* given_tokens = nullptr;
   // Log-probabilities after all (LogprobsMode::kProcessed) rather than of the model's logits.
   bool processed_logprobs = false;
   int max_top_logprobs = 0;  // columns of the results below

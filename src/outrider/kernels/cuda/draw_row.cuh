@@ -35,6 +35,7 @@ struct DrawShared {
   int bin;
   uint64_t left;
   bool exact;
+  bool draft_is_listed[kDrawThreads];  // among the tokens that occurred
   int num_listed;
   uint64_t listed[128];  // keys of the most likely tokens
   int num_candidates;

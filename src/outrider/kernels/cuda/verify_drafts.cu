@@ -53,11 +53,6 @@ __global__ void __launch_bounds__(kThreads)
     if (ending == kGoesOn && emitted >= remaining) ending = kNoneRemain;
   }
   const bool emits = lane < emitted;
-  if (emits && sampling.counts_row >= 0) {
-    atomicAdd(
-        &params.token_counts[static_cast<int64_t>(sampling.counts_row) * params.vocab_size + drawn],
-        1u);
-  }
   const int columns = 1 + slots.max_drafts;
   if (lane < columns) {
     results.emitted[static_cast<int64_t>(index) * columns + lane] = emits ? drawn : -1;

@@ -24,8 +24,6 @@ struct VerifyParams {
   const int32_t* logit_rows = nullptr;
   const int32_t* logit_start_loc = nullptr;
   const int32_t* drawn = nullptr;
-  uint32_t* token_counts = nullptr;  // DrawParams::token_counts: emitted tokens are added
-  int vocab_size = 0;
 };
 
 /// By request of the step.

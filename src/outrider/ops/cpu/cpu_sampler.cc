@@ -41,7 +41,7 @@ void CpuSampler::Verify(const Context& context, const HeadRows& rows,
   if (requests.empty()) return;
   const bool needs_logits = std::ranges::any_of(requests, [&](const VerifyRequest& r) {
     const bool processed = r.input.processors != nullptr || r.input.masks.data != nullptr;
-    return verifiers_.front().NeedsLogits(*r.input.params) ||
+    return verifiers_.front().NeedsLogits(*r.input.params, false) ||
            !Verifier::DrawsLikeliest(*r.input.params, processed);
   });
   if (!needs_logits) return VerifyLikeliest(context, rows, requests);

@@ -42,15 +42,53 @@ void CudaSampler::HostSampler::MakeLogits(const Context& context, const HeadRows
   ops.WaitForResults();
 }
 
-bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) const {
+bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
   const VerifyInput& input = request.input;
-  if (verifier_.NeedsLogits(*input.params) || input.processors != nullptr) return false;
-  *drawn = {.sampling = SamplingOf(*input.params, input.seed),
+  const SamplingParams& params = *input.params;
+  if (verifier_.NeedsLogits(params, params.logprobs <= kMaxTopLogprobs)) return false;
+  *drawn = {.sampling = SamplingOf(params, input.seed),
             .first_row = request.first_row,
             .num_rows = static_cast<int32_t>(request.num_rows()),
             .position = static_cast<int64_t>(input.tokens.size()),
-            .masks = input.masks};
+            .drafts = input.drafts,
+            .masks = input.masks,
+            .processors = input.processors};
+  drawn->sampling.top_logprobs = params.logprobs.value_or(-1);
+  if (input.processors != nullptr && input.processors->penalises()) {
+    drawn->sampling.penalised = true;
+    drawn->sampling.repetition_penalty = params.repetition_penalty;
+    drawn->sampling.presence_penalty = params.presence_penalty;
+    drawn->sampling.frequency_penalty = params.frequency_penalty;
+    drawn->counts = input.processors->Counts({input.tokens, input.prompt_length, {}});
+  }
   return true;
+}
+
+void CudaSampler::AddForbidden(std::span<const VerifyRequest> requests, int32_t vocab_size) {
+  const auto forbids = [](const VerifyInput& input) {
+    return input.processors != nullptr &&
+           input.processors->MayForbid({input.tokens, input.prompt_length, {}});
+  };
+  const size_t words = MaskWords(vocab_size);
+  size_t num_rows = 0;
+  for (const size_t i : drawn_requests_) {
+    if (forbids(requests[i].input)) num_rows += static_cast<size_t>(requests[i].num_rows());
+  }
+  forbidden_.assign(num_rows * words, ~uint32_t{0});
+  uint32_t* next = forbidden_.data();
+  for (size_t n = 0; n < drawn_requests_.size(); ++n) {
+    const VerifyInput& input = requests[drawn_requests_[n]].input;
+    if (!forbids(input)) continue;
+    MatrixView<const uint32_t>& masks = drawn_rows_[n].masks;
+    const MatrixView<const uint32_t> of_grammar = masks;
+    masks = {next, drawn_rows_[n].num_rows, static_cast<int64_t>(words)};
+    for (int64_t j = 0; j < masks.rows; ++j, next += words) {
+      if (of_grammar.data != nullptr) std::copy_n(of_grammar.row(j), words, next);
+      input.processors->Forbid(
+          {input.tokens, input.prompt_length, input.drafts.first(static_cast<size_t>(j))},
+          {next, words});
+    }
+  }
 }
 
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
@@ -72,17 +110,21 @@ void CudaSampler::Verify(const Context& context, const HeadRows& rows,
     request.first_row = static_cast<int32_t>(host_rows_.size());
     host_rows_.insert(host_rows_.end(), own.begin(), own.end());
   }
+  AddForbidden(requests, static_cast<int32_t>(rows.head.rows));
   {
     const Stopwatch watch(head_seconds_);
     DrawRows(context, rows, static_cast<int32_t>(rows.head.rows));
   }
-  std::span<const int32_t> drawn = drawn_;
-  for (const size_t i : drawn_requests_) {
-    VerifyInput input = requests[i].input;
-    const auto count = static_cast<size_t>(requests[i].num_rows());
-    input.drawn = drawn.first(count);
-    drawn = drawn.subspan(count);
-    verifier_.Verify(input, requests[i].result);
+  size_t first = 0;
+  for (size_t n = 0; n < drawn_requests_.size(); ++n) {
+    const VerifyRequest& request = requests[drawn_requests_[n]];
+    VerifyInput input = request.input;
+    const auto count = static_cast<size_t>(request.num_rows());
+    input.masks = drawn_rows_[n].masks;
+    input.drawn = drawn_.subspan(first, count);
+    if (input.params->logprobs) input.drawn_logprobs = logprobs_.From(first);
+    first += count;
+    verifier_.Verify(input, request.result);
   }
   host_.Verify(context, {rows.head, rows.x, host_rows_}, host_requests_);
 }
@@ -131,21 +173,75 @@ void CudaSampler::DrawFrom(const Context& /*context*/, Tensor /*logits*/,
   OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
 }
 
+void CudaSampler::Score(const Context& context, const HeadRows& rows,
+                        std::span<const ScoreRequest> requests) {
+  drawn_rows_.clear();
+  drawn_requests_.clear();
+  host_scores_.clear();
+  host_rows_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].num_top > kMaxTopLogprobs) {
+      host_scores_.push_back(requests[i]);
+      host_rows_.push_back(rows.rows[i]);
+      continue;
+    }
+    drawn_rows_.push_back({.first_row = static_cast<int32_t>(i), .given_token = requests[i].token});
+    drawn_rows_.back().sampling.top_logprobs = requests[i].num_top;
+    drawn_requests_.push_back(i);
+  }
+  {
+    const Stopwatch watch(head_seconds_);
+    DrawRows(context, rows, static_cast<int32_t>(rows.head.rows));
+  }
+  for (size_t n = 0; n < drawn_requests_.size(); ++n) {
+    const ScoreRequest& request = requests[drawn_requests_[n]];
+    const auto num_top = static_cast<size_t>(request.num_top);
+    *request.result = logprobs_.At(n, request.token, std::min(num_top, logprobs_.columns));
+  }
+  host_.Score(context, {rows.head, rows.x, host_rows_}, host_scores_);
+}
+
+void CudaSampler::PlaceResults(size_t num_rows, size_t num_tokens) {
+  int32_t most = -1;
+  for (const DrawnRows& drawn : drawn_rows_) most = std::max(most, drawn.sampling.top_logprobs);
+  num_top_ = std::min(static_cast<size_t>(std::max(most, 0)), num_tokens);
+  const size_t values = num_rows * (most < 0 ? 1 : 3 + 2 * num_top_);
+  result_bytes_ = values * sizeof(int32_t);
+  if (result_bytes_ > room_) {
+    ops_.Synchronize();
+    room_ = 2 * result_bytes_;
+    results_ = DeviceMemory();
+    results_ = DeviceMemory(room_, "results of drawing");
+    host_results_ = PinnedMemory(room_);
+  }
+  // Tokens, log-probabilities, ranks, most likely tokens, their log-probabilities.
+  const auto place = [&]<typename T>(T* base, size_t before) { return base + num_rows * before; };
+  auto* const ints = results_.As<int32_t>();
+  auto* const floats = results_.As<float>();
+  on_device_ = {.tokens = ints};
+  const auto* const host_ints = reinterpret_cast<const int32_t*>(host_results_.data());
+  const auto* const host_floats = reinterpret_cast<const float*>(host_results_.data());
+  drawn_ = {host_ints, num_rows};
+  logprobs_ = {};
+  if (most < 0) return;
+  on_device_ = {.tokens = ints,
+                .logprobs = place(floats, 1),
+                .ranks = place(ints, 2),
+                .top_tokens = place(ints, 3),
+                .top_logprobs = place(floats, 3 + num_top_)};
+  logprobs_ = {place(host_floats, 1), place(host_ints, 2), place(host_ints, 3),
+               place(host_floats, 3 + num_top_), num_top_};
+}
+
 void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens) {
   size_t num_rows = 0;
   for (const DrawnRows& drawn : drawn_rows_) num_rows += static_cast<size_t>(drawn.num_rows);
   drawn_ = {};
   if (num_rows == 0) return;
   ops_.CountIdleTime();
-  if (num_rows > room_) {
-    ops_.Synchronize();
-    room_ = 2 * num_rows;
-    tokens_ = DeviceMemory();
-    tokens_ = DeviceMemory(room_ * sizeof(int32_t), "drawn tokens");
-    host_tokens_ = PinnedMemory(room_ * sizeof(int32_t));
-  }
+  PlaceResults(num_rows, static_cast<size_t>(num_tokens));
+  DrawResults results = on_device_;
   size_t first = 0;
-  int32_t first_row = 0;
   while (first < drawn_rows_.size()) {
     size_t end = first;
     int32_t count = 0;
@@ -153,20 +249,25 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
            (count == 0 || count + drawn_rows_[end].num_rows <= kLogitsTile)) {
       count += drawn_rows_[end++].num_rows;
     }
-    DrawTile(context, rows, num_tokens, first, end, first_row, tokens_.As<int32_t>());
-    first_row += count;
+    DrawTile(context, rows, num_tokens, first, end, results);
+    results.tokens += count;
+    if (results.logprobs != nullptr) {
+      results.logprobs += count;
+      results.ranks += count;
+      results.top_tokens += static_cast<size_t>(count) * num_top_;
+      results.top_logprobs += static_cast<size_t>(count) * num_top_;
+    }
     first = end;
   }
-  CheckCuda(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(), num_rows * sizeof(int32_t),
+  CheckCuda(cudaMemcpyAsync(host_results_.data(), results_.data(), result_bytes_,
                             cudaMemcpyDeviceToHost, ops_.stream()),
             "copying tokens to the host");
   ops_.WaitForResults();
-  drawn_ = {reinterpret_cast<const int32_t*>(host_tokens_.data()), num_rows};
 }
 
-// Of requests [first, end), whose rows begin with `first_row` of the drawn ones.
+// Of requests [first, end).
 void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                           size_t first, size_t end, int32_t first_row, int32_t* tokens) {
+                           size_t first, size_t end, const DrawResults& results) {
   step_requests_.clear();
   sampling_.clear();
   logit_requests_.clear();
@@ -175,18 +276,29 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   head_rows_.clear();
   first_mask_.clear();
   masks_.clear();
+  token_ids_.clear();
+  logit_rows_.clear();
+  bias_tokens_.clear();
+  bias_values_.clear();
+  count_tokens_.clear();
+  counts_.clear();
+  given_tokens_.clear();
   const size_t mask_words = MaskWords(num_tokens);
   for (size_t i = first; i < end; ++i) {
     const DrawnRows& drawn = drawn_rows_[i];
     const auto request = static_cast<int32_t>(step_requests_.size());
     step_requests_.push_back({.slot = request});
     sampling_.push_back(drawn.sampling);
+    AddProcessors(drawn, sampling_.back());
     logit_starts_.push_back(static_cast<int32_t>(head_rows_.size()));
     OUTRIDER_CHECK(drawn.position + drawn.num_rows <= std::numeric_limits<int32_t>::max());
     for (int32_t j = 0; j < drawn.num_rows; ++j) {
       logit_requests_.push_back(request);
       logit_positions_.push_back(static_cast<int32_t>(drawn.position) + j);
       head_rows_.push_back(rows.rows[static_cast<size_t>(drawn.first_row + j)]);
+      logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()));
+      token_ids_.push_back(j == 0 ? 0 : drawn.drafts[static_cast<size_t>(j) - 1]);
+      if (drawn.given_token >= 0) given_tokens_.push_back(drawn.given_token);
     }
     first_mask_.push_back(
         drawn.masks.data == nullptr ? -1 : static_cast<int32_t>(masks_.size() / mask_words));
@@ -205,6 +317,13 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   const size_t head_rows_at = arrays_.Add(head_rows_);
   const size_t first_mask_at = arrays_.Add(first_mask_);
   const size_t masks_at = arrays_.Add(masks_);
+  const size_t token_ids_at = arrays_.Add(token_ids_);
+  const size_t logit_rows_at = arrays_.Add(logit_rows_);
+  const size_t bias_tokens_at = arrays_.Add(bias_tokens_);
+  const size_t bias_values_at = arrays_.Add(bias_values_);
+  const size_t count_tokens_at = arrays_.Add(count_tokens_);
+  const size_t counts_at = arrays_.Add(counts_);
+  const size_t given_at = arrays_.Add(given_tokens_);
   arrays_.Copy();
 
   const Scratch::Frame frame(context.arena);
@@ -225,7 +344,32 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
     params.masks = arrays_.At<uint32_t>(masks_at);
     params.first_mask = arrays_.At<int32_t>(first_mask_at);
   }
-  CheckCuda(DrawTokens(params, {.tokens = tokens + first_row}, ops_.stream()), "drawing tokens");
+  params.token_ids = arrays_.At<int32_t>(token_ids_at);
+  params.logit_rows = arrays_.At<int32_t>(logit_rows_at);
+  params.bias_tokens = arrays_.At<int32_t>(bias_tokens_at);
+  params.bias_values = arrays_.At<float>(bias_values_at);
+  params.count_tokens = arrays_.At<int32_t>(count_tokens_at);
+  params.counts = arrays_.At<uint32_t>(counts_at);
+  if (!given_tokens_.empty()) params.given_tokens = arrays_.At<int32_t>(given_at);
+  params.processed_logprobs = verifier_.logprobs_mode() == LogprobsMode::kProcessed;
+  params.max_top_logprobs = static_cast<int>(num_top_);
+  CheckCuda(DrawTokens(params, results, ops_.stream()), "drawing tokens");
+}
+
+void CudaSampler::AddProcessors(const DrawnRows& drawn, SlotSampling& sampling) {
+  if (drawn.processors == nullptr) return;
+  sampling.first_bias = static_cast<int32_t>(bias_tokens_.size());
+  sampling.num_biases = static_cast<int32_t>(drawn.processors->biases().size());
+  for (const TokenBias& bias : drawn.processors->biases()) {
+    bias_tokens_.push_back(bias.token);
+    bias_values_.push_back(bias.value);
+  }
+  sampling.first_count = static_cast<int32_t>(counts_.size());
+  sampling.num_counts = static_cast<int32_t>(drawn.counts.size());
+  for (const TokenCounts::Entry& entry : drawn.counts) {
+    count_tokens_.push_back(entry.token);
+    counts_.push_back(static_cast<uint32_t>(entry.count) | (entry.in_prompt ? kInPrompt : 0));
+  }
 }
 
 }  // namespace outrider::cuda

@@ -1,7 +1,8 @@
-// The GPU's StepSampler. Tokens are drawn on the device, with the bits of the CPU's sampler: what
-// comes back is a token per row. Requests whose sampling fields the kernel does not know are drawn
-// by the host from their rows of logits, as on the CPU; which ones these are is told by a request's
-// own fields alone.
+// The GPU's StepSampler. Tokens are drawn on the device, the CPU's from the same logits: what comes
+// back is a token per row, and log-probabilities where they are asked for. What the kernel does not
+// know is done by the host from rows of logits, as on the CPU: rejection sampling, synthetic
+// acceptance with log-probabilities, and more than kMaxTopLogprobs of them; which requests these
+// are is told by their own fields alone.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,9 +31,7 @@ class CudaSampler : public StepSampler {
   void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
                 std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
-             std::span<const ScoreRequest> requests) override {
-    host_.Score(context, rows, requests);
-  }
+             std::span<const ScoreRequest> requests) override;
 
  private:
   /// Draws from logits that are read from the device.
@@ -51,25 +50,39 @@ class CudaSampler : public StepSampler {
     int32_t first_row = 0;  // of HeadRows::rows
     int32_t num_rows = 1;
     int64_t position = 0;  // of the token that the first row predicts
+    std::span<const int32_t> drafts = {};
     MatrixView<const uint32_t> masks = {};
+    LogitsProcessors* processors = nullptr;
+    std::span<const TokenCounts::Entry> counts = {};
+    int32_t given_token = -1;  // negative: one is drawn
   };
 
   /// What the kernel draws for `request`; false: the host draws.
-  bool Describe(const VerifyRequest& request, DrawnRows* drawn) const;
+  bool Describe(const VerifyRequest& request, DrawnRows* drawn);
+  /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
+  void AddForbidden(std::span<const VerifyRequest> requests, int32_t vocab_size);
   /// Draws from all of drawn_rows_, among the first num_tokens tokens, and returns when drawn_ has
-  /// the tokens, in their order.
+  /// the tokens, in their order, and logprobs_ what they ask for.
   void DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens);
+  /// Lays out the results of `num_rows` rows.
+  void PlaceResults(size_t num_rows, size_t num_tokens);
   void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens, size_t first,
-                size_t end, int32_t first_row, int32_t* tokens);
+                size_t end, const DrawResults& results);
+  /// Adds the lists of drawn.processors to those of the tile.
+  void AddProcessors(const DrawnRows& drawn, SlotSampling& sampling);
 
   const CudaOps& ops_;
   Verifier verifier_;
   HostSampler host_;
   StagedArrays arrays_;
-  DeviceMemory tokens_;  // [rows of drawn_rows_]
-  PinnedMemory host_tokens_;
-  size_t room_ = 0;  // of both
+  DeviceMemory results_;
+  PinnedMemory host_results_;
+  size_t room_ = 0;  // bytes of both
+  size_t result_bytes_ = 0;
+  size_t num_top_ = 0;          // columns of the most likely tokens
+  DrawResults on_device_ = {};  // of all rows of drawn_rows_
   std::span<const int32_t> drawn_;
+  LogprobRows logprobs_;
   // Kept to reuse memory.
   std::vector<DrawnRows> drawn_rows_;
   std::vector<size_t> drawn_requests_;
@@ -86,6 +99,15 @@ class CudaSampler : public StepSampler {
   std::vector<int32_t> head_rows_;
   std::vector<int32_t> first_mask_;
   std::vector<uint32_t> masks_;
+  std::vector<uint32_t> forbidden_;  // masks that AddForbidden made
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<int32_t> bias_tokens_;
+  std::vector<float> bias_values_;
+  std::vector<int32_t> count_tokens_;
+  std::vector<uint32_t> counts_;
+  std::vector<int32_t> given_tokens_;
+  std::vector<ScoreRequest> host_scores_;
 };
 
 }  // namespace outrider::cuda
