@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -49,6 +50,12 @@ TEST(DraftCutTest, ADraftPaysWhileItsChanceIsMoreThanItsShareOfTheTime) {
   // A chance is that of all drafts before it, too.
   EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.9F}}, {3}), ElementsAre(3));
   EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.1F}}, {3}), ElementsAre(2));
+}
+
+TEST(DraftCutTest, AConfidenceThatIsNoNumberIsNone) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, nan, 0.9F}, {0.9F, 0.9F, 0.9F}}, {3, 3}),
+              ElementsAre(1, 3));
 }
 
 TEST(DraftCutTest, RequestsShareTheStep) {

@@ -22,12 +22,14 @@ void DraftCut::Shorten(MatrixView<const float> confidences, std::span<int32_t> n
     const float* row = confidences.row(static_cast<int64_t>(i));
     float chance = 1;
     for (int32_t d = 0; d < num_drafts[i]; ++d) {
-      chance *= std::clamp(row[d], 0.0F, 1.0F);
+      chance *= row[d] > 0 ? std::min(row[d], 1.0F) : 0.0F;  // NaN is none, too
       drafts_.push_back({chance, static_cast<int32_t>(i)});
     }
   }
   // Chances do not rise within a request, so what is taken of it are its first drafts.
-  std::ranges::stable_sort(drafts_, std::greater(), &Draft::chance);
+  std::ranges::sort(drafts_, [](const Draft& a, const Draft& b) {
+    return a.chance != b.chance ? a.chance > b.chance : a.request < b.request;
+  });
   const auto requests = static_cast<int32_t>(num_drafts.size());
   double tokens = requests;
   double best_rate = tokens / Seconds(requests, 0);

@@ -76,8 +76,11 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
       full = &group;
     }
   }
-  std::ranges::stable_sort(windows, std::greater(),
-                           [](auto* group) { return BytesOfToken(*group); });
+  std::ranges::sort(windows, [](const CacheGroupSpec* a, const CacheGroupSpec* b) {
+    const double bytes_of_a = BytesOfToken(*a);
+    const double bytes_of_b = BytesOfToken(*b);
+    return bytes_of_a != bytes_of_b ? bytes_of_a > bytes_of_b : a < b;
+  });
   if (full == nullptr) {
     full = windows.back();
     windows.pop_back();
