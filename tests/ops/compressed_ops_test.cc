@@ -283,8 +283,10 @@ TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) 
       }
       scores.push_back(score);
     }
-    std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+    std::ranges::sort(order, [&](int32_t a, int32_t b) {
+      const double score_of_a = scores[static_cast<size_t>(a)];
+      const double score_of_b = scores[static_cast<size_t>(b)];
+      return score_of_a != score_of_b ? score_of_a > score_of_b : a < b;
     });
     order.resize(static_cast<size_t>(std::min(visible, kTop)));
     std::ranges::sort(order);

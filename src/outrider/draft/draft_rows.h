@@ -26,8 +26,7 @@ class DraftRows {
  public:
   /// Rows of passes of `model`, which must outlive the object.
   DraftRows(DraftModel& model, std::vector<CacheGroupSpec> groups)
-      : model_(&model),
-        layout_(std::move(groups)),
+      : layout_(std::move(groups)),
         plan_(model.attention()),
         inputs_(model.device().ops.MakeStepInputs()) {}
 
@@ -66,7 +65,6 @@ class DraftRows {
     int32_t first_row;
   };
 
-  DraftModel* model_;
   BatchLayout layout_;
   AttentionPlan plan_;
   std::unique_ptr<StepInputs> inputs_;
