@@ -12,6 +12,8 @@
 
 #include "tests/engine/entry_checking_executor.h"
 #include "tests/engine/test_engine.h"
+#include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
 
@@ -31,6 +33,10 @@ struct EntriesCase {
   bool v4 = false;  // DeepSeek-V4, whose window is the model's
   bool rounded_cache = false;
   std::vector<DraftRange> draft_ranges = {};
+  /// Over latent attention, without windows; kEagle3: of version 3.1.
+  bool latent = false;
+  KvCacheForm form_of_latent = KvCacheForm::kLatent;
+  bool version31 = false;
 };
 
 void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
@@ -73,14 +79,20 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const SmallStepModel step_model(kEntriesVocab, test.window);
   const bool blocks = test.drafter == DrafterKind::kBlock;
   const SmallV4Model v4_model(kEntriesVocab, /*dspark=*/blocks);
+  const SmallModel latent_model(2, kEntriesVocab);
+  const std::filesystem::path& model = test.v4       ? v4_model.directory()
+                                       : test.latent ? latent_model.directory()
+                                                     : step_model.directory();
+  const SmallEagle3 eagle3(model, test.version31);
   EntryCounts counts;
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 3; ++seed) {
     TestEngineOptions options;
-    options.checkpoint = test.v4 ? v4_model.directory() : step_model.directory();
+    options.checkpoint = model;
+    options.drafter_checkpoint = eagle3.directory();
     options.dummy_seed = 3 + seed;
     options.rounded_cache = test.rounded_cache;
-    options.cache_form = KvCacheForm::kHeads;
+    options.cache_form = test.latent ? test.form_of_latent : KvCacheForm::kHeads;
     options.drafter = test.drafter;
     options.k = test.k;
     options.draft_form = test.form;
@@ -106,7 +118,13 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
                                                                 : kRepeated;
     options.make_executor = [&](InlineExecutorParts parts) {
       return std::make_unique<EntryCheckingExecutor>(
-          std::move(parts), EntryCheckingExecutor::Options{.strategy = strategy, .k = test.k},
+          std::move(parts),
+          EntryCheckingExecutor::Options{
+              .make_draft_model =
+                  [&](Network& network) { return MakeTestDraftModel(options, network); },
+              .cache = TestCacheNeeds(options, ReadModelConfig(options.checkpoint)),
+              .strategy = strategy,
+              .k = test.k},
           &counts);
     };
     const auto engine = MakeTestEngine(options);
@@ -126,11 +144,14 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   }
   EXPECT_GT(counts.target, 10000);
   EXPECT_GT(counts.modules, 5000);
-  EXPECT_GT(counts.freed, 5000);
+  if (!test.latent) {
+    EXPECT_GT(counts.freed, 5000);
+  }
   EXPECT_GT(counts.shared, 100);
   EXPECT_GT(counts.accepted, 20);
   EXPECT_GT(counts.rejected, 100);
   EXPECT_GT(preemptions, 0);
+  EXPECT_EQ(counts.lagging > 100, test.latent && !test.draft_ranges.empty());
   if (test.drafter == DrafterKind::kChain && test.k > 1) {
     EXPECT_GT(counts.provisional, 500);
   }
@@ -182,7 +203,28 @@ INSTANTIATE_TEST_SUITE_P(
                     .synthetic = true,
                     .late = true,
                     .v4 = true,
-                    .rounded_cache = true}),
+                    .rounded_cache = true},
+        EntriesCase{
+            .name = "Eagle3", .drafter = DrafterKind::kEagle3, .synthetic = true, .latent = true},
+        EntriesCase{.name = "Eagle3PaddedHeads",
+                    .drafter = DrafterKind::kEagle3,
+                    .form = DraftForm::kPadded,
+                    .synthetic = true,
+                    .latent = true,
+                    .form_of_latent = KvCacheForm::kHeads,
+                    .version31 = true},
+        EntriesCase{.name = "Eagle31FewerDraftsLate",
+                    .drafter = DrafterKind::kEagle3,
+                    .k = 4,
+                    .synthetic = true,
+                    .late = true,
+                    .draft_ranges = {{1, 2, 4}, {3, 4, 1}, {5, 6, 0}},
+                    .latent = true,
+                    .version31 = true},
+        EntriesCase{.name = "Eagle3BesideWindows",
+                    .drafter = DrafterKind::kEagle3,
+                    .window = 5,
+                    .synthetic = true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -19,7 +20,6 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
-#include "outrider/networks/mtp_draft_model.h"
 
 namespace outrider {
 
@@ -28,6 +28,7 @@ struct EntryCounts {
   int64_t target = 0;       // entries of the target's layers
   int64_t modules = 0;      // entries of modules whose tokens are known
   int64_t provisional = 0;  // entries of modules that read a draft
+  int64_t lagging = 0;      // entries of modules that did not run, and will catch up
   int64_t freed = 0;        // entries whose page has left the window
   int64_t accepted = 0;     // drafts
   int64_t rejected = 0;
@@ -38,6 +39,8 @@ class EntryCheckingExecutor : public Executor {
  public:
   enum class Strategy { kChain, kRepeated, kBlock };
   struct Options {
+    std::function<std::unique_ptr<DraftModel>(Network&)> make_draft_model;  // as the executor's
+    NetworkCache cache;  // what target and draft model keep in it
     Strategy strategy = Strategy::kChain;
     int32_t k = 3;
     uint32_t one_in = 2;  // so many steps of a request are checked
@@ -87,7 +90,7 @@ class EntryCheckingExecutor : public Executor {
       const bool ended = static_cast<int32_t>(slot.tokens.size()) >=
                          slot.parameters->prompt_length + slot.parameters->sampling.max_tokens;
       if (!ended && random_() % options_.one_in == 0 && !testing::Test::HasFatalFailure()) {
-        Compare(slot, *plan_[i].tables, num_drafts[i]);
+        Compare(plan_[i].slot, *plan_[i].tables, num_drafts[i]);
       }
     }
     return num_drafts;
@@ -110,10 +113,9 @@ class EntryCheckingExecutor : public Executor {
     slot.tokens.insert(slot.tokens.end(), verified.tokens.begin(), verified.tokens.end());
   }
 
-  /// Runs positions [first, end) of the target over `cache`. hidden [end, width]: what the drafter
-  /// reads of the target.
+  /// Runs positions [first, end) of the target over `cache`; adds what the drafter reads to `rows`.
   void Forward(KvCache& cache, const Slot& slot, std::span<const std::vector<int32_t>> tables,
-               int32_t first, int32_t end, std::vector<float>& hidden) {
+               int32_t first, int32_t end, std::vector<float>& rows) {
     if (first >= end) return;
     BatchLayout layout(cache.config().groups);
     const bool prompt = first < slot.parameters->prompt_length;
@@ -125,14 +127,14 @@ class EntryCheckingExecutor : public Executor {
         .draft_tokens = {},
         .samples = false,
         .block_tables = tables}});
-    const size_t before = hidden.size();
-    hidden.resize(static_cast<size_t>(end * TargetWidth()));
-    const Tensor rows(hidden.data() + before, end - first, TargetWidth());
-    if (drafter_.taps().empty()) return model_.Forward(layout, cache, rows);
+    const size_t before = rows.size();
+    rows.resize(static_cast<size_t>(end * TargetWidth()));
+    const Tensor read(rows.data() + before, end - first, TargetWidth());
+    if (drafter_.taps().empty()) return model_.Forward(layout, cache, read);
     std::vector<LayerTap> taps;
     for (const int32_t layer : drafter_.taps()) {
       const int64_t width = model_.hidden_size();
-      taps.push_back({layer, rows.Columns(static_cast<int64_t>(taps.size()) * width, width)});
+      taps.push_back({layer, read.Columns(static_cast<int64_t>(taps.size()) * width, width)});
     }
     std::vector<float> output(static_cast<size_t>((end - first) * model_.output_width()));
     model_.Forward(layout, cache, {output.data(), end - first, model_.output_width()}, taps);
@@ -150,14 +152,23 @@ class EntryCheckingExecutor : public Executor {
           std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(model_)), cache,
           BlockDrafterOptions{.k = options_.k});
     }
-    auto modules = std::make_unique<MtpDraftModel>(model_);
+    auto modules = options_.make_draft_model(model_);
     const ModuleDrafterOptions options = {.k = options_.k, .kept_rows = KeptRows::kLast};
     if (options_.strategy == Strategy::kChain)
       return std::make_unique<ChainDrafter>(std::move(modules), cache, options);
     return std::make_unique<RepeatedDrafter>(std::move(modules), cache, options);
   }
 
-  void Compare(const Slot& slot, const CacheTables& tables, int32_t num_drafts) {
+  /// Entries of module m before it are checked: all, or those that are final where it lags behind.
+  int32_t CheckedEnd(int32_t slot_number, int32_t m, int32_t known, int32_t computed) {
+    const int32_t final_end = dynamic_cast<const ModuleDrafter&>(drafter_).FinalEnd(slot_number, m);
+    if (final_end >= std::min(computed, known - 1 - m)) return computed;
+    counts_->lagging += computed - final_end;
+    return final_end;
+  }
+
+  void Compare(int32_t slot_number, const CacheTables& tables, int32_t num_drafts) {
+    const Slot& slot = slots_[static_cast<size_t>(slot_number)];
     CacheConfig config = cache_.config();
     config.num_pages = 0;
     std::vector<std::vector<int32_t>> fresh_tables;
@@ -167,12 +178,11 @@ class EntryCheckingExecutor : public Executor {
       std::iota(table.begin(), table.end(), config.num_pages);
       config.num_pages += blocks;
     }
-    const NetworkCache needs = model_.cache_needs();
-    KvCache fresh(model_.device(), config, needs.layers, cache_.numbers());
+    KvCache fresh(model_.device(), config, options_.cache.layers, cache_.numbers());
     const int32_t prompt_end = std::min(slot.parameters->prompt_length, slot.computed);
-    std::vector<float> hidden;
-    Forward(fresh, slot, fresh_tables, 0, prompt_end, hidden);
-    Forward(fresh, slot, fresh_tables, prompt_end, slot.computed, hidden);
+    std::vector<float> rows;
+    Forward(fresh, slot, fresh_tables, 0, prompt_end, rows);
+    Forward(fresh, slot, fresh_tables, prompt_end, slot.computed, rows);
     std::vector<int32_t> drafts(static_cast<size_t>(options_.k), kNoDraft);
     const DraftRequest request{.tokens = slot.tokens,
                                .prompt_length = slot.parameters->prompt_length,
@@ -182,7 +192,7 @@ class EntryCheckingExecutor : public Executor {
                                .block_tables = fresh_tables};
     const auto drafter = MakeDrafter(fresh);
     drafter->Propose({&request, 1}, options_.k,
-                     MatrixView<float>(hidden.data(), slot.computed, TargetWidth()),
+                     MatrixView<float>(rows.data(), slot.computed, TargetWidth()),
                      {drafts.data(), 1, options_.k});
     const auto known = static_cast<int32_t>(slot.tokens.size());
     const int32_t target_layers =
@@ -194,11 +204,12 @@ class EntryCheckingExecutor : public Executor {
       const int32_t m = layer - target_layers;
       // The stages of a block's drafter read no tokens.
       const int32_t ahead = options_.strategy == Strategy::kBlock ? 0 : 1 + m;
-      const int32_t ratio = needs.layers[static_cast<size_t>(layer)].ratio;
+      const int32_t ratio = options_.cache.layers[static_cast<size_t>(layer)].ratio;
       const int32_t g = cache_.group_of(layer);
       const CacheGroupSpec& group = config.groups[static_cast<size_t>(g)];
+      const int32_t end = m < 0 ? slot.computed : CheckedEnd(slot_number, m, known, slot.computed);
       // Entries, by the last token that each stands for.
-      for (int32_t p = ratio - 1; p < slot.computed; p += ratio) {
+      for (int32_t p = ratio - 1; p < end; p += ratio) {
         // Without a draft for its last token a module's row may hold anything: it runs again.
         if (m >= 0 && p + ahead >= known + num_drafts) continue;
         const auto block = static_cast<size_t>(p / group.tokens_per_block);

@@ -33,6 +33,7 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/execute/disturbing_executor.h"
+#include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
@@ -290,16 +291,19 @@ class Fuzz {
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
     o.ops = ops_.get();
+    const SmallEagle3& small = model.shape == Shape::kStep ? small_step_eagle3_ : small_eagle3_;
+    o.drafter_checkpoint = (model.dummy_seed ? small : eagle3_).directory();
     return o;
   }
 
   TestEngineOptions RandomOptions(const ModelChoice& model) {
     TestEngineOptions o = ModelOptions(model);
     using enum DrafterKind;
-    constexpr std::array kDrafters = {kNone, kChain, kChain, kRepeated, kNgram, kFake};
-    // The last computes on the host.
+    constexpr std::array kDrafters = {kNone,  kChain,  kChain,  kRepeated,
+                                      kNgram, kEagle3, kEagle3, kFake};
+    // The last three do not run on a GPU.
     o.drafter =
-        kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
+        kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 4 : 1))));
     if (IsV4(model)) {
       const int kind = Uniform(0, 5);
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
@@ -448,6 +452,9 @@ class Fuzz {
   SmallStepModel small_step_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
+  SmallEagle3 eagle3_{TinyModelDirectory()};
+  SmallEagle3 small_eagle3_{small_model_.directory()};
+  SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;

@@ -10,6 +10,7 @@
 
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/networks/small_eagle3.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
@@ -71,7 +72,10 @@ struct Case {
 class ExactnessTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ExactnessTest, TogetherEqualsAlone) {
-  const auto& [name, seed, options] = GetParam();
+  static const SmallEagle3 kEagle3(TinyModelDirectory());
+  const auto& [name, seed, given] = GetParam();
+  TestEngineOptions options = given;
+  options.drafter_checkpoint = kEagle3.directory();
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   AddGrammars(seed, kBundledVocab, requests);
@@ -218,6 +222,38 @@ INSTANTIATE_TEST_SUITE_P(
               .k = 3,
               .draft_ranges = kChangingDrafts,
               .draft_form = DraftForm::kPadded}},
+        // A drafter with a checkpoint of its own.
+        Case{"eagle3", 1, {.drafter = DrafterKind::kEagle3, .k = 3, .threads = 2}},
+        Case{"eagle3_heads_float32_padded_small_chunks",
+             3,
+             {.dtype = DType::kF32,
+              .drafter = DrafterKind::kEagle3,
+              .k = 4,
+              .draft_form = DraftForm::kPadded,
+              .block_size = 8,
+              .num_blocks = 1024,
+              .max_num_batched_tokens = 37,
+              .cache_form = KvCacheForm::kHeads}},
+        Case{"eagle3_int8_drawn",
+             1,
+             {.quantization = WeightQuantization::kInt8,
+              .drafter = DrafterKind::kEagle3,
+              .k = 3,
+              .probabilistic_drafts = true}},
+        Case{"eagle3_changing_preempted",
+             2,
+             {.drafter = DrafterKind::kEagle3,
+              .k = 3,
+              .draft_ranges = kChangingDrafts,
+              .num_blocks = 26,
+              .max_model_len = 400}},
+        Case{"eagle3_adaptive_uniform_pad_late",
+             1,
+             {.drafter = DrafterKind::kEagle3,
+              .k = 3,
+              .adaptive = true,
+              .attention_backend = AttentionBackend::kUniformPad,
+              .late_seed = 6}},
         Case{"ngram3_adaptive", 1, {.drafter = DrafterKind::kNgram, .k = 3, .adaptive = true}},
         // DeepSeek-V4: three cache groups, an MTP module, blocks of drafts.
         Case{"v4_dspark5",

@@ -17,6 +17,7 @@
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
+#include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "tests/draft/fake_draft_model.h"
 #include "tests/execute/late_executor.h"
@@ -25,13 +26,15 @@
 namespace outrider {
 
 /// kFake: a FakeDraftModel in place of MTP modules, its first module repeated. kBlock:
-/// DeepSeek-V4's DSpark drafter.
-enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake, kBlock };
+/// DeepSeek-V4's DSpark drafter. kEagle3: a drafter with a checkpoint of its own.
+enum class DrafterKind { kNone, kChain, kRepeated, kNgram, kFake, kBlock, kEagle3 };
 
 struct TestEngineOptions {
   const Ops* ops = nullptr;  // null: the best of this machine's processor
   std::filesystem::path checkpoint = TinyModelDirectory();
   std::optional<uint64_t> dummy_seed = std::nullopt;  // random weights in the checkpoint's shapes
+  /// kEagle3; with random weights if there are no others.
+  std::filesystem::path drafter_checkpoint = {};
   DType dtype = DType::kBF16;
   bool rounded_cache = false;  // as --kv-cache-dtype fp8
   WeightQuantization quantization = WeightQuantization::kNone;
@@ -80,6 +83,10 @@ inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const Model
   if (options.drafter == DrafterKind::kFake) {
     return FakeDraftModel::CacheNeeds(config, options.cache_form);
   }
+  if (options.drafter == DrafterKind::kEagle3) {
+    return Eagle3DraftModel::CacheNeeds(config, ReadModelConfig(options.drafter_checkpoint),
+                                        options.cache_form);
+  }
   int64_t modules = 0;
   if (options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated) {
     modules = config.num_nextn_predict_layers;
@@ -97,6 +104,29 @@ inline CacheNumbers CacheNumbersOf(const TestEngineOptions& options) {
 inline CacheConfig TestCacheConfig(const TestEngineOptions& options) {
   return MakeCacheConfig(TestCacheNeeds(options, ReadModelConfig(options.checkpoint)),
                          CacheNumbersOf(options), options.block_size, options.num_blocks);
+}
+
+/// The draft model of these options, which need one.
+inline std::unique_ptr<DraftModel> MakeTestDraftModel(const TestEngineOptions& options,
+                                                      Network& network) {
+  if (options.drafter == DrafterKind::kFake) {
+    auto fake = std::make_unique<FakeDraftModel>(network);
+    fake->seen = options.seen_by_fake;
+    return fake;
+  }
+  if (options.drafter != DrafterKind::kEagle3) {
+    return std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
+  }
+  const std::filesystem::path& directory = options.drafter_checkpoint;
+  const ModelConfig config = ReadModelConfig(directory);
+  const auto source = std::filesystem::exists(directory / "model.safetensors")
+                          ? OpenCheckpoint(directory, config)
+                          : MakeDummyWeights(config, 9);
+  return std::make_unique<Eagle3DraftModel>(
+      config,
+      Eagle3Taps(*config.eagle3, network.config().num_hidden_layers(), {}, directory.string()),
+      LoadEagle3(config, *source, {options.dtype, options.quantization}, network.device(), nullptr),
+      network);
 }
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
@@ -130,18 +160,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                         .num_slots = options.max_num_seqs,
                                         .form = options.draft_form,
                                         .kept_rows = kept_rows};
-  const auto mtp_modules = [&] {
-    return std::make_unique<MtpDraftModel>(*inside.model, options.draft_vocab_size);
-  };
-  if (options.drafter == DrafterKind::kChain) {
-    inside.drafter = std::make_unique<ChainDrafter>(mtp_modules(), *inside.cache, drafter);
-  } else if (options.drafter == DrafterKind::kRepeated) {
-    inside.drafter = std::make_unique<RepeatedDrafter>(mtp_modules(), *inside.cache, drafter);
-  } else if (options.drafter == DrafterKind::kFake) {
-    auto fake = std::make_unique<FakeDraftModel>(*inside.model);
-    fake->seen = options.seen_by_fake;
-    inside.drafter = std::make_unique<RepeatedDrafter>(std::move(fake), *inside.cache, drafter);
-  } else if (options.drafter == DrafterKind::kBlock) {
+  if (options.drafter == DrafterKind::kBlock) {
     auto stages =
         std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(*inside.model));
     inside.drafter = std::make_unique<BlockDrafter>(
@@ -149,6 +168,15 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
         BlockDrafterOptions{.k = options.k, .form = options.draft_form});
   } else if (options.drafter == DrafterKind::kNgram) {
     inside.drafter = std::make_unique<NgramDrafter>(options.k, 2, 5);
+  } else if (options.drafter != DrafterKind::kNone) {
+    std::unique_ptr<DraftModel> draft_model = MakeTestDraftModel(options, *inside.model);
+    if (options.drafter == DrafterKind::kChain) {
+      inside.drafter =
+          std::make_unique<ChainDrafter>(std::move(draft_model), *inside.cache, drafter);
+    } else {
+      inside.drafter =
+          std::make_unique<RepeatedDrafter>(std::move(draft_model), *inside.cache, drafter);
+    }
   }
   inside.logprobs_mode = options.logprobs_mode;
   inside.acceptance = options.acceptance;

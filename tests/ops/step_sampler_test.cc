@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -137,7 +138,7 @@ TEST_P(StepSamplerTest, DrawAndScore) {
   }
   const auto sampler = ops.MakeSampler({ops, &pool}, Verifier());
   std::vector<int32_t> tokens(rows.size());
-  sampler->Draw(MakeContext(), Rows(), draws, kTokens, tokens);
+  sampler->Draw(MakeContext(), Rows(), draws, {.rows = kTokens}, tokens);
   std::vector<PositionLogprobs> scores(rows.size());
   std::vector<ScoreRequest> wanted;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -152,6 +153,44 @@ TEST_P(StepSamplerTest, DrawAndScore) {
     EXPECT_EQ(scores[i].chosen.logprob, want.chosen.logprob) << i;
     EXPECT_EQ(scores[i].rank, want.rank) << i;
     EXPECT_EQ(scores[i].top.size(), 3U);
+  }
+}
+
+// A drafter's head over some of the tokens, in an order of its own.
+TEST_P(StepSamplerTest, DrawAmongTokensOfRows) {
+  constexpr int32_t kRows = 90;
+  constexpr int32_t kTargetVocab = 1000;
+  std::vector<int32_t> ids(kRows);
+  for (int32_t i = 0; i < kRows; ++i) ids[static_cast<size_t>(i)] = (7 + 11 * i) % kTargetVocab;
+  MakeRows(80);
+  SamplingParams params;
+  params.temperature = 1.1F;
+  params.min_p = 0.02F;
+  std::vector<DrawRequest> draws(rows.size());
+  std::vector<std::vector<float>> probs(rows.size());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    draws[i].draw = {.seed = i, .position = 9};
+    if (i % 3 != 0) draws[i].sampling = &params;
+    if (i % 3 == 2) {
+      probs[i].resize(kTargetVocab);
+      draws[i].draw.probs = probs[i];
+    }
+  }
+  const auto sampler = ops.MakeSampler({ops, &pool}, Verifier());
+  std::vector<int32_t> tokens(rows.size());
+  sampler->Draw(MakeContext(), Rows(), draws,
+                {.rows = kRows, .ids = ids, .vocab_size = kTargetVocab}, tokens);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<float> by_token(kTargetVocab, -std::numeric_limits<float>::infinity());
+    for (size_t j = 0; j < ids.size(); ++j) {
+      by_token[static_cast<size_t>(ids[j])] = LogitsOf(static_cast<int64_t>(i))[j];
+    }
+    const auto likeliest = std::max_element(by_token.begin(), by_token.end()) - by_token.begin();
+    std::vector<float> want_probs(probs[i].size());
+    DraftDraw draw{.seed = i, .position = 9, .probs = want_probs};
+    Sampler alone;
+    EXPECT_EQ(tokens[i], i % 3 == 0 ? likeliest : DrawDraft(alone, params, draw, by_token)) << i;
+    EXPECT_EQ(probs[i], want_probs) << i;
   }
 }
 

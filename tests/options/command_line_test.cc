@@ -497,6 +497,19 @@ TEST(CommandLine, DraftLengthIsFixedWhereOutputWouldDependOnTheClock) {
   EXPECT_TRUE(adaptive(R"({"method": "ngram", "adaptive": true})"));
 }
 
+TEST(CommandLine, SpeculativeConfigNamesADrafter) {
+  const SpeculationOptions o =
+      Parse({"serve", "m", "--speculative-config",
+             R"({"method": "eagle3", "model": "d", "eagle_aux_hidden_state_layer_ids": [2, 30]})"})
+          .settings.engine.speculation;
+  EXPECT_EQ(o.method, DraftMethod::kEagle3);
+  EXPECT_EQ(o.model, "d");
+  EXPECT_EQ(o.eagle_aux_hidden_state_layer_ids, (std::vector<int32_t>{2, 30}));
+  EXPECT_TRUE(o.IsAdaptive());
+  EXPECT_EQ(Parse({"serve", "m", "--spec-method", "eagle3"}).settings.engine.speculation.method,
+            DraftMethod::kEagle3);
+}
+
 TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
   const auto error = [](const std::string& json) {
     return ErrorOf({"serve", "m", "--speculative-config", json});
@@ -506,6 +519,11 @@ TEST(CommandLine, SpeculativeConfigErrorsNameTheKey) {
                     HasSubstr("num_speculative_tokens")));
   EXPECT_THAT(error(R"({"methd": "mtp"})"), HasSubstr("did you mean method?"));
   EXPECT_THAT(error(R"({"method": "eagle"})"), AllOf(HasSubstr("method"), HasSubstr("'eagle'")));
+  EXPECT_THAT(error(R"({"model": 3})"), HasSubstr("must be a string, not 3"));
+  EXPECT_THAT(error(R"({"eagle_aux_hidden_state_layer_ids": 3})"),
+              HasSubstr("must be a list of layers, not 3"));
+  EXPECT_THAT(error(R"({"eagle_aux_hidden_state_layer_ids": [2, 0]})"),
+              AllOf(HasSubstr("eagle_aux_hidden_state_layer_ids"), HasSubstr("from 1 to 4096")));
   EXPECT_THAT(error(R"({"method": 3})"), HasSubstr("must be a string, not 3"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": "3"})"), HasSubstr("must be a whole number"));
   EXPECT_THAT(error(R"({"num_speculative_tokens": 2.5})"), HasSubstr("must be a whole number"));

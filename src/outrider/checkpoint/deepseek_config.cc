@@ -24,11 +24,15 @@ class DeepSeekParser {
       : from_(from), num_layers_(num_layers) {}
 
   void Parse(ModelConfig& config);
+  void ParseDraftLayer(ModelConfig& config);
 
  private:
   void ParseAttention();
   void ParseRope();
   void ParseYarn(ConfigReader& rope);
+  /// The softmax scale and what else follows from what was read.
+  void FinishAttention();
+  void ParseDenseMlp();
   void ParseFeedForward();
   void ParseFirstDenseLayers();
   void ParseRouter();
@@ -50,11 +54,7 @@ void DeepSeekParser::Parse(ModelConfig& config) {
   ParseRope();
   ParseFeedForward();
   RefuseForeignKeys(from_.text, config.max_position_embeddings);
-
-  rotary_.dims = mla_.rope;
-  const double magnitude = rotary_.yarn ? rotary_.yarn->Magnitude(rotary_.yarn->mscale_all_dim) : 1;
-  mla_.softmax_scale = magnitude * magnitude / std::sqrt(static_cast<double>(mla_.query_width()));
-  mla_.latent_norm_eps = kLatentNormEps;
+  FinishAttention();
   moe_.shared_width = moe_.shared_experts * moe_.width;
   const bool has_experts = moe_.router.experts > 0;
   config.layers.clear();
@@ -63,6 +63,22 @@ void DeepSeekParser::Parse(ModelConfig& config) {
         Layer(has_experts && i >= first_moe_layer_ && i % moe_layer_freq_ == 0));
   }
   config.mtp_layer = Layer(has_experts);
+}
+
+void DeepSeekParser::ParseDraftLayer(ModelConfig& config) {
+  ParseAttention();
+  ParseRope();
+  ParseDenseMlp();
+  RefuseForeignKeys(from_.text, config.max_position_embeddings);
+  FinishAttention();
+  config.layers = {Layer(/*is_moe=*/false)};
+}
+
+void DeepSeekParser::FinishAttention() {
+  rotary_.dims = mla_.rope;
+  const double magnitude = rotary_.yarn ? rotary_.yarn->Magnitude(rotary_.yarn->mscale_all_dim) : 1;
+  mla_.softmax_scale = magnitude * magnitude / std::sqrt(static_cast<double>(mla_.query_width()));
+  mla_.latent_norm_eps = kLatentNormEps;
 }
 
 LayerSpec DeepSeekParser::Layer(bool is_moe) const {
@@ -160,10 +176,14 @@ void DeepSeekParser::ParseYarn(ConfigReader& rope) {
   rotary_.yarn = yarn;
 }
 
-void DeepSeekParser::ParseFeedForward() {
+void DeepSeekParser::ParseDenseMlp() {
   from_.text.Choice("hidden_act", {"silu"}, "\"silu\" is supported");
   if (from_.text.Boolean("mlp_bias", false)) from_.text.Refuse("mlp_bias", "MLPs have no biases");
   dense_.width = from_.text.Integer("intermediate_size", 1, kMostOfADimension);
+}
+
+void DeepSeekParser::ParseFeedForward() {
+  ParseDenseMlp();
   if (from_.text.Contains("n_routed_experts") && from_.text.Find("n_routed_experts") == nullptr) {
     moe_.router.experts = 0;
   } else {
@@ -259,6 +279,10 @@ void DeepSeekParser::ParseGroups() {
 
 void ParseDeepSeekLayers(const FamilyConfig& from, int64_t num_layers, ModelConfig& config) {
   DeepSeekParser(from, num_layers).Parse(config);
+}
+
+void ParseDeepSeekDraftLayer(const FamilyConfig& from, ModelConfig& config) {
+  DeepSeekParser(from, /*num_layers=*/1).ParseDraftLayer(config);
 }
 
 }  // namespace outrider

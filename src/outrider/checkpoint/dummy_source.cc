@@ -134,6 +134,27 @@ bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
           name == "hnorm.weight" || name == "norm.weight" || IsHyperConnection(name, "head"));
 }
 
+/// "fc_norm.N.weight", of a drafter.
+bool IsTapNorm(std::string_view name, int64_t num_taps) {
+  if (!Consume(name, "fc_norm.")) return false;
+  const std::optional<int64_t> tap = ConsumeNumber(name);
+  return tap && *tap < num_taps && name == "weight";
+}
+
+bool HasEagle3(const ModelConfig& config, std::string_view name) {
+  const Eagle3Spec& eagle = *config.eagle3;
+  if (name == "fc.weight" || name == "norm.weight" || name == "lm_head.weight") return true;
+  if (name == "d2t") return eagle.draft_vocab_size < config.vocab_size;
+  if (IsTapNorm(name, eagle.num_taps)) return eagle.norms_taps;
+  if (!Consume(name, "layers.0.")) return false;
+  if (Consume(name, "self_attn.")) {
+    return HasAttention(std::get<MlaSpec>(config.layers.front().attention), name);
+  }
+  if (Consume(name, "mlp.")) return IsMlpWeight(name);
+  return name == "input_layernorm.weight" || name == "hidden_norm.weight" ||
+         name == "post_attention_layernorm.weight";
+}
+
 bool HasMlp(const LayerSpec& layer, std::string_view name) {
   const MoeSpec* moe = layer.moe();
   if (moe == nullptr) return IsMlpWeight(name);
@@ -159,6 +180,7 @@ class DummySource : public WeightSource {
       name += fmt::format(".{}", *tensor.index);
     }
     DummyStream stream = {.key = StreamKey(seed_, name)};
+    if (tensor.holds_integers && config_.eagle3) return MakeDummyTensor(shape, stream);  // all 0
     if (tensor.holds_integers) {
       OUTRIDER_CHECK(config_.family == ModelFamily::kDeepSeekV4, "experts by token");
       return MakeDummyChoices(shape, stream.key, config_.mtp_layer.moe()->router.experts);
@@ -206,6 +228,7 @@ class DummySource : public WeightSource {
 
 bool DummySource::Has(std::string_view name) const {
   if (config_.family == ModelFamily::kDeepSeekV4) return HasDeepSeekV4(config_, name);
+  if (config_.family == ModelFamily::kEagle3) return HasEagle3(config_, name);
   if (!Consume(name, config_.tensor_prefix)) return false;
   if (name == "lm_head.weight") return !config_.tie_word_embeddings;
   if (!Consume(name, "model.")) return false;

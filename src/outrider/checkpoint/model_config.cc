@@ -24,6 +24,8 @@ std::string_view ModelFamilyName(ModelFamily family) {
       return "glm4_moe_lite";
     case ModelFamily::kStep3p5:
       return "step3p5";
+    case ModelFamily::kEagle3:
+      return "eagle3";
   }
   OUTRIDER_CHECK(false);
   return "";

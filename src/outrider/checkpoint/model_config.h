@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "outrider/base/dtype.h"
+#include "outrider/checkpoint/eagle3_spec.h"
 #include "outrider/checkpoint/layer_spec.h"
 
 namespace outrider {
 
 /// Networks that Outrider runs. DeepSeek-R1, Kimi-K2 and Kimi-K2.5's text model are kDeepSeekV3.
-enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kDeepSeekV4, kGlm4MoeLite, kStep3p5 };
+/// kEagle3 is a drafter for one of them.
+enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kDeepSeekV4, kGlm4MoeLite, kStep3p5, kEagle3 };
 
 /// How linear weights are stored. Which tensors really are FP8 is read from the tensors themselves.
 struct Quantization {
@@ -42,6 +44,7 @@ struct ModelConfig {
   LayerSpec mtp_layer;            // of every MTP module, and of every stage of a DSpark drafter
 
   std::optional<DSparkSpec> dspark;  // in the place of MTP modules
+  std::optional<Eagle3Spec> eagle3;  // of kEagle3, which has one layer
 
   // MTP modules. DeepSeek's paper and checkpoints do not zero the embedding of position 0.
   bool mtp_zero_first_embedding = false;
@@ -63,7 +66,7 @@ struct ModelConfig {
   }
 };
 
-/// "deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", "step3p5".
+/// "deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", "step3p5", "eagle3".
 std::string_view ModelFamilyName(ModelFamily family);
 
 /// Parses the text of a config.json, and of the generation_config.json beside it if there is one.

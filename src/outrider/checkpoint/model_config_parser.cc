@@ -34,9 +34,24 @@ constexpr std::array<KnownModel, 6> kKnownModels{{
     {"step3p5", ModelFamily::kStep3p5, "Step3p5ForCausalLM", ParseStep3p5Layers},
 }};
 
+/// Drafters have the model_type of the network that their attention is of.
+constexpr std::array<KnownModel, 4> kKnownDrafters{{
+    {"deepseek_v2", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
+    {"deepseek_v3", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
+    {"deepseek_v3", ModelFamily::kEagle3, "Eagle3DeepseekV3ForCausalLM", ParseEagle3Layer},
+    {"kimi_k2", ModelFamily::kEagle3, "Eagle3DeepseekV2ForCausalLM", ParseEagle3Layer},
+}};
+
 const KnownModel* FindModel(const json& object) {
   const auto it = object.find("model_type");
   if (it == object.end() || !it->is_string()) return nullptr;
+  const auto architectures = object.find("architectures");
+  for (const KnownModel& drafter : kKnownDrafters) {
+    if (it->get_ref<const std::string&>() == drafter.model_type && architectures != object.end() &&
+        *architectures == json::array({drafter.architecture})) {
+      return &drafter;
+    }
+  }
   for (const KnownModel& model : kKnownModels) {
     if (it->get_ref<const std::string&>() == model.model_type) return &model;
   }

@@ -254,6 +254,8 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"weight_bytes_by_type", SizesJson(memory.weights)},
                    {"mtp_bytes", SumOf(memory.mtp_weights)},
                    {"mtp_bytes_by_type", SizesJson(memory.mtp_weights)},
+                   {"drafter_bytes", SumOf(memory.drafter_weights)},
+                   {"drafter_bytes_by_type", SizesJson(memory.drafter_weights)},
                    {"kv_cache_bytes", memory.kv_cache_bytes},
                    {"kv_bytes_per_token", memory.kv_bytes_per_token},
                    {"kv_tokens", memory.kv_tokens},

@@ -66,12 +66,15 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     cache_note += fmt::format(", {:.1f} requests of {} tokens", RequestsHeld(memory, max_model_len),
                               max_model_len);
   }
-  const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) + memory.kv_cache_bytes +
-                      memory.kept_row_bytes;
+  const int64_t sum = SumOf(memory.weights) + SumOf(memory.mtp_weights) +
+                      SumOf(memory.drafter_weights) + memory.kv_cache_bytes + memory.kept_row_bytes;
   std::vector<std::string> lines = {
       line("weights", SumOf(memory.weights), Parts(memory.weights)),
-      line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights)),
-      line("KV cache", memory.kv_cache_bytes, cache_note)};
+      line("MTP modules", SumOf(memory.mtp_weights), Parts(memory.mtp_weights))};
+  if (!memory.drafter_weights.empty()) {
+    lines.push_back(line("drafter", SumOf(memory.drafter_weights), Parts(memory.drafter_weights)));
+  }
+  lines.push_back(line("KV cache", memory.kv_cache_bytes, cache_note));
   if (windows) {
     for (const CacheGroupReport& group : memory.kv_groups) {
       lines.push_back(GroupLine(group));

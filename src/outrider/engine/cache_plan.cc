@@ -4,6 +4,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/networks/eagle3_draft_model.h"
 
 namespace outrider {
 
@@ -20,6 +21,7 @@ MemoryReport EnginePlan::Memory() const {
   memory.weights = weight_sizes_.target;
   memory.mtp_weights = weight_sizes_.modules;
   memory.gpu = gpu_;
+  memory.drafter_weights = drafter_sizes_;
   const CacheConfig& cache = scheduler_.cache;
   memory.kv_bytes_per_token = BytesPerToken(cache.groups);
   memory.kv_tokens = cache.MostTokens(cache.num_pages, MostStepTokens());
@@ -52,7 +54,8 @@ std::vector<CachePartReport> EnginePlan::PartsOf(int32_t group) const {
 }
 
 void EnginePlan::PlanCacheGroups() {
-  NetworkCache network = NetworkCacheOf(config_, modules_used_, form_);
+  NetworkCache network = drafter_ ? Eagle3DraftModel::CacheNeeds(config_, drafter_->config, form_)
+                                  : NetworkCacheOf(config_, modules_used_, form_);
   scheduler_.cache =
       MakeCacheConfig(network, cache_numbers(), options_.block_size, /*num_pages=*/0);
   scheduler_.cache.rerun_tokens = modules_used_;  // at most, see LoadEngine
@@ -61,8 +64,8 @@ void EnginePlan::PlanCacheGroups() {
 
 bool EnginePlan::ModulesHaveWindows() const {
   const CacheLayerSpec& last = cache_layers_.back();
-  return modules_used_ > 0 && scheduler_.cache.groups[static_cast<size_t>(last.group)].kind ==
-                                  CacheGroupKind::kSlidingWindow;
+  return HasModules() && scheduler_.cache.groups[static_cast<size_t>(last.group)].kind ==
+                             CacheGroupKind::kSlidingWindow;
 }
 
 KeptRows EnginePlan::kept_rows() const {
@@ -71,9 +74,10 @@ KeptRows EnginePlan::kept_rows() const {
 }
 
 int64_t EnginePlan::KeptBytesPerPage() const {
-  if (modules_used_ == 0 || kept_rows() == KeptRows::kLast) return 0;
+  if (!HasModules() || kept_rows() == KeptRows::kLast) return 0;
   const auto group = static_cast<size_t>(cache_layers_.back().group);
-  return TargetHiddenRows::BytesPerToken(config_.hidden_size, ops().activation_type()) *
+  const int64_t width = drafter_ ? drafter_->config.hidden_size : config_.hidden_size;
+  return TargetHiddenRows::BytesPerToken(width, ops().activation_type()) *
          scheduler_.cache.groups[group].tokens_per_block;
 }
 

@@ -12,6 +12,7 @@
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/inline_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
+#include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/text/tokenizer_config.h"
@@ -37,7 +38,7 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
 }
 
 std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
-                                     Network& network, KvCache& cache) {
+                                     Network& network, KvCache& cache, const WeightForm& form) {
   const int32_t k = plan.k();
   if (k == 0) return nullptr;
   if (options.method == DraftMethod::kNgram) {
@@ -48,11 +49,17 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
     return std::make_unique<BlockDrafter>(std::move(stages), cache,
                                           BlockDrafterOptions{.k = k, .form = options.draft_form});
   }
-  auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
   const ModuleDrafterOptions drafter = {.k = k,
                                         .num_slots = plan.scheduler().max_num_seqs,
                                         .form = options.draft_form,
                                         .kept_rows = plan.kept_rows()};
+  if (const DrafterCheckpoint* own = plan.drafter()) {
+    auto model = std::make_unique<Eagle3DraftModel>(
+        own->config, own->taps,
+        LoadEagle3(own->config, *own->source, form, network.device(), nullptr), network);
+    return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
+  }
+  auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
   if (plan.chained()) return std::make_unique<ChainDrafter>(std::move(model), cache, drafter);
   return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
 }
@@ -101,7 +108,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.scheduler = plan.scheduler();
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
                                            plan.cache_layers(), plan.cache_numbers());
-  inside.drafter = MakeDrafter(plan, options.speculation, *inside.model, *inside.cache);
+  inside.drafter =
+      MakeDrafter(plan, options.speculation, *inside.model, *inside.cache, plan.weight_form());
   if (inside.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);

@@ -21,19 +21,23 @@ namespace outrider {
 enum class LoadFormat { kAuto, kDummy };
 
 enum class DraftMethod {
-  kMtp,    // the checkpoint's multi-token prediction modules, or its DSpark drafter
-  kNgram,  // prompt lookup
+  kMtp,     // the checkpoint's multi-token prediction modules, or its DSpark drafter
+  kEagle3,  // a drafter with a checkpoint of its own
+  kNgram,   // prompt lookup
 };
 
 struct SpeculationOptions {
   DraftMethod method = DraftMethod::kMtp;
+  std::string model;  // kEagle3: the drafter's directory
+  /// kEagle3: the target's layers that it reads, in place of what its config says (Eagle3Taps).
+  std::vector<int32_t> eagle_aux_hidden_state_layer_ids;
   /// 0 turns speculation off; unset: the number of chained MTP modules, the size of a DSpark
   /// drafter's blocks, else 3; none when the method is kMtp and the checkpoint has no MTP layers.
   std::optional<int32_t> num_speculative_tokens;
   std::vector<DraftRange> num_speculative_tokens_per_batch_size;  // see DraftSchedule
   /// Whether the number of drafts follows acceptance and the batch size (DraftLengthPolicy), up to
   /// num_speculative_tokens. With another rule than kMatch output then depends on the clock. Unset:
-  /// with kMtp and kMatch, when neither a number nor a table is given (IsAdaptive).
+  /// with modules and kMatch, when neither a number nor a table is given (IsAdaptive).
   std::optional<bool> adaptive;
   /// kMtp, a DSpark drafter with an adaptive number of drafts: drafts that do not pay by its
   /// confidences and by the step times are not verified.
@@ -42,12 +46,13 @@ struct SpeculationOptions {
   std::optional<StepTimes> step_times;
   int32_t prompt_lookup_min = 2;                 // kNgram: tokens that must match
   int32_t prompt_lookup_max = 5;                 // kNgram: tokens that are compared
-  DraftForm draft_form = DraftForm::kCompacted;  // kMtp
+  DraftForm draft_form = DraftForm::kCompacted;  // kMtp, kEagle3
   /// kMtp: drafts are among so many first tokens of the vocabulary; unset: all of it.
   std::optional<int32_t> draft_vocab_size;
   RejectionMethod rejection_sample_method = RejectionMethod::kMatch;
-  /// kMtp with kMatch or kStandard: drafts of sampled requests are drawn from the drafter's
-  /// distribution instead of being its most likely tokens; with kMatch by the target's own noise.
+  /// kMtp or kEagle3 with kMatch or kStandard: drafts of sampled requests are drawn from the
+  /// drafter's distribution instead of being its most likely tokens; with kMatch by the target's
+  /// own noise.
   bool probabilistic_drafts = false;
   std::vector<double> synthetic_acceptance_rates;     // kSynthetic: this,
   std::optional<double> synthetic_acceptance_length;  // or this
@@ -55,7 +60,7 @@ struct SpeculationOptions {
   bool IsAdaptive() const {
     return adaptive.value_or(
         !num_speculative_tokens && num_speculative_tokens_per_batch_size.empty() &&
-        method == DraftMethod::kMtp && rejection_sample_method == RejectionMethod::kMatch);
+        method != DraftMethod::kNgram && rejection_sample_method == RejectionMethod::kMatch);
   }
 
   /// Whether steps draft different numbers of tokens, num_speculative_tokens at most.

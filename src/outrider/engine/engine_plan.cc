@@ -1,5 +1,7 @@
 #include "outrider/engine/engine_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <tuple>
@@ -11,6 +13,7 @@
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/networks/eagle3_draft_model.h"
 
 namespace outrider {
 
@@ -91,6 +94,12 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   own_ops_ = MakeDeviceOps(device_.kind);
   ops_ = own_ops_ ? own_ops_.get() : &cpu::GetCpuOps(SelectIsa());
   config_ = ReadModelConfig(options.model);
+  if (config_.family == ModelFamily::kEagle3) {
+    throw InvalidArgument(
+        "{}: is a drafter: give the model that it was trained for, and --speculative-config "
+        "'{{\"method\": \"eagle3\", \"model\": \"{}\"}}'",
+        options.model, options.model);
+  }
   source_ = options.load_format == LoadFormat::kDummy ? MakeDummyWeights(config_, options.seed)
                                                       : OpenCheckpoint(options.model, config_);
   Decide("model", fmt::format("{} ({})", options.model, ModelFamilyName(config_.family)),
@@ -112,12 +121,16 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   CheckRunsOnDevice(options, config_,
                     {.device = device(),
                      .modules = modules_used_,
+                     .eagle3 = drafter_.has_value(),
                      .drafts = k_,
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,
                      .kv_dtype = kv_dtype_,
                      .form = form_});
   weight_sizes_ = MeasureWeights(ops(), config_, modules_used_, source(), weight_form());
+  if (drafter_) {
+    drafter_sizes_ = MeasureEagle3(ops(), drafter_->config, *drafter_->source, weight_form());
+  }
   PlanFirstCache();
 }
 
@@ -244,17 +257,67 @@ void EnginePlan::PlanAttention() {
 
 void EnginePlan::PlanDrafter() {
   modules_present_ = CountMtpLayers(*source_, config_);
-  const auto wanted = options_.speculation.num_speculative_tokens;
+  const SpeculationOptions& o = options_.speculation;
+  if (o.method == DraftMethod::kEagle3 && o.model.empty()) {
+    throw InvalidArgument(
+        "the method eagle3 needs a drafter: name its directory with the key model");
+  }
+  if (o.method != DraftMethod::kEagle3 && !o.model.empty()) {
+    throw InvalidArgument("model is a drafter's directory: it needs the method eagle3");
+  }
+  if (!o.eagle_aux_hidden_state_layer_ids.empty() && o.method != DraftMethod::kEagle3) {
+    throw InvalidArgument("eagle_aux_hidden_state_layer_ids needs the method eagle3");
+  }
+  const auto wanted = o.num_speculative_tokens;
   if (wanted.value_or(1) == 0) {
     Decide("drafter", "none", "num_speculative_tokens is 0");
     return;
   }
-  if (options_.speculation.method == DraftMethod::kNgram) {
+  if (o.method == DraftMethod::kNgram) {
     k_ = wanted.value_or(kDefaultDrafts);
     Decide("drafter", fmt::format("NgramDrafter, k = {}", k_), "prompt lookup");
     return;
   }
+  if (o.method == DraftMethod::kEagle3) return PlanEagle3Drafter();
   if (config_.dspark && modules_present_ > 0) return PlanDSparkDrafter();
+  PlanMtpDrafter();
+}
+
+void EnginePlan::PlanEagle3Drafter() {
+  const SpeculationOptions& o = options_.speculation;
+  DrafterCheckpoint drafter{.config = ReadModelConfig(o.model), .source = nullptr, .taps = {}};
+  const ModelConfig& c = drafter.config;
+  if (c.family != ModelFamily::kEagle3) {
+    throw InvalidArgument(
+        "{}: is no EAGLE-3 drafter with latent attention: its architecture is {}, not "
+        "Eagle3DeepseekV2ForCausalLM or Eagle3DeepseekV3ForCausalLM",
+        o.model, c.architecture.empty() ? "not given" : c.architecture);
+  }
+  const auto check = [&](std::string_view key, int64_t value, int64_t needed) {
+    if (value == needed) return;
+    throw InvalidArgument("{}: \"{}\" is {}: a drafter for {} needs {}", o.model, key, value,
+                          options_.model, needed);
+  };
+  check("vocab_size", c.vocab_size, config_.vocab_size);
+  check("target_hidden_size", c.eagle3->target_hidden_size, config_.hidden_size);
+  drafter.source = options_.load_format == LoadFormat::kDummy
+                       ? MakeDummyWeights(c, options_.seed + 1)
+                       : OpenCheckpoint(o.model, c);
+  if (!HasOwnEmbedding(*drafter.source)) check("hidden_size", c.hidden_size, config_.hidden_size);
+  drafter.taps = Eagle3Taps(*c.eagle3, config_.num_hidden_layers(),
+                            o.eagle_aux_hidden_state_layer_ids, o.model);
+  k_ = o.num_speculative_tokens.value_or(kDefaultDrafts);
+  Decide("drafter", fmt::format("RepeatedDrafter, k = {}", k_),
+         fmt::format("one EAGLE-3 layer of {}, applied k times: it reads the outputs of layers {}",
+                     o.model, fmt::join(drafter.taps, ", ")));
+  Decide("draft vocabulary",
+         fmt::format("{} of {} tokens", c.eagle3->draft_vocab_size, config_.vocab_size),
+         "the drafter's own head");
+  drafter_ = std::move(drafter);
+}
+
+void EnginePlan::PlanMtpDrafter() {
+  const auto wanted = options_.speculation.num_speculative_tokens;
   if (modules_present_ == 0) {
     if (wanted) {
       throw InvalidArgument(
@@ -264,7 +327,7 @@ void EnginePlan::PlanDrafter() {
     Decide("drafter", "none", "the checkpoint has no MTP layer");
     return;
   }
-  if (chained()) {
+  if (modules_present_ > 1) {
     k_ = wanted.value_or(modules_present_);
     if (k_ > modules_present_) {
       throw InvalidArgument(
@@ -332,10 +395,10 @@ void EnginePlan::PlanAcceptance() {
         "give one of synthetic_acceptance_rates and synthetic_acceptance_length with "
         "rejection_sample_method synthetic, and none without");
   }
-  if (o.probabilistic_drafts && (synthetic || o.method != DraftMethod::kMtp)) {
+  if (o.probabilistic_drafts && (synthetic || o.method == DraftMethod::kNgram)) {
     throw InvalidArgument(
         "draft_sample_method probabilistic needs rejection_sample_method match or standard and the "
-        "method mtp");
+        "method mtp or eagle3");
   }
   if (k_ == 0) return;
   if (synthetic) {
@@ -377,7 +440,7 @@ void EnginePlan::PlanDraftLength() {
     Decide("draft length", fmt::format("always {}", k_),
            o.num_speculative_tokens ? "num_speculative_tokens"
            : o.adaptive             ? "adaptive is false"
-                                    : "adaptive is the default with mtp and match only");
+                                    : "adaptive is the default with mtp or eagle3 and match only");
   }
 }
 

@@ -46,8 +46,9 @@ struct GpuBudget {
 
 /// Where the memory went, in bytes, and what the cache holds.
 struct MemoryReport {
-  WeightSizes weights;      // target, as computed with
-  WeightSizes mtp_weights;  // MTP modules
+  WeightSizes weights;          // target, as computed with
+  WeightSizes mtp_weights;      // MTP modules
+  WeightSizes drafter_weights;  // of a checkpoint of its own
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;  // over all groups, while the token is in every window
   int64_t kv_tokens = 0;           // that the cache holds, of one request if there are windows
@@ -63,6 +64,13 @@ struct Decision {
   std::string what;   // e.g. "drafter"
   std::string value;  // e.g. "ChainDrafter, k = 3"
   std::string why;    // e.g. "the checkpoint has 3 chained MTP modules"
+};
+
+/// A drafter with a checkpoint of its own.
+struct DrafterCheckpoint {
+  ModelConfig config;
+  std::unique_ptr<WeightSource> source;
+  std::vector<int32_t> taps;  // Eagle3Taps
 };
 
 /// Threads of a pool, the caller's included.
@@ -97,9 +105,11 @@ class EnginePlan {
   KvCacheForm kv_cache_form() const { return form_; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
+  /// Null: what drafts is the model's own, or nothing.
+  const DrafterCheckpoint* drafter() const { return drafter_ ? &*drafter_ : nullptr; }
   const ComputeThreads& threads() const { return threads_; }
   const AcceptanceOptions& acceptance() const { return acceptance_; }
-  bool chained() const { return modules_present_ > 1; }
+  bool chained() const { return modules_used_ > 0 && modules_present_ > 1; }
   /// A DSpark drafter is used.
   bool drafts_blocks() const { return config_.dspark && modules_used_ > 0; }
   const SchedulerConfig& scheduler() const { return scheduler_; }
@@ -134,6 +144,8 @@ class EnginePlan {
   void PlanAttention();
   void PlanDrafter();
   void PlanDSparkDrafter();
+  void PlanMtpDrafter();
+  void PlanEagle3Drafter();
   void PlanDraftVocabulary();
   void PlanAcceptance();
   void PlanDraftLength();
@@ -150,6 +162,7 @@ class EnginePlan {
   int64_t KeptBytesPerPage() const;
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
+  bool HasModules() const { return modules_used_ > 0 || drafter_; }
   bool ModulesHaveWindows() const;
 
   const EngineOptions& options_;
@@ -162,6 +175,7 @@ class EnginePlan {
   DType dtype_ = DType::kBF16;
   DType kv_dtype_ = DType::kBF16;
   KvCacheForm form_ = KvCacheForm::kLatent;
+  std::optional<DrafterCheckpoint> drafter_;
   int32_t modules_present_ = 0;
   int32_t modules_used_ = 0;
   int32_t k_ = 0;
@@ -171,6 +185,7 @@ class EnginePlan {
   std::vector<CacheLayerSpec> cache_layers_;
   SchedulerConfig scheduler_;
   NetworkWeightSizes weight_sizes_;
+  WeightSizes drafter_sizes_;  // of a checkpoint of its own
   std::optional<GpuBudget> gpu_;
   size_t cache_decisions_ = 0;  // where those of PlanCache begin
 };

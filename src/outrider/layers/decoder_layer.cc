@@ -4,17 +4,6 @@ namespace outrider {
 
 namespace {
 
-MlaShape ShapeOf(const MlaSpec& a) {
-  return {.heads = static_cast<int32_t>(a.heads),
-          .q_lora = static_cast<int32_t>(a.q_lora),
-          .latent = static_cast<int32_t>(a.latent),
-          .nope = static_cast<int32_t>(a.nope),
-          .rope = static_cast<int32_t>(a.rope),
-          .value = static_cast<int32_t>(a.value),
-          .softmax_scale = static_cast<float>(a.softmax_scale),
-          .norm_eps = static_cast<float>(a.latent_norm_eps)};
-}
-
 GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
   return {.heads = static_cast<int32_t>(a.heads),
           .kv_heads = static_cast<int32_t>(a.kv_heads),

@@ -3,9 +3,13 @@
 // step. Per-head entries: one form for all.
 #pragma once
 
+#include "outrider/checkpoint/layer_spec.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
+
+/// The sizes of a layer's latent attention.
+MlaShape ShapeOf(const MlaSpec& spec);
 
 /// The weights of one layer's attention.
 struct MlaWeights {

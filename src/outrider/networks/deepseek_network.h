@@ -11,6 +11,8 @@ class DeepSeekNetwork : public DecoderNetwork {
  public:
   DeepSeekNetwork(ModelConfig config, DeepSeekWeights weights, const NetworkOptions& options);
 
+  const TokenTable& embedding() const override { return weights_.embedding; }
+
  private:
   void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;

@@ -17,6 +17,7 @@ class DeepSeekV4Network : public Network {
   DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights, const NetworkOptions& options);
 
   int32_t output_width() const override { return static_cast<int32_t>(layers_.width()); }
+  const TokenTable& embedding() const override { return weights_.embedding; }
 
   /// For a drafter that runs layers of its own.
   const DeepSeekV4Weights& weights() const { return weights_; }

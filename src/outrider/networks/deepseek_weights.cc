@@ -6,25 +6,25 @@
 
 namespace outrider {
 
-namespace {
-
-void DeclareAttention(WeightLoader& loader, const MlaSpec& a, int64_t hidden, MlaWeights* w,
-                      const std::string& prefix) {
+void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, int64_t output,
+                         MlaWeights* w, const std::string& prefix) {
   const int64_t query = a.heads * a.query_width();
   const WeightLoader::NamedMatrix kv_a = {&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
                                           a.latent + a.rope};
   if (a.q_lora > 0) {
-    loader.SideBySide({&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a, hidden);
+    loader.SideBySide({&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a, input);
     loader.Vector(&w->q_a_norm, prefix + "q_a_layernorm.weight", a.q_lora);
     loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora);
   } else {
-    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query}, kv_a, hidden);
+    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query}, kv_a, input);
   }
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
   loader.SplitKvUp(&w->kv_up, prefix + "kv_b_proj.weight",
                    {.heads = a.heads, .nope = a.nope, .value = a.value, .latent = a.latent});
-  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.value);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.value);
 }
+
+namespace {
 
 void DeclareMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, MoeWeights* w,
                 const std::string& prefix) {
@@ -53,8 +53,8 @@ void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, Dec
   layer->norm_eps = static_cast<float>(c.rms_norm_eps);
   LayerWeights* w = &layer->weights;
   loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
-  DeclareAttention(loader, std::get<MlaSpec>(layer->spec.attention), c.hidden_size,
-                   &w->attention.emplace<MlaWeights>(), prefix + "self_attn.");
+  DeclareMlaAttention(loader, std::get<MlaSpec>(layer->spec.attention), c.hidden_size,
+                      c.hidden_size, &w->attention.emplace<MlaWeights>(), prefix + "self_attn.");
   loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight", c.hidden_size);
   if (const MoeSpec* moe = layer->spec.moe()) {
     DeclareMoe(loader, *moe, c.hidden_size, &w->mlp.emplace<MoeWeights>(), prefix + "mlp.");

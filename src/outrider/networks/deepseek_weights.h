@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
@@ -13,6 +14,10 @@ namespace outrider {
 struct MtpWeights : MtpModule {
   const float* output_norm = nullptr;  // shared_head.norm [hidden]
 };
+
+/// Latent attention that reads rows of `input` numbers and adds rows of `output`.
+void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& spec, int64_t input, int64_t output,
+                         MlaWeights* weights, const std::string& prefix);
 
 struct DeepSeekWeights {
   std::unique_ptr<WeightMemory> memory;  // what all handles point into

@@ -13,7 +13,8 @@ void MtpDraftModel::Forward(const ModulePass& pass, KvCache& cache) {
 }
 
 void MtpDraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) {
-  network_.Draw(*sampler_, draws.m, draws.hidden, draws.rows, draws.requests, draft_vocab_, tokens);
+  network_.Draw(*sampler_, draws.m, draws.hidden, draws.rows, draws.requests,
+                {.rows = draft_vocab_}, tokens);
 }
 
 }  // namespace outrider

@@ -69,21 +69,25 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
 
 }  // namespace
 
+void AddCacheLayers(const LayerSpec& layer, KvCacheForm form, NetworkCache* cache) {
+  for (const CacheLayerKind& kind : CacheLayersOf(layer, form)) {
+    const auto group = std::ranges::find(cache->groups, static_cast<int32_t>(kind.window),
+                                         &CacheGroupSpec::window);
+    const auto index = static_cast<int32_t>(group - cache->groups.begin());
+    if (group == cache->groups.end()) cache->groups.push_back(GroupOf(kind.window));
+    cache->layers.push_back({.group = index,
+                             .width = static_cast<int32_t>(kind.width),
+                             .ratio = static_cast<int32_t>(kind.ratio),
+                             .use = kind.use,
+                             .rope = static_cast<int32_t>(kind.rope),
+                             .what = kind.what});
+  }
+}
+
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form) {
   NetworkCache cache;
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
-    for (const CacheLayerKind& kind : CacheLayersOf(config.layer(i), form)) {
-      const auto group = std::ranges::find(cache.groups, static_cast<int32_t>(kind.window),
-                                           &CacheGroupSpec::window);
-      const auto index = static_cast<int32_t>(group - cache.groups.begin());
-      if (group == cache.groups.end()) cache.groups.push_back(GroupOf(kind.window));
-      cache.layers.push_back({.group = index,
-                              .width = static_cast<int32_t>(kind.width),
-                              .ratio = static_cast<int32_t>(kind.ratio),
-                              .use = kind.use,
-                              .rope = static_cast<int32_t>(kind.rope),
-                              .what = kind.what});
-    }
+    AddCacheLayers(config.layer(i), form, &cache);
   }
   return cache;
 }
@@ -195,9 +199,9 @@ void Network::Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_
 
 void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,
                    std::span<const int32_t> rows, std::span<const DrawRequest> requests,
-                   int32_t num_tokens, std::span<int32_t> tokens) {
+                   const DraftTokens& among, std::span<int32_t> tokens) {
   Sample(sampler, module, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
-    sampler.Draw(context, head_rows, requests, num_tokens, tokens);
+    sampler.Draw(context, head_rows, requests, among, tokens);
   });
 }
 

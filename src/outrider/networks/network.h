@@ -25,6 +25,10 @@ CacheShape CacheShapeOf(const MlaSpec& attention);
 /// cache whose entries live equally long form a group. `form` is of latent attention.
 NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCacheForm form);
 
+/// Adds behind the others what a layer keeps, to the groups whose entries live as long, or to new
+/// ones.
+void AddCacheLayers(const LayerSpec& layer, KvCacheForm form, NetworkCache* cache);
+
 /// The layers of the cache that belong to layer `index` of the network begin with this one. All
 /// attention has one, but for CompressedSpec: rows of the window; with a ratio the entries and the
 /// rows that they are pooled from; with an indexer its keys and the rows of those.
@@ -70,6 +74,8 @@ class Network {
   virtual int32_t output_width() const { return hidden_size(); }
   int32_t vocab_size() const { return static_cast<int32_t>(config_.vocab_size); }
   int32_t num_mtp_modules() const { return num_modules_; }
+  /// A row of numbers per token: what the first layer reads.
+  virtual const TokenTable& embedding() const = 0;
   /// What it keeps in the cache, in the form that the attention plan says.
   NetworkCache cache_needs() const {
     return NetworkCacheOf(config_, num_modules_, options_.attention.cache_form());
@@ -109,7 +115,8 @@ class Network {
   void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
               std::span<const VerifyRequest> requests);
   void Draw(StepSampler& sampler, int32_t module, Tensor hidden, std::span<const int32_t> rows,
-            std::span<const DrawRequest> requests, int32_t num_tokens, std::span<int32_t> tokens);
+            std::span<const DrawRequest> requests, const DraftTokens& among,
+            std::span<int32_t> tokens);
   void Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
              std::span<const ScoreRequest> requests);
 

@@ -50,6 +50,8 @@ NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int
         return Measure<DeepSeekV4Weights>(*loader, config, modules);
       case ModelFamily::kStep3p5:
         return Measure<Step3p5Weights>(*loader, config, modules);
+      case ModelFamily::kEagle3:
+        break;  // no network, but a draft model
     }
     OUTRIDER_CHECK(false);
   };
@@ -79,6 +81,8 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
     case ModelFamily::kStep3p5:
       return std::make_unique<Step3p5Network>(
           config, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
+    case ModelFamily::kEagle3:
+      break;
   }
   OUTRIDER_CHECK(false);
 }

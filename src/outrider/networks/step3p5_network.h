@@ -14,6 +14,8 @@ class Step3p5Network : public DecoderNetwork {
  public:
   Step3p5Network(ModelConfig config, Step3p5Weights weights, const NetworkOptions& options);
 
+  const TokenTable& embedding() const override { return weights_.embedding; }
+
  private:
   void RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                  std::span<const LayerTap> taps) override;

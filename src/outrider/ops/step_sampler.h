@@ -30,6 +30,14 @@ struct VerifyRequest {
   int64_t num_rows() const { return static_cast<int64_t>(input.drafts.size()) + 1; }
 };
 
+/// The tokens that drafts are among: those of a head's first rows.
+struct DraftTokens {
+  int32_t rows = 0;
+  /// The token of each row, each once; empty: token i is row i's.
+  std::span<const int32_t> ids = {};
+  int32_t vocab_size = 0;  // of the target, with ids
+};
+
 /// A draft that is drawn from the row of logits of the same index.
 struct DrawRequest {
   /// Null: the most likely token.
@@ -53,10 +61,10 @@ class StepSampler {
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
 
-  /// tokens[i] = a draft among the first `num_tokens` tokens; it is a token even where numbers have
-  /// overflowed.
+  /// tokens[i] = a draft among `among`; it is a token even where numbers have overflowed. Noise and
+  /// distributions are by token, whatever its row.
   virtual void Draw(const Context& context, const HeadRows& rows,
-                    std::span<const DrawRequest> requests, int32_t num_tokens,
+                    std::span<const DrawRequest> requests, const DraftTokens& among,
                     std::span<int32_t> tokens) = 0;
 
   /// The same from rows of logits [requests, tokens], which it may change.

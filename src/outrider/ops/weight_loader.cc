@@ -39,29 +39,32 @@ int64_t SumOf(const WeightSizes& sizes) {
   return sum;
 }
 
-void WeightLoader::CheckTensors(const WeightSource& source, const ModelConfig& config,
-                                const std::vector<ExpectedTensor>& declared) {
+void WeightLoader::Check(FunctionRef<bool(std::string_view)> ignorable) const {
+  source().Check(Declared(), ignorable);
+}
+
+void WeightLoader::Check(const ModelConfig& config) const {
   // Modules that are there and not declared are fine; other layers behind the trunk are not.
-  const int64_t layers = config.num_hidden_layers() + CountMtpLayers(source, config);
+  const int64_t layers = config.num_hidden_layers() + CountMtpLayers(source(), config);
   const auto of_model = [&](std::string_view name) {
     return name.starts_with(config.tensor_prefix) && !IsRedundant(name);
   };
-  for (const std::string& name : source.names()) {
+  for (const std::string& name : source().names()) {
     if (of_model(name) && name.ends_with(".eh_proj.weight") &&
         LayerOf(name) < config.num_hidden_layers()) {
       throw InvalidArgument(
           "{}: layer {} has an eh_proj.weight, so it is an MTP module, but \"num_hidden_layers\" "
           "of config.json is {}; it must be the number of layers before the modules",
-          source.where(), LayerOf(name), config.num_hidden_layers());
+          source().where(), LayerOf(name), config.num_hidden_layers());
     }
     if (of_model(name) && LayerOf(name) >= layers) {
       throw InvalidArgument(
           "{}: holds {}, but \"num_hidden_layers\" of config.json is {} and layer {} is no MTP "
           "module (it has no eh_proj.weight); it must be the number of layers that the files hold",
-          source.where(), name, config.num_hidden_layers(), layers);
+          source().where(), name, config.num_hidden_layers(), layers);
     }
   }
-  source.Check(declared, [&](std::string_view name) {
+  Check([&](std::string_view name) {
     return !of_model(name) || LayerOf(name) >= config.num_hidden_layers() ||
            name.substr(config.tensor_prefix.size()).starts_with("mtp.");
   });

@@ -7,9 +7,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "outrider/base/dtype.h"
+#include "outrider/base/function_ref.h"
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/ops/context.h"
@@ -139,7 +141,9 @@ class WeightLoader {
 
   /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP modules that
   /// were not declared and copies of embedding and head inside MTP modules are not unexpected.
-  virtual void Check(const ModelConfig& config) const = 0;
+  void Check(const ModelConfig& config) const;
+  /// The same; tensors whose names are `ignorable` are not unexpected.
+  void Check(FunctionRef<bool(std::string_view)> ignorable) const;
 
   /// Of all declared weights, with their scales. Opens every tensor.
   virtual WeightSizes PackedSizes() = 0;
@@ -152,9 +156,8 @@ class WeightLoader {
   virtual std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) = 0;
 
  protected:
-  /// Check, of what was declared.
-  static void CheckTensors(const WeightSource& source, const ModelConfig& config,
-                           const std::vector<ExpectedTensor>& declared);
+  /// The tensors of everything that was declared.
+  virtual std::vector<ExpectedTensor> Declared() const = 0;
   /// Throws Error if `copy` differs from `original`; both are matrices of one shape.
   static void CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
                         const ExpectedTensor& original, ThreadPool& pool);

@@ -183,22 +183,22 @@ std::vector<OptionRow> EngineOptionRows() {
     s.engine.speculation.adaptive = ParseChoice(v.where, Text(v), kNames) == 0;
   };
   const std::string tokens_default =
-      "as many as pay, up to the number of MTP modules, 3 with a single one; 0 without";
+      "as many as pay, up to the number of MTP modules, 3 with a single one or eagle3; 0 without";
   rows.insert(
       rows.end(),
-      {{"speculative-config.method", one, "Speculation", "mtp|ngram", "", "The key method alone",
-        every, set_method},
+      {{"speculative-config.method", one, "Speculation", "mtp|eagle3|ngram", "",
+        "The key method alone", every, set_method},
        {"speculative-config.num_speculative_tokens", one, "Speculation", "N", "",
         "The key num_speculative_tokens alone", not_bench, set_tokens},
        {"speculative-config.adaptive", one, "Speculation", "true|false",
-        "true with MTP modules, unless the number of tokens is given; false for bench",
+        "true with mtp and eagle3, unless the number of tokens is given; false for bench",
         "The key adaptive alone: choose how many tokens to draft, up to num_speculative_tokens, by "
         "measured acceptance and step times",
         every, set_adaptive},
-       {"spec-method", one, "Speculation", "mtp|ngram", "mtp",
-        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; ngram: "
-        "looked "
-        "up earlier in the same text",
+       {"spec-method", one, "Speculation", "mtp|eagle3|ngram", "mtp",
+        "How tokens are guessed; mtp: the checkpoint's multi-token prediction modules; eagle3: a "
+        "drafter whose directory --speculative-config names as model; ngram: looked up earlier in "
+        "the same text",
         every, set_method},
        {"spec-tokens", one, "Speculation", "N", tokens_default,
         "Draft tokens per request and step; 0 turns speculation off", not_bench, set_tokens},

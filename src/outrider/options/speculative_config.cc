@@ -43,9 +43,10 @@ json ParseUnique(std::string_view where, std::string_view text) {
 
 void SetSpeculationMethod(std::string_view where, std::string_view text,
                           SpeculationOptions& options) {
-  static const std::array<std::string, 2> kMethods = {"mtp", "ngram"};
-  options.method =
-      ParseChoice(where, text, kMethods) == 0 ? DraftMethod::kMtp : DraftMethod::kNgram;
+  static const std::array<std::string, 3> kNames = {"mtp", "eagle3", "ngram"};
+  static constexpr std::array kMethods = {DraftMethod::kMtp, DraftMethod::kEagle3,
+                                          DraftMethod::kNgram};
+  options.method = kMethods.at(ParseChoice(where, text, kNames));
 }
 
 void SetNumSpeculativeTokens(std::string_view where, std::string_view text,
@@ -100,6 +101,15 @@ std::vector<DraftRange> DraftRanges(std::string_view where, const json& value) {
   return ranges;
 }
 
+std::vector<int32_t> LayerIds(std::string_view where, const json& value) {
+  if (!value.is_array() || value.empty()) {
+    throw InvalidArgument("{}: must be a list of layers, not {}", where, value.dump());
+  }
+  std::vector<int32_t> ids;
+  for (const json& id : value) ids.push_back(WholeNumber(where, id, 1, 4096));
+  return ids;
+}
+
 struct Key {
   std::string name;
   void (*set)(std::string_view where, const json& value, SpeculationOptions& options);
@@ -113,6 +123,11 @@ const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = {
       {"method",
        [](W where, const json& v, O& o) { SetSpeculationMethod(where, String(where, v), o); }},
+      {"model", [](W where, const json& v, O& o) { o.model = String(where, v); }},
+      {"eagle_aux_hidden_state_layer_ids",
+       [](W where, const json& v, O& o) {
+         o.eagle_aux_hidden_state_layer_ids = LayerIds(where, v);
+       }},
       {"num_speculative_tokens",
        [](W where, const json& v, O& o) {
          o.num_speculative_tokens = WholeNumber(where, v, 0, kMaxSpeculativeTokens);

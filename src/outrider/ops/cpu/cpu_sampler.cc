@@ -1,6 +1,7 @@
 #include "outrider/ops/cpu/cpu_sampler.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
@@ -82,7 +83,7 @@ void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
 }
 
 void CpuSampler::Draw(const Context& context, const HeadRows& rows,
-                      std::span<const DrawRequest> requests, int32_t num_tokens,
+                      std::span<const DrawRequest> requests, const DraftTokens& among,
                       std::span<int32_t> tokens) {
   const auto gather = [&](bool drawn) -> HeadRows {
     group_.clear();
@@ -96,17 +97,20 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
   };
   const HeadRows likeliest = gather(false);
   likeliest_.resize(group_.size());
-  Choose(context, likeliest, num_tokens, likeliest_);
-  for (size_t i = 0; i < group_.size(); ++i) tokens[group_[i]] = std::max(likeliest_[i], 0);
+  Choose(context, likeliest, among.rows, likeliest_);
+  for (size_t i = 0; i < group_.size(); ++i) {
+    const int32_t row = std::max(likeliest_[i], 0);
+    tokens[group_[i]] = among.ids.empty() ? row : among.ids[static_cast<size_t>(row)];
+  }
 
   const HeadRows drawn = gather(true);
   for (size_t first = 0; first < group_.size(); first += kLogitsTile) {
     const size_t count = std::min(kLogitsTile, group_.size() - first);
-    const MatrixView<float> logits = Logits(context, drawn, first, count, num_tokens);
+    const MatrixView<float> logits = Logits(context, drawn, first, count, among.rows);
     context.pool->ParallelFor(logits.rows, [&](int64_t row, int thread) {
       const size_t i = group_[first + static_cast<size_t>(row)];
       tokens[i] = DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
-                            requests[i].draw, {logits.row(row), static_cast<size_t>(num_tokens)});
+                            requests[i].draw, ByToken(among, logits.row(row), thread));
     });
   }
 }
@@ -123,6 +127,15 @@ void CpuSampler::DrawFrom(const Context& context, Tensor logits,
                     : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
                                 requests[i].draw, of_row);
   });
+}
+
+std::span<const float> CpuSampler::ByToken(const DraftTokens& among, const float* logits,
+                                           int thread) {
+  if (among.ids.empty()) return {logits, static_cast<size_t>(among.rows)};
+  std::vector<float>& row = by_token_[static_cast<size_t>(thread)];
+  row.assign(static_cast<size_t>(among.vocab_size), -std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i < among.ids.size(); ++i) row[static_cast<size_t>(among.ids[i])] = logits[i];
+  return row;
 }
 
 void CpuSampler::Score(const Context& context, const HeadRows& rows,

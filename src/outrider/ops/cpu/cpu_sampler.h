@@ -12,12 +12,13 @@ class CpuSampler : public StepSampler {
   /// verifier: how drafts are verified.
   CpuSampler(int num_threads, const Verifier& verifier)
       : verifiers_(static_cast<size_t>(num_threads), verifier),
-        samplers_(static_cast<size_t>(num_threads)) {}
+        samplers_(static_cast<size_t>(num_threads)),
+        by_token_(static_cast<size_t>(num_threads)) {}
 
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
-            int32_t num_tokens, std::span<int32_t> tokens) override;
+            const DraftTokens& among, std::span<int32_t> tokens) override;
   void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
                 std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
@@ -35,9 +36,12 @@ class CpuSampler : public StepSampler {
               std::span<int32_t> tokens);
   void VerifyLikeliest(const Context& context, const HeadRows& rows,
                        std::span<const VerifyRequest> requests);
+  /// The logits of a row by token, -infinity where `among` has none.
+  std::span<const float> ByToken(const DraftTokens& among, const float* logits, int thread);
 
-  std::vector<Verifier> verifiers_;  // one per thread, all alike
-  std::vector<Sampler> samplers_;    // one per thread
+  std::vector<Verifier> verifiers_;           // one per thread, all alike
+  std::vector<Sampler> samplers_;             // one per thread
+  std::vector<std::vector<float>> by_token_;  // one per thread, [vocab]
   // Kept to reuse memory.
   std::vector<float> logits_;       // [tile rows, vocab]
   std::vector<int32_t> likeliest_;  // [rows]

@@ -38,11 +38,11 @@ class CpuWeightLoader : public WeightLoader {
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Copy(const std::string& name, const std::string& original, int64_t rows,
             int64_t cols) override;
-  void Check(const ModelConfig& config) const override;
   WeightSizes PackedSizes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
+  std::vector<ExpectedTensor> Declared() const override;
   /// What the handles point to; addresses stay.
   struct Memory : WeightMemory {
     Buffer bytes;

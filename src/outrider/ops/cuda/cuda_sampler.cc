@@ -130,7 +130,7 @@ void CudaSampler::Verify(const Context& context, const HeadRows& rows,
 }
 
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,
-                       std::span<const DrawRequest> requests, int32_t num_tokens,
+                       std::span<const DrawRequest> requests, const DraftTokens& among,
                        std::span<int32_t> tokens) {
   drawn_rows_.clear();
   drawn_requests_.clear();
@@ -139,7 +139,9 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   host_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
     const DrawRequest& request = requests[i];
-    if (request.sampling != nullptr && !request.draw.probs.empty()) {
+    // The kernel's noise is by row.
+    const bool by_row = among.ids.empty() && request.draw.probs.empty();
+    if (request.sampling != nullptr && !by_row) {
       host_draws_.push_back(i);
       host_draw_requests_.push_back(request);
       host_rows_.push_back(rows.rows[i]);
@@ -155,15 +157,15 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   }
   {
     const Stopwatch watch(head_seconds_);
-    DrawRows(context, rows, num_tokens);
+    DrawRows(context, rows, among.rows);
   }
   for (size_t i = 0; i < drawn_requests_.size(); ++i) {
-    tokens[drawn_requests_[i]] = std::max(drawn_[i], 0);
+    const int32_t row = std::max(drawn_[i], 0);
+    tokens[drawn_requests_[i]] = among.ids.empty() ? row : among.ids[static_cast<size_t>(row)];
   }
   if (host_draws_.empty()) return;
   host_drafts_.resize(host_draws_.size());
-  host_.Draw(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, num_tokens,
-             host_drafts_);
+  host_.Draw(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among, host_drafts_);
   for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
 }
 

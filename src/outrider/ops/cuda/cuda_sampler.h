@@ -26,7 +26,7 @@ class CudaSampler : public StepSampler {
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
-            int32_t num_tokens, std::span<int32_t> tokens) override;
+            const DraftTokens& among, std::span<int32_t> tokens) override;
   /// Not reached: a drafter of blocks is refused at start (hopper_networks.h).
   void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
                 std::span<int32_t> tokens) override;

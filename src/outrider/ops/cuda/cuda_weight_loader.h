@@ -44,11 +44,11 @@ class CudaWeightLoader : public WeightLoader {
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Copy(const std::string& name, const std::string& original, int64_t rows,
             int64_t cols) override;
-  void Check(const ModelConfig& config) const override;
   WeightSizes PackedSizes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
  private:
+  std::vector<ExpectedTensor> Declared() const override;
   struct Memory : WeightMemory {
     std::vector<DeviceMemory> bytes;
     std::deque<PackedWeight> matrices;

@@ -1,0 +1,92 @@
+#include "outrider/checkpoint/stored_four_bit_tensor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "outrider/base/error.h"
+
+namespace outrider {
+namespace {
+
+int64_t BytesOf(const TensorInfo& info) { return static_cast<int64_t>(info.end - info.begin); }
+
+}  // namespace
+
+StoredFourBitTensor::StoredFourBitTensor(const TensorEntry& codes, const TensorEntry& scales,
+                                         int64_t group_cols, const GroupScales& group)
+    : WeightTensor(codes.info.shape),
+      codes_(codes),
+      scales_(scales),
+      stored_group_cols_(group_cols),
+      group_(group) {
+  OUTRIDER_CHECK(cols() % group_cols == 0 && group_cols % group.cols == 0);
+}
+
+int64_t StoredFourBitTensor::stored_bytes() const {
+  return BytesOf(codes_.info) + BytesOf(scales_.info);
+}
+
+void StoredFourBitTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const {
+  OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+  const int64_t row_bytes = cols() / 2;
+  codes_.file->ReadAt(codes_.info.begin + static_cast<uint64_t>(first_row * row_bytes),
+                      static_cast<uint64_t>(count * row_bytes), out);
+}
+
+void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
+                                      const uint8_t* stored) const {
+  const int64_t groups = cols() / stored_group_cols_;
+  for (int64_t i = 0; i < count * groups; ++i) {
+    bool finite = true;
+    if (group_.dtype == DType::kF8E8M0) {
+      finite = stored[i] != 0xff;
+      if (finite && (stored[i] < kLeastFp4Exponent || stored[i] > kLargestFp4Exponent)) {
+        throw InvalidArgument("{}: {} holds 2^{} in row {}, column {}; 2^{} to 2^{} can be read",
+                              scales_.file->path().string(), scales_.info.name, stored[i] - 127,
+                              first_row + i / groups, i % groups, kLeastFp4Exponent - 127,
+                              kLargestFp4Exponent - 127);
+      }
+    } else if (group_.dtype == DType::kF8E4M3) {
+      finite = (stored[i] & 0x7f) != 0x7f;
+    } else {
+      BFloat16 scale;
+      std::memcpy(&scale, stored + 2 * i, 2);
+      finite = std::isfinite(ToFloat(scale));
+    }
+    if (!finite) {
+      throw InvalidArgument("{}: {} holds a value that is not finite in row {}, column {}",
+                            scales_.file->path().string(), scales_.info.name,
+                            first_row + i / groups, i % groups);
+    }
+  }
+}
+
+void StoredFourBitTensor::ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const {
+  OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
+  const auto size = static_cast<int64_t>(DTypeSize(group_.dtype));
+  const int64_t row_bytes = cols() / stored_group_cols_ * size;
+  std::vector<uint8_t> stored(static_cast<size_t>(count * row_bytes));
+  scales_.file->ReadAt(scales_.info.begin + static_cast<uint64_t>(first_row * row_bytes),
+                       stored.size(), stored.data());
+  CheckScales(first_row, count, stored.data());
+  const int64_t times = stored_group_cols_ / group_.cols;
+  for (size_t i = 0; i < stored.size(); i += static_cast<size_t>(size)) {
+    for (int64_t t = 0; t < times; ++t) {
+      std::memcpy(out, stored.data() + i, static_cast<size_t>(size));
+      out += size;
+    }
+  }
+}
+
+void StoredFourBitTensor::ReadRows(int64_t first_row, int64_t count, float* out) const {
+  std::vector<uint8_t> codes(static_cast<size_t>(count * cols() / 2));
+  std::vector<uint8_t> scales(static_cast<size_t>(count * cols() / group_.cols) *
+                              DTypeSize(group_.dtype));
+  ReadCodes(first_row, count, codes.data());
+  ReadGroupScales(first_row, count, scales.data());
+  WidenFourBitCodes(stored_dtype(), group_, codes.data(), scales.data(), count * cols(), out);
+}
+
+}  // namespace outrider

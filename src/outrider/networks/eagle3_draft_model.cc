@@ -1,0 +1,169 @@
+#include "outrider/networks/eagle3_draft_model.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/stopwatch.h"
+
+namespace outrider {
+
+namespace {
+
+// Rows of the target are wide where they are normalised: as many at a time.
+constexpr int64_t kReadTile = 512;
+
+}  // namespace
+
+WeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config, const WeightSource& source,
+                          const WeightForm& form) {
+  const std::unique_ptr<WeightLoader> loader = ops.MakeWeightLoader(source, form);
+  Eagle3Weights weights;
+  weights.Declare(*loader, config);
+  weights.ReadTokens(source, config);
+  return loader->PackedSizes();
+}
+
+Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,
+                         const WeightForm& form, const Device& device,
+                         const WeightLoader::Progress& progress) {
+  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, form);
+  Eagle3Weights weights;
+  weights.Declare(*loader, config);
+  weights.ReadTokens(source, config);
+  weights.memory = loader->Load(device, progress);
+  return weights;
+}
+
+NetworkCache Eagle3DraftModel::CacheNeeds(const ModelConfig& target, const ModelConfig& config,
+                                          KvCacheForm form) {
+  NetworkCache cache = NetworkCacheOf(target, 0, form);
+  AddCacheLayers(config.layers.front(), form, &cache);
+  return cache;
+}
+
+Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_t> taps,
+                                   Eagle3Weights weights, const Network& target)
+    : DraftModel(target.device(), target.attention()),
+      spec_(*config.eagle3),
+      taps_(std::move(taps)),
+      weights_(std::move(weights)),
+      embedding_(weights_.embedding.value_or(target.embedding())),
+      shape_(ShapeOf(std::get<MlaSpec>(config.layers.front().attention))),
+      mlp_(*config.layers.front().dense()),
+      norm_eps_(static_cast<float>(config.rms_norm_eps)),
+      hidden_(config.hidden_size),
+      vocab_(target.vocab_size()),
+      first_cache_layer_(FirstCacheLayer(target.config(), target.config().num_hidden_layers())),
+      operand_dtype_(target.operand_dtype()),
+      sampler_(device().ops.MakeSampler(device(), Verifier())) {
+  OUTRIDER_CHECK(target.num_mtp_modules() == 0 && embedding_.cols == hidden_);
+  rotary_.Add(config.layers.front().rotary);
+}
+
+Tensor Eagle3DraftModel::ReadTarget(Tensor target) {
+  const Stopwatch watch(busy_seconds_);
+  const Context context = MakeContext(operand_dtype_);
+  OUTRIDER_CHECK(target.cols == weights_.fc.cols);
+  if (read_ == nullptr || read_->rows().rows < target.rows) {
+    read_ = context.ops.MakeRows(target.rows, hidden_);
+  }
+  for (int64_t first = 0; first < target.rows; first += kReadTile) {
+    const Scratch::Frame frame(context.arena);
+    Tensor tile = target.Rows(first, std::min(kReadTile, target.rows - first));
+    if (!weights_.tap_norms.empty()) {
+      const Tensor normed = context.Activations(tile.rows, tile.cols);
+      int64_t column = 0;
+      for (const float* norm : weights_.tap_norms) {
+        context.ops.Norm(context, tile.Columns(column, spec_.target_hidden_size), norm, norm_eps_,
+                         normed.Columns(column, spec_.target_hidden_size));
+        column += spec_.target_hidden_size;
+      }
+      tile = normed;
+    }
+    context.ops.Multiply(
+        context, std::array{Product{
+                     .x = tile, .w = &weights_.fc, .y = read_->rows().Rows(first, tile.rows)}});
+  }
+  return read_->rows().Rows(0, target.rows);
+}
+
+void Eagle3DraftModel::Forward(const ModulePass& pass, KvCache& cache) {
+  const Stopwatch watch(busy_seconds_);
+  const Context context = MakeContext(operand_dtype_);
+  const Scratch::Frame frame(context.arena);
+  const Ops& ops = context.ops;
+  const int64_t entries = pass.entries.num_rows();
+  const int64_t outputs = pass.outputs.num_rows();
+  const LayerCache layer_cache = cache.layer(first_cache_layer_);
+
+  const Tensor pair = context.Activations(entries + outputs, 2 * hidden_);
+  const Tensor embedding = context.Rows(entries + outputs, hidden_);
+  ops.Embed(context, embedding_, pass.entries, false, embedding.Rows(0, entries));
+  ops.Embed(context, embedding_, pass.outputs, false, embedding.Rows(entries, outputs));
+  ops.Norm(context, embedding, weights_.embedding_norm, norm_eps_, pair.Columns(0, hidden_));
+  const Tensor previous = pass.previous.Rows(0, entries + outputs);
+  ops.Norm(context, previous, weights_.hidden_norm, norm_eps_, pair.Columns(hidden_, hidden_));
+  if (entries > 0) {
+    WriteMlaEntries(context, shape_, weights_.attention, pass.entries,
+                    rotary_.Rows(context, pass.entries).front(), layer_cache,
+                    pair.Rows(0, entries));
+  }
+  if (outputs == 0) return;
+  const Tensor x = context.Rows(outputs, hidden_);
+  if (spec_.norms_residual) {
+    ops.Norm(context, previous.Rows(entries, outputs), weights_.hidden_norm, norm_eps_, x);
+  } else {
+    ops.Copy(context, previous.Rows(entries, outputs), x);
+  }
+  MlaForward(context, shape_, weights_.attention, pass.outputs,
+             rotary_.Rows(context, pass.outputs).front(), layer_cache, pair.Rows(entries, outputs),
+             x);
+  const Tensor h = context.Activations(outputs, hidden_);
+  ops.Norm(context, x, weights_.post_attention_norm, norm_eps_, h);
+  DenseMlp(context, mlp_, weights_.mlp, h, x);
+  const Tensor out = pass.hidden.Rows(0, outputs);
+  if (spec_.norms_output) {
+    ops.Norm(context, x, weights_.final_norm, norm_eps_, out);
+  } else {
+    ops.Copy(context, x, out);
+  }
+}
+
+HeadRows Eagle3DraftModel::BeforeHead(const Context& context, Tensor hidden,
+                                      std::span<const int32_t> rows) {
+  if (spec_.norms_output) return {weights_.head, hidden, rows};
+  const Tensor x = context.Rows(static_cast<int64_t>(rows.size()), hidden_);
+  head_rows_.clear();
+  copies_.clear();
+  for (const int32_t row : rows) {
+    const auto next = static_cast<int32_t>(head_rows_.size());
+    copies_.Add(row, next);
+    head_rows_.push_back(next);
+  }
+  context.ops.CopyRows(context, hidden, x, copies_);
+  context.ops.Norm(context, x, weights_.final_norm, norm_eps_, x);
+  return {weights_.head, x, head_rows_};
+}
+
+void Eagle3DraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) {
+  const Context context = MakeContext(operand_dtype_);
+  const Scratch::Frame frame(context.arena);
+  const double before = sampler_->head_seconds();
+  sampler_->Draw(context, BeforeHead(context, draws.hidden, draws.rows), draws.requests,
+                 {.rows = static_cast<int32_t>(weights_.head.rows),
+                  .ids = weights_.tokens,
+                  .vocab_size = vocab_},
+                 tokens);
+  busy_seconds_ += sampler_->head_seconds() - before;
+}
+
+void Eagle3DraftModel::Logits(Tensor hidden, std::span<const int32_t> rows, Tensor logits) {
+  const Context context = MakeContext(operand_dtype_);
+  const Scratch::Frame frame(context.arena);
+  const HeadRows input = BeforeHead(context, hidden, rows);
+  context.ops.Head(context, input.x, input.rows, input.head, logits);
+}
+
+}  // namespace outrider

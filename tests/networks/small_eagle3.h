@@ -1,0 +1,57 @@
+// A directory with the config.json of an EAGLE-3 drafter for another directory's model: for dummy
+// weights, where speed matters and sense does not.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/temporary_directory.h"
+
+namespace outrider {
+
+class SmallEagle3 {
+ public:
+  /// The drafter reads the outputs of the target's first and last layers. version31: with the norms
+  /// of version 3.1, and with attention of another shape than the target's.
+  explicit SmallEagle3(const std::filesystem::path& target, bool version31 = false) {
+    std::ifstream file(target / "config.json");
+    const nlohmann::json model = nlohmann::json::parse(file);
+    nlohmann::json config = {{"architectures", {"Eagle3DeepseekV2ForCausalLM"}},
+                             {"model_type", "deepseek_v3"},
+                             {"intermediate_size", 32},
+                             {"num_hidden_layers", 1},
+                             {"hidden_act", "silu"},
+                             {"q_lora_rank", 24},
+                             {"rope_theta", 10000},
+                             {"rms_norm_eps", 1e-5},
+                             {"draft_vocab_size", model["vocab_size"].get<int>() / 2},
+                             {"torch_dtype", "bfloat16"}};
+    // The layers that streams leave, as the list begins with 1.
+    const int last = model["num_hidden_layers"].get<int>() - 1;
+    config["eagle_aux_hidden_state_layer_ids"] =
+        last > 1 ? nlohmann::json{1, last} : nlohmann::json{1};
+    for (const char* key : {"vocab_size", "hidden_size", "max_position_embeddings"}) {
+      config[key] = model[key];
+    }
+    const nlohmann::json other = {{"num_attention_heads", 2},
+                                  {"kv_lora_rank", 24},
+                                  {"qk_nope_head_dim", 16},
+                                  {"qk_rope_head_dim", 8},
+                                  {"v_head_dim", 16}};
+    const bool like_target = !version31 && model.contains("kv_lora_rank");
+    for (const auto& [key, value] : other.items()) config[key] = like_target ? model[key] : value;
+    if (version31) {
+      for (const char* key : {"fc_norm", "norm_output", "norm_before_residual"}) config[key] = true;
+    }
+    std::ofstream(directory() / "config.json") << config;
+  }
+
+  const std::filesystem::path& directory() const { return directory_.path(); }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+}  // namespace outrider
