@@ -37,7 +37,9 @@ const std::filesystem::path kTiny =
 
 ModelConfig Fp8Config(int64_t block_rows = 128, int64_t block_cols = 128) {
   ModelConfig config;
-  config.quantization = {.method = "fp8", .block_rows = block_rows, .block_cols = block_cols};
+  config.quantization.method = "fp8";
+  config.quantization.block_rows = block_rows;
+  config.quantization.block_cols = block_cols;
   return config;
 }
 
@@ -411,7 +413,7 @@ TEST(CheckpointTest, CheckNamesEverythingInOneError) {
                 ": the tensors do not fit config.json: 2 missing: gone, also_gone; "
                 "1 of another shape: bad_shape is [2], not [1, 2]; "
                 "2 of a type other than F32, BF16, F16 and F8_E4M3: ids is \"I64\", odd is \"F4\"; "
-                "4 FP8 or FP4 without usable scales: unscaled (no unscaled_scale_inv), "
+                "4 of 8 or 4 bits without usable scales: unscaled (no unscaled_scale_inv), "
                 "half_scaled (scales are [1, 1], not [2, 1]), "
                 "int_scaled (scales are \"I32\", not F32, BF16 or F8_E8M0), "
                 "vector (only matrices have blocks); "
@@ -425,7 +427,8 @@ TEST(CheckpointTest, CheckNamesEverythingInOneError) {
               HasSubstr(": tensor ids is \"I64\"; F32, BF16, F16 and F8_E4M3 can be read"));
   EXPECT_THAT(
       open_error("unscaled", {1, 1}),
-      HasSubstr("tensor is FP8 or FP4 without usable scales: unscaled (no unscaled_scale_inv)"));
+      HasSubstr(
+          "tensor is of 8 or 4 bits without usable scales: unscaled (no unscaled_scale_inv)"));
   source->Check(std::vector<ExpectedTensor>{{"good", {2}}}, [](std::string_view) { return true; });
 }
 
@@ -457,9 +460,11 @@ TEST(CheckpointTest, ScalesMustBeFinite) {
 
 TEST(CheckpointTest, OtherQuantizationsAreRefusedByName) {
   ModelConfig config;
-  config.quantization.method = "compressed-tensors";
+  config.quantization.method = "bitsandbytes";
   EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(kTiny, config); }),
-              HasSubstr("quantization \"compressed-tensors\" cannot be loaded; \"fp8\""));
+              HasSubstr("quantization \"bitsandbytes\" cannot be loaded: \"fp8\" (with "
+                        "weight_block_size), \"compressed-tensors\" and \"modelopt\" can, and "
+                        "none"));
 }
 
 TEST(CheckpointTest, NoWeights) {

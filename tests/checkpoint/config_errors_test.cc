@@ -339,6 +339,71 @@ TEST(ConfigErrorsTest, TypesAndQuantization) {
             Only("\"fmt\" of quantization_config is \"e5m2\": \"e4m3\" is supported"));
 }
 
+TEST(ConfigErrorsTest, CompressedTensors) {
+  const auto error = [](const std::string& key, const json& value) {
+    json config = json::parse(testing::kKimiK25);
+    json& weights =
+        config["text_config"]["quantization_config"]["config_groups"]["group_0"]["weights"];
+    if (value.is_discarded()) {
+      weights.erase(key);
+    } else {
+      weights[key] = value;
+    }
+    return ErrorOfText(config.dump());
+  };
+  const std::string where = " of config_groups.group_0.weights is ";
+  EXPECT_EQ(error("symmetric", false),
+            Only("\"symmetric\"" + where + "false: weights with zero points are not supported"));
+  EXPECT_EQ(error("actorder", "group"),
+            Only("\"actorder\"" + where +
+                 "\"group\": columns in the order of activations are not "
+                 "supported"));
+  EXPECT_EQ(error("actorder", "static"), "nothing was thrown");
+  EXPECT_EQ(error("group_size", 128), "nothing was thrown");
+  EXPECT_EQ(error("group_size", 48),
+            Only("\"group_size\"" + where + "48: a multiple of 32 is needed"));
+  EXPECT_THAT(error("group_size", 0), HasSubstr("\"group_size\"" + where + "0: "));
+  for (const json& bits : {json(8), json(3)}) {
+    EXPECT_EQ(error("num_bits", bits),
+              Only("\"num_bits\"" + where + bits.dump() +
+                   ": supported are 4 of \"int\" by \"group\", 4 of \"float\" by \"group\" or "
+                   "\"tensor_group\", and 8 of \"float\" by \"tensor\", \"channel\" or "
+                   "\"block\""));
+  }
+  EXPECT_EQ(error("strategy", "token"), Only("\"strategy\"" + where +
+                                             "\"token\": \"tensor\", \"channel\", \"block\", "
+                                             "\"group\" or \"tensor_group\""));
+  EXPECT_THAT(error("type", json::value_t::discarded), HasSubstr("\"type\""));
+
+  const auto error_around = [](const std::string& key, const json& value) {
+    json config = json::parse(testing::kKimiK25);
+    config["text_config"]["quantization_config"][key] = value;
+    return ErrorOfText(config.dump());
+  };
+  const std::string needed = ": an object with a group or more is needed";
+  EXPECT_EQ(error_around("config_groups", json::object()),
+            Only("\"config_groups\" of quantization_config is an object" + needed));
+  EXPECT_EQ(error_around("config_groups", json::array({1})),
+            Only("\"config_groups\" of quantization_config is [1]" + needed));
+  EXPECT_THAT(error_around("config_groups", {{"a\nb", {{"targets", {"Linear"}}}}}),
+              AllOf(HasSubstr("\"a\\nb\" needs an object \"weights\""), Not(HasSubstr("\n"))));
+  EXPECT_EQ(error_around("ignore", {1}),
+            Only("\"ignore\" of quantization_config is [1]: a list of names is needed"));
+}
+
+TEST(ConfigErrorsTest, ModelOpt) {
+  const auto error = [](const json& algorithm) {
+    return ErrorV3("quantization_config", {{"quant_method", "modelopt"},
+                                           {"quant_algo", algorithm},
+                                           {"exclude_modules", {"lm_head"}}});
+  };
+  EXPECT_EQ(error("NVFP4"), "nothing was thrown");
+  EXPECT_EQ(error("FP8"), "nothing was thrown");
+  EXPECT_EQ(error("W4A8_AWQ"),
+            Only("\"quant_algo\" of quantization_config is \"W4A8_AWQ\": \"NVFP4\" and \"FP8\" are "
+                 "supported of modelopt"));
+}
+
 TEST(ConfigErrorsTest, Tokens) {
   const std::string ids = ": token ids from 0 to 129279 are needed";
   EXPECT_EQ(ErrorV3("eos_token_id", -1), Only("\"eos_token_id\" is -1" + ids));

@@ -269,7 +269,7 @@ TEST(DeepSeekV4DummyWeightsTest, CodesAndScalesGiveTheValues) {
     std::vector<uint8_t> codes(kRows * kCols);
     tensor->ReadCodes(0, kRows, codes.data());
     std::vector<uint8_t> exponents(kRows * kCols / kFp4Group);
-    if (fp4) tensor->ReadExponents(0, kRows, exponents.data());
+    if (fp4) tensor->ReadGroupScales(0, kRows, exponents.data());
     double squares = 0;
     float largest = 0;
     for (int64_t i = 0; i < kRows * kCols; ++i) {

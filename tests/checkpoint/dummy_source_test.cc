@@ -133,5 +133,43 @@ TEST(DummyWeightsTest, HasWhatOtherFamiliesDeclare) {
   EXPECT_FALSE(kimi_source->Has("lm_head.weight"));
 }
 
+TEST(DummyWeightsTest, MatricesAreOfTheFormatThatTheConfigDeclares) {
+  const std::string expert = "model.layers.1.mlp.experts.7.up_proj.weight";
+  const auto open = [](const ModelConfig& config, const std::string& name,
+                       std::vector<int64_t> shape) {
+    return MakeDummyWeights(config, 1)->Open({config.tensor_prefix + name, std::move(shape)});
+  };
+  const ModelConfig kimi = ParseModelConfig(testing::kKimiK25, std::nullopt, "kimi");
+  EXPECT_EQ(open(kimi, expert, {8, 64})->stored_dtype(), DType::kI4);
+  EXPECT_EQ(open(kimi, expert, {8, 48})->stored_dtype(), DType::kBF16);  // no groups of 32
+  for (const char* name :
+       {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.gate.weight", "model.layers.1.self_attn.o_proj.weight",
+        "model.layers.1.mlp.shared_experts.up_proj.weight"}) {
+    EXPECT_EQ(open(kimi, name, {8, 64})->stored_dtype(), DType::kBF16) << name;
+  }
+  for (const auto& [format, dtype] : {std::pair(StoredFormat::kInt4, DType::kI4),
+                                      {StoredFormat::kNvfp4, DType::kF4E2M1},
+                                      {StoredFormat::kMxfp4, DType::kF4E2M1},
+                                      {StoredFormat::kFp8Tensor, DType::kF8E4M3},
+                                      {StoredFormat::kFp8Row, DType::kF8E4M3},
+                                      {StoredFormat::kFp8Block, DType::kF8E4M3}}) {
+    ModelConfig config = kimi;
+    config.quantization.format = format;
+    config.quantization.block_rows = config.quantization.block_cols = 128;
+    const auto tensor = open(config, expert, {200, 1024});
+    SCOPED_TRACE(StoredFormatName(format));
+    EXPECT_EQ(tensor->stored_dtype(), dtype);
+    std::vector<float> values(200 * 1024);
+    tensor->ReadRows(0, 200, values.data());
+    double squares = 0;
+    for (const float value : values) squares += double{value} * value;
+    EXPECT_NEAR(std::sqrt(squares / 200), 1, 0.05);
+    std::vector<float> row(1024);
+    tensor->ReadRows(123, 1, row.data());
+    EXPECT_TRUE(std::equal(row.begin(), row.end(), values.begin() + 123 * 1024));
+  }
+}
+
 }  // namespace
 }  // namespace outrider

@@ -136,6 +136,13 @@ TEST(ModelConfigTest, KimiK25IsReadFromItsTextConfig) {
   EXPECT_EQ(c.rms_norm_eps, 1e-5);
   EXPECT_EQ(Mla(c).latent_norm_eps, 1e-6);
   EXPECT_EQ(c.quantization.method, "compressed-tensors");
+  EXPECT_EQ(c.quantization.format, StoredFormat::kInt4);
+  EXPECT_TRUE(c.quantization.Covers("model.layers.1.mlp.experts.383.down_proj"));
+  for (const char* module :
+       {"lm_head", "model.layers.1.self_attn.kv_b_proj", "model.layers.0.mlp.up_proj",
+        "model.layers.1.mlp.shared_experts.up_proj", "vision_tower.encoder.blocks.0.mlp.fc0"}) {
+    EXPECT_FALSE(c.quantization.Covers(module)) << module;
+  }
   EXPECT_THAT(c.eos_token_ids, ElementsAre(163586));
   EXPECT_FALSE(c.default_top_k);  // only generation_config.json counts
 }

@@ -260,10 +260,14 @@ const char* const kKimiK25 = R"({
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "quantization_config": {
-      "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-        "group_size": 32, "num_bits": 4, "strategy": "group", "symmetric": true, "type": "int"}}},
+      "config_groups": {"group_0": {"input_activations": null, "output_activations": null,
+        "targets": ["Linear"], "weights": {"actorder": null, "block_structure": null,
+        "dynamic": false, "group_size": 32, "num_bits": 4, "observer": "minmax",
+        "observer_kwargs": {}, "strategy": "group", "symmetric": true, "type": "int"}}},
       "format": "pack-quantized",
-      "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*lm_head.*"],
+      "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:vision_tower.*", "re:mm_projector.*"],
+      "kv_cache_scheme": null,
       "quant_method": "compressed-tensors",
       "quantization_status": "compressed"
     },

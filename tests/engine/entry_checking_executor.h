@@ -161,7 +161,9 @@ class EntryCheckingExecutor : public Executor {
 
   /// Entries of module m before it are checked: all, or those that are final where it lags behind.
   int32_t CheckedEnd(int32_t slot_number, int32_t m, int32_t known, int32_t computed) {
-    const int32_t final_end = dynamic_cast<const ModuleDrafter&>(drafter_).FinalEnd(slot_number, m);
+    const auto* modules = dynamic_cast<const ModuleDrafter*>(&drafter_);
+    if (modules == nullptr) return computed;
+    const int32_t final_end = modules->FinalEnd(slot_number, m);
     if (final_end >= std::min(computed, known - 1 - m)) return computed;
     counts_->lagging += computed - final_end;
     return final_end;

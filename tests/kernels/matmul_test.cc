@@ -46,7 +46,7 @@ float UnitSum(const float* x, const Weight& w, int64_t n) {
     if (!has_groups) return w.Finished(sum, n);
     whole = WithoutSubnormals(std::fma(sum, w.Scales(n)[group / group_cols], whole));
   }
-  return whole;
+  return w.Finished(whole, n);
 }
 
 /// The order of VDPBF16PS (kernel_table.h).
@@ -69,14 +69,14 @@ float DotSum(const float* x, const Weight& w, int64_t n) {
     if (!has_groups) return w.Finished(sum, n);
     whole = std::fma(sum, w.Scales(n)[group / group_cols], whole);
   }
-  return whole;
+  return w.Finished(whole, n);
 }
 
 /// Whether sums have the order of bfloat16 instructions, UnitSum's or DotSum's.
 bool HasBf16DotOrder(Isa isa, const PackedFormat& format, DType operand_dtype) {
   if (isa < Isa::kAvx512Bf16 || operand_dtype != DType::kBF16) return false;
   if (format.dtype == DType::kF8E4M3) return format.scale_cols % 32 == 0;
-  return format.dtype != DType::kF32;
+  return format.dtype != DType::kF32 && format.dtype != DType::kI4;
 }
 
 void ExpectSums(Isa isa, const MatMulJob& job, const Weight& weight, const TestMatrix& before,
@@ -106,13 +106,17 @@ constexpr PackedFormat kNarrowFormats[] = {
     {.dtype = DType::kBF16},
     {.dtype = DType::kI8},
     {.dtype = DType::kF4E2M1},
+    {.dtype = DType::kF4E2M1, .group_scale = DType::kF8E4M3, .row_scales = true},
+    {.dtype = DType::kI4, .group_scale = DType::kBF16},
+    {.dtype = DType::kF8E4M3, .scale_cols = 256, .power_of_two_scales = true, .row_scales = true},
     {.dtype = DType::kF8E4M3, .scale_cols = 48},
     {.dtype = DType::kF8E4M3, .scale_cols = 96},
     {.dtype = DType::kF8E4M3, .scale_cols = 128, .power_of_two_scales = true}};
 
 /// k, or the next number of columns that the format has.
 int64_t ColumnsOf(const PackedFormat& format, int64_t k) {
-  return format.dtype == DType::kF4E2M1 ? (k + kFp4Group - 1) / kFp4Group * kFp4Group : k;
+  const int64_t group = std::max<int64_t>(format.group_cols(), 1);
+  return (k + group - 1) / group * group;
 }
 
 class MatMulTest : public KernelTest {
@@ -225,7 +229,7 @@ TEST_P(MatMulTest, EveryCodeOfE2M1IsReadWithEveryScale) {
     for (int64_t i = 0; i < 16; ++i) {
       exponents[i] = static_cast<uint8_t>(kLeastFp4Exponent + p * 16 + i);
     }
-    PackFp4Panel(w, p, codes.data(), exponents, std::min<int64_t>(16, n - p * 16));
+    PackFourBitPanel(w, p, codes.data(), exponents, std::min<int64_t>(16, n - p * 16));
   }
   for (int64_t k = 0; k < 16; ++k) {  // code k: the halves of eight bytes, in order
     for (const int64_t rows : {1, 3, 9}) {

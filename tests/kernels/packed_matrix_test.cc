@@ -72,9 +72,9 @@ TEST(PackedMatrix, CodesOfFourBitsLieWhereTheLayoutSaysWithTheirExponentsBehind)
   std::vector<uint8_t> exponents(rows * 2);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7);
   for (size_t i = 0; i < exponents.size(); ++i) exponents[i] = static_cast<uint8_t>(100 + i);
-  PackFp4Panel(w, 0, codes.data(), exponents.data(), 16);
-  PackFp4Panel(w, 1, codes.data() + 16 * 32, exponents.data() + 32, 3);
-  EXPECT_EQ(w.exponents(1), reinterpret_cast<const uint8_t*>(storage.data()) + 1024 + 32);
+  PackFourBitPanel(w, 0, codes.data(), exponents.data(), 16);
+  PackFourBitPanel(w, 1, codes.data() + 16 * 32, exponents.data() + 32, 3);
+  EXPECT_EQ(w.group_scales(1), reinterpret_cast<const uint8_t*>(storage.data()) + 1024 + 32);
   for (int64_t n = 0; n < 32; ++n) {
     for (int64_t k = 0; k < cols; ++k) {
       // Columns 8 * j, + 2, + 4, + 6, then 8 * j + 1, ... are the word's codes from the lowest on.
@@ -85,7 +85,7 @@ TEST(PackedMatrix, CodesOfFourBitsLieWhereTheLayoutSaysWithTheirExponentsBehind)
       EXPECT_EQ(place % 2 == 0 ? byte & 15 : byte >> 4, k % 2 == 0 ? packed & 15 : packed >> 4);
     }
     for (int64_t g = 0; g < 2; ++g) {
-      EXPECT_EQ(w.exponents(n / 16)[g * 16 + n % 16],
+      EXPECT_EQ(w.group_scales(n / 16)[g * 16 + n % 16],
                 n < rows ? exponents[static_cast<size_t>(n * 2 + g)] : 127);
     }
   }

@@ -17,7 +17,7 @@ struct Weight {
   Weight(DType dtype, int64_t rows, int64_t cols, std::mt19937& random)
       : Weight(PackedFormat{.dtype = dtype, .scale_cols = dtype == DType::kF8E4M3 ? 48 : 0}, rows,
                cols, random) {}
-  /// These values, rounded to the format; with kF8E4M3 and kF4E2M1 others, at random.
+  /// These values, rounded to the format; with kF8E4M3 and formats of 4 bits others, at random.
   Weight(PackedFormat format, TestMatrix of, std::mt19937& random)
       : values(std::move(of)),
         storage(PackedBytes(format, values.view_rows, values.view_cols) + 1) {
@@ -36,6 +36,7 @@ struct Weight {
     return std::fma(x, values.view().row(n)[k], sum);
   }
   float Finished(float sum, int64_t n) const {
+    if (packed.format.row_scales) sum *= packed.row_scales(n / kPanelRows)[n % kPanelRows];
     return packed.format.dtype == DType::kI8 ? sum * Scales(n)[n % kPanelRows] : sum;
   }
 
@@ -46,12 +47,33 @@ struct Weight {
   PackedMatrix packed;
 
  private:
+  /// Random codes with these scales; value_of(code, group) is a weight.
+  template <typename ValueOf>
+  void PackCodes(int64_t p, int64_t count, const uint8_t* scales, std::mt19937& random,
+                 ValueOf value_of) {
+    const int64_t size = count * packed.cols;
+    std::vector<uint8_t> codes(static_cast<size_t>(size / 2));
+    for (uint8_t& pair : codes) pair = static_cast<uint8_t>(random());
+    PackFourBitPanel(packed, p, codes.data(), scales, count);
+    float* rows = values.view().row(p * kPanelRows);
+    for (int64_t i = 0; i < size; ++i) {
+      const uint8_t pair = codes[static_cast<size_t>(i / 2)];
+      rows[i] = value_of(i % 2 == 0 ? pair : pair >> 4, i / packed.format.group_cols());
+    }
+  }
+
   void Pack(int64_t p, std::byte* panel, std::mt19937& random) {
     const DType dtype = packed.format.dtype;
     const int64_t count = std::min(kPanelRows, packed.rows - p * kPanelRows);
     float* rows = values.view().row(p * kPanelRows);
     const int64_t size = count * packed.cols;
     auto* scales = const_cast<float*>(packed.scales(p));  // in `storage`
+    if (packed.format.row_scales) {
+      auto* row_scales = const_cast<float*>(packed.row_scales(p));
+      for (int64_t n = 0; n < kPanelRows; ++n) {
+        row_scales[n] = std::ldexp(1 + static_cast<float>(random() % 8) / 7, -3);
+      }
+    }
     if (dtype == DType::kI8) {
       PackInt8Panel(rows, count, packed.cols, panel, scales);
       for (int64_t n = 0; n < count; ++n) {
@@ -76,23 +98,33 @@ struct Weight {
                                                       : std::ldexp(1 + fraction, -9);
         if (as_before) scales[g] = scales[g - groups];
       }
+    } else if (dtype == DType::kF4E2M1 && packed.format.group_scale == DType::kF8E4M3) {
+      // Every code and every scale but NaN, subnormals among them.
+      std::vector<uint8_t> scale_codes(static_cast<size_t>(size / kNvfp4Group));
+      for (uint8_t& code : scale_codes) code = static_cast<uint8_t>(random() % 0x7f);
+      PackCodes(p, count, scale_codes.data(), random, [&](uint8_t code, int64_t group) {
+        return Float4E2M1ToFloat(code) * Float8E4M3ToFloat(scale_codes[static_cast<size_t>(group)]);
+      });
+    } else if (dtype == DType::kI4) {
+      std::vector<BFloat16> group_scales(static_cast<size_t>(size / kInt4Group));
+      for (BFloat16& scale : group_scales) {
+        scale = ToBFloat16(std::ldexp(1 + static_cast<float>(random() % 128) / 128, -5));
+      }
+      PackCodes(p, count, reinterpret_cast<const uint8_t*>(group_scales.data()), random,
+                [&](uint8_t code, int64_t group) {
+                  return Int4ToFloat(code) * ToFloat(group_scales[static_cast<size_t>(group)]);
+                });
     } else if (dtype == DType::kF4E2M1) {
       // Every code, at scales from the least to the largest, though most are moderate.
-      const int64_t groups = packed.cols / kFp4Group;
-      std::vector<uint8_t> codes(static_cast<size_t>(size / 2));
-      std::vector<uint8_t> exponents(static_cast<size_t>(count * groups));
-      for (uint8_t& pair : codes) pair = static_cast<uint8_t>(random());
+      std::vector<uint8_t> exponents(static_cast<size_t>(size / kFp4Group));
       for (uint8_t& e : exponents) {
         const auto any = static_cast<uint8_t>(kLeastFp4Exponent + random() % 40);
         e = random() % 16 == 0 ? any : static_cast<uint8_t>(120 + random() % 12);
       }
-      PackFp4Panel(packed, p, codes.data(), exponents.data(), count);
-      for (int64_t i = 0; i < size; ++i) {
-        const uint8_t pair = codes[static_cast<size_t>(i / 2)];
-        const uint8_t exponent = exponents[static_cast<size_t>(i / kFp4Group)];
-        rows[i] =
-            Float4E2M1ToFloat(i % 2 == 0 ? pair : pair >> 4) * std::ldexp(1.0F, exponent - 127);
-      }
+      PackCodes(p, count, exponents.data(), random, [&](uint8_t code, int64_t group) {
+        return Float4E2M1ToFloat(code) *
+               std::ldexp(1.0F, exponents[static_cast<size_t>(group)] - 127);
+      });
     } else {
       if (dtype == DType::kBF16) {
         for (int64_t i = 0; i < size; ++i) rows[i] = RoundToBFloat16(rows[i]);

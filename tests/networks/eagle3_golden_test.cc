@@ -37,7 +37,7 @@ float Furthest(const Values& actual, const Values& golden) {
   return worst;
 }
 
-class Eagle3GoldenTest : public testing::TestWithParam<std::tuple<DrafterCase, KvCacheForm>> {
+class Eagle3GoldenTest : public ::testing::TestWithParam<std::tuple<DrafterCase, KvCacheForm>> {
  protected:
   Eagle3GoldenTest()
       : loaded(GoldenDirectory() / std::get<0>(GetParam()).target, DType::kF32, SelectIsa(), 1,
@@ -215,9 +215,9 @@ TEST_P(Eagle3GoldenTest, RowsThatLeaveEntriesOnly) {
 
 INSTANTIATE_TEST_SUITE_P(
     Drafters, Eagle3GoldenTest,
-    testing::Combine(testing::Values(DrafterCase{"tiny-eagle3", "tiny-v3-options"},
-                                     DrafterCase{"tiny-eagle3.1", "tiny-v2-lite"}),
-                     testing::ValuesIn(kAllKvCacheForms)),
+    ::testing::Combine(::testing::Values(DrafterCase{"tiny-eagle3", "tiny-v3-options"},
+                                         DrafterCase{"tiny-eagle3.1", "tiny-v2-lite"}),
+                       ::testing::ValuesIn(kAllKvCacheForms)),
     [](const auto& test) {
       std::string name = std::get<0>(test.param).drafter;
       std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.'; }, '_');

@@ -87,7 +87,7 @@ LoadedModel Load(const std::filesystem::path& checkpoint, KvCacheForm form) {
 
 /// A folder of tests/golden, whose checkpoint lies beside the golden file or in models/, with a
 /// cache of either form.
-class FamilyGoldenTest : public testing::TestWithParam<std::tuple<const char*, KvCacheForm>> {
+class FamilyGoldenTest : public ::testing::TestWithParam<std::tuple<const char*, KvCacheForm>> {
  protected:
   const char* name = std::get<0>(GetParam());
   LoadedModel loaded = Load(CheckpointDirectory(name), std::get<1>(GetParam()));
@@ -167,14 +167,14 @@ TEST_P(FamilyGoldenTest, LogitsInBothFormsAndInChunks) {
 
 INSTANTIATE_TEST_SUITE_P(
     Families, FamilyGoldenTest,
-    testing::Combine(testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2", "tiny-v2-lite",
-                                     "tiny-glm4-moe-lite", "tiny-kimi-k25-fp8"),
-                     testing::ValuesIn(kAllKvCacheForms)),
+    ::testing::Combine(::testing::Values("tiny-v3-mtp3", "tiny-v3-options", "tiny-v2",
+                                         "tiny-v2-lite", "tiny-glm4-moe-lite", "tiny-kimi-k25-fp8"),
+                       ::testing::ValuesIn(kAllKvCacheForms)),
     [](const auto& test) {
       return FormCaseName(std::get<0>(test.param), std::get<1>(test.param));
     });
 
-class MtpGoldenTest : public testing::TestWithParam<KvCacheForm> {};
+class MtpGoldenTest : public ::testing::TestWithParam<KvCacheForm> {};
 
 TEST_P(MtpGoldenTest, EveryModule) {
   LoadedModel loaded = Load(TinyModelDirectory(), GetParam());
@@ -199,7 +199,7 @@ TEST_P(MtpGoldenTest, EveryModule) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, MtpGoldenTest, testing::ValuesIn(kAllKvCacheForms),
+INSTANTIATE_TEST_SUITE_P(Forms, MtpGoldenTest, ::testing::ValuesIn(kAllKvCacheForms),
                          [](const auto& test) { return std::string(KvCacheFormName(test.param)); });
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr int32_t kBlocks = 8;
 constexpr int32_t kContext = 5;  // positions whose entries a first pass left
 constexpr int32_t kLength = 12;
 
-class MtpEntriesTest : public testing::TestWithParam<std::tuple<Phase, KvCacheForm>> {
+class MtpEntriesTest : public ::testing::TestWithParam<std::tuple<Phase, KvCacheForm>> {
  protected:
   MtpEntriesTest() {
     std::mt19937 random(5);
@@ -110,14 +110,14 @@ TEST_P(MtpEntriesTest, EqualTheWholePass) {
   }
 }
 
-std::string EntriesCaseName(const testing::TestParamInfo<std::tuple<Phase, KvCacheForm>>& test) {
+std::string EntriesCaseName(const ::testing::TestParamInfo<std::tuple<Phase, KvCacheForm>>& test) {
   return fmt::format("{}_{}", std::get<0>(test.param) == Phase::kDecode ? "Decode" : "Prompt",
                      KvCacheFormName(std::get<1>(test.param)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, MtpEntriesTest,
-                         testing::Combine(testing::Values(Phase::kDecode, Phase::kPromptChunk),
-                                          testing::ValuesIn(kAllKvCacheForms)),
+                         ::testing::Combine(::testing::Values(Phase::kDecode, Phase::kPromptChunk),
+                                            ::testing::ValuesIn(kAllKvCacheForms)),
                          EntriesCaseName);
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kLogProbabilityTolerance = 1e-3;
 
-class Step3p5GoldenTest : public testing::TestWithParam<const char*> {};
+class Step3p5GoldenTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Step3p5GoldenTest, LogitsOfTargetAndModulesInChunksAndBlocks) {
   Step3p5Golden golden(GoldenDirectory() / GetParam());
@@ -27,7 +27,8 @@ TEST_P(Step3p5GoldenTest, LogitsOfTargetAndModulesInChunksAndBlocks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, Step3p5GoldenTest,
-                         testing::Values("tiny-step3p5", "tiny-step3p5-fp8"), [](const auto& test) {
+                         ::testing::Values("tiny-step3p5", "tiny-step3p5-fp8"),
+                         [](const auto& test) {
                            return std::string(test.param) == "tiny-step3p5" ? "Bfloat16" : "Fp8";
                          });
 

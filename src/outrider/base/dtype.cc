@@ -8,7 +8,7 @@
 
 namespace outrider {
 
-void internal::RefuseSizeOfFp4() { OUTRIDER_CHECK(false, "two float4_e2m1 numbers share a byte"); }
+void internal::RefuseSizeOfFourBits() { OUTRIDER_CHECK(false, "two numbers share a byte"); }
 
 std::string_view DTypeName(DType dtype) {
   switch (dtype) {
@@ -24,8 +24,12 @@ std::string_view DTypeName(DType dtype) {
       return "float8_e8m0";
     case DType::kF4E2M1:
       return "float4_e2m1";
+    case DType::kI4:
+      return "int4";
     case DType::kI8:
       return "int8";
+    case DType::kU8:
+      return "uint8";
     case DType::kI32:
       return "int32";
     case DType::kI64:
@@ -41,6 +45,7 @@ std::optional<DType> DTypeFromSafetensors(std::string_view name) {
   if (name == "F8_E4M3") return DType::kF8E4M3;
   if (name == "F8_E8M0") return DType::kF8E8M0;
   if (name == "I8") return DType::kI8;
+  if (name == "U8") return DType::kU8;
   if (name == "I32") return DType::kI32;
   if (name == "I64") return DType::kI64;
   return std::nullopt;

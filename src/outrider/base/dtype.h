@@ -9,13 +9,13 @@
 
 namespace outrider {
 
-enum class DType { kF32, kBF16, kF16, kF8E4M3, kF8E8M0, kF4E2M1, kI8, kI32, kI64 };
+enum class DType { kF32, kBF16, kF16, kF8E4M3, kF8E8M0, kF4E2M1, kI4, kI8, kU8, kI32, kI64 };
 
 namespace internal {
-[[noreturn]] void RefuseSizeOfFp4();
+[[noreturn]] void RefuseSizeOfFourBits();
 }
 
-/// Bytes of one element. Not of kF4E2M1: two of those share a byte.
+/// Bytes of one element. Not of kF4E2M1 and kI4: two of those share a byte.
 constexpr size_t DTypeSize(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -27,27 +27,32 @@ constexpr size_t DTypeSize(DType dtype) {
     case DType::kF8E4M3:
     case DType::kF8E8M0:
     case DType::kI8:
+    case DType::kU8:
       return 1;
     case DType::kI64:
       return 8;
     case DType::kF4E2M1:
+    case DType::kI4:
       break;
   }
-  internal::RefuseSizeOfFp4();
+  internal::RefuseSizeOfFourBits();
 }
 
 /// Elements of a row of kF4E2M1 that share a scale 2^(e - 127), which is of kF8E8M0.
 inline constexpr int64_t kFp4Group = 32;
+/// The same with scales of kF8E4M3 (NVFP4), and of kI4 with scales of kBF16.
+inline constexpr int64_t kNvfp4Group = 16;
+inline constexpr int64_t kInt4Group = 32;
 /// The least and the largest e of their scales: every product of a code and a scale is then 0 or a
 /// normal bfloat16 value.
 inline constexpr uint8_t kLeastFp4Exponent = 2;
 inline constexpr uint8_t kLargestFp4Exponent = 252;
 
 /// The field's name: "float32", "bfloat16", "float16", "float8_e4m3", "float8_e8m0", "float4_e2m1",
-/// "int8", "int32", "int64".
+/// "int4", "int8", "uint8", "int32", "int64".
 std::string_view DTypeName(DType dtype);
 
-/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "F8_E8M0", "I8", "I32",
+/// The type of a safetensors header ("F32", "BF16", "F16", "F8_E4M3", "F8_E8M0", "I8", "U8", "I32",
 /// "I64"), if known.
 std::optional<DType> DTypeFromSafetensors(std::string_view name);
 
@@ -82,6 +87,9 @@ uint8_t ToFloat8E4M3(float x);
 
 /// float8 e8m0 (2^(bits - 127), 255 is NaN) to float, exact.
 float Float8E8M0ToFloat(uint8_t bits);
+
+/// A code of kI4, which is stored with 8 added to it; the lower four bits count.
+inline float Int4ToFloat(uint8_t bits) { return static_cast<float>((bits & 0xf) - 8); }
 
 /// float4 e2m1 (a sign, then 0, 0.5, 1, 1.5, 2, 3, 4 or 6) to float; the lower four bits count.
 float Float4E2M1ToFloat(uint8_t bits);

@@ -11,8 +11,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/config_reader.h"
+#include "outrider/checkpoint/quantized_tensors.h"
 #include "outrider/checkpoint/safetensors.h"
-#include "outrider/checkpoint/stored_fp4_tensor.h"
+#include "outrider/checkpoint/stored_four_bit_tensor.h"
 #include "outrider/checkpoint/stored_tensor.h"
 #include "outrider/checkpoint/tensor_names.h"
 #include "outrider/checkpoint/weight_source.h"
@@ -25,18 +26,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
-constexpr std::string_view kWeightSuffix = ".weight";
-// Of the tensor's name; or kE8m0Suffix in place of kWeightSuffix (DeepSeek-V4).
-constexpr std::string_view kScaleSuffix = "_scale_inv";
-constexpr std::string_view kE8m0Suffix = ".scale";
 constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;  // Kimi-K2's has about 16 MB
 constexpr size_t kMaxListed = 20;
-
-struct Entry {
-  std::shared_ptr<const File> file;
-  TensorInfo info;
-};
-using Entries = std::map<std::string, Entry, std::less<>>;  // infos have the names of the files
+// Rows and columns of an FP8 block where config.json says nothing.
+constexpr int64_t kDefaultBlock = 128;
 
 enum class ProblemKind { kMissing, kShape, kDType, kScales, kUnexpected };
 
@@ -62,7 +55,7 @@ std::string Printable(const std::string& name) {
 class CheckpointSource : public WeightSource {
  public:
   /// entries: by the names that loaders ask for.
-  CheckpointSource(std::string where, Entries entries, TensorNames names,
+  CheckpointSource(std::string where, TensorEntries entries, TensorNames names,
                    const Quantization& quantization)
       : where_(std::move(where)),
         entries_(std::move(entries)),
@@ -72,7 +65,7 @@ class CheckpointSource : public WeightSource {
     for (const auto& [name, entry] : entries_) {
       total_bytes_ += static_cast<int64_t>(entry.info.end - entry.info.begin);
     }
-    MoveScalesAside();
+    quantized_ = TakeQuantizedTensors(entries_);
   }
 
   bool Has(std::string_view name) const override { return entries_.contains(name); }
@@ -93,55 +86,22 @@ class CheckpointSource : public WeightSource {
   int64_t total_stored_bytes() const override { return total_bytes_; }
 
  private:
-  void MoveScalesAside();
   std::optional<Problem> Examine(const ExpectedTensor& tensor) const;
   std::optional<Problem> ExamineScales(const ExpectedTensor& tensor) const;
-  std::optional<Problem> ExamineFp4Scales(const ExpectedTensor& tensor) const;
-  BlockScales ReadScales(const Entry& scales, std::optional<int64_t> index) const;
+  /// Rows and columns of the blocks that have a scale each; none: the scales do not fit.
+  std::optional<std::pair<int64_t, int64_t>> BlockOf(const TensorInfo& weight,
+                                                     const TensorInfo& scales) const;
+  BlockScales ReadScales(const TensorEntry& entry, const QuantizedParts& parts,
+                         std::optional<int64_t> index) const;
 
   std::string where_;
-  Entries entries_;
+  TensorEntries entries_;
   TensorNames names_;
-  Entries scales_;  // of FP8 and FP4 tensors, by the name of the tensor they scale
+  QuantizedTensors quantized_;
   int64_t block_rows_;
   int64_t block_cols_;
   int64_t total_bytes_ = 0;
 };
-
-/// The name of the tensor whose scales would have this name, or "".
-std::string ScaledBy(std::string_view name) {
-  if (name.ends_with(kScaleSuffix)) {
-    return std::string(name.substr(0, name.size() - kScaleSuffix.size()));
-  }
-  if (!name.ends_with(kE8m0Suffix)) return "";
-  return fmt::format("{}{}", name.substr(0, name.size() - kE8m0Suffix.size()), kWeightSuffix);
-}
-
-/// Bytes with e8m0 scales are pairs of FP4 codes: then `weight` becomes a tensor of those.
-void RecogniseFp4(TensorInfo& weight, const TensorInfo& scales) {
-  const bool is_pair = weight.dtype == DType::kI8 && scales.dtype == DType::kF8E8M0 &&
-                       weight.shape.size() == 2 && weight.shape[1] <= INT64_MAX / 2;
-  if (!is_pair) return;
-  weight.dtype = DType::kF4E2M1;
-  weight.shape[1] *= 2;
-}
-
-void CheckpointSource::MoveScalesAside() {
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    auto next = std::next(it);
-    const std::string name = ScaledBy(it->first);
-    const auto base = name.empty() ? entries_.end() : entries_.find(name);
-    if (base != entries_.end() && !scales_.contains(name)) {
-      TensorInfo& weight = base->second.info;
-      RecogniseFp4(weight, it->second.info);
-      if (weight.dtype == DType::kF8E4M3 || weight.dtype == DType::kF4E2M1) {
-        scales_.emplace(name, std::move(it->second));
-        entries_.erase(it);
-      }
-    }
-    it = next;
-  }
-}
 
 std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) const {
   const auto it = entries_.find(tensor.name);
@@ -157,11 +117,37 @@ std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) c
     return Problem{ProblemKind::kDType,
                    fmt::format("{} is {}, not I32 or I64", info.name, Shown(info.dtype_name))};
   }
-  if (info.dtype == DType::kF4E2M1) return ExamineFp4Scales(tensor);
+  if (info.dtype == DType::kF4E2M1 || info.dtype == DType::kI4) {
+    const QuantizedParts& parts = quantized_.find(tensor.name)->second;
+    if (parts.problem.empty()) return std::nullopt;
+    return Problem{ProblemKind::kScales, fmt::format("{} {}", info.name, parts.problem)};
+  }
   if (!info.dtype || !IsReadable(*info.dtype)) {
     return Problem{ProblemKind::kDType, fmt::format("{} is {}", info.name, Shown(info.dtype_name))};
   }
   return info.dtype == DType::kF8E4M3 ? ExamineScales(tensor) : std::nullopt;
+}
+
+std::optional<std::pair<int64_t, int64_t>> CheckpointSource::BlockOf(
+    const TensorInfo& weight, const TensorInfo& scales) const {
+  const int64_t rows = weight.shape[weight.shape.size() - 2];
+  const int64_t cols = weight.shape.back();
+  const bool named_inverse = scales.name.ends_with("_scale_inv") || scales.name.ends_with(".scale");
+  std::vector<int64_t> shape = scales.shape;
+  if (!named_inverse) {
+    std::erase(shape, 1);
+    if (weight.shape.size() != 2) return std::nullopt;
+    if (shape.empty()) return std::pair(rows, cols);
+    if (shape == std::vector{rows}) return std::pair<int64_t, int64_t>(1, cols);
+  }
+  const int64_t block_rows = named_inverse || block_rows_ > 0 ? block_rows_ : kDefaultBlock;
+  const int64_t block_cols = named_inverse || block_cols_ > 0 ? block_cols_ : kDefaultBlock;
+  std::vector<int64_t> needed = weight.shape;
+  needed.back() = (cols + block_cols - 1) / block_cols;
+  needed[needed.size() - 2] = (rows + block_rows - 1) / block_rows;
+  if (!named_inverse) std::erase(needed, 1);
+  if (shape != needed) return std::nullopt;
+  return std::pair(block_rows, block_cols);
 }
 
 std::optional<Problem> CheckpointSource::ExamineScales(const ExpectedTensor& tensor) const {
@@ -170,49 +156,50 @@ std::optional<Problem> CheckpointSource::ExamineScales(const ExpectedTensor& ten
   const auto problem = [&name](std::string_view text) {
     return Problem{ProblemKind::kScales, fmt::format("{} {}", name, text)};
   };
-  if (block_rows_ == 0) return problem("(config.json gives no weight_block_size)");
-  const auto it = scales_.find(tensor.name);
-  if (it == scales_.end()) {
-    const bool may_be_e8m0 = name.ends_with(kWeightSuffix);
-    return problem(fmt::format(
-        "(no {}{}{})", name, kScaleSuffix,
-        may_be_e8m0 ? fmt::format(" or {}{}", name.substr(0, name.size() - kWeightSuffix.size()),
-                                  kE8m0Suffix)
-                    : std::string()));
+  const auto it = quantized_.find(tensor.name);
+  const bool named_inverse =
+      it == quantized_.end() || !it->second.scales.info.name.ends_with(".weight_scale");
+  if (named_inverse && block_rows_ == 0) {
+    return problem("(config.json gives no weight_block_size)");
   }
-  const TensorInfo& scales = it->second.info;
+  if (it == quantized_.end()) {
+    constexpr std::string_view kWeight = ".weight";
+    const std::string base =
+        name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : std::string();
+    return problem(fmt::format("(no {}_scale_inv{})", name,
+                               base.empty() ? "" : fmt::format(" or {}.scale", base)));
+  }
+  const TensorInfo& scales = it->second.scales.info;
   if (scales.dtype != DType::kF32 && scales.dtype != DType::kBF16 &&
       scales.dtype != DType::kF8E8M0) {
     return problem(
         fmt::format("(scales are {}, not F32, BF16 or F8_E8M0)", Shown(scales.dtype_name)));
   }
+  if (info.shape.size() != (tensor.index ? 3 : 2)) return problem("(only matrices have blocks)");
+  if (BlockOf(info, scales)) return std::nullopt;
+  if (!named_inverse) {
+    return problem(
+        fmt::format("(scales are {}: one for the tensor, for each row, or for each "
+                    "block is needed)",
+                    ShapeText(scales.shape)));
+  }
   std::vector<int64_t> needed = info.shape;
-  if (needed.size() != (tensor.index ? 3 : 2)) return problem("(only matrices have blocks)");
-  int64_t& cols = needed.back();
   int64_t& rows = *(needed.end() - 2);
   rows = (rows + block_rows_ - 1) / block_rows_;
-  cols = (cols + block_cols_ - 1) / block_cols_;
-  if (scales.shape == needed) return std::nullopt;
+  needed.back() = (needed.back() + block_cols_ - 1) / block_cols_;
   return problem(
       fmt::format("(scales are {}, not {})", ShapeText(scales.shape), ShapeText(needed)));
 }
 
-std::optional<Problem> CheckpointSource::ExamineFp4Scales(const ExpectedTensor& tensor) const {
-  const TensorInfo& weight = entries_.find(tensor.name)->second.info;
-  const TensorInfo& scales = scales_.find(tensor.name)->second.info;
-  const std::vector<int64_t> needed = {weight.shape[0], weight.shape[1] / kFp4Group};
-  if (weight.shape[1] % kFp4Group == 0 && scales.shape == needed) return std::nullopt;
-  return Problem{ProblemKind::kScales,
-                 fmt::format("{} (scales are {}, not one for every {} columns of {})", weight.name,
-                             ShapeText(scales.shape), kFp4Group, ShapeText(weight.shape))};
-}
-
-BlockScales CheckpointSource::ReadScales(const Entry& scales, std::optional<int64_t> index) const {
+BlockScales CheckpointSource::ReadScales(const TensorEntry& entry, const QuantizedParts& parts,
+                                         std::optional<int64_t> index) const {
+  const TensorEntry& scales = parts.scales;
   const StoredTensor tensor(scales.file, scales.info, {});
+  const auto [block_rows, block_cols] = *BlockOf(entry.info, scales.info);
   const int64_t rows = index ? scales.info.shape[1] : tensor.rows();
   const int64_t count = rows * tensor.cols();
-  BlockScales result{.block_rows = block_rows_,
-                     .block_cols = block_cols_,
+  BlockScales result{.block_rows = block_rows,
+                     .block_cols = block_cols,
                      .stored_bytes = tensor.stored_bytes() / tensor.rows() * rows,
                      .values = std::vector<float>(static_cast<size_t>(count))};
   tensor.ReadRows(index.value_or(0) * rows, rows, result.values.data());
@@ -234,17 +221,25 @@ std::unique_ptr<WeightTensor> CheckpointSource::Open(const ExpectedTensor& expec
         throw InvalidArgument("{}: tensor {}; F32, BF16, F16 and F8_E4M3 can be read", where_,
                               problem->text);
       case ProblemKind::kScales:
-        throw InvalidArgument("{}: tensor is FP8 or FP4 without usable scales: {}", where_,
+        throw InvalidArgument("{}: tensor is of 8 or 4 bits without usable scales: {}", where_,
                               problem->text);
       default:
         throw InvalidArgument("{}: tensor {}", where_, problem->text);
     }
   }
-  const Entry& entry = entries_.find(expected.name)->second;
+  const TensorEntry& entry = entries_.find(expected.name)->second;
+  const auto quantized = quantized_.find(expected.name);
   TensorInfo info = entry.info;
-  if (info.dtype == DType::kF4E2M1) {
-    const Entry& scales = scales_.find(expected.name)->second;
-    return std::make_unique<StoredFp4Tensor>(entry.file, info, scales.file, scales.info);
+  if (info.dtype == DType::kF4E2M1 || info.dtype == DType::kI4) {
+    const QuantizedParts& parts = quantized->second;
+    CheckStoredShape(parts, info);
+    const bool int4 = info.dtype == DType::kI4;
+    return std::make_unique<StoredFourBitTensor>(
+        entry, parts.scales,
+        GroupScales{.cols = int4 ? kInt4Group : parts.group_cols,
+                    .stored_cols = parts.group_cols,
+                    .dtype = *parts.scales.info.dtype,
+                    .global = ReadGlobalScale(parts)});
   }
   if (expected.index) {
     OUTRIDER_CHECK(info.shape.size() == 3 && *expected.index < info.shape[0]);
@@ -255,8 +250,7 @@ std::unique_ptr<WeightTensor> CheckpointSource::Open(const ExpectedTensor& expec
   }
   const bool fp8 = info.dtype == DType::kF8E4M3;
   return std::make_unique<StoredTensor>(
-      entry.file, info,
-      fp8 ? ReadScales(scales_.find(expected.name)->second, expected.index) : BlockScales{});
+      entry.file, info, fp8 ? ReadScales(entry, quantized->second, expected.index) : BlockScales{});
 }
 
 void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
@@ -282,7 +276,7 @@ void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
                         : kind == ProblemKind::kShape ? "of another shape"
                         : kind == ProblemKind::kDType
                             ? "of a type other than F32, BF16, F16 and F8_E4M3"
-                        : kind == ProblemKind::kScales ? "FP8 or FP4 without usable scales"
+                        : kind == ProblemKind::kScales ? "of 8 or 4 bits without usable scales"
                                                        : "unexpected";
     const size_t count = texts.size();
     if (count > kMaxListed) texts.resize(kMaxListed);
@@ -295,12 +289,12 @@ void CheckpointSource::Check(std::span<const ExpectedTensor> expected,
 }
 
 /// Adds the tensors of one file. With `wanted`, only those, and each must be there.
-void AddFile(const fs::path& path, const std::vector<std::string>* wanted, Entries& entries) {
+void AddFile(const fs::path& path, const std::vector<std::string>* wanted, TensorEntries& entries) {
   auto file = std::make_shared<const File>(path);
-  Entries found;
+  TensorEntries found;
   for (TensorInfo& info : ReadSafetensorsHeader(path)) {
     std::string name = info.name;
-    found.emplace(std::move(name), Entry{file, std::move(info)});
+    found.emplace(std::move(name), TensorEntry{file, std::move(info)});
   }
   if (wanted == nullptr) {
     entries.merge(found);
@@ -335,7 +329,8 @@ std::string CheckedFileName(const json& value, const std::string& tensor, std::s
   return name;
 }
 
-void AddIndexedFiles(const fs::path& directory, const fs::path& index_path, Entries& entries) {
+void AddIndexedFiles(const fs::path& directory, const fs::path& index_path,
+                     TensorEntries& entries) {
   const std::string where = index_path.string();
   const json index = ParseJson(ReadTextFile(index_path, kMaxIndexBytes), where);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
@@ -359,8 +354,8 @@ void AddIndexedFiles(const fs::path& directory, const fs::path& index_path, Entr
 }
 
 /// The entries under the names that loaders ask for.
-Entries Renamed(Entries entries, const TensorNames& names, const std::string& where) {
-  Entries result;
+TensorEntries Renamed(TensorEntries entries, const TensorNames& names, const std::string& where) {
+  TensorEntries result;
   while (!entries.empty()) {
     auto node = entries.extract(entries.begin());
     std::string stored = std::exchange(node.key(), names.Expected(node.key()));
@@ -373,17 +368,27 @@ Entries Renamed(Entries entries, const TensorNames& names, const std::string& wh
   return result;
 }
 
+/// Why weights of this quantization cannot be read; "": they can, or their names say it.
+std::string_view RefusalOf(std::string_view method) {
+  if (method.empty() || method == "fp8" || method == "compressed-tensors" || method == "modelopt") {
+    return "";
+  }
+  if (method == "awq" || method == "gptq") {
+    return "its INT4 (qweight, qzeros, scales) is not supported; of INT4, compressed-tensors' "
+           "pack-quantized is, symmetric and in groups of 32 columns";
+  }
+  return "\"fp8\" (with weight_block_size), \"compressed-tensors\" and \"modelopt\" can, and none";
+}
+
 }  // namespace
 
 std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const ModelConfig& config) {
   const Quantization& quantization = config.quantization;
-  if (!quantization.method.empty() && quantization.method != "fp8") {
-    throw InvalidArgument(
-        "{}: quantization {} cannot be loaded; \"fp8\" with weight_block_size, or "
-        "none, can",
-        directory.string(), Shown(quantization.method));
+  if (const std::string_view refusal = RefusalOf(quantization.method); !refusal.empty()) {
+    throw InvalidArgument("{}: quantization {} cannot be loaded: {}", directory.string(),
+                          Shown(quantization.method), refusal);
   }
-  Entries entries;
+  TensorEntries entries;
   std::error_code ignored;
   if (fs::exists(directory / kSingleFile, ignored)) {
     AddFile(directory / kSingleFile, nullptr, entries);
@@ -391,6 +396,12 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const Mo
     AddIndexedFiles(directory, directory / kIndexFile, entries);
   } else {
     throw NotFound("{}: has neither {} nor {}", directory.string(), kSingleFile, kIndexFile);
+  }
+  const auto foreign = std::ranges::find_if(
+      entries, [](const auto& entry) { return entry.first.ends_with(".qweight"); });
+  if (foreign != entries.end()) {
+    throw InvalidArgument("{}: holds {}: {}", directory.string(), Printable(foreign->first),
+                          RefusalOf("awq"));
   }
   const TensorNames names = TensorNames::Find(
       config.tensor_prefix, [&](std::string_view name) { return entries.contains(name); });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -166,6 +167,20 @@ bool HasMlp(const LayerSpec& layer, std::string_view name) {
   return expert && *expert < moe->router.experts && IsMlpWeight(name);
 }
 
+/// Which tensors the publishers of DeepSeek-V4 store as codes, if the config says "fp8".
+std::optional<StoredFormat> PublishedV4Format(const ModelConfig& config, std::string_view name) {
+  static constexpr std::string_view kEnds[] = {
+      ".attn.wq_a.weight", ".wq_b.weight",   ".attn.wkv.weight", ".wo_a.weight",
+      ".wo_b.weight",      ".e_proj.weight", ".h_proj.weight",   ".main_proj.weight"};
+  if (config.quantization.method != "fp8") return std::nullopt;
+  if (name.find(".ffn.experts.") != name.npos) return StoredFormat::kMxfp4;
+  if (name.find(".ffn.shared_experts.") != name.npos ||
+      std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); })) {
+    return StoredFormat::kFp8Block;
+  }
+  return std::nullopt;
+}
+
 class DummySource : public WeightSource {
  public:
   DummySource(ModelConfig config, uint64_t seed) : config_(std::move(config)), seed_(seed) {}
@@ -191,8 +206,9 @@ class DummySource : public WeightSource {
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
       // Of a uniform distribution.
       stream.half_width = static_cast<float>(deviation * std::numbers::sqrt3);
-      if (IsFp4(name) && shape.back() % kFp4Group == 0) return MakeDummyFp4Tensor(shape, stream);
-      if (IsFp8(name)) return MakeDummyFp8Tensor(shape, stream, config_.quantization);
+      if (const std::optional<StoredFormat> format = StoredAs(tensor.name, shape)) {
+        return MakeDummyCodes(shape, stream, *format, config_.quantization);
+      }
     } else if (!name.ends_with("bias")) {
       stream.center = 1;
       stream.half_width = 1.0F / 16;
@@ -206,25 +222,36 @@ class DummySource : public WeightSource {
   int64_t total_stored_bytes() const override { return 0; }
 
  private:
-  /// Which tensors the publishers of DeepSeek-V4 store as codes.
-  bool IsPublishedAsCodes() const {
-    return config_.family == ModelFamily::kDeepSeekV4 && config_.quantization.method == "fp8";
-  }
-  bool IsFp4(std::string_view name) const {
-    return IsPublishedAsCodes() && name.find(".ffn.experts.") != name.npos;
-  }
-  bool IsFp8(std::string_view name) const {
-    static constexpr std::string_view kEnds[] = {
-        ".attn.wq_a.weight", ".wq_b.weight",   ".attn.wkv.weight", ".wo_a.weight",
-        ".wo_b.weight",      ".e_proj.weight", ".h_proj.weight",   ".main_proj.weight"};
-    return IsPublishedAsCodes() &&
-           (name.find(".ffn.shared_experts.") != name.npos ||
-            std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); }));
-  }
+  /// How a matrix is stored, if as codes: as the config says, or as DeepSeek-V4 is published. Not
+  /// in the FP8 blocks of other models, as numbers in bfloat16 stand for them.
+  std::optional<StoredFormat> StoredAs(std::string_view name, std::span<const int64_t> shape) const;
+  std::optional<StoredFormat> DeclaredFormat(std::string_view name) const;
 
   ModelConfig config_;
   uint64_t seed_;
 };
+
+std::optional<StoredFormat> DummySource::StoredAs(std::string_view name,
+                                                  std::span<const int64_t> shape) const {
+  const bool v4 = config_.family == ModelFamily::kDeepSeekV4;
+  const std::optional<StoredFormat> format =
+      v4 ? PublishedV4Format(config_, name) : DeclaredFormat(name);
+  const bool fits = format && shape.size() == 2 && TakesColumns(*format, shape.back());
+  return fits ? format : std::nullopt;
+}
+
+std::optional<StoredFormat> DummySource::DeclaredFormat(std::string_view name) const {
+  constexpr std::string_view kWeight = ".weight";
+  const Quantization& quantization = config_.quantization;
+  if (quantization.method == "fp8" || !name.ends_with(kWeight)) return std::nullopt;
+  name.remove_suffix(kWeight.size());
+  // These are no linear layers.
+  if (name.ends_with("embed_tokens") || name.ends_with(".gate")) return std::nullopt;
+  std::string_view without_prefix = name;
+  Consume(without_prefix, config_.tensor_prefix);
+  if (!quantization.Covers(name) || !quantization.Covers(without_prefix)) return std::nullopt;
+  return quantization.format;
+}
 
 bool DummySource::Has(std::string_view name) const {
   if (config_.family == ModelFamily::kDeepSeekV4) return HasDeepSeekV4(config_, name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -12,6 +13,8 @@ namespace {
 
 constexpr float kLargestE4M3 = 448;
 constexpr float kLargestE2M1 = 6;
+constexpr float kLargestInt4 = 7;
+constexpr uint8_t kE4M3One = 0x38;
 
 /// Elements 4 * group .. 4 * group + 3 of the tensor.
 inline void Generate(const DummyStream& stream, uint64_t group, float* out) {
@@ -116,16 +119,24 @@ class DummyCodes : public DummyTensor {
   int exponent_ = 0;
 };
 
+bool IsFp8(StoredFormat format) {
+  return format == StoredFormat::kFp8Tensor || format == StoredFormat::kFp8Row ||
+         format == StoredFormat::kFp8Block;
+}
+
 class DummyFp8Tensor : public DummyCodes {
  public:
-  DummyFp8Tensor(std::span<const int64_t> shape, const DummyStream& stream,
+  DummyFp8Tensor(std::span<const int64_t> shape, const DummyStream& stream, StoredFormat format,
                  const Quantization& blocks)
       : DummyCodes(shape, stream, kLargestE4M3) {
-    scales_.block_rows = blocks.block_rows;
-    scales_.block_cols = blocks.block_cols;
+    const bool by_block = format == StoredFormat::kFp8Block;
+    scales_.block_rows = by_block                          ? blocks.block_rows
+                         : format == StoredFormat::kFp8Row ? 1
+                                                           : rows();
+    scales_.block_cols = by_block ? blocks.block_cols : cols();
     const auto count = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
     scales_.values.assign(
-        static_cast<size_t>(count(rows(), blocks.block_rows) * count(cols(), blocks.block_cols)),
+        static_cast<size_t>(count(rows(), scales_.block_rows) * count(cols(), scales_.block_cols)),
         scale());
   }
 
@@ -142,27 +153,60 @@ class DummyFp8Tensor : public DummyCodes {
   BlockScales scales_;
 };
 
-class DummyFp4Tensor : public DummyCodes {
+/// What the scales of groups are of.
+GroupScales GroupsOf(StoredFormat format) {
+  if (format == StoredFormat::kInt4) {
+    return {.cols = kInt4Group, .stored_cols = kInt4Group, .dtype = DType::kBF16};
+  }
+  if (format == StoredFormat::kNvfp4) {
+    return {.cols = kNvfp4Group, .stored_cols = kNvfp4Group, .dtype = DType::kF8E4M3};
+  }
+  return {.cols = kFp4Group, .stored_cols = kFp4Group, .dtype = DType::kF8E8M0};
+}
+
+class DummyFourBitTensor : public DummyCodes {
  public:
-  DummyFp4Tensor(std::span<const int64_t> shape, const DummyStream& stream)
-      : DummyCodes(shape, stream, kLargestE2M1) {
-    OUTRIDER_CHECK(cols() % kFp4Group == 0);
+  DummyFourBitTensor(std::span<const int64_t> shape, const DummyStream& stream, StoredFormat format)
+      : DummyCodes(shape, stream, format == StoredFormat::kInt4 ? kLargestInt4 : kLargestE2M1),
+        groups_(GroupsOf(format)) {
+    OUTRIDER_CHECK(cols() % groups_.cols == 0);
+    if (groups_.dtype == DType::kBF16) {
+      const BFloat16 narrow = ToBFloat16(scale());
+      group_scale_.resize(sizeof narrow);
+      std::memcpy(group_scale_.data(), &narrow, sizeof narrow);
+    } else if (groups_.dtype == DType::kF8E4M3) {
+      group_scale_ = {kE4M3One};
+      groups_.global = scale();
+    } else {
+      group_scale_ = {static_cast<uint8_t>(exponent() + 127)};
+    }
   }
 
-  DType stored_dtype() const override { return DType::kF4E2M1; }
+  DType stored_dtype() const override { return IsInt4() ? DType::kI4 : DType::kF4E2M1; }
+  const GroupScales* group_scales() const override { return &groups_; }
   void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const override {
     const std::vector<uint8_t> codes = Codes(first_row, count);
     for (size_t i = 0; i < codes.size(); i += 2) {
       *out++ = static_cast<uint8_t>(codes[i] | codes[i + 1] << 4);
     }
   }
-  void ReadExponents(int64_t /*first_row*/, int64_t count, uint8_t* out) const override {
-    std::fill_n(out, count * (cols() / kFp4Group), static_cast<uint8_t>(exponent() + 127));
+  void ReadGroupScales(int64_t /*first_row*/, int64_t count, uint8_t* out) const override {
+    for (int64_t i = 0; i < count * (cols() / groups_.cols); ++i) {
+      out = std::ranges::copy(group_scale_, out).out;
+    }
   }
 
  private:
-  uint8_t CodeOf(float x) const override { return ToFloat4E2M1(x); }
-  float ValueOf(uint8_t code) const override { return Float4E2M1ToFloat(code); }
+  bool IsInt4() const { return groups_.dtype == DType::kBF16; }
+  uint8_t CodeOf(float x) const override {
+    return IsInt4() ? static_cast<uint8_t>(std::nearbyint(x) + 8) : ToFloat4E2M1(x);
+  }
+  float ValueOf(uint8_t code) const override {
+    return IsInt4() ? Int4ToFloat(code) : Float4E2M1ToFloat(code);
+  }
+
+  GroupScales groups_;
+  std::vector<uint8_t> group_scale_;  // as it is stored
 };
 
 }  // namespace
@@ -177,15 +221,15 @@ std::unique_ptr<WeightTensor> MakeDummyChoices(std::span<const int64_t> shape, u
   return std::make_unique<DummyChoices>(shape, key, limit);
 }
 
-std::unique_ptr<WeightTensor> MakeDummyFp8Tensor(std::span<const int64_t> shape,
-                                                 const DummyStream& stream,
-                                                 const Quantization& blocks) {
-  return std::make_unique<DummyFp8Tensor>(shape, stream, blocks);
+bool TakesColumns(StoredFormat format, int64_t cols) {
+  return IsFp8(format) || cols % GroupsOf(format).cols == 0;
 }
 
-std::unique_ptr<WeightTensor> MakeDummyFp4Tensor(std::span<const int64_t> shape,
-                                                 const DummyStream& stream) {
-  return std::make_unique<DummyFp4Tensor>(shape, stream);
+std::unique_ptr<WeightTensor> MakeDummyCodes(std::span<const int64_t> shape,
+                                             const DummyStream& stream, StoredFormat format,
+                                             const Quantization& blocks) {
+  if (IsFp8(format)) return std::make_unique<DummyFp8Tensor>(shape, stream, format, blocks);
+  return std::make_unique<DummyFourBitTensor>(shape, stream, format);
 }
 
 }  // namespace outrider

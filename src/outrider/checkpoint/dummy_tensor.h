@@ -20,14 +20,14 @@ std::unique_ptr<WeightTensor> MakeDummyTensor(std::span<const int64_t> shape,
 std::unique_ptr<WeightTensor> MakeDummyChoices(std::span<const int64_t> shape, uint64_t key,
                                                int64_t limit);
 
-/// The stream's values as e4m3 codes in blocks, all of whose scales are the least power of two with
-/// which the values fit.
-std::unique_ptr<WeightTensor> MakeDummyFp8Tensor(std::span<const int64_t> shape,
-                                                 const DummyStream& stream,
-                                                 const Quantization& blocks);
+/// Whether a matrix of so many columns can be stored so.
+bool TakesColumns(StoredFormat format, int64_t cols);
 
-/// The same as e2m1 codes; the last dimension is a multiple of kFp4Group.
-std::unique_ptr<WeightTensor> MakeDummyFp4Tensor(std::span<const int64_t> shape,
-                                                 const DummyStream& stream);
+/// The stream's values as codes of a format, all of whose scales are the least power of two with
+/// which the values fit, and so exact in bfloat16. FP8 blocks have the sizes that `blocks` says.
+/// The format has to take the columns of the shape.
+std::unique_ptr<WeightTensor> MakeDummyCodes(std::span<const int64_t> shape,
+                                             const DummyStream& stream, StoredFormat format,
+                                             const Quantization& blocks);
 
 }  // namespace outrider

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,10 @@ namespace outrider {
 
 /// The largest size of any dimension.
 inline constexpr int64_t kMostOfADimension = int64_t{1} << 24;
+
+/// Reads a quantization_config.
+void ParseQuantizationConfig(const nlohmann::json& object, std::vector<std::string>& problems,
+                             Quantization& quantization);
 
 /// A config on its way to a ModelConfig.
 struct FamilyConfig {

@@ -13,19 +13,13 @@
 #include "outrider/base/dtype.h"
 #include "outrider/checkpoint/eagle3_spec.h"
 #include "outrider/checkpoint/layer_spec.h"
+#include "outrider/checkpoint/quantization.h"
 
 namespace outrider {
 
 /// Networks that Outrider runs. DeepSeek-R1, Kimi-K2 and Kimi-K2.5's text model are kDeepSeekV3.
 /// kEagle3 is a drafter for one of them.
 enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kDeepSeekV4, kGlm4MoeLite, kStep3p5, kEagle3 };
-
-/// How linear weights are stored. Which tensors really are FP8 is read from the tensors themselves.
-struct Quantization {
-  std::string method;      // "" (none), "fp8", or a method that OpenCheckpoint refuses by name
-  int64_t block_rows = 0;  // method "fp8": rows and columns that share one weight_scale_inv
-  int64_t block_cols = 0;
-};
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kDeepSeekV3;

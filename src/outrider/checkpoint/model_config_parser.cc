@@ -166,22 +166,7 @@ void Parser::ParseQuantization() {
     reader.Refuse(kKey, "an object or null is needed");
     return;
   }
-  ConfigReader quantization(*object, "quantization_config", problems_);
-  config_.quantization.method = quantization.String("quant_method");
-  if (config_.quantization.method != "fp8") return;  // OpenCheckpoint refuses it; shapes are known
-  quantization.Choice("fmt", {"e4m3"}, "\"e4m3\" is supported", "e4m3");
-  const json* block = quantization.Find("weight_block_size");
-  const auto is_size = [](const json& value) {
-    return value.is_number_unsigned() && value.get<uint64_t>() >= 1 &&
-           value.get<uint64_t>() <= 65536;
-  };
-  if (block == nullptr || !block->is_array() || block->size() != 2 ||
-      !std::all_of(block->begin(), block->end(), is_size)) {
-    quantization.Refuse("weight_block_size", "rows and columns of a block are needed: [128, 128]");
-    return;
-  }
-  config_.quantization.block_rows = (*block)[0].get<int64_t>();
-  config_.quantization.block_cols = (*block)[1].get<int64_t>();
+  ParseQuantizationConfig(*object, problems_, config_.quantization);
 }
 
 /// Reads bos_token_id and eos_token_id; keys that are missing leave what was there before.

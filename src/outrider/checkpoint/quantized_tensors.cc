@@ -46,11 +46,11 @@ std::string GroupProblem(const TensorInfo& weight, QuantizedParts& parts) {
   const bool fits = scales.shape.size() == 2 && scales.shape[0] == weight.shape[0] &&
                     scales.shape[1] > 0 && weight.shape[1] % scales.shape[1] == 0;
   const int64_t group = fits ? weight.shape[1] / scales.shape[1] : 0;
-  if (!fits || (parts.group_cols != 0 && group != parts.group_cols) ||
+  if (group == 0 || (parts.group_cols != 0 && group != parts.group_cols) ||
       (parts.group_cols == 0 && group % kInt4Group != 0)) {
     return fmt::format("(scales are [{}], not one for every {} columns of [{}])",
                        fmt::join(scales.shape, ", "),
-                       parts.group_cols == 0 ? fmt::format("{} or a multiple of it,", kInt4Group)
+                       parts.group_cols == 0 ? fmt::format("{} or a multiple of it", kInt4Group)
                                              : fmt::to_string(parts.group_cols),
                        fmt::join(weight.shape, ", "));
   }
@@ -68,7 +68,8 @@ void FinishInt4(TensorEntries& entries, const std::string& base, TensorInfo& wei
   } else if (Take(entries, base + ".weight_g_idx")) {
     parts.problem = "(its columns are reordered by activation; INT4 in order can be read)";
   } else if (parts.scales.info.dtype != DType::kBF16) {
-    parts.problem = fmt::format("(scales are {}; BF16 is needed)", parts.scales.info.dtype_name);
+    parts.problem =
+        fmt::format("(scales are {}; BF16 is needed)", Shown(parts.scales.info.dtype_name));
   } else {
     parts.problem = GroupProblem(weight, parts);
   }
@@ -86,7 +87,8 @@ void FinishFp4(TensorEntries& entries, const std::string& base, TensorInfo& weig
     return;
   }
   if (scales.dtype != DType::kF8E4M3) {
-    parts.problem = fmt::format("(scales are {}, not F8_E4M3, F8_E8M0 or U8)", scales.dtype_name);
+    parts.problem =
+        fmt::format("(scales are {}, not F8_E4M3, F8_E8M0 or U8)", Shown(scales.dtype_name));
     return;
   }
   parts.group_cols = kNvfp4Group;

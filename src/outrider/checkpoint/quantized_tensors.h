@@ -1,15 +1,14 @@
 // Which tensors of a checkpoint together are one quantised weight, told by their names and types.
 //
-//   NAME.weight F8_E4M3    NAME.weight_scale_inv: of blocks (DeepSeek); NAME.scale: the same,
-//   F8_E8M0
-//                          NAME.weight_scale: of the tensor, of rows, or of blocks
-//   NAME.weight_packed     I32, eight codes to a word, NAME.weight_scale BF16, NAME.weight_shape:
-//     (compressed-tensors)   INT4. U8, two codes to a byte, NAME.weight_scale F8_E4M3 for 16
-//     columns
-//                            and NAME.weight_global_scale, by which is divided: NVFP4; U8 with
-//                            NAME.weight_scale U8 or F8_E8M0 for 32 columns: MXFP4
-//   NAME.weight U8         NAME.weight_scale F8_E4M3, NAME.weight_scale_2: NVFP4 (ModelOpt)
-//   NAME.weight I8         NAME.scale F8_E8M0: FP4 (DeepSeek-V4)
+//   NAME.weight F8_E4M3  NAME.weight_scale_inv or NAME.scale: of blocks (DeepSeek)
+//                        NAME.weight_scale: of the tensor, of rows, or of blocks
+//   NAME.weight I8       NAME.scale F8_E8M0: FP4 (DeepSeek-V4)
+//   NAME.weight U8       NAME.weight_scale F8_E4M3, NAME.weight_scale_2: NVFP4 (ModelOpt)
+//
+//   NAME.weight_packed (compressed-tensors) with NAME.weight_scale for groups of columns:
+//     I32, eight codes to a word    scales BF16, NAME.weight_shape: INT4
+//     U8, two codes to a byte       scales F8_E4M3, NAME.weight_global_scale, by which is divided:
+//                                   NVFP4; scales U8 or F8_E8M0: MXFP4
 //
 // What says how activations are to be rounded (input_scale and the like) is passed over, as
 // activations are not.

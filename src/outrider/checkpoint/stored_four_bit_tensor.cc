@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -14,14 +15,13 @@ int64_t BytesOf(const TensorInfo& info) { return static_cast<int64_t>(info.end -
 
 }  // namespace
 
-StoredFourBitTensor::StoredFourBitTensor(const TensorEntry& codes, const TensorEntry& scales,
-                                         int64_t group_cols, const GroupScales& group)
+StoredFourBitTensor::StoredFourBitTensor(TensorEntry codes, TensorEntry scales,
+                                         const GroupScales& group)
     : WeightTensor(codes.info.shape),
-      codes_(codes),
-      scales_(scales),
-      stored_group_cols_(group_cols),
+      codes_(std::move(codes)),
+      scales_(std::move(scales)),
       group_(group) {
-  OUTRIDER_CHECK(cols() % group_cols == 0 && group_cols % group.cols == 0);
+  OUTRIDER_CHECK(cols() % group.stored_cols == 0 && group.stored_cols % group.cols == 0);
 }
 
 int64_t StoredFourBitTensor::stored_bytes() const {
@@ -37,7 +37,7 @@ void StoredFourBitTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* o
 
 void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
                                       const uint8_t* stored) const {
-  const int64_t groups = cols() / stored_group_cols_;
+  const int64_t groups = cols() / group_.stored_cols;
   for (int64_t i = 0; i < count * groups; ++i) {
     bool finite = true;
     if (group_.dtype == DType::kF8E8M0) {
@@ -56,8 +56,9 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
       finite = std::isfinite(ToFloat(scale));
     }
     if (!finite) {
-      throw InvalidArgument("{}: {} holds a value that is not finite in row {}, column {}",
-                            scales_.file->path().string(), scales_.info.name,
+      throw InvalidArgument("{}: {} holds {} in row {}, column {}", scales_.file->path().string(),
+                            scales_.info.name,
+                            group_.dtype == DType::kBF16 ? "a value that is not finite" : "a NaN",
                             first_row + i / groups, i % groups);
     }
   }
@@ -66,12 +67,12 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
 void StoredFourBitTensor::ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const {
   OUTRIDER_CHECK(first_row >= 0 && count >= 0 && count <= rows() - first_row);
   const auto size = static_cast<int64_t>(DTypeSize(group_.dtype));
-  const int64_t row_bytes = cols() / stored_group_cols_ * size;
+  const int64_t row_bytes = cols() / group_.stored_cols * size;
   std::vector<uint8_t> stored(static_cast<size_t>(count * row_bytes));
   scales_.file->ReadAt(scales_.info.begin + static_cast<uint64_t>(first_row * row_bytes),
                        stored.size(), stored.data());
   CheckScales(first_row, count, stored.data());
-  const int64_t times = stored_group_cols_ / group_.cols;
+  const int64_t times = group_.stored_cols / group_.cols;
   for (size_t i = 0; i < stored.size(); i += static_cast<size_t>(size)) {
     for (int64_t t = 0; t < times; ++t) {
       std::memcpy(out, stored.data() + i, static_cast<size_t>(size));

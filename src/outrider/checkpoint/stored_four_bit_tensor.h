@@ -12,9 +12,8 @@ namespace outrider {
 class StoredFourBitTensor : public WeightTensor {
  public:
   /// codes: of dtype kF4E2M1 or kI4, the shape that of the weights, [rows, cols]. scales: one of
-  /// group.dtype for every group_cols columns, which group.cols divides, as cols does.
-  StoredFourBitTensor(const TensorEntry& codes, const TensorEntry& scales, int64_t group_cols,
-                      const GroupScales& group);
+  /// group.dtype for every group.stored_cols columns, a divisor of cols.
+  StoredFourBitTensor(TensorEntry codes, TensorEntry scales, const GroupScales& group);
 
   DType stored_dtype() const override { return *codes_.info.dtype; }
   int64_t stored_bytes() const override;
@@ -32,7 +31,6 @@ class StoredFourBitTensor : public WeightTensor {
 
   TensorEntry codes_;
   TensorEntry scales_;
-  int64_t stored_group_cols_;
   GroupScales group_;
 };
 

@@ -1,6 +1,7 @@
 #include "outrider/checkpoint/weight_source.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -14,11 +15,33 @@ WeightTensor::WeightTensor(std::vector<int64_t> shape) : shape_(std::move(shape)
 }
 
 void WeightTensor::ReadCodes(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
-  OUTRIDER_CHECK(false, "only FP8 and FP4 tensors have codes");
+  OUTRIDER_CHECK(false, "only tensors of 8 and 4 bits have codes");
 }
 
-void WeightTensor::ReadExponents(int64_t /*first_row*/, int64_t /*count*/, uint8_t* /*out*/) const {
-  OUTRIDER_CHECK(false, "only FP4 tensors have exponents");
+void WeightTensor::ReadGroupScales(int64_t /*first_row*/, int64_t /*count*/,
+                                   uint8_t* /*out*/) const {
+  OUTRIDER_CHECK(false, "only tensors of 4 bits have groups");
+}
+
+void WidenFourBitCodes(DType dtype, const GroupScales& scales, const uint8_t* codes,
+                       const uint8_t* group_scales, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; ++i) {
+    const uint8_t pair = codes[i / 2];
+    const auto code = static_cast<uint8_t>(i % 2 == 0 ? pair & 0xf : pair >> 4);
+    const int64_t group = i / scales.cols;
+    float scale = 0;
+    if (scales.dtype == DType::kF8E8M0) {
+      scale = Float8E8M0ToFloat(group_scales[group]);
+    } else if (scales.dtype == DType::kF8E4M3) {
+      scale = Float8E4M3ToFloat(group_scales[group]);
+    } else {
+      BFloat16 narrow;
+      std::memcpy(&narrow, group_scales + 2 * group, 2);
+      scale = ToFloat(narrow);
+    }
+    const float value = dtype == DType::kI4 ? Int4ToFloat(code) : Float4E2M1ToFloat(code);
+    out[i] = value * scale * scales.global;
+  }
 }
 
 void WeightTensor::ReadBFloat16(int64_t first_row, int64_t count, BFloat16* out) const {

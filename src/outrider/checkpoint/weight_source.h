@@ -37,6 +37,15 @@ struct BlockScales {
   std::vector<float> values;
 };
 
+/// Scales of a tensor of 4-bit codes: every `cols` columns of a row share one, of kF8E8M0 or
+/// kF8E4M3 with kF4E2M1, of kBF16 with kI4.
+struct GroupScales {
+  int64_t cols = 0;
+  int64_t stored_cols = 0;  // the same in the file: a multiple of cols
+  DType dtype = DType::kF8E8M0;
+  float global = 1;  // all values are multiplied by it too; finite, not 0
+};
+
 /// One tensor, open for reading. Reading is thread-safe; a tensor may outlive its source.
 class WeightTensor {
  public:
@@ -52,8 +61,8 @@ class WeightTensor {
   virtual DType stored_dtype() const = 0;
   /// Bytes that the tensor and its scales take in the file; 0 for generated weights.
   virtual int64_t stored_bytes() const = 0;
-  /// True when every value is known to be a bfloat16 value: stored so, FP4, or FP8 whose scales
-  /// are powers of two within range.
+  /// True when every value is known to be a bfloat16 value: stored so, FP4 with a global scale of
+  /// 1, or FP8 whose scales are powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
 
   /// What the values of a generated tensor are a function of (dummy_values.h), else null.
@@ -61,19 +70,20 @@ class WeightTensor {
 
   /// The scales of a tensor that is FP8 in the file, else null.
   virtual const BlockScales* block_scales() const { return nullptr; }
-  /// Writes rows [first_row, first_row + count) of such a tensor to out[count][cols()] as e4m3
-  /// codes; of an FP4 tensor (stored_dtype kF4E2M1) to out[count][cols() / 2] as e2m1 codes, the
-  /// even column in the lower half of a byte. Throws Error when the file cannot be read or a code
-  /// is NaN.
+  /// What scales a tensor of 4-bit codes (stored_dtype kF4E2M1 or kI4), else null.
+  virtual const GroupScales* group_scales() const { return nullptr; }
+  /// Writes rows [first_row, first_row + count) of an FP8 tensor to out[count][cols()] as e4m3
+  /// codes; of a tensor of 4-bit codes to out[count][cols() / 2], the even column in the lower half
+  /// of a byte. Throws Error when the file cannot be read or a code is NaN.
   virtual void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const;
-  /// Writes rows [first_row, first_row + count) of an FP4 tensor's scales, which are 2^(e - 127),
-  /// to out[count][cols() / kFp4Group] as e. Throws Error when the file cannot be read or a value
-  /// might be no normal bfloat16 value.
-  virtual void ReadExponents(int64_t first_row, int64_t count, uint8_t* out) const;
+  /// Writes the scales of groups of these rows as they are stored, out[count][cols() / cols of a
+  /// group]. Throws Error when the file cannot be read, a scale is not finite, or a product with a
+  /// power of two might be no normal bfloat16 value.
+  virtual void ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const;
 
-  /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks and FP4 groups
-  /// are multiplied by their scales (one float32 product per element, rounded once). Throws Error
-  /// when the file cannot be read.
+  /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks and groups of
+  /// 4-bit codes are multiplied by their scales (one float32 product per element, rounded once; a
+  /// global scale is another one). Throws Error when the file cannot be read.
   virtual void ReadRows(int64_t first_row, int64_t count, float* out) const = 0;
 
   /// The same, rounded to bfloat16. A tensor that is stored so is read as it is.
@@ -88,12 +98,17 @@ class WeightTensor {
   int64_t cols_ = 1;
 };
 
+/// The values of `size` codes of 4 bits, two to a byte, whose groups have the scales that follow
+/// one another in group_scales.
+void WidenFourBitCodes(DType dtype, const GroupScales& scales, const uint8_t* codes,
+                       const uint8_t* group_scales, int64_t size, float* out);
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
-  /// Whether there is such a tensor. Scales of FP8 and FP4 tensors are not tensors of
-  /// their own.
+  /// Whether there is such a tensor. Scales of tensors of 8 and 4 bits are not tensors of their
+  /// own.
   virtual bool Has(std::string_view name) const = 0;
 
   /// Opens a tensor of the given shape, or the matrix [rows, cols] that it names. Throws Error when
@@ -128,8 +143,9 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
 /// element index), exact in bfloat16; Open answers any name and shape. Matrices [.., K] are uniform
 /// with standard deviation K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep
 /// their magnitude; tables of experts by token hold different ones per token. Matrices that
-/// DeepSeek-V4 publishes as FP8 or FP4 codes are such codes, if the config says "fp8"; all others
-/// are bfloat16. Has() knows the tensors of the trunk and of the declared draft modules.
+/// a config of compressed-tensors or ModelOpt says are codes are codes of that format; so are those
+/// that DeepSeek-V4 publishes as FP8 or FP4, if its config says "fp8"; all others are bfloat16.
+/// Has() knows the tensors of the trunk and of the declared draft modules.
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor

@@ -1,16 +1,19 @@
 #include "outrider/cli/explain_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ranges>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/dtype.h"
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/parameter_count.h"
+#include "outrider/options/byte_size.h"
 
 namespace outrider::cli {
 
@@ -46,8 +49,13 @@ std::string CountText(int64_t count) {
 std::string QuantizationText(const ModelConfig& config) {
   const Quantization& quantization = config.quantization;
   if (quantization.method.empty()) return std::string(DTypeName(config.dtype));
-  return fmt::format("{} in blocks of {} x {}, the rest {}", quantization.method,
-                     quantization.block_rows, quantization.block_cols, DTypeName(config.dtype));
+  const std::string blocks =
+      quantization.block_rows > 0
+          ? fmt::format(" of {} x {}", quantization.block_rows, quantization.block_cols)
+          : "";
+  return fmt::format("{}: {}{}, the rest {}", quantization.method,
+                     quantization.format ? StoredFormatName(*quantization.format) : "not known",
+                     blocks, DTypeName(config.dtype));
 }
 
 /// Of every kind of attention that the target's layers have.
@@ -181,6 +189,19 @@ Json GpuJson(const MemoryReport& memory) {
           {"measured", memory.gpu->measured}};
 }
 
+Json WeightGroupsJson(const MemoryReport& memory) {
+  Json groups = Json::array();
+  for (const WeightGroup& group : memory.weight_groups) {
+    groups.push_back({{"name", group.name},
+                      {"weights", group.weights},
+                      {"stored", group.stored},
+                      {"stored_bits", group.stored_bits},
+                      {"bytes_by_type", SizesJson(group.packed)},
+                      {"memory_bits", group.packed_bits()}});
+  }
+  return groups;
+}
+
 Json GroupsJson(const MemoryReport& memory) {
   Json groups = Json::array();
   for (const CacheGroupReport& report : memory.kv_groups) {
@@ -213,6 +234,15 @@ std::string ExplainText(const std::string& model, const LoadedEngine& explained)
   }
   out += "\nMemory\n";
   for (const std::string& line : MemoryLines(explained.memory, 0)) out += "  " + line + "\n";
+  out += "\nWeights\n";
+  for (const WeightGroup& group : explained.memory.weight_groups) {
+    std::vector<std::string_view> types;
+    for (const auto& [dtype, bytes] : group.packed) types.push_back(DTypeName(dtype));
+    out +=
+        fmt::format("  {:<17} {} of {}: {} bits; in memory {}: {:.2f} bits, {}\n", group.name,
+                    CountText(group.weights), group.stored, group.stored_bits,
+                    fmt::join(types, ", "), group.packed_bits(), ByteSizeText(SumOf(group.packed)));
+  }
   out += "\nDecisions\n";
   size_t width = 0;
   for (const Decision& decision : explained.decisions) {
@@ -254,6 +284,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"weight_bytes_by_type", SizesJson(memory.weights)},
                    {"mtp_bytes", SumOf(memory.mtp_weights)},
                    {"mtp_bytes_by_type", SizesJson(memory.mtp_weights)},
+                   {"weight_groups", WeightGroupsJson(memory)},
                    {"drafter_bytes", SumOf(memory.drafter_weights)},
                    {"drafter_bytes_by_type", SizesJson(memory.drafter_weights)},
                    {"kv_cache_bytes", memory.kv_cache_bytes},

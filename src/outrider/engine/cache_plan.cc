@@ -22,6 +22,7 @@ MemoryReport EnginePlan::Memory() const {
   memory.mtp_weights = weight_sizes_.modules;
   memory.gpu = gpu_;
   memory.drafter_weights = drafter_sizes_;
+  memory.weight_groups = weight_sizes_.groups;
   const CacheConfig& cache = scheduler_.cache;
   memory.kv_bytes_per_token = BytesPerToken(cache.groups);
   memory.kv_tokens = cache.MostTokens(cache.num_pages, MostStepTokens());

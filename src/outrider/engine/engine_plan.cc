@@ -12,8 +12,8 @@
 #include "outrider/base/processors.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
-#include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/networks/eagle3_draft_model.h"
+#include "outrider/ops/cpu/cpu_ops.h"
 
 namespace outrider {
 
@@ -31,6 +31,11 @@ void CheckDType(const char* flag, std::optional<DType> dtype) {
   if (dtype && *dtype != DType::kF32 && *dtype != DType::kBF16) {
     throw InvalidArgument("{} is {}: use float32 or bfloat16", flag, DTypeName(*dtype));
   }
+}
+
+bool HasFourBits(const Quantization& quantization) {
+  return quantization.format == StoredFormat::kInt4 ||
+         quantization.format == StoredFormat::kNvfp4 || quantization.format == StoredFormat::kMxfp4;
 }
 
 void CheckOptions(const EngineOptions& o) {
@@ -122,6 +127,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                     {.device = device(),
                      .modules = modules_used_,
                      .eagle3 = drafter_.has_value(),
+                     .four_bits = HasFourBits(config_.quantization),
                      .drafts = k_,
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,

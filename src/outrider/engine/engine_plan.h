@@ -46,9 +46,10 @@ struct GpuBudget {
 
 /// Where the memory went, in bytes, and what the cache holds.
 struct MemoryReport {
-  WeightSizes weights;          // target, as computed with
-  WeightSizes mtp_weights;      // MTP modules
-  WeightSizes drafter_weights;  // of a checkpoint of its own
+  WeightSizes weights;                     // target, as computed with
+  WeightSizes mtp_weights;                 // MTP modules
+  WeightSizes drafter_weights;             // of a checkpoint of its own
+  std::vector<WeightGroup> weight_groups;  // of target and modules
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;  // over all groups, while the token is in every window
   int64_t kv_tokens = 0;           // that the cache holds, of one request if there are windows

@@ -29,8 +29,9 @@ namespace outrider {
 ///            chain runs over codes. A table may carry a power of two along the chain; results
 ///            then differ by less than 2^-100.
 ///   kI8:     the chain runs over codes, and the finished sum is multiplied by the row's scale.
-/// Weights of kF4E2M1 are bfloat16 values, with the order that kBF16 has in every table.
-/// With `accumulate` the finished sum is added to y.
+/// Weights of kF4E2M1 are bfloat16 values, with the order that kBF16 has in every table; those of
+/// kI4 are float32 values, with the order of kF32. With row_scales the finished sum is multiplied
+/// by the row's scale. With `accumulate` the finished sum is added to y.
 ///
 /// Two tables use another order when operand_dtype is bfloat16 and the weights are not kF32:
 ///   amx (the order of TDPBF16PS): the columns come in tiles of 32. In a tile the even columns are

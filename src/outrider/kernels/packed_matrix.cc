@@ -12,24 +12,42 @@ namespace {
 
 bool IsEightBit(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kI8; }
 
+bool IsFourBit(DType dtype) { return dtype == DType::kF4E2M1 || dtype == DType::kI4; }
+
 bool IsPanelFormat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF4E2M1 ||
-         IsEightBit(dtype);
+  return dtype == DType::kF32 || dtype == DType::kBF16 || IsFourBit(dtype) || IsEightBit(dtype);
 }
 
 /// Columns of a panel come in whole groups of this many.
 int64_t ColumnGroup(DType dtype) {
   if (IsEightBit(dtype)) return 4;
-  if (dtype == DType::kF4E2M1) return kFp4Group;
+  if (IsFourBit(dtype)) return kNvfp4Group;
   return dtype == DType::kBF16 ? 2 : 1;
 }
 
-/// Bytes of one panel's exponents.
-int64_t ExponentsPerPanel(PackedFormat format, int64_t cols) {
-  return format.dtype == DType::kF4E2M1 ? cols / kFp4Group * kPanelRows : 0;
+/// Bytes of one panel's scales of groups.
+int64_t GroupScaleBytes(PackedFormat format, int64_t cols) {
+  if (!IsFourBit(format.dtype)) return 0;
+  OUTRIDER_CHECK(cols % format.group_cols() == 0);
+  return cols / format.group_cols() * kPanelRows *
+         static_cast<int64_t>(DTypeSize(format.group_scale));
+}
+
+/// Bytes of everything between the panels and the scales of rows.
+size_t ScaleBytes(PackedFormat format, int64_t panels, int64_t cols) {
+  const int64_t bytes =
+      panels * (ScalesPerPanel(format, cols) * static_cast<int64_t>(sizeof(float)) +
+                GroupScaleBytes(format, cols));
+  return static_cast<size_t>((bytes + 63) / 64 * 64);
 }
 
 }  // namespace
+
+int64_t PackedFormat::group_cols() const {
+  if (dtype == DType::kI4) return kInt4Group;
+  if (dtype != DType::kF4E2M1) return 0;
+  return group_scale == DType::kF8E4M3 ? kNvfp4Group : kFp4Group;
+}
 
 int64_t ScalesPerPanel(PackedFormat format, int64_t cols) {
   if (format.dtype == DType::kI8) return kPanelRows;
@@ -43,18 +61,19 @@ size_t PanelBytes(DType dtype, int64_t cols) {
   const int64_t group = ColumnGroup(dtype);
   const bool is_float = dtype == DType::kF32 || dtype == DType::kBF16;
   OUTRIDER_CHECK(is_float || cols % group == 0, "{} columns of {}", cols, DTypeName(dtype));
-  if (dtype == DType::kF4E2M1) return static_cast<size_t>(cols / 2 * kPanelRows);
+  if (IsFourBit(dtype)) return static_cast<size_t>(cols / 2 * kPanelRows);
   const int64_t padded = (cols + group - 1) / group * group;
   return static_cast<size_t>(padded * kPanelRows) * DTypeSize(dtype);
 }
 
 size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols) {
   OUTRIDER_CHECK(rows >= 0);
-  const auto panels = static_cast<size_t>((rows + kPanelRows - 1) / kPanelRows);
-  const size_t scales =
-      panels * (static_cast<size_t>(ScalesPerPanel(format, cols)) * sizeof(float) +
-                static_cast<size_t>(ExponentsPerPanel(format, cols)));
-  return panels * PanelBytes(format.dtype, cols) + (scales + 63) / 64 * 64;
+  OUTRIDER_CHECK(!format.row_scales || format.dtype == DType::kF8E4M3 ||
+                 format.dtype == DType::kF4E2M1);
+  const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
+  const auto num_panels = static_cast<size_t>(panels);
+  return num_panels * PanelBytes(format.dtype, cols) + ScaleBytes(format, panels, cols) +
+         (format.row_scales ? num_panels * kPanelRows * sizeof(float) : 0);
 }
 
 const std::byte* PackedMatrix::BehindPanels() const {
@@ -66,10 +85,16 @@ const float* PackedMatrix::scales(int64_t p) const {
          (panels_before + p) * ScalesPerPanel(format, cols);
 }
 
-const uint8_t* PackedMatrix::exponents(int64_t p) const {
-  OUTRIDER_CHECK(format.dtype == DType::kF4E2M1);
+const uint8_t* PackedMatrix::group_scales(int64_t p) const {
+  OUTRIDER_CHECK(IsFourBit(format.dtype));
   return reinterpret_cast<const uint8_t*>(BehindPanels()) +
-         (panels_before + p) * ExponentsPerPanel(format, cols);
+         (panels_before + p) * GroupScaleBytes(format, cols);
+}
+
+const float* PackedMatrix::row_scales(int64_t p) const {
+  OUTRIDER_CHECK(format.row_scales);
+  return reinterpret_cast<const float*>(BehindPanels() + ScaleBytes(format, AllPanels(), cols)) +
+         (panels_before + p) * kPanelRows;
 }
 
 PackedMatrix PackedMatrix::Rows(int64_t first, int64_t n) const {
@@ -113,28 +138,33 @@ void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* p
   }
 }
 
-void PackFp4Panel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
-                  const uint8_t* exponents, int64_t count) {
-  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows);
+void PackFourBitPanel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
+                      const uint8_t* group_scales, int64_t count) {
+  const int64_t group_cols = matrix.format.group_cols();
+  OUTRIDER_CHECK(count >= 1 && count <= kPanelRows && group_cols > 0);
   const int64_t bytes = matrix.cols / 2;
-  const int64_t groups = matrix.cols / kFp4Group;
+  const int64_t groups = matrix.cols / group_cols;
+  const auto size = static_cast<int64_t>(DTypeSize(matrix.format.group_scale));
   auto* const panel = const_cast<std::byte*>(matrix.data) + p * bytes * kPanelRows;
-  auto* const panel_exponents = const_cast<uint8_t*>(matrix.exponents(p));
+  auto* const panel_scales = const_cast<uint8_t*>(matrix.group_scales(p));
   if (count < kPanelRows) {
     std::memset(panel, 0, static_cast<size_t>(bytes * kPanelRows));
-    std::fill_n(panel_exponents, groups * kPanelRows, uint8_t{127});
+    // 2^0; the others are 0.
+    const uint8_t none = matrix.format.group_scale == DType::kF8E8M0 ? 127 : 0;
+    std::fill_n(panel_scales, groups * kPanelRows * size, none);
   }
   for (int64_t n = 0; n < count; ++n) {
     for (int64_t k = 0; k < matrix.cols; k += 8) {
       uint32_t word = 0;
       for (int64_t i = k; i < k + 8; ++i) {
         const uint32_t code = codes[n * bytes + i / 2] >> i % 2 * 4 & 15U;
-        word |= code << Fp4Bit(i);
+        word |= code << CodeBit(i);
       }
       std::memcpy(panel + (k / 8 * kPanelRows + n) * 4, &word, sizeof(word));
     }
     for (int64_t g = 0; g < groups; ++g) {
-      panel_exponents[g * kPanelRows + n] = exponents[n * groups + g];
+      std::memcpy(panel_scales + (g * kPanelRows + n) * size,
+                  group_scales + (n * groups + g) * size, static_cast<size_t>(size));
     }
   }
 }

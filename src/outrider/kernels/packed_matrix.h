@@ -11,17 +11,25 @@ namespace outrider {
 /// Output rows per panel.
 inline constexpr int64_t kPanelRows = 16;
 
-/// Where a column's code begins in its word of a kF4E2M1 matrix (PackedMatrix).
-constexpr int64_t Fp4Bit(int64_t k) { return k % 2 * 16 + k % 8 / 2 * 4; }
+/// Where a column's code begins in its word of a matrix of 4-bit codes (PackedMatrix).
+constexpr int64_t CodeBit(int64_t k) { return k % 2 * 16 + k % 8 / 2 * 4; }
 
 /// What the elements of a packed weight are. Formats of 8 and 4 bits have scales, and a number of
-/// columns that is a multiple of 4 or of kFp4Group.
+/// columns that is a multiple of 4 or of group_cols.
 struct PackedFormat {
-  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3, kF4E2M1 or kI8
+  DType dtype = DType::kBF16;  // kF32, kBF16, kF8E4M3, kF4E2M1, kI4 or kI8
   // kF8E4M3: columns of a panel that share a scale, a multiple of 4; whether all scales are powers
   // of two, so that multiplying a weight by its scale loses nothing.
   int64_t scale_cols = 0;
   bool power_of_two_scales = false;
+  // Of formats of 4 bits, of which group_cols columns of a row share a scale: kF8E8M0, a power of
+  // two, or kF8E4M3 with kF4E2M1, and kBF16 with kI4.
+  DType group_scale = DType::kF8E8M0;
+  // kF8E4M3 and kF4E2M1: every row has a float32 scale too.
+  bool row_scales = false;
+
+  /// Columns of a row that share a scale; 0 for formats of other than 4 bits.
+  int64_t group_cols() const;
 
   bool operator==(const PackedFormat&) const = default;
 };
@@ -35,13 +43,16 @@ struct PackedFormat {
 ///   kF8E4M3: W[n, k] = code * scale; the code of (n, k) at byte (k / 2) * 32 + n % 8 * 4 +
 ///            n / 8 * 2 + k % 2. Behind the last panel the scales, [panels, scale_groups()]:
 ///            one for every scale_cols columns of a panel.
-///   kF4E2M1: W[n, k] = code * 2^(e - 127), a bfloat16 value; e of row n and of kFp4Group columns.
+///   kF4E2M1: W[n, k] = code * the scale of row n and of group_cols columns, a bfloat16 value.
 ///            Eight columns of a row are a word of 32 bits (little endian), the code of (n, k) in
-///            the four bits from Fp4Bit(k) on of word k / 8 * 16 + n: words as halves of 16 bits
-///            are pairs of columns, as kBF16 has them, four times. Behind the last panel the bytes
-///            e, [panels, cols / kFp4Group, 16].
+///            the four bits from CodeBit(k) on of word k / 8 * 16 + n: words as halves of 16 bits
+///            are pairs of columns, as kBF16 has them, four times. Behind the last panel the scales
+///            as they are stored, [panels, cols / group_cols, 16].
+///   kI4:     as kF4E2M1; W[n, k] is a float32 value.
 ///   kI8:     W[n, k] = code * scale of row n; the code of (n, k) at byte k * 16 + n. Behind the
 ///            last panel the scales, [panels, 16].
+/// With row_scales W[n, k] is multiplied by the scale of row n; they stand behind all else, 64-byte
+/// aligned, [panels, 16].
 struct PackedMatrix {
   PackedFormat format;
   int64_t rows = 0;
@@ -57,10 +68,13 @@ struct PackedMatrix {
   PackedMatrix FirstRows(int64_t n) const { return Rows(0, n); }
   /// Of an 8-bit format: what belongs to panel p.
   const float* scales(int64_t p) const;
-  /// Of kF4E2M1: panel p's exponents e.
-  const uint8_t* exponents(int64_t p) const;
+  /// Of a format of 4 bits: panel p's scales, bytes of group_scale.
+  const uint8_t* group_scales(int64_t p) const;
+  /// With row_scales: panel p's.
+  const float* row_scales(int64_t p) const;
 
  private:
+  int64_t AllPanels() const { return panels_before + panels() + panels_behind; }
   const std::byte* BehindPanels() const;
 };
 
@@ -80,11 +94,11 @@ void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std:
 /// The same for rows of e4m3 codes, which must not be NaN.
 void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* panel);
 
-/// Packs `count` rows of e2m1 codes, two to a byte with the even column in the lower half,
-/// [count, cols / 2], and their exponents [count, cols / kFp4Group] into panel p of a kF4E2M1
-/// matrix. Missing rows become zero.
-void PackFp4Panel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
-                  const uint8_t* exponents, int64_t count);
+/// Packs `count` rows of codes of 4 bits, two to a byte with the even column in the lower half,
+/// [count, cols / 2], and their scales as they are stored, [count, cols / group_cols], into panel p
+/// of the matrix. Missing rows become zero.
+void PackFourBitPanel(const PackedMatrix& matrix, int64_t p, const uint8_t* codes,
+                      const uint8_t* group_scales, int64_t count);
 
 /// Rounds rows of finite float32 to kI8: every row to whole multiples (nearest even) of its scale,
 /// the largest magnitude in it / 127. Fills scales[16].

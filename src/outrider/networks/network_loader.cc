@@ -20,9 +20,11 @@ void DeclareAll(WeightLoader& loader, const ModelConfig& config, int num_modules
 }
 
 template <typename Weights>
-WeightSizes Measure(WeightLoader& loader, const ModelConfig& config, int num_modules) {
+WeightSizes Measure(WeightLoader& loader, const ModelConfig& config, int num_modules,
+                    std::vector<WeightGroup>& groups) {
   Weights weights;
   DeclareAll(loader, config, num_modules, weights);
+  groups = loader.Groups();
   return loader.PackedSizes();
 }
 
@@ -39,17 +41,18 @@ Weights Load(WeightLoader& loader, const ModelConfig& config, int num_modules, c
 
 NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int num_modules,
                                   const WeightSource& source, const WeightForm& form) {
+  std::vector<WeightGroup> groups;  // of what was measured last
   const auto measure = [&](int modules) {
     const std::unique_ptr<WeightLoader> loader = ops.MakeWeightLoader(source, form);
     switch (config.family) {
       case ModelFamily::kDeepSeekV2:
       case ModelFamily::kDeepSeekV3:
       case ModelFamily::kGlm4MoeLite:
-        return Measure<DeepSeekWeights>(*loader, config, modules);
+        return Measure<DeepSeekWeights>(*loader, config, modules, groups);
       case ModelFamily::kDeepSeekV4:
-        return Measure<DeepSeekV4Weights>(*loader, config, modules);
+        return Measure<DeepSeekV4Weights>(*loader, config, modules, groups);
       case ModelFamily::kStep3p5:
-        return Measure<Step3p5Weights>(*loader, config, modules);
+        return Measure<Step3p5Weights>(*loader, config, modules, groups);
       case ModelFamily::kEagle3:
         break;  // no network, but a draft model
     }
@@ -57,6 +60,7 @@ NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int
   };
   NetworkWeightSizes sizes;
   sizes.modules = measure(num_modules);
+  sizes.groups = std::move(groups);
   sizes.target = measure(0);
   for (const auto& [dtype, bytes] : sizes.target) sizes.modules[dtype] -= bytes;
   std::erase_if(sizes.modules, [](const auto& entry) { return entry.second == 0; });

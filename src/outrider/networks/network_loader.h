@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "outrider/networks/network.h"
 #include "outrider/ops/weight_loader.h"
@@ -11,6 +12,7 @@ namespace outrider {
 struct NetworkWeightSizes {
   WeightSizes target;
   WeightSizes modules;
+  std::vector<WeightGroup> groups;  // of both together
 };
 
 /// Sizes in memory of the weights, without reading their values. Throws the same errors as

@@ -33,10 +33,10 @@ int64_t LayerOf(std::string_view name) {
 
 }  // namespace
 
-int64_t SumOf(const WeightSizes& sizes) {
-  int64_t sum = 0;
-  for (const auto& [dtype, bytes] : sizes) sum += bytes;
-  return sum;
+std::vector<WeightGroup> WeightLoader::Groups() {
+  WeightGroups groups;
+  AddGroups(groups);
+  return groups.Take();
 }
 
 void WeightLoader::Check(FunctionRef<bool(std::string_view)> ignorable) const {

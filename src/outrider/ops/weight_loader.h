@@ -15,13 +15,10 @@
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/ops/context.h"
+#include "outrider/ops/weight_groups.h"
 #include "outrider/ops/weights.h"
 
 namespace outrider {
-
-/// Bytes of weights in memory by what they are.
-using WeightSizes = std::map<DType, int64_t>;
-int64_t SumOf(const WeightSizes& sizes);
 
 /// What handles of weights point into.
 class WeightMemory {
@@ -55,7 +52,8 @@ enum class WeightQuantization { kNone, kInt8 };
 ///   count
 ///     as one matrix;
 ///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
-/// An FP4 matrix keeps its codes and scales if the first holds.
+/// FP8 with a scale for each row, or one for the tensor, and 4-bit codes with scales of groups keep
+/// them if the first holds.
 /// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
 /// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
 /// one scale per row instead, except those declared unquantized.
@@ -147,6 +145,8 @@ class WeightLoader {
 
   /// Of all declared weights, with their scales. Opens every tensor.
   virtual WeightSizes PackedSizes() = 0;
+  /// The same by parts of the network, the largest first.
+  std::vector<WeightGroup> Groups();
 
   /// Bytes read so far, and in all, of the files; called on the loading thread.
   using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
@@ -156,6 +156,8 @@ class WeightLoader {
   virtual std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) = 0;
 
  protected:
+  /// Adds every declared weight.
+  virtual void AddGroups(WeightGroups& groups) = 0;
   /// The tensors of everything that was declared.
   virtual std::vector<ExpectedTensor> Declared() const = 0;
   /// Throws Error if `copy` differs from `original`; both are matrices of one shape.

@@ -191,14 +191,20 @@ struct LeafKernels {
   /// same set takes out again. Its way of reading e4m3 codes needs that factor.
   void (*scale_row)(const float* x, const float* scales, int64_t group, int64_t n, float* y);
 
-  /// Up to this many rows multiply_panels takes panels of kF4E2M1: rows of x, and rows in tiles.
+  /// Up to this many rows multiply_panels takes panels of kF4E2M1 with scales of kF8E8M0: rows of
+  /// x, and rows in tiles.
   int64_t max_rows_of_fp4 = 0;
   int64_t max_tiled_rows_of_fp4 = 0;
 
-  /// Widens one panel of kF4E2M1 [16, cols] to a panel of kBF16, 64-byte aligned, with the same
-  /// values (PackedMatrix).
+  /// Widens one panel of kF4E2M1 [16, cols] with scales of kF8E8M0 to a panel of kBF16, 64-byte
+  /// aligned, with the same values (PackedMatrix).
   void (*widen_fp4_panel)(const std::byte* codes, const uint8_t* exponents, int64_t cols,
                           BFloat16* to);
+  /// The same with scales of kF8E4M3.
+  void (*widen_nvfp4_panel)(const std::byte* codes, const uint8_t* scales, int64_t cols,
+                            BFloat16* to);
+  /// Widens one panel of kI4 [16, cols] to a panel of kF32, 64-byte aligned, with the same values.
+  void (*widen_int4_panel)(const std::byte* codes, const BFloat16* scales, int64_t cols, float* to);
 
   /// The number of rows from which on products with weights of this format run in tiles, or 0 if
   /// the format has the plain order of sums. A format with a number above 0 has bf16_dot_order for

@@ -24,9 +24,9 @@ constexpr int64_t kTileRowStep = 2 * kTileRows;
 // Their tasks are so much longer, since each reads its share of x anew.
 constexpr double kTileTaskFactor = 4;
 
-// What a run of panels of 4-bit weights takes as bfloat16, at most, but for a single panel: a part
-// of L2.
-constexpr int64_t kWidenedFp4Bytes = int64_t{512} << 10;
+// What a run of panels of 4-bit weights takes widened, at most, but for a single panel: a part of
+// L2.
+constexpr int64_t kWidenedFourBitBytes = int64_t{512} << 10;
 
 // Time of a product whose weights are in a cache, for the choice of tasks.
 constexpr double kNanosecondsPerByte = 1.0 / 40;
@@ -77,6 +77,9 @@ struct CallScratch {
   std::vector<Task> tasks;
 };
 
+/// What panels of 4-bit weights are widened to (RunFourBitTask).
+DType WidenedType(DType four_bit) { return four_bit == DType::kI4 ? DType::kF32 : DType::kBF16; }
+
 bool SameRows(MatrixView<const float> a, MatrixView<const float> b) {
   return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
 }
@@ -91,7 +94,7 @@ void ChooseForms(const LeafKernels& leaves, std::span<const MatMulJob> jobs, boo
   for (const MatMulJob& job : jobs) {
     JobRows& rows = scratch.jobs.emplace_back();
     PackedFormat format = job.w->format;
-    if (format.dtype == DType::kF4E2M1) format.dtype = DType::kBF16;  // RunFp4Task
+    if (format.group_cols() > 0) format.dtype = WidenedType(format.dtype);
     if (!rounded || job.w->cols == 0 || leaves.min_rows_for_tiles == nullptr) continue;
     const int64_t least = leaves.min_rows_for_tiles(format.dtype, format.scale_cols);
     rows.bf16_dot_order = least > 0;
@@ -222,7 +225,7 @@ double MakeTasks(const LeafKernels& leaves, std::span<const MatMulJob> jobs, int
 /// Panels of a task's weight.
 struct PanelRun {
   int64_t first, num;
-  const BFloat16* widened = nullptr;  // the panels as bfloat16, if that is not how they lie in w
+  const std::byte* widened = nullptr;  // of 4-bit weights: the panels as WidenedType
 };
 
 /// One product of the rows x, which are the task's own or those multiplied by the scales of the
@@ -231,17 +234,17 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
                Scratch& scratch) {
   const MatMulJob& job = *task.job;
   const PackedMatrix& w = *job.w;
-  const DType dtype = run.widened != nullptr ? DType::kBF16 : w.format.dtype;
+  const DType dtype = run.widened != nullptr ? WidenedType(w.format.dtype) : w.format.dtype;
   const auto panel_bytes = static_cast<int64_t>(PanelBytes(dtype, w.cols));
-  const auto* panels = run.widened != nullptr ? reinterpret_cast<const std::byte*>(run.widened)
-                                              : w.data + run.first * panel_bytes;
+  const auto* panels = run.widened != nullptr ? run.widened : w.data + run.first * panel_bytes;
   const int64_t first_column = run.first * kPanelRows;
   const int64_t columns = std::min(run.num * kPanelRows, w.rows - first_column);
   const Scratch::Frame frame(scratch);
+  // Sums that are not finished are no results yet.
+  const bool apart = task.maxima != nullptr || w.format.row_scales;
   const MatrixView<float> y =
-      task.maxima != nullptr
-          ? scratch.Matrix(task.num_rows, columns)
-          : job.y.Rows(task.first_row, task.num_rows).Columns(first_column, columns);
+      apart ? scratch.Matrix(task.num_rows, columns)
+            : job.y.Rows(task.first_row, task.num_rows).Columns(first_column, columns);
   const bool eight_bit = dtype == DType::kF8E4M3 || dtype == DType::kI8;
   leaves.multiply_panels({
       .format = dtype,
@@ -256,15 +259,26 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
       .y = y.data,
       .y_stride = y.stride,
       .columns = columns,
-      .accumulate = job.accumulate,
+      .accumulate = job.accumulate && !apart,
       .scales = x == task.x && eight_bit ? w.scales(run.first) : nullptr,
       .scales_per_panel = ScalesPerPanel(w.format, w.cols),
       .scale_cols = w.format.scale_cols,
-      .exponents = dtype == DType::kF4E2M1 ? w.exponents(run.first) : nullptr,
+      .exponents = dtype == DType::kF4E2M1 ? w.group_scales(run.first) : nullptr,
       .sums = scratch.Take<float>(task.tiles != nullptr ? TileProductScratch(task.num_rows)
                                                         : PanelProductScratch(task.num_rows)),
       .widened = scratch.Take<float>(kWidenedWeights),
   });
+  if (w.format.row_scales) {
+    const float* scales = w.row_scales(run.first);
+    for (int64_t r = 0; r < task.num_rows; ++r) {
+      for (int64_t n = 0; n < columns; ++n) y.row(r)[n] *= scales[n];
+      if (task.maxima != nullptr) continue;
+      float* out = job.y.row(task.first_row + r) + first_column;
+      for (int64_t n = 0; n < columns; ++n) {
+        out[n] = job.accumulate ? out[n] + y.row(r)[n] : y.row(r)[n];
+      }
+    }
+  }
   for (int64_t r = 0; task.maxima != nullptr && r < task.num_rows; ++r) {
     const size_t best = ArgMax({y.row(r), static_cast<size_t>(columns)});
     task.maxima[r].Include({y.row(r)[best], static_cast<int32_t>(first_column + best)});
@@ -294,27 +308,39 @@ void RunFp8Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
   }
 }
 
-/// Whether multiply_panels reads the codes of FP4 for a task's rows.
-bool ReadsFp4(const LeafKernels& leaves, const Task& task) {
-  return task.num_rows <=
-         (task.tiles != nullptr ? leaves.max_tiled_rows_of_fp4 : leaves.max_rows_of_fp4);
+/// Whether multiply_panels reads the 4-bit codes for a task's rows.
+bool ReadsCodes(const LeafKernels& leaves, const Task& task) {
+  return task.job->w->format.group_scale == DType::kF8E8M0 &&
+         task.num_rows <=
+             (task.tiles != nullptr ? leaves.max_tiled_rows_of_fp4 : leaves.max_rows_of_fp4);
 }
 
-/// Runs of panels that are widened to bfloat16 first.
-void RunFp4Task(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
+void WidenPanel(const LeafKernels& leaves, const PackedMatrix& w, const std::byte* codes,
+                const uint8_t* scales, std::byte* to) {
+  if (w.format.dtype == DType::kI4) {
+    leaves.widen_int4_panel(codes, reinterpret_cast<const BFloat16*>(scales), w.cols,
+                            reinterpret_cast<float*>(to));
+  } else if (w.format.group_scale == DType::kF8E4M3) {
+    leaves.widen_nvfp4_panel(codes, scales, w.cols, reinterpret_cast<BFloat16*>(to));
+  } else {
+    leaves.widen_fp4_panel(codes, scales, w.cols, reinterpret_cast<BFloat16*>(to));
+  }
+}
+
+/// Runs of panels that are widened first.
+void RunFourBitTask(const LeafKernels& leaves, const Task& task, Scratch& scratch) {
   const PackedMatrix& w = *task.job->w;
-  const auto code_bytes = static_cast<int64_t>(PanelBytes(DType::kF4E2M1, w.cols));
-  const auto panel_bytes = static_cast<int64_t>(PanelBytes(DType::kBF16, w.cols));
+  const auto code_bytes = static_cast<int64_t>(PanelBytes(w.format.dtype, w.cols));
+  const auto panel_bytes = static_cast<int64_t>(PanelBytes(WidenedType(w.format.dtype), w.cols));
   int64_t at_once = kPanelGroup;
-  while (at_once > 1 && at_once * panel_bytes > kWidenedFp4Bytes) at_once /= 2;
-  const int64_t elements = kPanelRows * w.cols;
-  auto* widened = scratch.Take<BFloat16>(at_once * elements);
+  while (at_once > 1 && at_once * panel_bytes > kWidenedFourBitBytes) at_once /= 2;
+  auto* widened = scratch.Take<std::byte>(at_once * panel_bytes);
   const int64_t end = task.first_panel + task.num_panels;
   for (int64_t first = task.first_panel; first < end; first += at_once) {
     const int64_t num = std::min(at_once, end - first);
     for (int64_t p = 0; p < num; ++p) {
-      leaves.widen_fp4_panel(w.data + (first + p) * code_bytes, w.exponents(first + p), w.cols,
-                             widened + p * elements);
+      WidenPanel(leaves, w, w.data + (first + p) * code_bytes, w.group_scales(first + p),
+                 widened + p * panel_bytes);
     }
     RunPanels(leaves, task, task.x, {first, num, widened}, scratch);
   }
@@ -329,8 +355,8 @@ void RunTask(const LeafKernels& leaves, const Task& task) {
   const bool widened_first = task.num_rows > leaves.max_rows_widened_in_registers;
   const bool scales_weights = widened_first && format.power_of_two_scales;
   const bool scales_sums = task.bf16_dot_order;
-  if (format.dtype == DType::kF4E2M1 && !ReadsFp4(leaves, task)) {
-    RunFp4Task(leaves, task, scratch);
+  if (format.group_cols() > 0 && !ReadsCodes(leaves, task)) {
+    RunFourBitTask(leaves, task, scratch);
   } else if (format.dtype == DType::kF8E4M3 && !scales_weights && !scales_sums) {
     RunFp8Task(leaves, task, scratch);
   } else {

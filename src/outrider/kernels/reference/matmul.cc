@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -12,6 +13,23 @@ namespace outrider::reference {
 
 namespace {
 
+/// Of the column's group, in row n of panel p of a format of 4 bits.
+float GroupScale(const PackedMatrix& w, int64_t p, int64_t n, int64_t k) {
+  const int64_t at = k / w.format.group_cols() * kPanelRows + n;
+  const uint8_t* scales = w.group_scales(p);
+  if (w.format.group_scale == DType::kF8E8M0) return Float8E8M0ToFloat(scales[at]);
+  if (w.format.group_scale == DType::kF8E4M3) return Float8E4M3ToFloat(scales[at]);
+  BFloat16 scale;
+  std::memcpy(&scale, scales + 2 * at, 2);
+  return ToFloat(scale);
+}
+
+/// The code of (n, k) of a panel of 4-bit codes.
+uint8_t FourBits(const std::byte* panel, int64_t n, int64_t k) {
+  const uint32_t word = reinterpret_cast<const uint32_t*>(panel)[k / 8 * kPanelRows + n];
+  return static_cast<uint8_t>(word >> CodeBit(k) & 15U);
+}
+
 /// The factor of x[k] in the chain of output p * 16 + n, read from panel p: W without its float32
 /// scale.
 float PanelValue(const PackedMatrix& w, int64_t p, const std::byte* panel, int64_t n, int64_t k) {
@@ -21,12 +39,10 @@ float PanelValue(const PackedMatrix& w, int64_t p, const std::byte* panel, int64
     case DType::kF8E4M3:
       return Float8E4M3ToFloat(
           static_cast<uint8_t>(panel[k / 2 * 32 + n % 8 * 4 + n / 8 * 2 + k % 2]));
-    case DType::kF4E2M1: {
-      const uint32_t word = reinterpret_cast<const uint32_t*>(panel)[k / 8 * kPanelRows + n];
-      const uint8_t exponent = w.exponents(p)[k / kFp4Group * kPanelRows + n];
-      return Float4E2M1ToFloat(static_cast<uint8_t>(word >> Fp4Bit(k) & 15U)) *
-             Float8E8M0ToFloat(exponent);
-    }
+    case DType::kF4E2M1:
+      return Float4E2M1ToFloat(FourBits(panel, n, k)) * GroupScale(w, p, n, k);
+    case DType::kI4:
+      return Int4ToFloat(FourBits(panel, n, k)) * GroupScale(w, p, n, k);
     case DType::kI8:
       return static_cast<int8_t>(panel[k * kPanelRows + n]);
     default:
@@ -53,6 +69,7 @@ void PanelProduct(const MatMulJob& job, int64_t p, bool round_x) {
     float* y = job.y.row(r) + first;
     for (int64_t n = 0; n < count; ++n) {
       if (dtype == DType::kI8) sums[n] *= w.scales(p)[n];
+      if (w.format.row_scales) sums[n] *= w.row_scales(p)[n];
       y[n] = job.accumulate ? y[n] + sums[n] : sums[n];
     }
   }

@@ -28,6 +28,15 @@ float* Scales(const PackedMatrix& matrix, int64_t p) {
   return const_cast<float*>(matrix.scales(p));
 }
 
+int64_t GroupScaleBytesOfRow(const PackedMatrix& matrix) {
+  return matrix.cols / matrix.format.group_cols() *
+         static_cast<int64_t>(DTypeSize(matrix.format.group_scale));
+}
+
+void SetRowScale(const PackedMatrix& matrix, int64_t row, float scale) {
+  const_cast<float*>(matrix.row_scales(row / kPanelRows))[row % kPanelRows] = scale;
+}
+
 /// Packs rows [first, first + count) of a matrix; `first` starts a panel.
 void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const float* rows) {
   for (int64_t r = 0; r < count; r += kPanelRows, rows += kPanelRows * matrix.cols) {
@@ -54,12 +63,13 @@ void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const ui
   }
 }
 
-/// The same for e2m1 codes and their exponents.
+/// The same for codes of 4 bits and their scales as they are stored.
 void PackRows(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* codes,
-              const uint8_t* exponents) {
+              const uint8_t* group_scales) {
+  const int64_t scale_bytes = GroupScaleBytesOfRow(matrix);
   for (int64_t r = 0; r < count; r += kPanelRows) {
-    PackFp4Panel(matrix, (first + r) / kPanelRows, codes + r * matrix.cols / 2,
-                 exponents + r * matrix.cols / kFp4Group, std::min(kPanelRows, count - r));
+    PackFourBitPanel(matrix, (first + r) / kPanelRows, codes + r * matrix.cols / 2,
+                     group_scales + r * scale_bytes, std::min(kPanelRows, count - r));
   }
 }
 
@@ -206,14 +216,20 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
         pool.ParallelForThrowing(tasks, [&](int64_t task) {
           const int64_t first = task * kRowsPerTask;
           const int64_t count = std::min(kRowsPerTask, total_rows - first);
-          if (out->format.dtype == DType::kF4E2M1) {
+          if (out->format.row_scales) {
+            for (int64_t r = first; r < first + count; ++r) {
+              SetRowScale(*out, r, RowScale(*p.open[static_cast<size_t>(r / rows)], r % rows));
+            }
+          }
+          if (out->format.group_cols() > 0) {
+            const int64_t scale_bytes = GroupScaleBytesOfRow(*out);
             std::vector<uint8_t> codes(static_cast<size_t>(count * cols / 2));
-            std::vector<uint8_t> exponents(static_cast<size_t>(count * cols / kFp4Group));
+            std::vector<uint8_t> scales(static_cast<size_t>(count * scale_bytes));
             for_tensors(first, count, [&](size_t t, int64_t row, int64_t n, int64_t offset) {
               p.open[t]->ReadCodes(row, n, codes.data() + offset / 2);
-              p.open[t]->ReadExponents(row, n, exponents.data() + offset / kFp4Group);
+              p.open[t]->ReadGroupScales(row, n, scales.data() + offset / cols * scale_bytes);
             });
-            PackRows(*out, first, count, codes.data(), exponents.data());
+            PackRows(*out, first, count, codes.data(), scales.data());
             return;
           }
           if (out->format.dtype == DType::kF8E4M3) {
@@ -222,6 +238,7 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
               p.open[t]->ReadCodes(row, n, codes.data() + offset);
             });
             PackRows(*out, first, count, codes.data(), [&](int64_t r, int64_t k) {
+              if (out->format.row_scales) return 1.0F;
               return ScaleAt(*p.open[static_cast<size_t>(r / rows)], r % rows, k);
             });
             return;
@@ -411,6 +428,17 @@ void CpuWeightLoader::OpenAll() {
     }
     piece.size = piece.measure(piece);
     piece.size.bytes = Aligned(piece.size.bytes);
+  }
+}
+
+void CpuWeightLoader::AddGroups(WeightGroups& groups) {
+  OpenAll();
+  for (const Piece& piece : pieces_) {
+    if (piece.size.bytes == 0) continue;
+    std::vector<const WeightTensor*> tensors;
+    for (const auto& tensor : piece.open) tensors.push_back(tensor.get());
+    groups.Add(piece.tensors.front().name, tensors,
+               {{piece.size.dtype, static_cast<int64_t>(piece.size.bytes)}});
   }
 }
 

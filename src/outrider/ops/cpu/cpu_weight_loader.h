@@ -43,6 +43,7 @@ class CpuWeightLoader : public WeightLoader {
 
  private:
   std::vector<ExpectedTensor> Declared() const override;
+  void AddGroups(WeightGroups& groups) override;
   /// What the handles point to; addresses stay.
   struct Memory : WeightMemory {
     Buffer bytes;

@@ -18,6 +18,9 @@ using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
 /// bfloat16 where the compute dtype is bfloat16 or the values are exact in it, else float32.
 DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);
 
+/// Of a row of a tensor whose format in memory has row_scales.
+float RowScale(const WeightTensor& tensor, int64_t row);
+
 /// How a matrix is used, which its tensors do not say.
 struct MatrixUse {
   int64_t weights_used_together = 0;  // of the matrix and of those that the same rows read with it

@@ -247,6 +247,21 @@ std::vector<ExpectedTensor> CudaWeightLoader::Declared() const {
   return expected;
 }
 
+void CudaWeightLoader::AddGroups(WeightGroups& groups) {
+  for (const Piece& piece : pieces_) {
+    WeightSizes sizes;
+    piece.measure(sizes);
+    if (SumOf(sizes) == 0) continue;
+    std::vector<std::unique_ptr<WeightTensor>> open;
+    std::vector<const WeightTensor*> tensors;
+    for (const ExpectedTensor& tensor : piece.tensors) {
+      open.push_back(source_.Open(tensor));
+      tensors.push_back(open.back().get());
+    }
+    groups.Add(piece.tensors.front().name, tensors, sizes);
+  }
+}
+
 WeightSizes CudaWeightLoader::PackedSizes() {
   WeightSizes sizes;
   for (const Piece& piece : pieces_) piece.measure(sizes);

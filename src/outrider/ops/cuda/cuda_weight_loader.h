@@ -49,6 +49,7 @@ class CudaWeightLoader : public WeightLoader {
 
  private:
   std::vector<ExpectedTensor> Declared() const override;
+  void AddGroups(WeightGroups& groups) override;
   struct Memory : WeightMemory {
     std::vector<DeviceMemory> bytes;
     std::deque<PackedWeight> matrices;

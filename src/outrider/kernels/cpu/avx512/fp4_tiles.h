@@ -111,7 +111,7 @@ inline __attribute__((always_inline)) void AddFp4Columns(const float* const (&x)
                                                          const __m512 (&scales)[P], __m512 values,
                                                          __m512 (&sums)[S][R][P]) {
   if constexpr (kColumn < kFp4WordCols) {
-    constexpr auto kBit = static_cast<unsigned>(Fp4Bit(kColumn));
+    constexpr auto kBit = static_cast<unsigned>(CodeBit(kColumn));
     __m512 weights[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {

@@ -11,6 +11,8 @@ void MultiplyPanels(const PanelProduct& product);
 /// Of kF4E2M1 panels and up to kMostRowsOfCodes rows.
 void MultiplyFewRowsByFp4(const PanelProduct& product);
 void WidenFp4Panel(const std::byte* codes, const uint8_t* exponents, int64_t cols, BFloat16* to);
+void WidenNvfp4Panel(const std::byte* codes, const uint8_t* scales, int64_t cols, BFloat16* to);
+void WidenInt4Panel(const std::byte* codes, const BFloat16* scales, int64_t cols, float* to);
 void AttendKeys(const KeyBlock& block);
 void AttendEntries(const EntryBlock& block);
 void AttendInRowLanes(const EntryBlock& block);
