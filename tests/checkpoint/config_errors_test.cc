@@ -78,6 +78,16 @@ TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
             Only("\"architectures\" is \"x\": a list of names is needed"));
 }
 
+TEST(ConfigErrorsTest, SparseLatentAttentionIsRefusedByName) {
+  for (const char* type : {"deepseek_v32", "glm_moe_dsa"}) {
+    EXPECT_EQ(ErrorV3("model_type", type),
+              Only(fmt::format("\"model_type\" is \"{}\": its sparse attention is not supported; "
+                               "missing are an indexer for layers of latent attention, a cache of "
+                               "its keys, and latent attention over chosen entries",
+                               type)));
+  }
+}
+
 TEST(ConfigErrorsTest, EachRequiredKeyIsMissedByName) {
   for (const char* base : {testing::kDeepSeekV2, testing::kDeepSeekV3, testing::kGlm47Flash}) {
     for (const char* key : {"vocab_size",

@@ -58,6 +58,16 @@ const KnownModel* FindModel(const json& object) {
   return nullptr;
 }
 
+/// Throws Error, with what is missing, for models whose latent attention is sparse.
+void CheckSparseAttention(const json& config, std::string_view where) {
+  const auto type = config.find("model_type");
+  if (type == config.end() || (*type != "deepseek_v32" && *type != "glm_moe_dsa")) return;
+  throw InvalidArgument(
+      "{}: \"model_type\" is {}: its sparse attention is not supported; missing are an indexer for "
+      "layers of latent attention, a cache of its keys, and latent attention over chosen entries",
+      where, Shown(*type));
+}
+
 /// The object that describes the language model: the config itself, or its text_config where a
 /// multimodal model (Kimi-K2.5) wraps one; and which model it is.
 std::pair<const json*, const KnownModel*> FindLanguageModel(const json& config,
@@ -67,6 +77,7 @@ std::pair<const json*, const KnownModel*> FindLanguageModel(const json& config,
   if (text != config.end() && text->is_object()) {
     if (const KnownModel* model = FindModel(*text)) return {&*text, model};
   }
+  CheckSparseAttention(config, where);
   std::string known;
   for (const KnownModel& model : kKnownModels) {
     known += fmt::format("{}{}", known.empty() ? "" : ", ", model.model_type);
