@@ -196,8 +196,7 @@ TEST(VerifierTest, WhatReadsMoreThanDrawnTokensNeedsLogits) {
   drawn.temperature = 0.5F;
   EXPECT_FALSE(Verifier::DrawsLikeliest(drawn, /*processed=*/false));
   EXPECT_FALSE(Verifier().NeedsLogits(drawn, false));
-  const Verifier standard(LogprobsMode::kRaw,
-                          {.method = RejectionMethod::kStandard, .rates = {}});
+  const Verifier standard(LogprobsMode::kRaw, {.method = RejectionMethod::kStandard, .rates = {}});
   EXPECT_TRUE(standard.NeedsLogits(drawn, true));
   EXPECT_FALSE(standard.NeedsLogits(Greedy(), false));
   SamplingParams params = Greedy();
