@@ -64,6 +64,7 @@ function(outrider_test name)
     LABELS "${ARG_LABELS}" TIMEOUT 3600 ENVIRONMENT "${ARG_ENVIRONMENT}")
   if(ARG_SANITIZED_TESTS)
     set_property(TEST ${name} APPEND PROPERTY LABELS part)
+    set_tests_properties(${name} PROPERTIES COST 100)  # begins before short ones, so none is left alone at the end
     add_test(NAME ${name}_all COMMAND ${name} --gtest_brief=1)
     set_tests_properties(${name}_all PROPERTIES
       LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${ARG_ENVIRONMENT}")
