@@ -49,7 +49,7 @@ constexpr const char* kLaunches[] = {"norm and experts' sum",
                                      "router and its product",
                                      "gate and up",
                                      "down"};
-constexpr int kRouter = 8, kGateUp = 9;
+constexpr int kGateUp = 9;
 
 DeviceArray<uint16_t> RandomBf16(size_t count, uint32_t seed, float scale) {
   DeviceArray<uint16_t> values(count);
@@ -119,7 +119,7 @@ class Step {
         inner_(static_cast<size_t>(rows) * kChoices * kWidth),
         gathered_(static_cast<size_t>(rows) * kChoices * kHidden),
         workspace_(MlaDecodeWorkspaceBytes(limits_), 0),
-        tile_rows_(ExpertTileRows(rows, kChoices, kExperts)),
+        tile_rows_(ExpertTileRows(WeightFormat::kBf16, rows, kChoices, kExperts)),
         ids_(static_cast<size_t>(rows) * kChoices),
         offsets_(kExperts + 1),
         pairs_(static_cast<size_t>(rows) * kChoices),
@@ -249,7 +249,6 @@ class Step {
     experts.max_rows = rows_;
     experts.choices = kChoices;
     experts.experts = kExperts;
-    experts.shared_experts = kShared;
     experts.routing = routing_;
     experts.tile_rows = tile_rows_;
     experts.x = h_.data();
@@ -275,9 +274,6 @@ class Step {
     CudaOk(cudaStreamSynchronize(stream), "step");
     return x_.Download();
   }
-
-  /// Rows of a tile of the experts' products.
-  [[maybe_unused]] int tile_rows() const { return tile_rows_; }
 
   /// Experts that have rows.
   int Touched() const {

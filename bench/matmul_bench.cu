@@ -143,8 +143,10 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
   }
   std::mt19937 random(9);
-  const auto run = [&](int rows, int given_tile, bool wide) {
-    const int tile = given_tile != 0 ? given_tile : ExpertTileRows(rows, kChoices, kExperts);
+  const auto run = [&](int rows, int given_tile, MatMulVariant variant) {
+    const bool wide = variant == MatMulVariant::kWide;
+    const int tile =
+        given_tile != 0 ? given_tile : ExpertTileRows(format, rows, kChoices, kExperts);
     std::vector<DeviceArray<int32_t>> pairs, counts;
     std::vector<DeviceArray<ExpertTile>> tiles;
     std::vector<ExpertRouting> routings(kRoutings);
@@ -187,15 +189,13 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
     FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
     CudaOk(cudaDeviceSynchronize(), "fill");
-    const MatMulShape given = {.tokens = wide ? 256 : tile,
-                               .variant = wide ? MatMulVariant::kWide : MatMulVariant::kUsual};
+    const MatMulShape given = {.tokens = wide ? 256 : tile, .variant = variant};
     const MatMulShape* const shape = given_tile != 0 ? &given : nullptr;
     const auto up = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
       params.choices = kChoices;
       params.experts = kExperts;
-      params.shared_experts = 1;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
@@ -213,7 +213,6 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       params.max_rows = rows;
       params.choices = kChoices;
       params.experts = kExperts;
-      params.shared_experts = 1;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
@@ -240,23 +239,36 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
         "experts   %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
         "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, wide ? 'w' : ' ', touched, up_us, limit * 2 / 3, down_us,
-        limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
+        Name(format), rows, tile, " dw"[static_cast<int>(variant)], touched, up_us, limit * 2 / 3,
+        down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
     if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512) {
       RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
     }
   };
+  constexpr auto kUsual = MatMulVariant::kUsual, kDeep = MatMulVariant::kDeep,
+                 kWide = MatMulVariant::kWide;
   std::vector<int> all = {1, 8, 32, 128, 512, 4096, 16384};
   if (options.forms) all = {8, 32, 64, 128, 256, 512, 1024, 4096, 16384};
   for (const int rows : all) {
     if (options.rows != 0 && rows != options.rows) continue;
-    run(rows, 0, false);
+    run(rows, 0, kUsual);
     if (!options.forms) continue;
-    for (const auto& [tile, wide] :
-         {std::pair(8, false), {16, false}, {32, false}, {64, false}, {64, true}, {256, true}}) {
+    for (const auto& [tile, variant] : {std::pair(8, kUsual),
+                                        {8, kDeep},
+                                        {16, kUsual},
+                                        {16, kDeep},
+                                        {32, kUsual},
+                                        {32, kDeep},
+                                        {64, kUsual},
+                                        {64, kDeep},
+                                        {64, kWide},
+                                        {256, kWide}}) {
+      if (variant != kUsual && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.
-      if (tile * 65 >= rows * 5 / 4 && (wide || tile * 65 <= rows * 40)) run(rows, tile, wide);
+      if (tile * 65 >= rows * 5 / 4 && (variant == kWide || tile * 65 <= rows * 40)) {
+        run(rows, tile, variant);
+      }
     }
   }
 }

@@ -56,6 +56,8 @@ constexpr MatMulShape kShapes[] = {
     {.tokens = 192, .variant = kWide},
     {.tokens = 256, .variant = kWide},
     {.tokens = 128, .variant = kWide, .all_segments = true},
+    {.tokens = 64, .variant = kDeep, .all_segments = true},
+    {.tokens = 128, .all_segments = true},
     {.tokens = 32, .shares = 2},
     {.tokens = 64, .shares = 4},
     {.tokens = 64, .variant = kDeep, .shares = 2},
@@ -96,6 +98,7 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
     for (const MatMulShape& shape : kShapes) {
       const bool wide = shape.variant == kWide;
       if (!bf16 && (shape.shares > 1 || (wide && shape.tokens > 128))) continue;
+      if (!bf16 && shape.all_segments && !wide) continue;
       if (numbered && (shape.shares > 1 || (wide && bf16))) continue;
       if (shape.shares * SegmentsOf(d_w_->weight()).count > 8) continue;
       shapes.push_back(&shape);
@@ -367,7 +370,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{.name = "Small", .format = kBf16, .n = 64, .k = 64, .segments = 1},
         Case{.name = "Bf16", .format = kBf16, .n = 256, .k = 1024, .segments = 1},
-        Case{.name = "Bf16Segments", .format = kBf16, .n = 192, .k = 2048},
+        Case{.name = "Bf16Segments", .format = kBf16, .n = 192, .k = 2048, .segments = 8},
         Case{.name = "Bf16ThreeSegments",
              .format = kBf16,
              .n = 320,
@@ -581,6 +584,9 @@ TEST(MatMulArguments, AreChecked) {
   refused_shape({.tokens = 24}, "usual ones have 8, 16, 32, 64 or 128");
   refused_shape({.tokens = 128, .variant = kDeep}, "deep ones up to 64");
   refused_shape({.tokens = 256, .variant = kWide, .all_segments = true}, "have all segments");
+  refused_shape({.tokens = 64, .all_segments = true}, "usual ones of 128 and deep ones of 64");
+  refused_shape({.tokens = 64, .variant = kDeep, .shares = 2, .all_segments = true},
+                "one segment per block");
   refused_shape({.tokens = 16, .shares = 4}, "tiles of 8 rows for each");
   refused_shape({.tokens = 64, .variant = kWide, .shares = 2}, "x shared by 2 blocks");
   refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");

@@ -96,20 +96,6 @@ __device__ __forceinline__ void PrefetchL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/// Has the copy engine bring part `part` of `parts` of `bytes` bytes into L2. One thread. Data and
-/// bytes are multiples of 128.
-__device__ __forceinline__ void PrefetchPart(const uint8_t* data, int64_t bytes, int part,
-                                             int parts) {
-  constexpr int64_t kPiece = 16384;
-  const int64_t each = (bytes / 128 + parts - 1) / parts * 128;
-  const int64_t end = part * each + each < bytes ? part * each + each : bytes;
-  for (int64_t at = part * each; at < end; at += kPiece) {
-    const auto size = static_cast<uint32_t>(end - at < kPiece ? end - at : kPiece);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + at), "r"(size)
-                 : "memory");
-  }
-}
-
 /// Orders this thread's ordinary shared-memory stores before later accesses of the tensor cores and
 /// the copy engine.
 __device__ __forceinline__ void ProxyFence() {

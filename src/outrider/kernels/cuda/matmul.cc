@@ -139,21 +139,24 @@ void CheckShape(const char* what, const MatMulShape& shape, const PackedWeight& 
                  (bf16 && !shape.all_segments && (shape.tokens == 192 || shape.tokens == 256))
            : NarrowTokens(shape.tokens) == shape.tokens &&
                  (shape.variant == MatMulVariant::kUsual || shape.tokens <= 64);
-  if (!known || (shape.all_segments && !wide) || (numbered && wide && bf16)) {
+  const bool may_have_all =
+      wide ||
+      (bf16 && (shape.variant == MatMulVariant::kUsual ? shape.tokens == 128 : shape.tokens == 64));
+  if (!known || (shape.all_segments && !may_have_all) || (numbered && wide && bf16)) {
     throw InvalidArgument(
         "{}: tiles of {} rows in this form: usual ones have 8, 16, 32, 64 or 128, deep ones up to "
         "64, wide ones 64 or 128 (bf16 also 192 or 256, no row numbers); only wide ones of up to "
-        "128 have all segments",
+        "128, and with bf16 usual ones of 128 and deep ones of 64, have all segments",
         what, shape.tokens);
   }
   const bool shares = shape.shares == 2 || shape.shares == 4;
   if (shape.shares != 1 &&
-      (!shares || wide || !bf16 || numbered || shape.tokens > 64 ||
+      (!shares || wide || !bf16 || numbered || shape.tokens > 64 || shape.all_segments ||
        shape.shares * segments > kMaxCluster || shape.tokens < 8 * shape.shares)) {
     throw InvalidArgument(
         "{}: x shared by {} blocks with {} segments, tiles of {} rows: 1, 2 or 4 with segments at "
-        "most {}, bf16 weights, tiles of 8 rows for each, 64 at most, and no row numbers are "
-        "possible",
+        "most {}, bf16 weights, tiles of 8 rows for each, 64 at most, one segment per block and no "
+        "row numbers are possible",
         what, shape.shares, segments, shape.tokens, kMaxCluster);
   }
 }
@@ -250,42 +253,16 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   CheckCuda(Launch(w.format, shape, args, {blocks, TwoPerSm(blocks, tile_blocks)}, stream), kWhat);
 }
 
-namespace {
-
-/// Weights that gate and up will most likely read, as much as there is time for while the routing
-/// is made.
-EarlyBytes EarlyWeights(const ExpertMatMulParams& params) {
-  constexpr int64_t kMost = int64_t{24} << 20;
-  EarlyBytes early = {};
-  if (!params.w.gate_up || params.routing_settled) return early;
-  const auto bytes =
-      static_cast<int64_t>(PackedWeightBytes(params.w.format, params.w.n, params.w.k));
-  const auto* const data = static_cast<const uint8_t*>(params.w.data);
-  const int routed = params.experts - params.shared_experts;
-  early.data[0] = data + routed * bytes;
-  early.bytes[0] = std::min(kMost, params.shared_experts * bytes);
-  // With one and a half rows per expert on average four of five experts have one.
-  const int64_t pairs = int64_t{params.max_rows} * (params.choices - params.shared_experts);
-  if (2 * pairs >= 3 * int64_t{routed}) {
-    early.data[1] = data;
-    early.bytes[1] = std::min(kMost - early.bytes[0], routed * bytes);
-  }
-  return early;
-}
-
-}  // namespace
-
 void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   constexpr const char* kWhat = "expert products";
   const PackedWeight& w = params.w;
   const int columns = w.gate_up ? w.n / 2 : w.n;
   if (params.choices <= 0 || params.experts < params.choices || params.max_rows < 0 ||
-      params.max_rows > kMaxRows / params.choices || params.shared_experts < 0 ||
-      params.shared_experts > params.choices) {
+      params.max_rows > kMaxRows / params.choices) {
     throw InvalidArgument(
-        "{}: {} rows with {} choices of {} experts, {} of them shared: rows must be 0 to {}, "
-        "choices 1 to the number of experts, shared ones 0 to the choices",
-        kWhat, params.max_rows, params.choices, params.experts, params.shared_experts,
+        "{}: {} rows with {} choices of {} experts: rows must be 0 to {}, choices 1 to the number "
+        "of experts",
+        kWhat, params.max_rows, params.choices, params.experts,
         kMaxRows / std::max(params.choices, 1));
   }
   CheckWeight(kWhat, w, params.experts);
@@ -303,7 +280,6 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   }
   const int pairs = params.max_rows * params.choices;
   const bool gathered = w.gate_up && params.tile_rows > kMostNumberedTokens;
-  const EarlyBytes early = EarlyWeights(params);
   const void* x = params.x;
   int64_t x_stride = params.x_stride;
   if (gathered) {
@@ -320,8 +296,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
                                 .choices = params.choices,
                                 .most = pairs,
                                 .to = params.gathered,
-                                .to_stride = w.k,
-                                .early = early};
+                                .to_stride = w.k};
     CheckCuda(LaunchGatherPairs(gather, stream), "gathering the rows of pairs");
     x = params.gathered;
     x_stride = w.k;
@@ -329,9 +304,7 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   const bool numbered = w.gate_up && !gathered;
   if (params.shape != nullptr) CheckShape(kWhat, *params.shape, w, 1, numbered);
   const MatMulShape shape =
-      params.shape != nullptr
-          ? *params.shape
-          : ChooseExpertShape(w.format, params.tile_rows, Ceil(pairs, params.experts));
+      params.shape != nullptr ? *params.shape : ChooseExpertShape(w.format, params.tile_rows);
   const MatMulBodyFacts facts = Facts(w.format, shape, false);
   const int x_size = numbered ? params.max_rows : pairs;
   MatMulArguments args = {};
@@ -353,7 +326,6 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   args.num_tiles = routing.num_tiles;
   args.pairs = routing.pairs;
   args.choices = params.choices;
-  args.early = early;
   const int64_t most =
       MaxExpertTiles(params.max_rows, params.choices, params.experts, params.tile_rows) *
       args.parts * args.column_tiles;

@@ -83,8 +83,8 @@ struct MatMulShape {
   int tokens = 8;
   MatMulVariant variant = MatMulVariant::kUsual;
   int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4; not wide
-  // A block sums all segments of K, one after the other: wide, up to 128 rows of x. Else the blocks
-  // of a cluster have one each.
+  // A block sums all segments of K, one after the other: wide ones of up to 128 rows of x, bf16
+  // also deep ones of 64 and usual ones of 128. Else the blocks of a cluster have one each.
   bool all_segments = false;
 };
 
@@ -118,12 +118,9 @@ void MatMul(const MatMulParams& params, cudaStream_t stream);
 ///   down:        in = place, out = pairs[place].
 /// Expert e's weight stands at w.data + e * PackedWeightBytes; K is not cut.
 struct ExpertMatMulParams {
-  int max_rows = 0;  // of the step; the true number is the router's
-  int choices = 0;   // of a row, with the shared expert
-  int experts = 0;   // with the shared expert
-  // The last so many experts are those that every row has. Gate and up have their weights brought
-  // into L2 while the routing is still made, and those of other experts where most will have rows.
-  int shared_experts = 0;
+  int max_rows = 0;         // of the step; the true number is the router's
+  int choices = 0;          // of a row, with the shared expert
+  int experts = 0;          // with the shared expert
   const void* x = nullptr;  // bf16: gate and up [max_rows, k], down [max_rows * choices, k]
   int64_t x_stride = 0;     // elements, a multiple of 8
   // Gate and up with tiles of more than 16 rows: room for [max_rows * choices, k] bf16, 16-byte
@@ -141,9 +138,9 @@ struct ExpertMatMulParams {
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
 
-/// Rows per tile that suit `max_rows` rows: what the router is asked for. A power of two from 8 to
-/// 256.
-int ExpertTileRows(int max_rows, int choices, int experts);
+/// Rows per tile that suit `max_rows` rows and weights of `format`: what the router is asked for. A
+/// power of two from 8 to 256.
+int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts);
 
 /// As MatMul. Reads the true number of tiles on the device.
 void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream);

@@ -22,7 +22,10 @@ struct Bf16Bodies {
 };
 template <>
 struct Bf16Bodies<SegmentForm::kAll> {
-  using Wide = MatMulBody<WeightFormat::kBf16, 3, 128, 64, 5, 1, SegmentForm::kAll>;
+  static constexpr WeightFormat kFormat = WeightFormat::kBf16;
+  using Deep64 = MatMulBody<kFormat, 1, 64, 128, 7, 1, SegmentForm::kAll>;
+  using Usual128 = MatMulBody<kFormat, 1, 128, 64, 4, 2, SegmentForm::kAll>;
+  using Wide = MatMulBody<kFormat, 3, 128, 64, 5, 1, SegmentForm::kAll>;
 };
 
 }  // namespace

@@ -10,7 +10,14 @@ namespace outrider::cuda {
 template <template <SegmentForm> typename Bodies, typename Use>
 auto WithMatMulBody(const MatMulShape& shape, bool segments, Use use) {
   constexpr auto kOne = SegmentForm::kOne, kCluster = SegmentForm::kCluster;
-  if (segments && shape.all_segments) return use(typename Bodies<SegmentForm::kAll>::Wide());
+  if (segments && shape.all_segments) {
+    using All = Bodies<SegmentForm::kAll>;
+    if constexpr (All::kFormat == WeightFormat::kBf16) {
+      if (shape.variant == MatMulVariant::kUsual) return use(typename All::Usual128());
+      if (shape.variant == MatMulVariant::kDeep) return use(typename All::Deep64());
+    }
+    return use(typename All::Wide());
+  }
   const auto choose = [&](auto bodies) {
     using Of = decltype(bodies);
     if (shape.variant == MatMulVariant::kWide) {
@@ -55,15 +62,16 @@ MatMulBodyFacts FactsOfMatMulShape(const MatMulShape& shape, bool segments) {
 
 /// The bodies with e4m3 weights. Format, warpgroups, rows of x, columns of a stage, stages, blocks
 /// per multiprocessor.
-template <WeightFormat kFormat, SegmentForm kForm>
+template <WeightFormat kFormat_, SegmentForm kForm>
 struct MatMulF8Bodies {
+  static constexpr WeightFormat kFormat = kFormat_;
   using Usual8 = MatMulBody<kFormat, 1, 8, 128, 7, 3, kForm>;
   using Deep8 = Usual8;
   using Usual16 = MatMulBody<kFormat, 1, 16, 128, 6, 3, kForm>;
   using Deep16 = Usual16;
   using Usual32 = MatMulBody<kFormat, 1, 32, 128, 4, 3, kForm>;
   using Deep32 = Usual32;
-  using Usual64 = MatMulBody<kFormat, 1, 64, 128, 4, 2, kForm>;
+  using Usual64 = MatMulBody<kFormat, 1, 64, 128, 3, 3, kForm>;
   using Deep64 = Usual64;
   using Wide64 = MatMulBody<kFormat, 2, 64, 128, 5, 1, kForm>;
   using Wide = MatMulBody<kFormat, 2, 128, 128, 4, 1, kForm>;

@@ -10,11 +10,6 @@ constexpr int kThreads = 128;
 
 /// A warp copies one row.
 __global__ void __launch_bounds__(kThreads) GatherKernel(const GatherPairs gather) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      PrefetchPart(gather.early.data[i], gather.early.bytes[i], blockIdx.x, gridDim.x);
-    }
-  }
   // In this order, so that the products may read the routing as soon as they start.
   WaitForPriorGrid();
   LaunchDependents();

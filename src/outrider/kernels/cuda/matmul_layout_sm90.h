@@ -95,12 +95,6 @@ struct MatMulBody {
   static_assert((kSharedBytes + 1024) * kBlocksPerSm <= 233472);
 };
 
-/// Memory that most likely will be read soon: two pieces, of multiples of 128 bytes.
-struct EarlyBytes {
-  const uint8_t* data[2];
-  int64_t bytes[2];
-};
-
 struct MatMulArguments {
   // x [rows, k] as boxes of 64 columns by the rows of a copy, and by one row.
   CUtensorMap x_tiles;
@@ -136,7 +130,6 @@ struct MatMulArguments {
   const int32_t* num_tiles;
   const int32_t* pairs;
   int choices;
-  EarlyBytes early;  // brought into L2 before the routing is complete
 };
 
 /// Shared memory of which two blocks have room on a multiprocessor, and three have not.
@@ -178,7 +171,6 @@ struct GatherPairs {
   int most;  // places that there can be
   void* to;
   int64_t to_stride;
-  EarlyBytes early;  // brought into L2 before the routing is complete
 };
 cudaError_t LaunchGatherPairs(const GatherPairs& gather, cudaStream_t stream);
 

@@ -218,9 +218,6 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
   const int steps = (end_unit - first_unit) * kPerUnit;
   bool waited = false, begun = false;
   if (routed && !args.routing_settled) {
-    for (int i = 0; i < 2 && leads; ++i) {
-      PrefetchPart(args.early.data[i], args.early.bytes[i], blockIdx.x, gridDim.x);
-    }
     WaitForPriorGrid();
     waited = true;
     LaunchDependents();

@@ -33,11 +33,11 @@ int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
 }
 
 /// About how many cycles a product takes with more than 64 rows, when its weight is bf16. With
-/// these two rates, per multiprocessor, the least of these is what `matmul_sweep` finds fastest, or
-/// within 1 %.
+/// these three rates, per multiprocessor, the least of these is what `matmul_sweep` finds fastest,
+/// or within 5 %, but for a few of 128 to 512 rows.
 double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segments,
               const MatMulShape& shape) {
-  constexpr double kLoadBytes = 36, kResultBytes = 8;
+  constexpr double kLoadBytes = 36, kResultBytes = 8, kClusterResultBytes = 4;
   const MatMulBodyFacts facts = Facts(weight.format, shape, segments.count > 1);
   const int weight_rows = kWeightRows * facts.warpgroups;
   const bool clusters = !shape.all_segments && segments.count > 1;
@@ -48,7 +48,8 @@ double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segmen
   // What the last tile of fewer rows leaves out does not matter: the longest block counts.
   const double multiply = columns / 16.0 * facts.warpgroups * shape.tokens / 2;
   const double load = 2.0 * columns * (weight_rows + shape.tokens) / kLoadBytes;
-  const double results = 4.0 * weight_rows * shape.tokens / kResultBytes;
+  const double results =
+      4.0 * weight_rows * shape.tokens / (clusters ? kClusterResultBytes : kResultBytes);
   return Ceil(blocks, at_once) * std::max(multiply, load) +
          Ceil(blocks, at_once * facts.blocks_per_sm) * results;
 }
@@ -56,10 +57,14 @@ double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segmen
 /// The body for more than 64 rows of x and bf16 weights.
 MatMulShape ShapeOfManyRows(const PackedWeight& weight, int rows, const MatMulSegments& segments) {
   constexpr auto kDeep = MatMulVariant::kDeep, kWide = MatMulVariant::kWide;
-  constexpr MatMulShape kShapes[] = {
-      {.tokens = 64, .variant = kDeep},  {.tokens = 128},
-      {.tokens = 128, .variant = kWide}, {.tokens = 192, .variant = kWide},
-      {.tokens = 256, .variant = kWide}, {.tokens = 128, .variant = kWide, .all_segments = true}};
+  constexpr MatMulShape kShapes[] = {{.tokens = 64, .variant = kDeep},
+                                     {.tokens = 128},
+                                     {.tokens = 128, .variant = kWide},
+                                     {.tokens = 192, .variant = kWide},
+                                     {.tokens = 256, .variant = kWide},
+                                     {.tokens = 64, .variant = kDeep, .all_segments = true},
+                                     {.tokens = 128, .all_segments = true},
+                                     {.tokens = 128, .variant = kWide, .all_segments = true}};
   MatMulShape best = kShapes[0];
   double least = Cycles(weight, rows, segments, best);
   for (const MatMulShape& shape : kShapes) {
@@ -114,15 +119,15 @@ MatMulSegments SegmentsOf(const PackedWeight& weight) {
   const int units = Ceil(weight.k, kWeightColumns);
   int count = weight.segments;
   if (count == 0) {
-    // With few rows a block has 64 rows of the weight and one segment. bf16: blocks on about half
-    // of the multiprocessors keep enough loads under way, and more segments cost more where rows
-    // are many. e4m3: codes take a block longer to widen than to come, so it takes two blocks on
-    // each; below 512 columns a segment's start and end cost more than that.
+    // With few rows a block has 64 rows of the weight and one segment. bf16: blocks on half of the
+    // multiprocessors keep enough loads under way, and more segments cost more where rows are many.
+    // e4m3: codes take a block longer to widen than to come, so it takes two blocks on each. Below
+    // 512 columns a segment's start and end cost more than that.
     const bool bf16 = weight.format == WeightFormat::kBf16;
     const auto most = static_cast<unsigned>(
-        std::clamp((bf16 ? 96 : 264) / Ceil(weight.n, kWeightRows), 1, kMaxSegments));
+        std::clamp((bf16 ? 66 : 264) / Ceil(weight.n, kWeightRows), 1, bf16 ? 4 : kMaxSegments));
     count = static_cast<int>(bf16 ? std::bit_ceil(most) : std::bit_floor(most));
-    count = std::clamp(units / (bf16 ? 2 : 4), 1, count);
+    count = std::clamp(units / 4, 1, count);
   }
   const int length = Ceil(units, count);
   return {.count = Ceil(units, length), .length = length * kWeightColumns};
@@ -147,18 +152,20 @@ MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {
   return shape;
 }
 
-int ExpertTileRows(int max_rows, int choices, int experts) {
+int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) {
   // About the most rows that an expert has if the router spreads them evenly.
   const int mean = Ceil(max_rows * choices, std::max(experts, 1));
   const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
-  return most <= kMostNumberedTokens ? most : 256;
+  if (most <= kMostNumberedTokens) return most;
+  // Codes are not bound by bytes for as long.
+  return format != WeightFormat::kBf16 && most <= 64 ? 64 : 256;
 }
 
-MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows, int mean_rows) {
-  const int tokens = std::min(NarrowTokens(tile_rows), NarrowTokens(mean_rows + mean_rows / 2));
-  if (tile_rows <= kMostNumberedTokens) return {.tokens = NarrowTokens(tile_rows)};
-  if (format != WeightFormat::kBf16) return {.tokens = std::max(tokens, 2 * kMostNumberedTokens)};
-  return {.tokens = 256, .variant = MatMulVariant::kWide};
+MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
+  if (tile_rows > kMostNumberedTokens && format == WeightFormat::kBf16) {
+    return {.tokens = 256, .variant = MatMulVariant::kWide};
+  }
+  return {.tokens = NarrowTokens(tile_rows)};
 }
 
 }  // namespace outrider::cuda

@@ -123,8 +123,10 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   float chain[kScaled ? kCount : 1];
   // Of each half of a unit: slices, registers of A. Where registers are short the halves share
   // them.
-  constexpr bool kShort = kScaled && Body::kForm == SegmentForm::kAll;
-  constexpr int kBuffers = !kShort && (Body::kGivesRegisters || Body::kTokens <= 16) ? 2 : 1;
+  constexpr int kRegisters =
+      Body::kGivesRegisters ? Body::kRegisters : 65536 / (Body::kThreads * Body::kBlocksPerSm);
+  constexpr int kSums = (kScaled ? 2 : 1) * (Body::kForm == SegmentForm::kAll ? 2 : 1) * kCount;
+  constexpr int kBuffers = kSums + 32 + 48 <= kRegisters ? 2 : 1;
   uint32_t fragments[kBuffers][4][4];
   // The first products do not read them. But else the compiler keeps them from the tile before.
 #pragma unroll

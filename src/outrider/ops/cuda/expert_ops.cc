@@ -20,7 +20,8 @@ ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterS
   r.rows = rows;
   r.choices = static_cast<int>(spec.top_k) + shared;
   r.experts = static_cast<int>(spec.experts) + shared;
-  r.tile_rows = ExpertTileRows(static_cast<int>(r.rows), r.choices, r.experts);
+  r.tile_rows =
+      ExpertTileRows(Packed(w).gate_up.format, static_cast<int>(r.rows), r.choices, r.experts);
   Scratch& arena = context.arena;
   const int64_t pairs = r.rows * r.choices;
   r.device.expert_ids = arena.Take<int32_t>(pairs);
@@ -101,7 +102,6 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
   params.max_rows = static_cast<int>(r.rows);
   params.choices = r.choices;
   params.experts = r.experts;
-  params.shared_experts = Packed(w).shared;
   params.routing = r.device;
   params.tile_rows = r.tile_rows;
   params.x = x.data;
