@@ -21,15 +21,32 @@ __device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t r
   const int64_t first = row * params.num_terms;
   const auto* terms = static_cast<const Term*>(params.terms) + first * params.hidden;
   float4 sums[kChunks] = {};
-#pragma unroll 4
-  for (int j = 0; j < params.num_terms; ++j) {
-    const float weight = params.term_weights != nullptr ? params.term_weights[first + j] : 1.0f;
+  // So many terms are on their way together: short rows have registers for a whole router's.
+  constexpr int kTogether = kChunks <= 2 ? 9 : 4;
+#pragma unroll 1
+  for (int begin = 0; begin < params.num_terms; begin += kTogether) {
+    float4 values[kTogether][kChunks] = {};
+    float weights[kTogether];
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int column = chunk * kChunk + static_cast<int>(threadIdx.x) * 4;
-      if (column < params.hidden) {
-        const float4 term = LoadFour(terms + static_cast<int64_t>(j) * params.hidden + column);
-        sums[chunk] = MultiplyAdd(term, weight, sums[chunk]);
+    for (int i = 0; i < kTogether; ++i) {
+      const int j = begin + i;
+      weights[i] = 1.0f;
+      if (j >= params.num_terms) continue;
+      if (params.term_weights != nullptr) weights[i] = params.term_weights[first + j];
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int column = chunk * kChunk + static_cast<int>(threadIdx.x) * 4;
+        if (column < params.hidden) {
+          values[i][chunk] = LoadFour(terms + static_cast<int64_t>(j) * params.hidden + column);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (begin + i >= params.num_terms) break;
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        sums[chunk] = MultiplyAdd(values[i][chunk], weights[i], sums[chunk]);
       }
     }
   }
