@@ -227,8 +227,17 @@ def checkpoint_directory(name):
     return bundled if bundled.is_dir() else GOLDEN / name
 
 
+def is_family_of_this(name):
+    """Whether this file's network is the one: EAGLE-3, DeepSeek-V4 and Step-3.5 have their own."""
+    path = checkpoint_directory(name) / "config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    config = config.get("text_config", config)
+    return "kv_lora_rank" in config and "Eagle3" not in config["architectures"][0]
+
+
 def main():
-    known = sorted(path.parent.name for path in GOLDEN.glob("*/golden.safetensors"))
+    known = sorted(path.parent.name for path in GOLDEN.glob("*/golden.safetensors")
+                   if is_family_of_this(path.parent.name))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     names = parser.parse_args().names or known

@@ -38,7 +38,7 @@ import sys
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROMPT_LENGTHS = (41, 7)
+PROMPT_LENGTHS = (27, 7)
 NEW_TOKENS = 24
 MIN_ROUTING_MARGIN = 1e-4
 MIN_ARGMAX_MARGIN = 1e-2
@@ -286,8 +286,8 @@ def random_config(generator, modules):
     shared = [0.0] * total
     shared[layers - 1] = 0.5
     return dict(
-        architectures=["Step3p5ForCausalLM"], model_type="step3p5", hidden_size=64,
-        intermediate_size=96, vocab_size=VOCAB, num_hidden_layers=layers,
+        architectures=["Step3p5ForCausalLM"], model_type="step3p5", hidden_size=48,
+        intermediate_size=80, vocab_size=VOCAB, num_hidden_layers=layers,
         num_nextn_predict_layers=modules, num_attention_heads=4, num_attention_groups=groups,
         head_dim=32,
         attention_other_setting=dict(attention_type="sliding_attention", num_attention_heads=6,
@@ -299,8 +299,8 @@ def random_config(generator, modules):
                           low_freq_factor=1.0, high_freq_factor=32.0),
         yarn_only_types=["full_attention"], max_position_embeddings=512, max_seq_len=512,
         use_qk_norm=True, use_head_wise_attn_gate=True, sink=False, use_rope_layers=[],
-        moe_layers_enum=",".join(str(i) for i in range(1, layers)), moe_num_experts=8,
-        moe_top_k=int(generator.integers(2, 4)), moe_intermediate_size=32, share_expert_dim=32,
+        moe_layers_enum=",".join(str(i) for i in range(1, layers)), moe_num_experts=6,
+        moe_top_k=int(generator.integers(2, 4)), moe_intermediate_size=16, share_expert_dim=32,
         moe_router_activation="sigmoid", moe_router_scaling_factor=3.0, norm_expert_weight=True,
         use_moe_router_bias=True, need_fp32_gate=True, swiglu_limits=limits,
         swiglu_limits_shared=shared, zero_centered=True, tie_word_embeddings=False,

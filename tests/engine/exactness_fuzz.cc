@@ -3,12 +3,14 @@
 // logprob bits must be equal.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
-//                           [--device cuda]
+//                           [--eagle3 1] [--device cuda]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
 //
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
+//
+// With --eagle3 1 all drafters are EAGLE-3 drafters, half of the rounds with the bundled one.
 //
 // With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
 // launched while one is in flight. With --device cuda the bundled model runs on a GPU.
@@ -47,13 +49,14 @@ struct Arguments {
   uint32_t seed = 1;
   bool late = false;
   bool v4 = false;
+  bool eagle3 = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -80,9 +83,15 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.late = value != 0;
     } else if (name == "--v4") {
       arguments.v4 = value != 0;
+    } else if (name == "--eagle3") {
+      arguments.eagle3 = value != 0;
     } else {
       RefuseArguments();
     }
+  }
+  if (arguments.eagle3 && (arguments.v4 || arguments.device == DeviceKind::kCuda)) {
+    fmt::print(stderr, "outrider_exactness_fuzz: --eagle3 has models of its own, on the CPU\n");
+    std::exit(2);
   }
   if (arguments.requests == INT64_MAX && arguments.seconds == INT64_MAX) arguments.seconds = 60;
   return arguments;
@@ -142,6 +151,15 @@ constexpr std::array kV4Models = {
     ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
 };
 
+constexpr std::array kEagle3Models = {
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"small, bfloat16", DType::kBF16, 5},
+    ModelChoice{"bundled, float32", DType::kF32},
+    ModelChoice{"small, float32", DType::kF32, 6},
+    ModelChoice{"bundled, bfloat16", DType::kBF16},
+    ModelChoice{"small with windows, bfloat16", DType::kBF16, 7, Shape::kStep},
+};
+
 constexpr std::array kGpuModels = {
     ModelChoice{.name = "bundled, bfloat16", .dtype = DType::kBF16},
     ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
@@ -177,6 +195,7 @@ class Fuzz {
   explicit Fuzz(const Arguments& arguments)
       : late_(arguments.late),
         v4_(arguments.v4),
+        eagle3_(arguments.eagle3),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -184,6 +203,7 @@ class Fuzz {
   int64_t preemptions() const { return preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
   int64_t accepted() const { return accepted_; }
+  int64_t with_grammar() const { return with_grammar_; }
 
   /// One engine, some requests. Returns their number; throws Different.
   int Round(uint32_t round_seed) {
@@ -230,6 +250,9 @@ class Fuzz {
     }
     preemptions_ += counters.num_preemptions;
     cached_tokens_ += counters.prefix_cache_hits;
+    for (const GenerationRequest& request : requests) {
+      if (request.grammar.grammar) ++with_grammar_;
+    }
     accepted_ += counters.speculation.num_accepted_tokens;
     return static_cast<int>(requests.size());
   }
@@ -252,6 +275,7 @@ class Fuzz {
   const ModelChoice& RandomModel() {
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
+    if (eagle3_) return kEagle3Models.at(static_cast<size_t>(Uniform(0, kEagle3Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
   }
@@ -292,7 +316,7 @@ class Fuzz {
     o.rounded_cache = model.rounded_cache;
     o.ops = ops_.get();
     const SmallEagle3& small = model.shape == Shape::kStep ? small_step_eagle3_ : small_eagle3_;
-    o.drafter_checkpoint = (model.dummy_seed ? small : eagle3_).directory();
+    o.drafter_checkpoint = model.dummy_seed ? small.directory() : TinyEagle3Directory();
     return o;
   }
 
@@ -304,6 +328,7 @@ class Fuzz {
     // The last three do not run on a GPU.
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 4 : 1))));
+    if (eagle3_) o.drafter = kEagle3;
     if (IsV4(model)) {
       const int kind = Uniform(0, 5);
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
@@ -446,13 +471,13 @@ class Fuzz {
 
   bool late_;
   bool v4_;
+  bool eagle3_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
-  SmallEagle3 eagle3_{TinyModelDirectory()};
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true};
   std::mt19937 random_;
@@ -460,6 +485,7 @@ class Fuzz {
   int64_t preemptions_ = 0;
   int64_t cached_tokens_ = 0;
   int64_t accepted_ = 0;
+  int64_t with_grammar_ = 0;
 };
 
 int Main(int argc, char** argv) {
@@ -482,10 +508,10 @@ int Main(int argc, char** argv) {
     }
   }
   fmt::print(
-      "{} requests in {} rounds equal (seed {}, {} s; {} preemptions, {} cached tokens, {} drafts "
-      "accepted)\n",
-      requests, round - arguments.seed * 1000000, arguments.seed, elapsed(), fuzz.preemptions(),
-      fuzz.cached_tokens(), fuzz.accepted());
+      "{} requests in {} rounds equal (seed {}, {} s; {} with grammars, {} preemptions, {} cached "
+      "tokens, {} drafts accepted)\n",
+      requests, round - arguments.seed * 1000000, arguments.seed, elapsed(), fuzz.with_grammar(),
+      fuzz.preemptions(), fuzz.cached_tokens(), fuzz.accepted());
   return 0;
 }
 

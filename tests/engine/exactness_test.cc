@@ -10,7 +10,6 @@
 
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
-#include "tests/networks/small_eagle3.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
@@ -72,10 +71,9 @@ struct Case {
 class ExactnessTest : public testing::TestWithParam<Case> {};
 
 TEST_P(ExactnessTest, TogetherEqualsAlone) {
-  static const SmallEagle3 kEagle3(TinyModelDirectory());
   const auto& [name, seed, given] = GetParam();
   TestEngineOptions options = given;
-  options.drafter_checkpoint = kEagle3.directory();
+  options.drafter_checkpoint = TinyEagle3Directory();
   const bool scarce = options.num_blocks < 100;
   auto requests = RandomRequests(seed, scarce ? kCrowd : kRequests);
   AddGrammars(seed, kBundledVocab, requests);

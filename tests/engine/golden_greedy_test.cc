@@ -54,6 +54,7 @@ TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
   options.dtype = DType::kF32;
   options.checkpoint = CheckpointDirectory(GetParam().golden);
   options.drafter = GetParam().drafter;
+  options.drafter_checkpoint = TinyEagle3Directory();  // kEagle3
   options.attention_backend = GetParam().attention_backend;
   options.cache_form = GetParam().cache_form;
   const auto engine = MakeTestEngine(options);
@@ -79,13 +80,13 @@ TEST_P(GoldenGreedyTest, EqualsTheGoldens) {
       compared += ExpectGoldenDrafts(results[i], golden[i]);
     }
     EXPECT_GT(compared, kSanitized ? 40 : 100);
-  } else if (GetParam().drafter == DrafterKind::kChain) {
+  } else if (GetParam().drafter != DrafterKind::kRepeated) {
     EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(), 3.3);
   }
 }
 
 std::string CaseName(const testing::TestParamInfo<GoldenCase>& test) {
-  constexpr std::array kDrafters = {"", "_chain", "_repeated"};
+  constexpr std::array kDrafters = {"", "_chain", "_repeated", "", "", "", "_eagle3"};
   std::string name =
       std::string(test.param.golden) + kDrafters[static_cast<size_t>(test.param.drafter)];
   if (test.param.attention_backend != AttentionBackend::kRagged) {
@@ -104,6 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
                          testing::Values(GoldenCase{"tiny-v3-mtp3", DrafterKind::kNone},
                                          GoldenCase{"tiny-v3-mtp3", DrafterKind::kChain},
                                          GoldenCase{"tiny-v3-mtp3", DrafterKind::kRepeated},
+                                         GoldenCase{"tiny-v3-mtp3", DrafterKind::kEagle3},
                                          GoldenCase{"tiny-v3-options", DrafterKind::kNone},
                                          GoldenCase{"tiny-v2", DrafterKind::kNone},
                                          GoldenCase{"tiny-v2-lite", DrafterKind::kNone},
@@ -114,6 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGreedyTest,
 INSTANTIATE_TEST_SUITE_P(PerHeadCache, GoldenGreedyTest,
                          testing::Values(WithHeads("tiny-v3-mtp3", DrafterKind::kNone),
                                          WithHeads("tiny-v3-mtp3", DrafterKind::kChain),
+                                         WithHeads("tiny-v3-mtp3", DrafterKind::kEagle3),
                                          WithHeads("tiny-v3-options", DrafterKind::kNone),
                                          WithHeads("tiny-v2", DrafterKind::kNone),
                                          WithHeads("tiny-v2-lite", DrafterKind::kNone),

@@ -40,6 +40,11 @@ inline std::filesystem::path TinyModelDirectory() {
   return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
 }
 
+/// An EAGLE-3 drafter that was trained for that model.
+inline std::filesystem::path TinyEagle3Directory() {
+  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models" / "tiny-v3-eagle3";
+}
+
 inline std::filesystem::path GoldenDirectory() {
   return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 }

@@ -158,6 +158,7 @@ class QuantizedKimi : public ::testing::TestWithParam<StoredAs> {
     nlohmann::json config = nlohmann::json::parse(file);
     config["text_config"].erase("quantization_config");
     config["text_config"]["hidden_size"] = 128;
+    config["text_config"]["num_hidden_layers"] = 3;
     config["text_config"]["moe_intermediate_size"] = 64;
     std::ofstream(plain_.path() / "config.json") << config;
     config["text_config"]["quantization_config"] =

@@ -194,8 +194,8 @@ TEST_P(Step3p5NamesTest, ExpertsThatDoNotFitAreNamed) {
                 v.tensors.push_back(more);
               }),
               HasSubstr("unexpected: " + layer + "experts.8.up_proj.weight"));
-  EXPECT_THAT(error([&](StepVariant& v) { v.At(fourth).shape = {64, 32}; }),
-              HasSubstr("of another shape: " + fourth + " is [64, 32], not [32, 64]"));
+  EXPECT_THAT(error([&](StepVariant& v) { v.At(fourth).shape = {48, 16}; }),
+              HasSubstr("of another shape: " + fourth + " is [48, 16], not [16, 48]"));
   // A stack beside tensors of their own.
   StepVariant both(GetParam());
   const TensorToWrite stack = both.At(layer + "gate_proj.weight");
@@ -220,11 +220,11 @@ TEST_P(Step3p5NamesTest, NamesInMessagesAreThoseOfTheFiles) {
   TensorToWrite more = variant.At("model.language_model.norm.weight");
   more.name = "model.language_model.layers.1.more.weight";
   variant.tensors.push_back(more);
-  variant.At("lm_head.weight").shape = {64, 264};
+  variant.At("lm_head.weight").shape = {48, 264};
   EXPECT_THAT(variant.LoadError(),
               AllOf(HasSubstr("missing: model.language_model.layers.1.input_layernorm.weight"),
                     HasSubstr("unexpected: model.language_model.layers.1.more.weight"),
-                    HasSubstr("lm_head.weight is [64, 264], not [264, 64]")));
+                    HasSubstr("lm_head.weight is [48, 264], not [264, 48]")));
   StepVariant twice(GetParam());
   TensorToWrite norm = twice.At("model.norm.weight");
   norm.name = "language_model.model.norm.weight";
