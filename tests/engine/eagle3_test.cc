@@ -97,6 +97,16 @@ TEST(Eagle3, IsExplained) {
   EXPECT_TRUE(explained.memory.mtp_weights.empty());
   EXPECT_GT(SumOf(explained.memory.drafter_weights), 40000);
   EXPECT_LT(SumOf(explained.memory.drafter_weights), 100000);
+  std::vector<std::string> groups;
+  int64_t bytes = 0;
+  for (const WeightGroup& group : explained.memory.weight_groups) {
+    groups.push_back(group.name);
+    if (group.name.starts_with("drafter's ")) bytes += SumOf(group.packed);
+  }
+  EXPECT_EQ(bytes, SumOf(explained.memory.drafter_weights));
+  EXPECT_THAT(groups, testing::IsSupersetOf({"routers", "router biases", "drafter's attention",
+                                             "drafter's draft inputs", "drafter's head"}));
+  EXPECT_EQ(std::ranges::count(groups, "routers"), 1);
 }
 
 TEST(Eagle3, RunsWithRandomWeights) {

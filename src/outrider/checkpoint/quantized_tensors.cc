@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/config_reader.h"
 #include "outrider/checkpoint/stored_tensor.h"
 
 namespace outrider {

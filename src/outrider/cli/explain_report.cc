@@ -43,7 +43,8 @@ struct MlpKinds {
 std::string CountText(int64_t count) {
   const auto number = static_cast<double>(count);
   if (count >= 1'000'000'000) return fmt::format("{:.1f} B", number / 1e9);
-  return fmt::format("{:.1f} M", number / 1e6);
+  if (count >= 1'000'000) return fmt::format("{:.1f} M", number / 1e6);
+  return fmt::format("{:.1f} K", number / 1e3);
 }
 
 std::string QuantizationText(const ModelConfig& config) {
@@ -235,12 +236,16 @@ std::string ExplainText(const std::string& model, const LoadedEngine& explained)
   out += "\nMemory\n";
   for (const std::string& line : MemoryLines(explained.memory, 0)) out += "  " + line + "\n";
   out += "\nWeights\n";
+  size_t name_width = 0;
+  for (const WeightGroup& group : explained.memory.weight_groups) {
+    name_width = std::max(name_width, group.name.size());
+  }
   for (const WeightGroup& group : explained.memory.weight_groups) {
     std::vector<std::string_view> types;
     for (const auto& [dtype, bytes] : group.packed) types.push_back(DTypeName(dtype));
     out +=
-        fmt::format("  {:<17} {} of {}: {} bits; in memory {}: {:.2f} bits, {}\n", group.name,
-                    CountText(group.weights), group.stored, group.stored_bits,
+        fmt::format("  {:<{}}  {} of {}: {} bits; in memory {}: {:.2f} bits, {}\n", group.name,
+                    name_width, CountText(group.weights), group.stored, group.stored_bits,
                     fmt::join(types, ", "), group.packed_bits(), ByteSizeText(SumOf(group.packed)));
   }
   out += "\nDecisions\n";

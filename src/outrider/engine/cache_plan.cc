@@ -21,8 +21,10 @@ MemoryReport EnginePlan::Memory() const {
   memory.weights = weight_sizes_.target;
   memory.mtp_weights = weight_sizes_.modules;
   memory.gpu = gpu_;
-  memory.drafter_weights = drafter_sizes_;
+  memory.drafter_weights = drafter_sizes_.modules;
   memory.weight_groups = weight_sizes_.groups;
+  memory.weight_groups.insert(memory.weight_groups.end(), drafter_sizes_.groups.begin(),
+                              drafter_sizes_.groups.end());
   const CacheConfig& cache = scheduler_.cache;
   memory.kv_bytes_per_token = BytesPerToken(cache.groups);
   memory.kv_tokens = cache.MostTokens(cache.num_pages, MostStepTokens());

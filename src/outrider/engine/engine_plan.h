@@ -49,7 +49,7 @@ struct MemoryReport {
   WeightSizes weights;                     // target, as computed with
   WeightSizes mtp_weights;                 // MTP modules
   WeightSizes drafter_weights;             // of a checkpoint of its own
-  std::vector<WeightGroup> weight_groups;  // of target and modules
+  std::vector<WeightGroup> weight_groups;  // of target and modules, and of a drafter
   int64_t kv_cache_bytes = 0;
   int64_t kv_bytes_per_token = 0;  // over all groups, while the token is in every window
   int64_t kv_tokens = 0;           // that the cache holds, of one request if there are windows
@@ -186,7 +186,7 @@ class EnginePlan {
   std::vector<CacheLayerSpec> cache_layers_;
   SchedulerConfig scheduler_;
   NetworkWeightSizes weight_sizes_;
-  WeightSizes drafter_sizes_;  // of a checkpoint of its own
+  NetworkWeightSizes drafter_sizes_;  // of a checkpoint of its own
   std::optional<GpuBudget> gpu_;
   size_t cache_decisions_ = 0;  // where those of PlanCache begin
 };

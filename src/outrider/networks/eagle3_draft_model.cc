@@ -16,13 +16,15 @@ constexpr int64_t kReadTile = 512;
 
 }  // namespace
 
-WeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config, const WeightSource& source,
-                          const WeightForm& form) {
+NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
+                                 const WeightSource& source, const WeightForm& form) {
   const std::unique_ptr<WeightLoader> loader = ops.MakeWeightLoader(source, form);
   Eagle3Weights weights;
   weights.Declare(*loader, config);
   weights.ReadTokens(source, config);
-  return loader->PackedSizes();
+  NetworkWeightSizes sizes{.modules = loader->PackedSizes(), .groups = loader->Groups()};
+  for (WeightGroup& group : sizes.groups) group.name = "drafter's " + group.name;
+  return sizes;
 }
 
 Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,

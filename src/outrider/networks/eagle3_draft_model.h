@@ -17,12 +17,14 @@
 #include "outrider/layers/rotary.h"
 #include "outrider/networks/draft_model.h"
 #include "outrider/networks/eagle3_weights.h"
+#include "outrider/networks/network_loader.h"
 
 namespace outrider {
 
-/// Sizes in memory of a drafter's weights. Throws the same errors as LoadEagle3.
-WeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config, const WeightSource& source,
-                          const WeightForm& form);
+/// Sizes in memory of a drafter's weights: modules and no target. Throws the same errors as
+/// LoadEagle3.
+NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
+                                 const WeightSource& source, const WeightForm& form);
 
 /// Reads and packs a drafter's weights. Throws Error that lists every tensor that is missing or
 /// wrong.
