@@ -44,7 +44,7 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "norm_rows_test",
                      "step_inputs_test"), "kernels/cuda"),
     "families_test": "networks/cuda",
-    **{f"{room}_test": room for room in ("batch", "draft", "engine", "execute", "networks",
+    **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "networks",
                                          "ops", "sampling", "schedule", "server")}}
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,

@@ -44,7 +44,8 @@ std::string CountText(int64_t count) {
   const auto number = static_cast<double>(count);
   if (count >= 1'000'000'000) return fmt::format("{:.1f} B", number / 1e9);
   if (count >= 1'000'000) return fmt::format("{:.1f} M", number / 1e6);
-  return fmt::format("{:.1f} K", number / 1e3);
+  if (count >= 1'000) return fmt::format("{:.1f} K", number / 1e3);
+  return fmt::to_string(count);
 }
 
 std::string QuantizationText(const ModelConfig& config) {
