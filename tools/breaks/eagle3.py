@@ -24,7 +24,7 @@ BREAKS = (
           "taps_([&] {\n        --taps.back();\n        return std::move(taps);\n      }()),",
           "engine_test", TRAINED),
     Break("taps", "ids in the config are those of layers that streams leave", "checkpoint/eagle3_config.cc",
-          "const bool left = entered.empty() && ids.front() == 1;", "const bool left = true;",
+          "static_cast<int32_t>(left ? id : id - 1)", "static_cast<int32_t>(left ? id : id)",
           "engine_test", "Eagle3.*"),
     Break("passes", "the first new entry stays as it was drafted", "draft/repeated_drafter.cc",
           "first_rows_.Add({&r, FinalEnd(r.slot, 0), entries_end, r.prompt_length},",

@@ -22,7 +22,8 @@ NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
   Eagle3Weights weights;
   weights.Declare(*loader, config);
   weights.ReadTokens(source, config);
-  NetworkWeightSizes sizes{.modules = loader->PackedSizes(), .groups = loader->Groups()};
+  NetworkWeightSizes sizes{
+      .target = {}, .modules = loader->PackedSizes(), .groups = loader->Groups()};
   for (WeightGroup& group : sizes.groups) group.name = "drafter's " + group.name;
   return sizes;
 }
