@@ -241,6 +241,7 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   args.y = params.y;
   args.y_stride = params.y_stride;
   args.x_row_numbers = params.x_rows;
+  args.weights_once = args.row_tiles == 1;
   const int tiles = args.row_tiles * args.column_tiles;
   args.cluster_segments = shape.all_segments ? 1 : segments.count;
   const int tile_blocks = shape.shares * args.cluster_segments;
@@ -326,6 +327,8 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   args.num_tiles = routing.num_tiles;
   args.pairs = routing.pairs;
   args.choices = params.choices;
+  args.weights_once =
+      params.max_rows <= params.tile_rows || params.tile_rows <= kMostNumberedTokens;
   const int64_t most =
       MaxExpertTiles(params.max_rows, params.choices, params.experts, params.tile_rows) *
       args.parts * args.column_tiles;

@@ -101,6 +101,9 @@ struct MatMulArguments {
   CUtensorMap x_rows_map;
   // Packed weights [bytes / 128, 128 bytes], of all experts, in boxes of a body's kWeightBytes.
   CUtensorMap weights;
+  // A block's weights are no other's, so L2 may let go of them first. It then keeps what a step
+  // reads again, above all the kernels' code, which else comes from memory in every layer.
+  bool weights_once;
   int64_t expert_copy_rows;  // rows of that map between experts
   const uint8_t* scales;     // e4m3: of the first expert
   int64_t expert_bytes;

@@ -88,11 +88,12 @@ __device__ __forceinline__ MatMulTile FindTile(const MatMulArguments& args, int 
 }
 
 __device__ __forceinline__ void TensorLoad2d(void* destination, const CUtensorMap* map,
-                                             uint64_t* barrier, int c0, int c1) {
+                                             uint64_t* barrier, int c0, int c1,
+                                             uint64_t policy = kNoPolicy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4}], [%2];" ::"r"(SharedAddress(destination)),
-      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(SharedAddress(destination)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "l"(policy)
       : "memory");
 }
 
@@ -138,7 +139,8 @@ struct WeightCopies {
     BarrierArriveExpect(&shared.full[stage], stage_bytes);
     for (int group = 0; group < groups; ++group) {
       TensorLoad2d(shared.weights[stage][group], &args.weights, &shared.full[stage], 0,
-                   first + group * group_rows + step * (Body::kWeightBytes / kCopyRowBytes));
+                   first + group * group_rows + step * (Body::kWeightBytes / kCopyRowBytes),
+                   args.weights_once ? kEvictFirst : kNoPolicy);
       if constexpr (Body::kStageScaleBytes > 0) {
         BulkLoad(shared.scales[stage][group],
                  scales + group * group_scales + static_cast<int64_t>(step) * kScaleBytes,

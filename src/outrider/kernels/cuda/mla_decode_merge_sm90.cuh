@@ -172,7 +172,7 @@ __device__ __forceinline__ void MergeRows(const MlaKernelArguments& args, const 
 
 template <int kParts>
 __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFoldCount folds,
-                                           int warp, int epoch) {
+                                           int warp, int epoch, bool rehearses) {
   const int blocks = gridDim.x;
   const int pairs = (folds.rows + kMlaUnitRows - 1) / kMlaUnitRows * 8;  // of rows, per tile
   const int all = folds.tiles * pairs * kParts;
@@ -186,24 +186,32 @@ __device__ __forceinline__ void MergeTiles(const MlaKernelArguments& args, MlaFo
     const int pair = index / kParts / folds.tiles;
     const int row = pair / 8 * kMlaUnitRows + pair % 8;
     if (row >= tile.rows) continue;
-    if (tile.count > 0) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
-    __syncwarp();
-    MergeRows<kParts>(args, tile, row, index % kParts);
+    // Who has nothing else to do rehearses with what is there, so that the code has come when the
+    // results do. The same thread writes the true output over what that gives.
+#pragma unroll 1
+    for (int last = rehearses ? 0 : 1; last < 2; ++last) {
+      if (tile.count > 0 && last == 1) WaitForResults(args.workspace, tile.plan, tile.items, epoch);
+      __syncwarp();
+      MergeRows<kParts>(args, tile, row, index % kParts);
+    }
+    rehearses = false;
   }
 }
 
 /// What falls to this warp, `warp` of kMergeWarps in its block. Blocks with the last numbers, which
 /// run out of items first, come first. The fewer rows, the more warps share two of them.
+/// `rehearses`: this block has had no item.
 /// Sharing pays as long as half of all warps suffice (measured).
-__device__ __forceinline__ void MergeResults(const MlaKernelArguments& args, int warp, int epoch) {
+__device__ __forceinline__ void MergeResults(const MlaKernelArguments& args, int warp, int epoch,
+                                             bool rehearses) {
   const MlaFoldCount folds = args.workspace.counters->folds;
   const int units = folds.tiles * ((folds.rows + kMlaUnitRows - 1) / kMlaUnitRows);
   if (units <= 16) {
-    MergeTiles<4>(args, folds, warp, epoch);
+    MergeTiles<4>(args, folds, warp, epoch, rehearses);
   } else if (units <= 32) {
-    MergeTiles<2>(args, folds, warp, epoch);
+    MergeTiles<2>(args, folds, warp, epoch, rehearses);
   } else {
-    MergeTiles<1>(args, folds, warp, epoch);
+    MergeTiles<1>(args, folds, warp, epoch, rehearses);
   }
 }
 

@@ -27,7 +27,8 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   MlaRegisterColumns columns;
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
-  for (uint32_t item_count = 0;; ++item_count) {
+  uint32_t item_count = 0;
+  for (;; ++item_count) {
     // Published before the probabilities of the item before were handed over.
     MlaItem item = TakeItem(shared.item[item_count % kItemSlots]);
     if (item.request < 0) break;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
       if (threadIdx.x == 0) ReportResults(args.workspace, item);
     }
   }
-  MergeResults(args, group * 4 + warp, shared.epoch);
+  MergeResults(args, group * 4 + warp, shared.epoch, item_count == 0);
 }
 
 }  // namespace outrider::cuda

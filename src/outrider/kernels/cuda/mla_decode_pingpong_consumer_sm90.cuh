@@ -98,7 +98,7 @@ class PingPongConsumer {
       }
       GiveBackPingPongItem(shared_, item_count);
     }
-    MergeResults(args_, group_ * 4 + warp_, shared_.epoch);
+    MergeResults(args_, group_ * 4 + warp_, shared_.epoch, false);
   }
 
  private:
