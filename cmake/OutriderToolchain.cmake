@@ -1,4 +1,4 @@
-# Compiler flags that every target shares, ccache, sanitizers.
+# Compiler flags that every target shares, ccache.
 
 find_program(OUTRIDER_CCACHE ccache)
 if(OUTRIDER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -15,10 +15,3 @@ target_compile_options(outrider_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror=return-type
   -ffp-contract=off -fno-math-errno>)
 target_include_directories(outrider_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
-
-if(OUTRIDER_SANITIZE)
-  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${OUTRIDER_SANITIZE}>
-                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
-                      $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
-  add_link_options(-fsanitize=${OUTRIDER_SANITIZE})
-endif()

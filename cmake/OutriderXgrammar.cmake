@@ -71,13 +71,15 @@ target_include_directories(outrider_xgrammar SYSTEM PUBLIC ${xgrammar_root}/incl
   ${xgrammar_root}/3rdparty/picojson ${xgrammar_root}/3rdparty/dlpack/include)
 set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY ""
   UNITY_BUILD ${OUTRIDER_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
-# Fuzzers watch its memory, by calls, which compile in two thirds of the time of checks in place. It
-# lets overlong escapes of a grammar overflow an int, which therefore has to wrap.
+# It lets overlong escapes of a grammar overflow an int, which therefore has to wrap. Fuzzers watch its memory by
+# calls, which compile in two thirds of the time of checks in place.
 target_compile_options(outrider_xgrammar PRIVATE -w -g0 -fwrapv)
-if(OUTRIDER_BUILD_FUZZERS)
-  target_compile_options(outrider_xgrammar PRIVATE -O1 -fno-sanitize=undefined
+if(OUTRIDER_SANITIZE_XGRAMMAR)
+  target_compile_options(outrider_xgrammar PRIVATE -O1 -fsanitize=address,fuzzer-no-link
     -fsanitize-address-outline-instrumentation)
+elseif(OUTRIDER_SANITIZE)
+  target_compile_options(outrider_xgrammar PRIVATE -O1)
 else()
-  target_compile_options(outrider_xgrammar PRIVATE -O2 -fno-sanitize=all)
+  target_compile_options(outrider_xgrammar PRIVATE -O2)
 endif()
 target_link_libraries(outrider_xgrammar PUBLIC Threads::Threads)
