@@ -4,7 +4,10 @@
 //
 // Longer than most files: the sections share their tables and limits.
 //
-//   cpu_kernels_bench [--threads N] [--section d8|prompt|tiny|attention|per-head|rows]
+// Section v4 is the experts of 16 layers of DeepSeek-V4-Flash, 6 per token: 1.3 GB of FP4 codes and
+// scales.
+//
+//   cpu_kernels_bench [--threads N] [--section d8|v4|prompt|tiny|attention|per-head|rows]
 //                     [--weights bf16|fp8|fp4|int8]
 
 #include <fmt/format.h>
@@ -91,6 +94,12 @@ std::vector<ProductGroup> TinyProducts() {
           {.name = "2 experts 256 × 256", .n = 256, .k = 256, .per_call = 2, .calls = 8},
           {.name = "2 experts 256 × 128", .n = 256, .k = 128, .per_call = 2, .calls = 8},
           {.name = "lm_head 2048 × 256", .n = 2048, .k = 256, .calls = 4}};
+}
+
+/// Experts of DeepSeek-V4-Flash: hidden 4096, width 2048, of each layer the 6 that a token chooses.
+std::vector<ProductGroup> V4Products(int layers) {
+  return {{.name = "6 experts 4096 × 4096", .n = 4096, .k = 4096, .per_call = 6, .calls = layers},
+          {.name = "6 experts 4096 × 2048", .n = 4096, .k = 2048, .per_call = 6, .calls = layers}};
 }
 
 struct AttentionCase {
@@ -261,6 +270,10 @@ int Main(int argc, char** argv) {
   if (wanted("d8")) {
     ReportProducts("D8 matrix products", ModelProducts(format, D8Products(8, true)), pool, limits,
                    {1, 2, 4, 8, 16, 32, 64}, 2);
+  }
+  if (section == "v4") {
+    ReportProducts("Experts of DeepSeek-V4-Flash", ModelProducts(format, V4Products(16)), pool,
+                   limits, {1, 4}, 3);
   }
   if (wanted("prompt")) {
     ReportProducts("One layer of D8, a prompt", ModelProducts(format, D8Products(1, false)), pool,

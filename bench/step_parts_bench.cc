@@ -3,7 +3,7 @@
 // again, and each part of each step counts with its median over the repetitions, so that what other
 // programs do in between matters little. Prints Markdown.
 //
-//   step_parts_bench [--model DIR] [--threads N] [--repeats N] [--context N] [--k LIST]
+//   step_parts_bench [--model DIR] [--threads N] [--repeats N] [--context N] [--k N]
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -63,6 +63,7 @@ TEST(CommandLine, CommandsAndTheirModel) {
   EXPECT_EQ(Parse({"generate", "m", "--prompt", "x"}).command, Command::kGenerate);
   EXPECT_EQ(Parse({"bench", "latency", "m"}).command, Command::kBenchLatency);
   EXPECT_EQ(Parse({"bench", "throughput", "m"}).command, Command::kBenchThroughput);
+  EXPECT_EQ(Parse({"bench", "serve", "m"}).command, Command::kBenchServe);
   EXPECT_EQ(Parse({"bench", "kernels", "--num-threads", "1"}).command, Command::kBenchKernels);
   EXPECT_EQ(Parse({"explain", "models/tiny"}).settings.engine.model, "models/tiny");
   EXPECT_EQ(Parse({"explain", "serve"}).settings.engine.model, "serve");
@@ -375,7 +376,7 @@ TEST(CommandLine, TheLastValueAndASwitchTurnedOff) {
 TEST(CommandLine, HelpAndVersion) {
   EXPECT_FALSE(Parse({"--help"}).command.has_value());
   EXPECT_THAT(Parse({"--help"}).text, HasSubstr("outrider COMMAND MODEL"));
-  EXPECT_THAT(Parse({"bench", "--help"}).text, HasSubstr("latency|throughput"));
+  EXPECT_THAT(Parse({"bench", "--help"}).text, HasSubstr("latency|throughput|serve"));
   EXPECT_THAT(
       Parse({"bench", "kernels", "--help"}).text,
       AllOf(HasSubstr("Usage: outrider bench kernels [OPTION"), Not(HasSubstr("MODEL [OPTION"))));
@@ -429,7 +430,7 @@ TEST(CommandLine, SwitchesAreTrueOrFalse) {
 
 TEST(CommandLine, WhatIsMissing) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("needs a command"));
-  EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency, throughput or kernels"));
+  EXPECT_THAT(ErrorOf({"bench"}), HasSubstr("latency, throughput, serve or kernels"));
   EXPECT_THAT(ErrorOf({"serve"}), HasSubstr("outrider serve needs MODEL"));
   EXPECT_THAT(ErrorOf({"serve", "m", "--port"}), HasSubstr("--port"));
   EXPECT_THAT(ErrorOf({"generate", "m"}), HasSubstr("needs one of --prompt"));

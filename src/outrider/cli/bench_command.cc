@@ -2,7 +2,10 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "outrider/base/cpu_features.h"
@@ -11,11 +14,15 @@
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/interrupt.h"
+#include "outrider/cli/server_options.h"
+#include "outrider/engine/engine_thread.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/measure/bench_load.h"
 #include "outrider/measure/bench_report.h"
 #include "outrider/measure/bench_run.h"
 #include "outrider/measure/kernel_bench.h"
+#include "outrider/measure/serve_load.h"
+#include "outrider/server/server.h"
 
 namespace outrider::cli {
 
@@ -86,13 +93,54 @@ EngineOptions WithDrafts(EngineOptions options, int32_t k) {
   return options;
 }
 
+/// A server in front of `loaded` on a free port, until destroyed.
+class BenchServer {
+ public:
+  BenchServer(const Settings& settings, const LoadedEngine& loaded)
+      : encoder_(MakePromptEncoder(loaded)),
+        server_(Options(settings, loaded), *loaded.engine, encoder_, loaded.grammars.get()),
+        engine_thread_(*loaded.engine, [this](const std::string&) { server_.Stop(); }),
+        thread_([this] { server_.Run(); }) {}
+  ~BenchServer() {
+    server_.Stop();
+    thread_.join();
+  }
+  BenchServer(const BenchServer&) = delete;
+  BenchServer& operator=(const BenchServer&) = delete;
+
+  uint16_t port() const { return server_.port(); }
+
+ private:
+  static ServerOptions Options(const Settings& settings, const LoadedEngine& loaded) {
+    ServerOptions options = MakeServerOptions(settings, loaded);
+    options.http.port = 0;
+    options.http.handle_signals = false;
+    options.http.shutdown_seconds = 0;
+    return options;
+  }
+
+  TextPromptEncoder encoder_;
+  Server server_;
+  EngineThread engine_thread_;
+  std::thread thread_;
+};
+
+BenchRow MeasureServer(const Settings& settings, const Load& load, const LoadedEngine& loaded,
+                       const std::atomic<bool>& interrupted) {
+  const BenchServer server(settings, loaded);
+  const auto run = [&](std::span<const GenerationRequest> requests) {
+    return RunServeLoad(server.port(), settings.engine.model, *loaded.engine, requests,
+                        load.batch_size, interrupted);
+  };
+  run(WarmUpRequests(load, loaded));
+  return run(load.requests);
+}
+
 BenchRow Measure(const Load& load, const LoadedEngine& loaded,
                  const std::atomic<bool>& interrupted) {
   const auto step = [&] { loaded.engine->Step(); };
   RunLoad(*loaded.engine, step, WarmUpRequests(load, loaded), load.batch_size, interrupted);
-  BenchRow row = RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
-  row.spec_tokens = loaded.engine->num_speculative_tokens();
-  return row;
+  return RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
 }
 
 /// The table to standard output, and JSON where it is asked for; the table goes to standard error
@@ -132,7 +180,7 @@ int RunBench(const Settings& settings, Command command) {
   if (!engine.speculation.adaptive) engine.speculation.adaptive = false;
   const InterruptFlag interrupt;
   BenchReport report;
-  report.command = latency ? "latency" : "throughput";
+  report.command = CommandName(command).substr(std::string_view("bench ").size());
   report.model = engine.model;
   report.prompts = bench.prompts_file.empty() ? "random" : bench.prompts_file;
   report.output_len = bench.output_len;
@@ -166,8 +214,11 @@ int RunBench(const Settings& settings, Command command) {
     }
     report.prompt_tokens_mean =
         static_cast<double>(prompt_tokens) / static_cast<double>(load.requests.size());
-    report.rows.push_back(Measure(load, loaded, interrupt.interrupted()));
-    const BenchRow& row = report.rows.back();
+    report.rows.push_back(command == Command::kBenchServe
+                              ? MeasureServer(settings, load, loaded, interrupt.interrupted())
+                              : Measure(load, loaded, interrupt.interrupted()));
+    BenchRow& row = report.rows.back();
+    row.spec_tokens = loaded.engine->num_speculative_tokens();
     std::cerr << fmt::format("k = {}: {:.1f} tokens/s\n", row.spec_tokens, row.TokensPerSecond());
     if (ask_engine) {
       ask_engine = false;

@@ -15,7 +15,8 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
 /// Answers one prompt. 130 when interrupted.
 int RunGenerate(const Settings& settings);
 
-/// `command` is kBenchLatency or kBenchThroughput. 1 when the outputs of the rows differ.
+/// `command` is kBenchLatency, kBenchThroughput or kBenchServe. 1 when the outputs of the rows
+/// differ.
 int RunBench(const Settings& settings, Command command);
 
 /// Prints the kernels' figures against this machine's limits.

@@ -30,6 +30,7 @@ int Run(const Invocation& invocation) {
       return RunGenerate(settings);
     case Command::kBenchLatency:
     case Command::kBenchThroughput:
+    case Command::kBenchServe:
       return RunBench(settings, command);
     case Command::kBenchKernels:
       return RunBenchKernels(settings);

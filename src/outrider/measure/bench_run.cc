@@ -28,7 +28,9 @@ SpeculationCounts Difference(const SpeculationCounts& after, const SpeculationCo
   return grown;
 }
 
-EngineCounters Difference(const EngineCounters& after, const EngineCounters& before) {
+}  // namespace
+
+EngineCounters Growth(const EngineCounters& before, const EngineCounters& after) {
   EngineCounters grown;
   grown.num_steps = after.num_steps - before.num_steps;
   grown.prompt_tokens = after.prompt_tokens - before.prompt_tokens;
@@ -54,16 +56,14 @@ EngineCounters Difference(const EngineCounters& after, const EngineCounters& bef
   return grown;
 }
 
-/// Memory of this process that is in RAM, from the second number of /proc/self/statm (pages).
 int64_t ResidentBytes() {
+  // Its second number is what is in RAM, in pages.
   std::ifstream statm("/proc/self/statm");
   int64_t total_pages = 0;
   int64_t resident_pages = 0;
   statm >> total_pages >> resident_pages;
   return resident_pages * sysconf(_SC_PAGESIZE);
 }
-
-}  // namespace
 
 int64_t BenchRow::GeneratedTokens() const {
   return std::accumulate(
@@ -148,7 +148,7 @@ BenchRow RunLoad(GenerationService& service, FunctionRef<void()> drive,
     drive();
   }
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  row.counters = Difference(service.Counters(), before);
+  row.counters = Growth(before, service.Counters());
   row.resident_bytes = ResidentBytes();
   return row;
 }

@@ -41,4 +41,10 @@ BenchRow RunLoad(GenerationService& service, FunctionRef<void()> drive,
                  std::span<const GenerationRequest> requests, int32_t batch_size,
                  const std::atomic<bool>& interrupted);
 
+/// What counters grew by; kv_cache_usage and the queue are zero.
+EngineCounters Growth(const EngineCounters& before, const EngineCounters& after);
+
+/// Memory of this process that is in RAM, in bytes.
+int64_t ResidentBytes();
+
 }  // namespace outrider

@@ -6,9 +6,10 @@
 namespace outrider {
 
 std::vector<OptionRow> BenchOptionRows() {
-  const CommandSet bench = {Command::kBenchLatency, Command::kBenchThroughput};
+  const CommandSet bench = {Command::kBenchLatency, Command::kBenchThroughput,
+                            Command::kBenchServe};
   const CommandSet with_kernels = {Command::kBenchLatency, Command::kBenchThroughput,
-                                   Command::kBenchKernels};
+                                   Command::kBenchServe, Command::kBenchKernels};
   const OptionKind one = OptionKind::kValue;
   const BenchSettings defaults;
   return {
@@ -23,10 +24,10 @@ std::vector<OptionRow> BenchOptionRows() {
       {"output-len", one, "Load", "N", fmt::to_string(defaults.output_len),
        "Tokens of each answer (the most, with --prompts-file)", bench,
        [](Settings& s, const OptionValue& v) { s.bench.output_len = Int32(v, 1); }},
-      {"num-prompts", one, "Load", "N", "8 for latency, 64 for throughput; all of --prompts-file",
+      {"num-prompts", one, "Load", "N", "8 for latency, else 64; all of --prompts-file",
        "Requests per row", bench,
        [](Settings& s, const OptionValue& v) { s.bench.num_prompts = Int32(v, 1); }},
-      {"batch-size", one, "Load", "N", "1 for latency, all for throughput",
+      {"batch-size", one, "Load", "N", "1 for latency, else all",
        "Requests in flight at the same time", bench,
        [](Settings& s, const OptionValue& v) { s.bench.batch_size = Int32(v, 1); }},
       {"prompts-file", one, "Load", "FILE", "random token ids",

@@ -240,11 +240,13 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   if (failure.has_value()) throw InvalidArgument("{}", failure->what());
   if (!invocation.command.has_value()) {
     static const std::vector<std::string> kCommands = {"serve", "generate", "bench", "explain"};
-    static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "kernels"};
+    static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "serve",
+                                                            "kernels"};
     RefuseExtras(app, "", kCommands);
     RefuseExtras(*bench, "bench", kBenchCommands);
     if (bench->parsed()) {
-      throw InvalidArgument("outrider bench needs a command: latency, throughput or kernels");
+      throw InvalidArgument(
+          "outrider bench needs a command: latency, throughput, serve or kernels");
     }
     throw InvalidArgument(
         "outrider needs a command: serve, generate, bench or explain; see outrider --help");

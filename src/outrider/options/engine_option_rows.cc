@@ -50,12 +50,14 @@ AttentionBackend ParseAttentionBackend(const OptionValue& value) {
 }  // namespace
 
 std::vector<OptionRow> EngineOptionRows() {
-  const CommandSet every = {Command::kServe, Command::kGenerate, Command::kBenchLatency,
-                            Command::kBenchThroughput, Command::kExplain};
-  const CommandSet all = {Command::kServe,           Command::kGenerate,     Command::kBenchLatency,
-                          Command::kBenchThroughput, Command::kBenchKernels, Command::kExplain};
+  const CommandSet every = {Command::kServe,           Command::kGenerate,   Command::kBenchLatency,
+                            Command::kBenchThroughput, Command::kBenchServe, Command::kExplain};
+  const CommandSet all = {Command::kServe,           Command::kGenerate,   Command::kBenchLatency,
+                          Command::kBenchThroughput, Command::kBenchServe, Command::kBenchKernels,
+                          Command::kExplain};
   const CommandSet not_bench = {Command::kServe, Command::kGenerate, Command::kExplain};
-  const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput};
+  const CommandSet seeded = {Command::kServe, Command::kBenchLatency, Command::kBenchThroughput,
+                             Command::kBenchServe};
   const OptionKind one = OptionKind::kValue;
   const EngineOptions defaults;
   std::vector<OptionRow> rows = {

@@ -75,11 +75,14 @@ bool IsShared(const std::string& group) {
   });
 }
 
-/// Commands of a row, the two of bench that take a model as one.
+/// Commands of a row, those of bench that take a model as one.
 std::string CommandsText(const OptionRow& row) {
   std::string text;
   for (const Command command : kAllCommands) {
-    if (!row.commands.Has(command) || command == Command::kBenchThroughput) continue;
+    if (!row.commands.Has(command) || command == Command::kBenchThroughput ||
+        command == Command::kBenchServe) {
+      continue;
+    }
     if (!text.empty()) text += ", ";
     text += command == Command::kBenchLatency ? "bench" : CommandName(command);
   }
@@ -110,6 +113,8 @@ std::string CommandSummary(Command command) {
       return "Time requests one after the other, with 0, 1, 2, ... draft tokens";
     case Command::kBenchThroughput:
       return "Time many requests at once, with 0, 1, 2, ... draft tokens";
+    case Command::kBenchServe:
+      return "Time a server of the model, as many clients at once see it";
     case Command::kBenchKernels:
       return "Time the kernels of this machine against what it can do at most; needs no model";
     case Command::kExplain:
@@ -134,10 +139,11 @@ std::string ProgramHelp() {
 
 std::string BenchHelp() {
   return "Measure speed with and without speculation\n\n"
-         "Usage: outrider bench latency|throughput MODEL [OPTION ...]\n"
+         "Usage: outrider bench latency|throughput|serve MODEL [OPTION ...]\n"
          "       outrider bench kernels [OPTION ...]\n\nCommands:\n" +
          TwoColumns("latency", CommandSummary(Command::kBenchLatency)) +
          TwoColumns("throughput", CommandSummary(Command::kBenchThroughput)) +
+         TwoColumns("serve", CommandSummary(Command::kBenchServe)) +
          TwoColumns("kernels", CommandSummary(Command::kBenchKernels)) +
          "\nTheir options: outrider bench latency --help\n";
 }

@@ -39,6 +39,8 @@ std::string CommandName(Command command) {
       return "bench latency";
     case Command::kBenchThroughput:
       return "bench throughput";
+    case Command::kBenchServe:
+      return "bench serve";
     case Command::kBenchKernels:
       return "bench kernels";
     case Command::kExplain:

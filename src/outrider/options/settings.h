@@ -24,13 +24,14 @@ enum class Command : uint8_t {
   kGenerate,
   kBenchLatency,
   kBenchThroughput,
+  kBenchServe,
   kBenchKernels,
   kExplain
 };
 
-inline constexpr std::array kAllCommands = {Command::kServe,        Command::kGenerate,
-                                            Command::kBenchLatency, Command::kBenchThroughput,
-                                            Command::kBenchKernels, Command::kExplain};
+inline constexpr std::array kAllCommands = {
+    Command::kServe,      Command::kGenerate,     Command::kBenchLatency, Command::kBenchThroughput,
+    Command::kBenchServe, Command::kBenchKernels, Command::kExplain};
 
 /// "serve", "generate", "bench latency", ...
 std::string CommandName(Command command);
@@ -87,8 +88,8 @@ struct BenchSettings {
   std::vector<int32_t> spec_tokens;  // rows of the table; empty: 0 up to the model's default
   int32_t input_len = 128;
   int32_t output_len = 128;
-  std::optional<int32_t> num_prompts;  // unset: 8 for latency, 64 for throughput, or the whole file
-  std::optional<int32_t> batch_size;   // unset: 1 for latency, all prompts for throughput
+  std::optional<int32_t> num_prompts;  // unset: 8 for latency, 64 otherwise, or the whole file
+  std::optional<int32_t> batch_size;   // unset: 1 for latency, all prompts otherwise
   std::string prompts_file;            // JSON lines; empty: random token ids
   double temperature = 0;
   bool ignore_eos = false;  // random prompts always run to output_len

@@ -1,0 +1,64 @@
+#include "outrider/cli/server_options.h"
+
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/cli/engine_start.h"
+#include "outrider/http/tls_context.h"
+
+namespace outrider::cli {
+
+namespace {
+
+std::optional<TlsFiles> TlsFilesOf(const ServeSettings& serve) {
+  if (!serve.ssl_certfile.empty()) {
+    return TlsFiles{serve.ssl_certfile, serve.ssl_keyfile, serve.ssl_ca_certs};
+  }
+  for (const auto& [option, value] :
+       {std::pair("--ssl-keyfile", serve.ssl_keyfile), {"--ssl-ca-certs", serve.ssl_ca_certs}}) {
+    if (!value.empty()) {
+      throw InvalidArgument("{}: has no effect without a certificate; give --ssl-certfile too",
+                            option);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+HttpServerOptions MakeHttpOptions(const ServeSettings& serve) {
+  HttpServerOptions http;
+  http.host = serve.host;
+  http.port = serve.port;
+  http.uds = serve.uds;
+  http.shutdown_seconds = serve.shutdown_timeout;
+  http.handle_signals = true;
+  http.cors = serve.cors;
+  http.tls = TlsFilesOf(serve);
+  return http;
+}
+
+ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& loaded) {
+  const ServeSettings& serve = settings.serve;
+  ServerOptions options;
+  options.http = MakeHttpOptions(serve);
+  options.ignore_unknown_fields = serve.ignore_unknown_fields;
+  options.log_requests = serve.log_requests;
+  options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
+  options.served_model_names = serve.served_model_names;
+  if (options.served_model_names.empty()) options.served_model_names = {settings.engine.model};
+  options.model_root = settings.engine.model;
+  options.api_keys = serve.api_keys;
+  options.max_requests_per_key = serve.max_num_reqs_per_key;
+  options.max_model_len = loaded.engine->max_model_len();
+  options.max_logprobs = settings.engine.max_logprobs;
+  options.num_speculative_tokens = loaded.engine->num_speculative_tokens();
+  options.speculation_metrics = serve.per_request_spec_decode_metrics;
+  options.output_format =
+      ChooseOutputFormat(serve.tool_call_parser, serve.reasoning_parser, loaded.config.model_type,
+                         loaded.chat_template.has_value() ? loaded.chat_template->source() : "");
+  options.sampling_defaults = ModelSamplingDefaults(loaded.config);
+  return options;
+}
+
+}  // namespace outrider::cli
