@@ -157,12 +157,12 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
   const int mean = Ceil(max_rows * choices, std::max(experts, 1));
   const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
   if (most <= kMostNumberedTokens) return most;
-  // Codes are not bound by bytes for as long.
-  return format != WeightFormat::kBf16 && most <= 64 ? 64 : 256;
+  if (most > kNarrowRows) return 256;
+  return format == WeightFormat::kBf16 ? most : kNarrowRows;  // codes take as long with 32 rows as with 64
 }
 
 MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
-  if (tile_rows > kMostNumberedTokens && format == WeightFormat::kBf16) {
+  if (tile_rows > kNarrowRows && format == WeightFormat::kBf16) {
     return {.tokens = 256, .variant = MatMulVariant::kWide};
   }
   return {.tokens = NarrowTokens(tile_rows)};
