@@ -40,6 +40,10 @@ WRONG_RULES = {
     "norm_topk_prob the other way": "norm_topk",
     "no routed_scaling_factor": "scaling",
     "no shared expert": "shared",
+    "rows read all tokens": "indexer",
+    "no bias of the indexer's keys": "key_bias",
+    "the indexer's other rotary pairing": "index_pairing",
+    "the indexer's scores may be negative": "relu",
 }
 
 
@@ -68,6 +72,7 @@ class Network:
     def __init__(self, config, tensors, wrong=None):
         self.c, self.t, self.wrong = config, tensors, wrong
         self.is_v2 = config["model_type"] == "deepseek_v2"
+        self.choice_margin = math.inf  # of an indexer, relative
         self.eps = config["rms_norm_eps"] * (10 if wrong == "eps" else 1)
         self.latent_eps = 1e-5 if wrong == "latent_eps" else 1e-6
         self.interleaved = config.get("rope_interleave", True) != (wrong == "pairing")
@@ -127,6 +132,7 @@ class Network:
         else:
             latent = self.norm(self.linear(x, name + ".q_a_proj"), name + ".q_a_layernorm",
                                self.latent_eps)
+            latent_of_queries = latent
             q = self.linear(latent, name + ".q_b_proj")
         q_nope, q_rope = q.view(rows, heads, -1).split([self.nope, self.rope], -1)
         latent, k_rope = self.linear(x, name + ".kv_a_proj_with_mqa").split(
@@ -137,8 +143,34 @@ class Network:
         scores = torch.einsum("thp,hpl,sl->hts", q_nope, w_k, latent)
         scores += torch.einsum("thr,sr->hts", self.rotate(q_rope), self.rotate(k_rope))
         scores = scores * self.scale + torch.full((rows, rows), -math.inf).triu(1)
+        if "index_topk" in c and self.wrong != "indexer":
+            scores = scores + self.not_chosen(x, latent_of_queries, name + ".indexer")
         out = torch.einsum("hts,sl,hvl->thv", scores.softmax(-1), latent, w_v)
         return self.linear(out.reshape(rows, -1), name + ".o_proj")
+
+    def not_chosen(self, x, queries, name):
+        """[T, T]: 0 where a row's indexer chooses the token, else minus infinity."""
+        c, rows, dim = self.c, len(x), self.c["index_head_dim"]
+        half_split = c["model_type"] == "deepseek_v32"
+        q = self.linear(queries, name + ".wq_b").view(rows, c["index_n_heads"], dim)
+        k = self.linear(x, name + ".wk")
+        k = k - k.mean(-1, keepdim=True)
+        k = k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.t[name + ".k_norm.weight"]
+        if self.wrong != "key_bias":
+            k = k + self.t[name + ".k_norm.bias"]
+        interleaved, self.interleaved = self.interleaved, half_split == (self.wrong == "index_pairing")
+        q, k = (torch.cat((self.rotate(v[..., :self.rope]), v[..., self.rope:]), -1) for v in (q, k))
+        self.interleaved = interleaved
+        heads = self.linear(x, name + ".weights_proj")
+        dots = torch.einsum("thd,sd->ths", q, k)
+        scores = torch.einsum("ths,th->ts", dots if self.wrong == "relu" else dots.relu(), heads)
+        hidden = torch.full((rows, rows), -math.inf)
+        scores = scores + hidden.triu(1)
+        best = scores.topk(min(c["index_topk"] + 1, rows), -1)[0]
+        if rows > c["index_topk"]:
+            gaps = (best[..., -2] - best[..., -1])[c["index_topk"]:] / scores[scores > -math.inf].std()
+            self.choice_margin = min(self.choice_margin, gaps.min().item())
+        return hidden.scatter(-1, scores.topk(min(c["index_topk"], rows), -1)[1], 0.0)
 
     def route(self, x, name):
         """(expert indices, weights), each [T, num_experts_per_tok]."""
@@ -249,7 +281,10 @@ def main():
     for name in names:
         config, tensors = read_checkpoint(checkpoint_directory(name))
         golden = load_file(GOLDEN / name / "golden.safetensors")
-        worst = differences(Network(config, tensors), golden)
+        network = Network(config, tensors)
+        worst = differences(network, golden)
+        if network.choice_margin < math.inf:
+            print(f"{name}: smallest margin of an indexer's choice {network.choice_margin:.1e}")
         print(f"{name}: largest differences from the golden files")
         print("\n".join(f"  {what:<18} {gap:.1e}" for what, gap in sorted(worst.items())))
         if not worst or max(worst.values()) > TOLERANCE:

@@ -61,7 +61,8 @@ TEST(ConfigErrorsTest, NotJson) {
 
 TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
   const std::string known =
-      "known are deepseek_v2, deepseek_v3, deepseek_v4, kimi_k2, glm4_moe_lite, step3p5, and "
+      "known are deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, kimi_k2, glm4_moe_lite, "
+      "glm_moe_dsa, step3p5, and "
       "models with one of "
       "these as "
       "text_config";
@@ -78,14 +79,24 @@ TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
             Only("\"architectures\" is \"x\": a list of names is needed"));
 }
 
-TEST(ConfigErrorsTest, SparseLatentAttentionIsRefusedByName) {
-  for (const char* type : {"deepseek_v32", "glm_moe_dsa"}) {
-    EXPECT_EQ(ErrorV3("model_type", type),
-              Only(fmt::format("\"model_type\" is \"{}\": its sparse attention is not supported; "
-                               "missing are an indexer for layers of latent attention, a cache of "
-                               "its keys, and latent attention over chosen entries",
-                               type)));
-  }
+TEST(ConfigErrorsTest, IndexersOfOtherLayersAreRefused) {
+  json config = json::parse(testing::kDeepSeekV3);
+  config["model_type"] = "glm_moe_dsa";
+  config["architectures"] = {"GlmMoeDsaForCausalLM"};
+  config.update({{"index_n_heads", 32}, {"index_head_dim", 128}, {"index_topk", 2048}});
+  const auto error = [&](const std::string& key, const json& value) {
+    json changed = config;
+    changed[key] = value;
+    return ErrorOfText(changed.dump());
+  };
+  EXPECT_THAT(error("indexer_types", {"full", "shared"}), HasSubstr("\"indexer_types\""));
+  EXPECT_THAT(error("index_topk_pattern", "FSSF"), HasSubstr("\"index_topk_pattern\""));
+  EXPECT_THAT(error("index_topk_freq", 4), HasSubstr("\"index_topk_freq\" is 4"));
+  EXPECT_THAT(error("index_head_dim", 32), HasSubstr("\"index_head_dim\" is 32"));
+  EXPECT_THAT(error("q_lora_rank", nullptr), HasSubstr("\"q_lora_rank\""));
+  EXPECT_THAT(error("layer_types", json::array({"full_attention"})), HasSubstr("\"layer_types\""));
+  config.erase("index_topk");
+  EXPECT_THAT(ErrorOfText(config.dump()), HasSubstr("\"index_topk\" is missing"));
 }
 
 TEST(ConfigErrorsTest, EachRequiredKeyIsMissedByName) {

@@ -173,6 +173,28 @@ TEST(ModelConfigTest, Glm47Flash) {
   EXPECT_EQ(Rotary(c).Magnitude(), 1);
 }
 
+TEST(ModelConfigTest, DeepSeekV32AndGlm5HaveAnIndexer) {
+  json config = json::parse(testing::kDeepSeekV3);
+  EXPECT_FALSE(Mla(Parse(config.dump())).indexer);
+  config["model_type"] = "deepseek_v32";
+  config["architectures"] = {"DeepseekV32ForCausalLM"};
+  config.update({{"index_n_heads", 64}, {"index_head_dim", 128}, {"index_topk", 2048}});
+  const ModelConfig v32 = Parse(config.dump());
+  EXPECT_EQ(v32.family, ModelFamily::kDeepSeekV3);
+  EXPECT_EQ(Mla(v32).indexer,
+            (IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048, .interleaved = false}));
+  EXPECT_TRUE(Rotary(v32).interleaved);
+
+  json glm = json::parse(testing::kGlm47Flash);
+  glm["model_type"] = "glm_moe_dsa";
+  glm["architectures"] = {"GlmMoeDsaForCausalLM"};
+  glm.update({{"index_n_heads", 32}, {"index_head_dim", 128}, {"index_topk", 2048}});
+  glm["layer_types"] = std::vector<std::string>(47, "indexed_attention");
+  glm["indexer_types"] = std::vector<std::string>(47, "full");
+  EXPECT_EQ(Mla(Parse(glm.dump())).indexer,
+            (IndexerSpec{.heads = 32, .dim = 128, .top_k = 2048, .interleaved = true}));
+}
+
 TEST(ModelConfigTest, WhatTransformers5Writes) {
   json config = json::parse(testing::kGlm47Flash);
   config.erase("first_k_dense_replace");

@@ -14,6 +14,7 @@
 #include "tests/engine/test_engine.h"
 #include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_model.h"
+#include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
 
@@ -37,6 +38,7 @@ struct EntriesCase {
   bool latent = false;
   KvCacheForm form_of_latent = KvCacheForm::kLatent;
   bool version31 = false;
+  bool sparse = false;  // DeepSeek-V3.2
 };
 
 void PrintTo(const EntriesCase& test, std::ostream* out) { *out << test.name; }
@@ -80,7 +82,9 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   const bool blocks = test.drafter == DrafterKind::kBlock;
   const SmallV4Model v4_model(kEntriesVocab, /*dspark=*/blocks);
   const SmallModel latent_model(2, kEntriesVocab);
+  const SmallSparseModel sparse_model(kEntriesVocab);
   const std::filesystem::path& model = test.v4       ? v4_model.directory()
+                                       : test.sparse ? sparse_model.directory()
                                        : test.latent ? latent_model.directory()
                                                      : step_model.directory();
   const SmallEagle3 eagle3(model, test.version31);
@@ -144,7 +148,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
   }
   EXPECT_GT(counts.target, 10000);
   EXPECT_GT(counts.modules, 5000);
-  if (!test.latent) {
+  if (!test.latent && !test.sparse) {
     EXPECT_GT(counts.freed, 5000);
   }
   EXPECT_GT(counts.shared, 100);
@@ -221,6 +225,17 @@ INSTANTIATE_TEST_SUITE_P(
                     .draft_ranges = {{1, 2, 4}, {3, 4, 1}, {5, 6, 0}},
                     .latent = true,
                     .version31 = true},
+        EntriesCase{.name = "SparseRepeated3",
+                    .drafter = DrafterKind::kRepeated,
+                    .synthetic = true,
+                    .sparse = true},
+        EntriesCase{.name = "SparseRepeated4PaddedLate",
+                    .drafter = DrafterKind::kRepeated,
+                    .k = 4,
+                    .form = DraftForm::kPadded,
+                    .synthetic = true,
+                    .late = true,
+                    .sparse = true},
         EntriesCase{.name = "Eagle3BesideWindows",
                     .drafter = DrafterKind::kEagle3,
                     .window = 5,

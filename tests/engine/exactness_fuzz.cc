@@ -3,7 +3,8 @@
 // logprob bits must be equal.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
-//                           [--eagle3 1] [--device cuda]
+//                           [--eagle3 1] [--sparse 1]
+//                           [--device cuda]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -11,6 +12,8 @@
 // With --v4 1 all models are DeepSeek-V4s, half of the rounds over the bundled checkpoints.
 //
 // With --eagle3 1 all drafters are EAGLE-3 drafters, half of the rounds with the bundled one.
+//
+// With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
 //
 // With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
 // launched while one is in flight. With --device cuda the bundled model runs on a GPU.
@@ -37,6 +40,7 @@
 #include "tests/execute/disturbing_executor.h"
 #include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_model.h"
+#include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
 
@@ -50,13 +54,14 @@ struct Arguments {
   bool late = false;
   bool v4 = false;
   bool eagle3 = false;
+  bool sparse = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--eagle3 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--sparse 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -83,6 +88,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.late = value != 0;
     } else if (name == "--v4") {
       arguments.v4 = value != 0;
+    } else if (name == "--sparse") {
+      arguments.sparse = value != 0;
     } else if (name == "--eagle3") {
       arguments.eagle3 = value != 0;
     } else {
@@ -110,6 +117,7 @@ enum class Shape {
   kStep,      // Step-3.5, which has two cache groups
   kV4,        // DeepSeek-V4 with its MTP module
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
+  kSparse,    // DeepSeek-V3.2 with its MTP module
 };
 
 /// Requests run alone once per model.
@@ -133,6 +141,13 @@ constexpr std::array kModels = {
     ModelChoice{"small V4, float32", DType::kF32, 10, Shape::kV4},
     ModelChoice{"small V4 with DSpark, bfloat16", DType::kBF16, 9, Shape::kV4DSpark},
     ModelChoice{"small V4 with DSpark, float32", DType::kF32, 10, Shape::kV4DSpark},
+    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
+};
+
+constexpr std::array kSparseModels = {
+    ModelChoice{"small V3.2, bfloat16", DType::kBF16, 11, Shape::kSparse},
+    ModelChoice{"small V3.2, float32", DType::kF32, 12, Shape::kSparse},
 };
 
 constexpr std::array kV4Models = {
@@ -196,6 +211,7 @@ class Fuzz {
       : late_(arguments.late),
         v4_(arguments.v4),
         eagle3_(arguments.eagle3),
+        sparse_(arguments.sparse),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -275,6 +291,7 @@ class Fuzz {
   const ModelChoice& RandomModel() {
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
+    if (sparse_) return kSparseModels.at(static_cast<size_t>(Uniform(0, kSparseModels.size() - 1)));
     if (eagle3_) return kEagle3Models.at(static_cast<size_t>(Uniform(0, kEagle3Models.size() - 1)));
     const int kind = Uniform(0, 39);
     return kModels.at(static_cast<size_t>(kind < 2 ? kind : 2 + kind % (kModels.size() - 2)));
@@ -303,6 +320,9 @@ class Fuzz {
       case Shape::kStep:
         o.checkpoint = small_step_model_.directory();
         break;
+      case Shape::kSparse:
+        o.checkpoint = small_sparse_model_.directory();
+        break;
       case Shape::kV4:
         o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
         break;
@@ -329,6 +349,10 @@ class Fuzz {
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 4 : 1))));
     if (eagle3_) o.drafter = kEagle3;
+    if (model.shape == Shape::kSparse) {  // it has one module
+      constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram};
+      o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
+    }
     if (IsV4(model)) {
       const int kind = Uniform(0, 5);
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
@@ -472,10 +496,12 @@ class Fuzz {
   bool late_;
   bool v4_;
   bool eagle3_;
+  bool sparse_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
+  SmallSparseModel small_sparse_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
   SmallEagle3 small_eagle3_{small_model_.directory()};

@@ -10,6 +10,7 @@
 
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
+#include "tests/networks/small_sparse_model.h"
 #include "tests/sanitized.h"
 
 namespace outrider {
@@ -40,6 +41,7 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
   if (!results.empty()) return results;
   results.resize(requests.size());
   const auto engine = MakeTestEngine({.checkpoint = options.checkpoint,
+                                      .dummy_seed = options.dummy_seed,
                                       .dtype = options.dtype,
                                       .rounded_cache = options.rounded_cache,
                                       .quantization = options.quantization,
@@ -58,6 +60,11 @@ const std::vector<Generated>& AloneRuns(const TestEngineOptions& options, uint32
 // A crowd makes preemptions; elsewhere fewer requests do where everything is slow.
 constexpr int kCrowd = 32;
 constexpr int kRequests = kSanitized ? 10 : 24;
+
+std::filesystem::path SparseDirectory() {
+  static const SmallSparseModel kModel(kBundledVocab);
+  return kModel.directory();
+}
 
 const std::vector<DraftRange> kChangingDrafts = {{1, 1, 3}, {2, 2, 0}, {3, 4, 2},   {5, 5, 0},
                                                  {6, 7, 1}, {8, 9, 3}, {10, 11, 0}, {12, 64, 2}};
@@ -305,6 +312,32 @@ INSTANTIATE_TEST_SUITE_P(
               .max_num_batched_tokens = 64,
               .max_model_len = 400,
               .cache_form = KvCacheForm::kHeads}},
+        // Rows that read 12 tokens, which an indexer chooses.
+        Case{"sparse_repeated3_small_chunks",
+             1,
+             {.checkpoint = SparseDirectory(),
+              .dummy_seed = 4,
+              .drafter = DrafterKind::kRepeated,
+              .k = 3,
+              .block_size = 4,
+              .num_blocks = 4096,
+              .max_num_batched_tokens = 37,
+              .threads = 2,
+              .cache_form = KvCacheForm::kHeads}},
+        Case{"sparse_repeated2_float32_padded_preempted_late",
+             2,
+             {.checkpoint = SparseDirectory(),
+              .dummy_seed = 5,
+              .dtype = DType::kF32,
+              .drafter = DrafterKind::kRepeated,
+              .k = 2,
+              .draft_ranges = {{1, 2, 2}, {3, 4, 0}, {5, 64, 1}},
+              .draft_form = DraftForm::kPadded,
+              .num_blocks = 26,
+              .max_num_batched_tokens = 64,
+              .max_model_len = 400,
+              .cache_form = KvCacheForm::kHeads,
+              .late_seed = 6}},
         // Steps end late.
         Case{"plain_late", 1, {.drafter = DrafterKind::kNone, .late_seed = 1}},
         Case{"chain3_late", 2, {.k = 3, .threads = 2, .late_seed = 2}},

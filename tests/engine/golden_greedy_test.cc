@@ -126,6 +126,8 @@ INSTANTIATE_TEST_SUITE_P(PerHeadCache, GoldenGreedyTest,
                                          WithHeads("tiny-step3p5", DrafterKind::kChain),
                                          WithHeads("tiny-step3p5-fp8", DrafterKind::kNone),
                                          WithHeads("tiny-step3p5-fp8", DrafterKind::kChain),
+                                         WithHeads("tiny-v32", DrafterKind::kNone),
+                                         WithHeads("tiny-glm-dsa", DrafterKind::kNone),
                                          WithHeads("tiny-v4", DrafterKind::kNone),
                                          WithHeads("tiny-v4", DrafterKind::kRepeated)),
                          CaseName);

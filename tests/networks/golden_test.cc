@@ -174,6 +174,14 @@ INSTANTIATE_TEST_SUITE_P(
       return FormCaseName(std::get<0>(test.param), std::get<1>(test.param));
     });
 
+// Rows that choose what they read have one form.
+INSTANTIATE_TEST_SUITE_P(Sparse, FamilyGoldenTest,
+                         ::testing::Combine(::testing::Values("tiny-v32", "tiny-glm-dsa"),
+                                            ::testing::Values(KvCacheForm::kHeads)),
+                         [](const auto& test) {
+                           return FormCaseName(std::get<0>(test.param), std::get<1>(test.param));
+                         });
+
 class MtpGoldenTest : public ::testing::TestWithParam<KvCacheForm> {};
 
 TEST_P(MtpGoldenTest, EveryModule) {

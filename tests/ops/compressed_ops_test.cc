@@ -86,6 +86,28 @@ class CompressedOpsTest : public KernelTest {
   Scratch arena_;
 };
 
+TEST_P(CompressedOpsTest, LayerNormIsThatOfItsDefinition) {
+  constexpr int64_t kWidth = 37;
+  TestMatrix x = TestMatrix::Random(5, kWidth, random, 3);
+  const TestMatrix weight = TestMatrix::Random(1, kWidth, random);
+  const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
+  TestMatrix y(5, kWidth);
+  ops().LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
+                  y.view());
+  for (int64_t r = 0; r < 5; ++r) {
+    const float* row = x.view().row(r);
+    const double mean = std::accumulate(row, row + kWidth, 0.0) / kWidth;
+    double variance = 0;
+    for (int64_t i = 0; i < kWidth; ++i) variance += (row[i] - mean) * (row[i] - mean) / kWidth;
+    for (int64_t i = 0; i < kWidth; ++i) {
+      const auto at = static_cast<size_t>(i);
+      EXPECT_NEAR(y.view().row(r)[i],
+                  weight.values[at] * (row[i] - mean) / std::sqrt(variance + 0.5) + bias.values[at],
+                  2e-5);
+    }
+  }
+}
+
 TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   constexpr int32_t kStreams = 3;
   constexpr int64_t kWidth = 37;

@@ -3,7 +3,7 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, hopper
+                                            formats, sparse, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -34,6 +34,7 @@ import eagle3
 import formats
 import hopper
 import server
+import sparse
 import speculation
 import steps_in_flight
 import windows
@@ -48,10 +49,10 @@ PLACE_OF = {  # of a test program, under tests/
                                          "ops", "sampling", "schedule", "server")}}
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
-         "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats,
+         "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
          "hopper": hopper}
 TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | \
-    windows.TOPICS | caches.TOPICS | eagle3.TOPICS | formats.TOPICS | hopper.TOPICS
+    windows.TOPICS | caches.TOPICS | eagle3.TOPICS | formats.TOPICS | sparse.TOPICS | hopper.TOPICS
 
 
 class CannotTell(Exception):

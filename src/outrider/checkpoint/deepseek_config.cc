@@ -28,6 +28,7 @@ class DeepSeekParser {
 
  private:
   void ParseAttention();
+  void ParseIndexer();
   void ParseRope();
   void ParseYarn(ConfigReader& rope);
   /// The softmax scale and what else follows from what was read.
@@ -110,6 +111,42 @@ void DeepSeekParser::ParseAttention() {
     from_.text.Refuse(
         "num_key_value_heads",
         fmt::format("latent attention has as many as \"num_attention_heads\", {}", heads));
+  }
+  if (from_.model_type == "deepseek_v32" || from_.model_type == "glm_moe_dsa") ParseIndexer();
+}
+
+void DeepSeekParser::ParseIndexer() {
+  const bool glm = from_.model_type == "glm_moe_dsa";
+  IndexerSpec& indexer = mla_.indexer.emplace();
+  indexer.heads = from_.text.Integer("index_n_heads", 1, 1024);
+  indexer.dim = from_.text.Integer("index_head_dim", 1, 65536);
+  indexer.top_k = from_.text.Integer("index_topk", 1, INT32_MAX);
+  indexer.interleaved = from_.text.Boolean("indexer_rope_interleave", glm);
+  if (indexer.dim < mla_.rope) {
+    from_.text.Refuse("index_head_dim",
+                      fmt::format("its first \"qk_rope_head_dim\", {}, are rotated", mla_.rope));
+  }
+  if (mla_.q_lora == 0) from_.text.Refuse("q_lora_rank", "an indexer reads the queries' latent");
+  // What transformers 5 writes.
+  const json* layers = from_.text.Find("layer_types");
+  if (layers != nullptr &&
+      (!layers->is_array() || std::ranges::any_of(*layers, [](const json& type) {
+        return type != "indexed_attention";
+      }))) {
+    from_.text.Refuse("layer_types", "only layers of \"indexed_attention\" are supported");
+  }
+  // GLM-5.2 and later have layers that read what the layer before them chose.
+  const json* types = from_.text.Find("indexer_types");
+  if (types != nullptr && (!types->is_array() || std::ranges::any_of(*types, [](const json& type) {
+        return type != "full";
+      }))) {
+    from_.text.Refuse("indexer_types", "only layers with an indexer of their own, \"full\"");
+  }
+  if (from_.text.Find("index_topk_pattern") != nullptr) {
+    from_.text.Refuse("index_topk_pattern", "every layer needs an indexer of its own; null");
+  }
+  if (from_.text.Integer("index_topk_freq", 1, 4096, 1) != 1) {
+    from_.text.Refuse("index_topk_freq", "every layer needs an indexer of its own; 1");
   }
 }
 

@@ -44,6 +44,11 @@ bool IsMlpWeight(std::string_view name) {
 }
 
 bool HasAttention(const MlaSpec& mla, std::string_view name) {
+  if (Consume(name, "indexer.")) {
+    return mla.indexer &&
+           (name == "wq_b.weight" || name == "wk.weight" || name == "k_norm.weight" ||
+            name == "k_norm.bias" || name == "weights_proj.weight");
+  }
   const bool low_rank = mla.q_lora > 0;
   if (name == "q_proj.weight") return !low_rank;
   if (name == "q_a_proj.weight" || name == "q_a_layernorm.weight" || name == "q_b_proj.weight") {

@@ -52,6 +52,16 @@ struct RotarySpec {
   bool operator==(const RotarySpec&) const = default;
 };
 
+/// An indexer (DeepSeek-V3.2): which cached tokens a row of latent attention reads.
+struct IndexerSpec {
+  int64_t heads = 0;
+  int64_t dim = 0;           // of a head and of a key; the first numbers are rotated
+  int64_t top_k = 0;         // tokens that a row reads, at most
+  bool interleaved = false;  // rotated pairs, as RotarySpec::interleaved
+
+  bool operator==(const IndexerSpec&) const = default;
+};
+
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 §2.1). A query head is [nope, rope];
 /// the latent cache holds [latent, rotated key] per token.
 struct MlaSpec {
@@ -64,6 +74,7 @@ struct MlaSpec {
   double softmax_scale = 0;    // (nope + rope)^-1/2, times the square of YaRN's magnitude for
                                // mscale_all_dim
   double latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm
+  std::optional<IndexerSpec> indexer;  // none: a row reads all tokens
 
   int64_t query_width() const { return nope + rope; }
 

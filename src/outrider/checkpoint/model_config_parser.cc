@@ -25,12 +25,14 @@ struct KnownModel {
   std::string_view architecture;
   LayerParser* parse_layers;
 };
-constexpr std::array<KnownModel, 6> kKnownModels{{
+constexpr std::array<KnownModel, 8> kKnownModels{{
     {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
+    {"deepseek_v32", ModelFamily::kDeepSeekV3, "DeepseekV32ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v4", ModelFamily::kDeepSeekV4, "DeepseekV4ForCausalLM", ParseDeepSeekV4Layers},
     {"kimi_k2", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
     {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM", ParseDeepSeekLayers},
+    {"glm_moe_dsa", ModelFamily::kGlm4MoeLite, "GlmMoeDsaForCausalLM", ParseDeepSeekLayers},
     {"step3p5", ModelFamily::kStep3p5, "Step3p5ForCausalLM", ParseStep3p5Layers},
 }};
 
@@ -58,16 +60,6 @@ const KnownModel* FindModel(const json& object) {
   return nullptr;
 }
 
-/// Throws Error, with what is missing, for models whose latent attention is sparse.
-void CheckSparseAttention(const json& config, std::string_view where) {
-  const auto type = config.find("model_type");
-  if (type == config.end() || (*type != "deepseek_v32" && *type != "glm_moe_dsa")) return;
-  throw InvalidArgument(
-      "{}: \"model_type\" is {}: its sparse attention is not supported; missing are an indexer for "
-      "layers of latent attention, a cache of its keys, and latent attention over chosen entries",
-      where, Shown(*type));
-}
-
 /// The object that describes the language model: the config itself, or its text_config where a
 /// multimodal model (Kimi-K2.5) wraps one; and which model it is.
 std::pair<const json*, const KnownModel*> FindLanguageModel(const json& config,
@@ -77,7 +69,6 @@ std::pair<const json*, const KnownModel*> FindLanguageModel(const json& config,
   if (text != config.end() && text->is_object()) {
     if (const KnownModel* model = FindModel(*text)) return {&*text, model};
   }
-  CheckSparseAttention(config, where);
   std::string known;
   for (const KnownModel& model : kKnownModels) {
     known += fmt::format("{}{}", known.empty() ? "" : ", ", model.model_type);

@@ -95,15 +95,26 @@ Facts AttentionFacts(const ModelConfig& c) {
                                             a.nope, a.rope, a.value));
     facts.emplace_back("latents", fmt::format("key and value {}, query {}", a.latent,
                                               a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none"));
+    if (a.indexer) {
+      facts.emplace_back(
+          "indexer", fmt::format("{} heads of {}, which choose {} tokens per row", a.indexer->heads,
+                                 a.indexer->dim, a.indexer->top_k));
+    }
   }
   return facts;
 }
 
 Json AttentionJson(const ModelConfig& c) {
   if (const auto* a = std::get_if<MlaSpec>(&c.layers.front().attention)) {
-    return {{"num_attention_heads", a->heads}, {"qk_nope_head_dim", a->nope},
-            {"qk_rope_head_dim", a->rope},     {"v_head_dim", a->value},
-            {"kv_lora_rank", a->latent},       {"q_lora_rank", a->q_lora}};
+    Json object = {{"num_attention_heads", a->heads}, {"qk_nope_head_dim", a->nope},
+                   {"qk_rope_head_dim", a->rope},     {"v_head_dim", a->value},
+                   {"kv_lora_rank", a->latent},       {"q_lora_rank", a->q_lora}};
+    if (a->indexer) {
+      object["index_n_heads"] = a->indexer->heads;
+      object["index_head_dim"] = a->indexer->dim;
+      object["index_topk"] = a->indexer->top_k;
+    }
+    return object;
   }
   Json layers = Json::array();
   for (const LayerSpec& layer : c.layers) {

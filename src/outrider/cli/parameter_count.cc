@@ -12,7 +12,10 @@ int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
   const int64_t kv_a = hidden * (a.latent + a.rope) + a.latent;
   const int64_t kv_b = a.latent * a.heads * (a.nope + a.value);
   const int64_t output = a.heads * a.value * hidden;
-  return queries + kv_a + kv_b + output;
+  const int64_t indexer = a.indexer ? a.indexer->heads * (a.indexer->dim * a.q_lora + hidden) +
+                                          a.indexer->dim * (hidden + 2)
+                                    : 0;
+  return queries + kv_a + kv_b + output + indexer;
 }
 
 int64_t AttentionParameters(const GqaSpec& a, int64_t hidden) {

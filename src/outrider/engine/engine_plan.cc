@@ -216,7 +216,21 @@ void EnginePlan::PlanCacheForm() {
     return;
   }
   const AttentionBackend backend = options_.attention_backend;
-  const CacheShape shape = CacheShapeOf(std::get<MlaSpec>(attention));
+  const auto& mla = std::get<MlaSpec>(attention);
+  if (mla.indexer) {
+    if (options_.kv_cache_form == KvCacheForm::kHeads || backend != AttentionBackend::kRagged) {
+      throw InvalidArgument(
+          "{}: rows that an indexer chooses tokens for read latent entries in one way: leave "
+          "--kv-cache-form and --attention-backend out",
+          options_.model);
+    }
+    form_ = KvCacheForm::kHeads;  // all rows take one path
+    Decide("KV cache form", "latent",
+           fmt::format("entries of {} numbers, and an index key of {}", mla.latent + mla.rope,
+                       mla.indexer->dim));
+    return;
+  }
+  const CacheShape shape = CacheShapeOf(mla);
   const auto cost = [&](KvCacheForm form) {
     return fmt::format("{}: {} bytes and {} multiply-adds per cached token and layer",
                        KvCacheFormName(form),
@@ -243,7 +257,13 @@ void EnginePlan::PlanCacheForm() {
 }
 
 void EnginePlan::PlanAttention() {
-  if (form_ == KvCacheForm::kHeads) {
+  const auto* mla = std::get_if<MlaSpec>(&config_.layers.front().attention);
+  if (mla != nullptr && mla->indexer) {
+    Decide("all tokens", "absorbed form",
+           fmt::format("over the {} tokens that an indexer chooses for each row, or all while they "
+                       "are no more",
+                       mla->indexer->top_k));
+  } else if (form_ == KvCacheForm::kHeads) {
     Decide("all tokens", "per-head form",
            "one attention over the cached keys and values of every head, read once for all "
            "verify rows");

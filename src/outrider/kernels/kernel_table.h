@@ -125,7 +125,7 @@ struct ListedAttentionArgs {
   int32_t heads = 0;
   int32_t width = 0;  // D
   float scale = 0;
-  const float* sinks = nullptr;  // [heads]
+  const float* sinks = nullptr;  // [heads]; null: none
   DType dtype = DType::kBF16;    // of the entries, kF32 or kBF16
   int64_t most_entries = 0;      // of a list
   MatrixView<float> out;         // [rows, heads * D]

@@ -15,27 +15,39 @@ GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
 
 /// x += attention(h).
 void Attention(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-               LayerCache cache, Tensor h, Tensor x) {
+               const LayerCaches& caches, Tensor h, Tensor x) {
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     GqaForward(context, ShapeOf(*gqa, layer.norm_eps),
-               std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, cache, h, x);
+               std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, caches.entries,
+               h, x);
     return;
   }
-  MlaForward(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
-             std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h, x);
+  const auto& mla = std::get<MlaSpec>(layer.spec.attention);
+  const auto& weights = std::get<MlaWeights>(layer.weights.attention);
+  if (mla.indexer) {
+    SparseMlaForward(context, mla, weights, step.inputs, rotary, caches, h, x);
+  } else {
+    MlaForward(context, ShapeOf(mla), weights, step.inputs, rotary, caches.entries, h, x);
+  }
 }
 
 void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                      LayerCache cache, Tensor h) {
+                      const LayerCaches& caches, Tensor h) {
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     WriteGqaEntries(context, ShapeOf(*gqa, layer.norm_eps),
-                    std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
+                    std::get<GqaWeights>(layer.weights.attention), step.inputs, rotary,
+                    caches.entries, h);
     return;
   }
-  WriteMlaEntries(context, ShapeOf(std::get<MlaSpec>(layer.spec.attention)),
-                  std::get<MlaWeights>(layer.weights.attention), step.inputs, rotary, cache, h);
+  const auto& mla = std::get<MlaSpec>(layer.spec.attention);
+  const auto& weights = std::get<MlaWeights>(layer.weights.attention);
+  if (mla.indexer) {
+    WriteSparseMlaEntries(context, mla, weights, step.inputs, rotary, caches, h);
+  } else {
+    WriteMlaEntries(context, ShapeOf(mla), weights, step.inputs, rotary, caches.entries, h);
+  }
 }
 
 void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& inputs, Tensor h,
@@ -51,18 +63,18 @@ void Mlp(const Context& context, const DecoderLayer& layer, const StepInputs& in
 }  // namespace
 
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                         LayerCache cache, Tensor x, Tensor h, const NormOut& norm) {
-  Attention(context, layer, step, cache, h, x);
+                         const LayerCaches& caches, Tensor x, Tensor h, const NormOut& norm) {
+  Attention(context, layer, step, caches, h, x);
   context.ops.Norm(context, x, layer.weights.post_attention_norm, layer.norm_eps, h);
   Mlp(context, layer, step.inputs, h, x, norm);
 }
 
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                       LayerCache cache, Tensor x) {
+                       const LayerCaches& caches, Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Tensor h = context.Activations(x.rows, x.cols);
   context.ops.Norm(context, x, layer.weights.input_norm, layer.norm_eps, h);
-  AttentionEntries(context, layer, step, cache, h);
+  AttentionEntries(context, layer, step, caches, h);
 }
 
 }  // namespace outrider

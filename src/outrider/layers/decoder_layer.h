@@ -6,6 +6,7 @@
 #include "outrider/layers/gqa_attention.h"
 #include "outrider/layers/mla_attention.h"
 #include "outrider/layers/mlp.h"
+#include "outrider/layers/sparse_attention.h"
 
 namespace outrider {
 
@@ -30,15 +31,18 @@ struct LayerStep {
   std::span<const Rotary> rotary;  // by kind
 };
 
+/// What a layer keeps in the cache; index_keys where it has an indexer.
+using LayerCaches = SparseCaches;
+
 /// x += attention(h); x += mlp(norm(x)) for the rows of the step, then the norm of x. x
 /// [rows, hidden]; h [rows, hidden] is x after the layer's input norm, and is overwritten: norm.out
-/// may be h. Writes the rows' keys to `cache`, the cache of this layer.
+/// may be h. Writes the rows' keys to `caches`, those of this layer.
 void DecoderLayerForward(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                         LayerCache cache, Tensor x, Tensor h, const NormOut& norm);
+                         const LayerCaches& caches, Tensor x, Tensor h, const NormOut& norm);
 
 /// Writes the keys of the rows of the step as DecoderLayerForward does, and nothing else: for rows
 /// whose output nobody reads. Of the plan only its form of the cache is read. x [rows, hidden].
 void WriteLayerEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
-                       LayerCache cache, Tensor x);
+                       const LayerCaches& caches, Tensor x);
 
 }  // namespace outrider

@@ -11,6 +11,18 @@ namespace outrider {
 /// The sizes of a layer's latent attention.
 MlaShape ShapeOf(const MlaSpec& spec);
 
+/// The LayerNorm of an indexer's keys.
+inline constexpr float kIndexNormEps = 1e-6F;
+
+/// The weights of an indexer.
+struct IndexerKeys {
+  Weight queries;                    // wq_b [heads * D, q_lora]
+  Weight keys;                       // wk [D, hidden]
+  const float* norm = nullptr;       // [D]
+  const float* norm_bias = nullptr;  // [D]
+  Weight weights;                    // weights_proj [heads, hidden]
+};
+
 /// The weights of one layer's attention.
 struct MlaWeights {
   Weight q_a;                        // [q_lora, hidden]; without q_lora [heads * (P + R), hidden]
@@ -20,6 +32,7 @@ struct MlaWeights {
   const float* q_a_norm = nullptr;   // [q_lora]
   const float* kv_a_norm = nullptr;  // [L]
   KvUpWeight kv_up;
+  IndexerKeys indexer;  // where the layer has one
 };
 
 /// residual += o_proj(attention(x)) for the rows of a step; writes their entries to `cache` first

@@ -1,8 +1,23 @@
 #include "outrider/networks/decoder_network.h"
 
 #include <array>
+#include <utility>
 
 namespace outrider {
+
+DecoderNetwork::DecoderNetwork(ModelConfig config, NetworkOptions options, int32_t num_modules)
+    : Network(std::move(config), std::move(options), num_modules),
+      caches_of_layer_(FirstCacheLayer(this->config(), 1)) {
+  const auto* mla = std::get_if<MlaSpec>(&this->config().layers.front().attention);
+  OUTRIDER_CHECK(mla == nullptr || !mla->indexer || attention().cache_form() == KvCacheForm::kHeads,
+                 "all rows take one path");
+}
+
+LayerCaches DecoderNetwork::CachesOf(KvCache& cache, int32_t index) const {
+  const int32_t first = index * caches_of_layer_;
+  return {.entries = cache.layer(first),
+          .index_keys = caches_of_layer_ > 1 ? cache.layer(first + 1) : LayerCache{}};
+}
 
 void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embedding,
                                std::span<const DecoderLayer> layers, const StepInputs& inputs,
@@ -16,7 +31,7 @@ void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embeddi
     const DecoderLayer* const next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
     const auto layer = static_cast<int32_t>(i);
     DecoderLayerForward(
-        context, layers[i], step, cache.layer(layer), x, h,
+        context, layers[i], step, CachesOf(cache, layer), x, h,
         next == nullptr ? norm : NormOut{next->weights.input_norm, next->norm_eps, h});
     taps = FillTaps(context, taps, layer, x);
   }
@@ -31,8 +46,8 @@ Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embed
   const int64_t rows = num_entries + num_outputs;
   const int64_t width = config().hidden_size;
   const auto eps = static_cast<float>(config().rms_norm_eps);
-  const LayerCache layer_cache =
-      cache.layer(static_cast<int32_t>(config().num_hidden_layers()) + pass.m);
+  const LayerCaches layer_cache =
+      CachesOf(cache, static_cast<int32_t>(config().num_hidden_layers()) + pass.m);
 
   const Tensor pair = context.Activations(rows, 2 * width);
   const Tensor embedding = context.Rows(rows, width);

@@ -20,7 +20,7 @@ struct MtpModule {
 
 class DecoderNetwork : public Network {
  protected:
-  using Network::Network;
+  DecoderNetwork(ModelConfig config, NetworkOptions options, int32_t num_modules);
 
   /// Gives a layer the number of its rotary embedding; once per layer, before the first step.
   void AddRotary(DecoderLayer& layer) { layer.rotary_kind = rotary_.Add(layer.spec.rotary); }
@@ -38,7 +38,11 @@ class DecoderNetwork : public Network {
                    const NormOut& norm);
 
  private:
+  /// Of layer `index`, or of a module behind the layers.
+  LayerCaches CachesOf(KvCache& cache, int32_t index) const;
+
   RotaryKinds rotary_;
+  int32_t caches_of_layer_;  // cache layers of each layer, which are alike
 };
 
 }  // namespace outrider

@@ -54,7 +54,14 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
   const AttentionSpec& attention = layer.attention;
   std::vector<CacheLayerKind> kinds;
   if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
-    kinds.push_back({.width = CacheWidth(form, CacheShapeOf(*mla)), .use = CacheUse::kLatent});
+    // Rows that choose what they read have one form.
+    const bool sparse = mla->indexer.has_value();
+    const int64_t width = sparse ? mla->latent + mla->rope : CacheWidth(form, CacheShapeOf(*mla));
+    kinds.push_back({.width = width, .use = CacheUse::kLatent, .what = sparse ? "entries" : ""});
+    if (sparse) {
+      kinds.push_back(
+          {.width = mla->indexer->dim, .use = CacheUse::kIndexKeys, .what = "index keys"});
+    }
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
     kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
   } else {

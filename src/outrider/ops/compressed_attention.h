@@ -55,8 +55,8 @@ struct SelectEntriesArgs {
 };
 
 /// Attention of heads that read the same rows, which are key and value at once: row r at position p
-/// reads the window's rows of the positions p - window + 1 .. p, then compressed entries. For head
-/// h, over all of these t and a sink that has no value
+/// reads the window's rows of the positions p - window + 1 .. p (window 0: none), then compressed
+/// entries. For head h, over all of these t and a sink that has no value
 ///   s_t = scale * q[r, h] · t,  out[r, h] = sum_t exp(s_t) t / (sum_t exp(s_t) + exp(sink[h])).
 /// In blocks, the rows of a request see each other and the window before the first of them.
 struct CompressedAttentionArgs {
@@ -66,7 +66,7 @@ struct CompressedAttentionArgs {
   float softmax_scale = 0;
   Tensor q;                      // [rows, heads * D], rotated
   Tensor out;                    // [rows, heads * D]
-  const float* sinks = nullptr;  // [heads]
+  const float* sinks = nullptr;  // [heads]; null: none
   LayerCache window_rows;        // [D]
   bool in_blocks = false;        // without entries
   LayerCache entries;            // [D]

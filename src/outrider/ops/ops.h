@@ -200,6 +200,10 @@ class Ops {
   virtual void Norm(const Context& context, Tensor x, const float* weight, float eps,
                     Tensor y) const = 0;
 
+  /// y[r] = weight * ((x[r] - mean(x[r])) / sqrt(variance(x[r]) + eps)) + bias; y may be x.
+  virtual void LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
+                         float eps, Tensor y) const = 0;
+
   /// x = 0.
   virtual void SetZero(const Context& context, Tensor x) const = 0;
 

@@ -45,6 +45,7 @@ struct Part {
 /// The first mark that a name has decides.
 constexpr auto kParts = std::to_array<Part>({
     {".experts.", "routed experts"},
+    {".indexer.", "indexers"},
     {".moe.gate_proj", "routed experts"},
     {".moe.up_proj", "routed experts"},
     {".moe.down_proj", "routed experts"},

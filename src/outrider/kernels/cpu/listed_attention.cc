@@ -127,6 +127,11 @@ class ListedCall {
 
   /// The sink takes part in the sum alone.
   void Finish(int64_t head, float max, float sum, const float* from, float* to) const {
+    if (args_.sinks == nullptr) {
+      std::copy_n(from, args_.width, to);
+      leaves_.divide(sum, args_.width, to);
+      return;
+    }
     const float sink = args_.sinks[head];
     const float larger = std::max(max, sink);
     const float keep = RoundedExp(max - larger);

@@ -48,9 +48,11 @@ void AttendList(const ListedAttentionArgs& args, int64_t row, int64_t head) {
       for (int64_t i = 0; i < args.width; ++i) out[static_cast<size_t>(i)] += p * value(t, i);
     }
   }
-  const float larger = std::max(max, args.sinks[head]);
+  const float sink =
+      args.sinks == nullptr ? -std::numeric_limits<float>::infinity() : args.sinks[head];
+  const float larger = std::max(max, sink);
   const double keep = std::exp(max - larger);
-  const double all = sum * keep + std::exp(args.sinks[head] - larger);
+  const double all = sum * keep + std::exp(sink - larger);
   float* to = args.out.row(row) + head * args.width;
   for (size_t i = 0; i < out.size(); ++i) to[i] = static_cast<float>(out[i] * keep / all);
 }

@@ -32,6 +32,8 @@ class CpuOps : public Ops {
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
+  void LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
+                 float eps, Tensor y) const override;
   void SetZero(const Context& context, Tensor x) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,

@@ -1,6 +1,7 @@
 // CpuOps: rows of a step, and products of matrices.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "outrider/ops/cpu/cpu_sampler.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/cpu_weight_loader.h"
+#include "outrider/ops/cpu/lane_sums.h"
 #include "outrider/ops/cpu/packed_weights.h"
 #include "outrider/ops/rotary_angles.h"
 
@@ -80,6 +82,24 @@ Rotary CpuOps::MakeRotary(const Context& context, std::span<const float> frequen
 void CpuOps::Norm(const Context& context, Tensor x, const float* weight, float eps,
                   Tensor y) const {
   kernels_.rms_norm(*context.pool, x.floats(), weight, eps, y.floats());
+}
+
+void CpuOps::LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
+                       float eps, Tensor y) const {
+  const MatrixView<float> from = x.floats();
+  const MatrixView<float> to = y.floats();
+  const auto n = static_cast<float>(from.cols);
+  context.pool->ParallelFor(from.rows, [&](int64_t r, int /*thread*/) {
+    float mean = 0;
+    for (int64_t i = 0; i < from.cols; ++i) mean += from.row(r)[i];
+    mean /= n;
+    for (int64_t i = 0; i < from.cols; ++i) to.row(r)[i] = from.row(r)[i] - mean;
+    const float variance = LaneDot(to.row(r), to.row(r), from.cols) / n;
+    const float inverse = 1.0F / std::sqrt(variance + eps);
+    for (int64_t i = 0; i < from.cols; ++i) {
+      to.row(r)[i] = weight[i] * (to.row(r)[i] * inverse) + bias[i];
+    }
+  });
 }
 
 void CpuOps::SetZero(const Context& /*context*/, Tensor x) const {

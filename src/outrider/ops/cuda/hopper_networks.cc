@@ -20,6 +20,7 @@ void Require(bool runs, const char* what, int64_t value, const char* what_runs) 
 }
 
 void CheckAttention(const MlaSpec& a) {
+  Require(!a.indexer, "index_topk", a.indexer ? a.indexer->top_k : 0, "attention to all tokens");
   Require(a.latent == kMlaValueDim, "kv_lora_rank", a.latent, "512");
   Require(a.rope == kMlaKeyDim - kMlaValueDim, "qk_rope_head_dim", a.rope, "64");
   Require(a.heads <= 128, "num_attention_heads", a.heads, "1 to 128");

@@ -35,6 +35,11 @@ const Routing& CudaOps::RouteByToken(const Context& /*context*/, const RouterSpe
   OUTRIDER_CHECK(false, "experts by token on the GPU");
 }
 
+void CudaOps::LayerNorm(const Context& /*context*/, Tensor /*x*/, const float* /*weight*/,
+                        const float* /*bias*/, float /*eps*/, Tensor /*y*/) const {
+  OUTRIDER_CHECK(false, "indexers on the GPU");
+}
+
 void CudaOps::AddPositionBias(const Context& /*context*/, const StepInputs& /*inputs*/,
                               const float* /*bias*/, int32_t /*ratio*/, Tensor /*x*/) const {
   OUTRIDER_CHECK(false, "compressed entries on the GPU");

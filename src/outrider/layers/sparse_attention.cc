@@ -1,0 +1,114 @@
+#include "outrider/layers/sparse_attention.h"
+
+#include <array>
+
+namespace outrider {
+
+namespace {
+
+/// The first numbers of an indexer's heads and keys are rotated, in pairs of its own.
+Rotary IndexRotary(const IndexerSpec& indexer, const Rotary& rotary) {
+  return {rotary.cos, rotary.sin, indexer.interleaved};
+}
+
+void WriteIndexKeys(const Context& context, const IndexerSpec& indexer, const IndexerKeys& w,
+                    const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x) {
+  const Scratch::Frame frame(context.arena);
+  const Tensor keys = context.Rows(x.rows, indexer.dim);
+  context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.keys, .y = keys}});
+  context.ops.LayerNorm(context, keys, w.norm, w.norm_bias, kIndexNormEps, keys);
+  context.ops.Rotate(context, keys, 1, 0, IndexRotary(indexer, rotary));
+  context.ops.WriteEntries(context, inputs, keys, cache);
+}
+
+/// The tokens that every row attends to. q_latent [rows, q_lora].
+SelectedEntries Select(const Context& context, const IndexerSpec& indexer, const IndexerKeys& w,
+                       const StepInputs& inputs, const Rotary& rotary, LayerCache keys,
+                       Tensor q_latent, Tensor x) {
+  const auto heads = static_cast<int32_t>(indexer.heads);
+  const Tensor q = context.Rows(x.rows, indexer.heads * indexer.dim);
+  const Tensor weights = context.Rows(x.rows, indexer.heads);
+  context.ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.queries, .y = q}});
+  context.ops.Multiply(context,
+                       std::array{Product{.x = x, .w = &w.weights, .y = weights, .float32 = true}});
+  context.ops.Rotate(context, q, heads, 0, IndexRotary(indexer, rotary));
+  // The published scores have positive factors, which change no choice.
+  return context.ops.SelectEntries(context, inputs,
+                                   {.heads = heads,
+                                    .ratio = 1,
+                                    .top_k = static_cast<int32_t>(indexer.top_k),
+                                    .q = q,
+                                    .weights = weights,
+                                    .keys = keys});
+}
+
+}  // namespace
+
+void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeights& w,
+                      const StepInputs& inputs, const Rotary& rotary, const SparseCaches& caches,
+                      Tensor x, Tensor residual) {
+  const Scratch::Frame frame(context.arena);
+  const Ops& ops = context.ops;
+  const MlaShape s = ShapeOf(spec);
+  const IndexerSpec& indexer = *spec.indexer;
+  const int64_t width = spec.latent + spec.rope;
+
+  const Tensor q_down = context.Activations(x.rows, spec.q_lora);
+  const Tensor kv = context.Activations(x.rows, width);
+  ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = q_down},
+                                   Product{.x = x, .w = &w.kv_a, .y = kv}});
+  const Tensor q_latent = context.Activations(x.rows, spec.q_lora);
+  ops.WriteLatentEntries(context, s, inputs,
+                         {.kv = kv,
+                          .norm = w.kv_a_norm,
+                          .rotary = rotary,
+                          .cache = caches.entries,
+                          .q_down = q_down,
+                          .q_norm = w.q_a_norm,
+                          .q_latent = q_latent});
+  const Tensor q = context.Activations(x.rows, spec.heads * spec.query_width());
+  ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.q_b, .y = q}});
+  WriteIndexKeys(context, indexer, w.indexer, inputs, rotary, caches.index_keys, x);
+  const SelectedEntries selected =
+      Select(context, indexer, w.indexer, inputs, rotary, caches.index_keys, q_latent, x);
+
+  const Tensor absorbed = context.Rows(x.rows, spec.heads * width);
+  ops.Absorb(context, s, w.kv_up, rotary, q, absorbed);
+  const Tensor attended = context.Rows(x.rows, spec.heads * width);
+  ops.CompressedAttention(context, inputs,
+                          {.heads = s.heads,
+                           .window = 0,
+                           .ratio = 1,
+                           .softmax_scale = s.softmax_scale,
+                           .q = absorbed,
+                           .out = attended,
+                           .sinks = nullptr,
+                           .window_rows = caches.entries,
+                           .in_blocks = false,
+                           .entries = caches.entries,
+                           .selected = &selected});
+  // Of every head the latent part, without the sum of the rotated keys.
+  const Tensor latent = context.Rows(x.rows, spec.heads * spec.latent);
+  for (int64_t h = 0; h < spec.heads; ++h) {
+    ops.Copy(context, attended.Columns(h * width, spec.latent),
+             latent.Columns(h * spec.latent, spec.latent));
+  }
+  const Tensor out = context.Activations(x.rows, spec.heads * spec.value);
+  ops.Unabsorb(context, s, w.kv_up, latent, out);
+  ops.Multiply(context,
+               std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
+}
+
+void WriteSparseMlaEntries(const Context& context, const MlaSpec& spec, const MlaWeights& w,
+                           const StepInputs& inputs, const Rotary& rotary,
+                           const SparseCaches& caches, Tensor x) {
+  const Scratch::Frame frame(context.arena);
+  const Tensor kv = context.Activations(x.rows, spec.latent + spec.rope);
+  context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv_a, .y = kv}});
+  context.ops.WriteLatentEntries(
+      context, ShapeOf(spec), inputs,
+      {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = caches.entries});
+  WriteIndexKeys(context, *spec.indexer, w.indexer, inputs, rotary, caches.index_keys, x);
+}
+
+}  // namespace outrider

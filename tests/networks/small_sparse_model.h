@@ -1,0 +1,31 @@
+// A directory with the config.json of a small DeepSeek-V3.2 with an MTP module, whose rows read 12
+// tokens: for dummy weights.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/temporary_directory.h"
+
+namespace outrider {
+
+class SmallSparseModel {
+ public:
+  explicit SmallSparseModel(int32_t vocab_size) {
+    std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
+                       "tests/golden/tiny-v32/config.json");
+    nlohmann::json config = nlohmann::json::parse(file);
+    config["vocab_size"] = vocab_size;
+    config["num_nextn_predict_layers"] = 1;
+    config["index_topk"] = 12;
+    std::ofstream(directory() / "config.json") << config;
+  }
+
+  const std::filesystem::path& directory() const { return directory_.path(); }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+}  // namespace outrider
