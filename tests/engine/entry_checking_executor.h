@@ -202,8 +202,11 @@ class EntryCheckingExecutor : public Executor {
     const int32_t modules = options_.strategy == Strategy::kChain      ? options_.k
                             : options_.strategy == Strategy::kRepeated ? 1
                                                                        : model_.num_mtp_modules();
-    for (int32_t layer = 0; layer < target_layers + modules; ++layer) {
-      const int32_t m = layer - target_layers;
+    // An indexer's keys lie beside the entries.
+    const int32_t of_module =
+        FirstCacheLayer(model_.config(), model_.config().num_hidden_layers() + 1) - target_layers;
+    for (int32_t layer = 0; layer < target_layers + modules * of_module; ++layer) {
+      const int32_t m = layer < target_layers ? -1 : (layer - target_layers) / of_module;
       // The stages of a block's drafter read no tokens.
       const int32_t ahead = options_.strategy == Strategy::kBlock ? 0 : 1 + m;
       const int32_t ratio = options_.cache.layers[static_cast<size_t>(layer)].ratio;

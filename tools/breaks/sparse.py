@@ -2,7 +2,7 @@
 from mistake import Break
 
 TOPICS = {
-    "choice": "which tokens a row reads",
+    "choice of tokens": "which tokens a row reads",
     "keys of tokens": "what an indexer keeps of a token",
 }
 
@@ -10,16 +10,16 @@ GOLDEN = "Sparse/FamilyGoldenTest.LogitsInBothFormsAndInChunks/*"
 ENTRIES = "Drafters/DrafterEntriesTest.EqualThoseFromScratch/Sparse*"
 
 BREAKS = (
-    Break("choice", "a row reads one token less", "layers/sparse_attention.cc",
+    Break("choice of tokens", "a row reads one token less", "layers/sparse_attention.cc",
           ".top_k = static_cast<int32_t>(indexer.top_k),",
           ".top_k = static_cast<int32_t>(indexer.top_k) - 1,", "networks_test", GOLDEN),
-    Break("choice", "queries of the indexer are not rotated", "layers/sparse_attention.cc",
+    Break("choice of tokens", "queries of the indexer are not rotated", "layers/sparse_attention.cc",
           "context.ops.Rotate(context, q, heads, 0, IndexRotary(indexer, rotary));", "",
           "networks_test", GOLDEN),
-    Break("choice", "both families rotate pairs", "layers/sparse_attention.cc",
+    Break("choice of tokens", "both families rotate pairs", "layers/sparse_attention.cc",
           "return {rotary.cos, rotary.sin, indexer.interleaved};",
           "return {rotary.cos, rotary.sin, indexer.dim > 0};", "networks_test", GOLDEN),
-    Break("choice", "heads take the sums of their neighbours' keys", "layers/sparse_attention.cc",
+    Break("choice of tokens", "heads take the sums of their neighbours' keys", "layers/sparse_attention.cc",
           "ops.Copy(context, attended.Columns(h * width, spec.latent),",
           "ops.Copy(context, attended.Columns(h * spec.latent, spec.latent),", "networks_test", GOLDEN),
     Break("keys of tokens", "the mean is not taken off before the norm", "ops/cpu/row_ops.cc",
