@@ -46,10 +46,11 @@ constexpr const char* kLaunches[] = {"norm and experts' sum",
                                      "un-absorption",
                                      "output product",
                                      "norm",
-                                     "router and its product",
+                                     "router's product",
+                                     "router",
                                      "gate and up",
                                      "down"};
-constexpr int kGateUp = 9;
+constexpr int kGateUp = 10;
 
 DeviceArray<uint16_t> RandomBf16(size_t count, uint32_t seed, float scale) {
   DeviceArray<uint16_t> values(count);
@@ -239,12 +240,12 @@ class Step {
     router.scores = ExpertScores::kSoftmax;
     router.normalise = false;
     router.tile_rows = tile_rows_;
-    RouterProduct logits;
-    logits.x = h_.data();
-    logits.x_stride = kHidden;
-    logits.w = layer.router.packed;
-    logits.logits = logits_.data();
-    if (!skip()) Launched(RouteRows(logits, router, routing_, stream));
+    router.logits = logits_.data();
+    if (!skip()) {
+      Product(layer.router, h_.data(), kHidden, logits_.data(), kRouted, OutputType::kF32, false,
+              stream);
+    }
+    if (!skip()) Launched(RouteExperts(router, routing_, stream));
     ExpertMatMulParams experts;
     experts.max_rows = rows_;
     experts.choices = kChoices;

@@ -27,16 +27,12 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
                 const NormOut& norm) {
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;
-  const auto by_token = [&]() -> const Routing& {
-    const Tensor scores = context.Rows(h.rows, spec.router.experts);
-    ops.Multiply(context,
-                 std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
-    return ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts);
-  };
-  const Routing& routing = spec.router.method == RouterMethod::kTokenTable
-                               ? by_token()
-                               : ops.RouteRows(context, spec.router, inputs, first_row, h, w.router,
-                                               w.experts, w.router_bias);
+  const Tensor scores = context.Rows(h.rows, spec.router.experts);
+  ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
+  const Routing& routing =
+      spec.router.method == RouterMethod::kTokenTable
+          ? ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
+          : ops.Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
   const ExpertRows inner = ops.ExpertGateUp(context, w.experts,
                                             {.routed = static_cast<float>(spec.limit),
                                              .shared = static_cast<float>(spec.shared_limit),

@@ -247,12 +247,6 @@ class Ops {
                                const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
                                Tensor logits, const float* bias) const = 0;
 
-  /// The same of the rows that give the logits: w x, operands not rounded.
-  virtual const Routing& RouteRows(const Context& context, const RouterSpec& spec,
-                                   const StepInputs& inputs, int32_t first_row, Tensor x,
-                                   const Weight& router, const ExpertWeights& w,
-                                   const float* bias) const;
-
   /// The same where a table says which experts a token has: table [tokens, top_k].
   virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                                       const StepInputs& inputs, int32_t first_row, Tensor logits,
@@ -363,15 +357,6 @@ class Ops {
   virtual void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
                          Tensor mean) const = 0;
 };
-
-inline const Routing& Ops::RouteRows(const Context& context, const RouterSpec& spec,
-                                     const StepInputs& inputs, int32_t first_row, Tensor x,
-                                     const Weight& router, const ExpertWeights& w,
-                                     const float* bias) const {
-  const Tensor logits = context.Rows(x.rows, spec.experts);
-  Multiply(context, std::array{Product{.x = x, .w = &router, .y = logits, .float32 = true}});
-  return Route(context, spec, inputs, first_row, w, logits, bias);
-}
 
 inline Tensor Context::Activations(int64_t rows, int64_t cols) const {
   if (ops.activation_type() == DType::kF32) return Rows(rows, cols);

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <string>
 
@@ -16,7 +15,6 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_runs.h"
 #include "tests/kernels/cuda/hopper_test.h"
-#include "tests/kernels/cuda/matmul_world.h"
 
 namespace outrider::cuda {
 namespace {
@@ -78,10 +76,9 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
 
   static int Choices() { return GetParam().top_k + GetParam().shared; }
 
-  /// `bound` rows are launched, `rows` of them true; with the product before it if there is one.
+  /// `bound` rows are launched, `rows` of them true.
   static Routing Run(const std::vector<float>& logits, const std::vector<float>& bias, int rows,
-                     int bound, int tile_rows, int replays = 0,
-                     const RouterProduct* product = nullptr) {
+                     int bound, int tile_rows, int replays = 0) {
     const Shape& shape = GetParam();
     const int all = shape.experts + shape.shared;
     const size_t pairs = static_cast<size_t>(bound) * Choices();
@@ -102,9 +99,7 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
                                    .tiles = tiles.data(),
                                    .num_tiles = num_tiles.data()};
     const auto launch = [&](cudaStream_t stream) {
-      CudaOk(product != nullptr ? RouteRows(*product, params, routing, stream)
-                                : RouteExperts(params, routing, stream),
-             "router");
+      CudaOk(RouteExperts(params, routing, stream), "router");
     };
     if (replays > 0) {
       ReplayAsGraph(
@@ -297,55 +292,6 @@ TEST_P(ExpertRouterTest, ManyRows) {
   CheckList(got, 128, "many rows");
 }
 
-void ExpectSame(const Routing& got, const Routing& wanted) {
-  EXPECT_EQ(got.ids, wanted.ids);
-  EXPECT_EQ(got.offsets, wanted.offsets);
-  EXPECT_EQ(got.pairs, wanted.pairs);
-  ASSERT_EQ(got.tiles.size(), wanted.tiles.size());
-  for (size_t i = 0; i < got.tiles.size(); ++i) {
-    EXPECT_EQ(std::memcmp(&got.tiles[i], &wanted.tiles[i], sizeof(ExpertTile)), 0) << "tile " << i;
-  }
-  ASSERT_EQ(got.weights.size(), wanted.weights.size());
-  for (size_t i = 0; i < got.weights.size(); ++i) {
-    ASSERT_EQ(std::bit_cast<uint32_t>(got.weights[i]), std::bit_cast<uint32_t>(wanted.weights[i]))
-        << "weight " << i;
-  }
-}
-
-// Weights' bits are the logits': so this compares the two forms of the product too.
-TEST_P(ExpertRouterTest, WithItsProductGivesTheBitsOfBothApart) {
-  const int experts = GetParam().experts;
-  std::vector<float> bias(experts);
-  for (float& value : bias) value = std::normal_distribution<float>(0, 0.1F)(random_);
-  for (const int k : {2048, 2040, 256, 72}) {
-    const PlainWeight weight(experts, k, WeightFormat::kBf16, Spread::kNormal, random_);
-    const DeviceWeight d_weight(weight);
-    for (const int rows : {1, 2, 7, 8, 9, 16, 17, 40}) {
-      const int bound = rows % 2 == 0 ? rows : rows + 3;
-      const int stride = k + 8;
-      const DeviceArray<uint16_t> x(
-          DrawBf16(static_cast<size_t>(bound) * stride, Spread::kNormal, random_));
-      const DeviceArray<float> logits(static_cast<size_t>(bound) * experts), room(logits.size());
-      MatMulParams multiply;
-      multiply.rows = bound;
-      multiply.x = x.data();
-      multiply.x_stride = stride;
-      multiply.w = d_weight.weight();
-      multiply.y = logits.data();
-      multiply.y_stride = experts;
-      multiply.y_type = OutputType::kF32;
-      MatMul(multiply, nullptr);
-      const Routing apart = Run(logits.Download(), bias, rows, bound, 16);
-      const RouterProduct product = {
-          .x = x.data(), .x_stride = stride, .w = d_weight.weight(), .logits = room.data()};
-      SCOPED_TRACE(std::to_string(k) + " columns, " + std::to_string(rows) + " rows");
-      ExpectSame(Run({}, bias, rows, bound, 16, 0, &product), apart);
-      ExpectSame(Run({}, bias, rows, bound, 16, 3, &product), apart);
-      if (HasFailure()) return;
-    }
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Hopper, ExpertRouterTest,
     ::testing::Values(Shape{"deepseek_v2_lite", 64, 6, 2, RouterScoring::kSoftmax,
@@ -390,20 +336,6 @@ TEST(ExpertRouterArguments, AreRefusedWithWhatWouldBeRight) {
     p.experts = 512;
     p.num_rows = 1 << 20;
   });
-  alignas(16) float memory[4] = {};
-  RouterProduct product;
-  product.x = product.logits = memory;
-  product.x_stride = 64;
-  product.w = {.n = 64, .k = 64, .data = memory};
-  const auto product_refused = [&](auto change) {
-    RouterProduct changed = product;
-    change(changed);
-    EXPECT_THROW(static_cast<void>(RouteRows(changed, good, {}, nullptr)), Error);
-  };
-  product_refused([](RouterProduct& p) { p.w.n = 32; });
-  product_refused([](RouterProduct& p) { p.w.format = WeightFormat::kF8; });
-  product_refused([](RouterProduct& p) { p.x_stride = 60; });
-  product_refused([](RouterProduct& p) { p.logits = nullptr; });
 }
 
 }  // namespace

@@ -148,19 +148,13 @@ Rotary RotaryOf(const Context& c, const StepInputs& inputs) {
   return c.ops.MakeRotary(c, frequencies, 1.5F, true, inputs);
 }
 
-/// x + experts(x), or with `normed` the norm of it, where the router and its product are one.
+/// x + experts(x), or with `normed` the norm of it.
 void RunExperts(const Context& c, const DeviceOpsWeights& w, const StepInputs& inputs,
                 const ExpertWeights& experts, const RouterSpec& spec, bool normed, Tensor x,
                 Tensor out) {
-  const Routing* routed = nullptr;
-  if (normed) {
-    routed = &c.ops.RouteRows(c, spec, inputs, 0, x, w.router, experts, nullptr);
-  } else {
-    const Tensor logits = c.Rows(out.rows, 8);
-    c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
-    routed = &c.ops.Route(c, spec, inputs, 0, experts, logits, nullptr);
-  }
-  const Routing& routing = *routed;
+  const Tensor logits = c.Rows(out.rows, 8);
+  c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
+  const Routing& routing = c.ops.Route(c, spec, inputs, 0, experts, logits, nullptr);
   const ExpertRows inner = c.ops.ExpertGateUp(c, experts, {}, routing, x);
   const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
   if (!normed) {

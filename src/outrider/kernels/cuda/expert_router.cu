@@ -1,6 +1,5 @@
 // One launch of one cluster. A block has a range of rows, a warp one row at a time, a lane
-// `kPerLane` neighbouring experts of it. With the product before it the blocks have segments of K
-// instead (expert_router_product.cuh), and all else is the first one's.
+// `kPerLane` neighbouring experts of it.
 //
 // Grouping by expert without a sort: a block marks in a bit per (expert, row) of its range who goes
 // where. An expert's count is the number of its bits, a pair's place among the expert's pairs the
@@ -13,7 +12,6 @@
 #include "outrider/kernels/cuda/expert_choice.cuh"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/expert_router_layout.h"
-#include "outrider/kernels/cuda/expert_router_product.cuh"
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
 
 namespace outrider::cuda {
@@ -40,19 +38,6 @@ __device__ __forceinline__ int LoadRemote(const int* local, uint32_t rank) {
   return value;
 }
 
-__device__ __forceinline__ float4 LoadRemoteFour(const float* local, uint32_t rank) {
-  uint32_t address;
-  float4 value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(address)
-               : "r"(SharedAddress(local)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
 /// The sum of `value`, 0 in all but the first `warps` warps, over the threads before this one. All
 /// threads; `sums` has a place per warp.
 __device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_t* sums) {
@@ -72,29 +57,10 @@ __device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_
   return before;
 }
 
-/// Adds up the segments' parts of `rows` rows of logits, which stand at `part` in the blocks, in
-/// the first block, whose threads then all see them. The other blocks may leave then.
-__device__ __forceinline__ void SumSegments(const float* part, float* logits, int rows,
-                                            int experts) {
-  const int items = rows * LogitsStride(experts) / 4;
-  const auto segments = gridDim.x;
-  for (int item = threadIdx.x; item < items; item += blockDim.x) {
-    float4 sum = LoadRemoteFour(part + item * 4, 0);
-    for (uint32_t segment = 1; segment < segments; ++segment) {
-      const float4 next = LoadRemoteFour(part + item * 4, segment);
-      sum = make_float4(__fadd_rn(sum.x, next.x), __fadd_rn(sum.y, next.y),
-                        __fadd_rn(sum.z, next.z), __fadd_rn(sum.w, next.w));
-    }
-    reinterpret_cast<float4*>(logits)[item] = sum;
-  }
-  if (segments > 1) ClusterArrive();
-  __syncthreads();
-}
-
-template <int kPerLane, bool kProduct>
-__global__ void __launch_bounds__(kProduct ? kRouterThreads / 2 : kRouterThreads, 1)
+template <int kPerLane>
+__global__ void __launch_bounds__(kRouterThreads, 1)
     RouteKernel(const ExpertRouterParams params, const ExpertRouting routing,
-                const RouterLayout layout, int group_lanes, const RouterProductArguments product) {
+                const RouterLayout layout, int group_lanes) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ int counts[kRouterExperts];
   __shared__ int places[kRouterExperts];  // of this block's first pair of an expert
@@ -103,63 +69,25 @@ __global__ void __launch_bounds__(kProduct ? kRouterThreads / 2 : kRouterThreads
   auto* prior = reinterpret_cast<uint16_t*>(memory + layout.prior);
   auto* ids = reinterpret_cast<uint16_t*>(memory + layout.ids);
   auto* scores = reinterpret_cast<float*>(memory + layout.scores);
-  auto* logits = reinterpret_cast<float*>(memory + layout.logits);
   LaunchDependents();
   const int thread = threadIdx.x;
   const int threads = blockDim.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
-  const int rank = kProduct ? 0 : static_cast<int>(ClusterRank());
-  const int blocks = kProduct ? 1 : static_cast<int>(gridDim.x);
+  const int rank = static_cast<int>(ClusterRank());
+  const int blocks = static_cast<int>(gridDim.x);
   for (int i = thread; i < params.experts * layout.words; i += threads) marks[i] = 0;
   __syncthreads();
+  WaitForPriorGrid();
   int rows = params.num_rows;
-  const auto wait = [&] {
-    WaitForPriorGrid();
-    if (params.true_rows != nullptr) rows = min(rows, *params.true_rows);
-  };
-  if constexpr (kProduct) {
-    const int stride = LogitsStride(params.experts);
-    float* const part = logits + params.num_rows * stride;
-    const int expert0 = warp % (stride / 16) * 16, row0 = warp / (stride / 16) * 8;
-    const uint32_t segment = ClusterRank();
-    if (row0 < params.num_rows) {
-      const RouterProductWarp of_warp(product, static_cast<int>(segment), expert0, row0);
-      wait();
-      float results[4];
-      of_warp.Multiply(product, rows, results);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = row0 + lane % 4 * 2 + i % 2;
-        if (row < rows) part[row * stride + expert0 + i / 2 * 8 + lane / 4] = results[i];
-      }
-    } else {
-      wait();
-    }
-    if (gridDim.x > 1) {
-      ClusterArrive();
-      ClusterWait();
-      if (segment > 0) {
-        ClusterArrive();
-        ClusterWait();  // the first block has read this one's part
-        return;
-      }
-    } else {
-      __syncthreads();
-    }
-    SumSegments(part, logits, rows, params.experts);
-  } else {
-    wait();
-  }
+  if (params.true_rows != nullptr) rows = min(rows, *params.true_rows);
 
   const int first_row = rank * layout.rows;
   const int block_rows = max(0, min(layout.rows, rows - first_row));
   const int choices = params.top_k + params.shared_experts;
   for (int local = warp; local < block_rows; local += threads / 32) {
     const int row = first_row + local;
-    const float* const row_logits =
-        kProduct ? logits + row * LogitsStride(params.experts)
-                 : params.logits + static_cast<int64_t>(row) * params.experts;
+    const float* const row_logits = params.logits + static_cast<int64_t>(row) * params.experts;
     const Choice choice =
         ChooseExperts<kPerLane>(params, group_lanes, row_logits, scores + warp * 32 * kPerLane);
     const int64_t at = static_cast<int64_t>(row) * choices + lane;
@@ -246,19 +174,19 @@ __global__ void __launch_bounds__(kProduct ? kRouterThreads / 2 : kRouterThreads
     const int shared = i % params.shared_experts;
     routing.pairs[routed_pairs + shared * rows + row] = row * choices + params.top_k + shared;
   }
-  // The others may still be reading this block's counts, or wait for it to have read their logits.
-  if (gridDim.x > 1) ClusterWait();
+  // The others may still be reading this block's counts.
+  if (blocks > 1) ClusterWait();
 }
 
-template <int kPerLane, bool kProduct>
+template <int kPerLane>
 cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routing, int blocks,
-                   const RouterProductArguments& product, cudaStream_t stream) {
-  constexpr auto kKernel = RouteKernel<kPerLane, kProduct>;
+                   cudaStream_t stream) {
+  constexpr auto kKernel = RouteKernel<kPerLane>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(kRouterShared - kRouterFixedShared));
   if (allowed != cudaSuccess) return allowed;
-  const RouterLayout layout = MakeRouterLayout(params, kProduct ? 1 : blocks, kProduct);
+  const RouterLayout layout = MakeRouterLayout(params, blocks);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(layout.threads);
@@ -273,7 +201,7 @@ cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routin
   attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = blocks > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kKernel, params, routing, layout, GroupLanes(params), product);
+  return cudaLaunchKernelEx(&config, kKernel, params, routing, layout, GroupLanes(params));
 }
 
 /// use(PerLane(experts)), as a constant.
@@ -312,39 +240,7 @@ cudaError_t RouteExperts(const ExpertRouterParams& params, const ExpertRouting& 
   while (blocks < kRouterBlocks && blocks * 16 < params.num_rows) blocks *= 2;
   CheckRouter(params, blocks);
   return WithPerLane(params.experts, [&](auto per_lane) {
-    return Launch<per_lane, false>(params, routing, blocks, {}, stream);
-  });
-}
-
-cudaError_t RouteRows(const RouterProduct& product, const ExpertRouterParams& params,
-                      const ExpertRouting& routing, cudaStream_t stream) {
-  CheckRouterProduct(product, params);
-  const MatMulSegments segments = SegmentsOf(product.w);
-  if (params.num_rows < 1 || params.num_rows > kProductRows || params.experts > kProductExperts ||
-      segments.length > kProductColumns) {
-    MatMulParams logits;
-    logits.rows = params.num_rows;
-    logits.x = product.x;
-    logits.x_stride = product.x_stride;
-    logits.w = product.w;
-    logits.y = product.logits;
-    logits.y_stride = params.experts;
-    logits.y_type = OutputType::kF32;
-    MatMul(logits, stream);
-    ExpertRouterParams routed = params;
-    routed.logits = product.logits;
-    return RouteExperts(routed, routing, stream);
-  }
-  CheckRouter(params, 1);
-  const RouterProductArguments args = {.x = static_cast<const uint8_t*>(product.x),
-                                       .x_row_bytes = product.x_stride * 2,
-                                       .weight = static_cast<const uint8_t*>(product.w.data),
-                                       .k = product.w.k,
-                                       .units = (product.w.k + kWeightColumns - 1) / kWeightColumns,
-                                       .segment_columns = segments.length};
-  return WithPerLane(params.experts, [&](auto per_lane) {
-    constexpr int kPerLane = per_lane * 32 <= kProductExperts ? per_lane : 1;
-    return Launch<kPerLane, true>(params, routing, segments.count, args, stream);
+    return Launch<per_lane>(params, routing, blocks, stream);
   });
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "outrider/kernels/cuda/expert_routing.h"
-#include "outrider/kernels/cuda/matmul.h"
 
 namespace outrider::cuda {
 
@@ -46,20 +45,5 @@ struct ExpertRouterParams {
 /// returns what the launch returned.
 cudaError_t RouteExperts(const ExpertRouterParams& params, const ExpertRouting& routing,
                          cudaStream_t stream);
-
-/// The product that gives the router its logits.
-struct RouterProduct {
-  const void* x = nullptr;  // bf16 [num_rows, w.k], 16-byte aligned
-  int64_t x_stride = 0;     // elements, a multiple of 8
-  PackedWeight w;           // bf16 [experts, k], not gate and up
-  // Room for [num_rows, experts], float32, 16-byte aligned; what is there then does not matter.
-  float* logits = nullptr;
-};
-
-/// MatMul and RouteExperts one after the other, with their bits; params.logits is not read. One
-/// launch with up to 16 rows, where experts are few (128) and segments of K short (256 columns).
-/// Reads the weight before the kernel before it has ended. Throws Error as the two do.
-cudaError_t RouteRows(const RouterProduct& product, const ExpertRouterParams& params,
-                      const ExpertRouting& routing, cudaStream_t stream);
 
 }  // namespace outrider::cuda

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "outrider/kernels/cuda/expert_router.h"
-#include "outrider/kernels/cuda/expert_router_product.cuh"
 #include "outrider/kernels/cuda/refused_argument.h"
 
 namespace outrider::cuda {
@@ -31,37 +30,25 @@ struct RouterLayout {
   uint32_t marks;   // uint32 [experts, words]
   uint32_t prior;   // uint16 [experts, words]: marks in the words before
   uint32_t scores;  // float32 [threads / 32, 32 * PerLane], softmax only
-  uint32_t logits;  // float32 [rows, LogitsStride], with the product; then the segment's part
   uint32_t bytes;
   int threads;
 };
 
-/// Warps that the product takes.
-inline int ProductWarps(const ExpertRouterParams& params) {
-  return (params.experts + 15) / 16 * ((params.num_rows + 7) / 8);
-}
-
-inline RouterLayout MakeRouterLayout(const ExpertRouterParams& params, int blocks,
-                                     bool product = false) {
+inline RouterLayout MakeRouterLayout(const ExpertRouterParams& params, int blocks) {
   RouterLayout layout;
   layout.rows = (params.num_rows + blocks - 1) / blocks;
   layout.words = (layout.rows + 31) / 32 | 1;
   // A thread per expert is needed, a warp per row wanted.
   const int warps = std::max((params.experts + 31) / 32, std::max(layout.rows, 1));
   layout.threads = layout.rows > 16 ? kRouterThreads : 32 * warps;
-  if (product) layout.threads = std::max(layout.threads, 32 * ProductWarps(params));
   const auto marks = static_cast<uint32_t>(params.experts * layout.words);
   layout.scores = 0;
   const bool softmax = params.scores == ExpertScores::kSoftmax;
   layout.marks = softmax ? static_cast<uint32_t>(layout.threads * PerLane(params.experts)) * 4 : 0;
   layout.prior = layout.marks + marks * 4;
   layout.ids = layout.prior + marks * 2;
-  layout.logits =
+  layout.bytes =
       (layout.ids + static_cast<uint32_t>(layout.rows * params.top_k) * 2 + 15) / 16 * 16;
-  layout.bytes = layout.logits;
-  if (product) {
-    layout.bytes += 2 * static_cast<uint32_t>(layout.rows * LogitsStride(params.experts)) * 4;
-  }
   return layout;
 }
 
@@ -106,25 +93,6 @@ inline void CheckRouter(const ExpertRouterParams& params, int blocks) {
   if (MakeRouterLayout(params, blocks).bytes + kRouterFixedShared > kRouterShared) {
     RefuseArgument("RouteExperts: ", params.num_rows, " rows for ", params.experts,
                    " experts are too many for one launch");
-  }
-}
-
-inline void CheckRouterProduct(const RouterProduct& product, const ExpertRouterParams& params) {
-  const auto misplaced = [](const void* data) {
-    return data == nullptr || reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  };
-  if (product.w.format != WeightFormat::kBf16 || product.w.gate_up ||
-      product.w.n != params.experts || product.w.n % 8 != 0 || product.w.k < 1 ||
-      misplaced(product.w.data)) {
-    RefuseArgument("RouteRows: a weight of ", product.w.n, " x ", product.w.k, " for ",
-                   params.experts,
-                   " experts: it must be bf16, with a row per expert, a multiple of 8");
-  }
-  if (misplaced(product.x) || product.x_stride < product.w.k || product.x_stride % 8 != 0 ||
-      misplaced(product.logits)) {
-    RefuseArgument("RouteRows: x of stride ", product.x_stride, " for ", product.w.k,
-                   " columns: the stride must be a multiple of 8 that is at least as much, and x "
-                   "and logits 16-byte aligned");
   }
 }
 

@@ -99,9 +99,6 @@ class CudaOps : public Ops {
   const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
                        const float* bias) const override;
-  const Routing& RouteRows(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
-                           int32_t first_row, Tensor x, const Weight& router,
-                           const ExpertWeights& w, const float* bias) const override;
   const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                               const StepInputs& inputs, int32_t first_row, Tensor logits,
                               const int32_t* table) const override;

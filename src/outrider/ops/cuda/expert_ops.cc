@@ -68,28 +68,6 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
   return routing_;
 }
 
-const Routing& CudaOps::RouteRows(const Context& context, const RouterSpec& spec,
-                                  const StepInputs& inputs, int32_t first_row, Tensor x,
-                                  const Weight& router, const ExpertWeights& w,
-                                  const float* bias) const {
-  const PackedWeight& packed = Packed(router);
-  if (packed.format != WeightFormat::kBf16 || packed.n % 8 != 0) {
-    return Ops::RouteRows(context, spec, inputs, first_row, x, router, w, bias);
-  }
-  OUTRIDER_CHECK(first_row == 0);
-  ExpertRouterParams params = PrepareRouting(context, spec, inputs, x.rows, w);
-  params.bias = bias;
-  const Scratch::Frame frame(context.arena);
-  x = Readable(context, x, DType::kBF16, stream_);
-  RouterProduct product;
-  product.x = x.data;
-  product.x_stride = x.stride;
-  product.w = packed;
-  product.logits = context.arena.Take<float>(x.rows * packed.n);
-  CheckCuda(outrider::cuda::RouteRows(product, params, routing_.device, stream_), "router");
-  return routing_;
-}
-
 ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                  const ExpertLimits& limits, const Routing& routing,
                                  Tensor x) const {
