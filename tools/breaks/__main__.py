@@ -42,8 +42,9 @@ import windows
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
-    **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "norm_rows_test",
-                     "step_inputs_test"), "kernels/cuda"),
+    **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "mla_decode_test",
+                     "norm_rows_test", "prompt_rows_test", "step_inputs_test"), "kernels/cuda"),
+    "cuda_sampler_test": "ops/cuda",
     "families_test": "networks/cuda",
     **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "networks",
                                          "ops", "sampling", "schedule", "server")}}
@@ -204,14 +205,14 @@ def keep_breaks(workplace, breaks, directory):
     workplace.configure(programs)
     directory.mkdir(parents=True, exist_ok=True)
     script = ["#!/bin/sh", 'cd "$(dirname "$0")"']
-    for b in breaks:
-        name = f"{b.topic}_{b.program}"
+    for number, b in enumerate(breaks, 1):
+        name = f"{number}_{b.topic}_{b.program}"
         say(f"{b.topic}: {b.mistake}")
         workplace.with_break(b, lambda b, name=name: shutil.copy(workplace.program(b),
                                                                  directory / name))
         script.append(f"./{name} '--gtest_filter={b.tests}' --gtest_fail_fast > {name}.log 2>&1; "
-                      f"case $? in 0) echo '{b.topic}: STILL PASSES';; "
-                      f"1) echo '{b.topic}: fails';; *) echo '{b.topic}: stopped';; esac")
+                      f"case $? in 0) echo '{name}: STILL PASSES';; "
+                      f"1) echo '{name}: fails';; *) echo '{name}: stopped';; esac")
     (directory / "run.sh").write_text("\n".join(script) + "\n", encoding="utf-8")
 
 

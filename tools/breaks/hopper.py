@@ -7,6 +7,8 @@ CMAKE = ("-DOUTRIDER_CUDA=ON",)
 
 TOPICS = {
     "cut": "how K is cut follows from the weight alone",
+    "segments": "segments are added up in order",
+    "fold": "partial results of attention are folded once they are there",
     "terms": "all of a row's experts are added to the residual",
     "choice": "experts are chosen as on the CPU",
     "race": "the noise of a draw belongs to its position",
@@ -14,9 +16,39 @@ TOPICS = {
     "drafts": "a draft is accepted only if it was drawn",
     "rotation": "queries are rotated by their own positions",
     "keys": "a piece of a prompt sees what came before it",
+    "prompts": "several prompts run in one pass",
     "angles": "absorbed queries are rotated by their own positions",
     "shared": "the shared experts are the checkpoint's",
 }
+
+ADDED_IN_ORDER = """\
+  for (int first = 0; first < args.units; first += args.segment_units) {
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
+                               held, sums);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], sums[i]);
+    if (first + args.segment_units < args.units) cursor.Release(shared, held);
+  }
+"""
+
+FIRST_ADDED_LAST = """\
+  float head[kColumns / 2];
+  for (int first = 0; first < args.units; first += args.segment_units) {
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
+                               held, sums);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      if (first == 0) {
+        head[i] = sums[i];
+      } else {
+        total[i] = __fadd_rn(total[i], sums[i]);
+      }
+    }
+    if (first + args.segment_units < args.units) cursor.Release(shared, held);
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], head[i]);
+"""
 
 BREAKS = (
     Break("cut", "more than 64 rows are summed in one segment", "kernels/cuda/matmul.cc",
@@ -25,6 +57,16 @@ BREAKS = (
           "  if (params.rows > 64) segments = {1, Ceil(w.k, kWeightColumns) * kWeightColumns};\n"
           "  const bool numbered",
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
+    Break("segments", "blocks that sum all segments add the first one last",
+          "kernels/cuda/matmul_sums_sm90.cuh", ADDED_IN_ORDER, FIRST_ADDED_LAST,
+          "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
+    Break("fold", "what a block folds to rehearse stays", "kernels/cuda/mla_decode_merge_sm90.cuh",
+          "for (int last = rehearses ? 0 : 1; last < 2; ++last) {",
+          "for (int last = rehearses ? 0 : 1; last < (rehearses ? 1 : 2); ++last) {",
+          "mla_decode_test", "*"),
+    Break("fold", "a block that has rehearsed does not wait", "kernels/cuda/mla_decode_merge_sm90.cuh",
+          "if (tile.count > 0 && last == 1) Wait", "if (tile.count > 0 && !rehearses) Wait",
+          "mla_decode_test", "*"),
     Break("terms", "the last expert of a row is left out", "kernels/cuda/norm_rows.cu",
           "if (begin + i >= params.num_terms) break;", "if (begin + i + 1 >= params.num_terms) break;",
           "norm_rows_test", "*MatchesTheCpuReferenceAndKeepsBits*"),
@@ -53,7 +95,7 @@ BREAKS = (
     Break("keys", "a piece of a prompt sees itself alone", "ops/cuda/cuda_step_inputs.cc",
           "const int32_t keys = KeysOf(request);", "const int32_t keys = request.query_length;",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
-    Break("batch", "keys of a prompt are counted from the first prompt's", "kernels/cuda/prompt_rows.cu",
+    Break("prompts", "keys of a prompt are counted from the first prompt's", "kernels/cuda/prompt_rows.cu",
           "const int position = row - params.key_start_loc[prompt];", "const int position = row;",
           "prompt_rows_test", "PromptRowsTest.LatentRowsComeBackFromThePages"),
     Break("angles", "a row's angles are those of its token", "ops/cuda/cuda_ops.cc",
