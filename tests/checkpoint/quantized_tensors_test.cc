@@ -250,6 +250,9 @@ TEST_F(QuantizedTensorsTest, Int4OfAwqAndGptqIsRefused) {
     EXPECT_EQ(ErrorOf([&] { OpenCheckpoint(directory_.path(), config); }),
               fmt::format("invalid_argument: {}: quantization \"{}\" cannot be loaded: {}",
                           directory_.path().string(), method, supported));
+    EXPECT_EQ(ErrorOf([&] { MakeDummyWeights(config, 1); }),
+              fmt::format("invalid_argument: config.json: quantization \"{}\" cannot be loaded: {}",
+                          method, supported));
   }
   EXPECT_THAT(ErrorOf([&] { Open({{"a.qweight", "I32", {2, 8}, std::string(64, '\0')}}); }),
               HasSubstr(": holds a.qweight: " + supported));

@@ -368,26 +368,11 @@ TensorEntries Renamed(TensorEntries entries, const TensorNames& names, const std
   return result;
 }
 
-/// Why weights of this quantization cannot be read; "": they can, or their names say it.
-std::string_view RefusalOf(std::string_view method) {
-  if (method.empty() || method == "fp8" || method == "compressed-tensors" || method == "modelopt") {
-    return "";
-  }
-  if (method == "awq" || method == "gptq") {
-    return "its INT4 (qweight, qzeros, scales) is not supported; of INT4, compressed-tensors' "
-           "pack-quantized is, symmetric and in groups of 32 columns";
-  }
-  return "\"fp8\" (with weight_block_size), \"compressed-tensors\" and \"modelopt\" can, and none";
-}
-
 }  // namespace
 
 std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const ModelConfig& config) {
   const Quantization& quantization = config.quantization;
-  if (const std::string_view refusal = RefusalOf(quantization.method); !refusal.empty()) {
-    throw InvalidArgument("{}: quantization {} cannot be loaded: {}", directory.string(),
-                          Shown(quantization.method), refusal);
-  }
+  CheckMethod(directory.string(), quantization.method);
   TensorEntries entries;
   std::error_code ignored;
   if (fs::exists(directory / kSingleFile, ignored)) {
@@ -401,7 +386,7 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const Mo
       entries, [](const auto& entry) { return entry.first.ends_with(".qweight"); });
   if (foreign != entries.end()) {
     throw InvalidArgument("{}: holds {}: {}", directory.string(), Printable(foreign->first),
-                          RefusalOf("awq"));
+                          kForeignInt4);
   }
   const TensorNames names = TensorNames::Find(
       config.tensor_prefix, [&](std::string_view name) { return entries.contains(name); });

@@ -295,6 +295,7 @@ bool DummySource::Has(std::string_view name) const {
 }  // namespace
 
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed) {
+  CheckMethod("config.json", config.quantization.method);
   return std::make_unique<DummySource>(config, seed);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/config_reader.h"
 
 namespace outrider {
 namespace {
@@ -147,6 +148,18 @@ bool Quantization::Covers(std::string_view module) const {
   return format && std::ranges::none_of(ignored, [module](const std::string& pattern) {
            return NamesModule(pattern, module);
          });
+}
+
+void CheckMethod(std::string_view where, std::string_view method) {
+  if (method.empty() || method == "fp8" || method == "compressed-tensors" || method == "modelopt") {
+    return;
+  }
+  throw InvalidArgument("{}: quantization {} cannot be loaded: {}", where,
+                        Shown(std::string(method)),
+                        method == "awq" || method == "gptq"
+                            ? kForeignInt4
+                            : "\"fp8\" (with weight_block_size), \"compressed-tensors\" and "
+                              "\"modelopt\" can, and none");
 }
 
 }  // namespace outrider

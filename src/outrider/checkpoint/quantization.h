@@ -33,6 +33,15 @@ struct Quantization {
   bool Covers(std::string_view module) const;
 };
 
+/// Why AWQ's and GPTQ's tensors are refused.
+inline constexpr std::string_view kForeignInt4 =
+    "its INT4 (qweight, qzeros, scales) is not supported; of INT4, compressed-tensors' "
+    "pack-quantized is, symmetric and in groups of 32 columns";
+
+/// Throws Error naming `where` unless weights of this method of quantization, "" for none, can be
+/// read.
+void CheckMethod(std::string_view where, std::string_view method);
+
 /// "FP8 with a scale per row", ...
 std::string_view StoredFormatName(StoredFormat format);
 
