@@ -123,7 +123,8 @@ else
   exactness_requests=10000
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=OFF)
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.
-  tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server" -- tests/{base,engine,server}/all chat_template_test)
+  tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server"
+    -- tests/{base,engine,server}/all chat_template_test)
 fi
 
 # Code for GPUs is part of the release build where a GPU is, and is compiled by itself elsewhere.
@@ -136,7 +137,8 @@ if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
     --requests "$exactness_requests" --seed $((16#$(git rev-parse HEAD | cut -c 1-3)))
 fi
 check "clang-format" scripts/lint.sh format
-if check "asan+ubsan: build" configure_and_build asan -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" "${asan_options[@]}"; then
+if check "asan+ubsan: build" \
+  configure_and_build asan -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" "${asan_options[@]}"; then
   run_ctest "asan+ubsan: tests" build/asan -LE "$left_out"
   run_ctest "fuzzers: $fuzz_seconds s each" build/asan -L fuzz
 fi

@@ -38,8 +38,7 @@ COMMON = dict(vocab_size=VOCAB, hidden_act="silu", attention_bias=False, attenti
 
 DEEPSEEK_V2 = COMMON | dict(
     architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", num_hidden_layers=2,
-    hidden_size=48,
-    intermediate_size=80, moe_intermediate_size=16, num_attention_heads=4, num_key_value_heads=4,
+    hidden_size=48, intermediate_size=80, moe_intermediate_size=16, num_attention_heads=4, num_key_value_heads=4,
     q_lora_rank=48, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
     n_routed_experts=16, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
     topk_method="group_limited_greedy", scoring_func="softmax", norm_topk_prob=False,
@@ -50,13 +49,13 @@ DEEPSEEK_V2 = COMMON | dict(
     torch_dtype="bfloat16")
 
 DEEPSEEK_V2_LITE = DEEPSEEK_V2 | dict(
-    num_hidden_layers=3, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, q_lora_rank=None, n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1,
+    num_hidden_layers=3, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
+    q_lora_rank=None, n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1,
     topk_method="greedy", routed_scaling_factor=1.0, torch_dtype="float16")
 
 GLM4_MOE_LITE = COMMON | dict(
     architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite", num_hidden_layers=2,
-    hidden_size=48,
-    intermediate_size=80, moe_intermediate_size=16, num_attention_heads=3, num_key_value_heads=3,
+    hidden_size=48, intermediate_size=80, moe_intermediate_size=16, num_attention_heads=3, num_key_value_heads=3,
     q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=48, qk_rope_head_dim=16, v_head_dim=64,
     n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1,
     topk_method="noaux_tc", norm_topk_prob=True, routed_scaling_factor=1.8, first_k_dense_replace=1,
@@ -66,8 +65,7 @@ GLM4_MOE_LITE = COMMON | dict(
 
 KIMI_TEXT = COMMON | dict(
     architectures=["DeepseekV3ForCausalLM"], model_type="kimi_k2", num_hidden_layers=2,
-    hidden_size=144,
-    intermediate_size=160, moe_intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
+    hidden_size=144, intermediate_size=160, moe_intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
     q_lora_rank=144, kv_lora_rank=512, qk_nope_head_dim=48, qk_rope_head_dim=64, v_head_dim=32,
     n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1,
     topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True,

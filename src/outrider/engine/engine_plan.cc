@@ -1,3 +1,5 @@
+// Long because decisions depend on those before them: one constructor takes them in order.
+// cache_plan.cc has what follows from them for the cache.
 #include "outrider/engine/engine_plan.h"
 
 #include <fmt/ranges.h>

@@ -11,11 +11,8 @@ namespace outrider {
 /// The sizes of a layer's latent attention.
 MlaShape ShapeOf(const MlaSpec& spec);
 
-/// The LayerNorm of an indexer's keys.
-inline constexpr float kIndexNormEps = 1e-6F;
-
-/// The weights of an indexer.
-struct IndexerKeys {
+/// The weights of an indexer (sparse_attention.h).
+struct SparseIndexerWeights {
   Weight queries;                    // wq_b [heads * D, q_lora]
   Weight keys;                       // wk [D, hidden]
   const float* norm = nullptr;       // [D]
@@ -32,7 +29,7 @@ struct MlaWeights {
   const float* q_a_norm = nullptr;   // [q_lora]
   const float* kv_a_norm = nullptr;  // [L]
   KvUpWeight kv_up;
-  IndexerKeys indexer;  // where the layer has one
+  SparseIndexerWeights indexer;  // where the layer has one
 };
 
 /// residual += o_proj(attention(x)) for the rows of a step; writes their entries to `cache` first

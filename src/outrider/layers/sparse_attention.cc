@@ -6,25 +6,28 @@ namespace outrider {
 
 namespace {
 
+constexpr float kKeyNormEps = 1e-6F;  // of the LayerNorm of keys
+
 /// The first numbers of an indexer's heads and keys are rotated, in pairs of its own.
 Rotary IndexRotary(const IndexerSpec& indexer, const Rotary& rotary) {
   return {rotary.cos, rotary.sin, indexer.interleaved};
 }
 
-void WriteIndexKeys(const Context& context, const IndexerSpec& indexer, const IndexerKeys& w,
-                    const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor x) {
+void WriteIndexKeys(const Context& context, const IndexerSpec& indexer,
+                    const SparseIndexerWeights& w, const StepInputs& inputs, const Rotary& rotary,
+                    LayerCache cache, Tensor x) {
   const Scratch::Frame frame(context.arena);
   const Tensor keys = context.Rows(x.rows, indexer.dim);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.keys, .y = keys}});
-  context.ops.LayerNorm(context, keys, w.norm, w.norm_bias, kIndexNormEps, keys);
+  context.ops.LayerNorm(context, keys, w.norm, w.norm_bias, kKeyNormEps, keys);
   context.ops.Rotate(context, keys, 1, 0, IndexRotary(indexer, rotary));
   context.ops.WriteEntries(context, inputs, keys, cache);
 }
 
 /// The tokens that every row attends to. q_latent [rows, q_lora].
-SelectedEntries Select(const Context& context, const IndexerSpec& indexer, const IndexerKeys& w,
-                       const StepInputs& inputs, const Rotary& rotary, LayerCache keys,
-                       Tensor q_latent, Tensor x) {
+SelectedEntries Select(const Context& context, const IndexerSpec& indexer,
+                       const SparseIndexerWeights& w, const StepInputs& inputs,
+                       const Rotary& rotary, LayerCache keys, Tensor q_latent, Tensor x) {
   const auto heads = static_cast<int32_t>(indexer.heads);
   const Tensor q = context.Rows(x.rows, indexer.heads * indexer.dim);
   const Tensor weights = context.Rows(x.rows, indexer.heads);

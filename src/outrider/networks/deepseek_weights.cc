@@ -24,13 +24,13 @@ void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, 
   loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.value);
   if (!a.indexer) return;
   const std::string indexer = prefix + "indexer.";
-  IndexerKeys& keys = w->indexer;
-  loader.Matrix(&keys.queries, indexer + "wq_b.weight", a.indexer->heads * a.indexer->dim,
+  SparseIndexerWeights& weights = w->indexer;
+  loader.Matrix(&weights.queries, indexer + "wq_b.weight", a.indexer->heads * a.indexer->dim,
                 a.q_lora);
-  loader.Matrix(&keys.keys, indexer + "wk.weight", a.indexer->dim, input);
-  loader.Vector(&keys.norm, indexer + "k_norm.weight", a.indexer->dim);
-  loader.Vector(&keys.norm_bias, indexer + "k_norm.bias", a.indexer->dim);
-  loader.ExactMatrix(&keys.weights, indexer + "weights_proj.weight", a.indexer->heads, input);
+  loader.Matrix(&weights.keys, indexer + "wk.weight", a.indexer->dim, input);
+  loader.Vector(&weights.norm, indexer + "k_norm.weight", a.indexer->dim);
+  loader.Vector(&weights.norm_bias, indexer + "k_norm.bias", a.indexer->dim);
+  loader.ExactMatrix(&weights.weights, indexer + "weights_proj.weight", a.indexer->heads, input);
 }
 
 namespace {

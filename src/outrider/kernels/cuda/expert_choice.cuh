@@ -1,4 +1,4 @@
-// How a warp chooses the experts of one row, with the bits of RouteRows (model/router.h). A lane
+// How a warp chooses the experts of one row, with the bits of RouteRows (ops/cpu/router.h). A lane
 // has `kPerLane` neighbouring experts.
 #pragma once
 

@@ -35,7 +35,7 @@ struct ExpertRouterParams {
   const float* bias = nullptr;    // optional [experts]: e_score_correction_bias
 };
 
-/// Chooses experts and weights as RouteRows (router.h) does, with the same bits, and writes
+/// Chooses experts and weights as RouteRows (ops/cpu/router.h) does, with the same bits, and writes
 /// everything that `routing` points to. Nothing of it need be cleared before. A row's choice and
 /// weights depend on its logits alone; the list is in order of (expert, row).
 ///

@@ -92,10 +92,6 @@ __device__ __forceinline__ void BulkLoad(void* destination, const void* source, 
       : "memory");
 }
 
-__device__ __forceinline__ void PrefetchL2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 /// Orders this thread's ordinary shared-memory stores before later accesses of the tensor cores and
 /// the copy engine.
 __device__ __forceinline__ void ProxyFence() {

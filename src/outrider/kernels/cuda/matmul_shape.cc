@@ -158,8 +158,8 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
   const int most = NarrowTokens(std::min(max_rows, mean + mean / 2));
   if (most <= kMostNumberedTokens) return most;
   if (most > kNarrowRows) return 256;
-  return format == WeightFormat::kBf16 ? most
-                                       : kNarrowRows;  // codes take as long with 32 rows as with 64
+  // Codes take as long with 32 rows as with 64.
+  return format == WeightFormat::kBf16 ? most : kNarrowRows;
 }
 
 MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
