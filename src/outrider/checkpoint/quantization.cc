@@ -1,6 +1,7 @@
 #include "outrider/checkpoint/quantization.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/config_reader.h"
