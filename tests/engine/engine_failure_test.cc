@@ -42,8 +42,9 @@ class FailingExecutor : public Executor {
   int steps_left_;
 };
 
-std::unique_ptr<Engine> MakeFailingEngine(int steps) {
+std::unique_ptr<Engine> MakeFailingEngine(int steps, bool queued) {
   TestEngineOptions options;
+  options.queued = queued;
   options.max_num_seqs = 2;
   options.make_executor = [steps](InlineExecutorParts parts) {
     return std::make_unique<FailingExecutor>(std::make_unique<InlineExecutor>(std::move(parts)),
@@ -67,8 +68,11 @@ void ExpectTold(const std::vector<Generated>& results, const std::vector<std::st
   }
 }
 
-TEST(EngineFailure, EveryRequestIsToldAndNoOtherIsTaken) {
-  const auto engine = MakeFailingEngine(5);
+/// Whether steps run on a thread of their own.
+class EngineFailureTest : public testing::TestWithParam<bool> {};
+
+TEST_P(EngineFailureTest, EveryRequestIsToldAndNoOtherIsTaken) {
+  const auto engine = MakeFailingEngine(5, GetParam());
   std::vector<Generated> results(3);  // the third waits for a slot
   std::vector<std::string> reasons(3);
   for (size_t i = 0; i < results.size(); ++i) {
@@ -93,8 +97,8 @@ TEST(EngineFailure, EveryRequestIsToldAndNoOtherIsTaken) {
   }
 }
 
-TEST(EngineFailure, TheThreadSaysSoOnceAndEnds) {
-  const auto engine = MakeFailingEngine(0);
+TEST_P(EngineFailureTest, TheThreadSaysSoOnceAndEnds) {
+  const auto engine = MakeFailingEngine(0, GetParam());
   std::atomic<int> calls = 0;
   Generated result;
   {
@@ -108,6 +112,9 @@ TEST(EngineFailure, TheThreadSaysSoOnceAndEnds) {
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(result.finish_reason, FinishReason::kError);
 }
+
+INSTANTIATE_TEST_SUITE_P(Executors, EngineFailureTest, testing::Bool(),
+                         [](const auto& test) { return test.param ? "Queued" : "Inline"; });
 
 }  // namespace
 }  // namespace outrider

@@ -222,7 +222,9 @@ class Fuzz {
     random_.seed(round_seed);
     const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
-    if (late_) options.late_seed = round_seed;
+    // A GPU is served over a thread of its own.
+    options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
+    if (late_ && !options.queued) options.late_seed = round_seed;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
       options.make_executor = [this, round_seed](InlineExecutorParts parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);

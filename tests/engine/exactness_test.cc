@@ -341,6 +341,7 @@ INSTANTIATE_TEST_SUITE_P(
         // Steps end late.
         Case{"plain_late", 1, {.drafter = DrafterKind::kNone, .late_seed = 1}},
         Case{"chain3_late", 2, {.k = 3, .threads = 2, .late_seed = 2}},
+        Case{"chain3_queued", 2, {.k = 3, .threads = 2, .queued = true}},
         Case{"chain3_late_changing_preempted",
              3,
              {.k = 3,

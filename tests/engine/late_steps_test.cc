@@ -1,5 +1,5 @@
-// Steps that end late: the next is planned and launched while one is in flight (LateExecutor).
-// Output must be what it is without, and what must not lag does not: each test is about a mistake
+// Steps that end late: the next is planned and launched while one is in flight (LateExecutor,
+// QueuedExecutor). Output must be what it is without, and what must not lag does not: each test is about a mistake
 // that others made with overlapped steps.
 #include <gtest/gtest.h>
 
@@ -36,7 +36,9 @@ std::vector<Generated> RunJoining(Engine& engine, const std::vector<GenerationRe
 
 class LateStepsTest : public testing::TestWithParam<DrafterKind> {
  protected:
+  /// 0: as late as a thread makes them.
   static TestEngineOptions Late(uint32_t seed) {
+    if (seed == 0) return {.drafter = GetParam(), .queued = true};
     return {.drafter = GetParam(), .late_seed = seed};
   }
 };
@@ -232,6 +234,7 @@ TEST_P(LateStepsTest, EndsInTheStepInFlightAtTheContextsEnd) {
     options.max_model_len = 64;
     options.block_size = 4;
     const auto results = RunTogether(*MakeTestEngine(options), requests);
+    options.queued = false;
     options.late_seed.reset();
     options.drafter = DrafterKind::kNone;
     ExpectEqual(results, RunTogether(*MakeTestEngine(options), requests));

@@ -16,6 +16,7 @@
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/execute/queued_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -60,6 +61,7 @@ struct TestEngineOptions {
   AcceptanceOptions acceptance = {};
   std::optional<int32_t> max_num_queued_reqs = std::nullopt;
   bool probabilistic_drafts = false;
+  bool queued = false;                               // steps run on a thread (QueuedExecutor)
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
   /// Set: makes the executor, of an InlineExecutor's parts.
   std::function<std::unique_ptr<Executor>(InlineExecutorParts)> make_executor = nullptr;
@@ -197,7 +199,9 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   Drafter* const drafter_of_executor = inside.drafter.get();
   parts.executor = options.make_executor ? options.make_executor(std::move(inside))
                                          : std::make_unique<InlineExecutor>(std::move(inside));
-  if (options.late_seed) {
+  if (options.queued) {
+    parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
+  } else if (options.late_seed) {
     parts.executor = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
   }
   parts.prefix_caching = options.prefix_caching;

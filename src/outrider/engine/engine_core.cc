@@ -124,6 +124,15 @@ bool EngineCore::Step() {
     if (num_in_flight_ == 0) return false;
     FinishStep(record);
   }
+  record.seconds = CountSeconds(step_seconds, before);
+  counters_.step_tokens.Add(record.prompt_rows + record.emitted_tokens);
+  const int32_t verify_rows = record.decode_rows + record.draft_rows;
+  if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
+  if (step_log_.has_listeners()) step_log_.Add(record);
+  return true;
+}
+
+double EngineCore::CountSeconds(double step_seconds, const ExecutorSeconds& before) {
   const ExecutorSeconds after = parts_.executor->seconds();
   const double forward = after.forward - before.forward;
   const double verify = after.verify - before.verify;
@@ -131,21 +140,21 @@ bool EngineCore::Step() {
   counters_.model_seconds += forward;
   counters_.sample_seconds += verify;
   counters_.draft_seconds += propose;
-  counters_.plan_seconds += step_seconds - forward - verify - propose;
-  counters_.host_seconds += step_seconds - (after.kernels - before.kernels);
+  // Where steps overlap, one may have run for longer than the host waited for it, and the next for
+  // less. The counters do not fall.
+  step_seconds_ += step_seconds;
+  kernel_seconds_ += after.kernels - before.kernels;
+  counters_.plan_seconds =
+      std::max(counters_.plan_seconds, step_seconds_ - counters_.model_seconds -
+                                           counters_.sample_seconds - counters_.draft_seconds);
+  counters_.host_seconds = std::max(counters_.host_seconds, step_seconds_ - kernel_seconds_);
   if (counters_.gpu) {
-    counters_.gpu->idle_seconds +=
-        after.idle - before.idle + step_seconds - forward - verify - propose;
+    counters_.gpu->idle_seconds += after.idle - before.idle;
     const ReplayCounts passes = parts_.executor->passes();
     counters_.gpu->passes_repeated = passes.repeated;
     counters_.gpu->passes_launched = passes.launched;
   }
-  record.seconds = step_seconds;
-  counters_.step_tokens.Add(record.prompt_rows + record.emitted_tokens);
-  const int32_t verify_rows = record.decode_rows + record.draft_rows;
-  if (verify_rows > 0) counters_.verify_tokens.Add(verify_rows);
-  if (step_log_.has_listeners()) step_log_.Add(record);
-  return true;
+  return std::max(step_seconds, forward + verify + propose);
 }
 
 bool EngineCore::LaunchStep() {

@@ -71,6 +71,8 @@ class EngineCore {
     int32_t num_emitted = 0;
   };
 
+  /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it ran.
+  double CountSeconds(double step_seconds, const ExecutorSeconds& before);
   /// One step more, if there is anything to run.
   bool LaunchStep();
   void ApplyPlan(const StepPlan& plan);
@@ -96,6 +98,9 @@ class EngineCore {
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
   std::vector<RequestState*> by_slot_;  // of running requests
   EngineCounters counters_;
+  // Of all steps.
+  double step_seconds_ = 0;
+  double kernel_seconds_ = 0;
   StepLog step_log_;
   std::array<StepInFlight, Scheduler::kMostInFlight> in_flight_;  // the oldest first
   int32_t num_in_flight_ = 0;

@@ -11,6 +11,7 @@
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/inline_executor.h"
+#include "outrider/execute/queued_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -124,6 +125,9 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   inside.num_slots = parts.scheduler.max_num_seqs;
   Drafter* const drafter = inside.drafter.get();  // the executor's
   parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  if (plan.device() != DeviceKind::kCpu) {
+    parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
+  }
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
   parts.max_num_queued_reqs = options.max_num_queued_reqs;

@@ -58,7 +58,7 @@ struct ExecutorSeconds {
   double verify = 0;   // head, logits processing, sampling
   double propose = 0;  // drafter
   double kernels = 0;  // of all these, in kernels
-  double idle = 0;     // of all these, without work for a device that runs beside the host
+  double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };
 
 /// Of a launched step; they count up by one.
@@ -85,8 +85,9 @@ class Executor {
   /// else until WaitDrafts returns.
   virtual Ticket Launch(const StepPlan& plan, int32_t num_drafts) = 0;
 
-  /// The results of the oldest step in flight, by index in its plan; valid until the next Launch or
-  /// Wait. May return before drafts are proposed, so that tokens need not wait for them.
+  /// The results of the oldest step in flight, by index in its plan; valid until the second Launch
+  /// after this step's own. May return before drafts are proposed, so that tokens need not wait for
+  /// them.
   virtual std::span<const RequestResult> Wait(Ticket ticket) = 0;
 
   /// After Wait: ends the step. How many drafts of each request the next step verifies; none for

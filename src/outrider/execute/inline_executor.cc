@@ -34,14 +34,20 @@ InlineExecutor::InlineExecutor(InlineExecutorParts parts)
 void InlineExecutor::Admit(const SlotAdmission& admission) {
   OUTRIDER_CHECK(!in_flight_);
   SlotAt(admission.slot).Admit(admission, eos_token_ids(), vocab_size());
+  ++num_taken_;
   if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
+}
+
+void InlineExecutor::Release(int32_t slot) {
+  SlotAt(slot).Release();
+  if (--num_taken_ == 0) parts_.model->device().ops.Rest();
 }
 
 Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
   OUTRIDER_CHECK(!in_flight_);
   in_flight_ = true;
+  ++last_ticket_;
   wanted_drafts_ = num_drafts;
-  parts_.model->device().ops.BeginStep();
   LayOut(plan);
   if (!work_.empty()) {
     {
@@ -51,12 +57,12 @@ Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
     const Stopwatch watch(seconds_.verify);
     Verify();
   }
-  return ++last_ticket_;
+  return last_ticket_;
 }
 
 std::span<const RequestResult> InlineExecutor::Wait(Ticket ticket) {
   OUTRIDER_CHECK(in_flight_ && ticket == last_ticket_);
-  return std::span(results_).first(num_drafts_.size());
+  return std::span(outputs().results).first(outputs().num_drafts.size());
 }
 
 std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
@@ -66,7 +72,7 @@ std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
     Propose();
   }
   in_flight_ = false;
-  return num_drafts_;
+  return outputs().num_drafts;
 }
 
 ExecutorSeconds InlineExecutor::seconds() const {
@@ -100,14 +106,15 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
   work_slots_.clear();
   verified_.clear();
   plan_index_.clear();
-  num_drafts_.assign(plan.requests.size(), 0);
-  while (results_.size() < plan.requests.size()) {
-    results_.emplace_back().verified.tokens.reserve(static_cast<size_t>(max_drafts()) + 1);
+  auto& [results, num_drafts] = outputs();
+  num_drafts.assign(plan.requests.size(), 0);
+  while (results.size() < plan.requests.size()) {
+    results.emplace_back().verified.tokens.reserve(static_cast<size_t>(max_drafts()) + 1);
   }
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const PlannedRequest& planned = plan.requests[i];
     RequestSlot& slot = SlotAt(planned.slot);
-    RequestResult& result = results_[i];
+    RequestResult& result = results[i];
     result.ran = slot.parameters != nullptr && !slot.ended;
     result.drafts.clear();
     result.grammar_failed = result.grammar_complete = false;
@@ -157,7 +164,7 @@ void InlineExecutor::Verify() {
   for (const RequestRows& rows : layout_.requests()) {
     const auto w = static_cast<size_t>(rows.work_index);
     RequestSlot& slot = *work_slots_[w];
-    RequestResult& result = results_[plan_index_[w]];
+    RequestResult& result = outputs().results[plan_index_[w]];
     const int32_t accepted = work_[w].samples ? result.verified.num_accepted : 0;
     frontiers_[w] = StartOfDrafts(rows, accepted).frontier;
     slot.num_computed = frontiers_[w] + 1;
@@ -217,7 +224,8 @@ void InlineExecutor::Propose() {
       const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
       slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
     }
-    num_drafts_[plan_index_[draft_work_[i]]] = static_cast<int32_t>(slot.drafts.size());
+    outputs().num_drafts[plan_index_[draft_work_[i]]] =
+        static_cast<int32_t>(slot.drafts.size());
   }
 }
 

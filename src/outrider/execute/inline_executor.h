@@ -1,8 +1,9 @@
-// Runs steps on the caller's thread, which waits for the device: the CPU's executor, and the GPU's
-// as long as nothing overlaps. Launch does all up to the tokens, WaitDrafts the proposals; nothing
-// is ever in flight behind the caller's back.
+// Runs steps on the caller's thread, which waits for the device. Launch does all up to the tokens,
+// WaitDrafts the proposals; nothing is ever in flight behind the caller's back. The CPU's executor;
+// the GPU's has it on a thread of its own (queued_executor.h).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -42,7 +43,7 @@ class InlineExecutor : public Executor {
   }
   int32_t max_in_flight() const override { return 1; }
   void Admit(const SlotAdmission& admission) override;
-  void Release(int32_t slot) override { SlotAt(slot).Release(); }
+  void Release(int32_t slot) override;
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;
@@ -52,6 +53,13 @@ class InlineExecutor : public Executor {
  private:
   RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
+  /// Of a step, by index in its plan.
+  struct StepOutputs {
+    std::vector<RequestResult> results;  // and some more, whose memory is kept
+    std::vector<int32_t> num_drafts;
+  };
+
+  StepOutputs& outputs() { return outputs_[static_cast<size_t>(last_ticket_) % outputs_.size()]; }
   void LayOut(const StepPlan& plan);
   /// What a planned request runs, from the state of its slot.
   RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const;
@@ -63,6 +71,7 @@ class InlineExecutor : public Executor {
   InlineExecutorParts parts_;
   LogitsPass logits_pass_;
   std::vector<RequestSlot> slots_;
+  int32_t num_taken_ = 0;  // of the slots
   ExecutorSeconds seconds_;
 
   // The step in flight; kept to reuse memory.
@@ -74,11 +83,10 @@ class InlineExecutor : public Executor {
   std::unique_ptr<StepInputs> inputs_;
   std::vector<RequestWork> work_;          // of the requests that run
   std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
-  std::vector<VerifiedTokens*> verified_;  // into results_
+  std::vector<VerifiedTokens*> verified_;  // into the results
   std::vector<size_t> plan_index_;
-  std::vector<int32_t> frontiers_;      // last position whose token turned out right
-  std::vector<RequestResult> results_;  // by index in the plan, as is the next
-  std::vector<int32_t> num_drafts_;
+  std::vector<int32_t> frontiers_;  // last position whose token turned out right
+  std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
   std::unique_ptr<RowMemory> hidden_memory_;
   std::unique_ptr<RowMemory> tapped_memory_;
   Tensor hidden_;  // [rows of inputs_, the output width]

@@ -143,10 +143,10 @@ class Ops {
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }
 
-  /// A step begins: a device that runs beside the host counts from now on how long it has nothing
-  /// to do.
-  virtual void BeginStep() const {}
-  /// Seconds in which such a device had nothing to do while a step was under way; 0 of others.
+  /// There are no requests any more. A device that runs beside the host counts how long it has
+  /// nothing to do, but not from now until the next work.
+  virtual void Rest() const {}
+  /// Seconds in which such a device had nothing to do and did not rest; 0 of others.
   virtual double idle_seconds() const { return 0; }
 
   /// The type of rows between operations that products and attention read: kF32, or kBF16 where

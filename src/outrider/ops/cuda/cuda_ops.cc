@@ -90,10 +90,6 @@ DeviceMemoryState CudaOps::memory() const {
   return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
 }
 
-void CudaOps::BeginStep() const {
-  if (idle_since_) idle_since_ = Clock::now();
-}
-
 void CudaOps::CountIdleTime() const {
   if (!idle_since_) return;
   idle_seconds_ += std::chrono::duration<double>(Clock::now() - *idle_since_).count();

@@ -54,7 +54,7 @@ class CudaOps : public Ops {
 
   std::string_view name() const override { return "cuda"; }
   DeviceMemoryState memory() const override;
-  void BeginStep() const override;
+  void Rest() const override { idle_since_.reset(); }
   double idle_seconds() const override { return idle_seconds_; }
   /// Work is launched.
   void CountIdleTime() const;

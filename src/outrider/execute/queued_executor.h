@@ -1,0 +1,87 @@
+// Runs another executor's calls on a thread of its own, in their order. So the engine plans step
+// n + 1 while step n runs, and delivers the tokens of step n - 1 beside it: a device never waits
+// for them. A step's inputs are laid out when the step before it has ended, from what is known
+// then.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "outrider/execute/executor.h"
+
+namespace outrider {
+
+/// What a call throws on the thread comes out of the next Wait or WaitDrafts, of every later one,
+/// too; nothing runs any more.
+class QueuedExecutor : public Executor {
+ public:
+  /// `inner` takes one step at a time.
+  explicit QueuedExecutor(std::unique_ptr<Executor> inner);
+  /// Waits for the call that runs, and drops those that have not begun.
+  ~QueuedExecutor() override;
+  QueuedExecutor(const QueuedExecutor&) = delete;
+  QueuedExecutor& operator=(const QueuedExecutor&) = delete;
+
+  int32_t vocab_size() const override { return inner_->vocab_size(); }
+  std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
+  int32_t max_in_flight() const override { return kSteps; }
+  void Admit(const SlotAdmission& admission) override;
+  void Release(int32_t slot) override;
+  Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
+  std::span<const RequestResult> Wait(Ticket ticket) override;
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override;
+  /// As they were at the end of the last step that was waited for.
+  ExecutorSeconds seconds() const override { return seconds_; }
+  ReplayCounts passes() const override { return passes_; }
+
+ private:
+  static constexpr size_t kSteps = Scheduler::kMostInFlight;
+
+  struct Step {
+    // The caller writes these before the step is queued.
+    StepPlan plan;
+    std::vector<CacheTables> tables;  // copies: the scheduler goes on with its own
+    // The thread writes these, and then notes with `mutex_` how far it has come.
+    std::span<const RequestResult> results;
+    std::span<const int32_t> num_drafts;
+    ExecutorSeconds seconds;
+    ReplayCounts passes;
+  };
+
+  Step& StepOf(Ticket ticket) { return steps_[static_cast<size_t>(ticket) % kSteps]; }
+  void Push(std::function<void()> call);
+  void Run();
+  void RunStep(Ticket ticket, int32_t num_drafts);
+  /// Until the thread has counted up to `ticket`; throws what a call threw.
+  void WaitFor(const Ticket& count, Ticket ticket);
+  void CountTo(Ticket& count, Ticket ticket);
+
+  std::unique_ptr<Executor> inner_;
+  std::array<Step, kSteps> steps_;  // by ticket
+  // The caller's.
+  Ticket last_launched_ = 0;
+  ExecutorSeconds seconds_;
+  ReplayCounts passes_;
+
+  std::mutex mutex_;
+  std::condition_variable queued_;
+  std::condition_variable ran_;
+  std::deque<std::function<void()>> calls_;
+  bool stopping_ = false;
+  Ticket last_sampled_ = 0;  // its results are there
+  Ticket last_ended_ = 0;    // its drafts are, too
+  std::exception_ptr error_;
+
+  std::thread thread_;  // the last member: it uses the others
+};
+
+}  // namespace outrider
