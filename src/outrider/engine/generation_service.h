@@ -39,7 +39,7 @@ struct GpuFigures {
   // Since start.
   int64_t passes_repeated = 0;  // recorded passes of the target or of a draft module
   int64_t passes_launched = 0;  // launched one operation after the other
-  double idle_seconds = 0;      // of steps, without work for the GPU
+  double idle_seconds = 0;      // without work for the GPU while requests ran
 };
 
 struct EngineCounters {

@@ -129,7 +129,7 @@ void AddGpu(const GpuFigures& gpu, SnapshotFamilies& out) {
                    "(graph), and those that were launched one operation after the other (eager).");
   out.AddToCounter({{"mode", "graph"}}, static_cast<double>(gpu.passes_repeated));
   out.AddToCounter({{"mode", "eager"}}, static_cast<double>(gpu.passes_launched));
-  out.Counter("outrider:gpu_idle_seconds_total", "Time of steps in which the GPU had no work.",
+  out.Counter("outrider:gpu_idle_seconds_total", "Time in which the GPU had no work while requests ran.",
               gpu.idle_seconds);
 }
 

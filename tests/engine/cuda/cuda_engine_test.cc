@@ -30,6 +30,7 @@ class CudaEngineTest : public HopperTest<> {
     TestEngineOptions options;
     options.ops = ops_;
     options.threads = 4;
+    options.queued = true;
     return options;
   }
 
