@@ -114,6 +114,8 @@ if $full; then
   tidy_since=()
   fuzz_seconds=60
   exactness_requests=100000
+  # Tests take longer than their compilation here.
+  sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=ON)
   tsan_rooms=(-UOUTRIDER_TEST_ROOMS)
 else
@@ -121,6 +123,7 @@ else
   tidy_since=("$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -n 6 HEAD | tail -n 1)")
   fuzz_seconds=5
   exactness_requests=10000
+  sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0 -g1"
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=OFF)
   # Threads meet in the pool, the template interpreter, the engine's thread and the server.
   tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server"
@@ -138,11 +141,12 @@ if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
 fi
 check "clang-format" scripts/lint.sh format
 if check "asan+ubsan: build" \
-  configure_and_build asan -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" "${asan_options[@]}"; then
+  configure_and_build asan "$sanitizer_flags" -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" \
+    "${asan_options[@]}"; then
   run_ctest "asan+ubsan: tests" build/asan -LE "$left_out"
   run_ctest "fuzzers: $fuzz_seconds s each" build/asan -L fuzz
 fi
-if check "tsan: build" configure_and_build tsan "${tsan_rooms[@]}"; then
+if check "tsan: build" configure_and_build tsan "$sanitizer_flags" "${tsan_rooms[@]}"; then
   run_ctest "tsan: tests" build/tsan -LE "$left_out"
 fi
 check "clang-tidy" scripts/lint.sh tidy build/asan "${tidy_since[@]}"
