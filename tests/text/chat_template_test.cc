@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -202,6 +204,31 @@ TEST(HostileTemplate, IsEndedAtTheTimeLimit) {
     EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(3)) << loop;
     EXPECT_EQ(Render("{{ 1 }}"), "1");  // and the interpreter is as good as before
   }
+}
+
+// Time is the processor's: on a busy machine ordinary templates take long, and are rendered.
+TEST(ChatTemplateTest, ABusyMachineRefusesNothing) {
+  const std::string source = "{% for i in range(20000) %}{% endfor %}done";
+  Render(source);
+  const auto start = steady_clock::now();
+  Render(source);
+  RenderOptions options;
+  options.limits.time =
+      3 * std::chrono::duration_cast<milliseconds>(steady_clock::now() - start) + milliseconds(10);
+  std::atomic<bool> stop = false;
+  std::vector<std::jthread> others;
+  for (unsigned i = 0; i < 24 * std::max(std::thread::hardware_concurrency(), 1U); ++i) {
+    others.emplace_back([&stop] {
+      while (!stop) {
+      }
+    });
+  }
+  const auto busy_start = steady_clock::now();
+  const std::string text = Render(source, kHello, options);
+  const auto took = steady_clock::now() - busy_start;
+  stop = true;
+  EXPECT_EQ(text, "done");
+  EXPECT_GT(took, options.limits.time) << "the machine was not busy";
 }
 
 TEST(HostileTemplate, CannotLoopOverAHugeRange) {

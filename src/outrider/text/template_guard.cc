@@ -23,13 +23,13 @@ struct Account {
   int lines = 0;
   int64_t used = 0;  // growth since the guard began; below 0 when older memory was freed
   int64_t budget = 0;
-  std::chrono::steady_clock::time_point deadline;
+  std::chrono::nanoseconds deadline{0};  // of the thread's processor time
 };
 
 thread_local Account account;
 
 bool OutOfTime() {
-  if (std::chrono::steady_clock::now() > account.deadline) account.out_of_time = true;
+  if (ReadCpuClock(CLOCK_THREAD_CPUTIME_ID) > account.deadline) account.out_of_time = true;
   return account.out_of_time;
 }
 
@@ -97,7 +97,13 @@ int Trace(PyObject* /*object*/, PyFrameObject* /*frame*/, int /*event*/, PyObjec
 
 }  // namespace
 
-TemplateGuard::TemplateGuard(std::chrono::steady_clock::time_point deadline, size_t memory_bytes) {
+std::chrono::nanoseconds ReadCpuClock(clockid_t clock) {
+  timespec time = {};
+  clock_gettime(clock, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+TemplateGuard::TemplateGuard(std::chrono::nanoseconds deadline, size_t memory_bytes) {
   account = {.active = true, .budget = static_cast<int64_t>(memory_bytes), .deadline = deadline};
   PyEval_SetTrace(Trace, nullptr);
 }

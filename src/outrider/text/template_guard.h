@@ -1,11 +1,17 @@
-// Keeps one run of Python code within limits: a trace function ends it at a deadline, wherever it
-// loops, and an allocator refuses memory beyond a budget.
+// Keeps one run of Python code within limits: a trace function ends it when it has used its time,
+// wherever it loops, and an allocator refuses memory beyond a budget. Time is the processor's, so a
+// busy machine refuses nothing.
 #pragma once
+
+#include <time.h>
 
 #include <chrono>
 #include <cstddef>
 
 namespace outrider {
+
+/// What a thread's clock (pthread_getcpuclockid) says: the processor time that it has used.
+std::chrono::nanoseconds ReadCpuClock(clockid_t clock);
 
 /// While it lives, Python code on this thread is limited. Needs the GIL, and
 /// InstallTemplateAllocator before Python was initialised. Exceeding a limit raises a Python
@@ -13,7 +19,8 @@ namespace outrider {
 /// can outlive it.
 class TemplateGuard {
  public:
-  TemplateGuard(std::chrono::steady_clock::time_point deadline, size_t memory_bytes);
+  /// deadline: of this thread's processor time.
+  TemplateGuard(std::chrono::nanoseconds deadline, size_t memory_bytes);
   ~TemplateGuard();
   TemplateGuard(const TemplateGuard&) = delete;
   TemplateGuard& operator=(const TemplateGuard&) = delete;

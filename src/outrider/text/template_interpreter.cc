@@ -1,5 +1,6 @@
 #include "outrider/text/template_interpreter.h"
 
+#include <pthread.h>
 #include <pybind11/embed.h>
 
 #include <algorithm>
@@ -21,9 +22,8 @@ namespace outrider {
 namespace {
 
 namespace py = pybind11;
-using Clock = std::chrono::steady_clock;
 
-// How long after its deadline a job may still run before its callers give up on it. It can only be
+// How far beyond its time a job may still run before its callers give up on it. It can only be
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
 
@@ -74,7 +74,8 @@ struct Outcome {
   std::string text;
 };
 
-Outcome RunJob(const py::object& render, const TemplateJob& job, Clock::time_point deadline) {
+Outcome RunJob(const py::object& render, const TemplateJob& job,
+               std::chrono::nanoseconds deadline) {
   py::dict variables;
   variables["special_tokens"] = Text(job.special_tokens);
   variables["messages"] = Text(job.messages);
@@ -112,7 +113,7 @@ class Interpreter {
     changed_.notify_all();
     while (!ticket->done) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (running_ && Clock::now() > deadline_ + kGrace) {
+      if (running_ && ReadCpuClock(clock_) > deadline_ + kGrace) {
         std::erase(queue_, ticket);
         throw Error(
             ErrorCode::kUnavailable,
@@ -140,7 +141,8 @@ class Interpreter {
 
   [[noreturn]] void Work() {
     std::string failure;
-    auto* const render = new py::object;  // lives as long as Python
+    pthread_getcpuclockid(pthread_self(), &clock_);  // read by others only while a job runs
+    auto* const render = new py::object;             // lives as long as Python
     try {
       StartPython();
       *render = LoadProgram();
@@ -158,7 +160,7 @@ class Interpreter {
       const std::shared_ptr<Ticket> ticket = std::move(queue_.front());
       queue_.pop_front();
       running_ = true;
-      deadline_ = Clock::now() + ticket->job.limits.time;
+      deadline_ = ReadCpuClock(clock_) + ticket->job.limits.time;
       lock.unlock();
       Outcome outcome;
       if (failure.empty()) {
@@ -178,7 +180,8 @@ class Interpreter {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Ticket>> queue_;
   bool running_ = false;
-  Clock::time_point deadline_;  // of the running job; written by the thread that runs it
+  clockid_t clock_ = 0;                   // processor time of the thread that runs jobs
+  std::chrono::nanoseconds deadline_{0};  // of the running job
 };
 
 }  // namespace
@@ -188,8 +191,8 @@ std::string RenderTemplate(const TemplateJob& job) {
   if (outcome.kind == "ok") return std::move(outcome.text);
   if (outcome.kind == "request") throw Error(ErrorCode::kInvalidArgument, outcome.text);
   if (outcome.kind == "time") {
-    throw InvalidArgument("{}: the chat template ran longer than {} ms", job.name,
-                          job.limits.time.count());
+    throw InvalidArgument("{}: the chat template ran longer than {} ms (of processor time)",
+                          job.name, job.limits.time.count());
   }
   if (outcome.kind == "memory") {
     throw InvalidArgument("{}: the chat template needs more than {} MiB of memory", job.name,

@@ -10,9 +10,9 @@
 namespace outrider {
 
 struct TemplateLimits {
-  std::chrono::milliseconds time{2000};
-  size_t characters = 32UL << 20;     // of the rendered prompt
-  size_t memory_bytes = 512UL << 20;  // what Python may allocate for one rendering
+  std::chrono::milliseconds time{2000};  // of a processor
+  size_t characters = 32UL << 20;        // of the rendered prompt
+  size_t memory_bytes = 512UL << 20;     // what Python may allocate for one rendering
 };
 
 /// One rendering. The JSON texts go to Python as they are: the order of keys matters to templates.
