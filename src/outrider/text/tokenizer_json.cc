@@ -332,13 +332,14 @@ class Parser {
       if (!piece.is_object() || piece.size() != 1) {
         Fail(place, "has a piece that is not one object");
       }
-      const Json& body = piece.begin().value();
-      if (piece.begin().key() == "Sequence" && body.is_object()) {
+      const auto entry = piece.begin();
+      const Json& body = *entry;
+      if (entry.key() == "Sequence" && body.is_object()) {
         if (text_seen || String(body, "id", place) != "A") {
           Fail(place, "must name the sequence \"A\" exactly once in \"single\"");
         }
         text_seen = true;
-      } else if (piece.begin().key() == "SpecialToken" && body.is_object()) {
+      } else if (entry.key() == "SpecialToken" && body.is_object()) {
         ReadTemplateToken(specials, String(body, "id", place), place, text_seen ? &after : &before);
       } else {
         Fail(place, "has a piece that is neither a Sequence nor a SpecialToken");
