@@ -148,7 +148,6 @@ struct HeadsAndType {
   MlaCacheType type;
 };
 
-// bf16: with 128 heads the ping-pong body, with 16 the other body.
 TEST_F(MlaDecodeTest, SinkMasksAndEmptyRequests) {
   for (const auto& [heads, type] :
        {HeadsAndType{16, MlaCacheType::kBf16}, HeadsAndType{128, MlaCacheType::kBf16},
@@ -353,9 +352,8 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
   }
 }
 
-// 364 tiles alike: in whole rounds 32 of 132 multiprocessors would have two of them instead of
-// three, which the ping-pong body's plan shares out.
-TEST_F(MlaDecodeTest, BitsDoNotDependOnEvenShares) {
+// 364 tiles alike: in whole rounds 32 of 132 multiprocessors have two of them instead of three.
+TEST_F(MlaDecodeTest, BitsDoNotDependOnRounds) {
   WorldOptions options;
   options.heads = 128;
   options.sink = true;

@@ -16,26 +16,12 @@ struct MlaPlanArguments {
   bool causal;
   bool relaxed;
   bool shared_tiles;  // two items may share a tile
-  bool even_shares;   // ... even where few blocks would be idle (EvenSharesPay)
   MlaSplits splits;
   MlaWorkspace workspace;
 };
 
 // What an item costs beside its keys, in keys: query load, first tiles, epilogue.
 inline constexpr int kItemCost = 128;
-// What a tile costs that two items share, in keys: measured, with the ping-pong body.
-inline constexpr int kSharingCost = 384;
-
-/// Whether blocks' shares are to be even although whole tiles would leave less than an eighth of
-/// the last round idle: where `rounds` of tiles alike of up to `keys` keys cost more than
-/// `even_cost`, the same for every block, by what sharing costs and rounding cuts to splits may
-/// take back.
-__device__ __forceinline__ bool EvenSharesPay(const MlaPlanArguments& args, int rounds, int keys,
-                                              unsigned even_cost) {
-  const int rounding = 1 << SplitSize(args.splits, keys - 1).shift >> 1;
-  return args.even_shares && static_cast<long long>(rounds) * (keys + kItemCost) >
-                                 static_cast<long long>(even_cost) + kSharingCost + rounding;
-}
 
 /// Where piece `index` of `pieces` ends: a split's end near the even cut (relaxed: every second
 /// tile's, and no two pieces' the same). `step` is keys / pieces.

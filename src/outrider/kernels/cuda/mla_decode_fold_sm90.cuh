@@ -1,4 +1,4 @@
-// A split's end, for both bf16 bodies of the MLA decode kernel: the numbers of its rows, computed
+// A split's end, for the bf16 MLA decode kernel: the numbers of its rows, computed
 // by threads that have their sums, and the columns, folded by threads that have the accumulator.
 // Thread layout: that of a wgmma result, two rows of a tile per thread, 8 apart.
 #pragma once
@@ -86,14 +86,14 @@ __device__ __forceinline__ void StoreRows(uint8_t* at, int rows, Word word) {
 }
 
 /// Folds a split's result: half `group` of the columns of rows `row0` and `row0` + 8 of the tile,
-/// two columns at a time: `columns`, by Get(i) and Set(i), are those of the splits so far,
-/// output[2 * i] and the next the split's. Where the split's end leaves a partial result, they are
+/// two columns at a time: columns[i] are those of the splits so far, output[2 * i] and the next the
+/// split's. Where the split's end leaves a partial result, they are
 /// stored one by one as they are folded: stores in a row hold the warp up. All lanes of a warp.
-template <bool kSharedTiles, typename Columns>
+template <bool kSharedTiles>
 __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, const MlaItem& item,
                                             const SplitWalk& walk, const int& epoch, int group,
                                             int row0, const MlaSplitNumbers& numbers,
-                                            const float (&output)[128], Columns& columns) {
+                                            const float (&output)[128], __half2 (&columns)[64]) {
   const float normal[2] = {numbers.normal[row0], numbers.normal[row0 + 8]};
   auto rounded = [&](int i) {
     return __floats2half2_rn(output[2 * i] * normal[i % 2], output[2 * i + 1] * normal[i % 2]);
@@ -106,14 +106,14 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
   }
   auto leave = [&](int i) {
     if (leaves && i % 4 == 3) {
-      __stcg(left + 32 * (i / 4), make_uint4(BitsOf(columns.Get(i - 3)), BitsOf(columns.Get(i - 2)),
-                                             BitsOf(columns.Get(i - 1)), BitsOf(columns.Get(i))));
+      __stcg(left + 32 * (i / 4), make_uint4(BitsOf(columns[i - 3]), BitsOf(columns[i - 2]),
+                                             BitsOf(columns[i - 1]), BitsOf(columns[i])));
     }
   };
   if (walk.first_split) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
-      columns.Set(i, rounded(i));
+      columns[i] = rounded(i);
       leave(i);
     }
     return;
@@ -126,10 +126,10 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const uint4 words = __ldcg(at + 32 * i);
-      columns.Set(4 * i, HalvesOf(words.x));
-      columns.Set(4 * i + 1, HalvesOf(words.y));
-      columns.Set(4 * i + 2, HalvesOf(words.z));
-      columns.Set(4 * i + 3, HalvesOf(words.w));
+      columns[4 * i] = HalvesOf(words.x);
+      columns[4 * i + 1] = HalvesOf(words.y);
+      columns[4 * i + 2] = HalvesOf(words.z);
+      columns[4 * i + 3] = HalvesOf(words.w);
     }
   }
   __half2 keep[2];
@@ -142,22 +142,20 @@ __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, cons
   }
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    columns.Set(i, FoldColumns(columns.Get(i), rounded(i), keep[i % 2], add[i % 2]));
+    columns[i] = FoldColumns(columns[i], rounded(i), keep[i % 2], add[i % 2]);
     leave(i);
   }
 }
 
 /// Writes the output of a tile's last split, of those columns and rows. All lanes of a warp.
-template <typename Columns>
 __device__ __forceinline__ void WriteOutput(const MlaKernelArguments& args, const MlaItem& item,
                                             int group, int row0, const MlaSplitNumbers& numbers,
-                                            const Columns& columns) {
+                                            const __half2 (&columns)[64]) {
   const float factor[2] = {numbers.factor[row0], numbers.factor[row0 + 8]};
   StoreRows(reinterpret_cast<uint8_t*>(args.output) +
                 (static_cast<size_t>(item.first_row) + row0) * kResultRowBytes +
                 group * (kResultRowBytes / 2) + FreshThread() % 4 * 16,
-            (item.rows & 255) - row0,
-            [&](int i) { return OutputPair(columns.Get(i), factor[i % 2]); });
+            (item.rows & 255) - row0, [&](int i) { return OutputPair(columns[i], factor[i % 2]); });
 }
 
 }  // namespace outrider::cuda

@@ -53,8 +53,7 @@ __device__ __forceinline__ void IssueRotary(const MlaKernelArguments& args,
 /// Copies an item's queries, 8 rows at a time; rows past the tile hold other tokens' queries or
 /// what was there and are never stored. One elected thread; the queries before must no longer be
 /// needed.
-template <typename Shared>
-__device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, Shared& shared,
+__device__ __forceinline__ void IssueQueries(const MlaTensorMaps& maps, MlaShared& shared,
                                              const MlaItem& item) {
   if (item.request < 0) return;
   const int groups = ((item.rows & 255) + 7) / 8;

@@ -8,13 +8,6 @@
 
 namespace outrider::cuda {
 
-/// A thread's columns of the splits folded so far: two columns each.
-struct MlaRegisterColumns {
-  __half2 values[64];
-  __device__ __forceinline__ __half2 Get(int i) const { return values[i]; }
-  __device__ __forceinline__ void Set(int i, __half2 columns) { values[i] = columns; }
-};
-
 template <bool kSharedTiles>
 __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args,
                                                   const MlaTensorMaps& maps, MlaShared& shared) {
@@ -24,7 +17,7 @@ __device__ __forceinline__ void AccumulateOutputs(const MlaKernelArguments& args
   const int row0 = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and row0 + 8
   const uint32_t p = SharedAddress(shared.p);
   float output[128];
-  MlaRegisterColumns columns;
+  __half2 columns[64];  // of the splits folded so far, two columns each
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
   uint32_t item_count = 0;

@@ -14,7 +14,6 @@
 //    second part of such a tile continues from the result of the first. It is the last work of its
 //    block and the first part is the first work of another block, so that result exists by then.
 //    e4m3: the tiles of the last round are cut into small items.
-//    The ping-pong body also does this where few blocks would be idle (EvenSharesPay).
 //
 // Items are listed longest first, in 32 classes of cost. Their order within a class depends on
 // timing; it changes the schedule and no result.
@@ -293,10 +292,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   __syncthreads();
   const int rounds = (whole + args.blocks - 1) / args.blocks;
   const unsigned exact_share = max(1u, static_cast<unsigned>(share / 11 * 10));
-  const bool uneven =
-      whole > args.blocks &&
-      (rounds * args.blocks > whole + whole / 8 ||
-       (whole == tile_count && similar && EvenSharesPay(args, rounds, longest, exact_share)));
+  const bool uneven = whole > args.blocks && rounds * args.blocks > whole + whole / 8;
   const bool shared_tiles = uneven && args.shared_tiles;
   const bool fine_cuts = uneven && !shared_tiles;
   const int whole_limit = fine_cuts ? (rounds - 1) * args.blocks : whole;

@@ -6,7 +6,6 @@
 
 #include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
-#include "outrider/kernels/cuda/mla_decode_pingpong_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
 #include "outrider/kernels/cuda/mla_decode_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_swap_ab_sm90.cuh"
@@ -130,18 +129,11 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
-/// Whether the ping-pong body runs: part of the schedule, not of the arithmetic. From 256 rows per
-/// request on (on average) products are what takes the time and it is faster at every context; with
-/// 128 rows it is as fast or slower (measured).
-bool RunsPingPong(const MlaDecodeParams& params) {
-  return params.num_tokens * params.heads >= 4 * kMlaTileRows * params.num_requests;
-}
-
-template <auto kKernel, typename Shared>
-cudaError_t LaunchBody(const MlaKernelArguments& args, const MlaDecodeParams& params,
+template <bool kSharedTiles>
+cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
                        cudaStream_t stream) {
-  static_assert(sizeof(Shared) <= 232448, "one block per multiprocessor has 227 KB");
-  static const cudaError_t allowed = AllowShared(kKernel, sizeof(Shared));
+  static_assert(sizeof(MlaShared) <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed = AllowShared(DecodeMlaSm90<kSharedTiles>, sizeof(MlaShared));
   if (allowed != cudaSuccess) return allowed;
   MlaTensorMaps maps;
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
@@ -152,16 +144,8 @@ cudaError_t LaunchBody(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(kKernel, NumBlocks(), kMlaThreads, sizeof(Shared), stream, args, maps);
-}
-
-template <bool kSharedTiles>
-cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& params,
-                       cudaStream_t stream) {
-  return RunsPingPong(params)
-             ? LaunchBody<DecodeMlaPingPongSm90<kSharedTiles>, MlaPingPongShared>(args, params,
-                                                                                  stream)
-             : LaunchBody<DecodeMlaSm90<kSharedTiles>, MlaShared>(args, params, stream);
+  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, NumBlocks(), kMlaThreads, sizeof(MlaShared),
+                         stream, args, maps);
 }
 
 /// A cache [rows, 576] of bytes as {columns, 8 rows, column groups, rows / 8}.
@@ -238,11 +222,6 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
   args.shared_tiles = SharedTiles(params);
-  // Tiles of windows that differ are not laid end to end together, so cuts would even out little.
-  // Lengths are on the device; here only their sum can tell.
-  const bool windows_alike =
-      params.num_requests > 0 && params.num_tokens % params.num_requests == 0;
-  args.even_shares = args.shared_tiles && RunsPingPong(params) && windows_alike;
   args.splits = SplitsOf(params);
   args.workspace = Carve(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);

@@ -14,8 +14,7 @@
 // whole number in the log2 domain; a tile whose keys a row does not see leaves the row's bits
 // alone. The reference moves only when the maximum has grown by more than 2^8 since (each row
 // decides for itself); alpha is exactly 1 otherwise and the rescaling is skipped. Scores are summed
-// over columns 0-255, 256-511, 512-575; those of odd tiles begin with the second, as the ping-pong
-// body has it (mla_decode_pingpong_sm90.cuh), which gives the same bits.
+// over columns 0-255, 256-511, 512-575; those of odd tiles begin with the second.
 //
 // At a split's end (MlaSplits) O is rounded to float16 columns and folded into those of the splits
 // before, which stay in the registers of the same threads (mla_decode_columns.cuh), and O starts

@@ -1,6 +1,6 @@
-// What both bf16 bodies of the MLA decode kernel do with a tile of 64 keys: scores, masks, maxima,
+// What the scores of the bf16 MLA decode kernel do with a tile of 64 keys: scores, masks, maxima,
 // references, probabilities. Thread layout: that of a wgmma result, two rows of the tile, 8 apart,
-// and 16 of its keys per thread. The arithmetic is the same in both, so rows have the same bits.
+// and 16 of its keys per thread.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
@@ -10,9 +10,8 @@ namespace outrider::cuda {
 
 /// Adds columns 0-255 (half 0) or 256-511 of the tile in `stage` to the scores, once they are
 /// there.
-template <typename Shared>
-__device__ __forceinline__ void MultiplyHalf(Shared& shared, int stage, uint32_t parity, int half,
-                                             bool begins, float (&scores)[32]) {
+__device__ __forceinline__ void MultiplyHalf(MlaShared& shared, int stage, uint32_t parity,
+                                             int half, bool begins, float (&scores)[32]) {
   const uint64_t q =
       MakeDescriptor(SharedAddress(shared.q) + half * 4 * kGroupBytes, 16, 9 * kGroupBytes);
   const uint64_t keys =
@@ -26,9 +25,8 @@ __device__ __forceinline__ void MultiplyHalf(Shared& shared, int stage, uint32_t
 }
 
 /// Issues a tile's scores, Q K^T over half `first_half` of columns 0-511, the other half and
-/// columns 512-575. Even tiles of a request begin with half 0, odd ones with half 1 in either body.
-template <typename Shared>
-__device__ __forceinline__ void IssueScores(Shared& shared, int stage, uint32_t parity,
+/// columns 512-575. Even tiles of a request begin with half 0, odd ones with half 1.
+__device__ __forceinline__ void IssueScores(MlaShared& shared, int stage, uint32_t parity,
                                             int first_half, float (&scores)[32]) {
   PinRegisters(scores);
   WgmmaFence();
