@@ -129,8 +129,8 @@ void AddGpu(const GpuFigures& gpu, SnapshotFamilies& out) {
                    "(graph), and those that were launched one operation after the other (eager).");
   out.AddToCounter({{"mode", "graph"}}, static_cast<double>(gpu.passes_repeated));
   out.AddToCounter({{"mode", "eager"}}, static_cast<double>(gpu.passes_launched));
-  out.Counter("outrider:gpu_idle_seconds_total", "Time in which the GPU had no work while requests ran.",
-              gpu.idle_seconds);
+  out.Counter("outrider:gpu_idle_seconds_total",
+              "Time in which the GPU had no work while requests ran.", gpu.idle_seconds);
 }
 
 std::vector<MetricFamily> EngineFamilies(const EngineCounters& counters, int64_t num_deferred,
