@@ -1,8 +1,9 @@
 // Steps of a network on a GPU, with random weights, through the engine's own operations: requests
-// of 1024 tokens that decode 1 row or verify 4, and prompts. Prints milliseconds beside what the
-// bytes that a step reads take at the card's bandwidth.
+// of 1024 tokens that decode 1 row or verify 4, and prompts; or the cases that are given. Prints
+// milliseconds beside what the bytes that a step reads take at the card's bandwidth.
 //
-//   network_step_bench [--bandwidth TB/s] [v2-lite|glm-4.7-flash]...
+//   network_step_bench [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
+//                      [v2-lite|glm-4.7-flash|CONFIG.json]...
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
@@ -17,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "outrider/base/file.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/cuda/load_weights.h"
 #include "outrider/networks/network_loader.h"
@@ -25,10 +27,7 @@
 namespace outrider::cuda {
 namespace {
 
-constexpr int32_t kContext = 1024;
 constexpr int32_t kBlock = 64;
-constexpr int32_t kBlocksEach = 2 * kContext / kBlock;
-constexpr int32_t kMostRequests = 128;
 constexpr int32_t kPrompts = 8;
 constexpr int32_t kPromptRows = 2048;
 constexpr int kRounds = 15;
@@ -72,11 +71,22 @@ SamplingParams Greedy() {
   return params;
 }
 
+struct Case {
+  int32_t requests;
+  int32_t rows;  // of each
+  int32_t context;
+};
+
+constexpr int32_t BlocksOf(int32_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+
 class StepBench {
  public:
-  StepBench(std::string name, const char* config, double bytes_per_second)
+  StepBench(std::string name, const std::string& config, std::vector<Case> cases,
+            double bytes_per_second)
       : name_(std::move(name)),
         bytes_per_second_(bytes_per_second),
+        cases_(std::move(cases)),
+        prompts_(cases_.empty()),
         config_(ParseModelConfig(config, std::nullopt, name_)),
         source_(MakeDummyWeights(config_, 1)),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
@@ -86,23 +96,29 @@ class StepBench {
     for (const auto& [type, bytes] : MeasureWeights(ops_, config_, 0, *source_, form).target) {
       weight_bytes_ += static_cast<double>(bytes);
     }
+    if (prompts_) {
+      for (const int32_t rows : {1, 4}) {
+        for (const int32_t requests : {1, 2, 4, 8, 16, 32, 64, 128}) {
+          cases_.push_back({requests, rows, 1024});
+        }
+      }
+    }
+    int32_t blocks = prompts_ ? kPrompts * BlocksOf(kPromptRows) : 0;
+    for (const Case& c : cases_) blocks = std::max(blocks, c.requests * BlocksOf(c.context));
     model_ = LoadNetwork(config_, 0, *source_, form,
                          {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4)});
     std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
                 Seconds() - before);
     const NetworkCache needs = model_->cache_needs();
     cache_ = std::make_unique<KvCache>(
-        device_, MakeCacheConfig(needs, DType::kBF16, kBlock, kMostRequests * kBlocksEach),
-        needs.layers, DType::kBF16);
+        device_, MakeCacheConfig(needs, DType::kBF16, kBlock, blocks), needs.layers, DType::kBF16);
     FillCache();
     sampler_ = ops_.MakeSampler(device_, Verifier());
   }
 
   void RunAll() {
-    for (const int32_t rows : {1, 4}) {
-      for (const int32_t requests : {1, 2, 4, 8, 16, 32, 64, 128}) Decode(requests, rows);
-    }
-    Prompts();
+    for (const Case& c : cases_) Decode(c);
+    if (prompts_) Prompts();
   }
 
  private:
@@ -126,9 +142,10 @@ class StepBench {
     }
     blocks_.assign(static_cast<size_t>(requests), {});
     work_.clear();
+    const int32_t blocks_each = BlocksOf(context + rows);
     for (int32_t i = 0; i < requests; ++i) {
       std::vector<int32_t>& blocks = blocks_[static_cast<size_t>(i)];
-      for (int32_t b = 0; b < kBlocksEach; ++b) blocks.push_back(i * kBlocksEach + b);
+      for (int32_t b = 0; b < blocks_each; ++b) blocks.push_back(i * blocks_each + b);
       const auto tokens =
           std::span(tokens_).subspan(static_cast<size_t>(i * rows), static_cast<size_t>(rows));
       const bool decodes = phase == Phase::kDecode;
@@ -159,23 +176,24 @@ class StepBench {
     model_->Verify(*sampler_, hidden, layout_.logits_rows(), verify_);
   }
 
-  double BytesOf(int32_t requests, int32_t rows) const {
+  double BytesOf(const Case& c) const {
+    const double code_bytes = config_.quantization.method.empty() ? 2 : 1;
     double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
                                        static_cast<double>(config_.hidden_size);  // embeddings
     for (const LayerSpec& layer : config_.layers) {
-      bytes += 2.0 * 576 * kContext * requests;
+      bytes += 2.0 * 576 * c.context * c.requests;
       const MoeSpec* const moe = layer.moe();
       if (moe == nullptr) continue;
       const double experts = static_cast<double>(moe->router.experts);
       const double share = static_cast<double>(moe->router.top_k) / experts;
-      const double untouched = experts * std::pow(1 - share, requests * rows);
-      bytes -= untouched * 3 * 2.0 * static_cast<double>(config_.hidden_size * moe->width);
+      const double untouched = experts * std::pow(1 - share, c.requests * c.rows);
+      bytes -= untouched * 3 * code_bytes * static_cast<double>(config_.hidden_size * moe->width);
     }
     return bytes;
   }
 
-  void Decode(int32_t requests, int32_t rows) {
-    LayOut(requests, rows, kContext - rows, Phase::kDecode);
+  void Decode(const Case& c) {
+    LayOut(c.requests, c.rows, c.context - c.rows, Phase::kDecode);
     const auto inputs = ops_.MakeStepInputs();
     inputs->Assign(layout_, plan_, RowCount::kRounded);
     const auto hidden = ops_.MakeRows(inputs->num_rows(), model_->output_width());
@@ -198,10 +216,12 @@ class StepBench {
     }
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
-    const double limit = BytesOf(requests, rows) / bytes_per_second_ * 1e3;
+    const double limit = BytesOf(c) / bytes_per_second_ * 1e3;
     std::printf(
-        "%s, %3d requests, %d rows each: pass %7.3f ms, step %7.3f ms, bytes %7.3f, %4.2f\n",
-        name_.c_str(), requests, rows, Median(passes), Median(steps), limit, limit / Median(steps));
+        "%s, %3d requests, %d rows each, context %d: pass %7.3f ms, step %7.3f ms, bytes %7.3f, "
+        "%4.2f\n",
+        name_.c_str(), c.requests, c.rows, c.context, Median(passes), Median(steps), limit,
+        limit / Median(steps));
     std::fflush(stdout);
   }
 
@@ -225,6 +245,8 @@ class StepBench {
 
   std::string name_;
   double bytes_per_second_;
+  std::vector<Case> cases_;
+  bool prompts_;
   ModelConfig config_;
   std::unique_ptr<WeightSource> source_;
   CudaOps ops_;
@@ -246,25 +268,36 @@ class StepBench {
 
 int Main(int argc, char** argv) {
   double bandwidth = 4.3;
+  std::vector<Case> cases;
   std::vector<std::string> names;
+  bool right = true;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
       bandwidth = std::atof(argv[++i]);
+      right &= bandwidth > 0;
+    } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
+      Case c = {};
+      right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
+               c.requests > 0 && c.rows > 0 && c.context > c.rows;
+      cases.push_back(c);
     } else {
       names.emplace_back(argv[i]);
+      right &= argv[i][0] != '-';
     }
+  }
+  if (!right) {
+    std::fprintf(stderr,
+                 "usage: network_step_bench [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]... "
+                 "[v2-lite|glm-4.7-flash|CONFIG.json]...\n");
+    return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
-  for (const std::string& name : names) {
-    if (bandwidth <= 0 || (name != "v2-lite" && name != "glm-4.7-flash")) {
-      std::fprintf(stderr,
-                   "usage: network_step_bench [--bandwidth TB/s] [v2-lite|glm-4.7-flash]...\n");
-      return 2;
-    }
-  }
   try {
     for (const std::string& name : names) {
-      StepBench(name, name == "v2-lite" ? kV2Lite : kGlm47Flash, bandwidth * 1e12).RunAll();
+      const std::string config = name == "v2-lite"         ? kV2Lite
+                                 : name == "glm-4.7-flash" ? kGlm47Flash
+                                                           : ReadTextFile(name, 1 << 20);
+      StepBench(name, config, cases, bandwidth * 1e12).RunAll();
     }
   } catch (const Error& error) {
     std::fprintf(stderr, "network_step_bench: error: %s\n", error.what());
