@@ -239,7 +239,7 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
         "experts   %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
         "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, " dw"[static_cast<int>(variant)], touched, up_us, limit * 2 / 3,
+        Name(format), rows, tile, " dpw"[static_cast<int>(variant)], touched, up_us, limit * 2 / 3,
         down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
     if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512) {
@@ -262,7 +262,6 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
                                         {32, kDeep},
                                         {64, kUsual},
                                         {64, kDeep},
-                                        {64, kWide},
                                         {256, kWide}}) {
       if (variant != kUsual && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.

@@ -1,10 +1,10 @@
 // Every body of the products and several cuts of K, for the products of the layers of
 // DeepSeek-V2-Lite, GLM-4.7-Flash and DeepSeek-V3 (v3): what `SegmentsOf` and `ChooseShape` are
 // chosen by. A line has the time of what runs by itself, cuBLASLt's (bf16), and those of all
-// others, fastest first, as segments/form/rows of x per tile: u usual, d deep, w wide, a all
-// segments, s2 shared by two.
+// others, fastest first, as segments/form/rows of x per tile: u usual, d deep, p pair, w wide, a
+// all segments, s2 shared by two. --own: with the weight's own number of segments only.
 //
-//   matmul_sweep [--format bf16|f8|f8pow2] [--only NAME,...] [rows...]
+//   matmul_sweep [--format bf16|f8|f8pow2] [--only NAME,...] [--own] [rows...]
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -25,7 +25,8 @@ struct Weight {
 };
 
 std::vector<MatMulShape> Shapes(WeightFormat format, int rows, int segments) {
-  constexpr auto kDeep = MatMulVariant::kDeep, kWide = MatMulVariant::kWide;
+  constexpr auto kDeep = MatMulVariant::kDeep, kPair = MatMulVariant::kPair,
+                 kWide = MatMulVariant::kWide;
   const bool bf16 = format == WeightFormat::kBf16;
   std::vector<MatMulShape> shapes;
   for (const int tokens : {8, 16, 32, 64}) {
@@ -47,24 +48,27 @@ std::vector<MatMulShape> Shapes(WeightFormat format, int rows, int segments) {
     shapes.push_back({.tokens = 128, .variant = kWide, .all_segments = true});
   }
   if (rows <= 32) return shapes;
-  if (rows > 64) shapes.push_back({.tokens = 128});
-  for (const int tokens : {64, 128, 192, 256}) {
-    if (tokens - 64 < rows && (bf16 || tokens <= 128)) {
-      shapes.push_back({.tokens = tokens, .variant = kWide});
-    }
+  if (rows > 64) {
+    shapes.push_back({.tokens = 128});
+    shapes.push_back({.tokens = 128, .variant = kWide});
+  }
+  if (rows > 128 && bf16) shapes.push_back({.tokens = 192, .variant = kPair});
+  if (rows > 192 && bf16) {
+    shapes.push_back({.tokens = 256, .variant = kPair});
+    shapes.push_back({.tokens = 256, .variant = kWide});
   }
   return shapes;
 }
 
 std::string Name(int segments, const MatMulShape& shape) {
-  const char* const forms[] = {"u", "d", "w"};
+  const char* const forms[] = {"u", "d", "p", "w"};
   std::string name = std::to_string(segments) + "/" + forms[static_cast<int>(shape.variant)] +
                      (shape.all_segments ? "a" : "") + "/" + std::to_string(shape.tokens);
   if (shape.shares > 1) name += "s" + std::to_string(shape.shares);
   return name;
 }
 
-void Sweep(const Weight& which, WeightFormat format, const std::vector<int>& all_rows,
+void Sweep(const Weight& which, WeightFormat format, bool own, const std::vector<int>& all_rows,
            CublasLt& oracle, cudaStream_t stream) {
   PackedWeight weight;
   weight.format = format;
@@ -116,6 +120,7 @@ void Sweep(const Weight& which, WeightFormat format, const std::vector<int>& all
                 SegmentsOf(weight).count);
     std::vector<std::pair<double, std::string>> times;
     for (const int segments : {1, 2, 3, 4, 6, 8}) {
+      if (own && segments != SegmentsOf(weight).count) continue;
       if (segments > 1 && which.k / 128 < 2 * segments) continue;
       if (segments * ((which.n + 63) / 64) > 600 && segments > 1) continue;
       for (const MatMulShape& shape : Shapes(format, rows, segments)) {
@@ -138,10 +143,13 @@ int Main(int argc, char** argv) {
   std::vector<int> rows;
   WeightFormat format = WeightFormat::kBf16;
   std::string only;
+  bool own = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (i + 1 < argc && argument == "--only") {
       only = std::string(",") + argv[++i] + ",";
+    } else if (argument == "--own") {
+      own = true;
     } else if (i + 1 < argc && argument == "--format") {
       const std::string name = argv[++i];
       for (const auto known : {WeightFormat::kF8, WeightFormat::kF8PowerOfTwo}) {
@@ -168,7 +176,7 @@ int Main(int argc, char** argv) {
     if (!only.empty() && only.find("," + std::string(weight.name) + ",") == std::string::npos) {
       continue;
     }
-    Sweep(weight, format, rows, oracle, stream);
+    Sweep(weight, format, own, rows, oracle, stream);
   }
   return 0;
 }

@@ -38,6 +38,7 @@ constexpr int kRows = 300;
 constexpr int kPad = 8;  // columns between the rows of x and y
 
 constexpr auto kDeep = MatMulVariant::kDeep;
+constexpr auto kPair = MatMulVariant::kPair;
 constexpr auto kWide = MatMulVariant::kWide;
 
 /// Every body, and each form of sharing rows.
@@ -51,9 +52,9 @@ constexpr MatMulShape kShapes[] = {
     {.tokens = 16, .variant = kDeep},
     {.tokens = 32, .variant = kDeep},
     {.tokens = 64, .variant = kDeep},
-    {.tokens = 64, .variant = kWide},
+    {.tokens = 192, .variant = kPair},
+    {.tokens = 256, .variant = kPair},
     {.tokens = 128, .variant = kWide},
-    {.tokens = 192, .variant = kWide},
     {.tokens = 256, .variant = kWide},
     {.tokens = 128, .variant = kWide, .all_segments = true},
     {.tokens = 64, .variant = kDeep, .all_segments = true},
@@ -65,7 +66,7 @@ constexpr MatMulShape kShapes[] = {
 
 std::string Name(const MatMulShape* shape) {
   if (shape == nullptr) return "its own shape";
-  const char* const variants[] = {"usual", "deep", "wide"};
+  const char* const variants[] = {"usual", "deep", "pair", "wide"};
   return fmt::format("{} tiles of {}, shared by {}{}", variants[static_cast<int>(shape->variant)],
                      shape->tokens, shape->shares, shape->all_segments ? ", all segments" : "");
 }
@@ -96,8 +97,8 @@ class MatMulTest : public HopperTest<::testing::TestWithParam<Case>> {
     const bool bf16 = GetParam().format == WeightFormat::kBf16;
     std::vector<const MatMulShape*> shapes = {nullptr};
     for (const MatMulShape& shape : kShapes) {
-      const bool wide = shape.variant == kWide;
-      if (!bf16 && (shape.shares > 1 || (wide && shape.tokens > 128))) continue;
+      const bool wide = shape.variant == kWide || shape.variant == kPair;
+      if (!bf16 && (shape.shares > 1 || shape.tokens > 128)) continue;
       if (!bf16 && shape.all_segments && !wide) continue;
       if (numbered && (shape.shares > 1 || (wide && bf16))) continue;
       if (shape.shares * SegmentsOf(d_w_->weight()).count > 8) continue;
@@ -583,12 +584,15 @@ TEST(MatMulArguments, AreChecked) {
   };
   refused_shape({.tokens = 24}, "usual ones have 8, 16, 32, 64 or 128");
   refused_shape({.tokens = 128, .variant = kDeep}, "deep ones up to 64");
+  refused_shape({.tokens = 128, .variant = kPair}, "pairs 192 or 256");
+  refused_shape({.tokens = 192, .variant = kWide}, "wide ones 128 (bf16 also 256)");
   refused_shape({.tokens = 256, .variant = kWide, .all_segments = true}, "have all segments");
+  refused_shape({.tokens = 256, .variant = kPair, .all_segments = true}, "have all segments");
   refused_shape({.tokens = 64, .all_segments = true}, "usual ones of 128 and deep ones of 64");
   refused_shape({.tokens = 64, .variant = kDeep, .shares = 2, .all_segments = true},
                 "one segment per block");
   refused_shape({.tokens = 16, .shares = 4}, "tiles of 8 rows for each");
-  refused_shape({.tokens = 64, .variant = kWide, .shares = 2}, "x shared by 2 blocks");
+  refused_shape({.tokens = 128, .variant = kWide, .shares = 2}, "x shared by 2 blocks");
   refused([](MatMulParams& p) { p.w.k = 0; }, "sizes must be positive");
   refused(
       [](MatMulParams& p) {

@@ -74,17 +74,19 @@ enum class OutputType { kBf16, kF32 };
 enum class MatMulVariant {
   kUsual,  // 64 rows of the weight (e4m3 and 128 rows of x: 128), several blocks
   kDeep,   // the same alone on its multiprocessor, with many stages; up to 64 rows of x
+  kPair,   // bf16: 128 rows, one block
   kWide,   // 192 rows (e4m3: 128), one block
 };
 
 /// Which body runs. It changes no bit.
 struct MatMulShape {
-  // Rows of x per tile: usual 8, 16, 32, 64 or 128; wide 64 or 128, bf16 also 192 or 256.
+  // Rows of x per tile: usual 8, 16, 32, 64 or 128; deep up to 64; pair 192 or 256; wide 128, bf16
+  // also 256.
   int tokens = 8;
   MatMulVariant variant = MatMulVariant::kUsual;
-  int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4; not wide
-  // A block sums all segments of K, one after the other: wide ones of up to 128 rows of x, bf16
-  // also deep ones of 64 and usual ones of 128. Else the blocks of a cluster have one each.
+  int shares = 1;  // blocks that load rows of x for each other: 1, 2 or 4, up to 64 rows of x
+  // A block sums all segments of K, one after the other: wide ones of 128 rows of x, bf16 also
+  // deep ones of 64 and usual ones of 128. Else the blocks of a cluster have one each.
   bool all_segments = false;
 };
 

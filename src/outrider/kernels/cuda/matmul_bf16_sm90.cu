@@ -17,8 +17,8 @@ struct Bf16Bodies {
   using Usual64 = MatMulBody<kFormat, 1, 64, 64, 4, 3, kForm>;
   using Deep64 = MatMulBody<kFormat, 1, 64, 128, 7, 1, kForm>;
   using Usual128 = MatMulBody<kFormat, 1, 128, 64, 4, 2, kForm>;
+  using Pair = MatMulBody<kFormat, 2, 256, 64, 4, 1, kForm>;
   using Wide = MatMulBody<kFormat, 3, 256, 64, 4, 1, kForm>;
-  using Wide64 = Wide;
 };
 template <>
 struct Bf16Bodies<SegmentForm::kAll> {

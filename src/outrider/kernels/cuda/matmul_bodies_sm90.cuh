@@ -20,9 +20,8 @@ auto WithMatMulBody(const MatMulShape& shape, bool segments, Use use) {
   }
   const auto choose = [&](auto bodies) {
     using Of = decltype(bodies);
-    if (shape.variant == MatMulVariant::kWide) {
-      return shape.tokens == 64 ? use(typename Of::Wide64()) : use(typename Of::Wide());
-    }
+    if (shape.variant == MatMulVariant::kWide) return use(typename Of::Wide());
+    if (shape.variant == MatMulVariant::kPair) return use(typename Of::Pair());
     const bool deep = shape.variant == MatMulVariant::kDeep;
     switch (shape.tokens) {
       case 8:
@@ -73,9 +72,9 @@ struct MatMulF8Bodies {
   using Deep32 = Usual32;
   using Usual64 = MatMulBody<kFormat, 1, 64, 128, 3, 3, kForm>;
   using Deep64 = Usual64;
-  using Wide64 = MatMulBody<kFormat, 2, 64, 128, 5, 1, kForm>;
   using Wide = MatMulBody<kFormat, 2, 128, 128, 4, 1, kForm>;
   using Usual128 = Wide;
+  using Pair = Wide;  // is refused
 };
 
 }  // namespace outrider::cuda

@@ -67,8 +67,9 @@ struct MatMulBody {
   // The first of the last warps loads. A block that is alone on its multiprocessor has four of
   // them, whose registers the others take.
   static constexpr bool kGivesRegisters = kWarpgroups > 1 && kBlocksPerSm == 1;
-  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : 160;
-  static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr bool kCodes = kFormat != WeightFormat::kBf16;  // are widened in registers
+  static constexpr int kRegisters = kWarpgroups == 3 ? 160 : kCodes ? 232 : 208;
+  static constexpr int kLoaderRegisters = kWarpgroups == 3 ? 32 : kCodes ? 40 : 88;
   static constexpr int kThreads = kWarpgroups * 128 + (kGivesRegisters ? 128 : 32);
   static constexpr int kXBytes = kTokens * kStageColumns * 2;
   static constexpr int kWeightBytes =

@@ -33,11 +33,13 @@ int SharesOf(const PackedWeight& weight, int rows, int tokens, int segments) {
 }
 
 /// About how many cycles a product takes with more than 64 rows, when its weight is bf16. With
-/// these three rates, per multiprocessor, the least of these is what `matmul_sweep` finds fastest,
-/// or within 5 %, but for a few of 128 to 512 rows.
+/// these numbers the least of these is what `matmul_sweep` finds fastest, or within 5 %, for 60 of
+/// its 62 products of more than 64 rows; for one of the others whole steps were faster so.
 double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segments,
               const MatMulShape& shape) {
-  constexpr double kLoadBytes = 36, kResultBytes = 8, kClusterResultBytes = 4;
+  // Bytes per cycle: loads of a multiprocessor and of one block by itself, what a cluster adds up.
+  constexpr double kLoad = 71, kBlockLoad = 44.8, kClusterResults = 30;
+  constexpr double kClusterStart = 5200;  // cycles that a cluster takes longer to start and end
   const MatMulBodyFacts facts = Facts(weight.format, shape, segments.count > 1);
   const int weight_rows = kWeightRows * facts.warpgroups;
   const bool clusters = !shape.all_segments && segments.count > 1;
@@ -45,22 +47,25 @@ double Cycles(const PackedWeight& weight, int rows, const MatMulSegments& segmen
   const int blocks =
       Ceil(rows, shape.tokens) * Ceil(weight.n, weight_rows) * (clusters ? segments.count : 1);
   const int at_once = BlocksAtOnce(clusters ? segments.count : 1);
+  const int each = Ceil(blocks, at_once), rounds = Ceil(blocks, at_once * facts.blocks_per_sm);
   // What the last tile of fewer rows leaves out does not matter: the longest block counts.
   const double multiply = columns / 16.0 * facts.warpgroups * shape.tokens / 2;
-  const double load = 2.0 * columns * (weight_rows + shape.tokens) / kLoadBytes;
-  const double results =
-      4.0 * weight_rows * shape.tokens / (clusters ? kClusterResultBytes : kResultBytes);
-  return Ceil(blocks, at_once) * std::max(multiply, load) +
-         Ceil(blocks, at_once * facts.blocks_per_sm) * results;
+  const double bytes = 2.0 * columns * (weight_rows + shape.tokens);
+  const double cycles =
+      std::max(each * std::max(multiply, bytes / kLoad), rounds * bytes / kBlockLoad);
+  if (!clusters) return cycles;
+  return cycles + rounds * (kClusterStart + 4.0 * weight_rows * shape.tokens / kClusterResults);
 }
 
 /// The body for more than 64 rows of x and bf16 weights.
 MatMulShape ShapeOfManyRows(const PackedWeight& weight, int rows, const MatMulSegments& segments) {
-  constexpr auto kDeep = MatMulVariant::kDeep, kWide = MatMulVariant::kWide;
+  constexpr auto kDeep = MatMulVariant::kDeep, kPair = MatMulVariant::kPair,
+                 kWide = MatMulVariant::kWide;
   constexpr MatMulShape kShapes[] = {{.tokens = 64, .variant = kDeep},
                                      {.tokens = 128},
+                                     {.tokens = 192, .variant = kPair},
+                                     {.tokens = 256, .variant = kPair},
                                      {.tokens = 128, .variant = kWide},
-                                     {.tokens = 192, .variant = kWide},
                                      {.tokens = 256, .variant = kWide},
                                      {.tokens = 64, .variant = kDeep, .all_segments = true},
                                      {.tokens = 128, .all_segments = true},
@@ -163,10 +168,12 @@ int ExpertTileRows(WeightFormat format, int max_rows, int choices, int experts) 
 }
 
 MatMulShape ChooseExpertShape(WeightFormat format, int tile_rows) {
-  if (tile_rows > kNarrowRows && format == WeightFormat::kBf16) {
-    return {.tokens = 256, .variant = MatMulVariant::kWide};
-  }
-  return {.tokens = NarrowTokens(tile_rows)};
+  const bool bf16 = format == WeightFormat::kBf16;
+  if (bf16 && tile_rows > kNarrowRows) return {.tokens = 256, .variant = MatMulVariant::kWide};
+  const int tokens = NarrowTokens(tile_rows);
+  // With 64 rows the products take the time; one block with more on its way is faster than three.
+  if (bf16 && tokens == 64) return {.tokens = tokens, .variant = MatMulVariant::kDeep};
+  return {.tokens = tokens};
 }
 
 }  // namespace outrider::cuda

@@ -73,7 +73,8 @@ __device__ __forceinline__ void ChainBf16(typename Body::Shared& shared, int gro
                                           StageCursor<Body>& cursor, int& held,
                                           float (&sums)[kColumns / 2]) {
   // Two products where one would need more registers than threads have when the kernel starts.
-  constexpr int kFirst = kColumns < 128 ? kColumns : 128;
+  constexpr int kMost = Body::kWarpgroups > 2 ? 128 : 256;
+  constexpr int kFirst = kColumns < kMost ? kColumns : kMost;
   constexpr int kRest = kColumns > kFirst ? kColumns - kFirst : kFirst;
   const uint64_t weights = MakeDescriptor(SharedAddress(shared.weights[0][group]), 16, 1024);
   const uint64_t x = MakeDescriptor(SharedAddress(shared.x[0]), 16, 1024);
