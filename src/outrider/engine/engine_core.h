@@ -71,7 +71,8 @@ class EngineCore {
     int32_t num_emitted = 0;
   };
 
-  /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it ran.
+  /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it
+  /// ran.
   double CountSeconds(double step_seconds, const ExecutorSeconds& before);
   /// One step more, if there is anything to run.
   bool LaunchStep();

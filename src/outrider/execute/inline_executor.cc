@@ -224,8 +224,7 @@ void InlineExecutor::Propose() {
       const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
       slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
     }
-    outputs().num_drafts[plan_index_[draft_work_[i]]] =
-        static_cast<int32_t>(slot.drafts.size());
+    outputs().num_drafts[plan_index_[draft_work_[i]]] = static_cast<int32_t>(slot.drafts.size());
   }
 }
 

@@ -85,7 +85,7 @@ class InlineExecutor : public Executor {
   std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
   std::vector<VerifiedTokens*> verified_;  // into the results
   std::vector<size_t> plan_index_;
-  std::vector<int32_t> frontiers_;  // last position whose token turned out right
+  std::vector<int32_t> frontiers_;      // last position whose token turned out right
   std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
   std::unique_ptr<RowMemory> hidden_memory_;
   std::unique_ptr<RowMemory> tapped_memory_;
