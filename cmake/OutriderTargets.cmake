@@ -67,7 +67,7 @@ function(outrider_test name)
     set_tests_properties(${name} PROPERTIES COST 100)  # begins before short ones, so none is left alone at the end
     add_test(NAME ${name}_all COMMAND ${name} --gtest_brief=1)
     set_tests_properties(${name}_all PROPERTIES
-      LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${ARG_ENVIRONMENT}")
+      LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${ARG_ENVIRONMENT}" COST 100)
   endif()
 endfunction()
 
