@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <compare>
 #include <cstdint>
 #include <cstdio>
 
@@ -32,8 +33,25 @@ class CublasLt {
   }
   bool ok() const { return ok_; }
 
-  /// Prepares y [rows, n] bf16 = x [rows, k] W^T, W [n, k]; false if it knows no way.
+  /// y [rows, n] = x [rows, k] W^T, bf16 but for y where told.
+  struct Shape {
+    int rows = 0;
+    int n = 0;
+    int k = 0;
+    int64_t x_stride = 0;  // of rows, in elements
+    int64_t y_stride = 0;
+    bool y_is_float = false;
+
+    auto operator<=>(const Shape&) const = default;
+  };
+
   bool Prepare(int rows, int n, int k) {
+    return Prepare({.rows = rows, .n = n, .k = k, .x_stride = k, .y_stride = n});
+  }
+
+  /// False if it knows no way.
+  bool Prepare(const Shape& shape) {
+    const auto [rows, n, k, x_stride, y_stride, y_is_float] = shape;
     const cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtMatmulPreference_t preference;
     int found = 0;
@@ -42,8 +60,9 @@ class CublasLt {
            desc_set_(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)) ==
                CUBLAS_STATUS_SUCCESS &&
            layout_create_(&w_, CUDA_R_16BF, k, n, k) == CUBLAS_STATUS_SUCCESS &&
-           layout_create_(&x_, CUDA_R_16BF, k, rows, k) == CUBLAS_STATUS_SUCCESS &&
-           layout_create_(&y_, CUDA_R_16BF, n, rows, n) == CUBLAS_STATUS_SUCCESS &&
+           layout_create_(&x_, CUDA_R_16BF, k, rows, x_stride) == CUBLAS_STATUS_SUCCESS &&
+           layout_create_(&y_, y_is_float ? CUDA_R_32F : CUDA_R_16BF, n, rows, y_stride) ==
+               CUBLAS_STATUS_SUCCESS &&
            preference_create_(&preference) == CUBLAS_STATUS_SUCCESS &&
            preference_set_(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                            sizeof(workspace)) == CUBLAS_STATUS_SUCCESS &&
@@ -52,9 +71,10 @@ class CublasLt {
            found == 1;
   }
 
-  void Run(const void* x, const void* w, void* y, cudaStream_t stream) const {
-    const float one = 1, zero = 0;
-    if (matmul_(handle_, operation_, &one, w, w_, x, x_, &zero, y, y_, y, y_, &algorithm_.algo,
+  /// y = product + beta y.
+  void Run(const void* x, const void* w, void* y, cudaStream_t stream, float beta = 0) const {
+    const float one = 1;
+    if (matmul_(handle_, operation_, &one, w, w_, x, x_, &beta, y, y_, y, y_, &algorithm_.algo,
                 workspace_, kWorkspace, stream) != CUBLAS_STATUS_SUCCESS) {
       std::fprintf(stderr, "cuBLASLt failed\n");
     }

@@ -2,8 +2,11 @@
 // of 1024 tokens that decode 1 row or verify 4, and prompts; or the cases that are given. Prints
 // milliseconds beside what the bytes that a step reads take at the card's bandwidth.
 //
-//   network_step_bench [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
+//   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
 //                      [v2-lite|glm-4.7-flash|CONFIG.json]...
+//
+// --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
+// number of rows.
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of
@@ -14,10 +17,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bench/relaxed_ops.h"
 #include "outrider/base/file.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/cuda/load_weights.h"
@@ -81,9 +86,11 @@ constexpr int32_t BlocksOf(int32_t tokens) { return (tokens + kBlock - 1) / kBlo
 
 class StepBench {
  public:
-  StepBench(std::string name, const std::string& config, std::vector<Case> cases,
-            double bytes_per_second)
-      : name_(std::move(name)),
+  StepBench(std::unique_ptr<CudaOps> ops, std::string name, const std::string& config,
+            std::vector<Case> cases, double bytes_per_second)
+      : own_ops_(std::move(ops)),
+        ops_(*own_ops_),
+        name_(std::move(name)),
         bytes_per_second_(bytes_per_second),
         cases_(std::move(cases)),
         prompts_(cases_.empty()),
@@ -243,13 +250,14 @@ class StepBench {
     std::fflush(stdout);
   }
 
+  std::unique_ptr<CudaOps> own_ops_;
+  const CudaOps& ops_;
   std::string name_;
   double bytes_per_second_;
   std::vector<Case> cases_;
   bool prompts_;
   ModelConfig config_;
   std::unique_ptr<WeightSource> source_;
-  CudaOps ops_;
   ThreadPool pool_;
   Device device_;
   double weight_bytes_ = 0;
@@ -271,10 +279,13 @@ int Main(int argc, char** argv) {
   std::vector<Case> cases;
   std::vector<std::string> names;
   bool right = true;
+  bool relaxed = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--bandwidth") == 0 && i + 1 < argc) {
       bandwidth = std::atof(argv[++i]);
       right &= bandwidth > 0;
+    } else if (std::strcmp(argv[i], "--relaxed") == 0) {
+      relaxed = true;
     } else if (std::strcmp(argv[i], "--case") == 0 && i + 1 < argc) {
       Case c = {};
       right &= std::sscanf(argv[++i], "%d,%d,%d", &c.requests, &c.rows, &c.context) == 3 &&
@@ -287,7 +298,8 @@ int Main(int argc, char** argv) {
   }
   if (!right) {
     std::fprintf(stderr,
-                 "usage: network_step_bench [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]... "
+                 "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
+                 "REQUESTS,ROWS,CONTEXT]... "
                  "[v2-lite|glm-4.7-flash|CONFIG.json]...\n");
     return 2;
   }
@@ -297,7 +309,10 @@ int Main(int argc, char** argv) {
       const std::string config = name == "v2-lite"         ? kV2Lite
                                  : name == "glm-4.7-flash" ? kGlm47Flash
                                                            : ReadTextFile(name, 1 << 20);
-      StepBench(name, config, cases, bandwidth * 1e12).RunAll();
+      std::unique_ptr<CudaOps> ops =
+          relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();
+      StepBench(std::move(ops), relaxed ? name + " relaxed" : name, config, cases, bandwidth * 1e12)
+          .RunAll();
     }
   } catch (const Error& error) {
     std::fprintf(stderr, "network_step_bench: error: %s\n", error.what());
