@@ -65,9 +65,13 @@ function(outrider_test name)
   if(ARG_SANITIZED_TESTS)
     set_property(TEST ${name} APPEND PROPERTY LABELS part)
     set_tests_properties(${name} PROPERTIES COST 100)  # begins before short ones, so none is left alone at the end
-    add_test(NAME ${name}_all COMMAND ${name} --gtest_brief=1)
-    set_tests_properties(${name}_all PROPERTIES
-      LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${ARG_ENVIRONMENT}" COST 100)
+    # In two halves, so that the longest list does not run alone at the end.
+    foreach(half 0 1)
+      set(environment ${ARG_ENVIRONMENT} GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=${half})
+      add_test(NAME ${name}_all_${half} COMMAND ${name} --gtest_brief=1)
+      set_tests_properties(${name}_all_${half} PROPERTIES
+        LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${environment}" COST 100)
+    endforeach()
   endif()
 endfunction()
 
