@@ -125,9 +125,10 @@ else
   exactness_requests=10000
   sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0 -g1"
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=OFF)
-  # Threads meet in the pool, the template interpreter, the engine's thread and the server.
-  tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;engine;server"
-    -- tests/{base,engine,server}/all chat_template_test)
+  # Threads meet in the pool, the template interpreter, the executor's and the engine's thread, and
+  # the server.
+  tsan_rooms=(-DOUTRIDER_TEST_ROOMS="base;text;execute;engine;server"
+    -- tests/{base,execute,engine,server}/all chat_template_test)
 fi
 
 # Code for GPUs is part of the release build where a GPU is, and is compiled by itself elsewhere.
