@@ -4,7 +4,6 @@
 #pragma once
 
 #include <map>
-#include <tuple>
 
 #include "bench/cublaslt_oracle.h"
 #include "outrider/base/error.h"
@@ -30,7 +29,8 @@ class RelaxedOps : public CudaOps {
   }
 
  private:
-  /// Whether CudaOps makes one product of two.
+  /// Products of the same rows whose results lie side by side: their weights do, too, and CudaOps
+  /// makes one product of them.
   static bool AreOne(const Product& a, const Product& b) {
     const auto* const end =
         static_cast<const std::byte*>(a.y.data) + a.y.cols * DTypeSize(a.y.dtype);

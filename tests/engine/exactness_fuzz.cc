@@ -14,8 +14,9 @@
 //
 // With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
 //
-// With --late 1 results of steps come one step late (LateExecutor): the next step is planned and
-// launched while one is in flight. With --device cuda the bundled model runs on a GPU.
+// With --late 1 results of steps come one step late (LateExecutor, in every other round
+// QueuedExecutor): the next step is planned and launched while one is in flight. With --device cuda
+// the bundled model runs on a GPU, over a QueuedExecutor.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it. Long because every kind of model, drafter and request is drawn in one

@@ -87,8 +87,8 @@ __device__ __forceinline__ void StoreRows(uint8_t* at, int rows, Word word) {
 
 /// Folds a split's result: half `group` of the columns of rows `row0` and `row0` + 8 of the tile,
 /// two columns at a time: columns[i] are those of the splits so far, output[2 * i] and the next the
-/// split's. Where the split's end leaves a partial result, they are
-/// stored one by one as they are folded: stores in a row hold the warp up. All lanes of a warp.
+/// split's. Where the split's end leaves a partial result, they are stored one by one as they are
+/// folded: stores in a row hold the warp up. All lanes of a warp.
 template <bool kSharedTiles>
 __device__ __forceinline__ void FoldColumns(const MlaKernelArguments& args, const MlaItem& item,
                                             const SplitWalk& walk, const int& epoch, int group,

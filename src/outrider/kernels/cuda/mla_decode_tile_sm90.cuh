@@ -1,6 +1,6 @@
-// What the scores of the bf16 MLA decode kernel do with a tile of 64 keys: scores, masks, maxima,
-// references, probabilities. Thread layout: that of a wgmma result, two rows of the tile, 8 apart,
-// and 16 of its keys per thread.
+// From a tile of 64 keys to probabilities, in the bf16 MLA decode kernel: scores, masks, maxima,
+// references. Thread layout: that of a wgmma result, two rows of the tile, 8 apart, and 16 of its
+// keys per thread.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_block_sm90.cuh"
