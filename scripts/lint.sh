@@ -5,7 +5,9 @@
 #   scripts/lint.sh format --fix     and rewrites them
 #   scripts/lint.sh tidy BUILD_DIR   every .cc of src/outrider against .clang-tidy; BUILD_DIR is
 #                                    configured. Where several sources are compiled at a time (the
-#                                    asan preset), so they are checked: three times as fast.
+#                                    asan preset), so they are checked: three times as fast. What was
+#                                    found clean is not checked again while nothing that the checker
+#                                    reads differs; ~/.cache/outrider/clang-tidy remembers.
 #   scripts/lint.sh tidy BUILD_DIR COMMIT   only where a source or its header differs from COMMIT
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,13 +23,31 @@ format() {
   echo "lint: clang-format: ${#files[@]} files"
 }
 
+# A hash of all that clang-tidy reads for one source: its command, every file that it includes, the
+# checks. Paths inside the checkout do not count.
+tidy_key() {
+  local command
+  command=$(grep -F -B 1 "\"file\": \"$2\"" "$1/compile_commands.json" |
+    sed -n 's/^ *"command": "\(.*\)",$/\1/p' | sed 's/\\"/"/g; s/ -o [^ ]*//') &&
+    {
+      clang-tidy-19 --version && cat .clang-tidy && echo "$command" &&
+        (cd "$1" && eval "$command -M -MT x" | tr -d '\\\n' | cut -d: -f 2- | xargs cat)
+    } | sed "s#$PWD##g" | sha256sum | cut -d ' ' -f 1
+}
+
 # One source of tidy, run by xargs; prints only when there is something to say.
 tidy_one() {
-  local output
+  local output clean
+  clean=${XDG_CACHE_HOME:-$HOME/.cache}/outrider/clang-tidy/$(tidy_key "$1" "$2") || {
+    echo "lint: error: clang cannot say what $2 includes"
+    return 1
+  }
+  if [ -e "$clean" ]; then return; fi
   if ! output=$(clang-tidy-19 -p "$1" --quiet "$2" 2>/dev/null); then
     printf '%s\n' "$output"
     return 1
   fi
+  mkdir -p "${clean%/*}" && touch "$clean"
 }
 
 # What the compiler was given for src/outrider: sources, and files that include several of them.
@@ -66,9 +86,9 @@ tidy() {
     echo "lint: clang-tidy: nothing differs from $2"
     return
   fi
-  export -f tidy_one
+  export -f tidy_one tidy_key
   # shellcheck disable=SC2016
-  xargs -P "$(nproc)" -I{} bash -c 'tidy_one "$1" "$2"' tidy "$build" {} <<<"$sources" || status=1
+  xargs -P "$(nproc)" -I{} bash -o pipefail -c 'tidy_one "$1" "$2"' tidy "$build" {} <<<"$sources" || status=1
   echo "lint: clang-tidy: $(wc -l <<<"$sources") of $total compiled sources"
   return $status
 }
