@@ -113,7 +113,7 @@ if $full; then
   left_out='part|fuzz'
   tidy_since=()
   fuzz_seconds=60
-  exactness_requests=100000
+  exactness_requests=50000
   # Tests take longer than their compilation here.
   sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=ON)

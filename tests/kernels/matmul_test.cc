@@ -176,7 +176,8 @@ TEST_P(MatMulTest, EveryOutputIsOneChainOverNarrowWeights) {
       }
     }
     for (const int64_t rows : {1, 2, 4, 32, 45, 49, 64, 193}) {
-      RunOne(format, DType::kBF16, rows, kSanitized ? 130 : 530, 768, false);
+      const bool many_panels = !kSanitized && (rows <= 4 || rows == 45);
+      RunOne(format, DType::kBF16, rows, many_panels ? 530 : 130, 768, false);
     }
   }
 }
@@ -338,7 +339,7 @@ TEST_P(MatMulTest, JobListsLikeExpertsGatherRowsAndShareInputs) {
 }
 
 TEST_P(MatMulTest, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
-  const int64_t outputs = kSanitized ? 70 : 530;
+  const int64_t outputs = kSanitized || GetParam() == Isa::kReference ? 70 : 530;
   for (const PackedFormat format : kNarrowFormats) {
     const int64_t k = ColumnsOf(format, 700);
     const Weight weight(format, outputs, k, random);
