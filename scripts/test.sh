@@ -122,7 +122,7 @@ else
   left_out='full|fuzz'
   tidy_since=("$(git describe --tags --abbrev=0 2>/dev/null || git rev-list -n 6 HEAD | tail -n 1)")
   fuzz_seconds=5
-  exactness_requests=10000
+  exactness_requests=5000
   sanitizer_flags=-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0 -g1"
   asan_options=(-DOUTRIDER_SANITIZE_XGRAMMAR=OFF)
   # Threads meet in the pool, the template interpreter, the executor's and the engine's thread, and
