@@ -15,7 +15,6 @@
 #include "outrider/cli/parameter_count.h"
 #include "outrider/engine/engine_loader.h"
 #include "outrider/kernels/kernel_table.h"
-#include "outrider/options/byte_size.h"
 #include "outrider/telemetry/stats_log.h"
 
 namespace outrider::cli {
@@ -27,15 +26,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using Json = nlohmann::json;
-
-TEST(ByteSize, Text) {
-  EXPECT_EQ(ByteSizeText(0), "0 B");
-  EXPECT_EQ(ByteSizeText(1023), "1023 B");
-  EXPECT_EQ(ByteSizeText(1024), "1.0 KiB");
-  EXPECT_EQ(ByteSizeText((1 << 20) - 1), "1.0 MiB");
-  EXPECT_EQ(ByteSizeText(int64_t{3} << 29), "1.5 GiB");
-  EXPECT_EQ(ByteSizeText(int64_t{5} << 50), "5120.0 TiB");
-}
 
 TEST(LoadProgress, ALogGetsALineAtEveryQuarter) {
   std::ostringstream out;

@@ -1,6 +1,7 @@
 // What an engine has of a model directory's text side.
 #include "outrider/engine/engine_loader.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -88,6 +89,21 @@ TEST(EngineLoader, TakesDummyWeightsWithoutAnyTokenizer) {
   const LoadedEngine loaded = Load(DummyModel(directory.path(), 64));
   EXPECT_EQ(loaded.tokenizer, nullptr);
   EXPECT_FALSE(loaded.chat_template);
+}
+
+TEST(EngineLoader, ACacheThatIsTooSmallIsRefusedWithWhatIsNeeded) {
+  const TemporaryDirectory directory;
+  EngineOptions options = DummyModel(directory.path(), 64);
+  options.kv_cache_memory_bytes = 16 << 10;
+  options.max_model_len = 512;
+  std::string what;
+  try {
+    Load(options);
+  } catch (const Error& error) {
+    what = error.what();
+  }
+  EXPECT_THAT(what, testing::StartsWith("a KV cache of 16.0 KiB (--kv-cache-memory-bytes) holds"));
+  EXPECT_THAT(what, testing::ContainsRegex("a context of 512 needs [0-9.]+ MiB: give it more"));
 }
 
 }  // namespace

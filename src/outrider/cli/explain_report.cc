@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/byte_size.h"
 #include "outrider/base/dtype.h"
 #include "outrider/cli/memory_table.h"
 #include "outrider/cli/parameter_count.h"
-#include "outrider/options/byte_size.h"
 
 namespace outrider::cli {
 

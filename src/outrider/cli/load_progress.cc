@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "outrider/options/byte_size.h"
+#include "outrider/base/byte_size.h"
 
 namespace outrider::cli {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "outrider/options/byte_size.h"
+#include "outrider/base/byte_size.h"
 
 namespace outrider::cli {
 

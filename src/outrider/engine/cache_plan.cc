@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/networks/eagle3_draft_model.h"
@@ -103,8 +104,15 @@ void EnginePlan::PlanFirstCache() {
                                          static_cast<double>(memory.total)),
           .work_space = memory.total - memory.free + kEstimatedWorkSpace};
   const int64_t weights = SumOf(weight_sizes_.target) + SumOf(weight_sizes_.modules);
-  PlanCache(gpu_->usable - weights - gpu_->work_space,
-            "what --gpu-memory-utilization leaves, by estimate: measured at start");
+  const int64_t left = gpu_->usable - weights - gpu_->work_space;
+  if (left <= 0) {
+    throw InvalidArgument(
+        "the weights take {}, the work space and other processes about {}, but "
+        "--gpu-memory-utilization {} allows {} of the GPU's {}: raise it, or free memory there",
+        ByteSizeText(weights), ByteSizeText(gpu_->work_space), options_.gpu_memory_utilization,
+        ByteSizeText(gpu_->usable), ByteSizeText(gpu_->total));
+  }
+  PlanCache(left, "what --gpu-memory-utilization leaves, by estimate: measured at start");
 }
 
 void EnginePlan::PlanCacheInFreeMemory() {
@@ -130,9 +138,11 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
       options_.max_model_len.value_or(static_cast<int32_t>(trained)), CacheConfig::kMostTokens));
   const int64_t holds = cache.MostTokens(budget_pages, MostStepTokens());
   if (holds < 2 || (options_.max_model_len && holds < wanted)) {
-    throw InvalidArgument("a KV cache of {} bytes ({}) holds {} tokens: a context of {} needs {}",
-                          std::max<int64_t>(bytes, 0), why, holds, wanted,
-                          cache.MostPages(wanted, MostStepTokens()) * page_bytes);
+    throw InvalidArgument(
+        "a KV cache of {} ({}) holds {} tokens, a context of {} needs {}: give it more memory, or "
+        "lower --max-model-len",
+        ByteSizeText(std::max<int64_t>(bytes, 0)), why, holds, wanted,
+        ByteSizeText(cache.MostPages(wanted, MostStepTokens()) * page_bytes));
   }
   const auto length = static_cast<int32_t>(std::min<int64_t>(wanted, holds));
   if (length < 2) throw InvalidArgument("--max-model-len is {}: it must be at least 2", length);

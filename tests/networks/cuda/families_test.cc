@@ -231,6 +231,8 @@ TEST(HopperNetworks, AreRefusedWithWhatWouldRun) {
   refused([](ModelConfig& c) { c.hidden_size = 8200; }, "hidden_size 8200");
   refused([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 8; },
           "the attention of layer 2");
+  refused([](ModelConfig& c) { c.layers[1].attention = GqaSpec(); },
+          "deepseek_v2 does not run on the GPU: the kernels take latent attention");
   refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).router.experts = 12; },
           "n_routed_experts 12");
   refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).shared_width = 200; },

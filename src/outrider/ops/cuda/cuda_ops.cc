@@ -54,7 +54,7 @@ void CheckHopperGpu() {
   if (error != cudaSuccess || count == 0) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("no GPU can be used ({}): --device cuda needs an NVIDIA GPU of compute "
-                            "capability 9.0 and its driver; --device cpu runs without",
+                            "capability 9.0 and driver 580 or newer; --device cpu runs without",
                             error == cudaSuccess ? "there is none" : cudaGetErrorString(error)));
   }
   cudaDeviceProp properties;

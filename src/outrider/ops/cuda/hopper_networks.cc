@@ -52,9 +52,14 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
   for (int64_t i = 0; i < layers; ++i) {
     const LayerSpec& spec = c.layer(i);
     const LayerSpec& first = c.layer(0);
-    Require(std::holds_alternative<MlaSpec>(spec.attention) && spec.attention == first.attention &&
-                spec.rotary == first.rotary,
-            "the attention of layer", i, "latent attention of one shape in all layers");
+    if (!std::holds_alternative<MlaSpec>(spec.attention)) {
+      throw InvalidArgument(
+          "{} does not run on the GPU: the kernels take latent attention (MLA) of DeepSeek-V2's "
+          "form; --device cpu runs it",
+          c.model_type);
+    }
+    Require(spec.attention == first.attention && spec.rotary == first.rotary,
+            "the attention of layer", i, "attention of one shape in all layers");
     CheckAttention(std::get<MlaSpec>(spec.attention));
     if (const MoeSpec* moe = spec.moe()) CheckMoe(*moe);
     if (const DenseMlpSpec* dense = spec.dense()) {

@@ -1,4 +1,4 @@
-#include "outrider/options/byte_size.h"
+#include "outrider/base/byte_size.h"
 
 #include <fmt/format.h>
 
