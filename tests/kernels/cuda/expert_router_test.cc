@@ -196,7 +196,7 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
 
 TEST_P(ExpertRouterTest, ChoosesAsTheCpuBitForBit) {
   const std::vector<float> bias = Bias();
-  for (const int rows : {0, 1, 2, 16, 17, 33, 128, 129, 300, 1100}) {
+  for (const int rows : {0, 1, 2, 16, 17, 33, 128, 129, 300, 1024, 1100, 2500}) {
     for (const float size : {0.5F, 3.0F}) {
       const std::vector<float> logits =
           NormalFloats(random_, static_cast<size_t>(rows) * GetParam().experts, size);
@@ -250,12 +250,12 @@ TEST_P(ExpertRouterTest, TakesNanAsTheCpu) {
 }
 
 TEST_P(ExpertRouterTest, ARowsBitsDependOnItAlone) {
-  constexpr int kRows = 500;
+  constexpr int kRows = 1300;
   const int experts = GetParam().experts;
   const std::vector<float> bias = Bias();
   const std::vector<float> logits = NormalFloats(random_, size_t{kRows} * experts);
   const Routing all = Run(logits, bias, kRows, kRows, 64);
-  for (const int rows : {1, 5, 31, 128, 257}) {
+  for (const int rows : {1, 5, 31, 128, 257, 1100}) {
     for (const int first : {0, 7, kRows - rows}) {
       const std::vector<float> part(logits.begin() + static_cast<int64_t>(first) * experts,
                                     logits.begin() + static_cast<int64_t>(first + rows) * experts);

@@ -1,5 +1,6 @@
 // One launch of one cluster. A block has a range of rows, a warp one row at a time, a lane
-// `kPerLane` neighbouring experts of it.
+// `kPerLane` neighbouring experts of it. Of many rows the experts are chosen by a launch of the
+// whole GPU before it.
 //
 // Grouping by expert without a sort: a block marks in a bit per (expert, row) of its range who goes
 // where. An expert's count is the number of its bits, a pair's place among the expert's pairs the
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/expert_choice.cuh"
 #include "outrider/kernels/cuda/expert_router.h"
 #include "outrider/kernels/cuda/expert_router_layout.h"
@@ -16,6 +18,10 @@
 
 namespace outrider::cuda {
 namespace {
+
+constexpr int kChooseThreads = 256;
+// With more, two launches take less time.
+constexpr int kMostRowsOfOneLaunch = 1024;
 
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
@@ -57,6 +63,41 @@ __device__ __forceinline__ uint64_t SumBefore(uint64_t value, int warps, uint64_
   return before;
 }
 
+/// A warp chooses the experts of `row`, and writes them with their weights and the shared ones'.
+/// Returns those of lanes before top_k.
+template <int kPerLane>
+__device__ __forceinline__ int ChooseRow(const ExpertRouterParams& params,
+                                         const ExpertRouting& routing, int group_lanes, int row,
+                                         float* row_scores) {
+  const int lane = threadIdx.x % 32;
+  const int choices = params.top_k + params.shared_experts;
+  const float* const logits = params.logits + static_cast<int64_t>(row) * params.experts;
+  const Choice choice = ChooseExperts<kPerLane>(params, group_lanes, logits, row_scores);
+  const int64_t at = static_cast<int64_t>(row) * choices + lane;
+  if (lane < params.top_k) {
+    routing.expert_ids[at] = choice.expert;
+    routing.weights[at] = choice.weight;
+  } else if (lane < choices) {
+    routing.expert_ids[at] = params.experts + lane - params.top_k;
+    routing.weights[at] = 1.0f;
+  }
+  return choice.expert;
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kChooseThreads)
+    ChooseKernel(const ExpertRouterParams params, const ExpertRouting routing, int group_lanes) {
+  constexpr int kWarps = kChooseThreads / 32;
+  __shared__ float scores[kWarps * 32 * kPerLane];
+  LaunchDependents();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int row = static_cast<int>(blockIdx.x) * kWarps + warp;
+  WaitForPriorGrid();
+  if (row >= params.num_rows || (params.true_rows != nullptr && row >= *params.true_rows)) return;
+  ChooseRow<kPerLane>(params, routing, group_lanes, row, scores + warp * 32 * kPerLane);
+}
+
+/// kPerLane 0: ChooseKernel has written the choices.
 template <int kPerLane>
 __global__ void __launch_bounds__(kRouterThreads, 1)
     RouteKernel(const ExpertRouterParams params, const ExpertRouting routing,
@@ -85,20 +126,23 @@ __global__ void __launch_bounds__(kRouterThreads, 1)
   const int first_row = rank * layout.rows;
   const int block_rows = max(0, min(layout.rows, rows - first_row));
   const int choices = params.top_k + params.shared_experts;
-  for (int local = warp; local < block_rows; local += threads / 32) {
-    const int row = first_row + local;
-    const float* const row_logits = params.logits + static_cast<int64_t>(row) * params.experts;
-    const Choice choice =
-        ChooseExperts<kPerLane>(params, group_lanes, row_logits, scores + warp * 32 * kPerLane);
-    const int64_t at = static_cast<int64_t>(row) * choices + lane;
-    if (lane < params.top_k) {
-      routing.expert_ids[at] = choice.expert;
-      routing.weights[at] = choice.weight;
-      ids[local * params.top_k + lane] = static_cast<uint16_t>(choice.expert);
-      atomicOr(&marks[choice.expert * layout.words + local / 32], 1u << local % 32);
-    } else if (lane < choices) {
-      routing.expert_ids[at] = params.experts + lane - params.top_k;
-      routing.weights[at] = 1.0f;
+  // Remembers the expert of a pair of this block.
+  const auto mark = [&](int local, int k, int expert) {
+    ids[local * params.top_k + k] = static_cast<uint16_t>(expert);
+    atomicOr(&marks[expert * layout.words + local / 32], 1u << local % 32);
+  };
+  if constexpr (kPerLane == 0) {
+#pragma unroll 4
+    for (int i = thread; i < block_rows * params.top_k; i += threads) {
+      const int local = i / params.top_k;
+      const int k = i % params.top_k;
+      mark(local, k, routing.expert_ids[static_cast<int64_t>(first_row + local) * choices + k]);
+    }
+  } else {
+    for (int local = warp; local < block_rows; local += threads / 32) {
+      const int expert = ChooseRow<kPerLane>(params, routing, group_lanes, first_row + local,
+                                             scores + warp * 32 * kPerLane);
+      if (lane < params.top_k) mark(local, lane, expert);
     }
   }
   __syncthreads();
@@ -179,8 +223,16 @@ __global__ void __launch_bounds__(kRouterThreads, 1)
 }
 
 template <int kPerLane>
-cudaError_t Launch(const ExpertRouterParams& params, const ExpertRouting& routing, int blocks,
+cudaError_t Choose(const ExpertRouterParams& params, const ExpertRouting& routing,
                    cudaStream_t stream) {
+  constexpr int kRows = kChooseThreads / 32;
+  return LaunchDependent(ChooseKernel<kPerLane>, dim3((params.num_rows + kRows - 1) / kRows),
+                         dim3(kChooseThreads), 0, stream, params, routing, GroupLanes(params));
+}
+
+template <int kPerLane>
+cudaError_t Route(const ExpertRouterParams& params, const ExpertRouting& routing, int blocks,
+                  cudaStream_t stream) {
   constexpr auto kKernel = RouteKernel<kPerLane>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -239,9 +291,15 @@ cudaError_t RouteExperts(const ExpertRouterParams& params, const ExpertRouting& 
   int blocks = 1;
   while (blocks < kRouterBlocks && blocks * 16 < params.num_rows) blocks *= 2;
   CheckRouter(params, blocks);
-  return WithPerLane(params.experts, [&](auto per_lane) {
-    return Launch<per_lane>(params, routing, blocks, stream);
-  });
+  if (params.num_rows <= kMostRowsOfOneLaunch) {
+    return WithPerLane(params.experts, [&](auto per_lane) {
+      return Route<per_lane>(params, routing, blocks, stream);
+    });
+  }
+  const cudaError_t error = WithPerLane(
+      params.experts, [&](auto per_lane) { return Choose<per_lane>(params, routing, stream); });
+  if (error != cudaSuccess) return error;
+  return Route<0>(params, routing, blocks, stream);
 }
 
 }  // namespace outrider::cuda

@@ -1,5 +1,5 @@
 // The router of a mixture of experts: from the router product's logits to the work list of the
-// grouped expert products (expert_routing.h), in one launch.
+// grouped expert products (expert_routing.h), in one launch; in two with many rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,8 +41,8 @@ struct ExpertRouterParams {
 ///
 /// Throws Error for parameters outside the ranges above, where groups do not fit (equal ones, whose
 /// size is ceil(experts / 32) times a power of two; top_groups of them have at least top_k
-/// experts), and for more rows than one launch takes: 16,384 with up to 384 experts. Otherwise
-/// returns what the launch returned.
+/// experts), and for more rows than fit: 16,384 with up to 384 experts. Otherwise returns what the
+/// launches returned.
 cudaError_t RouteExperts(const ExpertRouterParams& params, const ExpertRouting& routing,
                          cudaStream_t stream);
 
