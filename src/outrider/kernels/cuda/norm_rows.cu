@@ -13,16 +13,29 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kChunk = 4 * kThreads;
 constexpr int kMaxChunks = 8;
+// With so many rows a multiprocessor has several blocks at a time, and more of them are worth more
+// than one that asks for much at once.
+constexpr int kManyRows = 128;
 
-/// x += the weighted terms of row `row`.
-template <int kChunks, typename Term>
+/// How many terms are on their way together in rows of so many chunks, and how many blocks a
+/// multiprocessor has registers for.
+struct Residence {
+  int together;
+  int blocks;
+};
+constexpr Residence ResidenceOf(int chunks, bool many_rows) {
+  // Short rows have registers for a whole router's terms.
+  if (!many_rows) return chunks <= 2 ? Residence{9, 2} : Residence{4, 1};
+  return chunks <= 2 ? Residence{2, 3} : chunks <= 5 ? Residence{2, 2} : Residence{1, 2};
+}
+
+/// x += the weighted terms of row `row`, asked for kTogether at a time.
+template <int kChunks, int kTogether, typename Term>
 __device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t row,
                                          float4 (&x)[kChunks]) {
   const int64_t first = row * params.num_terms;
   const auto* terms = static_cast<const Term*>(params.terms) + first * params.hidden;
   float4 sums[kChunks] = {};
-  // So many terms are on their way together: short rows have registers for a whole router's.
-  constexpr int kTogether = kChunks <= 2 ? 9 : 4;
 #pragma unroll 1
   for (int begin = 0; begin < params.num_terms; begin += kTogether) {
     float4 values[kTogether][kChunks] = {};
@@ -54,8 +67,10 @@ __device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t r
   for (int chunk = 0; chunk < kChunks; ++chunk) x[chunk] = x[chunk] + sums[chunk];
 }
 
-template <int kChunks>
-__global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams params) {
+template <int kChunks, bool kMany>
+__global__ void __launch_bounds__(kThreads, ResidenceOf(kChunks, kMany).blocks)
+    NormRowsKernel(const NormRowsParams params) {
+  constexpr int kTogether = ResidenceOf(kChunks, kMany).together;
   __shared__ float parts[kThreads / 32];
   LaunchDependents();
   const int thread_column = static_cast<int>(threadIdx.x) * 4;
@@ -92,9 +107,9 @@ __global__ void __launch_bounds__(kThreads) NormRowsKernel(const NormRowsParams 
   }
   if (params.num_terms > 0) {
     if (params.terms_dtype == DType::kF32) {
-      AddTerms<kChunks, float>(params, row, x);
+      AddTerms<kChunks, kTogether, float>(params, row, x);
     } else {
-      AddTerms<kChunks, __nv_bfloat16>(params, row, x);
+      AddTerms<kChunks, kTogether, __nv_bfloat16>(params, row, x);
     }
   }
   if (params.x != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
@@ -144,8 +159,9 @@ void Check(const NormRowsParams& params) {
 
 template <int kChunks>
 cudaError_t Launch(const NormRowsParams& params, cudaStream_t stream) {
-  return LaunchDependent(NormRowsKernel<kChunks>, dim3(params.num_rows), dim3(kThreads), 0, stream,
-                         params);
+  const auto kernel =
+      params.num_rows < kManyRows ? NormRowsKernel<kChunks, false> : NormRowsKernel<kChunks, true>;
+  return LaunchDependent(kernel, dim3(params.num_rows), dim3(kThreads), 0, stream, params);
 }
 
 }  // namespace
