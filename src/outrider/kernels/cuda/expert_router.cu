@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kChooseThreads = 256;
 // With more, two launches take less time.
-constexpr int kMostRowsOfOneLaunch = 1024;
+constexpr int kMostRowsOfOneLaunch = 256;
 
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
