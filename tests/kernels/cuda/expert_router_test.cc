@@ -210,20 +210,22 @@ TEST_P(ExpertRouterTest, ChoosesAsTheCpuBitForBit) {
   }
 }
 
-// Few different logits, many equal ones, and scores that rounding makes equal.
+// Few different logits, many equal ones, and scores that rounding makes equal: in one launch and
+// in two.
 TEST_P(ExpertRouterTest, BreaksTiesAsTheCpu) {
-  const int rows = 200;
   std::vector<float> bias = Bias();
   for (float& value : bias) value = std::round(value * 4) / 4;
-  std::vector<float> logits(static_cast<size_t>(rows) * GetParam().experts);
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const float step = i < logits.size() / 2 ? 1.0F : 0x1p-23F;
-    logits[i] = static_cast<float>(random_() % 4) * step;
+  for (const int rows : {200, 300}) {
+    std::vector<float> logits(static_cast<size_t>(rows) * GetParam().experts);
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const float step = i < logits.size() / 2 ? 1.0F : 0x1p-23F;
+      logits[i] = static_cast<float>(random_() % 4) * step;
+    }
+    for (int i = 0; i < GetParam().experts; ++i) logits[i] = i % 2 == 0 ? 90.0F : -120.0F;
+    const Routing got = Run(logits, bias, rows, rows, 16);
+    CheckChoices(got, Reference(logits, bias, rows), "ties");
+    CheckList(got, 16, "ties");
   }
-  for (int i = 0; i < GetParam().experts; ++i) logits[i] = i % 2 == 0 ? 90.0F : -120.0F;
-  const Routing got = Run(logits, bias, rows, rows, 16);
-  CheckChoices(got, Reference(logits, bias, rows), "ties");
-  CheckList(got, 16, "ties");
 }
 
 // Rows whose logits are NaN, all of them or some: their experts are different ones, so that the
