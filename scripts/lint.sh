@@ -88,7 +88,8 @@ tidy() {
   fi
   export -f tidy_one tidy_key
   # shellcheck disable=SC2016
-  xargs -P "$(nproc)" -I{} bash -o pipefail -c 'tidy_one "$1" "$2"' tidy "$build" {} <<<"$sources" || status=1
+  xargs -P "$(nproc)" -I{} bash -o pipefail -c 'tidy_one "$1" "$2"' tidy "$build" {} \
+    <<<"$sources" || status=1
   echo "lint: clang-tidy: $(wc -l <<<"$sources") of $total compiled sources"
   return $status
 }

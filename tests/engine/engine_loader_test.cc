@@ -1,4 +1,4 @@
-// What an engine has of a model directory's text side.
+// What an engine has of a model directory's text side, and options that are refused.
 #include "outrider/engine/engine_loader.h"
 
 #include <gmock/gmock.h>

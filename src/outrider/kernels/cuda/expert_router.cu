@@ -1,6 +1,6 @@
-// One launch of one cluster. A block has a range of rows, a warp one row at a time, a lane
-// `kPerLane` neighbouring experts of it. Of many rows the experts are chosen by a launch of the
-// whole GPU before it.
+// RouteKernel is one cluster. A block has a range of rows, a warp one row at a time, a lane
+// `kPerLane` neighbouring experts of it. With many rows ChooseKernel, on the whole GPU, chooses the
+// experts before it.
 //
 // Grouping by expert without a sort: a block marks in a bit per (expert, row) of its range who goes
 // where. An expert's count is the number of its bits, a pair's place among the expert's pairs the

@@ -92,7 +92,7 @@ inline void CheckRouter(const ExpertRouterParams& params, int blocks) {
   }
   if (MakeRouterLayout(params, blocks).bytes + kRouterFixedShared > kRouterShared) {
     RefuseArgument("RouteExperts: ", params.num_rows, " rows for ", params.experts,
-                   " experts are too many for one launch");
+                   " experts are too many");
   }
 }
 

@@ -1,5 +1,5 @@
-// A block per row; a thread has the same four columns of every kChunk. Everything that a row needs
-// is asked for at once: the time is one trip to memory and one sum over the block.
+// A block per row; a thread has the same four columns of every kChunk. Of few rows
+// everything is asked for at once: the time is one trip to memory and one sum over the block.
 #include <utility>
 
 #include "outrider/kernels/cuda/dependent_launch.h"
@@ -13,20 +13,20 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kChunk = 4 * kThreads;
 constexpr int kMaxChunks = 8;
-// With so many rows a multiprocessor has several blocks at a time, and more of them are worth more
-// than one that asks for much at once.
+// With so many rows a multiprocessor has several blocks at a time, and another block is worth more
+// than terms that are asked for together.
 constexpr int kManyRows = 128;
 
-/// How many terms are on their way together in rows of so many chunks, and how many blocks a
+/// How many terms are asked for together in rows of so many chunks, and how many blocks a
 /// multiprocessor has registers for.
-struct Residence {
+struct Occupancy {
   int together;
   int blocks;
 };
-constexpr Residence ResidenceOf(int chunks, bool many_rows) {
+constexpr Occupancy OccupancyOf(int chunks, bool many_rows) {
   // Short rows have registers for a whole router's terms.
-  if (!many_rows) return chunks <= 2 ? Residence{9, 2} : Residence{4, 1};
-  return chunks <= 2 ? Residence{2, 3} : chunks <= 5 ? Residence{2, 2} : Residence{1, 2};
+  if (!many_rows) return chunks <= 2 ? Occupancy{9, 2} : Occupancy{4, 1};
+  return chunks <= 2 ? Occupancy{2, 3} : chunks <= 5 ? Occupancy{2, 2} : Occupancy{1, 2};
 }
 
 /// x += the weighted terms of row `row`, asked for kTogether at a time.
@@ -68,9 +68,9 @@ __device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t r
 }
 
 template <int kChunks, bool kMany>
-__global__ void __launch_bounds__(kThreads, ResidenceOf(kChunks, kMany).blocks)
+__global__ void __launch_bounds__(kThreads, OccupancyOf(kChunks, kMany).blocks)
     NormRowsKernel(const NormRowsParams params) {
-  constexpr int kTogether = ResidenceOf(kChunks, kMany).together;
+  constexpr int kTogether = OccupancyOf(kChunks, kMany).together;
   __shared__ float parts[kThreads / 32];
   LaunchDependents();
   const int thread_column = static_cast<int>(threadIdx.x) * 4;
