@@ -8,6 +8,7 @@
 #include "tests/engine/random_requests.h"
 #include "tests/engine/scenario_requests.h"
 #include "tests/grammar/bundled_grammars.h"
+#include "tests/ops/draft_keeping_ops.h"
 
 namespace outrider {
 namespace {
@@ -36,10 +37,16 @@ std::vector<Generated> RunJoining(Engine& engine, const std::vector<GenerationRe
 
 class LateStepsTest : public testing::TestWithParam<DrafterKind> {
  protected:
-  /// 0: as late as a thread makes them.
+  /// 0: as late as a thread makes them. Drafts stay on the device, but for one seed of three.
   static TestEngineOptions Late(uint32_t seed) {
-    if (seed == 0) return {.drafter = GetParam(), .queued = true};
-    return {.drafter = GetParam(), .late_seed = seed};
+    static const DraftKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+    TestEngineOptions options = {.ops = seed % 3 == 2 ? nullptr : &ops, .drafter = GetParam()};
+    if (seed == 0) {
+      options.queued = true;
+    } else {
+      options.late_seed = seed;
+    }
+    return options;
   }
 };
 
@@ -56,6 +63,17 @@ TEST_P(LateStepsTest, DraftsAndCountsBelongToTheirRequests) {
     ExpectEqual(results, alone);
     ExpectEqualDrafts(results, alone);
   }
+}
+
+// The host reads drafts when they have been verified: of those that no grammar cuts, none before.
+TEST_P(LateStepsTest, DraftsStayOnTheDevice) {
+  const DraftKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  const auto requests = TrainedRequests(6);
+  const auto results = RunJoining(*MakeTestEngine({.ops = &ops, .drafter = GetParam()}), requests);
+  ExpectEqual(results, RunAlone(requests, GetParam()));
+  const bool has_modules =
+      GetParam() == DrafterKind::kChain || GetParam() == DrafterKind::kRepeated;
+  EXPECT_EQ(ops.num_kept() > 100, has_modules);
 }
 
 // Masks that lag by a step, or stand after other drafts than the row (vLLM #29821, #49694).

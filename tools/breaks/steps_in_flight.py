@@ -15,6 +15,7 @@ TOPICS = {
     "end": "a request that ended in the step in flight",
     "stop-string": "a stop string, and an end behind it",
     "gone": "requests that go with a step in flight",
+    "unread": "drafts that are on the device",
 }
 
 BREAKS = (
@@ -74,4 +75,10 @@ BREAKS = (
     Break("gone", "the steps of who is removed stay counted", "schedule/scheduler.cc",
           "  num_in_flight_ -= entry->steps_in_flight;\n", "",
           "schedule_test", "StepsInFlightTest.PreemptionIsPossibleAfterRequestsInFlightHaveGone"),
+    Break("unread", "a grammar cuts drafts that nobody has read", "execute/inline_executor.cc",
+          "      ops.ReadDrafts();\n", "",
+          "engine_test", "Drafters/LateStepsTest.MasksFollowWhatTheStepInFlightAccepts/*"),
+    Break("unread", "all requests' drafts have one place", "draft/draft_sampler.cc",
+          "draw.place = r.slot * static_cast<int32_t>(drafts.cols) + step;", "draw.place = step;",
+          "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/*"),
 )

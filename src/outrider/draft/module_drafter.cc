@@ -32,11 +32,12 @@ void ModuleDrafter::Reset(int32_t slot, int32_t computed) {
   std::fill(state.next.begin(), state.next.end(), 0);  // TakeStep skips what is final
 }
 
-int32_t ModuleDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) {
+int32_t ModuleDrafter::LastRightToken(const SlotState& state, const DraftRequest& request) const {
   int32_t right = state.last_known;
   for (const int32_t draft : state.drafts) {
     const auto next = static_cast<size_t>(right) + 1;
-    if (next >= request.tokens.size() || request.tokens[next] != draft) break;
+    if (next >= request.tokens.size()) break;
+    if (request.tokens[next] != model_->device().ops.ReadToken(draft)) break;
     ++right;
   }
   return right;

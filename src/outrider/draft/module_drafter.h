@@ -55,7 +55,7 @@ class ModuleDrafter : public Drafter {
     int32_t frontier = -1;        // last position that a step has computed
     int32_t depth = 0;            // modules that the last pass ran
     int32_t last_known = -1;      // index of the last token that was known then
-    std::vector<int32_t> drafts;  // what the pass drafted after it
+    std::vector<int32_t> drafts;  // what the pass drafted after it; may be on the device
     std::vector<int32_t> next;    // [modules] first position not final; does not rise with m
   };
 
@@ -109,7 +109,7 @@ class ModuleDrafter : public Drafter {
   const TargetHiddenRows& target_rows() const { return target_rows_; }
 
  private:
-  static int32_t LastRightToken(const SlotState& state, const DraftRequest& request);
+  int32_t LastRightToken(const SlotState& state, const DraftRequest& request) const;
   /// Takes a step. Its tokens tell which of the last drafts were right.
   void TakeStep(const DraftRequest& request);
   /// Moves `next` past blocks that modules have finished for other requests.

@@ -56,7 +56,7 @@ struct RequestResult {
 struct ExecutorSeconds {
   double forward = 0;  // the target's forward pass
   double verify = 0;   // head, logits processing, sampling
-  double propose = 0;  // drafter
+  double propose = 0;  // drafter; not what a GPU still does when the host goes on
   double kernels = 0;  // of all these, in kernels
   double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };

@@ -29,7 +29,9 @@ InlineExecutor::InlineExecutor(InlineExecutorParts parts)
       slots_(static_cast<size_t>(parts_.num_slots)),
       layout_(parts_.cache->config().groups),
       attention_(parts_.model->attention()),
-      inputs_(parts_.model->device().ops.MakeStepInputs()) {}
+      inputs_(parts_.model->device().ops.MakeStepInputs()) {
+  parts_.model->device().ops.KeepDrafts(parts_.num_slots * max_drafts());
+}
 
 void InlineExecutor::Admit(const SlotAdmission& admission) {
   OUTRIDER_CHECK(!in_flight_);
@@ -169,7 +171,9 @@ void InlineExecutor::Verify() {
     frontiers_[w] = StartOfDrafts(rows, accepted).frontier;
     slot.num_computed = frontiers_[w] + 1;
     if (!work_[w].samples) continue;
-    result.drafts.assign(work_[w].draft_tokens.begin(), work_[w].draft_tokens.end());
+    for (const int32_t draft : work_[w].draft_tokens) {
+      result.drafts.push_back(parts_.model->device().ops.ReadToken(draft));
+    }
     slot.drafts.clear();
     slot.Take(eos_token_ids(), result);
   }
@@ -212,6 +216,7 @@ void InlineExecutor::Propose() {
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
   parts_.drafter->Propose(draft_requests_, wanted_drafts_, taps_.empty() ? hidden_ : tapped_,
                           drafts);
+  const Ops& ops = parts_.model->device().ops;
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
@@ -220,6 +225,8 @@ void InlineExecutor::Propose() {
     // Drafts that the grammar refuses need no verify row; but the first that was drawn for
     // rejection sampling does, as what replaces it depends on what it was drawn from.
     if (slot.grammar) {
+      ops.ReadDrafts();
+      for (int32_t& draft : slot.drafts) draft = ops.ReadToken(draft);
       const size_t refused = slot.draft_probs.empty() ? 0 : 1;
       const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
       slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));

@@ -1,6 +1,6 @@
-// Runs steps on the caller's thread, which waits for the device. Launch does all up to the tokens,
-// WaitDrafts the proposals; nothing is ever in flight behind the caller's back. The CPU's executor;
-// the GPU's has it on a thread of its own (queued_executor.h).
+// Runs steps on the caller's thread, which waits for the device's tokens. Launch does all up to
+// these, WaitDrafts the proposals; a GPU may still work on drafts then (drafts_on_device.h). The
+// CPU's executor; the GPU's has it on a thread of its own (queued_executor.h).
 #pragma once
 
 #include <array>

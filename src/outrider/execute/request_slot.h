@@ -17,7 +17,8 @@ struct RequestSlot {
   std::shared_ptr<const RequestParameters> parameters;  // null: the slot is free
   std::vector<int32_t> tokens;                          // prompt and output
   int32_t num_computed = 0;                             // of them, those whose KV is cached
-  std::vector<int32_t> drafts;                          // to be verified next, after `tokens`
+  std::vector<int32_t> drafts;                          // to be verified next, after `tokens`; may
+                                                        // be on the device, but with a grammar
   std::vector<float> draft_probs;              // [k, vocab] of rejection sampling; empty: certain
   std::optional<LogitsProcessors> processors;  // what the sampling fields do to rows, if anything
   std::optional<RequestGrammar> grammar;       // after `tokens`

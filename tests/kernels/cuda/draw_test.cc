@@ -268,6 +268,34 @@ TEST_F(DrawTest, BitsDoNotDependOnOtherRows) {
   }
 }
 
+TEST_F(DrawTest, TokensGoToTheirPlaces) {
+  constexpr int32_t kVocab = 1000;
+  std::vector<DrawRequest> requests;
+  for (int i = 0; i < 9; ++i) requests.push_back(MakeRequest(kVocab, kAllLogits[i % 6]));
+  const DrawBatch batch(Pointers(requests), kVocab);
+  std::vector<int32_t> want;
+  for (const std::vector<DrawnToken>& rows : batch.Run(false)) {
+    for (const DrawnToken& row : rows) want.push_back(row.token);
+  }
+  std::vector<int32_t> places;
+  for (size_t i = 0; i < want.size(); ++i) places.push_back(static_cast<int32_t>(2 * i + 1));
+  std::shuffle(places.begin(), places.end(), random_);
+  const DeviceArray<int32_t> at(places);
+  const DeviceArray<int32_t> tokens(std::vector<int32_t>(2 * want.size() + 1, -7));
+  DrawResults results = batch.Results();
+  results.tokens = tokens.data();
+  results.places = at.data();
+  CudaOk(DrawTokens(batch.Params(false), results, nullptr), "DrawTokens");
+  CudaOk(cudaDeviceSynchronize(), "run");
+  std::vector<int32_t> got = tokens.Download();
+  for (size_t i = 0; i < want.size(); ++i) {
+    int32_t& token = got[static_cast<size_t>(places[i])];
+    EXPECT_EQ(token, want[i]) << i;
+    token = -7;
+  }
+  EXPECT_EQ(std::count(got.begin(), got.end(), -7), std::ssize(got));
+}
+
 // Small enough for tools that watch every access.
 TEST_F(DrawTest, SmallForTheSanitizer) {
   constexpr int32_t kVocab = 130;

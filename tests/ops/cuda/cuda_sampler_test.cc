@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "outrider/ops/drafts_on_device.h"
 #include "outrider/sampling/token_mask.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
@@ -221,6 +222,71 @@ TEST_F(CudaSamplerTest, VerifiesAsTheCpuDoesWhateverTheFields) {
   EXPECT_GT(accepted, 100);
   EXPECT_GT(dead_ends, 5);
   EXPECT_GT(with_logprobs, 100);
+}
+
+// Drafts that the host has not read are verified as those that it knows, whatever the fields.
+TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
+  const std::vector<Verifier> verifiers = {
+      Verifier(), Verifier(LogprobsMode::kProcessed),
+      Verifier(LogprobsMode::kRaw, {.method = RejectionMethod::kStandard, .rates = {}})};
+  for (const Verifier& verifier : verifiers) {
+    const Scratch::Frame frame(*arena_);
+    std::vector<SampledRequest> requests = MakeRequests(70);
+    const int32_t num_rows =
+        requests.back().first_row + static_cast<int32_t>(requests.back().drafts.size()) + 1;
+    MakeRows(num_rows);
+    ops_->KeepDrafts(num_rows + 5);
+    // As each row of the target draws them, without masks and processors: many are right.
+    std::vector<DrawRequest> draws;
+    std::vector<int32_t> drawn_rows;
+    for (const SampledRequest& r : requests) {
+      for (size_t j = 0; j < r.drafts.size(); ++j) {
+        const int32_t row = r.first_row + static_cast<int32_t>(j);
+        drawn_rows.push_back(rows_[static_cast<size_t>(row)]);
+        draws.push_back({.sampling = r.params.temperature > 0 ? &r.params : nullptr,
+                         .draw = {.seed = static_cast<uint64_t>(r.first_row),
+                                  .position = static_cast<int64_t>(r.tokens.size() + j)},
+                         .place = num_rows - row});
+      }
+    }
+    std::vector<int32_t> drafts(draws.size());
+    const auto drafter = ops_->MakeSampler({*ops_, &pool_}, Verifier());
+    drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
+    const std::vector<int32_t> on_device = drafts;
+    ops_->ReadDrafts();
+    size_t next = 0;
+    Sampler sampler;
+    for (SampledRequest& r : requests) {
+      for (size_t j = 0; j < r.drafts.size(); ++j, ++next) {
+        const std::span<const float> logits(
+            logits_.view().row(r.first_row + static_cast<int64_t>(j)), kVocab);
+        EXPECT_TRUE(IsOnDevice(drafts[next]));
+        r.drafts[j] = ops_->ReadToken(drafts[next]);
+        EXPECT_EQ(r.drafts[j], sampler.Sample(r.params,
+                                              {static_cast<uint64_t>(r.first_row),
+                                               static_cast<int64_t>(r.tokens.size() + j)},
+                                              logits));
+      }
+    }
+    const std::vector<VerifiedTokens> want = VerifyOnTheDevice(requests, verifier);
+    // Drawn anew, so that the host has not read them.
+    drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
+    EXPECT_EQ(drafts, on_device);
+    std::vector<SampledRequest> unread = requests;
+    next = 0;
+    for (SampledRequest& r : unread) {
+      for (int32_t& draft : r.drafts) draft = drafts[next++];
+    }
+    const std::vector<VerifiedTokens> got = VerifyOnTheDevice(unread, verifier);
+    int accepted = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(i);
+      EXPECT_EQ(got[i].num_accepted, want[i].num_accepted);
+      ExpectSame(got[i], want[i]);
+      accepted += got[i].num_accepted;
+    }
+    EXPECT_GT(accepted, 20);
+  }
 }
 
 TEST_F(CudaSamplerTest, ScoresGivenTokens) {

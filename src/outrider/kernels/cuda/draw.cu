@@ -233,7 +233,9 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   if (!drawable) {
     token = IsFiniteKey(LargestInMemory(drawn, false, row)) ? kDrawDeadEnd : kDrawOverflown;
   }
-  if (row.rank() == 0 && threadIdx.x == 0) results.tokens[drawn.row] = token;
+  if (row.rank() == 0 && threadIdx.x == 0) {
+    results.tokens[results.places != nullptr ? results.places[drawn.row] : drawn.row] = token;
+  }
 
   if (token >= 0 && slot.top_logprobs >= 0) {
     const int num_top = min(slot.top_logprobs, params.max_top_logprobs);

@@ -35,7 +35,11 @@ __global__ void __launch_bounds__(kRowThreads) CopyRowsKernel(const CopyRowsPara
        at < params.num_rows * groups; at += step) {
     const int64_t row = at / groups;
     const int64_t col = at % groups * kWidth;
-    const int64_t from_row = params.from_rows != nullptr ? params.from_rows[row] : row;
+    int64_t from_row = params.from_rows != nullptr ? params.from_rows[row] : row;
+    if (from_row < -1) {
+      if (-2 - from_row >= params.num_drafts) __trap();
+      from_row = max(params.drafts[-2 - from_row], 0);
+    }
     const int64_t to_row = params.to_rows != nullptr ? params.to_rows[row] : row;
     if (params.from_rows != nullptr && (from_row < 0 || from_row >= params.from_size)) __trap();
     if (params.to_rows != nullptr && (to_row < 0 || to_row >= params.to_size)) __trap();

@@ -12,8 +12,9 @@
 namespace outrider::cuda {
 
 /// to[to_rows[r]] = from[from_rows[r]] for r below num_rows, rounded once if `to` is narrower; rows
-/// do not overlap. Row numbers outside [0, from_size) and [0, to_size) are bugs: the kernel stops
-/// with an error.
+/// do not overlap. A row number below -1 in from_rows stands for drafts[-2 - number], or for 0
+/// where that is negative. Other row numbers outside [0, from_size) and [0, to_size) are bugs: the
+/// kernel stops with an error.
 struct CopyRowsParams {
   int64_t num_rows = 0;
   int64_t cols = 0;
@@ -22,6 +23,8 @@ struct CopyRowsParams {
   int64_t from_stride = 0;
   int64_t from_size = 0;               // with from_rows
   const int32_t* from_rows = nullptr;  // optional [num_rows]; null: r
+  const int32_t* drafts = nullptr;     // [num_drafts] row numbers
+  int64_t num_drafts = 0;
   void* to = nullptr;
   DType to_dtype = DType::kF32;
   int64_t to_stride = 0;

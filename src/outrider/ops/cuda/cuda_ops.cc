@@ -15,6 +15,7 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/drafts_on_device.h"
 
 namespace outrider::cuda {
 
@@ -83,6 +84,31 @@ void CudaOps::WaitForResults() const {
   idle_since_ = Clock::now();
 }
 
+void CudaOps::ReserveResults(size_t num_drafts, size_t bytes) const {
+  if (results_.Reserve(num_drafts, bytes, stream_)) ++memory_version_;
+}
+
+void CudaOps::ReadResults(size_t bytes) const {
+  results_.Copy(bytes, stream_);
+  WaitForResults();
+  drafts_read_ = true;
+}
+
+void CudaOps::KeepDrafts(int32_t count) const {
+  ReserveResults(std::max(results_.num_drafts(), static_cast<size_t>(count)), 0);
+}
+
+void CudaOps::ReadDrafts() const {
+  if (!drafts_read_) ReadResults(0);
+}
+
+int32_t CudaOps::ReadToken(int32_t token) const {
+  if (!IsOnDevice(token)) return token;
+  const auto place = static_cast<size_t>(PlaceOfToken(token));
+  OUTRIDER_CHECK(drafts_read_ && place < results_.num_drafts());
+  return std::max(results_.host_drafts()[place], 0);
+}
+
 DeviceMemoryState CudaOps::memory() const {
   size_t free = 0;
   size_t total = 0;
@@ -135,6 +161,8 @@ void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const S
                                          .to_dtype = x.dtype,
                                          .to_stride = x.stride};
   copy.from_rows = Cast(inputs).token_ids();
+  copy.drafts = results_.drafts();
+  copy.num_drafts = static_cast<int64_t>(results_.num_drafts());
   if (zero_first) copy.zero_at = Cast(inputs).positions();
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "embeddings");
 }

@@ -20,6 +20,7 @@
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
+#include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider::cuda {
@@ -47,6 +48,15 @@ class CudaOps : public Ops {
   /// The same at the end of a step's work: nothing is launched until the host has read the results.
   void WaitForResults() const;
 
+  /// Drafts and results of samplers.
+  StepResults& results() const { return results_; }
+  /// Room for so many bytes of results.
+  void ReserveResults(size_t bytes) const { ReserveResults(results_.num_drafts(), bytes); }
+  /// Copies drafts and so many bytes of results to the host, and waits for them.
+  void ReadResults(size_t bytes) const;
+  /// A draft is drawn, which the host reads later.
+  void DraftsAreDrawn() const { drafts_read_ = false; }
+
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }
   /// The next decode attention plans anew.
@@ -68,6 +78,10 @@ class CudaOps : public Ops {
   std::unique_ptr<Replayer> MakeReplayer() const override;
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
+
+  void KeepDrafts(int32_t count) const override;
+  void ReadDrafts() const override;
+  int32_t ReadToken(int32_t token) const override;
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
@@ -150,6 +164,7 @@ class CudaOps : public Ops {
                  Tensor mean) const override;
 
  private:
+  void ReserveResults(size_t num_drafts, size_t bytes) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
 
@@ -180,6 +195,8 @@ class CudaOps : public Ops {
   mutable std::optional<Clock::time_point> idle_since_;  // since the host waited for it
   mutable double idle_seconds_ = 0;
   // Work space that outlives calls; one thread at a time.
+  mutable StepResults results_;
+  mutable bool drafts_read_ = true;  // results_ has all drafts on the host
   mutable CudaRouting routing_;
   mutable MlaDecodeLimits decode_limits_ = {};
   mutable DeviceMemory decode_workspace_;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/drafts_on_device.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider::cuda {
@@ -64,7 +66,7 @@ bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
   return true;
 }
 
-void CudaSampler::AddForbidden(std::span<const VerifyRequest> requests, int32_t vocab_size) {
+void CudaSampler::AddForbidden(int32_t vocab_size) {
   const auto forbids = [](const VerifyInput& input) {
     return input.processors != nullptr &&
            input.processors->MayForbid({input.tokens, input.prompt_length, {}});
@@ -72,12 +74,12 @@ void CudaSampler::AddForbidden(std::span<const VerifyRequest> requests, int32_t 
   const size_t words = MaskWords(vocab_size);
   size_t num_rows = 0;
   for (const size_t i : drawn_requests_) {
-    if (forbids(requests[i].input)) num_rows += static_cast<size_t>(requests[i].num_rows());
+    if (forbids(requests_[i].input)) num_rows += static_cast<size_t>(requests_[i].num_rows());
   }
   forbidden_.assign(num_rows * words, ~uint32_t{0});
   uint32_t* next = forbidden_.data();
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
-    const VerifyInput& input = requests[drawn_requests_[n]].input;
+    const VerifyInput& input = requests_[drawn_requests_[n]].input;
     if (!forbids(input)) continue;
     MatrixView<const uint32_t>& masks = drawn_rows_[n].masks;
     const MatrixView<const uint32_t> of_grammar = masks;
@@ -91,33 +93,57 @@ void CudaSampler::AddForbidden(std::span<const VerifyRequest> requests, int32_t 
   }
 }
 
+void CudaSampler::TakeRequests(std::span<const VerifyRequest> requests) {
+  requests_.assign(requests.begin(), requests.end());
+  drafts_.clear();
+  for (const VerifyRequest& request : requests) {
+    drafts_.insert(drafts_.end(), request.input.drafts.begin(), request.input.drafts.end());
+  }
+  size_t first = 0;
+  for (VerifyRequest& request : requests_) {
+    request.input.drafts = std::span(drafts_).subspan(first, request.input.drafts.size());
+    first += request.input.drafts.size();
+  }
+}
+
+void CudaSampler::ReadDrafts() {
+  ops_.ReadDrafts();
+  for (int32_t& draft : drafts_) draft = ops_.ReadToken(draft);
+}
+
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
                          std::span<const VerifyRequest> requests) {
+  TakeRequests(requests);
   drawn_rows_.clear();
   drawn_requests_.clear();
   host_requests_.clear();
   host_rows_.clear();
-  for (size_t i = 0; i < requests.size(); ++i) {
+  bool processes = false;
+  for (size_t i = 0; i < requests_.size(); ++i) {
     DrawnRows drawn;
-    if (Describe(requests[i], &drawn)) {
+    if (Describe(requests_[i], &drawn)) {
       drawn_rows_.push_back(drawn);
       drawn_requests_.push_back(i);
+      processes |= drawn.processors != nullptr;
       continue;
     }
-    VerifyRequest& request = host_requests_.emplace_back(requests[i]);
+    VerifyRequest& request = host_requests_.emplace_back(requests_[i]);
     const std::span<const int32_t> own = rows.rows.subspan(static_cast<size_t>(request.first_row),
                                                            static_cast<size_t>(request.num_rows()));
     request.first_row = static_cast<int32_t>(host_rows_.size());
     host_rows_.insert(host_rows_.end(), own.begin(), own.end());
   }
-  AddForbidden(requests, static_cast<int32_t>(rows.head.rows));
+  // Processors change a row by the drafts before it.
+  if (processes) ReadDrafts();
+  AddForbidden(static_cast<int32_t>(rows.head.rows));
   {
     const Stopwatch watch(head_seconds_);
-    DrawRows(context, rows, static_cast<int32_t>(rows.head.rows));
+    DrawForHost(context, rows, static_cast<int32_t>(rows.head.rows));
   }
+  ReadDrafts();
   size_t first = 0;
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
-    const VerifyRequest& request = requests[drawn_requests_[n]];
+    const VerifyRequest& request = requests_[drawn_requests_[n]];
     VerifyInput input = request.input;
     const auto count = static_cast<size_t>(request.num_rows());
     input.masks = drawn_rows_[n].masks;
@@ -139,29 +165,29 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   host_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
     const DrawRequest& request = requests[i];
-    // The kernel's noise is by row.
-    const bool by_row = among.ids.empty() && request.draw.probs.empty();
-    if (request.sampling != nullptr && !by_row) {
+    // The kernel's tokens are rows.
+    if (!among.ids.empty() || !request.draw.probs.empty()) {
       host_draws_.push_back(i);
       host_draw_requests_.push_back(request);
       host_rows_.push_back(rows.rows[i]);
       continue;
     }
-    DrawnRows drawn = {.first_row = static_cast<int32_t>(i), .position = request.draw.position};
+    DrawnRows drawn = {.first_row = static_cast<int32_t>(i),
+                       .position = request.draw.position,
+                       .place = request.place};
+    OUTRIDER_CHECK(request.place >= 0 && std::cmp_less(request.place, ops_.results().num_drafts()));
+    tokens[i] = TokenOfPlace(request.place);
     drawn.sampling.temperature = 0;
     if (request.sampling != nullptr) {
       drawn.sampling = SamplingOf(*request.sampling, request.draw.seed);
     }
     drawn_rows_.push_back(drawn);
-    drawn_requests_.push_back(i);
   }
-  {
+  if (!drawn_rows_.empty()) {
     const Stopwatch watch(head_seconds_);
-    DrawRows(context, rows, among.rows);
-  }
-  for (size_t i = 0; i < drawn_requests_.size(); ++i) {
-    const int32_t row = std::max(drawn_[i], 0);
-    tokens[drawn_requests_[i]] = among.ids.empty() ? row : among.ids[static_cast<size_t>(row)];
+    ops_.DraftsAreDrawn();
+    num_top_ = 0;
+    DrawRows(context, rows, among.rows, {.tokens = ops_.results().drafts()}, /*by_place=*/true);
   }
   if (host_draws_.empty()) return;
   host_drafts_.resize(host_draws_.size());
@@ -193,7 +219,7 @@ void CudaSampler::Score(const Context& context, const HeadRows& rows,
   }
   {
     const Stopwatch watch(head_seconds_);
-    DrawRows(context, rows, static_cast<int32_t>(rows.head.rows));
+    DrawForHost(context, rows, static_cast<int32_t>(rows.head.rows));
   }
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
     const ScoreRequest& request = requests[drawn_requests_[n]];
@@ -209,20 +235,15 @@ void CudaSampler::PlaceResults(size_t num_rows, size_t num_tokens) {
   num_top_ = std::min(static_cast<size_t>(std::max(most, 0)), num_tokens);
   const size_t values = num_rows * (most < 0 ? 1 : 3 + 2 * num_top_);
   result_bytes_ = values * sizeof(int32_t);
-  if (result_bytes_ > room_) {
-    ops_.Synchronize();
-    room_ = 2 * result_bytes_;
-    results_ = DeviceMemory();
-    results_ = DeviceMemory(room_, "results of drawing");
-    host_results_ = PinnedMemory(room_);
-  }
+  ops_.ReserveResults(result_bytes_);
   // Tokens, log-probabilities, ranks, most likely tokens, their log-probabilities.
   const auto place = [&]<typename T>(T* base, size_t before) { return base + num_rows * before; };
-  auto* const ints = results_.As<int32_t>();
-  auto* const floats = results_.As<float>();
+  const StepResults& memory = ops_.results();
+  auto* const ints = reinterpret_cast<int32_t*>(memory.results());
+  auto* const floats = reinterpret_cast<float*>(memory.results());
   on_device_ = {.tokens = ints};
-  const auto* const host_ints = reinterpret_cast<const int32_t*>(host_results_.data());
-  const auto* const host_floats = reinterpret_cast<const float*>(host_results_.data());
+  const auto* const host_ints = reinterpret_cast<const int32_t*>(memory.host_results());
+  const auto* const host_floats = reinterpret_cast<const float*>(memory.host_results());
   drawn_ = {host_ints, num_rows};
   logprobs_ = {};
   if (most < 0) return;
@@ -235,14 +256,19 @@ void CudaSampler::PlaceResults(size_t num_rows, size_t num_tokens) {
                place(host_floats, 3 + num_top_), num_top_};
 }
 
-void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens) {
+void CudaSampler::DrawForHost(const Context& context, const HeadRows& rows, int32_t num_tokens) {
   size_t num_rows = 0;
   for (const DrawnRows& drawn : drawn_rows_) num_rows += static_cast<size_t>(drawn.num_rows);
   drawn_ = {};
   if (num_rows == 0) return;
-  ops_.CountIdleTime();
   PlaceResults(num_rows, static_cast<size_t>(num_tokens));
-  DrawResults results = on_device_;
+  DrawRows(context, rows, num_tokens, on_device_, /*by_place=*/false);
+  ops_.ReadResults(result_bytes_);
+}
+
+void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                           DrawResults results, bool by_place) {
+  ops_.CountIdleTime();
   size_t first = 0;
   while (first < drawn_rows_.size()) {
     size_t end = first;
@@ -251,8 +277,8 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
            (count == 0 || count + drawn_rows_[end].num_rows <= kLogitsTile)) {
       count += drawn_rows_[end++].num_rows;
     }
-    DrawTile(context, rows, num_tokens, first, end, results);
-    results.tokens += count;
+    DrawTile(context, rows, num_tokens, first, end, results, by_place);
+    if (!by_place) results.tokens += count;
     if (results.logprobs != nullptr) {
       results.logprobs += count;
       results.ranks += count;
@@ -261,15 +287,11 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
     }
     first = end;
   }
-  CheckCuda(cudaMemcpyAsync(host_results_.data(), results_.data(), result_bytes_,
-                            cudaMemcpyDeviceToHost, ops_.stream()),
-            "copying tokens to the host");
-  ops_.WaitForResults();
 }
 
 // Of requests [first, end).
 void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                           size_t first, size_t end, const DrawResults& results) {
+                           size_t first, size_t end, DrawResults results, bool by_place) {
   step_requests_.clear();
   sampling_.clear();
   logit_requests_.clear();
@@ -285,6 +307,7 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   count_tokens_.clear();
   counts_.clear();
   given_tokens_.clear();
+  places_.clear();
   const size_t mask_words = MaskWords(num_tokens);
   for (size_t i = first; i < end; ++i) {
     const DrawnRows& drawn = drawn_rows_[i];
@@ -301,6 +324,7 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
       logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()));
       token_ids_.push_back(j == 0 ? 0 : drawn.drafts[static_cast<size_t>(j) - 1]);
       if (drawn.given_token >= 0) given_tokens_.push_back(drawn.given_token);
+      if (by_place) places_.push_back(drawn.place);
     }
     first_mask_.push_back(
         drawn.masks.data == nullptr ? -1 : static_cast<int32_t>(masks_.size() / mask_words));
@@ -326,6 +350,7 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   const size_t count_tokens_at = arrays_.Add(count_tokens_);
   const size_t counts_at = arrays_.Add(counts_);
   const size_t given_at = arrays_.Add(given_tokens_);
+  const size_t places_at = arrays_.Add(places_);
   arrays_.Copy();
 
   const Scratch::Frame frame(context.arena);
@@ -355,6 +380,7 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   if (!given_tokens_.empty()) params.given_tokens = arrays_.At<int32_t>(given_at);
   params.processed_logprobs = verifier_.logprobs_mode() == LogprobsMode::kProcessed;
   params.max_top_logprobs = static_cast<int>(num_top_);
+  if (by_place) results.places = arrays_.At<int32_t>(places_at);
   CheckCuda(DrawTokens(params, results, ops_.stream()), "drawing tokens");
 }
 

@@ -1,5 +1,6 @@
 // The GPU's StepSampler. Tokens are drawn on the device, the CPU's from the same logits: what comes
-// back is a token per row, and log-probabilities where they are asked for. What the kernel does not
+// back is a token per row, and log-probabilities where they are asked for; drafts come back with
+// what verifies them. What the kernel does not
 // know is done by the host from rows of logits, as on the CPU: rejection sampling, synthetic
 // acceptance with log-probabilities, and more than kMaxTopLogprobs of them; which requests these
 // are is told by their own fields alone.
@@ -55,19 +56,28 @@ class CudaSampler : public StepSampler {
     LogitsProcessors* processors = nullptr;
     std::span<const TokenCounts::Entry> counts = {};
     int32_t given_token = -1;  // negative: one is drawn
+    int32_t place = 0;         // of a draft
   };
 
+  /// Replaces requests_ by copies, whose drafts are in drafts_.
+  void TakeRequests(std::span<const VerifyRequest> requests);
+  /// All of drafts_ are on the host then.
+  void ReadDrafts();
   /// What the kernel draws for `request`; false: the host draws.
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
-  void AddForbidden(std::span<const VerifyRequest> requests, int32_t vocab_size);
-  /// Draws from all of drawn_rows_, among the first num_tokens tokens, and returns when drawn_ has
-  /// the tokens, in their order, and logprobs_ what they ask for.
-  void DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens);
+  void AddForbidden(int32_t vocab_size);
+  /// Draws from all of drawn_rows_, among the first num_tokens tokens. by_place: drafts, whose
+  /// tokens go to their places, not one after the other.
+  void DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                DrawResults results, bool by_place);
+  /// The same, and returns when drawn_ has the tokens, in their order, and logprobs_ what they ask
+  /// for.
+  void DrawForHost(const Context& context, const HeadRows& rows, int32_t num_tokens);
   /// Lays out the results of `num_rows` rows.
   void PlaceResults(size_t num_rows, size_t num_tokens);
   void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens, size_t first,
-                size_t end, const DrawResults& results);
+                size_t end, DrawResults results, bool by_place);
   /// Adds the lists of drawn.processors to those of the tile.
   void AddProcessors(const DrawnRows& drawn, SlotSampling& sampling);
 
@@ -75,15 +85,14 @@ class CudaSampler : public StepSampler {
   Verifier verifier_;
   HostSampler host_;
   StagedArrays arrays_;
-  DeviceMemory results_;
-  PinnedMemory host_results_;
-  size_t room_ = 0;  // bytes of both
   size_t result_bytes_ = 0;
   size_t num_top_ = 0;          // columns of the most likely tokens
   DrawResults on_device_ = {};  // of all rows of drawn_rows_
   std::span<const int32_t> drawn_;
   LogprobRows logprobs_;
   // Kept to reuse memory.
+  std::vector<VerifyRequest> requests_;
+  std::vector<int32_t> drafts_;  // of all requests
   std::vector<DrawnRows> drawn_rows_;
   std::vector<size_t> drawn_requests_;
   std::vector<VerifyRequest> host_requests_;
@@ -107,6 +116,7 @@ class CudaSampler : public StepSampler {
   std::vector<int32_t> count_tokens_;
   std::vector<uint32_t> counts_;
   std::vector<int32_t> given_tokens_;
+  std::vector<int32_t> places_;
   std::vector<ScoreRequest> host_scores_;
 };
 
