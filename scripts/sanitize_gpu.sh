@@ -13,7 +13,7 @@ mkdir -p "$logs"
 
 # Program, and the tests that go through every kernel of it in little time.
 programs="
-kernels/cuda/draw_test *Sanitizer
+kernels/cuda/draw_test *Sanitizer:*Places
 kernels/cuda/expert_matmul_test */1:*/2
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/head_projection_test *heads3*:*heads8*
@@ -23,7 +23,8 @@ kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*
 kernels/cuda/prompt_rows_test PromptRowsTest.*
 kernels/cuda/step_inputs_test StepInputsTest.*
 kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
-ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*
+ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*:*Embedded
+ops/cuda/cuda_sampler_test *DraftsStay*:*AmongTokens*
 "
 
 sanitize() {

@@ -55,6 +55,11 @@ TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
                 o.attention_backend = AttentionBackend::kUniformPad;
               }),
               HasSubstr("use --attention-backend ragged"));
+  ModelConfig drafter = ReadModelConfig(TinyEagle3Directory());
+  EXPECT_EQ(RefusalOf([&](EngineOptions&, DevicePlan& p) { p.drafter = &drafter; }), "");
+  std::get<MlaSpec>(drafter.layers.front().attention).heads = 4;
+  EXPECT_THAT(RefusalOf([&](EngineOptions&, DevicePlan& p) { p.drafter = &drafter; }),
+              HasSubstr("a drafter with num_attention_heads 4"));
   EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.block_size = 100; }),
               HasSubstr("--block-size 100: use 16, 32, 64 or 256"));
   EXPECT_THAT(RefusalOf([](EngineOptions& o, DevicePlan&) { o.max_num_seqs = 4097; }),

@@ -99,8 +99,8 @@ Arguments ParseArguments(int argc, char** argv) {
       RefuseArguments();
     }
   }
-  if (arguments.eagle3 && (arguments.v4 || arguments.device == DeviceKind::kCuda)) {
-    fmt::print(stderr, "outrider_exactness_fuzz: --eagle3 has models of its own, on the CPU\n");
+  if (arguments.eagle3 && arguments.v4) {
+    fmt::print(stderr, "outrider_exactness_fuzz: --eagle3 and --v4 have models of their own\n");
     std::exit(2);
   }
   if (arguments.requests == INT64_MAX && arguments.seconds == INT64_MAX) arguments.seconds = 60;
@@ -348,9 +348,9 @@ class Fuzz {
     using enum DrafterKind;
     constexpr std::array kDrafters = {kNone,  kChain,  kChain,  kRepeated,
                                       kNgram, kEagle3, kEagle3, kFake};
-    // The last three do not run on a GPU.
+    // The last does not run on a GPU.
     o.drafter =
-        kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 4 : 1))));
+        kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
     if (eagle3_) o.drafter = kEagle3;
     if (model.shape == Shape::kSparse) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram};

@@ -76,6 +76,9 @@ class Drafter {
   /// Seconds spent in a draft model so far, where the target's network does not count them.
   virtual double busy_seconds() const { return 0; }
 
+  /// Passes of a draft model so far, where the target's network does not count them.
+  virtual ReplayCounts replay_counts() const { return {}; }
+
   /// What steps take, once it is known (MeasureStepTimes): a drafter may leave out drafts that do
   /// not pay.
   virtual void SetStepTimes(const StepTimes& /*times*/) {}

@@ -34,6 +34,7 @@ class ModuleDrafter : public Drafter {
   int32_t max_drafts() const override { return options_.k; }
   std::span<const int32_t> taps() const override { return model_->taps(); }
   double busy_seconds() const override { return model_->busy_seconds(); }
+  ReplayCounts replay_counts() const override { return model_->replay_counts(); }
   int32_t rerun_tokens() const override { return rerun_tokens_; }
   int32_t tokens_ahead() const override { return num_modules_; }
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,

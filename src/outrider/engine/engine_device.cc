@@ -31,7 +31,6 @@ void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
           "decode kernels of one query length", "--attention-backend ragged, or --device cpu");
   Require(!plan.four_bits, "weights of 4 bits",
           "a checkpoint of FP8 blocks or bfloat16, or --device cpu");
-  Require(!plan.eagle3, "EAGLE-3 drafters", "the method mtp or ngram, or --device cpu");
   const int32_t block = options.block_size;
   Require(block == 16 || block == 32 || block == 64 || block == 256,
           fmt::format("--block-size {}", block), "16, 32, 64 or 256");
@@ -75,6 +74,7 @@ void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
   if (plan.device == DeviceKind::kCpu) return;
 #ifdef OUTRIDER_ENGINE_CUDA
   cuda::CheckRunsOnHopper(config, plan.modules);
+  if (plan.drafter != nullptr) cuda::CheckDrafterRunsOnHopper(config, *plan.drafter);
   CheckNumbers(options, plan);
 #else
   static_cast<void>(options);

@@ -24,11 +24,11 @@ ChosenDevice ChooseDevice(DeviceKind wanted);
 /// What was decided about an engine that its device must run.
 struct DevicePlan {
   DeviceKind device = DeviceKind::kCpu;
-  int modules = 0;         // MTP modules that are used
-  bool eagle3 = false;     // a drafter with a checkpoint of its own
-  bool four_bits = false;  // the config says that weights have as many
-  int drafts = 0;          // of a request in a step, at most
-  int batched_tokens = 1;  // rows of a step
+  int modules = 0;                       // MTP modules that are used
+  const ModelConfig* drafter = nullptr;  // of a drafter with a checkpoint of its own
+  bool four_bits = false;                // the config says that weights have as many
+  int drafts = 0;                        // of a request in a step, at most
+  int batched_tokens = 1;                // rows of a step
   DType dtype = DType::kBF16;
   DType kv_dtype = DType::kBF16;
   KvCacheForm form = KvCacheForm::kLatent;

@@ -128,8 +128,9 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   CheckRunsOnDevice(options, config_,
                     {.device = device(),
                      .modules = modules_used_,
-                     .eagle3 = drafter_.has_value(),
-                     .four_bits = HasFourBits(config_.quantization),
+                     .drafter = drafter_ ? &drafter_->config : nullptr,
+                     .four_bits = HasFourBits(config_.quantization) ||
+                                  (drafter_ && HasFourBits(drafter_->config.quantization)),
                      .drafts = k_,
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,

@@ -85,6 +85,16 @@ ExecutorSeconds InlineExecutor::seconds() const {
   return seconds;
 }
 
+ReplayCounts InlineExecutor::passes() const {
+  ReplayCounts passes = parts_.model->replay_counts();
+  if (parts_.drafter) {
+    const ReplayCounts own = parts_.drafter->replay_counts();
+    passes.repeated += own.repeated;
+    passes.launched += own.launched;
+  }
+  return passes;
+}
+
 RequestWork InlineExecutor::WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const {
   const int32_t context = slot.num_computed;
   OUTRIDER_CHECK(planned.context_length <= context && context <= planned.most_context_length);

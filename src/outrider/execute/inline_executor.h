@@ -48,7 +48,7 @@ class InlineExecutor : public Executor {
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;
   ExecutorSeconds seconds() const override;
-  ReplayCounts passes() const override { return parts_.model->replay_counts(); }
+  ReplayCounts passes() const override;
 
  private:
   RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }

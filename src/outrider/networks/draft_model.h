@@ -83,6 +83,9 @@ class DraftModel {
   /// Seconds spent in the functions above so far, where the target's network does not count them.
   virtual double busy_seconds() const { return 0; }
 
+  /// Its passes so far, where the target's network does not count them.
+  virtual ReplayCounts replay_counts() const { return {}; }
+
   /// Copies rows of its device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
     device_.ops.CopyRows(MakeContext(), from, to, copies);

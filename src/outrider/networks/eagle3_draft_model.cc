@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -60,6 +61,7 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       vocab_(target.vocab_size()),
       first_cache_layer_(FirstCacheLayer(target.config(), target.config().num_hidden_layers())),
       operand_dtype_(target.operand_dtype()),
+      replayer_(device().ops.MakeReplayer()),
       sampler_(device().ops.MakeSampler(device(), Verifier())) {
   OUTRIDER_CHECK(target.num_mtp_modules() == 0 && embedding_.cols == hidden_);
   rotary_.Add(config.layers.front().rotary);
@@ -94,6 +96,13 @@ Tensor Eagle3DraftModel::ReadTarget(Tensor target) {
 
 void Eagle3DraftModel::Forward(const ModulePass& pass, KvCache& cache) {
   const Stopwatch watch(busy_seconds_);
+  RunKey key;
+  key.Add(cache.layer(0).data).Add(pass.previous).Add(pass.hidden);
+  const auto run = [&] { Run(pass, cache); };
+  replayer_->Run(key, std::array{&pass.entries, &pass.outputs}, std::ref(run));
+}
+
+void Eagle3DraftModel::Run(const ModulePass& pass, KvCache& cache) {
   const Context context = MakeContext(operand_dtype_);
   const Scratch::Frame frame(context.arena);
   const Ops& ops = context.ops;

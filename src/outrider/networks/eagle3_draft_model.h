@@ -52,11 +52,13 @@ class Eagle3DraftModel : public DraftModel {
   void Forward(const ModulePass& pass, KvCache& cache) override;
   void Draw(const DraftDraws& draws, std::span<int32_t> tokens) override;
   double busy_seconds() const override { return busy_seconds_; }
+  ReplayCounts replay_counts() const override { return replayer_->counts(); }
 
   /// logits [rows.size(), draft vocabulary] of hidden.row(rows[i]), which Forward gave.
   void Logits(Tensor hidden, std::span<const int32_t> rows, Tensor logits);
 
  private:
+  void Run(const ModulePass& pass, KvCache& cache);
   /// What the head reads, in the arena.
   HeadRows BeforeHead(const Context& context, Tensor hidden, std::span<const int32_t> rows);
 
@@ -72,6 +74,7 @@ class Eagle3DraftModel : public DraftModel {
   int32_t first_cache_layer_;
   DType operand_dtype_;
   RotaryKinds rotary_;
+  std::unique_ptr<Replayer> replayer_;
   std::unique_ptr<StepSampler> sampler_;
   double busy_seconds_ = 0;
   std::unique_ptr<RowMemory> read_;  // the rows that ReadTarget gave

@@ -62,8 +62,8 @@ class StepSampler {
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
 
-  /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where numbers
-  /// have overflowed. Noise and distributions are by token, whatever its row.
+  /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where
+  /// numbers have overflowed. Noise and distributions are by token, whatever its row.
   virtual void Draw(const Context& context, const HeadRows& rows,
                     std::span<const DrawRequest> requests, const DraftTokens& among,
                     std::span<int32_t> tokens) = 0;

@@ -43,6 +43,7 @@ TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
   const auto run = [&](DrafterKind drafter) {
     TestEngineOptions options = Options();
     options.drafter = drafter;
+    options.drafter_checkpoint = TinyEagle3Directory();
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> results(golden.size());
     for (size_t i = 0; i < golden.size(); ++i) {
@@ -55,16 +56,19 @@ TEST_F(CudaEngineTest, GreedyTextsWithAndWithoutDrafts) {
       Submit(*engine, std::move(request), &results[i]);
     }
     RunUntilIdle(*engine);
-    if (drafter == DrafterKind::kChain) {
-      EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(), 3.3);
+    if (drafter != DrafterKind::kNone) {
+      EXPECT_GT(engine->Counters().speculation.MeanAcceptanceLength(),
+                drafter == DrafterKind::kChain ? 3.3 : 2.5);
     }
     return results;
   };
   const std::vector<Generated> plain = run(DrafterKind::kNone);
   const std::vector<Generated> drafted = run(DrafterKind::kChain);
+  const std::vector<Generated> with_eagle3 = run(DrafterKind::kEagle3);
   size_t equal = 0;
   for (size_t i = 0; i < golden.size(); ++i) {
     EXPECT_EQ(Difference(drafted[i], plain[i]), "") << "text " << i;
+    EXPECT_EQ(Difference(with_eagle3[i], plain[i]), "") << "text " << i;
     if (plain[i].tokens == golden[i]["greedy_ids"].get<std::vector<int32_t>>()) ++equal;
   }
   std::printf("%zu of %zu greedy texts are transformers'\n", equal, golden.size());
@@ -100,9 +104,11 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
         {"chain", DrafterKind::kChain, DraftForm::kCompacted, 64, 128, 37},
         {"chain, padded, few pages", DrafterKind::kChain, DraftForm::kPadded, 16, 70, 256},
         {"repeated", DrafterKind::kRepeated, DraftForm::kCompacted, 32, 256, 64},
+        {"EAGLE-3", DrafterKind::kEagle3, DraftForm::kCompacted, 16, 256, 90},
         {"ngram", DrafterKind::kNgram, DraftForm::kCompacted, 16, 512, 100}}) {
     TestEngineOptions options = Options();
     options.drafter = variant.drafter;
+    options.drafter_checkpoint = TinyEagle3Directory();
     options.draft_form = variant.form;
     options.block_size = variant.block_size;
     options.num_blocks = variant.num_blocks;

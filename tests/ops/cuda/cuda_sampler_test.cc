@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 #include <vector>
@@ -286,6 +288,49 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
       accepted += got[i].num_accepted;
     }
     EXPECT_GT(accepted, 20);
+  }
+}
+
+// A drafter's head over some of the tokens, in an order of its own.
+TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
+  constexpr int32_t kTargetVocab = 1009;
+  MakeRows(90);
+  std::vector<int32_t> ids(kVocab);
+  for (int32_t i = 0; i < kVocab; ++i) ids[static_cast<size_t>(i)] = (7 + 11 * i) % kTargetVocab;
+  SamplingParams params;
+  params.temperature = 1.1F;
+  ops_->KeepDrafts(90);
+  std::vector<DrawRequest> draws(rows_.size());
+  std::vector<std::vector<float>> probs(rows_.size());
+  for (size_t i = 0; i < draws.size(); ++i) {
+    draws[i].draw = {.seed = i, .position = 9};
+    draws[i].place = static_cast<int32_t>(89 - i);
+    if (i % 3 != 0) draws[i].sampling = &params;
+    if (i % 3 == 2) {
+      probs[i].resize(kTargetVocab);
+      draws[i].draw.probs = probs[i];
+    }
+  }
+  const auto sampler = ops_->MakeSampler({*ops_, &pool_}, Verifier());
+  std::vector<int32_t> tokens(rows_.size());
+  sampler->Draw(MakeContext(), {head_, x_, rows_}, draws,
+                {.rows = kVocab, .ids = ids, .vocab_size = kTargetVocab}, tokens);
+  ops_->ReadDrafts();
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    std::vector<float> by_token(kTargetVocab, -std::numeric_limits<float>::infinity());
+    for (size_t j = 0; j < ids.size(); ++j) {
+      by_token[static_cast<size_t>(ids[j])] = logits_.view().row(static_cast<int64_t>(i))[j];
+    }
+    std::vector<float> want_probs(probs[i].size());
+    Sampler alone;
+    const auto likeliest = std::max_element(by_token.begin(), by_token.end()) - by_token.begin();
+    EXPECT_EQ(IsOnDevice(tokens[i]), i % 3 == 0);
+    EXPECT_EQ(ops_->ReadToken(tokens[i]),
+              i % 3 == 0 ? likeliest
+                         : DrawDraft(alone, params, {.seed = i, .position = 9, .probs = want_probs},
+                                     by_token))
+        << i;
+    EXPECT_EQ(probs[i], want_probs) << i;
   }
 }
 

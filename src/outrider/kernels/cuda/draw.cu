@@ -234,7 +234,8 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
     token = IsFiniteKey(LargestInMemory(drawn, false, row)) ? kDrawDeadEnd : kDrawOverflown;
   }
   if (row.rank() == 0 && threadIdx.x == 0) {
-    results.tokens[results.places != nullptr ? results.places[drawn.row] : drawn.row] = token;
+    results.tokens[results.places != nullptr ? results.places[drawn.row] : drawn.row] =
+        results.ids != nullptr && token >= 0 ? results.ids[token] : token;
   }
 
   if (token >= 0 && slot.top_logprobs >= 0) {

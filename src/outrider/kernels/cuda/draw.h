@@ -79,6 +79,7 @@ struct DrawParams {
 struct DrawResults {
   int32_t* tokens = nullptr;        // [max_rows]: a token or one of the two above
   const int32_t* places = nullptr;  // optional [max_rows]: row r's token is tokens[places[r]]
+  const int32_t* ids = nullptr;     // optional [vocab_size]: ids[i] is written in place of token i
   // Needed where a slot asks for log-probabilities; rows that do not ask stay as they were.
   float* logprobs = nullptr;      // [max_rows] of the drawn token
   int32_t* ranks = nullptr;       // [max_rows] of the drawn token, from 1

@@ -238,6 +238,18 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "copying rows");
 }
 
+void CudaOps::ToHost(const Context& context, Tensor x, std::span<float> to) const {
+  OUTRIDER_CHECK(std::cmp_equal(to.size(), x.rows * x.cols));
+  if (to.empty()) return;
+  const Scratch::Frame frame(context.arena);
+  const Tensor dense(context.arena.Take<float>(x.rows * x.cols), x.rows, x.cols);
+  CopyTensor(x, dense, stream_);
+  CheckCuda(
+      cudaMemcpyAsync(to.data(), dense.data, to.size_bytes(), cudaMemcpyDeviceToHost, stream_),
+      "copying rows to the host");
+  Synchronize();
+}
+
 void CudaOps::Multiply(const Context& context, std::span<const Product> products) const {
   OUTRIDER_CHECK(context.operand_dtype == DType::kBF16);
   for (size_t i = 0; i < products.size(); ++i) {

@@ -165,8 +165,9 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   host_rows_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
     const DrawRequest& request = requests[i];
-    // The kernel's tokens are rows.
-    if (!among.ids.empty() || !request.draw.probs.empty()) {
+    // The kernel's noise is by row.
+    const bool by_row = among.ids.empty() && request.draw.probs.empty();
+    if (request.sampling != nullptr && !by_row) {
       host_draws_.push_back(i);
       host_draw_requests_.push_back(request);
       host_rows_.push_back(rows.rows[i]);
@@ -187,12 +188,27 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
     const Stopwatch watch(head_seconds_);
     ops_.DraftsAreDrawn();
     num_top_ = 0;
-    DrawRows(context, rows, among.rows, {.tokens = ops_.results().drafts()}, /*by_place=*/true);
+    DrawRows(context, rows, among.rows,
+             {.tokens = ops_.results().drafts(), .ids = OnDevice(among.ids)}, /*by_place=*/true);
   }
   if (host_draws_.empty()) return;
   host_drafts_.resize(host_draws_.size());
   host_.Draw(context, {rows.head, rows.x, host_rows_}, host_draw_requests_, among, host_drafts_);
   for (size_t i = 0; i < host_draws_.size(); ++i) tokens[host_draws_[i]] = host_drafts_[i];
+}
+
+const int32_t* CudaSampler::OnDevice(std::span<const int32_t> ids) {
+  if (ids.empty()) return nullptr;
+  if (ids.data() != ids_ || ids.size_bytes() != ids_on_device_.bytes()) {
+    ids_ = ids.data();
+    ids_on_device_ = DeviceMemory();
+    ids_on_device_ = DeviceMemory(ids.size_bytes(), "tokens of a drafter");
+    CheckCuda(cudaMemcpyAsync(ids_on_device_.data(), ids.data(), ids.size_bytes(),
+                              cudaMemcpyHostToDevice, ops_.stream()),
+              "tokens of a drafter");
+    ops_.Synchronize();
+  }
+  return ids_on_device_.As<int32_t>();
 }
 
 void CudaSampler::DrawFrom(const Context& /*context*/, Tensor /*logits*/,

@@ -78,6 +78,8 @@ class CudaSampler : public StepSampler {
   void PlaceResults(size_t num_rows, size_t num_tokens);
   void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens, size_t first,
                 size_t end, DrawResults results, bool by_place);
+  /// A copy, which is kept for the next call with the same span.
+  const int32_t* OnDevice(std::span<const int32_t> ids);
   /// Adds the lists of drawn.processors to those of the tile.
   void AddProcessors(const DrawnRows& drawn, SlotSampling& sampling);
 
@@ -85,6 +87,8 @@ class CudaSampler : public StepSampler {
   Verifier verifier_;
   HostSampler host_;
   StagedArrays arrays_;
+  const int32_t* ids_ = nullptr;  // what ids_on_device_ is a copy of
+  DeviceMemory ids_on_device_;
   size_t result_bytes_ = 0;
   size_t num_top_ = 0;          // columns of the most likely tokens
   DrawResults on_device_ = {};  // of all rows of drawn_rows_

@@ -19,6 +19,11 @@ void Require(bool runs, const char* what, int64_t value, const char* what_runs) 
       what, value, what_runs);
 }
 
+void CheckHidden(const ModelConfig& c) {
+  Require(c.hidden_size % 8 == 0 && c.hidden_size <= 8192, "hidden_size", c.hidden_size,
+          "multiples of 8 up to 8192");
+}
+
 void CheckAttention(const MlaSpec& a) {
   Require(!a.indexer, "index_topk", a.indexer ? a.indexer->top_k : 0, "attention to all tokens");
   Require(a.latent == kMlaValueDim, "kv_lora_rank", a.latent, "512");
@@ -45,8 +50,7 @@ void CheckMoe(const MoeSpec& moe) {
 }  // namespace
 
 void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
-  Require(c.hidden_size % 8 == 0 && c.hidden_size <= 8192, "hidden_size", c.hidden_size,
-          "multiples of 8 up to 8192");
+  CheckHidden(c);
   Require(c.vocab_size <= 400'000, "vocab_size", c.vocab_size, "up to 400000");
   const int64_t layers = c.num_hidden_layers() + num_mtp_modules;
   for (int64_t i = 0; i < layers; ++i) {
@@ -66,6 +70,22 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
       Require(dense->width % 8 == 0, "intermediate_size", dense->width, "multiples of 8");
     }
   }
+}
+
+void CheckDrafterRunsOnHopper(const ModelConfig& target, const ModelConfig& drafter) {
+  CheckHidden(drafter);
+  const LayerSpec& layer = drafter.layers.front();
+  const auto& attention = std::get<MlaSpec>(layer.attention);
+  CheckAttention(attention);
+  const int64_t heads = std::get<MlaSpec>(target.layer(0).attention).heads;
+  if (attention.heads != heads) {
+    throw InvalidArgument(
+        "a drafter with num_attention_heads {} does not run on the GPU: the kernels take as many "
+        "as the target's {}; --device cpu runs it",
+        attention.heads, heads);
+  }
+  Require(layer.dense()->width % 8 == 0, "intermediate_size", layer.dense()->width,
+          "multiples of 8");
 }
 
 }  // namespace outrider::cuda

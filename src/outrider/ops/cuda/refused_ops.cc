@@ -85,8 +85,4 @@ void CudaOps::EmbedTokens(const Context& /*context*/, const TokenTable& /*table*
   OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
 }
 
-void CudaOps::ToHost(const Context& /*context*/, Tensor /*x*/, std::span<float> /*to*/) const {
-  OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
-}
-
 }  // namespace outrider::cuda
