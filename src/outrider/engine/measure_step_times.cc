@@ -21,11 +21,14 @@ constexpr int32_t kRounds = 3;  // over all numbers of drafts, for each batch si
 // The prompts of so many requests say what a row of a prompt takes.
 constexpr int32_t kLeastPromptRequests = 4;
 constexpr int32_t kMostPromptRequests = 16;
-constexpr int32_t kRunSteps = 16;     // of a run, at most
-constexpr double kRunSeconds = 0.03;  // a run of slow steps ends then, after one step at least
-
-/// Rows of each prompt. A model with slow steps has no time for long ones.
-int32_t PromptRows(int32_t num_requests) { return num_requests == 1 ? 1 : 8; }
+// Rows of each prompt. A model with slow steps has no time for long ones; a GPU takes as long for a
+// few rows as for many.
+constexpr int32_t kPromptRows = 8;
+constexpr int32_t kOverlappedPromptRows = 128;
+constexpr size_t kRunSteps = 16;        // of a run, at most
+constexpr double kRunSeconds = 0.03;    // a run of slow steps ends then, but not before
+constexpr size_t kLeastRunSteps = 1;    // so many, or
+constexpr size_t kLeastOverlapped = 5;  // so many of steps that overlap
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -44,6 +47,7 @@ class StepTimer {
   StepTimer(EngineParts parts, bool repeats)
       : max_drafts_(parts.scheduler.max_drafts),
         repeats_(repeats),
+        overlaps_(parts.executor->max_in_flight() > 1),
         core_(std::move(parts)),
         listener_(core_.step_log()) {}
 
@@ -75,14 +79,22 @@ class StepTimer {
  private:
   /// Of one run.
   struct RunTimes {
-    double step_seconds = 0;        // its fastest step: what disturbs a step makes it longer
+    /// Its fastest step: what disturbs a step makes it longer. Of steps that overlap, a long one
+    /// makes the next one shorter: the median.
+    double step_seconds = 0;
     double prompt_row_seconds = 0;  // 0: the prompts took several steps
   };
+
+  int32_t PromptRows(int32_t num_requests) const {
+    if (num_requests == 1) return 1;
+    const int32_t most = core_.parts().scheduler.max_num_batched_tokens / num_requests;
+    return overlaps_ ? std::clamp(most, 1, kOverlappedPromptRows) : kPromptRows;
+  }
 
   double SecondsLeft() const { return kMostSeconds - SecondsSince(start_); }
 
   /// Of a request: steps while others compute their prompts count, too.
-  int32_t MostTokens() const { return (kRunSteps + 2) * (1 + max_drafts_); }
+  int32_t MostTokens() const { return static_cast<int32_t>(kRunSteps + 2) * (1 + max_drafts_); }
 
   /// Whether so many requests fit.
   bool HasRoom(int32_t num_requests) const {
@@ -116,24 +128,34 @@ class StepTimer {
     core_.SetDraftSchedule(DraftSchedule(k, {}));
     const RequestId first = next_id_;
     for (int32_t i = 0; i < num_requests; ++i) Submit(num_requests);
-    RunTimes times;
-    int32_t num_steps = 0;
+    const size_t least = overlaps_ ? kLeastOverlapped : kLeastRunSteps;
+    const int32_t prompt_rows = num_requests * PromptRows(num_requests);
+    double prompt_seconds = 0;
+    steps_.clear();
     const Clock::time_point start = Clock::now();
-    while (num_steps < kRunSteps && (num_steps == 0 || SecondsSince(start) < kRunSeconds)) {
+    while (steps_.size() < kRunSteps &&
+           (steps_.size() < least || SecondsSince(start) < kRunSeconds)) {
       if (!core_.Step()) break;
       listener_.Read(&records_);
       const StepRecord& step = records_.back();
-      if (step.prompt_rows == num_requests * PromptRows(num_requests)) {
-        times.prompt_row_seconds = step.seconds / step.prompt_rows;
-      }
+      if (step.prompt_rows == prompt_rows) prompt_seconds = step.seconds;
       if (step.decode_requests == num_requests && step.prompt_rows == 0 &&
           step.draft_rows == num_requests * k) {
-        times.step_seconds =
-            num_steps++ == 0 ? step.seconds : std::min(times.step_seconds, step.seconds);
+        steps_.push_back(step.seconds);
       }
     }
     for (RequestId id = first; id < next_id_; ++id) core_.Abort(id);
-    if (num_steps == 0) return {};
+    if (steps_.size() < least) return {};
+    RunTimes times;
+    if (overlaps_) {
+      // The device still drafts behind the prompts when the first of these begins.
+      std::nth_element(steps_.begin() + 1, steps_.begin() + std::ssize(steps_) / 2, steps_.end());
+      times.step_seconds = steps_[steps_.size() / 2];
+      if (prompt_seconds > 0) prompt_seconds += std::max(steps_.front() - times.step_seconds, 0.0);
+    } else {
+      times.step_seconds = *std::ranges::min_element(steps_);
+    }
+    times.prompt_row_seconds = prompt_seconds / prompt_rows;
     return times;
   }
 
@@ -155,9 +177,11 @@ class StepTimer {
 
   int32_t max_drafts_;
   bool repeats_;
+  bool overlaps_;  // a step begins before the one before has ended
   EngineCore core_;
   StepLog::Listener listener_;
   std::vector<StepRecord> records_;
+  std::vector<double> steps_;  // seconds of a run's
   RequestId next_id_ = 1;
   Clock::time_point start_ = Clock::now();
 };
