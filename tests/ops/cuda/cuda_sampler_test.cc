@@ -231,6 +231,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
   const std::vector<Verifier> verifiers = {
       Verifier(), Verifier(LogprobsMode::kProcessed),
       Verifier(LogprobsMode::kRaw, {.method = RejectionMethod::kStandard, .rates = {}})};
+  size_t result_bytes = 1 << 20;
   for (const Verifier& verifier : verifiers) {
     const Scratch::Frame frame(*arena_);
     std::vector<SampledRequest> requests = MakeRequests(70);
@@ -274,6 +275,10 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     // Drawn anew, so that the host has not read them.
     drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
     EXPECT_EQ(drafts, on_device);
+    // They stay when results need more memory.
+    const int32_t* const before = ops_->results().drafts();
+    ops_->ReserveResults(result_bytes *= 8);
+    EXPECT_NE(ops_->results().drafts(), before);
     std::vector<SampledRequest> unread = requests;
     next = 0;
     for (SampledRequest& r : unread) {
