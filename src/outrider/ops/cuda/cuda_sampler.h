@@ -1,9 +1,8 @@
 // The GPU's StepSampler. Tokens are drawn on the device, the CPU's from the same logits: what comes
-// back is a token per row, and log-probabilities where they are asked for; drafts come back with
-// what verifies them. What the kernel does not
-// know is done by the host from rows of logits, as on the CPU: rejection sampling, synthetic
-// acceptance with log-probabilities, and more than kMaxTopLogprobs of them; which requests these
-// are is told by their own fields alone.
+// back is a token per row, and log-probabilities where they are asked for. Drafts come back with
+// the tokens that verify them. What the kernel does not know is done by the host from rows of
+// logits, as on the CPU: rejection sampling, synthetic acceptance with log-probabilities, and more
+// than kMaxTopLogprobs of them; which requests these are is told by their own fields alone.
 #pragma once
 
 #include <cuda_runtime_api.h>
