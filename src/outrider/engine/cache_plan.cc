@@ -85,6 +85,10 @@ int64_t EnginePlan::KeptBytesPerPage() const {
          scheduler_.cache.groups[group].tokens_per_block;
 }
 
+int64_t EnginePlan::WeightBytes() const {
+  return SumOf(weight_sizes_.target) + SumOf(weight_sizes_.modules) + SumOf(drafter_sizes_.modules);
+}
+
 int32_t EnginePlan::MostStepTokens() const {
   const int32_t rows = std::min(scheduler_.max_num_batched_tokens, CacheConfig::kMostTokens);
   return std::max(rows, 1 + k_) + 1 + std::max(k_, lookahead_);
@@ -103,7 +107,7 @@ void EnginePlan::PlanFirstCache() {
           .usable = static_cast<int64_t>(options_.gpu_memory_utilization *
                                          static_cast<double>(memory.total)),
           .work_space = memory.total - memory.free + kEstimatedWorkSpace};
-  const int64_t weights = SumOf(weight_sizes_.target) + SumOf(weight_sizes_.modules);
+  const int64_t weights = WeightBytes();
   const int64_t left = gpu_->usable - weights - gpu_->work_space;
   if (left <= 0) {
     throw InvalidArgument(
@@ -119,7 +123,7 @@ void EnginePlan::PlanCacheInFreeMemory() {
   OUTRIDER_CHECK(FillsDevice());
   const DeviceMemoryState memory = ops().memory();
   const int64_t used = memory.total - memory.free;
-  gpu_->work_space = used - SumOf(weight_sizes_.target) - SumOf(weight_sizes_.modules);
+  gpu_->work_space = used - WeightBytes();
   gpu_->measured = true;
   PlanCache(gpu_->usable - used, "what --gpu-memory-utilization leaves");
 }

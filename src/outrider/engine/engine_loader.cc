@@ -38,8 +38,20 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
       loaded.config.eos_token_ids);
 }
 
+/// The draft model with a checkpoint of its own, if there is one.
+std::unique_ptr<DraftModel> LoadDraftModel(const EnginePlan& plan, const Network& network) {
+  const DrafterCheckpoint* const own = plan.drafter();
+  if (own == nullptr) return nullptr;
+  return std::make_unique<Eagle3DraftModel>(
+      own->config, own->taps,
+      LoadEagle3(own->config, *own->source, plan.weight_form(), network.device(), nullptr),
+      network);
+}
+
+/// own: of LoadDraftModel.
 std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
-                                     Network& network, KvCache& cache, const WeightForm& form) {
+                                     Network& network, std::unique_ptr<DraftModel> own,
+                                     KvCache& cache) {
   const int32_t k = plan.k();
   if (k == 0) return nullptr;
   if (options.method == DraftMethod::kNgram) {
@@ -54,12 +66,7 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
                                         .num_slots = plan.scheduler().max_num_seqs,
                                         .form = options.draft_form,
                                         .kept_rows = plan.kept_rows()};
-  if (const DrafterCheckpoint* own = plan.drafter()) {
-    auto model = std::make_unique<Eagle3DraftModel>(
-        own->config, own->taps,
-        LoadEagle3(own->config, *own->source, form, network.device(), nullptr), network);
-    return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
-  }
+  if (own) return std::make_unique<RepeatedDrafter>(std::move(own), cache, drafter);
   auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
   if (plan.chained()) return std::make_unique<ChainDrafter>(std::move(model), cache, drafter);
   return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
@@ -99,8 +106,13 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                    plan.dtype(),
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
+  std::unique_ptr<DraftModel> draft_model = LoadDraftModel(plan, *inside.model);
   if (plan.FillsDevice()) {
     WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
+    if (draft_model) {
+      WarmUp(*draft_model, inside.model->hidden_size(), plan.scheduler(), plan.cache_layers(),
+             plan.cache_numbers());
+    }
     plan.PlanCacheInFreeMemory();
   }
   loaded.decisions = plan.decisions();
@@ -110,7 +122,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
                                            plan.cache_layers(), plan.cache_numbers());
   inside.drafter =
-      MakeDrafter(plan, options.speculation, *inside.model, *inside.cache, plan.weight_form());
+      MakeDrafter(plan, options.speculation, *inside.model, std::move(draft_model), *inside.cache);
   if (inside.drafter) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
@@ -135,7 +147,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   parts.seed = options.seed;
   if (plan.device() == DeviceKind::kCuda) {
     const MemoryReport& memory = loaded.memory;
-    const int64_t weights = SumOf(memory.weights) + SumOf(memory.mtp_weights);
+    const int64_t weights =
+        SumOf(memory.weights) + SumOf(memory.mtp_weights) + SumOf(memory.drafter_weights);
     const DeviceMemoryState now = ops.memory();
     parts.gpu = {.total_bytes = now.total,
                  .weight_bytes = weights,

@@ -163,6 +163,7 @@ class EnginePlan {
   int64_t KeptBytesPerPage() const;
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
+  int64_t WeightBytes() const;
   bool HasModules() const { return modules_used_ > 0 || drafter_; }
   bool ModulesHaveWindows() const;
 

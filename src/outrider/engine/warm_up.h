@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "outrider/networks/draft_model.h"
 #include "outrider/networks/network.h"
 #include "outrider/schedule/scheduler.h"
 
@@ -13,6 +14,11 @@ namespace outrider {
 /// Runs prompts of a whole step, the last rows of prompts of the greatest length, and a row, with
 /// drafts, of every request. All positions share one page, whose contents mean nothing.
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
+            const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
+
+/// The same of a draft model with weights of its own: what it reads of the target's rows of a whole
+/// step, their entries, and a row of every request that comes out.
+void WarmUp(DraftModel& draft, int64_t target_width, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 
 }  // namespace outrider

@@ -151,5 +151,38 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
   EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
 }
 
+/// The cache takes what target, drafter and the work space of both leave.
+TEST_F(CudaEngineTest, ADrafterHasAPlaceInMemory) {
+  EngineOptions options;
+  options.model = TinyModelDirectory().string();
+  options.device = DeviceKind::kCuda;
+  options.gpu_memory_utilization = 0.1;
+  options.num_threads = 4;
+  options.max_num_seqs = 1024;  // the cache takes all it can get
+  options.speculation.method = DraftMethod::kEagle3;
+  options.speculation.model = TinyEagle3Directory().string();
+  options.speculation.num_speculative_tokens = 3;
+  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  const MemoryReport& memory = loaded.memory;
+  ASSERT_TRUE(memory.gpu && memory.gpu->measured);
+  EXPECT_GT(SumOf(memory.drafter_weights), 0);
+  EXPECT_GT(memory.gpu->work_space, 0);
+  EXPECT_LE(SumOf(memory.weights) + SumOf(memory.mtp_weights) + SumOf(memory.drafter_weights) +
+                memory.gpu->work_space + memory.kv_cache_bytes + memory.kept_row_bytes,
+            memory.gpu->usable);
+  std::vector<Generated> results(64);
+  for (Generated& result : results) {
+    GenerationRequest request;
+    request.prompt_token_ids.assign(400, 17);
+    request.sampling.max_tokens = 20;
+    Submit(*loaded.engine, std::move(request), &result);
+  }
+  RunUntilIdle(*loaded.engine);
+  size_t free = 0;
+  size_t total = 0;
+  CheckCuda(cudaMemGetInfo(&free, &total), "memory");
+  EXPECT_LE(static_cast<double>(total - free), 0.1 * static_cast<double>(total) + (512 << 20));
+}
+
 }  // namespace
 }  // namespace outrider::cuda
