@@ -399,6 +399,33 @@ TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   EXPECT_EQ(got.values, want.values);
 }
 
+// Few rows go with the launch, more through memory.
+TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
+  for (const int32_t count : {1, kMostListedRows, kMostListedRows + 1, 700}) {
+    const Scratch::Frame frame(gpu_->arena());
+    const OpsRows in = MakeRows(count);
+    const Tensor from = gpu_->Put(in.x);
+    const Tensor to = gpu_->context().Rows(count + 2, kHidden);
+    RowCopies copies;
+    for (int32_t r = 0; r < count; ++r) copies.Add(r, count + 1 - r);
+    ops_->SetZero(gpu_->context(), to);
+    ops_->CopyRows(gpu_->context(), from, to, copies);
+    const TestMatrix got = gpu_->Get(to);
+    for (int32_t r = 0; r < count; ++r) {
+      ASSERT_TRUE(SameBits(got.view().row(count + 1 - r), in.x.view().row(r), kHidden)) << r;
+    }
+    EXPECT_TRUE(std::all_of(got.view().row(0), got.view().row(2), [](float v) { return v == 0; }));
+  }
+  const CopyRowsParams params = {.num_rows = 1, .cols = 4, .from_size = 3, .to_size = 3};
+  for (const auto& [from, to] : {std::pair(-1, 0), {3, 0}, {0, -1}, {0, 3}}) {
+    EXPECT_THROW(static_cast<void>(CopyListedRows(params, {&from, 1}, {&to, 1}, nullptr)), Error);
+  }
+  const std::vector<int32_t> many(kMostListedRows + 1);
+  EXPECT_THROW(
+      static_cast<void>(CopyListedRows({.num_rows = kMostListedRows + 1}, many, many, nullptr)),
+      Error);
+}
+
 /// One call of each in a few rows: what the tools of compute-sanitizer look at.
 TEST_F(CudaOpsTest, SmallForTheSanitizers) {
   constexpr int32_t kRows = 5;

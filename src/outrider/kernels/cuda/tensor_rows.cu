@@ -27,24 +27,52 @@ __device__ __forceinline__ void StoreOne(__nv_bfloat16* destination, float v) {
   *destination = __float2bfloat16_rn(v);
 }
 
-template <typename From, typename To, int kWidth>
-__global__ void __launch_bounds__(kRowThreads) CopyRowsKernel(const CopyRowsParams params) {
+/// Row numbers that are in memory or follow from the place.
+struct NumbersInMemory {
+  static __device__ __forceinline__ int64_t From(const CopyRowsParams& params, int64_t row) {
+    if (params.from_rows == nullptr) return row;
+    int64_t from_row = params.from_rows[row];
+    if (from_row < -1) {
+      if (-2 - from_row >= params.num_drafts) __trap();
+      from_row = max(params.drafts[-2 - from_row], 0);
+    }
+    if (from_row < 0 || from_row >= params.from_size) __trap();
+    return from_row;
+  }
+  static __device__ __forceinline__ int64_t To(const CopyRowsParams& params, int64_t row) {
+    if (params.to_rows == nullptr) return row;
+    const int64_t to_row = params.to_rows[row];
+    if (to_row < 0 || to_row >= params.to_size) __trap();
+    return to_row;
+  }
+};
+
+/// Row numbers that come with the launch.
+struct ListedNumbers {
+  int32_t from[kMostListedRows];
+  int32_t to[kMostListedRows];
+
+  __device__ __forceinline__ int64_t From(const CopyRowsParams&, int64_t row) const {
+    return from[row];
+  }
+  __device__ __forceinline__ int64_t To(const CopyRowsParams&, int64_t row) const {
+    return to[row];
+  }
+};
+
+template <typename From, typename To, int kWidth, typename Numbers>
+__global__ void __launch_bounds__(kRowThreads)
+    CopyRowsKernel(const __grid_constant__ CopyRowsParams params,
+                   const __grid_constant__ Numbers numbers) {
   const int64_t groups = params.cols / kWidth;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRowThreads;
   for (int64_t at = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
        at < params.num_rows * groups; at += step) {
     const int64_t row = at / groups;
     const int64_t col = at % groups * kWidth;
-    int64_t from_row = params.from_rows != nullptr ? params.from_rows[row] : row;
-    if (from_row < -1) {
-      if (-2 - from_row >= params.num_drafts) __trap();
-      from_row = max(params.drafts[-2 - from_row], 0);
-    }
-    const int64_t to_row = params.to_rows != nullptr ? params.to_rows[row] : row;
-    if (params.from_rows != nullptr && (from_row < 0 || from_row >= params.from_size)) __trap();
-    if (params.to_rows != nullptr && (to_row < 0 || to_row >= params.to_size)) __trap();
-    const From* from = static_cast<const From*>(params.from) + from_row * params.from_stride + col;
-    To* to = static_cast<To*>(params.to) + to_row * params.to_stride + col;
+    const From* from = static_cast<const From*>(params.from) +
+                       numbers.From(params, row) * params.from_stride + col;
+    To* to = static_cast<To*>(params.to) + numbers.To(params, row) * params.to_stride + col;
     const bool zero = params.zero_at != nullptr && params.zero_at[row] == 0;
     if constexpr (kWidth == 4) {
       StoreFour(to, zero ? make_float4(0, 0, 0, 0) : LoadFour(from));
@@ -54,8 +82,9 @@ __global__ void __launch_bounds__(kRowThreads) CopyRowsKernel(const CopyRowsPara
   }
 }
 
-template <typename From, typename To>
-cudaError_t LaunchCopyRows(const CopyRowsParams& params, cudaStream_t stream) {
+template <typename From, typename To, typename Numbers>
+cudaError_t LaunchCopyRows(const CopyRowsParams& params, const Numbers& numbers,
+                           cudaStream_t stream) {
   const auto aligned = [](const void* data, size_t bytes) {
     return reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0;
   };
@@ -63,18 +92,20 @@ cudaError_t LaunchCopyRows(const CopyRowsParams& params, cudaStream_t stream) {
                     aligned(params.from, sizeof(From)) && aligned(params.to, sizeof(To));
   if (wide) {
     CopyRowsKernel<From, To, 4>
-        <<<BlocksFor(params.num_rows * params.cols / 4), kRowThreads, 0, stream>>>(params);
+        <<<BlocksFor(params.num_rows * params.cols / 4), kRowThreads, 0, stream>>>(params, numbers);
   } else {
     CopyRowsKernel<From, To, 1>
-        <<<BlocksFor(params.num_rows * params.cols), kRowThreads, 0, stream>>>(params);
+        <<<BlocksFor(params.num_rows * params.cols), kRowThreads, 0, stream>>>(params, numbers);
   }
   return cudaGetLastError();
 }
 
-template <typename From>
-cudaError_t LaunchCopyRowsFrom(const CopyRowsParams& params, cudaStream_t stream) {
-  return params.to_dtype == DType::kF32 ? LaunchCopyRows<From, float>(params, stream)
-                                        : LaunchCopyRows<From, __nv_bfloat16>(params, stream);
+template <typename From, typename Numbers>
+cudaError_t LaunchCopyRowsFrom(const CopyRowsParams& params, const Numbers& numbers,
+                               cudaStream_t stream) {
+  return params.to_dtype == DType::kF32
+             ? LaunchCopyRows<From, float>(params, numbers, stream)
+             : LaunchCopyRows<From, __nv_bfloat16>(params, numbers, stream);
 }
 
 bool IsRowType(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
@@ -122,15 +153,41 @@ __global__ void __launch_bounds__(kRowThreads)
   places[blockIdx.x] = isinf(best.value) ? -1 : best.place;
 }
 
-}  // namespace
-
-cudaError_t CopyRows(const CopyRowsParams& params, cudaStream_t stream) {
+template <typename Numbers>
+cudaError_t CopyRows(const CopyRowsParams& params, const Numbers& numbers, cudaStream_t stream) {
   if (!IsRowType(params.from_dtype) || !IsRowType(params.to_dtype)) {
     RefuseArgument("CopyRows: rows are float32 or bfloat16");
   }
   if (params.num_rows <= 0 || params.cols <= 0) return cudaSuccess;
-  return params.from_dtype == DType::kF32 ? LaunchCopyRowsFrom<float>(params, stream)
-                                          : LaunchCopyRowsFrom<__nv_bfloat16>(params, stream);
+  return params.from_dtype == DType::kF32
+             ? LaunchCopyRowsFrom<float>(params, numbers, stream)
+             : LaunchCopyRowsFrom<__nv_bfloat16>(params, numbers, stream);
+}
+
+}  // namespace
+
+cudaError_t CopyRows(const CopyRowsParams& params, cudaStream_t stream) {
+  return CopyRows(params, NumbersInMemory(), stream);
+}
+
+cudaError_t CopyListedRows(const CopyRowsParams& params, std::span<const int32_t> from_rows,
+                           std::span<const int32_t> to_rows, cudaStream_t stream) {
+  const auto count = static_cast<size_t>(params.num_rows);
+  if (from_rows.size() != count || to_rows.size() != count || count > kMostListedRows) {
+    RefuseArgument("CopyListedRows: ", params.num_rows, " rows, ", from_rows.size(), " and ",
+                   to_rows.size(), " numbers: as many, and up to ", kMostListedRows);
+  }
+  ListedNumbers numbers;
+  for (size_t i = 0; i < count; ++i) {
+    numbers.from[i] = from_rows[i];
+    numbers.to[i] = to_rows[i];
+    if (from_rows[i] < 0 || from_rows[i] >= params.from_size || to_rows[i] < 0 ||
+        to_rows[i] >= params.to_size) {
+      RefuseArgument("CopyListedRows: from row ", from_rows[i], " of ", params.from_size, " to ",
+                     to_rows[i], " of ", params.to_size);
+    }
+  }
+  return CopyRows(params, numbers, stream);
 }
 
 cudaError_t MakeAngles(const AngleParams& params, cudaStream_t stream) {

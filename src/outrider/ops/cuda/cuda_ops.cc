@@ -233,6 +233,10 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
                                          .to_dtype = to.dtype,
                                          .to_stride = to.stride,
                                          .to_size = to.rows};
+  if (copies.from().size() <= kMostListedRows) {
+    CheckCuda(CopyListedRows(copy, copies.from(), copies.to(), stream_), "copying rows");
+    return;
+  }
   copy.from_rows = Upload(context, copies.from(), stream_);
   copy.to_rows = Upload(context, copies.to(), stream_);
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "copying rows");

@@ -57,86 +57,83 @@ void CudaStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan
              layout.num_rows() <= kMostRoundedRows && plan.num_decode_rows() == layout.num_rows();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
-  CopyRows();
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    if (groups_[i].block_step != 0) Fill(i);
-  }
+  Copy();
 }
 
 void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources,
                                  std::span<const int32_t> tokens) {
   tokens_.Shift(sources, tokens);
-  CopyRows();
+  arrays_.Replace(tokens_at_, tokens_.tokens());
+  arrays_.CopyFirst(tokens_at_ + tokens_.tokens().size_bytes());
 }
 
-void CudaStepInputs::CopyRows() {
+void CudaStepInputs::Copy() const {
   const auto count = static_cast<size_t>(num_rows());
   const int32_t true_count = layout_->num_rows();
-  rows_.Clear();
-  const size_t tokens = rows_.Add(tokens_.tokens(), count);
-  const size_t positions = rows_.Add(layout_->positions(), count);
-  const size_t true_rows = rows_.Add(std::span(&true_count, 1), 1);
-  rows_.Copy();
-  token_ids_ = rows_.At<int32_t>(tokens);
-  positions_ = rows_.At<int32_t>(positions);
-  true_rows_ = rows_.At<int32_t>(true_rows);
+  arrays_.Clear();
+  tokens_at_ = arrays_.Add(tokens_.tokens(), count);
+  const size_t positions = arrays_.Add(layout_->positions(), count);
+  const size_t true_rows = arrays_.Add(std::span(&true_count, 1), 1);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].block_step != 0) AddGroup(i);
+  }
+  arrays_.Copy();
+  token_ids_ = arrays_.At<int32_t>(tokens_at_);
+  positions_ = arrays_.At<int32_t>(positions);
+  true_rows_ = arrays_.At<int32_t>(true_rows);
+  for (Group& group : groups_) {
+    if (group.block_step != 0) Place(group);
+  }
 }
 
 const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
-  while (groups_.size() <= index) groups_.emplace_back(stream_);
+  while (groups_.size() <= index) groups_.emplace_back();
   Group& group = groups_[index];
   const int64_t step = BlockStep(cache);
-  if (group.serial != serial_ || group.block_step != step || group.block_size != cache.block_size) {
+  if (group.block_step != step || group.block_size != cache.block_size) {
     group.block_step = step;
     group.block_size = cache.block_size;
-    Fill(index);
+    Copy();
   }
   return group.inputs;
 }
 
-void CudaStepInputs::Fill(size_t index) const {
+void CudaStepInputs::AddGroup(size_t index) const {
   Group& group = groups_[index];
   const auto number = static_cast<int32_t>(index);
   const int64_t block = group.block_size;
-  StagedArrays& arrays = group.arrays;
-  CacheInputs& inputs = group.inputs;
-  group.serial = serial_;
-  arrays.Clear();
   const std::span<const int64_t> mapping = layout_->slot_mapping(number);
   slots_.assign(mapping.begin(), mapping.end());
   for (int64_t& slot : slots_) {
     if (slot >= 0) slot = slot / block * group.block_step * block + slot % block;
   }
-  const size_t slots_at =
-      arrays.Add(std::span<const int64_t>(slots_), static_cast<size_t>(num_rows()), int64_t{-1});
-  size_t starts_at = 0;
-  size_t lengths_at = 0;
-  size_t tables_at = 0;
-  FillDecode(index, &starts_at, &lengths_at, &tables_at);
-
-  inputs.prompts.clear();
-  prompt_arrays_.clear();
+  group.slots_at =
+      arrays_.Add(std::span<const int64_t>(slots_), static_cast<size_t>(num_rows()), int64_t{-1});
+  AddDecode(index);
+  group.inputs.prompts.clear();
+  group.prompts_at.clear();
   for (std::span<const RequestRows> prompts = plan_->prompts(); !prompts.empty();) {
-    prompts = prompts.subspan(AddPrompts(index, prompts, &prompt_arrays_.emplace_back()));
+    prompts = prompts.subspan(AddPrompts(index, prompts));
   }
   OUTRIDER_CHECK(plan_->left_over().empty());
+}
 
-  arrays.Copy();
-  inputs.slots = arrays.At<int64_t>(slots_at);
-  inputs.decode.query_start_loc = arrays.At<int32_t>(starts_at);
-  inputs.decode.seq_lens = arrays.At<int32_t>(lengths_at);
-  inputs.decode.block_tables = arrays.At<int32_t>(tables_at);
-  for (size_t i = 0; i < prompt_arrays_.size(); ++i) {
+void CudaStepInputs::Place(Group& group) const {
+  CacheInputs& inputs = group.inputs;
+  inputs.slots = arrays_.At<int64_t>(group.slots_at);
+  inputs.decode.query_start_loc = arrays_.At<int32_t>(group.decode_at.query_starts);
+  inputs.decode.seq_lens = arrays_.At<int32_t>(group.decode_at.lengths);
+  inputs.decode.block_tables = arrays_.At<int32_t>(group.decode_at.tables);
+  for (size_t i = 0; i < group.prompts_at.size(); ++i) {
     PromptGroup& prompts = inputs.prompts[i];
-    prompts.query_start_loc = arrays.At<int32_t>(prompt_arrays_[i].query_starts);
-    prompts.key_start_loc = arrays.At<int32_t>(prompt_arrays_[i].key_starts);
-    prompts.block_tables = arrays.At<int32_t>(prompt_arrays_[i].tables);
+    prompts.query_start_loc = arrays_.At<int32_t>(group.prompts_at[i].query_starts);
+    prompts.key_start_loc = arrays_.At<int32_t>(group.prompts_at[i].lengths);
+    prompts.block_tables = arrays_.At<int32_t>(group.prompts_at[i].tables);
   }
 }
 
-size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> prompts,
-                                  PromptArrays* at) const {
+size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> prompts) const {
   Group& group = groups_[index];
   PromptGroup made = {.first_row = prompts.front().first_row};
   starts_.assign(1, 0);
@@ -163,17 +160,16 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
     FillTable(prompts[i], static_cast<int32_t>(index), group.block_size, group.block_step,
               tables_.data() + i * stride);
   }
-  *at = {.query_starts = group.arrays.Add(starts_),
-         .key_starts = group.arrays.Add(lengths_),
-         .tables = group.arrays.Add(tables_)};
+  group.prompts_at.push_back({.query_starts = arrays_.Add(starts_),
+                              .lengths = arrays_.Add(lengths_),
+                              .tables = arrays_.Add(tables_)});
   group.inputs.prompts.push_back(made);
   return count;
 }
 
 // A rounded step counts as many requests as rows; those that there are not have no rows. Its tables
 // come last and are copied as far as there are requests.
-void CudaStepInputs::FillDecode(size_t index, size_t* starts_at, size_t* lengths_at,
-                                size_t* tables_at) const {
+void CudaStepInputs::AddDecode(size_t index) const {
   Group& group = groups_[index];
   DecodeRequests& decode = group.inputs.decode;
   decode = {};
@@ -200,10 +196,10 @@ void CudaStepInputs::FillDecode(size_t index, size_t* starts_at, size_t* lengths
               group.block_step, tables_.data() + i * stride);
   }
   const auto count = static_cast<size_t>(decode.count);
-  *starts_at =
-      group.arrays.Add(std::span<const int32_t>(starts_), count + 1, plan_->num_decode_rows());
-  *lengths_at = group.arrays.Add(std::span<const int32_t>(lengths_), count);
-  *tables_at = group.arrays.Add(tables_);
+  group.decode_at = {.query_starts = arrays_.Add(std::span<const int32_t>(starts_), count + 1,
+                                                 plan_->num_decode_rows()),
+                     .lengths = arrays_.Add(std::span<const int32_t>(lengths_), count),
+                     .tables = arrays_.Add(tables_)};
 }
 
 void CudaStepInputs::AddTo(RunKey& key) const {

@@ -60,7 +60,7 @@ int32_t RoundedRows(int32_t rows);
 
 class CudaStepInputs : public StepInputs {
  public:
-  explicit CudaStepInputs(cudaStream_t stream) : stream_(stream), rows_(stream) {}
+  explicit CudaStepInputs(cudaStream_t stream) : arrays_(stream) {}
 
   void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
   void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override;
@@ -69,7 +69,8 @@ class CudaStepInputs : public StepInputs {
   const int32_t* positions() const { return positions_; }  // [rows] on the device
   /// [1] on the device: rows but for those that were added. Null where none were.
   const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }
-  /// Of the cache of a layer; copied to the device by Assign, but for a group's first time.
+  /// Of the cache of a layer; copied to the device by Assign. A group's first time copies all
+  /// again.
   const CacheInputs& Of(const LayerCache& cache) const;
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }
@@ -80,46 +81,47 @@ class CudaStepInputs : public StepInputs {
   void AddTo(RunKey& key) const;
 
  private:
+  /// Where arrays of requests begin.
+  struct RequestArrays {
+    size_t query_starts;
+    size_t lengths;  // of decode requests: keys; of prompts: where their keys start
+    size_t tables;
+  };
   struct Group {
-    explicit Group(cudaStream_t stream) : arrays(stream) {}
-
     // The geometry of its layers; 0: not known yet.
     int64_t block_step = 0;
     int32_t block_size = 0;
-    uint64_t serial = 0;  // of the inputs that it was made for
-    StagedArrays arrays;
     CacheInputs inputs;
+    size_t slots_at = 0;
+    RequestArrays decode_at = {};
+    std::vector<RequestArrays> prompts_at;
   };
-  /// Copies tokens and positions of the rows.
-  void CopyRows();
-  void Fill(size_t index) const;
-  void FillDecode(size_t index, size_t* starts_at, size_t* lengths_at, size_t* tables_at) const;
-  /// Where the arrays of a prompt group begin.
-  struct PromptArrays {
-    size_t query_starts;
-    size_t key_starts;
-    size_t tables;
-  };
+  /// Copies the rows, and what is read of them in the groups whose geometry is known.
+  void Copy() const;
+  void AddGroup(size_t index) const;
+  void AddDecode(size_t index) const;
   /// Adds a group of the first of `prompts`, and returns how many they are.
-  size_t AddPrompts(size_t index, std::span<const RequestRows> prompts, PromptArrays* at) const;
+  size_t AddPrompts(size_t index, std::span<const RequestRows> prompts) const;
+  /// Where the arrays of a group are on the device.
+  void Place(Group& group) const;
 
-  cudaStream_t stream_;
   uint64_t serial_ = 0;
   bool rounded_ = false;
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
   HostTokens tokens_;
-  StagedArrays rows_;
-  const int32_t* token_ids_ = nullptr;
-  const int32_t* positions_ = nullptr;
-  const int32_t* true_rows_ = nullptr;
+  // Of the rows, then of the groups.
+  mutable StagedArrays arrays_;
+  mutable size_t tokens_at_ = 0;
+  mutable const int32_t* token_ids_ = nullptr;
+  mutable const int32_t* positions_ = nullptr;
+  mutable const int32_t* true_rows_ = nullptr;
   mutable std::deque<Group> groups_;
   // Kept to reuse memory.
   mutable std::vector<int64_t> slots_;
   mutable std::vector<int32_t> starts_;
   mutable std::vector<int32_t> lengths_;
   mutable std::vector<int32_t> tables_;
-  mutable std::vector<PromptArrays> prompt_arrays_;
 };
 
 /// Those that CudaOps::MakeStepInputs made.

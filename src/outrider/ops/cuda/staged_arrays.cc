@@ -6,8 +6,8 @@
 
 namespace outrider::cuda {
 
-void StagedArrays::Copy() {
-  if (bytes_.empty()) return;
+void StagedArrays::CopyFirst(size_t bytes) {
+  if (bytes == 0) return;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CheckCuda(cudaStreamIsCapturing(stream_, &status), "copying arrays to the device");
   OUTRIDER_CHECK(status == cudaStreamCaptureStatusNone, "a recorded step copies arrays");
@@ -23,10 +23,10 @@ void StagedArrays::Copy() {
     staged.memory = PinnedMemory(room);
     staged.bytes = room;
   }
-  std::memcpy(staged.memory.data(), bytes_.data(), bytes_.size());
-  CheckCuda(cudaMemcpyAsync(device_.data(), staged.memory.data(), bytes_.size(),
-                            cudaMemcpyHostToDevice, stream_),
-            "copying arrays to the device");
+  std::memcpy(staged.memory.data(), bytes_.data(), bytes);
+  CheckCuda(
+      cudaMemcpyAsync(device_.data(), staged.memory.data(), bytes, cudaMemcpyHostToDevice, stream_),
+      "copying arrays to the device");
   staged.copied.Record(stream_);
 }
 

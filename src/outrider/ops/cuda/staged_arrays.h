@@ -36,8 +36,16 @@ class StagedArrays {
     return Add(std::span<const T>(values), values.size());
   }
 
+  /// Writes over the values at `at`.
+  template <typename T>
+  void Replace(size_t at, std::span<const T> values) {
+    std::copy(values.begin(), values.end(), reinterpret_cast<T*>(bytes_.data() + at));
+  }
+
   /// Copies in the stream. The memory on the device stays where it is until it is too small.
-  void Copy();
+  void Copy() { CopyFirst(bytes_.size()); }
+  /// Copies the first `bytes` again, of arrays that were copied.
+  void CopyFirst(size_t bytes);
 
   template <typename T>
   T* At(size_t offset) const {
