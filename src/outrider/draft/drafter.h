@@ -62,9 +62,9 @@ class Drafter {
 
   /// Guesses what follows each request's last known token.
   /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
-  /// They may be on the device (drafts_on_device.h) and are read there until the host has read
-  /// them. target: of the rows of the step, the target's output [rows, hidden], or with taps the
-  /// outputs of these layers side by side, [rows, taps * hidden]. Since a slot's Reset, each of its
+  /// Until the host reads them they may be on the device (drafts_on_device.h).
+  /// target: of the rows of the step, the target's output [rows, hidden], or with taps the outputs
+  /// of these layers side by side, [rows, taps * hidden]. Since a slot's Reset, each of its
   /// positions must be in exactly one call, in order.
   /// depth: a chain runs its first `depth` modules; a module that is repeated runs if depth > 0.
   /// Modules that do not run fall behind. They catch up when they run again, and the entries of a

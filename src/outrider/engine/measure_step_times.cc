@@ -26,9 +26,9 @@ constexpr int32_t kMostPromptRequests = 16;
 constexpr int32_t kPromptRows = 8;
 constexpr int32_t kOverlappedPromptRows = 128;
 constexpr size_t kRunSteps = 16;        // of a run, at most
-constexpr double kRunSeconds = 0.03;    // a run of slow steps ends then, but not before
-constexpr size_t kLeastRunSteps = 1;    // so many, or
-constexpr size_t kLeastOverlapped = 5;  // so many of steps that overlap
+constexpr size_t kLeastRunSteps = 1;    // at least
+constexpr size_t kLeastOverlapped = 5;  // at least, of steps that overlap
+constexpr double kRunSeconds = 0.03;    // a run of slow steps ends then, if it has the least
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

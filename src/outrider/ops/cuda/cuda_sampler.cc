@@ -1,3 +1,4 @@
+// Long because verifying, drafting and scoring share the rows that they draw.
 #include "outrider/ops/cuda/cuda_sampler.h"
 
 #include <algorithm>
@@ -159,7 +160,6 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
                        std::span<const DrawRequest> requests, const DraftTokens& among,
                        std::span<int32_t> tokens) {
   drawn_rows_.clear();
-  drawn_requests_.clear();
   host_draws_.clear();
   host_draw_requests_.clear();
   host_rows_.clear();
