@@ -235,6 +235,13 @@ TEST(ModelConfigTest, RopeMagnitudeIsTheRatioOfBothScales) {
   EXPECT_EQ(Rotary(c).yarn->beta_fast, 32);
 }
 
+TEST(ModelConfigTest, YarnsTruncateIsRead) {
+  json yarn = json::parse(testing::kDeepSeekV3)["rope_scaling"];
+  EXPECT_TRUE(Rotary(ParseV3With({{"rope_scaling", yarn}})).yarn->truncate);
+  yarn["truncate"] = false;
+  EXPECT_FALSE(Rotary(ParseV3With({{"rope_scaling", yarn}})).yarn->truncate);
+}
+
 TEST(ModelConfigTest, DenseModel) {
   for (const json& experts : {json(nullptr), json(0)}) {
     const ModelConfig c = ParseV3With({{"n_routed_experts", experts}});

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -426,6 +428,17 @@ TEST(ParseRequestTest, RefusesWhatIsNotAJsonObject) {
   EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 32 levels"));
   EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(100, '[') + std::string(100, ']') + "}"),
               HasSubstr("more than 32 levels"));
+}
+
+TEST(ParseRequestTest, BodiesNestAsDeepAsDocumented) {
+  const auto error = [](size_t levels) {
+    return BodyError(std::string(levels, '[') + std::string(levels, ']'));
+  };
+  EXPECT_THAT(error(32), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error(33), HasSubstr("more than 32 levels"));
+  std::ifstream page(OUTRIDER_SOURCE_DIR "/docs/http-api.md");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
+              HasSubstr("nested 32 levels deep"));
 }
 
 TEST(ParseRequestTest, BringsMessagesIntoOneForm) {

@@ -35,7 +35,9 @@ RequestError BadJson(std::string_view body, std::string_view what) {
 json ParseRequestJson(std::string_view body) {
   std::set<std::string> names;
   const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth) {
+    const bool opens =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (depth + (opens ? 1 : 0) > kMaxDepth) {  // an empty level is one too
       throw RequestError(
           ErrorCode::kInvalidArgument, "",
           fmt::format("the request body is nested more than {} levels deep", kMaxDepth));
