@@ -3,7 +3,7 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, hopper
+                                            formats, sparse, small, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -34,26 +34,30 @@ import eagle3
 import formats
 import hopper
 import server
+import small
 import sparse
 import speculation
 import steps_in_flight
 import windows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COPIED = ("CMakeLists.txt", "bench", "cmake", "models", "src", "tests")
+COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "mla_decode_test",
                      "norm_rows_test", "prompt_rows_test", "step_inputs_test"), "kernels/cuda"),
     "cuda_sampler_test": "ops/cuda",
     "families_test": "networks/cuda",
-    **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "networks",
-                                         "ops", "sampling", "schedule", "server")}}
+    "tokenizer_test": "text",
+    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py"), "cli"),
+    **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "grammar",
+                                         "layers", "networks", "openai", "ops", "options",
+                                         "sampling", "schedule", "server")}}
+INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "hopper": hopper}
-TOPICS = speculation.TOPICS | server.TOPICS | steps_in_flight.TOPICS | \
-    windows.TOPICS | caches.TOPICS | eagle3.TOPICS | formats.TOPICS | sparse.TOPICS | hopper.TOPICS
+         "small": small, "hopper": hopper}
+TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 
 class CannotTell(Exception):
@@ -95,6 +99,10 @@ def copy_sources(target):
             shutil.copyfile(ROOT / file, copy)
 
 
+def is_script(program):
+    return pathlib.Path(program).suffix in INTERPRETERS
+
+
 class Workplace:
     """A copy of the sources and its build."""
 
@@ -122,26 +130,31 @@ class Workplace:
                   f"-DOUTRIDER_TEST_ROOMS={rooms}", *self.cmake])
 
     def make(self, programs):
-        self.run(["cmake", "--build", str(self.build), "-j", str(self.jobs), "--target", *programs])
+        targets = {"outrider" if is_script(program) else program for program in programs}
+        self.run(["cmake", "--build", str(self.build), "-j", str(self.jobs), "--target", *targets])
 
     def program(self, b):
         return self.build / "tests" / PLACE_OF[b.program] / b.program
 
     def test(self, b):
         """"passes", "fails" or "stopped"; and what the test program printed."""
-        program = self.program(b)
+        if is_script(b.program):
+            script = self.sources / "tests" / PLACE_OF[b.program] / b.program
+            command = [INTERPRETERS[script.suffix], str(script), str(self.build / "outrider")]
+        else:
+            command = [str(self.program(b)), f"--gtest_filter={b.tests}", "--gtest_fail_fast"]
         try:
             result = subprocess.run(
-                [str(program), f"--gtest_filter={b.tests}", "--gtest_fail_fast"], text=True,
-                errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                timeout=TEST_SECONDS)
+                command, text=True, errors="replace", stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, timeout=TEST_SECONDS)
         except subprocess.TimeoutExpired:
             return "stopped", f"no end after {TEST_SECONDS} s"
         if "Running 0 tests" in result.stdout:
             raise CannotTell(f"{b.program} has no test {b.tests}")
         if result.returncode == 0:
             return "passes", result.stdout
-        return ("fails" if "[  FAILED  ]" in result.stdout else "stopped"), result.stdout
+        failed = is_script(b.program) or "[  FAILED  ]" in result.stdout
+        return ("fails" if failed else "stopped"), result.stdout
 
     def with_break(self, b, then=None):
         """What test() says with the mistake built in, or what then(b) does instead."""
@@ -248,7 +261,7 @@ def main():
     if arguments.which:
         lists = [LISTS[arguments.which]]
     elif not arguments.list and not arguments.check:
-        lists = [speculation, server, steps_in_flight]  # the others' tests need a GPU
+        lists = [speculation, server, steps_in_flight, small]  # the others' tests need a GPU
     breaks = [b for one in lists for b in one.BREAKS
               if not arguments.only or b.topic in arguments.only]
     if arguments.list:
@@ -257,7 +270,11 @@ def main():
                   f"    test:  {b.program} {b.tests}")
         return 0
     try:
+        if len(TOPICS) < sum(len(one.TOPICS) for one in LISTS.values()):
+            raise CannotTell("two lists have a topic of one name")
         for b in breaks:
+            if b.topic not in TOPICS:
+                raise CannotTell(f"there is no topic {b.topic}")
             broken_text(b, ROOT)
         if arguments.check:
             print(f"{len(breaks)} breaks of {len({b.topic for b in breaks})} topics fit")

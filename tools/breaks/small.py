@@ -1,0 +1,97 @@
+"""Small faults that were found from outside, each made again: its test must notice."""
+from mistake import Break
+
+TOPICS = {"small": "small faults that were found from outside"}
+
+HEADS = "*RefusesHeadsThatHttpForbids*"
+OFFSETS = "*OffsetsOfAnEcho*"
+RANGES = "*RangesAreToldAsTheyAre"
+
+BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
+    "server_test": (
+        ("BOS counts in an echo", "server/request_preparer.cc",
+         "echo{text, std::vector<int32_t>(token_ids.size(), 0)}",
+         "echo{text, EchoTokens(token_ids, false).token_characters}", OFFSETS),
+        ("special tokens are echoed", "server/request_preparer.cc",
+         "(ids, request->sampling.skip_special_tokens)", "(ids, false)", OFFSETS),
+        ("Bearer has a case", "server/api_keys.cc",
+         '!EqualIgnoringCase(header.substr(0, space), "Bearer")',
+         'header.substr(0, space) != "Bearer"', "*GuardsEverythingButHealth*"),
+        ("any expectation is met", "http/http_head.cc",
+         '!AllAre(head, "Expect", "100-continue")', "false", HEADS),
+        ("no Host", "http/http_head.cc", " || (hosts == 0 && !http_1_0)", "", HEADS),
+        ("coded bodies", "http/http_head.cc",
+         '!AllAre(head, "Content-Encoding", "identity")', "false", HEADS),
+        ("a number as code", "http/http_stream.cc", '"code":null', '"code":400', "*PlainHttp*"),
+        ("credentials without origins", "http/cors.cc",
+         "options_.allowed_origins.empty() && options_.allow_credentials", "false",
+         "*CredentialsGoWithOriginsByName"),
+        ("--uds removes files", "http/http_listener.cc",
+         "!S_ISSOCK(found.st_mode)", "false", "*AFileThatIsNoSocket*"),
+        ("a grammar waits for thinking in the text", "server/request_preparer.cc",
+         "!task.reasoning || !", "!", "*WithoutAReasoningParser*"),
+        ("tools keep all special tokens", "text/stream_detokenizer.cc",
+         "std::find(kept.begin(), kept.end(), id) != kept.end()", "!kept.empty()",
+         "*SpecialTokensAreNoContent*")),
+    "openai_test": (
+        ("an empty level too many", "openai/request_json.cc",
+         "depth + (opens ? 1 : 0) >", "depth + 0 * opens >", "*NestAsDeepAsDocumented"),
+        ("errors of JSON without a reason", "openai/request_json.cc",
+         "what.remove_prefix(before + kBefore.size())", 'what = "byte 11"',
+         "*RefusesWhatIsNotAJsonObject"),
+        ("calls have sorted members", "openai/parse_messages.cc",
+         'ordered_json::parse(RawJson(raw, {"messages"}))', "raw.empty()",
+         "*TakesCallsAndTheirResults*"),
+        ("temperatures up to 2", "openai/parse_sampling.cc",
+         'body.NonNegative("temperature")', 'body.Number("temperature", 0, 2)',
+         "*AnyFiniteTemperature*")),
+    "engine_test": (
+        ("free slots do not count", "engine/engine.cc",
+         "slots - counters.num_requests_running", "0", "QueueLimitTest.FreeSlots*"),
+        ("what can never run is to come again", "engine/engine.cc",
+         "count > slots + limit", "false", "QueueLimitTest.WhatCanNever*")),
+    "full_disk_test.sh": (
+        ("a full disk is no error", "cli/main.cc",
+         "!std::cout || std::fflush(stdout) != 0", "false", ""),),
+    "port_in_use_test.py": (
+        ("a port in use is told late", "cli/serve_command.cc",
+         "  HttpServer::CheckAddress(http);\n", "", ""),),
+    "options_test": (
+        ("no threads", "options/engine_option_rows.cc",
+         "num_threads = Int32(v, 1,", "num_threads = Int32(v, 0,", RANGES),
+        ("--top-p from 1e-09", "options/generate_option_rows.cc",
+         "top_p = Share(v)", "top_p = Number(v, 1e-9, 1)", RANGES),
+        ("shared options first", "options/help_text.cc",
+         "return !IsShared", "return IsShared", "*ACommandsOwnOptionsComeFirst")),
+    "tokenizer_test": (
+        ("scripts have extensions", "text/split_pattern.cc",
+         "if (!IsScript(script))", "if (!IsScript(script) || true)", "*TakesProperties*"),
+        ("ss where case is ignored", "text/split_pattern.cc",
+         "pair[0] == last_letter_", "false", "SplitPattern.IgnoresCase*"),
+        ("BOS twice", "text/tokenizer.cc",
+         "!tokenizer.impl_->prefix.empty() || !tokenizer.impl_->suffix.empty()", "false",
+         "*ReadsWhetherBosIsAdded*"),
+        ("tokens of white space are taken along", "text/added_tokens.cc",
+         "    done = end;", "    done = position = end;", "*EncodesLikeTheReference*")),
+    "checkpoint_test": (
+        ("truncate is not read", "checkpoint/deepseek_config.cc",
+         "yarn.truncate = rope", "rope", "*YarnsTruncateIsRead"),
+        ("keys of other networks", "checkpoint/foreign_keys.cc",
+         "*value == json::parse(foreign.neutral)", "true", "*KeysOfOtherNetworks")),
+    "networks_test": (
+        ("a layer behind the modules", "ops/weight_loader.cc",
+         "CountMtpLayers(source(), config);", "CountMtpLayers(source(), config) + 1;",
+         "*ALayerBehindTheMtpModules*"),
+        ("fewer layers than in the files", "ops/weight_loader.cc",
+         "of_model(name) && LayerOf(name) >= layers", "false", "*FewerLayers*")),
+    "layers_test": (
+        ("truncate is ignored", "layers/rotary.cc",
+         "if (yarn.truncate)", "if (true)", "*YarnsRampMayBeginBetween*"),),
+    "ops_test": (
+        ("a lone expert is not normalised", "ops/cpu/router.cc",
+         "spec.normalise ?", "spec.normalise && spec.top_k > 1 ?", "*TheWeightOfASingleExpert*"),),
+    "grammar_test": (
+        ("schemas with not", "grammar/json_schema.cc", '{"not", "if"', '{"if"', "*RefusesByName*"),
+        ("thinking may end the answer", "grammar/request_grammar.cc",
+         "if (!Contains(start_after_, token)) not", "if (false) not", "*NothingEndsTheRequest*")),
+}.items() for row in rows)
