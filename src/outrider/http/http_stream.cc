@@ -3,10 +3,13 @@
 #include <openssl/err.h>
 #include <openssl/sslerr.h>
 
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <cstdint>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -41,6 +44,19 @@ asio::awaitable<bool> HttpStream::Open() {
                                asio::redirect_error(asio::use_awaitable, error));
   }
   co_return false;
+}
+
+asio::awaitable<void> HttpStream::OpenAsClient(std::string host) {
+  if (!tls_) co_return;
+  Error error;
+  tls_->set_verify_mode(asio::ssl::verify_peer);
+  tls_->set_verify_callback(asio::ssl::host_name_verification(host));
+  asio::ip::make_address(host, error);
+  // Servers of several names choose their certificate by this one. Addresses are no names.
+  if (error) SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
+  co_await tls_->async_handshake(asio::ssl::stream_base::client,
+                                 asio::redirect_error(asio::use_awaitable, error));
+  if (error) throw std::runtime_error(error.message());
 }
 
 asio::awaitable<size_t> HttpStream::ReadSome(asio::mutable_buffer buffer, Error& error) {

@@ -1,4 +1,5 @@
-// The bytes of one client's connection: a TCP or unix socket, with TLS around it or without.
+// The bytes of one connection, of a server or of a client: a TCP or unix socket, with TLS around it
+// or without.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace outrider {
 
@@ -27,6 +29,9 @@ class HttpStream {
   /// Before anything else: TLS's handshake. False when the client does not speak TLS as it should;
   /// one that speaks plain HTTP is told so. Close ends the wait.
   boost::asio::awaitable<bool> Open();
+  /// The same for the client's side of a connection. Throws std::runtime_error when the
+  /// server's certificate is not one for `host` that `tls` trusts.
+  boost::asio::awaitable<void> OpenAsClient(std::string host);
 
   boost::asio::awaitable<size_t> ReadSome(boost::asio::mutable_buffer buffer, Error& error);
   boost::asio::awaitable<void> Write(boost::asio::const_buffer bytes, Error& error);

@@ -56,4 +56,11 @@ ssl::context MakeTlsContext(const TlsFiles& files) {
   return context;
 }
 
+ssl::context MakeClientTlsContext() {
+  ssl::context context(ssl::context::tls_client);
+  context.set_options(ssl::context::no_tlsv1 | ssl::context::no_tlsv1_1);
+  context.set_default_verify_paths();
+  return context;
+}
+
 }  // namespace outrider

@@ -3,34 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/asio/awaitable.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
 #include <chrono>
-#include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/http/http_post_client.h"
 
 namespace outrider {
 
 namespace {
 
-namespace asio = boost::asio;
-namespace http = boost::beast::http;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
@@ -53,55 +42,53 @@ std::string CompletionBody(const GenerationRequest& request, const std::string& 
 /// One load: what its connections share. All run on one thread.
 class ServeLoad {
  public:
-  ServeLoad(uint16_t port, const std::string& model, std::span<const GenerationRequest> requests)
-      : port_(port), model_(model), requests_(requests) {
+  ServeLoad(const std::string& model, std::span<const GenerationRequest> requests)
+      : model_(model), requests_(requests) {
     row_.requests.resize(requests.size());
     row_.token_ids.resize(requests.size());
   }
 
-  /// Sends one request after the other until none is left.
-  asio::awaitable<void> Connection() {
-    boost::beast::tcp_stream stream(co_await asio::this_coro::executor);
-    stream.expires_never();
-    co_await stream.async_connect({asio::ip::address_v4::loopback(), port_}, asio::use_awaitable);
-    boost::beast::flat_buffer buffer;
-    while (next_ < requests_.size()) co_await Ask(next_++, stream, buffer);
+  /// The next request, whose time begins now; nothing when none is left.
+  std::optional<HttpPost> Next() {
+    if (next_ == requests_.size()) return std::nullopt;
+    const size_t index = next_++;
+    HttpPost post;
+    post.target = "/v1/completions";
+    post.body = CompletionBody(requests_[index], model_);
+    auto answer = std::make_shared<Answer>(Answer{.index = index, .start = Clock::now()});
+    post.on_answer = [this, answer](int status, std::string_view piece, bool end) {
+      Take(*answer, status, piece, end);
+    };
+    return post;
   }
 
   BenchRow& row() { return row_; }
 
  private:
-  asio::awaitable<void> Ask(size_t index, boost::beast::tcp_stream& stream,
-                            boost::beast::flat_buffer& buffer) {
-    http::request<http::string_body> request(http::verb::post, "/v1/completions", 11);
-    request.set(http::field::host, "127.0.0.1");
-    request.set(http::field::content_type, "application/json");
-    request.body() = CompletionBody(requests_[index], model_);
-    request.prepare_payload();
-    const Clock::time_point start = Clock::now();
-    co_await http::async_write(stream, request, asio::use_awaitable);
-    http::response_parser<http::string_body> parser;
-    parser.body_limit(boost::none);
-    co_await http::async_read_header(stream, buffer, parser, asio::use_awaitable);
+  struct Answer {
+    size_t index = 0;  // of its request
+    Clock::time_point start;
+    std::string body = {};
     size_t taken = 0;  // bytes of the body
-    while (!parser.is_done()) {
-      co_await http::async_read_some(stream, buffer, parser, asio::use_awaitable);
-      if (parser.get().result() == http::status::ok) {
-        taken += TakeEvents(index, std::string_view(parser.get().body()).substr(taken), start);
-      }
-    }
-    if (parser.get().result() != http::status::ok) {
+  };
+
+  void Take(Answer& answer, int status, std::string_view piece, bool end) {
+    answer.body += piece;
+    if (status != 200) {
+      if (!end) return;
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("the server answered {}: {}", parser.get().result_int(),
-                              parser.get().body()));
+                  fmt::format("the server answered {}: {}", status, answer.body));
     }
-    RequestStats& stats = row_.requests[index];
-    stats.total_seconds = SecondsSince(start);
-    stats.prompt_tokens = std::ssize(requests_[index].prompt_token_ids);
-    stats.completion_tokens = std::ssize(row_.token_ids[index]);
+    answer.taken +=
+        TakeEvents(answer.index, std::string_view(answer.body).substr(answer.taken), answer.start);
+    if (!end) return;
+    RequestStats& stats = row_.requests[answer.index];
+    stats.total_seconds = SecondsSince(answer.start);
+    stats.prompt_tokens = std::ssize(requests_[answer.index].prompt_token_ids);
+    stats.completion_tokens = std::ssize(row_.token_ids[answer.index]);
     if (stats.completion_tokens == 0) {
       throw Error(ErrorCode::kUnavailable,
-                  "the server ended an answer without a token: " + parser.get().body());
+                  "the server ended an answer without a token: " + answer.body);
     }
   }
 
@@ -132,7 +119,6 @@ class ServeLoad {
     ids.insert(ids.end(), delta.begin(), delta.end());
   }
 
-  uint16_t port_;
   const std::string& model_;
   std::span<const GenerationRequest> requests_;
   size_t next_ = 0;
@@ -162,25 +148,15 @@ EngineCounters CountersAfter(const GenerationService& service, const EngineCount
 BenchRow RunServeLoad(uint16_t port, const std::string& model, const GenerationService& service,
                       std::span<const GenerationRequest> requests, int32_t batch_size,
                       const std::atomic<bool>& interrupted) {
-  constexpr std::chrono::milliseconds kLookForInterrupts{50};
-  ServeLoad load(port, model, requests);
+  ServeLoad load(model, requests);
+  HttpPostClient client({.host = "127.0.0.1", .port = std::to_string(port)});
   const EngineCounters before = service.Counters();
-  std::exception_ptr failure;
-  asio::io_context io(1);
   const Clock::time_point start = Clock::now();
   const auto connections = std::min(static_cast<size_t>(batch_size), requests.size());
-  for (size_t i = 0; i < connections; ++i) {
-    asio::co_spawn(io, load.Connection(), [&](const std::exception_ptr& error) {
-      if (error && !failure) failure = error;
-    });
-  }
-  while (!io.stopped() && !failure) {
-    io.run_for(kLookForInterrupts);
-    if (interrupted.load(std::memory_order_relaxed)) {
-      throw Error(ErrorCode::kUnavailable, "interrupted");
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  const bool ended = client.Run(
+      connections, [&] { return load.Next(); },
+      [&] { return interrupted.load(std::memory_order_relaxed); });
+  if (!ended) throw Error(ErrorCode::kUnavailable, "interrupted");
   BenchRow row = std::move(load.row());
   row.seconds = SecondsSince(start);
   row.counters = Growth(before, CountersAfter(service, before, requests.size()));

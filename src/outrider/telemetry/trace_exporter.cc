@@ -4,23 +4,12 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <boost/asio/awaitable.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ssl/host_name_verification.hpp>
-#include <boost/asio/ssl/stream.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
 #include <chrono>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -29,64 +18,15 @@
 namespace outrider {
 namespace {
 
-namespace asio = boost::asio;
-namespace http = boost::beast::http;
-namespace ssl = asio::ssl;
-using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 std::chrono::nanoseconds Duration(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(seconds));
 }
 
-// Sends a request and takes its answer. Throws what goes wrong, as what follows.
-template <typename Stream>
-asio::awaitable<void> Exchange(Stream& stream, http::request<http::string_body> request) {
-  co_await http::async_write(stream, request, asio::use_awaitable);
-  boost::beast::flat_buffer buffer;
-  http::response<http::string_body> response;
-  co_await http::async_read(stream, buffer, response, asio::use_awaitable);
-  if (response.result_int() / 100 != 2) {
-    throw std::runtime_error(fmt::format("status {}", response.result_int()));
-  }
-}
-
-asio::awaitable<void> ExchangeOverTls(boost::beast::tcp_stream& plain, ssl::context& tls,
-                                      const std::string& host,
-                                      http::request<http::string_body> request) {
-  ssl::stream<boost::beast::tcp_stream&> stream(plain, tls);
-  stream.set_verify_mode(ssl::verify_peer);
-  stream.set_verify_callback(ssl::host_name_verification(host));
-  boost::system::error_code no_address;
-  asio::ip::make_address(host, no_address);
-  // Servers of several names choose their certificate by this one. Addresses are no names.
-  if (no_address) SSL_set_tlsext_host_name(stream.native_handle(), host.c_str());
-  co_await stream.async_handshake(ssl::stream_base::client, asio::use_awaitable);
-  co_await Exchange(stream, std::move(request));
-}
-
-asio::awaitable<void> Post(const TracesEndpoint& endpoint, ssl::context* tls, double seconds,
-                           std::string body) {
-  const auto executor = co_await asio::this_coro::executor;
-  tcp::resolver resolver(executor);
-  const auto addresses =
-      co_await resolver.async_resolve(endpoint.host, endpoint.port, asio::use_awaitable);
-  boost::beast::tcp_stream stream(executor);
-  stream.expires_after(Duration(seconds));
-  co_await stream.async_connect(addresses, asio::use_awaitable);
-  http::request<http::string_body> request(http::verb::post, endpoint.path, 11);
-  const bool ipv6 = endpoint.host.find(':') != std::string::npos;
-  request.set(http::field::host,
-              fmt::format(fmt::runtime(ipv6 ? "[{}]:{}" : "{}:{}"), endpoint.host, endpoint.port));
-  request.set(http::field::content_type, "application/json");
-  request.set(http::field::connection, "close");
-  request.body() = std::move(body);
-  request.prepare_payload();
-  if (tls == nullptr) {
-    co_await Exchange(stream, std::move(request));
-  } else {
-    co_await ExchangeOverTls(stream, *tls, endpoint.host, std::move(request));
-  }
+void RequireSuccess(int status, std::string_view /*piece*/, bool end) {
+  if (end && status / 100 != 2) throw std::runtime_error(fmt::format("status {}", status));
 }
 
 }  // namespace
@@ -125,12 +65,9 @@ TracesEndpoint ParseTracesEndpoint(const std::string& where, const std::string& 
 }
 
 TraceExporter::TraceExporter(TracesEndpoint endpoint, const TraceExporterLimits& limits)
-    : endpoint_(std::move(endpoint)), limits_(limits) {
-  if (endpoint_.tls) {
-    tls_.emplace(ssl::context::tls_client);
-    tls_->set_options(ssl::context::no_tlsv1 | ssl::context::no_tlsv1_1);
-    tls_->set_default_verify_paths();
-  }
+    : endpoint_(std::move(endpoint)),
+      limits_(limits),
+      client_({endpoint_.host, endpoint_.port, endpoint_.tls}) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -180,18 +117,14 @@ void TraceExporter::Run() {
 
 void TraceExporter::Send(const std::vector<std::string>& spans) {
   try {
-    asio::io_context io(1);
-    std::exception_ptr failure;
-    bool sent = false;
-    asio::co_spawn(
-        io, Post(endpoint_, tls_ ? &*tls_ : nullptr, limits_.send_seconds, TracesJson(spans)),
-        [&](std::exception_ptr error) {
-          failure = std::move(error);
-          sent = true;
-        });
-    io.run_for(Duration(limits_.send_seconds));
+    const auto end = Clock::now() + Duration(limits_.send_seconds);
+    std::optional<HttpPost> post({.target = endpoint_.path,
+                                  .body = TracesJson(spans),
+                                  .last = true,
+                                  .on_answer = RequireSuccess});
+    const bool sent = client_.Run(
+        1, [&] { return std::exchange(post, std::nullopt); }, [&] { return Clock::now() >= end; });
     if (!sent) throw std::runtime_error("no answer in time");
-    if (failure) std::rethrow_exception(failure);
     failing_ = false;
   } catch (const std::exception& error) {
     if (!std::exchange(failing_, true)) {

@@ -2,15 +2,15 @@
 // slow or absent collector does not take is dropped.
 #pragma once
 
-#include <boost/asio/ssl/context.hpp>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "outrider/http/http_post_client.h"
 
 namespace outrider {
 
@@ -54,7 +54,7 @@ class TraceExporter {
 
   const TracesEndpoint endpoint_;
   const TraceExporterLimits limits_;
-  std::optional<boost::asio::ssl::context> tls_;  // own thread
+  HttpPostClient client_;  // own thread
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> waiting_;  // these three are guarded by mutex_
