@@ -162,5 +162,6 @@ fi
 
 say "Summary"
 printf '%s\n' "${summary[@]}"
+echo "$jobs cores, $SECONDS s"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
