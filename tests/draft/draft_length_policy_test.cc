@@ -148,7 +148,7 @@ TEST(DraftLengthPolicyTest, FallsAtOnceWhenACrowdComesAndRisesWhenItIsGone) {
   simulation.SetRequests(1);
   simulation.StartCounting();
   simulation.Run(100);
-  EXPECT_EQ(simulation.steps(0), DraftLengthPolicy::kRiseSteps - 1);
+  EXPECT_EQ(simulation.steps(0), DraftLengthPolicy::kLastingSteps - 1);
   EXPECT_EQ(simulation.steps(kMost), 100 - simulation.steps(0));
 }
 
@@ -159,9 +159,28 @@ TEST(DraftLengthPolicyTest, ACrowdThatComesAndGoesDoesNotRaiseTheNumber) {
     simulation.SetRequests(64);
     simulation.Run(1);
     simulation.SetRequests(1);
-    simulation.Run(DraftLengthPolicy::kRiseSteps - 1);
+    simulation.Run(DraftLengthPolicy::kLastingSteps - 1);
   }
-  EXPECT_EQ(simulation.steps(0), 50 * DraftLengthPolicy::kRiseSteps);
+  EXPECT_EQ(simulation.steps(0), 50 * DraftLengthPolicy::kLastingSteps);
+}
+
+// What is known of acceptance is about one step of so many requests.
+TEST(DraftLengthPolicyTest, AFewHardTokensOfManyRequestsDoNotLowerTheNumber) {
+  Simulation simulation({[](double r) { return 1 + 0.002 * r; }, Nothing}, 128, 0.9);
+  simulation.Run(10);
+  simulation.StartCounting();
+  for (int32_t i = 0; i < 20; ++i) {
+    simulation.SetAccepted(0);
+    simulation.Run(5);
+    simulation.SetAccepted(0.9);
+    simulation.Run(5);
+  }
+  EXPECT_EQ(simulation.steps(kMost), 200);
+  simulation.SetAccepted(0);
+  simulation.Run(DraftLengthPolicy::kLastingSteps + 1);
+  simulation.StartCounting();
+  simulation.Run(100);
+  EXPECT_EQ(simulation.steps(0), 100);
 }
 
 TEST(DraftLengthPolicyTest, AGainThatIsTooSmallChangesNothing) {
@@ -190,7 +209,8 @@ TEST(DraftLengthPolicyTest, FallsWhenDraftsAreRefusedAndRecoversWhenTheyAreAccep
   simulation.Run(50);
   simulation.StartCounting();
   simulation.Run(3000);
-  EXPECT_GT(simulation.steps(0), 2800);  // they are tried again now and then
+  // They are tried again now and then, for kLastingSteps steps.
+  EXPECT_GT(simulation.steps(0), 2700);
   simulation.SetAccepted(0.95);
   simulation.Run(10000);
   simulation.StartCounting();
@@ -221,7 +241,7 @@ TEST(DraftLengthPolicyTest, OldPromptsAreForgotten) {
   policy.ObserveEnd(10000, 50);
   EXPECT_EQ(policy.Choose(1), 0);
   policy.ObserveEnd(100, 5000);
-  for (int32_t i = 0; i < DraftLengthPolicy::kRiseSteps; ++i) policy.Choose(1);
+  for (int32_t i = 0; i < DraftLengthPolicy::kLastingSteps; ++i) policy.Choose(1);
   EXPECT_EQ(policy.Choose(1), 1);
 }
 

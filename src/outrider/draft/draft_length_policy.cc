@@ -64,21 +64,37 @@ double DraftLengthPolicy::SecondsPerToken(int32_t k, int32_t num_requests) const
   return decode + prompt_rows_ / tokens_ * times_.prompt_row_seconds[static_cast<size_t>(k)];
 }
 
-int32_t DraftLengthPolicy::Choose(int32_t num_requests) {
-  if (times_.batches.empty()) return max_drafts_;
-  if (num_requests == 0 && chosen_ >= 0) return chosen_;
-  num_requests = std::max(num_requests, 1);
+int32_t DraftLengthPolicy::Best(int32_t num_requests) const {
   int32_t best = 0;
   for (int32_t k = 1; k <= max_drafts_; ++k) {
     if (SecondsPerToken(k, num_requests) < SecondsPerToken(best, num_requests)) best = k;
   }
-  if (chosen_ < 0) return chosen_ = best;
+  return best;
+}
+
+int32_t DraftLengthPolicy::Better(int32_t num_requests) const {
+  const int32_t best = Best(num_requests);
   const bool gains = SecondsPerToken(best, num_requests) <
                      (1 - kLeastGain) * SecondsPerToken(chosen_, num_requests);
-  rising_ = gains && best > chosen_ ? rising_ + 1 : 0;
-  if (gains && (best < chosen_ || rising_ >= kRiseSteps)) {
-    chosen_ = best;
-    rising_ = 0;
+  return gains ? best : chosen_;
+}
+
+int32_t DraftLengthPolicy::Choose(int32_t num_requests) {
+  if (times_.batches.empty()) return max_drafts_;
+  if (num_requests == 0 && chosen_ >= 0) return chosen_;
+  num_requests = std::max(num_requests, 1);
+  if (chosen_ < 0) {
+    last_requests_ = num_requests;
+    return chosen_ = Best(num_requests);
+  }
+  const int32_t better = Better(num_requests);
+  const bool crowded = better < chosen_ && num_requests > last_requests_ &&
+                       Better(last_requests_) == chosen_;
+  last_requests_ = num_requests;
+  lasting_ = better == chosen_ ? 0 : lasting_ + 1;
+  if (crowded || lasting_ >= kLastingSteps) {
+    chosen_ = better;
+    lasting_ = 0;
   }
   return chosen_;
 }

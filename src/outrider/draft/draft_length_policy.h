@@ -8,8 +8,9 @@
 //   step seconds(k) / (requests * tokens per step(k)) + prompt rows per token * prompt seconds(k)
 //
 // where prompts count because modules run over them too. Another number takes over when it promises
-// at least kLeastGain. A larger one must do so for kRiseSteps steps in a row, as modules that did
-// not run first have to catch up.
+// at least kLeastGain for kLastingSteps steps in a row: a few hard tokens say little, and modules
+// that did not run first have to catch up. A smaller one does at once where it is more requests
+// that make it better.
 //
 // Pure: no clock, no random numbers. Output never depends on the number of drafts.
 #pragma once
@@ -38,7 +39,7 @@ struct StepTimes {
 class DraftLengthPolicy {
  public:
   static constexpr double kLeastGain = 0.03;
-  static constexpr int32_t kRiseSteps = 16;
+  static constexpr int32_t kLastingSteps = 16;
 
   /// Chooses 0 .. max_drafts; always max_drafts if `times` is empty.
   DraftLengthPolicy(int32_t max_drafts, StepTimes times);
@@ -56,11 +57,15 @@ class DraftLengthPolicy {
  private:
   double TokensPerStep(int32_t k) const;
   double SecondsPerToken(int32_t k, int32_t num_requests) const;
+  int32_t Best(int32_t num_requests) const;
+  /// The best if it gains enough, else the chosen one.
+  int32_t Better(int32_t num_requests) const;
 
   int32_t max_drafts_;
   StepTimes times_;
-  int32_t chosen_ = -1;  // -1: none yet
-  int32_t rising_ = 0;   // steps in a row in which a larger number promised more
+  int32_t chosen_ = -1;        // -1: none yet
+  int32_t last_requests_ = 0;  // of the last step that verified
+  int32_t lasting_ = 0;        // steps in a row in which another number promised more
   std::vector<double> tried_;
   std::vector<double> accepted_;
   double prompt_rows_ = 0;  // of requests that ended lately
