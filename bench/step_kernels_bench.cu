@@ -17,9 +17,7 @@
 #include "outrider/kernels/cuda/head_projection.h"
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/norm_rows.h"
-#include "outrider/kernels/cuda/step_inputs.h"
 #include "outrider/kernels/cuda/step_rows.h"
-#include "outrider/kernels/cuda/verify_drafts.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace outrider::cuda {
@@ -239,14 +237,11 @@ void Draws(cudaStream_t stream) {
   std::vector<int32_t> numbers(kMost + 1);
   for (int i = 0; i <= kMost; ++i) numbers[i] = i;
   const DeviceArray<int32_t> d_numbers(numbers);
-  std::vector<StepRequest> requests(kMost);
-  for (int i = 0; i < kMost; ++i) requests[i].slot = i;
-  const DeviceArray<StepRequest> d_requests(requests);
   const DeviceArray<int32_t> tokens(kMost), ranks(kMost), top_tokens(kMost * 20);
   const DeviceArray<float> logprobs(kMost), top_logprobs(kMost * 20);
   struct Kind {
     const char* name;
-    SlotSampling slot;
+    RequestSampling slot;
   };
   for (const Kind& kind :
        {Kind{"draw, greedy", {.temperature = 0}}, Kind{"draw, race", {}},
@@ -254,19 +249,18 @@ void Draws(cudaStream_t stream) {
         Kind{"draw, top-k 50, top-p 0.95", {.top_k = 50, .top_p = 0.95F}},
         Kind{"draw, min-p 0.05", {.min_p = 0.05F}},
         Kind{"draw, race, 5 logprobs", {.top_logprobs = 5}}}) {
-    const DeviceArray<SlotSampling> slots(std::vector<SlotSampling>(kMost, kind.slot));
+    const DeviceArray<RequestSampling> slots(std::vector<RequestSampling>(kMost, kind.slot));
     for (const int rows : {1, 8, 32, 64, 128}) {
       const DrawParams params = {.max_rows = rows,
                                  .vocab_size = kVocab,
                                  .logits = logits.data(),
                                  .logits_stride = kVocab,
-                                 .requests = d_requests.data(),
                                  .token_ids = d_numbers.data(),
                                  .logit_rows = d_numbers.data(),
                                  .logit_positions = d_numbers.data(),
                                  .logit_requests = d_numbers.data(),
                                  .logit_start_loc = d_numbers.data(),
-                                 .slots = slots.data(),
+                                 .sampling = slots.data(),
                                  .max_top_logprobs = 20};
       const DrawResults results = {.tokens = tokens.data(),
                                    .logprobs = logprobs.data(),
@@ -297,10 +291,9 @@ void HeadAndDraw(cudaStream_t stream) {
   FillBf16<<<1024, 256>>>(x.data(), x.size(), 4, 1.0F);
   const DeviceArray<float> logits(size_t{kMost} * kVocab);
   const DeviceArray<int32_t> zeros(kMost, 0), tokens(kMost);
-  const DeviceArray<StepRequest> requests(1, 0);
   for (const float temperature : {0.0F, 1.0F}) {
-    const DeviceArray<SlotSampling> slots(
-        std::vector<SlotSampling>(1, SlotSampling{.temperature = temperature}));
+    const DeviceArray<RequestSampling> slots(
+        std::vector<RequestSampling>(1, RequestSampling{.temperature = temperature}));
     for (const int rows : {1, 8, 32, 64}) {
       const auto body = [&](int, cudaStream_t s) {
         MatMulParams product;
@@ -316,13 +309,12 @@ void HeadAndDraw(cudaStream_t stream) {
                            .vocab_size = kVocab,
                            .logits = logits.data(),
                            .logits_stride = kVocab,
-                           .requests = requests.data(),
                            .token_ids = zeros.data(),
                            .logit_rows = zeros.data(),
                            .logit_positions = zeros.data(),
                            .logit_requests = zeros.data(),
                            .logit_start_loc = zeros.data(),
-                           .slots = slots.data()},
+                           .sampling = slots.data()},
                           {.tokens = tokens.data()}, s),
                "DrawTokens");
       };
@@ -333,49 +325,6 @@ void HeadAndDraw(cudaStream_t stream) {
                   name.c_str(), rows, us, bytes, bytes / us);
       RecordGoal(Goal::kHeadAndDraw, name + ", " + std::to_string(rows) + " rows", bytes / us);
     }
-  }
-}
-
-void Steps(cudaStream_t stream) {
-  constexpr int kMost = 512;
-  constexpr int kStride = 256;
-  const DeviceArray<int32_t> zeros(size_t{kMost} * kStride, 0),
-      ones([] { return std::vector<int32_t>(kMost, 100); }());
-  const DeviceArray<int32_t> token_ids(kMost), positions(kMost), starts(kMost + 1), lens(kMost),
-      tables(size_t{kMost} * kStride), num_rows(1), logit_rows(kMost), logit_positions(kMost),
-      logit_requests(kMost), logit_starts(kMost + 1);
-  const DeviceArray<int64_t> mapping(kMost);
-  for (const int rows : {1, 32, 128, 512}) {
-    std::vector<StepRequest> requests(rows);
-    for (int i = 0; i < rows; ++i) requests[i] = {.slot = i, .max_rows = 1};
-    const DeviceArray<StepRequest> d_requests(requests);
-    const StepInputParams params = {.num_requests = rows,
-                                    .requests = d_requests.data(),
-                                    .slots = {.num_slots = kMost,
-                                              .max_drafts = 0,
-                                              .tokens = zeros.data(),
-                                              .num_drafts = zeros.data(),
-                                              .lengths = ones.data(),
-                                              .remaining = ones.data(),
-                                              .block_tables = zeros.data(),
-                                              .block_table_stride = kStride},
-                                    .page_size = 64,
-                                    .num_pages = 1,
-                                    .max_rows = kMost};
-    const StepArrays inputs = {.token_ids = token_ids.data(),
-                               .positions = positions.data(),
-                               .slot_mapping = mapping.data(),
-                               .query_start_loc = starts.data(),
-                               .seq_lens = lens.data(),
-                               .block_tables = tables.data(),
-                               .num_rows = num_rows.data(),
-                               .logit_rows = logit_rows.data(),
-                               .logit_positions = logit_positions.data(),
-                               .logit_requests = logit_requests.data(),
-                               .logit_start_loc = logit_starts.data()};
-    Report("step inputs", rows, 100.0 * rows, stream, [&](int, cudaStream_t s) {
-      CudaOk(MakeStepInputs(params, inputs, s), "MakeStepInputs");
-    });
   }
 }
 
@@ -392,7 +341,6 @@ int RunStepKernelsBench() {
   Report("empty kernel", 0, 0, stream, [](int, cudaStream_t s) { Empty<<<1, 32, 0, s>>>(); });
   Norms(stream);
   Writes(stream);
-  Steps(stream);
   Routers(stream);
   Projections(stream);
   Draws(stream);

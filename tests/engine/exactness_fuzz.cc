@@ -16,7 +16,7 @@
 //
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
-// the device, as far as the processor can play one (DraftKeepingOps). With --device cuda
+// the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
 // the bundled model runs on a GPU, over a QueuedExecutor.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
@@ -45,7 +45,7 @@
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
 #include "tests/networks/small_v4_model.h"
-#include "tests/ops/draft_keeping_ops.h"
+#include "tests/ops/token_keeping_ops.h"
 
 namespace outrider {
 namespace {
@@ -228,7 +228,7 @@ class Fuzz {
     // A GPU is served over a thread of its own.
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
     if (late_ && !options.queued) options.late_seed = round_seed;
-    const DraftKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
+    const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
     if (late_ && !on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
       options.make_executor = [this, round_seed](InlineExecutorParts parts) {

@@ -8,7 +8,7 @@
 #include "tests/engine/random_requests.h"
 #include "tests/engine/scenario_requests.h"
 #include "tests/grammar/bundled_grammars.h"
-#include "tests/ops/draft_keeping_ops.h"
+#include "tests/ops/token_keeping_ops.h"
 
 namespace outrider {
 namespace {
@@ -39,7 +39,7 @@ class LateStepsTest : public testing::TestWithParam<DrafterKind> {
  protected:
   /// 0: as late as a thread makes them. Drafts stay on the device, but for one seed of three.
   static TestEngineOptions Late(uint32_t seed) {
-    static const DraftKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+    static const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
     TestEngineOptions options = {.ops = seed % 3 == 2 ? nullptr : &ops, .drafter = GetParam()};
     if (seed == 0) {
       options.queued = true;
@@ -67,13 +67,39 @@ TEST_P(LateStepsTest, DraftsAndCountsBelongToTheirRequests) {
 
 // The host reads drafts when they have been verified: of those that no grammar cuts, none before.
 TEST_P(LateStepsTest, DraftsStayOnTheDevice) {
-  const DraftKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
   const auto requests = TrainedRequests(6);
   const auto results = RunJoining(*MakeTestEngine({.ops = &ops, .drafter = GetParam()}), requests);
   ExpectEqual(results, RunAlone(requests, GetParam()));
   const bool has_modules =
       GetParam() == DrafterKind::kChain || GetParam() == DrafterKind::kRepeated;
   EXPECT_EQ(ops.num_kept() > 100, has_modules);
+}
+
+// Without drafts a step begins before the host has read the tokens of the one before it, where it
+// need not know them: not beside requests with a grammar or penalties, and never with a drafter.
+TEST_P(LateStepsTest, TokensStayOnTheDevice) {
+  const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  std::vector<GenerationRequest> requests = TrainedRequests(8, 30);
+  for (size_t i = 0; i < 5; ++i) requests[i].sampling.max_tokens = 5;
+  requests[0].grammar.grammar = CompileText(GrammarKind::kRegex, "[0-9]{1,3}( [0-9]{1,2}){6}");
+  requests[1].sampling.presence_penalty = 0.5F;
+  requests[2].sampling.logprobs = 3;
+  requests[3].sampling.prompt_logprobs = 1;
+  requests[4].sampling.temperature = 0.8F;
+  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+    TestEngineOptions options = {.ops = &ops, .drafter = GetParam(), .late_seed = seed};
+    const int64_t before = ops.num_later();
+    const auto engine = MakeTestEngine(options);
+    ExpectEqual(RunJoining(*engine, requests), RunAlone(requests, GetParam()));
+    const int64_t later = ops.num_later() - before;
+    if (GetParam() != DrafterKind::kNone) {
+      EXPECT_EQ(later, 0);
+    } else {
+      EXPECT_GT(later, 15);
+      EXPECT_LT(later, static_cast<int64_t>(engine->Counters().num_steps));
+    }
+  }
 }
 
 // Masks that lag by a step, or stand after other drafts than the row (vLLM #29821, #49694).
@@ -109,6 +135,29 @@ TEST_P(LateStepsTest, SlotsAndPagesInFlightGoToTheNextRequest) {
     const auto engine = MakeTestEngine(options);
     ExpectEqual(RunTogether(*engine, requests), alone);
     EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
+  }
+}
+
+// The row behind a token that ends a request may run when the next request has its slot, whose long
+// prompt comes in pieces.
+TEST_P(LateStepsTest, WhatFollowsAnEndIsNotTheNextRequests) {
+  const auto prompts = TrainedPrompts();
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < 8; ++i) {
+    requests.push_back(Request(prompts[i % prompts.size()], 24));
+    for (size_t n = 0; n < 3 * (i % 2); ++n) {
+      auto& tokens = requests.back().prompt_token_ids;
+      tokens.insert(tokens.end(), prompts[n].begin(), prompts[n].end());
+    }
+    if (i % 2 == 1) continue;
+    requests.back().sampling.stop_token_ids = {RunAlone({requests.back()}).front().tokens[3]};
+  }
+  const auto alone = RunAlone(requests, GetParam());
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    TestEngineOptions options = Late(seed);
+    options.max_num_seqs = 1;
+    options.max_num_batched_tokens = 8;
+    ExpectEqual(RunTogether(*MakeTestEngine(options), requests), alone);
   }
 }
 
@@ -216,7 +265,8 @@ TEST_P(LateStepsTest, WhatComesAfterAStopIsForNobody) {
   }
 }
 
-// Ends by length and by token are in the step in flight (vLLM #27922): no row runs after them.
+// Ends by length and by token are in the step in flight (vLLM #27922): no row runs after them, but
+// one after the token that ends a request and that the host has not read yet.
 TEST_P(LateStepsTest, ShortAnswersEndInTheStepInFlight) {
   std::vector<GenerationRequest> requests;
   for (int32_t max_tokens = 1; max_tokens <= 5; ++max_tokens) {
@@ -238,7 +288,8 @@ TEST_P(LateStepsTest, ShortAnswersEndInTheStepInFlight) {
     }
     size_t delivered = 0;
     for (const Generated& result : results) delivered += result.drafts.size();
-    EXPECT_EQ(ran, delivered);
+    EXPECT_GE(ran, delivered);
+    EXPECT_LE(ran, delivered + (GetParam() == DrafterKind::kNone ? 1 : 0));
   }
 }
 

@@ -39,6 +39,7 @@ class DisturbingExecutor : public Executor {
   int32_t vocab_size() const override { return inner_->vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
   int32_t max_in_flight() const override { return inner_->max_in_flight(); }
+  bool CanLaunchAhead() const override { return inner_->CanLaunchAhead(); }
   void Admit(const SlotAdmission& admission) override {
     std::vector<size_t>& known = known_pages_[static_cast<size_t>(admission.slot)];
     known.clear();

@@ -51,12 +51,11 @@ class LateExecutor : public Executor {
     }
     steps_.push_back(step);
     Push([this, step, num_drafts] {
-      const Ticket ticket = inner_->Launch(step->plan, num_drafts);
-      const auto results = inner_->Wait(ticket);
-      step->results.assign(results.begin(), results.end());
-      const auto drafts = inner_->WaitDrafts(ticket);
-      step->num_drafts.assign(drafts.begin(), drafts.end());
-      step->done = true;
+      if (!launched_.empty() && !inner_->CanLaunchAhead()) FinishOldest();
+      step->inner_ticket = inner_->Launch(step->plan, num_drafts);
+      launched_.push_back(step);
+      if (launched_.size() > 1) FinishOldest();
+      if (!inner_->CanLaunchAhead() || random_() % 2 == 0) FinishOldest();
     });
     return ++last_ticket_;
   }
@@ -65,7 +64,13 @@ class LateExecutor : public Executor {
     OUTRIDER_CHECK(ticket == ++last_waited_);
     waited_ = steps_.front();
     steps_.pop_front();
-    while (!waited_->done) RunNext();
+    while (!waited_->done) {
+      if (!launched_.empty() && (queue_.empty() || random_() % 2 == 0)) {
+        FinishOldest();
+      } else {
+        RunNext();
+      }
+    }
     RunSome();
     return waited_->results;
   }
@@ -81,8 +86,20 @@ class LateExecutor : public Executor {
     std::vector<CacheTables> tables;  // copies: the scheduler goes on with its own
     std::vector<RequestResult> results;
     std::vector<int32_t> num_drafts;
+    Ticket inner_ticket = 0;
     bool done = false;
   };
+
+  /// Of the steps of `inner`.
+  void FinishOldest() {
+    Step& step = *launched_.front();
+    const auto results = inner_->Wait(step.inner_ticket);
+    step.results.assign(results.begin(), results.end());
+    const auto drafts = inner_->WaitDrafts(step.inner_ticket);
+    step.num_drafts.assign(drafts.begin(), drafts.end());
+    step.done = true;
+    launched_.pop_front();
+  }
 
   void Push(std::function<void()> call) {
     queue_.push_back(std::move(call));
@@ -105,7 +122,8 @@ class LateExecutor : public Executor {
   std::unique_ptr<Executor> inner_;
   mutable std::mt19937 random_;
   std::deque<std::function<void()>> queue_;
-  std::deque<std::shared_ptr<Step>> steps_;  // launched and not waited for
+  std::deque<std::shared_ptr<Step>> steps_;     // launched and not waited for
+  std::deque<std::shared_ptr<Step>> launched_;  // of `inner`, and not finished
   std::shared_ptr<Step> waited_;
   Ticket last_ticket_ = 0;
   Ticket last_waited_ = 0;

@@ -22,6 +22,9 @@ class NotingExecutor : public Executor {
   int32_t vocab_size() const override { return 7; }
   std::span<const int32_t> eos_token_ids() const override { return {}; }
   int32_t max_in_flight() const override { return 1; }
+  bool CanLaunchAhead() const override { return later_ && ticket_ == ended_ + 1; }
+  /// Steps leave their tokens on the device.
+  void set_later() { later_ = true; }
   void Admit(const SlotAdmission& admission) override {
     calls_.push_back("admit " + std::to_string(admission.slot) + " with " +
                      std::to_string(admission.tokens.back()));
@@ -32,13 +35,20 @@ class NotingExecutor : public Executor {
     calls_.push_back("launch " + std::to_string(plan.requests.size()) + " for " +
                      std::to_string(num_drafts));
     if (num_drafts < 0) throw Error(ErrorCode::kUnavailable, "the device is lost");
+    ++ticket_;
     results_[ticket_ % 2].resize(plan.requests.size());
     drafts_[ticket_ % 2].assign(plan.requests.size(), num_drafts);
     seconds_.forward += 1;
-    return ticket_++;
+    return ticket_;
   }
-  std::span<const RequestResult> Wait(Ticket ticket) override { return results_[ticket % 2]; }
-  std::span<const int32_t> WaitDrafts(Ticket ticket) override { return drafts_[ticket % 2]; }
+  std::span<const RequestResult> Wait(Ticket ticket) override {
+    if (later_) calls_.push_back("wait for " + std::to_string(ticket));
+    return results_[ticket % 2];
+  }
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override {
+    ended_ = ticket;
+    return drafts_[ticket % 2];
+  }
   ExecutorSeconds seconds() const override { return seconds_; }
   ReplayCounts passes() const override { return {}; }
 
@@ -46,6 +56,8 @@ class NotingExecutor : public Executor {
   std::vector<std::string>& calls_;
   std::counting_semaphore<>& steps_;
   Ticket ticket_ = 0;
+  Ticket ended_ = 0;
+  bool later_ = false;
   std::vector<RequestResult> results_[2];
   std::vector<int32_t> drafts_[2];
   ExecutorSeconds seconds_;
@@ -63,8 +75,9 @@ class QueuedExecutorTest : public testing::Test {
 
   std::vector<std::string> calls_;
   std::counting_semaphore<> steps_{0};
+  NotingExecutor* inner_ = new NotingExecutor(calls_, steps_);
   std::unique_ptr<QueuedExecutor> executor_ =
-      std::make_unique<QueuedExecutor>(std::make_unique<NotingExecutor>(calls_, steps_));
+      std::make_unique<QueuedExecutor>(std::unique_ptr<Executor>(inner_));
 };
 
 TEST_F(QueuedExecutorTest, TakesASecondStepWhileTheFirstRuns) {
@@ -85,6 +98,25 @@ TEST_F(QueuedExecutorTest, TakesASecondStepWhileTheFirstRuns) {
   executor_.reset();
   EXPECT_EQ(calls_, (std::vector<std::string>{"admit 4 with 5", "launch 1 for 2", "release 4",
                                               "launch 3 for 1"}));
+}
+
+TEST_F(QueuedExecutorTest, LaunchesBeforeItWaitsForTokensThatStayOnTheDevice) {
+  inner_->set_later();
+  steps_.release(3);
+  Launch(1, 0);
+  Launch(2, 0);
+  EXPECT_EQ(executor_->Wait(1).size(), 1U);
+  EXPECT_EQ(executor_->WaitDrafts(1).size(), 1U);
+  executor_->Release(4);
+  Launch(3, 0);
+  for (const Ticket ticket : {2, 3}) {
+    EXPECT_EQ(executor_->Wait(ticket).size(), static_cast<size_t>(ticket));
+    EXPECT_EQ(executor_->WaitDrafts(ticket).size(), static_cast<size_t>(ticket));
+  }
+  executor_.reset();
+  EXPECT_EQ(calls_,
+            (std::vector<std::string>{"launch 1 for 0", "launch 2 for 0", "wait for 1", "release 4",
+                                      "launch 3 for 0", "wait for 2", "wait for 3"}));
 }
 
 TEST_F(QueuedExecutorTest, ErrorsComeOutOfTheirStepAndEveryLaterOne) {

@@ -32,7 +32,7 @@ RequestResult Taken(RequestSlot& slot, std::vector<int32_t> tokens, bool dead_en
   RequestResult result;
   result.verified.tokens = std::move(tokens);
   result.verified.dead_end = dead_end;
-  slot.Take(kEos, result);
+  slot.Take(slot.tokens.size(), kEos, result);
   return result;
 }
 

@@ -44,7 +44,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "mla_decode_test",
-                     "norm_rows_test", "prompt_rows_test", "step_inputs_test"), "kernels/cuda"),
+                     "norm_rows_test", "prompt_rows_test"), "kernels/cuda"),
     "cuda_sampler_test": "ops/cuda",
     "families_test": "networks/cuda",
     "tokenizer_test": "text",

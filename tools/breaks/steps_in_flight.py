@@ -16,6 +16,7 @@ TOPICS = {
     "stop-string": "a stop string, and an end behind it",
     "gone": "requests that go with a step in flight",
     "unread": "drafts that are on the device",
+    "later": "tokens of a step that the host reads after the next is launched",
 }
 
 BREAKS = (
@@ -52,13 +53,13 @@ BREAKS = (
           "  drafts.clear();\n", "",
           "execute_test", "RequestSlotTest.NothingOfALifeBeforeIsLeft"),
     Break("masks", "the grammar stands before the step's last token", "execute/request_slot.cc",
-          "grammar->Advance(std::span(tokens).subspan(before))",
-          "grammar->Advance(std::span(tokens).subspan(before == size_t(parameters->prompt_length) "
-          "? before : before - 1, tokens.size() - 1 - (before == size_t(parameters->prompt_length) "
-          "? before : before - 1)))",
+          "grammar->Advance(std::span(tokens).subspan(first))",
+          "grammar->Advance(std::span(tokens).subspan(first == size_t(parameters->prompt_length) "
+          "? first : first - 1, tokens.size() - 1 - (first == size_t(parameters->prompt_length) "
+          "? first : first - 1)))",
           "engine_test", "Drafters/LateStepsTest.MasksFollowWhatTheStepInFlightAccepts/*"),
     Break("end", "a request that has ended runs on", "execute/inline_executor.cc",
-          "slot.parameters != nullptr && !slot.ended;", "slot.parameters != nullptr;",
+          "slot.parameters != nullptr && !slot.ended &&", "slot.parameters != nullptr &&",
           "engine_test", "Drafters/LateStepsTest.ShortAnswersEndInTheStepInFlight/*"),
     Break("end", "drafts reach past the context's end", "execute/request_slot.cc",
           "return std::clamp(parameters->max_total_tokens - num_tokens() - 1, 0, most);",
@@ -76,9 +77,21 @@ BREAKS = (
           "  num_in_flight_ -= entry->steps_in_flight;\n", "",
           "schedule_test", "StepsInFlightTest.PreemptionIsPossibleAfterRequestsInFlightHaveGone"),
     Break("unread", "a grammar cuts drafts that nobody has read", "execute/inline_executor.cc",
-          "      ops.ReadDrafts();\n", "",
+          "      ops.ReadTokens();\n", "",
           "engine_test", "Drafters/LateStepsTest.MasksFollowWhatTheStepInFlightAccepts/*"),
     Break("unread", "all requests' drafts have one place", "draft/draft_sampler.cc",
-          "draw.place = r.slot * static_cast<int32_t>(drafts.cols) + step;", "draw.place = step;",
+          "PlaceOfDraft(r.slot,", "PlaceOfDraft(0,",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/*"),
+    Break("later", "a step beside a grammar leaves its tokens on the device",
+          "execute/inline_executor.cc", " && !slot.grammar &&", " &&",
+          "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevice/None"),
+    Break("later", "a token in flight goes to who has the slot next", "execute/inline_executor.cc",
+          "unread.slot = nullptr;", "(void)unread;",
+          "engine_test", "Drafters/LateStepsTest.WhatFollowsAnEndIsNotTheNextRequests/None"),
+    Break("later", "all requests' last tokens have one place", "execute/logits_pass.cc",
+          "PlaceOfLastToken(rows.slot,", "PlaceOfLastToken(0,",
+          "engine_test", "Drafters/LateStepsTest.TokensStayOnTheDevice/None"),
+    Break("later", "the step after next is launched without a wait", "execute/queued_executor.cc",
+          "  last_run_ = ticket;\n  Finish(ticket - 1);\n", "  last_run_ = ticket;\n",
+          "execute_test", "QueuedExecutorTest.*"),
 )

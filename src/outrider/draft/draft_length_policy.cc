@@ -88,8 +88,8 @@ int32_t DraftLengthPolicy::Choose(int32_t num_requests) {
     return chosen_ = Best(num_requests);
   }
   const int32_t better = Better(num_requests);
-  const bool crowded = better < chosen_ && num_requests > last_requests_ &&
-                       Better(last_requests_) == chosen_;
+  const bool crowded =
+      better < chosen_ && num_requests > last_requests_ && Better(last_requests_) == chosen_;
   last_requests_ = num_requests;
   lasting_ = better == chosen_ ? 0 : lasting_ + 1;
   if (crowded || lasting_ >= kLastingSteps) {

@@ -14,7 +14,7 @@ class DraftSampler {
  public:
   /// Draft `step` of the requests named by `indices`, each from the hidden row in `rows` that
   /// module m made: drafts.row(indices[i])[step] comes from hidden.row(rows[i]). The drafts before
-  /// it stand in `drafts`. On a device each has the place slot * k + step.
+  /// it stand in `drafts` [requests, k]. A device may keep them (tokens_on_device.h).
   void Sample(DraftModel& model, int32_t m, Tensor hidden, std::span<const int32_t> rows,
               std::span<const size_t> indices, std::span<const DraftRequest> requests, int32_t step,
               MatrixView<int32_t> drafts);

@@ -62,7 +62,7 @@ class Drafter {
 
   /// Guesses what follows each request's last known token.
   /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
-  /// Until the host reads them they may be on the device (drafts_on_device.h).
+  /// Until the host reads them they may be on the device (tokens_on_device.h).
   /// target: of the rows of the step, the target's output [rows, hidden], or with taps the outputs
   /// of these layers side by side, [rows, taps * hidden]. Since a slot's Reset, each of its
   /// positions must be in exactly one call, in order.

@@ -15,7 +15,9 @@
 // choice of the number of drafts. A request that has ended or was aborted may be in one more step:
 // its rows, if there are any, are computed, and what they give is dropped. Nothing behind this
 // interface lags: masks of grammars, ends by token or length, drafts and lengths are those that a
-// step after the other would have. Hence output is the same.
+// step after the other would have; only where nothing but its tokens is wanted of a step, the next
+// may begin before the host has read them, and a token that ends a request may then be followed by
+// one row that is for nobody. Hence output is the same.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +75,10 @@ class Executor {
 
   /// How many steps may be launched before the first is waited for: 1 or 2.
   virtual int32_t max_in_flight() const = 0;
+
+  /// Whether one more step than max_in_flight() may be launched: the device works on the last one
+  /// and has all that the next needs of it. The plan of either stays until it has ended.
+  virtual bool CanLaunchAhead() const { return false; }
 
   /// The slot must be free.
   virtual void Admit(const SlotAdmission& admission) = 0;

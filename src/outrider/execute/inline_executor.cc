@@ -7,6 +7,7 @@
 #include "outrider/base/prefetch.h"
 #include "outrider/base/stopwatch.h"
 #include "outrider/batch/padded_drafts.h"
+#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider {
 
@@ -30,11 +31,10 @@ InlineExecutor::InlineExecutor(InlineExecutorParts parts)
       layout_(parts_.cache->config().groups),
       attention_(parts_.model->attention()),
       inputs_(parts_.model->device().ops.MakeStepInputs()) {
-  parts_.model->device().ops.KeepDrafts(parts_.num_slots * max_drafts());
+  parts_.model->device().ops.KeepTokens(PlaceOfLastToken(parts_.num_slots, max_drafts()));
 }
 
 void InlineExecutor::Admit(const SlotAdmission& admission) {
-  OUTRIDER_CHECK(!in_flight_);
   SlotAt(admission.slot).Admit(admission, eos_token_ids(), vocab_size());
   ++num_taken_;
   if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
@@ -42,13 +42,23 @@ void InlineExecutor::Admit(const SlotAdmission& admission) {
 
 void InlineExecutor::Release(int32_t slot) {
   SlotAt(slot).Release();
+  for (StepOutputs& outputs : outputs_) {
+    for (UnreadToken& unread : outputs.unread) {
+      if (unread.slot == &SlotAt(slot)) unread.slot = nullptr;
+    }
+  }
   if (--num_taken_ == 0) parts_.model->device().ops.Rest();
 }
 
+bool InlineExecutor::CanLaunchAhead() const {
+  const auto last = static_cast<size_t>(last_launched_) % outputs_.size();
+  return last_launched_ == last_ended_ + 1 && !outputs_[last].is_read && !logits_pass_.CanCollect();
+}
+
 Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
-  OUTRIDER_CHECK(!in_flight_);
-  in_flight_ = true;
-  ++last_ticket_;
+  OUTRIDER_CHECK(last_launched_ == last_ended_ ||
+                 (last_launched_ == last_ended_ + 1 && !outputs().is_read));
+  ++last_launched_;
   wanted_drafts_ = num_drafts;
   LayOut(plan);
   if (!work_.empty()) {
@@ -59,22 +69,28 @@ Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
     const Stopwatch watch(seconds_.verify);
     Verify();
   }
-  return last_ticket_;
+  return last_launched_;
 }
 
 std::span<const RequestResult> InlineExecutor::Wait(Ticket ticket) {
-  OUTRIDER_CHECK(in_flight_ && ticket == last_ticket_);
-  return std::span(outputs().results).first(outputs().num_drafts.size());
+  OUTRIDER_CHECK(ticket == last_ended_ + 1 && ticket <= last_launched_);
+  StepOutputs& outputs = OutputsOf(ticket);
+  if (!outputs.is_read) {
+    const Stopwatch watch(seconds_.verify);
+    Read(outputs);
+  }
+  return std::span(outputs.results).first(outputs.num_drafts.size());
 }
 
 std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
-  OUTRIDER_CHECK(in_flight_ && ticket == last_ticket_);
+  OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).is_read);
   if (parts_.drafter) {
+    OUTRIDER_CHECK(ticket == last_launched_);
     const Stopwatch watch(seconds_.propose);
     Propose();
   }
-  in_flight_ = false;
-  return outputs().num_drafts;
+  last_ended_ = ticket;
+  return OutputsOf(ticket).num_drafts;
 }
 
 ExecutorSeconds InlineExecutor::seconds() const {
@@ -118,7 +134,10 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
   work_slots_.clear();
   verified_.clear();
   plan_index_.clear();
-  auto& [results, num_drafts] = outputs();
+  outputs().is_read = true;
+  outputs().unread.clear();
+  std::vector<RequestResult>& results = outputs().results;
+  std::vector<int32_t>& num_drafts = outputs().num_drafts;
   num_drafts.assign(plan.requests.size(), 0);
   while (results.size() < plan.requests.size()) {
     results.emplace_back().verified.tokens.reserve(static_cast<size_t>(max_drafts()) + 1);
@@ -127,7 +146,9 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
     const PlannedRequest& planned = plan.requests[i];
     RequestSlot& slot = SlotAt(planned.slot);
     RequestResult& result = results[i];
-    result.ran = slot.parameters != nullptr && !slot.ended;
+    // Also of a token that is not read it is known whether it is the last.
+    result.ran = slot.parameters != nullptr && !slot.ended &&
+                 slot.num_tokens() < slot.parameters->max_total_tokens;
     result.drafts.clear();
     result.grammar_failed = result.grammar_complete = false;
     result.prompt_logprobs.clear();
@@ -168,8 +189,14 @@ void InlineExecutor::Forward() {
 }
 
 void InlineExecutor::Verify() {
-  const LogitsInput input{
-      .layout = layout_, .hidden = hidden_, .work = work_, .slots = work_slots_};
+  const LogitsInput input{.layout = layout_,
+                          .hidden = hidden_,
+                          .work = work_,
+                          .slots = work_slots_,
+                          .max_drafts = max_drafts()};
+  if (CanReadLater() && logits_pass_.VerifyLater(input, verified_)) return ReadLater();
+  StepOutputs& before = OutputsOf(last_launched_ - 1);
+  if (!before.is_read) Read(before);
   logits_pass_.Verify(input, verified_);
   logits_pass_.ScorePrompts(input);
   frontiers_.resize(work_.size());
@@ -185,8 +212,40 @@ void InlineExecutor::Verify() {
       result.drafts.push_back(parts_.model->device().ops.ReadToken(draft));
     }
     slot.drafts.clear();
-    slot.Take(eos_token_ids(), result);
+    slot.Take(slot.tokens.size(), eos_token_ids(), result);
   }
+}
+
+bool InlineExecutor::CanReadLater() const {
+  if (parts_.drafter || layout_.logits_rows().empty()) return false;
+  return std::ranges::all_of(work_, [&](const RequestWork& work) {
+    const RequestSlot& slot = slots_[static_cast<size_t>(work.slot)];
+    return !work.prompt_logits && !slot.grammar && !slot.processors;
+  });
+}
+
+void InlineExecutor::ReadLater() {
+  outputs().is_read = false;
+  for (const RequestRows& rows : layout_.requests()) {
+    const auto w = static_cast<size_t>(rows.work_index);
+    RequestSlot& slot = *work_slots_[w];
+    slot.num_computed = rows.context_length + rows.query_length;
+    if (!work_[w].samples) continue;
+    outputs().unread.push_back(
+        {&slot, slot.tokens.size(), slot.parameters, &outputs().results[plan_index_[w]]});
+    slot.tokens.push_back(TokenOfPlace(PlaceOfLastToken(rows.slot, max_drafts())));
+  }
+}
+
+void InlineExecutor::Read(StepOutputs& outputs) {
+  logits_pass_.Collect();
+  outputs.is_read = true;
+  for (const UnreadToken& unread : outputs.unread) {
+    // Of a request that has ended before, as of one that has left, it is for nobody.
+    if (unread.slot == nullptr || unread.slot->ended) continue;
+    unread.slot->Take(unread.index, eos_token_ids(), *unread.result);
+  }
+  outputs.unread.clear();
 }
 
 DraftRequest InlineExecutor::DraftRequestOf(const RequestRows& rows) {
@@ -235,7 +294,7 @@ void InlineExecutor::Propose() {
     // Drafts that the grammar refuses need no verify row; but the first that was drawn for
     // rejection sampling does, as what replaces it depends on what it was drawn from.
     if (slot.grammar) {
-      ops.ReadDrafts();
+      ops.ReadTokens();
       for (int32_t& draft : slot.drafts) draft = ops.ReadToken(draft);
       const size_t refused = slot.draft_probs.empty() ? 0 : 1;
       const size_t allowed = slot.grammar->CountAllowed(slot.drafts);

@@ -1,6 +1,9 @@
-// Runs steps on the caller's thread, which waits for the device's tokens. Launch does all up to
-// these, WaitDrafts the proposals; a GPU may still work on drafts then (drafts_on_device.h). The
+// Runs steps on the caller's thread. Launch does all up to the tokens, and waits for a device that
+// has them, WaitDrafts the proposals; a GPU may still work on drafts then (tokens_on_device.h). The
 // CPU's executor; the GPU's has it on a thread of its own (queued_executor.h).
+//
+// Without a drafter a step gives each request one token. Where the device keeps it, Launch does not
+// wait, and the next step can be launched, which reads that token there.
 #pragma once
 
 #include <array>
@@ -42,6 +45,7 @@ class InlineExecutor : public Executor {
     return parts_.model->config().eos_token_ids;
   }
   int32_t max_in_flight() const override { return 1; }
+  bool CanLaunchAhead() const override;
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
@@ -53,18 +57,36 @@ class InlineExecutor : public Executor {
  private:
   RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
+  /// A request's token that the device has drawn and the host has not read.
+  struct UnreadToken {
+    RequestSlot* slot = nullptr;  // null: the request has left it
+    size_t index = 0;             // of the slot's tokens
+    // Are read with the token.
+    std::shared_ptr<const RequestParameters> parameters;
+    RequestResult* result = nullptr;
+  };
   /// Of a step, by index in its plan.
   struct StepOutputs {
     std::vector<RequestResult> results;  // and some more, whose memory is kept
     std::vector<int32_t> num_drafts;
+    bool is_read = true;  // the host has the results
+    std::vector<UnreadToken> unread;
   };
 
-  StepOutputs& outputs() { return outputs_[static_cast<size_t>(last_ticket_) % outputs_.size()]; }
+  StepOutputs& OutputsOf(Ticket ticket) {
+    return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
+  }
+  StepOutputs& outputs() { return OutputsOf(last_launched_); }
   void LayOut(const StepPlan& plan);
   /// What a planned request runs, from the state of its slot.
   RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const;
   void Forward();
   void Verify();
+  /// Whether the host need not know this step's tokens before the next is launched.
+  bool CanReadLater() const;
+  void ReadLater();
+  /// The results of a step whose tokens were left on the device.
+  void Read(StepOutputs& outputs);
   void Propose();
   DraftRequest DraftRequestOf(const RequestRows& rows);
 
@@ -74,9 +96,9 @@ class InlineExecutor : public Executor {
   int32_t num_taken_ = 0;  // of the slots
   ExecutorSeconds seconds_;
 
-  // The step in flight; kept to reuse memory.
-  Ticket last_ticket_ = 0;
-  bool in_flight_ = false;
+  // The last step that was launched; kept to reuse memory.
+  Ticket last_launched_ = 0;
+  Ticket last_ended_ = 0;
   int32_t wanted_drafts_ = 0;
   BatchLayout layout_;
   AttentionPlan attention_;

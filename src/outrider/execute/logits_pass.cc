@@ -2,11 +2,25 @@
 
 #include <numeric>
 
+#include "outrider/base/error.h"
+#include "outrider/ops/tokens_on_device.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider {
 
 void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
+  Describe(input, verified);
+  FillMasks();
+  model_.Verify(*sampler_, input.hidden, input.layout.logits_rows(), verify_);
+}
+
+bool LogitsPass::VerifyLater(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
+  Describe(input, verified);
+  OUTRIDER_CHECK(masked_.empty());
+  return model_.VerifyLater(*sampler_, input.hidden, input.layout.logits_rows(), verify_);
+}
+
+void LogitsPass::Describe(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
   verify_.clear();
   masked_.clear();
   masked_slots_.clear();
@@ -27,10 +41,9 @@ void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens* cons
                    .drafts = input.work[index].draft_tokens,
                    .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data()},
          .first_row = rows.first_logits_row,
-         .result = verified[index]});
+         .result = verified[index],
+         .place = PlaceOfLastToken(rows.slot, input.max_drafts)});
   }
-  FillMasks();
-  model_.Verify(*sampler_, input.hidden, input.layout.logits_rows(), verify_);
 }
 
 void LogitsPass::FillMasks() {

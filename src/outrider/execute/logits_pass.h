@@ -21,6 +21,7 @@ struct LogitsInput {
   Tensor hidden;  // [layout.num_rows(), hidden]
   std::span<const RequestWork> work;
   std::span<RequestSlot* const> slots;  // by the index of the work
+  int32_t max_drafts = 0;
 
   RequestSlot& slot(const RequestRows& rows) const {
     return *slots[static_cast<size_t>(rows.work_index)];
@@ -38,10 +39,18 @@ class LogitsPass {
   /// Replaces *verified[i], by the index of the work, for requests that have rows of logits.
   void Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
 
+  /// The same without waiting for the device, if it returns true: the results are there after
+  /// Collect (StepSampler::VerifyLater). Of requests without a grammar.
+  bool VerifyLater(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
+  bool CanCollect() const { return sampler_->CanCollect(); }
+  void Collect() { sampler_->Collect(); }
+
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
   void ScorePrompts(const LogitsInput& input);
 
  private:
+  /// Fills verify_, but for masks.
+  void Describe(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
   /// Fills the masks of the requests with a grammar.
   void FillMasks();
   void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot);

@@ -1,13 +1,20 @@
 #include "outrider/execute/queued_executor.h"
 
+#include <chrono>
 #include <utility>
 
 #include "outrider/base/error.h"
 
 namespace outrider {
 
+namespace {
+
+// How often the thread looks whether a step that it need not wait for has ended.
+constexpr std::chrono::microseconds kLookInterval{20};
+
+}  // namespace
+
 QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {
-  OUTRIDER_CHECK(inner_->max_in_flight() == 1);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -41,11 +48,12 @@ Ticket QueuedExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
     step.tables[i] = *plan.requests[i].tables;
     step.plan.requests[i].tables = &step.tables[i];
   }
-  Push([this, ticket, num_drafts] { RunStep(ticket, num_drafts); });
+  Push([this, ticket, num_drafts] { RunLaunch(ticket, num_drafts); });
   return ticket;
 }
 
 std::span<const RequestResult> QueuedExecutor::Wait(Ticket ticket) {
+  Push([this, ticket] { Finish(ticket); });
   WaitFor(last_sampled_, ticket);
   return StepOf(ticket).results;
 }
@@ -67,35 +75,48 @@ void QueuedExecutor::Push(std::function<void()> call) {
 }
 
 void QueuedExecutor::Run() {
-  while (true) {
-    std::function<void()> call;
-    {
-      std::unique_lock lock(mutex_);
-      queued_.wait(lock, [this] { return stopping_ || !calls_.empty(); });
-      if (stopping_) return;
-      call = std::move(calls_.front());
-      calls_.pop_front();
-    }
-    try {
-      call();
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
-      ran_.notify_all();
-      return;
-    }
+  try {
+    while (const std::function<void()> call = NextCall()) call();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    ran_.notify_all();
   }
 }
 
-void QueuedExecutor::RunStep(Ticket ticket, int32_t num_drafts) {
-  Step& step = StepOf(ticket);
-  const Ticket inner = inner_->Launch(step.plan, num_drafts);
-  step.results = inner_->Wait(inner);
-  CountTo(last_sampled_, ticket);
-  step.num_drafts = inner_->WaitDrafts(inner);
-  step.seconds = inner_->seconds();
-  step.passes = inner_->passes();
-  CountTo(last_ended_, ticket);
+std::function<void()> QueuedExecutor::NextCall() {
+  std::unique_lock lock(mutex_);
+  const auto has_call = [this] { return stopping_ || !calls_.empty(); };
+  while (last_finished_ < last_run_ && !queued_.wait_for(lock, kLookInterval, has_call)) {
+    if (!inner_->CanLaunchAhead()) return [this] { Finish(last_run_); };
+  }
+  queued_.wait(lock, has_call);
+  if (stopping_) return nullptr;
+  std::function<void()> call = std::move(calls_.front());
+  calls_.pop_front();
+  return call;
+}
+
+void QueuedExecutor::RunLaunch(Ticket ticket, int32_t num_drafts) {
+  // Who waits for results that are there gets them first.
+  if (!inner_->CanLaunchAhead()) Finish(ticket - 1);
+  const Ticket inner = inner_->Launch(StepOf(ticket).plan, num_drafts);
+  OUTRIDER_CHECK(inner == ticket);
+  last_run_ = ticket;
+  Finish(ticket - 1);
+  if (!inner_->CanLaunchAhead()) Finish(ticket);
+}
+
+void QueuedExecutor::Finish(Ticket ticket) {
+  while (last_finished_ < ticket) {
+    Step& step = StepOf(++last_finished_);
+    step.results = inner_->Wait(last_finished_);
+    CountTo(last_sampled_, last_finished_);
+    step.num_drafts = inner_->WaitDrafts(last_finished_);
+    step.seconds = inner_->seconds();
+    step.passes = inner_->passes();
+    CountTo(last_ended_, last_finished_);
+  }
 }
 
 void QueuedExecutor::CountTo(Ticket& count, Ticket ticket) {

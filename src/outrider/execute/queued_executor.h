@@ -1,7 +1,7 @@
 // Runs another executor's calls on a thread of its own, in their order. So the engine plans step
 // n + 1 while step n runs, and delivers the tokens of step n - 1 beside it: a device never waits
-// for them. A step's inputs are laid out when the step before it has ended, from what is known
-// then.
+// for them. Where `inner` can launch step n + 1 before it knows what step n gave, it does; else
+// that step's inputs are laid out when step n has ended.
 #pragma once
 
 #include <array>
@@ -24,7 +24,6 @@ namespace outrider {
 /// too; nothing runs any more.
 class QueuedExecutor : public Executor {
  public:
-  /// `inner` takes one step at a time.
   explicit QueuedExecutor(std::unique_ptr<Executor> inner);
   /// Waits for the call that runs, and drops those that have not begun.
   ~QueuedExecutor() override;
@@ -60,7 +59,11 @@ class QueuedExecutor : public Executor {
   Step& StepOf(Ticket ticket) { return steps_[static_cast<size_t>(ticket) % kSteps]; }
   void Push(std::function<void()> call);
   void Run();
-  void RunStep(Ticket ticket, int32_t num_drafts);
+  /// The first in the queue, or one that finishes a step that has ended; none at the end.
+  std::function<void()> NextCall();
+  void RunLaunch(Ticket ticket, int32_t num_drafts);
+  /// Of the steps that were launched, up to `ticket`.
+  void Finish(Ticket ticket);
   /// Until the thread has counted up to `ticket`; throws what a call threw.
   void WaitFor(const Ticket& count, Ticket ticket);
   void CountTo(Ticket& count, Ticket ticket);
@@ -71,6 +74,10 @@ class QueuedExecutor : public Executor {
   Ticket last_launched_ = 0;
   ExecutorSeconds seconds_;
   ReplayCounts passes_;
+
+  // The thread's; tickets are those of `inner`.
+  Ticket last_run_ = 0;  // launched
+  Ticket last_finished_ = 0;
 
   std::mutex mutex_;
   std::condition_variable queued_;

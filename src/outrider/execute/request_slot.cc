@@ -1,6 +1,7 @@
 #include "outrider/execute/request_slot.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -43,19 +44,23 @@ int32_t RequestSlot::UsefulDrafts(int32_t wanted) const {
   return std::clamp(parameters->max_total_tokens - num_tokens() - 1, 0, most);
 }
 
-void RequestSlot::Take(std::span<const int32_t> eos_token_ids, RequestResult& result) {
-  const size_t before = tokens.size();
+void RequestSlot::Take(size_t first, std::span<const int32_t> eos_token_ids,
+                       RequestResult& result) {
+  OUTRIDER_CHECK(first <= tokens.size());
+  size_t next = first;
   for (const int32_t token : result.verified.tokens) {
-    tokens.push_back(token);
+    if (next == tokens.size()) tokens.push_back(token);
+    tokens[next++] = token;
     ended = EndBy(sampling(), eos_token_ids, token) != TokenEnd::kGoesOn ||
-            num_tokens() >= parameters->max_total_tokens;
+            std::cmp_greater_equal(next, parameters->max_total_tokens);
     if (ended) break;
   }
   if (grammar) {
-    result.grammar_failed = !grammar->Advance(std::span(tokens).subspan(before));
+    result.grammar_failed = !grammar->Advance(std::span(tokens).subspan(first));
     result.grammar_complete = !result.grammar_failed && grammar->complete();
   }
   ended = ended || result.verified.dead_end || result.grammar_failed;
+  if (ended) tokens.resize(next);
   if (scores_prompt) {
     result.prompt_logprobs.swap(prompt_logprobs);
     scores_prompt = false;

@@ -15,7 +15,8 @@ namespace outrider {
 
 struct RequestSlot {
   std::shared_ptr<const RequestParameters> parameters;  // null: the slot is free
-  std::vector<int32_t> tokens;                          // prompt and output
+  std::vector<int32_t> tokens;                          // prompt and output; the last ones may be
+                                                        // on the device (tokens_on_device.h)
   int32_t num_computed = 0;                             // of them, those whose KV is cached
   std::vector<int32_t> drafts;                          // to be verified next, after `tokens`; may
                                                         // be on the device, but with a grammar
@@ -36,8 +37,9 @@ struct RequestSlot {
   /// How many drafts of `wanted` the request can still use.
   int32_t UsefulDrafts(int32_t wanted) const;
 
-  /// Goes on by what a step verified, up to the token that ends the request.
-  void Take(std::span<const int32_t> eos_token_ids, RequestResult& result);
+  /// Goes on by what a step verified, up to the token that ends the request: its tokens from index
+  /// `first` on, where others may stand for them. Behind the end of a request nothing is kept.
+  void Take(size_t first, std::span<const int32_t> eos_token_ids, RequestResult& result);
 };
 
 }  // namespace outrider

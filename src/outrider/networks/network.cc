@@ -204,6 +204,15 @@ void Network::Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_
   });
 }
 
+bool Network::VerifyLater(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+                          std::span<const VerifyRequest> requests) {
+  bool later = false;
+  Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
+    later = sampler.VerifyLater(context, head_rows, requests);
+  });
+  return later;
+}
+
 void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,
                    std::span<const int32_t> rows, std::span<const DrawRequest> requests,
                    const DraftTokens& among, std::span<int32_t> tokens) {

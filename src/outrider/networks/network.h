@@ -114,6 +114,8 @@ class Network {
 
   void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
               std::span<const VerifyRequest> requests);
+  bool VerifyLater(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
+                   std::span<const VerifyRequest> requests);
   void Draw(StepSampler& sampler, int32_t module, Tensor hidden, std::span<const int32_t> rows,
             std::span<const DrawRequest> requests, const DraftTokens& among,
             std::span<int32_t> tokens);

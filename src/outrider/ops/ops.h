@@ -181,14 +181,14 @@ class Ops {
   virtual std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                                    const Verifier& verifier) const = 0;
 
-  // Drafts that stay on a device that runs beside the host (drafts_on_device.h).
+  // Tokens that stay on a device that runs beside the host (tokens_on_device.h).
 
-  /// Places for so many drafts, before any is drawn.
-  virtual void KeepDrafts(int32_t /*count*/) const {}
-  /// The host reads all drafts that were drawn: it waits for the device. StepSampler::Verify reads
-  /// them too.
-  virtual void ReadDrafts() const {}
-  /// The token, also where it is on the device; no draft was drawn since the host read them.
+  /// Places for so many tokens, before any is drawn.
+  virtual void KeepTokens(int32_t /*count*/) const {}
+  /// The host reads all that were drawn: it waits for the device. StepSampler::Verify reads them
+  /// too.
+  virtual void ReadTokens() const {}
+  /// The token, also where it is on the device; none was drawn since the host read them.
   virtual int32_t ReadToken(int32_t token) const { return token; }
 
   // Rows.

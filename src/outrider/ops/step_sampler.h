@@ -26,6 +26,7 @@ struct VerifyRequest {
   VerifyInput input;  // without logits and drawn
   int32_t first_row = 0;
   VerifiedTokens* result = nullptr;  // is replaced
+  int32_t place = -1;  // where the device may keep the last token that it gets; negative: nowhere
 
   int64_t num_rows() const { return static_cast<int64_t>(input.drafts.size()) + 1; }
 };
@@ -43,7 +44,7 @@ struct DrawRequest {
   /// Null: the most likely token.
   const SamplingParams* sampling = nullptr;
   DraftDraw draw;
-  int32_t place = 0;  // where the device may keep it (drafts_on_device.h)
+  int32_t place = 0;  // where the device may keep it (tokens_on_device.h)
 };
 
 /// A token whose log-probability is wanted, from the row of logits of the same index.
@@ -61,6 +62,21 @@ class StepSampler {
   /// more than the likeliest token of its rows, no logits are stored.
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
+
+  /// The same without waiting for the device, if it returns true: requests get their results with
+  /// Collect, and until then their last tokens are at their places (tokens_on_device.h). Two such
+  /// calls may be to be collected; until then their requests' parameters stay. False: nothing was
+  /// done, as the host has to draw for one of the requests, or to know its drafts.
+  virtual bool VerifyLater(const Context& /*context*/, const HeadRows& /*rows*/,
+                           std::span<const VerifyRequest> /*requests*/) {
+    return false;
+  }
+
+  /// Whether Collect would not have to wait.
+  virtual bool CanCollect() const { return true; }
+
+  /// Waits for the results of the first VerifyLater that was not collected.
+  virtual void Collect() {}
 
   /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where
   /// numbers have overflowed. Noise and distributions are by token, whatever its row.

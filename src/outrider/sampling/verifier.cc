@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
@@ -14,6 +15,7 @@ namespace {
 
 /// What drawing `token` at row `index` says of the draft for that row.
 Judgement Match(const VerifyInput& input, size_t index, int32_t token) {
+  if (input.num_accepted >= 0) return {token, std::cmp_less(index, input.num_accepted)};
   return {token, index < input.drafts.size() && token == input.drafts[index]};
 }
 

@@ -37,6 +37,9 @@ struct VerifyInput {
   /// false of.
   std::span<const int32_t> drawn = {};
   LogprobRows drawn_logprobs = {};  // with `drawn`, of requests that ask for log-probabilities
+  /// With `drawn`: how many drafts they are, up to the first that they are not; negative: to be
+  /// found out.
+  int32_t num_accepted = -1;
   std::span<const int32_t> drafts = {};
   const float* draft_probs = nullptr;  // [drafts, vocab] what each draft was drawn from; null: the
                                        // drafts were certain

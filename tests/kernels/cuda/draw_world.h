@@ -87,19 +87,15 @@ class DrawBatch {
   /// `spare_rows` more rows are launched than there are; `processed_logprobs` as in DrawParams.
   DrawBatch(const std::vector<const DrawRequest*>& requests, int32_t vocab, int spare_rows = 0)
       : vocab_(vocab), requests_(requests) {
-    std::vector<StepRequest> step;
     std::vector<int32_t> token_ids, logit_rows, positions, row_requests, starts = {0}, first_mask;
-    std::vector<SlotSampling> slots(requests.size());
+    std::vector<RequestSampling> slots(requests.size());
     std::vector<uint32_t> masks, counts;
     std::vector<int32_t> bias_tokens, count_tokens;
     std::vector<float> bias_values, logits;
     stride_ = (static_cast<int64_t>(vocab) + 3) / 4 * 4;
     for (size_t i = 0; i < requests.size(); ++i) {
       const DrawRequest& request = *requests[i];
-      // Slots in another order than requests.
-      const size_t slot_index = requests.size() - 1 - i;
-      step.push_back({.slot = static_cast<int32_t>(slot_index)});
-      SlotSampling& slot = slots[slot_index];
+      RequestSampling& slot = slots[i];
       const SamplingParams& params = request.params;
       slot.seed = request.seed;
       slot.temperature = params.temperature;
@@ -144,8 +140,7 @@ class DrawBatch {
     }
     rows_ = static_cast<int>(logit_rows.size());
     max_rows_ = rows_ + spare_rows;
-    step_ = DeviceArray<StepRequest>(step);
-    slots_ = DeviceArray<SlotSampling>(slots);
+    slots_ = DeviceArray<RequestSampling>(slots);
     token_ids_ = DeviceArray<int32_t>(token_ids);
     logit_rows_ = DeviceArray<int32_t>(logit_rows);
     positions_ = DeviceArray<int32_t>(positions);
@@ -173,13 +168,12 @@ class DrawBatch {
             .vocab_size = vocab_,
             .logits = logits_.data(),
             .logits_stride = stride_,
-            .requests = step_.data(),
             .token_ids = token_ids_.data(),
             .logit_rows = logit_rows_.data(),
             .logit_positions = positions_.data(),
             .logit_requests = row_requests_.data(),
             .logit_start_loc = starts_.data(),
-            .slots = slots_.data(),
+            .sampling = slots_.data(),
             .masks = masks_.size() > 0 ? masks_.data() : nullptr,
             .first_mask = first_mask_.data(),
             .bias_tokens = bias_tokens_.data(),
@@ -240,8 +234,7 @@ class DrawBatch {
   int64_t stride_ = 0;
   int rows_ = 0;
   int max_rows_ = 0;
-  DeviceArray<StepRequest> step_;
-  DeviceArray<SlotSampling> slots_;
+  DeviceArray<RequestSampling> slots_;
   DeviceArray<int32_t> token_ids_, logit_rows_, positions_, row_requests_, starts_, first_mask_,
       bias_tokens_, count_tokens_, num_rows_, tokens_, ranks_, top_tokens_;
   DeviceArray<uint32_t> masks_, counts_;

@@ -17,7 +17,7 @@
 #include "outrider/kernels/cuda/tensor_rows.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
-#include "outrider/ops/drafts_on_device.h"
+#include "outrider/ops/tokens_on_device.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
 
@@ -392,8 +392,8 @@ TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   OpsRows in = MakeRows(40);
   const OpsCase embed = Cases().front();
   const TestMatrix want = Run(embed, *gpu_, in, 0, 40);
-  ops_->KeepDrafts(40);
-  gpu_->Copy(ops_->results().drafts(), in.tokens.data(), 40 * sizeof(int32_t));
+  ops_->KeepTokens(40);
+  gpu_->Copy(ops_->results().tokens(), in.tokens.data(), 40 * sizeof(int32_t));
   for (int32_t i = 0; i < 40; i += 3) in.tokens[static_cast<size_t>(i)] = TokenOfPlace(i);
   const TestMatrix got = Run(embed, *gpu_, in, 0, 40);
   EXPECT_EQ(got.values, want.values);

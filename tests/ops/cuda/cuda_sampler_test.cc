@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "outrider/ops/drafts_on_device.h"
+#include "outrider/ops/tokens_on_device.h"
 #include "outrider/sampling/token_mask.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
@@ -157,7 +157,7 @@ class CudaSamplerTest : public HopperTest<> {
     return result;
   }
   std::vector<VerifiedTokens> VerifyOnTheDevice(std::span<const SampledRequest> requests,
-                                                const Verifier& verifier) {
+                                                const Verifier& verifier, bool keep = false) {
     const auto sampler = ops_->MakeSampler({*ops_, &pool_}, verifier);
     std::vector<LogitsProcessors> processors;
     for (const SampledRequest& r : requests) processors.push_back(Processors(r));
@@ -166,7 +166,8 @@ class CudaSamplerTest : public HopperTest<> {
     for (size_t i = 0; i < requests.size(); ++i) {
       verify.push_back({.input = Input(requests[i], &processors[i]),
                         .first_row = requests[i].first_row,
-                        .result = &results[i]});
+                        .result = &results[i],
+                        .place = keep ? static_cast<int32_t>(i) : -1});
     }
     sampler->Verify(MakeContext(), {head_, x_, rows_}, verify);
     return results;
@@ -238,7 +239,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     const int32_t num_rows =
         requests.back().first_row + static_cast<int32_t>(requests.back().drafts.size()) + 1;
     MakeRows(num_rows);
-    ops_->KeepDrafts(num_rows + 5);
+    ops_->KeepTokens(num_rows + 5);
     // As each row of the target draws them, without masks and processors: many are right.
     std::vector<DrawRequest> draws;
     std::vector<int32_t> drawn_rows;
@@ -256,7 +257,7 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     const auto drafter = ops_->MakeSampler({*ops_, &pool_}, Verifier());
     drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
     const std::vector<int32_t> on_device = drafts;
-    ops_->ReadDrafts();
+    ops_->ReadTokens();
     size_t next = 0;
     Sampler sampler;
     for (SampledRequest& r : requests) {
@@ -276,9 +277,9 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
     drafter->Draw(MakeContext(), {head_, x_, drawn_rows}, draws, {.rows = kVocab}, drafts);
     EXPECT_EQ(drafts, on_device);
     // They stay when results need more memory.
-    const int32_t* const before = ops_->results().drafts();
+    const int32_t* const before = ops_->results().tokens();
     ops_->ReserveResults(result_bytes *= 8);
-    EXPECT_NE(ops_->results().drafts(), before);
+    EXPECT_NE(ops_->results().tokens(), before);
     std::vector<SampledRequest> unread = requests;
     next = 0;
     for (SampledRequest& r : unread) {
@@ -296,6 +297,91 @@ TEST_F(CudaSamplerTest, DraftsStayOnTheDevice) {
   }
 }
 
+// The next step reads the last tokens where this one left them, and its results come late.
+TEST_F(CudaSamplerTest, LaterResultsAreTheSameAndLastTokensStay) {
+  constexpr int32_t kCount = 300;
+  const auto sampler = ops_->MakeSampler({*ops_, &pool_}, Verifier());
+  ops_->KeepTokens(kCount);
+  std::vector<SampledRequest> requests = MakeRequests(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    SampledRequest& r = requests[i];
+    r.drafts.clear();
+    r.masks.clear();
+    r.first_row = static_cast<int32_t>(i);
+    if (r.params.logprobs == kVocab) r.params.logprobs = 2;
+    r.params.repetition_penalty = 1;
+    r.params.presence_penalty = r.params.frequency_penalty = 0;
+    r.params.logit_bias.clear();
+    r.params.min_tokens = 0;
+    r.params.allowed_token_ids.reset();
+    r.params.bad_words.clear();
+    ASSERT_FALSE(LogitsProcessors::Needed(r.params));
+  }
+  constexpr int kSteps = 3;  // two of them in flight
+  std::vector<std::vector<VerifiedTokens>> got(kSteps, std::vector<VerifiedTokens>(kCount));
+  std::vector<std::vector<VerifiedTokens>> want(kSteps);
+  std::vector<std::vector<int32_t>> kept(kSteps, std::vector<int32_t>(kCount));
+  for (int step = 0; step < kSteps; ++step) {
+    const Scratch::Frame frame(*arena_);
+    MakeRows(kCount);
+    for (const SampledRequest& r : requests) want[step].push_back(VerifyOnTheCpu(r, Verifier()));
+    std::vector<VerifyRequest> verify;
+    for (size_t i = 0; i < kCount; ++i) {
+      verify.push_back({.input = Input(requests[i], nullptr),
+                        .first_row = requests[i].first_row,
+                        .result = &got[step][i],
+                        .place = static_cast<int32_t>(kCount - 1 - i)});
+    }
+    ASSERT_TRUE(sampler->VerifyLater(MakeContext(), {head_, x_, rows_}, verify));
+    Copy(kept[step].data(), ops_->results().tokens(), kCount * sizeof(int32_t));
+    if (step > 0) sampler->Collect();
+  }
+  sampler->Collect();
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t i = 0; i < kCount; ++i) {
+      SCOPED_TRACE(i);
+      EXPECT_EQ(got[step][i].tokens, want[step][i].tokens);
+      EXPECT_EQ(kept[step][kCount - 1 - i], want[step][i].tokens.at(0));
+      ASSERT_EQ(got[step][i].logprobs.size(), want[step][i].logprobs.size());
+      if (!want[step][i].logprobs.empty()) {
+        ExpectNear(got[step][i].logprobs[0], want[step][i].logprobs[0]);
+      }
+    }
+  }
+  EXPECT_NE(kept[0], kept[1]);
+
+  // The host has to draw for this one, and then does all.
+  requests[7].params.logprobs = kMaxTopLogprobs + 1;
+  VerifiedTokens none;
+  const VerifyRequest request{.input = Input(requests[7], nullptr), .result = &none};
+  EXPECT_FALSE(sampler->VerifyLater(MakeContext(), {head_, x_, rows_}, {&request, 1}));
+}
+
+// Of requests with drafts: behind those that were accepted.
+TEST_F(CudaSamplerTest, LastTokensStayBehindAcceptedDrafts) {
+  std::vector<SampledRequest> requests = MakeRequests(150);
+  MakeRows(requests.back().first_row + static_cast<int32_t>(requests.back().drafts.size()) + 1);
+  for (SampledRequest& r : requests) {
+    if (r.params.logprobs == kVocab) r.params.logprobs = 2;
+  }
+  AcceptSome(requests, Verifier());
+  ops_->KeepTokens(static_cast<int32_t>(requests.size()));
+  const std::vector<VerifiedTokens> got = VerifyOnTheDevice(requests, Verifier(), /*keep=*/true);
+  std::vector<int32_t> kept(requests.size());
+  Copy(kept.data(), ops_->results().tokens(), kept.size() * sizeof(int32_t));
+  int32_t accepted = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    if (got[i].dead_end) {
+      EXPECT_LT(kept[i], 0);
+    } else {
+      EXPECT_EQ(kept[i], got[i].tokens.back());
+    }
+    accepted += got[i].num_accepted;
+  }
+  EXPECT_GT(accepted, 50);
+}
+
 // A drafter's head over some of the tokens, in an order of its own.
 TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
   constexpr int32_t kTargetVocab = 1009;
@@ -304,7 +390,7 @@ TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
   for (int32_t i = 0; i < kVocab; ++i) ids[static_cast<size_t>(i)] = (7 + 11 * i) % kTargetVocab;
   SamplingParams params;
   params.temperature = 1.1F;
-  ops_->KeepDrafts(90);
+  ops_->KeepTokens(90);
   std::vector<DrawRequest> draws(rows_.size());
   std::vector<std::vector<float>> probs(rows_.size());
   for (size_t i = 0; i < draws.size(); ++i) {
@@ -320,7 +406,7 @@ TEST_F(CudaSamplerTest, DrawsAmongTokensOfRows) {
   std::vector<int32_t> tokens(rows_.size());
   sampler->Draw(MakeContext(), {head_, x_, rows_}, draws,
                 {.rows = kVocab, .ids = ids, .vocab_size = kTargetVocab}, tokens);
-  ops_->ReadDrafts();
+  ops_->ReadTokens();
   for (size_t i = 0; i < rows_.size(); ++i) {
     std::vector<float> by_token(kTargetVocab, -std::numeric_limits<float>::infinity());
     for (size_t j = 0; j < ids.size(); ++j) {

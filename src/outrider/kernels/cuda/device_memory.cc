@@ -38,6 +38,12 @@ void DeviceEvent::Record(cudaStream_t stream) {
   CheckCuda(cudaEventRecord(event_, stream), "recording an event");
 }
 
+bool DeviceEvent::IsDone() {
+  const cudaError_t done = cudaEventQuery(event_);
+  if (done != cudaErrorNotReady) CheckCuda(done, "an event");
+  return done == cudaSuccess;
+}
+
 void DeviceEvent::Wait() { CheckCuda(cudaEventSynchronize(event_), "waiting for the device"); }
 
 }  // namespace outrider::cuda

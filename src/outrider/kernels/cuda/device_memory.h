@@ -74,6 +74,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   void Record(cudaStream_t stream);
+  bool IsDone();
   /// The host waits for what was in the stream when the event was recorded.
   void Wait();
 

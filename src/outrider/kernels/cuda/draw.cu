@@ -38,7 +38,7 @@ __device__ __forceinline__ void LoadRow(DrawRow& row, const DrawnRow& drawn, boo
 }
 
 /// What LogitsProcessors does after masks.
-__device__ __forceinline__ void ApplyBiases(const DrawParams& params, const SlotSampling& slot,
+__device__ __forceinline__ void ApplyBiases(const DrawParams& params, const RequestSampling& slot,
                                             DrawRow& row) {
   for (int i = static_cast<int>(threadIdx.x); i < slot.num_biases; i += kDrawThreads) {
     const int at = params.bias_tokens[slot.first_bias + i] - row.first();
@@ -49,9 +49,9 @@ __device__ __forceinline__ void ApplyBiases(const DrawParams& params, const Slot
   __syncthreads();
 }
 
-__device__ __forceinline__ void ApplyPenalties(const DrawParams& params, const SlotSampling& slot,
-                                               const DrawnRow& drawn, DrawShared& shared,
-                                               DrawRow& row) {
+__device__ __forceinline__ void ApplyPenalties(const DrawParams& params,
+                                               const RequestSampling& slot, const DrawnRow& drawn,
+                                               DrawShared& shared, DrawRow& row) {
   const int32_t* drafts = params.token_ids + params.logit_rows[drawn.row - drawn.index] + 1;
   const int thread = static_cast<int>(threadIdx.x);
   const auto in_slice = [&](int token) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   drawn.mask = first_mask < 0
                    ? nullptr
                    : params.masks + static_cast<int64_t>(first_mask + drawn.index) * words;
-  const SlotSampling slot = params.slots[params.requests[drawn.request].slot];
+  const RequestSampling slot = params.sampling[drawn.request];
 
   if (params.given_tokens != nullptr) {
     LoadRow(row, drawn, false);

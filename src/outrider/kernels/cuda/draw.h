@@ -1,13 +1,10 @@
 // Draws tokens from rows of logits on the device: the same tokens as Verifier and Sampler
-// (sampling/) draw from the same logits, bit for bit; log-probabilities when asked for; and, beside
-// a step's drafts, how many of them are accepted, which moves the slots' states on.
+// (sampling/) draw from the same logits, bit for bit; and log-probabilities when asked for.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-
-#include "outrider/kernels/cuda/step_inputs.h"
 
 namespace outrider::cuda {
 
@@ -17,8 +14,8 @@ inline constexpr int32_t kDrawOverflown = -2;  // the logits have no largest fin
 
 inline constexpr int kMaxTopLogprobs = 128;
 
-/// How a request slot's tokens are drawn: SamplingParams, and where its lists are.
-struct alignas(16) SlotSampling {
+/// How a request's tokens are drawn: SamplingParams, and where its lists are.
+struct alignas(16) RequestSampling {
   uint64_t seed = 0;
   float temperature = 1.0F;  // 0: greedy
   int32_t top_k = 0;         // 0: all
@@ -36,9 +33,6 @@ struct alignas(16) SlotSampling {
   int32_t num_biases = 0;
   int32_t top_logprobs = -1;  // log-probabilities of so many tokens beside the drawn one's;
                               // negative: none at all
-  // Ids that end the request, in DrawParams::stop_tokens, and the least number of tokens before.
-  int32_t first_stop = 0;
-  int32_t num_stops = 0;
 };
 
 /// Bit 31 of an entry of DrawParams::counts: the token is in the prompt. The rest counts the
@@ -51,14 +45,14 @@ struct DrawParams {
   int vocab_size = 0;                 // 1 .. 400,000
   const float* logits = nullptr;      // float32 [max_rows, vocab_size], 16-byte aligned rows
   int64_t logits_stride = 0;          // a multiple of 4
-  // Which rows these are; see StepArrays.
-  const StepRequest* requests = nullptr;
+  // Rows of logits of a request follow each other; the first predicts the token behind what it has,
+  // row j + 1 the one behind draft j: token_ids[logit_rows[its first row] + 1 + j].
   const int32_t* token_ids = nullptr;
-  const int32_t* logit_rows = nullptr;
-  const int32_t* logit_positions = nullptr;
-  const int32_t* logit_requests = nullptr;
-  const int32_t* logit_start_loc = nullptr;
-  const SlotSampling* slots = nullptr;  // by request slot
+  const int32_t* logit_rows = nullptr;        // [max_rows]
+  const int32_t* logit_positions = nullptr;   // [max_rows]: of the token that it predicts
+  const int32_t* logit_requests = nullptr;    // [max_rows]: its request
+  const int32_t* logit_start_loc = nullptr;   // [requests + 1]: its first row
+  const RequestSampling* sampling = nullptr;  // [requests]
   // Optional masks (token_mask.h) [any, (vocab_size + 31) / 32]: row j of a request's logits has
   // mask first_mask[request] + j, none where first_mask is negative.
   const uint32_t* masks = nullptr;
@@ -80,14 +74,14 @@ struct DrawResults {
   int32_t* tokens = nullptr;        // [max_rows]: a token or one of the two above
   const int32_t* places = nullptr;  // optional [max_rows]: row r's token is tokens[places[r]]
   const int32_t* ids = nullptr;     // optional [vocab_size]: ids[i] is written in place of token i
-  // Needed where a slot asks for log-probabilities; rows that do not ask stay as they were.
+  // Needed where a request asks for log-probabilities; rows that do not ask stay as they were.
   float* logprobs = nullptr;      // [max_rows] of the drawn token
   int32_t* ranks = nullptr;       // [max_rows] of the drawn token, from 1
   int32_t* top_tokens = nullptr;  // [max_rows, max_top_logprobs]: most likely first
   float* top_logprobs = nullptr;  // [max_rows, max_top_logprobs]
 };
 
-/// One launch. What a row gets is a function of its logits and its slot's fields alone. Throws
+/// One launch. What a row gets is a function of its logits and its request's fields alone. Throws
 /// Error for sizes outside the ranges above; otherwise returns what the launch returned.
 cudaError_t DrawTokens(const DrawParams& params, const DrawResults& results, cudaStream_t stream);
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ uint64_t FindBoundOfCount(uint64_t k, const ByDistanc
 }
 
 /// Leaves in `kept` what is kept, and lists it, with a few more.
-__device__ __forceinline__ void Cut(const SlotSampling& slot, int vocab_size, DrawRow& row,
+__device__ __forceinline__ void Cut(const RequestSampling& slot, int vocab_size, DrawRow& row,
                                     Kept& kept) {
   const ByDistance classes = {kept.max, kept.inverse_temperature};
   const auto weight = [&](int token, float value) -> uint64_t {

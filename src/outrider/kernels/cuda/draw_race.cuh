@@ -14,7 +14,7 @@ class Racer {
  public:
   /// All lanes of a warp, with the same slot and position: by way of shuffles, so that the compiler
   /// knows and keeps the keys of Philox in uniform registers.
-  __device__ Racer(const SlotSampling& slot, int64_t position)
+  __device__ Racer(const RequestSampling& slot, int64_t position)
       : seed_(__shfl_sync(~0u, slot.seed, 0)),
         position_(__shfl_sync(~0u, position, 0)),
         inverse_temperature_(InverseTemperature(slot.temperature)),
@@ -92,7 +92,7 @@ class Racer {
 /// The race over the row in shared memory: `entered`(token, value) says who takes part. Where a
 /// list is kept, over the list alone.
 template <typename Entered>
-__device__ __forceinline__ uint64_t RunRace(const SlotSampling& slot, const DrawnRow& drawn,
+__device__ __forceinline__ uint64_t RunRace(const RequestSampling& slot, const DrawnRow& drawn,
                                             DrawRow& row, Entered entered) {
   Racer racer(slot, drawn.position);
   if (row.listed()) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ uint64_t RunRace(const SlotSampling& slot, const Draw
 }
 
 /// The race over the row as it lies in memory, less what a mask forbids.
-__device__ __forceinline__ uint64_t RaceInMemory(const SlotSampling& slot, const DrawnRow& drawn,
+__device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, const DrawnRow& drawn,
                                                  DrawRow& row) {
   Racer racer(slot, drawn.position);
   const int lane = threadIdx.x % 32;

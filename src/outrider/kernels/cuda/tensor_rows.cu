@@ -33,8 +33,8 @@ struct NumbersInMemory {
     if (params.from_rows == nullptr) return row;
     int64_t from_row = params.from_rows[row];
     if (from_row < -1) {
-      if (-2 - from_row >= params.num_drafts) __trap();
-      from_row = max(params.drafts[-2 - from_row], 0);
+      if (-2 - from_row >= params.num_kept) __trap();
+      from_row = max(params.kept_tokens[-2 - from_row], 0);
     }
     if (from_row < 0 || from_row >= params.from_size) __trap();
     return from_row;

@@ -13,7 +13,7 @@
 namespace outrider::cuda {
 
 /// to[to_rows[r]] = from[from_rows[r]] for r below num_rows, rounded once if `to` is narrower; rows
-/// do not overlap. A row number below -1 in from_rows stands for drafts[-2 - number], or for 0
+/// do not overlap. A row number below -1 in from_rows stands for kept_tokens[-2 - number], or for 0
 /// where that is negative. Other row numbers outside [0, from_size) and [0, to_size) are bugs: the
 /// kernel stops with an error.
 struct CopyRowsParams {
@@ -22,10 +22,10 @@ struct CopyRowsParams {
   const void* from = nullptr;  // kF32 or kBF16, strides in elements
   DType from_dtype = DType::kF32;
   int64_t from_stride = 0;
-  int64_t from_size = 0;               // with from_rows
-  const int32_t* from_rows = nullptr;  // optional [num_rows]; null: r
-  const int32_t* drafts = nullptr;     // [num_drafts] row numbers
-  int64_t num_drafts = 0;
+  int64_t from_size = 0;                 // with from_rows
+  const int32_t* from_rows = nullptr;    // optional [num_rows]; null: r
+  const int32_t* kept_tokens = nullptr;  // [num_kept] row numbers
+  int64_t num_kept = 0;
   void* to = nullptr;
   DType to_dtype = DType::kF32;
   int64_t to_stride = 0;

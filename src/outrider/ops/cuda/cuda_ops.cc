@@ -15,7 +15,7 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
-#include "outrider/ops/drafts_on_device.h"
+#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
 
@@ -71,6 +71,7 @@ void CheckHopperGpu() {
 CudaOps::CudaOps() {
   CheckHopperGpu();
   CheckCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+  idle_ = std::make_unique<IdleClock>(stream_);
 }
 
 CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
@@ -80,33 +81,47 @@ void CudaOps::Synchronize() const {
 }
 
 void CudaOps::WaitForResults() const {
+  idle_->WorkEnds();
   Synchronize();
-  idle_since_ = Clock::now();
 }
 
-void CudaOps::ReserveResults(size_t num_drafts, size_t bytes) const {
-  if (results_.Reserve(num_drafts, bytes, stream_)) ++memory_version_;
+void CudaOps::ReserveResults(size_t num_tokens, size_t bytes) const {
+  if (results_.Reserve(num_tokens, bytes, stream_)) ++memory_version_;
+}
+
+void CudaOps::BeginReading(size_t bytes) const {
+  results_.BeginCopy(bytes, stream_);
+  idle_->WorkEnds();
+  ++readings_;
+}
+
+bool CudaOps::CanFinishReading() const { return results_.CopyIsDone(); }
+
+void CudaOps::FinishReading() const {
+  results_.WaitForCopy();
+  tokens_read_ = true;
+  --readings_;
 }
 
 void CudaOps::ReadResults(size_t bytes) const {
-  results_.Copy(bytes, stream_);
-  WaitForResults();
-  drafts_read_ = true;
+  OUTRIDER_CHECK(readings_ == 0);
+  BeginReading(bytes);
+  FinishReading();
 }
 
-void CudaOps::KeepDrafts(int32_t count) const {
-  ReserveResults(std::max(results_.num_drafts(), static_cast<size_t>(count)), 0);
+void CudaOps::KeepTokens(int32_t count) const {
+  ReserveResults(std::max(results_.num_tokens(), static_cast<size_t>(count)), 0);
 }
 
-void CudaOps::ReadDrafts() const {
-  if (!drafts_read_) ReadResults(0);
+void CudaOps::ReadTokens() const {
+  if (!tokens_read_) ReadResults(0);
 }
 
 int32_t CudaOps::ReadToken(int32_t token) const {
   if (!IsOnDevice(token)) return token;
   const auto place = static_cast<size_t>(PlaceOfToken(token));
-  OUTRIDER_CHECK(drafts_read_ && place < results_.num_drafts());
-  return std::max(results_.host_drafts()[place], 0);
+  OUTRIDER_CHECK(tokens_read_ && place < results_.num_tokens());
+  return std::max(results_.host_tokens()[place], 0);
 }
 
 DeviceMemoryState CudaOps::memory() const {
@@ -114,12 +129,6 @@ DeviceMemoryState CudaOps::memory() const {
   size_t total = 0;
   CheckCuda(cudaMemGetInfo(&free, &total), "the GPU's memory");
   return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
-}
-
-void CudaOps::CountIdleTime() const {
-  if (!idle_since_) return;
-  idle_seconds_ += std::chrono::duration<double>(Clock::now() - *idle_since_).count();
-  idle_since_.reset();
 }
 
 Buffer CudaOps::Allocate(size_t bytes) const {
@@ -161,8 +170,8 @@ void CudaOps::Embed(const Context& /*context*/, const TokenTable& table, const S
                                          .to_dtype = x.dtype,
                                          .to_stride = x.stride};
   copy.from_rows = Cast(inputs).token_ids();
-  copy.drafts = results_.drafts();
-  copy.num_drafts = static_cast<int64_t>(results_.num_drafts());
+  copy.kept_tokens = results_.tokens();
+  copy.num_kept = static_cast<int64_t>(results_.num_tokens());
   if (zero_first) copy.zero_at = Cast(inputs).positions();
   CheckCuda(outrider::cuda::CopyRows(copy, stream_), "embeddings");
 }

@@ -8,7 +8,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
+#include "outrider/ops/cuda/idle_clock.h"
 #include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/ops.h"
 
@@ -48,14 +48,20 @@ class CudaOps : public Ops {
   /// The same at the end of a step's work: nothing is launched until the host has read the results.
   void WaitForResults() const;
 
-  /// Drafts and results of samplers.
+  /// Kept tokens and results of samplers.
   StepResults& results() const { return results_; }
   /// Room for so many bytes of results.
-  void ReserveResults(size_t bytes) const { ReserveResults(results_.num_drafts(), bytes); }
-  /// Copies drafts and so many bytes of results to the host, and waits for them.
+  void ReserveResults(size_t bytes) const { ReserveResults(results_.num_tokens(), bytes); }
+  /// Begins to copy kept tokens and so many bytes of results to the host.
+  void BeginReading(size_t bytes) const;
+  /// Whether the first copy that was not waited for is done.
+  bool CanFinishReading() const;
+  /// Waits for it.
+  void FinishReading() const;
+  /// Both; nothing else may be to be waited for.
   void ReadResults(size_t bytes) const;
   /// A draft is drawn, which the host reads later.
-  void DraftsAreDrawn() const { drafts_read_ = false; }
+  void TokensAreDrawn() const { tokens_read_ = false; }
 
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }
@@ -64,10 +70,10 @@ class CudaOps : public Ops {
 
   std::string_view name() const override { return "cuda"; }
   DeviceMemoryState memory() const override;
-  void Rest() const override { idle_since_.reset(); }
-  double idle_seconds() const override { return idle_seconds_; }
+  void Rest() const override { idle_->Rest(); }
+  double idle_seconds() const override { return idle_->seconds(); }
   /// Work is launched.
-  void CountIdleTime() const;
+  void WorkBegins() const { idle_->WorkBegins(); }
 
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
@@ -79,8 +85,8 @@ class CudaOps : public Ops {
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override;
 
-  void KeepDrafts(int32_t count) const override;
-  void ReadDrafts() const override;
+  void KeepTokens(int32_t count) const override;
+  void ReadTokens() const override;
   int32_t ReadToken(int32_t token) const override;
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
@@ -164,7 +170,7 @@ class CudaOps : public Ops {
                  Tensor mean) const override;
 
  private:
-  void ReserveResults(size_t num_drafts, size_t bytes) const;
+  void ReserveResults(size_t num_tokens, size_t bytes) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,
                    Tensor y) const;
 
@@ -189,14 +195,12 @@ class CudaOps : public Ops {
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                        const PromptGroup& prompts, const AttentionArgs& args) const;
 
-  using Clock = std::chrono::steady_clock;
-
   cudaStream_t stream_ = nullptr;
-  mutable std::optional<Clock::time_point> idle_since_;  // since the host waited for it
-  mutable double idle_seconds_ = 0;
+  std::unique_ptr<IdleClock> idle_;
   // Work space that outlives calls; one thread at a time.
   mutable StepResults results_;
-  mutable bool drafts_read_ = true;  // results_ has all drafts on the host
+  mutable bool tokens_read_ = true;  // results_ has all drafts on the host
+  mutable int readings_ = 0;         // begun and not finished
   mutable CudaRouting routing_;
   mutable MlaDecodeLimits decode_limits_ = {};
   mutable DeviceMemory decode_workspace_;

@@ -16,7 +16,7 @@ constexpr size_t kMostGraphs = 512;
 
 void CudaReplayer::Run(const RunKey& key, std::span<const StepInputs* const> inputs,
                        const std::function<void()>& run) {
-  ops_.CountIdleTime();
+  ops_.WorkBegins();
   const bool recordable = std::ranges::all_of(inputs, [](const StepInputs* rows) {
     return rows->num_rows() == 0 || Cast(*rows).rounded();
   });

@@ -7,8 +7,9 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
+#include "outrider/kernels/cuda/verify_drafts.h"
 #include "outrider/ops/cuda/device_rows.h"
-#include "outrider/ops/drafts_on_device.h"
+#include "outrider/ops/tokens_on_device.h"
 #include "outrider/sampling/token_mask.h"
 
 namespace outrider::cuda {
@@ -18,8 +19,8 @@ namespace {
 // Logits are made for about this many rows at a time, which bounds their memory.
 constexpr int32_t kLogitsTile = 256;
 
-SlotSampling SamplingOf(const SamplingParams& params, uint64_t seed) {
-  SlotSampling sampling;
+RequestSampling SamplingOf(const SamplingParams& params, uint64_t seed) {
+  RequestSampling sampling;
   sampling.seed = seed;
   sampling.temperature = params.temperature;
   sampling.top_k = params.top_k;
@@ -46,6 +47,7 @@ void CudaSampler::HostSampler::MakeLogits(const Context& context, const HeadRows
 }
 
 bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
+  OUTRIDER_CHECK(request.place < 0 || std::cmp_less(request.place, ops_.results().num_tokens()));
   const VerifyInput& input = request.input;
   const SamplingParams& params = *input.params;
   if (verifier_.NeedsLogits(params, params.logprobs <= kMaxTopLogprobs)) return false;
@@ -55,7 +57,8 @@ bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
             .position = static_cast<int64_t>(input.tokens.size()),
             .drafts = input.drafts,
             .masks = input.masks,
-            .processors = input.processors};
+            .processors = input.processors,
+            .place = request.place};
   drawn->sampling.top_logprobs = params.logprobs.value_or(-1);
   if (input.processors != nullptr && input.processors->penalises()) {
     drawn->sampling.penalised = true;
@@ -108,7 +111,7 @@ void CudaSampler::TakeRequests(std::span<const VerifyRequest> requests) {
 }
 
 void CudaSampler::ReadDrafts() {
-  ops_.ReadDrafts();
+  ops_.ReadTokens();
   for (int32_t& draft : drafts_) draft = ops_.ReadToken(draft);
 }
 
@@ -137,9 +140,10 @@ void CudaSampler::Verify(const Context& context, const HeadRows& rows,
   // Processors change a row by the drafts before it.
   if (processes) ReadDrafts();
   AddForbidden(static_cast<int32_t>(rows.head.rows));
+  HostResults drawn;
   {
     const Stopwatch watch(head_seconds_);
-    DrawForHost(context, rows, static_cast<int32_t>(rows.head.rows));
+    drawn = FinishDrawing(BeginDrawing(context, rows, static_cast<int32_t>(rows.head.rows)));
   }
   ReadDrafts();
   size_t first = 0;
@@ -148,12 +152,43 @@ void CudaSampler::Verify(const Context& context, const HeadRows& rows,
     VerifyInput input = request.input;
     const auto count = static_cast<size_t>(request.num_rows());
     input.masks = drawn_rows_[n].masks;
-    input.drawn = drawn_.subspan(first, count);
-    if (input.params->logprobs) input.drawn_logprobs = logprobs_.From(first);
+    input.drawn = drawn.tokens.subspan(first, count);
+    input.num_accepted = drawn.accepted[n];
+    if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(first);
     first += count;
     verifier_.Verify(input, request.result);
   }
   host_.Verify(context, {rows.head, rows.x, host_rows_}, host_requests_);
+}
+
+bool CudaSampler::VerifyLater(const Context& context, const HeadRows& rows,
+                              std::span<const VerifyRequest> requests) {
+  drawn_rows_.clear();
+  for (const VerifyRequest& request : requests) {
+    const VerifyInput& input = request.input;
+    const bool plain =
+        input.drafts.empty() && input.masks.data == nullptr && input.processors == nullptr;
+    if (!plain || !Describe(request, &drawn_rows_.emplace_back())) return false;
+  }
+  OUTRIDER_CHECK(num_later_ < later_.size());
+  LaterVerify& later = later_[num_later_++];
+  later.requests.assign(requests.begin(), requests.end());
+  const Stopwatch watch(head_seconds_);
+  later.layout = BeginDrawing(context, rows, static_cast<int32_t>(rows.head.rows));
+  return true;
+}
+
+void CudaSampler::Collect() {
+  OUTRIDER_CHECK(num_later_ > 0);
+  const HostResults drawn = FinishDrawing(later_[0].layout);
+  for (size_t n = 0; n < later_[0].requests.size(); ++n) {
+    const VerifyRequest& request = later_[0].requests[n];
+    VerifyInput input = request.input;
+    input.drawn = drawn.tokens.subspan(n, 1);
+    if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(n);
+    verifier_.Verify(input, request.result);
+  }
+  if (--num_later_ == 1) std::swap(later_[0], later_[1]);
 }
 
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,
@@ -176,7 +211,7 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
     DrawnRows drawn = {.first_row = static_cast<int32_t>(i),
                        .position = request.draw.position,
                        .place = request.place};
-    OUTRIDER_CHECK(request.place >= 0 && std::cmp_less(request.place, ops_.results().num_drafts()));
+    OUTRIDER_CHECK(request.place >= 0 && std::cmp_less(request.place, ops_.results().num_tokens()));
     tokens[i] = TokenOfPlace(request.place);
     drawn.sampling.temperature = 0;
     if (request.sampling != nullptr) {
@@ -186,10 +221,10 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   }
   if (!drawn_rows_.empty()) {
     const Stopwatch watch(head_seconds_);
-    ops_.DraftsAreDrawn();
+    ops_.TokensAreDrawn();
     num_top_ = 0;
     DrawRows(context, rows, among.rows,
-             {.tokens = ops_.results().drafts(), .ids = OnDevice(among.ids)}, /*by_place=*/true);
+             {.tokens = ops_.results().tokens(), .ids = OnDevice(among.ids)}, {.by_place = true});
   }
   if (host_draws_.empty()) return;
   host_drafts_.resize(host_draws_.size());
@@ -233,58 +268,70 @@ void CudaSampler::Score(const Context& context, const HeadRows& rows,
     drawn_rows_.back().sampling.top_logprobs = requests[i].num_top;
     drawn_requests_.push_back(i);
   }
+  HostResults drawn;
   {
     const Stopwatch watch(head_seconds_);
-    DrawForHost(context, rows, static_cast<int32_t>(rows.head.rows));
+    drawn = FinishDrawing(BeginDrawing(context, rows, static_cast<int32_t>(rows.head.rows)));
   }
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
     const ScoreRequest& request = requests[drawn_requests_[n]];
     const auto num_top = static_cast<size_t>(request.num_top);
-    *request.result = logprobs_.At(n, request.token, std::min(num_top, logprobs_.columns));
+    *request.result =
+        drawn.logprobs.At(n, request.token, std::min(num_top, drawn.logprobs.columns));
   }
   host_.Score(context, {rows.head, rows.x, host_rows_}, host_scores_);
 }
 
-void CudaSampler::PlaceResults(size_t num_rows, size_t num_tokens) {
+CudaSampler::ResultLayout CudaSampler::BeginDrawing(const Context& context, const HeadRows& rows,
+                                                    int32_t num_tokens) {
+  ResultLayout layout{.num_requests = drawn_rows_.size()};
   int32_t most = -1;
-  for (const DrawnRows& drawn : drawn_rows_) most = std::max(most, drawn.sampling.top_logprobs);
-  num_top_ = std::min(static_cast<size_t>(std::max(most, 0)), num_tokens);
-  const size_t values = num_rows * (most < 0 ? 1 : 3 + 2 * num_top_);
-  result_bytes_ = values * sizeof(int32_t);
-  ops_.ReserveResults(result_bytes_);
-  // Tokens, log-probabilities, ranks, most likely tokens, their log-probabilities.
-  const auto place = [&]<typename T>(T* base, size_t before) { return base + num_rows * before; };
+  for (const DrawnRows& drawn : drawn_rows_) {
+    layout.num_rows += static_cast<size_t>(drawn.num_rows);
+    most = std::max(most, drawn.sampling.top_logprobs);
+  }
+  if (layout.num_rows == 0) return layout;
+  layout.logprobs = most >= 0;
+  layout.num_top = static_cast<size_t>(std::clamp(most, 0, num_tokens));
+  num_top_ = layout.num_top;
+  ops_.ReserveResults(layout.bytes());
   const StepResults& memory = ops_.results();
   auto* const ints = reinterpret_cast<int32_t*>(memory.results());
   auto* const floats = reinterpret_cast<float*>(memory.results());
-  on_device_ = {.tokens = ints};
-  const auto* const host_ints = reinterpret_cast<const int32_t*>(memory.host_results());
-  const auto* const host_floats = reinterpret_cast<const float*>(memory.host_results());
-  drawn_ = {host_ints, num_rows};
-  logprobs_ = {};
-  if (most < 0) return;
-  on_device_ = {.tokens = ints,
-                .logprobs = place(floats, 1),
-                .ranks = place(ints, 2),
-                .top_tokens = place(ints, 3),
-                .top_logprobs = place(floats, 3 + num_top_)};
-  logprobs_ = {place(host_floats, 1), place(host_ints, 2), place(host_ints, 3),
-               place(host_floats, 3 + num_top_), num_top_};
+  DrawResults results = {.tokens = ints};
+  if (layout.logprobs) {
+    results.logprobs = floats + layout.of_logprobs(0);
+    results.ranks = ints + layout.of_logprobs(1);
+    results.top_tokens = ints + layout.of_logprobs(2);
+    results.top_logprobs = floats + layout.of_logprobs(2 + num_top_);
+  }
+  const bool verifies = drawn_rows_.front().given_token < 0;
+  DrawRows(context, rows, num_tokens, results,
+           {.num_accepted = verifies ? ints + layout.accepted() : nullptr});
+  ops_.BeginReading(layout.bytes());
+  return layout;
 }
 
-void CudaSampler::DrawForHost(const Context& context, const HeadRows& rows, int32_t num_tokens) {
-  size_t num_rows = 0;
-  for (const DrawnRows& drawn : drawn_rows_) num_rows += static_cast<size_t>(drawn.num_rows);
-  drawn_ = {};
-  if (num_rows == 0) return;
-  PlaceResults(num_rows, static_cast<size_t>(num_tokens));
-  DrawRows(context, rows, num_tokens, on_device_, /*by_place=*/false);
-  ops_.ReadResults(result_bytes_);
+CudaSampler::HostResults CudaSampler::FinishDrawing(const ResultLayout& layout) {
+  if (layout.num_rows == 0) return {};
+  ops_.FinishReading();
+  const std::byte* const memory = ops_.results().host_results();
+  const auto* const ints = reinterpret_cast<const int32_t*>(memory);
+  const auto* const floats = reinterpret_cast<const float*>(memory);
+  HostResults results = {.tokens = {ints, layout.num_rows},
+                         .accepted = {ints + layout.accepted(), layout.num_requests},
+                         .logprobs = {}};
+  if (layout.logprobs) {
+    results.logprobs = {floats + layout.of_logprobs(0), ints + layout.of_logprobs(1),
+                        ints + layout.of_logprobs(2),
+                        floats + layout.of_logprobs(2 + layout.num_top), layout.num_top};
+  }
+  return results;
 }
 
 void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                           DrawResults results, bool by_place) {
-  ops_.CountIdleTime();
+                           DrawResults results, DrawKind kind) {
+  ops_.WorkBegins();
   size_t first = 0;
   while (first < drawn_rows_.size()) {
     size_t end = first;
@@ -293,8 +340,9 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
            (count == 0 || count + drawn_rows_[end].num_rows <= kLogitsTile)) {
       count += drawn_rows_[end++].num_rows;
     }
-    DrawTile(context, rows, num_tokens, first, end, results, by_place);
-    if (!by_place) results.tokens += count;
+    DrawTile(context, rows, num_tokens, first, end, results, kind);
+    if (!kind.by_place) results.tokens += count;
+    if (kind.num_accepted != nullptr) kind.num_accepted += end - first;
     if (results.logprobs != nullptr) {
       results.logprobs += count;
       results.ranks += count;
@@ -307,8 +355,7 @@ void CudaSampler::DrawRows(const Context& context, const HeadRows& rows, int32_t
 
 // Of requests [first, end).
 void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                           size_t first, size_t end, DrawResults results, bool by_place) {
-  step_requests_.clear();
+                           size_t first, size_t end, DrawResults results, DrawKind kind) {
   sampling_.clear();
   logit_requests_.clear();
   logit_positions_.clear();
@@ -327,8 +374,7 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   const size_t mask_words = MaskWords(num_tokens);
   for (size_t i = first; i < end; ++i) {
     const DrawnRows& drawn = drawn_rows_[i];
-    const auto request = static_cast<int32_t>(step_requests_.size());
-    step_requests_.push_back({.slot = request});
+    const auto request = static_cast<int32_t>(sampling_.size());
     sampling_.push_back(drawn.sampling);
     AddProcessors(drawn, sampling_.back());
     logit_starts_.push_back(static_cast<int32_t>(head_rows_.size()));
@@ -340,8 +386,9 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
       logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()));
       token_ids_.push_back(j == 0 ? 0 : drawn.drafts[static_cast<size_t>(j) - 1]);
       if (drawn.given_token >= 0) given_tokens_.push_back(drawn.given_token);
-      if (by_place) places_.push_back(drawn.place);
+      if (kind.by_place) places_.push_back(drawn.place);
     }
+    if (kind.num_accepted != nullptr) places_.push_back(drawn.place);
     first_mask_.push_back(
         drawn.masks.data == nullptr ? -1 : static_cast<int32_t>(masks_.size() / mask_words));
     for (int64_t j = 0; drawn.masks.data != nullptr && j < drawn.num_rows; ++j) {
@@ -351,7 +398,6 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   }
   logit_starts_.push_back(static_cast<int32_t>(head_rows_.size()));
   arrays_.Clear();
-  const size_t requests_at = arrays_.Add(step_requests_);
   const size_t sampling_at = arrays_.Add(sampling_);
   const size_t logit_requests_at = arrays_.Add(logit_requests_);
   const size_t positions_at = arrays_.Add(logit_positions_);
@@ -378,11 +424,10 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   params.vocab_size = num_tokens;
   params.logits = static_cast<const float*>(logits.data);
   params.logits_stride = logits.stride;
-  params.requests = arrays_.At<StepRequest>(requests_at);
   params.logit_positions = arrays_.At<int32_t>(positions_at);
   params.logit_requests = arrays_.At<int32_t>(logit_requests_at);
   params.logit_start_loc = arrays_.At<int32_t>(starts_at);
-  params.slots = arrays_.At<SlotSampling>(sampling_at);
+  params.sampling = arrays_.At<RequestSampling>(sampling_at);
   if (!masks_.empty()) {
     params.masks = arrays_.At<uint32_t>(masks_at);
     params.first_mask = arrays_.At<int32_t>(first_mask_at);
@@ -396,11 +441,22 @@ void CudaSampler::DrawTile(const Context& context, const HeadRows& rows, int32_t
   if (!given_tokens_.empty()) params.given_tokens = arrays_.At<int32_t>(given_at);
   params.processed_logprobs = verifier_.logprobs_mode() == LogprobsMode::kProcessed;
   params.max_top_logprobs = static_cast<int>(num_top_);
-  if (by_place) results.places = arrays_.At<int32_t>(places_at);
+  if (kind.by_place) results.places = arrays_.At<int32_t>(places_at);
   CheckCuda(DrawTokens(params, results, ops_.stream()), "drawing tokens");
+  if (kind.num_accepted == nullptr) return;
+  CheckCuda(VerifyDrafts({.num_requests = static_cast<int>(sampling_.size()),
+                          .token_ids = params.token_ids,
+                          .logit_rows = params.logit_rows,
+                          .logit_start_loc = params.logit_start_loc,
+                          .drawn = results.tokens,
+                          .kept_tokens = ops_.results().tokens(),
+                          .last_places = arrays_.At<int32_t>(places_at),
+                          .num_accepted = kind.num_accepted},
+                         ops_.stream()),
+            "verifying drafts");
 }
 
-void CudaSampler::AddProcessors(const DrawnRows& drawn, SlotSampling& sampling) {
+void CudaSampler::AddProcessors(const DrawnRows& drawn, RequestSampling& sampling) {
   if (drawn.processors == nullptr) return;
   sampling.first_bias = static_cast<int32_t>(bias_tokens_.size());
   sampling.num_biases = static_cast<int32_t>(drawn.processors->biases().size());

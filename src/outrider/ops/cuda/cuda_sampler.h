@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,6 +26,10 @@ class CudaSampler : public StepSampler {
 
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;
+  bool VerifyLater(const Context& context, const HeadRows& rows,
+                   std::span<const VerifyRequest> requests) override;
+  bool CanCollect() const override { return ops_.CanFinishReading(); }
+  void Collect() override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             const DraftTokens& among, std::span<int32_t> tokens) override;
   /// Not reached: a drafter of blocks is refused at start (hopper_networks.h).
@@ -46,7 +51,7 @@ class CudaSampler : public StepSampler {
 
   /// The rows of logits of one request, on the device.
   struct DrawnRows {
-    SlotSampling sampling = {};
+    RequestSampling sampling = {};
     int32_t first_row = 0;  // of HeadRows::rows
     int32_t num_rows = 1;
     int64_t position = 0;  // of the token that the first row predicts
@@ -55,7 +60,40 @@ class CudaSampler : public StepSampler {
     LogitsProcessors* processors = nullptr;
     std::span<const TokenCounts::Entry> counts = {};
     int32_t given_token = -1;  // negative: one is drawn
-    int32_t place = 0;         // of a draft
+    int32_t place = -1;        // of a draft, or of a request's last token
+  };
+
+  /// Where results of rows are in the memory for them: all are numbers of four bytes.
+  struct ResultLayout {
+    size_t num_rows = 0;
+    size_t num_requests = 0;
+    size_t num_top = 0;  // columns of the most likely tokens
+    bool logprobs = false;
+
+    // Tokens, accepted drafts by request, log-probabilities, ranks, most likely tokens, theirs.
+    size_t accepted() const { return num_rows; }
+    size_t of_logprobs(size_t columns) const {
+      return num_rows + num_requests + columns * num_rows;
+    }
+    size_t bytes() const { return of_logprobs(logprobs ? 2 + 2 * num_top : 0) * 4; }
+  };
+
+  struct DrawKind {
+    bool by_place = false;            // drafts, whose tokens go to their places
+    int32_t* num_accepted = nullptr;  // by request, on the device: drafts are verified
+  };
+
+  /// What was drawn, on the host.
+  struct HostResults {
+    std::span<const int32_t> tokens;    // [rows]
+    std::span<const int32_t> accepted;  // [requests]
+    LogprobRows logprobs;
+  };
+
+  /// A call of VerifyLater that was not collected.
+  struct LaterVerify {
+    std::vector<VerifyRequest> requests;
+    ResultLayout layout;
   };
 
   /// Replaces requests_ by copies, whose drafts are in drafts_.
@@ -66,21 +104,18 @@ class CudaSampler : public StepSampler {
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
   void AddForbidden(int32_t vocab_size);
-  /// Draws from all of drawn_rows_, among the first num_tokens tokens. by_place: drafts, whose
-  /// tokens go to their places, not one after the other.
+  /// Draws from all of drawn_rows_, among the first num_tokens tokens.
   void DrawRows(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                DrawResults results, bool by_place);
-  /// The same, and returns when drawn_ has the tokens, in their order, and logprobs_ what they ask
-  /// for.
-  void DrawForHost(const Context& context, const HeadRows& rows, int32_t num_tokens);
-  /// Lays out the results of `num_rows` rows.
-  void PlaceResults(size_t num_rows, size_t num_tokens);
+                DrawResults results, DrawKind kind);
+  /// The same, with results for the host, one after the other; begins to copy them.
+  ResultLayout BeginDrawing(const Context& context, const HeadRows& rows, int32_t num_tokens);
+  HostResults FinishDrawing(const ResultLayout& layout);
   void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens, size_t first,
-                size_t end, DrawResults results, bool by_place);
+                size_t end, DrawResults results, DrawKind kind);
   /// A copy, which is kept for the next call with the same span.
   const int32_t* OnDevice(std::span<const int32_t> ids);
   /// Adds the lists of drawn.processors to those of the tile.
-  void AddProcessors(const DrawnRows& drawn, SlotSampling& sampling);
+  void AddProcessors(const DrawnRows& drawn, RequestSampling& sampling);
 
   const CudaOps& ops_;
   Verifier verifier_;
@@ -88,11 +123,9 @@ class CudaSampler : public StepSampler {
   StagedArrays arrays_;
   const int32_t* ids_ = nullptr;  // what ids_on_device_ is a copy of
   DeviceMemory ids_on_device_;
-  size_t result_bytes_ = 0;
-  size_t num_top_ = 0;          // columns of the most likely tokens
-  DrawResults on_device_ = {};  // of all rows of drawn_rows_
-  std::span<const int32_t> drawn_;
-  LogprobRows logprobs_;
+  std::array<LaterVerify, 2> later_;
+  size_t num_later_ = 0;  // of them; the first is the older one
+  size_t num_top_ = 0;    // columns of the most likely tokens
   // Kept to reuse memory.
   std::vector<VerifyRequest> requests_;
   std::vector<int32_t> drafts_;  // of all requests
@@ -103,8 +136,7 @@ class CudaSampler : public StepSampler {
   std::vector<DrawRequest> host_draw_requests_;
   std::vector<int32_t> host_rows_;
   std::vector<int32_t> host_drafts_;
-  std::vector<StepRequest> step_requests_;
-  std::vector<SlotSampling> sampling_;
+  std::vector<RequestSampling> sampling_;
   std::vector<int32_t> logit_requests_;
   std::vector<int32_t> logit_positions_;
   std::vector<int32_t> logit_starts_;

@@ -13,10 +13,10 @@ constexpr size_t kLeastBytes = 1 << 16;
 
 }  // namespace
 
-bool StepResults::Reserve(size_t num_drafts, size_t bytes, cudaStream_t stream) {
-  OUTRIDER_CHECK(num_drafts >= num_drafts_);
-  const size_t needed = DraftBytes(num_drafts) + bytes;
-  const size_t kept = std::exchange(num_drafts_, num_drafts) * sizeof(int32_t);
+bool StepResults::Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream) {
+  OUTRIDER_CHECK(num_tokens >= num_tokens_);
+  const size_t kept = std::exchange(num_tokens_, num_tokens) * sizeof(int32_t);
+  const size_t needed = TokenBytes() + bytes;
   if (needed <= device_.bytes()) return false;
   const size_t room = std::max(2 * needed, kLeastBytes);
   DeviceMemory grown(room, "results of drawing");
@@ -26,17 +26,27 @@ bool StepResults::Reserve(size_t num_drafts, size_t bytes, cudaStream_t stream) 
               "results of drawing");
   }
   CheckCuda(cudaStreamSynchronize(stream), "results of drawing");
-  PinnedMemory host(room);
-  std::copy_n(host_.data(), kept, host.data());
   device_ = std::move(grown);
-  host_ = std::move(host);
   return true;
 }
 
-void StepResults::Copy(size_t bytes, cudaStream_t stream) {
-  CheckCuda(cudaMemcpyAsync(host_.data(), device_.data(), DraftBytes(num_drafts_) + bytes,
-                            cudaMemcpyDeviceToHost, stream),
-            "copying tokens to the host");
+void StepResults::BeginCopy(size_t bytes, cudaStream_t stream) {
+  OUTRIDER_CHECK(begun_ < waited_ + 2);
+  Copy& copy = copies_[++begun_ % 2];
+  bytes += TokenBytes();
+  if (bytes > copy.bytes) {
+    copy.bytes = std::max(2 * bytes, kLeastBytes);
+    copy.memory = PinnedMemory(copy.bytes);
+  }
+  CheckCuda(
+      cudaMemcpyAsync(copy.memory.data(), device_.data(), bytes, cudaMemcpyDeviceToHost, stream),
+      "copying tokens to the host");
+  copy.done.Record(stream);
+}
+
+void StepResults::WaitForCopy() {
+  OUTRIDER_CHECK(waited_ < begun_);
+  copies_[++waited_ % 2].done.Wait();
 }
 
 }  // namespace outrider::cuda

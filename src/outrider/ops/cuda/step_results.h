@@ -1,5 +1,6 @@
-// What kernels leave for the host: the drafts that were drawn last, by place (Ops::KeepDrafts),
-// and behind them what a sampler lays out for its call. One copy brings back both.
+// What kernels leave for the host: tokens by place (Ops::KeepTokens), and behind them what a
+// sampler lays out for its call. One copy brings back both. The next call's copy may begin before
+// the host has waited for this one's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,31 +14,46 @@ namespace outrider::cuda {
 
 class StepResults {
  public:
-  /// Places for so many drafts, and `bytes` behind them: 256-byte aligned. What results there were
-  /// are lost, drafts are not. Waits for the stream where it needs more memory, and then returns
+  /// Places for so many tokens, and `bytes` behind them: 256-byte aligned. What results there were
+  /// are lost, tokens are not. Waits for the stream where it needs more memory, and then returns
   /// true: the memory has moved.
-  bool Reserve(size_t num_drafts, size_t bytes, cudaStream_t stream);
+  bool Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream);
 
   // On the device.
-  int32_t* drafts() const { return device_.As<int32_t>(); }
-  size_t num_drafts() const { return num_drafts_; }
-  std::byte* results() const { return device_.As<std::byte>() + DraftBytes(num_drafts_); }
+  int32_t* tokens() const { return device_.As<int32_t>(); }
+  size_t num_tokens() const { return num_tokens_; }
+  std::byte* results() const { return device_.As<std::byte>() + TokenBytes(); }
 
-  /// Copies drafts and the first `bytes` of the results to the host, in the stream.
-  void Copy(size_t bytes, cudaStream_t stream);
+  /// Begins to copy tokens and the first `bytes` of the results to the host, in the stream. At most
+  /// two copies are to be waited for.
+  void BeginCopy(size_t bytes, cudaStream_t stream);
+  /// Whether the first copy that was not waited for is done.
+  bool CopyIsDone() { return copies_[(waited_ + 1) % 2].done.IsDone(); }
+  /// Until it is.
+  void WaitForCopy();
 
-  // Copied to the host.
-  const int32_t* host_drafts() const { return reinterpret_cast<const int32_t*>(host_.data()); }
-  const std::byte* host_results() const { return host_.data() + DraftBytes(num_drafts_); }
-
- private:
-  static size_t DraftBytes(size_t num_drafts) {
-    return (num_drafts * sizeof(int32_t) + 255) / 256 * 256;
+  // What came with the copy that was waited for last: valid until the second copy after it begins.
+  const int32_t* host_tokens() const {
+    return reinterpret_cast<const int32_t*>(copies_[waited_ % 2].memory.data());
+  }
+  const std::byte* host_results() const {
+    return copies_[waited_ % 2].memory.data() + TokenBytes();
   }
 
+ private:
+  struct Copy {
+    PinnedMemory memory;
+    size_t bytes = 0;
+    DeviceEvent done;
+  };
+
+  size_t TokenBytes() const { return (num_tokens_ * sizeof(int32_t) + 255) / 256 * 256; }
+
   DeviceMemory device_;
-  PinnedMemory host_;
-  size_t num_drafts_ = 0;
+  size_t num_tokens_ = 0;
+  Copy copies_[2];  // the host's, by number
+  size_t begun_ = 0;
+  size_t waited_ = 0;
 };
 
 }  // namespace outrider::cuda

@@ -1,8 +1,9 @@
-// The processor's operations, but with drafts that stay on the device, as a GPU's do
-// (drafts_on_device.h): a token that is used without having been read is found on any machine.
+// The processor's operations, but with tokens that stay on the device, as a GPU's do
+// (tokens_on_device.h): a token that is used without having been read is found on any machine.
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,23 +11,25 @@
 #include "outrider/base/error.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
-#include "outrider/ops/drafts_on_device.h"
+#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider {
 
 /// Of one engine at a time.
-class DraftKeepingOps : public cpu::CpuOps {
+class TokenKeepingOps : public cpu::CpuOps {
  public:
   using CpuOps::CpuOps;
 
-  void KeepDrafts(int32_t count) const override {
+  void KeepTokens(int32_t count) const override {
     on_device_.resize(std::max(on_device_.size(), static_cast<size_t>(count)));
   }
-  void ReadDrafts() const override { on_host_ = on_device_; }
+  void ReadTokens() const override { on_host_ = on_device_; }
   int32_t ReadToken(int32_t token) const override { return Resolve(on_host_, token); }
 
   /// Drafts that stayed so far.
   int64_t num_kept() const { return num_kept_; }
+  /// Steps whose tokens stayed.
+  int64_t num_later() const { return num_later_; }
 
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override {
@@ -53,12 +56,12 @@ class DraftKeepingOps : public cpu::CpuOps {
 
   class KeepingSampler : public StepSampler {
    public:
-    KeepingSampler(const DraftKeepingOps& ops, std::unique_ptr<StepSampler> inner)
+    KeepingSampler(const TokenKeepingOps& ops, std::unique_ptr<StepSampler> inner)
         : ops_(ops), inner_(std::move(inner)) {}
 
     void Verify(const Context& context, const HeadRows& rows,
                 std::span<const VerifyRequest> requests) override {
-      ops_.ReadDrafts();
+      ops_.ReadTokens();
       std::vector<VerifyRequest> known(requests.begin(), requests.end());
       std::vector<std::vector<int32_t>> drafts;
       for (VerifyRequest& request : known) {
@@ -68,6 +71,35 @@ class DraftKeepingOps : public cpu::CpuOps {
       }
       inner_->Verify(context, rows, known);
       head_seconds_ = inner_->head_seconds();
+    }
+
+    bool VerifyLater(const Context& context, const HeadRows& rows,
+                     std::span<const VerifyRequest> requests) override {
+      std::vector<VerifiedTokens>& drawn = later_.emplace_back(requests.size());
+      std::vector<VerifyRequest> now(requests.begin(), requests.end());
+      for (size_t i = 0; i < now.size(); ++i) {
+        OUTRIDER_CHECK(now[i].input.drafts.empty());
+        now[i].result = &drawn[i];
+      }
+      inner_->Verify(context, rows, now);
+      head_seconds_ = inner_->head_seconds();
+      for (size_t i = 0; i < now.size(); ++i) {
+        const int32_t token = drawn[i].dead_end ? 0 : drawn[i].tokens.back();
+        ops_.on_device_.at(static_cast<size_t>(now[i].place)) = token;
+      }
+      to_collect_.emplace_back(requests.begin(), requests.end());
+      ++ops_.num_later_;
+      return true;
+    }
+    bool CanCollect() const override { return false; }
+    void Collect() override {
+      for (size_t i = 0; i < later_.front().size(); ++i) {
+        const VerifyRequest& request = to_collect_.front()[i];
+        OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
+        *request.result = later_.front()[i];
+      }
+      to_collect_.pop_front();
+      later_.pop_front();
     }
 
     void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
@@ -96,8 +128,10 @@ class DraftKeepingOps : public cpu::CpuOps {
     }
 
    private:
-    const DraftKeepingOps& ops_;
+    const TokenKeepingOps& ops_;
     std::unique_ptr<StepSampler> inner_;
+    std::deque<std::vector<VerifiedTokens>> later_;
+    std::deque<std::vector<VerifyRequest>> to_collect_;
   };
 
   static int32_t Resolve(const std::vector<int32_t>& drafts, int32_t token) {
@@ -110,6 +144,7 @@ class DraftKeepingOps : public cpu::CpuOps {
   mutable std::vector<int32_t> on_device_;
   mutable std::vector<int32_t> on_host_;
   mutable int64_t num_kept_ = 0;
+  mutable int64_t num_later_ = 0;
 };
 
 }  // namespace outrider
