@@ -1,0 +1,105 @@
+// Draws tokens from rows of logits of many requests on the device: lays out what the kernels read,
+// makes logits a tile of rows at a time, and leaves tokens at their places or results for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "outrider/kernels/cuda/draw.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/staged_arrays.h"
+#include "outrider/ops/step_sampler.h"
+
+namespace outrider::cuda {
+
+/// The rows of logits of one request.
+struct DrawnRows {
+  RequestSampling sampling = {};
+  int32_t first_row = 0;  // of HeadRows::rows
+  int32_t num_rows = 1;
+  int64_t position = 0;  // of the token that the first row predicts
+  std::span<const int32_t> drafts = {};
+  MatrixView<const uint32_t> masks = {};
+  LogitsProcessors* processors = nullptr;
+  std::span<const TokenCounts::Entry> counts = {};
+  int32_t given_token = -1;  // negative: one is drawn
+  int32_t place = -1;        // of a draft, or of a request's last token
+};
+
+class RowDrawer {
+ public:
+  /// Where results of rows are in the memory for them: all are numbers of four bytes.
+  struct ResultLayout {
+    size_t num_rows = 0;
+    size_t num_requests = 0;
+    size_t num_top = 0;  // columns of the most likely tokens
+    bool logprobs = false;
+
+    // Tokens, accepted drafts by request, log-probabilities, ranks, most likely tokens, theirs.
+    size_t accepted() const { return num_rows; }
+    size_t of_logprobs(size_t columns) const {
+      return num_rows + num_requests + columns * num_rows;
+    }
+    size_t bytes() const { return of_logprobs(logprobs ? 2 + 2 * num_top : 0) * 4; }
+  };
+
+  /// What was drawn, on the host.
+  struct HostResults {
+    std::span<const int32_t> tokens;    // [rows]
+    std::span<const int32_t> accepted;  // [requests]
+    LogprobRows logprobs;
+  };
+
+  RowDrawer(const CudaOps& ops, LogprobsMode logprobs_mode)
+      : ops_(ops), logprobs_mode_(logprobs_mode), arrays_(ops.stream()) {}
+
+  /// Of requests with one row each, among the first num_tokens tokens; ids as DrawResults has them.
+  void DrawToPlaces(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                    std::span<const DrawnRows> requests, const int32_t* ids);
+  /// Results for the host, of which all or none have a given token; begins to copy them. Drafts are
+  /// verified.
+  ResultLayout Begin(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                     std::span<const DrawnRows> requests);
+  /// Waits for the copy; in the order of Begin. The results are valid until the second Begin from
+  /// then on.
+  HostResults Finish(const ResultLayout& layout);
+
+ private:
+  struct Kind {
+    bool by_place = false;            // one row each, whose tokens go to their places
+    int32_t* num_accepted = nullptr;  // by request, on the device: drafts are verified
+  };
+
+  void Draw(const Context& context, const HeadRows& rows, int32_t num_tokens,
+            std::span<const DrawnRows> requests, DrawResults results, Kind kind);
+  void DrawTile(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                std::span<const DrawnRows> requests, DrawResults results, Kind kind);
+  /// Adds the lists of drawn.processors to those of the tile.
+  void AddProcessors(const DrawnRows& drawn, RequestSampling& sampling);
+
+  const CudaOps& ops_;
+  LogprobsMode logprobs_mode_;
+  StagedArrays arrays_;
+  size_t num_top_ = 0;  // columns of the most likely tokens
+  // Of a tile; kept to reuse memory.
+  std::vector<RequestSampling> sampling_;
+  std::vector<int32_t> logit_requests_;
+  std::vector<int32_t> logit_positions_;
+  std::vector<int32_t> logit_starts_;
+  std::vector<int32_t> head_rows_;
+  std::vector<int32_t> first_mask_;
+  std::vector<uint32_t> masks_;
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<int32_t> bias_tokens_;
+  std::vector<float> bias_values_;
+  std::vector<int32_t> count_tokens_;
+  std::vector<uint32_t> counts_;
+  std::vector<int32_t> given_tokens_;
+  std::vector<int32_t> places_;
+};
+
+}  // namespace outrider::cuda
