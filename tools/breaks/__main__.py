@@ -45,7 +45,7 @@ COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_router_test", "matmul_test", "mla_decode_test",
                      "norm_rows_test", "prompt_rows_test"), "kernels/cuda"),
-    "cuda_sampler_test": "ops/cuda",
+    **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     "tokenizer_test": "text",
     **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py"), "cli"),
