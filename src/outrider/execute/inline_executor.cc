@@ -51,13 +51,13 @@ void InlineExecutor::Release(int32_t slot) {
 }
 
 bool InlineExecutor::CanLaunchAhead() const {
-  const auto last = static_cast<size_t>(last_launched_) % outputs_.size();
-  return last_launched_ == last_ended_ + 1 && !outputs_[last].is_read && !logits_pass_.CanCollect();
+  return last_launched_ == last_ended_ + 1 && !OutputsOf(last_launched_).unread.empty() &&
+         !logits_pass_.CanCollect();
 }
 
 Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
   OUTRIDER_CHECK(last_launched_ == last_ended_ ||
-                 (last_launched_ == last_ended_ + 1 && !outputs().is_read));
+                 (last_launched_ == last_ended_ + 1 && !outputs().unread.empty()));
   ++last_launched_;
   wanted_drafts_ = num_drafts;
   LayOut(plan);
@@ -75,7 +75,7 @@ Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
 std::span<const RequestResult> InlineExecutor::Wait(Ticket ticket) {
   OUTRIDER_CHECK(ticket == last_ended_ + 1 && ticket <= last_launched_);
   StepOutputs& outputs = OutputsOf(ticket);
-  if (!outputs.is_read) {
+  if (!outputs.unread.empty()) {
     const Stopwatch watch(seconds_.verify);
     Read(outputs);
   }
@@ -83,7 +83,7 @@ std::span<const RequestResult> InlineExecutor::Wait(Ticket ticket) {
 }
 
 std::span<const int32_t> InlineExecutor::WaitDrafts(Ticket ticket) {
-  OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).is_read);
+  OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).unread.empty());
   if (parts_.drafter) {
     OUTRIDER_CHECK(ticket == last_launched_);
     const Stopwatch watch(seconds_.propose);
@@ -134,8 +134,7 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
   work_slots_.clear();
   verified_.clear();
   plan_index_.clear();
-  outputs().is_read = true;
-  outputs().unread.clear();
+  OUTRIDER_CHECK(outputs().unread.empty());
   std::vector<RequestResult>& results = outputs().results;
   std::vector<int32_t>& num_drafts = outputs().num_drafts;
   num_drafts.assign(plan.requests.size(), 0);
@@ -196,7 +195,7 @@ void InlineExecutor::Verify() {
                           .max_drafts = max_drafts()};
   if (CanReadLater() && logits_pass_.VerifyLater(input, verified_)) return ReadLater();
   StepOutputs& before = OutputsOf(last_launched_ - 1);
-  if (!before.is_read) Read(before);
+  if (!before.unread.empty()) Read(before);
   logits_pass_.Verify(input, verified_);
   logits_pass_.ScorePrompts(input);
   frontiers_.resize(work_.size());
@@ -225,7 +224,6 @@ bool InlineExecutor::CanReadLater() const {
 }
 
 void InlineExecutor::ReadLater() {
-  outputs().is_read = false;
   for (const RequestRows& rows : layout_.requests()) {
     const auto w = static_cast<size_t>(rows.work_index);
     RequestSlot& slot = *work_slots_[w];
@@ -239,7 +237,6 @@ void InlineExecutor::ReadLater() {
 
 void InlineExecutor::Read(StepOutputs& outputs) {
   logits_pass_.Collect();
-  outputs.is_read = true;
   for (const UnreadToken& unread : outputs.unread) {
     // Of a request that has ended before, as of one that has left, it is for nobody.
     if (unread.slot == nullptr || unread.slot->ended) continue;

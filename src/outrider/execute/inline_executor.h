@@ -59,21 +59,22 @@ class InlineExecutor : public Executor {
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
   /// A request's token that the device has drawn and the host has not read.
   struct UnreadToken {
-    RequestSlot* slot = nullptr;  // null: the request has left it
-    size_t index = 0;             // of the slot's tokens
-    // Are read with the token.
-    std::shared_ptr<const RequestParameters> parameters;
+    RequestSlot* slot = nullptr;                          // null: the request has left it
+    size_t index = 0;                                     // of the slot's tokens
+    std::shared_ptr<const RequestParameters> parameters;  // kept until the token is read
     RequestResult* result = nullptr;
   };
   /// Of a step, by index in its plan.
   struct StepOutputs {
     std::vector<RequestResult> results;  // and some more, whose memory is kept
     std::vector<int32_t> num_drafts;
-    bool is_read = true;  // the host has the results
-    std::vector<UnreadToken> unread;
+    std::vector<UnreadToken> unread;  // none: the host has the results
   };
 
   StepOutputs& OutputsOf(Ticket ticket) {
+    return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
+  }
+  const StepOutputs& OutputsOf(Ticket ticket) const {
     return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
   }
   StepOutputs& outputs() { return OutputsOf(last_launched_); }
@@ -84,6 +85,7 @@ class InlineExecutor : public Executor {
   void Verify();
   /// Whether the host need not know this step's tokens before the next is launched.
   bool CanReadLater() const;
+  /// Goes on with the places of its tokens.
   void ReadLater();
   /// The results of a step whose tokens were left on the device.
   void Read(StepOutputs& outputs);

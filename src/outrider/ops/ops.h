@@ -185,10 +185,10 @@ class Ops {
 
   /// Places for so many tokens, before any is drawn.
   virtual void KeepTokens(int32_t /*count*/) const {}
-  /// The host reads all that were drawn: it waits for the device. StepSampler::Verify reads them
-  /// too.
+  /// The host reads all drafts that were drawn: it waits for the device. StepSampler::Verify reads
+  /// them too.
   virtual void ReadTokens() const {}
-  /// The token, also where it is on the device; none was drawn since the host read them.
+  /// The token, also where it is a draft on the device; none was drawn since the host read them.
   virtual int32_t ReadToken(int32_t token) const { return token; }
 
   // Rows.

@@ -92,19 +92,17 @@ void CudaOps::ReserveResults(size_t num_tokens, size_t bytes) const {
 void CudaOps::BeginReading(size_t bytes) const {
   results_.BeginCopy(bytes, stream_);
   idle_->WorkEnds();
-  ++readings_;
 }
 
 bool CudaOps::CanFinishReading() const { return results_.CopyIsDone(); }
 
 void CudaOps::FinishReading() const {
   results_.WaitForCopy();
-  tokens_read_ = true;
-  --readings_;
+  drafts_read_ = true;
 }
 
 void CudaOps::ReadResults(size_t bytes) const {
-  OUTRIDER_CHECK(readings_ == 0);
+  OUTRIDER_CHECK(!results_.IsCopying());
   BeginReading(bytes);
   FinishReading();
 }
@@ -114,13 +112,13 @@ void CudaOps::KeepTokens(int32_t count) const {
 }
 
 void CudaOps::ReadTokens() const {
-  if (!tokens_read_) ReadResults(0);
+  if (!drafts_read_) ReadResults(0);
 }
 
 int32_t CudaOps::ReadToken(int32_t token) const {
   if (!IsOnDevice(token)) return token;
   const auto place = static_cast<size_t>(PlaceOfToken(token));
-  OUTRIDER_CHECK(tokens_read_ && place < results_.num_tokens());
+  OUTRIDER_CHECK(drafts_read_ && place < results_.num_tokens());
   return std::max(results_.host_tokens()[place], 0);
 }
 

@@ -61,7 +61,7 @@ class CudaOps : public Ops {
   /// Both; nothing else may be to be waited for.
   void ReadResults(size_t bytes) const;
   /// A draft is drawn, which the host reads later.
-  void TokensAreDrawn() const { tokens_read_ = false; }
+  void DraftsAreDrawn() const { drafts_read_ = false; }
 
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }
@@ -199,8 +199,7 @@ class CudaOps : public Ops {
   std::unique_ptr<IdleClock> idle_;
   // Work space that outlives calls; one thread at a time.
   mutable StepResults results_;
-  mutable bool tokens_read_ = true;  // results_ has all drafts on the host
-  mutable int readings_ = 0;         // begun and not finished
+  mutable bool drafts_read_ = true;  // results_ has all drafts on the host
   mutable CudaRouting routing_;
   mutable MlaDecodeLimits decode_limits_ = {};
   mutable DeviceMemory decode_workspace_;

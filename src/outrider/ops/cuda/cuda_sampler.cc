@@ -217,7 +217,7 @@ void CudaSampler::Draw(const Context& context, const HeadRows& rows,
   }
   if (!drawn_rows_.empty()) {
     const Stopwatch watch(head_seconds_);
-    ops_.TokensAreDrawn();
+    ops_.DraftsAreDrawn();
     drawer_.DrawToPlaces(context, rows, among.rows, drawn_rows_, OnDevice(among.ids));
   }
   if (host_draws_.empty()) return;

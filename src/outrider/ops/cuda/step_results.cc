@@ -45,7 +45,7 @@ void StepResults::BeginCopy(size_t bytes, cudaStream_t stream) {
 }
 
 void StepResults::WaitForCopy() {
-  OUTRIDER_CHECK(waited_ < begun_);
+  OUTRIDER_CHECK(IsCopying());
   copies_[++waited_ % 2].done.Wait();
 }
 

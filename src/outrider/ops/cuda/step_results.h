@@ -27,6 +27,8 @@ class StepResults {
   /// Begins to copy tokens and the first `bytes` of the results to the host, in the stream. At most
   /// two copies are to be waited for.
   void BeginCopy(size_t bytes, cudaStream_t stream);
+  /// Whether a copy is to be waited for.
+  bool IsCopying() const { return waited_ < begun_; }
   /// Whether the first copy that was not waited for is done.
   bool CopyIsDone() { return copies_[(waited_ + 1) % 2].done.IsDone(); }
   /// Until it is.
