@@ -28,6 +28,7 @@
 #include "outrider/engine/engine_loader.h"
 #include "outrider/measure/bench_load.h"
 #include "outrider/measure/bench_report.h"
+#include "tests/source_directory.h"
 
 namespace outrider::bench {
 namespace {
@@ -37,7 +38,7 @@ constexpr int32_t kMaxTokens = 128;
 constexpr std::string_view kAdaptive = "adaptive";
 
 struct Options {
-  std::string model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  std::string model = SourceDirectory() / "models/tiny-v3-mtp3";
   std::string prompts_file;
   std::vector<std::string> concurrency = {"1", "8", "32", "128"};
   std::vector<std::string> k = {"0", "1", "2", "3", std::string(kAdaptive)};

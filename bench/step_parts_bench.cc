@@ -24,6 +24,7 @@
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "tests/source_directory.h"
 
 namespace outrider::bench {
 namespace {
@@ -124,7 +125,7 @@ KernelTable TimedTable() {
 }
 
 struct Options {
-  std::string model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  std::string model = SourceDirectory() / "models/tiny-v3-mtp3";
   int threads = 1;
   int repeats = 100;
   double rank = 0.5;

@@ -1,5 +1,10 @@
 # outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
 
+# tests/source_directory.h, for tests and benchmarks.
+add_library(outrider_source_directory STATIC EXCLUDE_FROM_ALL tests/source_directory.cc)
+target_compile_definitions(outrider_source_directory PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+target_include_directories(outrider_source_directory PUBLIC ${CMAKE_SOURCE_DIR})
+
 # With OUTRIDER_UNITY_BUILD, a target's sources are compiled several at a time.
 function(outrider_compile_together target)
   if(OUTRIDER_UNITY_BUILD)
@@ -31,15 +36,14 @@ endfunction()
 # One GoogleTest program. Each of its tests is a ctest test; with sanitizers, which make processes slow
 # to start and caches slow to fill, the whole program is one. Where that takes minutes, SANITIZED_TESTS
 # (a --gtest_filter) says what scripts/test.sh runs of it: then there are NAME with these tests and the
-# label "part", and NAME_all with all tests and the label "full". Tests find data through
-# OUTRIDER_SOURCE_DIR. COLD: the tests' own code takes no time; it is not optimized at all.
+# label "part", and NAME_all with all tests and the label "full". COLD: the tests' own code takes no time; it
+# is not optimized at all.
 function(outrider_test name)
   cmake_parse_arguments(ARG "COLD" "SANITIZED_TESTS" "SOURCES;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   outrider_compile_together(${name})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} outrider_flags GTest::gmock GTest::gtest_main)
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE
+    ${ARG_DEPS} outrider_flags outrider_source_directory GTest::gmock GTest::gtest_main)
   # The tests' own code need not be fast, and it is half of what is compiled: this halves its time.
   # Undefined behaviour is looked for in the library, which keeps its flags.
   if(CMAKE_BUILD_TYPE STREQUAL "Release")

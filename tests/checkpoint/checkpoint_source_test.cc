@@ -16,6 +16,7 @@
 #include "outrider/checkpoint/safetensors.h"
 #include "outrider/checkpoint/weight_source.h"
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -32,8 +33,7 @@ using testing::TensorToWrite;
 using testing::WriteFile;
 using testing::WriteSafetensors;
 
-const std::filesystem::path kTiny =
-    std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
+const std::filesystem::path kTiny = SourceDirectory() / "models/tiny-v3-mtp3";
 
 ModelConfig Fp8Config(int64_t block_rows = 128, int64_t block_cols = 128) {
   ModelConfig config;

@@ -10,6 +10,7 @@
 
 #include "tests/checkpoint/checkpoint_writer.h"
 #include "tests/checkpoint/published_configs.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -275,8 +276,7 @@ TEST(ModelConfigTest, GenerationConfigGoesFirst) {
 }
 
 TEST(ModelConfigTest, ReadsTheBundledModel) {
-  const ModelConfig c =
-      ReadModelConfig(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3");
+  const ModelConfig c = ReadModelConfig(SourceDirectory() / "models/tiny-v3-mtp3");
   EXPECT_EQ(c.hidden_size, 256);
   EXPECT_EQ(c.num_nextn_predict_layers, 3);
   EXPECT_EQ(Rotary(c).yarn->factor, 4);

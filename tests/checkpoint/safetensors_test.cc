@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -54,8 +55,7 @@ TEST(SafetensorsTest, ReadsTensorsInFileOrder) {
 TEST(SafetensorsTest, AnEmptyFileOfTensorsIsFine) { EXPECT_TRUE(Parse("{}", 0).empty()); }
 
 TEST(SafetensorsTest, ReadsTheBundledModel) {
-  const std::filesystem::path directory =
-      std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
+  const std::filesystem::path directory = SourceDirectory() / "models/tiny-v3-mtp3";
   const auto tensors = ReadSafetensorsHeader(directory / "model-00001-of-00002.safetensors");
   EXPECT_EQ(tensors.size(), 448);
   EXPECT_EQ(tensors.front().begin, 8 + 51656);

@@ -15,6 +15,7 @@
 #include "outrider/measure/bench_report.h"
 #include "outrider/measure/bench_run.h"
 #include "tests/cli/stub_service.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider::cli {
@@ -171,7 +172,7 @@ TEST(BenchReport, Json) {
 /// What RunBench writes for the bundled model, k = 1 and 3.
 Json RunWith(const std::function<void(SpeculationOptions&)>& set) {
   Settings settings;
-  settings.engine.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  settings.engine.model = SourceDirectory() / "models/tiny-v3-mtp3";
   settings.engine.num_threads = 1;
   set(settings.engine.speculation);
   settings.bench.spec_tokens = {1, 3};

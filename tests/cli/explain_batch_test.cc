@@ -14,6 +14,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/options/command_line.h"
+#include "tests/source_directory.h"
 
 namespace outrider::cli {
 namespace {
@@ -193,7 +194,7 @@ TEST(ExplainBatch, PerHeadEntriesTakeAllRowsInOneCall) {
 
 // docs/cli.md shows a call and, in the same block, all that it prints.
 TEST(ExplainBatch, TheDocumentedTranscriptIsTheRealOne) {
-  std::ifstream in(OUTRIDER_SOURCE_DIR "/docs/cli.md");
+  std::ifstream in(SourceDirectory() / "docs/cli.md");
   const std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const std::string items = "p:37 d:4@900 d:1@12 d:4@33";
   EXPECT_THAT(page, HasSubstr("$ outrider explain --batch \"" + items +

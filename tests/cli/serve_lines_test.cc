@@ -16,6 +16,7 @@
 #include "outrider/engine/engine_loader.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/telemetry/stats_log.h"
+#include "tests/source_directory.h"
 
 namespace outrider::cli {
 namespace {
@@ -146,7 +147,7 @@ TEST(StatsLog, SilentWhenIdleAndOnlyTheDifferenceCounts) {
 
 LoadedEngine BundledModel() {
   LoadedEngine explained;
-  explained.config = ReadModelConfig(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3");
+  explained.config = ReadModelConfig(SourceDirectory() / "models/tiny-v3-mtp3");
   explained.memory.kv_tokens = 1234;
   explained.decisions = {{"drafter", "ChainDrafter, k = 3", "the checkpoint has 3 MTP modules"}};
   return explained;
@@ -169,7 +170,7 @@ std::string DecisionOf(const LoadedEngine& explained, const std::string& what) {
 
 TEST(ExplainedCacheForm, FollowsTheShapeTheFlagAndTheBackend) {
   EngineOptions options;
-  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  options.model = SourceDirectory() / "models/tiny-v3-mtp3";
   const LoadedEngine by_shape = ExplainEngine(options);
   EXPECT_EQ(by_shape.kv_cache_form, KvCacheForm::kHeads);
   EXPECT_EQ(by_shape.memory.kv_bytes_per_token, 1088 * 2 * 8);  // bfloat16, 5 + 3 layers
@@ -201,7 +202,7 @@ TEST(ExplainedDraftLength, ALineForEachBatchSize) {
 
 TEST(ExplainedDraftLength, MemoryOfKeptRowsIsPartOfTheBudget) {
   EngineOptions options;
-  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  options.model = SourceDirectory() / "models/tiny-v3-mtp3";
   options.kv_cache_memory_bytes = 64 << 20;
   options.speculation.num_speculative_tokens = 3;
   const LoadedEngine fixed = ExplainEngine(options);
@@ -229,7 +230,7 @@ TEST(ExplainedWeights, AreOneByteAsStoredAndWithInt8) {
   const int64_t few = GetKernels(SelectIsa()).max_fp8_weights_as_bf16;
   ASSERT_TRUE(few == 0 || few == 512 << 10) << "between a layer's experts and all others";
   EngineOptions options;
-  options.model = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+  options.model = SourceDirectory() / "models/tiny-v3-mtp3";
   const LoadedEngine stored = ExplainEngine(options);
   const int64_t expert = 3 * 256 * 128;
   const int64_t experts = 4 * 8 * expert;

@@ -9,13 +9,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
 
-const std::filesystem::path kBundled = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
-const std::filesystem::path kKimiFiles = OUTRIDER_SOURCE_DIR "/tests/text/golden/kimi_tiktoken";
+const std::filesystem::path kBundled = SourceDirectory() / "models/tiny-v3-mtp3";
+const std::filesystem::path kKimiFiles = SourceDirectory() / "tests/text/golden/kimi_tiktoken";
 
 // Weights of the bundled model's shape, with another vocabulary.
 EngineOptions DummyModel(const std::filesystem::path& directory, int32_t vocab_size) {
@@ -58,7 +59,7 @@ TEST(EngineLoader, ServesATiktokenModel) {
 
 TEST(EngineLoader, RowsThatChooseTheirTokensHaveOneForm) {
   EngineOptions options;
-  options.model = OUTRIDER_SOURCE_DIR "/tests/golden/tiny-v32";
+  options.model = SourceDirectory() / "tests/golden/tiny-v32";
   options.num_threads = 1;
   const auto explained = [&] {
     std::string all;

@@ -12,6 +12,7 @@
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/grammar/grammar_matcher.h"
 #include "outrider/sampling/token_mask.h"
+#include "tests/source_directory.h"
 
 namespace {
 
@@ -27,7 +28,7 @@ constexpr int kMaxTokens = 24;
 
 GrammarCompiler& Compiler() {
   static const outrider::Tokenizer tokenizer = outrider::Tokenizer::FromModelDirectory(
-      std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models" / "tiny-v3-mtp3");
+      outrider::SourceDirectory() / "models" / "tiny-v3-mtp3");
   static const std::vector<int32_t> eos = {kEos};
   static GrammarCompiler compiler(
       tokenizer, tokenizer.vocab_size(), eos,

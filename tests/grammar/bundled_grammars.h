@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "outrider/grammar/grammar_compiler.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 
@@ -17,8 +18,8 @@ constexpr int32_t kBundledVocab = 2048;  // the model's; the tokenizer has 1549
 constexpr int32_t kBundledThinkEnd = 5;  // "</think>", a special token
 
 inline const Tokenizer& BundledTokenizer() {
-  static const Tokenizer tokenizer = Tokenizer::FromModelDirectory(
-      std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models" / "tiny-v3-mtp3");
+  static const Tokenizer tokenizer =
+      Tokenizer::FromModelDirectory(SourceDirectory() / "models" / "tiny-v3-mtp3");
   return tokenizer;
 }
 

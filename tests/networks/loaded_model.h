@@ -9,6 +9,7 @@
 
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 
@@ -37,21 +38,19 @@ struct LoadedModel {
 };
 
 inline std::filesystem::path TinyModelDirectory() {
-  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v3-mtp3";
+  return SourceDirectory() / "models/tiny-v3-mtp3";
 }
 
 /// An EAGLE-3 drafter that was trained for that model.
 inline std::filesystem::path TinyEagle3Directory() {
-  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models" / "tiny-v3-eagle3";
+  return SourceDirectory() / "models" / "tiny-v3-eagle3";
 }
 
-inline std::filesystem::path GoldenDirectory() {
-  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
-}
+inline std::filesystem::path GoldenDirectory() { return SourceDirectory() / "tests/golden"; }
 
 /// DeepSeek-V4 with a DSpark drafter, and the same target with its MTP module.
 inline std::filesystem::path TinyDSparkDirectory() {
-  return std::filesystem::path(OUTRIDER_SOURCE_DIR) / "models/tiny-v4-dspark";
+  return SourceDirectory() / "models/tiny-v4-dspark";
 }
 inline std::filesystem::path TinyV4Directory() { return TinyDSparkDirectory() / "mtp1"; }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -14,8 +15,7 @@ namespace outrider {
 class SmallModel {
  public:
   SmallModel(int32_t layers, int32_t vocab_size) {
-    std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
-                       "models/tiny-v3-mtp3/config.json");
+    std::ifstream file(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
     nlohmann::json config = nlohmann::json::parse(file);
     config.erase("quantization_config");
     for (const auto& [key, value] : {std::pair{"num_hidden_layers", layers},

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -13,8 +14,7 @@ namespace outrider {
 class SmallSparseModel {
  public:
   explicit SmallSparseModel(int32_t vocab_size) {
-    std::ifstream file(std::filesystem::path(OUTRIDER_SOURCE_DIR) /
-                       "tests/golden/tiny-v32/config.json");
+    std::ifstream file(SourceDirectory() / "tests/golden/tiny-v32/config.json");
     nlohmann::json config = nlohmann::json::parse(file);
     config["vocab_size"] = vocab_size;
     config["num_nextn_predict_layers"] = 1;

@@ -10,6 +10,7 @@
 
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/request.h"
+#include "tests/source_directory.h"
 
 namespace outrider::openai {
 namespace {
@@ -436,7 +437,7 @@ TEST(ParseRequestTest, BodiesNestAsDeepAsDocumented) {
   };
   EXPECT_THAT(error(32), HasSubstr("must be a JSON object"));
   EXPECT_THAT(error(33), HasSubstr("more than 32 levels"));
-  std::ifstream page(OUTRIDER_SOURCE_DIR "/docs/http-api.md");
+  std::ifstream page(SourceDirectory() / "docs/http-api.md");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
               HasSubstr("nested 32 levels deep"));
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "outrider/options/option_table.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -42,7 +43,7 @@ TEST(HelpText, ACommandsOwnOptionsComeFirst) {
 // docs/configuration.md holds the table between two marks. With OUTRIDER_UPDATE_DOCS=1 this test
 // writes it anew instead of comparing.
 TEST(HelpText, TheDocumentedTableIsTheRealOne) {
-  const std::string path = OUTRIDER_SOURCE_DIR "/docs/configuration.md";
+  const std::string path = SourceDirectory() / "docs/configuration.md";
   std::ifstream in(path);
   std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const std::string begin = "<!-- options: made from the option table -->\n";

@@ -9,6 +9,7 @@
 #include "outrider/output/output_format.h"
 #include "outrider/output/output_parser.h"
 #include "outrider/text/chat_template.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -129,7 +130,7 @@ class FamilyTemplateTest : public testing::TestWithParam<Family> {
       return ChatTemplate::DeepSeekV4(DeepSeekV4Efforts::kPreview);
     }
     return ChatTemplate::FromFile(
-        std::string(OUTRIDER_SOURCE_DIR "/tests/text/templates/") + GetParam().name + ".jinja",
+        std::string(SourceDirectory() / "tests/text/templates/") + GetParam().name + ".jinja",
         {.special_tokens = {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}}});
   }
 };

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/server/running_server.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -221,7 +222,7 @@ TEST(ServerMetricsTest, CountsWhatTheQueueRefused) {
 
 // Every name that a query of docs/grafana.json has is one of /metrics' lines.
 TEST(ServerMetricsTest, TheDashboardsNamesAreServed) {
-  std::ifstream file(OUTRIDER_SOURCE_DIR "/docs/grafana.json");
+  std::ifstream file(SourceDirectory() / "docs/grafana.json");
   const nlohmann::json board = nlohmann::json::parse(file);
   ServerMetrics metrics("m", 4096);
   EngineCounters counters;

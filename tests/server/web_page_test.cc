@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/server/running_server.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -20,8 +21,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 std::vector<std::filesystem::path> PageSources() {
-  const std::filesystem::path directory =
-      std::filesystem::path(OUTRIDER_SOURCE_DIR) / "src/outrider/server/page";
+  const std::filesystem::path directory = SourceDirectory() / "src/outrider/server/page";
   return {std::filesystem::directory_iterator(directory), {}};
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -26,7 +27,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr const char* kModel = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+const std::filesystem::path kModel = SourceDirectory() / "models/tiny-v3-mtp3";
 constexpr const char* kHello = R"([{"role": "user", "content": "Hello"}])";
 
 std::string Render(const std::string& source, const std::string& messages = kHello,

@@ -9,6 +9,7 @@
 
 #include "outrider/text/stream_detokenizer.h"
 #include "outrider/text/tokenizer.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-const std::filesystem::path kGolden = OUTRIDER_SOURCE_DIR "/tests/text/golden";
-const std::filesystem::path kModelDirectory = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+const std::filesystem::path kGolden = SourceDirectory() / "tests/text/golden";
+const std::filesystem::path kModelDirectory = SourceDirectory() / "models/tiny-v3-mtp3";
 
 Json Load(const std::filesystem::path& path) {
   std::ifstream file(path);

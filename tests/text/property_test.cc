@@ -14,13 +14,14 @@
 #include "outrider/text/stream_detokenizer.h"
 #include "outrider/text/tokenizer.h"
 #include "outrider/text/utf8.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
 
 const Tokenizer& Bundled() {
   static const Tokenizer* const kTokenizer =
-      new Tokenizer(Tokenizer::FromModelDirectory(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3"));
+      new Tokenizer(Tokenizer::FromModelDirectory(SourceDirectory() / "models/tiny-v3-mtp3"));
   return *kTokenizer;
 }
 

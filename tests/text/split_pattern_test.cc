@@ -15,6 +15,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/text/splitter.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -69,7 +70,7 @@ std::vector<bool> Matched(const std::string& pattern) {
 // The library knows a later Unicode than PCRE2: characters that PCRE2 takes for unassigned may
 // differ, and one vowel sign whose category was changed.
 TEST(SplitPattern, TakesPropertiesForTheCharactersThatTheReferenceTakes) {
-  std::ifstream file(OUTRIDER_SOURCE_DIR "/tests/text/golden/unicode_properties.json");
+  std::ifstream file(SourceDirectory() / "tests/text/golden/unicode_properties.json");
   const nlohmann::json properties = nlohmann::json::parse(file);
   ASSERT_EQ(properties.size(), 69U);
   const std::vector<bool> unassigned = Matched("\\p{Cn}");

@@ -16,6 +16,7 @@
 #include "outrider/text/tiktoken_model.h"
 #include "outrider/text/tokenizer.h"
 #include "tests/sanitized.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -25,7 +26,7 @@ using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 using testing::HasSubstr;
 
-const std::filesystem::path kKimi = OUTRIDER_SOURCE_DIR "/tests/text/golden/kimi_tiktoken";
+const std::filesystem::path kKimi = SourceDirectory() / "tests/text/golden/kimi_tiktoken";
 
 std::string ReadAll(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -204,7 +205,7 @@ TEST(Tiktoken, IsReadWhereThereIsNoTokenizerJson) {
     EXPECT_THAT(error.what(), HasSubstr("has neither tokenizer.json nor tiktoken.model"));
   }
   const KimiDirectory both([](Json*) {});
-  std::filesystem::copy(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3/tokenizer.json", both.path());
+  std::filesystem::copy(SourceDirectory() / "models/tiny-v3-mtp3/tokenizer.json", both.path());
   EXPECT_EQ(Tokenizer::FromModelDirectory(both.path()).TokenId("[BOS]"), std::nullopt);
 }
 

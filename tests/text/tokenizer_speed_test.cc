@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "outrider/text/tokenizer.h"
+#include "tests/source_directory.h"
 
 namespace outrider {
 namespace {
@@ -24,7 +25,7 @@ constexpr double kRequired = 10.0;  // MB/s
 std::string RepositoryText() {
   std::vector<std::filesystem::path> files;
   for (const char* folder : {"src", "docs", "tests", "tools"}) {
-    const std::filesystem::path root = std::filesystem::path(OUTRIDER_SOURCE_DIR) / folder;
+    const std::filesystem::path root = SourceDirectory() / folder;
     if (!std::filesystem::exists(root)) continue;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
       const std::string extension = entry.path().extension();
@@ -34,7 +35,7 @@ std::string RepositoryText() {
     }
   }
   std::sort(files.begin(), files.end());
-  files.emplace_back(OUTRIDER_SOURCE_DIR "/LICENSE");
+  files.emplace_back(SourceDirectory() / "LICENSE");
   std::string text;
   for (const auto& path : files) {
     std::ifstream file(path);
@@ -90,7 +91,7 @@ double MegabytesPerSecond(const Tokenizer& tokenizer, const std::string& text) {
 
 TEST(TokenizerSpeed, IsTenMegabytesPerSecondInReleaseBuilds) {
   const Tokenizer tokenizer =
-      Tokenizer::FromModelDirectory(OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3");
+      Tokenizer::FromModelDirectory(SourceDirectory() / "models/tiny-v3-mtp3");
   const std::pair<const char*, std::string> texts[] = {{"repository", RepositoryText()},
                                                        {"zipf", ZipfText()}};
   for (const auto& [name, text] : texts) {

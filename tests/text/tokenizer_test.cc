@@ -16,6 +16,7 @@
 #include "outrider/base/error.h"
 #include "outrider/text/byte_level.h"
 #include "tests/sanitized.h"
+#include "tests/source_directory.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -25,7 +26,7 @@ using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 using testing::HasSubstr;
 
-constexpr const char* kTinyModel = OUTRIDER_SOURCE_DIR "/models/tiny-v3-mtp3";
+const std::filesystem::path kTinyModel = SourceDirectory() / "models/tiny-v3-mtp3";
 
 // The smallest tokenizer: a token per byte (id = byte) and what `merges` make of them.
 Json ByteTokenizer(const std::vector<std::pair<std::string, std::string>>& merges = {}) {

@@ -1,0 +1,7 @@
+#include "tests/source_directory.h"
+
+namespace outrider {
+
+std::filesystem::path SourceDirectory() { return OUTRIDER_SOURCE_DIR; }
+
+}  // namespace outrider
