@@ -76,8 +76,9 @@ TEST_P(LateStepsTest, DraftsStayOnTheDevice) {
   EXPECT_EQ(ops.num_kept() > 100, has_modules);
 }
 
-// Without drafts a step begins before the host has read the tokens of the one before it, where it
-// need not know them: not beside requests with a grammar or penalties, and never with a drafter.
+// What follows a step begins before the host has read its tokens, where it need not know them: not
+// beside requests with a grammar or penalties. Without a drafter that is the next step, else the
+// drafter's pass.
 TEST_P(LateStepsTest, TokensStayOnTheDevice) {
   const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
   std::vector<GenerationRequest> requests = TrainedRequests(8, 30);
@@ -93,12 +94,8 @@ TEST_P(LateStepsTest, TokensStayOnTheDevice) {
     const auto engine = MakeTestEngine(options);
     ExpectEqual(RunJoining(*engine, requests), RunAlone(requests, GetParam()));
     const int64_t later = ops.num_later() - before;
-    if (GetParam() != DrafterKind::kNone) {
-      EXPECT_EQ(later, 0);
-    } else {
-      EXPECT_GT(later, 15);
-      EXPECT_LT(later, static_cast<int64_t>(engine->Counters().num_steps));
-    }
+    EXPECT_GT(later, 8);
+    EXPECT_LT(later, static_cast<int64_t>(engine->Counters().num_steps));
   }
 }
 

@@ -24,7 +24,8 @@ std::shared_ptr<RequestParameters> Parameters(int32_t max_total_tokens = 20) {
 RequestSlot Admitted(std::shared_ptr<const RequestParameters> parameters,
                      const std::vector<int32_t>& tokens = {8, 9}) {
   RequestSlot slot;
-  slot.Admit({.parameters = std::move(parameters), .tokens = tokens}, kEos, kBundledVocab);
+  slot.Admit({.parameters = std::move(parameters), .tokens = tokens}, kEos, kBundledVocab,
+             /*most_behind=*/0);
   return slot;
 }
 
@@ -94,7 +95,8 @@ TEST(RequestSlotTest, NothingOfALifeBeforeIsLeft) {
   std::vector<int32_t> tokens = slot.tokens;
   slot.Release();
   EXPECT_EQ(slot.parameters, nullptr);
-  slot.Admit({.parameters = parameters, .tokens = tokens, .cached_tokens = 1}, kEos, kBundledVocab);
+  slot.Admit({.parameters = parameters, .tokens = tokens, .cached_tokens = 1}, kEos, kBundledVocab,
+             /*most_behind=*/0);
   EXPECT_THAT(slot.drafts, IsEmpty());
   EXPECT_THAT(slot.draft_probs, IsEmpty());
   EXPECT_THAT(slot.prompt_logprobs, IsEmpty());

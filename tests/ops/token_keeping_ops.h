@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -28,8 +30,21 @@ class TokenKeepingOps : public cpu::CpuOps {
 
   /// Drafts that stayed so far.
   int64_t num_kept() const { return num_kept_; }
-  /// Steps whose tokens stayed.
+  /// Steps whose tokens stayed, and were read later.
   int64_t num_later() const { return num_later_; }
+
+  std::unique_ptr<StepInputs> MakeStepInputs() const override {
+    return std::make_unique<KeepingStepInputs>(*this);
+  }
+
+  void CopyRows(const Context& context, Tensor from, Tensor to,
+                const RowCopies& copies) const override {
+    RowCopies known;
+    for (size_t i = 0; i < copies.from().size(); ++i) {
+      known.Add(Resolve(on_device_, copies.from()[i]), copies.to()[i]);
+    }
+    CpuOps::CopyRows(context, from, to, known);
+  }
 
   std::unique_ptr<StepSampler> MakeSampler(const Device& device,
                                            const Verifier& verifier) const override {
@@ -54,6 +69,41 @@ class TokenKeepingOps : public cpu::CpuOps {
   /// Where the tokens behind a host that has not read them would be wrong.
   static constexpr int32_t kUnread = -1'000'000;
 
+  /// Lays rows out where they have moved to.
+  class KeepingStepInputs : public cpu::CpuStepInputs {
+   public:
+    explicit KeepingStepInputs(const TokenKeepingOps& ops) : ops_(ops) {}
+
+    void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                     std::span<const int32_t> places) override {
+      OUTRIDER_CHECK(std::cmp_equal(places.size(), layout.num_rows()));
+      std::vector<RequestWork> work;
+      for (const RequestRows& rows : layout.requests()) {
+        const auto r = static_cast<size_t>(rows.first_row);
+        const int32_t back = places[r] < 0 ? 0 : ops_.on_device_.at(static_cast<size_t>(places[r]));
+        OUTRIDER_CHECK(places[r] < 0 || (rows.phase == Phase::kDecode && rows.query_length == 1));
+        work.push_back(
+            {.slot = rows.slot,
+             .phase = rows.phase,
+             .context_length = rows.context_length - back,
+             .tokens = layout.token_ids().subspan(r, static_cast<size_t>(rows.query_length)),
+             .draft_tokens = {},
+             .samples = false,
+             .block_tables = {rows.block_tables, layout.groups().size()}});
+      }
+      layout_.emplace(std::vector(layout.groups().begin(), layout.groups().end()));
+      layout_->Assign(work);
+      plan_.emplace(plan);
+      plan_->Assign(*layout_);
+      Assign(*layout_, *plan_, count);
+    }
+
+   private:
+    const TokenKeepingOps& ops_;
+    std::optional<BatchLayout> layout_;
+    std::optional<AttentionPlan> plan_;
+  };
+
   class KeepingSampler : public StepSampler {
    public:
     KeepingSampler(const TokenKeepingOps& ops, std::unique_ptr<StepSampler> inner)
@@ -77,17 +127,20 @@ class TokenKeepingOps : public cpu::CpuOps {
                      std::span<const VerifyRequest> requests) override {
       std::vector<VerifiedTokens>& drawn = later_.emplace_back(requests.size());
       std::vector<VerifyRequest> now(requests.begin(), requests.end());
+      std::vector<std::vector<int32_t>> drafts;
       for (size_t i = 0; i < now.size(); ++i) {
-        OUTRIDER_CHECK(now[i].input.drafts.empty());
+        std::vector<int32_t>& tokens = drafts.emplace_back();
+        for (const int32_t draft : now[i].input.drafts) {
+          tokens.push_back(Resolve(ops_.on_device_, draft));
+        }
+        now[i].input.drafts = tokens;
         now[i].result = &drawn[i];
       }
       inner_->Verify(context, rows, now);
       head_seconds_ = inner_->head_seconds();
-      for (size_t i = 0; i < now.size(); ++i) {
-        const int32_t token = drawn[i].dead_end ? 0 : drawn[i].tokens.back();
-        ops_.on_device_.at(static_cast<size_t>(now[i].place)) = token;
-      }
+      for (size_t i = 0; i < now.size(); ++i) Keep(now[i], rows);
       to_collect_.emplace_back(requests.begin(), requests.end());
+      copies_.push_back(ops_.on_device_);
       ++ops_.num_later_;
       return true;
     }
@@ -98,6 +151,8 @@ class TokenKeepingOps : public cpu::CpuOps {
         OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
         *request.result = later_.front()[i];
       }
+      ops_.on_host_ = copies_.front();
+      copies_.pop_front();
       to_collect_.pop_front();
       later_.pop_front();
     }
@@ -128,10 +183,30 @@ class TokenKeepingOps : public cpu::CpuOps {
     }
 
    private:
+    /// As VerifyDrafts of a GPU.
+    void Keep(const VerifyRequest& request, const HeadRows& rows) {
+      std::vector<int32_t>& kept = ops_.on_device_;
+      const VerifiedTokens& drawn = *request.result;
+      const VerifyPlaces& places = request.places;
+      const int32_t accepted = drawn.num_accepted;
+      for (int32_t j = 0; j < request.num_rows(); ++j) {
+        const auto known = static_cast<size_t>(j) < drawn.tokens.size();
+        // A GPU draws behind wrong drafts, too: any token.
+        kept.at(static_cast<size_t>(places.drawn + j)) =
+            known ? drawn.tokens[static_cast<size_t>(j)] : j % 2;
+      }
+      kept.at(static_cast<size_t>(places.last_token)) = drawn.dead_end ? 0 : drawn.tokens.back();
+      kept.at(static_cast<size_t>(places.rejected)) =
+          static_cast<int32_t>(request.input.drafts.size()) - accepted;
+      kept.at(static_cast<size_t>(places.last_row)) =
+          rows.rows[static_cast<size_t>(request.first_row + accepted)];
+    }
+
     const TokenKeepingOps& ops_;
     std::unique_ptr<StepSampler> inner_;
     std::deque<std::vector<VerifiedTokens>> later_;
     std::deque<std::vector<VerifyRequest>> to_collect_;
+    std::deque<std::vector<int32_t>> copies_;  // of what was kept when these were drawn
   };
 
   static int32_t Resolve(const std::vector<int32_t>& drafts, int32_t token) {

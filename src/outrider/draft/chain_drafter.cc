@@ -12,6 +12,8 @@ ChainDrafter::ChainDrafter(std::unique_ptr<DraftModel> model, KvCache& cache,
           /*rerun_tokens=*/options.form == DraftForm::kPadded ? options.k : options.k - 1),
       rows_(this->model(), cache.config().groups),
       hidden_(this->model()),
+      begun_rows_(this->model(), cache.config().groups),
+      begun_hidden_(this->model()),
       last_rows_(this->model(), cache.config().groups),
       last_hidden_(this->model()) {}
 
@@ -35,19 +37,45 @@ int32_t ChainDrafter::TokenAt(const DraftRequest& r, const int32_t* drafts, int3
   return index - known < r.num_drafts ? drafts[index - known] : 0;
 }
 
-void ChainDrafter::RunPass(const Pass& pass) {
+template <typename Visit>
+void ChainDrafter::ForEachRow(const DraftRows& rows, Visit visit) const {
+  for (size_t w = 0; w < windows_.size(); ++w) {
+    for (int32_t p = windows_[w].start; p < windows_[w].end; ++p) visit(w, p, rows.RowOf(w, p));
+  }
+}
+
+void ChainDrafter::LayOut(const Pass& pass, DraftRows& rows) {
   windows_.clear();
   for (const DraftRequest& r : pass.requests) windows_.push_back(WindowOf(r, pass.depth));
   // Module m reads, at position p, the token at p + 1 + m.
-  rows_.Assign(windows_, [&](size_t w, int32_t p) {
+  rows.Assign(windows_, [&](size_t w, int32_t p) {
     return pass.requests[w].tokens[static_cast<size_t>(p) + 1];
   });
-  const Tensor rows = hidden_.Rows(rows_.num_rows());
-  GatherTarget(pass, rows, [&](auto visit) {
-    for (size_t w = 0; w < windows_.size(); ++w) {
-      for (int32_t p = windows_[w].start; p < windows_[w].end; ++p) visit(w, p, rows_.RowOf(w, p));
-    }
+}
+
+void ChainDrafter::BeginPass(const Pass& pass) {
+  LayOut(pass, begun_rows_);
+  const Tensor rows = begun_hidden_.Rows(begun_rows_.num_rows());
+  GatherTarget(pass, rows, [&](auto visit) { ForEachRow(begun_rows_, visit); });
+  RunModule(0, begun_rows_.inputs(), rows, rows);
+}
+
+void ChainDrafter::GatherRows(const Pass& pass, Tensor rows) {
+  if (pass.begun.empty()) {
+    GatherTarget(pass, rows, [&](auto visit) { ForEachRow(rows_, visit); });
+    return;
+  }
+  copies_.clear();
+  ForEachRow(rows_, [&](size_t w, int32_t p, int32_t row) {
+    copies_.Add(begun_rows_.RowOf(pass.begun[w], p), row);
   });
+  model().CopyRows(begun_hidden_.Rows(begun_rows_.num_rows()), rows, copies_);
+}
+
+void ChainDrafter::RunPass(const Pass& pass) {
+  LayOut(pass, rows_);
+  const Tensor rows = hidden_.Rows(rows_.num_rows());
+  GatherRows(pass, rows);
   for (int32_t m = 0; m < pass.depth - 1; ++m) {
     if (m > 0) {
       rows_.Advance(windows_, [&](size_t w) {
@@ -55,7 +83,7 @@ void ChainDrafter::RunPass(const Pass& pass) {
         return TokenAt(r, pass.drafts.row(static_cast<int64_t>(w)), r.frontier + 1 + m);
       });
     }
-    RunModule(m, rows_.inputs(), rows, rows);
+    if (m > 0 || pass.begun.empty()) RunModule(m, rows_.inputs(), rows, rows);
     DrawFromFrontier(pass, m, rows,
                      [&](size_t i) { return rows_.RowOf(i, pass.requests[i].frontier); });
   }
@@ -79,8 +107,7 @@ void ChainDrafter::RunLastModule(const Pass& pass, int32_t m) {
   const Tensor rows = last_hidden_.Rows(last_rows_.num_rows());
   model().CopyRows(hidden_.Rows(rows_.num_rows()), rows, copies_);
   RunModule(m, last_rows_.entries(), last_rows_.outputs(), rows, rows);
-  DrawFromFrontier(pass, m, rows,
-                   [&](size_t i) { return last_rows_.OutputRow(i, pass.requests[i].frontier); });
+  DrawFromFrontier(pass, m, rows, [&](size_t i) { return last_rows_.OutputRow(i); });
 }
 
 template <typename RowOf>

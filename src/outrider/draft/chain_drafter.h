@@ -31,6 +31,19 @@ class ChainDrafter : public ModuleDrafter {
  private:
   DraftWindow WindowOf(const DraftRequest& request, int32_t depth) const;
   void RunPass(const Pass& pass) override;
+  /// With module 0, if others follow. The rows of rejected drafts go no further, and what they
+  /// write is written again before anyone reads it.
+  bool CanBegin(int32_t depth) const override {
+    return depth > 1 && options().form == DraftForm::kCompacted;
+  }
+  void BeginPass(const Pass& pass) override;
+  /// Lays out what the pass runs in `rows`, with the tokens of module 0.
+  void LayOut(const Pass& pass, DraftRows& rows);
+  /// rows [rows_] = what module 0 reads or, in a pass that has begun, what it has made.
+  void GatherRows(const Pass& pass, Tensor rows);
+  /// visit(w, p, row) of all rows of windows_, which `rows` lays out.
+  template <typename Visit>
+  void ForEachRow(const DraftRows& rows, Visit visit) const;
   /// Token `index` of a request: a known one, or one of `drafts` after them.
   static int32_t TokenAt(const DraftRequest& request, const int32_t* drafts, int32_t index);
   void RunLastModule(const Pass& pass, int32_t m);
@@ -41,6 +54,8 @@ class ChainDrafter : public ModuleDrafter {
   DraftRows rows_;  // of all modules but the last
   std::vector<DraftWindow> windows_;
   DraftMemory hidden_;    // [rows, width] of the pass
+  DraftRows begun_rows_;  // of module 0 in a pass that has begun, and its output
+  DraftMemory begun_hidden_;
   ModuleRows last_rows_;  // of the last module
   DraftMemory last_hidden_;
   RowCopies copies_;

@@ -34,13 +34,25 @@ void DraftRows::LayOut(std::span<const DraftWindow> windows) {
                                                                 rows.first_row};
   }
   plan_.Assign(layout_);
-  inputs_->Assign(layout_, plan_, RowCount::kRounded);
   for (size_t w = 0; w < windows.size(); ++w) {
     // RowOf tells the two parts of a window apart by the absorbed part's first position.
     if (windows[w].role_boundary >= windows[w].end) {
       parts_[2 * w + 1].first_position = windows[w].end;
     }
   }
+  const auto moved = [](const DraftWindow& window) {
+    return window.moved_place >= 0 && window.start < window.end;
+  };
+  if (std::ranges::none_of(windows, moved)) {
+    inputs_->Assign(layout_, plan_, RowCount::kRounded);
+    return;
+  }
+  moved_places_.assign(static_cast<size_t>(layout_.num_rows()), -1);
+  for (size_t w = 0; w < windows.size(); ++w) {
+    if (!moved(windows[w])) continue;
+    moved_places_[static_cast<size_t>(RowOf(w, windows[w].start))] = windows[w].moved_place;
+  }
+  inputs_->AssignMoved(layout_, plan_, RowCount::kRounded, moved_places_);
 }
 
 void DraftRows::Shift(std::span<const DraftWindow> windows) {

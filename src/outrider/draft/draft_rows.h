@@ -20,7 +20,13 @@ struct DraftWindow {
   int32_t start = 0;          // first position
   int32_t end = 0;            // one past the last position
   int32_t role_boundary = 0;  // positions below it run expanded, the others absorbed
+  /// Of a window of one row, absorbed: where the device keeps by how many positions it lies before
+  /// `start` (StepInputs::AssignMoved). Negative: it lies there.
+  int32_t moved_place = -1;
 };
+
+/// In place of a position: that of the last right token of a step, which only the device knows yet.
+inline constexpr int32_t kLastRightRow = -1;
 
 class DraftRows {
  public:
@@ -68,8 +74,9 @@ class DraftRows {
   BatchLayout layout_;
   AttentionPlan plan_;
   std::unique_ptr<StepInputs> inputs_;
-  std::vector<int32_t> tokens_;   // in order of windows and positions; the last of each window
-  std::vector<int32_t> sources_;  // [rows] of the next tokens
+  std::vector<int32_t> tokens_;        // in order of windows and positions; the last of each window
+  std::vector<int32_t> sources_;       // [rows] of the next tokens
+  std::vector<int32_t> moved_places_;  // [rows] of windows of which one is moved
   std::vector<RequestWork> work_;
   std::vector<size_t> work_part_;  // [work] the index into parts_
   std::vector<Part> parts_;        // two per window: expanded, absorbed

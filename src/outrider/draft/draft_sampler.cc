@@ -15,7 +15,7 @@ void DraftSampler::Sample(DraftModel& model, int32_t m, Tensor hidden,
     tokens_before_.push_back(step == 0 ? r.tokens.back()
                                        : drafts.row(static_cast<int64_t>(i))[step - 1]);
     DrawRequest& draw = draws_.emplace_back();
-    draw.place = PlaceOfDraft(r.slot, static_cast<int32_t>(drafts.cols), step);
+    draw.place = SlotPlaces(r.slot, static_cast<int32_t>(drafts.cols)).draft(step);
     if (r.sampling == nullptr) continue;
     draw.sampling = r.sampling;
     draw.draw = {.seed = r.seed, .position = static_cast<int64_t>(r.tokens.size()) + step};

@@ -60,6 +60,16 @@ class Drafter {
   /// Positions beyond the frontier that Propose writes to the cache.
   virtual int32_t lookahead() const = 0;
 
+  /// Begins Propose before the host knows which drafts of a step were right, if it returns true;
+  /// the device knows it (VerifyPlaces). Requests are as if all of their drafts were right, with
+  /// the tokens that their rows drew (SlotPlaces::drawn), and num_drafts is an upper bound. Propose
+  /// follows, of these requests or some of them in their order, with the same depth and target.
+  /// False: nothing was done.
+  virtual bool Begin(std::span<const DraftRequest> /*requests*/, int32_t /*depth*/,
+                     Tensor /*target*/) {
+    return false;
+  }
+
   /// Guesses what follows each request's last known token.
   /// drafts [requests, k]: row i gets the num_drafts drafts of request i, or fewer and kNoDraft.
   /// Until the host reads them they may be on the device (tokens_on_device.h).

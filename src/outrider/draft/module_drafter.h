@@ -15,10 +15,12 @@
 #include <memory>
 #include <vector>
 
+#include "outrider/draft/draft_rows.h"
 #include "outrider/draft/draft_sampler.h"
 #include "outrider/draft/drafter.h"
 #include "outrider/draft/target_hidden_rows.h"
 #include "outrider/networks/draft_model.h"
+#include "outrider/ops/tokens_on_device.h"
 
 namespace outrider {
 
@@ -37,6 +39,7 @@ class ModuleDrafter : public Drafter {
   ReplayCounts replay_counts() const override { return model_->replay_counts(); }
   int32_t rerun_tokens() const override { return rerun_tokens_; }
   int32_t tokens_ahead() const override { return num_modules_; }
+  bool Begin(std::span<const DraftRequest> requests, int32_t depth, Tensor target) override;
   void Propose(std::span<const DraftRequest> requests, int32_t depth, Tensor target,
                MatrixView<int32_t> drafts) override;
   void Reset(int32_t slot, int32_t computed) override;
@@ -66,21 +69,34 @@ class ModuleDrafter : public Drafter {
     int32_t depth = 0;                // modules that run, at least 1
     Tensor target = {};               // the rows of the step, as module 0 reads them
     MatrixView<int32_t> drafts = {};  // [requests, k]
+    /// Of each request, its index in the pass that began with it; empty: none did.
+    std::span<const size_t> begun = {};
+
+    size_t IndexBegun(size_t i) const { return begun.empty() ? i : begun[i]; }
   };
 
   /// Runs the first `depth` modules over every row up to the frontier that is not final in all of
   /// them, and draws the drafts that requests want.
   virtual void RunPass(const Pass& pass) = 0;
 
+  /// Whether a pass of so many modules can begin before the host knows what was right.
+  virtual bool CanBegin(int32_t depth) const = 0;
+  /// Runs what a pass begins with, of requests as Drafter::Begin has them.
+  virtual void BeginPass(const Pass& pass) = 0;
+
+  SlotPlaces PlacesOf(const DraftRequest& request) const { return {request.slot, options_.k}; }
+
   /// rows[row] = what module 0 reads at p, for each row that for_each_row(visit(w, p, row)) names:
-  /// from the rows of the step, those before it from the kept ones.
+  /// from the rows of the step, those before it from the kept ones. p may be kLastRightRow.
   template <typename ForEachRow>
   void GatherTarget(const Pass& pass, Tensor rows, ForEachRow for_each_row) {
     step_copies_.clear();
     kept_copies_.clear();
     for_each_row([&](size_t w, int32_t p, int64_t row) {
       const DraftRequest& r = pass.requests[w];
-      if (p >= r.first_position) {
+      if (p == kLastRightRow) {
+        step_copies_.Add(TokenOfPlace(PlacesOf(r).last_row()), row);
+      } else if (p >= r.first_position) {
         step_copies_.Add(r.first_row + p - r.first_position, row);
       } else {
         kept_copies_.Add(target_rows_.RowOf(r, p), row);
@@ -136,6 +152,10 @@ class ModuleDrafter : public Drafter {
   RowCopies step_copies_;
   RowCopies kept_copies_;
   std::unique_ptr<StepInputs> no_rows_;
+  // Of the call of Begin that Propose is to follow; no slots: there was none.
+  std::vector<int32_t> begun_slots_;
+  Tensor begun_target_;
+  std::vector<size_t> begun_;  // see Pass
 };
 
 }  // namespace outrider

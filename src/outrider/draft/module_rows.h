@@ -37,7 +37,8 @@ class ModuleRows {
   const StepInputs& outputs() const { return output_rows_.inputs(); }
   int64_t num_rows() const { return int64_t{entries().num_rows()} + outputs().num_rows(); }
 
-  /// Visit(w, p, row) of every row: of the entries, then of the outputs.
+  /// Visit(w, p, row) of every row: of the entries, then of the outputs. p is kLastRightRow of a
+  /// row that is moved to there.
   template <typename Visit>
   void ForEachRow(Visit visit) const {
     for (size_t w = 0; w < entry_windows_.size(); ++w) {
@@ -46,14 +47,16 @@ class ModuleRows {
       }
     }
     for (size_t w = 0; w < output_windows_.size(); ++w) {
-      for (int32_t p = output_windows_[w].start; p < output_windows_[w].end; ++p) {
-        visit(w, p, int64_t{entries().num_rows()} + output_rows_.RowOf(w, p));
+      const DraftWindow& window = output_windows_[w];
+      for (int32_t p = window.start; p < window.end; ++p) {
+        visit(w, window.moved_place >= 0 ? kLastRightRow : p,
+              int64_t{entries().num_rows()} + output_rows_.RowOf(w, p));
       }
     }
   }
 
-  /// Where the output of request w at `position` is.
-  int32_t OutputRow(size_t w, int32_t position) const { return output_rows_.RowOf(w, position); }
+  /// Where the output of request w is, which has one.
+  int32_t OutputRow(size_t w) const { return output_rows_.RowOf(w, output_windows_[w].start); }
 
  private:
   DraftRows entry_rows_;

@@ -21,33 +21,45 @@ void RepeatedDrafter::RunPass(const Pass& pass) {
 }
 
 void RepeatedDrafter::FirstPass(const Pass& pass) {
+  if (pass.begun.empty()) RunFirstRows(pass, /*begins=*/false);
+  active_.clear();
+  rows_.clear();
+  for (size_t i = 0; i < pass.requests.size(); ++i) {
+    if (pass.requests[i].num_drafts == 0) continue;
+    active_.push_back(i);
+    rows_.push_back(first_rows_.OutputRow(pass.IndexBegun(i)));
+  }
+}
+
+void RepeatedDrafter::RunFirstRows(const Pass& pass, bool begins) {
   first_rows_.clear();
   for (const DraftRequest& r : pass.requests) {
-    // Only the frontier's output is read, where the first draft is drawn. When padded, its entry is
-    // among the others as well, and written twice; rows of rejected drafts come after it, so it
-    // cannot see them, and what they write is written again before anyone reads it.
+    // Only the frontier's output is read, where the first draft is drawn. When padded, or when it
+    // has moved to before the last row, its entry is among the others as well, and written twice;
+    // rows of rejected drafts come after it, so it cannot see them, and what they write is written
+    // again before anyone reads it.
     const int32_t output_start = r.num_drafts > 0 ? r.frontier : r.frontier + 1;
+    const bool moves = begins && r.frontier >= r.prompt_length;  // prompts have no drafts
     const int32_t entries_end = options().form == DraftForm::kPadded
                                     ? std::max(output_start, r.first_position + r.num_rows)
                                     : output_start;
     first_rows_.Add({&r, FinalEnd(r.slot, 0), entries_end, r.prompt_length},
-                    {&r, output_start, r.frontier + 1, r.prompt_length});
+                    {.request = &r,
+                     .start = output_start,
+                     .end = r.frontier + 1,
+                     .role_boundary = r.prompt_length,
+                     .moved_place = moves ? PlacesOf(r).rejected() : -1});
   }
   first_rows_.Assign([&](size_t w, int32_t p) {
     const DraftRequest& r = pass.requests[w];
+    const bool draws = begins && r.num_drafts > 0 && p == r.frontier;
+    if (draws) return TokenOfPlace(PlacesOf(r).last_token());
     return p <= r.frontier ? r.tokens[static_cast<size_t>(p) + 1] : 0;
   });
   const Tensor rows = hidden_.Rows(first_rows_.num_rows());
   GatherTarget(pass, rows, [&](auto visit) { first_rows_.ForEachRow(visit); });
   RunModule(0, first_rows_.entries(), first_rows_.outputs(), rows, rows);
   num_outputs_ = first_rows_.outputs().num_rows();
-  active_.clear();
-  rows_.clear();
-  for (size_t i = 0; i < pass.requests.size(); ++i) {
-    if (pass.requests[i].num_drafts == 0) continue;
-    active_.push_back(i);
-    rows_.push_back(first_rows_.OutputRow(i, pass.requests[i].frontier));
-  }
 }
 
 void RepeatedDrafter::NextPass(const Pass& pass, int32_t step) {

@@ -15,9 +15,9 @@
 // choice of the number of drafts. A request that has ended or was aborted may be in one more step:
 // its rows, if there are any, are computed, and what they give is dropped. Nothing behind this
 // interface lags: masks of grammars, ends by token or length, drafts and lengths are those that a
-// step after the other would have; only where nothing but its tokens is wanted of a step, the next
-// may begin before the host has read them, and a token that ends a request may then be followed by
-// one row that is for nobody. Hence output is the same.
+// step after the other would have; only where nothing but its tokens is wanted of a step, what
+// follows may begin before the host has read them, and rows behind a token that ends a request are
+// then for nobody. Hence output is the same.
 #pragma once
 
 #include <cstdint>

@@ -31,11 +31,11 @@ InlineExecutor::InlineExecutor(InlineExecutorParts parts)
       layout_(parts_.cache->config().groups),
       attention_(parts_.model->attention()),
       inputs_(parts_.model->device().ops.MakeStepInputs()) {
-  parts_.model->device().ops.KeepTokens(PlaceOfLastToken(parts_.num_slots, max_drafts()));
+  parts_.model->device().ops.KeepTokens(parts_.num_slots * SlotPlaces::PerSlot(max_drafts()));
 }
 
 void InlineExecutor::Admit(const SlotAdmission& admission) {
-  SlotAt(admission.slot).Admit(admission, eos_token_ids(), vocab_size());
+  SlotAt(admission.slot).Admit(admission, eos_token_ids(), vocab_size(), 1 + max_drafts());
   ++num_taken_;
   if (parts_.drafter) parts_.drafter->Reset(admission.slot, admission.cached_tokens);
 }
@@ -51,8 +51,8 @@ void InlineExecutor::Release(int32_t slot) {
 }
 
 bool InlineExecutor::CanLaunchAhead() const {
-  return last_launched_ == last_ended_ + 1 && !OutputsOf(last_launched_).unread.empty() &&
-         !logits_pass_.CanCollect();
+  return !parts_.drafter && last_launched_ == last_ended_ + 1 &&
+         !OutputsOf(last_launched_).unread.empty() && !logits_pass_.CanCollect();
 }
 
 Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
@@ -66,8 +66,11 @@ Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
       const Stopwatch watch(seconds_.forward);
       Forward();
     }
-    const Stopwatch watch(seconds_.verify);
-    Verify();
+    {
+      const Stopwatch watch(seconds_.verify);
+      Verify();
+    }
+    if (parts_.drafter && !outputs().unread.empty()) BeginDrafts();
   }
   return last_launched_;
 }
@@ -198,25 +201,25 @@ void InlineExecutor::Verify() {
   if (!before.unread.empty()) Read(before);
   logits_pass_.Verify(input, verified_);
   logits_pass_.ScorePrompts(input);
-  frontiers_.resize(work_.size());
-  for (const RequestRows& rows : layout_.requests()) {
-    const auto w = static_cast<size_t>(rows.work_index);
-    RequestSlot& slot = *work_slots_[w];
-    RequestResult& result = outputs().results[plan_index_[w]];
-    const int32_t accepted = work_[w].samples ? result.verified.num_accepted : 0;
-    frontiers_[w] = StartOfDrafts(rows, accepted).frontier;
-    slot.num_computed = frontiers_[w] + 1;
-    if (!work_[w].samples) continue;
-    for (const int32_t draft : work_[w].draft_tokens) {
-      result.drafts.push_back(parts_.model->device().ops.ReadToken(draft));
-    }
-    slot.drafts.clear();
-    slot.Take(slot.tokens.size(), eos_token_ids(), result);
+  for (const RequestRows& rows : layout_.requests()) Take(rows);
+}
+
+void InlineExecutor::Take(const RequestRows& rows) {
+  const auto w = static_cast<size_t>(rows.work_index);
+  RequestSlot& slot = *work_slots_[w];
+  RequestResult& result = outputs().results[plan_index_[w]];
+  const int32_t accepted = work_[w].samples ? result.verified.num_accepted : 0;
+  slot.num_computed = StartOfDrafts(rows, accepted).frontier + 1;
+  if (!work_[w].samples) return;
+  for (const int32_t draft : work_[w].draft_tokens) {
+    result.drafts.push_back(parts_.model->device().ops.ReadToken(draft));
   }
+  slot.drafts.clear();
+  slot.Take(slot.tokens.size(), eos_token_ids(), result);
 }
 
 bool InlineExecutor::CanReadLater() const {
-  if (parts_.drafter || layout_.logits_rows().empty()) return false;
+  if (layout_.logits_rows().empty()) return false;
   return std::ranges::all_of(work_, [&](const RequestWork& work) {
     const RequestSlot& slot = slots_[static_cast<size_t>(work.slot)];
     return !work.prompt_logits && !slot.grammar && !slot.processors;
@@ -227,25 +230,51 @@ void InlineExecutor::ReadLater() {
   for (const RequestRows& rows : layout_.requests()) {
     const auto w = static_cast<size_t>(rows.work_index);
     RequestSlot& slot = *work_slots_[w];
-    slot.num_computed = rows.context_length + rows.query_length;
-    if (!work_[w].samples) continue;
+    if (!parts_.drafter) slot.num_computed = rows.context_length + rows.query_length;
+    if (!parts_.drafter && !work_[w].samples) continue;
     outputs().unread.push_back(
         {&slot, slot.tokens.size(), slot.parameters, &outputs().results[plan_index_[w]]});
-    slot.tokens.push_back(TokenOfPlace(PlaceOfLastToken(rows.slot, max_drafts())));
+    if (parts_.drafter) continue;
+    slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, max_drafts()).last_token()));
   }
 }
 
 void InlineExecutor::Read(StepOutputs& outputs) {
   logits_pass_.Collect();
-  for (const UnreadToken& unread : outputs.unread) {
+  for (size_t i = 0; i < outputs.unread.size(); ++i) {
+    const UnreadToken& unread = outputs.unread[i];
     // Of a request that has ended before, as of one that has left, it is for nobody.
     if (unread.slot == nullptr || unread.slot->ended) continue;
-    unread.slot->Take(unread.index, eos_token_ids(), *unread.result);
+    if (parts_.drafter) {
+      Take(layout_.requests()[i]);
+    } else {
+      unread.slot->Take(unread.index, eos_token_ids(), *unread.result);
+    }
   }
   outputs.unread.clear();
 }
 
-DraftRequest InlineExecutor::DraftRequestOf(const RequestRows& rows) {
+void InlineExecutor::BeginDrafts() {
+  const Stopwatch watch(seconds_.propose);
+  draft_requests_.clear();
+  for (const RequestRows& rows : layout_.requests()) {
+    RequestSlot& slot = *work_slots_[static_cast<size_t>(rows.work_index)];
+    DraftRequest request = DraftRequestOf(rows, StartOfDrafts(rows, rows.num_drafts).frontier);
+    const SlotPlaces places(rows.slot, max_drafts());
+    for (int32_t j = 0; j < rows.num_logits_rows; ++j) {
+      slot.tokens.push_back(TokenOfPlace(places.drawn(j)));
+    }
+    request.tokens = slot.tokens;
+    draft_requests_.push_back(request);
+  }
+  parts_.drafter->Begin(draft_requests_, wanted_drafts_, drafter_reads());
+  for (const RequestRows& rows : layout_.requests()) {
+    RequestSlot& slot = *work_slots_[static_cast<size_t>(rows.work_index)];
+    slot.tokens.resize(slot.tokens.size() - static_cast<size_t>(rows.num_logits_rows));
+  }
+}
+
+DraftRequest InlineExecutor::DraftRequestOf(const RequestRows& rows, int32_t frontier) {
   const auto w = static_cast<size_t>(rows.work_index);
   RequestSlot& slot = *work_slots_[w];
   const bool drawn = parts_.probabilistic_drafts && slot.sampling().temperature > 0;
@@ -256,7 +285,7 @@ DraftRequest InlineExecutor::DraftRequestOf(const RequestRows& rows) {
           .tokens = slot.tokens,
           .prompt_length = slot.parameters->prompt_length,
           .first_position = rows.context_length,
-          .frontier = frontiers_[w],
+          .frontier = frontier,
           .first_row = rows.first_row,
           .num_rows = rows.query_length,
           .num_drafts = work_[w].samples ? slot.UsefulDrafts(wanted_drafts_) : 0,
@@ -273,15 +302,14 @@ void InlineExecutor::Propose() {
     const auto w = static_cast<size_t>(rows.work_index);
     const RequestSlot& slot = *work_slots_[w];
     if (slot.parameters == nullptr || slot.ended) continue;
-    draft_requests_.push_back(DraftRequestOf(rows));
+    draft_requests_.push_back(DraftRequestOf(rows, slot.num_computed - 1));
     draft_work_.push_back(w);
   }
   const auto count = static_cast<int64_t>(draft_requests_.size());
   const int32_t k = max_drafts();
   drafts_.resize(static_cast<size_t>(count * k));
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
-  parts_.drafter->Propose(draft_requests_, wanted_drafts_, taps_.empty() ? hidden_ : tapped_,
-                          drafts);
+  parts_.drafter->Propose(draft_requests_, wanted_drafts_, drafter_reads(), drafts);
   const Ops& ops = parts_.model->device().ops;
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));

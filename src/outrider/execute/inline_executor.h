@@ -1,9 +1,12 @@
-// Runs steps on the caller's thread. Launch does all up to the tokens, and waits for a device that
-// has them, WaitDrafts the proposals; a GPU may still work on drafts then (tokens_on_device.h). The
-// CPU's executor; the GPU's has it on a thread of its own (queued_executor.h).
+// Runs steps on the caller's thread. Launch does all up to the tokens, Wait waits for a device that
+// has them, WaitDrafts does the proposals; a GPU may still work on drafts then
+// (tokens_on_device.h). The CPU's executor; the GPU's has it on a thread of its own
+// (queued_executor.h).
 //
-// Without a drafter a step gives each request one token. Where the device keeps it, Launch does not
-// wait, and the next step can be launched, which reads that token there.
+// Where the device keeps what a step comes to and the host need not know it first, Launch goes on
+// with what reads it there. With a drafter that is the beginning of its pass, which runs while the
+// host reads how many drafts were right and lays out the rest. Without one a step gives each
+// request one token, and it is the next step.
 #pragma once
 
 #include <array>
@@ -57,10 +60,10 @@ class InlineExecutor : public Executor {
  private:
   RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
-  /// A request's token that the device has drawn and the host has not read.
+  /// What the device has drawn for a request and the host has not read.
   struct UnreadToken {
     RequestSlot* slot = nullptr;                          // null: the request has left it
-    size_t index = 0;                                     // of the slot's tokens
+    size_t index = 0;                                     // of the slot's tokens, of the first
     std::shared_ptr<const RequestParameters> parameters;  // kept until the token is read
     RequestResult* result = nullptr;
   };
@@ -83,14 +86,20 @@ class InlineExecutor : public Executor {
   RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) const;
   void Forward();
   void Verify();
-  /// Whether the host need not know this step's tokens before the next is launched.
+  /// Goes on by what a step verified.
+  void Take(const RequestRows& rows);
+  /// Whether the host need not know this step's tokens before what follows is launched: the next
+  /// step or, with a drafter, the beginning of its pass.
   bool CanReadLater() const;
   /// Goes on with the places of its tokens.
   void ReadLater();
   /// The results of a step whose tokens were left on the device.
   void Read(StepOutputs& outputs);
   void Propose();
-  DraftRequest DraftRequestOf(const RequestRows& rows);
+  /// Lets the drafter begin beside the host, with what the device knows of the step.
+  void BeginDrafts();
+  DraftRequest DraftRequestOf(const RequestRows& rows, int32_t frontier);
+  Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
 
   InlineExecutorParts parts_;
   LogitsPass logits_pass_;
@@ -109,7 +118,6 @@ class InlineExecutor : public Executor {
   std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
   std::vector<VerifiedTokens*> verified_;  // into the results
   std::vector<size_t> plan_index_;
-  std::vector<int32_t> frontiers_;      // last position whose token turned out right
   std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
   std::unique_ptr<RowMemory> hidden_memory_;
   std::unique_ptr<RowMemory> tapped_memory_;

@@ -42,7 +42,7 @@ void LogitsPass::Describe(const LogitsInput& input, std::span<VerifiedTokens* co
                    .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data()},
          .first_row = rows.first_logits_row,
          .result = verified[index],
-         .place = PlaceOfLastToken(rows.slot, input.max_drafts)});
+         .places = SlotPlaces(rows.slot, input.max_drafts).of_verification()});
   }
 }
 

@@ -30,8 +30,9 @@ struct RequestSlot {
   const SamplingParams& sampling() const { return parameters->sampling; }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
 
+  /// most_behind: tokens that may stand in `tokens` for a moment, behind those of the request.
   void Admit(const SlotAdmission& admission, std::span<const int32_t> eos_token_ids,
-             int32_t vocab_size);
+             int32_t vocab_size, int32_t most_behind);
   void Release();
 
   /// How many drafts of `wanted` the request can still use.

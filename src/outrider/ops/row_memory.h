@@ -27,7 +27,8 @@ class RowMemory {
   Tensor rows_;
 };
 
-/// Which row is copied to which: to[i] = from[i].
+/// Which row is copied to which: to[i] = from[i]. A negative number in `from` stands for a row
+/// whose number the device keeps (tokens_on_device.h).
 class RowCopies {
  public:
   void Add(int64_t from, int64_t to) {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "outrider/attention/attention_plan.h"
+#include "outrider/base/error.h"
 #include "outrider/batch/batch_layout.h"
 
 namespace outrider {
@@ -37,6 +38,13 @@ class StepInputs {
   /// Replaces the rows by those of `layout`, from which `plan` was made. Both must stay as they are
   /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
   virtual void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) = 0;
+
+  /// The same before the host knows how far requests have got: row r lies before where `layout` has
+  /// it, by as many positions as the device keeps at places[r] (tokens_on_device.h), or there where
+  /// the place is negative. Rows that may move are requests for decode attention of one row each,
+  /// and are first. A device that keeps tokens has it.
+  virtual void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                           std::span<const int32_t> places);
 
   /// The next draft inputs: the same rows, each with another token. Row r gets the token that row
   /// sources[r] had or, where sources[r] is negative, tokens[-1 - sources[r]]. sources [rows of the
@@ -71,5 +79,10 @@ class StepInputs {
   RowRange decode_rows_;
   bool has_expanded_rows_ = false;
 };
+
+inline void StepInputs::AssignMoved(const BatchLayout& /*layout*/, const AttentionPlan& /*plan*/,
+                                    RowCount /*count*/, std::span<const int32_t> /*places*/) {
+  OUTRIDER_CHECK(false, "a device that keeps no tokens");
+}
 
 }  // namespace outrider

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "outrider/ops/context.h"
+#include "outrider/ops/tokens_on_device.h"
 #include "outrider/ops/weights.h"
 #include "outrider/sampling/draw_draft.h"
 #include "outrider/sampling/logprobs.h"
@@ -26,7 +27,7 @@ struct VerifyRequest {
   VerifyInput input;  // without logits and drawn
   int32_t first_row = 0;
   VerifiedTokens* result = nullptr;  // is replaced
-  int32_t place = -1;  // where the device may keep the last token that it gets; negative: nowhere
+  VerifyPlaces places = {};          // where the device may keep what it comes to
 
   int64_t num_rows() const { return static_cast<int64_t>(input.drafts.size()) + 1; }
 };
@@ -64,7 +65,7 @@ class StepSampler {
                       std::span<const VerifyRequest> requests) = 0;
 
   /// The same without waiting for the device, if it returns true: requests get their results with
-  /// Collect, and until then their last tokens are at their places (tokens_on_device.h). Two such
+  /// Collect, and until then what they come to is at their places (tokens_on_device.h). Two such
   /// calls may be to be collected; until then their requests' parameters stay. False: nothing was
   /// done, as the host has to draw for one of the requests, or to know its drafts.
   virtual bool VerifyLater(const Context& /*context*/, const HeadRows& /*rows*/,

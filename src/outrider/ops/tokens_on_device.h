@@ -1,24 +1,47 @@
-// Tokens that a device keeps by request slot: the last one of the request and the drafts behind it.
-// The passes after the one that drew them read them there, without the host's having read them:
+// Numbers that a device keeps by request slot: the last token, the drafts behind it, and what came
+// of the last step's verification. Passes read them there, without the host's having read them:
 // until it has, it knows their places only. In an array of tokens a negative number stands for such
-// a token.
+// a token, in an array of rows for such a row.
 #pragma once
 
 #include <cstdint>
 
 namespace outrider {
 
-/// What stands for the token at `place`: less than -1.
+/// What stands for the number at `place`: less than -1.
 constexpr int32_t TokenOfPlace(int32_t place) { return -2 - place; }
 constexpr int32_t PlaceOfToken(int32_t token) { return -2 - token; }
 constexpr bool IsOnDevice(int32_t token) { return token < -1; }
 
-/// Where a slot's tokens are; max_drafts is the same for all slots.
-constexpr int32_t PlaceOfLastToken(int32_t slot, int32_t max_drafts) {
-  return slot * (1 + max_drafts);
-}
-constexpr int32_t PlaceOfDraft(int32_t slot, int32_t max_drafts, int32_t index) {
-  return PlaceOfLastToken(slot, max_drafts) + 1 + index;
-}
+/// Where verification leaves what it came to; negative: nowhere.
+struct VerifyPlaces {
+  int32_t last_token = -1;  // what was drawn behind the accepted drafts
+  int32_t drawn = -1;       // first of a row of places: what was drawn in each verify row
+  int32_t rejected = -1;    // how many drafts were not accepted
+  int32_t last_row = -1;    // the hidden row behind which the last token was drawn
+};
+
+/// The places of a slot; max_drafts is the same for all slots.
+class SlotPlaces {
+ public:
+  constexpr SlotPlaces(int32_t slot, int32_t max_drafts)
+      : first_(slot * PerSlot(max_drafts)), max_drafts_(max_drafts) {}
+
+  static constexpr int32_t PerSlot(int32_t max_drafts) { return 4 + 2 * max_drafts; }
+
+  constexpr int32_t last_token() const { return first_; }
+  constexpr int32_t rejected() const { return first_ + 1; }
+  constexpr int32_t last_row() const { return first_ + 2; }
+  constexpr int32_t draft(int32_t index) const { return first_ + 3 + index; }
+  constexpr int32_t drawn(int32_t row) const { return first_ + 3 + max_drafts_ + row; }
+
+  constexpr VerifyPlaces of_verification() const {
+    return {last_token(), drawn(0), rejected(), last_row()};
+  }
+
+ private:
+  int32_t first_;
+  int32_t max_drafts_;
+};
 
 }  // namespace outrider

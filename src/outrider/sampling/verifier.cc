@@ -75,6 +75,19 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   }
 }
 
+int32_t Verifier::GivenCount(const VerifyInput& input) const {
+  if (acceptance_.method != RejectionMethod::kSynthetic) return -1;
+  size_t count = 0;
+  while (count < input.drafts.size() && AcceptsByRate(input, count)) ++count;
+  return static_cast<int32_t>(count);
+}
+
+bool Verifier::AcceptsByRate(const VerifyInput& input, size_t index) const {
+  const double before = index == 0 ? 1 : acceptance_.rates[index - 1];
+  const double u = UniformDouble(input.seed, input.tokens.size() + index, RandomStream::kAccept);
+  return u * before < acceptance_.rates[index];
+}
+
 std::span<const float> Verifier::Processed(const VerifyInput& input, int64_t j) {
   const std::span<const float> raw(input.logits.row(j), static_cast<size_t>(input.logits.cols));
   const bool masked = input.masks.data != nullptr;
@@ -101,13 +114,8 @@ Judgement Verifier::Judge(const VerifyInput& input, size_t index, std::span<cons
   };
   const bool has_draft = index < input.drafts.size();
   if (has_draft && acceptance_.method == RejectionMethod::kSynthetic) {
-    const double before = index == 0 ? 1 : acceptance_.rates[index - 1];
-    const double u =
-        UniformDouble(input.seed, static_cast<uint64_t>(position), RandomStream::kAccept);
     const int32_t draft = input.drafts[index];
-    if (!Forbids(input, index, row, draft) && u * before < acceptance_.rates[index]) {
-      return {draft, true};
-    }
+    if (!Forbids(input, index, row, draft) && AcceptsByRate(input, index)) return {draft, true};
     return {draw(), false};
   }
   if (has_draft && acceptance_.method == RejectionMethod::kStandard && params.temperature > 0 &&

@@ -68,6 +68,10 @@ class Verifier {
   /// Whether more counts for such a request than the drawn token of each row and, where they come
   /// `with_logprobs`, its log-probabilities.
   bool NeedsLogits(const SamplingParams& params, bool with_logprobs) const;
+  /// How many of a request's drafts a synthetic acceptance accepts, of a request without masks and
+  /// processors; negative: acceptance depends on what is drawn. Reads how many drafts there are,
+  /// not which.
+  int32_t GivenCount(const VerifyInput& input) const;
   LogprobsMode logprobs_mode() const { return logprobs_mode_; }
 
   /// Replaces `result`.
@@ -76,6 +80,8 @@ class Verifier {
  private:
   /// Row j after the mask and the processors.
   std::span<const float> Processed(const VerifyInput& input, int64_t j);
+  /// Whether a synthetic acceptance accepts draft `index`, if all before it are.
+  bool AcceptsByRate(const VerifyInput& input, size_t index) const;
   Judgement Judge(const VerifyInput& input, size_t index, std::span<const float> row);
   PositionLogprobs Logprobs(const SamplingParams& params, std::span<const float> raw,
                             std::span<const float> processed, int32_t token);

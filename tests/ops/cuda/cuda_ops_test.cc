@@ -16,6 +16,7 @@
 
 #include "outrider/kernels/cuda/tensor_rows.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/tokens_on_device.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -399,6 +400,67 @@ TEST_F(CudaOpsTest, TokensOnTheDeviceAreEmbedded) {
   EXPECT_EQ(got.values, want.values);
 }
 
+// Rows go back by what the device keeps to where a layout that knows it has them.
+TEST_F(CudaOpsTest, RowsMoveToWhereTheDeviceKnows) {
+  constexpr int32_t kCount = 150;
+  const LayerCache cache = {.block_size = kBlock,
+                            .width = 576,
+                            .block_stride = int64_t{kLayers} * kBlock * 576,
+                            .num_blocks = 8 * kCount};
+  std::vector<int32_t> kept(2 * kCount);
+  std::vector<std::vector<int32_t>> blocks(kCount);
+  std::vector<RequestWork> late;
+  std::vector<RequestWork> known;
+  std::vector<int32_t> places;
+  const std::vector<int32_t> token = {3};
+  for (int32_t r = 0; r < kCount; ++r) {
+    const int32_t context = 20 + (r * 37) % 90;
+    const int32_t back = r % 3 == 0 ? 0 : r % 6;
+    places.push_back(r % 3 == 0 ? -1 : 2 * kCount - 1 - r);
+    if (places.back() >= 0) kept[static_cast<size_t>(places.back())] = back;
+    for (int32_t b = 0; b < 8; ++b) blocks[static_cast<size_t>(r)].push_back((r * 8 + b * 5) % 977);
+    late.push_back({.slot = r,
+                    .context_length = context,
+                    .tokens = token,
+                    .draft_tokens = {},
+                    .samples = false,
+                    .block_tables = {&blocks[static_cast<size_t>(r)], 1}});
+    known.push_back(late.back());
+    known.back().context_length -= back;
+  }
+  ops_->KeepTokens(2 * kCount);
+  gpu_->Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
+  struct Rows {
+    std::vector<int32_t> positions = std::vector<int32_t>(kCount);
+    std::vector<int32_t> seq_lens = std::vector<int32_t>(kCount);
+    std::vector<int64_t> slots = std::vector<int64_t>(kCount);
+    bool operator==(const Rows&) const = default;
+  };
+  BatchLayout layout(kBlock);
+  AttentionPlan plan(AttentionBackend::kRagged, 1);
+  const auto assign = [&](StepInputs& inputs, const std::vector<RequestWork>& work, bool moved) {
+    layout.Assign(work);
+    plan.Assign(layout);
+    if (moved) {
+      inputs.AssignMoved(layout, plan, RowCount::kRounded, places);
+    } else {
+      inputs.Assign(layout, plan, RowCount::kRounded);
+    }
+    Rows rows;
+    const CacheInputs& of_cache = Cast(inputs).Of(cache);
+    gpu_->Copy(rows.positions.data(), Cast(inputs).positions(), kCount * sizeof(int32_t));
+    gpu_->Copy(rows.seq_lens.data(), of_cache.decode.seq_lens, kCount * sizeof(int32_t));
+    gpu_->Copy(rows.slots.data(), of_cache.slots, kCount * sizeof(int64_t));
+    return rows;
+  };
+  const auto inputs = ops_->MakeStepInputs();
+  const Rows want = assign(*ops_->MakeStepInputs(), known, false);
+  // First with a cache whose geometry is not known before, then with one that is.
+  EXPECT_EQ(assign(*inputs, late, true), want);
+  EXPECT_EQ(assign(*inputs, late, true), want);
+  EXPECT_NE(assign(*inputs, late, false), want);
+}
+
 // Few rows go with the launch, more through memory.
 TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
   for (const int32_t count : {1, kMostListedRows, kMostListedRows + 1, 700}) {
@@ -407,7 +469,14 @@ TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
     const Tensor from = gpu_->Put(in.x);
     const Tensor to = gpu_->context().Rows(count + 2, kHidden);
     RowCopies copies;
-    for (int32_t r = 0; r < count; ++r) copies.Add(r, count + 1 - r);
+    // The device keeps the number of every fourth.
+    std::vector<int32_t> numbers(static_cast<size_t>(count));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    ops_->KeepTokens(700);
+    gpu_->Copy(ops_->results().tokens(), numbers.data(), numbers.size() * sizeof(int32_t));
+    for (int32_t r = 0; r < count; ++r) {
+      copies.Add(r % 4 == 3 ? TokenOfPlace(r) : r, count + 1 - r);
+    }
     ops_->SetZero(gpu_->context(), to);
     ops_->CopyRows(gpu_->context(), from, to, copies);
     const TestMatrix got = gpu_->Get(to);
@@ -417,7 +486,7 @@ TEST_F(CudaOpsTest, CopiesFewAndManyRows) {
     EXPECT_TRUE(std::all_of(got.view().row(0), got.view().row(2), [](float v) { return v == 0; }));
   }
   const CopyRowsParams params = {.num_rows = 1, .cols = 4, .from_size = 3, .to_size = 3};
-  for (const auto& [from, to] : {std::pair(-1, 0), {3, 0}, {0, -1}, {0, 3}}) {
+  for (const auto& [from, to] : {std::pair(-1, 0), {-2, 0}, {3, 0}, {0, -1}, {0, 3}}) {
     EXPECT_THROW(static_cast<void>(CopyListedRows(params, {&from, 1}, {&to, 1}, nullptr)), Error);
   }
   const std::vector<int32_t> many(kMostListedRows + 1);

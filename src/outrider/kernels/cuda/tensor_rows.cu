@@ -27,17 +27,21 @@ __device__ __forceinline__ void StoreOne(__nv_bfloat16* destination, float v) {
   *destination = __float2bfloat16_rn(v);
 }
 
+/// The row number, also where it is kept.
+__device__ __forceinline__ int64_t FromRow(const CopyRowsParams& params, int64_t from_row) {
+  if (from_row < -1) {
+    if (-2 - from_row >= params.num_kept) __trap();
+    from_row = max(params.kept_tokens[-2 - from_row], 0);
+  }
+  if (from_row < 0 || from_row >= params.from_size) __trap();
+  return from_row;
+}
+
 /// Row numbers that are in memory or follow from the place.
 struct NumbersInMemory {
   static __device__ __forceinline__ int64_t From(const CopyRowsParams& params, int64_t row) {
     if (params.from_rows == nullptr) return row;
-    int64_t from_row = params.from_rows[row];
-    if (from_row < -1) {
-      if (-2 - from_row >= params.num_kept) __trap();
-      from_row = max(params.kept_tokens[-2 - from_row], 0);
-    }
-    if (from_row < 0 || from_row >= params.from_size) __trap();
-    return from_row;
+    return FromRow(params, params.from_rows[row]);
   }
   static __device__ __forceinline__ int64_t To(const CopyRowsParams& params, int64_t row) {
     if (params.to_rows == nullptr) return row;
@@ -52,8 +56,8 @@ struct ListedNumbers {
   int32_t from[kMostListedRows];
   int32_t to[kMostListedRows];
 
-  __device__ __forceinline__ int64_t From(const CopyRowsParams&, int64_t row) const {
-    return from[row];
+  __device__ __forceinline__ int64_t From(const CopyRowsParams& params, int64_t row) const {
+    return FromRow(params, from[row]);
   }
   __device__ __forceinline__ int64_t To(const CopyRowsParams&, int64_t row) const {
     return to[row];
@@ -181,8 +185,10 @@ cudaError_t CopyListedRows(const CopyRowsParams& params, std::span<const int32_t
   for (size_t i = 0; i < count; ++i) {
     numbers.from[i] = from_rows[i];
     numbers.to[i] = to_rows[i];
-    if (from_rows[i] < 0 || from_rows[i] >= params.from_size || to_rows[i] < 0 ||
-        to_rows[i] >= params.to_size) {
+    const bool from_fits = from_rows[i] < 0
+                               ? from_rows[i] < -1 && -2 - from_rows[i] < params.num_kept
+                               : from_rows[i] < params.from_size;
+    if (!from_fits || to_rows[i] < 0 || to_rows[i] >= params.to_size) {
       RefuseArgument("CopyListedRows: from row ", from_rows[i], " of ", params.from_size, " to ",
                      to_rows[i], " of ", params.to_size);
     }

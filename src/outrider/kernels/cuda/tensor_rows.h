@@ -39,9 +39,9 @@ cudaError_t CopyRows(const CopyRowsParams& params, cudaStream_t stream);
 
 inline constexpr int kMostListedRows = 256;
 
-/// CopyRows of few rows whose numbers are the host's: they go to the device with the launch.
-/// Without params.from_rows and to_rows. Throws Error for too many rows and for numbers out of
-/// range.
+/// CopyRows of few rows whose numbers, or their places in kept_tokens, are the host's: they go to
+/// the device with the launch. Without params.from_rows and to_rows. Throws Error for too many rows
+/// and for numbers out of range.
 cudaError_t CopyListedRows(const CopyRowsParams& params, std::span<const int32_t> from_rows,
                            std::span<const int32_t> to_rows, cudaStream_t stream);
 

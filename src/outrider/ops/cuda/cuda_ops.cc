@@ -143,7 +143,7 @@ std::unique_ptr<WeightLoader> CudaOps::MakeWeightLoader(const WeightSource& sour
 }
 
 std::unique_ptr<StepInputs> CudaOps::MakeStepInputs() const {
-  return std::make_unique<CudaStepInputs>(stream_);
+  return std::make_unique<CudaStepInputs>(stream_, results_);
 }
 
 std::unique_ptr<Replayer> CudaOps::MakeReplayer() const {
@@ -236,6 +236,8 @@ void CudaOps::CopyRows(const Context& context, Tensor from, Tensor to,
                                          .from_dtype = from.dtype,
                                          .from_stride = from.stride,
                                          .from_size = from.rows,
+                                         .kept_tokens = results_.tokens(),
+                                         .num_kept = static_cast<int64_t>(results_.num_tokens()),
                                          .to = to.data,
                                          .to_dtype = to.dtype,
                                          .to_stride = to.stride,

@@ -41,7 +41,10 @@ void CudaSampler::HostSampler::MakeLogits(const Context& context, const HeadRows
 }
 
 bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
-  OUTRIDER_CHECK(request.place < 0 || std::cmp_less(request.place, ops_.results().num_tokens()));
+  for (const int32_t place : {request.places.last_token, request.places.rejected,
+                              request.places.last_row, request.places.drawn}) {
+    OUTRIDER_CHECK(place < 0 || std::cmp_less(place, ops_.results().num_tokens()));
+  }
   const VerifyInput& input = request.input;
   const SamplingParams& params = *input.params;
   if (verifier_.NeedsLogits(params, params.logprobs <= kMaxTopLogprobs)) return false;
@@ -52,7 +55,8 @@ bool CudaSampler::Describe(const VerifyRequest& request, DrawnRows* drawn) {
             .drafts = input.drafts,
             .masks = input.masks,
             .processors = input.processors,
-            .place = request.place};
+            .kept = request.places,
+            .given_count = verifier_.GivenCount(input)};
   drawn->sampling.top_logprobs = params.logprobs.value_or(-1);
   if (input.processors != nullptr && input.processors->penalises()) {
     drawn->sampling.penalised = true;
@@ -72,12 +76,13 @@ void CudaSampler::AddForbidden(int32_t vocab_size) {
   const size_t words = MaskWords(vocab_size);
   size_t num_rows = 0;
   for (const size_t i : drawn_requests_) {
-    if (forbids(requests_[i].input)) num_rows += static_cast<size_t>(requests_[i].num_rows());
+    if (forbids(now_.requests[i].input))
+      num_rows += static_cast<size_t>(now_.requests[i].num_rows());
   }
   forbidden_.assign(num_rows * words, ~uint32_t{0});
   uint32_t* next = forbidden_.data();
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
-    const VerifyInput& input = requests_[drawn_requests_[n]].input;
+    const VerifyInput& input = now_.requests[drawn_requests_[n]].input;
     if (!forbids(input)) continue;
     MatrixView<const uint32_t>& masks = drawn_rows_[n].masks;
     const MatrixView<const uint32_t> of_grammar = masks;
@@ -91,22 +96,22 @@ void CudaSampler::AddForbidden(int32_t vocab_size) {
   }
 }
 
-void CudaSampler::TakeRequests(std::span<const VerifyRequest> requests) {
-  requests_.assign(requests.begin(), requests.end());
-  drafts_.clear();
-  for (const VerifyRequest& request : requests) {
-    drafts_.insert(drafts_.end(), request.input.drafts.begin(), request.input.drafts.end());
+void CudaSampler::VerifyCopies::Assign(std::span<const VerifyRequest> originals) {
+  requests.assign(originals.begin(), originals.end());
+  drafts.clear();
+  for (const VerifyRequest& request : originals) {
+    drafts.insert(drafts.end(), request.input.drafts.begin(), request.input.drafts.end());
   }
   size_t first = 0;
-  for (VerifyRequest& request : requests_) {
-    request.input.drafts = std::span(drafts_).subspan(first, request.input.drafts.size());
+  for (VerifyRequest& request : requests) {
+    request.input.drafts = std::span(drafts).subspan(first, request.input.drafts.size());
     first += request.input.drafts.size();
   }
 }
 
-void CudaSampler::ReadDrafts() {
-  ops_.ReadTokens();
-  for (int32_t& draft : drafts_) draft = ops_.ReadToken(draft);
+void CudaSampler::VerifyCopies::ReadDrafts(const CudaOps& ops) {
+  ops.ReadTokens();
+  for (int32_t& draft : drafts) draft = ops.ReadToken(draft);
 }
 
 RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRows& rows) {
@@ -117,44 +122,48 @@ RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRo
 
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
                          std::span<const VerifyRequest> requests) {
-  TakeRequests(requests);
+  now_.Assign(requests);
   drawn_rows_.clear();
   drawn_requests_.clear();
   host_requests_.clear();
   host_rows_.clear();
   bool processes = false;
-  for (size_t i = 0; i < requests_.size(); ++i) {
+  for (size_t i = 0; i < requests.size(); ++i) {
     DrawnRows drawn;
-    if (Describe(requests_[i], &drawn)) {
+    if (Describe(now_.requests[i], &drawn)) {
       drawn_rows_.push_back(drawn);
       drawn_requests_.push_back(i);
       processes |= drawn.processors != nullptr;
       continue;
     }
-    VerifyRequest& request = host_requests_.emplace_back(requests_[i]);
+    VerifyRequest& request = host_requests_.emplace_back(now_.requests[i]);
     const std::span<const int32_t> own = rows.rows.subspan(static_cast<size_t>(request.first_row),
                                                            static_cast<size_t>(request.num_rows()));
     request.first_row = static_cast<int32_t>(host_rows_.size());
     host_rows_.insert(host_rows_.end(), own.begin(), own.end());
   }
   // Processors change a row by the drafts before it.
-  if (processes) ReadDrafts();
+  if (processes) now_.ReadDrafts(ops_);
   AddForbidden(static_cast<int32_t>(rows.head.rows));
   const RowDrawer::HostResults drawn = DrawNow(context, rows);
-  ReadDrafts();
+  now_.ReadDrafts(ops_);
   size_t first = 0;
   for (size_t n = 0; n < drawn_requests_.size(); ++n) {
-    const VerifyRequest& request = requests_[drawn_requests_[n]];
+    const VerifyRequest& request = now_.requests[drawn_requests_[n]];
     VerifyInput input = request.input;
-    const auto count = static_cast<size_t>(request.num_rows());
     input.masks = drawn_rows_[n].masks;
-    input.drawn = drawn.tokens.subspan(first, count);
-    input.num_accepted = drawn.accepted[n];
-    if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(first);
-    first += count;
-    verifier_.Verify(input, request.result);
+    Finish(request, input, drawn, n, first);
+    first += static_cast<size_t>(request.num_rows());
   }
   host_.Verify(context, {rows.head, rows.x, host_rows_}, host_requests_);
+}
+
+void CudaSampler::Finish(const VerifyRequest& request, VerifyInput input,
+                         const RowDrawer::HostResults& drawn, size_t n, size_t first_row) {
+  input.drawn = drawn.tokens.subspan(first_row, static_cast<size_t>(request.num_rows()));
+  input.num_accepted = drawn.accepted[n];
+  if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(first_row);
+  verifier_.Verify(input, request.result);
 }
 
 bool CudaSampler::VerifyLater(const Context& context, const HeadRows& rows,
@@ -162,13 +171,12 @@ bool CudaSampler::VerifyLater(const Context& context, const HeadRows& rows,
   drawn_rows_.clear();
   for (const VerifyRequest& request : requests) {
     const VerifyInput& input = request.input;
-    const bool plain =
-        input.drafts.empty() && input.masks.data == nullptr && input.processors == nullptr;
+    const bool plain = input.masks.data == nullptr && input.processors == nullptr;
     if (!plain || !Describe(request, &drawn_rows_.emplace_back())) return false;
   }
   OUTRIDER_CHECK(num_later_ < later_.size());
   LaterVerify& later = later_[num_later_++];
-  later.requests.assign(requests.begin(), requests.end());
+  later.copies.Assign(requests);
   const Stopwatch watch(head_seconds_);
   later.layout = drawer_.Begin(context, rows, static_cast<int32_t>(rows.head.rows), drawn_rows_);
   return true;
@@ -177,12 +185,13 @@ bool CudaSampler::VerifyLater(const Context& context, const HeadRows& rows,
 void CudaSampler::Collect() {
   OUTRIDER_CHECK(num_later_ > 0);
   const RowDrawer::HostResults drawn = drawer_.Finish(later_[0].layout);
-  for (size_t n = 0; n < later_[0].requests.size(); ++n) {
-    const VerifyRequest& request = later_[0].requests[n];
-    VerifyInput input = request.input;
-    input.drawn = drawn.tokens.subspan(n, 1);
-    if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(n);
-    verifier_.Verify(input, request.result);
+  VerifyCopies& copies = later_[0].copies;
+  copies.ReadDrafts(ops_);
+  size_t first = 0;
+  for (size_t n = 0; n < copies.requests.size(); ++n) {
+    const VerifyRequest& request = copies.requests[n];
+    Finish(request, request.input, drawn, n, first);
+    first += static_cast<size_t>(request.num_rows());
   }
   if (--num_later_ == 1) std::swap(later_[0], later_[1]);
 }

@@ -49,16 +49,25 @@ class CudaSampler : public StepSampler {
                     MatrixView<float> logits) override;
   };
 
+  /// Copies of the requests of a call.
+  struct VerifyCopies {
+    std::vector<VerifyRequest> requests;  // with drafts in:
+    std::vector<int32_t> drafts;          // of all of them
+
+    void Assign(std::span<const VerifyRequest> originals);
+    /// All drafts are on the host then.
+    void ReadDrafts(const CudaOps& ops);
+  };
+
   /// A call of VerifyLater that was not collected.
   struct LaterVerify {
-    std::vector<VerifyRequest> requests;
+    VerifyCopies copies;
     RowDrawer::ResultLayout layout;
   };
 
-  /// Replaces requests_ by copies, whose drafts are in drafts_.
-  void TakeRequests(std::span<const VerifyRequest> requests);
-  /// All of drafts_ are on the host then.
-  void ReadDrafts();
+  /// The result of the nth request that was drawn, from `first_row` of what was drawn.
+  void Finish(const VerifyRequest& request, VerifyInput input, const RowDrawer::HostResults& drawn,
+              size_t n, size_t first_row);
   /// What the kernel draws for `request`; false: the host draws.
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
@@ -77,8 +86,7 @@ class CudaSampler : public StepSampler {
   std::array<LaterVerify, 2> later_;
   size_t num_later_ = 0;  // of them; the first is the older one
   // Kept to reuse memory.
-  std::vector<VerifyRequest> requests_;
-  std::vector<int32_t> drafts_;  // of all requests
+  VerifyCopies now_;
   std::vector<DrawnRows> drawn_rows_;
   std::vector<size_t> drawn_requests_;
   std::vector<VerifyRequest> host_requests_;

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <bit>
 #include <span>
+#include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/move_rows.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 
 namespace outrider::cuda {
@@ -47,7 +49,8 @@ int32_t RoundedRows(int32_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-void CudaStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) {
+void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan& plan,
+                                 RowCount count, std::span<const int32_t> places) {
   static std::atomic<uint64_t> next_serial = 0;
   AssignBounds(layout, plan);
   serial_ = ++next_serial;
@@ -57,6 +60,14 @@ void CudaStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan
              layout.num_rows() <= kMostRoundedRows && plan.num_decode_rows() == layout.num_rows();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
+  moved_places_.assign(places.begin(), places.end());
+  OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
+  for (size_t r = 0; r < places.size(); ++r) {
+    // Its number is that of its request, too.
+    OUTRIDER_CHECK(places[r] < 0 || (r < plan.decode_runs().size() &&
+                                     std::cmp_equal(plan.decode_runs()[r].first_row, r) &&
+                                     plan.decode_runs()[r].query_length == 1));
+  }
   Copy();
 }
 
@@ -77,12 +88,34 @@ void CudaStepInputs::Copy() const {
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (groups_[i].block_step != 0) AddGroup(i);
   }
+  const size_t places = arrays_.Add(moved_places_);
   arrays_.Copy();
   token_ids_ = arrays_.At<int32_t>(tokens_at_);
   positions_ = arrays_.At<int32_t>(positions);
   true_rows_ = arrays_.At<int32_t>(true_rows);
   for (Group& group : groups_) {
     if (group.block_step != 0) Place(group);
+  }
+  if (!moved_places_.empty()) Move(places);
+}
+
+void CudaStepInputs::Move(size_t places_at) const {
+  MoveRowsParams params = {.num_rows = static_cast<int>(moved_places_.size()),
+                           .places = arrays_.At<int32_t>(places_at),
+                           .kept_numbers = kept_.tokens(),
+                           .positions = positions_};
+  const auto known = [](const Group& group) { return group.block_step != 0; };
+  auto left = std::ranges::count_if(groups_, known);
+  if (left == 0) CheckCuda(MoveRows(params, stream_), "moving rows");
+  for (const Group& group : groups_) {
+    if (!known(group)) continue;
+    params.writes_positions = --left == 0;  // until then launches start from where the rows were
+    params.seq_lens = arrays_.At<int32_t>(group.decode_at.lengths);
+    params.slots = arrays_.At<int64_t>(group.slots_at);
+    params.block_tables = group.inputs.decode.block_tables;
+    params.block_table_stride = group.inputs.decode.block_table_stride;
+    params.block_size = group.block_size;
+    CheckCuda(MoveRows(params, stream_), "moving rows");
   }
 }
 

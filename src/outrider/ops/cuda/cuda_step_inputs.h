@@ -12,6 +12,7 @@
 
 #include "outrider/kv/layer_cache.h"
 #include "outrider/ops/cuda/staged_arrays.h"
+#include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/host_tokens.h"
 #include "outrider/ops/replayer.h"
 #include "outrider/ops/step_inputs.h"
@@ -60,9 +61,15 @@ int32_t RoundedRows(int32_t rows);
 
 class CudaStepInputs : public StepInputs {
  public:
-  explicit CudaStepInputs(cudaStream_t stream) : arrays_(stream) {}
+  /// kept: numbers by place, of AssignMoved.
+  CudaStepInputs(cudaStream_t stream, const StepResults& kept)
+      : stream_(stream), kept_(kept), arrays_(stream) {}
 
-  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override;
+  void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) override {
+    AssignMoved(layout, plan, count, {});
+  }
+  void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
+                   std::span<const int32_t> places) override;
   void ShiftTokens(std::span<const int32_t> sources, std::span<const int32_t> tokens) override;
 
   const int32_t* token_ids() const { return token_ids_; }  // [rows] on the device
@@ -104,17 +111,22 @@ class CudaStepInputs : public StepInputs {
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts) const;
   /// Where the arrays of a group are on the device.
   void Place(Group& group) const;
+  /// Moves rows on the device, whose places are at `places_at`.
+  void Move(size_t places_at) const;
 
+  cudaStream_t stream_;
+  const StepResults& kept_;
   uint64_t serial_ = 0;
   bool rounded_ = false;
   const BatchLayout* layout_ = nullptr;
   const AttentionPlan* plan_ = nullptr;
   HostTokens tokens_;
+  std::vector<int32_t> moved_places_;  // of AssignMoved; empty: all rows lie where the layout says
   // Of the rows, then of the groups.
   mutable StagedArrays arrays_;
   mutable size_t tokens_at_ = 0;
   mutable const int32_t* token_ids_ = nullptr;
-  mutable const int32_t* positions_ = nullptr;
+  mutable int32_t* positions_ = nullptr;
   mutable const int32_t* true_rows_ = nullptr;
   mutable std::deque<Group> groups_;
   // Kept to reuse memory.

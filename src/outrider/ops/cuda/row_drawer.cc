@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "outrider/base/error.h"
-#include "outrider/kernels/cuda/verify_drafts.h"
 #include "outrider/ops/cuda/device_rows.h"
 #include "outrider/sampling/token_mask.h"
 
@@ -111,6 +110,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   counts_.clear();
   given_tokens_.clear();
   places_.clear();
+  verified_.clear();
   const size_t mask_words = MaskWords(num_tokens);
   for (const DrawnRows& drawn : requests) {
     const auto request = static_cast<int32_t>(sampling_.size());
@@ -127,7 +127,12 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
       if (drawn.given_token >= 0) given_tokens_.push_back(drawn.given_token);
       if (kind.by_place) places_.push_back(drawn.place);
     }
-    if (kind.num_accepted != nullptr) places_.push_back(drawn.place);
+    const VerifyPlaces& kept = drawn.kept;
+    verified_.push_back({.last_token = kept.last_token,
+                         .drawn = kept.drawn,
+                         .rejected = kept.rejected,
+                         .last_row = kept.last_row,
+                         .given_count = drawn.given_count});
     first_mask_.push_back(
         drawn.masks.data == nullptr ? -1 : static_cast<int32_t>(masks_.size() / mask_words));
     for (int64_t j = 0; drawn.masks.data != nullptr && j < drawn.num_rows; ++j) {
@@ -152,6 +157,7 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
   const size_t counts_at = arrays_.Add(counts_);
   const size_t given_at = arrays_.Add(given_tokens_);
   const size_t places_at = arrays_.Add(places_);
+  const size_t verified_at = arrays_.Add(verified_);
   arrays_.Copy();
 
   const Scratch::Frame frame(context.arena);
@@ -189,7 +195,8 @@ void RowDrawer::DrawTile(const Context& context, const HeadRows& rows, int32_t n
                           .logit_start_loc = params.logit_start_loc,
                           .drawn = results.tokens,
                           .kept_tokens = ops_.results().tokens(),
-                          .last_places = arrays_.At<int32_t>(places_at),
+                          .head_rows = arrays_.At<int32_t>(head_rows_at),
+                          .requests = arrays_.At<VerifiedRequest>(verified_at),
                           .num_accepted = kind.num_accepted},
                          ops_.stream()),
             "verifying drafts");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "outrider/kernels/cuda/draw.h"
+#include "outrider/kernels/cuda/verify_drafts.h"
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/staged_arrays.h"
 #include "outrider/ops/step_sampler.h"
@@ -26,7 +27,9 @@ struct DrawnRows {
   LogitsProcessors* processors = nullptr;
   std::span<const TokenCounts::Entry> counts = {};
   int32_t given_token = -1;  // negative: one is drawn
-  int32_t place = -1;        // of a draft, or of a request's last token
+  int32_t place = -1;        // of a draft
+  VerifyPlaces kept = {};    // of a request whose drafts are verified
+  int32_t given_count = -1;  // of its drafts that are accepted; negative: those that are drawn
 };
 
 class RowDrawer {
@@ -100,6 +103,7 @@ class RowDrawer {
   std::vector<uint32_t> counts_;
   std::vector<int32_t> given_tokens_;
   std::vector<int32_t> places_;
+  std::vector<VerifiedRequest> verified_;
 };
 
 }  // namespace outrider::cuda
