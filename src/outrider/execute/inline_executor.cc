@@ -43,7 +43,7 @@ void InlineExecutor::Admit(const SlotAdmission& admission) {
 void InlineExecutor::Release(int32_t slot) {
   SlotAt(slot).Release();
   for (StepOutputs& outputs : outputs_) {
-    for (UnreadToken& unread : outputs.unread) {
+    for (UnreadResult& unread : outputs.unread) {
       if (unread.slot == &SlotAt(slot)) unread.slot = nullptr;
     }
   }
@@ -230,11 +230,15 @@ void InlineExecutor::ReadLater() {
   for (const RequestRows& rows : layout_.requests()) {
     const auto w = static_cast<size_t>(rows.work_index);
     RequestSlot& slot = *work_slots_[w];
-    if (!parts_.drafter) slot.num_computed = rows.context_length + rows.query_length;
-    if (!parts_.drafter && !work_[w].samples) continue;
-    outputs().unread.push_back(
-        {&slot, slot.tokens.size(), slot.parameters, &outputs().results[plan_index_[w]]});
-    if (parts_.drafter) continue;
+    const UnreadResult unread = {&slot, slot.tokens.size(), slot.parameters,
+                                 &outputs().results[plan_index_[w]]};
+    if (parts_.drafter) {
+      outputs().unread.push_back(unread);
+      continue;
+    }
+    slot.num_computed = rows.context_length + rows.query_length;
+    if (!work_[w].samples) continue;
+    outputs().unread.push_back(unread);
     slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, max_drafts()).last_token()));
   }
 }
@@ -242,7 +246,7 @@ void InlineExecutor::ReadLater() {
 void InlineExecutor::Read(StepOutputs& outputs) {
   logits_pass_.Collect();
   for (size_t i = 0; i < outputs.unread.size(); ++i) {
-    const UnreadToken& unread = outputs.unread[i];
+    const UnreadResult& unread = outputs.unread[i];
     // Of a request that has ended before, as of one that has left, it is for nobody.
     if (unread.slot == nullptr || unread.slot->ended) continue;
     if (parts_.drafter) {

@@ -61,17 +61,19 @@ class InlineExecutor : public Executor {
   RequestSlot& SlotAt(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
   /// What the device has drawn for a request and the host has not read.
-  struct UnreadToken {
+  struct UnreadResult {
     RequestSlot* slot = nullptr;                          // null: the request has left it
-    size_t index = 0;                                     // of the slot's tokens, of the first
-    std::shared_ptr<const RequestParameters> parameters;  // kept until the token is read
+    size_t index = 0;                                     // of the slot's tokens
+    std::shared_ptr<const RequestParameters> parameters;  // kept until the result is read
     RequestResult* result = nullptr;
   };
   /// Of a step, by index in its plan.
   struct StepOutputs {
     std::vector<RequestResult> results;  // and some more, whose memory is kept
     std::vector<int32_t> num_drafts;
-    std::vector<UnreadToken> unread;  // none: the host has the results
+    /// None: the host has the results. With a drafter in the order of layout_, which is still the
+    /// step's then.
+    std::vector<UnreadResult> unread;
   };
 
   StepOutputs& OutputsOf(Ticket ticket) {
@@ -91,7 +93,7 @@ class InlineExecutor : public Executor {
   /// Whether the host need not know this step's tokens before what follows is launched: the next
   /// step or, with a drafter, the beginning of its pass.
   bool CanReadLater() const;
-  /// Goes on with the places of its tokens.
+  /// Notes what is to be read. Without a drafter goes on with the places of the step's tokens.
   void ReadLater();
   /// The results of a step whose tokens were left on the device.
   void Read(StepOutputs& outputs);
@@ -115,7 +117,7 @@ class InlineExecutor : public Executor {
   AttentionPlan attention_;
   std::unique_ptr<StepInputs> inputs_;
   std::vector<RequestWork> work_;          // of the requests that run
-  std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
+  std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next two
   std::vector<VerifiedTokens*> verified_;  // into the results
   std::vector<size_t> plan_index_;
   std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
