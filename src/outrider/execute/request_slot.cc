@@ -12,7 +12,8 @@ void RequestSlot::Admit(const SlotAdmission& admission, std::span<const int32_t>
   OUTRIDER_CHECK(parameters == nullptr, "slot {} is taken", admission.slot);
   parameters = admission.parameters;
   const auto prompt_length = static_cast<size_t>(parameters->prompt_length);
-  tokens.reserve(static_cast<size_t>(parameters->max_total_tokens + most_behind));
+  tokens.reserve(static_cast<size_t>(parameters->max_total_tokens) +
+                 static_cast<size_t>(most_behind));
   tokens.assign(admission.tokens.begin(), admission.tokens.end());
   num_computed = admission.cached_tokens;
   scores_prompt = sampling().prompt_logprobs.has_value() && tokens.size() == prompt_length;
