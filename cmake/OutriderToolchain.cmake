@@ -8,6 +8,9 @@ if(OUTRIDER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
+# __FILE__ is relative to the sources: in messages, and so that clones share a cache. Sources that are
+# compiled together are included by their whole path.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>)
 
 add_library(outrider_flags INTERFACE)
 # No contraction of a*b+c behind our back: the bits of a row are part of the contract.
