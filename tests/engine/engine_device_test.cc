@@ -71,6 +71,18 @@ TEST(EngineDevice, TheGpuSaysWhatItDoesNotRun) {
               HasSubstr("steps of 20480 rows"));
 }
 
+TEST(EngineDevice, AMachineWithoutAUsableGpuSaysWhatIsNeeded) {
+  const ChosenDevice chosen = ChooseDevice(DeviceKind::kAuto);
+  if (chosen.kind == DeviceKind::kCuda) GTEST_SKIP() << "there is one";
+  try {
+    MakeDeviceOps(DeviceKind::kCuda);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.what(), chosen.why);
+    EXPECT_THAT(chosen.why, testing::HasSubstr("compute capability 9.0"));
+  }
+}
+
 #else
 
 TEST(EngineDevice, ABuildWithoutKernelsForGpusSaysSo) {

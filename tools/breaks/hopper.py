@@ -20,6 +20,7 @@ TOPICS = {
     "prompts": "several prompts run in one pass",
     "angles": "absorbed queries are rotated by their own positions",
     "shared": "the shared experts are the checkpoint's",
+    "capability": "other GPUs are refused at the start",
 }
 
 ADDED_IN_ORDER = """\
@@ -141,4 +142,10 @@ BREAKS = (
           "(rows ? part.first_row : part.first_col) = i * e.width;",
           "(rows ? part.first_row : part.first_col) = 0 * i;",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
+    Break("capability", "a GPU of any 9.x is taken", "ops/cuda/hopper_gpu.cc",
+          "gpu.major != 9 || gpu.minor != 0", "gpu.major != 9", "hopper_gpu_test",
+          "HopperGpuTest.OtherGpusAreRefused"),
+    Break("capability", "a driver that is too old is not noticed", "ops/cuda/hopper_gpu.cc",
+          "if (gpu.error != cudaSuccess || gpu.count == 0) {", "if (gpu.error == cudaErrorNoDevice) {",
+          "hopper_gpu_test", "HopperGpuTest.WithoutAUsableGpuItSaysWhatIsNeeded"),
 )

@@ -6,6 +6,7 @@
 #include "outrider/base/error.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/cuda/hopper_gpu.h"
 #include "outrider/ops/cuda/hopper_networks.h"
 #endif
 
@@ -59,7 +60,7 @@ ChosenDevice ChooseDevice(DeviceKind wanted) {
   if (wanted == DeviceKind::kCuda) return {DeviceKind::kCuda, "--device cuda"};
 #ifdef OUTRIDER_ENGINE_CUDA
   try {
-    cuda::CheckHopperGpu();
+    cuda::CheckIsHopper(cuda::DescribeGpu());
     return {DeviceKind::kCuda, "there is a GPU that can be used"};
   } catch (const Error& error) {
     return {DeviceKind::kCpu, error.what()};

@@ -15,6 +15,7 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 #include "outrider/ops/cuda/cuda_weights.h"
 #include "outrider/ops/cuda/device_rows.h"
+#include "outrider/ops/cuda/hopper_gpu.h"
 #include "outrider/ops/tokens_on_device.h"
 
 namespace outrider::cuda {
@@ -47,32 +48,17 @@ bool AreOne(const Product& a, const Product& b) {
          Follows(a.y.data, static_cast<size_t>(a.y.cols) * DTypeSize(a.y.dtype), b.y.data);
 }
 
+/// The first thing that is asked of the device, so that one that will not do is refused in words.
+cudaStream_t MakeStream() {
+  CheckIsHopper(DescribeGpu());
+  cudaStream_t stream = nullptr;
+  CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  return stream;
+}
+
 }  // namespace
 
-void CheckHopperGpu() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || count == 0) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("no GPU can be used ({}): --device cuda needs an NVIDIA GPU of compute "
-                            "capability 9.0 and driver 580 or newer; --device cpu runs without",
-                            error == cudaSuccess ? "there is none" : cudaGetErrorString(error)));
-  }
-  cudaDeviceProp properties;
-  CheckCuda(cudaGetDeviceProperties(&properties, 0), "the GPU");
-  if (properties.major != 9 || properties.minor != 0) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("the GPU is {} of compute capability {}.{}: --device cuda needs 9.0 "
-                            "(H100, H200); --device cpu runs without",
-                            properties.name, properties.major, properties.minor));
-  }
-}
-
-CudaOps::CudaOps() {
-  CheckHopperGpu();
-  CheckCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
-  idle_ = std::make_unique<IdleClock>(stream_);
-}
+CudaOps::CudaOps() : stream_(MakeStream()), idle_(std::make_unique<IdleClock>(stream_)) {}
 
 CudaOps::~CudaOps() { cudaStreamDestroy(stream_); }
 

@@ -27,16 +27,12 @@ namespace outrider::cuda {
 
 inline constexpr int kMostRows = 16384;  // of a step: what the router's kernel takes
 
-/// Throws Error{kUnavailable} unless device 0 is a GPU of compute capability 9.0 that the driver
-/// can use.
-void CheckHopperGpu();
-
 /// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time. Calls launch work and return; those that give results to the host wait for them. Their
 /// context's operand type is bfloat16. Throws Error for what CUDA says.
 class CudaOps : public Ops {
  public:
-  /// Throws Error as CheckHopperGpu.
+  /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
   ~CudaOps() override;
   CudaOps(const CudaOps&) = delete;
@@ -195,7 +191,7 @@ class CudaOps : public Ops {
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
                        const PromptGroup& prompts, const AttentionArgs& args) const;
 
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_;
   std::unique_ptr<IdleClock> idle_;
   // Work space that outlives calls; one thread at a time.
   mutable StepResults results_;
