@@ -124,6 +124,7 @@ class Step {
         ids_(static_cast<size_t>(rows) * kChoices),
         offsets_(kExperts + 1),
         pairs_(static_cast<size_t>(rows) * kChoices),
+        places_(static_cast<size_t>(rows) * kChoices),
         tiles_(static_cast<size_t>(MaxExpertTiles(rows, kChoices, kExperts, tile_rows_))),
         num_tiles_(1) {
     std::vector<float> x(static_cast<size_t>(rows) * kHidden), cosines(kContext * 32),
@@ -163,6 +164,7 @@ class Step {
     routing_.weights = weights_.data();
     routing_.offsets = offsets_.data();
     routing_.pairs = pairs_.data();
+    routing_.places = places_.data();
     routing_.tiles = tiles_.data();
     routing_.num_tiles = num_tiles_.data();
   }
@@ -342,7 +344,7 @@ class Step {
   DeviceArray<uint16_t> inner_, gathered_;
   DeviceArray<uint8_t> workspace_;
   int tile_rows_;
-  DeviceArray<int32_t> ids_, offsets_, pairs_;
+  DeviceArray<int32_t> ids_, offsets_, pairs_, places_;
   DeviceArray<ExpertTile> tiles_;
   DeviceArray<int32_t> num_tiles_, positions_, starts_, lengths_, table_;
   DeviceArray<int64_t> slots_;

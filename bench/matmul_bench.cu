@@ -173,11 +173,15 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
         }
         places.insert(places.end(), of_expert[expert].begin(), of_expert[expert].end());
       }
+      std::vector<int32_t> of_pairs(places.size());
+      for (size_t i = 0; i < places.size(); ++i) of_pairs[places[i]] = static_cast<int32_t>(i);
       pairs.emplace_back(places);
+      pairs.emplace_back(of_pairs);
       tiles.emplace_back(list);
       counts.emplace_back(std::vector<int32_t>(kExperts + 1, static_cast<int32_t>(places.size())));
       routing.offsets = counts.back().data();
-      routing.pairs = pairs.back().data();
+      routing.pairs = pairs.end()[-2].data();
+      routing.places = pairs.back().data();
       routing.tiles = tiles.back().data();
       counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
       routing.num_tiles = counts.back().data();

@@ -21,6 +21,8 @@ TOPICS = {
     "angles": "absorbed queries are rotated by their own positions",
     "shared": "the shared experts are the checkpoint's",
     "capability": "other GPUs are refused at the start",
+    "gathered": "rows go to the places of all their choices",
+    "batches": "where prompts begin is made anew for each batch",
 }
 
 ADDED_IN_ORDER = """\
@@ -148,4 +150,15 @@ BREAKS = (
     Break("capability", "a driver that is too old is not noticed", "ops/cuda/hopper_gpu.cc",
           "if (gpu.error != cudaSuccess || gpu.count == 0) {", "if (gpu.error == cudaErrorNoDevice) {",
           "hopper_gpu_test", "HopperGpuTest.WithoutAUsableGpuItSaysWhatIsNeeded"),
+    Break("gathered", "a row's choices all get the place of its first", "kernels/cuda/matmul_gather.cu",
+          "gather.places[first_pair + choice]", "gather.places[first_pair]",
+          "expert_matmul_test", "*GivesTheBitsOfEachExpertsOwnProduct*"),
+    Break("gathered", "shared experts have no places", "kernels/cuda/expert_router.cu",
+          "    const int pair = row * choices + params.top_k + shared;\n    routing.pairs[place] = pair;\n"
+          "    if (routing.places != nullptr) routing.places[pair] = place;",
+          "    const int pair = row * choices + params.top_k + shared;\n    routing.pairs[place] = pair;",
+          "expert_router_test", "*ManyRows*"),
+    Break("batches", "prompts begin where those of the first batch did", "kernels/cuda/prompt_attention.cc",
+          "params.batch == 0 || params.batch != batch_", "params.batch == 0 || batch_ == 0",
+          "prompt_attention_test", "*BitsDoNotDependOnHowAPromptIsCut*"),
 )

@@ -11,12 +11,12 @@ constexpr size_t kSmallestChunk = size_t{1} << 20;
 
 std::byte* Scratch::TakeBytes(size_t bytes) {
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size()) {
+  while (chunk_ < chunks_.size() && used_ + bytes + reach_ > chunks_[chunk_].size()) {
     ++chunk_;
     used_ = 0;
   }
   if (chunk_ == chunks_.size()) {
-    chunks_.push_back(allocate_(std::max({bytes, kSmallestChunk, capacity()})));
+    chunks_.push_back(allocate_(std::max({bytes + reach_, kSmallestChunk, capacity()})));
     used_ = 0;
   }
   std::byte* p = chunks_[chunk_].data() + used_;

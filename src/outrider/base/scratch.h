@@ -19,7 +19,9 @@ class Scratch {
   using Allocate = std::function<Buffer(size_t bytes)>;
 
   Scratch() = default;  // of the host's memory
-  explicit Scratch(Allocate allocate) : allocate_(std::move(allocate)) {}
+  /// `reach`: bytes behind every piece that are readable, whatever they hold.
+  explicit Scratch(Allocate allocate, size_t reach = 0)
+      : allocate_(std::move(allocate)), reach_(reach) {}
 
   /// Everything taken after a Frame was made is given back when it goes out of scope.
   class Frame {
@@ -58,6 +60,7 @@ class Scratch {
   std::byte* TakeBytes(size_t bytes);
 
   Allocate allocate_ = [](size_t bytes) { return Buffer(bytes); };
+  size_t reach_ = 0;
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;  // the chunk that the next piece comes from
   size_t used_ = 0;   // bytes of it that are taken

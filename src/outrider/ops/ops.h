@@ -159,9 +159,12 @@ class Ops {
   /// Memory of the device, zeroed. Throws Error when it has no more.
   virtual Buffer Allocate(size_t bytes) const = 0;
 
+  /// How many bytes behind a tensor of an arena the calls may read.
+  virtual size_t arena_reach() const { return 0; }
+
   /// An arena for contexts.
   Scratch MakeArena() const {
-    return Scratch([this](size_t bytes) { return Allocate(bytes); });
+    return Scratch([this](size_t bytes) { return Allocate(bytes); }, arena_reach());
   }
 
   /// What packs weights for these operations. The source must outlive it.

@@ -18,7 +18,7 @@ namespace {
 struct Routing {
   std::vector<int32_t> offsets, pairs;
   std::vector<ExpertTile> tiles;
-  DeviceArray<int32_t> d_offsets, d_pairs, d_num_tiles;
+  DeviceArray<int32_t> d_offsets, d_pairs, d_places, d_num_tiles;
   DeviceArray<ExpertTile> d_tiles;
   ExpertRouting device;
 
@@ -46,12 +46,18 @@ struct Routing {
     }
     EXPECT_LE(static_cast<int64_t>(tiles.size()),
               MaxExpertTiles(rows, choices, experts, tile_rows));
+    std::vector<int32_t> places(pairs.size());
+    for (size_t place = 0; place < pairs.size(); ++place) {
+      places[pairs[place]] = static_cast<int32_t>(place);
+    }
+    d_places = DeviceArray<int32_t>(places);
     d_pairs = DeviceArray<int32_t>(pairs);
     d_tiles = DeviceArray<ExpertTile>(tiles);
     d_num_tiles = DeviceArray<int32_t>(std::vector<int32_t>{static_cast<int32_t>(tiles.size())});
     d_offsets = DeviceArray<int32_t>(offsets);
     device.offsets = d_offsets.data();
     device.pairs = d_pairs.data();
+    device.places = d_places.data();
     device.tiles = d_tiles.data();
     device.num_tiles = d_num_tiles.data();
   }

@@ -38,6 +38,7 @@ struct Routing {
   std::vector<float> weights;
   std::vector<int32_t> offsets;
   std::vector<int32_t> pairs;
+  std::vector<int32_t> places;
   std::vector<ExpertTile> tiles;
 };
 
@@ -83,7 +84,8 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     const int all = shape.experts + shape.shared;
     const size_t pairs = static_cast<size_t>(bound) * Choices();
     const DeviceArray<float> d_logits(logits), d_bias(bias), weights(pairs);
-    const DeviceArray<int32_t> ids(pairs), places(pairs), offsets(all + 1), num_tiles(1);
+    const DeviceArray<int32_t> ids(pairs), by_place(pairs), places(pairs), offsets(all + 1),
+        num_tiles(1);
     const DeviceArray<int32_t> true_rows(std::vector<int32_t>{rows});
     const DeviceArray<ExpertTile> tiles(MaxExpertTiles(bound, Choices(), all, tile_rows) + 1);
     ExpertRouterParams params = Params();
@@ -95,7 +97,8 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     const ExpertRouting routing = {.expert_ids = ids.data(),
                                    .weights = weights.data(),
                                    .offsets = offsets.data(),
-                                   .pairs = places.data(),
+                                   .pairs = by_place.data(),
+                                   .places = places.data(),
                                    .tiles = tiles.data(),
                                    .num_tiles = num_tiles.data()};
     const auto launch = [&](cudaStream_t stream) {
@@ -112,8 +115,8 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
       launch(nullptr);
       CudaOk(cudaDeviceSynchronize(), "run");
     }
-    Routing result = {ids.Download(), weights.Download(), offsets.Download(), places.Download(),
-                      tiles.Download()};
+    Routing result = {ids.Download(),      weights.Download(), offsets.Download(),
+                      by_place.Download(), places.Download(),  tiles.Download()};
     const int count = num_tiles.Download()[0];
     EXPECT_LE(count, static_cast<int>(result.tiles.size()) - 1);
     result.tiles.resize(std::clamp<size_t>(count, 0, result.tiles.size()));
@@ -121,10 +124,12 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
     for (size_t i = routed; i < pairs; ++i) {  // nothing of rows past the true number
       EXPECT_EQ(result.ids[i], -1) << i;
       EXPECT_EQ(result.pairs[i], -1) << i;
+      EXPECT_EQ(result.places[i], -1) << i;
     }
     result.ids.resize(routed);
     result.weights.resize(routed);
     result.pairs.resize(routed);
+    result.places.resize(routed);
     return result;
   }
 
@@ -170,6 +175,7 @@ class ExpertRouterTest : public HopperTest<::testing::TestWithParam<Shape>> {
       for (size_t pair = 0; pair < got.ids.size(); ++pair) {
         if (got.ids[pair] != expert) continue;
         ASSERT_EQ(got.pairs[place], static_cast<int>(pair)) << where << ", place " << place;
+        ASSERT_EQ(got.places[pair], static_cast<int>(place)) << where << ", pair " << pair;
         ++place;
       }
       for (size_t begin = first; begin < place; begin += tile_rows, ++tile) {

@@ -40,11 +40,14 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     const auto [heads, nope, value] = GetParam();
     width_ = nope + kRope;
     scale_ = 1.0F / std::sqrt(static_cast<float>(width_));
+    // With 16 heads queries have something beside them, as where one product gives more.
+    q_stride_ = int64_t{heads} * width_ + (heads == 16 ? 576 : 0);
     try {
       attention_ = std::make_unique<PromptAttention>(
           PromptAttentionShape{.heads = heads,
                                .key_width = width_,
                                .value_width = value,
+                               .q_row_stride = q_stride_,
                                .v_row_stride = static_cast<int64_t>(heads) * (nope + value),
                                .v_head_stride = nope + value,
                                .scale = scale_});
@@ -82,7 +85,10 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     std::vector<int32_t> queries = {0}, keys = {0};
     PromptAttentionParams params;
     for (const auto& [begin, end] : pieces) {
-      q.insert(q.end(), q_.begin() + begin * q_row, q_.begin() + end * q_row);
+      for (int row = begin; row < end; ++row) {
+        q.insert(q.end(), q_.begin() + row * q_row, q_.begin() + (row + 1) * q_row);
+        q.resize(q.size() + q_stride_ - q_row, 0x4180);
+      }
       k.insert(k.end(), k_.begin(), k_.begin() + end * q_row);
       kv.insert(kv.end(), kv_.begin(), kv_.begin() + end * kv_row);
       queries.push_back(queries.back() + end - begin);
@@ -91,7 +97,7 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
       params.max_keys = std::max(params.max_keys, end);
     }
     // What is past the end is finite and not small.
-    q.resize(q.size() + kPromptSlackRows * q_row, 0x4180);
+    q.resize(q.size() + kPromptSlackRows * q_stride_, 0x4180);
     k.resize(k.size() + kPromptSlackRows * q_row, 0x4180);
     kv.resize(kv.size() + kPromptSlackRows * kv_row, 0x4180);
     const DeviceArray<uint16_t> d_q(q), d_k(k), d_kv(kv);
@@ -109,6 +115,10 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     if (replays > 0) {
       ReplayAsGraph([&](cudaStream_t stream) { attention_->Run(params, stream); }, replays);
     } else {
+      // The second call of a batch takes what the first has made.
+      params.batch = ++batches_;
+      attention_->Run(params, nullptr);
+      CudaOk(cudaMemset(out.data(), 0xFF, size * sizeof(uint16_t)), "clear");
       attention_->Run(params, nullptr);
       CudaOk(cudaDeviceSynchronize(), "run");
     }
@@ -123,6 +133,8 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
   std::mt19937 random_{61};
   int width_ = 0;
   float scale_ = 0;
+  int64_t q_stride_ = 0;
+  uint64_t batches_ = 0;
   std::unique_ptr<PromptAttention> attention_;
   std::vector<uint16_t> q_, k_, kv_, rope_;
 };
@@ -224,6 +236,12 @@ TEST_P(PromptAttentionTest, RefusesWhatItCannotDo) {
                                 .v_row_stride = 7,
                                 .v_head_stride = 8}),
                Error);
+  for (const int64_t stride : {int64_t{heads} * width_ - 8, int64_t{heads} * width_ + 4}) {
+    EXPECT_THROW(
+        PromptAttention(
+            {.heads = heads, .key_width = width_, .value_width = value, .q_row_stride = stride}),
+        Error);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Hopper, PromptAttentionTest,

@@ -211,12 +211,17 @@ __global__ void __launch_bounds__(kRouterThreads, 1)
     const int local = i / params.top_k;
     const int word = ids[i] * layout.words + local / 32;
     const int place = places[ids[i]] + prior[word] + __popc(marks[word] & ((1u << local % 32) - 1));
-    routing.pairs[place] = (first_row + local) * choices + i % params.top_k;
+    const int pair = (first_row + local) * choices + i % params.top_k;
+    routing.pairs[place] = pair;
+    if (routing.places != nullptr) routing.places[pair] = place;
   }
   for (int i = thread; i < block_rows * params.shared_experts; i += threads) {
     const int row = first_row + i / params.shared_experts;
     const int shared = i % params.shared_experts;
-    routing.pairs[routed_pairs + shared * rows + row] = row * choices + params.top_k + shared;
+    const int place = routed_pairs + shared * rows + row;
+    const int pair = row * choices + params.top_k + shared;
+    routing.pairs[place] = pair;
+    if (routing.places != nullptr) routing.places[pair] = place;
   }
   // The others may still be reading this block's counts.
   if (blocks > 1) ClusterWait();

@@ -28,6 +28,7 @@ struct ExpertRouting {
   int32_t* offsets = nullptr;     // [experts + shared + 1]: expert e has the places
                                   // offsets[e] .. offsets[e + 1] - 1
   int32_t* pairs = nullptr;       // [rows * choices]: by place; of an expert, in order of row
+  int32_t* places = nullptr;      // optional, [rows * choices]: by pair, where `pairs` has it
   ExpertTile* tiles = nullptr;    // [MaxExpertTiles]: in order of place
   int32_t* num_tiles = nullptr;   // [1]
 };

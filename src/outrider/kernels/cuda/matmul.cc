@@ -288,16 +288,16 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   if (gathered) {
     CheckRows(kWhat, "room for the rows of pairs (tiles of more than 16 rows need it)",
               params.gathered, w.k, w.k);
-    if (routing.offsets == nullptr) {
-      throw InvalidArgument("{}: the routing must have offsets to gather rows", kWhat);
+    if (routing.offsets == nullptr || routing.places == nullptr) {
+      throw InvalidArgument("{}: the routing must have offsets and places to gather rows", kWhat);
     }
     const GatherPairs gather = {.x = x,
                                 .x_stride = x_stride,
                                 .k = w.k,
-                                .pairs = routing.pairs,
-                                .places = routing.offsets + params.experts,
+                                .places = routing.places,
+                                .num_pairs = routing.offsets + params.experts,
                                 .choices = params.choices,
-                                .most = pairs,
+                                .max_rows = params.max_rows,
                                 .to = params.gathered,
                                 .to_stride = w.k};
     CheckCuda(LaunchGatherPairs(gather, stream), "gathering the rows of pairs");

@@ -164,15 +164,15 @@ MatMulBodyFacts FactsOf(const MatMulShape& shape, bool segments);
 cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& weight,
                              cudaStream_t stream);
 
-/// to[place] = x[pairs[place] / choices] for the first *places places; rows of k bf16.
+/// to[places[pair]] = x[pair / choices] for the first *num_pairs pairs; rows of k bf16.
 struct GatherPairs {
   const void* x;
   int64_t x_stride;
   int k;
-  const int32_t* pairs;
-  const int32_t* places;
+  const int32_t* places;     // by pair
+  const int32_t* num_pairs;  // the true number, on the device
   int choices;
-  int most;  // places that there can be
+  int max_rows;
   void* to;
   int64_t to_stride;
 };

@@ -63,6 +63,13 @@ class PromptAttention::Plans {
           "PromptAttention: {} heads of {} and {}: widths must be multiples of 8 up to 256",
           shape.heads, shape.key_width, shape.value_width);
     }
+    const int64_t q_row = int64_t{shape.heads} * shape.key_width;
+    if (shape_.q_row_stride == 0) shape_.q_row_stride = q_row;
+    if (shape_.q_row_stride % 8 != 0 || shape_.q_row_stride < q_row) {
+      throw InvalidArgument(
+          "PromptAttention: rows of q are {} apart: it must be a multiple of 8, {} or more",
+          shape_.q_row_stride, q_row);
+    }
     if (shape_.v_head_stride == 0) shape_.v_head_stride = shape.value_width;
     if (shape_.v_row_stride == 0) shape_.v_row_stride = shape.heads * shape_.v_head_stride;
     if (shape_.v_row_stride % 8 != 0 || shape_.v_head_stride % 8 != 0) {
@@ -91,18 +98,21 @@ class PromptAttention::Plans {
     auto* const lengths = lengths_.As<int32_t>();
     auto* const offsets = offsets_.As<int64_t>();
     const int64_t heads = shape_.heads;
-    CheckCuda(MakePromptOffsets({.num_prompts = params.num_prompts,
-                                 .plan_prompts = plan.prompts,
-                                 .query_start_loc = params.query_start_loc,
-                                 .key_start_loc = params.key_start_loc,
-                                 .q_stride = heads * shape_.key_width,
-                                 .k_stride = heads * shape_.key_width,
-                                 .v_stride = shape_.v_row_stride,
-                                 .out_stride = heads * shape_.value_width,
-                                 .lengths = lengths,
-                                 .offsets = offsets},
-                                stream),
-              "where prompts begin");
+    if (params.batch == 0 || params.batch != batch_) {
+      CheckCuda(MakePromptOffsets({.num_prompts = params.num_prompts,
+                                   .plan_prompts = plan.prompts,
+                                   .query_start_loc = params.query_start_loc,
+                                   .key_start_loc = params.key_start_loc,
+                                   .q_stride = shape_.q_row_stride,
+                                   .k_stride = heads * shape_.key_width,
+                                   .v_stride = shape_.v_row_stride,
+                                   .out_stride = heads * shape_.value_width,
+                                   .lengths = lengths,
+                                   .offsets = offsets},
+                                  stream),
+                "where prompts begin");
+    }
+    batch_ = params.batch;
     if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS) {
       throw Unavailable("PromptAttention: cuDNN did not take the stream");
     }
@@ -161,7 +171,7 @@ class PromptAttention::Plans {
                                .set_stride({most * row_stride, head_stride, row_stride, 1})
                                .set_ragged_offset(begins(name, index)));
     };
-    auto q = rows("q", kQ, kMostPromptQueries, width, heads * width, width, 0);
+    auto q = rows("q", kQ, kMostPromptQueries, width, shape_.q_row_stride, width, 0);
     auto k = rows("k", kK, kMostPromptKeys, width, heads * width, width, 1);
     auto v = rows("v", kV, kMostPromptKeys, value, shape_.v_row_stride, shape_.v_head_stride, 2);
     auto attributes = fe::graph::SDPA_attributes()
@@ -195,6 +205,7 @@ class PromptAttention::Plans {
   cudnnHandle_t handle_ = nullptr;
   DeviceMemory lengths_;  // PromptOffsetParams
   DeviceMemory offsets_;
+  uint64_t batch_ = 0;       // that they are of
   std::vector<Plan> plans_;  // in the order of kPlanPrompts
 };
 
@@ -234,11 +245,12 @@ struct Piece {
 // values are the same in every piece, those past its end too, as they are the next one's.
 void PromptAttention::Plans::CheckPieces() {
   const size_t heads = shape_.heads;
-  const size_t q_row = heads * shape_.key_width;
+  const size_t q_row = shape_.q_row_stride;
+  const size_t k_row = heads * shape_.key_width;
   const size_t v_row = shape_.v_row_stride;
   const size_t out_row = heads * shape_.value_width;
   const std::vector<uint16_t> q = CheckValues(kCheckRows * q_row, 1);
-  const std::vector<uint16_t> k = CheckValues(kCheckRows * q_row, 2);
+  const std::vector<uint16_t> k = CheckValues(kCheckRows * k_row, 2);
   const std::vector<uint16_t> v = CheckValues(kCheckRows * v_row, 3);
   auto append = [](std::vector<uint16_t>& to, const std::vector<uint16_t>& from, size_t row,
                    const Piece& rows) {
@@ -250,13 +262,14 @@ void PromptAttention::Plans::CheckPieces() {
     PromptAttentionParams params;
     for (const Piece& piece : pieces) {
       append(q_rows, q, q_row, piece);
-      append(k_rows, k, q_row, {0, piece.end});
+      append(k_rows, k, k_row, {0, piece.end});
       append(v_rows, v, v_row, {0, piece.end});
       queries.push_back(queries.back() + piece.end - piece.begin);
       keys.push_back(keys.back() + piece.end);
     }
     params.num_prompts = static_cast<int>(pieces.size());
-    for (auto* rows : {&q_rows, &k_rows}) rows->resize(rows->size() + kPromptSlackRows * q_row);
+    q_rows.resize(q_rows.size() + kPromptSlackRows * q_row);
+    k_rows.resize(k_rows.size() + kPromptSlackRows * k_row);
     v_rows.resize(v_rows.size() + kPromptSlackRows * v_row);
     const DeviceMemory d_q = Upload(q_rows), d_k = Upload(k_rows), d_v = Upload(v_rows),
                        d_queries = Upload(queries), d_keys = Upload(keys);

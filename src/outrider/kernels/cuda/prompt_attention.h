@@ -24,7 +24,8 @@ struct PromptAttentionShape {
   int heads = 0;
   int key_width = 0;    // of queries and keys, a multiple of 8 up to 256
   int value_width = 0;  // a multiple of 8 up to 256
-  // Of v, in elements, multiples of 8; 0: rows and heads with nothing between them.
+  // In elements, multiples of 8; 0: rows and heads with nothing between them.
+  int64_t q_row_stride = 0;
   int64_t v_row_stride = 0;
   int64_t v_head_stride = 0;
   float scale = 1.0F;
@@ -35,6 +36,9 @@ struct PromptAttentionShape {
 /// All bf16, 16-byte aligned. Memory of q, k and v must reach kPromptSlackRows past the last row,
 /// and values there must be finite.
 struct PromptAttentionParams {
+  // Not 0: a call with the same number, to the same object, has the same number of prompts and the
+  // same values in query_start_loc and key_start_loc. What follows from them is not made again.
+  uint64_t batch = 0;
   int num_prompts = 0;  // 1 .. kMostPrompts
   int max_queries = 0;  // of a prompt, 1 .. kMostPromptQueries
   int max_keys = 0;     // of a prompt, max_queries .. kMostPromptKeys
@@ -42,7 +46,7 @@ struct PromptAttentionParams {
   // keys as many as of queries or more.
   const int32_t* query_start_loc = nullptr;
   const int32_t* key_start_loc = nullptr;
-  const void* q = nullptr;  // [queries, heads, key_width]
+  const void* q = nullptr;  // [queries, heads, key_width] with the shape's stride
   const void* k = nullptr;  // [keys, heads, key_width]
   const void* v = nullptr;  // [keys, heads, value_width] with the shape's strides
   void* out = nullptr;      // [queries, heads, value_width]; rows past the last are not written

@@ -74,6 +74,7 @@ class CudaOps : public Ops {
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
   Buffer Allocate(size_t bytes) const override;
+  size_t arena_reach() const override;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
@@ -187,9 +188,11 @@ class CudaOps : public Ops {
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
-  outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape) const;
+  outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape,
+                                                     int64_t query_stride) const;
+  /// `batch`: as PromptAttentionParams.
   void AttendToPrompts(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                       const PromptGroup& prompts, const AttentionArgs& args) const;
+                       const PromptGroup& prompts, const AttentionArgs& args, uint64_t batch) const;
 
   cudaStream_t stream_;
   std::unique_ptr<IdleClock> idle_;
@@ -201,7 +204,8 @@ class CudaOps : public Ops {
   mutable DeviceMemory decode_workspace_;
   mutable int64_t memory_version_ = 0;
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
-  using PromptKey = std::tuple<int32_t, int32_t, int32_t, float>;  // heads, P + R, V, scale
+  // Heads, P + R, V, scale, stride of queries.
+  using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
   mutable std::map<PromptKey, std::unique_ptr<outrider::cuda::PromptAttention>> prompt_attention_;
 };
 

@@ -28,6 +28,7 @@ ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterS
   r.device.weights = arena.Take<float>(pairs);
   r.device.offsets = arena.Take<int32_t>(r.experts + 1);
   r.device.pairs = arena.Take<int32_t>(pairs);
+  r.device.places = arena.Take<int32_t>(pairs);
   r.device.tiles =
       arena.Take<ExpertTile>(MaxExpertTiles(r.rows, r.choices, r.experts, r.tile_rows));
   r.device.num_tiles = arena.Take<int32_t>(1);

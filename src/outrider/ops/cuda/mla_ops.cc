@@ -17,6 +17,8 @@ namespace {
 
 constexpr int kLatentWidth = kMlaValueDim;
 constexpr int kRopeWidth = kMlaKeyDim - kMlaValueDim;
+// Behind queries: enough for the slack rows of 128 heads of 256.
+constexpr size_t kQueryReach = size_t{24} << 20;
 
 int Int(int64_t value) { return static_cast<int>(value); }
 
@@ -197,8 +199,12 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
   results.Finish();
 }
 
-outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s) const {
-  auto& attention = prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale}];
+size_t CudaOps::arena_reach() const { return kQueryReach; }
+
+outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s,
+                                                            int64_t query_stride) const {
+  auto& attention =
+      prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale, query_stride}];
   if (!attention) {
     Synchronize();
     // Values lie beside the keys' own parts, as the product leaves them.
@@ -206,6 +212,7 @@ outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s) c
         PromptAttentionShape{.heads = s.heads,
                              .key_width = s.nope + s.rope,
                              .value_width = s.value,
+                             .q_row_stride = query_stride,
                              .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
                              .v_head_stride = s.nope + s.value,
                              .scale = s.softmax_scale});
@@ -216,9 +223,14 @@ outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s) c
 // Keys and values of the whole prompts so far are made from the cache, so that a key's bits do not
 // depend on when it was computed.
 void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const KvUpWeight& w,
-                              const PromptGroup& prompts, const AttentionArgs& args) const {
+                              const PromptGroup& prompts, const AttentionArgs& args,
+                              uint64_t batch) const {
   const Scratch::Frame frame(context.arena);
-  outrider::cuda::PromptAttention& attention = PromptAttentionOf(s);
+  // Read where they are: the arena reaches further.
+  const Tensor q =
+      Readable(context, args.q.Rows(prompts.first_row, prompts.num_rows), DType::kBF16, stream_);
+  OUTRIDER_CHECK(kPromptSlackRows * q.stride * DTypeSize(q.dtype) <= kQueryReach);
+  outrider::cuda::PromptAttention& attention = PromptAttentionOf(s, q.stride);
   const int num_keys = prompts.num_keys;
   const int64_t key_room = num_keys + kPromptSlackRows;
   const Tensor latent = TakeRows(context, DType::kBF16, num_keys, s.latent);
@@ -257,14 +269,11 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
                             .k = keys.data},
                            stream_),
             "keys of prompts");
-  const Tensor q =
-      TakeRows(context, DType::kBF16, prompts.num_rows + kPromptSlackRows, args.q.cols);
-  CopyTensor(args.q.Rows(prompts.first_row, prompts.num_rows), q.Rows(0, prompts.num_rows),
-             stream_);
   const ResultRows results(context, args.out.Rows(prompts.first_row, prompts.num_rows),
                            DType::kBF16, stream_);
   OUTRIDER_CHECK(results.rows().stride == results.rows().cols);
-  attention.Run({.num_prompts = prompts.count,
+  attention.Run({.batch = batch,
+                 .num_prompts = prompts.count,
                  .max_queries = prompts.max_queries,
                  .max_keys = prompts.max_keys,
                  .query_start_loc = prompts.query_start_loc,
@@ -280,8 +289,11 @@ void CudaOps::AttendToPrompts(const Context& context, const MlaShape& s, const K
 void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const KvUpWeight& w,
                               const StepInputs& inputs, const AttentionArgs& args) const {
   CheckShape(s, args.cache);
-  for (const PromptGroup& prompts : Cast(inputs).Of(args.cache).prompts) {
-    AttendToPrompts(context, s, w, prompts, args);
+  const std::vector<PromptGroup>& groups = Cast(inputs).Of(args.cache).prompts;
+  // Of a step's only group all layers of a shape ask the same.
+  const uint64_t batch = groups.size() == 1 ? Cast(inputs).serial() : 0;
+  for (const PromptGroup& prompts : groups) {
+    AttendToPrompts(context, s, w, prompts, args, batch);
   }
 }
 
