@@ -99,6 +99,23 @@ TEST_P(LateStepsTest, TokensStayOnTheDevice) {
   }
 }
 
+// Tokens that are there while the next step is being launched are handed out then. What the step
+// gives does not depend on when its launch was interrupted.
+TEST_P(LateStepsTest, TokensAreReadWhileTheNextStepIsLaunched) {
+  const TokenKeepingOps ops(cpu::GetCpuOps(SelectIsa()).kernels());
+  std::vector<GenerationRequest> requests = TrainedRequests(8, 30);
+  requests[1].sampling.max_tokens = 3;
+  requests[2].sampling.logprobs = 3;
+  requests[4].sampling.temperature = 0.8F;
+  const auto alone = RunAlone(requests, GetParam());
+  TestEngineOptions options = {.ops = &ops, .drafter = GetParam()};
+  options.queued = true;
+  options.max_num_batched_tokens = 19;
+  ExpectEqual(RunJoining(*MakeTestEngine(options), requests), alone);
+  // With a drafter a step's tokens are read before the next begins.
+  EXPECT_EQ(ops.num_read_while_launching() > 5, GetParam() == DrafterKind::kNone);
+}
+
 // Masks that lag by a step, or stand after other drafts than the row (vLLM #29821, #49694).
 TEST_P(LateStepsTest, MasksFollowWhatTheStepInFlightAccepts) {
   std::vector<GenerationRequest> requests = TrainedRequests(6);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +33,18 @@ class TokenKeepingOps : public cpu::CpuOps {
   int64_t num_kept() const { return num_kept_; }
   /// Steps whose tokens stayed, and were read later.
   int64_t num_later() const { return num_later_; }
+  /// Of these, the ones that were read while the next was being launched.
+  int64_t num_read_while_launching() const { return num_read_while_launching_; }
+
+  void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
+  void Multiply(const Context& context, std::span<const Product> products) const override {
+    CpuOps::Multiply(context, products);
+    if (!look_) return;
+    // In about every second step the results are there, somewhere in the middle of it.
+    results_are_there_ = ++num_looks_ % 41 == 0;
+    look_();
+    results_are_there_ = false;
+  }
 
   std::unique_ptr<StepInputs> MakeStepInputs() const override {
     return std::make_unique<KeepingStepInputs>(*this);
@@ -144,8 +157,9 @@ class TokenKeepingOps : public cpu::CpuOps {
       ++ops_.num_later_;
       return true;
     }
-    bool CanCollect() const override { return false; }
+    bool CanCollect() const override { return ops_.results_are_there_; }
     void Collect() override {
+      if (ops_.results_are_there_) ++ops_.num_read_while_launching_;
       for (size_t i = 0; i < later_.front().size(); ++i) {
         const VerifyRequest& request = to_collect_.front()[i];
         OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
@@ -220,6 +234,10 @@ class TokenKeepingOps : public cpu::CpuOps {
   mutable std::vector<int32_t> on_host_;
   mutable int64_t num_kept_ = 0;
   mutable int64_t num_later_ = 0;
+  mutable int64_t num_read_while_launching_ = 0;
+  mutable std::function<void()> look_;
+  mutable int64_t num_looks_ = 0;
+  mutable bool results_are_there_ = false;
 };
 
 }  // namespace outrider

@@ -17,6 +17,7 @@ TOPICS = {
     "gone": "requests that go with a step in flight",
     "unread": "drafts that are on the device",
     "later": "tokens of a step that the host reads after the next is launched",
+    "looked": "tokens that are there while the next step is launched",
     "begun": "a drafter's pass that begins before the host knows which drafts were right",
 }
 
@@ -110,4 +111,11 @@ BREAKS = (
     Break("begun", "all rows read what the first one drew", "execute/inline_executor.cc",
           "places.drawn(j)", "places.drawn(0)",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Chain"),
+    Break("looked", "tokens wait until the next step is launched", "execute/queued_executor.cc",
+          "if (last_finished_ < last_run_ && inner_->ResultsAreThere()) Finish(last_run_);", "",
+          "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
+    Break("looked", "a step in the middle of its launch is ended", "execute/queued_executor.cc",
+          "inner_->ResultsAreThere()) Finish(last_run_);",
+          "inner_->ResultsAreThere()) Finish(last_run_ + 1);",
+          "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
 )

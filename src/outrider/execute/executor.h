@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -79,6 +80,13 @@ class Executor {
   /// Whether one more step than max_in_flight() may be launched: the device works on the last one
   /// and has all that the next needs of it. The plan of either stays until it has ended.
   virtual bool CanLaunchAhead() const { return false; }
+
+  /// Whether Wait for the oldest step in flight would return at once.
+  virtual bool ResultsAreThere() const { return false; }
+
+  /// From now on calls `look`, which may be empty, now and then during a long Launch, where the
+  /// device lets it (Ops::WhileLaunching). It may wait for the step before.
+  virtual void WhileLaunching(const std::function<void()>& /*look*/) {}
 
   /// The slot must be free.
   virtual void Admit(const SlotAdmission& admission) = 0;

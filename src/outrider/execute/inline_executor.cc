@@ -55,6 +55,24 @@ bool InlineExecutor::CanLaunchAhead() const {
          !OutputsOf(last_launched_).unread.empty() && !logits_pass_.CanCollect();
 }
 
+bool InlineExecutor::ResultsAreThere() const {
+  return last_ended_ < last_launched_ &&
+         (OutputsOf(last_ended_ + 1).unread.empty() || logits_pass_.CanCollect());
+}
+
+void InlineExecutor::WhileLaunching(const std::function<void()>& look) {
+  const Ops& ops = parts_.model->device().ops;
+  if (!look) return ops.WhileLaunching({});
+  ops.WhileLaunching([this, look] {
+    double seconds = 0;
+    {
+      const Stopwatch watch(seconds);
+      look();
+    }
+    seconds_.forward -= seconds;  // it is inside
+  });
+}
+
 Ticket InlineExecutor::Launch(const StepPlan& plan, int32_t num_drafts) {
   OUTRIDER_CHECK(last_launched_ == last_ended_ ||
                  (last_launched_ == last_ended_ + 1 && !outputs().unread.empty()));

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -49,6 +50,8 @@ class InlineExecutor : public Executor {
   }
   int32_t max_in_flight() const override { return 1; }
   bool CanLaunchAhead() const override;
+  bool ResultsAreThere() const override;
+  void WhileLaunching(const std::function<void()>& look) override;
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
   Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;

@@ -15,6 +15,9 @@ constexpr std::chrono::microseconds kLookInterval{20};
 }  // namespace
 
 QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {
+  inner_->WhileLaunching([this] {
+    if (last_finished_ < last_run_ && inner_->ResultsAreThere()) Finish(last_run_);
+  });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -25,6 +28,7 @@ QueuedExecutor::~QueuedExecutor() {
   }
   queued_.notify_one();
   thread_.join();
+  inner_->WhileLaunching({});
 }
 
 void QueuedExecutor::Admit(const SlotAdmission& admission) {

@@ -1,7 +1,8 @@
 // Runs another executor's calls on a thread of its own, in their order. So the engine plans step
 // n + 1 while step n runs, and delivers the tokens of step n - 1 beside it: a device never waits
 // for them. Where `inner` can launch step n + 1 before it knows what step n gave, it does; else
-// that step's inputs are laid out when step n has ended.
+// that step's inputs are laid out when step n has ended. What step n gave is handed out as soon as
+// it is there, also while step n + 1 is being launched.
 #pragma once
 
 #include <array>

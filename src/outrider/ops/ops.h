@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -142,6 +143,10 @@ class Ops {
 
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }
+
+  /// From now on calls `look`, which may be empty, now and then between the launches of a long
+  /// pass. It may collect a sampler's results, no more. By default never.
+  virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
 
   /// There are no requests any more. A device that runs beside the host counts how long it has
   /// nothing to do, but not from now until the next work.

@@ -8,10 +8,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_router.h"
@@ -73,6 +75,8 @@ class CudaOps : public Ops {
 
   DType activation_type() const override { return DType::kBF16; }
   int64_t mlp_tile() const override { return kMostRows; }
+  /// Steps with prompts are launched one operation at a time.
+  void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
   Buffer Allocate(size_t bytes) const override;
   size_t arena_reach() const override;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
@@ -196,6 +200,7 @@ class CudaOps : public Ops {
 
   cudaStream_t stream_;
   std::unique_ptr<IdleClock> idle_;
+  mutable std::function<void()> look_;
   // Work space that outlives calls; one thread at a time.
   mutable StepResults results_;
   mutable bool drafts_read_ = true;  // results_ has all drafts on the host
