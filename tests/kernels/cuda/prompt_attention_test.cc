@@ -87,7 +87,7 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
     for (const auto& [begin, end] : pieces) {
       for (int row = begin; row < end; ++row) {
         q.insert(q.end(), q_.begin() + row * q_row, q_.begin() + (row + 1) * q_row);
-        q.resize(q.size() + q_stride_ - q_row, 0x4180);
+        q.resize(q.size() + q_stride_ - q_row, 0x7FFF);
       }
       k.insert(k.end(), k_.begin(), k_.begin() + end * q_row);
       kv.insert(kv.end(), kv_.begin(), kv_.begin() + end * kv_row);
@@ -96,8 +96,8 @@ class PromptAttentionTest : public HopperTest<::testing::TestWithParam<Shape>> {
       params.max_queries = std::max(params.max_queries, end - begin);
       params.max_keys = std::max(params.max_keys, end);
     }
-    // What is past the end is finite and not small.
-    q.resize(q.size() + kPromptSlackRows * q_stride_, 0x4180);
+    // What is past the end is no number in q, and finite and not small in k and v.
+    q.resize(q.size() + kPromptSlackRows * q_stride_, 0x7FFF);
     k.resize(k.size() + kPromptSlackRows * q_row, 0x4180);
     kv.resize(kv.size() + kPromptSlackRows * kv_row, 0x4180);
     const DeviceArray<uint16_t> d_q(q), d_k(k), d_kv(kv);

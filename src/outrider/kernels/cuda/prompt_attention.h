@@ -33,8 +33,8 @@ struct PromptAttentionShape {
 
 /// Query i of a prompt's piece sees keys j <= num_keys - num_queries + i of the prompt:
 ///   out[i, h] = sum_j softmax_j(scale <q[i, h], k[j, h]>) v[j, h].
-/// All bf16, 16-byte aligned. Memory of q, k and v must reach kPromptSlackRows past the last row,
-/// and values there must be finite.
+/// All bf16, 16-byte aligned. Memory of q, k and v must reach kPromptSlackRows past the last row;
+/// of k and v, values there must be finite.
 struct PromptAttentionParams {
   // Not 0: a call with the same number, to the same object, has the same number of prompts and the
   // same values in query_start_loc and key_start_loc. What follows from them is not made again.
