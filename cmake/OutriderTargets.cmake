@@ -1,9 +1,11 @@
 # outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
 
-# tests/source_directory.h, for tests and benchmarks.
-add_library(outrider_source_directory STATIC EXCLUDE_FROM_ALL tests/source_directory.cc)
-target_compile_definitions(outrider_source_directory PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-target_include_directories(outrider_source_directory PUBLIC ${CMAKE_SOURCE_DIR})
+# tests/source_directory.h, for tests and benchmarks. An image is built without tests/ (.dockerignore).
+if(OUTRIDER_BUILD_TESTS OR OUTRIDER_BUILD_BENCHMARKS)
+  add_library(outrider_source_directory STATIC EXCLUDE_FROM_ALL tests/source_directory.cc)
+  target_compile_definitions(outrider_source_directory PRIVATE OUTRIDER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_include_directories(outrider_source_directory PUBLIC ${CMAKE_SOURCE_DIR})
+endif()
 
 # With OUTRIDER_UNITY_BUILD, a target's sources are compiled several at a time.
 function(outrider_compile_together target)

@@ -102,6 +102,20 @@ install_python_packages() {
     cp tests/requirements.txt build/venv/installed.txt
 }
 
+# Configures what `docker build` would copy: all but what .dockerignore names.
+configure_as_in_image() {
+  local tree=$tmp/image status=0
+  mkdir -p "$tree/build" build/downloads
+  git ls-files -z | grep -zvE "^($(paste -sd'|' .dockerignore))(/|\$)" |
+    xargs -0 cp --parents -t "$tree"
+  ln -s "$PWD/build/downloads" "$tree/build/downloads"
+  (cd "$tree" && cmake --preset release -DOUTRIDER_BUILD_TESTS=OFF) \
+    >build/configure.log 2>&1 || status=1
+  rm -rf "$tree"
+  if [ $status -ne 0 ]; then cat build/configure.log; fi
+  return $status
+}
+
 say "Packages"
 scripts/setup.sh --tests || exit 1
 mkdir -p build
@@ -141,6 +155,7 @@ if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
   check "exactness fuzz" build/release/tests/engine/outrider_exactness_fuzz \
     --requests "$exactness_requests" --seed $((16#$(git rev-parse HEAD | cut -c 1-3)))
 fi
+check "image: configure" configure_as_in_image
 check "clang-format" scripts/lint.sh format
 if check "asan+ubsan: build" \
   configure_and_build asan "$sanitizer_flags" -DOUTRIDER_FUZZ_SECONDS="$fuzz_seconds" \

@@ -92,8 +92,6 @@ TEST_F(TinyModelTest, HasItsTensors) {
   EXPECT_FALSE(source_->Has("model.layers.8.eh_proj.weight"));
   EXPECT_FALSE(source_->Has("model.layers.0.mlp.gate_proj.weight_scale_inv"));
   EXPECT_EQ(CountMtpLayers(*source_, config_), 3);
-  // All bytes of both files but headers (8 + 51656, 8 + 5040).
-  EXPECT_EQ(source_->total_stored_bytes(), 15599136 + 4404600 - 51664 - 5048);
 }
 
 TEST_F(TinyModelTest, CountsMtpLayersThatTheConfigDoesNotDeclare) {
@@ -511,7 +509,6 @@ TEST_F(ShardTest, TensorsComeFromTheFilesOfTheIndex) {
   EXPECT_THAT(ReadAll(*source->Open({"a", {2}})), ElementsAre(1, 2));
   EXPECT_THAT(ReadAll(*source->Open({"b", {1}})), ElementsAre(3));
   EXPECT_THAT(source->names(), ElementsAre("a", "b"));  // c is not in the index
-  EXPECT_EQ(source->total_stored_bytes(), 12);
 }
 
 TEST_F(ShardTest, MissingFilesAreListed) {

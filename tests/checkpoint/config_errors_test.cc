@@ -1,4 +1,5 @@
-// Every complaint about a config.json: what it says and that one error tells all.
+// Every complaint about a config.json: what it says and that one error tells all. One case per
+// complaint makes it long.
 #include <gmock/gmock.h>
 #include <spdlog/sinks/ostream_sink.h>
 

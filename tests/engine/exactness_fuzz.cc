@@ -1,6 +1,6 @@
 // Random requests through random engines: together, with speculation, batching, chunks, preemption,
 // prefix hits, priorities, grammars and aborts, against each alone without any of it. Tokens and
-// logprob bits must be equal.
+// logprob bits must be equal. Long because engines and requests are drawn together.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
 //                           [--eagle3 1] [--sparse 1] [--device cuda]

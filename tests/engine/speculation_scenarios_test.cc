@@ -11,7 +11,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kLongPrompt = kSanitized ? 500 : 4000;
+constexpr int kLongPrompt = kSanitized ? 500 : 2500;
 constexpr size_t kLargeBatch = kSanitized ? 8 : 64;
 
 class SpeculationScenarioTest : public testing::TestWithParam<DrafterKind> {};

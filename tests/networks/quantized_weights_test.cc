@@ -142,7 +142,6 @@ class RecordingSource : public WeightSource {
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
   std::string where() const override { return "recorded"; }
   std::vector<std::string> names() const override { return {}; }
-  int64_t total_stored_bytes() const override { return 0; }
 
   mutable std::map<std::string, std::vector<int64_t>> asked;
 

@@ -1,3 +1,4 @@
+// Draws and verification of rows. One case per rule makes it long.
 #include "outrider/sampling/verifier.h"
 
 #include <gtest/gtest.h>

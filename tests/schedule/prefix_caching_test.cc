@@ -1,5 +1,6 @@
 // Prefix caching seen from the scheduler: scenarios, then random workloads over a symbolic cache
-// whose cells hold a hash of exactly the tokens that the real entry would depend on.
+// whose cells hold a hash of exactly the tokens that the real entry would depend on. Long
+// because that cache is written out here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

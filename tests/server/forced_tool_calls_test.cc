@@ -186,7 +186,7 @@ json ForcedRequest(uint64_t seed, json tool_choice) {
       {"seed", seed}};
 }
 
-constexpr uint64_t kSeeds = kSanitized ? 1 : 3;
+constexpr uint64_t kSeeds = kSanitized ? 1 : 2;
 constexpr uint64_t kMostSeeds = 30;
 
 class ForcedToolCallsTest : public testing::TestWithParam<const char*> {

@@ -1,4 +1,5 @@
-// HTTP itself: methods, routes, limits, keep-alive, bad input, addresses.
+// HTTP itself: methods, routes, limits, keep-alive, bad input, addresses. A case per fault
+// makes it long.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -48,6 +48,7 @@ PLACE_OF = {  # of a test program, under tests/
                      "prompt_rows_test"), "kernels/cuda"),
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test"), "ops/cuda"),
     "families_test": "networks/cuda",
+    **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
     **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py"), "cli"),
     **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "grammar",

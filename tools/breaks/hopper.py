@@ -23,6 +23,8 @@ TOPICS = {
     "capability": "other GPUs are refused at the start",
     "gathered": "rows go to the places of all their choices",
     "batches": "where prompts begin is made anew for each batch",
+    "memory": "what steps need is there from the start, and a lack of memory is told in words",
+    "progress": "loading ends at all that is read",
 }
 
 ADDED_IN_ORDER = """\
@@ -161,4 +163,14 @@ BREAKS = (
     Break("batches", "prompts begin where those of the first batch did", "kernels/cuda/prompt_attention.cc",
           "params.batch == 0 || params.batch != batch_", "params.batch == 0 || batch_ == 0",
           "prompt_attention_test", "*BitsDoNotDependOnHowAPromptIsCut*"),
+    Break("memory", "the work space of a cache of a given size comes with the first requests",
+          "engine/engine_loader.cc", "  if (plan.device() == DeviceKind::kCuda) {\n    WarmUp",
+          "  if (plan.FillsDevice()) {\n    WarmUp",
+          "out_of_memory_test", "OutOfMemoryTest.StepsTakeLittleMoreThanTheStartTook"),
+    Break("memory", "a lack of memory is told in the driver's words", "kernels/cuda/device_memory.cc",
+          "if (error == cudaErrorMemoryAllocation) {", "if (false) {",
+          "out_of_memory_test", "OutOfMemoryTest.EveryRequestIsToldAndNoOtherIsTaken"),
+    Break("progress", "a byte that nobody reads belongs to all", "ops/cuda/cuda_weight_loader.cc",
+          "progress(done, total);", "progress(done, total + 1);",
+          "cuda_engine_test", "CudaEngineTest.ProgressOfLoadingComesToAnEnd"),
 )

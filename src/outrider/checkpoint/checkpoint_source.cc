@@ -62,9 +62,6 @@ class CheckpointSource : public WeightSource {
         names_(std::move(names)),
         block_rows_(quantization.block_rows),
         block_cols_(quantization.block_cols) {
-    for (const auto& [name, entry] : entries_) {
-      total_bytes_ += static_cast<int64_t>(entry.info.end - entry.info.begin);
-    }
     quantized_ = TakeQuantizedTensors(entries_);
   }
 
@@ -83,8 +80,6 @@ class CheckpointSource : public WeightSource {
     return result;
   }
 
-  int64_t total_stored_bytes() const override { return total_bytes_; }
-
  private:
   std::optional<Problem> Examine(const ExpectedTensor& tensor) const;
   std::optional<Problem> ExamineScales(const ExpectedTensor& tensor) const;
@@ -100,7 +95,6 @@ class CheckpointSource : public WeightSource {
   QuantizedTensors quantized_;
   int64_t block_rows_;
   int64_t block_cols_;
-  int64_t total_bytes_ = 0;
 };
 
 std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) const {

@@ -224,7 +224,6 @@ class DummySource : public WeightSource {
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
   std::string where() const override { return "random weights"; }
   std::vector<std::string> names() const override { return {}; }
-  int64_t total_stored_bytes() const override { return 0; }
 
  private:
   /// How a matrix is stored, if as codes: as the config says, or as DeepSeek-V4 is published. Not

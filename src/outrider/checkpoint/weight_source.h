@@ -127,9 +127,6 @@ class WeightSource {
 
   /// Names of all tensors, sorted; empty for generated weights, which have any name.
   virtual std::vector<std::string> names() const = 0;
-
-  /// Bytes of all tensors as stored; 0 for generated weights.
-  virtual int64_t total_stored_bytes() const = 0;
 };
 
 /// Opens model.safetensors, or the files that model.safetensors.index.json names, in `directory`.

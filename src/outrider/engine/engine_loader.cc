@@ -107,14 +107,14 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
   std::unique_ptr<DraftModel> draft_model = LoadDraftModel(plan, *inside.model);
-  if (plan.FillsDevice()) {
+  if (plan.device() == DeviceKind::kCuda) {
     WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
     if (draft_model) {
       WarmUp(*draft_model, inside.model->hidden_size(), plan.scheduler(), plan.cache_layers(),
              plan.cache_numbers());
     }
-    plan.PlanCacheInFreeMemory();
   }
+  if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
   loaded.decisions = plan.decisions();
   loaded.memory = plan.Memory();
   EngineParts parts;

@@ -51,8 +51,7 @@ void InlineExecutor::Release(int32_t slot) {
 }
 
 bool InlineExecutor::CanLaunchAhead() const {
-  return !parts_.drafter && last_launched_ == last_ended_ + 1 &&
-         !OutputsOf(last_launched_).unread.empty() && !logits_pass_.CanCollect();
+  return !parts_.drafter && last_launched_ == last_ended_ + 1 && !ResultsAreThere();
 }
 
 bool InlineExecutor::ResultsAreThere() const {

@@ -151,6 +151,24 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
   EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
 }
 
+/// Tensors that are not read, of modules here, are no part of it.
+TEST_F(CudaEngineTest, ProgressOfLoadingComesToAnEnd) {
+  EngineOptions options;
+  options.model = TinyModelDirectory().string();
+  options.device = DeviceKind::kCuda;
+  options.kv_cache_memory_bytes = int64_t{64} << 20;
+  options.num_threads = 4;
+  options.speculation.num_speculative_tokens = 0;
+  int64_t all = 0;
+  int64_t left = -1;
+  LoadEngine(options, [&](int64_t done, int64_t total) {
+    all = total;
+    left = total - done;
+  });
+  EXPECT_GT(all, 1 << 20);
+  EXPECT_EQ(left, 0);
+}
+
 /// The cache takes what target, drafter and the work space of both leave.
 TEST_F(CudaEngineTest, ADrafterHasAPlaceInMemory) {
   EngineOptions options;

@@ -81,7 +81,6 @@ class CodeSource : public WeightSource {
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
   std::string where() const override { return "random codes"; }
   std::vector<std::string> names() const override { return {}; }
-  int64_t total_stored_bytes() const override { return 0; }
 
  private:
   std::unique_ptr<WeightSource> rest_;

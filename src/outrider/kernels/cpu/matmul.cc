@@ -1,3 +1,5 @@
+// Cuts products into tasks: panels of outputs, rows that pass over a panel together, blocks of k.
+// Longer than most files: every weight format and both orders of sums go one way through it.
 #include "outrider/kernels/cpu/matmul.h"
 
 #include <algorithm>

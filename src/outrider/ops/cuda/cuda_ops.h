@@ -13,7 +13,6 @@
 #include <memory>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_router.h"

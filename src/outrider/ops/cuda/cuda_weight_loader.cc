@@ -1,7 +1,8 @@
 #include "outrider/ops/cuda/cuda_weight_loader.h"
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/load_weights.h"
@@ -271,10 +272,19 @@ WeightSizes CudaWeightLoader::PackedSizes() {
 std::unique_ptr<WeightMemory> CudaWeightLoader::Load(const Device& device,
                                                      const Progress& progress) {
   TensorUpload upload(source_, *device.pool, stream_);
-  const int64_t total = source_.total_stored_bytes();
+  std::vector<int64_t> bytes;
   for (const Piece& piece : pieces_) {
-    piece.fill(upload);
-    if (progress) progress(std::min(upload.bytes_read(), total), total);
+    bytes.push_back(0);
+    for (const ExpectedTensor& tensor : piece.tensors) {
+      bytes.back() += source_.Open(tensor)->stored_bytes();
+    }
+  }
+  const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  int64_t done = 0;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    pieces_[i].fill(upload);
+    done += bytes[i];
+    if (progress) progress(done, total);
   }
   pieces_.clear();
   memory_->bytes = upload.Finish();

@@ -9,9 +9,8 @@ namespace outrider::cuda {
 
 /// What the driver says of device 0.
 struct GpuDescription {
-  cudaError_t error =
-      cudaSuccess;  // of asking how many devices there are, and for their properties
-  int count = 0;    // devices
+  cudaError_t error = cudaSuccess;  // of asking for what follows
+  int count = 0;                    // devices
   std::string name;
   int major = 0;  // compute capability
   int minor = 0;

@@ -149,7 +149,6 @@ void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
 void TensorUpload::ReadBf16(const OpenPart& from, void* to) {
   const TensorPart& part = from.part;
   const WeightTensor& tensor = *from.tensor;
-  bytes_read_ += tensor.stored_bytes() * part.rows / tensor.rows() * part.cols / tensor.cols();
   const DummyStream* const dummy = tensor.dummy_stream();
   if (dummy != nullptr && (part.first_col | part.cols | part.tensor_cols) % 4 == 0) {
     CheckCuda(FillDummyPart({.stream = *dummy,
@@ -175,7 +174,6 @@ void TensorUpload::ReadBf16(const OpenPart& from, void* to) {
 void TensorUpload::ReadCodes(const OpenPart& from, void* to) {
   const TensorPart& part = from.part;
   const WeightTensor& tensor = *from.tensor;
-  bytes_read_ += tensor.stored_bytes() * part.rows / tensor.rows() * part.cols / tensor.cols();
   CopyRows<uint8_t>(from, to, [&](int64_t first, int64_t count, uint8_t* out) {
     std::vector<uint8_t> codes(static_cast<size_t>(count * tensor.cols()));
     tensor.ReadCodes(first, count, codes.data());
@@ -212,7 +210,6 @@ const float* TensorUpload::Vector(const std::string& name, int64_t size, float a
   std::vector<float> values(static_cast<size_t>(size));
   tensor->ReadRows(0, 1, values.data());
   for (float& value : values) value += added;
-  bytes_read_ += tensor->stored_bytes();
   void* const to = Take(values.size() * sizeof(float));
   // The copy from pageable memory has read it when it returns.
   CheckCuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(float),

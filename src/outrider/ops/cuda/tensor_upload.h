@@ -77,8 +77,6 @@ class TensorUpload {
 
   /// What was brought; the upload is at its end. Waits for the stream.
   std::vector<DeviceMemory> Finish();
-  /// Of the source's files, so far.
-  int64_t bytes_read() const { return bytes_read_; }
   ThreadPool& pool() const { return pool_; }
 
  private:
@@ -111,7 +109,6 @@ class TensorUpload {
   };
   Chunk chunks_[2];
   int next_chunk_ = 0;
-  int64_t bytes_read_ = 0;
 };
 
 /// What a matrix of these parts, one under the other, is packed as.

@@ -1,0 +1,83 @@
+// An engine on a thread of its own that is going to fail, and what its requests are told.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "outrider/engine/engine_loader.h"
+#include "outrider/engine/engine_thread.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+
+/// The bundled model on the GPU with three drafts and so many request slots.
+inline EngineOptions SmallEngineOptions(int32_t max_num_seqs) {
+  EngineOptions options;
+  options.model = TinyModelDirectory().string();
+  options.device = DeviceKind::kCuda;
+  options.kv_cache_memory_bytes = int64_t{64} << 20;
+  options.num_threads = 4;
+  options.max_num_seqs = max_num_seqs;
+  options.speculation.num_speculative_tokens = 3;
+  return options;
+}
+
+class FailingService {
+ public:
+  explicit FailingService(Engine& engine) : engine_(engine) {
+    thread_.emplace(engine, [this](const std::string& reason) { failure_ = reason; });
+  }
+
+  void Submit(const GenerationRequest& request) {
+    std::string& reason = reasons_.emplace_back();
+    engine_.Submit(request, [this, &reason](RequestId, OutputDelta&& delta) {
+      num_tokens_ += static_cast<int>(delta.token_ids.size());
+      if (delta.finish_reason != FinishReason::kError) return;
+      if (const auto* text = std::get_if<std::string>(&delta.stop_reason)) reason = *text;
+    });
+  }
+  /// A request that runs until the context is full.
+  void SubmitLong() {
+    GenerationRequest request;
+    request.prompt_token_ids = {5, 6, 7, 8};
+    request.sampling.max_tokens = engine_.max_model_len() - 4;
+    request.sampling.ignore_eos = true;
+    Submit(request);
+  }
+
+  /// Of all requests together; returns when the engine fails, too.
+  void WaitForTokens(int count) const {
+    while (num_tokens_ < count && !thread_->failed()) std::this_thread::yield();
+  }
+  /// Whether the engine fails, within half a minute. Ends its thread.
+  bool Fails() {
+    const auto start = std::chrono::steady_clock::now();
+    while (!thread_->failed() &&
+           std::chrono::steady_clock::now() - start < std::chrono::seconds(30)) {
+      std::this_thread::yield();
+    }
+    const bool failed = thread_->failed();
+    thread_.reset();
+    return failed;
+  }
+
+  // When it has failed.
+  const std::string& failure() const { return failure_; }
+  /// What each request was told, in order; empty: not that the engine failed.
+  const std::deque<std::string>& reasons() const { return reasons_; }
+
+ private:
+  Engine& engine_;
+  std::atomic<int> num_tokens_ = 0;
+  std::deque<std::string> reasons_;
+  std::string failure_;
+  std::optional<EngineThread> thread_;
+};
+
+}  // namespace outrider::cuda

@@ -1,0 +1,94 @@
+// Steps need little more memory than the engine took when it started.
+//
+// Another program takes all memory of the GPU while requests run. Requests whose memory is there
+// go on. When a step needs more, all requests are told so, no other is taken, and the engine ends.
+// With the memory back, the next engine starts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "outrider/base/error.h"
+#include "outrider/kernels/cuda/device_memory.h"
+#include "tests/engine/cuda/failing_service.h"
+#include "tests/engine/test_engine.h"
+#include "tests/kernels/cuda/hopper_test.h"
+
+namespace outrider::cuda {
+namespace {
+
+/// Everything that can be had, down to the smallest piece.
+std::vector<DeviceMemory> AllFreeMemory() {
+  std::vector<DeviceMemory> all;
+  for (size_t bytes = size_t{1} << 40; bytes >= 256;) {
+    try {
+      all.emplace_back(bytes, "all memory");
+    } catch (const Error&) {
+      bytes /= 2;
+    }
+  }
+  return all;
+}
+
+/// Its log-probabilities need more memory for results than an engine has from the start.
+GenerationRequest ManyResults() {
+  GenerationRequest request;
+  request.prompt_token_ids.assign(600, 17);
+  request.sampling.max_tokens = 1;
+  request.sampling.prompt_logprobs = 20;
+  return request;
+}
+
+class OutOfMemoryTest : public HopperTest<> {};
+
+size_t FreeMemory() {
+  size_t free = 0;
+  size_t total = 0;
+  CheckCuda(cudaMemGetInfo(&free, &total), "memory");
+  return free;
+}
+
+/// The work space of the largest step is there from the start, with a cache of a given size, too.
+TEST_F(OutOfMemoryTest, StepsTakeLittleMoreThanTheStartTook) {
+  const LoadedEngine loaded = LoadEngine(SmallEngineOptions(3), [](int64_t, int64_t) {});
+  const size_t free = FreeMemory();
+  std::vector<Generated> results(3);
+  for (Generated& result : results) {
+    GenerationRequest request;
+    request.prompt_token_ids.assign(2000, 17);
+    request.sampling.max_tokens = 40;
+    Submit(*loaded.engine, std::move(request), &result);
+  }
+  RunUntilIdle(*loaded.engine);
+  EXPECT_LE(free - FreeMemory(), size_t{128} << 20);
+}
+
+TEST_F(OutOfMemoryTest, EveryRequestIsToldAndNoOtherIsTaken) {
+  {
+    const LoadedEngine loaded = LoadEngine(SmallEngineOptions(3), [](int64_t, int64_t) {});
+    FailingService service(*loaded.engine);
+    service.SubmitLong();
+    service.SubmitLong();
+    service.WaitForTokens(200);  // their steps are recorded
+    const std::vector<DeviceMemory> taken = AllFreeMemory();
+    service.WaitForTokens(600);
+    service.Submit(ManyResults());
+    service.SubmitLong();  // waits for a slot
+    ASSERT_TRUE(service.Fails());
+    EXPECT_THAT(service.failure(), testing::HasSubstr("of device memory are needed"));
+    EXPECT_THAT(service.reasons(), testing::Each(service.failure()));
+    EXPECT_EQ(loaded.engine->Counters().kv_cache_usage, 0);
+    EXPECT_THROW(service.SubmitLong(), Error);
+  }
+  const LoadedEngine next = LoadEngine(SmallEngineOptions(3), [](int64_t, int64_t) {});
+  Generated result;
+  Submit(*next.engine, ManyResults(), &result);
+  RunUntilIdle(*next.engine);
+  EXPECT_EQ(result.finish_reason, FinishReason::kLength);
+  EXPECT_EQ(result.prompt_logprobs.size(), 599);
+}
+
+}  // namespace
+}  // namespace outrider::cuda
