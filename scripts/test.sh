@@ -6,7 +6,8 @@
 #                            release tests, an OpenAI client, a browser on the web page, address and
 #                            undefined-behaviour sanitizers with fuzzers, the thread sanitizer where
 #                            threads meet, clang-format, clang-tidy of what changed since the last tag
-#                            (of five commits, where there is no tag), the CUDA build where nvcc is
+#                            (of five commits, where there is no tag), the CUDA build where nvcc is,
+#                            what `docker build` copies, configured
 #   scripts/test.sh --full   before a release: also the sanitizers' slow tests and the thread sanitizer
 #                            in every room, clang-tidy of all sources, longer fuzzing, schemathesis on
 #                            the HTTP API
