@@ -61,8 +61,14 @@ function(outrider_test name)
     set(ARG_LABELS unit)
   endif()
   if(NOT OUTRIDER_SANITIZE)
+    # One at a time on a GPU: some measure its memory, or take all of it.
+    set(lock)
+    if("gpu" IN_LIST ARG_LABELS)
+      set(lock RESOURCE_LOCK gpu)
+    endif()
+    # ENVIRONMENT comes last, as it would take the next name for its value where it is empty.
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120
-      PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT "${ARG_ENVIRONMENT}")
+      PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ${lock} ENVIRONMENT "${ARG_ENVIRONMENT}")
     return()
   endif()
   set(filter "*")

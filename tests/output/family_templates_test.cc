@@ -131,7 +131,9 @@ class FamilyTemplateTest : public testing::TestWithParam<Family> {
     }
     return ChatTemplate::FromFile(
         std::string(SourceDirectory() / "tests/text/templates/") + GetParam().name + ".jinja",
-        {.special_tokens = {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}}});
+        {.tokenizer_class = {},
+         .special_tokens = {{"bos_token", "<BOS>"}, {"eos_token", "<EOS>"}},
+         .chat_templates = {}});
   }
 };
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "outrider/engine/engine_loader.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
@@ -131,13 +131,7 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
 
 /// As `outrider` starts it.
 TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
-  EngineOptions options;
-  options.model = TinyModelDirectory().string();
-  options.device = DeviceKind::kCuda;
-  options.kv_cache_memory_bytes = int64_t{64} << 20;
-  options.num_threads = 4;
-  options.speculation.num_speculative_tokens = 3;
-  const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+  const LoadedEngine loaded = LoadEngine(SmallEngineOptions(), [](int64_t, int64_t) {});
   std::ifstream file(GoldenDirectory() / "tiny-v3-mtp3/golden_greedy.json");
   const auto golden = nlohmann::json::parse(file);
   GenerationRequest request;
@@ -153,11 +147,7 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
 
 /// Tensors that are not read, of modules here, are no part of it.
 TEST_F(CudaEngineTest, ProgressOfLoadingComesToAnEnd) {
-  EngineOptions options;
-  options.model = TinyModelDirectory().string();
-  options.device = DeviceKind::kCuda;
-  options.kv_cache_memory_bytes = int64_t{64} << 20;
-  options.num_threads = 4;
+  EngineOptions options = SmallEngineOptions();
   options.speculation.num_speculative_tokens = 0;
   int64_t all = 0;
   int64_t left = -1;
@@ -171,15 +161,12 @@ TEST_F(CudaEngineTest, ProgressOfLoadingComesToAnEnd) {
 
 /// The cache takes what target, drafter and the work space of both leave.
 TEST_F(CudaEngineTest, ADrafterHasAPlaceInMemory) {
-  EngineOptions options;
-  options.model = TinyModelDirectory().string();
-  options.device = DeviceKind::kCuda;
+  EngineOptions options = SmallEngineOptions();
+  options.kv_cache_memory_bytes.reset();
   options.gpu_memory_utilization = 0.1;
-  options.num_threads = 4;
   options.max_num_seqs = 1024;  // the cache takes all it can get
   options.speculation.method = DraftMethod::kEagle3;
   options.speculation.model = TinyEagle3Directory().string();
-  options.speculation.num_speculative_tokens = 3;
   const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
   const MemoryReport& memory = loaded.memory;
   ASSERT_TRUE(memory.gpu && memory.gpu->measured);

@@ -6,6 +6,7 @@
 
 #include "outrider/base/error.h"
 #include "tests/engine/cuda/failing_service.h"
+#include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/cuda/trap_kernel.h"
 #include "tests/kernels/cuda/hopper_test.h"
 

@@ -10,23 +10,9 @@
 #include <utility>
 #include <variant>
 
-#include "outrider/engine/engine_loader.h"
 #include "outrider/engine/engine_thread.h"
-#include "tests/networks/loaded_model.h"
 
 namespace outrider::cuda {
-
-/// The bundled model on the GPU with three drafts and so many request slots.
-inline EngineOptions SmallEngineOptions(int32_t max_num_seqs) {
-  EngineOptions options;
-  options.model = TinyModelDirectory().string();
-  options.device = DeviceKind::kCuda;
-  options.kv_cache_memory_bytes = int64_t{64} << 20;
-  options.num_threads = 4;
-  options.max_num_seqs = max_num_seqs;
-  options.speculation.num_speculative_tokens = 3;
-  return options;
-}
 
 class FailingService {
  public:

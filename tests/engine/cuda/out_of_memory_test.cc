@@ -13,6 +13,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/device_memory.h"
 #include "tests/engine/cuda/failing_service.h"
+#include "tests/engine/cuda/small_engine_options.h"
 #include "tests/engine/test_engine.h"
 #include "tests/kernels/cuda/hopper_test.h"
 
