@@ -36,5 +36,42 @@ TEST(ScratchTest, EveryPieceCanBeReadAsFarAsTheReach) {
   }
 }
 
+TEST(ScratchTest, FitHoldsWhatWasTakenAtATimeInOnePiece) {
+  constexpr size_t kReach = 4096;
+  std::vector<size_t> chunks;
+  Scratch scratch(
+      [&](size_t bytes) {
+        chunks.push_back(bytes);
+        return Buffer(bytes);
+      },
+      kReach);
+  const auto step = [&] {
+    const Scratch::Frame frame(scratch);
+    scratch.Take<std::byte>(int64_t{700} << 10);
+    for (int i = 0; i < 3; ++i) {
+      const Scratch::Frame inner(scratch);
+      scratch.Take<std::byte>(int64_t{900} << 10);
+      scratch.Take<std::byte>(int64_t{i + 1} << 20);
+    }
+  };
+  step();
+  EXPECT_GT(chunks.size(), 1);
+  chunks.clear();
+  scratch.Fit();
+  const size_t most = (size_t{700 + 900} << 10) + (size_t{3} << 20);
+  EXPECT_EQ(chunks, std::vector{most + kReach});
+  EXPECT_EQ(scratch.capacity(), most + kReach);
+  step();
+  EXPECT_EQ(chunks.size(), 1);
+}
+
+TEST(ScratchTest, WhatGrowsHoldsLittleMoreThanItNeeds) {
+  Scratch scratch([](size_t bytes) { return Buffer(bytes); });
+  const Scratch::Frame frame(scratch);
+  scratch.Take<std::byte>(int64_t{1} << 30);
+  scratch.Take<std::byte>(1);
+  EXPECT_LE(scratch.capacity(), (size_t{1} << 30) + (size_t{256} << 20));
+}
+
 }  // namespace
 }  // namespace outrider

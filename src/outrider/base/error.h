@@ -30,6 +30,12 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+/// A device has less memory than was asked for.
+class OutOfMemory : public Error {
+ public:
+  explicit OutOfMemory(const std::string& message) : Error(ErrorCode::kUnavailable, message) {}
+};
+
 template <typename... Args>
 Error InvalidArgument(fmt::format_string<Args...> format, Args&&... args) {
   return Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));

@@ -27,10 +27,11 @@ class Scratch {
   class Frame {
    public:
     explicit Frame(Scratch& scratch)
-        : scratch_(scratch), chunk_(scratch.chunk_), used_(scratch.used_) {}
+        : scratch_(scratch), chunk_(scratch.chunk_), used_(scratch.used_), taken_(scratch.taken_) {}
     ~Frame() {
       scratch_.chunk_ = chunk_;
       scratch_.used_ = used_;
+      scratch_.taken_ = taken_;
     }
     Frame(const Frame&) = delete;
     Frame& operator=(const Frame&) = delete;
@@ -39,6 +40,7 @@ class Scratch {
     Scratch& scratch_;
     size_t chunk_;
     size_t used_;
+    size_t taken_;
   };
 
   /// `count` uninitialised elements, aligned to 64 bytes.
@@ -53,6 +55,9 @@ class Scratch {
     return {Take<float>(rows * cols), rows, cols};
   }
 
+  /// Holds as much as was taken at a time so far, in one piece. Nothing may be taken.
+  void Fit();
+
   /// Bytes held, used or not.
   size_t capacity() const;
 
@@ -64,6 +69,8 @@ class Scratch {
   std::vector<Buffer> chunks_;
   size_t chunk_ = 0;  // the chunk that the next piece comes from
   size_t used_ = 0;   // bytes of it that are taken
+  size_t taken_ = 0;  // of all pieces
+  size_t most_taken_ = 0;
 };
 
 }  // namespace outrider

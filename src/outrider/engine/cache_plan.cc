@@ -168,9 +168,11 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
 }
 
 std::string EnginePlan::CacheTypeText() const {
-  if (kv_dtype_ != DType::kF8E4M3) return std::string(DTypeName(kv_dtype_));
-  return fmt::format("{} in groups of {} but for rotated numbers, index keys {}",
-                     DTypeName(kv_dtype_), kFp8CacheGroup, DTypeName(DType::kF4E2M1));
+  std::string name(DTypeName(kv_dtype_));
+  if (kv_dtype_ != DType::kF8E4M3) return name;
+  if (config_.family != ModelFamily::kDeepSeekV4) return name + " without scales";
+  return fmt::format("{} in groups of {} but for rotated numbers, index keys {}", name,
+                     kFp8CacheGroup, DTypeName(DType::kF4E2M1));
 }
 
 void EnginePlan::DescribeCache(std::string why) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "outrider/base/error.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
@@ -72,6 +73,22 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
   return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
 }
 
+/// On a GPU, passes of the largest step. A lack of memory is told with the options that need less.
+void WarmUpDevice(const EnginePlan& plan, Network& network, DraftModel* draft_model) {
+  if (plan.device() == DeviceKind::kCpu) return;
+  try {
+    WarmUp(network, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
+    if (draft_model == nullptr) return;
+    WarmUp(*draft_model, network.hidden_size(), plan.scheduler(), plan.cache_layers(),
+           plan.cache_numbers());
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format(
+        "the work space of the largest step does not fit beside the weights ({}): lower "
+        "--max-model-len, --max-num-batched-tokens or --max-num-seqs",
+        error.what()));
+  }
+}
+
 }  // namespace
 
 LoadedEngine ExplainEngine(const EngineOptions& options) {
@@ -99,6 +116,8 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   InlineExecutorParts inside;
   inside.ops = plan.TakeOps();
   const Ops& ops = plan.ops();
+  PreparePrompts(ops, plan.config());
+  if (plan.drafter() != nullptr) PreparePrompts(ops, plan.drafter()->config);
   inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
   inside.model =
       LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
@@ -107,13 +126,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
                    AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
                   progress);
   std::unique_ptr<DraftModel> draft_model = LoadDraftModel(plan, *inside.model);
-  if (plan.device() == DeviceKind::kCuda) {
-    WarmUp(*inside.model, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
-    if (draft_model) {
-      WarmUp(*draft_model, inside.model->hidden_size(), plan.scheduler(), plan.cache_layers(),
-             plan.cache_numbers());
-    }
-  }
+  WarmUpDevice(plan, *inside.model, draft_model.get());
   if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
   loaded.decisions = plan.decisions();
   loaded.memory = plan.Memory();

@@ -159,13 +159,14 @@ void EnginePlan::PlanNumbers() {
       "dtype", std::string(DTypeName(dtype_)),
       options_.dtype ? "--dtype" : fmt::format("the checkpoint says {}", DTypeName(config_.dtype)));
   const bool int8 = options_.quantization == WeightQuantization::kInt8;
-  const int64_t few = weight_form().max_fp8_weights_as_bf16;
+  const bool is_cpu = device() == DeviceKind::kCpu;
+  const int64_t few = is_cpu ? weight_form().max_fp8_weights_as_bf16 : 0;
   Decide("quantization", int8 ? "int8" : "none",
          int8 ? "--quantization: matrices are rounded to 8 bits, with a scale per output"
               : fmt::format("FP8 matrices{} stay 8 bits in memory, others as dtype says",
                             few > 0 ? fmt::format(" of more than {} weights", few) : ""));
-  Decide("device", device() == DeviceKind::kCuda ? "GPU" : "processor", device_.why);
-  if (device() == DeviceKind::kCpu) {
+  Decide("device", is_cpu ? "processor" : "GPU", device_.why);
+  if (is_cpu) {
     Decide("kernels", std::string(GetKernels(SelectIsa()).name),
            fmt::format("best instruction set of this machine: {}", IsaName(DetectIsa())));
   }

@@ -1,7 +1,9 @@
 #include "outrider/engine/warm_up.h"
 
 #include <algorithm>
+#include <variant>
 
+#include "outrider/layers/mla_attention.h"
 #include "outrider/ops/kv_cache.h"
 
 namespace outrider {
@@ -12,24 +14,36 @@ namespace {
 // many or of one prompt.
 constexpr int32_t kPromptKeys = 32768;
 
-/// The rows of requests that have `rows` rows each behind `context` tokens. All blocks are page 0.
+/// So many rows of a request behind its first `context` tokens.
+struct RowsBehind {
+  int32_t context;
+  int32_t rows;
+};
+
+/// A pass's rows. All blocks of all requests are page 0.
 class PassRows {
  public:
-  PassRows(const std::vector<CacheGroupSpec>& groups, Phase phase, int32_t requests,
-           int32_t context, int32_t rows)
+  PassRows(const std::vector<CacheGroupSpec>& groups, Phase phase,
+           const std::vector<RowsBehind>& requests)
       : layout_(groups) {
-    const std::vector<int32_t> tokens(static_cast<size_t>(rows), 0);
+    int32_t longest = 0;
+    int32_t most_rows = 0;
+    for (const auto& [context, rows] : requests) {
+      longest = std::max(longest, context + rows);
+      most_rows = std::max(most_rows, rows);
+    }
+    const std::vector<int32_t> tokens(static_cast<size_t>(most_rows), 0);
     for (const CacheGroupSpec& group : groups) {
-      const int32_t blocks = (context + rows + group.tokens_per_block - 1) / group.tokens_per_block;
+      const int32_t blocks = (longest + group.tokens_per_block - 1) / group.tokens_per_block;
       tables_.emplace_back(static_cast<size_t>(blocks), 0);
     }
     std::vector<RequestWork> work;
-    work.reserve(static_cast<size_t>(requests));
-    for (int32_t i = 0; i < requests; ++i) {
-      work.push_back({.slot = i,
+    work.reserve(requests.size());
+    for (const auto& [context, rows] : requests) {
+      work.push_back({.slot = static_cast<int32_t>(work.size()),
                       .phase = phase,
                       .context_length = context,
-                      .tokens = tokens,
+                      .tokens = {tokens.data(), static_cast<size_t>(rows)},
                       .draft_tokens = {},
                       .samples = false,
                       .block_tables = tables_});
@@ -44,12 +58,33 @@ class PassRows {
   BatchLayout layout_;
 };
 
-void Run(Network& network, KvCache& cache, Phase phase, int32_t requests, int32_t context,
-         int32_t rows) {
-  const PassRows pass(cache.config().groups, phase, requests, context, rows);
-  const BatchLayout& layout = pass.layout();
-  const auto hidden = network.device().ops.MakeRows(layout.num_rows(), network.output_width());
-  network.Forward(layout, cache, hidden->rows());
+/// Prompts of as many rows as a step may have: the last rows of as many of the longest as are taken
+/// together, and beginnings of others.
+PassRows LargestPrompts(const KvCache& cache, const SchedulerConfig& scheduler) {
+  const int32_t longest = scheduler.max_model_len;
+  const int32_t last = std::min({scheduler.max_num_batched_tokens, longest, 16});
+  int32_t left = scheduler.max_num_batched_tokens;
+  std::vector<RowsBehind> requests;
+  const auto add = [&](int32_t context, int32_t rows) {
+    requests.push_back({context, rows});
+    left -= rows;
+  };
+  // A single request may have both: a step of rows, and the greatest length.
+  const int32_t most = std::max(scheduler.max_num_seqs, 2);
+  const auto has_room = [&] { return left > 0 && std::ssize(requests) < most; };
+  const int32_t long_prompts = std::clamp(kPromptKeys / longest, 1, most - 1);
+  while (has_room() && std::ssize(requests) < long_prompts) {
+    add(longest - last, std::min(last, left));
+  }
+  while (has_room()) add(0, std::min(longest, left));
+  return {cache.config().groups, Phase::kPromptChunk, requests};
+}
+
+/// `rows` rows of as many requests as there can be, one of which has the greatest length.
+PassRows LargestDecode(const KvCache& cache, const SchedulerConfig& scheduler, int32_t rows) {
+  std::vector<RowsBehind> requests(static_cast<size_t>(scheduler.max_num_seqs), {0, rows});
+  requests.front().context = scheduler.max_model_len - rows;
+  return {cache.config().groups, Phase::kDecode, requests};
 }
 
 KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,
@@ -61,32 +96,35 @@ KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,
 
 }  // namespace
 
+void PreparePrompts(const Ops& ops, const ModelConfig& config) {
+  for (const LayerSpec& layer : config.layers) {
+    const auto* mla = std::get_if<MlaSpec>(&layer.attention);
+    if (mla != nullptr) ops.PreparePrompts(ShapeOf(*mla));
+  }
+}
+
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
+  const Ops& ops = network.device().ops;
   KvCache cache = CacheOfOnePage(network.device(), scheduler, layers, numbers);
-  const int32_t longest = scheduler.max_model_len;
-  const auto requests = [&](int32_t most) { return std::clamp(most, 1, scheduler.max_num_seqs); };
-  const int32_t rows = std::min(scheduler.max_num_batched_tokens, longest);
-  Run(network, cache, Phase::kPromptChunk, requests(scheduler.max_num_batched_tokens / rows), 0,
-      rows);
-  const int32_t last = std::min(rows, 16);
-  Run(network, cache, Phase::kPromptChunk,
-      requests(std::min(kPromptKeys / longest, scheduler.max_num_batched_tokens / last)),
-      longest - last, last);
-  const int32_t verified = std::min(1 + drafts, longest);
-  Run(network, cache, Phase::kDecode, scheduler.max_num_seqs, longest - verified, verified);
+  const auto run = [&](const PassRows& pass) {
+    const BatchLayout& rows = pass.layout();
+    const auto hidden = ops.MakeRows(rows.num_rows(), network.output_width());
+    network.Forward(rows, cache, hidden->rows());
+    if (network.num_mtp_modules() == 0) return;
+    network.ForwardMtp(0, rows, cache, hidden->rows(), hidden->rows());
+  };
+  run(LargestPrompts(cache, scheduler));
+  run(LargestDecode(cache, scheduler, std::min(1 + drafts, scheduler.max_model_len)));
+  network.FitWorkSpace();
 }
 
 void WarmUp(DraftModel& draft, int64_t target_width, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers) {
   const Ops& ops = draft.device().ops;
   KvCache cache = CacheOfOnePage(draft.device(), scheduler, layers, numbers);
-  const int32_t rows = std::min(scheduler.max_num_batched_tokens, scheduler.max_model_len);
-  const int32_t requests =
-      std::clamp(scheduler.max_num_batched_tokens / rows, 1, scheduler.max_num_seqs);
-  const PassRows prompts(cache.config().groups, Phase::kPromptChunk, requests, 0, rows);
-  const PassRows decodes(cache.config().groups, Phase::kDecode, scheduler.max_num_seqs,
-                         scheduler.max_model_len - 1, 1);
+  const PassRows prompts = LargestPrompts(cache, scheduler);
+  const PassRows decodes = LargestDecode(cache, scheduler, 1);
   AttentionPlan entry_plan = draft.attention();
   AttentionPlan output_plan = draft.attention();
   entry_plan.Assign(prompts.layout());
@@ -100,6 +138,7 @@ void WarmUp(DraftModel& draft, int64_t target_width, const SchedulerConfig& sche
   const auto hidden =
       ops.MakeRows(int64_t{entries->num_rows()} + outputs->num_rows(), draft.width());
   draft.Forward({0, *entries, *outputs, hidden->rows(), hidden->rows()}, cache);
+  draft.FitWorkSpace();
 }
 
 }  // namespace outrider

@@ -5,14 +5,21 @@
 
 #include <vector>
 
+#include "outrider/checkpoint/model_config.h"
 #include "outrider/networks/draft_model.h"
 #include "outrider/networks/network.h"
 #include "outrider/schedule/scheduler.h"
 
 namespace outrider {
 
-/// Runs prompts of a whole step, the last rows of prompts of the greatest length, and a row, with
-/// drafts, of every request. All positions share one page, whose contents mean nothing.
+/// Begins what the first prompts of a network would wait for (Ops::PreparePrompts), so that it goes
+/// on while the weights are loaded.
+void PreparePrompts(const Ops& ops, const ModelConfig& config);
+
+/// Runs prompts of a whole step, among them the last rows of one of the greatest length, and a row,
+/// with drafts, of every request, one of which has the greatest length, through the target and an
+/// MTP module; then the network has as much work space as these took. All positions share one page,
+/// whose contents mean nothing. Throws OutOfMemory where the work space does not fit.
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "outrider/base/error.h"
+
 namespace outrider {
 
 MlaShape ShapeOf(const MlaSpec& a) {
@@ -82,6 +84,7 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
                 Tensor residual) {
   const Scratch::Frame frame(context.arena);
   const Tensor q = ProjectQueriesAndWriteCache(context, shape, weights, inputs, rotary, cache, x);
+  OUTRIDER_CHECK(q.stride == shape.query_stride());
   const Tensor out = context.Activations(x.rows, int64_t{shape.heads} * shape.value);
   // Absorption rotates the queries of decode rows.
   const auto [first_decode, num_decode] = inputs.decode_rows();

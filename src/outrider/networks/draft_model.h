@@ -86,6 +86,9 @@ class DraftModel {
   /// Its passes so far, where the target's network does not count them.
   virtual ReplayCounts replay_counts() const { return {}; }
 
+  /// As Network::FitWorkSpace.
+  void FitWorkSpace() { arena_.Fit(); }
+
   /// Copies rows of its device.
   void CopyRows(Tensor from, Tensor to, const RowCopies& copies) {
     device_.ops.CopyRows(MakeContext(), from, to, copies);

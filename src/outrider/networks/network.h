@@ -122,6 +122,9 @@ class Network {
   void Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
              std::span<const ScoreRequest> requests);
 
+  /// Has as much work space from now on as passes took so far. No step is recorded yet.
+  void FitWorkSpace() { arena_.Fit(); }
+
   /// Seconds spent in the functions above so far, the drawing of tokens excepted.
   double busy_seconds() const { return busy_seconds_; }
   /// Of passes of the target and of modules.

@@ -108,6 +108,12 @@ struct MlaShape {
   int32_t value = 0;   // V
   float softmax_scale = 0;
   float norm_eps = 0;  // of the two latent norms
+
+  /// Columns from a row of attention's queries to the next: without q_lora one product gives
+  /// queries and entries side by side.
+  int64_t query_stride() const {
+    return int64_t{heads} * (nope + rope) + (q_lora == 0 ? latent + rope : 0);
+  }
 };
 
 /// What writes the cache entries of a step's rows.
@@ -166,6 +172,10 @@ class Ops {
 
   /// How many bytes behind a tensor of an arena the calls may read.
   virtual size_t arena_reach() const { return 0; }
+
+  /// Begins what the first prompts of such layers would wait for: libraries are loaded and plans
+  /// made beside what is called next. What fails is thrown where the prompts wait.
+  virtual void PreparePrompts(const MlaShape& /*shape*/) const {}
 
   /// An arena for contexts.
   Scratch MakeArena() const {

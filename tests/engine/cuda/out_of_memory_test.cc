@@ -1,4 +1,5 @@
-// Steps need little more memory than the engine took when it started.
+// Steps need little more memory than the engine took when it started; without so much it does not
+// start.
 //
 // Another program takes all memory of the GPU while requests run. Requests whose memory is there
 // go on. When a step needs more, all requests are told so, no other is taken, and the engine ends.
@@ -64,6 +65,19 @@ TEST_F(OutOfMemoryTest, StepsTakeLittleMoreThanTheStartTook) {
   }
   RunUntilIdle(*loaded.engine);
   EXPECT_LE(free - FreeMemory(), size_t{128} << 20);
+}
+
+TEST_F(OutOfMemoryTest, AStartThatLacksMemoryNamesTheOptionsThatNeedLess) {
+  DeviceMemory left(size_t{192} << 20, "what is left");
+  const std::vector<DeviceMemory> taken = AllFreeMemory();
+  left = DeviceMemory();
+  try {
+    LoadEngine(SmallEngineOptions(3), [](int64_t, int64_t) {});
+    ADD_FAILURE() << "it started";
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("of device memory are needed"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("lower --max-model-len"));
+  }
 }
 
 TEST_F(OutOfMemoryTest, EveryRequestIsToldAndNoOtherIsTaken) {

@@ -637,6 +637,35 @@ TEST_F(CudaOpsTest, EntriesAndAttentionInPieces) {
   }
 }
 
+TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
+  MlaShape wide = kMla;
+  wide.nope = 224;  // with the rotated part more than cuDNN takes
+  wide.q_lora = 64;
+  ops_->PreparePrompts(wide);
+  ops_->PreparePrompts(wide);
+  const Scratch::Frame frame(gpu_->arena());
+  const Context c = gpu_->context();
+  const std::vector<int32_t> tokens(3, 0);
+  const std::vector<int32_t> blocks = {0};
+  const OneRequest request(tokens, 0, Phase::kPromptChunk, blocks);
+  const auto inputs = ops_->MakeStepInputs();
+  inputs->Assign(request.layout, request.plan, RowCount::kExact);
+  const int32_t width = kMla.latent + kMla.rope;
+  Buffer memory = ops_->Allocate(size_t{kBlock} * width * sizeof(BFloat16));
+  const LayerCache cache = {.data = memory.data(),
+                            .dtype = DType::kBF16,
+                            .block_size = kBlock,
+                            .width = width,
+                            .block_stride = int64_t{kBlock} * width,
+                            .num_blocks = 1};
+  const AttentionArgs args = {.q = c.Activations(3, wide.query_stride()),
+                              .out = c.Activations(3, kMla.heads * kMla.value),
+                              .cache = cache};
+  for (int call = 0; call < 2; ++call) {
+    EXPECT_THROW(ops_->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args), Error);
+  }
+}
+
 TEST(CudaWeights, FormsThatTheKernelsDoNotReadAreRefused) {
   const auto source = MakeDummyWeights(ModelConfig{}, 5);
   const auto refused = [&](const WeightForm& form, const std::string& part) {

@@ -19,9 +19,8 @@ DeviceMemory::DeviceMemory(size_t bytes, const char* what) : bytes_(bytes) {
     size_t free = 0;
     size_t total = 0;
     CheckCuda(cudaMemGetInfo(&free, &total), "free device memory");
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: {} MiB of device memory are needed, {} of {} MiB are free", what,
-                            (bytes >> 20) + 1, free >> 20, total >> 20));
+    throw OutOfMemory(fmt::format("{}: {} MiB of device memory are needed, {} of {} MiB are free",
+                                  what, (bytes >> 20) + 1, free >> 20, total >> 20));
   }
   CheckCuda(error, what);
 }

@@ -15,7 +15,8 @@ void CheckCuda(cudaError_t error, const char* what);
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// Throws Error where the device has no room: it says what for, how much was asked and is free.
+  /// Throws OutOfMemory where the device has no room: it says what for, how much was asked and is
+  /// free.
   DeviceMemory(size_t bytes, const char* what);
   DeviceMemory(DeviceMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

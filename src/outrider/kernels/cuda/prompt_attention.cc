@@ -212,6 +212,8 @@ class PromptAttention::Plans {
 namespace {
 
 constexpr int kCheckRows = 300;
+// Its own: a plan may be made while other threads use the device.
+const cudaStream_t kCheckStream = cudaStreamPerThread;
 
 /// bf16 values of magnitude 2^-2 to 2^1, either sign, a function of `seed` alone.
 std::vector<uint16_t> CheckValues(size_t count, uint64_t seed) {
@@ -225,77 +227,103 @@ std::vector<uint16_t> CheckValues(size_t count, uint64_t seed) {
   return values;
 }
 
-template <typename T>
-DeviceMemory Upload(const std::vector<T>& values) {
-  DeviceMemory memory(values.size() * sizeof(T), "comparing plans");
-  CheckCuda(cudaMemcpy(memory.data(), values.data(), memory.bytes(), cudaMemcpyHostToDevice),
-            "copying");
-  return memory;
-}
-
 /// Rows begin .. end - 1 of the prompt that is compared.
 struct Piece {
   int begin;
   int end;
 };
 
+/// The prompt's rows, and room for those of a batch of pieces behind each other, on the device.
+class CheckRows {
+ public:
+  /// `row`: numbers of a row; `room`: rows of the largest batch.
+  CheckRows(size_t row, uint64_t seed, size_t room)
+      : row_bytes_(row * sizeof(uint16_t)),
+        prompt_(kCheckRows * row_bytes_, "comparing plans"),
+        batch_((room + kPromptSlackRows) * row_bytes_, "comparing plans") {
+    const std::vector<uint16_t> values = CheckValues(kCheckRows * row, seed);
+    CheckCuda(cudaMemcpyAsync(prompt_.data(), values.data(), prompt_.bytes(),
+                              cudaMemcpyHostToDevice, kCheckStream),
+              "copying");
+    CheckCuda(cudaMemsetAsync(batch_.data(), 0, batch_.bytes(), kCheckStream), "clearing memory");
+    CheckCuda(cudaStreamSynchronize(kCheckStream), "copying");
+  }
+
+  void StartBatch() { rows_ = 0; }
+  void Append(const Piece& piece) {
+    const auto count = static_cast<size_t>(piece.end - piece.begin);
+    CheckCuda(cudaMemcpyAsync(batch_.As<std::byte>() + rows_ * row_bytes_,
+                              prompt_.As<std::byte>() + piece.begin * row_bytes_,
+                              count * row_bytes_, cudaMemcpyDeviceToDevice, kCheckStream),
+              "copying");
+    rows_ += count;
+  }
+  const void* batch() const { return batch_.data(); }
+
+ private:
+  size_t row_bytes_;
+  DeviceMemory prompt_;
+  DeviceMemory batch_;
+  size_t rows_ = 0;
+};
+
+template <typename T>
+void Upload(const std::vector<T>& values, const DeviceMemory& to) {
+  CheckCuda(cudaMemcpyAsync(to.data(), values.data(), values.size() * sizeof(T),
+                            cudaMemcpyHostToDevice, kCheckStream),
+            "copying");
+}
+
 }  // namespace
 
-// The keys of a piece are copied for it, since prompts of a batch have rows of their own. All
-// values are the same in every piece, those past its end too, as they are the next one's.
+// The keys of a piece are copied for it, since prompts of a batch have rows of their own. What is
+// past a batch's end is zero or of a batch before.
 void PromptAttention::Plans::CheckPieces() {
-  const size_t heads = shape_.heads;
-  const size_t q_row = shape_.q_row_stride;
-  const size_t k_row = heads * shape_.key_width;
-  const size_t v_row = shape_.v_row_stride;
-  const size_t out_row = heads * shape_.value_width;
-  const std::vector<uint16_t> q = CheckValues(kCheckRows * q_row, 1);
-  const std::vector<uint16_t> k = CheckValues(kCheckRows * k_row, 2);
-  const std::vector<uint16_t> v = CheckValues(kCheckRows * v_row, 3);
-  auto append = [](std::vector<uint16_t>& to, const std::vector<uint16_t>& from, size_t row,
-                   const Piece& rows) {
-    to.insert(to.end(), from.begin() + rows.begin * row, from.begin() + rows.end * row);
-  };
-  auto run = [&](const std::vector<Piece>& pieces, int room) {
-    std::vector<uint16_t> q_rows, k_rows, v_rows;
-    std::vector<int32_t> queries = {0}, keys = {0};
-    PromptAttentionParams params;
-    for (const Piece& piece : pieces) {
-      append(q_rows, q, q_row, piece);
-      append(k_rows, k, k_row, {0, piece.end});
-      append(v_rows, v, v_row, {0, piece.end});
-      queries.push_back(queries.back() + piece.end - piece.begin);
-      keys.push_back(keys.back() + piece.end);
-    }
-    params.num_prompts = static_cast<int>(pieces.size());
-    q_rows.resize(q_rows.size() + kPromptSlackRows * q_row);
-    k_rows.resize(k_rows.size() + kPromptSlackRows * k_row);
-    v_rows.resize(v_rows.size() + kPromptSlackRows * v_row);
-    const DeviceMemory d_q = Upload(q_rows), d_k = Upload(k_rows), d_v = Upload(v_rows),
-                       d_queries = Upload(queries), d_keys = Upload(keys);
-    std::vector<uint16_t> out(queries.back() * out_row);
-    const DeviceMemory d_out(out.size() * 2, "comparing plans");
-    params.query_start_loc = d_queries.As<int32_t>();
-    params.key_start_loc = d_keys.As<int32_t>();
-    params.q = d_q.data();
-    params.k = d_k.data();
-    params.v = d_v.data();
-    params.out = d_out.data();
-    Run(params, room, nullptr);
-    CheckCuda(cudaMemcpy(out.data(), d_out.data(), d_out.bytes(), cudaMemcpyDeviceToHost),
-              "copying");
-    return out;
-  };
-  // Calls on their way in other streams use the same lengths as the check.
-  CheckCuda(cudaDeviceSynchronize(), "waiting for the device");
-  const std::vector<uint16_t> whole = run({{0, kCheckRows}}, 1);
   std::vector<Piece> pieces = {{0, kCheckRows}};
   for (const int cut : {1, 64, 100, 128, 129, 256, kCheckRows - 1}) {
     pieces.push_back({0, cut});
     pieces.push_back({cut, kCheckRows});
   }
-  auto compare = [&](const std::vector<Piece>& batch, int room) {
-    const std::vector<uint16_t> got = run(batch, room);
+  const size_t heads = shape_.heads;
+  const size_t out_row = heads * shape_.value_width;
+  const size_t room = pieces.size() * kCheckRows;
+  CheckRows q(shape_.q_row_stride, 1, room);
+  CheckRows k(heads * shape_.key_width, 2, room);
+  CheckRows v(shape_.v_row_stride, 3, room);
+  const DeviceMemory d_out(room * out_row * sizeof(uint16_t), "comparing plans");
+  const DeviceMemory d_queries((pieces.size() + 1) * sizeof(int32_t), "comparing plans");
+  const DeviceMemory d_keys((pieces.size() + 1) * sizeof(int32_t), "comparing plans");
+  auto run = [&](const std::vector<Piece>& batch, int plan_room) {
+    std::vector<int32_t> queries = {0}, keys = {0};
+    for (CheckRows* rows : {&q, &k, &v}) rows->StartBatch();
+    for (const Piece& piece : batch) {
+      q.Append(piece);
+      k.Append({0, piece.end});
+      v.Append({0, piece.end});
+      queries.push_back(queries.back() + piece.end - piece.begin);
+      keys.push_back(keys.back() + piece.end);
+    }
+    Upload(queries, d_queries);
+    Upload(keys, d_keys);
+    PromptAttentionParams params;
+    params.num_prompts = static_cast<int>(batch.size());
+    params.query_start_loc = d_queries.As<int32_t>();
+    params.key_start_loc = d_keys.As<int32_t>();
+    params.q = q.batch();
+    params.k = k.batch();
+    params.v = v.batch();
+    params.out = d_out.data();
+    Run(params, plan_room, kCheckStream);
+    std::vector<uint16_t> out(queries.back() * out_row);
+    CheckCuda(cudaMemcpyAsync(out.data(), d_out.data(), out.size() * sizeof(uint16_t),
+                              cudaMemcpyDeviceToHost, kCheckStream),
+              "copying");
+    CheckCuda(cudaStreamSynchronize(kCheckStream), "comparing plans");
+    return out;
+  };
+  const std::vector<uint16_t> whole = run({pieces[0]}, 1);
+  auto compare = [&](const std::vector<Piece>& batch, int plan_room) {
+    const std::vector<uint16_t> got = run(batch, plan_room);
     size_t at = 0;
     for (const Piece& piece : batch) {
       const size_t size = (piece.end - piece.begin) * out_row;
@@ -303,7 +331,7 @@ void PromptAttention::Plans::CheckPieces() {
         throw Unavailable(fmt::format(
             "cuDNN {} gives other bits for rows {} to {} of a prompt in a plan of {} ({}): use the "
             "version that docs/cuda-kernels.md names",
-            fe::detail::get_backend_version_string(), piece.begin, piece.end, room, Name()));
+            fe::detail::get_backend_version_string(), piece.begin, piece.end, plan_room, Name()));
       }
       at += size;
     }

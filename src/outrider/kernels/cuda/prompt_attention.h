@@ -55,8 +55,8 @@ struct PromptAttentionParams {
 class PromptAttention {
  public:
   /// Loads cuDNN, makes the plans and compares bits of prompts in one piece, in pieces and in
-  /// batches, over all plans. Takes a second. Throws Error where there is no cuDNN, where it has no
-  /// plan for the shape, and where bits differ.
+  /// batches, over all plans. Takes half a second and more. Throws Error where there is no cuDNN,
+  /// where it has no plan for the shape, and where bits differ.
   explicit PromptAttention(const PromptAttentionShape& shape);
   ~PromptAttention();
   PromptAttention(const PromptAttention&) = delete;

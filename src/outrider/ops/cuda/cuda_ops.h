@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -78,6 +79,7 @@ class CudaOps : public Ops {
   void WhileLaunching(const std::function<void()>& look) const override { look_ = look; }
   Buffer Allocate(size_t bytes) const override;
   size_t arena_reach() const override;
+  void PreparePrompts(const MlaShape& shape) const override;
   std::unique_ptr<WeightLoader> MakeWeightLoader(const WeightSource& source,
                                                  const WeightForm& form) const override;
   std::unique_ptr<StepInputs> MakeStepInputs() const override;
@@ -210,7 +212,12 @@ class CudaOps : public Ops {
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
-  mutable std::map<PromptKey, std::unique_ptr<outrider::cuda::PromptAttention>> prompt_attention_;
+  struct Prepared {
+    std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
+    std::unique_ptr<outrider::cuda::PromptAttention> attention;  // when it has come
+  };
+  Prepared& Prepare(const MlaShape& shape, int64_t query_stride) const;
+  mutable std::map<PromptKey, Prepared> prompt_attention_;
 };
 
 }  // namespace outrider::cuda

@@ -201,23 +201,31 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
 
 size_t CudaOps::arena_reach() const { return kQueryReach; }
 
+void CudaOps::PreparePrompts(const MlaShape& s) const { Prepare(s, s.query_stride()); }
+
+CudaOps::Prepared& CudaOps::Prepare(const MlaShape& s, int64_t query_stride) const {
+  Prepared& prepared =
+      prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale, query_stride}];
+  if (prepared.attention || prepared.coming.valid()) return prepared;
+  // Values lie beside the keys' own parts, as the product leaves them.
+  const PromptAttentionShape shape = {.heads = s.heads,
+                                      .key_width = s.nope + s.rope,
+                                      .value_width = s.value,
+                                      .q_row_stride = query_stride,
+                                      .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
+                                      .v_head_stride = s.nope + s.value,
+                                      .scale = s.softmax_scale};
+  prepared.coming = std::async(std::launch::async, [shape] {
+    return std::make_unique<outrider::cuda::PromptAttention>(shape);
+  });
+  return prepared;
+}
+
 outrider::cuda::PromptAttention& CudaOps::PromptAttentionOf(const MlaShape& s,
                                                             int64_t query_stride) const {
-  auto& attention =
-      prompt_attention_[{s.heads, s.nope + s.rope, s.value, s.softmax_scale, query_stride}];
-  if (!attention) {
-    Synchronize();
-    // Values lie beside the keys' own parts, as the product leaves them.
-    attention = std::make_unique<outrider::cuda::PromptAttention>(
-        PromptAttentionShape{.heads = s.heads,
-                             .key_width = s.nope + s.rope,
-                             .value_width = s.value,
-                             .q_row_stride = query_stride,
-                             .v_row_stride = int64_t{s.heads} * (s.nope + s.value),
-                             .v_head_stride = s.nope + s.value,
-                             .scale = s.softmax_scale});
-  }
-  return *attention;
+  Prepared& prepared = Prepare(s, query_stride);
+  if (!prepared.attention) prepared.attention = prepared.coming.get();
+  return *prepared.attention;
 }
 
 // Keys and values of the whole prompts so far are made from the cache, so that a key's bits do not
