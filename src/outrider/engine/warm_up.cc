@@ -69,7 +69,7 @@ PassRows LargestPrompts(const KvCache& cache, const SchedulerConfig& scheduler) 
     requests.push_back({context, rows});
     left -= rows;
   };
-  // A single request may have both: a step of rows, and the greatest length.
+  // Two where one request runs at a time: it may have all rows of a step and the greatest length.
   const int32_t most = std::max(scheduler.max_num_seqs, 2);
   const auto has_room = [&] { return left > 0 && std::ssize(requests) < most; };
   const int32_t long_prompts = std::clamp(kPromptKeys / longest, 1, most - 1);

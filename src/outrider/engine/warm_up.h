@@ -1,6 +1,7 @@
 // The largest passes of a network once, before its cache is made: so that the work space between
 // operations is in the device's memory when the cache takes what is left, and libraries are loaded
-// when the first request comes. Inputs, results and recorded passes of steps come with these.
+// when the first request comes. Memory for inputs, results and recorded passes comes with the first
+// steps.
 #pragma once
 
 #include <vector>
