@@ -10,9 +10,9 @@ namespace outrider {
 
 namespace {
 
-// A device that makes keys of prompts anew makes those of some prompts together, of fewer than this
-// many or of one prompt.
-constexpr int32_t kPromptKeys = 32768;
+// A device that makes keys of prompts anew makes those of some prompts together: so many at most,
+// or those of one prompt.
+constexpr int32_t kPromptKeys = 16384;
 
 /// So many rows of a request behind its first `context` tokens.
 struct RowsBehind {

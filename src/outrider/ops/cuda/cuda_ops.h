@@ -193,6 +193,13 @@ class CudaOps : public Ops {
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
+  /// Attention of prompts: it is being made, then it is there.
+  struct Prepared {
+    std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
+    std::unique_ptr<outrider::cuda::PromptAttention> attention;
+  };
+  Prepared& Prepare(const MlaShape& shape, int64_t query_stride) const;
+  /// Waits until it is there.
   outrider::cuda::PromptAttention& PromptAttentionOf(const MlaShape& shape,
                                                      int64_t query_stride) const;
   /// `batch`: as PromptAttentionParams.
@@ -212,11 +219,6 @@ class CudaOps : public Ops {
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
-  struct Prepared {
-    std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
-    std::unique_ptr<outrider::cuda::PromptAttention> attention;  // when it has come
-  };
-  Prepared& Prepare(const MlaShape& shape, int64_t query_stride) const;
   mutable std::map<PromptKey, Prepared> prompt_attention_;
 };
 
