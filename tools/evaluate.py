@@ -26,6 +26,7 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -328,7 +329,7 @@ def shown(path):
 
 
 def circumstances():
-    return dict(command=" ".join(["python3", shown(sys.argv[0]), *sys.argv[1:]]), commit=commit(),
+    return dict(command=shlex.join(["python3", shown(sys.argv[0]), *sys.argv[1:]]), commit=commit(),
                 processor=processor_name(), cpus=len(os.sched_getaffinity(0)),
                 load_average=round(os.getloadavg()[0], 1),
                 date=time.strftime("%Y-%m-%d", time.gmtime()))

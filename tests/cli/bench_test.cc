@@ -112,7 +112,7 @@ TEST(BenchRun, AnInterruptEndsEveryRequestAndThrows) {
                      interrupted = true;
                    },
                    requests, 3, interrupted),
-               Error);
+               Interrupted);
   EXPECT_EQ(service.aborted().size(), 3U);
 }
 

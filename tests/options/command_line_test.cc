@@ -411,7 +411,10 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
   EXPECT_THAT(ErrorOf({"srve", "m"}), AllOf(HasSubstr("'srve'"), HasSubstr("mean serve?")));
   EXPECT_THAT(ErrorOf({"bench", "latncy", "m"}),
               AllOf(HasSubstr("'latncy'"), HasSubstr("mean latency?")));
+  EXPECT_THAT(ErrorOf({"quantum"}), HasSubstr("'quantum' of outrider; `outrider --help` lists"));
   EXPECT_THAT(ErrorOf({"--port", "3", "serve", "m"}), HasSubstr("unknown option --port"));
+  EXPECT_THAT(ErrorOf({"bench", "--json", "x", "latency", "m"}),
+              HasSubstr("unknown option --json of outrider bench"));
 }
 
 TEST(CommandLine, SwitchesAreTrueOrFalse) {

@@ -71,7 +71,7 @@ TEST(ServeLoadTest, CanBeInterrupted) {
   RunningServer server(options);
   const std::atomic<bool> interrupted{true};
   EXPECT_THROW(RunServeLoad(server.port(), "stub", server.engine, Requests(2, 5), 2, interrupted),
-               Error);
+               Interrupted);
 }
 
 }  // namespace

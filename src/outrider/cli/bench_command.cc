@@ -143,6 +143,14 @@ BenchRow Measure(const Load& load, const LoadedEngine& loaded,
   return RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
 }
 
+/// Before hours of measuring: `path` of --json can be written; "" and "-" are no files.
+void CheckCanWrite(const std::string& path) {
+  if (path.empty() || path == "-") return;
+  if (!std::ofstream(path, std::ios::app)) {
+    throw InvalidArgument("--json: cannot write '{}'", path);
+  }
+}
+
 /// The table to standard output, and JSON where it is asked for; the table goes to standard error
 /// when standard output is for JSON.
 void Print(const std::string& table, const std::string& json, const std::string& path) {
@@ -161,6 +169,7 @@ void Print(const std::string& table, const std::string& json, const std::string&
 }  // namespace
 
 int RunBenchKernels(const Settings& settings) {
+  CheckCanWrite(settings.bench.json);
   const Isa isa = SelectIsa();
   const ComputeThreads threads = ComputeThreadsOf(settings.engine);
   ThreadPool pool(threads.count, threads.processors);
@@ -178,6 +187,7 @@ int RunBench(const Settings& settings, Command command) {
   EngineOptions engine = settings.engine;
   // Rows are compared by their k, so a row drafts as many tokens as it says unless asked otherwise.
   if (!engine.speculation.adaptive) engine.speculation.adaptive = false;
+  CheckCanWrite(bench.json);
   const InterruptFlag interrupt;
   BenchReport report;
   report.command = CommandName(command).substr(std::string_view("bench ").size());

@@ -9,6 +9,7 @@
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
 #include "outrider/cli/commands.h"
+#include "outrider/measure/bench_run.h"
 #include "outrider/options/command_line.h"
 
 namespace outrider::cli {
@@ -54,6 +55,9 @@ int main(int argc, char** argv) {
       throw outrider::InvalidArgument("standard output cannot be written to");
     }
     return status;
+  } catch (const outrider::Interrupted&) {
+    std::fputs("outrider: interrupted\n", stderr);
+    return 130;
   } catch (const outrider::Error& error) {
     std::fprintf(stderr, "outrider: error: %s\n", error.what());
     return 2;

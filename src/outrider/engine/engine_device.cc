@@ -16,7 +16,7 @@ namespace outrider {
 namespace {
 
 void Require(bool runs, std::string_view what, std::string_view use) {
-  if (!runs) throw InvalidArgument("--device cuda does not run {}: use {}", what, use);
+  if (!runs) throw InvalidArgument("the GPU does not run {}: use {}", what, use);
 }
 
 void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {

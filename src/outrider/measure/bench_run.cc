@@ -7,8 +7,6 @@
 #include <numeric>
 #include <utility>
 
-#include "outrider/base/error.h"
-
 namespace outrider {
 
 namespace {
@@ -143,7 +141,7 @@ BenchRow RunLoad(GenerationService& service, FunctionRef<void()> drive,
       // The sinks refer to this function's variables, so every request has to end here.
       for (const RequestId id : submitted) service.Abort(id);
       while (finished < submitted.size()) drive();
-      throw Error(ErrorCode::kUnavailable, "interrupted");
+      throw Interrupted();
     }
     drive();
   }

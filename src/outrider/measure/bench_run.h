@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/base/function_ref.h"
 #include "outrider/engine/generation_service.h"
 
@@ -35,8 +36,14 @@ struct BenchRow {
   double MeanMillisecondsPerToken() const;
 };
 
+/// Ctrl-C ended a measurement; exit code 130.
+class Interrupted : public Error {
+ public:
+  Interrupted() : Error(ErrorCode::kUnavailable, "interrupted") {}
+};
+
 /// Submits the requests in order, at most `batch_size` unfinished ones at a time, and calls `drive`
-/// (one step) until all have finished. Throws Error{kUnavailable} when interrupted.
+/// (one step) until all have finished. Throws Interrupted when `interrupted` becomes true.
 BenchRow RunLoad(GenerationService& service, FunctionRef<void()> drive,
                  std::span<const GenerationRequest> requests, int32_t batch_size,
                  const std::atomic<bool>& interrupted);

@@ -156,7 +156,7 @@ BenchRow RunServeLoad(uint16_t port, const std::string& model, const GenerationS
   const bool ended = client.Run(
       connections, [&] { return load.Next(); },
       [&] { return interrupted.load(std::memory_order_relaxed); });
-  if (!ended) throw Error(ErrorCode::kUnavailable, "interrupted");
+  if (!ended) throw Interrupted();
   BenchRow row = std::move(load.row());
   row.seconds = SecondsSince(start);
   row.counters = Growth(before, CountersAfter(service, before, requests.size()));

@@ -86,8 +86,9 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
   const std::string program = command_name.empty() ? "outrider" : "outrider " + command_name;
   if (flag == extras.end()) {
     if (app.get_parent() == nullptr || command_name == "bench") {
+      const std::string hint = Suggestion(extras.front(), known);
       throw InvalidArgument("unknown command '{}' of {}{}", extras.front(), program,
-                            Suggestion(extras.front(), known));
+                            hint.empty() ? fmt::format("; `{} --help` lists them", program) : hint);
     }
     throw InvalidArgument("unexpected argument '{}' of {}; it takes {}options", extras.front(),
                           program, takes_model ? "one MODEL and " : "only ");
@@ -255,6 +256,7 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   const Command command = *invocation.command;
   const ParsedCommand& parsed = commands.at(command);
   RefuseExtras(app, "", {});
+  RefuseExtras(*bench, "bench", {});
   std::vector<std::string> known = OptionNames(command);
   known.emplace_back("config");
   RefuseExtras(*parsed.app, CommandName(command), known, parsed.model != nullptr);

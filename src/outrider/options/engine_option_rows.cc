@@ -185,7 +185,9 @@ std::vector<OptionRow> EngineOptionRows() {
     s.engine.speculation.adaptive = ParseChoice(v.where, Text(v), kNames) == 0;
   };
   const std::string tokens_default =
-      "as many as pay, up to the number of MTP modules, 3 with a single one or eagle3; 0 without";
+      "as many as pay, up to the number of MTP modules or DSpark's block, 3 with a single module "
+      "or "
+      "eagle3; always 3 with ngram; 0 without";
   rows.insert(
       rows.end(),
       {{"speculative-config.method", one, "Speculation", "mtp|eagle3|ngram", "",

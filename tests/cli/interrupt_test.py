@@ -1,0 +1,20 @@
+"""interrupt_test.py OUTRIDER: Ctrl-C ends a benchmark with status 130 and one line, no table."""
+
+import os
+import signal
+import subprocess
+import sys
+
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "models", "tiny-v3-mtp3")
+
+run = subprocess.Popen([sys.argv[1], "bench", "throughput", MODEL, "--spec-tokens", "0,1,2,3",
+                        "--num-prompts", "100000"],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+try:
+    run.wait(2)
+except subprocess.TimeoutExpired:
+    run.send_signal(signal.SIGINT)
+out, err = run.communicate(timeout=120)
+assert run.returncode == 130, (run.returncode, err)
+assert err.splitlines()[-1] == "outrider: interrupted", err
+assert not out, out
