@@ -6,7 +6,7 @@
 //                      [v2-lite|glm-4.7-flash|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
-// number of rows.
+// number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
 //
 // "pass": the target's layers, a repeated graph, by events on the device. "step": the pass, the
 // head, greedy draws and the host's wait for them, by the host's clock. Bytes: all weights, of

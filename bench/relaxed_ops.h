@@ -1,6 +1,6 @@
-// CudaOps whose bf16 products are cuBLASLt's: what a step would take if its bits might depend on
-// the number of rows. For times alone: a packed weight is read as if its rows lay one after the
-// other, which makes other products of the same numbers.
+// CudaOps whose bf16 products are cuBLASLt's and whose decode attention is cut by the batch's load:
+// what a step would take if its bits might depend on other rows. For times alone: a packed weight
+// is read as if its rows lay one after the other, which makes other products of the same numbers.
 #pragma once
 
 #include <map>
@@ -27,6 +27,9 @@ class RelaxedOps : public CudaOps {
       i += count;
     }
   }
+
+ protected:
+  bool relaxed_attention() const override { return true; }
 
  private:
   /// Products of the same rows whose results lie side by side: their weights do, too, and CudaOps

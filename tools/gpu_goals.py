@@ -29,10 +29,10 @@ import textgen
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUNDLED = ROOT / "models/tiny-v3-mtp3"
-RUN_SECONDS = 600  # the most that a run of the program may take
 CONFIGS = ROOT / "tests/fuzz/corpus/model_config_fuzz"
 SHAPES = {"V2-Lite": "deepseekv2lite", "GLM-4.7-Flash": "glm47flash"}
 BATCHES = (1, 8, 32, 128)
+RUN_SECONDS = 600  # the most that a run of the program may take
 NO_DRAFTS = ["--spec-tokens", "0"]
 THREE_TOKENS_A_STEP = ["--spec-tokens", "3", "--speculative-config", json.dumps(
     dict(method="mtp", num_speculative_tokens=3, rejection_sample_method="synthetic",
@@ -78,8 +78,8 @@ def step_milliseconds(bench, shape, batch, flags):
 
 
 def problems_per_second(bench):
-    """([problems/s without drafts and with three], their idle shares, tokens a verify step), medians
-    of three runs."""
+    """Medians of three runs: ([problems/s without drafts and with three], their idle shares, tokens
+    a verify step)."""
     prompts = bench.directory / "problems.jsonl"
     with prompts.open("w", encoding="utf-8") as file:
         for problem in textgen.eval_set(EVAL_SEED, 1319):
@@ -109,8 +109,8 @@ def seconds_to_ready(bench, shape):
         return time.monotonic() - begin
 
 
-def row(what, measured, goals, vllm, form, at_least=False, limit=""):
-    """A line of the table; prints it at once, since measuring takes minutes."""
+def print_row(what, measured, goals, vllm, form, at_least=False, limit=""):
+    """Prints a line of the table."""
     one_goal = len(set(goals)) == 1
     missed = []  # as the figures are shown; the goals, or where all have the same, the figures
     for value, goal in zip(measured, goals, strict=True):
@@ -127,9 +127,9 @@ def row(what, measured, goals, vllm, form, at_least=False, limit=""):
 def measure(bench):
     print("| one GPU | Outrider | goal | limit | vLLM 0.23.0 |\n|---|---|---|---|---|")
     problems, problems_idle, acceptance = problems_per_second(bench)
-    row("1,319 five-shot problems, bundled model, 128 at a time: problems/s without drafts; with 3 "
-        f"({acceptance:.2f} tokens a step)", problems, (1200, 2000), "280; 256",
-        lambda value: f"{value:,.0f}", at_least=True)
+    print_row("1,319 five-shot problems, bundled model, 128 at a time: problems/s without drafts; with "
+              f"3 ({acceptance:.2f} tokens a step)", problems, (1200, 2000), "280; 256",
+              lambda value: f"{value:,.0f}", at_least=True)
     idle = []
     for what, shape, flags, goals, limit, vllm in (
             ("V2-Lite", "V2-Lite", NO_DRAFTS, (1.65, 5.3, 8.5, 9.7), "1.15; 4.2; 7.2; 8.2",
@@ -139,18 +139,18 @@ def measure(bench):
             ("GLM-4.7-Flash, k = 3, 3.0 tokens a step", "GLM-4.7-Flash", THREE_TOKENS_A_STEP,
              (6.5, 16, 18.5, 22), "4.4; 13.0; 15.4; 17.9", "17.6; 18.7; 24.1; 30.3")):
         steps = [step_milliseconds(bench, shape, batch, flags) for batch in BATCHES]
-        row(f"{what}: ms a step of 1; 8; 32; 128 requests", [ms for ms, _ in steps], goals, vllm,
-            lambda value: f"{value:.3g}", limit=limit)
+        print_row(f"{what}: ms a step of 1; 8; 32; 128 requests", [ms for ms, _ in steps], goals,
+                  vllm, lambda value: f"{value:.3g}", limit=limit)
         idle.append(steps[-1][1])
-    row("8 prompts of 2048: tokens/s of V2-Lite; GLM-4.7-Flash",
-        [prompt_tokens_per_second(bench, shape) for shape in SHAPES], (100_000, 60_000),
-        "85,400; 52,900", lambda value: f"{value:,.0f}", at_least=True)
-    row("start to ready with random weights: V2-Lite; GLM-4.7-Flash with its module, s",
-        [seconds_to_ready(bench, shape) for shape in SHAPES], (10, 10), "92 to 116",
-        lambda value: f"{value:.1f}")
-    row("GPU idle between steps, 128 requests: the bundled model's two, the shapes' three, %",
-        [100 * share for share in (*problems_idle, *idle)], (3,) * 5, "",
-        lambda value: f"{value:.1f}")
+    print_row("8 prompts of 2048: tokens/s of V2-Lite; GLM-4.7-Flash",
+              [prompt_tokens_per_second(bench, shape) for shape in SHAPES], (100_000, 60_000),
+              "85,400; 52,900", lambda value: f"{value:,.0f}", at_least=True)
+    print_row("start to ready with random weights: V2-Lite; GLM-4.7-Flash with its module, s",
+              [seconds_to_ready(bench, shape) for shape in SHAPES], (10, 10), "92 to 116",
+              lambda value: f"{value:.1f}")
+    print_row("GPU idle between steps, 128 requests: the bundled model's two, the shapes' three, %",
+              [100 * share for share in (*problems_idle, *idle)], (3,) * 5, "",
+              lambda value: f"{value:.1f}")
 
 
 def main():

@@ -143,12 +143,14 @@ BenchRow Measure(const Load& load, const LoadedEngine& loaded,
   return RunLoad(*loaded.engine, step, load.requests, load.batch_size, interrupted);
 }
 
-/// Before hours of measuring: `path` of --json can be written; "" and "-" are no files.
+void CheckWritten(const std::string& path, bool written) {
+  if (!written) throw InvalidArgument("--json: cannot write '{}'", path);
+}
+
+/// Of the file of --json, before anything is measured. No file: "", and "-" for standard output.
 void CheckCanWrite(const std::string& path) {
   if (path.empty() || path == "-") return;
-  if (!std::ofstream(path, std::ios::app)) {
-    throw InvalidArgument("--json: cannot write '{}'", path);
-  }
+  CheckWritten(path, std::ofstream(path, std::ios::app).is_open());
 }
 
 /// The table to standard output, and JSON where it is asked for; the table goes to standard error
@@ -163,7 +165,7 @@ void Print(const std::string& table, const std::string& json, const std::string&
   std::ofstream file(path, std::ios::binary);
   file << json;
   file.close();
-  if (!file) throw InvalidArgument("--json: cannot write '{}'", path);
+  CheckWritten(path, !file.fail());
 }
 
 }  // namespace

@@ -5,14 +5,11 @@
 
 #include "outrider/layers/mla_attention.h"
 #include "outrider/ops/kv_cache.h"
+#include "outrider/ops/prompt_groups.h"
 
 namespace outrider {
 
 namespace {
-
-// A device that makes keys of prompts anew makes those of some prompts together: so many at most,
-// or those of one prompt.
-constexpr int32_t kPromptKeys = 16384;
 
 /// So many rows of a request behind its first `context` tokens.
 struct RowsBehind {
@@ -72,7 +69,7 @@ PassRows LargestPrompts(const KvCache& cache, const SchedulerConfig& scheduler) 
   // Two where one request runs at a time: it may have all rows of a step and the greatest length.
   const int32_t most = std::max(scheduler.max_num_seqs, 2);
   const auto has_room = [&] { return left > 0 && std::ssize(requests) < most; };
-  const int32_t long_prompts = std::clamp(kPromptKeys / longest, 1, most - 1);
+  const int32_t long_prompts = std::clamp(kMostGroupKeys / longest, 1, most - 1);
   while (has_room() && std::ssize(requests) < long_prompts) {
     add(longest - last, std::min(last, left));
   }

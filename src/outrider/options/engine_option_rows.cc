@@ -186,8 +186,7 @@ std::vector<OptionRow> EngineOptionRows() {
   };
   const std::string tokens_default =
       "as many as pay, up to the number of MTP modules or DSpark's block, 3 with a single module "
-      "or "
-      "eagle3; always 3 with ngram; 0 without";
+      "or eagle3; always 3 with ngram; 0 without";
   rows.insert(
       rows.end(),
       {{"speculative-config.method", one, "Speculation", "mtp|eagle3|ngram", "",

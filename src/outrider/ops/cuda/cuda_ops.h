@@ -171,6 +171,10 @@ class CudaOps : public Ops {
   void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
                  Tensor mean) const override;
 
+ protected:
+  /// MlaDecodeParams::relaxed, for measurements of what exactness costs.
+  virtual bool relaxed_attention() const { return false; }
+
  private:
   void ReserveResults(size_t num_tokens, size_t bytes) const;
   void MultiplyOne(const Context& context, const Product& product, const PackedWeight& w,

@@ -9,6 +9,7 @@
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/move_rows.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
+#include "outrider/ops/prompt_groups.h"
 
 namespace outrider::cuda {
 

@@ -44,10 +44,6 @@ struct PromptGroup {
   int block_table_stride = 0;
 };
 
-/// Prompts of one group have at most so many keys together, which bounds the memory of their keys
-/// and values; a longer prompt is alone.
-inline constexpr int32_t kMostGroupKeys = 16384;
-
 /// What the layers of a cache group read. The kernels know blocks that follow each other; those of
 /// a layer lie some blocks apart in the pool's pages, so numbers of blocks are counted in these.
 struct CacheInputs {

@@ -184,6 +184,7 @@ void CudaOps::DecodeAttention(const Context& context, const MlaShape& s, const S
                           (int64_t{args.cache.block_size} * args.cache.width));
   params.page_size = args.cache.block_size;
   params.softmax_scale = s.softmax_scale;
+  params.relaxed = relaxed_attention();
   params.output = results.rows().data;
   params.lse = context.arena.Take<float>(q.rows * s.heads);
   void* const workspace = DecodeWorkspace({.max_tokens = params.num_tokens,
