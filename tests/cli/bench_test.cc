@@ -155,6 +155,7 @@ TEST(BenchReport, RatiosSharesAndEqualOutputs) {
   EXPECT_EQ(Json::parse(BenchJson(report))["draft_length_varies"], true);
   report.rows.erase(report.rows.begin());
   EXPECT_EQ(Speedup(report, report.rows[0]), 0) << "nothing to compare with";
+  EXPECT_TRUE(Json::parse(BenchJson(report))["rows"][0]["speedup"].is_null());
 }
 
 TEST(BenchReport, Json) {

@@ -414,7 +414,7 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
   EXPECT_THAT(ErrorOf({"quantum"}), HasSubstr("'quantum' of outrider; `outrider --help` lists"));
   EXPECT_THAT(ErrorOf({"--port", "3", "serve", "m"}), HasSubstr("unknown option --port"));
   EXPECT_THAT(ErrorOf({"bench", "--json", "x", "latency", "m"}),
-              HasSubstr("unknown option --json of outrider bench"));
+              HasSubstr("unknown option --json of outrider bench; options stand after"));
 }
 
 TEST(CommandLine, SwitchesAreTrueOrFalse) {

@@ -24,11 +24,12 @@ Json RowJson(const BenchReport& report, const BenchRow& row) {
            {"passes_graph", counters.gpu->passes_repeated},
            {"passes_eager", counters.gpu->passes_launched}};
   }
+  const double speedup = Speedup(report, row);
   return {{"spec_tokens", row.spec_tokens},
           {"seconds", row.seconds},
           {"generated_tokens", row.GeneratedTokens()},
           {"tokens_per_second", row.TokensPerSecond()},
-          {"speedup", Speedup(report, row)},
+          {"speedup", speedup > 0 ? Json(speedup) : Json()},
           {"requests_per_second", row.RequestsPerSecond()},
           {"mean_first_token_milliseconds", row.MeanFirstTokenMilliseconds()},
           {"mean_milliseconds_per_token", row.MeanMillisecondsPerToken()},

@@ -41,7 +41,8 @@ double Speedup(const BenchReport& report, const BenchRow& row);
 /// A heading, the rows with their speed-ups over k = 0, and whether the outputs are equal.
 std::string BenchTable(const BenchReport& report);
 
-/// One object; times in seconds unless a name says otherwise. Ends in a newline.
+/// One object; times in seconds unless a name says otherwise. "speedup" is null where there is no
+/// row without speculation. Ends in a newline.
 std::string BenchJson(const BenchReport& report);
 
 /// The processor's name from /proc/cpuinfo, or "unknown".

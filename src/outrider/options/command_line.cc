@@ -76,7 +76,8 @@ void CheckSwitches(std::span<const std::string> arguments) {
   }
 }
 
-/// Refuses the first argument that nothing took.
+/// Refuses the first argument that nothing took. `known`: names of options, of a program or `bench`
+/// those of its commands.
 void RefuseExtras(const CLI::App& app, const std::string& command_name,
                   std::span<const std::string> known, bool takes_model = true) {
   const std::vector<std::string> extras = app.remaining();
@@ -99,7 +100,9 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
   for (const std::string& candidate : known) flags.push_back("--" + candidate);
   std::string hint = Suggestion("--" + name, flags);
   if (const auto other = CommandWithOption(name); other.has_value()) {
-    hint = fmt::format("; it is an option of outrider {}", CommandName(*other));
+    const bool before_command = command_name.empty() || command_name == "bench";
+    hint = before_command ? "; options stand after the command"
+                          : fmt::format("; it is an option of outrider {}", CommandName(*other));
   }
   throw InvalidArgument("unknown option {} of {}{}", flag->substr(0, flag->find('=')), program,
                         hint);
