@@ -352,6 +352,39 @@ TEST_F(MlaDecodeTest, BitsDoNotDependOnTilesSharedByTwoItems) {
   }
 }
 
+// Tiles with keys of their own, in two to four uneven pieces or, nearly full and in the way of few
+// idle multiprocessors, whole.
+TEST_F(MlaDecodeTest, BitsDoNotDependOnUnevenPieces) {
+  WorldOptions options;
+  options.heads = 16;
+  options.sink = true;
+  options.lengths = {1028, 1025, 1100, 1153, 4100, 4097, 4353, 4500};
+  MlaWorld world(options);
+  BatchResult alone;
+  for (int i = 0; i < 8; ++i) alone.push_back(world.Run({{i, options.lengths[i], 4}})[0]);
+  for (int first : {0, 4}) {  // contexts of about 1024 and of about 4096
+    for (int window : {1, 3, 4}) {
+      for (int count : {33, 44, 56, 57, 66}) {
+        for (int kinds : {4, 8}) {  // alike, and both contexts
+          std::vector<BatchRequest> batch;
+          batch.reserve(count);
+          for (int n = 0; n < count; ++n) {
+            const int i = (first + n % kinds) % 8;
+            batch.push_back({i, options.lengths[i], window});
+          }
+          const BatchResult result = world.Run(batch);
+          for (int n = 0; n < count; ++n) {
+            for (int t = 0; t < window; ++t) {
+              ASSERT_TRUE(result[n][t] == alone[batch[n].request][4 - window + t])
+                  << "request " << n << " of " << count << ", token " << t << " of " << window;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // 364 tiles alike: in whole rounds 32 of 132 multiprocessors have two of them instead of three.
 TEST_F(MlaDecodeTest, BitsDoNotDependOnRounds) {
   WorldOptions options;

@@ -6,9 +6,10 @@
 //
 // 1. A fair share is total cost / blocks. A tile that costs at most a fair share is one item. Its
 //    block folds the splits in order as it goes, and writes the output.
-// 2. A longer tile is cut into equal items of about one share. The first folds its splits. Each
-//    later one leaves one partial result per split. The partial results are folded afterwards, in
-//    the same order with the same arithmetic. So the cut does not change any bit.
+// 2. A longer tile is cut into items of about one share. The first folds its splits. Each later one
+//    leaves one partial result per split, for which the first may be longer (PieceEnds). The
+//    partial results are folded afterwards, in the same order with the same arithmetic. So the cut
+//    does not change any bit.
 // 3. Whole tiles may leave many blocks idle in the last round (141 tiles on 132 blocks).
 //    bf16: the tiles are laid end to end and cut where a block's share ends (SharePosition). The
 //    second part of such a tile continues from the result of the first. It is the last work of its
@@ -57,6 +58,13 @@ struct PlanTile {
     rows = end - row;
     keys = KeysOfTile(row, end, args.heads, seq_len, query_len, args.causal);
     index = query_begin * args.heads / args.tile_rows + request + row / args.tile_rows;
+  }
+  /// Rows, or 0 where the request has more tiles, whose keys are the same.
+  __device__ __forceinline__ int OwnRows(const MlaPlanArguments& args) const {
+    return query_len * args.heads == rows ? rows : 0;
+  }
+  __device__ __forceinline__ PieceEnds Ends(const MlaPlanArguments& args, int pieces) const {
+    return {args, keys, OwnRows(args), pieces};
   }
   __device__ __forceinline__ int Units() const { return (rows + kMlaUnitRows - 1) / kMlaUnitRows; }
   __device__ __forceinline__ MlaItem Item(const MlaPlanArguments& args) const {
@@ -155,7 +163,7 @@ __device__ __forceinline__ void CutTile(const MlaPlanArguments& args, const Plan
   }
   if (leader) StoreCut(args, tile, cut, unit);
 #pragma unroll 1
-  for (LanePieces lanes(args, tile.keys, cut.pieces); !lanes.Done(); lanes.Advance(args)) {
+  for (LanePieces lanes(args, tile.Ends(args, cut.pieces)); !lanes.Done(); lanes.Advance(args)) {
     const int length = lanes.end - lanes.begin;
     if (length > 0) atomicAdd(&class_count[CostClass(length, longest)], 1);
   }
@@ -193,15 +201,15 @@ __device__ __forceinline__ void WriteWhole(const MlaPlanArguments& args, const P
 __device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const PlanTile& tile,
                                            int4 plan, int first, int stride, int* class_count,
                                            int longest) {
-  const float step = __fdiv_rn(static_cast<float>(tile.keys), static_cast<float>(plan.x));
+  const PieceEnds ends = tile.Ends(args, plan.x);
   // Results before the split at `begin` > 0: one of the first piece, which folds its own.
-  const int folded = CountSplits(args.splits, PieceEnd(args, tile.keys, plan.x, step, 0)) - 1;
+  const int folded = CountSplits(args.splits, ends(args, 0)) - 1;
   MlaItem item = tile.Item(args);
   int items = 0;
 #pragma unroll 1
   for (int i = first; i < plan.x; i += stride) {
-    const int begin = i == 0 ? 0 : PieceEnd(args, tile.keys, plan.x, step, i - 1);
-    const int end = PieceEnd(args, tile.keys, plan.x, step, i);
+    const int begin = i == 0 ? 0 : ends(args, i - 1);
+    const int end = ends(args, i);
     if (end == begin) continue;
     const int before = begin == 0 ? 0 : args.relaxed ? i : CountSplits(args.splits, begin) - folded;
     item.key_begin = begin;
@@ -216,6 +224,7 @@ __device__ __forceinline__ int WritePieces(const MlaPlanArguments& args, const P
 __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArguments args) {
   __shared__ unsigned long long total_cost;
   __shared__ int tile_count;
+  __shared__ int busy_requests;  // that have tiles
   __shared__ int longest;
   __shared__ int shortest;  // tile
   __shared__ int class_count[kListClasses];
@@ -231,6 +240,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   if (thread == 0) {
     total_cost = 0;
     tile_count = 0;
+    busy_requests = 0;
     longest = 1;
     shortest = 1 << 30;
     used_units = 0;
@@ -258,7 +268,10 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
       atomicAdd(&total_cost, cost);
       atomicAdd(&tile_count, tiles);
       atomicMin(&shortest, least);
-      if (lane == 0) atomicMax(&longest, seq_len);
+      if (lane == 0) {
+        atomicMax(&longest, seq_len);
+        atomicAdd(&busy_requests, 1);
+      }
     }
   }
   __syncthreads();
@@ -269,7 +282,14 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
   // would be begun, which takes longer.
   const bool similar = longest <= shortest + shortest / 4;
   const bool alike = tile_count > 0 && tile_count <= args.blocks && similar;
-  const int pieces_each = alike ? args.blocks / tile_count : 1;
+  const int room_each = alike ? args.blocks / tile_count : 1;
+  // Where 3 blocks of 7 and more have a nearly full tile with keys of its own, halves would not be
+  // faster: the results of a second half are nearly as many bytes as its keys.
+  const int all_rows = args.query_start_loc[args.num_requests] * args.heads;
+  const bool own_keys = args.tile_rows == kMlaTileRows && tile_count == busy_requests;
+  const bool whole_tiles = own_keys && !args.relaxed && room_each == 2 &&
+                           7 * tile_count >= 3 * args.blocks && all_rows >= 48 * tile_count;
+  const int pieces_each = whole_tiles ? 1 : room_each;
   const int share =
       alike ? max(fair_share, (longest + kItemCost + pieces_each - 1) / pieces_each) : fair_share;
 
@@ -358,7 +378,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) PlanMlaDecode(MlaPlanArgument
                                   ? share / 8 + 1
                                   : (other.keys + pieces - 1) / pieces;
             const int room = alike ? pieces_each : other.keys;
-            const MlaCut found = FindCut(args, other.keys, piece, room);
+            const MlaCut found = FindCut(args, other.keys, other.OwnRows(args), piece, room);
             CutTile(args, other, found, &used_units, class_count, longest);
           } else {
             const int4 cut_plan =
