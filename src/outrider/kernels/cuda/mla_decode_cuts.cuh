@@ -36,15 +36,15 @@ inline constexpr int kMostUnevenPieces = 4;
 struct PieceEnds {
   int keys;
   int pieces;
-  float first;  // length of the first piece before rounding to splits
-  float other;  // of the others
+  float first_keys;  // of the first piece before rounding to splits
+  float other_keys;  // of each other
 
   /// `own_rows`: of the tile, 0 where others have the same keys.
   __device__ PieceEnds(const MlaPlanArguments& args, int tile_keys, int own_rows, int count)
       : keys(tile_keys), pieces(count) {
     // Rounding is spelled out: both passes of the plan must find the same ends.
     const auto all = static_cast<float>(keys);
-    first = other = __fdiv_rn(all, static_cast<float>(pieces));
+    first_keys = other_keys = __fdiv_rn(all, static_cast<float>(pieces));
     const bool uneven = args.tile_rows == kMlaTileRows && !args.relaxed && own_rows > 0 &&
                         pieces > 1 && pieces <= kMostUnevenPieces &&
                         CountSplits(args.splits, keys) >= 2 * pieces;
@@ -52,14 +52,14 @@ struct PieceEnds {
     const auto split = static_cast<float>(1 << SplitSize(args.splits, keys / 2).shift);
     const auto result = static_cast<float>(2 * own_rows);
     const float shares = __fadd_rn(__fmul_rn(split, static_cast<float>(pieces)), result);
-    first = __fdiv_rn(__fmul_rn(all, __fadd_rn(split, result)), shares);
-    other = __fdiv_rn(__fsub_rn(all, first), static_cast<float>(pieces - 1));
+    first_keys = __fdiv_rn(__fmul_rn(all, __fadd_rn(split, result)), shares);
+    other_keys = __fdiv_rn(__fsub_rn(all, first_keys), static_cast<float>(pieces - 1));
   }
 
   __device__ __forceinline__ int operator()(const MlaPlanArguments& args, int index) const {
     if (index + 1 >= pieces) return keys;
     if (args.relaxed) return (index + 1) * ((keys + 127) / 128) / pieces * 128;
-    const float end = __fadd_rn(first, __fmul_rn(other, static_cast<float>(index)));
+    const float end = __fadd_rn(first_keys, __fmul_rn(other_keys, static_cast<float>(index)));
     return min(keys, NearestSplit(args.splits, __float2int_rz(end)));
   }
 };
