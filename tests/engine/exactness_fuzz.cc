@@ -231,7 +231,7 @@ class Fuzz {
     const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
     if (late_ && !on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
-      options.make_executor = [this, round_seed](InlineExecutorParts parts) {
+      options.make_executor = [this, round_seed](RankParts parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
       };
     }

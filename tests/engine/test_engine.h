@@ -15,7 +15,7 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
@@ -63,8 +63,8 @@ struct TestEngineOptions {
   bool probabilistic_drafts = false;
   bool queued = false;                               // steps run on a thread (QueuedExecutor)
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
-  /// Set: makes the executor, of an InlineExecutor's parts.
-  std::function<std::unique_ptr<Executor>(InlineExecutorParts)> make_executor = nullptr;
+  /// Set: makes the executor, of a StepRunner's parts.
+  std::function<std::unique_ptr<Executor>(RankParts)> make_executor = nullptr;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
 };
 
@@ -133,7 +133,7 @@ inline std::unique_ptr<DraftModel> MakeTestDraftModel(const TestEngineOptions& o
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
-  InlineExecutorParts inside;
+  RankParts inside;
   inside.pool = std::make_unique<ThreadPool>(options.threads);
   const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
@@ -198,7 +198,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   Drafter* const drafter_of_executor = inside.drafter.get();
   parts.executor = options.make_executor ? options.make_executor(std::move(inside))
-                                         : std::make_unique<InlineExecutor>(std::move(inside));
+                                         : std::make_unique<StepRunner>(std::move(inside));
   if (options.queued) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   } else if (options.late_seed) {

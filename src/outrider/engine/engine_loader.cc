@@ -11,7 +11,7 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/warm_up.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
@@ -113,7 +113,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.kernels = plan.ops().name();
   LoadText(options, loaded);
 
-  InlineExecutorParts inside;
+  RankParts inside;
   inside.ops = plan.TakeOps();
   const Ops& ops = plan.ops();
   PreparePrompts(ops, plan.config());
@@ -149,7 +149,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   inside.logprobs_mode = options.logprobs_mode;
   inside.num_slots = parts.scheduler.max_num_seqs;
   Drafter* const drafter = inside.drafter.get();  // the executor's
-  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  parts.executor = std::make_unique<StepRunner>(std::move(inside));
   if (plan.device() != DeviceKind::kCpu) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   }
