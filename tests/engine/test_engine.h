@@ -15,8 +15,8 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
-#include "outrider/execute/step_runner.h"
 #include "outrider/execute/queued_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -63,6 +63,7 @@ struct TestEngineOptions {
   bool probabilistic_drafts = false;
   bool queued = false;                               // steps run on a thread (QueuedExecutor)
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
+  const LateExecutor** late_executor = nullptr;      // with late_seed: is set to the executor
   /// Set: makes the executor, of a StepRunner's parts.
   std::function<std::unique_ptr<Executor>(RankParts)> make_executor = nullptr;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
@@ -202,7 +203,9 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   if (options.queued) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   } else if (options.late_seed) {
-    parts.executor = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
+    auto late = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
+    if (options.late_executor != nullptr) *options.late_executor = late.get();
+    parts.executor = std::move(late);
   }
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;

@@ -112,10 +112,10 @@ BREAKS = (
           "places.drawn(j)", "places.drawn(0)",
           "engine_test", "Drafters/LateStepsTest.DraftsAndCountsBelongToTheirRequests/Chain"),
     Break("looked", "tokens wait until the next step is launched", "execute/queued_executor.cc",
-          "if (last_finished_ < last_run_ && inner_->ResultsAreThere()) Finish(last_run_);", "",
+          "if (last_finished_ < last_run_ && inner_->Ready(last_run_)) Finish(last_run_);", "",
           "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
     Break("looked", "a step in the middle of its launch is ended", "execute/queued_executor.cc",
-          "inner_->ResultsAreThere()) Finish(last_run_);",
-          "inner_->ResultsAreThere()) Finish(last_run_ + 1);",
+          "inner_->Ready(last_run_)) Finish(last_run_);",
+          "inner_->Ready(last_run_)) Finish(last_run_ + 1);",
           "engine_test", "*LateStepsTest.TokensAreReadWhileTheNextStepIsLaunched/None"),
 )

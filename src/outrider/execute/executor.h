@@ -28,6 +28,7 @@
 
 #include "outrider/execute/request_parameters.h"
 #include "outrider/ops/replayer.h"
+#include "outrider/ops/ticket.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
@@ -64,9 +65,6 @@ struct ExecutorSeconds {
   double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };
 
-/// Of a launched step; they count up by one.
-using Ticket = int64_t;
-
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -81,8 +79,8 @@ class Executor {
   /// and has all that the next needs of it. The plan of either stays until it has ended.
   virtual bool CanLaunchAhead() const { return false; }
 
-  /// Whether Wait for the oldest step in flight would return at once.
-  virtual bool ResultsAreThere() const { return false; }
+  /// Whether Wait for a step in flight would return at once.
+  virtual bool Ready(Ticket /*ticket*/) const { return false; }
 
   /// From now on calls `look`, which may be empty, now and then during a long Launch, where the
   /// device lets it (Ops::WhileLaunching). It may wait for the step before.

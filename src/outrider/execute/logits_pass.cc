@@ -14,10 +14,10 @@ void LogitsPass::Verify(const StepLayout& step, Tensor hidden) {
   model_.Verify(*sampler_, hidden, step.rows().logits_rows(), verify_);
 }
 
-bool LogitsPass::VerifyLater(const StepLayout& step, Tensor hidden) {
+std::optional<Ticket> LogitsPass::Launch(const StepLayout& step, Tensor hidden) {
   Describe(step);
   OUTRIDER_CHECK(masked_.empty());
-  return model_.VerifyLater(*sampler_, hidden, step.rows().logits_rows(), verify_);
+  return model_.LaunchVerify(*sampler_, hidden, step.rows().logits_rows(), verify_);
 }
 
 void LogitsPass::Describe(const StepLayout& step) {

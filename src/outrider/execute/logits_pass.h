@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,11 +31,11 @@ class LogitsPass {
   /// Replaces RequestResult::verified of the requests that have rows of logits.
   void Verify(const StepLayout& step, Tensor hidden);
 
-  /// The same without waiting for the device, if it returns true: the results are there after
-  /// Collect (StepSampler::VerifyLater). Of requests without a grammar.
-  bool VerifyLater(const StepLayout& step, Tensor hidden);
-  bool CanCollect() const { return sampler_->CanCollect(); }
-  void Collect() { sampler_->Collect(); }
+  /// Begins the same beside the host, where the device can: see StepSampler::Launch. Of requests
+  /// without a grammar.
+  std::optional<Ticket> Launch(const StepLayout& step, Tensor hidden);
+  bool Ready(Ticket ticket) const { return sampler_->Ready(ticket); }
+  void Wait(Ticket ticket) { sampler_->Wait(ticket); }
 
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
   void ScorePrompts(const StepLayout& step, Tensor hidden);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,10 +52,12 @@ class Rank {
   // Tokens of the rows that Forward has run; see LogitsPass.
 
   void Verify(const StepLayout& step) { logits_pass_.Verify(step, hidden_); }
-  bool VerifyLater(const StepLayout& step) { return logits_pass_.VerifyLater(step, hidden_); }
+  std::optional<Ticket> LaunchVerify(const StepLayout& step) {
+    return logits_pass_.Launch(step, hidden_);
+  }
+  bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
+  void Wait(Ticket ticket) { logits_pass_.Wait(ticket); }
   void ScorePrompts(const StepLayout& step) { logits_pass_.ScorePrompts(step, hidden_); }
-  bool CanCollect() const { return logits_pass_.CanCollect(); }
-  void Collect() { logits_pass_.Collect(); }
 
   // Drafts of the requests whose rows Forward has run; see Drafter.
 

@@ -31,12 +31,12 @@ void StepRunner::Release(int32_t slot) {
 }
 
 bool StepRunner::CanLaunchAhead() const {
-  return !rank_.has_drafter() && last_launched_ == last_ended_ + 1 && !ResultsAreThere();
+  return !rank_.has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
 }
 
-bool StepRunner::ResultsAreThere() const {
-  return last_ended_ < last_launched_ &&
-         (OutputsOf(last_ended_ + 1).unread.empty() || rank_.CanCollect());
+bool StepRunner::Ready(Ticket ticket) const {
+  const StepOutputs& outputs = OutputsOf(ticket);
+  return outputs.unread.empty() || rank_.Ready(outputs.verify);
 }
 
 void StepRunner::WhileLaunching(const std::function<void()>& look) {
@@ -77,7 +77,7 @@ std::span<const RequestResult> StepRunner::Wait(Ticket ticket) {
   StepOutputs& outputs = OutputsOf(ticket);
   if (!outputs.unread.empty()) {
     const Stopwatch watch(seconds_.verify);
-    Read(outputs);
+    ReadTokens(outputs);
   }
   return std::span(outputs.results).first(outputs.num_drafts.size());
 }
@@ -112,9 +112,13 @@ void StepRunner::LayOut(const StepPlan& plan) {
 }
 
 void StepRunner::Verify() {
-  if (CanReadLater() && rank_.VerifyLater(step_)) return ReadLater();
+  if (CanLeaveTokens()) {
+    if (const std::optional<Ticket> ticket = rank_.LaunchVerify(step_)) {
+      return LeaveTokens(*ticket);
+    }
+  }
   StepOutputs& before = OutputsOf(last_launched_ - 1);
-  if (!before.unread.empty()) Read(before);
+  if (!before.unread.empty()) ReadTokens(before);
   rank_.Verify(step_);
   rank_.ScorePrompts(step_);
   for (const RequestRows& rows : step_.requests()) Take(rows);
@@ -134,7 +138,7 @@ void StepRunner::Take(const RequestRows& rows) {
   slots_.Take(slot, slot.tokens.size(), result);
 }
 
-bool StepRunner::CanReadLater() {
+bool StepRunner::CanLeaveTokens() {
   if (step_.rows().logits_rows().empty()) return false;
   return std::ranges::all_of(step_.requests(), [&](const RequestRows& rows) {
     const RequestSlot& slot = step_.slot(rows);
@@ -142,7 +146,8 @@ bool StepRunner::CanReadLater() {
   });
 }
 
-void StepRunner::ReadLater() {
+void StepRunner::LeaveTokens(Ticket verify) {
+  outputs().verify = verify;
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     const UnreadResult unread = {&slot, slot.tokens.size(), slot.parameters, &step_.result(rows)};
@@ -157,8 +162,8 @@ void StepRunner::ReadLater() {
   }
 }
 
-void StepRunner::Read(StepOutputs& outputs) {
-  rank_.Collect();
+void StepRunner::ReadTokens(StepOutputs& outputs) {
+  rank_.Wait(outputs.verify);
   for (size_t i = 0; i < outputs.unread.size(); ++i) {
     const UnreadResult& unread = outputs.unread[i];
     // Of a request that has ended before, as of one that has left, it is for nobody.

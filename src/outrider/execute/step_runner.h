@@ -33,7 +33,7 @@ class StepRunner : public Executor {
   }
   int32_t max_in_flight() const override { return 1; }
   bool CanLaunchAhead() const override;
-  bool ResultsAreThere() const override;
+  bool Ready(Ticket ticket) const override;
   void WhileLaunching(const std::function<void()>& look) override;
   void Admit(const SlotAdmission& admission) override;
   void Release(int32_t slot) override;
@@ -58,6 +58,7 @@ class StepRunner : public Executor {
     /// None: the host has the results. With a drafter in the order of step_, which is still this
     /// step's then.
     std::vector<UnreadResult> unread;
+    Ticket verify = 0;  // of the rank; what is unread comes with it
   };
 
   StepOutputs& OutputsOf(Ticket ticket) {
@@ -73,11 +74,11 @@ class StepRunner : public Executor {
   void Take(const RequestRows& rows);
   /// Whether the host need not know this step's tokens before what follows is launched: the next
   /// step or, with a drafter, the beginning of its pass.
-  bool CanReadLater();
+  bool CanLeaveTokens();
   /// Notes what is to be read. Without a drafter goes on with the places of the step's tokens.
-  void ReadLater();
-  /// The results of a step whose tokens were left on the device.
-  void Read(StepOutputs& outputs);
+  void LeaveTokens(Ticket verify);
+  /// Waits for the tokens of a step that were left on the device.
+  void ReadTokens(StepOutputs& outputs);
   void Propose();
   /// Lets the drafter begin beside the host, with what the device knows of the step.
   void BeginDrafts();

@@ -204,13 +204,14 @@ void Network::Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_
   });
 }
 
-bool Network::VerifyLater(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
-                          std::span<const VerifyRequest> requests) {
-  bool later = false;
+std::optional<Ticket> Network::LaunchVerify(StepSampler& sampler, Tensor hidden,
+                                            std::span<const int32_t> rows,
+                                            std::span<const VerifyRequest> requests) {
+  std::optional<Ticket> ticket;
   Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
-    later = sampler.VerifyLater(context, head_rows, requests);
+    ticket = sampler.Launch(context, head_rows, requests);
   });
-  return later;
+  return ticket;
 }
 
 void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,

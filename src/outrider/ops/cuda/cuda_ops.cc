@@ -75,22 +75,15 @@ void CudaOps::ReserveResults(size_t num_tokens, size_t bytes) const {
   if (results_.Reserve(num_tokens, bytes, stream_)) ++memory_version_;
 }
 
-void CudaOps::BeginReading(size_t bytes) const {
-  results_.BeginCopy(bytes, stream_);
+Ticket CudaOps::LaunchReading(size_t bytes) const {
+  const Ticket ticket = results_.Launch(bytes, stream_);
   idle_->WorkEnds();
+  return ticket;
 }
 
-bool CudaOps::CanFinishReading() const { return results_.CopyIsDone(); }
-
-void CudaOps::FinishReading() const {
-  results_.WaitForCopy();
+void CudaOps::Wait(Ticket ticket) const {
+  results_.Wait(ticket);
   drafts_read_ = true;
-}
-
-void CudaOps::ReadResults(size_t bytes) const {
-  OUTRIDER_CHECK(!results_.IsCopying());
-  BeginReading(bytes);
-  FinishReading();
 }
 
 void CudaOps::KeepTokens(int32_t count) const {
@@ -98,7 +91,9 @@ void CudaOps::KeepTokens(int32_t count) const {
 }
 
 void CudaOps::ReadTokens() const {
-  if (!drafts_read_) ReadResults(0);
+  if (drafts_read_) return;
+  OUTRIDER_CHECK(!results_.IsCopying());
+  Wait(LaunchReading(0));
 }
 
 int32_t CudaOps::ReadToken(int32_t token) const {

@@ -51,13 +51,10 @@ class CudaOps : public Ops {
   /// Room for so many bytes of results.
   void ReserveResults(size_t bytes) const { ReserveResults(results_.num_tokens(), bytes); }
   /// Begins to copy kept tokens and so many bytes of results to the host.
-  void BeginReading(size_t bytes) const;
-  /// Whether the first copy that was not waited for is done.
-  bool CanFinishReading() const;
-  /// Waits for it.
-  void FinishReading() const;
-  /// Both; nothing else may be to be waited for.
-  void ReadResults(size_t bytes) const;
+  Ticket LaunchReading(size_t bytes) const;
+  /// Whether the copy is done.
+  bool Ready(Ticket ticket) const { return results_.Ready(ticket); }
+  void Wait(Ticket ticket) const;
   /// A draft is drawn, which the host reads later.
   void DraftsAreDrawn() const { drafts_read_ = false; }
 
