@@ -11,13 +11,13 @@
 // launched after them. So slots and pages may be given to the next request as soon as the host
 // knows that they are free, also while a step with their last owner is in flight.
 //
-// What lags on the host: text, stop strings, removal of requests, publication of prefixes, the
-// choice of the number of drafts. A request that has ended or was aborted may be in one more step:
-// its rows, if there are any, are computed, and what they give is dropped. Nothing behind this
-// interface lags: masks of grammars, ends by token or length, drafts and lengths are those that a
-// step after the other would have; only where nothing but its tokens is wanted of a step, what
-// follows may begin before the host has read them, and rows behind a token that ends a request are
-// then for nobody. Hence output is the same.
+// The host lags by one step: text, stop strings, removal of requests, publication of prefixes and
+// the choice of the number of drafts. A request that has ended or was aborted may be in one more
+// step. Its rows are computed, and their results are dropped.
+//
+// The executor does not lag. Masks, ends, drafts and lengths are exact at every launch. One
+// exception: a step that yields only tokens may be followed before they are read; if one of them
+// ended its request, the extra row is computed and dropped. Hence output is the same.
 #pragma once
 
 #include <cstdint>

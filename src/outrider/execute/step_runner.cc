@@ -27,7 +27,7 @@ void StepRunner::Release(int32_t slot) {
       if (unread.slot == &slots_.At(slot)) unread.slot = nullptr;
     }
   }
-  if (slots_.AllFree()) rank_.ops().Rest();
+  if (slots_.AllFree()) rank_.ops().PauseIdleClock();
 }
 
 bool StepRunner::CanLaunchAhead() const {

@@ -1,6 +1,6 @@
-// What a device can compute: one table of coarse operations, each of them one launch on a GPU and a
-// few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks and
-// drafters are written once, on top of it.
+// What a device can compute: one table of coarse operations, each of them a few launches on a GPU
+// and a few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks
+// and drafters are written once, on top of it.
 //
 // Every operation is row-invariant: the bits of an output row depend on the inputs of that row
 // alone. The reference of an operation is the CPU's implementation over the reference kernel table;
@@ -150,14 +150,14 @@ class Ops {
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }
 
-  /// From now on calls `look`, which may be empty, now and then between the launches of a long
-  /// pass. It may collect a sampler's results, no more. By default never.
+  /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.
+  /// `look` may wait for a sampler's results that are ready, no more. By default it is never
+  /// called.
   virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
 
-  /// There are no requests any more. A device that runs beside the host counts how long it has
-  /// nothing to do, but not from now until the next work.
-  virtual void Rest() const {}
-  /// Seconds in which such a device had nothing to do and did not rest; 0 of others.
+  /// Stops the idle clock until work begins again: there are no requests.
+  virtual void PauseIdleClock() const {}
+  /// Seconds in which a device that runs beside the host had no work, without the pauses; else 0.
   virtual double idle_seconds() const { return 0; }
 
   /// The type of rows between operations that products and attention read: kF32, or kBF16 where

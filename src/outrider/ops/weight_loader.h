@@ -48,9 +48,8 @@ enum class WeightQuantization { kNone, kInt8 };
 /// How weights are kept in memory.
 ///
 /// An FP8 matrix keeps its codes and scales if both hold:
-///   - it is used with more than max_fp8_weights_as_bf16 weights, where all experts of a layer
-///   count
-///     as one matrix;
+///   - more than max_fp8_weights_as_bf16 weights are used together; all experts of a layer count as
+///     one matrix;
 ///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
 /// FP8 with a scale for each row, or one for the tensor, and 4-bit codes with scales of groups keep
 /// them if the first holds.

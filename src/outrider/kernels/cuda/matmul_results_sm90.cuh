@@ -1,9 +1,9 @@
 // What becomes of a warpgroup's sums. Where its block has all of K they are transposed through the
 // warpgroup's part of the last stage, 8 KB at a time, and go to y in pieces of 16 bytes. Where the
 // blocks of a cluster have a segment each, all put their sums where the stages were, and each adds
-// up a part of the results, segments in order. This code is once in every body for each kind of
-// result, without the edges' cases between its steps: instructions that a tile runs once cost most
-// when they are fetched.
+// up a part of the results, segments in order. Every body has this code once for each kind of
+// result. Edge cases stand apart: an epilogue runs once per tile and is limited by instruction
+// fetch.
 #pragma once
 
 #include <cuda_bf16.h>

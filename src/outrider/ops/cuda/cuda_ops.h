@@ -65,7 +65,7 @@ class CudaOps : public Ops {
 
   std::string_view name() const override { return "cuda"; }
   DeviceMemoryState memory() const override;
-  void Rest() const override { idle_->Rest(); }
+  void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
   /// Work is launched.
   void WorkBegins() const { idle_->WorkBegins(); }
