@@ -547,7 +547,7 @@ TEST_F(ShardTest, BrokenIndexes) {
               HasSubstr("index.json: not valid JSON at line 1, column 2"));
   WriteFile(index, std::string(10000, '['));
   EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(path(), ModelConfig()); }),
-              HasSubstr("JSON nested more than 64 deep"));
+              HasSubstr("is nested more than 64 levels deep"));
 }
 
 TEST_F(ShardTest, ASingleFileIsPreferred) {

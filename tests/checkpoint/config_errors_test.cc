@@ -55,9 +55,10 @@ std::string Only(const std::string& problem) { return "invalid_argument: c: " + 
 TEST(ConfigErrorsTest, NotJson) {
   EXPECT_EQ(ErrorOfText(""), Only("not valid JSON at line 1, column 1"));
   EXPECT_EQ(ErrorOfText("{\n \"a\": }"), Only("not valid JSON at line 2, column 7"));
-  EXPECT_EQ(ErrorOfText("{\"a\": 1e999}"), Only("holds a number that is out of range"));
+  EXPECT_EQ(ErrorOfText("{\"a\": 1e999}"),
+            Only("has a number that no floating-point type can hold"));
   EXPECT_EQ(ErrorOfText("[1]"), Only("is [1], not an object"));
-  EXPECT_EQ(ErrorOfText(std::string(10000, '[')), Only("JSON nested more than 64 deep"));
+  EXPECT_EQ(ErrorOfText(std::string(10000, '[')), Only("is nested more than 64 levels deep"));
 }
 
 TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {

@@ -10,6 +10,7 @@
 
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/request.h"
+#include "outrider/openai/request_json.h"
 #include "tests/source_directory.h"
 
 namespace outrider::openai {
@@ -426,20 +427,74 @@ TEST(ParseRequestTest, RefusesWhatIsNotAJsonObject) {
               HasSubstr("no floating-point type can hold"));
   EXPECT_THAT(BodyError(R"({"prompt":"a","prompt":"b"})"),
               HasSubstr("prompt | prompt: is given twice"));
-  EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 32 levels"));
-  EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(100, '[') + std::string(100, ']') + "}"),
-              HasSubstr("more than 32 levels"));
+  EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 128 levels"));
+  EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(200, '[') + std::string(200, ']') + "}"),
+              HasSubstr("more than 128 levels"));
 }
 
 TEST(ParseRequestTest, BodiesNestAsDeepAsDocumented) {
   const auto error = [](size_t levels) {
     return BodyError(std::string(levels, '[') + std::string(levels, ']'));
   };
-  EXPECT_THAT(error(32), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(error(33), HasSubstr("more than 32 levels"));
+  EXPECT_THAT(error(128), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error(129), HasSubstr("more than 128 levels"));
   std::ifstream page(SourceDirectory() / "docs/http-api.md");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
-              HasSubstr("nested 32 levels deep"));
+              HasSubstr("nested 128 levels deep"));
+}
+
+// Ten levels of nullable lists of objects: as deep as OpenAI's schemas go, and 5 levels of JSON
+// each.
+TEST(ParseRequestTest, ToolsNestAsDeepAsOpenAis) {
+  std::string schema = R"({"type":"string"})";
+  for (int level = 0; level < 10; ++level) {
+    schema = R"({"type":"object","properties":{"x":{"anyOf":[{"type":"array","items":)" + schema +
+             R"(},{"type":"null"}]}},"required":["x"],"additionalProperties":false})";
+  }
+  const std::string body = R"({"messages":[{"role":"user","content":"a"}],"tools":[)"
+                           R"({"type":"function","function":{"name":"f","parameters":)" +
+                           schema + "}}]}";
+  const TokenRequest request = ParseChatRequest(body, Limits());
+  EXPECT_THAT(request.chat.tools_json, HasSubstr(schema));
+}
+
+TEST(ParseRequestTest, BodiesHaveAsManyValuesAsDocumented) {
+  std::string members = "{}";
+  for (size_t i = 1; i < kMaxRequestValues; ++i) members += ",{}";
+  EXPECT_THAT(BodyError(R"({"prompt":"a","zzz":[)" + members + "]}"),
+              HasSubstr("has more than 2097152 values"));
+  members.resize(members.size() - 3 * 16);
+  EXPECT_THAT(BodyError(R"({"prompt":"a","zzz":[)" + members + "]}"), HasSubstr("zzz: unknown"));
+  std::ifstream page(SourceDirectory() / "docs/http-api.md");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
+              HasSubstr("at most 2,097,152 values"));
+}
+
+// Each choice of a request has its own copy of these.
+TEST(ParseRequestTest, LimitsTheSizeOfWhatEveryChoiceKeeps) {
+  const auto error = [](const std::string& fields) {
+    return BodyError(R"({"prompt":"a",)" + fields + "}");
+  };
+  const auto quoted = [](size_t bytes) { return '"' + std::string(bytes, 'x') + '"'; };
+  EXPECT_EQ(Completion(R"(,"stop":)" + quoted(1024)).sampling.stop.size(), 1U);
+  EXPECT_THAT(error(R"("stop":[)" + quoted(1025) + "]"),
+              HasSubstr("stop | stop: has a string of 1025 bytes; at most 1024 are allowed"));
+  EXPECT_EQ(Completion(R"(,"bad_words":[)" + quoted(32768) + "]").bad_words.size(), 1U);
+  EXPECT_THAT(error(R"("bad_words":[)" + quoted(32768) + ",\"y\"]"),
+              HasSubstr("bad_words: have 32769 bytes in all; at most 32768 are allowed"));
+  // Repeated ids are one.
+  const SamplingParams sampling =
+      Completion(R"(,"stop_token_ids":[7,3,7,3],"allowed_token_ids":[9,9,2])").sampling;
+  EXPECT_THAT(sampling.stop_token_ids, ElementsAre(3, 7));
+  EXPECT_THAT(*sampling.allowed_token_ids, ElementsAre(2, 9));
+  RequestLimits limits = Limits();
+  limits.vocab_size = 5000;
+  std::string ids = "0";
+  for (int id = 1; id < 1025; ++id) ids += "," + std::to_string(id);
+  EXPECT_THAT(ErrorFrom([&] {
+                ParseCompletionRequest(R"({"prompt":"a","stop_token_ids":[)" + ids + "]}", limits);
+              }),
+              HasSubstr("stop_token_ids: has 1025 tokens; at most 1024 are allowed"));
 }
 
 TEST(ParseRequestTest, BringsMessagesIntoOneForm) {

@@ -428,5 +428,61 @@ TEST(HttpServerTest, RaisesTheLimitOfOpenFiles) {
   EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
 }
 
+// Sends the head and all but the last byte of a body.
+void SendUnfinished(HttpClient& client, size_t bytes) {
+  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: " +
+              std::to_string(bytes + 1) + "\r\n\r\n" + std::string(bytes, ' '));
+}
+
+TEST(HttpServerTest, BodiesShareABudget) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.max_bodies_bytes = 1'000'000;
+  options.http.limits.free_body_bytes = 10'000;
+  RunningServer running({}, options);
+  const std::string large = R"({"prompt":"a","max_tokens":1})" + std::string(600'000, ' ');
+  HttpClient refused(running.port());
+  {
+    HttpClient first(running.port());
+    SendUnfinished(first, 600'000);
+    // Until all of the first has come there is room for others.
+    ASSERT_TRUE(Eventually(
+        [&] { return HttpClient(running.port()).Post("/v1/completions", large).status == 503; }));
+    const ClientResponse response = refused.Post("/v1/completions", large);
+    EXPECT_EQ(response.status, 503);
+    EXPECT_EQ(response.headers.at("retry-after"), "1");
+    EXPECT_THAT(response.body, HasSubstr("too little memory"));
+    HttpClient small(running.port());
+    EXPECT_EQ(small.Post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status, 200);
+    first.Send("x");
+    EXPECT_EQ(first.Receive().status, 400);
+  }
+  const auto is_taken = [&] {
+    return HttpClient(running.port()).Post("/v1/completions", large).status == 200;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Eventually(is_taken));
+  {
+    HttpClient gone(running.port());
+    SendUnfinished(gone, 900'000);
+  }
+  EXPECT_TRUE(Eventually(is_taken));
+}
+
+TEST(HttpServerTest, ConnectionsHaveALimit) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.max_connections = 2;
+  RunningServer running({}, options);
+  HttpClient first(running.port());
+  {
+    HttpClient second(running.port());
+    EXPECT_EQ(first.Get("/health").status, 200);
+    EXPECT_EQ(second.Get("/health").status, 200);
+    HttpClient third(running.port());
+    EXPECT_EQ(third.Receive().status, 503);
+    EXPECT_TRUE(third.AtEnd());
+    EXPECT_EQ(first.Get("/health").status, 200);
+  }
+  EXPECT_TRUE(Eventually([&] { return HttpClient(running.port()).Get("/health").status == 200; }));
+}
+
 }  // namespace
 }  // namespace outrider

@@ -24,9 +24,11 @@ inline ServerOptions TestServerOptions() {
 class RunningServer {
  public:
   explicit RunningServer(StubOptions stub = {}, ServerOptions options = TestServerOptions(),
-                         GrammarCompiler* grammars = nullptr)
+                         GrammarCompiler* grammars = nullptr,
+                         const PromptEncoder* encoder = nullptr)
       : engine(stub),
-        server(std::make_unique<Server>(std::move(options), engine, encoder_, grammars)),
+        server(std::make_unique<Server>(std::move(options), engine,
+                                        encoder == nullptr ? encoder_ : *encoder, grammars)),
         thread_([this] { server->Run(); }) {}
 
   ~RunningServer() {

@@ -30,6 +30,7 @@ std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
 EncodedChat BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   EncodedChat encoded;
   encoded.text = nlohmann::json::parse(chat.messages_json).back()["content"];
+  if (encoded.text.size() > chat.max_bytes) throw PromptTooLong(encoded.text.size());
   encoded.token_ids = EncodeText(encoded.text, false);
   if (chat.add_generation_prompt) encoded.token_ids.push_back(kAssistant);
   return encoded;
@@ -57,10 +58,12 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
   std::lock_guard<std::mutex> lock(mutex_);
   last_sampling_ = request.sampling;
   last_grammar_ = request.grammar;
+  if (request.sampling.prompt_logprobs) ++num_scored_prompts_;
   const RequestId id = next_id_++;
   Request added;
   added.stats.prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
   added.stats.cached_tokens = 1;
+  if (request.sampling.prompt_logprobs) added.wait_steps = options_.scored_wait_steps;
   added.request = std::move(request);
   added.sink = std::move(sink);
   added.submitted = std::chrono::steady_clock::now();
@@ -196,6 +199,10 @@ void StubGenerationService::Run() {
     EngineCounters step;
     std::vector<std::pair<int32_t, int32_t>> drafts;
     for (auto it = running_.begin(); it != running_.end();) {
+      if (it->second.wait_steps-- > 0) {
+        ++it;
+        continue;
+      }
       OutputDelta delta = Step(it->second);
       if (delta.num_draft_tokens > 0) {
         drafts.emplace_back(delta.num_draft_tokens, delta.num_accepted_tokens);

@@ -33,6 +33,7 @@ class BytePromptEncoder : public PromptEncoder {
   std::string TokenBytes(int32_t token_id) const override;
   bool IsSpecial(int32_t token_id) const override { return token_id >= 256; }
   std::optional<int32_t> AddedToken(std::string_view) const override { return std::nullopt; }
+  std::optional<size_t> LongestTokenBytes() const override { return 1; }
   int32_t vocab_size() const override { return 300; }
 };
 
@@ -42,6 +43,7 @@ struct StubOptions {
   std::optional<size_t> max_requests = std::nullopt;  // more at a time are refused
   bool refuses_late = false;  // CheckRoom finds room always, as when another request comes between
   std::optional<int64_t> fail_after = std::nullopt;  // tokens after which requests end by kError
+  int32_t scored_wait_steps = 0;                     // that requests with prompt_logprobs are late
   bool held = false;                                 // no step runs before Release
 };
 
@@ -62,6 +64,8 @@ class StubGenerationService : public GenerationService {
   /// Requests that were aborted while they ran.
   int64_t num_aborted() const { return num_aborted_; }
   size_t num_running() const;
+  /// Requests that asked for the log-probabilities of their prompt.
+  int64_t num_scored_prompts() const { return num_scored_prompts_; }
   /// The sampling parameters of the request submitted last.
   SamplingParams last_sampling() const;
   /// Its grammar.
@@ -69,6 +73,7 @@ class StubGenerationService : public GenerationService {
 
  private:
   struct Request {
+    int32_t wait_steps = 0;
     GenerationRequest request;
     OutputSink sink;
     std::chrono::steady_clock::time_point submitted;
@@ -95,6 +100,7 @@ class StubGenerationService : public GenerationService {
   bool stopping_ = false;
   bool held_;
   std::atomic<int64_t> num_aborted_{0};
+  std::atomic<int64_t> num_scored_prompts_{0};
   std::atomic<size_t> num_running_{0};
   std::thread thread_;
 };

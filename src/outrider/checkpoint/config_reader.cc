@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "outrider/base/bounded_json.h"
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -12,7 +13,8 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMaxDepth = 64;
+constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxValues = size_t{1} << 26;  // a tokenizer has a million
 
 /// "line 3, column 7" of the byte-th byte (from 1) of text.
 std::string Place(std::string_view text, size_t byte) {
@@ -26,18 +28,12 @@ std::string Place(std::string_view text, size_t byte) {
 }  // namespace
 
 json ParseJson(std::string_view text, std::string_view where) {
-  const auto limit_depth = [where](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) {
-      throw InvalidArgument("{}: JSON nested more than {} deep", where, kMaxDepth);
-    }
-    return true;
-  };
   try {
-    return json::parse(text.begin(), text.end(), limit_depth);
-  } catch (const json::parse_error& error) {
-    throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, error.byte));
-  } catch (const json::out_of_range&) {
-    throw InvalidArgument("{}: holds a number that is out of range", where);
+    return ParseBoundedJson(text, {.max_depth = kMaxDepth, .max_values = kMaxValues});
+  } catch (const JsonFault& fault) {
+    if (fault.kind() != JsonFault::Kind::kSyntax)
+      throw InvalidArgument("{}: {}", where, fault.what());
+    throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, fault.byte()));
   }
 }
 

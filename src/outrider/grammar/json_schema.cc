@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/bounded_json.h"
 #include "outrider/grammar/schema_conjunction.h"
 #include "outrider/grammar/schema_json.h"
 #include "outrider/grammar/schema_overlap.h"
@@ -23,16 +24,13 @@ constexpr int kMaxNesting = 128;         // of the text, and of schemas on the w
 constexpr int64_t kMaxSchemas = 20000;   // after combining
 constexpr int64_t kMaxValues = 2000000;  // in all schemas that are combined, one after the other
 
-/// Throws an Error for what is no JSON or nests too deeply.
+/// Throws an Error for what is no JSON, nests too deeply or has too many values.
 SchemaJson ParseSchemaText(std::string_view text) {
-  const auto check_depth = [](int depth, SchemaJson::parse_event_t, SchemaJson&) {
-    if (depth > kMaxNesting) throw InvalidArgument("nests deeper than {} levels", kMaxNesting);
-    return true;
-  };
   try {
-    return SchemaJson::parse(text, check_depth);
-  } catch (const SchemaJson::parse_error& error) {
-    throw InvalidArgument("is not valid JSON: byte {} is unexpected", error.byte);
+    return ParseBoundedJson<SchemaJson>(text, {.max_depth = kMaxNesting, .max_values = kMaxValues});
+  } catch (const JsonFault& fault) {
+    if (fault.kind() != JsonFault::Kind::kSyntax) throw;
+    throw InvalidArgument("is not valid JSON: byte {} is unexpected", fault.byte());
   }
 }
 

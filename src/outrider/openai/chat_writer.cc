@@ -163,12 +163,10 @@ std::string ChatWriter::UsageDetails() const {
   return fmt::format(R"(,"completion_tokens_details":{{"reasoning_tokens":{}}})", tokens);
 }
 
-std::string ChatWriter::WholeMembers(const std::vector<OutputDelta>& choices) const {
+std::string ChatWriter::WholeMembers() {
   std::string out;
   if (options().return_token_ids) out += R"(,"prompt_token_ids":)" + IdsJson(info().prompts[0]);
-  if (options().prompt_logprobs) {
-    out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(choices[0].prompt_logprobs, encoder());
-  }
+  if (options().prompt_logprobs) out += R"(,"prompt_logprobs":)" + PromptLogprobsText(0);
   return out;
 }
 

@@ -24,7 +24,7 @@ class ChatWriter : public ChoicesWriter {
   void WriteChoice(size_t index, const OutputDelta& delta, std::string* out) override;
   std::string WholeChoice(size_t index, const OutputDelta& whole) override;
   std::string UsageDetails() const override;
-  std::string WholeMembers(const std::vector<OutputDelta>& choices) const override;
+  std::string WholeMembers() override;
 
  private:
   struct Choice {

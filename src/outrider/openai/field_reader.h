@@ -63,7 +63,8 @@ class FieldReader {
 /// A short spelling of a JSON value for messages: at most about 60 bytes.
 std::string Shorten(const nlohmann::json& value);
 
-/// Checks one array element (or lone value) as a token id; `path` names it in the error.
-int32_t ReadTokenId(const nlohmann::json& value, int32_t vocab_size, const std::string& path);
+/// The elements of an array as token ids; `where` names it in the error.
+std::vector<int32_t> ReadTokenIds(const nlohmann::json& values, int32_t vocab_size,
+                                  std::string_view where);
 
 }  // namespace outrider::openai

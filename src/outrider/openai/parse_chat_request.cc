@@ -63,7 +63,8 @@ std::string EchoOf(const std::string& messages_json) {
 }  // namespace
 
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;

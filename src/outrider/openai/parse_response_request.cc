@@ -108,7 +108,8 @@ std::string RepeatedMembers(const TokenRequest& request, const json& body, std::
 }  // namespace
 
 TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "outrider/openai/raw_json.h"
 
@@ -176,12 +177,11 @@ void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) 
 
 void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
   if (const json* value = FindTools(body)) {
-    const std::string_view list = RawJson(raw, {"tools"});
-    for (const json& tool : *value) {
-      const std::string index = std::to_string(request->tools.functions.size());
+    const std::vector<std::string_view> texts = RawElements(RawJson(raw, {"tools"}));
+    for (size_t i = 0; i < value->size(); ++i) {
       std::string& all = request->chat.tools_json;
       all += all.empty() ? "[" : ",";
-      all += ParseFlatTool(body, tool, RawJson(list, {index}), &request->tools);
+      all += ParseFlatTool(body, (*value)[i], texts[i], &request->tools);
     }
     if (!value->empty()) request->chat.tools_json += "]";
   }

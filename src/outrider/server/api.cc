@@ -192,14 +192,26 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
          .param = "",
          .code = "rate_limit_exceeded"}));
   }
-  return starter_.Start(kind, std::move(request), std::move(waker), std::move(admission));
+  const std::string client = ClientOf(request);
+  return starter_.Start(kind, client, std::move(request), std::move(waker), std::move(admission));
 }
 
 template <typename Handler>
 std::shared_ptr<HttpProducer> Api::Compute(Handler handler, HttpRequest request, HttpWaker waker) {
+  const std::string client = ClientOf(request);
+  const size_t bytes = request.body.size();
   return starter_.Compute(
-      [this, handler, body = std::move(request.body)] { return (this->*handler)(body); },
+      client, bytes,
+      [this, handler, whole = std::make_shared<HttpRequest>(std::move(request))] {
+        return (this->*handler)(whole->body);
+      },
       std::move(waker));
+}
+
+// Who takes turns with others: a key's owner, or else whoever asks from one address.
+std::string Api::ClientOf(const HttpRequest& request) const {
+  if (options_.api_keys.empty()) return request.peer;
+  return std::string(request.Header("Authorization").value_or(""));
 }
 
 HttpResponse Api::Health() const {

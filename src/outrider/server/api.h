@@ -76,7 +76,8 @@ class Api : public HttpApplication {
   std::string ModelJson(const std::string& name) const;
   /// Starts answering a request for tokens, unless its key has too many.
   std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
-  /// Answers on the work thread, by a member function from body to response.
+  std::string ClientOf(const HttpRequest& request) const;
+  /// Answers on a work thread, by a member function from body to response.
   template <typename Handler>
   std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
   HttpResponse Tokenize(const std::string& body) const;

@@ -30,6 +30,9 @@ using openai::ToolChoice;
 // Looked at before schemas are taken from the text one by one.
 constexpr size_t kMaxForcedToolsBytes = GrammarLimits().max_spec_bytes;
 
+// In an answer, of prompts: choices x tokens x (alternatives + 1). About 70 bytes of JSON each.
+constexpr int64_t kMaxPromptLogprobs = int64_t{1} << 21;
+
 // The tools that a forced call may name, with their schemas.
 std::vector<CallableTool> CallableTools(const TokenRequest& request) {
   if (request.chat.tools_json.size() > kMaxForcedToolsBytes) {
@@ -37,13 +40,12 @@ std::vector<CallableTool> CallableTools(const TokenRequest& request) {
                        fmt::format("tools: have {} bytes; to force a call, at most {} are allowed",
                                    request.chat.tools_json.size(), kMaxForcedToolsBytes));
   }
+  const std::vector<std::string_view> texts = openai::RawElements(request.chat.tools_json);
   std::vector<CallableTool> tools;
   for (size_t i = 0; i < request.tools.functions.size(); ++i) {
     const std::string& name = request.tools.functions[i];
     if (request.tools.choice == ToolChoice::kNamed && name != request.tools.named) continue;
-    const std::string index = std::to_string(i);
-    const std::string_view schema =
-        openai::RawJson(request.chat.tools_json, {index, "function", "parameters"});
+    const std::string_view schema = openai::RawJson(texts[i], {"function", "parameters"});
     CallableTool& tool = tools.emplace_back();
     tool.name = name;
     if (schema != "null") tool.parameters = schema;
@@ -60,6 +62,23 @@ bool Truncate(const TokenRequest& request, int32_t max_model_len, std::vector<in
   if (kept <= 0 || static_cast<int64_t>(prompt->size()) <= kept) return false;
   prompt->erase(prompt->begin(), prompt->end() - kept);
   return true;
+}
+
+// Each choice tells the log-probabilities of its prompt.
+void RefuseTooManyLogprobs(const TokenRequest& request, const openai::AnswerInfo& info) {
+  if (!request.sampling.prompt_logprobs) return;
+  int64_t tokens = 0;
+  for (const std::vector<int32_t>& prompt : info.prompts) {
+    tokens += static_cast<int64_t>(prompt.size());
+  }
+  const int64_t each = *request.sampling.prompt_logprobs + 1;
+  if (tokens * request.n * each <= kMaxPromptLogprobs) return;
+  const char* const field = request.answer.prompt_logprobs ? "prompt_logprobs" : "logprobs";
+  throw RequestError(
+      ErrorCode::kInvalidArgument, field,
+      fmt::format("{}: {} tokens of prompts, {} choices and {} log-probabilities for each token "
+                  "make {}; at most {} are allowed in one answer",
+                  field, tokens, request.n, each, tokens * request.n * each, kMaxPromptLogprobs));
 }
 
 }  // namespace
@@ -182,11 +201,48 @@ openai::EchoedPrompt RequestPreparer::EchoText(const std::string& text,
   return echo;
 }
 
+// The most bytes that a prompt can have and fit, if its beginning is not to be cut off.
+size_t RequestPreparer::MostBytes(const TokenRequest& request) const {
+  const std::optional<size_t> longest = encoder_.LongestTokenBytes();
+  if (!longest || request.truncate_prompt_tokens != 0) return SIZE_MAX;
+  return *longest * static_cast<size_t>(max_model_len_ - 1);
+}
+
+// A prompt of so many bytes need not be encoded to see that it does not fit.
+void RequestPreparer::RefuseTooLong(const char* field, size_t bytes) const {
+  throw RequestError(
+      ErrorCode::kInvalidArgument, field,
+      fmt::format("{}: has {} bytes; the model's context of {} tokens holds prompts of at most {}, "
+                  "of at most {} bytes each",
+                  field, bytes, max_model_len_, max_model_len_ - 1, *encoder_.LongestTokenBytes()),
+      "context_length_exceeded");
+}
+
+EncodedChat RequestPreparer::EncodeChat(TokenRequest* request) const {
+  // A template may leave out some of a conversation, and JSON spells some characters with more
+  // bytes, but it is not to work on what is far too long.
+  constexpr size_t kMostLeftOut = 4;
+  ChatPrompt& chat = request->chat;
+  chat.max_bytes = MostBytes(*request);
+  const size_t bytes = chat.messages_json.size() + chat.tools_json.size();
+  if (bytes / kMostLeftOut > chat.max_bytes) RefuseTooLong("messages", bytes);
+  try {
+    return encoder_.EncodeChat(chat);
+  } catch (const PromptTooLong& error) {
+    RefuseTooLong("messages", error.bytes());
+  }
+}
+
 // Fills info's prompts.
 OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerInfo* info) const {
   OutputTask task;
+  const size_t most_bytes = MostBytes(*request);
+  for (const openai::CompletionPrompt& prompt : request->prompts) {
+    const auto* text = std::get_if<std::string>(&prompt);
+    if (text != nullptr && text->size() > most_bytes) RefuseTooLong("prompt", text->size());
+  }
   if (request->answer.chat) {
-    EncodedChat encoded = encoder_.EncodeChat(request->chat);
+    EncodedChat encoded = EncodeChat(request);
     task = TaskOf(*request, encoded.text);
     Truncate(*request, max_model_len_, &encoded.token_ids);
     info->prompts.push_back(std::move(encoded.token_ids));
@@ -210,12 +266,13 @@ OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerI
 PreparedRequest RequestPreparer::Prepare(
     AnswerKind kind, TokenRequest request, openai::AnswerInfo info,
     const std::shared_ptr<const CompiledGrammar>& grammar) const {
-  request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
   OutputTask task = EncodePrompts(&request, &info);
+  request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
   info.n = request.n;
   info.options = request.answer;
   info.options.skip_special_tokens = request.sampling.skip_special_tokens;
   request.sampling.kept_special_tokens = task.kept_special_tokens;
+  RefuseTooManyLogprobs(request, info);
   const GrammarConstraint constraint = ConstraintOf(request, task, grammar);
   PreparedRequest prepared;
   for (const std::vector<int32_t>& prompt : info.prompts) {
@@ -226,6 +283,7 @@ PreparedRequest RequestPreparer::Prepare(
       one.prompt_token_ids = prompt;
       one.sampling = request.sampling;
       one.sampling.max_tokens = max_tokens;
+      if (choice > 0) one.sampling.prompt_logprobs.reset();  // they are those of the first
       one.grammar = constraint;
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;

@@ -1,6 +1,7 @@
 // From a parsed request to what the engine gets, and to the writer of the answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -49,6 +50,9 @@ class RequestPreparer {
   GrammarConstraint ConstraintOf(const openai::TokenRequest& request, const OutputTask& task,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) const;
   OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
+  size_t MostBytes(const openai::TokenRequest& request) const;
+  [[noreturn]] void RefuseTooLong(const char* field, size_t bytes) const;
+  EncodedChat EncodeChat(openai::TokenRequest* request) const;
   OutputTask EncodePrompts(openai::TokenRequest* request, openai::AnswerInfo* info) const;
   openai::EchoedPrompt EchoTokens(std::span<const int32_t> token_ids, bool skip_special) const;
   openai::EchoedPrompt EchoText(const std::string& text, std::span<const int32_t> token_ids) const;

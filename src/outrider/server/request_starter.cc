@@ -5,12 +5,14 @@
 #include <chrono>
 #include <cstddef>
 #include <ctime>
+#include <new>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
+#include "outrider/base/memory_shortage.h"
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/parse_shared.h"
 #include "outrider/server/deferred_response.h"
@@ -20,8 +22,14 @@ namespace {
 
 using openai::RequestError;
 
-constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
-constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
+// Bodies up to 128 KiB never wait for larger ones: a quarter of a second's work at most.
+constexpr WorkOptions kPreparation = {.max_waiting = 4096,
+                                      .num_threads = 2,
+                                      .num_large_threads = 2,
+                                      .large_bytes = size_t{128} << 10};
+// Each request writes in one job at a time, so there are never more than requests.
+constexpr WorkOptions kWriting = {.max_waiting = SIZE_MAX, .num_threads = 2};
+constexpr WorkOptions kCompiling = {.max_waiting = 256};
 
 uint64_t RandomStart() {
   std::random_device device;
@@ -75,6 +83,19 @@ openai::ApiError TooMany() {
           .code = ErrorCodeName(ErrorCode::kOverloaded)};
 }
 
+// A request that cannot be served fails alone.
+template <typename Work>
+void OrFail(GenerationResponse& response, const Work& work) {
+  try {
+    const FailsAlone scope;
+    work();
+  } catch (const Error& error) {
+    response.Fail(openai::FromError(error));
+  } catch (const std::bad_alloc&) {
+    response.Fail(openai::TooLittleMemory());
+  }
+}
+
 }  // namespace
 
 RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
@@ -89,11 +110,12 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       metrics_(std::move(metrics)),
       reporter_(reporter),
       next_id_(RandomStart()),
-      grammar_work_(kMaxWaitingGrammars),
-      work_(kMaxWaitingRequests) {}
+      writing_(kWriting),
+      grammar_work_(kCompiling),
+      work_(kPreparation) {}
 
-std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
-                                                    HttpWaker waker,
+std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::string& client,
+                                                    HttpRequest request, HttpWaker waker,
                                                     std::shared_ptr<void> admission) {
   const uint64_t number = next_id_++;
   std::string request_id(request.Header("X-Request-Id").value_or(""));
@@ -103,7 +125,8 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
   record.trace = ReadTraceContext(request);
   record.received = std::chrono::system_clock::now();
   auto response = std::make_shared<GenerationResponse>(
-      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission));
+      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
+      [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); });
   try {
     service_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
@@ -112,38 +135,39 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
     return response;
   }
   registry_.Add(request_id, response);
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  const bool taken = work_.TryAdd([this, kind, response, body, request_id] {
+  const size_t bytes = request.body.size();
+  auto body = std::make_shared<HttpRequest>(std::move(request));
+  const bool taken = work_.TryAdd(client, bytes, [=, this] {
     if (response->ended()) return;
     const LogRequestId scope(request_id);
-    try {
-      StartBody(response, kind, *body);
-    } catch (const Error& error) {
-      response->Fail(openai::FromError(error));
-    }
+    OrFail(*response, [&] { StartBody(response, kind, client, body->body); });
   });
   if (!taken) response->Fail(TooMany());
   return response;
 }
 
-std::shared_ptr<HttpProducer> RequestStarter::Compute(std::function<HttpResponse()> make,
+std::shared_ptr<HttpProducer> RequestStarter::Compute(const std::string& client, size_t bytes,
+                                                      std::function<HttpResponse()> make,
                                                       HttpWaker waker) {
   auto response = std::make_shared<DeferredResponse>(std::move(waker));
-  const bool taken = work_.TryAdd([make = std::move(make), response] {
+  const bool taken = work_.TryAdd(client, bytes, [make = std::move(make), response] {
     if (response->abandoned()) return;
     try {
+      const FailsAlone scope;
       response->Complete(make());
     } catch (const Error& error) {
       response->Complete(openai::ErrorResponse(openai::FromError(error)));
+    } catch (const std::bad_alloc&) {
+      response->Complete(openai::ErrorResponse(openai::TooLittleMemory()));
     }
   });
   if (!taken) response->Complete(openai::ErrorResponse(TooMany()));
   return response;
 }
 
-// On the work thread: from a body to a request that makes sense.
+// On a work thread: from a body to a request that makes sense.
 void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
-                               const std::string& body) {
+                               const std::string& client, const std::string& body) {
   openai::TokenRequest request = Parse(kind, body, limits_);
   request.model = models_.Resolve(request.model);
   preparer_.SettleTools(&request);
@@ -156,27 +180,25 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
                                      request.grammar_field));
     }
     grammar = grammars_->Find(*request.grammar);
-    if (grammar == nullptr) return StartCompiling(response, kind, std::move(request));
+    if (grammar == nullptr) return StartCompiling(response, kind, client, std::move(request));
   }
   StartParsed(response, kind, std::move(request), grammar);
 }
 
-// On the work thread: compiling may take seconds, and goes to a thread of its own.
+// On a work thread: compiling may take seconds, and goes to a thread of its own.
 void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind,
-                                    openai::TokenRequest request) {
+                                    const std::string& client, openai::TokenRequest request) {
   auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
   // Counts while it lives, wherever the job ends up.
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  const bool taken = grammar_work_.TryAdd([this, response, kind, shared, deferred] {
+  const bool taken = grammar_work_.TryAdd(client, 0, [this, response, kind, shared, deferred] {
     if (response->ended()) return;
-    try {
+    OrFail(*response, [&] {
       const auto grammar = CompileGrammar(*grammars_, *shared);
       StartParsed(response, kind, std::move(*shared), grammar);
-    } catch (const Error& error) {
-      response->Fail(openai::FromError(error));
-    }
+    });
   });
   if (!taken) {
     throw Error(ErrorCode::kOverloaded, "too many grammars wait to be compiled; try again later");

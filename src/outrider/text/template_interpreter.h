@@ -1,6 +1,6 @@
 // The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
-// on a thread of its own until the process ends, and keeps each template within limits of time and
-// memory.
+// until the process ends, on threads of its own, one for small jobs and one for large ones, and
+// keeps each template within limits of time and memory.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@ namespace outrider {
 
 struct TemplateLimits {
   std::chrono::milliseconds time{2000};  // of a processor
+  size_t input_bytes = 8UL << 20;        // of messages, tools and variables, as JSON
   size_t characters = 32UL << 20;        // of the rendered prompt
   size_t memory_bytes = 512UL << 20;     // what Python may allocate for one rendering
 };
@@ -27,9 +28,12 @@ struct TemplateJob {
   bool add_generation_prompt = false;
   bool continue_final_message = false;
   TemplateLimits limits;
+
+  size_t input_bytes() const { return messages.size() + tools.size() + extra.size(); }
 };
 
-/// The rendered prompt, valid UTF-8. Jobs run one after the other; callers wait their turn. Throws
+/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of input never wait for
+/// more than that. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
 /// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
 /// an operation that cannot be interrupted.
