@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
 
@@ -103,6 +105,19 @@ TEST(RequestStateTest, OverflownLogitsEndTheRequestWithAnError) {
   EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
   EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kLogitsOverflown);
   EXPECT_TRUE(request.state.finished());
+}
+
+TEST(RequestStateTest, OverflownRowsOfThePromptEndTheRequestWithAnError) {
+  SamplingParams sampling;
+  sampling.prompt_logprobs = 0;
+  OpenRequest request(sampling);
+  RequestResult result;
+  result.verified.tokens = {20};
+  result.prompt_logprobs.resize(2);
+  result.prompt_logprobs[1].chosen.logprob = std::numeric_limits<float>::quiet_NaN();
+  request.state.Emit(result);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kLogitsOverflown);
 }
 
 // Masks keep this from happening; if it does, one request ends and says why.

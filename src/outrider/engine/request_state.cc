@@ -1,6 +1,7 @@
 #include "outrider/engine/request_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace outrider {
@@ -18,6 +19,12 @@ std::shared_ptr<const RequestParameters> ParametersOf(GenerationRequest& request
       .prompt_length = prompt_length,
       .max_total_tokens = static_cast<int32_t>(std::min<int64_t>(max_model_len, wanted)),
       .num_speculative_tokens = request.num_speculative_tokens});
+}
+
+/// Whether one of a prompt's rows has logits that overflow: no log-probability of it is a number.
+bool HasOverflownRow(const std::vector<PositionLogprobs>& prompt) {
+  return std::ranges::any_of(
+      prompt, [](const PositionLogprobs& row) { return std::isnan(row.chosen.logprob); });
 }
 
 }  // namespace
@@ -73,7 +80,7 @@ int32_t RequestState::Emit(const RequestResult& result) {
   if (result.grammar_failed) {
     EndEarly(FinishReason::kError, delta);
     delta.stop_reason = std::string(kGrammarFailed);
-  } else if (verified.overflown && !finished()) {
+  } else if (HasOverflownRow(delta.prompt_logprobs) || (verified.overflown && !finished())) {
     EndEarly(FinishReason::kError, delta);
     delta.stop_reason = std::string(kLogitsOverflown);
   } else if (verified.dead_end && !finished()) {

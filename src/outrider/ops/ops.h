@@ -261,7 +261,7 @@ class Ops {
                     const Weight& w, Tensor logits) const = 0;
 
   /// The place of the largest of the first `num_tokens` logits of each row, the lowest of equals;
-  /// -1 where the largest is infinite or all are NaN. No logits are stored.
+  /// -1 where the largest is infinite or one is NaN. No logits are stored.
   virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                           const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
 
