@@ -321,6 +321,43 @@ TEST(HostileTemplate, CaughtInAnOperationDoesNotCatchItsCallers) {
   FAIL() << "templates were not rendered again";
 }
 
+// What a server says at its start names the file; what a client gets does not.
+TEST(ChatTemplate, IsCheckedWithoutAConversation) {
+  const std::string name = "/opt/models/x/chat_template.jinja";
+  const auto failure = [&](const std::string& source) {
+    const auto chat = ChatTemplate::FromString(source, {}, name);
+    try {
+      chat.Check();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(failure("{{ messages[0].no.such.thing }}"), "none") << "rendering would fail";
+  EXPECT_EQ(failure("{{ raise_exception('no') }}"), "none");
+  for (const char* source : {"\n{% for m in messages %}x", "\n{{ messages | nosuchfilter }}",
+                             "\n{% endfor %}", "\n{{ 1 +"}) {
+    EXPECT_THAT(failure(source), AllOf(HasSubstr(name), HasSubstr("line 2"))) << source;
+    const auto chat = ChatTemplate::FromString(source, {}, name);
+    try {
+      chat.Render(kHello, {});
+      ADD_FAILURE() << source;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(Not(HasSubstr("/opt")), HasSubstr("chat template: line 2")));
+    }
+  }
+}
+
+TEST(ChatTemplate, TheTemplateForToolsIsCheckedToo) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() / "tokenizer_config.json")
+      << R"({"chat_template": [{"name": "default", "template": "x"},)"
+         R"({"name": "tool_use", "template": "{% if %}"}]})";
+  const auto chat = ChatTemplate::FromModelDirectory(directory.path());
+  EXPECT_THROW(chat.value().Check(), Error);
+}
+
 TEST(ChatTemplate, IsRenderedFromManyThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {

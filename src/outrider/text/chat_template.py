@@ -231,8 +231,13 @@ def one_line(message):
 
 
 def render(source, variables, max_characters):
-    """(outcome, text): "ok" with the prompt; "memory"; "request" or "template" with what is wrong."""
+    """(outcome, text): "ok" with the prompt; "memory"; "request" or "template" with what is wrong.
+
+    Without variables the template is compiled only, and the text is empty."""
     try:
+        if variables is None:
+            compile_template(source)
+            return "ok", ""
         return "ok", render_unchecked(source, variables, max_characters)
     except BadRequest as error:
         return "request", one_line(str(error))

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <pybind11/embed.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -34,8 +35,7 @@ void StartPython() {
   const auto require = [](PyStatus status) {
     if (PyStatus_Exception(status) != 0) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("Python, which renders chat templates, cannot start: {}",
-                              status.err_msg == nullptr ? "unknown error" : status.err_msg));
+                  status.err_msg == nullptr ? "unknown error" : status.err_msg);
     }
   };
   PyPreConfig before;
@@ -76,6 +76,7 @@ struct Outcome {
 
 Outcome RunJob(const py::object& render, const TemplateJob& job,
                std::chrono::nanoseconds deadline) {
+  py::object given = py::none();
   py::dict variables;
   variables["special_tokens"] = Text(job.special_tokens);
   variables["messages"] = Text(job.messages);
@@ -84,10 +85,11 @@ Outcome RunJob(const py::object& render, const TemplateJob& job,
   variables["kimi_tools"] = job.kimi_tools;
   variables["add_generation_prompt"] = job.add_generation_prompt;
   variables["continue_final_message"] = job.continue_final_message;
+  if (!job.compile_only) given = variables;
   const py::str source = Text(job.source);
   const TemplateGuard guard(deadline, job.limits.memory_bytes);
   try {
-    const py::tuple result = render(source, variables, job.limits.characters);
+    const py::tuple result = render(source, given, job.limits.characters);
     if (!guard.out_of_time() && !guard.out_of_memory()) {
       return {result[0].cast<std::string>(), result[1].cast<std::string>()};
     }
@@ -141,18 +143,19 @@ class Interpreter {
 
   [[noreturn]] void Work() {
     std::string failure;
+    pthread_setname_np(pthread_self(), "chat templates");
     pthread_getcpuclockid(pthread_self(), &clock_);  // read by others only while a job runs
     auto* const render = new py::object;             // lives as long as Python
     try {
       StartPython();
       *render = LoadProgram();
       PyEval_SaveThread();
-    } catch (const Error& error) {
-      failure = error.what();
     } catch (const std::exception& error) {
+      // Its text may name files of this machine, which is nothing for a client.
       const std::string_view what = error.what();
-      failure = fmt::format("Python, which renders chat templates, cannot load Jinja2: {}",
-                            what.substr(0, what.find('\n')));
+      SPDLOG_ERROR("Python, which renders chat templates, does not run: {}",
+                   what.substr(0, what.find('\n')));
+      failure = "Python, which renders chat templates, does not run (the log says why)";
     }
     while (true) {
       std::unique_lock lock(mutex_);
