@@ -136,11 +136,16 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .dtype = dtype_,
                      .kv_dtype = kv_dtype_,
                      .form = form_});
-  weight_sizes_ = MeasureWeights(ops(), config_, modules_used_, source(), weight_form());
-  if (drafter_) {
-    drafter_sizes_ = MeasureEagle3(ops(), drafter_->config, *drafter_->source, weight_form());
-  }
+  std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
   PlanFirstCache();
+  PlanHostMemory();
+}
+
+std::pair<NetworkWeightSizes, NetworkWeightSizes> EnginePlan::MeasureAllWeights(
+    const WeightForm& form) const {
+  NetworkWeightSizes drafter;
+  if (drafter_) drafter = MeasureEagle3(ops(), drafter_->config, *drafter_->source, form);
+  return {MeasureWeights(ops(), config_, modules_used_, source(), form), std::move(drafter)};
 }
 
 const Ops& EnginePlan::ops() const { return *ops_; }
