@@ -290,7 +290,9 @@ TEST(GenerationApiTest, GuardsEverythingButHealthByAKey) {
   }
   // A body is not read before the key is seen.
   HttpClient post(running.port());
-  post.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n");
+  post.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
+      "application/json\r\nContent-Length: 1000000\r\n\r\n");
   EXPECT_EQ(post.Receive().status, 401);
 }
 

@@ -18,6 +18,7 @@ inline ServerOptions TestServerOptions() {
   options.served_model_names = {"stub", "stub-alias"};
   options.model_root = "/models/stub";
   options.max_model_len = 4096;
+  options.allowed_hosts = {"*"};
   return options;
 }
 

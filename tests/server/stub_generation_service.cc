@@ -56,6 +56,7 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
   RefuseTooMany(1);
   std::lock_guard<std::mutex> lock(mutex_);
   last_sampling_ = request.sampling;
+  last_cache_salt_ = request.cache_salt;
   last_grammar_ = request.grammar;
   const RequestId id = next_id_++;
   Request added;
@@ -112,6 +113,11 @@ SamplingParams StubGenerationService::last_sampling() const {
   return last_sampling_;
 }
 
+std::string StubGenerationService::last_cache_salt() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_cache_salt_;
+}
+
 GrammarConstraint StubGenerationService::last_grammar() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return last_grammar_;
@@ -126,7 +132,7 @@ OutputDelta StubGenerationService::Step(Request& request) const {
     delta.finish_reason = FinishReason::kAbort;
   } else if (options_.fail_after && stats.completion_tokens >= *options_.fail_after) {
     delta.finish_reason = FinishReason::kError;
-    delta.stop_reason = std::string(kGrammarFailed);
+    delta.stop_reason = options_.failure;
   }
   for (int32_t i = 0; i < options_.tokens_per_step && !delta.finish_reason; ++i) {
     const int32_t id = prompt[static_cast<size_t>(stats.completion_tokens) % prompt.size()];

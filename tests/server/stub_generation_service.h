@@ -41,8 +41,9 @@ struct StubOptions {
   std::chrono::microseconds step_time{0};
   std::optional<size_t> max_requests = std::nullopt;  // more at a time are refused
   bool refuses_late = false;  // CheckRoom finds room always, as when another request comes between
-  std::optional<int64_t> fail_after = std::nullopt;  // tokens after which requests end by kError
-  bool held = false;                                 // no step runs before Release
+  std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
+  std::string failure = std::string(kGrammarFailed);  // their stop reason
+  bool held = false;                                  // no step runs before Release
 };
 
 class StubGenerationService : public GenerationService {
@@ -64,6 +65,8 @@ class StubGenerationService : public GenerationService {
   size_t num_running() const;
   /// The sampling parameters of the request submitted last.
   SamplingParams last_sampling() const;
+  /// Its cache salt.
+  std::string last_cache_salt() const;
   /// Its grammar.
   GrammarConstraint last_grammar() const;
 
@@ -90,6 +93,7 @@ class StubGenerationService : public GenerationService {
   EngineCounters counters_;
   StepLog step_log_;
   SamplingParams last_sampling_;
+  std::string last_cache_salt_;
   GrammarConstraint last_grammar_;
   RequestId next_id_ = 1;
   bool stopping_ = false;

@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   options.served_model_names = {"stub"};
   options.model_root = "stub";
   options.max_model_len = 4096;
+  options.allowed_hosts = {"*"};
   options.output_format =
       outrider::ChooseOutputFormat("glm45", number(3, 1) == 1 ? "glm45" : "none", "", "");
   try {

@@ -17,6 +17,13 @@ std::string NameOf(const openai::ApiError& error) {
   return error.code.empty() ? "status " + std::to_string(error.status) : error.code;
 }
 
+/// What a client is told of a fault: of the engine as a whole nothing that may name a file of the
+/// server.
+std::string FaultOf(const std::string& reason) {
+  const bool is_of_request = reason == kLogitsOverflown || reason == kGrammarFailed;
+  return is_of_request ? reason : "it has failed, and the server's log says why";
+}
+
 void Merge(OutputDelta&& from, OutputDelta* into) {
   into->token_ids.insert(into->token_ids.end(), from.token_ids.begin(), from.token_ids.end());
   into->text += from.text;
@@ -41,14 +48,15 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
 GenerationResponse::GenerationResponse(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
                                        RequestRecord record, RequestReporter& reporter,
-                                       std::shared_ptr<void> admission)
+                                       KeyAdmission admission)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
+      caller_(admission.caller),
       headers_({{"X-Request-Id", record.request_id}}),
       reporter_(reporter),
       record_(std::move(record)),
-      admission_(std::move(admission)) {}
+      admission_(std::move(admission.counted)) {}
 
 void GenerationResponse::UpdateRecord(const std::function<void(RequestRecord&)>& update) {
   const std::lock_guard lock(mutex_);
@@ -158,7 +166,7 @@ void GenerationResponse::OnDelta(size_t choice, OutputDelta&& delta) {
   if (delta.finish_reason == FinishReason::kError) {
     Fail({.status = 500,
           .message = "the engine could not go on with this request: " +
-                     std::get<std::string>(delta.stop_reason),
+                     FaultOf(std::get<std::string>(delta.stop_reason)),
           .param = "",
           .code = "engine_error"});
     return;

@@ -16,6 +16,7 @@
 #include "outrider/http/http_message.h"
 #include "outrider/openai/answer_writer.h"
 #include "outrider/openai/api_error.h"
+#include "outrider/server/api_keys.h"
 #include "outrider/telemetry/metrics.h"
 #include "outrider/telemetry/request_record.h"
 #include "outrider/telemetry/request_reporter.h"
@@ -30,7 +31,10 @@ class GenerationResponse : public HttpProducer,
   /// `admission` (ApiKeys::Admit) is held until the request's end, which is reported once.
   GenerationResponse(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
                      HttpWaker waker, RequestRecord record, RequestReporter& reporter,
-                     std::shared_ptr<void> admission);
+                     KeyAdmission admission);
+
+  /// Whose request it is. Any thread.
+  int32_t caller() const { return caller_; }
 
   /// Adds what was learned of the request since. Before Start; work thread.
   void UpdateRecord(const std::function<void(RequestRecord&)>& update);
@@ -78,6 +82,7 @@ class GenerationResponse : public HttpProducer,
   GenerationService& service_;
   const std::shared_ptr<ServerMetrics> metrics_;
   const HttpWaker waker_;
+  const int32_t caller_;
   const std::vector<HttpHeader> headers_;
   const std::chrono::steady_clock::time_point received_ = std::chrono::steady_clock::now();
   RequestReporter& reporter_;
@@ -103,8 +108,8 @@ class GenerationResponse : public HttpProducer,
   std::vector<bool> has_written_;       // choices of which something was written
   bool head_sent_ = false;
   bool finished_ = false;
-  bool reported_ = false;  // I/O thread, as what follows
-  std::shared_ptr<void> admission_;
+  bool reported_ = false;            // I/O thread, as what follows
+  std::shared_ptr<void> admission_;  // KeyAdmission::counted
   size_t num_unfinished_ = 0;
 };
 

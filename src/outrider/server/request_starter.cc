@@ -1,11 +1,12 @@
 #include "outrider/server/request_starter.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <ctime>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -23,9 +24,17 @@ using openai::RequestError;
 constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
 constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
 
-uint64_t RandomStart() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
+/// What nobody can guess who was not told: an id ends its request.
+std::string RandomId() {
+  std::array<uint64_t, 2> bits{};
+  OUTRIDER_CHECK(getentropy(bits.data(), sizeof bits) == 0);
+  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+}
+
+/// The salt of cached prefixes of a caller's requests. A key's own keep others from finding out, by
+/// the count of cached tokens, what was sent with it.
+std::string SaltOf(int32_t caller, const std::string& salt) {
+  return caller == 0 ? salt : fmt::format("key {}/{}", caller, salt);
 }
 
 openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
@@ -80,7 +89,7 @@ openai::ApiError TooMany() {
 RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                                const RequestPreparer& preparer, GenerationService& service,
                                GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
-                               RequestReporter& reporter)
+                               RequestReporter& reporter, bool share_prefix_cache)
     : models_(models),
       limits_(limits),
       preparer_(preparer),
@@ -88,16 +97,14 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       grammars_(grammars),
       metrics_(std::move(metrics)),
       reporter_(reporter),
-      next_id_(RandomStart()),
+      share_prefix_cache_(share_prefix_cache),
       grammar_work_(kMaxWaitingGrammars),
       work_(kMaxWaitingRequests) {}
 
 std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
-                                                    HttpWaker waker,
-                                                    std::shared_ptr<void> admission) {
-  const uint64_t number = next_id_++;
+                                                    HttpWaker waker, KeyAdmission admission) {
   std::string request_id(request.Header("X-Request-Id").value_or(""));
-  if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
+  if (!openai::IsUsableRequestId(request_id)) request_id = RandomId();
   RequestRecord record;
   record.request_id = request_id;
   record.trace = ReadTraceContext(request);
@@ -146,6 +153,7 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
                                const std::string& body) {
   openai::TokenRequest request = Parse(kind, body, limits_);
   request.model = models_.Resolve(request.model);
+  if (!share_prefix_cache_) request.cache_salt = SaltOf(response->caller(), request.cache_salt);
   preparer_.SettleTools(&request);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
@@ -188,7 +196,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
                                  openai::TokenRequest request,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) {
   openai::AnswerInfo info;
-  const std::string own_id = fmt::format("{:016x}", next_id_++);
+  const std::string own_id = RandomId();
   const std::string& request_id = request.request_id.empty() ? own_id : request.request_id;
   info.id = IdPrefix(kind) + request_id;
   info.model = request.model;

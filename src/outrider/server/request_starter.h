@@ -2,7 +2,6 @@
 // templates, tokenising and compiling grammars must not hold up the I/O thread.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,20 +24,20 @@ namespace outrider {
 class RequestStarter {
  public:
   /// All references must outlive this; `grammars` may be null: then requests that constrain their
-  /// text are refused.
+  /// text are refused. Without `share_prefix_cache` a caller with a key finds its own prefixes
+  /// only.
   RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                  const RequestPreparer& preparer, GenerationService& service,
                  GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
-                 RequestReporter& reporter);
+                 RequestReporter& reporter, bool share_prefix_cache);
 
-  /// Starts answering a request for tokens; `admission` (ApiKeys::Admit) is held until it has
-  /// ended. I/O thread.
+  /// Starts answering a request for tokens; `admission` is held until it has ended. I/O thread.
   std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker,
-                                      std::shared_ptr<void> admission);
+                                      KeyAdmission admission);
 
-  /// Ends the running requests that a client knows by this id: its own, or the answer's. How many
-  /// there were.
-  size_t Abort(std::string_view id) { return registry_.Abort(id); }
+  /// Ends the caller's running requests that it knows by this id: its own, or the answer's. How
+  /// many there were.
+  size_t Abort(std::string_view id, int32_t caller) { return registry_.Abort(id, caller); }
 
   /// Answers with what `make` returns on the work thread; Error becomes its error body.
   std::shared_ptr<HttpProducer> Compute(std::function<HttpResponse()> make, HttpWaker waker);
@@ -58,8 +57,8 @@ class RequestStarter {
   GrammarCompiler* const grammars_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter& reporter_;
+  const bool share_prefix_cache_;  // between callers
   RequestRegistry registry_;
-  std::atomic<uint64_t> next_id_;
   // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
   WorkThread grammar_work_;
   WorkThread work_;
