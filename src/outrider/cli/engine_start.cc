@@ -13,7 +13,15 @@ LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style)
         "keep it exact",
         AttentionBackendName(options.attention_backend));
   }
-  LoadProgressPrinter printer(std::cerr, style);
+  LoadProgressPrinter printer(
+      [style](const std::string& text) {
+        if (style == ProgressStyle::kRewrite) {
+          std::cerr << text << std::flush;
+        } else {
+          SPDLOG_INFO("{}", text);
+        }
+      },
+      style);
   LoadedEngine loaded = LoadEngine(
       options, [&](int64_t done, int64_t total) { printer.Update(done, total); },
       [](const StepTimes::Batch& batch) { SPDLOG_INFO("{}", StepTimesLine(batch)); });

@@ -13,6 +13,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <exception>
 #include <unordered_map>
@@ -47,6 +48,12 @@ void RaiseOpenFileLimit() {
   }
 }
 
+// As by nohup.
+bool IsIgnored(int signal_number) {
+  struct sigaction action = {};
+  return sigaction(signal_number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 }  // namespace
 
 class HttpServer::Impl {
@@ -79,6 +86,7 @@ class HttpServer::Impl {
     if (options_.handle_signals) {
       signals_.add(SIGINT);
       signals_.add(SIGTERM);
+      if (!IsIgnored(SIGHUP)) signals_.add(SIGHUP);
       asio::co_spawn(io_, SignalLoop(), RethrowFailure);
     }
     io_.run();

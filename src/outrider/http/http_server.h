@@ -37,8 +37,10 @@ struct HttpServerOptions {
   CorsOptions cors;                // what web pages of other origins may do: nothing
   std::string uds;                 // a path: listen on this unix socket instead
   std::optional<TlsFiles> tls;     // HTTPS instead of HTTP
-  double shutdown_seconds = 30;    // for requests that run when Stop is called
-  bool handle_signals = false;     // SIGINT and SIGTERM call Stop, the second one ends at once
+  double shutdown_seconds = 25;    // for requests that run when Stop is called
+  /// SIGINT, SIGTERM and SIGHUP (unless it is ignored, as by nohup) call Stop, a second one ends at
+  /// once.
+  bool handle_signals = false;
   HttpLimits limits;
 };
 
