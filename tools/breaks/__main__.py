@@ -50,9 +50,10 @@ PLACE_OF = {  # of a test program, under tests/
     "families_test": "networks/cuda",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
-    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py"), "cli"),
-    **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "grammar",
-                                         "layers", "networks", "openai", "ops", "options",
+    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py",
+                     "serve_process_test.py"), "cli"),
+    **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute",
+                                         "grammar", "kernels", "layers", "networks", "openai", "ops", "options",
                                          "sampling", "schedule", "server")}}
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
