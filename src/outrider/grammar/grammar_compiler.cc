@@ -182,6 +182,30 @@ struct GrammarCompiler::Impl {
     }
   }
 
+  /// Within this thread's CompileDeadline.
+  std::shared_ptr<const CompiledGrammar> Compile(const GrammarSpec& spec) {
+    std::shared_ptr<const CompiledGrammar> compiled;
+    try {
+      const xgrammar::TokenizerInfo& vocabulary = VocabularyOf(spec.kind);
+      const XgrammarWarnings warnings;
+      const xgrammar::Grammar grammar = Parse(spec, vocabulary);
+      if (!warnings.first().empty()) throw std::runtime_error(warnings.first());
+      RefuseRuleAttributes(grammar);
+      xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
+      compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(
+          CompiledGrammar::Impl{compiler.CompileGrammar(grammar)}));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw InvalidArgument("{}", OneLine(error.what(), spec.kind));
+    }
+    if (compiled->memory_bytes() > limits.max_compiled_bytes) {
+      throw InvalidArgument("is too large: {} MiB when compiled, at most {} are allowed",
+                            compiled->memory_bytes() >> 20, limits.max_compiled_bytes >> 20);
+    }
+    return compiled;
+  }
+
   const Tokenizer& tokenizer;
   const int32_t vocab_size;
   const std::vector<int32_t> eos_token_ids;
@@ -201,37 +225,36 @@ GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
 GrammarCompiler::~GrammarCompiler() = default;
 
 std::shared_ptr<const CompiledGrammar> GrammarCompiler::Find(const GrammarSpec& spec) {
-  return impl_->cache.Find(spec);
+  impl_->CheckSize(spec);
+  const std::optional<GrammarOutcome> found = impl_->cache.Find(spec);
+  if (!found) return nullptr;
+  if (found->refusal) throw Error(*found->refusal);
+  return found->grammar;
 }
 
 std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpec& spec) {
+  return TryCompile(spec, impl_->limits.max_seconds);
+}
+
+std::shared_ptr<const CompiledGrammar> GrammarCompiler::TryCompile(
+    const GrammarSpec& spec, double seconds, const std::atomic<bool>* cancelled) {
   if (auto found = Find(spec)) return found;
-  impl_->CheckSize(spec);
-  std::shared_ptr<const CompiledGrammar> compiled;
+  const double most = impl_->limits.max_seconds;
+  impl_->VocabularyOf(spec.kind);  // made once: not the spec's time
   try {
-    const CompileDeadline deadline(impl_->limits.max_seconds);
-    const xgrammar::TokenizerInfo& vocabulary = impl_->VocabularyOf(spec.kind);
-    const XgrammarWarnings warnings;
-    const xgrammar::Grammar grammar = Parse(spec, vocabulary);
-    if (!warnings.first().empty()) throw std::runtime_error(warnings.first());
-    RefuseRuleAttributes(grammar);
-    xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
-    compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(
-        CompiledGrammar::Impl{compiler.CompileGrammar(grammar)}));
-  } catch (const Error&) {
-    throw;
+    const CompileDeadline deadline(std::min(seconds, most), cancelled);
+    auto compiled = impl_->Compile(spec);
+    impl_->cache.Put(spec, {compiled, std::nullopt});
+    return compiled;
   } catch (const CompileTimeout&) {
-    throw InvalidArgument("takes more than {} s to compile: make it simpler",
-                          impl_->limits.max_seconds);
-  } catch (const std::exception& error) {
-    throw InvalidArgument("{}", OneLine(error.what(), spec.kind));
+    if (seconds < most || (cancelled != nullptr && *cancelled)) return nullptr;
+    const Error refusal = InvalidArgument("takes more than {} s to compile: make it simpler", most);
+    impl_->cache.Put(spec, {nullptr, refusal});
+    throw Error(refusal);
+  } catch (const Error& refusal) {
+    impl_->cache.Put(spec, {nullptr, refusal});
+    throw;
   }
-  if (compiled->memory_bytes() > impl_->limits.max_compiled_bytes) {
-    throw InvalidArgument("is too large: {} MiB when compiled, at most {} are allowed",
-                          compiled->memory_bytes() >> 20, impl_->limits.max_compiled_bytes >> 20);
-  }
-  impl_->cache.Put(spec, compiled);
-  return compiled;
 }
 
 }  // namespace outrider

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <ctime>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@ using openai::RequestError;
 
 constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
 constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
+// Each grammar is first given a short time; what takes longer is compiled anew on other threads.
+constexpr double kShortCompilation = 0.1;  // s of processor time
 
 uint64_t RandomStart() {
   std::random_device device;
@@ -58,10 +61,11 @@ const char* IdPrefix(AnswerKind kind) {
 }
 
 // An error names the field that asked for the grammar.
-std::shared_ptr<const CompiledGrammar> CompileGrammar(GrammarCompiler& compiler,
-                                                      const openai::TokenRequest& request) {
+template <typename Get>
+std::shared_ptr<const CompiledGrammar> GrammarOf(const openai::TokenRequest& request,
+                                                 const Get& get) {
   try {
-    return compiler.Compile(*request.grammar);
+    return get(*request.grammar);
   } catch (const Error& error) {
     throw RequestError(error.code(), request.grammar_field,
                        fmt::format("{}: {}", request.grammar_field, error.what()));
@@ -89,8 +93,11 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       metrics_(std::move(metrics)),
       reporter_(reporter),
       next_id_(RandomStart()),
+      long_grammar_work_{{WorkThread(kMaxWaitingGrammars), WorkThread(kMaxWaitingGrammars)}},
       grammar_work_(kMaxWaitingGrammars),
       work_(kMaxWaitingRequests) {}
+
+RequestStarter::~RequestStarter() { stopping_ = true; }
 
 std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
                                                     HttpWaker waker,
@@ -155,27 +162,42 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
                                      "needs",
                                      request.grammar_field));
     }
-    grammar = grammars_->Find(*request.grammar);
+    grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Find(spec); });
     if (grammar == nullptr) return StartCompiling(response, kind, std::move(request));
   }
   StartParsed(response, kind, std::move(request), grammar);
 }
 
-// On the work thread: compiling may take seconds, and goes to a thread of its own.
+// On the work thread: compiling may take seconds, and goes to threads of its own.
 void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind,
                                     openai::TokenRequest request) {
-  auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
   // Counts while it lives, wherever the job ends up.
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  const bool taken = grammar_work_.TryAdd([this, response, kind, shared, deferred] {
-    if (response->ended()) return;
+  AddCompiling(
+      std::make_shared<Compiling>(Compiling{response, kind, std::move(request), deferred}));
+}
+
+void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
+  WorkThread& work =
+      job->is_long ? long_grammar_work_[next_long_++ % long_grammar_work_.size()] : grammar_work_;
+  const bool taken = work.TryAdd([this, job] {
+    if (job->response->ended()) return;
     try {
-      const auto grammar = CompileGrammar(*grammars_, *shared);
-      StartParsed(response, kind, std::move(*shared), grammar);
+      const double seconds =
+          job->is_long ? std::numeric_limits<double>::infinity() : kShortCompilation;
+      const auto grammar = GrammarOf(job->request, [&](const GrammarSpec& spec) {
+        return grammars_->TryCompile(spec, seconds, &stopping_);
+      });
+      if (grammar != nullptr) {
+        StartParsed(job->response, job->kind, std::move(job->request), grammar);
+      } else if (!stopping_) {
+        job->is_long = true;
+        AddCompiling(job);
+      }
     } catch (const Error& error) {
-      response->Fail(openai::FromError(error));
+      job->response->Fail(openai::FromError(error));
     }
   });
   if (!taken) {

@@ -2,7 +2,9 @@
 // templates, tokenising and compiling grammars must not hold up the I/O thread.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +32,10 @@ class RequestStarter {
                  const RequestPreparer& preparer, GenerationService& service,
                  GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
                  RequestReporter& reporter);
+  /// Ends what is being compiled.
+  ~RequestStarter();
+  RequestStarter(const RequestStarter&) = delete;
+  RequestStarter& operator=(const RequestStarter&) = delete;
 
   /// Starts answering a request for tokens; `admission` (ApiKeys::Admit) is held until it has
   /// ended. I/O thread.
@@ -48,6 +54,15 @@ class RequestStarter {
 
   void StartBody(const ResponsePtr& response, AnswerKind kind, const std::string& body);
   void StartCompiling(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request);
+  /// A request whose grammar is to be compiled.
+  struct Compiling {
+    ResponsePtr response;
+    AnswerKind kind;
+    openai::TokenRequest request;
+    std::shared_ptr<void> deferred;
+    bool is_long = false;  // it took longer than a grammar is given first
+  };
+  void AddCompiling(const std::shared_ptr<Compiling>& job);
   void StartParsed(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request,
                    const std::shared_ptr<const CompiledGrammar>& grammar);
 
@@ -60,7 +75,11 @@ class RequestStarter {
   RequestReporter& reporter_;
   RequestRegistry registry_;
   std::atomic<uint64_t> next_id_;
-  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
+  std::atomic<bool> stopping_ = false;
+  std::atomic<size_t> next_long_ = 0;
+  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request, nor do
+  // those that take long hold up others.
+  std::array<WorkThread, 2> long_grammar_work_;
   WorkThread grammar_work_;
   WorkThread work_;
 };
