@@ -3,7 +3,7 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, small, hopper
+                                            formats, sparse, small, sharing, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -34,6 +34,7 @@ import eagle3
 import formats
 import hopper
 import server
+import sharing
 import small
 import sparse
 import speculation
@@ -58,7 +59,7 @@ INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the o
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "small": small, "hopper": hopper}
+         "small": small, "sharing": sharing, "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 
