@@ -255,8 +255,9 @@ class Fuzz {
       }
     }
     RunUntilIdle(*engine);
-    const bool crosses_roles = options.prefix_caching && !options.exact_prefix &&
-                               options.cache_form == KvCacheForm::kLatent;
+    AddSecondTurns(*engine, requests, together, aborted);
+    const bool crosses_roles =
+        options.prefix_caching && options.fast_prefix && options.cache_form == KvCacheForm::kLatent;
     for (size_t i = 0; i < requests.size(); ++i) {
       if (crosses_roles && SharesAnAnswer(requests, together, i)) continue;
       Check(requests[i], model, options.cache_form, together[i], aborted[i],
@@ -373,11 +374,10 @@ class Fuzz {
     o.max_num_seqs = Uniform(1, 32);
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
-    o.exact_prefix = Uniform(0, 1) == 0;
+    o.fast_prefix = Uniform(0, 3) == 0;
     if (model.shape != Shape::kV3 || on_gpu()) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
-      o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
     } else if (Uniform(0, 1) == 0) {
       o.attention_backend = AttentionBackend::kUniformPad;
     }
@@ -416,10 +416,10 @@ class Fuzz {
         "{} "
         "threads {} prefix "
         "{} "
-        "exact {} backend {} cache {}",
+        "fast {} backend {} cache {}",
         static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive,
         static_cast<int>(o.draft_form), o.probabilistic_drafts, o.block_size, o.num_blocks,
-        o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.exact_prefix,
+        o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.fast_prefix,
         AttentionBackendName(o.attention_backend), KvCacheFormName(o.cache_form));
   }
 
@@ -448,9 +448,30 @@ class Fuzz {
     }
   }
 
+  /// Some requests go on as chats do: the prompt and the answer, then a few tokens more.
+  void AddSecondTurns(Engine& engine, std::vector<GenerationRequest>& requests,
+                      std::vector<Generated>& together, std::vector<bool>& aborted) {
+    const size_t first_turns = requests.size();
+    for (size_t i = 0; i < first_turns; ++i) {
+      if (aborted[i] || requests[i].grammar.grammar || Uniform(0, 2) > 0) continue;
+      GenerationRequest request = requests[i];
+      std::vector<int32_t>& prompt = request.prompt_token_ids;
+      prompt.insert(prompt.end(), together[i].tokens.begin(), together[i].tokens.end());
+      for (int n = Uniform(1, 9); n > 0; --n) prompt.push_back(Uniform(6, 1548));
+      requests.push_back(std::move(request));
+    }
+    together.resize(requests.size());
+    aborted.resize(requests.size(), false);
+    for (size_t i = first_turns; i < requests.size(); ++i) {
+      Submit(engine, requests[i], &together[i]);
+      for (int steps = Uniform(0, 3); steps > 0; --steps) engine.Step();
+    }
+    RunUntilIdle(engine);
+  }
+
   /// Whether a prompt goes on as another request's prompt and answer do, by chance, and request i
-  /// is one of the two. Over latent entries a prefix hit then has other bits, unless exact_prefix
-  /// keeps the roles apart (docs/speculation.md).
+  /// is one of the two. Over latent entries a prefix hit then has other bits, if fast_prefix lets
+  /// answers be found (docs/speculation.md).
   static bool SharesAnAnswer(const std::vector<GenerationRequest>& requests,
                              const std::vector<Generated>& together, size_t i) {
     const auto goes_on = [&](size_t prompt, size_t answered) {

@@ -54,7 +54,7 @@ struct TestEngineOptions {
   int32_t max_model_len = 1024;
   int32_t threads = 1;
   bool prefix_caching = true;
-  bool exact_prefix = false;
+  bool fast_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   KvCacheForm cache_form = KvCacheForm::kLatent;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
@@ -187,14 +187,15 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   EngineParts parts;
   parts.tokenizer = tokenizer;
   if (inside.drafter) cache.rerun_tokens = inside.drafter->rerun_tokens();
-  parts.scheduler = {.cache = std::move(cache),
-                     .max_num_seqs = options.max_num_seqs,
-                     .max_num_batched_tokens = options.max_num_batched_tokens,
-                     .max_model_len = options.max_model_len,
-                     .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
-                     .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
-                     .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
-                     .exact_prefix = options.exact_prefix};
+  parts.scheduler = {
+      .cache = std::move(cache),
+      .max_num_seqs = options.max_num_seqs,
+      .max_num_batched_tokens = options.max_num_batched_tokens,
+      .max_model_len = options.max_model_len,
+      .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
+      .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
+      .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
+      .publish_answers = options.fast_prefix || options.cache_form == KvCacheForm::kHeads};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   Drafter* const drafter_of_executor = inside.drafter.get();
   parts.executor = options.make_executor ? options.make_executor(std::move(inside))

@@ -419,7 +419,7 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
 
 TEST(CommandLine, SwitchesAreTrueOrFalse) {
   for (const std::string flag :
-       {"--enable-prefix-caching", "--no-enable-prefix-caching", "--exact-prefix"}) {
+       {"--enable-prefix-caching", "--no-enable-prefix-caching", "--fast-prefix"}) {
     EXPECT_THAT(ErrorOf({"serve", "m", flag + "=maybe"}),
                 HasSubstr(flag + ": 'maybe' is neither true nor false"));
   }

@@ -91,7 +91,7 @@ TEST(StructuredOutputApiTest, GrammarsThatTakeLongHoldUpNoShortOnes) {
     const std::string body = Body(fmt::format(R"("structured_outputs":{{"regex":"a{}"}})", i));
     EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
   }
-  EXPECT_TRUE(all_wait());
+  EXPECT_TRUE(Eventually(all_wait, 60));
 }  // nor does the end of the server wait for them
 
 TEST(StructuredOutputApiTest, WhatDoesNotCompileIsRefusedBeforeTheEngine) {

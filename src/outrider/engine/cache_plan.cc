@@ -153,18 +153,29 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
   const int64_t useful = cache.MostPages(length, MostStepTokens()) * options_.max_num_seqs;
   cache.num_pages = static_cast<int32_t>(std::min(budget_pages, useful));
   scheduler_.max_model_len = length;
-  scheduler_.exact_prefix = options_.exact_prefix;
   Decide("context", fmt::format("{} tokens", length),
          length < wanted
              ? "shrunk to what the KV cache holds"
              : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
   DescribeCache(budget_pages < useful ? why : "as much as --max-num-seqs requests can use");
-  Decide("prefix caching",
-         options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
-         options_.enable_prefix_caching
-             ? (options_.exact_prefix ? "--exact-prefix"
-                                      : "prompts reuse the blocks of earlier prompts and answers")
-             : "--no-enable-prefix-caching");
+  PlanPrefixCaching();
+}
+
+void EnginePlan::PlanPrefixCaching() {
+  const bool one_form = form_ == KvCacheForm::kHeads;
+  scheduler_.publish_answers = one_form || options_.fast_prefix;
+  if (!options_.enable_prefix_caching) {
+    Decide("prefix caching", "off", "--no-enable-prefix-caching");
+  } else if (one_form) {
+    Decide("prefix caching", "prompts and answers", "all rows take one form of attention");
+  } else if (options_.fast_prefix) {
+    Decide("prefix caching", "prompts and answers",
+           "--fast-prefix: NOT exact where a prompt repeats an earlier answer");
+  } else {
+    Decide("prefix caching", "prompts",
+           "answers take another form of attention; --fast-prefix would reuse them, equal up to "
+           "rounding");
+  }
 }
 
 std::string EnginePlan::CacheTypeText() const {

@@ -153,6 +153,7 @@ class EnginePlan {
   void PlanCacheGroups();
   /// Plans the cache in so many bytes, in place of an earlier plan.
   void PlanCache(int64_t bytes, const std::string& why);
+  void PlanPrefixCaching();
   /// As the options say; on a GPU that it fills, as an estimate.
   void PlanFirstCache();
   std::vector<CachePartReport> PartsOf(int32_t group) const;

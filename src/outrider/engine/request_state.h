@@ -58,7 +58,7 @@ class RequestState {
   void Preempted() { ++stats_.num_preemptions; }
 
   std::optional<int32_t> slot;          // while it runs
-  std::optional<BlockKeys> block_keys;  // of tokens(); none when no prefix may be shared
+  std::optional<BlockKeys> block_keys;  // of tokens(); none without prefix caching
 
  private:
   const SamplingParams& sampling() const { return parameters_->sampling; }

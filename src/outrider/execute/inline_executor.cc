@@ -153,6 +153,7 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
   work_.clear();
   work_slots_.clear();
   verified_.clear();
+  publishes_.clear();
   plan_index_.clear();
   OUTRIDER_CHECK(outputs().unread.empty());
   std::vector<RequestResult>& results = outputs().results;
@@ -175,6 +176,7 @@ void InlineExecutor::LayOut(const StepPlan& plan) {
     work_.push_back(WorkOf(planned, slot));
     work_slots_.push_back(&slot);
     verified_.push_back(&result.verified);
+    publishes_.push_back(planned.publishes ? 1 : 0);
     plan_index_.push_back(i);
     // The layout reads these next, for one request after the other.
     const RequestWork& work = work_.back();
@@ -326,11 +328,7 @@ void InlineExecutor::Propose() {
     draft_requests_.push_back(DraftRequestOf(rows, slot.num_computed - 1));
     draft_work_.push_back(w);
   }
-  const auto count = static_cast<int64_t>(draft_requests_.size());
-  const int32_t k = max_drafts();
-  drafts_.resize(static_cast<size_t>(count * k));
-  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
-  parts_.drafter->Propose(draft_requests_, wanted_drafts_, drafter_reads(), drafts);
+  const MatrixView<int32_t> drafts = DraftFor(wanted_drafts_);
   const Ops& ops = parts_.model->device().ops;
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
@@ -348,6 +346,30 @@ void InlineExecutor::Propose() {
     }
     outputs().num_drafts[plan_index_[draft_work_[i]]] = static_cast<int32_t>(slot.drafts.size());
   }
+  FinishEntries();
+}
+
+MatrixView<int32_t> InlineExecutor::DraftFor(int32_t depth) {
+  const auto count = static_cast<int64_t>(draft_requests_.size());
+  drafts_.resize(static_cast<size_t>(count * max_drafts()));
+  const MatrixView<int32_t> drafts(drafts_.data(), count, max_drafts());
+  parts_.drafter->Propose(draft_requests_, depth, drafter_reads(), drafts);
+  return drafts;
+}
+
+void InlineExecutor::FinishEntries() {
+  draft_requests_.clear();
+  for (const RequestRows& rows : layout_.requests()) {
+    const auto w = static_cast<size_t>(rows.work_index);
+    const RequestSlot& slot = *work_slots_[w];
+    if (slot.parameters == nullptr || !slot.ended || publishes_[w] == 0) continue;
+    // The last token has no row, nor have drafts behind it.
+    const int32_t frontier = std::min(slot.num_computed, slot.num_tokens() - 1) - 1;
+    if (frontier < rows.context_length) continue;  // it ended without a token
+    draft_requests_.push_back(DraftRequestOf(rows, frontier));
+    draft_requests_.back().num_drafts = 0;
+  }
+  if (!draft_requests_.empty()) DraftFor(/*depth=*/0);
 }
 
 }  // namespace outrider

@@ -104,6 +104,11 @@ class InlineExecutor : public Executor {
   /// Lets the drafter begin beside the host, with what the device knows of the step.
   void BeginDrafts();
   DraftRequest DraftRequestOf(const RequestRows& rows, int32_t frontier);
+  /// Drafts for the requests in draft_requests_.
+  MatrixView<int32_t> DraftFor(int32_t depth);
+  /// Lets the drafter see the last rows of requests that have ended, where the plan publishes
+  /// their blocks.
+  void FinishEntries();
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
 
   InlineExecutorParts parts_;
@@ -120,8 +125,9 @@ class InlineExecutor : public Executor {
   AttentionPlan attention_;
   std::unique_ptr<StepInputs> inputs_;
   std::vector<RequestWork> work_;          // of the requests that run
-  std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next two
+  std::vector<RequestSlot*> work_slots_;   // by index of the work, as are the next three
   std::vector<VerifiedTokens*> verified_;  // into the results
+  std::vector<uint8_t> publishes_;         // as the plan says
   std::vector<size_t> plan_index_;
   std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
   std::unique_ptr<RowMemory> hidden_memory_;

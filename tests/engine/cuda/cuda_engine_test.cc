@@ -113,7 +113,6 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
     options.block_size = variant.block_size;
     options.num_blocks = variant.num_blocks;
     options.max_num_batched_tokens = variant.max_num_batched_tokens;
-    options.exact_prefix = true;
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> together(requests.size());
     std::mt19937 random(kSeed);
