@@ -11,7 +11,8 @@ namespace {
 /// Different for different specs: lengths stand before texts.
 std::string Key(const GrammarSpec& spec) {
   std::string key =
-      fmt::format("{}:{}:{}", static_cast<int>(spec.kind), spec.text.size(), spec.text);
+      fmt::format("{}:{}:{}:{}:{}:{}", static_cast<int>(spec.kind), spec.compact ? 1 : 0,
+                  spec.calls.size(), spec.calls, spec.text.size(), spec.text);
   for (const std::string& choice : spec.choices) {
     key += fmt::format(":{}:{}", choice.size(), choice);
   }

@@ -19,6 +19,7 @@
 #include "outrider/grammar/compiled_grammar_impl.h"
 #include "outrider/grammar/grammar_cache.h"
 #include "outrider/grammar/json_schema.h"
+#include "outrider/grammar/regular_expression.h"
 #include "outrider/grammar/xgrammar_log.h"
 
 namespace outrider {
@@ -87,20 +88,22 @@ xgrammar::Grammar ParseStructuralTag(const std::string& json, const xgrammar::To
   return std::get<xgrammar::Grammar>(std::move(result));
 }
 
-xgrammar::Grammar ParseSchema(const std::string& schema) {
-  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
-                                           /*separators=*/std::nullopt,
-                                           /*strict_mode=*/true, kMaxWhitespace);
+xgrammar::Grammar ParseSchema(const std::string& schema, bool compact) {
+  using Separators = std::pair<std::string, std::string>;
+  return xgrammar::Grammar::FromJSONSchema(
+      schema, /*any_whitespace=*/!compact, /*indent=*/std::nullopt,
+      compact ? std::optional(Separators(",", ":")) : std::nullopt, /*strict_mode=*/true,
+      compact ? std::nullopt : std::optional(kMaxWhitespace));
 }
 
-xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
+xgrammar::Grammar ParseText(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
   switch (spec.kind) {
     case GrammarKind::kJsonObject:
-      return ParseSchema(R"({"type":"object","additionalProperties":true})");
+      return ParseSchema(R"({"type":"object","additionalProperties":true})", spec.compact);
     case GrammarKind::kJsonSchema:
-      return ParseSchema(EnforceableSchema(spec.text));
+      return ParseSchema(EnforceableSchema(spec.text), spec.compact);
     case GrammarKind::kRegex:
-      return xgrammar::Grammar::FromRegex(spec.text);
+      return xgrammar::Grammar::FromRegex(ExpressionForText(spec.text));
     case GrammarKind::kChoice:
       return xgrammar::Grammar::FromEBNF(ChoicesToEbnf(spec.choices));
     case GrammarKind::kEbnf:
@@ -110,6 +113,12 @@ xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& 
       return ParseStructuralTag(EnforceableTag(spec.text), info);
   }
   OUTRIDER_CHECK(false);
+}
+
+xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
+  xgrammar::Grammar text = ParseText(spec, info);
+  if (spec.calls.empty()) return text;
+  return xgrammar::Grammar::Union({text, ParseStructuralTag(EnforceableTag(spec.calls), info)});
 }
 
 /// Budgets count what was generated between two masks, temperatures are the request's: neither has
@@ -168,7 +177,7 @@ struct GrammarCompiler::Impl {
   }
 
   void CheckSize(const GrammarSpec& spec) const {
-    size_t bytes = spec.text.size();
+    size_t bytes = spec.text.size() + spec.calls.size();
     for (const std::string& choice : spec.choices) bytes += choice.size();
     if (bytes > limits.max_spec_bytes) {
       throw InvalidArgument("has {} bytes; at most {} are allowed", bytes, limits.max_spec_bytes);
@@ -210,7 +219,8 @@ std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpe
   std::shared_ptr<const CompiledGrammar> compiled;
   try {
     const CompileDeadline deadline(impl_->limits.max_seconds);
-    const xgrammar::TokenizerInfo& vocabulary = impl_->VocabularyOf(spec.kind);
+    const xgrammar::TokenizerInfo& vocabulary =
+        impl_->VocabularyOf(spec.calls.empty() ? spec.kind : GrammarKind::kToolCalls);
     const XgrammarWarnings warnings;
     const xgrammar::Grammar grammar = Parse(spec, vocabulary);
     if (!warnings.first().empty()) throw std::runtime_error(warnings.first());

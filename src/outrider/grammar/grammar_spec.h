@@ -30,6 +30,9 @@ struct GrammarSpec {
   /// kJsonObject and kChoice.
   std::string text;
   std::vector<std::string> choices;  // kChoice: at least one
+  /// A structural tag of tool calls, which may come in the text's place; "": none may.
+  std::string calls = {};
+  bool compact = false;  // kJsonObject, kJsonSchema: JSON without white space between its parts
 
   bool operator==(const GrammarSpec&) const = default;
 };

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/grammar/regular_expression.h"
 #include "outrider/grammar/schema_conjunction.h"
 #include "outrider/grammar/schema_json.h"
 #include "outrider/grammar/schema_overlap.h"
@@ -326,6 +327,11 @@ void WalkTag(SchemaJson& part) {
     if (part.contains("any_order") && part["any_order"] != false) {
       throw InvalidArgument("\"any_order\" is not supported");
     }
+    return;
+  }
+  if (part.is_object() && part.contains("type") && part["type"] == "regex" &&
+      part.contains("pattern") && part["pattern"].is_string()) {
+    part["pattern"] = ExpressionForText(part["pattern"].get<std::string>());
     return;
   }
   if (part.is_structured()) {

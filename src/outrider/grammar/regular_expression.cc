@@ -1,4 +1,4 @@
-#include "outrider/grammar/json_string_pattern.h"
+#include "outrider/grammar/regular_expression.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,46 +7,12 @@
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/grammar/code_set.h"
 
 namespace outrider {
 namespace {
 
-/// Code points from first to last.
-struct CodeRange {
-  uint32_t first = 0;
-  uint32_t last = 0;
-};
-using CodeSet = std::vector<CodeRange>;  // in order, none touching another
-
-constexpr uint32_t kLastCodePoint = 0x10FFFF;
 constexpr size_t kMaxText = size_t{1} << 18;  // of a pattern that is written plainly
-
-CodeSet Union(CodeSet a, const CodeSet& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  std::sort(a.begin(), a.end(), [](CodeRange x, CodeRange y) { return x.first < y.first; });
-  CodeSet merged;
-  for (const CodeRange range : a) {
-    if (!merged.empty() && range.first <= merged.back().last + 1) {
-      merged.back().last = std::max(merged.back().last, range.last);
-    } else {
-      merged.push_back(range);
-    }
-  }
-  return merged;
-}
-
-CodeSet Complement(const CodeSet& set) {
-  CodeSet others;
-  uint32_t next = 0;
-  for (const CodeRange range : set) {
-    if (range.first > next) others.push_back({next, range.first - 1});
-    next = range.last + 1;
-  }
-  if (next <= kLastCodePoint) others.push_back({next, kLastCodePoint});
-  return others;
-}
-
-CodeSet Without(const CodeSet& a, const CodeSet& b) { return Complement(Union(Complement(a), b)); }
 
 const CodeSet kDigits = {{'0', '9'}};
 const CodeSet kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -56,8 +22,10 @@ const CodeSet kAnySpace = {{0x09, 0x0D},     {0x1C, 0x20},     {0x85, 0x85},    
                            {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
                            {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 const CodeSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-// Control characters, quotation mark, backslash, surrogates.
+// What JSON spells with an escape: control characters, quotation mark, backslash; surrogates.
 const CodeSet kEscapedInJson = {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}, {0xD800, 0xDFFF}};
+// What no text has: surrogates, and NUL, which xgrammar cannot read.
+const CodeSet kInNoText = {{0, 0}, {0xD800, 0xDFFF}};
 
 /// What an escape stands for: one character, or a class. Of a class, what belongs to it by all
 /// dialects and what belongs to it by some.
@@ -67,14 +35,27 @@ struct EscapedCharacters {
   CodeSet by_some;
 };
 
-class PatternReader {
+/// Where an expression has to match.
+enum class Place : uint8_t { kWholeText, kAnywhereInJsonString };
+
+class ExpressionReader {
  public:
-  explicit PatternReader(std::string_view pattern) : pattern_(pattern) {}
+  ExpressionReader(std::string_view pattern, Place place)
+      : pattern_(pattern),
+        anywhere_(place == Place::kAnywhereInJsonString),
+        excluded_(anywhere_ ? kEscapedInJson : kInNoText) {}
 
   std::string Read() {
     Part all = Alternatives(/*at_begin=*/true);
     if (at_ < pattern_.size()) Fail("')' closes nothing");
-    return std::move(all.text);
+    if (!anywhere_) return Replaced(Replaced(all.text, kBefore, ""), kAfter, "");
+    all.text = Replaced(Replaced(all.text, kBefore, Anything()), kAfter, Anything());
+    if (all.text.size() > kMaxText) Fail("the pattern is too large");
+    // With anchors, so that it says the same when it is read again.
+    if (all.has_alternatives) all.text = fmt::format("({})", all.text);
+    const std::string before = all.anchored_begin ? "" : Anything();
+    const std::string after = all.anchored_end ? "" : Anything();
+    return "^" + before + all.text + after + "$";
   }
 
  private:
@@ -82,6 +63,7 @@ class PatternReader {
     std::string text;
     bool anchored_begin = false;  // holds a '^'
     bool anchored_end = false;    // holds a '$'
+    bool has_alternatives = false;
   };
 
   struct Repetition {
@@ -91,7 +73,8 @@ class PatternReader {
 
   template <typename... Args>
   [[noreturn]] void Fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw InvalidArgument("\"pattern\" \"{}\", at character {}: {}", pattern_.substr(0, 100),
+    throw InvalidArgument("{} \"{}\", at character {}: {}",
+                          anywhere_ ? "\"pattern\"" : "the expression", pattern_.substr(0, 100),
                           at_ + 1, fmt::format(format, std::forward<Args>(args)...));
   }
 
@@ -104,24 +87,46 @@ class PatternReader {
     return true;
   }
 
+  // Stand for any text before or after a match, until it is known whether an anchor forbids it.
+  static constexpr char kBefore = '\x01';
+  static constexpr char kAfter = '\x02';
+
+  static std::string Replaced(const std::string& text, char from, const std::string& to) {
+    std::string replaced;
+    for (const char c : text) {
+      if (c == from) {
+        replaced += to;
+      } else {
+        replaced += c;
+      }
+    }
+    return replaced;
+  }
+
+  std::string Anything() const { return ClassText(Complement({})) + "*"; }
+
   Part Alternatives(bool at_begin) {
     if (++depth_ > 100) Fail("groups are nested too deeply");
     Part all;
-    bool first = true;
+    std::vector<Part> parts;
     do {
-      if (!first) all.text += '|';
-      first = false;
-      const Part part = Sequence(at_begin);
-      all.text += part.text;
-      all.anchored_begin |= part.anchored_begin;
-      all.anchored_end |= part.anchored_end;
+      parts.push_back(Sequence(at_begin));
+      all.anchored_begin |= parts.back().anchored_begin;
+      all.anchored_end |= parts.back().anchored_end;
     } while (Take("|"));
     --depth_;
+    all.has_alternatives = parts.size() > 1;
+    for (const Part& part : parts) {
+      if (&part != &parts.front()) all.text += '|';
+      // Beside one with an anchor, the others may match anywhere, unless there is one outside.
+      if (all.anchored_begin && !part.anchored_begin) all.text += kBefore;
+      all.text += part.text;
+      if (all.anchored_end && !part.anchored_end) all.text += kAfter;
+    }
     return all;
   }
 
-  // Up to '|', ')' or the end. As whole strings are matched, anchors say nothing at the two ends,
-  // and can match nowhere else.
+  // Up to '|', ')' or the end. Anchors say where the text's ends are, and can match nowhere else.
   Part Sequence(bool at_begin) {
     Part all;
     while (!Ends() && !Sees("|") && !Sees(")")) {
@@ -132,10 +137,12 @@ class PatternReader {
         continue;
       }
       if (Take("$")) {
+        all.text = Replaced(all.text, kAfter, "");
         all.anchored_end = true;
         continue;
       }
       Part item = Item(at_begin);
+      if (all.anchored_begin) item.text = Replaced(item.text, kBefore, "");
       const std::optional<Repetition> repetition = Quantifier();
       if (repetition && (item.anchored_begin || item.anchored_end)) {
         Fail("an anchor that is repeated is not supported");
@@ -162,6 +169,7 @@ class PatternReader {
       Part group = Alternatives(at_begin);
       if (!Take(")")) Fail("a parenthesis is not closed");
       group.text = fmt::format("({})", group.text);
+      group.has_alternatives = false;
       return group;
     }
     Part item;
@@ -173,7 +181,7 @@ class PatternReader {
       const EscapedCharacters escaped = Escape(/*in_class=*/false);
       item.text = escaped.character ? CharacterText(*escaped.character) : ClassText(escaped.by_all);
     } else {
-      for (const std::string_view special : {"*", "+", "?", "{", "}", "]"}) {
+      for (const std::string_view special : {"*", "+", "?", "{"}) {
         if (Sees(special)) Fail("'{}' needs a backslash here", special);
       }
       item.text = CharacterText(Character());
@@ -228,8 +236,11 @@ class PatternReader {
   }
 
   std::string Class() {
+    // As in ECMA-262: a ']' ends the class wherever it stands, so [^] holds everything.
     const bool negated = Take("^");
-    if (Sees("]")) Fail("a character class is empty");
+    if (!negated && Sees("]")) {
+      Fail("the character class [] is empty and matches nothing; \\] is the character");
+    }
     CodeSet set;
     while (!Take("]")) {
       if (Ends()) Fail("'[' is not closed");
@@ -359,21 +370,22 @@ class PatternReader {
   }
 
   std::string CharacterText(uint32_t code) const {
-    for (const CodeRange range : kEscapedInJson) {
+    for (const CodeRange range : excluded_) {
       if (code >= range.first && code <= range.last) {
-        Fail("the character U+{:04X}, which JSON strings spell with an escape, is not supported",
-             code);
+        Fail("the character U+{:04X}{} is not supported", code,
+             anywhere_ ? ", which JSON strings spell with an escape," : "");
       }
     }
     std::string text;
-    AppendCharacter(code, "^$.*+?()[]{}|/-", &text);
+    AppendCharacter(code, "^$.*+?()[]{}|/-\\", &text);
     return text;
   }
 
   std::string ClassText(const CodeSet& set) const {
-    CodeSet plain = Without(set, kEscapedInJson);
+    CodeSet plain = Without(set, excluded_);
     if (plain.empty()) {
-      Fail("a character class holds nothing that JSON strings spell without an escape");
+      Fail("a character class holds nothing{}",
+           anywhere_ ? " that JSON strings spell without an escape" : "");
     }
     // At the beginning '^' would negate the class, however it is spelled.
     constexpr CodeRange kCaret = {'^', '^'};
@@ -383,20 +395,28 @@ class PatternReader {
     if (caret_first) plain.push_back(kCaret);
     std::string text;
     for (const CodeRange range : plain) {
-      AppendCharacter(range.first, "^[]-&~|", &text);
+      AppendCharacter(range.first, "^[]-&~|\\", &text);
       if (range.last > range.first) text += '-';
-      if (range.last > range.first) AppendCharacter(range.last, "^[]-&~|", &text);
+      if (range.last > range.first) AppendCharacter(range.last, "^[]-&~|\\", &text);
     }
     return fmt::format("[{}]", text);
   }
 
   std::string_view pattern_;
+  bool anywhere_;
+  const CodeSet& excluded_;  // from all classes
   size_t at_ = 0;
   int depth_ = 0;
 };
 
 }  // namespace
 
-std::string PatternForJsonString(std::string_view pattern) { return PatternReader(pattern).Read(); }
+std::string PatternForJsonString(std::string_view pattern) {
+  return ExpressionReader(pattern, Place::kAnywhereInJsonString).Read();
+}
+
+std::string ExpressionForText(std::string_view expression) {
+  return ExpressionReader(expression, Place::kWholeText).Read();
+}
 
 }  // namespace outrider
