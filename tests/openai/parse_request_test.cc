@@ -77,10 +77,12 @@ TEST(ParseRequestTest, DefaultsAreOpenAis) {
 
 TEST(ParseRequestTest, TheModelsDefaultsStandBetween) {
   RequestLimits limits = Limits();
-  limits.defaults = {.temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7};
+  limits.defaults = {
+      .temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7, .repetition_penalty = 1.1F};
   limits.speculation_metrics = SpeculationMetrics::kSummary;
   const TokenRequest request = ParseCompletionRequest(R"({"prompt":"p","top_p":0.5})", limits);
   EXPECT_EQ(request.sampling.temperature, 0.6F);
+  EXPECT_EQ(request.sampling.repetition_penalty, 1.1F);
   EXPECT_EQ(request.sampling.top_p, 0.5F);
   EXPECT_EQ(request.sampling.min_p, 0.1F);
   EXPECT_EQ(request.sampling.top_k, 7);
@@ -521,7 +523,13 @@ TEST(ParseRequestTest, ReadsTools) {
   EXPECT_THAT(request.tools.functions, ElementsAre("f", "g.h-1"));
   EXPECT_EQ(request.tools.choice, ToolChoice::kAuto);
   EXPECT_TRUE(request.tools.parallel);
-  EXPECT_EQ(request.tools.string_parameters, (StringParameters{{"f", {"e", "z"}}}));
+  EXPECT_THAT(request.tools.strict, ElementsAre("f"));
+  EXPECT_FALSE(request.tools.allowed);
+  const ParameterTypes& types = request.tools.types.at("f");
+  EXPECT_EQ(types.at("z"), (ValueTypes{ValueTypes::kString, {}}));
+  EXPECT_EQ(types.at("a"), (ValueTypes{ValueTypes::kInteger, {}}));
+  EXPECT_EQ(types.at("e"), (ValueTypes{0, {"\"x\"", "\"y\""}}));
+  EXPECT_EQ(types.at("m"), (ValueTypes{ValueTypes::kString | ValueTypes::kNull, {}}));
   // By the letter: not sorted, not respelled.
   EXPECT_EQ(R"(,"tools":)" + request.chat.tools_json, kTools);
   const auto choice = [](const std::string& value) {
@@ -533,6 +541,13 @@ TEST(ParseRequestTest, ReadsTools) {
   const ToolUse named = choice(R"({"type":"function","function":{"name":"f"}})");
   EXPECT_EQ(named.choice, ToolChoice::kNamed);
   EXPECT_EQ(named.named, "f");
+  const auto allowed = [&](const std::string& mode) {
+    return choice(R"({"type":"allowed_tools","allowed_tools":{"mode":")" + mode +
+                  R"(","tools":[{"type":"function","function":{"name":"g.h-1"}}]}})");
+  };
+  EXPECT_EQ(allowed("auto").choice, ToolChoice::kAuto);
+  EXPECT_EQ(allowed("required").choice, ToolChoice::kRequired);
+  EXPECT_THAT(*allowed("auto").allowed, ElementsAre("g.h-1"));
   EXPECT_FALSE(Chat(std::string(kTools) + R"(,"parallel_tool_calls":false)").tools.parallel);
   EXPECT_EQ(Chat("").tools.choice, ToolChoice::kNone);
   EXPECT_EQ(Chat(R"(,"tools":[])").chat.tools_json, "");
@@ -565,6 +580,18 @@ TEST(ParseRequestTest, RefusesBadTools) {
   EXPECT_THAT(choice(R"({"type":"function"})"), HasSubstr("tool_choice: must be"));
   EXPECT_THAT(choice(R"({"type":"function","function":{"name":"x"}})"),
               HasSubstr("tool_choice.function.name: \"x\" is not among the tools"));
+  const auto allowed = [&](const std::string& inside) {
+    return choice(R"({"type":"allowed_tools","allowed_tools":)" + inside + "}");
+  };
+  EXPECT_THAT(choice(R"({"type":"allowed_tools"})"), HasSubstr("tool_choice: must be"));
+  EXPECT_THAT(allowed(R"({"mode":"none","tools":[]})"),
+              HasSubstr("tool_choice.allowed_tools.mode: must be \"auto\" or \"required\""));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[]})"),
+              HasSubstr("tool_choice.allowed_tools.tools: must be an array"));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[{"type":"function"}]})"),
+              HasSubstr("tool_choice.allowed_tools.tools[0].function: is missing"));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[{"type":"function","function":{"name":"x"}}]})"),
+              HasSubstr("tools[0].function.name: \"x\" is not among the tools"));
 }
 
 TEST(ParseRequestTest, ReadsWhatGoesToTheChatTemplate) {

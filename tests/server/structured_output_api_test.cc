@@ -48,7 +48,7 @@ TEST(StructuredOutputApiTest, TheGrammarBeginsAfterThinking) {
     RunningServer running({}, options, &BundledGrammars());
     HttpClient client(running.port());
     const std::string body =
-        R"({"messages":[{"role":"user","content":")" + content + "\"}]" + fields;
+        R"({"messages":[{"role":"assistant","content":")" + content + "\"}]" + fields;
     EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
     ASSERT_NE(running.engine.last_grammar().grammar, nullptr);
     const auto& tokens = running.engine.last_grammar().start_after;  // bytes

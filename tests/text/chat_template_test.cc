@@ -9,6 +9,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -67,9 +68,39 @@ TEST(ChatTemplateTest, ArgumentsOfCallsAreObjectsAndText) {
   EXPECT_EQ(Render(begin + "{{ '<' ~ a ~ '>' }}", messages), "<" + text + ">");
   EXPECT_EQ(Render(begin + "{{ a if a is string else a | tojson }}", messages),
             R"({"b": 1, "a": "x"})");
-  EXPECT_EQ(Render("{{ messages[0].tool_calls[0].function.arguments }}",
-                   R"([{"tool_calls": [{"function": {"arguments": "no json"}}]}])"),
-            "no json");
+}
+
+// A call that was cut off stands in the history for ever: templates that list arguments list its
+// text, the others print it.
+TEST(ChatTemplateTest, MalformedArgumentsAreOneMemberAndText) {
+  const std::string begin = "{% set a = messages[0].tool_calls[0]['function']['arguments'] %}";
+  for (const char* text : {"no json", "{\"n\": ", "", "[1]", "5", "null", "\"x\"", "{\"a\": 1}}"}) {
+    const std::string spelled = nlohmann::json(text).dump();
+    const std::string messages =
+        R"([{"tool_calls": [{"function": {"arguments": )" + spelled + "}}]}]";
+    EXPECT_EQ(Render(begin + "{{ a }}", messages), text);
+    EXPECT_EQ(Render(begin + "{{ '<' + a }}", messages), std::string("<") + text);
+    EXPECT_EQ(Render(begin + "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", messages),
+              std::string("arguments=") + text + ";");
+    EXPECT_EQ(Render(begin + "{{ a | tojson }}", messages), "{\"arguments\": " + spelled + "}");
+  }
+}
+
+// Templates add the texts of members that a client may leave out.
+TEST(ChatTemplateTest, ToolsWithoutParametersOrDescription) {
+  const std::string source =
+      "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }} "
+      "{{ t.function['parameters'] | tojson }};{% endfor %}";
+  RenderOptions options;
+  options.tools_json = R"([{"type": "function", "function": {"name": "f"}},
+    {"type": "function", "function": {"name": "g", "description": null, "parameters": null}},
+    {"type": "function", "function": {"name": "h", "description": "d", "parameters": {"a": 1}}}])";
+  EXPECT_EQ(Render(source, kHello, options),
+            R"(f:  {"type": "object", "properties": {}};g:  {"type": "object", "properties": {}};)"
+            R"(h: d {"a": 1};)");
+  // Printed whole, a tool is what the client gave.
+  EXPECT_EQ(Render("{{ tools[0] | tojson }}", kHello, options),
+            R"({"type": "function", "function": {"name": "f"}})");
 }
 
 // A directory for one test, with files in it.

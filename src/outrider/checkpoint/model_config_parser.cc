@@ -200,6 +200,10 @@ void Parser::ParseGenerationConfig(const json& generation) {
   if (reader.Find("top_k") != nullptr) {
     config_.default_top_k = reader.Integer("top_k", -1, INT32_MAX);
   }
+  if (reader.Find("min_p") != nullptr) config_.default_min_p = reader.Number("min_p", 0, 1);
+  if (reader.Find("repetition_penalty") != nullptr) {
+    config_.default_repetition_penalty = reader.Number("repetition_penalty", 0.01, 100);
+  }
 }
 
 double Double(int64_t n) { return static_cast<double>(n); }

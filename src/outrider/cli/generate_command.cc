@@ -51,6 +51,10 @@ SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine
   sampling.top_k = settings.top_k.value_or(defaults.top_k.value_or(sampling.top_k));
   sampling.min_p = settings.min_p.has_value() ? static_cast<float>(*settings.min_p)
                                               : defaults.min_p.value_or(sampling.min_p);
+  sampling.repetition_penalty =
+      settings.repetition_penalty.has_value()
+          ? static_cast<float>(*settings.repetition_penalty)
+          : defaults.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.seed = settings.seed;
   const int64_t room =
       static_cast<int64_t>(loaded.engine->max_model_len()) - static_cast<int64_t>(prompt_length);

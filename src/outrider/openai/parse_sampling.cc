@@ -144,7 +144,8 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   sampling->top_k =
       top_k ? static_cast<int32_t>(std::max<int64_t>(*top_k, 0)) : defaults.top_k.value_or(0);
   sampling->seed = ParseSeed(body);
-  sampling->repetition_penalty = ParsePenalty(body, "repetition_penalty", 0.01, 100, 1);
+  sampling->repetition_penalty =
+      ParsePenalty(body, "repetition_penalty", 0.01, 100, defaults.repetition_penalty.value_or(1));
   sampling->presence_penalty = ParsePenalty(body, "presence_penalty", -2, 2, 0);
   sampling->frequency_penalty = ParsePenalty(body, "frequency_penalty", -2, 2, 0);
   sampling->logit_bias = ParseLogitBias(body, limits.vocab_size);

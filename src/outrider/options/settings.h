@@ -70,6 +70,7 @@ struct GenerateSettings {
   std::optional<int32_t> top_k;
   std::optional<double> top_p;
   std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
   uint64_t seed = 0;
   std::optional<int32_t> max_tokens;  // unset: to the end of the context, at most 512
   std::vector<std::string> stop;

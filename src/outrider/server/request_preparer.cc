@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
 
@@ -15,6 +16,7 @@
 #include "outrider/openai/raw_json.h"
 #include "outrider/openai/response_writer.h"
 #include "outrider/openai/token_writer.h"
+#include "outrider/output/answer_scope.h"
 #include "outrider/output/tool_grammar.h"
 #include "outrider/output/white_space.h"
 #include "outrider/text/bad_words.h"
@@ -41,14 +43,16 @@ std::vector<CallableTool> CallableTools(const TokenRequest& request) {
   for (size_t i = 0; i < request.tools.functions.size(); ++i) {
     const std::string& name = request.tools.functions[i];
     if (request.tools.choice == ToolChoice::kNamed && name != request.tools.named) continue;
+    if (request.tools.allowed && !request.tools.allowed->contains(name)) continue;
     const std::string index = std::to_string(i);
     const std::string_view schema =
         openai::RawJson(request.chat.tools_json, {index, "function", "parameters"});
     CallableTool& tool = tools.emplace_back();
     tool.name = name;
     if (schema != "null") tool.parameters = schema;
-    const auto strings = request.tools.string_parameters.find(name);
-    if (strings != request.tools.string_parameters.end()) tool.string_parameters = strings->second;
+    const auto types = request.tools.types.find(name);
+    if (types != request.tools.types.end()) tool.types = types->second;
+    tool.is_strict = request.tools.strict.contains(name);
   }
   return tools;
 }
@@ -62,9 +66,41 @@ bool Truncate(const TokenRequest& request, int32_t max_model_len, std::vector<in
   return true;
 }
 
+// Whether the prompt ends within the model's reasoning. What a user writes says nothing about that,
+// be it the last words of the prompt: only what the assistant or the template wrote.
+bool LeavesReasoningOpen(const ChatPrompt& chat, std::string_view prompt,
+                         const PromptEncoder& encoder) {
+  const nlohmann::json messages = nlohmann::json::parse(chat.messages_json);
+  const nlohmann::json& last = messages.back();
+  const bool is_assistants = last["role"] == "assistant";
+  const std::string content = last.value("content", "");
+  if (chat.continue_final_message) {
+    if (!is_assistants) return false;
+    // The message so far may have begun to reason, and may have stopped.
+    const size_t begin = content.rfind(kReasoningBegin);
+    const size_t end = content.rfind(kReasoningEnd);
+    if (begin != std::string::npos) return end == std::string::npos || end < begin;
+    if (end != std::string::npos) return false;
+    // Before it stands what the template wrote.
+    std::string_view before = Trimmed(prompt);
+    const std::string_view shown = Trimmed(content);
+    if (before.ends_with(shown)) before.remove_suffix(shown.size());
+    return Trimmed(before).ends_with(kReasoningBegin);
+  }
+  if (!Trimmed(prompt).ends_with(kReasoningBegin)) return false;
+  if (is_assistants || !Trimmed(content).ends_with(kReasoningBegin)) return true;
+  // Either the template wrote the same after the user's words, or nothing.
+  if (!chat.add_generation_prompt) return false;
+  ChatPrompt without = chat;
+  without.add_generation_prompt = false;
+  const std::string unfinished = encoder.EncodeChat(without).text;
+  return prompt.starts_with(unfinished) &&
+         Trimmed(prompt.substr(unfinished.size())).ends_with(kReasoningBegin);
+}
+
 }  // namespace
 
-void RequestPreparer::SettleTools(TokenRequest* request) const {
+void RequestPreparer::SettleTools(TokenRequest* request, bool can_constrain) const {
   if (request->tools.choice == ToolChoice::kNone) {
     if (!request->chat.tools_json.empty() && !encoder_.SupportsTools()) {
       request->chat.tools_json.clear();  // the model is not to call them anyway
@@ -83,19 +119,26 @@ void RequestPreparer::SettleTools(TokenRequest* request) const {
     refuse("tools",
            "this server does not know how its model writes tool calls (--tool-call-parser)");
   }
-  if (request->tools.choice == ToolChoice::kAuto) return;
-  if (request->grammar) {
-    refuse("tool_choice",
-           fmt::format("forces a call, but {} says what the text must be", request->grammar_field)
-               .c_str());
-  }
+  SetCallGrammar(request, can_constrain);
+}
+
+// Says what the text must be: with a call that has to come, whatever the answer should have been;
+// with one that may come, if something is said of calls or of the answer.
+void RequestPreparer::SetCallGrammar(TokenRequest* request, bool can_constrain) const {
   const bool one = request->tools.choice == ToolChoice::kNamed || !request->tools.parallel;
   const auto mark_tokens = [this](std::string_view mark) { return encoder_.AddedToken(mark); };
-  request->grammar =
-      GrammarSpec{GrammarKind::kToolCalls,
-                  ToolCallsTag(*format_.tools, CallableTools(*request), !one, mark_tokens),
-                  {}};
-  request->grammar_field = "tools";
+  if (request->tools.choice != ToolChoice::kAuto) {
+    request->grammar = ForcedCalls(*format_.tools, CallableTools(*request), !one, mark_tokens);
+    request->grammar_field = "tools";
+  } else if (request->grammar && request->grammar->kind != GrammarKind::kStructuralTag) {
+    // A structural tag says how calls are written, too.
+    request->grammar->calls =
+        ForcedCalls(*format_.tools, CallableTools(*request), !one, mark_tokens).text;
+  } else if (!request->grammar && can_constrain &&
+             (request->tools.allowed || !request->tools.strict.empty())) {
+    request->grammar = FreeTextWithCalls(*format_.tools, CallableTools(*request));
+    request->grammar_field = "tools";
+  }
 }
 
 // The marks that tell the parts of the text apart and are special tokens.
@@ -114,16 +157,14 @@ std::vector<int32_t> RequestPreparer::MarkTokens(const OutputTask& task) const {
 // The grammar of the answer. A model may think in any way; what it answers is constrained. Where
 // nobody tells the thinking from the answer, it is part of it.
 GrammarConstraint RequestPreparer::ConstraintOf(
-    const TokenRequest& request, const OutputTask& task,
-    const std::shared_ptr<const CompiledGrammar>& grammar) const {
+    const OutputTask& task, const std::shared_ptr<const CompiledGrammar>& grammar) const {
   GrammarConstraint constraint{grammar, {}};
   if (grammar == nullptr || !task.reasoning || !task.reasoning_open) return constraint;
   constraint.start_after = encoder_.EncodeText(kReasoningEnd, /*add_special_tokens=*/false);
-  const bool call =
-      request.tools.choice == ToolChoice::kRequired || request.tools.choice == ToolChoice::kNamed;
-  if (!call || !task.tools->ends_reasoning) return constraint;
+  if (task.tools == nullptr) return constraint;
   // A call would end the thinking, and the grammar would not have begun.
-  for (const std::string_view mark : {task.tools->section_begin, task.tools->call_begin}) {
+  for (const std::string_view mark :
+       {task.tools->section_begin, task.tools->call_begin, task.tools->inner_mark}) {
     if (const auto token = encoder_.AddedToken(mark)) constraint.not_before.push_back(*token);
   }
   return constraint;
@@ -135,17 +176,10 @@ OutputTask RequestPreparer::TaskOf(const TokenRequest& request, std::string_view
   task.reasoning = format_.reasoning;
   task.show_reasoning = request.include_reasoning;
   task.one_call = !request.tools.parallel;
-  if (request.chat.continue_final_message) {
-    // The message so far may have begun to reason, and may have stopped.
-    const size_t begin = prompt.rfind(kReasoningBegin);
-    task.reasoning_open = begin != std::string_view::npos &&
-                          prompt.find(kReasoningEnd, begin) == std::string_view::npos;
-  } else {
-    task.reasoning_open = Trimmed(prompt).ends_with(kReasoningBegin);
-  }
+  task.reasoning_open = LeavesReasoningOpen(request.chat, prompt, encoder_);
   if (request.tools.choice != ToolChoice::kNone) {
     task.tools = format_.tools;
-    task.string_parameters = request.tools.string_parameters;
+    task.types = request.tools.types;
   }
   task.kept_special_tokens = MarkTokens(task);
   return task;
@@ -216,7 +250,9 @@ PreparedRequest RequestPreparer::Prepare(
   info.options = request.answer;
   info.options.skip_special_tokens = request.sampling.skip_special_tokens;
   request.sampling.kept_special_tokens = task.kept_special_tokens;
-  const GrammarConstraint constraint = ConstraintOf(request, task, grammar);
+  const GrammarConstraint constraint = ConstraintOf(task, grammar);
+  const MakeStopScope stop_scope =
+      request.sampling.stop.empty() ? MakeStopScope() : MakeAnswerScope(task);
   PreparedRequest prepared;
   for (const std::vector<int32_t>& prompt : info.prompts) {
     const int32_t max_tokens =
@@ -227,6 +263,7 @@ PreparedRequest RequestPreparer::Prepare(
       one.sampling = request.sampling;
       one.sampling.max_tokens = max_tokens;
       one.grammar = constraint;
+      one.stop_scope = stop_scope;
       one.priority = request.priority;
       one.cache_salt = request.cache_salt;
       one.num_speculative_tokens = request.num_speculative_tokens;

@@ -146,7 +146,7 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
                                const std::string& body) {
   openai::TokenRequest request = Parse(kind, body, limits_);
   request.model = models_.Resolve(request.model);
-  preparer_.SettleTools(&request);
+  preparer_.SettleTools(&request, grammars_ != nullptr);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
     if (grammars_ == nullptr) {
