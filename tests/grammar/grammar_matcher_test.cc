@@ -101,19 +101,21 @@ TEST(GrammarMatcherTest, ExpressionsAreEcmaScripts) {
   EXPECT_FALSE(matches("^a.*c$", "ab\nc"));
 }
 
-TEST(GrammarMatcherTest, CompactJsonHasNoWhiteSpace) {
+// One spelling: no line ends, a space after each comma and colon, as vLLM has it.
+TEST(GrammarMatcherTest, CompactJsonHasNoOtherWhiteSpace) {
   const char* const schema =
-      R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"array","items":{"type":"integer"}}},"required":["a","b"]})";
+      R"({"type":"object","properties":{"a":{"type":"integer"},
+          "b":{"type":"array","items":{"type":"integer"}}},"required":["a","b"]})";
   for (const GrammarKind kind : {GrammarKind::kJsonSchema, GrammarKind::kJsonObject}) {
     GrammarSpec spec{.kind = kind, .text = schema, .choices = {}};
     if (kind == GrammarKind::kJsonObject) spec.text.clear();
-    EXPECT_TRUE(Matches(BundledGrammars().Compile(spec), R"({"a": 1, "b": [1, 2]})"));
+    EXPECT_TRUE(Matches(BundledGrammars().Compile(spec), R"({"a":1,"b":[1,2]})"));
     spec.compact = true;
     const auto compact = BundledGrammars().Compile(spec);
-    EXPECT_TRUE(Matches(compact, R"({"a":1,"b":[1,2]})"));
+    EXPECT_TRUE(Matches(compact, R"({"a": 1, "b": [1, 2]})"));
     for (const char* text :
-         {R"({"a": 1,"b":[1,2]})", R"({"a":1, "b":[1,2]})", R"({"a":1,"b":[1, 2]})",
-          "{\"a\":1,\"b\":[1,2]\n}", R"({ "a":1,"b":[1,2]})"}) {
+         {R"({"a":  1, "b": [1, 2]})", R"({"a": 1,  "b": [1, 2]})", R"({"a": 1, "b": [1,  2]})",
+          "{\"a\": 1, \"b\": [1, 2]\n}", R"({ "a": 1, "b": [1, 2]})"}) {
       EXPECT_FALSE(Matches(compact, text)) << text;
     }
   }

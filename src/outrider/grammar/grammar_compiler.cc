@@ -89,11 +89,10 @@ xgrammar::Grammar ParseStructuralTag(const std::string& json, const xgrammar::To
 }
 
 xgrammar::Grammar ParseSchema(const std::string& schema, bool compact) {
-  using Separators = std::pair<std::string, std::string>;
-  return xgrammar::Grammar::FromJSONSchema(
-      schema, /*any_whitespace=*/!compact, /*indent=*/std::nullopt,
-      compact ? std::optional(Separators(",", ":")) : std::nullopt, /*strict_mode=*/true,
-      compact ? std::nullopt : std::optional(kMaxWhitespace));
+  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/!compact,
+                                           /*indent=*/std::nullopt, /*separators=*/std::nullopt,
+                                           /*strict_mode=*/true,
+                                           compact ? std::nullopt : std::optional(kMaxWhitespace));
 }
 
 xgrammar::Grammar ParseText(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {

@@ -32,7 +32,8 @@ struct GrammarSpec {
   std::vector<std::string> choices;  // kChoice: at least one
   /// A structural tag of tool calls, which may come in the text's place; "": none may.
   std::string calls = {};
-  bool compact = false;  // kJsonObject, kJsonSchema: JSON without white space between its parts
+  bool compact =
+      false;  // kJsonObject, kJsonSchema: JSON on one line, a space after commas and colons
 
   bool operator==(const GrammarSpec&) const = default;
 };

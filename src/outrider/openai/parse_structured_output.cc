@@ -111,7 +111,7 @@ void ParseResponseFormat(FieldReader& body, std::string_view raw, TokenRequest* 
   format.RefuseUnknown();
 }
 
-// `compact`: JSON is to have no white space between its parts.
+// `compact`: JSON is to stand on one line.
 void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenRequest* request,
                             bool* compact) {
   const json* value = body.Find("structured_outputs");
