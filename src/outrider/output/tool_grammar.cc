@@ -125,9 +125,10 @@ class TagWriter {
   Json AnyArguments() const {
     const Json any = {{"type", "any_text"}, {"excludes", {format_.call_end}}};
     if (!format_.header_end.empty()) return any;
-    // A name may begin a longer one.
-    return Either(Json::array({Text(""), Sequence(Json::array({Text(kArgumentKeyBegin), any})),
-                               Sequence(Json::array({Text("\n"), any}))}));
+    // A name may begin a longer one: what follows ends it.
+    return Sequence(Json::array(
+        {Optional(Text("\n")),
+         Either(Json::array({Text(""), Sequence(Json::array({Text(kArgumentKeyBegin), any}))}))}));
   }
 
   bool IsFenced() const { return format_.arguments == ArgumentsForm::kFencedJson; }
