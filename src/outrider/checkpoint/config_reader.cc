@@ -14,6 +14,25 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 
+/// How many letters have to be added, left out, exchanged or swapped with the next to make b of a.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        cost[i][j] = i + j;
+        continue;
+      }
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1,
+                             cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return cost[a.size()][b.size()];
+}
+
 /// "line 3, column 7" of the byte-th byte (from 1) of text.
 std::string Place(std::string_view text, size_t byte) {
   const std::string_view before = text.substr(0, std::min(byte == 0 ? 0 : byte - 1, text.size()));
@@ -73,6 +92,22 @@ std::vector<std::string> ConfigReader::UnreadKeys() const {
     if (!read_.contains(key)) unread.push_back(key);
   }
   return unread;
+}
+
+std::optional<std::string> ConfigReader::NearestMissingKey(std::string_view unread) const {
+  constexpr size_t kLongWord = 8;
+  constexpr size_t kLongestKey = 100;  // of those that are read
+  if (unread.size() > kLongestKey) return std::nullopt;
+  std::optional<std::string> nearest;
+  size_t least = unread.size() >= kLongWord ? 3 : 2;
+  for (const std::string& key : read_) {
+    if (object_.contains(key)) continue;
+    const size_t distance = EditDistance(unread, key);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = key;
+  }
+  return nearest;
 }
 
 void ConfigReader::Refuse(std::string_view key, std::string_view requirement) {

@@ -93,8 +93,9 @@ class Parser {
   void ParseGenerationConfig(const json& generation);
 
   const std::vector<std::string>& problems() const { return problems_; }
-  /// The language model's keys that mean nothing here.
-  std::vector<std::string> UnreadKeys() const { return text_.UnreadKeys(); }
+  /// Says which of the language model's keys mean nothing here, and aloud those that may be
+  /// misspelt.
+  void LogUnreadKeys(std::string_view where) const;
   ModelConfig Take() { return std::move(config_); }
 
  private:
@@ -202,6 +203,17 @@ void Parser::ParseGenerationConfig(const json& generation) {
   }
 }
 
+void Parser::LogUnreadKeys(std::string_view where) const {
+  const std::vector<std::string> unread = text_.UnreadKeys();
+  if (!unread.empty()) spdlog::debug("{}: not read: {}", where, fmt::join(unread, ", "));
+  for (const std::string& key : unread) {
+    if (const std::optional<std::string> nearest = text_.NearestMissingKey(key)) {
+      spdlog::warn("{}: the key {} is not read; is \"{}\" meant?", where, Shown(json(key)),
+                   *nearest);
+    }
+  }
+}
+
 double Double(int64_t n) { return static_cast<double>(n); }
 
 /// Roughly the weights of a layer's attention.
@@ -269,8 +281,7 @@ ModelConfig ParseModelConfig(std::string_view config_json,
   if (!parser.problems().empty()) {
     throw InvalidArgument("{}: {}", where, fmt::join(parser.problems(), "; "));
   }
-  const std::vector<std::string> unread = parser.UnreadKeys();
-  if (!unread.empty()) spdlog::debug("{}: not read: {}", where, fmt::join(unread, ", "));
+  parser.LogUnreadKeys(where);
   return parser.Take();
 }
 

@@ -11,6 +11,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/base/processors.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
@@ -353,6 +354,14 @@ void EnginePlan::PlanMtpDrafter() {
       throw InvalidArgument(
           "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
           *wanted, options_.model);
+    }
+    // The config may name what the files do not hold.
+    const int64_t declared =
+        config_.dspark ? config_.dspark->stages : config_.num_nextn_predict_layers;
+    if (declared > 0) {
+      spdlog::warn("{}: config.json names {} {}, but the files hold none: nothing is drafted",
+                   options_.model, declared,
+                   config_.dspark ? "stages of a DSpark drafter" : "MTP modules");
     }
     Decide("drafter", "none", "the checkpoint has no MTP layer");
     return;

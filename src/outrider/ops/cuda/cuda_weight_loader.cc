@@ -230,13 +230,13 @@ void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t r
 }
 
 void CudaWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                            int64_t cols) {
+                            int64_t cols, std::string_view why) {
   const ExpectedTensor copy = {name, {rows, cols}};
   const ExpectedTensor first = {original, {rows, cols}};
   Declare(
       {copy, first}, [](WeightSizes&) {},
-      [this, copy, first](TensorUpload& upload) {
-        CheckCopy(source_, copy, first, upload.pool());
+      [this, copy, first, why = std::string(why)](TensorUpload& upload) {
+        CheckCopy(source_, copy, first, why, upload.pool());
       });
 }
 
