@@ -318,12 +318,44 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
     EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
   }
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
-                      R"("modalities":["text"],"service_tier":"auto","store":false,)"
+                      R"("modalities":["text"],"service_tier":"auto",)"
                       R"("vllm_xargs":{},"logits_processors":[],"media_io_kwargs":{},)"
                       R"("mm_processor_kwargs":{"num_crops":4})"),
             "no error");
   EXPECT_EQ(CompletionError(R"(,"vllm_xargs":{},"logits_processors":[])"), "no error");
   EXPECT_THAT(ChatError(R"(,"mm_processor_kwargs":4)"), HasSubstr("must be an object, not 4"));
+}
+
+// What clients send of themselves, whatever they ask for.
+TEST(ParseRequestTest, TakesWhatServersMayKeepOfARequest) {
+  const std::string records =
+      R"(,"store":true,"metadata":{"run":"7"},"prompt_cache_retention":"24h","user":"u",)"
+      R"("prompt_cache_key":"k","safety_identifier":"s")";
+  EXPECT_EQ(CompletionError(records), "no error");
+  EXPECT_EQ(ChatError(records), "no error");
+  const auto response = [](const std::string& more) -> std::string {
+    try {
+      ParseResponseRequest(R"({"input":"hi")" + more + "}", Limits());
+    } catch (const RequestError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(response(records), "no error");
+  EXPECT_EQ(response(R"(,"include":["reasoning.encrypted_content"],"truncation":"auto")"),
+            "no error");
+  EXPECT_EQ(response(R"(,"include":[],"truncation":"disabled")"), "no error");
+  EXPECT_THAT(response(R"(,"include":["message.output_text.logprobs"])"),
+              HasSubstr("include: \"message.output_text.logprobs\" is not supported yet"));
+  EXPECT_THAT(response(R"(,"include":"reasoning.encrypted_content")"),
+              HasSubstr("include: must be a list of strings"));
+  EXPECT_THAT(response(R"(,"truncation":"always")"), HasSubstr("truncation: not supported"));
+  for (const char* wrong :
+       {R"(,"store":1)", R"(,"metadata":[])", R"(,"prompt_cache_retention":4)"}) {
+    EXPECT_NE(CompletionError(wrong), "no error") << wrong;
+    EXPECT_NE(ChatError(wrong), "no error") << wrong;
+    EXPECT_NE(response(wrong), "no error") << wrong;
+  }
 }
 
 TEST(ParseRequestTest, AnyFiniteTemperatureThatIsNotNegative) {
@@ -366,9 +398,28 @@ TEST(ParseRequestTest, UnknownFieldsCanBeIgnored) {
   EXPECT_EQ(ParseResponseRequest(R"({"input":[{"role":"user","content":"hi","mood":1}]})", limits)
                 .chat.messages_json,
             R"([{"role":"user","content":"hi"}])");
-  // What is known is as strict as ever.
+  // So can those that are known and not supported.
+  const auto chat_takes = [&](const std::string& field) {
+    return ParseChatRequest(
+               R"({"messages":[{"role":"user","content":"hi"}],"top_p":0.5,)" + field + "}", limits)
+        .sampling.top_p;
+  };
+  for (const char* field :
+       {R"("functions":[{"name":"f"}])", R"("chat_template":"x")", R"("vllm_xargs":{"a":1})",
+        R"("service_tier":"flex")", R"("web_search_options":{})", R"("prediction":{"type":"x"})",
+        R"("thinking_token_budget":5)", R"("audio":{"voice":"x"})", R"("use_beam_search":true)"}) {
+    EXPECT_EQ(chat_takes(field), 0.5F) << field;
+  }
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt":"p","best_of":7,"suffix":"x"})", limits).n, 1);
+  EXPECT_EQ(ParseResponseRequest(
+                R"({"input":"hi","previous_response_id":"r","background":true,"max_tool_calls":2,)"
+                R"("include":["message.output_text.logprobs"]})",
+                limits)
+                .chat.messages_json,
+            R"([{"role":"user","content":"hi"}])");
+  // What is supported is as strict as ever.
   EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","top_p":7})", limits), RequestError);
-  EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","best_of":7})", limits), RequestError);
+  EXPECT_THROW(chat_takes(R"("tool_choice":"sometimes")"), RequestError);
 }
 
 TEST(ParseRequestTest, ReadsIdsIntervalsAndTruncation) {

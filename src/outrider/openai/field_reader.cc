@@ -183,7 +183,8 @@ void FieldReader::Unsupported(std::string_view name, const std::vector<json>& ne
   const json* value = Find(name);
   if (value == nullptr) return;
   if (std::find(neutral.begin(), neutral.end(), *value) != neutral.end()) return;
-  Refuse(name, why);
+  if (!ignore_unknown_) Refuse(name, why);
+  SPDLOG_WARN("{}: field of a request that is not supported, ignored", Shorten(json(PathOf(name))));
 }
 
 void FieldReader::RefuseUnknown() const {

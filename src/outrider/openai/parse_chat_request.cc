@@ -34,10 +34,7 @@ void RefuseUnsupportedInChat(FieldReader& body) {
       {"audio", {}},
       {"prediction", {}},
       {"web_search_options", {}},
-      {"store", {false}},
-      {"metadata", {json::object()}},
       {"service_tier", {"auto", "default"}},
-      {"prompt_cache_retention", {}},
       {"add_special_tokens", {false}},
   };
   for (const Field& field : kFields) body.Unsupported(field.name, field.neutral);

@@ -153,8 +153,8 @@ std::vector<OptionRow> ServeOptionRows() {
        "Most log-probabilities per token that a request may ask for", serve,
        [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
       {"ignore-unknown-fields", OptionKind::kSwitch, "Server", "", "",
-       "Take requests with fields that this server does not know, with a warning for each; without "
-       "it they are refused",
+       "Take requests with fields that this server does not know or does not support, with a "
+       "warning for each; without it they are refused",
        serve, [](Settings& s, const OptionValue& v) { s.serve.ignore_unknown_fields = Switch(v); }},
       {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
        "What responses tell about their own speculation, in metrics.speculative_decoding; detailed "
