@@ -2,9 +2,10 @@
 // flops / 790 TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products
 // in one graph, median of the replays; weights rotate over more than 512 MB.
 //
-//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle]
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle] [--kimi]
 //
 // --forms: experts with tiles and bodies other than those that run by themselves, too.
+// --kimi: experts of Kimi-K2.5's shape, too (35 GB with bf16 weights, 9.5 GB with 4 bits).
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -28,6 +29,7 @@ struct Options {
   int segments = 0;
   bool forms = false;
   bool oracle = true;
+  bool kimi = false;
 };
 
 struct Shape {
@@ -40,6 +42,8 @@ struct Shape {
 void RecordProduct(const Shape& shape, WeightFormat format, int rows, size_t bytes, double us,
                    double limit, double oracle_us) {
   static std::map<std::pair<std::string, int>, double> bf16_us;
+  // Of codes with other scales no goal is kept.
+  if (IsFourBits(format) || format == WeightFormat::kF8Rows) return;
   const bool bf16 = format == WeightFormat::kBf16;
   const std::string where = std::to_string(shape.n) + " x " + std::to_string(shape.k) + " " +
                             Name(format) + ", " + std::to_string(rows) + " rows";
@@ -123,9 +127,37 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
   }
 }
 
+struct ExpertShape {
+  const char* name;
+  int experts;  // with the shared one
+  int choices;
+  int hidden;
+  int width;
+  bool shared;  // the last one, which every row has
+  int layers;   // of different weights
+};
+
 /// GLM-4.7-Flash: 64 experts of which a row has 4, and a shared one.
-void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream) {
-  constexpr int kExperts = 65, kChoices = 5, kHidden = 2048, kWidth = 1536, kLayers = 2;
+constexpr ExpertShape kGlmFlash = {.name = "experts",
+                                   .experts = 65,
+                                   .choices = 5,
+                                   .hidden = 2048,
+                                   .width = 1536,
+                                   .shared = true,
+                                   .layers = 2};
+/// Kimi-K2.5: 384 experts of which a row has 8; its shared one is another format's.
+constexpr ExpertShape kKimi = {.name = "kimi-experts",
+                               .experts = 384,
+                               .choices = 8,
+                               .hidden = 7168,
+                               .width = 2048,
+                               .shared = false,
+                               .layers = 1};
+
+void RunExperts(const ExpertShape& model, WeightFormat format, const Options& options,
+                cudaStream_t stream) {
+  const int kExperts = model.experts, kChoices = model.choices, kHidden = model.hidden,
+            kWidth = model.width, kLayers = model.layers;
   constexpr int kRoutings = 8;
   PackedWeight gate_up, down;
   gate_up.format = down.format = format;
@@ -153,13 +185,13 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     double touched = 0;
     for (ExpertRouting& routing : routings) {
       std::vector<std::vector<int32_t>> of_expert(kExperts);
-      std::vector<int> ids(kExperts - 1);
-      for (int i = 0; i + 1 < kExperts; ++i) ids[i] = i;
+      std::vector<int> ids(model.shared ? kExperts - 1 : kExperts);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>(i);
       for (int row = 0; row < rows; ++row) {
         std::shuffle(ids.begin(), ids.end(), random);
         for (int choice = 0; choice < kChoices; ++choice) {
-          of_expert[choice == kChoices - 1 ? kExperts - 1 : ids[choice]].push_back(row * kChoices +
-                                                                                   choice);
+          const bool shared = model.shared && choice == kChoices - 1;
+          of_expert[shared ? kExperts - 1 : ids[choice]].push_back(row * kChoices + choice);
         }
       }
       std::vector<int32_t> places;
@@ -240,13 +272,13 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
     const double limit = LimitUs(bytes, flops);
     std::printf(
-        "experts   %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
+        "%-12s %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
         "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, " dpw"[static_cast<int>(variant)], touched, up_us, limit * 2 / 3,
-        down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
+        model.name, Name(format), rows, tile, " dpw"[static_cast<int>(variant)], touched, up_us,
+        limit * 2 / 3, down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
-    if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512) {
+    if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512 && model.shared) {
       RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
     }
   };
@@ -269,7 +301,8 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
                                         {256, kWide}}) {
       if (variant != kUsual && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.
-      if (tile * 65 >= rows * 5 / 4 && (variant == kWide || tile * 65 <= rows * 40)) {
+      const int pairs = rows * kChoices;
+      if (tile * kExperts >= pairs / 4 && (variant == kWide || tile * kExperts <= pairs * 8)) {
         run(rows, tile, variant);
       }
     }
@@ -285,6 +318,10 @@ int RunMatMulBench(int argc, char** argv) {
     const char* const value = i + 1 < argc ? argv[i + 1] : "";
     if (flag == "--forms") {
       options.forms = true;
+      continue;
+    }
+    if (flag == "--kimi") {
+      options.kimi = true;
       continue;
     }
     if (flag == "--no-oracle") {
@@ -314,10 +351,11 @@ int RunMatMulBench(int argc, char** argv) {
   const Shape shapes[] = {
       {"q_a+kv_a", 1344, 2048}, {"q_b", 5120, 768},       {"v2-o", 2048, 2048},
       {"o_proj", 2048, 5120},   {"gate_up", 20480, 2048}, {"down", 2048, 10240},
-      {"square", 8192, 8192},   {"head", 154880, 2048},
+      {"v3-down", 7168, 18432}, {"square", 8192, 8192},   {"head", 154880, 2048},
   };
   for (const WeightFormat format :
-       {WeightFormat::kBf16, WeightFormat::kF8, WeightFormat::kF8PowerOfTwo}) {
+       {WeightFormat::kBf16, WeightFormat::kF8, WeightFormat::kF8PowerOfTwo, WeightFormat::kF8Rows,
+        WeightFormat::kInt4, WeightFormat::kFp4, WeightFormat::kNvfp4}) {
     const auto wanted = [&](const char* name) {
       return (std::string(name) + " " + Name(format) + " ").find(options.filter) !=
              std::string::npos;
@@ -325,7 +363,9 @@ int RunMatMulBench(int argc, char** argv) {
     for (const Shape& shape : shapes) {
       if (wanted(shape.name)) RunShape(shape, format, options, oracle, stream);
     }
-    if (wanted("experts")) RunExperts(format, options, stream);
+    if (wanted("experts")) RunExperts(kGlmFlash, format, options, stream);
+    // 35 GB of bf16.
+    if (options.kimi && wanted("kimi")) RunExperts(kKimi, format, options, stream);
   }
   return 0;
 }
