@@ -156,47 +156,46 @@ constexpr ExpertShape kKimi = {.name = "kimi-experts",
 
 void RunExperts(const ExpertShape& model, WeightFormat format, const Options& options,
                 cudaStream_t stream) {
-  const int kExperts = model.experts, kChoices = model.choices, kHidden = model.hidden,
-            kWidth = model.width, kLayers = model.layers;
+  const int experts = model.experts, choices = model.choices, hidden = model.hidden,
+            width = model.width, layers = model.layers;
   constexpr int kRoutings = 8;
   PackedWeight gate_up, down;
   gate_up.format = down.format = format;
-  gate_up.n = 2 * kWidth;
-  gate_up.k = kHidden;
+  gate_up.n = 2 * width;
+  gate_up.k = hidden;
   gate_up.gate_up = true;
-  down.n = kHidden;
-  down.k = kWidth;
+  down.n = hidden;
+  down.k = width;
   const size_t gate_up_bytes = PackedWeightBytes(format, gate_up.n, gate_up.k);
   const size_t down_bytes = PackedWeightBytes(format, down.n, down.k);
-  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * kExperts * kLayers);
-  const DeviceArray<uint8_t> downs(down_bytes * kExperts * kLayers);
-  for (int i = 0; i < kExperts * kLayers; ++i) {
+  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * experts * layers);
+  const DeviceArray<uint8_t> downs(down_bytes * experts * layers);
+  for (int i = 0; i < experts * layers; ++i) {
     PackRandom(gate_up, gate_ups.data() + i * gate_up_bytes, 3 * i, nullptr);
     PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
   }
   std::mt19937 random(9);
   const auto run = [&](int rows, int given_tile, MatMulVariant variant) {
     const bool wide = variant == MatMulVariant::kWide;
-    const int tile =
-        given_tile != 0 ? given_tile : ExpertTileRows(format, rows, kChoices, kExperts);
+    const int tile = given_tile != 0 ? given_tile : ExpertTileRows(format, rows, choices, experts);
     std::vector<DeviceArray<int32_t>> pairs, counts;
     std::vector<DeviceArray<ExpertTile>> tiles;
     std::vector<ExpertRouting> routings(kRoutings);
     double touched = 0;
     for (ExpertRouting& routing : routings) {
-      std::vector<std::vector<int32_t>> of_expert(kExperts);
-      std::vector<int> ids(model.shared ? kExperts - 1 : kExperts);
+      std::vector<std::vector<int32_t>> of_expert(experts);
+      std::vector<int> ids(model.shared ? experts - 1 : experts);
       for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>(i);
       for (int row = 0; row < rows; ++row) {
         std::shuffle(ids.begin(), ids.end(), random);
-        for (int choice = 0; choice < kChoices; ++choice) {
-          const bool shared = model.shared && choice == kChoices - 1;
-          of_expert[shared ? kExperts - 1 : ids[choice]].push_back(row * kChoices + choice);
+        for (int choice = 0; choice < choices; ++choice) {
+          const bool shared = model.shared && choice == choices - 1;
+          of_expert[shared ? experts - 1 : ids[choice]].push_back(row * choices + choice);
         }
       }
       std::vector<int32_t> places;
       std::vector<ExpertTile> list;
-      for (int expert = 0; expert < kExperts; ++expert) {
+      for (int expert = 0; expert < experts; ++expert) {
         const int own = static_cast<int>(of_expert[expert].size());
         touched += own > 0 ? 1.0 / kRoutings : 0;
         for (int first = 0; first < own; first += tile) {
@@ -210,7 +209,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
       pairs.emplace_back(places);
       pairs.emplace_back(of_pairs);
       tiles.emplace_back(list);
-      counts.emplace_back(std::vector<int32_t>(kExperts + 1, static_cast<int32_t>(places.size())));
+      counts.emplace_back(std::vector<int32_t>(experts + 1, static_cast<int32_t>(places.size())));
       routing.offsets = counts.back().data();
       routing.pairs = pairs.end()[-2].data();
       routing.places = pairs.back().data();
@@ -218,10 +217,10 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
       counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
       routing.num_tiles = counts.back().data();
     }
-    const size_t all_pairs = static_cast<size_t>(rows) * kChoices;
-    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * kHidden), inner(all_pairs * kWidth);
-    const DeviceArray<uint16_t> gathered(all_pairs * kHidden);
-    const DeviceArray<float> out(all_pairs * kHidden);
+    const size_t all_pairs = static_cast<size_t>(rows) * choices;
+    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * hidden), inner(all_pairs * width);
+    const DeviceArray<uint16_t> gathered(all_pairs * hidden);
+    const DeviceArray<float> out(all_pairs * hidden);
     FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
     FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
     CudaOk(cudaDeviceSynchronize(), "fill");
@@ -230,35 +229,35 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
     const auto up = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
-      params.choices = kChoices;
-      params.experts = kExperts;
+      params.choices = choices;
+      params.experts = experts;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = x.data();
-      params.x_stride = kHidden;
+      params.x_stride = hidden;
       params.gathered = gathered.data();
       params.w = gate_up;
-      params.w.data = gate_ups.data() + i % kLayers * gate_up_bytes * kExperts;
+      params.w.data = gate_ups.data() + i % layers * gate_up_bytes * experts;
       params.y = inner.data();
-      params.y_stride = kWidth;
+      params.y_stride = width;
       ExpertMatMul(params, on);
     };
     const auto back = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
-      params.choices = kChoices;
-      params.experts = kExperts;
+      params.choices = choices;
+      params.experts = experts;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = inner.data();
-      params.x_stride = kWidth;
+      params.x_stride = width;
       params.routing_settled = true;
       params.w = down;
-      params.w.data = downs.data() + i % kLayers * down_bytes * kExperts;
+      params.w.data = downs.data() + i % layers * down_bytes * experts;
       params.y = out.data();
-      params.y_stride = kHidden;
+      params.y_stride = hidden;
       params.y_type = OutputType::kF32;
       ExpertMatMul(params, on);
     };
@@ -268,7 +267,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
       up(i, on);
       back(i, on);
     });
-    const double flops = 6.0 * static_cast<double>(all_pairs) * kHidden * kWidth;
+    const double flops = 6.0 * static_cast<double>(all_pairs) * hidden * width;
     const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
     const double limit = LimitUs(bytes, flops);
     std::printf(
@@ -279,7 +278,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
         limit * 2 / 3, down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
     if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512 && model.shared) {
-      RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
+      RecordGoal(Goal::experts, std::to_string(rows) + " rows", limit / all_us);
     }
   };
   constexpr auto kUsual = MatMulVariant::kUsual, kDeep = MatMulVariant::kDeep,
@@ -301,8 +300,8 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
                                         {256, kWide}}) {
       if (variant != kUsual && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.
-      const int pairs = rows * kChoices;
-      if (tile * kExperts >= pairs / 4 && (variant == kWide || tile * kExperts <= pairs * 8)) {
+      const int pairs = rows * choices;
+      if (tile * experts >= pairs / 4 && (variant == kWide || tile * experts <= pairs * 8)) {
         run(rows, tile, variant);
       }
     }

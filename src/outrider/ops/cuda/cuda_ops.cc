@@ -40,7 +40,7 @@ bool AreOne(const Product& a, const Product& b) {
       second.format == first.format && first.segments != 0 && first.segments == second.segments &&
       first.k == second.k && first.n % 64 == 0 &&
       Follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
-      (first.format == WeightFormat::kBf16 ||
+      (PackedScaleBytes(first.format, first.n, first.k) == 0 ||
        (first.scales != nullptr &&
         Follows(first.scales, PackedScaleBytes(first.format, first.n, first.k), second.scales)));
   return plain(a) && plain(b) && same_rows && one_weight && a.y.dtype == b.y.dtype &&

@@ -9,8 +9,10 @@ namespace outrider::cuda {
 
 namespace {
 
-/// The shared MLP as experts of the routed ones' width.
-int64_t SharedExperts(const MoeSpec& moe) { return moe.shared_width / moe.width; }
+/// The shared MLP as experts of the routed ones' width, if it is a multiple.
+int64_t SharedExperts(const MoeSpec& moe) {
+  return moe.shared_width % moe.width == 0 ? moe.shared_width / moe.width : 0;
+}
 
 void Require(bool runs, const char* what, int64_t value, const char* what_runs) {
   if (runs) return;
@@ -41,8 +43,7 @@ void CheckMoe(const MoeSpec& moe) {
   Require(router.experts % 8 == 0 && router.experts <= 512, "n_routed_experts", router.experts,
           "multiples of 8 up to 512");
   Require(moe.width % 8 == 0, "moe_intermediate_size", moe.width, "multiples of 8");
-  Require(moe.shared_width % moe.width == 0, "shared experts of width", moe.shared_width,
-          "multiples of the routed ones'");
+  Require(moe.shared_width % 8 == 0, "shared experts of width", moe.shared_width, "multiples of 8");
   Require(router.top_k + SharedExperts(moe) <= 32, "num_experts_per_tok", router.top_k,
           "32 experts of a token with the shared ones");
 }
