@@ -278,7 +278,7 @@ void RunExperts(const ExpertShape& model, WeightFormat format, const Options& op
         limit * 2 / 3, down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
     if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512 && model.shared) {
-      RecordGoal(Goal::experts, std::to_string(rows) + " rows", limit / all_us);
+      RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
     }
   };
   constexpr auto kUsual = MatMulVariant::kUsual, kDeep = MatMulVariant::kDeep,

@@ -146,8 +146,10 @@ INSTANTIATE_TEST_SUITE_P(
              (shape.param.dtype == DType::kF32 ? "float32" : "bfloat16");
     });
 
+using NormRowsLastTermTest = HopperTest<>;
+
 // The last of the terms, which weighs 1, by itself.
-TEST_F(HopperTest<>, ATermByItselfIsTheLastOfTheTerms) {
+TEST_F(NormRowsLastTermTest, ATermByItselfIsTheLastOfTheTerms) {
   constexpr int kRows = 150, kHidden = 2052, kTerms = 4;
   std::mt19937 random(23);
   const std::vector<float> x = NormalFloats(random, size_t{kRows} * kHidden);

@@ -85,7 +85,7 @@ struct MatMulFourBitBodies {
   using Deep8 = Usual8;
   using Usual16 = MatMulBody<kFormat, 1, 16, 256, 4, 3, kForm>;
   using Deep16 = Usual16;
-  using Usual32 = MatMulBody<kFormat, 1, 32, 256, 4, 2, kForm>;
+  using Usual32 = MatMulBody<kFormat, 1, 32, 256, 2, 3, kForm>;
   using Deep32 = Usual32;
   using Usual64 = MatMulBody<kFormat, 1, 64, 256, 2, 2, kForm>;
   using Deep64 = Usual64;
