@@ -40,6 +40,7 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
   const int64_t groups = cols() / group_.stored_cols;
   for (int64_t i = 0; i < count * groups; ++i) {
     bool finite = true;
+    bool zero = false;
     if (group_.dtype == DType::kF8E8M0) {
       finite = stored[i] != 0xff;
       if (finite && (stored[i] < kLeastFp4Exponent || stored[i] > kLargestFp4Exponent)) {
@@ -50,15 +51,19 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
       }
     } else if (group_.dtype == DType::kF8E4M3) {
       finite = (stored[i] & 0x7f) != 0x7f;
+      zero = (stored[i] & 0x7f) == 0;
     } else {
       BFloat16 scale;
       std::memcpy(&scale, stored + 2 * i, 2);
       finite = std::isfinite(ToFloat(scale));
+      zero = ToFloat(scale) == 0;
     }
-    if (!finite) {
+    if (!finite || zero) {
       throw InvalidArgument("{}: {} holds {} in row {}, column {}", scales_.file->path().string(),
                             scales_.info.name,
-                            group_.dtype == DType::kBF16 ? "a value that is not finite" : "a NaN",
+                            zero                           ? "a zero, which is no scale"
+                            : group_.dtype == DType::kBF16 ? "a value that is not finite"
+                                                           : "a NaN",
                             first_row + i / groups, i % groups);
     }
   }

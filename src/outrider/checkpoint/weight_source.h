@@ -77,8 +77,8 @@ class WeightTensor {
   /// of a byte. Throws Error when the file cannot be read or a code is NaN.
   virtual void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const;
   /// Writes the scales of groups of these rows as they are stored, out[count][cols() / cols of a
-  /// group]. Throws Error when the file cannot be read, a scale is not finite, or a product with a
-  /// power of two might be no normal bfloat16 value.
+  /// group]. Throws Error when the file cannot be read, a scale is zero or not finite, or a product
+  /// with a power of two might be no normal bfloat16 value.
   virtual void ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const;
 
   /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks and groups of

@@ -99,7 +99,9 @@ struct PlainWeight {
                                             nvfp4  ? 126
                                             : wide ? 157
                                                    : 131);
-    for (uint8_t& value : group_scales) value = static_cast<uint8_t>(byte(random));
+    for (uint8_t& value : group_scales) {
+      value = static_cast<uint8_t>(byte(random) | (nvfp4 ? random() & 0x80 : 0));
+    }
   }
 
   static int Blocks(int size) { return (size + 127) / 128; }

@@ -82,7 +82,7 @@ struct UnpackedWeight {
   const float* scales = nullptr;
   const float* up_scales = nullptr;
   // Of 4 bits: [rows, k / GroupColumns] of each: bf16 (kInt4), the byte e of 2^(e - 127) (kFp4), or
-  // e4m3, positive (kNvfp4); no NaN, infinity or zero among them.
+  // e4m3 (kNvfp4); no NaN, infinity or zero among them.
   const void* group_scales = nullptr;
   const void* up_group_scales = nullptr;
 };

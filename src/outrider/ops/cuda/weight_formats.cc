@@ -26,8 +26,10 @@ WeightFormat FormatOfGroups(const TensorPart& part, const WeightTensor& tensor) 
                                                                : WeightFormat::kFp4;
   const int group = GroupColumns(format);
   const bool reads = scales.cols == group && part.first_col % group == 0 && part.cols % group == 0;
-  const bool one = scales.global == 1 || format == WeightFormat::kNvfp4;
-  return reads && one ? format : WeightFormat::kBf16;
+  // Packing multiplies a global scale by a power of two.
+  const bool global =
+      format == WeightFormat::kNvfp4 ? std::fabs(scales.global) < 0x1p100F : scales.global == 1;
+  return reads && global ? format : WeightFormat::kBf16;
 }
 
 /// What one part is packed as, if others follow it (`last` false) or not.

@@ -25,6 +25,13 @@ __device__ __forceinline__ const T* GroupScalesAt(const PackArguments& args, int
   return static_cast<const T*>(scales) + static_cast<int64_t>(source.index) * groups;
 }
 
+/// The sign bit of an e2m1 code where its group's scale is negative: packed scales are not.
+__device__ __forceinline__ uint32_t SignOfScale(const PackArguments& args, int row, int k) {
+  constexpr int kColumns = GroupColumns(WeightFormat::kNvfp4);
+  const uint8_t* const scales = GroupScalesAt<uint8_t>(args, row, args.k / kColumns);
+  return scales == nullptr || k >= args.k ? 0 : scales[k / kColumns] >> 7 << 3;
+}
+
 /// The largest exponent of a row's scales, as a byte; 127 for a missing row.
 __device__ __forceinline__ uint8_t LargestExponent(const uint8_t* scales, int groups) {
   if (scales == nullptr) return 127;
@@ -33,7 +40,7 @@ __device__ __forceinline__ uint8_t LargestExponent(const uint8_t* scales, int gr
   return largest;
 }
 
-/// 8 (e + 9) + m of a positive e4m3 scale 2^e (1 + m / 8), subnormal ones too.
+/// 8 (e + 9) + m of an e4m3 scale ± 2^e (1 + m / 8), subnormal ones too.
 __device__ __forceinline__ uint8_t Nvfp4ScaleByte(uint8_t e4m3) {
   const int exponent = e4m3 >> 3 & 15, mantissa = e4m3 & 7;
   if (exponent > 0) return static_cast<uint8_t>((exponent + 2) * 8 + mantissa);
@@ -71,7 +78,8 @@ __global__ void __launch_bounds__(kThreads) PackFourBitUnits(PackArguments args)
       const int k =
           unit_column + quarter * kQuarterColumns + slice * 16 + lane % 4 * 2 + pair / 2 * 8;
       for (int odd = 0; odd < 2; ++odd) {
-        const uint32_t code = CodeAt<kFormat>(args, row, k + odd);
+        uint32_t code = CodeAt<kFormat>(args, row, k + odd);
+        if (kFormat == WeightFormat::kNvfp4) code ^= SignOfScale(args, row, k);
         word |= (kInt4 ? Int4Half(code, pair) : Fp4Half(code, pair)) << (16 * odd);
       }
     }
