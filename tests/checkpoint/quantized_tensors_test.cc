@@ -142,7 +142,7 @@ TEST_F(QuantizedTensorsTest, WhatIsNoInt4) {
   const auto zero =
       Open({words, BFloat16Scales({2, 2}, {1, 1, 1, -0.0F})})->Open({"a.weight", {2, 64}});
   EXPECT_THAT(ErrorOf([&] { zero->ReadRows(0, 2, values.data()); }),
-              HasSubstr("a.weight_scale holds a zero, which is no scale in row 1, column 1"));
+              HasSubstr("a.weight_scale holds a scale of zero in row 1, column 1"));
 }
 
 TensorToWrite Pairs(const char* name, const char* dtype) {
@@ -205,7 +205,7 @@ TEST_F(QuantizedTensorsTest, WhatIsNoNvfp4) {
   const auto without = Open({pairs, zero, global("F32", {}, Bytes(std::vector<float>{1}))})
                            ->Open({"a.weight", {2, 32}});
   EXPECT_THAT(ErrorOf([&] { without->ReadRows(0, 2, values.data()); }),
-              HasSubstr("a.weight_scale holds a zero, which is no scale in row 1, column 0"));
+              HasSubstr("a.weight_scale holds a scale of zero in row 1, column 0"));
   // Without scales of a known type it is just bytes.
   EXPECT_THAT(Problem({pairs}, 2, 32), HasSubstr("a.weight is [2, 16], not [2, 32]"));
 }

@@ -3,7 +3,7 @@
 // logprob bits must be equal. Long because engines and requests are drawn together.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
-//                           [--eagle3 1] [--sparse 1] [--device cuda]
+//                           [--eagle3 1] [--sparse 1] [--device cuda] [--int4 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -17,7 +17,8 @@
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
-// the bundled model runs on a GPU, over a QueuedExecutor.
+// the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
+// rounded to INT4, beside the rest in bfloat16.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it. Long because every kind of model, drafter and request is drawn in one
@@ -40,6 +41,7 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/execute/disturbing_executor.h"
+#include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_sparse_model.h"
@@ -58,13 +60,14 @@ struct Arguments {
   bool v4 = false;
   bool eagle3 = false;
   bool sparse = false;
+  bool int4 = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--eagle3 1] [--sparse 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -93,6 +96,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.v4 = value != 0;
     } else if (name == "--sparse") {
       arguments.sparse = value != 0;
+    } else if (name == "--int4") {
+      arguments.int4 = value != 0;
     } else if (name == "--eagle3") {
       arguments.eagle3 = value != 0;
     } else {
@@ -121,6 +126,7 @@ enum class Shape {
   kV4,        // DeepSeek-V4 with its MTP module
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
   kSparse,    // DeepSeek-V3.2 with its MTP module
+  kInt4,      // the bundled one, whose experts are INT4
 };
 
 /// Requests run alone once per model.
@@ -179,6 +185,14 @@ constexpr std::array kGpuModels = {
     ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
 };
 
+constexpr std::array kInt4Models = {
+    ModelChoice{.name = "INT4 experts, bfloat16", .dtype = DType::kBF16, .shape = Shape::kInt4},
+    ModelChoice{.name = "INT4 experts, FP8 cache",
+                .dtype = DType::kBF16,
+                .shape = Shape::kInt4,
+                .rounded_cache = true},
+};
+
 /// Of the processor, or of a GPU's operations.
 Disturbances DisturbancesOf(const Ops* ops) {
   if (ops == nullptr) {
@@ -211,6 +225,7 @@ class Fuzz {
         v4_(arguments.v4),
         eagle3_(arguments.eagle3),
         sparse_(arguments.sparse),
+        int4_(arguments.int4),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -291,7 +306,15 @@ class Fuzz {
     return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
   }
 
+  static bool IsV3(const ModelChoice& model) {
+    return model.shape == Shape::kV3 || model.shape == Shape::kInt4;
+  }
+
   const ModelChoice& RandomModel() {
+    if (int4_) {
+      // A processor has no rounded cache of latent entries.
+      return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
+    }
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));
@@ -314,7 +337,7 @@ class Fuzz {
     }
   }
 
-  TestEngineOptions ModelOptions(const ModelChoice& model) const {
+  TestEngineOptions ModelOptions(const ModelChoice& model) {
     TestEngineOptions o;
     switch (model.shape) {
       case Shape::kV3:
@@ -326,6 +349,10 @@ class Fuzz {
       case Shape::kSparse:
         o.checkpoint = small_sparse_model_.directory();
         break;
+      case Shape::kInt4:
+        if (!int4_model_) int4_model_.emplace();
+        o.checkpoint = int4_model_->directory();
+        break;
       case Shape::kV4:
         o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
         break;
@@ -333,7 +360,7 @@ class Fuzz {
         o.checkpoint = model.dummy_seed ? small_dspark_model_.directory() : TinyDSparkDirectory();
         break;
     }
-    if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
+    if (!IsV3(model)) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
@@ -374,7 +401,7 @@ class Fuzz {
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.exact_prefix = Uniform(0, 1) == 0;
-    if (model.shape != Shape::kV3 || on_gpu()) return o;
+    if (!IsV3(model) || on_gpu()) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
       o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
@@ -500,12 +527,14 @@ class Fuzz {
   bool v4_;
   bool eagle3_;
   bool sparse_;
+  bool int4_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
   SmallSparseModel small_sparse_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
+  std::optional<Int4TinyModel> int4_model_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true};

@@ -61,7 +61,7 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
     if (!finite || zero) {
       throw InvalidArgument("{}: {} holds {} in row {}, column {}", scales_.file->path().string(),
                             scales_.info.name,
-                            zero                           ? "a zero, which is no scale"
+                            zero                           ? "a scale of zero"
                             : group_.dtype == DType::kBF16 ? "a value that is not finite"
                                                            : "a NaN",
                             first_row + i / groups, i % groups);
