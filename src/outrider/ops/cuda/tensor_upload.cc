@@ -23,6 +23,28 @@ int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int Int(int64_t value) { return static_cast<int>(value); }
 
+DummyPart DummyPartOf(const TensorPart& part, const DummyStream& stream) {
+  return {.stream = stream,
+          .tensor_cols = part.tensor_cols,
+          .first_row = part.first_row,
+          .first_col = part.first_col,
+          .rows = part.rows,
+          .cols = part.cols};
+}
+
+/// What all codes of a generated tensor of 4 bits are multiplied by.
+float DummyScale(const WeightTensor& tensor) {
+  const GroupScales& groups = *tensor.group_scales();
+  std::vector<uint8_t> row(static_cast<size_t>(tensor.cols() / groups.cols) *
+                           DTypeSize(groups.dtype));
+  tensor.ReadGroupScales(0, 1, row.data());
+  // A pair of codes that stand for 1 each.
+  const auto codes = static_cast<uint8_t>(groups.dtype == DType::kBF16 ? 0x99 : 0x22);
+  float ones[2];
+  WidenFourBitCodes(tensor.stored_dtype(), groups, &codes, row.data(), 2, ones);
+  return ones[0];
+}
+
 }  // namespace
 
 TensorUpload::TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream)
@@ -81,16 +103,10 @@ void TensorUpload::CopyRows(const TensorPart& part, int64_t row_bytes, void* to,
 void TensorUpload::ReadBf16(const OpenPart& from, void* to) {
   const TensorPart& part = from.part;
   const WeightTensor& tensor = *from.tensor;
-  const DummyStream* const dummy = tensor.dummy_stream();
+  const bool plain = tensor.stored_dtype() == DType::kBF16;
+  const DummyStream* const dummy = plain ? tensor.dummy_stream() : nullptr;
   if (dummy != nullptr && (part.first_col | part.cols | part.tensor_cols) % 4 == 0) {
-    CheckCuda(FillDummyPart({.stream = *dummy,
-                             .tensor_cols = part.tensor_cols,
-                             .first_row = part.first_row,
-                             .first_col = part.first_col,
-                             .rows = part.rows,
-                             .cols = part.cols},
-                            to, stream_),
-              "random weights");
+    CheckCuda(FillDummyPart(DummyPartOf(part, *dummy), to, stream_), "random weights");
     return;
   }
   const auto read = [&](int64_t first, int64_t count, std::byte* to_rows) {
@@ -123,6 +139,13 @@ void ReadSomeBytes(int64_t count, int64_t all, int64_t first, int64_t own, std::
 
 void TensorUpload::ReadCodes(const OpenPart& from, WeightFormat format, void* to) {
   const TensorPart& part = from.part;
+  const DummyStream* const dummy = IsFourBits(format) ? from.tensor->dummy_stream() : nullptr;
+  if (dummy != nullptr && (part.first_col | part.cols | part.tensor_cols) % 8 == 0) {
+    CheckCuda(FillDummyCodes(DummyPartOf(part, *dummy), DummyScale(*from.tensor),
+                             format == WeightFormat::kInt4, to, stream_),
+              "random weights");
+    return;
+  }
   const auto bytes = [&](int64_t cols) { return UnpackedBytes(format, cols); };
   CopyRows(part, bytes(part.cols), to, [&](int64_t first, int64_t count, std::byte* out) {
     ReadSomeBytes(count, bytes(part.tensor_cols), bytes(part.first_col), bytes(part.cols), out,
