@@ -8,6 +8,8 @@ CMAKE = ("-DOUTRIDER_CUDA=ON",)
 TOPICS = {
     "cut": "how K is cut follows from the weight alone",
     "segments": "segments are added up in order",
+    "codes": "codes of 4 bits are widened to the values they stand for, in order",
+    "apart": "a shared MLP of another format is added",
     "fold": "partial results of attention are folded once they are there",
     "terms": "all of a row's experts are added to the residual",
     "choice": "experts are chosen as on the CPU",
@@ -29,8 +31,8 @@ TOPICS = {
 
 ADDED_IN_ORDER = """\
   for (int first = 0; first < args.units; first += args.segment_units) {
-    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
-                               held, sums);
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first),
+                               row_scales, cursor, held, sums);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], sums[i]);
     if (first + args.segment_units < args.units) cursor.Release(shared, held);
@@ -40,8 +42,8 @@ ADDED_IN_ORDER = """\
 FIRST_ADDED_LAST = """\
   float head[kColumns / 2];
   for (int first = 0; first < args.units; first += args.segment_units) {
-    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
-                               held, sums);
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first),
+                               row_scales, cursor, held, sums);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       if (first == 0) {
@@ -60,12 +62,34 @@ BREAKS = (
     Break("cut", "more than 64 rows are summed in one segment", "kernels/cuda/matmul.cc",
           "  const MatMulSegments segments = SegmentsOf(w);\n  const bool numbered",
           "  MatMulSegments segments = SegmentsOf(w);\n"
-          "  if (params.rows > 64) segments = {1, Ceil(w.k, kWeightColumns) * kWeightColumns};\n"
+          "  if (params.rows > 64) segments = {1, Ceil(w.k, 256) * 256};\n"
           "  const bool numbered",
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
     Break("segments", "blocks that sum all segments add the first one last",
           "kernels/cuda/matmul_sums_sm90.cuh", ADDED_IN_ORDER, FIRST_ADDED_LAST,
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
+    Break("codes", "integers are widened to one more", "kernels/cuda/matmul_4bit/chain.cuh",
+          "0xC308C308", "0xC307C307", "matmul_test", "HopperInt4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "a group of integers has its neighbour's scale", "kernels/cuda/matmul_4bit/chain.cuh",
+          "scales.Floats(step * kChains + c)", "scales.Floats((step * kChains + c) ^ 1)",
+          "matmul_test", "HopperInt4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "the fourth pair of e2m1 codes loses its mantissa",
+          "kernels/cuda/matmul_4bit/chain.cuh", "0x01400140", "0x01000100",
+          "matmul_test", "HopperFp4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "subnormal e4m3 scales count as the least normal ones",
+          "kernels/cuda/matmul_4bit/pack.cu", "if (exponent > 0) return", "if (exponent >= 0) return",
+          "matmul_test", "HopperNvfp4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "sums of a tile of 64 rows are rounded anew for each unit",
+          "kernels/cuda/matmul_4bit/chain.cuh",
+          "    held = cursor.stage;",
+          "    if (kInt4 && Body::kTokens == 64) {\n"
+          "      for (float& sum : sums) sum = __fadd_rn(__fadd_rn(sum, 1.0F), -1.0F);\n"
+          "    }\n"
+          "    held = cursor.stage;",
+          "matmul_test", "HopperInt4/MatMulTest.ARowsBitsDependOnItAlone/*"),
+    Break("apart", "the result of a shared MLP by itself is lost", "ops/cuda/expert_ops.cc",
+          "if (outputs.shared.rows > 0) params.last_term", "if (false) params.last_term",
+          "families_test", "*EveryLayerBesideTheCpus/v3_int4_experts"),
     Break("fold", "what a block folds to rehearse stays", "kernels/cuda/mla_decode_merge_sm90.cuh",
           "for (int last = rehearses ? 0 : 1; last < 2; ++last) {",
           "for (int last = rehearses ? 0 : 1; last < (rehearses ? 1 : 2); ++last) {",
@@ -143,7 +167,7 @@ BREAKS = (
           "params.positions = Cast(inputs).token_ids();",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
     Break("shared", "every part of the shared MLP is its first", "ops/cuda/cuda_weight_loader.cc",
-          "(rows ? part.first_row : part.first_col) = i * e.width;",
+          "(rows ? part.first_row : part.first_col) = i * width;",
           "(rows ? part.first_row : part.first_col) = 0 * i;",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
     Break("capability", "a GPU of any 9.x is taken", "ops/cuda/hopper_gpu.cc",
