@@ -136,19 +136,12 @@ MatMulSegments SegmentsOf(const PackedWeight& weight) {
   if (count == 0) {
     // With few rows a block has 64 rows of the weight and one segment. bf16: blocks on half of the
     // multiprocessors keep enough loads under way, and more segments cost more where rows are many.
-    // Codes take a block longer to widen than to come, so it takes two blocks on each, and three
-    // where bytes bring twice the codes. Below 512 columns a segment's start and end cost more than
-    // that.
-    const int unit_rows = Ceil(weight.n, kWeightRows);
-    if (weight.format == WeightFormat::kBf16) {
-      count =
-          static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::clamp(66 / unit_rows, 1, 4))));
-    } else if (IsFourBits(weight.format)) {
-      count = std::clamp(396 / unit_rows, 1, kMaxSegments);
-    } else {
-      count = static_cast<int>(
-          std::bit_floor(static_cast<unsigned>(std::clamp(264 / unit_rows, 1, kMaxSegments))));
-    }
+    // Codes take a block longer to widen than to come, so it takes two blocks on each. Below 512
+    // columns a segment's start and end cost more than that.
+    const bool bf16 = weight.format == WeightFormat::kBf16;
+    const auto most = static_cast<unsigned>(
+        std::clamp((bf16 ? 66 : 264) / Ceil(weight.n, kWeightRows), 1, bf16 ? 4 : kMaxSegments));
+    count = static_cast<int>(bf16 ? std::bit_ceil(most) : std::bit_floor(most));
     count = std::clamp(units / (512 / unit_columns), 1, count);
   }
   const int length = Ceil(units, count);
