@@ -14,12 +14,12 @@ mkdir -p "$logs"
 # Program, and the tests that go through every kernel of it in little time.
 programs="
 kernels/cuda/draw_test *Sanitizer:*Places
-kernels/cuda/expert_matmul_test */1:*/2
+kernels/cuda/expert_matmul_test */1:*/2:*/5:*/7:*/8
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/head_projection_test *heads3*:*heads8*
 kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
-kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*
+kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*:NormRowsLastTermTest.*
 kernels/cuda/prompt_rows_test PromptRowsTest.*
 kernels/cuda/step_rows_test WriteLatentTest.*:StepRowsTest.*
 ops/cuda/cuda_ops_test *SmallForTheSanitizers:*TheLargest*:*Embedded:*RowsMove*
