@@ -65,7 +65,7 @@ class WeightTensor {
   /// 1, or FP8 whose scales are powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
 
-  /// What the values of a generated tensor are, if codes rounded, made of (dummy_values.h), or null.
+  /// What generated values are made of, before they become codes (dummy_values.h); else null.
   virtual const DummyStream* dummy_stream() const { return nullptr; }
 
   /// The scales of a tensor that is FP8 in the file, else null.
