@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/kv/cache_group.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -32,6 +34,7 @@ struct DevicePlan {
   DType dtype = DType::kBF16;
   DType kv_dtype = DType::kBF16;
   KvCacheForm form = KvCacheForm::kLatent;
+  std::span<const CacheGroupSpec> cache_groups = {};
 };
 /// Throws Error for options and networks that the device does not run, with what it does run.
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,

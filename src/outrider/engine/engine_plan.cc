@@ -135,7 +135,8 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,
                      .kv_dtype = kv_dtype_,
-                     .form = form_});
+                     .form = form_,
+                     .cache_groups = scheduler_.cache.groups});
   weight_sizes_ = MeasureWeights(ops(), config_, modules_used_, source(), weight_form());
   if (drafter_) {
     drafter_sizes_ = MeasureEagle3(ops(), drafter_->config, *drafter_->source, weight_form());

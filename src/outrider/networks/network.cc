@@ -57,13 +57,15 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
     // Rows that choose what they read have one form.
     const bool sparse = mla->indexer.has_value();
     const int64_t width = sparse ? mla->latent + mla->rope : CacheWidth(form, CacheShapeOf(*mla));
-    kinds.push_back({.width = width, .use = CacheUse::kLatent, .what = sparse ? "entries" : ""});
+    kinds.push_back({.width = width, .use = CacheUse::kPlain, .what = sparse ? "entries" : ""});
     if (sparse) {
       kinds.push_back(
           {.width = mla->indexer->dim, .use = CacheUse::kIndexKeys, .what = "index keys"});
     }
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
-    kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
+    kinds.push_back({.window = gqa->window,
+                     .width = 2 * gqa->kv_heads * gqa->head_dim,
+                     .use = CacheUse::kPlain});
   } else {
     const auto& a = std::get<CompressedSpec>(attention);
     const int64_t rope = layer.rotary.dims;

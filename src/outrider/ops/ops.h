@@ -128,11 +128,25 @@ struct EntryArgs {
   Tensor q_latent = {};           // [rows, q_lora]
 };
 
+/// What finishes queries, keys and values of grouped-query attention after their product. They may
+/// change; keys and values stand side by side.
+struct HeadEntryArgs {
+  Tensor q = {};                   // [rows, heads * D]; without columns: there are none
+  Tensor k;                        // [rows, kv_heads * D]
+  Tensor v;                        // [rows, kv_heads * D]
+  const float* q_norm = nullptr;   // [D]
+  const float* k_norm = nullptr;   // [D]
+  float norm_eps = 0;
+  Rotary rotary;                   // of the first values of a head
+  LayerCache cache;
+};
+
 /// What attention reads and writes of the rows of a step; their entries are in the cache already.
 struct AttentionArgs {
   Tensor q;
   Tensor out;
   LayerCache cache;
+  Tensor gates = {};  // PerHeadAttention: [rows, heads], or without columns
 };
 
 /// Bytes of a device's own memory.
@@ -329,7 +343,8 @@ class Ops {
 
   // Attention over per-head entries, latent or grouped-query.
 
-  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V].
+  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V]. With gates, a head's output is
+  /// multiplied by sigmoid(gate).
   virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
                                 const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
@@ -342,8 +357,9 @@ class Ops {
   virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                             LayerCache cache) const = 0;
 
-  /// x[r, h] *= sigmoid(gates[r, h]) for every head; gates [rows, heads].
-  virtual void GateHeads(const Context& context, Tensor gates, Tensor x) const = 0;
+  /// Normalises every head of q and k, rotates its first values, and writes the rows' entries.
+  virtual void WriteHeadEntries(const Context& context, const PerHeadShape& shape,
+                                const StepInputs& inputs, const HeadEntryArgs& args) const = 0;
 
   // Attention over a window and compressed entries (DeepSeek-V4).
 

@@ -70,8 +70,11 @@ class StepInputs {
     has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
   }
 
-  /// All rows are the decode kernel's; there are `rows` of them, the added ones included.
-  void RoundRowsTo(int32_t rows) { num_rows_ = decode_rows_.count = rows; }
+  /// There are no prompt rows; all count `rows`, the added ones included.
+  void RoundRowsTo(int32_t rows) {
+    num_rows_ = rows;
+    if (cache_form_ == KvCacheForm::kLatent) decode_rows_.count = rows;
+  }
 
  private:
   int32_t num_rows_ = 0;

@@ -153,16 +153,19 @@ class CodeSource : public WeightSource {
   bool Has(std::string_view name) const override { return rest_->Has(name); }
   std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
     const std::string& name = tensor.name;
-    const uint64_t seed = seed_ ^ std::hash<std::string>()(name);
+    const auto index = static_cast<uint64_t>(tensor.index.value_or(0));
+    const uint64_t seed = seed_ ^ std::hash<std::string>()(name) ^ index << 40;
+    const std::span<const int64_t> shape =
+        std::span(tensor.shape).last(tensor.index ? 2 : tensor.shape.size());
     if (kind_ == Codes::kInt4 || kind_ == Codes::kFp4 || kind_ == Codes::kNvfp4) {
       if (name.find(".mlp.experts.") == std::string::npos) return rest_->Open(tensor);
-      return std::make_unique<FourBitTensor>(tensor.shape, seed, kind_);
+      return std::make_unique<FourBitTensor>(shape, seed, kind_);
     }
     if (!name.ends_with("_proj.weight") && !name.ends_with("_with_mqa.weight")) {
       return rest_->Open(tensor);
     }
     if (name.ends_with("eh_proj.weight")) return rest_->Open(tensor);
-    return std::make_unique<CodeTensor>(tensor.shape, seed, kind_);
+    return std::make_unique<CodeTensor>(shape, seed, kind_);
   }
   void Check(std::span<const ExpectedTensor>, FunctionRef<bool(std::string_view)>) const override {}
   std::string where() const override { return "random codes"; }

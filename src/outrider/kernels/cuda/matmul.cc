@@ -254,6 +254,8 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   args.segment_units = segments.length / UnitColumns(w.format);
   args.row_tiles = Ceil(params.rows, shape.tokens);
   args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups * shape.shares);
+  args.limits[0] = params.limits;
+  args.first_shared = 1;
   args.accumulate = params.accumulate;
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
@@ -335,6 +337,9 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   args.segment_units = args.units;
   args.cluster_segments = 1;
   args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups);
+  args.limits[0] = params.limits;
+  args.limits[1] = params.shared_limits;
+  args.first_shared = params.experts - params.shared;
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
   args.y_stride = params.y_stride;

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "outrider/kernels/cuda/expert_routing.h"
 
@@ -121,6 +122,14 @@ struct MatMulShape {
   bool all_segments = false;
 };
 
+/// Where gate and up are cut: y = min(silu(min(gate, limits.gate)), limits.silu) *
+/// clamp(up, -limits.up, limits.up). NaN stays NaN.
+struct GateUpLimits {
+  float gate = std::numeric_limits<float>::infinity();
+  float silu = std::numeric_limits<float>::infinity();
+  float up = std::numeric_limits<float>::infinity();
+};
+
 /// y[r] = W x[r], rounded to y_type; or y[r] += W x[r] (float32 only); with a gate_up weight
 /// y[r] = silu(gate) * up, n / 2 columns.
 struct MatMulParams {
@@ -136,6 +145,7 @@ struct MatMulParams {
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
   bool accumulate = false;
+  GateUpLimits limits;                 // of gate and up
   const MatMulShape* shape = nullptr;  // for measurements and tests; null: what is fastest
 };
 
@@ -163,6 +173,9 @@ struct ExpertMatMulParams {
   void* y = nullptr;     // [max_rows * choices, columns]
   int64_t y_stride = 0;  // elements, a multiple of 8
   OutputType y_type = OutputType::kBf16;
+  GateUpLimits limits;         // of gate and up of the experts before the last `shared` ones
+  GateUpLimits shared_limits;  // of those
+  int shared = 0;
   ExpertRouting routing;
   // The kernel before this one in the stream is an ExpertMatMul with the same routing: then weights
   // are read before it ends. (An ExpertMatMul lets no kernel start before its routing is complete.)

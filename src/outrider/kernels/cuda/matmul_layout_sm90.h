@@ -129,6 +129,8 @@ struct MatMulArguments {
   int row_tiles;         // tiles over rows of x, without a routing
   int column_tiles;      // tiles over rows of the weight, each of all blocks that share x
   bool gate_up;
+  GateUpLimits limits[2];  // of experts before first_shared, and from there on
+  int first_shared;
   bool accumulate;
   bool bf16_output;
   void* y;

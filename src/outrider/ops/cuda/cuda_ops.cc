@@ -2,7 +2,6 @@
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -254,21 +253,19 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     if (p.x.rows == 0) continue;
-    if (i + 1 < products.size() && AreOne(p, products[i + 1])) {
-      PackedWeight both = Packed(*p.w);
-      both.n += Packed(*products[++i].w).n;
-      Tensor y = p.y;
-      y.cols = both.n;
-      MultiplyOne(context, p, both, y);
-    } else {
-      MultiplyOne(context, p, Packed(*p.w), p.y);
+    PackedWeight all = Packed(*p.w);
+    Tensor y = p.y;
+    while (i + 1 < products.size() && AreOne(products[i], products[i + 1])) {
+      all.n += Packed(*products[++i].w).n;
+      y.cols = all.n;
     }
+    MultiplyOne(context, p, all, y);
   }
 }
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
                           Tensor y) const {
-  OUTRIDER_CHECK(p.groups == 1 && (!p.silu_mul || std::isinf(p.limit)));
+  OUTRIDER_CHECK(p.groups == 1);
   OUTRIDER_CHECK(w.gate_up == p.silu_mul && w.k == p.x.cols);
   const Scratch::Frame frame(context.arena);
   const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
@@ -284,6 +281,7 @@ void CudaOps::MultiplyOne(const Context& context, const Product& p, const Packed
   params.y_stride = results.rows().stride;
   params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
   params.accumulate = p.accumulate;
+  params.limits = {.silu = p.limit, .up = p.limit};
   MatMul(params, stream_);
   results.Finish();
 }

@@ -17,6 +17,7 @@
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_router.h"
+#include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
@@ -63,8 +64,8 @@ class CudaOps : public Ops {
 
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }
-  /// The next decode attention plans anew.
-  void ForgetPlan() const { planned_serial_ = 0; }
+  /// The next attention plans anew.
+  void ForgetPlan() const;
 
   std::string_view name() const override { return "cuda"; }
   DeviceMemoryState memory() const override;
@@ -152,7 +153,8 @@ class CudaOps : public Ops {
                  float eps) const override;
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const override;
-  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
+  void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
+                        const HeadEntryArgs& args) const override;
 
   void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
                        int32_t ratio, Tensor x) const override;
@@ -197,6 +199,17 @@ class CudaOps : public Ops {
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
+  /// Grouped-query attention's, of a shape and body.
+  struct GqaWork {
+    GqaLimits limits;
+    DeviceMemory memory;
+    uint64_t planned_serial = 0;
+  };
+  /// Attention of some of a step's rows.
+  void AttendPerHead(const Context& context, const PerHeadShape& shape, GqaBody body,
+                     const DecodeRequests& requests, uint64_t serial,
+                     const AttentionArgs& args) const;
+  GqaWork& GqaWorkOf(const GqaShape& shape, GqaBody body, const DecodeRequests& requests) const;
   /// Attention of prompts: it is being made, then it is there.
   struct Prepared {
     std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
@@ -221,6 +234,8 @@ class CudaOps : public Ops {
   mutable DeviceMemory decode_workspace_;
   mutable int64_t memory_version_ = 0;
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
+  // Heads, heads of entries, window, body.
+  mutable std::map<std::tuple<int, int, int, GqaBody>, GqaWork> gqa_work_;
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
   mutable std::map<PromptKey, Prepared> prompt_attention_;

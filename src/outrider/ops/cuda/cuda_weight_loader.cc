@@ -12,10 +12,6 @@ namespace outrider::cuda {
 
 namespace {
 
-ExpectedTensor Expected(const TensorPart& part) {
-  return {part.name, {part.tensor_rows, part.tensor_cols}};
-}
-
 MlpParts PartsOf(const MlpTensors& names, int64_t width, int64_t hidden) {
   return {TensorPart::Whole(names.gate, width, hidden), TensorPart::Whole(names.up, width, hidden),
           TensorPart::Whole(names.down, hidden, width)};
@@ -24,7 +20,7 @@ MlpParts PartsOf(const MlpTensors& names, int64_t width, int64_t hidden) {
 std::vector<ExpectedTensor> TensorsOf(const std::vector<MlpParts>& mlps) {
   std::vector<ExpectedTensor> tensors;
   for (const MlpParts& mlp : mlps) {
-    for (const TensorPart& part : {mlp.gate, mlp.up, mlp.down}) tensors.push_back(Expected(part));
+    for (const TensorPart& part : {mlp.gate, mlp.up, mlp.down}) tensors.push_back(part.Expected());
   }
   return tensors;
 }
@@ -98,7 +94,7 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
   std::vector<ExpectedTensor> tensors;
   for (const std::string& name : names) {
     parts.push_back(TensorPart::Whole(name, rows, cols));
-    tensors.push_back(Expected(parts.back()));
+    tensors.push_back(parts.back().Expected());
   }
   Declare(
       std::move(tensors),
@@ -116,7 +112,7 @@ void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, in
   const TensorPart first_part = TensorPart::Whole(a.name, a.rows, cols);
   const TensorPart second_part = TensorPart::Whole(b.name, b.rows, cols);
   Declare(
-      {Expected(first_part), Expected(second_part)},
+      {first_part.Expected(), second_part.Expected()},
       [this, first_part, second_part](WeightSizes& sizes) {
         for (const TensorPart& part : {first_part, second_part}) {
           AddMatrixSize(FormatOf(source_, {part}), part.rows, part.cols, 1, sizes);
@@ -133,7 +129,7 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [this, rows, cols](WeightSizes& sizes) {
         AddMatrixSize(WeightFormat::kBf16, rows, cols, 1, sizes);
       },
@@ -163,15 +159,18 @@ void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& name
 }
 
 void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
-  if (e.stacked > 0) {
-    throw InvalidArgument(
-        "{}: experts that are stacked in one tensor do not run on the GPU; --device cpu runs them",
-        source_.where());
-  }
   CudaExperts* packed = &memory_->experts.emplace_back();
-  *out = {static_cast<int64_t>(e.routed.size()), e.width, e.shared_width, packed};
+  const int64_t count = e.stacked > 0 ? e.stacked : std::ssize(e.routed);
+  *out = {count, e.width, e.shared_width, packed};
   std::vector<MlpParts> routed;
-  for (const MlpTensors& names : e.routed) routed.push_back(PartsOf(names, e.width, e.hidden));
+  for (int64_t i = 0; i < count; ++i) {
+    const MlpTensors& names = e.routed[e.stacked > 0 ? 0 : static_cast<size_t>(i)];
+    MlpParts& mlp = routed.emplace_back(PartsOf(names, e.width, e.hidden));
+    for (TensorPart* part : {&mlp.gate, &mlp.up, &mlp.down}) {
+      part->stack = e.stacked;
+      part->index = i;
+    }
+  }
   std::vector<MlpParts> shared;
   if (e.shared_width > 0) shared.push_back(PartsOf(e.shared, e.shared_width, e.hidden));
   std::vector<ExpectedTensor> tensors = TensorsOf(routed);
@@ -199,7 +198,7 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
   const int64_t rows = sizes.heads * (sizes.nope + sizes.value);
   const TensorPart part = TensorPart::Whole(name, rows, sizes.latent);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [this, rows, sizes](WeightSizes& total) {
         AddMatrixSize(WeightFormat::kBf16, rows, sizes.latent, 1, total);
         total[DType::kBF16] += rows * sizes.latent * static_cast<int64_t>(sizeof(BFloat16));
@@ -251,7 +250,7 @@ void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t r
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [rows, cols](WeightSizes& sizes) {
         sizes[DType::kBF16] += rows * cols * static_cast<int64_t>(sizeof(BFloat16));
       },

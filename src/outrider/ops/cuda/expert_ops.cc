@@ -1,6 +1,6 @@
 // CudaOps: mixtures of experts. The shared MLP is some experts more that every row goes to, or, if
 // its weights are packed otherwise, two products of all rows.
-#include <cmath>
+#include <limits>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/expert_router.h"
@@ -14,11 +14,17 @@ namespace outrider::cuda {
 
 namespace {
 
+GateUpLimits Limits(float limit, bool limits_gate) {
+  constexpr float kNone = std::numeric_limits<float>::infinity();
+  return {.gate = limits_gate ? limit : kNone, .silu = limits_gate ? kNone : limit, .up = limit};
+}
+
 /// Whether there is a shared MLP that is none of the experts.
 bool IsApart(const ExpertWeights& w) { return Packed(w).shared_gate_up.n > 0; }
 
-/// y = W x of all rows; with gate and up their SiLU and product.
-void MultiplyAll(Tensor x, const PackedWeight& w, Tensor y, cudaStream_t stream) {
+/// y = W x of all rows; with gate and up their SiLU and product, cut at limits.
+void MultiplyAll(Tensor x, const PackedWeight& w, const GateUpLimits& limits, Tensor y,
+                 cudaStream_t stream) {
   MatMulParams params;
   params.rows = static_cast<int>(x.rows);
   params.x = x.data;
@@ -27,6 +33,7 @@ void MultiplyAll(Tensor x, const PackedWeight& w, Tensor y, cudaStream_t stream)
   params.y = y.data;
   params.y_stride = y.stride;
   params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
+  params.limits = limits;
   MatMul(params, stream);
 }
 
@@ -93,7 +100,6 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
 ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                  const ExpertLimits& limits, const Routing& routing,
                                  Tensor x) const {
-  OUTRIDER_CHECK(std::isinf(limits.routed) && std::isinf(limits.shared));
   const CudaRouting& r = RoutingOf(routing);
   const Tensor inner = TakeRows(context, DType::kBF16, r.rows * r.choices, w.width);
   const Tensor shared_inner =
@@ -112,11 +118,14 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
     params.gathered = TakeRows(context, DType::kBF16, r.rows * r.choices, x.cols).data;
   }
   params.w = Packed(w).gate_up;
+  params.limits = Limits(limits.routed, limits.limits_gate);
+  params.shared_limits = Limits(limits.shared, limits.limits_gate);
+  params.shared = Packed(w).shared;
   params.y = inner.data;
   params.y_stride = inner.stride;
   ExpertMatMul(params, stream_);
   if (shared_inner.rows > 0) {
-    MultiplyAll(x, Packed(w).shared_gate_up, shared_inner, stream_);
+    MultiplyAll(x, Packed(w).shared_gate_up, params.shared_limits, shared_inner, stream_);
   }
   return {.routed = inner, .shared = shared_inner};
 }
@@ -143,7 +152,7 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   params.y_type = OutputType::kF32;
   params.routing_settled = true;
   ExpertMatMul(params, stream_);
-  if (shared_rows > 0) MultiplyAll(inner.shared, Packed(w).shared_down, shared, stream_);
+  if (shared_rows > 0) MultiplyAll(inner.shared, Packed(w).shared_down, {}, shared, stream_);
   return {.routed = outputs, .shared = shared};
 }
 

@@ -54,7 +54,7 @@ WeightFormat FormatOfPart(const TensorPart& part, const WeightTensor& tensor, bo
 OpenPart OpenIn(const WeightSource& source, const TensorPart& part) {
   OUTRIDER_CHECK(part.first_row + part.rows <= part.tensor_rows &&
                  part.first_col + part.cols <= part.tensor_cols);
-  return {part, source.Open({part.name, {part.tensor_rows, part.tensor_cols}})};
+  return {part, source.Open(part.Expected())};
 }
 
 WeightFormat Together(WeightFormat a, WeightFormat b) {

@@ -14,7 +14,8 @@
 
 namespace outrider::cuda {
 
-/// Rows and columns of a tensor [tensor_rows, tensor_cols].
+/// Rows and columns of a tensor [tensor_rows, tensor_cols], or of matrix `index` of a tensor
+/// [stack, tensor_rows, tensor_cols].
 struct TensorPart {
   std::string name;
   int64_t tensor_rows = 0;
@@ -23,6 +24,13 @@ struct TensorPart {
   int64_t first_col = 0;
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t stack = 0;  // 0: the tensor is one matrix
+  int64_t index = 0;
+
+  ExpectedTensor Expected() const {
+    if (stack == 0) return {.name = name, .shape = {tensor_rows, tensor_cols}};
+    return {.name = name, .shape = {stack, tensor_rows, tensor_cols}, .index = index};
+  }
 
   static TensorPart Whole(std::string name, int64_t rows, int64_t cols) {
     return {.name = std::move(name),

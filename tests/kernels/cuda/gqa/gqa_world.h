@@ -252,12 +252,20 @@ class GqaWorld {
     return (static_cast<float>((pairs & 0xFFFF) + (pairs >> 16)) - 510.0F) / 147.8F;
   }
 
-  /// Some code near the value.
+  /// The code next to the value, towards zero; its low bits do not count.
   static uint8_t Quantize(float value) {
-    int code = 0;
-    const float size = std::min(std::abs(value), 448.0F);
-    while (code < 0x7E && E4m3ToFloat(static_cast<uint8_t>(code + 1)) <= size) ++code;
-    return static_cast<uint8_t>(code | (value < 0 ? 0x80 : 0));
+    static const std::vector<uint8_t> codes = [] {  // by the bits of a bf16
+      std::vector<uint8_t> of_bits(1 << 15, 0x7E);
+      int code = 0;
+      for (int bits = 0; bits <= 0x43E0; ++bits) {  // up to 448
+        const float size = Bf16ToFloat(static_cast<uint16_t>(bits));
+        while (code < 0x7E && E4m3ToFloat(static_cast<uint8_t>(code + 1)) <= size) ++code;
+        of_bits[bits] = static_cast<uint8_t>(code);
+      }
+      return of_bits;
+    }();
+    const uint16_t bits = FloatToBf16(value);
+    return static_cast<uint8_t>(codes[bits & 0x7FFF] | (bits >> 8 & 0x80));
   }
 
   GqaWorldOptions options_;

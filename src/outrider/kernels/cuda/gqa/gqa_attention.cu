@@ -57,7 +57,8 @@ GqaWorkspace Carve(const GqaLimits& limits, void* memory) {
   workspace.counters = reinterpret_cast<GqaCounters*>(take(sizeof(GqaCounters)));
   // A piece beyond a tile's first leaves a result.
   workspace.items = reinterpret_cast<GqaItem*>(take((tiles + units) * sizeof(GqaItem)));
-  workspace.tile_plans = reinterpret_cast<int4*>(take(tiles * sizeof(int4)));
+  workspace.tile_cuts = reinterpret_cast<int*>(take(tiles * sizeof(int)));
+  workspace.cut_tiles = reinterpret_cast<GqaItem*>(take(std::min(tiles, units) * sizeof(GqaItem)));
   workspace.arrived = reinterpret_cast<int*>(take(2 * units * sizeof(int)));
   workspace.stats = reinterpret_cast<float2*>(take(units * kGqaUnitRows * sizeof(float2)));
   workspace.outputs =

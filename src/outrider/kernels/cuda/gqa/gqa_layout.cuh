@@ -62,19 +62,19 @@ struct GqaCounters {
   int num_items;  // of all key heads
   int next_item;  // beyond the first of each block; the end of a run sets it back to 0
   int left_blocks;
-  int used_units;
-  int cut_tiles;
 };
 
 /// Pointers into the workspace.
 struct GqaWorkspace {
   GqaCounters* counters;
   GqaItem* items;
-  int4* tile_plans;  // scratch of the plan: pieces, number among the cut tiles, first unit
+  // Scratch of the plan: by tile its number among those that are cut, or -1; those, with how many
+  // pieces there are as `head` and the splits of the first as `partial`.
+  int* tile_cuts;
+  GqaItem* cut_tiles;
   int* arrived;      // [cut tiles, kv_heads]: pieces that have left their results; 0 between runs
   float2* stats;     // [units, 8]: reference (log2 domain) and sum
   float* outputs;    // [units, 8, 128], not divided by the sum
-  int max_items;
   size_t bytes;
 };
 

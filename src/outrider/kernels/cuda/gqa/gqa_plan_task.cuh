@@ -12,14 +12,28 @@ namespace outrider::cuda {
 inline constexpr int kGqaPlanThreads = 1024;
 inline constexpr int kGqaClasses = 32;
 inline constexpr int kGqaItemCost = 96;  // what an item costs beside its keys, in keys
-inline constexpr int kMostGqaPieces = 512;
+inline constexpr int kMostGqaPieces = 512;  // times 2^22 keys fit in 32 bits
 
 struct GqaPlanShared {
   unsigned long long cost;
   int tiles;
   int longest;
+  int cut_tiles;
+  int used_units;
   int class_count[kGqaClasses];
 };
+
+/// Where piece i of a tile that sees `keys` keys from 0 on ends; 0 for i < 0.
+__device__ __forceinline__ int GqaPieceEnd(int keys, int i, int pieces) {
+  if (i < 0) return 0;
+  if (i + 1 >= pieces) return keys;
+  const auto cut = static_cast<int>(static_cast<unsigned>(keys) * static_cast<unsigned>(i + 1) /
+                                    static_cast<unsigned>(pieces));
+  const int before = GqaSplitBefore(cut);
+  const int after = NextGqaSplit(before);
+  // The first piece has a split at least.
+  return min(keys, max(kLeastGqaSplit, cut - before <= after - cut ? before : after));
+}
 
 /// A tile of a request.
 struct GqaPlanTile {
@@ -45,29 +59,57 @@ struct GqaPlanTile {
   __device__ __forceinline__ int Units(const GqaPlanArguments& args) const {
     return (tokens * args.row_heads + kGqaUnitRows - 1) / kGqaUnitRows;
   }
-  /// Where piece i of `pieces` ends.
-  __device__ __forceinline__ int PieceEnd(int i, int pieces) const {
-    if (i + 1 >= pieces) return key_end;
-    const auto cut = static_cast<int>(static_cast<long long>(key_end) * (i + 1) / pieces);
-    const int before = GqaSplitBefore(cut);
-    const int after = NextGqaSplit(before);
-    // The first piece has a split at least.
-    return min(key_end, max(kLeastGqaSplit, cut - before <= after - cut ? before : after));
+  __device__ __forceinline__ GqaItem Item() const {
+    GqaItem item = {};
+    item.request = request;
+    item.first_row = first_row;
+    item.tokens = tokens;
+    item.position = position;
+    item.key_begin = key_begin;
+    item.key_end = key_end;
+    item.cut = -1;
+    return item;
   }
 };
 
-/// Calls visit(tile, index) for all tiles of the step: a warp per request, a lane per tile.
+// A request of more tiles is shared by a warp.
+inline constexpr int kFewGqaTiles = 4;
+
+/// Calls visit(tile, index) for all tiles of the step: a lane per request, or per tile where a
+/// request has many. `visit` is called by some lanes of a warp.
 template <typename Visit>
 __device__ __forceinline__ void ForGqaTiles(const GqaPlanArguments& args, Visit visit) {
   const int lane = threadIdx.x % 32;
-  for (int request = threadIdx.x / 32; request < args.num_requests;
-       request += kGqaPlanThreads / 32) {
-    const int begin = args.query_start_loc[request];
-    const int length = args.query_start_loc[request + 1] - begin;
-    const int seq_len = args.seq_lens[request];
-    for (int token = lane * args.tile_tokens; token < length; token += 32 * args.tile_tokens) {
-      visit(GqaPlanTile(args, request, begin, length, seq_len, token),
-            begin / args.tile_tokens + request + token / args.tile_tokens);
+  for (int first = threadIdx.x / 32 * 32; first < args.num_requests; first += kGqaPlanThreads) {
+    const int own = first + lane;
+    int begin = 0;
+    int length = 0;
+    int seq_len = 0;
+    if (own < args.num_requests) {
+      begin = args.query_start_loc[own];
+      length = args.query_start_loc[own + 1] - begin;
+      seq_len = args.seq_lens[own];
+    }
+    const auto visit_tile = [&](int request, int at, int rows, int keys, int token) {
+      visit(GqaPlanTile(args, request, at, rows, keys, token),
+            at / args.tile_tokens + request + token / args.tile_tokens);
+    };
+    const bool many = length > kFewGqaTiles * args.tile_tokens;
+    if (!many) {
+      for (int token = 0; token < length; token += args.tile_tokens) {
+        visit_tile(own, begin, length, seq_len, token);
+      }
+    }
+    __syncwarp();
+    for (uint32_t left = __ballot_sync(~0u, many); left != 0; left &= left - 1) {
+      const int source = __ffs(static_cast<int>(left)) - 1;
+      const int at = __shfl_sync(~0u, begin, source);
+      const int rows = __shfl_sync(~0u, length, source);
+      const int keys = __shfl_sync(~0u, seq_len, source);
+      for (int token = lane * args.tile_tokens; token < rows; token += 32 * args.tile_tokens) {
+        visit_tile(first + source, at, rows, keys, token);
+      }
+      __syncwarp();
     }
   }
 }
@@ -113,92 +155,108 @@ __device__ __forceinline__ int GqaPieces(const GqaPlanArguments& args, const Gqa
 /// All threads of the block.
 __device__ __forceinline__ void PlanGqa(const GqaPlanArguments& args, GqaPlanShared& shared) {
   const int thread = threadIdx.x;
-  GqaWorkspace workspace = args.workspace;
+  const int lane = thread % 32;
+  const GqaWorkspace& workspace = args.workspace;
   if (thread < kGqaClasses) shared.class_count[thread] = 0;
   if (thread == 0) {
     shared.cost = 0;
     shared.tiles = 0;
     shared.longest = 1;
-    *workspace.counters = {};
+    shared.cut_tiles = 0;
+    shared.used_units = 0;
   }
   __syncthreads();
+  unsigned long long cost = 0;
+  int tiles = 0;
+  int most = 0;
   ForGqaTiles(args, [&](const GqaPlanTile& tile, int) {
-    atomicAdd(&shared.cost, static_cast<unsigned long long>(tile.keys() + kGqaItemCost));
-    atomicAdd(&shared.tiles, 1);
-    atomicMax(&shared.longest, tile.keys());
+    cost += static_cast<unsigned>(tile.keys() + kGqaItemCost);
+    ++tiles;
+    most = max(most, tile.keys());
   });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) cost += __shfl_xor_sync(~0u, cost, step);
+  tiles = __reduce_add_sync(~0u, tiles);
+  most = __reduce_max_sync(~0u, most);
+  if (lane == 0 && tiles > 0) {
+    atomicAdd(&shared.cost, cost);
+    atomicAdd(&shared.tiles, tiles);
+    atomicMax(&shared.longest, most);
+  }
   __syncthreads();
   const int piece_keys = GqaPieceKeys(args, shared);
   const int longest = shared.longest;
 
-  // First pass: cut, count by class.
+  // Tiles that stay whole are counted by class; others are listed, with room for their results.
   ForGqaTiles(args, [&](const GqaPlanTile& tile, int index) {
-    int pieces = GqaPieces(args, tile, piece_keys);
-    int cut = -1;
-    int unit = -1;
+    const int pieces = GqaPieces(args, tile, piece_keys);
     if (pieces > 1) {
-      // The first piece leaves one result, the others one per split.
-      const int partials = 1 + CountGqaSplits(tile.key_end) - CountGqaSplits(tile.PieceEnd(0, pieces));
+      const int first_end = GqaPieceEnd(tile.key_end, 0, pieces);
+      const int partials = 1 + CountGqaSplits(tile.key_end) - CountGqaSplits(first_end);
       const int units = partials * tile.Units(args) * args.kv_heads;
-      unit = atomicAdd(&workspace.counters->used_units, units);
-      if (unit + units > kMaxGqaUnits) {
-        pieces = 1;
-        unit = -1;
-      } else {
-        cut = atomicAdd(&workspace.counters->cut_tiles, 1);
+      const int unit = atomicAdd(&shared.used_units, units);
+      const int cut = unit + units <= kMaxGqaUnits ? atomicAdd(&shared.cut_tiles, 1) : -1;
+      if (cut >= 0) {
+        GqaItem item = tile.Item();
+        item.cut = cut;
+        item.pieces = pieces;
+        item.first_unit = unit;
+        item.partials = partials;
+        item.partial = CountGqaSplits(first_end);
+        workspace.cut_tiles[cut] = item;
+        workspace.tile_cuts[index] = cut;
+        return;
       }
     }
-    workspace.tile_plans[index] = make_int4(pieces, cut, unit, 0);
-    int begin = tile.key_begin;
-    for (int i = 0; i < pieces; ++i) {
-      const int end = tile.PieceEnd(i, pieces);
-      if (end > begin) atomicAdd(&shared.class_count[GqaCostClass(end - begin, longest)], 1);
-      begin = end;
-    }
+    workspace.tile_cuts[index] = -1;
+    atomicAdd(&shared.class_count[GqaCostClass(tile.keys(), longest)], 1);
   });
   __syncthreads();
-  if (thread == 0) {
-    int count = 0;
-    for (int& place : shared.class_count) {
-      const int size = place;
-      place = count;
-      count += size;
+  // A warp per tile that is cut, a lane per piece. Pieces may round to nothing.
+  const auto for_pieces = [&](auto visit) {
+    for (int cut = thread / 32; cut < shared.cut_tiles; cut += kGqaPlanThreads / 32) {
+      const GqaItem item = workspace.cut_tiles[cut];
+      for (int i = lane; i < item.pieces; i += 32) {
+        const int begin = GqaPieceEnd(item.key_end, i - 1, item.pieces);
+        const int end = GqaPieceEnd(item.key_end, i, item.pieces);
+        if (end > begin) visit(item, begin, end);
+      }
     }
-    workspace.counters->num_items = count * args.kv_heads;
+  };
+  for_pieces([&](const GqaItem& item, int begin, int end) {
+    atomicAdd(&shared.class_count[GqaCostClass(end - begin, longest)], 1);
+    atomicAdd(&workspace.cut_tiles[item.cut].head, 1);  // pieces that there are
+  });
+  __syncthreads();
+  if (thread < 32) {
+    static_assert(kGqaClasses == 32);
+    const int size = shared.class_count[lane];
+    int end = size;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, end, step);
+      if (lane >= step) end += before;
+    }
+    shared.class_count[lane] = end - size;
+    if (lane == 31) {
+      *workspace.counters = {.num_items = end * args.kv_heads, .next_item = 0, .left_blocks = 0};
+    }
   }
   __syncthreads();
 
-  // Second pass: write the items.
+  // Write the items.
   ForGqaTiles(args, [&](const GqaPlanTile& tile, int index) {
-    const int4 plan = workspace.tile_plans[index];
-    GqaItem item = {};
-    item.request = tile.request;
-    item.first_row = tile.first_row;
-    item.tokens = tile.tokens;
-    item.position = tile.position;
-    item.cut = plan.y;
-    item.first_unit = plan.z;
-    const int first_end = tile.PieceEnd(0, plan.x);
-    const int folded = CountGqaSplits(first_end);
-    item.partials = plan.y < 0 ? 0 : 1 + CountGqaSplits(tile.key_end) - folded;
-    // Short pieces may round to the same place, so there may be fewer.
-    int begin = tile.key_begin;
-    for (int i = 0; i < plan.x; ++i) {
-      const int end = tile.PieceEnd(i, plan.x);
-      if (end > begin) ++item.pieces;
-      begin = end;
-    }
-    begin = tile.key_begin;
-    for (int i = 0; i < plan.x; ++i) {
-      const int end = tile.PieceEnd(i, plan.x);
-      if (end <= begin) continue;
-      item.key_begin = begin;
-      item.key_end = end;
-      item.partial = begin == 0 ? 0 : 1 + CountGqaSplits(begin) - folded;
-      const int at = atomicAdd(&shared.class_count[GqaCostClass(end - begin, longest)], 1);
-      workspace.items[at] = item;
-      begin = end;
-    }
+    if (workspace.tile_cuts[index] >= 0) return;
+    workspace.items[atomicAdd(&shared.class_count[GqaCostClass(tile.keys(), longest)], 1)] =
+        tile.Item();
+  });
+  for_pieces([&](GqaItem item, int begin, int end) {
+    const int folded = item.partial;  // splits of the first piece, which leaves one result
+    item.pieces = workspace.cut_tiles[item.cut].head;
+    item.partial = begin == 0 ? 0 : 1 + CountGqaSplits(begin) - folded;
+    item.key_begin = begin;
+    item.key_end = end;
+    workspace.items[atomicAdd(&shared.class_count[GqaCostClass(end - begin, longest)], 1)] = item;
   });
 }
 

@@ -71,41 +71,44 @@ __device__ __forceinline__ void ClearGqaValues(uint8_t* values, int begin) {
   }
 }
 
-/// Which keys a thread's two rows see: [low, high).
-struct GqaVisible {
-  int low[2];
-  int high[2];
-  int tile_low, tile_high;  // that some row of the tile sees
-  int all_low, all_high;    // that all do
+/// Positions of a tile's tokens, and the keys that they see. Computed where it is asked for:
+/// registers are short.
+struct GqaPositions {
+  int first;
+  int last;  // below `first`: no tokens
 
-  __device__ __forceinline__ GqaVisible(const GqaKernelArguments& args, const GqaTile& tile,
-                                        int position, int row0) {
-    const int last = max(0, tile.rows / tile.row_heads - 1);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int at = position + min((row0 + 8 * h) / tile.row_heads, last);
-      low[h] = FirstKey(args.window, at);
-      high[h] = at + 1;
-    }
-    tile_low = FirstKey(args.window, position);
-    all_low = FirstKey(args.window, position + last);
-    all_high = position + 1;
-    tile_high = tile.rows > 0 ? position + last + 1 : 0;
+  __device__ __forceinline__ GqaPositions(const GqaKernelArguments& args, const GqaItem& item,
+                                          int group) {
+    const int token = group * args.tile_tokens;
+    first = item.position + token;
+    last = first + min(args.tile_tokens, item.tokens - token) - 1;
   }
-  __device__ __forceinline__ bool Any(int key0) const {
-    return key0 < tile_high && key0 + kGqaTileKeys > tile_low;
+  /// Whether some row sees some of the 64 keys from key0 on.
+  __device__ __forceinline__ bool SeeAny(const GqaKernelArguments& args, int key0) const {
+    return first <= last && key0 <= last && key0 + kGqaTileKeys > FirstKey(args.window, first);
   }
-  __device__ __forceinline__ void Hide(int key0, float (&scores)[32]) const {
-    if (key0 >= all_low && key0 + kGqaTileKeys <= all_high) return;
-    const int first = key0 + static_cast<int>(threadIdx.x % 4) * 2;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const int key = first + j / 4 * 8 + j % 2;
-      const int h = j / 2 % 2;
-      if (key < low[h] || key >= high[h]) scores[j] = -INFINITY;
-    }
+  /// Whether all rows see all of them.
+  __device__ __forceinline__ bool SeeAll(const GqaKernelArguments& args, int key0) const {
+    return key0 + kGqaTileKeys <= first + 1 && key0 >= FirstKey(args.window, last);
   }
 };
+
+/// Takes the keys that its two rows, row0 and row0 + 8, do not see out of a thread's scores.
+__device__ __forceinline__ void HideGqaKeys(const GqaKernelArguments& args,
+                                            const GqaPositions& positions, int row0, int key0,
+                                            float (&scores)[32]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int position = min(positions.first + (row0 + 8 * h) / args.row_heads, positions.last);
+    const int low = FirstKey(args.window, position) - key0 - static_cast<int>(threadIdx.x % 4) * 2;
+    const int high = position + 1 - key0 - static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int key = j / 2 * 8 + j % 2;
+      if (key < low || key >= high) scores[j / 2 * 4 + 2 * h + j % 2] = -INFINITY;
+    }
+  }
+}
 
 /// The whole row's sum of a thread's part; four lanes share a row.
 __device__ __forceinline__ float GqaRowSum(float sum) {
@@ -181,12 +184,9 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
   for (uint32_t item_count = 0;; ++item_count) {
     const int slot = item_count % kGqaItemSlots;
     BarrierWait(&shared.item_full[slot], item_count / kGqaItemSlots & 1);
-    const GqaItem item = shared.item[slot];
-    BarrierArriveWarp(&shared.item_empty[slot]);
+    const GqaItem& item = shared.item[slot];  // stays there: registers are short
     if (item.request < 0) break;
-    const GqaTile tile(args, item, group);
-    const GqaVisible visible(args, tile, item.position + group * args.tile_tokens, row0);
-    LoadGqaQueries(args, tile, queries);
+    LoadGqaQueries(args, GqaTile(args, item, group), queries);
     ProxyFence();
     NamedSync(kGqaGroupBarrier + group, 128);
 
@@ -217,7 +217,8 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
         BarrierArriveWarp(&shared.empty[stage]);
         NamedSync(kGqaWideBarrier, Body::kConsumers);
       }
-      if (visible.Any(key0)) {
+      const GqaPositions positions(args, item, group);
+      if (positions.SeeAny(args, key0)) {
         float scores[32];
         if constexpr (!Body::kCodes) BarrierWait(&shared.full[stage][0], parity);
         PinRegisters(scores);
@@ -232,7 +233,7 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
         WgmmaCommit();
         WgmmaWait<0>();
         PinRegisters(scores);
-        visible.Hide(key0, scores);
+        if (!positions.SeeAll(args, key0)) HideGqaKeys(args, positions, row0, key0, scores);
         uint32_t packed[16];
         now.AddScores(scores, args.score_scale, packed);
         if constexpr (!Body::kCodes) BarrierWait(&shared.full[stage][1], parity);
@@ -258,7 +259,7 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
 #pragma unroll
             for (float& value : now.output) value = 0.0F;
           }
-          LeavePartial(args.workspace, item, tile, partial++, row0, split, now.output);
+          LeavePartial(args.workspace, item, GqaTile(args, item, group), partial++, row0, split, now.output);
         } else if (first_split) {
 #pragma unroll
           for (int i = 0; i < 64; ++i) folded[i] = now.output[i];
@@ -278,6 +279,7 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
         now.Begin();
       }
     }
+    const GqaTile tile(args, item, group);
     if constexpr (!Body::kSplits) {
       now.RowStates(state);
       WriteGqaOutputs<kGqaGroupBarrier>(args, tile, queries, group, row0, state, now.output);
@@ -304,6 +306,7 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
         }
       }
     }
+    BarrierArriveWarp(&shared.item_empty[slot]);
     NamedSync(kGqaGroupBarrier + group, 128);  // the queries' place is read until here
   }
 }
