@@ -3,7 +3,7 @@
 // logprob bits must be equal. Long because engines and requests are drawn together.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
-//                           [--eagle3 1] [--sparse 1] [--device cuda] [--int4 1]
+//                           [--eagle3 1] [--sparse 1] [--step 1] [--device cuda] [--int4 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -14,11 +14,13 @@
 //
 // With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
 //
+// With --step 1 all models are Step-3.5s.
+//
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
 // the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
-// rounded to INT4, beside the rest in bfloat16.
+// rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it. Long because every kind of model, drafter and request is drawn in one
@@ -61,13 +63,14 @@ struct Arguments {
   bool eagle3 = false;
   bool sparse = false;
   bool int4 = false;
+  bool step = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -98,6 +101,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.sparse = value != 0;
     } else if (name == "--int4") {
       arguments.int4 = value != 0;
+    } else if (name == "--step") {
+      arguments.step = value != 0;
     } else if (name == "--eagle3") {
       arguments.eagle3 = value != 0;
     } else {
@@ -191,6 +196,14 @@ constexpr std::array kInt4Models = {
                 .dtype = DType::kBF16,
                 .shape = Shape::kInt4,
                 .rounded_cache = true},
+constexpr std::array kStepModels = {
+    ModelChoice{"small Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
+};
+
+constexpr std::array kGpuStepModels = {
+    ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
 };
 
 /// Of the processor, or of a GPU's operations.
@@ -226,6 +239,7 @@ class Fuzz {
         eagle3_(arguments.eagle3),
         sparse_(arguments.sparse),
         int4_(arguments.int4),
+        step_(arguments.step),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -315,6 +329,7 @@ class Fuzz {
       // A processor has no rounded cache of latent entries.
       return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
     }
+    if (step_) return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));
@@ -344,7 +359,7 @@ class Fuzz {
         if (model.dummy_seed) o.checkpoint = small_model_.directory();
         break;
       case Shape::kStep:
-        o.checkpoint = small_step_model_.directory();
+        o.checkpoint = on_gpu() ? gpu_step_model_.directory() : small_step_model_.directory();
         break;
       case Shape::kSparse:
         o.checkpoint = small_sparse_model_.directory();
@@ -379,6 +394,8 @@ class Fuzz {
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
     if (eagle3_) o.drafter = kEagle3;
+    // EAGLE-3 drafters have latent attention.
+    if (on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
     if (model.shape == Shape::kSparse) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram};
       o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
@@ -528,10 +545,12 @@ class Fuzz {
   bool eagle3_;
   bool sparse_;
   bool int4_;
+  bool step_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
+  SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
   SmallSparseModel small_sparse_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
   std::optional<Int4TinyModel> int4_model_;
