@@ -1,4 +1,4 @@
-// Steps of a network on a GPU, with random weights, through the engine's own operations: requests
+// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the engine's own operations: requests
 // of 1024 tokens that decode 1 row or verify 4, and prompts; or the cases that are given. Prints
 // milliseconds beside what the bytes that a step reads take at the card's bandwidth.
 //
@@ -28,6 +28,7 @@
 #include "outrider/kernels/cuda/load_weights.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/networks/cuda/code_source.h"
 
 namespace outrider::cuda {
 namespace {
@@ -131,7 +132,9 @@ class StepBench {
         cases_(std::move(cases)),
         prompts_(cases_.empty()),
         config_(ParseModelConfig(config, std::nullopt, name_)),
-        source_(MakeDummyWeights(config_, 1)),
+        source_(config_.quantization.method == "fp8"
+                    ? std::make_unique<CodeSource>(config_, 1, /*powers_of_two=*/false)
+                    : MakeDummyWeights(config_, 1)),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
         device_{ops_, &pool_} {
     const double before = Seconds();
