@@ -133,7 +133,7 @@ class StepBench {
         prompts_(cases_.empty()),
         config_(ParseModelConfig(config, std::nullopt, name_)),
         source_(config_.quantization.method == "fp8"
-                    ? std::make_unique<CodeSource>(config_, 1, /*powers_of_two=*/false)
+                    ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
                     : MakeDummyWeights(config_, 1)),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
         device_{ops_, &pool_} {

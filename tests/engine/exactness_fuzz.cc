@@ -196,6 +196,8 @@ constexpr std::array kInt4Models = {
                 .dtype = DType::kBF16,
                 .shape = Shape::kInt4,
                 .rounded_cache = true},
+};
+
 constexpr std::array kStepModels = {
     ModelChoice{"small Step, bfloat16", DType::kBF16, 7, Shape::kStep},
     ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
@@ -329,7 +331,9 @@ class Fuzz {
       // A processor has no rounded cache of latent entries.
       return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
     }
-    if (step_) return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
+    if (step_) {
+      return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
+    }
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));

@@ -71,7 +71,7 @@ class StepTest : public HopperTest<testing::TestWithParam<bool>> {
  protected:
   static std::unique_ptr<WeightSource> Source(const ModelConfig& config) {
     if (!GetParam()) return MakeDummyWeights(config, 3);
-    return std::make_unique<CodeSource>(config, 3, false);
+    return std::make_unique<CodeSource>(config, 3, Codes::kBlocks);
   }
 };
 

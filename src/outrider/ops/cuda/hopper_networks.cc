@@ -91,6 +91,12 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
 }
 
 void CheckDrafterRunsOnHopper(const ModelConfig& target, const ModelConfig& drafter) {
+  if (!std::holds_alternative<MlaSpec>(target.layer(0).attention)) {
+    throw InvalidArgument(
+        "a drafter with latent attention does not run on the GPU beside {}, which has none; "
+        "--device cpu runs it",
+        target.model_type);
+  }
   CheckHidden(drafter);
   const LayerSpec& layer = drafter.layers.front();
   const auto& attention = std::get<MlaSpec>(layer.attention);
