@@ -16,6 +16,8 @@ programs="
 kernels/cuda/draw_test *Sanitizer:*Places
 kernels/cuda/expert_matmul_test */1:*/2:*/5:*/7:*/8
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
+kernels/cuda/gqa_attention_test *Growing*2_2*:*Growing*10_2*:*Growing*48_1*:*InPieces*2_2*
+kernels/cuda/head_rows_test HeadRowsTest.*:*/HeadRowsTest.*
 kernels/cuda/head_projection_test *heads3*:*heads8*
 kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
