@@ -3,8 +3,9 @@
 //   gqa_attention_bench                               the goals' cases and more
 //   gqa_attention_bench heads,window,rows,requests,context,bf16|e4m3 ...    these
 //
-// One graph of several launches over caches of their own, random data, medians of replays. Key heads
-// are 8, blocks of 64 tokens in random order. Cases with more than 32 rows per request are prompts.
+// One graph of several launches over caches of their own, random data, medians of replays. Key
+// heads are 8, blocks of 64 tokens in random order. Cases with more than 32 rows per request are
+// prompts.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -34,7 +35,8 @@ struct Case {
 };
 
 void Run(const Case& c, cudaStream_t stream) {
-  const int64_t entry = int64_t{2} * kKvHeads * kGqaHeadDim * static_cast<int64_t>(DTypeSize(c.dtype));
+  const int64_t entry =
+      int64_t{2} * kKvHeads * kGqaHeadDim * static_cast<int64_t>(DTypeSize(c.dtype));
   const int64_t block_bytes = entry * kBlockSize;
   const int blocks_each = (c.context + kBlockSize - 1) / kBlockSize;
   const int blocks = blocks_each * c.requests;
@@ -80,7 +82,8 @@ void Run(const Case& c, cudaStream_t stream) {
   params.gates = gates.data();
   params.gate_stride = c.heads;
   params.output = out.data();
-  const GqaLimits limits = {.max_tokens = tokens, .max_requests = c.requests, .shape = params.shape};
+  const GqaLimits limits = {
+      .max_tokens = tokens, .max_requests = c.requests, .shape = params.shape};
   const DeviceArray<uint8_t> workspace(GqaWorkspaceBytes(limits), 0);
   CudaOk(PlanGqaAttention(params, limits, workspace.data(), stream), "plan");
   CudaOk(cudaStreamSynchronize(stream), "plan");
@@ -101,11 +104,11 @@ void Run(const Case& c, cudaStream_t stream) {
   const double bytes = static_cast<double>(seen) * c.requests * static_cast<double>(entry) +
                        4.0 * static_cast<double>(tokens * width);
   const double limit = bytes / BytesPerUs();
-  std::printf("%3d heads window %4d, %4d rows x %3d requests at %6d, %s: %9.1f us, limit %8.1f, "
-              "%.2f of it, %5.0f TFLOP/s; plan %.1f us\n",
-              c.heads, c.window, c.rows, c.requests, c.context,
-              c.dtype == DType::kBF16 ? "bf16" : "e4m3", us, limit, limit / us,
-              pairs * 4 * kGqaHeadDim / us * 1e-6, plan_us);
+  std::printf(
+      "%3d heads window %4d, %4d rows x %3d requests at %6d, %s: %9.1f us, limit %8.1f, "
+      "%.2f of it, %5.0f TFLOP/s; plan %.1f us\n",
+      c.heads, c.window, c.rows, c.requests, c.context, c.dtype == DType::kBF16 ? "bf16" : "e4m3",
+      us, limit, limit / us, pairs * 4 * kGqaHeadDim / us * 1e-6, plan_us);
   std::fflush(stdout);
 }
 
@@ -125,9 +128,14 @@ int Main(int count, char** arguments) {
   if (cases.empty()) {
     for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
       for (const int rows : {1, 4}) {
-        for (const auto& [requests, context] :
-             {std::pair{1, 1024}, {1, 32768}, {8, 1024}, {8, 32768}, {32, 1024}, {32, 32768},
-              {128, 1024}, {128, 2048}}) {
+        for (const auto& [requests, context] : {std::pair{1, 1024},
+                                                {1, 32768},
+                                                {8, 1024},
+                                                {8, 32768},
+                                                {32, 1024},
+                                                {32, 32768},
+                                                {128, 1024},
+                                                {128, 2048}}) {
           cases.push_back({64, 0, rows, requests, context, dtype});
         }
         for (const auto& [requests, context] : {std::pair{1, 1024}, {32, 32768}, {128, 1024}}) {

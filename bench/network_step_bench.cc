@@ -1,6 +1,7 @@
-// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the engine's own operations: requests
-// of 1024 tokens that decode 1 row or verify 4, and prompts; or the cases that are given. Prints
-// milliseconds beside what the bytes that a step reads take at the card's bandwidth.
+// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the
+// engine's own operations: requests of 1024 tokens that decode 1 row or verify 4, and prompts; or
+// the cases that are given. Prints milliseconds beside what the bytes that a step reads take at the
+// card's bandwidth.
 //
 //   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
 //                      [v2-lite|glm-4.7-flash|step-12|CONFIG.json]...
@@ -249,8 +250,8 @@ class StepBench {
   static double CacheBytes(const LayerSpec& layer, const Case& c) {
     const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
     if (gqa == nullptr) return 2.0 * 576 * c.context;
-    const int64_t keys = gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1)
-                                         : c.context;
+    const int64_t keys =
+        gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
     return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
   }
 

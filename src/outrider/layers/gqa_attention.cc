@@ -31,10 +31,10 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
   const Tensor k = all.Columns(query, entry);
   const Tensor v = all.Columns(query + entry, entry);
   const Tensor gates = all.Columns(query + 2 * entry, s.heads);
-  ops.Multiply(context, std::array{Product{.x = x, .w = &w.q, .y = q},
-                                   Product{.x = x, .w = &w.k, .y = k},
-                                   Product{.x = x, .w = &w.v, .y = v},
-                                   Product{.x = x, .w = &w.gate, .y = gates}});
+  ops.Multiply(
+      context,
+      std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
+                 Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}});
   ops.WriteHeadEntries(context, PerHead(s), inputs,
                        {.q = q,
                         .k = k,
@@ -58,8 +58,8 @@ void WriteGqaEntries(const Context& context, const GqaShape& s, const GqaWeights
   const Tensor all = context.Activations(x.rows, 2 * entry);
   const Tensor k = all.Columns(0, entry);
   const Tensor v = all.Columns(entry, entry);
-  context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.k, .y = k},
-                                           Product{.x = x, .w = &w.v, .y = v}});
+  context.ops.Multiply(
+      context, std::array{Product{.x = x, .w = &w.k, .y = k}, Product{.x = x, .w = &w.v, .y = v}});
   context.ops.WriteHeadEntries(context, PerHead(s), inputs,
                                {.k = k,
                                 .v = v,

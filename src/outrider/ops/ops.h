@@ -131,13 +131,13 @@ struct EntryArgs {
 /// What finishes queries, keys and values of grouped-query attention after their product. They may
 /// change; keys and values stand side by side.
 struct HeadEntryArgs {
-  Tensor q = {};                   // [rows, heads * D]; without columns: there are none
-  Tensor k;                        // [rows, kv_heads * D]
-  Tensor v;                        // [rows, kv_heads * D]
-  const float* q_norm = nullptr;   // [D]
-  const float* k_norm = nullptr;   // [D]
+  Tensor q = {};                  // [rows, heads * D]; without columns: there are none
+  Tensor k;                       // [rows, kv_heads * D]
+  Tensor v;                       // [rows, kv_heads * D]
+  const float* q_norm = nullptr;  // [D]
+  const float* k_norm = nullptr;  // [D]
   float norm_eps = 0;
-  Rotary rotary;                   // of the first values of a head
+  Rotary rotary;  // of the first values of a head
   LayerCache cache;
 };
 

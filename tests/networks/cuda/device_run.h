@@ -112,10 +112,10 @@ class TestNetwork {
  public:
   TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules)
       : pool_(TestThreads()),
-        model_(LoadNetwork(
-            config, mtp_modules, source, {.compute_dtype = DType::kBF16},
-            {{ops_, &pool_}, DType::kBF16,
-             AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})) {}
+        model_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = DType::kBF16},
+                           {{ops_, &pool_},
+                            DType::kBF16,
+                            AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})) {}
 
   Network& model() { return *model_; }
   const CudaOps& ops() const { return ops_; }

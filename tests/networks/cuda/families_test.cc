@@ -237,7 +237,8 @@ TEST(HopperNetworks, AreRefusedWithWhatWouldRun) {
   refused([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 8; },
           "the attention of layer 2");
   refused([](ModelConfig& c) { c.layers[1].attention = GqaSpec(); },
-          "deepseek_v2 does not run on the GPU: the kernels take latent attention (MLA) of DeepSeek-V2's "
+          "deepseek_v2 does not run on the GPU: the kernels take latent attention (MLA) of "
+          "DeepSeek-V2's "
           "form, or grouped-query attention");
   refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).router.experts = 12; },
           "n_routed_experts 12");

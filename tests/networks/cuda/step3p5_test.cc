@@ -82,8 +82,8 @@ TEST_P(StepTest, EveryLayerBesideTheCpus) {
   const auto source = Source(config);
   std::mt19937 random(2);
   TestNetwork network(config, *source, 3);
-  const std::vector<KnownRequest> requests = RandomRequests(
-      random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
   const int32_t blocks = NumBlocks(requests);
   CpuNetwork f32(config, *source, 3, DType::kF32, blocks, kBlock);
   CpuNetwork bf16(config, *source, 3, DType::kBF16, blocks, kBlock);
@@ -148,9 +148,8 @@ TEST_P(StepTest, BitsDoNotDependOnTheStep) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Weights, StepTest, testing::Bool(), [](const auto& test) {
-  return std::string(test.param ? "f8" : "bf16");
-});
+INSTANTIATE_TEST_SUITE_P(Weights, StepTest, testing::Bool(),
+                         [](const auto& test) { return std::string(test.param ? "f8" : "bf16"); });
 
 TEST(HopperStep, IsRefusedWithWhatWouldRun) {
   ModelConfig c = SmallStep();

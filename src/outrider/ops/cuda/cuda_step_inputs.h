@@ -49,11 +49,11 @@ struct PromptGroup {
 
 /// What the layers of a cache group read. Over a latent cache kernels know blocks that follow each
 /// other; those of a layer lie some blocks apart in the pool's pages, so numbers of blocks are
-/// counted in these. Over per-head entries they know how far blocks are apart, and numbers are those
-/// of the pool's pages.
+/// counted in these. Over per-head entries they know how far blocks are apart, and numbers are
+/// those of the pool's pages.
 struct CacheInputs {
-  const int64_t* slots = nullptr;  // [rows] on the device; negative: the row writes nothing
-  DecodeRequests decode;           // generated rows
+  const int64_t* slots = nullptr;   // [rows] on the device; negative: the row writes nothing
+  DecodeRequests decode;            // generated rows
   DecodeRequests per_head_prompts;  // over per-head entries: the other rows
   std::vector<PromptGroup> prompts;
 };

@@ -29,8 +29,8 @@ void CheckHidden(const ModelConfig& c) {
 
 void CheckAttention(const GqaSpec& a, const RotarySpec& rotary) {
   Require(a.head_dim == kGqaHeadDim, "head_dim", a.head_dim, "128");
-  Require(a.heads / a.kv_heads <= kGqaTileRows, "query heads for each of the key heads:",
-          a.heads / a.kv_heads, "up to 64");
+  Require(a.heads / a.kv_heads <= kGqaTileRows,
+          "query heads for each of the key heads:", a.heads / a.kv_heads, "up to 64");
   Require(rotary.dims % 8 == 0, "rotated values of a head:", rotary.dims, "multiples of 8");
 }
 

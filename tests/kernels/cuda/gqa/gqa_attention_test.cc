@@ -1,5 +1,5 @@
-// Grouped-query attention on a Hopper GPU against double precision, and the equality of a row's bits
-// over windows, batches, bodies, block sizes and graph replays.
+// Grouped-query attention on a Hopper GPU against double precision, and the equality of a row's
+// bits over windows, batches, bodies, block sizes and graph replays.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -55,16 +55,15 @@ class GqaAttentionTest : public HopperTest<::testing::TestWithParam<Case>> {
       for (int t = 0; t < batch[i].query_len; t += stride) {
         const int length = batch[i].seq_len - batch[i].query_len + t + 1;
         const GqaBatchResult alone = world.Run({{batch[i].request, length, 1}});
-        ASSERT_EQ(alone[0][0], result[i][t])
-            << "request " << i << " length " << batch[i].seq_len << " window "
-            << batch[i].query_len << " token " << t;
+        ASSERT_EQ(alone[0][0], result[i][t]) << "request " << i << " length " << batch[i].seq_len
+                                             << " window " << batch[i].query_len << " token " << t;
       }
     }
   }
 };
 
-const std::vector<int> kEdgeLengths = {1,   2,   7,   8,   63,   64,   65,   127,  128,  129,
-                                       255, 256, 257, 511, 512,  513,  575,  576,  577,  640,
+const std::vector<int> kEdgeLengths = {1,   2,   7,    8,    63,   64,   65,   127,  128, 129,
+                                       255, 256, 257,  511,  512,  513,  575,  576,  577, 640,
                                        700, 960, 1023, 1025, 1280, 2049, 4095, 4097, 4700};
 
 TEST_P(GqaAttentionTest, EdgeLengthsAreRight) {
@@ -108,7 +107,8 @@ TEST_P(GqaAttentionTest, APromptInOnePieceIsThePromptInPieces) {
     end += piece;
     const GqaBatchResult part = world.Run({{0, end, piece}}, GqaBody::kManyRows);
     for (int t = 0; t < piece; ++t) {
-      ASSERT_EQ(part[0][t], expected[0][end - piece + t]) << "piece of " << piece << ", token " << t;
+      ASSERT_EQ(part[0][t], expected[0][end - piece + t])
+          << "piece of " << piece << ", token " << t;
     }
   }
   ASSERT_EQ(end, 1100);

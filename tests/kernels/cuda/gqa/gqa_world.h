@@ -34,7 +34,7 @@ struct GqaBatchRequest {
   int query_len;  // the last tokens before seq_len
 };
 
-using GqaRow = std::vector<uint16_t>;                         // [heads, 128]
+using GqaRow = std::vector<uint16_t>;                     // [heads, 128]
 using GqaBatchResult = std::vector<std::vector<GqaRow>>;  // by (index in batch, token)
 
 class GqaWorld {
@@ -43,7 +43,8 @@ class GqaWorld {
   static constexpr float kScale = 0.0884F;
   static constexpr int64_t kPoisonBytes = 4096;  // between blocks
 
-  explicit GqaWorld(GqaWorldOptions options) : options_(std::move(options)), random_(options_.seed) {
+  explicit GqaWorld(GqaWorldOptions options)
+      : options_(std::move(options)), random_(options_.seed) {
     const int block = options_.block_size;
     const int64_t width = EntryWidth();
     int blocks = 2;  // never used: poison
@@ -65,8 +66,8 @@ class GqaWorld {
       std::vector<float> entries(length * width);
       for (int j = 0; j < length; ++j) {
         if (j % block == 0) table[j / block] = order[next++];
-        uint8_t* const to = cache.data() + table[j / block] * block_bytes_ +
-                            j % block * width * ElementBytes();
+        uint8_t* const to =
+            cache.data() + table[j / block] * block_bytes_ + j % block * width * ElementBytes();
         const float size = options_.growing ? 0.2F + 4.0F * static_cast<float>(j % 777) / 777 : 1;
         for (int64_t d = 0; d < width; ++d) {
           const float value = Normal() * size;

@@ -41,9 +41,7 @@ class HeadRowsTest : public HopperTest<::testing::TestWithParam<Case>> {
     std::vector<uint8_t> cache;
   };
 
-  static int64_t Stride() {
-    return (GetParam().heads + 2 * GetParam().kv_heads) * kDim + 2 * kGap;
-  }
+  static int64_t Stride() { return (GetParam().heads + 2 * GetParam().kv_heads) * kDim + 2 * kGap; }
   static int64_t KeysAt() { return GetParam().heads * kDim + kGap; }
   static int64_t ValuesAt() { return KeysAt() + GetParam().kv_heads * kDim + kGap; }
   static int64_t ElementBytes() { return GetParam().dtype == DType::kBF16 ? 2 : 1; }
@@ -192,7 +190,8 @@ TEST_P(HeadRowsTest, ARowsBitsDependOnThatRowAlone) {
       ASSERT_EQ(alone.x[i], all.x[r * Stride() + i]) << "row " << r << " value " << i;
     }
     if (rows.slots[r] < 0) continue;
-    const int64_t at = rows.slots[r] / kBlock * BlockBytes() + rows.slots[r] % kBlock * EntryBytes();
+    const int64_t at =
+        rows.slots[r] / kBlock * BlockBytes() + rows.slots[r] % kBlock * EntryBytes();
     for (int64_t i = 0; i < EntryBytes(); ++i) ASSERT_EQ(alone.cache[at + i], all.cache[at + i]);
   }
 }

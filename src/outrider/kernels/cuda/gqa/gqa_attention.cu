@@ -1,9 +1,8 @@
 // Host side of grouped-query attention: checks, workspace, tensor maps, launches.
-#include "outrider/kernels/cuda/gqa/gqa_attention.h"
-
 #include <algorithm>
 
 #include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/gqa/gqa_plan_task.cuh"
 #include "outrider/kernels/cuda/gqa/gqa_task.cuh"
 #include "outrider/kernels/cuda/refused_argument.h"
@@ -43,8 +42,8 @@ int Blocks(GqaBody body) { return Multiprocessors() * (body == GqaBody::kFewRows
 
 GqaWorkspace Carve(const GqaLimits& limits, void* memory) {
   constexpr size_t kAlign = 256;
-  const auto tiles = static_cast<size_t>(limits.max_tokens / TileTokens(limits.shape) +
-                                         limits.max_requests + 1);
+  const auto tiles =
+      static_cast<size_t>(limits.max_tokens / TileTokens(limits.shape) + limits.max_requests + 1);
   const size_t units = limits.shape.window > 0 ? 0 : kMaxGqaUnits;
   GqaWorkspace workspace;
   auto* const base = static_cast<uint8_t*>(memory);
@@ -92,10 +91,10 @@ void CheckRequests(const GqaParams& params, const GqaLimits& limits) {
 }
 
 void CheckMemory(const GqaParams& params) {
-  const bool cache_fits = params.block_size > 0 && params.block_size % 8 == 0 &&
-                          params.block_stride % 16 == 0 && params.num_blocks > 0 &&
-                          (params.cache_dtype == DType::kBF16 ||
-                           params.cache_dtype == DType::kF8E4M3);
+  const bool cache_fits =
+      params.block_size > 0 && params.block_size % 8 == 0 && params.block_stride % 16 == 0 &&
+      params.num_blocks > 0 &&
+      (params.cache_dtype == DType::kBF16 || params.cache_dtype == DType::kF8E4M3);
   if (!cache_fits) {
     RefuseArgument("grouped-query attention: a cache of ", params.num_blocks, " blocks of ",
                    params.block_size, " tokens, ", params.block_stride, " bytes apart, of ",
@@ -137,8 +136,7 @@ bool EncodeCache(CUtensorMap* map, const GqaParams& params) {
   const cuuint64_t strides[3] = {groups * 128, 128, static_cast<cuuint64_t>(params.block_stride)};
   const cuuint32_t box[4] = {columns, static_cast<cuuint32_t>(BoxRows(params.block_size)), 1, 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  return encode(map,
-                codes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+  return encode(map, codes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
                 const_cast<void*>(params.cache), sizes, strides, box, element_strides,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

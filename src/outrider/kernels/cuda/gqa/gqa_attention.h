@@ -72,8 +72,8 @@ struct GqaParams {
   DType cache_dtype = DType::kBF16;  // or kF8E4M3: the numbers as they are, without scales
   int64_t block_stride = 0;          // bytes from a block to the next, a multiple of 16
   int num_blocks = 0;
-  int block_size = 0;  // a multiple of 8
-  float softmax_scale = 1.0F;  // > 0
+  int block_size = 0;           // a multiple of 8
+  float softmax_scale = 1.0F;   // > 0
   const void* gates = nullptr;  // optional bf16 [num_tokens, heads], before the sigmoid
   int64_t gate_stride = 0;
   void* output = nullptr;  // bf16 [num_tokens, heads, 128], 16-byte aligned rows

@@ -24,9 +24,9 @@ struct GqaBodySm90 {
   static constexpr bool kCodes = kCodesFlag;
   static constexpr bool kSplits = kSplitsFlag;
   static constexpr int kConsumers = 128 * kGroups;
-  static constexpr int kThreads = kConsumers + 128;  // of the last warpgroup one warp copies
+  static constexpr int kThreads = kConsumers + 128;     // of the last warpgroup one warp copies
   static constexpr int kBlocks = kGroups == 1 ? 2 : 1;  // per multiprocessor
-  static constexpr int kRegisters = kGroups == 1 ? 216 : 232;  // of a consumer
+  static constexpr int kRegisters = kGroups == 1 ? 216 : 232;                     // of a consumer
   static constexpr int kStageBytes = kCodes ? kGqaTileBytes / 2 : kGqaTileBytes;  // keys or values
   static constexpr int kStages = kGroups == 1 ? (kCodes ? 4 : 3) : 6;
   static constexpr int kWideTiles = kCodes ? kGroups : 0;
@@ -56,7 +56,7 @@ struct GqaKernelArguments {
   int row_heads;    // query heads per key head
   int tile_tokens;  // of a warpgroup
   int window;
-  bool keys_again;  // other blocks are to read the same keys
+  bool keys_again;    // other blocks are to read the same keys
   float score_scale;  // softmax_scale * log2(e)
   const __nv_bfloat16* gates;
   int64_t gate_stride;
@@ -99,10 +99,11 @@ __device__ __forceinline__ void LoadGqaItems(const GqaKernelArguments& args, con
     constexpr int kWords = sizeof(GqaItem) / sizeof(int);
     int word = -1;
     if (index < num_items && lane < kWords) {
-      word = lane + 1 < kWords ? __ldcg(reinterpret_cast<const int*>(
-                                            args.workspace.items + index / args.kv_heads) +
-                                        lane)
-                               : index % args.kv_heads;
+      word =
+          lane + 1 < kWords
+              ? __ldcg(reinterpret_cast<const int*>(args.workspace.items + index / args.kv_heads) +
+                       lane)
+              : index % args.kv_heads;
     }
     BarrierWait(&shared.item_empty[slot], (item_count / kGqaItemSlots & 1) ^ 1);
     if (lane < kWords) reinterpret_cast<int*>(&shared.item[slot])[lane] = word;

@@ -7,7 +7,8 @@
 namespace outrider::cuda {
 
 /// The size of the split at `key`, as a power of two; splits begin at multiples of it. Part of a
-/// row's arithmetic: short splits keep a lone request's latency down, long ones the cost of folding.
+/// row's arithmetic: short splits keep a lone request's latency down, long ones the cost of
+/// folding.
 __device__ __forceinline__ int GqaSplitShift(int key) {
   return key < 1024 ? 7 : key < 4096 ? 8 : key < 16384 ? 9 : 10;
 }
@@ -72,9 +73,9 @@ struct GqaWorkspace {
   // pieces there are as `head` and the splits of the first as `partial`.
   int* tile_cuts;
   GqaItem* cut_tiles;
-  int* arrived;      // [cut tiles, kv_heads]: pieces that have left their results; 0 between runs
-  float2* stats;     // [units, 8]: reference (log2 domain) and sum
-  float* outputs;    // [units, 8, 128], not divided by the sum
+  int* arrived;    // [cut tiles, kv_heads]: pieces that have left their results; 0 between runs
+  float2* stats;   // [units, 8]: reference (log2 domain) and sum
+  float* outputs;  // [units, 8, 128], not divided by the sum
   size_t bytes;
 };
 

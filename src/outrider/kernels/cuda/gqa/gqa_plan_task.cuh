@@ -11,7 +11,7 @@ namespace outrider::cuda {
 
 inline constexpr int kGqaPlanThreads = 1024;
 inline constexpr int kGqaClasses = 32;
-inline constexpr int kGqaItemCost = 96;  // what an item costs beside its keys, in keys
+inline constexpr int kGqaItemCost = 96;     // what an item costs beside its keys, in keys
 inline constexpr int kMostGqaPieces = 512;  // times 2^22 keys fit in 32 bits
 
 struct GqaPlanShared {
@@ -44,8 +44,8 @@ struct GqaPlanTile {
   int key_begin;
   int key_end;
 
-  __device__ __forceinline__ GqaPlanTile(const GqaPlanArguments& args, int request_, int query_begin,
-                                         int query_len, int seq_len, int token)
+  __device__ __forceinline__ GqaPlanTile(const GqaPlanArguments& args, int request_,
+                                         int query_begin, int query_len, int seq_len, int token)
       : request(request_),
         first_row(query_begin + token),
         tokens(min(args.tile_tokens, query_len - token)),
@@ -116,16 +116,16 @@ __device__ __forceinline__ void ForGqaTiles(const GqaPlanArguments& args, Visit 
 
 __device__ __forceinline__ int GqaCostClass(int keys, int longest) {
   return kGqaClasses - 1 -
-         min(kGqaClasses - 1, static_cast<int>(static_cast<long long>(keys) * kGqaClasses /
-                                               (longest + 1)));
+         min(kGqaClasses - 1,
+             static_cast<int>(static_cast<long long>(keys) * kGqaClasses / (longest + 1)));
 }
 
 /// Keys that an item should have at most, so that all blocks are busy to the end.
 __device__ __forceinline__ int GqaPieceKeys(const GqaPlanArguments& args,
                                             const GqaPlanShared& shared) {
   const unsigned long long all = shared.cost * static_cast<unsigned>(args.kv_heads);
-  const auto share = static_cast<int>(
-      min(1ull << 29, all * 9 / 8 / static_cast<unsigned>(args.blocks) + 1));
+  const auto share =
+      static_cast<int>(min(1ull << 29, all * 9 / 8 / static_cast<unsigned>(args.blocks) + 1));
   const auto mean = static_cast<int>(min(1ull << 29, shared.cost / max(1, shared.tiles)));
   const int items = shared.tiles * args.kv_heads;
   int best = 1;

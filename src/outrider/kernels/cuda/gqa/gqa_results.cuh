@@ -15,8 +15,9 @@ struct GqaRowState {
 };
 
 /// The factors with which a row's columns so far and the next split's are added up.
-__device__ __forceinline__ GqaRowState FoldGqaRow(const GqaRowState& before, const GqaRowState& next,
-                                                  float* keep, float* add) {
+__device__ __forceinline__ GqaRowState FoldGqaRow(const GqaRowState& before,
+                                                  const GqaRowState& next, float* keep,
+                                                  float* add) {
   const float reference = fmaxf(before.reference, next.reference);
   *keep = PowerOfTwo(before.reference - reference);
   *add = PowerOfTwo(next.reference - reference);
@@ -40,14 +41,15 @@ __device__ __forceinline__ float GqaOutputFactor(const GqaKernelArguments& args,
 
 /// The rows of a warpgroup's tile.
 struct GqaTile {
-  int first_row;     // of the step: its first token's
-  int first_head;    // query head
-  int rows;          // (token, head) pairs
-  int row_in_item;   // the first
-  int item_rows;     // of partial results, a multiple of kGqaUnitRows
+  int first_row;    // of the step: its first token's
+  int first_head;   // query head
+  int rows;         // (token, head) pairs
+  int row_in_item;  // the first
+  int item_rows;    // of partial results, a multiple of kGqaUnitRows
   int row_heads;
 
-  __device__ __forceinline__ GqaTile(const GqaKernelArguments& args, const GqaItem& item, int group) {
+  __device__ __forceinline__ GqaTile(const GqaKernelArguments& args, const GqaItem& item,
+                                     int group) {
     row_heads = args.row_heads;
     const int first = group * args.tile_tokens;
     const int tokens = max(0, min(args.tile_tokens, item.tokens - first));
@@ -101,8 +103,7 @@ __device__ __forceinline__ void WriteGqaOutputs(const GqaKernelArguments& args, 
   for (int h = 0; h < 2; ++h) {
     const int row = row0 + 8 * h;
     if (row >= tile.rows) continue;
-    const float factor =
-        GqaOutputFactor(args, state[h].sum, tile.Token(row), tile.Head(row));
+    const float factor = GqaOutputFactor(args, state[h].sum, tile.Token(row), tile.Head(row));
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       *reinterpret_cast<uint32_t*>(place + j / 8 * kGqaHalfBytes + row * 128 +
@@ -123,8 +124,8 @@ __device__ __forceinline__ void WriteGqaOutputs(const GqaKernelArguments& args, 
   }
 }
 
-/// Folds the partial results of a tile in order and writes its outputs: a warp per row, four columns
-/// per lane. All threads of a warpgroup.
+/// Folds the partial results of a tile in order and writes its outputs: a warp per row, four
+/// columns per lane. All threads of a warpgroup.
 __device__ __forceinline__ void MergeGqaTile(const GqaKernelArguments& args, const GqaItem& item,
                                              const GqaTile& tile) {
   constexpr int kAhead = 8;
@@ -140,10 +141,10 @@ __device__ __forceinline__ void MergeGqaTile(const GqaKernelArguments& args, con
       float2 stats[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int64_t at = first + static_cast<int64_t>(min(begin + i, item.partials - 1)) *
-                                       tile.item_rows;
-        values[i] = __ldcg(reinterpret_cast<const float4*>(workspace.outputs + at * kGqaHeadDim) +
-                           lane);
+        const int64_t at =
+            first + static_cast<int64_t>(min(begin + i, item.partials - 1)) * tile.item_rows;
+        values[i] =
+            __ldcg(reinterpret_cast<const float4*>(workspace.outputs + at * kGqaHeadDim) + lane);
         stats[i] = __ldcg(workspace.stats + at);
       }
 #pragma unroll

@@ -39,8 +39,8 @@ __device__ __forceinline__ uint2 WidenFourCodes(uint32_t codes) {
   return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
 }
 
-/// Widens a tile of codes. Thread `thread` of `threads`; eight lanes take half of two rows, chosen so
-/// that they meet in no bank.
+/// Widens a tile of codes. Thread `thread` of `threads`; eight lanes take half of two rows, chosen
+/// so that they meet in no bank.
 __device__ __forceinline__ void WidenGqaTile(const uint8_t* codes, uint8_t* wide, int thread,
                                              int threads) {
   const int lane = thread % 8;
@@ -259,7 +259,8 @@ __device__ __forceinline__ void AttendGqaItems(const GqaKernelArguments& args,
 #pragma unroll
             for (float& value : now.output) value = 0.0F;
           }
-          LeavePartial(args.workspace, item, GqaTile(args, item, group), partial++, row0, split, now.output);
+          LeavePartial(args.workspace, item, GqaTile(args, item, group), partial++, row0, split,
+                       now.output);
         } else if (first_split) {
 #pragma unroll
           for (int i = 0; i < 64; ++i) folded[i] = now.output[i];

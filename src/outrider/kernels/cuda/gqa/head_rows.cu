@@ -1,6 +1,5 @@
-#include "outrider/kernels/cuda/gqa/head_rows.h"
-
 #include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/gqa/head_rows.h"
 #include "outrider/kernels/cuda/gqa/head_rows_task.cuh"
 #include "outrider/kernels/cuda/refused_argument.h"
 

@@ -13,7 +13,7 @@ namespace outrider::cuda {
 
 struct HeadRowsParams {
   int num_rows = 0;
-  int heads = 0;     // of queries; 0: there are none
+  int heads = 0;  // of queries; 0: there are none
   int kv_heads = 0;
   // bf16 rows, 8-byte aligned, strides multiples of 4.
   void* q = nullptr;  // [num_rows, heads, 128], changed in place

@@ -45,9 +45,8 @@ __device__ __forceinline__ float4 RotateHead(const HeadRowsParams& params, int r
   const bool first = 4 * lane < half;
   const int partner = first ? lane + half / 4 : lane - half / 4;
   const int source = rotated ? partner : lane;
-  const float4 y =
-      make_float4(__shfl_sync(~0u, x.x, source), __shfl_sync(~0u, x.y, source),
-                  __shfl_sync(~0u, x.z, source), __shfl_sync(~0u, x.w, source));
+  const float4 y = make_float4(__shfl_sync(~0u, x.x, source), __shfl_sync(~0u, x.y, source),
+                               __shfl_sync(~0u, x.z, source), __shfl_sync(~0u, x.w, source));
   if (!rotated) return x;
   const int pair = first ? 4 * lane : 4 * lane - half;
   const float4 cos = LoadFour(params.cos + angles + pair);
