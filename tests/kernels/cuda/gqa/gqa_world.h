@@ -127,7 +127,7 @@ class GqaWorld {
                               .max_requests = static_cast<int>(batch.size()),
                               .shape = options_.shape};
     const DeviceArray<int> d_starts(starts), d_lengths(lengths), d_table(table);
-    const DeviceArray<uint16_t> d_q(q);
+    const DeviceArray<uint16_t> d_q(q), d_other(std::vector<uint16_t>(q.rbegin(), q.rend()));
     const DeviceArray<uint16_t> d_gates(gates);
     const DeviceArray<uint16_t> d_output(tokens * QueryWidth());
     if (workspace_.size() < GqaWorkspaceBytes(limits)) {
@@ -144,7 +144,6 @@ class GqaWorld {
                        .seq_lens = d_lengths.data(),
                        .block_tables = d_table.data(),
                        .block_table_stride = table_stride_};
-    params.q = d_q.data();
     params.q_stride = QueryWidth() + kQueryGap;
     params.cache = cache_.data();
     params.cache_dtype = options_.dtype;
@@ -160,8 +159,10 @@ class GqaWorld {
     CudaOk(cudaStreamCreate(&stream), "stream");
     const auto launch = [&] {
       CudaOk(PlanGqaAttention(params, limits, workspace_.data(), stream), "plan");
-      // A plan serves several layers.
-      for (int layer = 0; layer < 2; ++layer) {
+      // A plan serves several layers. What one of other queries, NaN among them, has left in the
+      // workspace is not for the next.
+      for (const uint16_t* queries : {d_other.data(), d_q.data()}) {
+        params.q = queries;
         CudaOk(GqaAttention(params, limits, workspace_.data(), stream), "attention");
       }
     };
