@@ -2,8 +2,8 @@
 // take bfloat16 rows; sums, norms and the residual stream are float32. Tensors may be of either
 // type: rows of another than a kernel reads or writes are converted beside it.
 //
-// What it cannot compute is refused when an engine starts (hopper_networks.h): layers
-// without latent attention, per-head entries, weights and activations that are not bfloat16 or FP8.
+// What it cannot compute is refused when an engine starts (hopper_networks.h): attention over
+// compressed or chosen entries, per-head entries of latent attention, float32 activations.
 #pragma once
 
 #include <cuda_runtime_api.h>
