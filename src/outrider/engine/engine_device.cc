@@ -30,8 +30,6 @@ void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
           "--quantization none, or --device cpu");
   Require(options.attention_backend == AttentionBackend::kRagged,
           "decode kernels of one query length", "--attention-backend ragged, or --device cpu");
-  Require(!plan.four_bits, "weights of 4 bits",
-          "a checkpoint of FP8 blocks or bfloat16, or --device cpu");
   const int32_t block = options.block_size;
   Require(block == 16 || block == 32 || block == 64 || block == 256,
           fmt::format("--block-size {}", block), "16, 32, 64 or 256");

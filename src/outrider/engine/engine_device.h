@@ -26,7 +26,6 @@ struct DevicePlan {
   DeviceKind device = DeviceKind::kCpu;
   int modules = 0;                       // MTP modules that are used
   const ModelConfig* drafter = nullptr;  // of a drafter with a checkpoint of its own
-  bool four_bits = false;                // the config says that weights have as many
   int drafts = 0;                        // of a request in a step, at most
   int batched_tokens = 1;                // rows of a step
   DType dtype = DType::kBF16;

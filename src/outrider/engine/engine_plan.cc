@@ -35,11 +35,6 @@ void CheckDType(const char* flag, std::optional<DType> dtype) {
   }
 }
 
-bool HasFourBits(const Quantization& quantization) {
-  return quantization.format == StoredFormat::kInt4 ||
-         quantization.format == StoredFormat::kNvfp4 || quantization.format == StoredFormat::kMxfp4;
-}
-
 void CheckOptions(const EngineOptions& o) {
   CheckPositive("--block-size", o.block_size);
   CheckPositive("--max-num-seqs", o.max_num_seqs);
@@ -129,8 +124,6 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                     {.device = device(),
                      .modules = modules_used_,
                      .drafter = drafter_ ? &drafter_->config : nullptr,
-                     .four_bits = HasFourBits(config_.quantization) ||
-                                  (drafter_ && HasFourBits(drafter_->config.quantization)),
                      .drafts = k_,
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,
