@@ -13,10 +13,14 @@ mkdir -p "$logs"
 
 # Program, and the tests that go through every kernel of it in little time.
 programs="
+kernels/cuda/choose_entries_test *SmallForTheSanitizers
 kernels/cuda/draw_test *Sanitizer:*Places
 kernels/cuda/expert_matmul_test */1:*/2
 kernels/cuda/expert_router_test *BreaksTiesAsTheCpu/*
 kernels/cuda/head_projection_test *heads3*:*heads8*
+kernels/cuda/index_scores_test *SmallForTheSanitizers:SparseRowsTest.*
+kernels/cuda/layer_norm_test *
+kernels/cuda/listed_attention_test *SmallForTheSanitizers
 kernels/cuda/matmul_test *EveryBody*Ragged*:*EveryBody*GateUp*:*Replays*Small
 kernels/cuda/mla_decode_test MlaDecodeTest.S*
 kernels/cuda/norm_rows_test *hidden256*:*hidden36*:NormRowsCases.*

@@ -46,6 +46,8 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_matmul_test", "expert_router_test", "matmul_test",
                      "mla_decode_test", "norm_rows_test", "prompt_attention_test",
                      "prompt_rows_test"), "kernels/cuda"),
+    **dict.fromkeys(("choose_entries_test", "index_scores_test", "listed_attention_test"),
+                    "kernels/cuda"),
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),

@@ -207,7 +207,7 @@ TEST_P(ListedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
                              "windows");
   }
   for (const int page : {1, 8, 16, 256}) {
-    ListedWorld::ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 136}), all,
+    ListedWorld::ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 160}), all,
                              "pages");
   }
   for (const Window& window : world.AllWindows(3)) {

@@ -11,12 +11,12 @@ namespace outrider::cuda {
 namespace {
 
 template <bool kSharedTiles>
-__global__ void __launch_bounds__(kMlaThreads, 1)
+__global__ void __launch_bounds__(kListedThreads, 1)
     AttendListedKernel(const __grid_constant__ ListedArguments args,
                        const __grid_constant__ MlaTensorMaps maps) {
   extern __shared__ __align__(1024) uint8_t listed_bytes[];
   if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
-  AttendListed<kSharedTiles>(args, maps, *reinterpret_cast<MlaShared*>(listed_bytes));
+  AttendListed<kSharedTiles>(args, maps, *reinterpret_cast<ListedShared*>(listed_bytes));
 }
 
 MlaDecodeLimits LimitsOf(const ListedAttentionLimits& limits) {
@@ -48,7 +48,7 @@ bool SharedTiles(const ListedAttentionParams& params) {
 
 bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& limits) {
   const PagedEntries& entries = params.entries;
-  const bool pages_ok = entries.page_size >= 1 && entries.page_stride % 16 == 0 &&
+  const bool pages_ok = entries.page_size >= 1 && entries.page_stride % kOffsetUnit == 0 &&
                         std::has_single_bit(static_cast<unsigned>(entries.page_size));
   return pages_ok && params.first_row >= 0 && params.num_rows >= 0 &&
          params.num_rows <= limits.max_rows && params.heads == limits.heads &&
@@ -57,11 +57,12 @@ bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& lim
 
 template <bool kSharedTiles>
 cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
+  static_assert(sizeof(ListedShared) <= 232448, "one block per multiprocessor has 227 KB");
   static const cudaError_t allowed =
-      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(MlaShared));
+      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(ListedShared));
   if (allowed != cudaSuccess) return allowed;
-  return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kMlaThreads),
-                         sizeof(MlaShared), stream, args, maps);
+  return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kListedThreads),
+                         sizeof(ListedShared), stream, args, maps);
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   args.block_table = params.entries.block_table;
   args.block_table_stride = params.entries.block_table_stride;
   args.page_shift = std::countr_zero(static_cast<unsigned>(params.entries.page_size));
-  args.page_stride = params.entries.page_stride;
+  args.page_units = static_cast<uint32_t>(params.entries.page_stride / kOffsetUnit);
   MlaTensorMaps maps = {};
   const auto* q = static_cast<const uint8_t*>(params.q) + first_pair * kEntryBytes;
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;

@@ -1,9 +1,8 @@
-// The two output warpgroups of listed attention: O = O * alpha + P V for 256 columns each, the
-// gathering of the tile after the next into the place that a tile leaves, folds and results.
+// The two output warpgroups of listed attention: O = O * alpha + P V for 256 columns each, the fold
+// at a split's end and the writing of results.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_fold_sm90.cuh"
-#include "outrider/kernels/cuda/mla_decode_loads_sm90.cuh"
 #include "outrider/kernels/cuda/sparse/listed_attention_walk.cuh"
 #include "outrider/kernels/cuda/wgmma_sm90.cuh"
 
@@ -11,7 +10,7 @@ namespace outrider::cuda {
 
 template <bool kSharedTiles>
 __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
-                                                 const MlaTensorMaps& maps, MlaShared& shared) {
+                                                 const MlaTensorMaps& maps, ListedShared& shared) {
   const MlaKernelArguments& args = listed.mla;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0);
@@ -23,15 +22,6 @@ __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
   uint32_t tile_count = 0;
   uint32_t split_count = 0;
   uint32_t item_count = 0;
-  EntryGather gather(group, warp);
-#pragma unroll 1
-  for (uint32_t tile = 0; tile < kStages; ++tile) {
-    gather.Find(listed, shared, tile);
-    gather.Resolve(listed, shared, tile);
-    gather.Copy(listed, shared, tile, 0);
-    gather.Copy(listed, shared, tile, 1);
-    gather.Arrive(shared, tile);
-  }
   for (;; ++item_count) {
     // Published before the probabilities of the item before were handed over.
     MlaItem item = TakeItem(shared.item[item_count % kItemSlots]);
@@ -40,15 +30,14 @@ __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
     const bool has_rows = warp * 16 < (item.rows & 255);  // this warp has rows of the item
     for (int tile = 0; tile < walk.tiles; ++tile, ++tile_count) {
       const int stage = static_cast<int>(tile_count % kStages);
-      gather.Find(listed, shared, tile_count + kStages);
       BarrierWait(&shared.p_full, tile_count & 1);
       // The scores of the item's last tile are done with its queries.
       if (group == 1 && warp == 1 && tile + 1 == walk.tiles && ElectOne()) {
-        IssueQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
+        IssueListedQueries(maps, shared, shared.item[(item_count + 1) % kItemSlots]);
       }
       __syncwarp();
-      const float alpha0 = shared.alpha[row0];
-      const float alpha1 = shared.alpha[row0 + 8];
+      const float alpha0 = __uint_as_float(uint32_t{shared.alpha[row0]} << 16);
+      const float alpha1 = __uint_as_float(uint32_t{shared.alpha[row0 + 8]} << 16);
       if (!walk.first_in_split && __any_sync(~0u, alpha0 != 1.0f || alpha1 != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < 128; ++i) output[i] *= i & 2 ? alpha1 : alpha0;
@@ -61,24 +50,20 @@ __device__ __forceinline__ void AccumulateListed(const ListedArguments& listed,
         const uint64_t a = MakeDescriptor(p + step * 32, 16, kGroupBytes);
         const uint32_t at = values + step * 2 * 4 * kGroupBytes;
         const bool accumulate = !walk.first_in_split || step != 0;
-        WgmmaM64N256_SS_MN(output, a, MakeDescriptor(at, kGroupBytes, 4 * kGroupBytes), accumulate);
+        const uint64_t b = MakeDescriptor(at, kGroupBytes, 4 * kGroupBytes);
+        WgmmaM64N128_SS_MN<0>(output, a, b, accumulate);
+        WgmmaM64N128_SS_MN<64>(output, a, Advance(b, 2 * kGroupBytes), accumulate);
         if (step % 2 == 1) WgmmaCommit();
       }
-      gather.Resolve(listed, shared, tile_count + kStages);
-      // Entries 0-31 of these columns have been read by all: their place is refilled, then the
-      // rest.
       WgmmaWait<1>();
-      NamedSync(kOutputsBarrier + group, 128);
-      gather.Copy(listed, shared, tile_count + kStages, 0);
+      BarrierArriveWarp(&shared.kv_free[stage][0]);
       WgmmaWait<0>();
       PinRegisters(output);
+      BarrierArriveWarp(&shared.kv_free[stage][1]);
       const bool ends = walk.Ends(item.key_begin + (tile + 1) * kMlaTileKeys);
       // Not sooner: else the scores could end a second split before every warp has seen the first.
       if (ends) BarrierWait(&shared.split_full, split_count & 1);
       BarrierArriveWarp(&shared.p_empty);
-      NamedSync(kOutputsBarrier + group, 128);
-      gather.Copy(listed, shared, tile_count + kStages, 1);
-      gather.Arrive(shared, tile_count + kStages);
       walk.first_in_split = false;
       if (!ends) continue;
 

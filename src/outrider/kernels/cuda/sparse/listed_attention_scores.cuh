@@ -10,7 +10,7 @@ namespace outrider::cuda {
 
 /// Adds 256 columns of the entries in `stage` to the scores, once they have been gathered: they
 /// were written by ordinary copies, which the tensor cores' reads must come behind.
-__device__ __forceinline__ void MultiplyGatheredHalf(MlaShared& shared, int stage, uint32_t parity,
+__device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int stage, uint32_t parity,
                                                      int half, float (&scores)[32]) {
   const uint64_t q =
       MakeDescriptor(SharedAddress(shared.q) + half * 4 * kGroupBytes, 16, 9 * kGroupBytes);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void MultiplyGatheredHalf(MlaShared& shared, int stag
 }
 
 /// Issues a tile's scores, one chain over columns 0-575.
-__device__ __forceinline__ void IssueGatheredScores(MlaShared& shared, int stage, uint32_t parity,
+__device__ __forceinline__ void IssueGatheredScores(ListedShared& shared, int stage, uint32_t parity,
                                                     float (&scores)[32]) {
   PinRegisters(scores);
   WgmmaFence();
@@ -43,7 +43,7 @@ __device__ __forceinline__ void IssueGatheredScores(MlaShared& shared, int stage
 }
 
 template <bool kSharedTiles>
-__device__ __forceinline__ void ScoreListed(const ListedArguments& listed, MlaShared& shared,
+__device__ __forceinline__ void ScoreListed(const ListedArguments& listed, ListedShared& shared,
                                             ListWalk& walk_ahead) {
   const MlaKernelArguments& args = listed.mla;
   const int thread = static_cast<int>(threadIdx.x) % 128;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void ScoreListed(const ListedArguments& listed, MlaSh
       // Hand over once the outputs have taken the tile before.
       BarrierWait(&shared.p_empty, (tile_count & 1) ^ 1);
       if (lane % 4 == 0) {
-        shared.alpha[row0] = alpha[0];
-        shared.alpha[row0 + 8] = alpha[1];
+        shared.alpha[row0] = static_cast<uint16_t>(__float_as_uint(alpha[0]) >> 16);
+        shared.alpha[row0 + 8] = static_cast<uint16_t>(__float_as_uint(alpha[1]) >> 16);
       }
       StoreProbabilities(p, thread, packed);
       ProxyFence();
