@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "bench/graph_timer.h"
+#include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/sparse/choose_entries.h"
 #include "outrider/kernels/cuda/sparse/index_scores.h"
 #include "outrider/kernels/cuda/sparse/listed_attention.h"
-#include "outrider/kernels/cuda/mla_decode.h"
 
 namespace outrider::cuda {
 namespace {
@@ -80,7 +80,8 @@ void Scores(cudaStream_t stream, int heads, int requests, int rows_each, int len
   const Step step(requests, rows_each, length, heads, (rows + 31) / 32 * 32);
   const size_t cache_bytes = step.entries() * kIndexDim * 2;
   const int copies = static_cast<int>(std::clamp<size_t>((size_t{128} << 20) / cache_bytes, 1, 32));
-  const DeviceArray<uint16_t> keys(copies * step.entries() * kIndexDim), q(size_t{1} * rows * heads * kIndexDim);
+  const DeviceArray<uint16_t> keys(copies * step.entries() * kIndexDim),
+      q(size_t{1} * rows * heads * kIndexDim);
   FillBf16<<<1024, 256>>>(keys.data(), keys.size(), 1);
   FillBf16<<<1024, 256>>>(q.data(), q.size(), 2);
   std::vector<float> w(size_t{1} * rows * heads);
@@ -103,14 +104,13 @@ void Scores(cudaStream_t stream, int heads, int requests, int rows_each, int len
   });
   const double bytes = (cache_bytes + 4.0 * rows * length) / BytesPerUs();
   const double flops = 2.0 * rows * heads * kIndexDim * length / kTensorRate;
-  std::printf("%-48s %9.2f us  bytes %8.2f us, products %8.2f us: %.2f of the limit\n", name.c_str(),
-              us, bytes, flops, std::max(bytes, flops) / us);
+  std::printf("%-48s %9.2f us  bytes %8.2f us, products %8.2f us: %.2f of the limit\n",
+              name.c_str(), us, bytes, flops, std::max(bytes, flops) / us);
   std::fflush(stdout);
 }
 
 void Choice(cudaStream_t stream, int rows, int length) {
-  const std::string name =
-      "choice " + std::to_string(rows) + " rows at " + std::to_string(length);
+  const std::string name = "choice " + std::to_string(rows) + " rows at " + std::to_string(length);
   if (!Wanted(name)) return;
   const Step step(rows, 1, length, 64, (rows + 31) / 32 * 32);
   for (const char* kind : {"normal", "mostly 0"}) {
@@ -133,9 +133,8 @@ void Choice(cudaStream_t stream, int rows, int length) {
     params.scores_stride = length;
     params.lists = lists.data();
     params.lists_stride = kTopK;
-    const double us = MicrosecondsPerLaunch(8, 15, stream, [&](int, cudaStream_t on) {
-      CudaOk(ChooseEntries(params, on), "choice");
-    });
+    const double us = MicrosecondsPerLaunch(
+        8, 15, stream, [&](int, cudaStream_t on) { CudaOk(ChooseEntries(params, on), "choice"); });
     std::printf("%-48s %9.2f us\n", (name + ", " + kind).c_str(), us);
   }
   std::fflush(stdout);
@@ -150,8 +149,8 @@ void Attention(cudaStream_t stream, int heads, int requests, int rows_each, int 
   const Step step(requests, rows_each, length, 64, (rows + 31) / 32 * 32);
   const int count = std::min(kTopK, length);
   const size_t cache_numbers = step.entries() * kMlaKeyDim;
-  const int copies = static_cast<int>(
-      std::clamp<size_t>((size_t{192} << 20) / (cache_numbers * 2), 1, 8));
+  const int copies =
+      static_cast<int>(std::clamp<size_t>((size_t{192} << 20) / (cache_numbers * 2), 1, 8));
   const DeviceArray<uint16_t> cache(copies * cache_numbers),
       q(size_t{1} * rows * heads * kMlaKeyDim), out(size_t{1} * rows * heads * kMlaValueDim);
   FillBf16<<<1024, 256>>>(cache.data(), cache.size(), 1);
@@ -168,7 +167,8 @@ void Attention(cudaStream_t stream, int heads, int requests, int rows_each, int 
       }
     }
     std::copy_n(all.begin(), count, list.begin() + size_t{1} * row * kTopK);
-    std::sort(list.begin() + size_t{1} * row * kTopK, list.begin() + size_t{1} * row * kTopK + count);
+    std::sort(list.begin() + size_t{1} * row * kTopK,
+              list.begin() + size_t{1} * row * kTopK + count);
   }
   const DeviceArray<int32_t> lists(list);
   const DeviceArray<float> lse(size_t{1} * rows * heads);
@@ -191,13 +191,14 @@ void Attention(cudaStream_t stream, int heads, int requests, int rows_each, int 
     params.entries = step.Pages(cache.data() + i * cache_numbers, kMlaKeyDim);
     CudaOk(ListedAttention(params, limits, workspace.data(), on), "attention");
   });
-  const double bytes =
-      (double{1} * rows * heads * (kMlaKeyDim + kMlaValueDim) * 2 +
-       double{1} * requests * count * kMlaKeyDim * 2) / BytesPerUs();
+  const double bytes = (double{1} * rows * heads * (kMlaKeyDim + kMlaValueDim) * 2 +
+                        double{1} * requests * count * kMlaKeyDim * 2) /
+                       BytesPerUs();
   const double flops = 2.0 * rows * heads * count * (kMlaKeyDim + kMlaValueDim);
-  std::printf("%-48s %9.2f us  %6.1f TFLOP/s; bytes %7.2f us, products %7.2f us: %.2f of the limit\n",
-              name.c_str(), us, flops / us * 1e-6, bytes, flops / kTensorRate,
-              std::max(bytes, flops / kTensorRate) / us);
+  std::printf(
+      "%-48s %9.2f us  %6.1f TFLOP/s; bytes %7.2f us, products %7.2f us: %.2f of the limit\n",
+      name.c_str(), us, flops / us * 1e-6, bytes, flops / kTensorRate,
+      std::max(bytes, flops / kTensorRate) / us);
   std::fflush(stdout);
 }
 

@@ -1,5 +1,5 @@
-// Host side that the bf16 MLA decode kernels share: their workspace, their blocks, the tensor map of
-// queries.
+// Host side that the bf16 MLA decode kernels share: their workspace, their blocks, the tensor map
+// of queries.
 #pragma once
 
 #include <algorithm>

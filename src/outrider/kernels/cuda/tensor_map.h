@@ -25,7 +25,7 @@ inline EncodeFunction Encoder() {
 /// A tensor of bf16 in four dimensions, the first of 64 columns that lie together. L2 asks memory
 /// for 128 bytes at a time: with 256, every other row of 1152 bytes brings what is not wanted yet.
 inline bool EncodeBf16Map(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
-                   const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
+                          const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
   if (Encoder() == nullptr) return false;
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes,

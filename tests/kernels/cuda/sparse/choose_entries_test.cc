@@ -124,14 +124,14 @@ TEST_F(ChooseEntriesTest, OrdersAllKindsOfFloats) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::vector<std::vector<float>> rows;
   for (const int count : {2060, 10000}) {
-    rows.push_back(Row(count, [&](int) {
-      return std::ldexp(Normal(), static_cast<int>(random_() % 250) - 140);
-    }));
+    rows.push_back(Row(
+        count, [&](int) { return std::ldexp(Normal(), static_cast<int>(random_() % 250) - 140); }));
     rows.push_back(Row(count, [&](int i) {
       return i % 4 == 0 ? kInfinity : i % 4 == 1 ? -kInfinity : Normal();
     }));
     rows.push_back(Row(count, [&](int i) { return i % 9 == 0 ? std::nanf("") : Normal(); }));
-    rows.push_back(Row(count, [&](int i) { return 1.0F + static_cast<float>(i % 100) * 0x1p-23F; }));
+    rows.push_back(
+        Row(count, [&](int i) { return 1.0F + static_cast<float>(i % 100) * 0x1p-23F; }));
     rows.push_back(Row(count, [&](int i) { return static_cast<float>(i); }));
     rows.push_back(Row(count, [&](int i) { return static_cast<float>(-i); }));
     rows.push_back(Row(count, [&](int i) {

@@ -82,12 +82,10 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
     const DeviceArray<uint16_t> d_q(q);
     const DeviceArray<float> d_weights(weights);
     const DevicePages pages(random_, *keys_, windows, run.page_size, run.gap);
-    const DeviceRows rows(windows,
-                          {.ratio = ratio,
-                           .top_k = kTopK,
-                           .index_heads = heads,
-                           .score_rows = run.score_rows},
-                          run.padding);
+    const DeviceRows rows(
+        windows,
+        {.ratio = ratio, .top_k = kTopK, .index_heads = heads, .score_rows = run.score_rows},
+        run.padding);
     const int64_t stride = *std::max_element(kLengths.begin(), kLengths.end()) / ratio + 3;
     const DeviceArray<float> scores(rows.num_rows() * stride);
     IndexScoresParams params;
@@ -147,8 +145,8 @@ class IndexScoresTest : public HopperTest<::testing::TestWithParam<ScoresShape>>
 
   const std::vector<int> kLengths = {1500, 90, 257, 4100, 128, 2000};
   std::mt19937 random_{23};
-  std::vector<std::vector<uint16_t>> q_;       // [kQueries, heads, 128]
-  std::vector<std::vector<float>> weights_;    // [kQueries, heads]
+  std::vector<std::vector<uint16_t>> q_;     // [kQueries, heads, 128]
+  std::vector<std::vector<float>> weights_;  // [kQueries, heads]
   std::unique_ptr<SparseEntries> keys_;
 };
 
@@ -168,8 +166,8 @@ TEST_P(IndexScoresTest, MatchDoublePrecision) {
         double dot = 0;
         double dot_size = 0;
         for (int d = 0; d < kIndexDim; ++d) {
-          const double term = static_cast<double>(q[(at * heads + h) * kIndexDim + d]) *
-                              keys[j * kIndexDim + d];
+          const double term =
+              static_cast<double>(q[(at * heads + h) * kIndexDim + d]) * keys[j * kIndexDim + d];
           dot += term;
           dot_size += std::abs(term);
         }
@@ -218,10 +216,9 @@ class SparseRowsTest : public HopperTest<> {};
 
 TEST_F(SparseRowsTest, SaysWhatRowsSee) {
   // A request without rows, rows that see nothing, rows across the stripes of the plan's block.
-  const std::vector<Window> windows = {{0, 0, 3},       {1, 9, 9},  {2, 5000, 5033},
+  const std::vector<Window> windows = {{0, 0, 3},     {1, 9, 9},    {2, 5000, 5033},
                                        {3, 100, 101}, {4, 0, 2500}, {5, 47, 50}};
-  const DeviceRows rows(windows, {.ratio = 4, .top_k = 12, .index_heads = 64, .score_rows = 32},
-                        9);
+  const DeviceRows rows(windows, {.ratio = 4, .top_k = 12, .index_heads = 64, .score_rows = 32}, 9);
   rows.Plan(nullptr);
   const auto count = static_cast<size_t>(rows.num_rows());
   const std::vector<int> visible = DownloadFrom(rows.rows().visible, count);

@@ -51,8 +51,7 @@ TEST_P(LayerNormTest, MatchesDoublePrecisionAndKeepsBits) {
     double variance = 0;
     for (int i = 0; i < width; ++i) variance += (of_row[i] - mean) * (of_row[i] - mean) / width;
     for (int i = 0; i < width; ++i) {
-      const double wanted =
-          weight[i] * ((of_row[i] - mean) / std::sqrt(variance + 1e-6)) + bias[i];
+      const double wanted = weight[i] * ((of_row[i] - mean) / std::sqrt(variance + 1e-6)) + bias[i];
       ASSERT_NEAR(all[row * stride + i], wanted, 2e-6 * (4 + std::abs(wanted)))
           << "row " << row << ", column " << i;
     }

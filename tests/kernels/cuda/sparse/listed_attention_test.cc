@@ -37,9 +37,11 @@ using ListedRows = std::map<std::pair<int, int>, ListedRow>;
 class ListedWorld {
  public:
   /// `top_k`: of the lists.
-  ListedWorld(int heads, int top_k, std::vector<int> lengths, int rows, int seed,
-              float size = 1.0F)
-      : heads_(heads), top_k_(top_k), lengths_(std::move(lengths)), random_(seed),
+  ListedWorld(int heads, int top_k, std::vector<int> lengths, int rows, int seed, float size = 1.0F)
+      : heads_(heads),
+        top_k_(top_k),
+        lengths_(std::move(lengths)),
+        random_(seed),
         entries_(random_, lengths_, kKey, size) {
     for (size_t r = 0; r < lengths_.size(); ++r) {
       std::vector<bool> used(static_cast<size_t>(lengths_[r]));

@@ -26,8 +26,8 @@ void Check(const ChooseEntriesParams& params) {
     RefuseArgument("ChooseEntries: top_k is ", params.top_k, ", it must be 1 to ", kMaxChosen);
   }
   if (params.lists_stride < std::min(params.top_k, params.max_visible)) {
-    RefuseArgument("ChooseEntries: lists_stride is ", params.lists_stride,
-                   ", a row of ", params.max_visible, " entries may choose ", params.top_k);
+    RefuseArgument("ChooseEntries: lists_stride is ", params.lists_stride, ", a row of ",
+                   params.max_visible, " entries may choose ", params.top_k);
   }
   const bool scored = params.max_visible > params.top_k;
   if (scored && (params.scores_stride < params.max_visible || params.scores_stride % 4 != 0)) {

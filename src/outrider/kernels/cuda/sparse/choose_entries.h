@@ -15,11 +15,11 @@ struct ChooseEntriesParams {
   int first_row = 0;  // rows first_row .. first_row + num_rows - 1 of the step
   int num_rows = 0;
   SparseRows rows;
-  int top_k = 0;  // that of PlanSparseRows, 1 .. kMaxChosen
+  int top_k = 0;        // that of PlanSparseRows, 1 .. kMaxChosen
   int max_visible = 0;  // upper bound of rows.visible
-  // float32 [num_rows, scores_stride], 16-byte aligned, the stride a multiple of 4 and at least what
-  // a row sees: row r of the step at scores + (r - first_row) * scores_stride. Of rows that see no
-  // more than top_k nothing is read.
+  // float32 [num_rows, scores_stride], 16-byte aligned, the stride a multiple of 4 and at least
+  // what a row sees: row r of the step at scores + (r - first_row) * scores_stride. Of rows that
+  // see no more than top_k nothing is read.
   const float* scores = nullptr;
   int64_t scores_stride = 0;
   int32_t* lists = nullptr;  // [rows of the step, lists_stride]

@@ -2,10 +2,10 @@
 //
 // The top_k-th largest key (OrderKey of a score) is found by its digits from the highest: a
 // histogram of a digit of the keys that share the digits above says in which of its bins the bound
-// lies. Digits are of 11 bits of the distance from the row's smallest key, so that rows whose scores
-// are close together have full histograms too. Then every warp takes a run of the row, counts what
-// is above the bound and what equals it, and writes its part of the list behind those of the warps
-// before: all above the bound, and of those that equal it the first that are wanted.
+// lies. Digits are of 11 bits of the distance from the row's smallest key, so that rows whose
+// scores are close together have full histograms too. Then every warp takes a run of the row,
+// counts what is above the bound and what equals it, and writes its part of the list behind those
+// of the warps before: all above the bound, and of those that equal it the first that are wanted.
 //
 // The keys stay in shared memory where they have room; of longer rows every pass reads the scores.
 #pragma once

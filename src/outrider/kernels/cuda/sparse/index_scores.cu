@@ -35,8 +35,8 @@ void Check(const IndexScoresParams& params) {
   if (keys.page_size < 8 || keys.page_size > 1024 ||
       !std::has_single_bit(static_cast<unsigned>(keys.page_size)) || keys.num_pages < 1 ||
       keys.page_stride % 16 != 0) {
-    RefuseArgument("ScoreIndexKeys: ", keys.num_pages, " pages of ", keys.page_size,
-                   " keys, ", keys.page_stride,
+    RefuseArgument("ScoreIndexKeys: ", keys.num_pages, " pages of ", keys.page_size, " keys, ",
+                   keys.page_stride,
                    " bytes apart: the size must be a power of two from 8 to 1024, the distance a "
                    "multiple of 16");
   }

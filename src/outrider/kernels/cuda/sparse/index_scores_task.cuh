@@ -119,8 +119,7 @@ class ScoreProducer {
       piece.first_row = row;
       piece.rows = rows;
       piece.key_begin = index * piece_keys_;
-      piece.key_end =
-          min(args_.rows.visible[row + rows - 1], piece.key_begin + piece_keys_);
+      piece.key_end = min(args_.rows.visible[row + rows - 1], piece.key_begin + piece_keys_);
     }
     __syncwarp();
     if (ElectOne()) {
@@ -166,9 +165,9 @@ class ScoreProducer {
         if (ElectOne()) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            TensorLoad4d(
-                shared_.keys[stage] + half * (kKeyTileBytes / 2) + (i << box_shift) * 128,
-                &maps_.keys, &shared_.keys_full[stage], kEvictNormal, 0, in_page, half, of_box);
+            TensorLoad4d(shared_.keys[stage] + half * (kKeyTileBytes / 2) + (i << box_shift) * 128,
+                         &maps_.keys, &shared_.keys_full[stage], kEvictNormal, 0, in_page, half,
+                         of_box);
           }
         }
         __syncwarp();
@@ -238,8 +237,8 @@ __device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
     if (piece.rows == 0) break;
     const bool has_rows = group * kRows < piece.rows;
     float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
-    const uint64_t q = MakeDescriptor(SharedAddress(shared.q[slot]) + group * kGroupColumns * 128,
-                                      16, 1024);
+    const uint64_t q =
+        MakeDescriptor(SharedAddress(shared.q[slot]) + group * kGroupColumns * 128, 16, 1024);
     for (int key = piece.key_begin; key < piece.key_end; key += kScoreTileKeys, ++stages) {
       const int stage = stages % kScoreStages;
       BarrierWait(&shared.keys_full[stage], stages / kScoreStages & 1);

@@ -9,8 +9,7 @@ namespace {
 constexpr int kLayerNormThreads = 128;
 constexpr int kRowsPerBlock = kLayerNormThreads / 32;
 
-__global__ void __launch_bounds__(kLayerNormThreads)
-    LayerNormKernel(const LayerNormParams params) {
+__global__ void __launch_bounds__(kLayerNormThreads) LayerNormKernel(const LayerNormParams params) {
   LaunchDependents();
   WaitForPriorGrid();
   const int row = static_cast<int>(blockIdx.x) * kRowsPerBlock + static_cast<int>(threadIdx.x) / 32;

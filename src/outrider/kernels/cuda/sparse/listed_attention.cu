@@ -105,8 +105,7 @@ cudaError_t ListedAttention(const ListedAttentionParams& params,
   const auto* q = static_cast<const uint8_t*>(params.q) + first_pair * kEntryBytes;
   const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
   if (!EncodeMlaQueryMap(&maps.q, q, pairs)) return cudaErrorInvalidValue;
-  return SharedTiles(params) ? Launch<true>(args, maps, stream)
-                             : Launch<false>(args, maps, stream);
+  return SharedTiles(params) ? Launch<true>(args, maps, stream) : Launch<false>(args, maps, stream);
 }
 
 }  // namespace outrider::cuda

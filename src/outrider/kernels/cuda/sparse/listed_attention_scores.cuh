@@ -1,5 +1,6 @@
 // The scores warpgroup of listed attention: S = Q K^T over all 576 dimensions, references,
-// probabilities and sums (the arithmetic of mla_decode_tile_sm90.cuh), the numbers of a split's end.
+// probabilities and sums (the arithmetic of mla_decode_tile_sm90.cuh), the numbers of a split's
+// end.
 #pragma once
 
 #include "outrider/kernels/cuda/mla_decode_fold_sm90.cuh"
@@ -10,8 +11,9 @@ namespace outrider::cuda {
 
 /// Adds 256 columns of the entries in `stage` to the scores, once they have been gathered: they
 /// were written by ordinary copies, which the tensor cores' reads must come behind.
-__device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int stage, uint32_t parity,
-                                                     int half, float (&scores)[32]) {
+__device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int stage,
+                                                     uint32_t parity, int half,
+                                                     float (&scores)[32]) {
   const uint64_t q =
       MakeDescriptor(SharedAddress(shared.q) + half * 4 * kGroupBytes, 16, 9 * kGroupBytes);
   const uint64_t entries =
@@ -26,8 +28,8 @@ __device__ __forceinline__ void MultiplyGatheredHalf(ListedShared& shared, int s
 }
 
 /// Issues a tile's scores, one chain over columns 0-575.
-__device__ __forceinline__ void IssueGatheredScores(ListedShared& shared, int stage, uint32_t parity,
-                                                    float (&scores)[32]) {
+__device__ __forceinline__ void IssueGatheredScores(ListedShared& shared, int stage,
+                                                    uint32_t parity, float (&scores)[32]) {
   PinRegisters(scores);
   WgmmaFence();
   MultiplyGatheredHalf(shared, stage, parity, 0, scores);

@@ -5,8 +5,9 @@
 //
 // What differs is how entries come. The copy engine would need nine instructions for each; here a
 // warpgroup of its own refills what tiles leave with ordinary copies of 16 bytes
-// (listed_attention_walk.cuh). A barrier counts every gathering thread's copies as they land, and the
-// scores fence before the tensor cores read. Rows of one request read entries in common through L2.
+// (listed_attention_walk.cuh). A barrier counts every gathering thread's copies as they land, and
+// the scores fence before the tensor cores read. Rows of one request read entries in common through
+// L2.
 #pragma once
 
 #include "outrider/kernels/cuda/sparse/listed_attention_outputs.cuh"
@@ -16,8 +17,8 @@ namespace outrider::cuda {
 
 /// kSharedTiles: as in DecodeMlaSm90. kListedThreads threads.
 template <bool kSharedTiles>
-__device__ __forceinline__ void AttendListed(const ListedArguments& args,
-                                             const MlaTensorMaps& maps, ListedShared& shared) {
+__device__ __forceinline__ void AttendListed(const ListedArguments& args, const MlaTensorMaps& maps,
+                                             ListedShared& shared) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp == 0 && ElectOne()) {
     for (int stage = 0; stage < kStages; ++stage) {

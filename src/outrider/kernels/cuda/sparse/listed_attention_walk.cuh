@@ -39,10 +39,11 @@ inline constexpr uint32_t kNoTile = ~0u - 1u;  // at place 0
 
 /// MlaShared with places of entries instead of boxes of keys.
 struct ListedShared {
-  alignas(1024) uint8_t q[kQBytes];                // [8 row groups][9][1024]
-  alignas(1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
-  alignas(1024) uint8_t p[64 * 64 * 2];            // [8 row groups][1024]
-  MlaSplitNumbers split[2];                        // by split parity
+  alignas(1024) uint8_t q[kQBytes];  // [8 row groups][9][1024]
+  alignas(
+      1024) uint8_t kv[kStages][kStageBytes];  // halves [8 row groups][4][1024], rotary [8][1024]
+  alignas(1024) uint8_t p[64 * 64 * 2];        // [8 row groups][1024]
+  MlaSplitNumbers split[2];                    // by split parity
   MlaItem item[kItemSlots];
   // Of tiles t and t + 1, or t + 1 and t + 2: where entries lie behind the beginning of the cache.
   alignas(16) uint32_t offsets[2][kMlaTileKeys];
@@ -118,8 +119,8 @@ class ListWalk {
   /// Asks for the pages of the entries that were found.
   __device__ void Resolve(const ListedArguments& args) {
     exists_ = found_request_ >= 0;
-    const int* table = args.block_table +
-                       static_cast<int64_t>(found_request_) * args.block_table_stride;
+    const int* table =
+        args.block_table + static_cast<int64_t>(found_request_) * args.block_table_stride;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       in_page_[i] = entries_[i] < 0 ? -1 : entries_[i] & ((1 << args.page_shift) - 1);
@@ -208,9 +209,8 @@ __device__ __forceinline__ void CopyOrZero(uint32_t destination, const uint8_t* 
 }
 /// This thread's arrival, once all that it copies is there.
 __device__ __forceinline__ void ArriveWithCopies(uint64_t* barrier) {
-  asm volatile(
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
-      : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
 }
 
 /// Gathers this block's tiles, each half of a stage once it is free: 8 of the half's 32 entries per
@@ -219,8 +219,8 @@ __device__ __forceinline__ void GatherEntries(const ListedArguments& args, Liste
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % kGatherThreads / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Row i of its group of 8: 128 bytes each, the chunk of 16 bytes swizzled by the row.
-  const uint32_t in_stage = SharedAddress(shared.kv) + warp * 4 * kGroupBytes +
-                            lane / 8 * kGroupBytes + lane % 8 * 16;
+  const uint32_t in_stage =
+      SharedAddress(shared.kv) + warp * 4 * kGroupBytes + lane / 8 * kGroupBytes + lane % 8 * 16;
   const uint32_t rotary_in_stage = SharedAddress(shared.kv) + 2 * kHalfBytes + warp * kGroupBytes +
                                    lane / 8 * 128 + ((lane % 8) ^ (lane / 8)) * 16;
   const uint8_t* const source = args.entries + lane * 16;

@@ -5,9 +5,9 @@
 
 namespace outrider::cuda {
 
-/// Entry j of request r is in page block_table[r * block_table_stride + j / page_size], j % page_size
-/// entries behind its beginning; a page's entries follow each other. Pages lie page_stride bytes
-/// apart, so that layers of different widths can share the pages of a pool.
+/// Entry j of request r is in page block_table[r * block_table_stride + j / page_size], j %
+/// page_size entries behind its beginning; a page's entries follow each other. Pages lie
+/// page_stride bytes apart, so that layers of different widths can share the pages of a pool.
 struct PagedEntries {
   const void* data = nullptr;  // of page 0, 16-byte aligned
   int num_pages = 0;

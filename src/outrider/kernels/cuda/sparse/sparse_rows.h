@@ -21,8 +21,8 @@ struct SparseRowsParams {
   int ratio = 1;        // the row at position p sees (p + 1) / ratio entries
   int top_k = 0;        // entries that a row attends to at most
   int index_heads = 0;  // 8, 16, 32 or 64
-  // Rows whose scores are in memory together: rows i * score_rows and (i + 1) * score_rows are never
-  // scored by one block. A multiple of 32.
+  // Rows whose scores are in memory together: rows i * score_rows and (i + 1) * score_rows are
+  // never scored by one block. A multiple of 32.
   int score_rows = 32;
 };
 
@@ -43,8 +43,8 @@ size_t SparseRowsBytes(int max_rows);
 /// The arrays in `memory`, 256-byte aligned.
 SparseRows CarveSparseRows(void* memory, int max_rows);
 
-/// Fills `rows`. Fixed launch shape, safe to capture. Throws Error for parameters outside the ranges
-/// above; otherwise returns what the launch returned.
+/// Fills `rows`. Fixed launch shape, safe to capture. Throws Error for parameters outside the
+/// ranges above; otherwise returns what the launch returned.
 cudaError_t PlanSparseRows(const SparseRowsParams& params, const SparseRows& rows,
                            cudaStream_t stream);
 

@@ -7,10 +7,10 @@
 namespace outrider::cuda {
 
 inline constexpr int kSparsePlanThreads = 1024;
-inline constexpr int kScoredEntries = 64;       // that a block scores at a time
-inline constexpr int kLeastPiece = 4;           // tiles of 64 entries of a piece of scoring
-inline constexpr int kMostPiece = 64;           // ... unless the step is small
-inline constexpr int kWantedPieces = 132 * 4;   // of a step: a few for every multiprocessor
+inline constexpr int kScoredEntries = 64;      // that a block scores at a time
+inline constexpr int kLeastPiece = 4;          // tiles of 64 entries of a piece of scoring
+inline constexpr int kMostPiece = 64;          // ... unless the step is small
+inline constexpr int kWantedPieces = 132 * 4;  // of a step: a few for every multiprocessor
 
 struct SparsePlanShared {
   int warp_sums[kSparsePlanThreads / 32];
@@ -63,8 +63,7 @@ __device__ __forceinline__ int ScoredTiles(const SparseRowsParams& params, const
 __device__ __forceinline__ void PlanRows(const SparseRowsParams& params, const SparseRows& rows,
                                          SparsePlanShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int true_rows =
-      params.num_requests > 0 ? params.query_start_loc[params.num_requests] : 0;
+  const int true_rows = params.num_requests > 0 ? params.query_start_loc[params.num_requests] : 0;
   const int rows_per_tile = kIndexColumns / params.index_heads;
   if (thread == 0) shared.tiles = 0;
   for (int row = thread; row < params.num_rows; row += kSparsePlanThreads) {
