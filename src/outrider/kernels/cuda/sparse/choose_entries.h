@@ -14,7 +14,7 @@ inline constexpr int kMaxChosen = 4096;
 struct ChooseEntriesParams {
   int first_row = 0;  // rows first_row .. first_row + num_rows - 1 of the step
   int num_rows = 0;
-  SparseRows rows;
+  SparseRows rows = {};
   int top_k = 0;        // that of PlanSparseRows, 1 .. kMaxChosen
   int max_visible = 0;  // upper bound of rows.visible
   // float32 [num_rows, scores_stride], 16-byte aligned, the stride a multiple of 4 and at least

@@ -16,13 +16,13 @@ struct IndexScoresParams {
   int first_row = 0;
   int num_rows = 0;
   int step_rows = 0;  // of the step: what PlanSparseRows took as num_rows
-  SparseRows rows;
+  SparseRows rows = {};
   int heads = 0;            // that of PlanSparseRows: 8, 16, 32 or 64
   const void* q = nullptr;  // bf16 [step_rows, heads, 128], 16-byte aligned
   // float32 [step_rows, weights_stride], 16-byte aligned; the stride is a multiple of 4
   const float* weights = nullptr;
   int64_t weights_stride = 0;
-  PagedEntries keys;  // bf16 [128]
+  PagedEntries keys = {};  // bf16 [128]
   // float32 [num_rows, scores_stride]: row r of the step at scores + (r - first_row) *
   // scores_stride
   float* scores = nullptr;

@@ -38,12 +38,12 @@ struct ListedAttentionParams {
   int first_row = 0;
   int num_rows = 0;
   int heads = 0;
-  SparseRows rows;                 // whose `counts` are the lists' lengths
+  SparseRows rows = {};            // whose `counts` are the lists' lengths
   const void* q = nullptr;         // bf16 [rows of the step, heads, 576], 16-byte aligned
   const int32_t* lists = nullptr;  // [rows of the step, lists_stride], entries in the pages' range
   int64_t lists_stride = 0;
   // bf16 [576]; pages a multiple of 64 bytes apart, the last at most 256 GiB behind the first
-  PagedEntries entries;
+  PagedEntries entries = {};
   float softmax_scale = 1.0f;   // > 0
   const float* sink = nullptr;  // optional [heads]
   void* output = nullptr;       // bf16 [rows of the step, heads, 512], 16-byte aligned
