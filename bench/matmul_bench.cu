@@ -2,9 +2,10 @@
 // flops / 790 TFLOP/s) and, for bf16, cuBLASLt in the same run. Per product, in a chain of products
 // in one graph, median of the replays; weights rotate over more than 512 MB.
 //
-//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle]
+//   matmul_bench [--filter TEXT] [--rows N] [--segments N] [--forms] [--no-oracle] [--kimi]
 //
 // --forms: experts with tiles and bodies other than those that run by themselves, too.
+// --kimi: experts of Kimi-K2.5's shape, too (35 GB with bf16 weights, 9.5 GB with 4 bits).
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -28,18 +29,22 @@ struct Options {
   int segments = 0;
   bool forms = false;
   bool oracle = true;
+  bool kimi = false;
 };
 
 struct Shape {
   const char* name;
   int n;
   int k;
+  bool has_goals = true;
 };
 
 /// A product's part of the goals.
 void RecordProduct(const Shape& shape, WeightFormat format, int rows, size_t bytes, double us,
                    double limit, double oracle_us) {
   static std::map<std::pair<std::string, int>, double> bf16_us;
+  // Of codes with other scales no goal is kept.
+  if (!shape.has_goals || IsFourBits(format) || format == WeightFormat::kF8Rows) return;
   const bool bf16 = format == WeightFormat::kBf16;
   const std::string where = std::to_string(shape.n) + " x " + std::to_string(shape.k) + " " +
                             Name(format) + ", " + std::to_string(rows) + " rows";
@@ -123,48 +128,75 @@ void RunShape(const Shape& shape, WeightFormat format, const Options& options, C
   }
 }
 
+struct ExpertShape {
+  const char* name;
+  int experts;  // with the shared one
+  int choices;
+  int hidden;
+  int width;
+  bool shared;  // the last one, which every row has
+  int layers;   // of different weights
+};
+
 /// GLM-4.7-Flash: 64 experts of which a row has 4, and a shared one.
-void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream) {
-  constexpr int kExperts = 65, kChoices = 5, kHidden = 2048, kWidth = 1536, kLayers = 2;
+constexpr ExpertShape kGlmFlash = {.name = "experts",
+                                   .experts = 65,
+                                   .choices = 5,
+                                   .hidden = 2048,
+                                   .width = 1536,
+                                   .shared = true,
+                                   .layers = 2};
+/// Kimi-K2.5: 384 experts of which a row has 8; its shared one is another format's.
+constexpr ExpertShape kKimi = {.name = "kimi-experts",
+                               .experts = 384,
+                               .choices = 8,
+                               .hidden = 7168,
+                               .width = 2048,
+                               .shared = false,
+                               .layers = 1};
+
+void RunExperts(const ExpertShape& model, WeightFormat format, const Options& options,
+                cudaStream_t stream) {
+  const int experts = model.experts, choices = model.choices, hidden = model.hidden,
+            width = model.width, layers = model.layers;
   constexpr int kRoutings = 8;
   PackedWeight gate_up, down;
   gate_up.format = down.format = format;
-  gate_up.n = 2 * kWidth;
-  gate_up.k = kHidden;
+  gate_up.n = 2 * width;
+  gate_up.k = hidden;
   gate_up.gate_up = true;
-  down.n = kHidden;
-  down.k = kWidth;
+  down.n = hidden;
+  down.k = width;
   const size_t gate_up_bytes = PackedWeightBytes(format, gate_up.n, gate_up.k);
   const size_t down_bytes = PackedWeightBytes(format, down.n, down.k);
-  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * kExperts * kLayers);
-  const DeviceArray<uint8_t> downs(down_bytes * kExperts * kLayers);
-  for (int i = 0; i < kExperts * kLayers; ++i) {
+  const DeviceArray<uint8_t> gate_ups(gate_up_bytes * experts * layers);
+  const DeviceArray<uint8_t> downs(down_bytes * experts * layers);
+  for (int i = 0; i < experts * layers; ++i) {
     PackRandom(gate_up, gate_ups.data() + i * gate_up_bytes, 3 * i, nullptr);
     PackRandom(down, downs.data() + i * down_bytes, 3 * i + 1, nullptr);
   }
   std::mt19937 random(9);
   const auto run = [&](int rows, int given_tile, MatMulVariant variant) {
     const bool wide = variant == MatMulVariant::kWide;
-    const int tile =
-        given_tile != 0 ? given_tile : ExpertTileRows(format, rows, kChoices, kExperts);
+    const int tile = given_tile != 0 ? given_tile : ExpertTileRows(format, rows, choices, experts);
     std::vector<DeviceArray<int32_t>> pairs, counts;
     std::vector<DeviceArray<ExpertTile>> tiles;
     std::vector<ExpertRouting> routings(kRoutings);
     double touched = 0;
     for (ExpertRouting& routing : routings) {
-      std::vector<std::vector<int32_t>> of_expert(kExperts);
-      std::vector<int> ids(kExperts - 1);
-      for (int i = 0; i + 1 < kExperts; ++i) ids[i] = i;
+      std::vector<std::vector<int32_t>> of_expert(experts);
+      std::vector<int> ids(model.shared ? experts - 1 : experts);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>(i);
       for (int row = 0; row < rows; ++row) {
         std::shuffle(ids.begin(), ids.end(), random);
-        for (int choice = 0; choice < kChoices; ++choice) {
-          of_expert[choice == kChoices - 1 ? kExperts - 1 : ids[choice]].push_back(row * kChoices +
-                                                                                   choice);
+        for (int choice = 0; choice < choices; ++choice) {
+          const bool shared = model.shared && choice == choices - 1;
+          of_expert[shared ? experts - 1 : ids[choice]].push_back(row * choices + choice);
         }
       }
       std::vector<int32_t> places;
       std::vector<ExpertTile> list;
-      for (int expert = 0; expert < kExperts; ++expert) {
+      for (int expert = 0; expert < experts; ++expert) {
         const int own = static_cast<int>(of_expert[expert].size());
         touched += own > 0 ? 1.0 / kRoutings : 0;
         for (int first = 0; first < own; first += tile) {
@@ -178,7 +210,7 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       pairs.emplace_back(places);
       pairs.emplace_back(of_pairs);
       tiles.emplace_back(list);
-      counts.emplace_back(std::vector<int32_t>(kExperts + 1, static_cast<int32_t>(places.size())));
+      counts.emplace_back(std::vector<int32_t>(experts + 1, static_cast<int32_t>(places.size())));
       routing.offsets = counts.back().data();
       routing.pairs = pairs.end()[-2].data();
       routing.places = pairs.back().data();
@@ -186,10 +218,10 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       counts.emplace_back(std::vector<int32_t>{static_cast<int32_t>(list.size())});
       routing.num_tiles = counts.back().data();
     }
-    const size_t all_pairs = static_cast<size_t>(rows) * kChoices;
-    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * kHidden), inner(all_pairs * kWidth);
-    const DeviceArray<uint16_t> gathered(all_pairs * kHidden);
-    const DeviceArray<float> out(all_pairs * kHidden);
+    const size_t all_pairs = static_cast<size_t>(rows) * choices;
+    const DeviceArray<uint16_t> x(static_cast<size_t>(rows) * hidden), inner(all_pairs * width);
+    const DeviceArray<uint16_t> gathered(all_pairs * hidden);
+    const DeviceArray<float> out(all_pairs * hidden);
     FillBf16<<<1024, 256>>>(x.data(), x.size(), 5);
     FillBf16<<<1024, 256>>>(inner.data(), inner.size(), 6);
     CudaOk(cudaDeviceSynchronize(), "fill");
@@ -198,35 +230,35 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
     const auto up = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
-      params.choices = kChoices;
-      params.experts = kExperts;
+      params.choices = choices;
+      params.experts = experts;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = x.data();
-      params.x_stride = kHidden;
+      params.x_stride = hidden;
       params.gathered = gathered.data();
       params.w = gate_up;
-      params.w.data = gate_ups.data() + i % kLayers * gate_up_bytes * kExperts;
+      params.w.data = gate_ups.data() + i % layers * gate_up_bytes * experts;
       params.y = inner.data();
-      params.y_stride = kWidth;
+      params.y_stride = width;
       ExpertMatMul(params, on);
     };
     const auto back = [&](int i, cudaStream_t on) {
       ExpertMatMulParams params;
       params.max_rows = rows;
-      params.choices = kChoices;
-      params.experts = kExperts;
+      params.choices = choices;
+      params.experts = experts;
       params.tile_rows = tile;
       params.shape = shape;
       params.routing = routings[i % kRoutings];
       params.x = inner.data();
-      params.x_stride = kWidth;
+      params.x_stride = width;
       params.routing_settled = true;
       params.w = down;
-      params.w.data = downs.data() + i % kLayers * down_bytes * kExperts;
+      params.w.data = downs.data() + i % layers * down_bytes * experts;
       params.y = out.data();
-      params.y_stride = kHidden;
+      params.y_stride = hidden;
       params.y_type = OutputType::kF32;
       ExpertMatMul(params, on);
     };
@@ -236,17 +268,17 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
       up(i, on);
       back(i, on);
     });
-    const double flops = 6.0 * static_cast<double>(all_pairs) * kHidden * kWidth;
+    const double flops = 6.0 * static_cast<double>(all_pairs) * hidden * width;
     const double bytes = touched * static_cast<double>(gate_up_bytes + down_bytes);
     const double limit = LimitUs(bytes, flops);
     std::printf(
-        "experts   %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
+        "%-12s %-6s rows %5d tile %3d%c touched %5.1f: gate+up %8.2f us (limit %8.2f)  down "
         "%8.2f "
         "(%8.2f)  all %8.2f  limit %8.2f  %5.2f  %6.1f TFLOP/s\n",
-        Name(format), rows, tile, " dpw"[static_cast<int>(variant)], touched, up_us, limit * 2 / 3,
-        down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
+        model.name, Name(format), rows, tile, " dpw"[static_cast<int>(variant)], touched, up_us,
+        limit * 2 / 3, down_us, limit / 3, all_us, limit, limit / all_us, flops / all_us / 1e6);
     std::fflush(stdout);
-    if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512) {
+    if (format == WeightFormat::kBf16 && given_tile == 0 && rows <= 512 && model.shared) {
       RecordGoal(Goal::kExperts, std::to_string(rows) + " rows", limit / all_us);
     }
   };
@@ -269,7 +301,8 @@ void RunExperts(WeightFormat format, const Options& options, cudaStream_t stream
                                         {256, kWide}}) {
       if (variant != kUsual && format != WeightFormat::kBf16) continue;
       // Those that are neither far too small nor far too large.
-      if (tile * 65 >= rows * 5 / 4 && (variant == kWide || tile * 65 <= rows * 40)) {
+      const int pairs = rows * choices;
+      if (tile * experts >= pairs / 4 && (variant == kWide || tile * experts <= pairs * 8)) {
         run(rows, tile, variant);
       }
     }
@@ -285,6 +318,10 @@ int RunMatMulBench(int argc, char** argv) {
     const char* const value = i + 1 < argc ? argv[i + 1] : "";
     if (flag == "--forms") {
       options.forms = true;
+      continue;
+    }
+    if (flag == "--kimi") {
+      options.kimi = true;
       continue;
     }
     if (flag == "--no-oracle") {
@@ -312,12 +349,13 @@ int RunMatMulBench(int argc, char** argv) {
   cudaStream_t stream;
   CudaOk(cudaStreamCreate(&stream), "stream");
   const Shape shapes[] = {
-      {"q_a+kv_a", 1344, 2048}, {"q_b", 5120, 768},       {"v2-o", 2048, 2048},
-      {"o_proj", 2048, 5120},   {"gate_up", 20480, 2048}, {"down", 2048, 10240},
-      {"square", 8192, 8192},   {"head", 154880, 2048},
+      {"q_a+kv_a", 1344, 2048},        {"q_b", 5120, 768},       {"v2-o", 2048, 2048},
+      {"o_proj", 2048, 5120},          {"gate_up", 20480, 2048}, {"down", 2048, 10240},
+      {"v3-down", 7168, 18432, false}, {"square", 8192, 8192},   {"head", 154880, 2048},
   };
   for (const WeightFormat format :
-       {WeightFormat::kBf16, WeightFormat::kF8, WeightFormat::kF8PowerOfTwo}) {
+       {WeightFormat::kBf16, WeightFormat::kF8, WeightFormat::kF8PowerOfTwo, WeightFormat::kF8Rows,
+        WeightFormat::kInt4, WeightFormat::kFp4, WeightFormat::kNvfp4}) {
     const auto wanted = [&](const char* name) {
       return (std::string(name) + " " + Name(format) + " ").find(options.filter) !=
              std::string::npos;
@@ -325,7 +363,9 @@ int RunMatMulBench(int argc, char** argv) {
     for (const Shape& shape : shapes) {
       if (wanted(shape.name)) RunShape(shape, format, options, oracle, stream);
     }
-    if (wanted("experts")) RunExperts(format, options, stream);
+    if (wanted("experts")) RunExperts(kGlmFlash, format, options, stream);
+    // 35 GB of bf16.
+    if (options.kimi && wanted("kimi")) RunExperts(kKimi, format, options, stream);
   }
   return 0;
 }

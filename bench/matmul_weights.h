@@ -15,6 +15,14 @@ inline const char* Name(WeightFormat format) {
       return "f8";
     case WeightFormat::kF8PowerOfTwo:
       return "f8pow2";
+    case WeightFormat::kF8Rows:
+      return "f8rows";
+    case WeightFormat::kInt4:
+      return "int4";
+    case WeightFormat::kFp4:
+      return "fp4";
+    case WeightFormat::kNvfp4:
+      return "nvfp4";
     default:
       return "bf16";
   }
@@ -37,15 +45,27 @@ inline void PackRandom(const PackedWeight& weight, void* to, uint32_t seed, uint
     CudaOk(cudaDeviceSynchronize(), "packing");
     return;
   }
-  const DeviceArray<uint8_t> codes(count);
-  FillCodes<<<1024, 256>>>(codes.data(), count, seed);
-  const DeviceArray<float> scales(std::vector<float>(
-      static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128), 0x1p-8F));
+  const bool four_bits = IsFourBits(weight.format);
+  const size_t code_bytes = four_bits ? count / 2 : count;
+  const DeviceArray<uint8_t> codes(code_bytes);
+  FillCodes<<<1024, 256>>>(codes.data(), code_bytes, seed);
+  // Of blocks, or of rows.
+  const size_t scale_count = static_cast<size_t>(weight.n / 128 + 1) * ((weight.k + 127) / 128);
+  const DeviceArray<float> scales(
+      std::vector<float>(std::max(scale_count, static_cast<size_t>(weight.n)), 0x1p-8F));
+  // 0x3C3C is a bf16 near 2^-7, 0x3C an e4m3 and 2^-67.
+  const size_t groups = count / GroupColumns(weight.format);
+  const DeviceArray<uint8_t> group_scales(four_bits ? 2 * groups : 0, 0x3C);
   source.w = codes.data();
-  source.scales = scales.data();
-  if (weight.gate_up) {
-    source.up = codes.data() + half;
-    source.up_scales = scales.data();
+  if (weight.gate_up) source.up = codes.data() + code_bytes / 2;
+  if (HasBlockScales(weight.format) ||
+      (HasRowScales(weight.format) && weight.format != WeightFormat::kFp4)) {
+    source.scales = scales.data();
+    if (weight.gate_up) source.up_scales = scales.data();
+  }
+  if (four_bits) {
+    source.group_scales = group_scales.data();
+    if (weight.gate_up) source.up_group_scales = group_scales.data();
   }
   PackWeight(source, target, nullptr);
   CudaOk(cudaDeviceSynchronize(), "packing");

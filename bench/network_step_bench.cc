@@ -1,9 +1,10 @@
-// Steps of a network on a GPU, with random weights, through the engine's own operations: requests
-// of 1024 tokens that decode 1 row or verify 4, and prompts; or the cases that are given. Prints
-// milliseconds beside what the bytes that a step reads take at the card's bandwidth.
+// Steps of a network on a GPU, with random weights, of 8 bits where the config says so, through the
+// engine's own operations: requests of 1024 tokens that decode 1 row or verify 4, and prompts; or
+// the cases that are given. Prints milliseconds beside what the bytes that a step reads take at the
+// card's bandwidth.
 //
 //   network_step_bench [--relaxed] [--bandwidth TB/s] [--case REQUESTS,ROWS,CONTEXT]...
-//                      [v2-lite|glm-4.7-flash|CONFIG.json]...
+//                      [v2-lite|glm-4.7-flash|step-12|CONFIG.json]...
 //
 // --relaxed: bf16 products but the experts' and the head's are cuBLASLt's, whose bits depend on the
 // number of rows, and decode attention is cut by the batch's load. Other kernels have one form.
@@ -28,6 +29,7 @@
 #include "outrider/kernels/cuda/load_weights.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cuda/cuda_ops.h"
+#include "tests/networks/cuda/code_source.h"
 
 namespace outrider::cuda {
 namespace {
@@ -61,6 +63,39 @@ constexpr const char* kGlm47Flash = R"({
   "max_position_embeddings": 202752, "partial_rotary_factor": 1.0, "rope_theta": 1000000,
   "rope_scaling": null, "dtype": "bfloat16"})";
 
+/// Step-3.5-Flash cut to 3 full layers, the first of them dense, and 9 with a window; FP8.
+std::string Step12() {
+  const std::string full = "\"full_attention\"", sliding = "\"sliding_attention\"";
+  std::string types, thetas, factors, limits;
+  for (int i = 0; i < 12; ++i) {
+    const char* const comma = i == 0 ? "" : ", ";
+    types += comma + (i % 4 == 0 ? full : sliding);
+    thetas += comma + std::string(i % 4 == 0 ? "5000000" : "10000");
+    factors += comma + std::string(i % 4 == 0 ? "0.5" : "1");
+    limits += comma + std::string("0");
+  }
+  return R"({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5",
+  "hidden_size": 4096, "intermediate_size": 11264, "vocab_size": 128896,
+  "num_hidden_layers": 12, "num_nextn_predict_layers": 0, "num_attention_heads": 64,
+  "num_attention_groups": 8, "head_dim": 128,
+  "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96,
+    "num_attention_groups": 8, "head_dim": 128, "true_head_dim": 128},
+  "sliding_window": 512, "rope_scaling": {"rope_type": "llama3", "factor": 2.0,
+    "original_max_position_embeddings": 131072, "low_freq_factor": 1.0, "high_freq_factor": 32.0},
+  "yarn_only_types": ["full_attention"], "max_position_embeddings": 262144,
+  "use_qk_norm": true, "use_head_wise_attn_gate": true, "sink": false, "use_rope_layers": [],
+  "moe_layers_enum": "1,2,3,4,5,6,7,8,9,10,11", "moe_num_experts": 288, "moe_top_k": 8,
+  "moe_intermediate_size": 1280, "share_expert_dim": 1280, "moe_router_activation": "sigmoid",
+  "moe_router_scaling_factor": 3.0, "norm_expert_weight": true, "use_moe_router_bias": true,
+  "need_fp32_gate": true, "zero_centered": true, "bos_token_id": 0, "eos_token_id": [1, 2],
+  "torch_dtype": "bfloat16",
+  "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128]},
+  "layer_types": [)" +
+         types + "], \"rope_theta\": [" + thetas + "], \"partial_rotary_factors\": [" + factors +
+         "], \"swiglu_limits\": [" + limits + "], \"swiglu_limits_shared\": [" + limits + "]}";
+}
+
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -82,7 +117,10 @@ struct Case {
   int32_t context;
 };
 
-constexpr int32_t BlocksOf(int32_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+KvCacheForm FormOf(const ModelConfig& config) {
+  return std::holds_alternative<MlaSpec>(config.layer(0).attention) ? KvCacheForm::kLatent
+                                                                    : KvCacheForm::kHeads;
+}
 
 class StepBench {
  public:
@@ -95,7 +133,9 @@ class StepBench {
         cases_(std::move(cases)),
         prompts_(cases_.empty()),
         config_(ParseModelConfig(config, std::nullopt, name_)),
-        source_(MakeDummyWeights(config_, 1)),
+        source_(config_.quantization.method == "fp8"
+                    ? std::make_unique<CodeSource>(config_, 1, Codes::kBlocks)
+                    : MakeDummyWeights(config_, 1)),
         pool_(static_cast<int>(std::thread::hardware_concurrency())),
         device_{ops_, &pool_} {
     const double before = Seconds();
@@ -110,15 +150,22 @@ class StepBench {
         }
       }
     }
-    int32_t blocks = prompts_ ? kPrompts * BlocksOf(kPromptRows) : 0;
-    for (const Case& c : cases_) blocks = std::max(blocks, c.requests * BlocksOf(c.context));
-    model_ = LoadNetwork(config_, 0, *source_, form,
-                         {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4)});
+    model_ = LoadNetwork(
+        config_, 0, *source_, form,
+        {device_, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4, FormOf(config_))});
     std::printf("%s: %.1f GB of random weights in %.2f s\n", name_.c_str(), weight_bytes_ / 1e9,
                 Seconds() - before);
     const NetworkCache needs = model_->cache_needs();
-    cache_ = std::make_unique<KvCache>(
-        device_, MakeCacheConfig(needs, DType::kBF16, kBlock, blocks), needs.layers, DType::kBF16);
+    CacheConfig cache = MakeCacheConfig(needs, DType::kBF16, kBlock, 0);
+    const auto reserve = [&](int32_t requests, int32_t rows, int32_t context) {
+      int32_t pages = 0;
+      for (const CacheGroupSpec& group : cache.groups) pages += PagesOf(group, rows, context);
+      cache.num_pages = std::max(cache.num_pages, requests * pages);
+    };
+    if (prompts_) reserve(kPrompts, kPromptRows, kPromptRows);
+    for (const Case& c : cases_) reserve(c.requests, c.rows, c.context);
+    layout_ = BatchLayout(cache.groups);
+    cache_ = std::make_unique<KvCache>(device_, cache, needs.layers, DType::kBF16);
     FillCache();
     sampler_ = ops_.MakeSampler(device_, Verifier());
   }
@@ -130,15 +177,23 @@ class StepBench {
 
  private:
   void FillCache() {
+    constexpr int64_t kColumns = 64;
     const LayerCache first = cache_->layer(0);
-    const int64_t rows = int64_t{first.num_blocks} * first.block_stride / first.width;
+    const int64_t rows = int64_t{first.num_blocks} * first.block_stride / kColumns;
     CheckCuda(FillDummyPart({.stream = {.key = 7, .half_width = 1.7F},
-                             .tensor_cols = first.width,
+                             .tensor_cols = kColumns,
                              .rows = rows,
-                             .cols = first.width},
+                             .cols = kColumns},
                             first.data, ops_.stream()),
               "random cache");
     ops_.Synchronize();
+  }
+
+  /// Pages of a request of a group: of a window those that rows still read.
+  static int32_t PagesOf(const CacheGroupSpec& group, int32_t rows, int32_t context) {
+    const int32_t all = group.BlocksBefore(context);
+    if (group.kind == CacheGroupKind::kFullHistory) return all;
+    return std::min(all, group.BlocksBefore(group.window + rows) + 1);
   }
 
   /// Requests of `rows` rows behind `context` tokens each.
@@ -147,12 +202,20 @@ class StepBench {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       tokens_[i] = static_cast<int32_t>((i * 7919 + 11) % static_cast<size_t>(config_.vocab_size));
     }
-    blocks_.assign(static_cast<size_t>(requests), {});
+    const std::vector<CacheGroupSpec>& groups = cache_->config().groups;
+    tables_.assign(static_cast<size_t>(requests), {});
     work_.clear();
-    const int32_t blocks_each = BlocksOf(context + rows);
+    int32_t next_page = 0;
     for (int32_t i = 0; i < requests; ++i) {
-      std::vector<int32_t>& blocks = blocks_[static_cast<size_t>(i)];
-      for (int32_t b = 0; b < blocks_each; ++b) blocks.push_back(i * blocks_each + b);
+      std::vector<std::vector<int32_t>>& tables = tables_[static_cast<size_t>(i)];
+      for (const CacheGroupSpec& group : groups) {
+        const int32_t pages = PagesOf(group, rows, context + rows);
+        std::vector<int32_t>& table = tables.emplace_back();
+        for (int32_t b = 0; b < group.BlocksBefore(context + rows); ++b) {
+          table.push_back(next_page + b % pages);
+        }
+        next_page += pages;
+      }
       const auto tokens =
           std::span(tokens_).subspan(static_cast<size_t>(i * rows), static_cast<size_t>(rows));
       const bool decodes = phase == Phase::kDecode;
@@ -161,7 +224,7 @@ class StepBench {
                        .context_length = context,
                        .tokens = decodes ? tokens.first(1) : tokens,
                        .draft_tokens = decodes ? tokens.subspan(1) : std::span<const int32_t>(),
-                       .block_tables = {&blocks, 1}});
+                       .block_tables = tables});
     }
     layout_.Assign(work_);
     plan_.Assign(layout_);
@@ -183,12 +246,21 @@ class StepBench {
     model_->Verify(*sampler_, hidden, layout_.logits_rows(), verify_);
   }
 
+  /// Of a request, of a layer.
+  static double CacheBytes(const LayerSpec& layer, const Case& c) {
+    const auto* gqa = std::get_if<GqaSpec>(&layer.attention);
+    if (gqa == nullptr) return 2.0 * 576 * c.context;
+    const int64_t keys =
+        gqa->window > 0 ? std::min<int64_t>(c.context, gqa->window + c.rows - 1) : c.context;
+    return 4.0 * static_cast<double>(gqa->kv_heads * gqa->head_dim * keys);
+  }
+
   double BytesOf(const Case& c) const {
     const double code_bytes = config_.quantization.method.empty() ? 2 : 1;
     double bytes = weight_bytes_ - 2.0 * static_cast<double>(config_.vocab_size) *
                                        static_cast<double>(config_.hidden_size);  // embeddings
     for (const LayerSpec& layer : config_.layers) {
-      bytes += 2.0 * 576 * c.context * c.requests;
+      bytes += CacheBytes(layer, c) * c.requests;
       const MoeSpec* const moe = layer.moe();
       if (moe == nullptr) continue;
       const double experts = static_cast<double>(moe->router.experts);
@@ -266,10 +338,10 @@ class StepBench {
   std::unique_ptr<StepSampler> sampler_;
   SamplingParams greedy_ = Greedy();
   std::vector<int32_t> tokens_;
-  std::vector<std::vector<int32_t>> blocks_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_;  // by request, by group
   std::vector<RequestWork> work_;
   BatchLayout layout_{kBlock};
-  AttentionPlan plan_{AttentionBackend::kRagged, 4};
+  AttentionPlan plan_{AttentionBackend::kRagged, 4, FormOf(config_)};
   std::vector<VerifyRequest> verify_;
   std::vector<VerifiedTokens> verified_;
 };
@@ -300,7 +372,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr,
                  "usage: network_step_bench [--relaxed] [--bandwidth TB/s] [--case "
                  "REQUESTS,ROWS,CONTEXT]... "
-                 "[v2-lite|glm-4.7-flash|CONFIG.json]...\n");
+                 "[v2-lite|glm-4.7-flash|step-12|CONFIG.json]...\n");
     return 2;
   }
   if (names.empty()) names = {"v2-lite", "glm-4.7-flash"};
@@ -308,6 +380,7 @@ int Main(int argc, char** argv) {
     for (const std::string& name : names) {
       const std::string config = name == "v2-lite"         ? kV2Lite
                                  : name == "glm-4.7-flash" ? kGlm47Flash
+                                 : name == "step-12"       ? Step12()
                                                            : ReadTextFile(name, 1 << 20);
       std::unique_ptr<CudaOps> ops =
           relaxed ? std::make_unique<RelaxedOps>() : std::make_unique<CudaOps>();

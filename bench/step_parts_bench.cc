@@ -20,7 +20,7 @@
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/engine_plan.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/cpu/cpu_ops.h"
@@ -134,7 +134,7 @@ struct Options {
 };
 
 EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
-  InlineExecutorParts inside;
+  RankParts inside;
   inside.pool = std::make_unique<ThreadPool>(options.threads);
   EngineOptions engine;
   engine.model = options.model;
@@ -160,7 +160,7 @@ EngineParts MakeParts(const Options& options, int k, const Ops& ops) {
     parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();
   }
   inside.num_slots = 1;
-  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  parts.executor = std::make_unique<StepRunner>(std::move(inside));
   parts.prefix_caching = false;
   return parts;
 }

@@ -10,7 +10,7 @@
 #                            what `docker build` copies, configured
 #   scripts/test.sh --full   before a release: also the sanitizers' slow tests and the thread sanitizer
 #                            in every room, clang-tidy of all sources, longer fuzzing, schemathesis on
-#                            the HTTP API
+#                            the HTTP API, agents and other client packages
 #
 # No environment variable and no clock changes what is run. The last line reads "N passed, N failed";
 # the exit status is 1 when anything failed.
@@ -64,7 +64,8 @@ configure_and_build() {
     shift
   done
   if [ $# -gt 1 ]; then targets=(--target "${@:2}"); fi
-  if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" "${arguments[@]}" \
+  if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" \
+    -DOUTRIDER_CLIENTS_PYTHON="$clients_python" "${arguments[@]}" \
     >build/configure.log 2>&1; then
     cat build/configure.log
     return 1
@@ -94,13 +95,14 @@ run_ctest() {
   fi
 }
 
-# A virtual environment with the packages of tests/requirements.txt, which the stamp is a copy of.
+# install_python_packages DIRECTORY FILE: a virtual environment with the packages of the file, which
+# the stamp is a copy of.
 install_python_packages() {
-  cmp -s tests/requirements.txt build/venv/installed.txt && return
-  rm -rf build/venv
-  /usr/bin/python3 -m venv build/venv &&
-    "$python" -m pip install -q -r tests/requirements.txt &&
-    cp tests/requirements.txt build/venv/installed.txt
+  cmp -s "$2" "$1/installed.txt" && return
+  rm -rf "$1"
+  /usr/bin/python3 -m venv "$1" &&
+    "$1/bin/python" -m pip install -q -r "$2" &&
+    cp "$2" "$1/installed.txt"
 }
 
 # Configures what `docker build` would copy: all but what .dockerignore names.
@@ -122,7 +124,12 @@ scripts/setup.sh --tests || exit 1
 mkdir -p build
 tmp=$(mktemp -d) # of the tests; its path is short, as paths of sockets have to be
 trap 'rm -rf "$tmp"' EXIT
-check "python packages" install_python_packages
+check "python packages" install_python_packages build/venv tests/requirements.txt
+clients_python=
+if $full; then
+  check "client packages" install_python_packages build/venv-clients tests/requirements_clients.txt &&
+    clients_python=$PWD/build/venv-clients/bin/python
+fi
 
 # The labels of tests that are left out (tests/CMakeLists.txt says what they mean).
 if $full; then

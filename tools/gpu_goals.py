@@ -4,9 +4,8 @@
 Shapes of DeepSeek-V2-Lite and GLM-4.7-Flash run with dummy weights, so nothing is downloaded; the
 bundled model answers problems. `outrider bench serve --device cuda` times problems, steps and
 prompts, and `outrider serve` the start. The last row is of `bench/network_step_bench --relaxed`.
-Takes two minutes. Goals and vLLM's times are for an H200. The limit is the time of what a step
-reads at 4.3 TB/s: weights, of experts those that have rows, and cache. Exit status 0: measured; 2:
-a run failed.
+Takes two minutes. Goals are for an H200. The limit is the time of what a step reads at 4.3 TB/s:
+weights, of experts those that have rows, and cache. Exit status 0: measured; 2: a run failed.
 
   python3 tools/gpu_goals.py --outrider build/release/outrider
 
@@ -95,7 +94,7 @@ def problems_per_second(bench):
 
 def prompt_tokens_per_second(bench, shape):
     """Of 8 prompts of 2048 tokens: a run of nine less a run of one, because over HTTP the first
-    prompt is in a step of its own. The better of two runs, as vLLM's figures are."""
+    prompt is in a step of its own. The better of two runs."""
     one, nine = (min(bench.row("serve", bench.shape(shape), *NO_DRAFTS, "--num-prompts", prompts,
                                "--batch-size", prompts, "--input-len", 2048, "--output-len", 1,
                                "--max-num-batched-tokens", 8 * 2048)["seconds"] for _ in range(2))
@@ -111,7 +110,7 @@ def seconds_to_ready(bench, shape):
         return time.monotonic() - begin
 
 
-def print_row(what, measured, goals, vllm, form, at_least=False, limit=""):
+def print_row(what, measured, goals, form, at_least=False, limit=""):
     """Prints a line of the table."""
     one_goal = len(set(goals)) == 1
     missed = []  # as the figures are shown; the goals, or where all have the same, the figures
@@ -123,35 +122,34 @@ def print_row(what, measured, goals, vllm, form, at_least=False, limit=""):
                f" (missed: {', '.join(missed)})")
     shown = goals[:1] if one_goal else goals
     print(f"| {what} | {'; '.join(map(form, measured))} | {'≥' if at_least else '≤'} "
-          f"{'; '.join(f'{goal:,g}' for goal in shown)}{verdict} | {limit} | {vllm} |", flush=True)
+          f"{'; '.join(f'{goal:,g}' for goal in shown)}{verdict} | {limit} |", flush=True)
 
 
 def measure(bench):
-    print("| one GPU | Outrider | goal | limit | vLLM 0.23.0 |\n|---|---|---|---|---|")
+    print("| one GPU | Outrider | goal | limit |\n|---|---|---|---|")
     problems, problems_idle, acceptance = problems_per_second(bench)
     print_row("1,319 five-shot problems, bundled model, 128 at a time: problems/s without drafts; with "
-              f"3 ({acceptance:.2f} tokens a step)", problems, (1200, 2000), "280; 256",
+              f"3 ({acceptance:.2f} tokens a step)", problems, (1200, 2000),
               lambda value: f"{value:,.0f}", at_least=True)
     idle = []
-    for what, shape, flags, goals, limit, vllm in (
-            ("V2-Lite", "V2-Lite", NO_DRAFTS, (1.65, 5.3, 8.5, 9.7), "1.15; 4.2; 7.2; 8.2",
-             "3.45; 7.1; 9.9; 11.8"),
+    for what, shape, flags, goals, limit in (
+            ("V2-Lite", "V2-Lite", NO_DRAFTS, (1.65, 5.3, 8.5, 9.7), "1.15; 4.2; 7.2; 8.2"),
             ("GLM-4.7-Flash", "GLM-4.7-Flash", NO_DRAFTS, (2.4, 7.8, 14.8, 18.1),
-             "1.68; 6.2; 12.6; 15.4", "5.18; 10.4; 16.5; 20.7"),
+             "1.68; 6.2; 12.6; 15.4"),
             ("GLM-4.7-Flash, k = 3, 3.0 tokens a step", "GLM-4.7-Flash", THREE_TOKENS_A_STEP,
-             (6.5, 16, 18.5, 22), "4.4; 13.0; 15.4; 17.9", "17.6; 18.7; 24.1; 30.3")):
+             (6.5, 16, 18.5, 22), "4.4; 13.0; 15.4; 17.9")):
         steps = [step_milliseconds(bench, shape, batch, flags) for batch in BATCHES]
         print_row(f"{what}: ms a step of 1; 8; 32; 128 requests", [ms for ms, _ in steps], goals,
-                  vllm, lambda value: f"{value:.3g}", limit=limit)
+                  lambda value: f"{value:.3g}", limit=limit)
         idle.append(steps[-1][1])
     print_row("8 prompts of 2048: tokens/s of V2-Lite; GLM-4.7-Flash",
               [prompt_tokens_per_second(bench, shape) for shape in SHAPES], (100_000, 60_000),
-              "85,400; 52,900", lambda value: f"{value:,.0f}", at_least=True)
+              lambda value: f"{value:,.0f}", at_least=True)
     print_row("start to ready with random weights: V2-Lite; GLM-4.7-Flash with its module, s",
-              [seconds_to_ready(bench, shape) for shape in SHAPES], (10, 10), "92 to 116",
+              [seconds_to_ready(bench, shape) for shape in SHAPES], (10, 10),
               lambda value: f"{value:.1f}")
     print_row("GPU idle between steps, 128 requests: the bundled model's two, the shapes' three, %",
-              [100 * share for share in (*problems_idle, *idle)], (3,) * 5, "",
+              [100 * share for share in (*problems_idle, *idle)], (3,) * 5,
               lambda value: f"{value:.1f}")
 
 

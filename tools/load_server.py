@@ -117,7 +117,8 @@ class Load:
 
     @staticmethod
     def request_of(body, length=None):
-        return (b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" %
+        return (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" %
                 (len(body) if length is None else length)) + body
 
     def check_text(self, prompt, max_tokens, text, usage, reason):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace outrider {
@@ -37,6 +38,21 @@ TEST(ArgMaxTest, NaNIsNotTheLargest) {
     EXPECT_EQ(ArgMax(values), 0U);
     values.back() = -3;
     EXPECT_EQ(ArgMax(values), size - 1);
+  }
+}
+
+TEST(HasNanTest, OneOfManyIsFoundAtEveryPlace) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const size_t size : {1, 16, 40}) {
+    std::vector<float> values(size, -infinity);
+    values.back() = infinity;
+    EXPECT_FALSE(HasNan(values));
+    for (size_t i = 0; i < size; ++i) {
+      const float before = std::exchange(values[i], i % 2 == 0 ? nan : -nan);
+      EXPECT_TRUE(HasNan(values)) << i;
+      values[i] = before;
+    }
   }
 }
 

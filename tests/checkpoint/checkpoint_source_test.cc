@@ -297,6 +297,27 @@ TEST(CheckpointTest, Fp4NeedsAScaleForEvery32ColumnsAndSaneOnes) {
       << "bytes without scales are none of the types";
 }
 
+// compressed-tensors gives groups of zeros the scales 2^-127 and 2^-126.
+TEST(CheckpointTest, GroupsOfZerosMayHaveAnyFiniteScale) {
+  for (const char scale : {'\x00', '\x01', '\xfd', '\xfe'}) {
+    std::string codes(64, '\x35');
+    for (int i = 16; i < 32; ++i) codes[i] = i % 2 == 0 ? '\x80' : '\x08';  // zeros, with signs
+    const auto open = [&] {
+      return Checkpoint(
+                 {{"e.weight", "I8", {2, 32}, codes},
+                  {"e.scale", "F8_E8M0", {2, 2}, std::string{'\x7f', scale, '\x7f', '\x7f'}}})
+          .Open(Fp8Config())
+          ->Open({"e.weight", {2, 64}});
+    };
+    const std::vector<float> values = ReadAll(*open());
+    EXPECT_EQ(values[31], 1.5F);
+    for (int i = 32; i < 64; ++i) EXPECT_EQ(values[i], 0.0F);
+    codes[20] = '\x10';
+    EXPECT_THAT(ErrorOf([&] { ReadAll(*open()); }),
+                HasSubstr("in row 0, column 1; 2^-125 to 2^125 can be read"));
+  }
+}
+
 TEST(CheckpointTest, OnlyPowersOfTwoInRangeAreExactInBfloat16) {
   const auto exact = [](std::vector<float> scales) {
     const Checkpoint checkpoint({{"a", "F8_E4M3", {1, 256}, std::string(256, '\x31')},
@@ -547,12 +568,17 @@ TEST_F(ShardTest, BrokenIndexes) {
               HasSubstr("index.json: not valid JSON at line 1, column 2"));
   WriteFile(index, std::string(10000, '['));
   EXPECT_THAT(ErrorOf([&] { OpenCheckpoint(path(), ModelConfig()); }),
-              HasSubstr("JSON nested more than 64 deep"));
+              HasSubstr("is nested more than 64 levels deep"));
 }
 
-TEST_F(ShardTest, ASingleFileIsPreferred) {
+TEST_F(ShardTest, TheIndexCountsBesideASingleFile) {
   WriteSafetensors(path() / "model.safetensors", {{"z", "F32", {0}, ""}});
-  EXPECT_THAT(OpenWith({{"a", "one.safetensors"}})->names(), ElementsAre("z"));
+  EXPECT_THAT(OpenWith({{"a", "one.safetensors"}})->names(), ElementsAre("a"));
+  EXPECT_THAT(OpenWith({{"z", "model.safetensors"}})->names(), ElementsAre("z"));
+  EXPECT_THAT(ErrorOf([&] { OpenWith({{"a", "gone.safetensors"}}); }),
+              HasSubstr("files that model.safetensors.index.json names are missing: "
+                        "gone.safetensors; model.safetensors is there, and counts where there is "
+                        "no index"));
 }
 
 }  // namespace

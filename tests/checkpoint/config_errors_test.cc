@@ -55,9 +55,10 @@ std::string Only(const std::string& problem) { return "invalid_argument: c: " + 
 TEST(ConfigErrorsTest, NotJson) {
   EXPECT_EQ(ErrorOfText(""), Only("not valid JSON at line 1, column 1"));
   EXPECT_EQ(ErrorOfText("{\n \"a\": }"), Only("not valid JSON at line 2, column 7"));
-  EXPECT_EQ(ErrorOfText("{\"a\": 1e999}"), Only("holds a number that is out of range"));
+  EXPECT_EQ(ErrorOfText("{\"a\": 1e999}"),
+            Only("has a number that no floating-point type can hold"));
   EXPECT_EQ(ErrorOfText("[1]"), Only("is [1], not an object"));
-  EXPECT_EQ(ErrorOfText(std::string(10000, '[')), Only("JSON nested more than 64 deep"));
+  EXPECT_EQ(ErrorOfText(std::string(10000, '[')), Only("is nested more than 64 levels deep"));
 }
 
 TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
@@ -281,19 +282,45 @@ TEST(ConfigErrorsTest, KeysOfOtherNetworksWhoseValueChangesNothing) {
   EXPECT_EQ(ErrorOfText(config.dump()), "nothing was thrown");
 }
 
-TEST(ConfigErrorsTest, KeysThatMeanNothingAreLogged) {
+/// What is logged while the config is read.
+std::string LogOf(const json& config, spdlog::level::level_enum level) {
   std::ostringstream log;
   const auto before = spdlog::default_logger();
   const auto logger = std::make_shared<spdlog::logger>(
       "test", std::make_shared<spdlog::sinks::ostream_sink_st>(log));
-  logger->set_level(spdlog::level::debug);
+  logger->set_level(level);
   logger->set_pattern("%l %v");
   spdlog::set_default_logger(logger);
-  json config = json::parse(testing::kGlm47Flash);
-  config["zest"] = 3;
   EXPECT_EQ(ErrorOfText(config.dump()), "nothing was thrown");
   spdlog::set_default_logger(before);
-  EXPECT_EQ(log.str(), "debug c: not read: attention_dropout, pad_token_id, zest\n");
+  return log.str();
+}
+
+TEST(ConfigErrorsTest, KeysThatMeanNothingAreLogged) {
+  json config = json::parse(testing::kGlm47Flash);
+  config["zest"] = 3;
+  EXPECT_EQ(LogOf(config, spdlog::level::debug),
+            "debug c: not read: attention_dropout, pad_token_id, zest\n");
+}
+
+TEST(ConfigErrorsTest, MisspeltOptionalKeysAreWarnedOf) {
+  for (const auto& [wrong, right] : {std::pair("rope_scalling", "rope_scaling"),
+                                     {"num_nextn_predict_layer", "num_nextn_predict_layers"},
+                                     {"tie_word_embedings", "tie_word_embeddings"},
+                                     {"eos_tokne_id", "eos_token_id"},
+                                     {"quantisation_config", "quantization_config"},
+                                     {"slidding_window", "sliding_window"}}) {
+    json config = json::parse(testing::kDeepSeekV3);
+    config.erase(right);
+    config[wrong] = nullptr;
+    EXPECT_EQ(
+        LogOf(config, spdlog::level::warn),
+        fmt::format("warning c: the key \"{}\" is not read; is \"{}\" meant?\n", wrong, right));
+  }
+  for (const std::string_view published :
+       {testing::kDeepSeekV2Lite, testing::kDeepSeekV3, testing::kGlm47Flash, testing::kKimiK25}) {
+    EXPECT_EQ(LogOf(json::parse(published), spdlog::level::warn), "");
+  }
 }
 
 TEST(ConfigErrorsTest, Experts) {

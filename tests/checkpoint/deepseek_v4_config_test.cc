@@ -212,7 +212,8 @@ TEST(DeepSeekV4ConfigTest, WhatIsNotSupportedIsNamed) {
   EXPECT_THAT(with("index_head_dim", 32), HasSubstr("at least \"qk_rope_head_dim\", 64"));
   EXPECT_THAT(error([](json& c) { c.erase("index_topk"); }), HasSubstr("\"index_topk\""));
   EXPECT_THAT(error([](json& c) { c["rope_scaling"]["type"] = "linear"; }),
-              HasSubstr("\"type\" of rope_scaling is \"linear\": \"yarn\" is supported"));
+              HasSubstr("\"type\" of rope_scaling is \"linear\": \"yarn\" and "
+                        "\"default\" are supported"));
   EXPECT_THAT(error([](json& c) { c["rope_scaling"]["mscale"] = 1.0; }),
               HasSubstr("\"mscale\" of rope_scaling is 1.0: deepseek_v4 has none"));
   EXPECT_THAT(error([](json& c) { c["rope_scaling"]["beta_fast"] = 0.5; }),
@@ -311,6 +312,94 @@ TEST(DeepSeekV4DummyWeightsTest, TokensHaveDifferentExperts) {
     first.insert(values[row * 6]);
   }
   EXPECT_GT(first.size(), 150U);
+}
+
+// What transformers 5 writes in the place of the published keys.
+TEST(DeepSeekV4ConfigTest, RopeParametersAreRopeScaling) {
+  const ModelConfig published = ParseV4(V4Flash());
+  json flat = V4Flash();
+  flat["rope_parameters"] = flat["rope_scaling"];
+  flat["rope_parameters"]["rope_type"] = "yarn";
+  flat["rope_parameters"]["attention_factor"] = 1.0;
+  flat["rope_parameters"]["rope_theta"] = 10000;
+  flat.erase("rope_scaling");
+  flat.erase("rope_theta");
+  EXPECT_EQ(ParseV4(flat).layers, published.layers);
+
+  json nested = V4Flash();
+  nested["rope_parameters"] = {{"main", {{"rope_type", "default"}}},
+                               {"compress", flat["rope_parameters"]}};
+  nested["rope_parameters"]["main"]["rope_theta"] = 10000.0;
+  nested["rope_parameters"]["main"]["partial_rotary_factor"] = 0.125;
+  nested["rope_parameters"]["compress"]["rope_theta"] = 160000.0;
+  nested["rope_parameters"]["compress"]["partial_rotary_factor"] = 0.125;
+  nested["partial_rotary_factor"] = 0.125;
+  for (const char* key :
+       {"rope_scaling", "rope_theta", "compress_rope_theta", "qk_rope_head_dim"}) {
+    nested.erase(key);
+  }
+  EXPECT_EQ(ParseV4(nested).layers, published.layers);
+  nested["rope_parameters"]["main"]["partial_rotary_factor"] = 0.25;
+  EXPECT_THAT(ErrorOf([&] { ParseV4(nested); }),
+              HasSubstr("\"partial_rotary_factor\" of rope_parameters.main is 0.25: of "
+                        "\"head_dim\", 512, \"qk_rope_head_dim\", 64, are rotated"));
+  nested["rope_parameters"]["main"].erase("partial_rotary_factor");
+  nested["rope_parameters"]["main"]["factor"] = 4;
+  EXPECT_EQ(ParseV4(nested).layers, published.layers) << "a factor beside \"default\" is none";
+  nested["rope_parameters"].erase("compress");
+  EXPECT_THAT(ErrorOf([&] { ParseV4(nested); }),
+              HasSubstr("\"compress\" of rope_parameters is missing"));
+}
+
+TEST(DeepSeekV4ConfigTest, LayersByTypeAreLayersByRatio) {
+  const ModelConfig published = ParseV4(V4Flash());
+  json config = V4Flash();
+  json types = json::array();
+  json mlps = json::array();
+  for (int i = 0; i < 43; ++i) {
+    const int ratio = config["compress_ratios"][i];
+    types.push_back(ratio == 0   ? "sliding_attention"
+                    : ratio == 4 ? "compressed_sparse_attention"
+                                 : "heavily_compressed_attention");
+    mlps.push_back(i < 3 ? "hash_moe" : "moe");
+  }
+  config["layer_types"] = types;
+  config["mlp_layer_types"] = mlps;
+  config["compress_rates"] = {{"compressed_sparse_attention", 4},
+                              {"heavily_compressed_attention", 128}};
+  EXPECT_EQ(ParseV4(config).layers, published.layers);
+  json other = config;
+  other.erase("compress_ratios");
+  other.erase("num_hash_layers");
+  EXPECT_EQ(ParseV4(other).layers, published.layers);
+  other = config;
+  other["layer_types"][2] = "sliding_attention";
+  EXPECT_THAT(ErrorOf([&] { ParseV4(other); }),
+              HasSubstr("it does not say what \"compress_ratios\" says"));
+  other = config;
+  other["mlp_layer_types"][3] = "hash_moe";
+  EXPECT_THAT(ErrorOf([&] { ParseV4(other); }), HasSubstr("\"num_hash_layers\" is 3"));
+}
+
+TEST(DeepSeekV4ConfigTest, KeysThatChangeTheComputationAreFollowedOrRefused) {
+  json config = V4Flash();
+  config["rope_scaling"]["truncate"] = false;
+  EXPECT_FALSE(ParseV4(config).layer(2).rotary.yarn->truncate);
+  const auto with = [](const char* key, json value) {
+    json changed = V4Flash();
+    changed[key] = std::move(value);
+    return ErrorOf([&] { ParseV4(changed); });
+  };
+  EXPECT_THAT(with("partial_rotary_factor", 0.5), HasSubstr("\"partial_rotary_factor\" is 0.5"));
+  EXPECT_THAT(with("index_topk_freq", 4), HasSubstr("\"index_topk_freq\" is 4"));
+  EXPECT_THAT(with("index_topk_pattern", "FFS"), HasSubstr("\"index_topk_pattern\""));
+  EXPECT_THAT(with("compress_rate_csa", 8),
+              HasSubstr("\"compress_rate_csa\" is 8: 4 is supported"));
+  EXPECT_THAT(with("compress_rate_hca", 64), HasSubstr("\"compress_rate_hca\" is 64: 128 is"));
+  EXPECT_THAT(with("compress_rates", {{"heavily_compressed_attention", 64}}),
+              HasSubstr("\"heavily_compressed_attention\" of compress_rates is 64"));
+  EXPECT_EQ(with("compress_rate_csa", 4), "nothing was thrown");
+  EXPECT_EQ(with("partial_rotary_factor", 0.125), "nothing was thrown");
 }
 
 }  // namespace

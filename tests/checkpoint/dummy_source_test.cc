@@ -171,5 +171,29 @@ TEST(DummyWeightsTest, MatricesAreOfTheFormatThatTheConfigDeclares) {
   }
 }
 
+// As DeepSeek-V3 is published: all linear layers but the router, the head and the modules'
+// projection.
+TEST(DummyWeightsTest, ModelsInFp8BlocksStayInThem) {
+  ModelConfig config = ParseModelConfig(testing::kDeepSeekV3, std::nullopt, "v3");
+  ASSERT_EQ(config.quantization.method, "fp8");
+  const auto type = [&](const std::string& name) {
+    return MakeDummyWeights(config, 1)->Open({name, {256, 512}})->stored_dtype();
+  };
+  for (const char* name :
+       {"model.layers.1.self_attn.q_b_proj.weight", "model.layers.1.self_attn.kv_b_proj.weight",
+        "model.layers.1.mlp.down_proj.weight", "model.layers.5.mlp.experts.7.up_proj.weight",
+        "model.layers.5.mlp.shared_experts.gate_proj.weight",
+        "model.layers.61.self_attn.o_proj.weight"}) {
+    EXPECT_EQ(type(name), DType::kF8E4M3) << name;
+  }
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight",
+                           "model.layers.5.mlp.gate.weight", "model.layers.61.eh_proj.weight"}) {
+    EXPECT_EQ(type(name), DType::kBF16) << name;
+  }
+  config.quantization.ignored = {"model.layers.1.*"};
+  EXPECT_EQ(type("model.layers.1.mlp.down_proj.weight"), DType::kBF16);
+  EXPECT_EQ(type("model.layers.2.mlp.down_proj.weight"), DType::kF8E4M3);
+}
+
 }  // namespace
 }  // namespace outrider

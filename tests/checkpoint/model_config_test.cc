@@ -267,12 +267,16 @@ TEST(ModelConfigTest, OtherDTypes) {
 TEST(ModelConfigTest, GenerationConfigGoesFirst) {
   const ModelConfig c = ParseModelConfig(
       testing::kDeepSeekV3,
-      R"({"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.95, "top_k": 20})", "c");
+      R"({"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05,
+          "repetition_penalty": 1.1, "do_sample": false})",
+      "c");
   EXPECT_THAT(c.eos_token_ids, ElementsAre(5, 6));
   EXPECT_EQ(c.bos_token_id, 0);
   EXPECT_EQ(c.default_temperature, 0.6);
   EXPECT_EQ(c.default_top_p, 0.95);
   EXPECT_EQ(c.default_top_k, 20);
+  EXPECT_EQ(c.default_min_p, 0.05);
+  EXPECT_EQ(c.default_repetition_penalty, 1.1);
 }
 
 TEST(ModelConfigTest, ReadsTheBundledModel) {

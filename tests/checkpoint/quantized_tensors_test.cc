@@ -139,6 +139,10 @@ TEST_F(QuantizedTensorsTest, WhatIsNoInt4) {
   EXPECT_THAT(ErrorOf([&] { infinite->ReadRows(0, 2, values.data()); }),
               HasSubstr("a.weight_scale holds a value that is not finite in row 1, column 0"));
   infinite->ReadRows(0, 1, values.data());
+  const auto zero =
+      Open({words, BFloat16Scales({2, 2}, {1, 1, 1, -0.0F})})->Open({"a.weight", {2, 64}});
+  EXPECT_THAT(ErrorOf([&] { zero->ReadRows(0, 2, values.data()); }),
+              HasSubstr("a.weight_scale holds a scale of zero in row 1, column 1"));
 }
 
 TensorToWrite Pairs(const char* name, const char* dtype) {
@@ -196,6 +200,12 @@ TEST_F(QuantizedTensorsTest, WhatIsNoNvfp4) {
   std::vector<float> values(64);
   EXPECT_THAT(ErrorOf([&] { tensor->ReadRows(0, 2, values.data()); }),
               HasSubstr("a.weight_scale holds a NaN in row 1, column 1"));
+  const TensorToWrite zero = {
+      "a.weight_scale", "F8_E4M3", {2, 2}, std::string("\x38\x38\0\x38", 4)};
+  const auto without = Open({pairs, zero, global("F32", {}, Bytes(std::vector<float>{1}))})
+                           ->Open({"a.weight", {2, 32}});
+  EXPECT_THAT(ErrorOf([&] { without->ReadRows(0, 2, values.data()); }),
+              HasSubstr("a.weight_scale holds a scale of zero in row 1, column 0"));
   // Without scales of a known type it is just bytes.
   EXPECT_THAT(Problem({pairs}, 2, 32), HasSubstr("a.weight is [2, 16], not [2, 32]"));
 }

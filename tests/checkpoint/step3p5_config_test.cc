@@ -172,5 +172,71 @@ TEST(Step3p5ConfigTest, WhatIsNotSupportedIsNamed) {
   EXPECT_THAT(error([](json& c) { c.erase("layer_types"); }), HasSubstr("layer_types"));
 }
 
+// How transformers 5 writes it: flat, or an object for each type of layer.
+TEST(Step3p5ConfigTest, RopeParametersAreRopeScaling) {
+  const ModelConfig published = ParseStep(Step35Flash());
+  json flat = Step35Flash();
+  flat["rope_parameters"] = flat["rope_scaling"];
+  flat["rope_parameters"]["rope_theta"] = flat["rope_theta"];
+  flat.erase("rope_scaling");
+  flat.erase("rope_theta");
+  EXPECT_EQ(ParseStep(flat).layers, published.layers);
+  EXPECT_EQ(ParseStep(flat).mtp_layer, published.mtp_layer);
+
+  json nested = Step35Flash();
+  nested["rope_parameters"] = {{"full_attention", nested["rope_scaling"]},
+                               {"sliding_attention", {{"rope_type", "default"}}}};
+  nested["rope_parameters"]["full_attention"]["rope_theta"] = 5000000.0;
+  nested["rope_parameters"]["full_attention"]["partial_rotary_factor"] = 0.5;
+  nested["rope_parameters"]["sliding_attention"]["rope_theta"] = 10000.0;
+  for (const char* key :
+       {"rope_scaling", "rope_theta", "yarn_only_types", "partial_rotary_factors"}) {
+    nested.erase(key);
+  }
+  EXPECT_EQ(ParseStep(nested).layers, published.layers);
+  EXPECT_EQ(ParseStep(nested).mtp_layer, published.mtp_layer);
+
+  json both = Step35Flash();
+  both["rope_parameters"] = both["rope_scaling"];
+  EXPECT_EQ(ParseStep(both).layers, published.layers);
+  both["rope_parameters"]["factor"] = 4;
+  EXPECT_THAT(
+      ErrorOf([&] { ParseStep(both); }),
+      HasSubstr("\"rope_parameters\" is an object: it does not say what \"rope_scaling\" says"));
+  nested["rope_parameters"].erase("sliding_attention");
+  EXPECT_THAT(ErrorOf([&] { ParseStep(nested); }),
+              HasSubstr("\"sliding_attention\" of rope_parameters is missing"));
+}
+
+TEST(Step3p5ConfigTest, UnknownKeysOfRopeScalingAreRefused) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    json config = Step35Flash();
+    config[key] = config["rope_scaling"];
+    config[key]["low_frequency_factor"] = 2;
+    if (std::string(key) == "rope_parameters") config.erase("rope_scaling");
+    EXPECT_THAT(ErrorOf([&] { ParseStep(config); }),
+                HasSubstr(std::string("\"low_frequency_factor\" of ") + key +
+                          " is 2: it is no key of llama3; leave it out"));
+  }
+  json config = Step35Flash();
+  config["partial_rotary_factor"] = 0.5;
+  EXPECT_THAT(ErrorOf([&] { ParseStep(config); }), HasSubstr("\"partial_rotary_factor\" is 0.5"));
+}
+
+// Published files hold modules whatever num_nextn_predict_layers says.
+TEST(Step3p5ConfigTest, ModulesThatAreNotDeclaredAreWhatTheListsSay) {
+  const ModelConfig published = ParseStep(Step35Flash());
+  for (const json& declared : {json(0), json(nullptr)}) {
+    json config = Step35Flash();
+    config["num_nextn_predict_layers"] = declared;
+    EXPECT_EQ(ParseStep(config).mtp_layer, published.mtp_layer);
+    for (const char* key :
+         {"layer_types", "rope_theta", "partial_rotary_factors", "swiglu_limits"}) {
+      config[key].erase(config[key].begin() + 45, config[key].end());
+    }
+    EXPECT_FALSE(std::holds_alternative<GqaSpec>(ParseStep(config).mtp_layer.attention));
+  }
+}
+
 }  // namespace
 }  // namespace outrider

@@ -120,7 +120,7 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     const auto strategy = blocks                                ? kBlock
                           : test.drafter == DrafterKind::kChain ? kChain
                                                                 : kRepeated;
-    options.make_executor = [&](InlineExecutorParts parts) {
+    options.make_executor = [&](RankParts parts) {
       return std::make_unique<EntryCheckingExecutor>(
           std::move(parts),
           EntryCheckingExecutor::Options{

@@ -1,13 +1,25 @@
 // What a user can change about drafting changes speed only.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <array>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/scenario_requests.h"
+#include "tests/temporary_directory.h"
 
 namespace outrider {
 namespace {
@@ -236,6 +248,50 @@ TEST(DraftingTest, DrawnDraftsNeedAModuleAndARuleThatLooksAtThem) {
   options.speculation.rejection_sample_method = RejectionMethod::kSynthetic;
   options.speculation.synthetic_acceptance_length = 2;
   EXPECT_THROW(EnginePlan{options}, Error);
+}
+
+// A config that names modules, beside files that hold none, is served without drafts: aloud.
+TEST(DraftingTest, ADrafterThatTheFilesLackIsWarnedOf) {
+  const auto log_of = [](const std::filesystem::path& from,
+                         const std::vector<std::string>& modules) {
+    const TemporaryDirectory directory;
+    for (const auto& file : std::filesystem::directory_iterator(from)) {
+      if (file.is_regular_file()) {
+        std::filesystem::create_symlink(std::filesystem::canonical(file.path()),
+                                        directory.path() / file.path().filename());
+      }
+    }
+    const auto index_path = directory.path() / "model.safetensors.index.json";
+    std::ifstream file(index_path);
+    nlohmann::json index = nlohmann::json::parse(file);
+    std::erase_if(index["weight_map"].get_ref<nlohmann::json::object_t&>(), [&](const auto& entry) {
+      return std::ranges::any_of(
+          modules, [&](const std::string& module) { return entry.first.starts_with(module); });
+    });
+    std::filesystem::remove(index_path);
+    std::ofstream(index_path) << index;
+    std::ostringstream log;
+    const auto before = spdlog::default_logger();
+    const auto logger = std::make_shared<spdlog::logger>(
+        "test", std::make_shared<spdlog::sinks::ostream_sink_st>(log));
+    logger->set_pattern("%l %v");
+    spdlog::set_default_logger(logger);
+    EngineOptions options;
+    options.model = directory.path().string();
+    const EnginePlan plan(options);
+    spdlog::set_default_logger(before);
+    return log.str();
+  };
+  EXPECT_THAT(log_of(TinyDSparkDirectory(), {"mtp."}),
+              testing::HasSubstr("config.json names 3 stages of a DSpark drafter, but the files "
+                                 "hold none: nothing is drafted"));
+  EXPECT_THAT(log_of(TinyV4Directory(), {"mtp."}),
+              testing::HasSubstr("config.json names 1 MTP modules, but the files hold none"));
+  EXPECT_THAT(
+      log_of(TinyModelDirectory(), {"model.layers.5.", "model.layers.6.", "model.layers.7."}),
+      testing::HasSubstr("config.json names 3 MTP modules, but the files hold none"));
+  EXPECT_THAT(log_of(TinyModelDirectory(), {}),
+              testing::Not(testing::HasSubstr("nothing is drafted")));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 #include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/repeated_drafter.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/networks/dspark_draft_model.h"
 
 namespace outrider {
@@ -46,14 +46,14 @@ class EntryCheckingExecutor : public Executor {
     uint32_t one_in = 2;  // so many steps of a request are checked
   };
 
-  EntryCheckingExecutor(InlineExecutorParts parts, const Options& options, EntryCounts* counts)
+  EntryCheckingExecutor(RankParts parts, const Options& options, EntryCounts* counts)
       : options_(options),
         counts_(counts),
         model_(*parts.model),
         cache_(*parts.cache),
         drafter_(*parts.drafter),
         slots_(static_cast<size_t>(parts.num_slots)),
-        inner_(std::make_unique<InlineExecutor>(std::move(parts))) {}
+        inner_(std::make_unique<StepRunner>(std::move(parts))) {}
 
   int32_t vocab_size() const override { return inner_->vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override { return inner_->eos_token_ids(); }
@@ -253,7 +253,7 @@ class EntryCheckingExecutor : public Executor {
   KvCache& cache_;
   const Drafter& drafter_;
   std::vector<Slot> slots_;
-  std::unique_ptr<InlineExecutor> inner_;
+  std::unique_ptr<StepRunner> inner_;
   std::vector<PlannedRequest> plan_;
   std::span<const RequestResult> results_;
   std::mt19937 random_{7};

@@ -3,7 +3,7 @@
 // logprob bits must be equal. Long because engines and requests are drawn together.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
-//                           [--eagle3 1] [--sparse 1] [--device cuda]
+//                           [--eagle3 1] [--sparse 1] [--step 1] [--device cuda] [--int4 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -14,10 +14,13 @@
 //
 // With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
 //
+// With --step 1 all models are Step-3.5s.
+//
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
-// the bundled model runs on a GPU, over a QueuedExecutor.
+// the bundled model runs on a GPU, over a QueuedExecutor; with --int4 1 with its routed experts
+// rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
 // with what reproduces it. Long because every kind of model, drafter and request is drawn in one
@@ -40,6 +43,7 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/execute/disturbing_executor.h"
+#include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_eagle3.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_sparse_model.h"
@@ -58,13 +62,15 @@ struct Arguments {
   bool v4 = false;
   bool eagle3 = false;
   bool sparse = false;
+  bool int4 = false;
+  bool step = false;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--eagle3 1] [--sparse 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -93,6 +99,10 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.v4 = value != 0;
     } else if (name == "--sparse") {
       arguments.sparse = value != 0;
+    } else if (name == "--int4") {
+      arguments.int4 = value != 0;
+    } else if (name == "--step") {
+      arguments.step = value != 0;
     } else if (name == "--eagle3") {
       arguments.eagle3 = value != 0;
     } else {
@@ -121,6 +131,7 @@ enum class Shape {
   kV4,        // DeepSeek-V4 with its MTP module
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
   kSparse,    // DeepSeek-V3.2 with its MTP module
+  kInt4,      // the bundled one, whose experts are INT4
 };
 
 /// Requests run alone once per model.
@@ -179,6 +190,24 @@ constexpr std::array kGpuModels = {
     ModelChoice{.name = "bundled, FP8 cache", .dtype = DType::kBF16, .rounded_cache = true},
 };
 
+constexpr std::array kInt4Models = {
+    ModelChoice{.name = "INT4 experts, bfloat16", .dtype = DType::kBF16, .shape = Shape::kInt4},
+    ModelChoice{.name = "INT4 experts, FP8 cache",
+                .dtype = DType::kBF16,
+                .shape = Shape::kInt4,
+                .rounded_cache = true},
+};
+
+constexpr std::array kStepModels = {
+    ModelChoice{"small Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
+};
+
+constexpr std::array kGpuStepModels = {
+    ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
+    ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
+};
+
 /// Of the processor, or of a GPU's operations.
 Disturbances DisturbancesOf(const Ops* ops) {
   if (ops == nullptr) {
@@ -211,6 +240,8 @@ class Fuzz {
         v4_(arguments.v4),
         eagle3_(arguments.eagle3),
         sparse_(arguments.sparse),
+        int4_(arguments.int4),
+        step_(arguments.step),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -231,7 +262,7 @@ class Fuzz {
     const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
     if (late_ && !on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
-      options.make_executor = [this, round_seed](InlineExecutorParts parts) {
+      options.make_executor = [this, round_seed](RankParts parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
       };
     }
@@ -255,8 +286,9 @@ class Fuzz {
       }
     }
     RunUntilIdle(*engine);
-    const bool crosses_roles = options.prefix_caching && !options.exact_prefix &&
-                               options.cache_form == KvCacheForm::kLatent;
+    AddSecondTurns(*engine, requests, together, aborted);
+    const bool crosses_roles =
+        options.prefix_caching && options.fast_prefix && options.cache_form == KvCacheForm::kLatent;
     for (size_t i = 0; i < requests.size(); ++i) {
       if (crosses_roles && SharesAnAnswer(requests, together, i)) continue;
       Check(requests[i], model, options.cache_form, together[i], aborted[i],
@@ -291,7 +323,18 @@ class Fuzz {
     return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
   }
 
+  static bool IsV3(const ModelChoice& model) {
+    return model.shape == Shape::kV3 || model.shape == Shape::kInt4;
+  }
+
   const ModelChoice& RandomModel() {
+    if (int4_) {
+      // A processor has no rounded cache of latent entries.
+      return kInt4Models.at(static_cast<size_t>(on_gpu() ? Uniform(0, 1) : 0));
+    }
+    if (step_) {
+      return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
+    }
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));
@@ -314,17 +357,21 @@ class Fuzz {
     }
   }
 
-  TestEngineOptions ModelOptions(const ModelChoice& model) const {
+  TestEngineOptions ModelOptions(const ModelChoice& model) {
     TestEngineOptions o;
     switch (model.shape) {
       case Shape::kV3:
         if (model.dummy_seed) o.checkpoint = small_model_.directory();
         break;
       case Shape::kStep:
-        o.checkpoint = small_step_model_.directory();
+        o.checkpoint = on_gpu() ? gpu_step_model_.directory() : small_step_model_.directory();
         break;
       case Shape::kSparse:
         o.checkpoint = small_sparse_model_.directory();
+        break;
+      case Shape::kInt4:
+        if (!int4_model_) int4_model_.emplace();
+        o.checkpoint = int4_model_->directory();
         break;
       case Shape::kV4:
         o.checkpoint = model.dummy_seed ? small_v4_model_.directory() : TinyV4Directory();
@@ -333,7 +380,7 @@ class Fuzz {
         o.checkpoint = model.dummy_seed ? small_dspark_model_.directory() : TinyDSparkDirectory();
         break;
     }
-    if (model.shape != Shape::kV3) o.cache_form = KvCacheForm::kHeads;
+    if (!IsV3(model)) o.cache_form = KvCacheForm::kHeads;
     o.dummy_seed = model.dummy_seed;
     o.dtype = model.dtype;
     o.rounded_cache = model.rounded_cache;
@@ -352,6 +399,8 @@ class Fuzz {
     o.drafter =
         kDrafters.at(static_cast<size_t>(Uniform(0, kDrafters.size() - (on_gpu() ? 2 : 1))));
     if (eagle3_) o.drafter = kEagle3;
+    // EAGLE-3 drafters have latent attention.
+    if (on_gpu() && model.shape == Shape::kStep && o.drafter == kEagle3) o.drafter = kChain;
     if (model.shape == Shape::kSparse) {  // it has one module
       constexpr std::array kOfSparse = {kNone, kRepeated, kRepeated, kNgram};
       o.drafter = kOfSparse.at(static_cast<size_t>(Uniform(0, kOfSparse.size() - 1)));
@@ -373,11 +422,10 @@ class Fuzz {
     o.max_num_seqs = Uniform(1, 32);
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
-    o.exact_prefix = Uniform(0, 1) == 0;
-    if (model.shape != Shape::kV3 || on_gpu()) return o;
+    o.fast_prefix = Uniform(0, 3) == 0;
+    if (!IsV3(model) || on_gpu()) return o;
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
-      o.exact_prefix = o.exact_prefix && Uniform(0, 3) == 0;  // hits across roles are exact there
     } else if (Uniform(0, 1) == 0) {
       o.attention_backend = AttentionBackend::kUniformPad;
     }
@@ -416,10 +464,10 @@ class Fuzz {
         "{} "
         "threads {} prefix "
         "{} "
-        "exact {} backend {} cache {}",
+        "fast {} backend {} cache {}",
         static_cast<int>(o.drafter), o.k, o.draft_ranges.size(), o.adaptive,
         static_cast<int>(o.draft_form), o.probabilistic_drafts, o.block_size, o.num_blocks,
-        o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.exact_prefix,
+        o.max_num_seqs, o.max_num_batched_tokens, o.threads, o.prefix_caching, o.fast_prefix,
         AttentionBackendName(o.attention_backend), KvCacheFormName(o.cache_form));
   }
 
@@ -448,9 +496,30 @@ class Fuzz {
     }
   }
 
+  /// Some requests go on as chats do: the prompt and the answer, then a few tokens more.
+  void AddSecondTurns(Engine& engine, std::vector<GenerationRequest>& requests,
+                      std::vector<Generated>& together, std::vector<bool>& aborted) {
+    const size_t first_turns = requests.size();
+    for (size_t i = 0; i < first_turns; ++i) {
+      if (aborted[i] || requests[i].grammar.grammar || Uniform(0, 2) > 0) continue;
+      GenerationRequest request = requests[i];
+      std::vector<int32_t>& prompt = request.prompt_token_ids;
+      prompt.insert(prompt.end(), together[i].tokens.begin(), together[i].tokens.end());
+      for (int n = Uniform(1, 9); n > 0; --n) prompt.push_back(Uniform(6, 1548));
+      requests.push_back(std::move(request));
+    }
+    together.resize(requests.size());
+    aborted.resize(requests.size(), false);
+    for (size_t i = first_turns; i < requests.size(); ++i) {
+      Submit(engine, requests[i], &together[i]);
+      for (int steps = Uniform(0, 3); steps > 0; --steps) engine.Step();
+    }
+    RunUntilIdle(engine);
+  }
+
   /// Whether a prompt goes on as another request's prompt and answer do, by chance, and request i
-  /// is one of the two. Over latent entries a prefix hit then has other bits, unless exact_prefix
-  /// keeps the roles apart (docs/speculation.md).
+  /// is one of the two. Over latent entries a prefix hit then has other bits, if fast_prefix lets
+  /// answers be found (docs/speculation.md).
   static bool SharesAnAnswer(const std::vector<GenerationRequest>& requests,
                              const std::vector<Generated>& together, size_t i) {
     const auto goes_on = [&](size_t prompt, size_t answered) {
@@ -500,12 +569,16 @@ class Fuzz {
   bool v4_;
   bool eagle3_;
   bool sparse_;
+  bool int4_;
+  bool step_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};
   SmallStepModel small_step_model_{kSmallVocab};
+  SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
   SmallSparseModel small_sparse_model_{kSmallVocab};
   SmallV4Model small_v4_model_{kSmallVocab};
+  std::optional<Int4TinyModel> int4_model_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
   SmallEagle3 small_eagle3_{small_model_.directory()};
   SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true};

@@ -196,9 +196,12 @@ TEST_P(LateStepsTest, PreemptedRequestsLoseNothing) {
 TEST_P(LateStepsTest, AbortedWithAStepInFlight) {
   const auto requests = TrainedRequests(6);
   const auto alone = RunAlone(requests, GetParam());
+  size_t most_in_flight = 0;  // when requests are aborted
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
     TestEngineOptions options = Late(seed);
     options.max_num_seqs = 4;  // the slots of those that go are wanted
+    const LateExecutor* executor = nullptr;
+    options.late_executor = &executor;
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> results(requests.size());
     std::vector<RequestId> ids;
@@ -206,6 +209,7 @@ TEST_P(LateStepsTest, AbortedWithAStepInFlight) {
       ids.push_back(Submit(*engine, requests[i], &results[i]));
     }
     for (int step = 0; step < 3; ++step) engine->Step();
+    if (executor != nullptr) most_in_flight = std::max(most_in_flight, executor->num_in_flight());
     engine->Abort(ids[0]);
     engine->Abort(ids[2]);
     RunUntilIdle(*engine);
@@ -220,6 +224,7 @@ TEST_P(LateStepsTest, AbortedWithAStepInFlight) {
     }
     EXPECT_EQ(engine->Counters().kv_cache_usage, 0);
   }
+  EXPECT_GT(most_in_flight, 0U);
 }
 
 // SGLang #28802, vLLM #23938: a stop string and EOS in one step. The host alone knows of the

@@ -96,17 +96,17 @@ void ExpectConversationSame(TestEngineOptions options, int64_t least_cached) {
   }
 }
 
-TEST_P(PrefixCacheTest, ExactPrefixKeepsTheBitsWhereAPromptRepeatsAnAnswer) {
-  ExpectConversationSame({.drafter = GetParam(), .exact_prefix = true}, 12);
+TEST_P(PrefixCacheTest, AConversationKeepsItsBits) {
+  ExpectConversationSame({.drafter = GetParam()}, 16);
 }
 
-TEST_P(PrefixCacheTest, PerHeadEntriesKeepThemWithoutIt) {
-  // More than the first prompt's blocks: those of answers are found too.
-  ExpectConversationSame({.drafter = GetParam(), .cache_form = KvCacheForm::kHeads}, 24);
+TEST_P(PrefixCacheTest, PerHeadEntriesKeepThemAndFindAnswersToo) {
+  // More than the first prompt's blocks.
+  ExpectConversationSame({.drafter = GetParam(), .cache_form = KvCacheForm::kHeads}, 28);
 }
 
-TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
-  TestEngineOptions options{.drafter = GetParam(), .k = 3};
+TEST_P(PrefixCacheTest, FastPrefixFindsEarlierAnswers) {
+  TestEngineOptions options{.drafter = GetParam(), .k = 3, .fast_prefix = true};
   options.block_size = 4;
   const auto engine = MakeTestEngine(options);
   std::mt19937 random(5);
@@ -116,8 +116,83 @@ TEST_P(PrefixCacheTest, AConversationFindsItsEarlierAnswers) {
   const size_t so_far = conversation.size();
   for (const int32_t token : DrawTokens(random, 6)) conversation.push_back(token);
   const Generated second = RunOne(*engine, CacheRequest(conversation, 0));
-  // All but what the last verify step computed.
-  EXPECT_GT(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 12);
+  // All but the last token, which has no row, and the block that it ends in.
+  EXPECT_GE(second.stats.cached_tokens, static_cast<int64_t>(so_far) - 1 - 3 - 3);
+}
+
+// What ends with the step that computes its prompt: classification, scoring, warming of the cache.
+TEST_P(PrefixCacheTest, APromptOfOneStepIsFoundAgain) {
+  for (const bool varies : {false, true}) {
+    for (const bool queued : {false, true}) {
+      TestEngineOptions options{.drafter = GetParam(), .k = 2, .block_size = 8, .queued = queued};
+      if (varies) options.draft_ranges = {{1, 1, 2}, {2, 100, 0}};
+      const auto warm = MakeTestEngine(options);
+      options.prefix_caching = false;
+      const auto cold = MakeTestEngine(options);
+      std::mt19937 random(9);
+      const std::vector<int32_t> prompt = DrawTokens(random, 52);
+      GenerationRequest once = CacheRequest(prompt, 0);
+      once.sampling.max_tokens = 1;
+      EXPECT_EQ(RunOne(*warm, once).stats.cached_tokens, 0);
+      const Generated again = RunOne(*warm, once);
+      EXPECT_EQ(again.stats.cached_tokens, 48);
+      ExpectSame(again, RunOne(*cold, once), "the same once more");
+      // Modules' entries are as if they had been computed here.
+      const GenerationRequest longer = CacheRequest(prompt, 0);
+      const Generated a = RunOne(*warm, longer);
+      const Generated b = RunOne(*cold, longer);
+      EXPECT_EQ(a.stats.cached_tokens, 48);
+      ExpectSame(a, b, "a longer answer");
+      EXPECT_EQ(a.stats.speculation.num_accepted_tokens, b.stats.speculation.num_accepted_tokens);
+    }
+  }
+}
+
+TEST_P(PrefixCacheTest, APromptThatIsScoredIsFoundAgain) {
+  const auto engine = MakeTestEngine({.drafter = GetParam(), .k = 2, .block_size = 8});
+  std::mt19937 random(10);
+  GenerationRequest scored = CacheRequest(DrawTokens(random, 52), 0);
+  scored.sampling.max_tokens = 1;
+  scored.sampling.prompt_logprobs = 1;
+  const Generated first = RunOne(*engine, scored);
+  const Generated second = RunOne(*engine, scored);  // every row of it is wanted
+  EXPECT_EQ(second.stats.cached_tokens, 0);
+  EXPECT_EQ(second.prompt_logprobs.size(), first.prompt_logprobs.size());
+  scored.sampling.prompt_logprobs.reset();
+  EXPECT_EQ(RunOne(*engine, scored).stats.cached_tokens, 48);
+  EXPECT_EQ(engine->Counters().prefix_cache_queries, 52);  // of those that may share
+}
+
+// The token that ends a request may be an accepted draft, with others behind it.
+TEST_P(PrefixCacheTest, WhatEndsInTheMiddleOfAWindowIsPublishedUpToItsEnd) {
+  for (const bool queued : {false, true}) {
+    TestEngineOptions options{.drafter = GetParam(),
+                              .k = 3,
+                              .block_size = 1,
+                              .max_model_len = 200,
+                              .fast_prefix = true,
+                              .queued = queued};
+    const auto engine = MakeTestEngine(options);
+    std::mt19937 random(11);
+    for (int round = 0; round < 5; ++round) {
+      GenerationRequest request = CacheRequest(DrawTokens(random, 30), 0);
+      request.sampling.max_tokens = 20;
+      const Generated whole = RunOne(*engine, request);
+      request.cache_salt = std::to_string(round);
+      const auto end = static_cast<size_t>(3 + round);
+      request.sampling.stop_token_ids = {whole.tokens.at(end)};
+      const Generated cut = RunOne(*engine, request);
+      ASSERT_LE(cut.tokens.size(), end + 1);
+      std::vector<int32_t>& prompt = request.prompt_token_ids;
+      prompt.insert(prompt.end(), cut.tokens.begin(), cut.tokens.end());
+      const auto so_far = static_cast<int64_t>(prompt.size());
+      for (const int32_t token : DrawTokens(random, 5)) prompt.push_back(token);
+      const int64_t ahead = GetParam() == DrafterKind::kChain      ? 3
+                            : GetParam() == DrafterKind::kRepeated ? 1
+                                                                   : 0;
+      EXPECT_EQ(RunOne(*engine, request).stats.cached_tokens, so_far - std::max<int64_t>(ahead, 1));
+    }
+  }
 }
 
 // While a crowd runs, no module does: two requests find blocks that no module has finished. When

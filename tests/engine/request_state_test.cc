@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "outrider/text/tokenizer.h"
 #include "tests/engine/test_engine.h"
 
@@ -14,16 +16,17 @@ constexpr int32_t kEos = 1;
 /// A request with a prompt of two tokens, and what it delivered last.
 struct OpenRequest {
   explicit OpenRequest(SamplingParams sampling, int32_t max_model_len = 50,
-                       const Tokenizer* tokenizer = nullptr)
+                       const Tokenizer* tokenizer = nullptr, MakeStopScope stop_scope = {})
       : state(
-            1, Request(std::move(sampling)),
+            1, Request(std::move(sampling), std::move(stop_scope)),
             [this](RequestId, OutputDelta&& d) { delta = std::move(d); }, tokenizer, eos,
             max_model_len, 0) {}
 
-  static GenerationRequest Request(SamplingParams sampling) {
+  static GenerationRequest Request(SamplingParams sampling, MakeStopScope stop_scope) {
     GenerationRequest request;
     request.prompt_token_ids = {8, 9};
     request.sampling = std::move(sampling);
+    request.stop_scope = std::move(stop_scope);
     return request;
   }
 
@@ -105,6 +108,19 @@ TEST(RequestStateTest, OverflownLogitsEndTheRequestWithAnError) {
   EXPECT_TRUE(request.state.finished());
 }
 
+TEST(RequestStateTest, OverflownRowsOfThePromptEndTheRequestWithAnError) {
+  SamplingParams sampling;
+  sampling.prompt_logprobs = 0;
+  OpenRequest request(sampling);
+  RequestResult result;
+  result.verified.tokens = {20};
+  result.prompt_logprobs.resize(2);
+  result.prompt_logprobs[1].chosen.logprob = std::numeric_limits<float>::quiet_NaN();
+  request.state.Emit(result);
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kError);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), kLogitsOverflown);
+}
+
 // Masks keep this from happening; if it does, one request ends and says why.
 TEST(RequestStateTest, ATokenThatTheGrammarRefusesEndsTheRequestWithAnError) {
   OpenRequest request({});
@@ -149,6 +165,33 @@ TEST(RequestStateTest, StopStringsAreLookedForAfterMinTokens) {
   EXPECT_EQ(later.Emit(ids), static_cast<int32_t>(ids.size()));
   EXPECT_EQ(later.delta.text, "one two one ");
   EXPECT_EQ(std::get<std::string>(later.delta.stop_reason), "two");
+}
+
+// The odd-numbered pieces of a text between bars.
+class BetweenBars : public StopScope {
+ public:
+  void Push(std::string_view text, bool /*final*/, std::vector<Run>* runs) override {
+    for (const char c : text) {
+      if (c == '|') inside_ = !inside_;
+      runs->push_back({1, inside_ && c != '|'});
+    }
+  }
+
+ private:
+  bool inside_ = false;
+};
+
+TEST(RequestStateTest, StopStringsAreLookedForInTheirScope) {
+  const Tokenizer tokenizer = Tokenizer::FromModelDirectory(TinyModelDirectory());
+  const std::vector<int32_t> ids = tokenizer.Encode("one two |one two|", false);
+  SamplingParams sampling;
+  sampling.stop = {"two"};
+  const MakeStopScope scope = [] { return std::make_unique<BetweenBars>(); };
+  OpenRequest request(sampling, 50, &tokenizer, scope);
+  EXPECT_LT(request.Emit(ids), static_cast<int32_t>(ids.size()));
+  EXPECT_EQ(request.delta.text, "one two |one ");
+  EXPECT_EQ(request.delta.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(std::get<std::string>(request.delta.stop_reason), "two");
 }
 
 }  // namespace

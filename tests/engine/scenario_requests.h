@@ -67,6 +67,7 @@ inline void ExpectEqual(const std::vector<Generated>& a, const std::vector<Gener
   for (size_t i = 0; i < a.size(); ++i) {
     ASSERT_EQ(a[i].tokens, b[i].tokens) << "request " << i;
     ASSERT_EQ(a[i].finish_reason, b[i].finish_reason) << "request " << i;
+    ASSERT_EQ(a[i].logprobs.size(), b[i].logprobs.size()) << "request " << i;
     for (size_t t = 0; t < a[i].logprobs.size(); ++t) {
       ASSERT_EQ(std::bit_cast<uint32_t>(a[i].logprobs[t].chosen.logprob),
                 std::bit_cast<uint32_t>(b[i].logprobs[t].chosen.logprob))

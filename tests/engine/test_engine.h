@@ -15,8 +15,8 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/measure_step_times.h"
-#include "outrider/execute/inline_executor.h"
 #include "outrider/execute/queued_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
@@ -54,7 +54,7 @@ struct TestEngineOptions {
   int32_t max_model_len = 1024;
   int32_t threads = 1;
   bool prefix_caching = true;
-  bool exact_prefix = false;
+  bool fast_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
   KvCacheForm cache_form = KvCacheForm::kLatent;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
@@ -63,8 +63,9 @@ struct TestEngineOptions {
   bool probabilistic_drafts = false;
   bool queued = false;                               // steps run on a thread (QueuedExecutor)
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
-  /// Set: makes the executor, of an InlineExecutor's parts.
-  std::function<std::unique_ptr<Executor>(InlineExecutorParts)> make_executor = nullptr;
+  const LateExecutor** late_executor = nullptr;      // with late_seed: is set to the executor
+  /// Set: makes the executor, of a StepRunner's parts.
+  std::function<std::unique_ptr<Executor>(RankParts)> make_executor = nullptr;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
 };
 
@@ -133,7 +134,7 @@ inline std::unique_ptr<DraftModel> MakeTestDraftModel(const TestEngineOptions& o
 
 inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
-  InlineExecutorParts inside;
+  RankParts inside;
   inside.pool = std::make_unique<ThreadPool>(options.threads);
   const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
@@ -187,22 +188,25 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   EngineParts parts;
   parts.tokenizer = tokenizer;
   if (inside.drafter) cache.rerun_tokens = inside.drafter->rerun_tokens();
-  parts.scheduler = {.cache = std::move(cache),
-                     .max_num_seqs = options.max_num_seqs,
-                     .max_num_batched_tokens = options.max_num_batched_tokens,
-                     .max_model_len = options.max_model_len,
-                     .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
-                     .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
-                     .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
-                     .exact_prefix = options.exact_prefix};
+  parts.scheduler = {
+      .cache = std::move(cache),
+      .max_num_seqs = options.max_num_seqs,
+      .max_num_batched_tokens = options.max_num_batched_tokens,
+      .max_model_len = options.max_model_len,
+      .max_drafts = inside.drafter ? inside.drafter->max_drafts() : 0,
+      .lookahead_tokens = inside.drafter ? inside.drafter->lookahead() : 0,
+      .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
+      .publish_answers = options.fast_prefix || options.cache_form == KvCacheForm::kHeads};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
   Drafter* const drafter_of_executor = inside.drafter.get();
   parts.executor = options.make_executor ? options.make_executor(std::move(inside))
-                                         : std::make_unique<InlineExecutor>(std::move(inside));
+                                         : std::make_unique<StepRunner>(std::move(inside));
   if (options.queued) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   } else if (options.late_seed) {
-    parts.executor = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
+    auto late = std::make_unique<LateExecutor>(std::move(parts.executor), *options.late_seed);
+    if (options.late_executor != nullptr) *options.late_executor = late.get();
+    parts.executor = std::move(late);
   }
   parts.prefix_caching = options.prefix_caching;
   parts.max_num_queued_reqs = options.max_num_queued_reqs;

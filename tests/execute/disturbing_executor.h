@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "outrider/base/error.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 
 namespace outrider {
 
@@ -24,13 +24,13 @@ struct Disturbances {
 
 class DisturbingExecutor : public Executor {
  public:
-  /// Over an InlineExecutor of `parts`, whose cache groups all keep the whole history.
-  DisturbingExecutor(InlineExecutorParts parts, uint32_t seed, Disturbances disturbances)
+  /// Over a StepRunner of `parts`, whose cache groups all keep the whole history.
+  DisturbingExecutor(RankParts parts, uint32_t seed, Disturbances disturbances)
       : cache_(*parts.cache),
         random_(seed),
         disturbances_(std::move(disturbances)),
         known_pages_(static_cast<size_t>(parts.num_slots)),
-        inner_(std::make_unique<InlineExecutor>(std::move(parts))) {
+        inner_(std::make_unique<StepRunner>(std::move(parts))) {
     for (const CacheGroupSpec& group : cache_.config().groups) {
       OUTRIDER_CHECK(group.kind == CacheGroupKind::kFullHistory);
     }
@@ -88,7 +88,7 @@ class DisturbingExecutor : public Executor {
   std::mt19937 random_;
   Disturbances disturbances_;
   std::vector<std::vector<size_t>> known_pages_;  // by slot and group
-  std::unique_ptr<InlineExecutor> inner_;
+  std::unique_ptr<StepRunner> inner_;
 };
 
 }  // namespace outrider

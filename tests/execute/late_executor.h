@@ -25,6 +25,9 @@ class LateExecutor : public Executor {
   ExecutorSeconds seconds() const override { return inner_->seconds(); }
   ReplayCounts passes() const override { return inner_->passes(); }
 
+  /// Steps that were launched and not waited for.
+  size_t num_in_flight() const { return steps_.size(); }
+
   /// Sometimes one: then a step is planned with nothing in flight.
   int32_t max_in_flight() const override { return random_() % 8 == 0 ? 1 : 2; }
 

@@ -38,25 +38,27 @@ std::vector<OutputPiece> Parse(const outrider::OutputTask& task, std::string_vie
     i = end - step;
   }
   std::vector<OutputPiece> pieces;
-  parser.Finish(&pieces);
+  parser.Finish(outrider::OutputParser::TextEnd::kByModel, &pieces);
   take(pieces);
-  OUTRIDER_CHECK(parser.reasoning_bytes() >= 0 &&
-                 parser.reasoning_bytes() <= static_cast<int64_t>(text.size()));
+  size_t told = 0;
+  for (const outrider::OutputRun& run : parser.TakeRuns()) told += run.bytes;
+  OUTRIDER_CHECK(told == text.size());
   return all;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const std::vector<std::string> kFormats = {
-      "none", "deepseek_v3", "deepseek_v31", "kimi_k2", "glm45", "glm47", "deepseek_v4"};
+  static const std::vector<std::string> kFormats = {"none",        "deepseek_v3",  "deepseek_v31",
+                                                    "kimi_k2",     "glm45",        "glm47",
+                                                    "deepseek_v4", "deepseek_v32", "step3p5"};
   if (size < 2) return 0;
   outrider::OutputTask task;
   task.tools =
       outrider::ChooseOutputFormat(kFormats[data[0] % kFormats.size()], "none", "", "").tools;
   task.reasoning = (data[0] & 0x40) != 0;
   task.reasoning_open = (data[0] & 0x80) != 0;
-  task.string_parameters = {{"f", {"a"}}};
+  task.types = {{"f", {{"a", {outrider::ValueTypes::kString, {}}}}}};
   const std::string_view text(reinterpret_cast<const char*>(data + 2), size - 2);
   const size_t step = data[1] % 16 + 1;
   OUTRIDER_CHECK(Parse(task, text, step) == Parse(task, text, text.size() + 1));

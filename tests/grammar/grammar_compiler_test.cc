@@ -66,8 +66,9 @@ TEST(GrammarCompilerTest, TheTokenizerMayHaveMoreTokensThanTheModel) {
 
 // What xgrammar would read as something else, and only warn of.
 TEST(GrammarCompilerTest, RefusesWhatWouldBeIgnored) {
-  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, "a^b"), HasSubstr("should be at the start"));
-  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, R"(\Aab)"), HasSubstr("not recognized"));
+  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, "a^b"), HasSubstr("an anchor in the middle"));
+  EXPECT_THAT(ErrorOf(GrammarKind::kRegex, R"(\Aab)"),
+              HasSubstr("the escape \\A is not supported"));
   EXPECT_EQ(ErrorOf(GrammarKind::kRegex, R"(\"a\_b\@\ \é\")"), "no error");
 }
 
@@ -107,6 +108,36 @@ TEST(GrammarCompilerTest, LimitOfTime) {
   EXPECT_THAT(ErrorOf(hasty, {.kind = GrammarKind::kJsonObject, .text = {}, .choices = {}}),
               HasSubstr("to compile: make it simpler"));
   EXPECT_EQ(ErrorOf(GrammarKind::kRegex, "no limit is left behind"), "no error");
+}
+
+TEST(GrammarCompilerTest, RemembersRefusals) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler compiler(BundledTokenizer(), kBundledVocab, eos);
+  const GrammarSpec wrong{.kind = GrammarKind::kRegex, .text = "(a", .choices = {}};
+  EXPECT_EQ(compiler.Find(wrong), nullptr);
+  const std::string error = ErrorOf(compiler, wrong);
+  EXPECT_NE(error, "no error");
+  std::string found = "not found";
+  try {
+    compiler.Find(wrong);
+  } catch (const Error& refusal) {
+    found = refusal.what();
+  }
+  EXPECT_EQ(found, error);
+  EXPECT_EQ(ErrorOf(compiler, wrong), error);
+}
+
+// What takes longer than it is given now is not refused for that.
+TEST(GrammarCompilerTest, MayBeTriedForAShortTime) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler compiler(BundledTokenizer(), kBundledVocab, eos);
+  const GrammarSpec spec{.kind = GrammarKind::kJsonObject, .text = {}, .choices = {}};
+  EXPECT_EQ(compiler.TryCompile(spec, 1e-9), nullptr);
+  const std::atomic<bool> cancelled = true;
+  EXPECT_EQ(compiler.TryCompile(spec, 100, &cancelled), nullptr);
+  EXPECT_EQ(compiler.Find(spec), nullptr);
+  EXPECT_NE(compiler.TryCompile(spec, 100), nullptr);
+  EXPECT_NE(compiler.Find(spec), nullptr);
 }
 
 TEST(GrammarCompilerTest, FindsWhatItCompiled) {

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "outrider/sampling/token_mask.h"
 #include "tests/grammar/bundled_grammars.h"
@@ -61,6 +65,59 @@ TEST(GrammarMatcherTest, StringsHaveNoControlCharacters) {
           << schema << " character " << static_cast<int>(control);
     }
     EXPECT_FALSE(Matches(grammar, "\"a\"c\"")) << schema;
+  }
+}
+
+TEST(GrammarMatcherTest, PatternsMatchAnywhere) {
+  for (const auto& [pattern, good, bad] : std::vector<std::array<const char*, 3>>{
+           {"\\\\S", "a b", " "},
+           {"ab", "xaby", "a b"},
+           {"^ab", "aby", "xab"},
+           {"ab$", "xab", "aby"},
+           {"^ab$", "ab", "abab"},
+           {"^a|b$", "xb", "xa"},
+           {"[0-9]{2}", "a12b", "a1b2"},
+       }) {
+    const auto grammar = CompileText(
+        GrammarKind::kJsonSchema, std::string(R"({"type":"string","pattern":")") + pattern + "\"}");
+    EXPECT_TRUE(Matches(grammar, std::string("\"") + good + '"')) << pattern;
+    EXPECT_FALSE(Matches(grammar, std::string("\"") + bad + '"')) << pattern;
+  }
+}
+
+TEST(GrammarMatcherTest, ExpressionsAreEcmaScripts) {
+  const auto matches = [](const char* expression, std::string_view text) {
+    return Matches(CompileText(GrammarKind::kRegex, expression), std::string(text));
+  };
+  for (const char* text : {"a", " ", "]", "\t", "\xc3\xa9", "\""}) EXPECT_TRUE(matches(".", text));
+  for (const char* text : {"\n", "\r", "\xe2\x80\xa8", "ab", ""}) EXPECT_FALSE(matches(".", text));
+  EXPECT_TRUE(matches("[^]", "\n"));
+  EXPECT_TRUE(matches("[^]a]", "xa]"));
+  EXPECT_FALSE(matches("[^]a]", "x"));
+  EXPECT_TRUE(matches("[\\]a]", "]"));
+  EXPECT_FALSE(matches("[^\\]a]", "]"));
+  EXPECT_TRUE(matches("a\\\\\"b", "a\\\"b"));
+  EXPECT_TRUE(matches("^a.*c$", "abbc"));
+  EXPECT_FALSE(matches("^a.*c$", "ab\nc"));
+}
+
+// One spelling: no line ends, a space after each comma and colon, as vLLM has it.
+TEST(GrammarMatcherTest, CompactJsonHasNoOtherWhiteSpace) {
+  const char* const schema =
+      R"({"type":"object","properties":{"a":{"type":"integer"},
+          "b":{"type":"array","items":{"type":"integer"}}},"required":["a","b"]})";
+  for (const GrammarKind kind : {GrammarKind::kJsonSchema, GrammarKind::kJsonObject}) {
+    GrammarSpec spec{.kind = kind, .text = schema, .choices = {}};
+    if (kind == GrammarKind::kJsonObject) spec.text.clear();
+    EXPECT_TRUE(Matches(BundledGrammars().Compile(spec), R"({"a":1,"b":[1,2]})"));
+    spec.compact = true;
+    const auto compact = BundledGrammars().Compile(spec);
+    EXPECT_TRUE(Matches(compact, R"({"a": 1, "b": [1, 2]})"));
+    for (const char* text :
+         {R"({"a":  1, "b": [1, 2]})", R"({"a": 1,  "b": [1, 2]})", R"({"a": 1, "b": [1,  2]})",
+          "{\"a\": 1, \"b\": [1, 2]\n}", R"({ "a": 1, "b": [1, 2]})"}) {
+      EXPECT_FALSE(Matches(compact, text)) << text;
+    }
   }
 }
 

@@ -134,7 +134,7 @@ TEST(JsonSchemaTest, RefusesWhatIsNoSchemaOrAllowsNothing) {
             "circle"},
            {R"({"$defs":{"a":{"$ref":"#/$defs/a","minLength":1}},"$ref":"#/$defs/a"})",
             "refers to itself"},
-           {std::string(1000, '['), "nests deeper"},
+           {std::string(1000, '['), "nested more than 128 levels deep"},
        }) {
     EXPECT_THAT(ErrorOf(schema), HasSubstr(message)) << schema.substr(0, 100);
   }

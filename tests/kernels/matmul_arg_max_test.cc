@@ -121,9 +121,36 @@ TEST_P(MatMulArgMaxTest, OverflownRowsHaveNone) {
   for (size_t n = 300; n < 600; ++n) values.values[n] = -sign * kInfinity;
   EXPECT_EQ(columns(), std::vector<int32_t>{-1});
   values.values[450] = -sign;
+  EXPECT_EQ(columns(), std::vector<int32_t>{-1}) << "NaN beside a number";
+  std::fill(values.values.begin(), values.values.end(), -sign * kInfinity);
+  values.values[450] = -sign;
   EXPECT_EQ(columns(), std::vector<int32_t>{450});
   values.values[700] = sign * kInfinity;
   EXPECT_EQ(columns(), std::vector<int32_t>{-1});
+}
+
+// Wherever it stands, and however many rows are computed together.
+TEST_P(MatMulArgMaxTest, OneNaNOverflowsItsRowAndNoOther) {
+  constexpr int64_t kColumns = 700;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int num_rows : {1, 5, 64}) {
+      TestMatrix x = TestMatrix::Random(num_rows, 40, random);
+      const Weight weight(dtype, kColumns, 40, random);
+      const std::vector<int32_t> rows = FirstNumbers(num_rows);
+      std::vector<int32_t> want = ArgMaxOf(pool, x, weight, DType::kBF16, rows);
+      const auto bad = static_cast<size_t>(Pick(0, num_rows - 1));
+      x.values[bad * 40 + 3] = kNaN;
+      want[bad] = -1;
+      EXPECT_EQ(ArgMaxOf(pool, x, weight, DType::kBF16, rows), want);
+    }
+  }
+  for (const size_t n : {0, 17, 699}) {  // a row of the weight
+    TestMatrix values = TestMatrix::Random(kColumns, 1, random);
+    values.values[n] = kNaN;
+    const Weight weight(PackedFormat{.dtype = DType::kF32}, values, random);
+    EXPECT_EQ(ArgMaxOf(pool, TestMatrix::Random(1, 1, random), weight, DType::kF32, {0}),
+              std::vector<int32_t>{-1});
+  }
 }
 
 TEST_P(MatMulArgMaxTest, NoRows) {

@@ -2,6 +2,7 @@
 // table must give the same bits as the sum written out here, whatever the number of rows, jobs and
 // threads. Long because every weight format, shape and ISA goes through this one sum.
 
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -443,10 +444,22 @@ TEST_P(MatMulTest, ZeroHasTheSameSignInAnyBatchWhereColumnsEndWithinATile) {
 TEST_P(MatMulTest, NoJobsAndNoRowsAreNothingToDo) {
   kernels.matmul(pool, {}, DType::kBF16);
   const Weight weight(DType::kBF16, 16, 8, random);
-  TestMatrix x(0, 8);
-  TestMatrix y(0, 16);
-  const MatMulJob job = {.x = x.view(), .w = &weight.packed, .y = y.view()};
-  kernels.matmul(pool, {&job, 1}, DType::kBF16);
+  const TestMatrix x = TestMatrix::Random(3, 8, random);
+  TestMatrix y(3, 16);
+  std::ranges::fill(y.values, 7.0F);
+  const std::vector<float> before(y.values.begin(), y.values.end());
+  const MatMulJob none = {.x = x.view().Rows(0, 0), .w = &weight.packed, .y = y.view().Rows(0, 0)};
+  kernels.matmul(pool, {&none, 1}, DType::kBF16);
+  EXPECT_TRUE(std::ranges::equal(y.values, before));
+  // Beside a job with rows, one without changes nothing.
+  TestMatrix alone(2, 16);
+  const MatMulJob some = {.x = x.view().Rows(1, 2), .w = &weight.packed, .y = y.view().Rows(1, 2)};
+  const MatMulJob same = {.x = x.view().Rows(1, 2), .w = &weight.packed, .y = alone.view()};
+  const std::array jobs = {none, some, none};
+  kernels.matmul(pool, jobs, DType::kBF16);
+  kernels.matmul(pool, {&same, 1}, DType::kBF16);
+  EXPECT_TRUE(SameBits(y.values.data(), before.data(), 16));
+  EXPECT_TRUE(SameBits(y.values.data() + 16, alone.values.data(), 2 * 16));
 }
 
 TEST(MatMulLeaves, BothWaysOfReadingE4M3GiveTheSameBits) {

@@ -12,29 +12,42 @@
 
 namespace outrider {
 
+struct SmallStepSizes {
+  int hidden = 32;
+  int heads = 2;  // of full layers; with a window twice as many
+  int kv_heads = 1;
+  int head_dim = 16;
+  int width = 32;  // of the MLP; experts have half
+  int experts = 4;
+};
+/// Those that the GPU's kernels take.
+inline constexpr SmallStepSizes kGpuStepSizes = {
+    .hidden = 64, .heads = 6, .kv_heads = 2, .head_dim = 128, .width = 64, .experts = 8};
+
 class SmallStepModel {
  public:
   /// One full layer and two with a window, the last of them with experts.
-  explicit SmallStepModel(int32_t vocab_size, int32_t window = 20) {
+  explicit SmallStepModel(int32_t vocab_size, int32_t window = 20,
+                          const SmallStepSizes& sizes = {}) {
     const std::string full = "full_attention";
     const std::string sliding = "sliding_attention";
     const nlohmann::json config = {
         {"architectures", {"Step3p5ForCausalLM"}},
         {"model_type", "step3p5"},
         {"vocab_size", vocab_size},
-        {"hidden_size", 32},
-        {"intermediate_size", 32},
+        {"hidden_size", sizes.hidden},
+        {"intermediate_size", sizes.width},
         {"num_hidden_layers", 3},
         {"num_nextn_predict_layers", 3},
-        {"num_attention_heads", 2},
-        {"num_attention_groups", 1},
-        {"head_dim", 16},
+        {"num_attention_heads", sizes.heads},
+        {"num_attention_groups", sizes.kv_heads},
+        {"head_dim", sizes.head_dim},
         {"attention_other_setting",
          {{"attention_type", sliding},
-          {"num_attention_heads", 4},
-          {"num_attention_groups", 1},
-          {"head_dim", 16},
-          {"true_head_dim", 16}}},
+          {"num_attention_heads", 2 * sizes.heads},
+          {"num_attention_groups", sizes.kv_heads},
+          {"head_dim", sizes.head_dim},
+          {"true_head_dim", sizes.head_dim}}},
         {"layer_types", {full, sliding, sliding, sliding, sliding, sliding}},
         {"sliding_window", window},
         {"rope_theta", {5e6, 1e4, 1e4, 1e4, 1e4, 1e4}},
@@ -52,10 +65,10 @@ class SmallStepModel {
         {"sink", false},
         {"use_rope_layers", nlohmann::json::array()},
         {"moe_layers_enum", "2"},
-        {"moe_num_experts", 4},
+        {"moe_num_experts", sizes.experts},
         {"moe_top_k", 2},
-        {"moe_intermediate_size", 16},
-        {"share_expert_dim", 16},
+        {"moe_intermediate_size", sizes.width / 2},
+        {"share_expert_dim", sizes.width / 2},
         {"moe_router_activation", "sigmoid"},
         {"moe_router_scaling_factor", 3.0},
         {"norm_expert_weight", true},

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/checkpoint/checkpoint_writer.h"
+#include "tests/checkpoint/published_configs.h"
 #include "tests/networks/loaded_model.h"
 #include "tests/temporary_directory.h"
 
@@ -50,6 +51,20 @@ TEST(FewWeights, AreBFloat16AndThoseUsedTogetherCount) {
   // Down to one that is just that many.
   EXPECT_THAT(SizesWith(1024 * 192 - 1)[DType::kF8E4M3] - SizesWith(1024 * 192)[DType::kF8E4M3],
               AreCodesOf(5 * 1024 * 192));
+}
+
+// The published files of DeepSeek-V3 have 688.6 GB.
+TEST(DummyWeights, OfDeepSeekV3TakeWhatThePublishedOnesTake) {
+  const ModelConfig config = ParseModelConfig(testing::kDeepSeekV3, std::nullopt, "v3");
+  const auto source = MakeDummyWeights(config, 1);
+  ASSERT_EQ(CountMtpLayers(*source, config), 1);
+  const NetworkWeightSizes sizes = MeasureWeights(cpu::GetCpuOps(Isa::kReference), config, 1,
+                                                  *source, {.compute_dtype = DType::kBF16});
+  double bytes = 0;
+  for (const WeightSizes* part : {&sizes.target, &sizes.modules}) {
+    for (const auto& [dtype, size] : *part) bytes += static_cast<double>(size);
+  }
+  EXPECT_NEAR(bytes, 690e9, 10e9);
 }
 
 // FP4 matrices as a checkpoint stores them, with rows that are no whole panels.

@@ -24,11 +24,22 @@ using ::testing::HasSubstr;
 /// A checkpoint of tests/golden with another config.json, and perhaps one more tensor.
 class ChangedCheckpoint {
  public:
-  explicit ChangedCheckpoint(const std::string& golden) : from_(GoldenDirectory() / golden) {
+  /// The name of a folder of tests/golden, or a whole path.
+  explicit ChangedCheckpoint(const std::filesystem::path& from) : from_(GoldenDirectory() / from) {
     std::ifstream(from_ / "config.json") >> config_;
-    std::filesystem::create_symlink(from_ / "model.safetensors", path() / "base.safetensors");
-    for (const std::string& name : Source()->names()) {
-      index_["weight_map"][name] = "base.safetensors";
+    const std::filesystem::path index = from_ / "model.safetensors.index.json";
+    if (std::filesystem::exists(index)) {
+      std::ifstream(index) >> index_;
+    } else {
+      for (const std::string& name : Source()->names()) {
+        index_["weight_map"][name] = "model.safetensors";
+      }
+    }
+    for (const json& file : index_["weight_map"]) {
+      const std::string name = file;
+      if (!std::filesystem::exists(path() / name)) {
+        std::filesystem::create_symlink(std::filesystem::canonical(from_ / name), path() / name);
+      }
     }
   }
 
@@ -47,10 +58,25 @@ class ChangedCheckpoint {
     index_["weight_map"][name] = "added.safetensors";
   }
 
+  /// A tensor of the checkpoint, as it is.
+  std::vector<float> Values(const std::string& name, const std::vector<int64_t>& shape) const {
+    const auto tensor = Source()->Open({name, shape});
+    std::vector<float> values(static_cast<size_t>(tensor->rows() * tensor->cols()));
+    tensor->ReadRows(0, tensor->rows(), values.data());
+    return values;
+  }
+
+  void Remove(const std::string& name) { index_["weight_map"].erase(name); }
+
   std::string LoadError() const {
     std::ofstream(path() / "config.json") << config_;
     std::ofstream(path() / "model.safetensors.index.json") << index_;
-    return ErrorOf([&] { const LoadedModel model(path()); });
+    const json& type = config_["model_type"];
+    const bool latent = type != "deepseek_v4" && type != "step3p5";
+    return ErrorOf([&] {
+      const LoadedModel model(path(), DType::kF32, SelectIsa(), /*threads=*/1,
+                              latent ? KvCacheForm::kLatent : KvCacheForm::kHeads);
+    });
   }
 
  private:
@@ -135,6 +161,93 @@ TEST_F(TiedHeadTest, MustHaveTheShapeOfTheEmbedding) {
   checkpoint_.Add("lm_head.weight", {1, kHidden}, std::vector<float>(kHidden));
   EXPECT_THAT(checkpoint_.LoadError(),
               HasSubstr("1 of another shape: lm_head.weight is [1, 64], not [264, 64]"));
+}
+
+// DeepSeek-V4's modules are not among the layers: "mtp.0.", not "layers.4.".
+TEST(WeightLoaderTest, ALayerOfDeepSeekV4BehindTheLastIsAnError) {
+  for (const std::filesystem::path& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
+    ChangedCheckpoint checkpoint(directory);
+    EXPECT_EQ(checkpoint.LoadError(), kNothing);
+    checkpoint.Add("layers.4.attn_norm.weight", {256}, std::vector<float>(256, 1));
+    EXPECT_EQ(
+        checkpoint.LoadError(),
+        "invalid_argument: " + checkpoint.PathText() +
+            ": holds layers.4.attn_norm.weight, but \"num_hidden_layers\" of config.json is 4; "
+            "it must be the number of layers that the files hold");
+  }
+}
+
+TEST(WeightLoaderTest, ModulesOfStep35ThatNothingDescribesAreAnError) {
+  ChangedCheckpoint checkpoint("tiny-step3p5");
+  checkpoint.config()["num_nextn_predict_layers"] = 0;
+  EXPECT_EQ(checkpoint.LoadError(), kNothing) << "the lists describe them";
+  json& types = checkpoint.config()["layer_types"];
+  types.erase(types.begin() + 4, types.end());
+  EXPECT_THAT(checkpoint.LoadError(),
+              HasSubstr("holds the MTP module model.layers.4.eh_proj.weight, but the lists of "
+                        "config.json, \"layer_types\" first, have no element for layer 4"));
+}
+
+struct OwnTensorCase {
+  std::filesystem::path directory;
+  std::string copy;      // of a module, or the head
+  std::string original;  // of the target
+  int64_t rows;
+  int64_t cols;
+};
+
+/// A copy of a tensor of the target is fine, and one that differs is refused with `why`.
+void CheckOwnTensor(const OwnTensorCase& c, bool tied, const std::string& why) {
+  SCOPED_TRACE(c.directory.string() + ": " + c.copy);
+  ChangedCheckpoint checkpoint(c.directory);
+  checkpoint.config()["tie_word_embeddings"] = tied;
+  std::vector<float> values = checkpoint.Values(c.original, {c.rows, c.cols});
+  checkpoint.Add(c.copy, {c.rows, c.cols}, values);
+  EXPECT_EQ(checkpoint.LoadError(), kNothing);
+  values[static_cast<size_t>(100 * c.cols + 3)] += 1;
+  checkpoint.Add(c.copy, {c.rows, c.cols}, values);
+  EXPECT_EQ(checkpoint.LoadError(), "invalid_argument: " + checkpoint.PathText() + ": " + c.copy +
+                                        " differs from " + c.original + " in row 100, but " + why);
+}
+
+TEST(WeightLoaderTest, AModulesOwnEmbeddingOrHeadHasToBeTheTargets) {
+  const std::string why =
+      "MTP modules of this family use the target's; a module with its own is not supported";
+  const std::filesystem::path step = GoldenDirectory() / "tiny-step3p5";
+  for (const OwnTensorCase& c : std::vector<OwnTensorCase>{
+           {TinyV4Directory(), "mtp.0.head.weight", "head.weight", 2048, 256},
+           {TinyV4Directory(), "mtp.0.embed.weight", "embed.weight", 2048, 256},
+           {TinyDSparkDirectory(), "mtp.1.embed.weight", "embed.weight", 2048, 256},
+           {TinyModelDirectory(), "model.layers.6.shared_head.head.weight", "lm_head.weight", 2048,
+            256},
+           {TinyModelDirectory(), "model.layers.5.embed_tokens.weight", "model.embed_tokens.weight",
+            2048, 256},
+           {step, "model.layers.5.embed_tokens.weight", "model.embed_tokens.weight", 264, 48}}) {
+    CheckOwnTensor(c, /*tied=*/false, why);
+  }
+  ChangedCheckpoint checkpoint(TinyV4Directory());
+  checkpoint.Add("mtp.0.gain.weight", {256}, std::vector<float>(256, 1));
+  EXPECT_THAT(checkpoint.LoadError(), HasSubstr("1 unexpected: mtp.0.gain.weight"));
+}
+
+// As of DeepSeek-V3's family.
+TEST(WeightLoaderTest, ATiedHeadIsTheEmbeddingInEveryFamily) {
+  const std::string why =
+      "\"tie_word_embeddings\" of config.json is true; it must be false, or the two tensors equal";
+  const std::filesystem::path step = GoldenDirectory() / "tiny-step3p5";
+  for (const OwnTensorCase& c :
+       std::vector<OwnTensorCase>{{TinyV4Directory(), "head.weight", "embed.weight", 2048, 256},
+                                  {step, "lm_head.weight", "model.embed_tokens.weight", 264, 48}}) {
+    CheckOwnTensor(c, /*tied=*/true, why);
+    ChangedCheckpoint without(c.directory);
+    without.Remove(c.copy);
+    EXPECT_THAT(without.LoadError(), HasSubstr("1 missing: " + c.copy));
+    without.config()["tie_word_embeddings"] = true;
+    EXPECT_EQ(without.LoadError(), kNothing);
+    ChangedCheckpoint as_published(c.directory);
+    as_published.config()["tie_word_embeddings"] = true;
+    EXPECT_THAT(as_published.LoadError(), HasSubstr(c.copy + " differs from " + c.original));
+  }
 }
 
 }  // namespace

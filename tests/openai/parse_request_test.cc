@@ -10,6 +10,7 @@
 
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/request.h"
+#include "outrider/openai/request_json.h"
 #include "tests/source_directory.h"
 
 namespace outrider::openai {
@@ -77,10 +78,12 @@ TEST(ParseRequestTest, DefaultsAreOpenAis) {
 
 TEST(ParseRequestTest, TheModelsDefaultsStandBetween) {
   RequestLimits limits = Limits();
-  limits.defaults = {.temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7};
+  limits.defaults = {
+      .temperature = 0.6F, .top_p = 0.95F, .min_p = 0.1F, .top_k = 7, .repetition_penalty = 1.1F};
   limits.speculation_metrics = SpeculationMetrics::kSummary;
   const TokenRequest request = ParseCompletionRequest(R"({"prompt":"p","top_p":0.5})", limits);
   EXPECT_EQ(request.sampling.temperature, 0.6F);
+  EXPECT_EQ(request.sampling.repetition_penalty, 1.1F);
   EXPECT_EQ(request.sampling.top_p, 0.5F);
   EXPECT_EQ(request.sampling.min_p, 0.1F);
   EXPECT_EQ(request.sampling.top_k, 7);
@@ -318,12 +321,44 @@ TEST(ParseRequestTest, RefusesWhatIsNotSupportedYetUnlessNeutral) {
     EXPECT_THAT(ChatError(std::string(",") + field), HasSubstr(not_yet)) << field;
   }
   EXPECT_EQ(ChatError(R"(,"tools":[],"tool_choice":"auto","parallel_tool_calls":true,)"
-                      R"("modalities":["text"],"service_tier":"auto","store":false,)"
+                      R"("modalities":["text"],"service_tier":"auto",)"
                       R"("vllm_xargs":{},"logits_processors":[],"media_io_kwargs":{},)"
                       R"("mm_processor_kwargs":{"num_crops":4})"),
             "no error");
   EXPECT_EQ(CompletionError(R"(,"vllm_xargs":{},"logits_processors":[])"), "no error");
   EXPECT_THAT(ChatError(R"(,"mm_processor_kwargs":4)"), HasSubstr("must be an object, not 4"));
+}
+
+// What clients send of themselves, whatever they ask for.
+TEST(ParseRequestTest, TakesWhatServersMayKeepOfARequest) {
+  const std::string records =
+      R"(,"store":true,"metadata":{"run":"7"},"prompt_cache_retention":"24h","user":"u",)"
+      R"("prompt_cache_key":"k","safety_identifier":"s")";
+  EXPECT_EQ(CompletionError(records), "no error");
+  EXPECT_EQ(ChatError(records), "no error");
+  const auto response = [](const std::string& more) -> std::string {
+    try {
+      ParseResponseRequest(R"({"input":"hi")" + more + "}", Limits());
+    } catch (const RequestError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(response(records), "no error");
+  EXPECT_EQ(response(R"(,"include":["reasoning.encrypted_content"],"truncation":"auto")"),
+            "no error");
+  EXPECT_EQ(response(R"(,"include":[],"truncation":"disabled")"), "no error");
+  EXPECT_THAT(response(R"(,"include":["message.output_text.logprobs"])"),
+              HasSubstr("include: \"message.output_text.logprobs\" is not supported yet"));
+  EXPECT_THAT(response(R"(,"include":"reasoning.encrypted_content")"),
+              HasSubstr("include: must be a list of strings"));
+  EXPECT_THAT(response(R"(,"truncation":"always")"), HasSubstr("truncation: not supported"));
+  for (const char* wrong :
+       {R"(,"store":1)", R"(,"metadata":[])", R"(,"prompt_cache_retention":4)"}) {
+    EXPECT_NE(CompletionError(wrong), "no error") << wrong;
+    EXPECT_NE(ChatError(wrong), "no error") << wrong;
+    EXPECT_NE(response(wrong), "no error") << wrong;
+  }
 }
 
 TEST(ParseRequestTest, AnyFiniteTemperatureThatIsNotNegative) {
@@ -366,9 +401,28 @@ TEST(ParseRequestTest, UnknownFieldsCanBeIgnored) {
   EXPECT_EQ(ParseResponseRequest(R"({"input":[{"role":"user","content":"hi","mood":1}]})", limits)
                 .chat.messages_json,
             R"([{"role":"user","content":"hi"}])");
-  // What is known is as strict as ever.
+  // So can those that are known and not supported.
+  const auto chat_takes = [&](const std::string& field) {
+    return ParseChatRequest(
+               R"({"messages":[{"role":"user","content":"hi"}],"top_p":0.5,)" + field + "}", limits)
+        .sampling.top_p;
+  };
+  for (const char* field :
+       {R"("functions":[{"name":"f"}])", R"("chat_template":"x")", R"("vllm_xargs":{"a":1})",
+        R"("service_tier":"flex")", R"("web_search_options":{})", R"("prediction":{"type":"x"})",
+        R"("thinking_token_budget":5)", R"("audio":{"voice":"x"})", R"("use_beam_search":true)"}) {
+    EXPECT_EQ(chat_takes(field), 0.5F) << field;
+  }
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt":"p","best_of":7,"suffix":"x"})", limits).n, 1);
+  EXPECT_EQ(ParseResponseRequest(
+                R"({"input":"hi","previous_response_id":"r","background":true,"max_tool_calls":2,)"
+                R"("include":["message.output_text.logprobs"]})",
+                limits)
+                .chat.messages_json,
+            R"([{"role":"user","content":"hi"}])");
+  // What is supported is as strict as ever.
   EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","top_p":7})", limits), RequestError);
-  EXPECT_THROW(ParseCompletionRequest(R"({"prompt":"p","best_of":7})", limits), RequestError);
+  EXPECT_THROW(chat_takes(R"("tool_choice":"sometimes")"), RequestError);
 }
 
 TEST(ParseRequestTest, ReadsIdsIntervalsAndTruncation) {
@@ -426,20 +480,74 @@ TEST(ParseRequestTest, RefusesWhatIsNotAJsonObject) {
               HasSubstr("no floating-point type can hold"));
   EXPECT_THAT(BodyError(R"({"prompt":"a","prompt":"b"})"),
               HasSubstr("prompt | prompt: is given twice"));
-  EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 32 levels"));
-  EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(100, '[') + std::string(100, ']') + "}"),
-              HasSubstr("more than 32 levels"));
+  EXPECT_THAT(BodyError(std::string(100000, '[')), HasSubstr("more than 128 levels"));
+  EXPECT_THAT(BodyError(R"({"logit_bias":)" + std::string(200, '[') + std::string(200, ']') + "}"),
+              HasSubstr("more than 128 levels"));
 }
 
 TEST(ParseRequestTest, BodiesNestAsDeepAsDocumented) {
   const auto error = [](size_t levels) {
     return BodyError(std::string(levels, '[') + std::string(levels, ']'));
   };
-  EXPECT_THAT(error(32), HasSubstr("must be a JSON object"));
-  EXPECT_THAT(error(33), HasSubstr("more than 32 levels"));
+  EXPECT_THAT(error(128), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(error(129), HasSubstr("more than 128 levels"));
   std::ifstream page(SourceDirectory() / "docs/http-api.md");
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
-              HasSubstr("nested 32 levels deep"));
+              HasSubstr("nested 128 levels deep"));
+}
+
+// Ten levels of nullable lists of objects: as deep as OpenAI's schemas go, and 5 levels of JSON
+// each.
+TEST(ParseRequestTest, ToolsNestAsDeepAsOpenAis) {
+  std::string schema = R"({"type":"string"})";
+  for (int level = 0; level < 10; ++level) {
+    schema = R"({"type":"object","properties":{"x":{"anyOf":[{"type":"array","items":)" + schema +
+             R"(},{"type":"null"}]}},"required":["x"],"additionalProperties":false})";
+  }
+  const std::string body = R"({"messages":[{"role":"user","content":"a"}],"tools":[)"
+                           R"({"type":"function","function":{"name":"f","parameters":)" +
+                           schema + "}}]}";
+  const TokenRequest request = ParseChatRequest(body, Limits());
+  EXPECT_THAT(request.chat.tools_json, HasSubstr(schema));
+}
+
+TEST(ParseRequestTest, BodiesHaveAsManyValuesAsDocumented) {
+  std::string members = "{}";
+  for (size_t i = 1; i < kMaxRequestValues; ++i) members += ",{}";
+  EXPECT_THAT(BodyError(R"({"prompt":"a","zzz":[)" + members + "]}"),
+              HasSubstr("has more than 2097152 values"));
+  members.resize(members.size() - 3 * 16);
+  EXPECT_THAT(BodyError(R"({"prompt":"a","zzz":[)" + members + "]}"), HasSubstr("zzz: unknown"));
+  std::ifstream page(SourceDirectory() / "docs/http-api.md");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(page), {}),
+              HasSubstr("at most 2,097,152 values"));
+}
+
+// Each choice of a request has its own copy of these.
+TEST(ParseRequestTest, LimitsTheSizeOfWhatEveryChoiceKeeps) {
+  const auto error = [](const std::string& fields) {
+    return BodyError(R"({"prompt":"a",)" + fields + "}");
+  };
+  const auto quoted = [](size_t bytes) { return '"' + std::string(bytes, 'x') + '"'; };
+  EXPECT_EQ(Completion(R"(,"stop":)" + quoted(1024)).sampling.stop.size(), 1U);
+  EXPECT_THAT(error(R"("stop":[)" + quoted(1025) + "]"),
+              HasSubstr("stop | stop: has a string of 1025 bytes; at most 1024 are allowed"));
+  EXPECT_EQ(Completion(R"(,"bad_words":[)" + quoted(32768) + "]").bad_words.size(), 1U);
+  EXPECT_THAT(error(R"("bad_words":[)" + quoted(32768) + ",\"y\"]"),
+              HasSubstr("bad_words: have 32769 bytes in all; at most 32768 are allowed"));
+  // Repeated ids are one.
+  const SamplingParams sampling =
+      Completion(R"(,"stop_token_ids":[7,3,7,3],"allowed_token_ids":[9,9,2])").sampling;
+  EXPECT_THAT(sampling.stop_token_ids, ElementsAre(3, 7));
+  EXPECT_THAT(*sampling.allowed_token_ids, ElementsAre(2, 9));
+  RequestLimits limits = Limits();
+  limits.vocab_size = 5000;
+  std::string ids = "0";
+  for (int id = 1; id < 1025; ++id) ids += "," + std::to_string(id);
+  EXPECT_THAT(ErrorFrom([&] {
+                ParseCompletionRequest(R"({"prompt":"a","stop_token_ids":[)" + ids + "]}", limits);
+              }),
+              HasSubstr("stop_token_ids: has 1025 tokens; at most 1024 are allowed"));
 }
 
 TEST(ParseRequestTest, BringsMessagesIntoOneForm) {
@@ -521,7 +629,13 @@ TEST(ParseRequestTest, ReadsTools) {
   EXPECT_THAT(request.tools.functions, ElementsAre("f", "g.h-1"));
   EXPECT_EQ(request.tools.choice, ToolChoice::kAuto);
   EXPECT_TRUE(request.tools.parallel);
-  EXPECT_EQ(request.tools.string_parameters, (StringParameters{{"f", {"e", "z"}}}));
+  EXPECT_THAT(request.tools.strict, ElementsAre("f"));
+  EXPECT_FALSE(request.tools.allowed);
+  const ParameterTypes& types = request.tools.types.at("f");
+  EXPECT_EQ(types.at("z"), (ValueTypes{ValueTypes::kString, {}}));
+  EXPECT_EQ(types.at("a"), (ValueTypes{ValueTypes::kInteger, {}}));
+  EXPECT_EQ(types.at("e"), (ValueTypes{0, {"\"x\"", "\"y\""}}));
+  EXPECT_EQ(types.at("m"), (ValueTypes{ValueTypes::kString | ValueTypes::kNull, {}}));
   // By the letter: not sorted, not respelled.
   EXPECT_EQ(R"(,"tools":)" + request.chat.tools_json, kTools);
   const auto choice = [](const std::string& value) {
@@ -533,6 +647,13 @@ TEST(ParseRequestTest, ReadsTools) {
   const ToolUse named = choice(R"({"type":"function","function":{"name":"f"}})");
   EXPECT_EQ(named.choice, ToolChoice::kNamed);
   EXPECT_EQ(named.named, "f");
+  const auto allowed = [&](const std::string& mode) {
+    return choice(R"({"type":"allowed_tools","allowed_tools":{"mode":")" + mode +
+                  R"(","tools":[{"type":"function","function":{"name":"g.h-1"}}]}})");
+  };
+  EXPECT_EQ(allowed("auto").choice, ToolChoice::kAuto);
+  EXPECT_EQ(allowed("required").choice, ToolChoice::kRequired);
+  EXPECT_THAT(*allowed("auto").allowed, ElementsAre("g.h-1"));
   EXPECT_FALSE(Chat(std::string(kTools) + R"(,"parallel_tool_calls":false)").tools.parallel);
   EXPECT_EQ(Chat("").tools.choice, ToolChoice::kNone);
   EXPECT_EQ(Chat(R"(,"tools":[])").chat.tools_json, "");
@@ -565,6 +686,18 @@ TEST(ParseRequestTest, RefusesBadTools) {
   EXPECT_THAT(choice(R"({"type":"function"})"), HasSubstr("tool_choice: must be"));
   EXPECT_THAT(choice(R"({"type":"function","function":{"name":"x"}})"),
               HasSubstr("tool_choice.function.name: \"x\" is not among the tools"));
+  const auto allowed = [&](const std::string& inside) {
+    return choice(R"({"type":"allowed_tools","allowed_tools":)" + inside + "}");
+  };
+  EXPECT_THAT(choice(R"({"type":"allowed_tools"})"), HasSubstr("tool_choice: must be"));
+  EXPECT_THAT(allowed(R"({"mode":"none","tools":[]})"),
+              HasSubstr("tool_choice.allowed_tools.mode: must be \"auto\" or \"required\""));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[]})"),
+              HasSubstr("tool_choice.allowed_tools.tools: must be an array"));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[{"type":"function"}]})"),
+              HasSubstr("tool_choice.allowed_tools.tools[0].function: is missing"));
+  EXPECT_THAT(allowed(R"({"mode":"auto","tools":[{"type":"function","function":{"name":"x"}}]})"),
+              HasSubstr("tools[0].function.name: \"x\" is not among the tools"));
 }
 
 TEST(ParseRequestTest, ReadsWhatGoesToTheChatTemplate) {

@@ -236,11 +236,6 @@ std::vector<OpsCase> Cases() {
            EXPECT_TRUE(SameBits(out.floats().row(r) + 8, whole.floats().row(r), 32));
          }
        }},
-      {"GateHeads", kHidden, true,
-       [](const Context& c, const OpsWeights&, OpsInput& in, Tensor out) {
-         c.ops.Copy(c, in.x.view(), out);
-         c.ops.GateHeads(c, Tensor(in.x.view()).Columns(3, 4), out);
-       }},
       {"AbsorbAndUnabsorb", kMla.heads * kMla.value, false,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
          const int32_t width = kMla.latent + kMla.rope;
@@ -431,6 +426,7 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
   constexpr int32_t kEntry = 2 * 2 * 16;
   const TestMatrix entries = TestMatrix::Random(kPositions, kEntry, random);
   const TestMatrix q = TestMatrix::Random(kQueries, 6 * 16, random);
+  const TestMatrix gates = TestMatrix::Random(kQueries, 6, random);
   const cpu::CpuOps& ops = cpu::GetCpuOps(GetParam());
   Scratch arena;
   const Context c({ops, &pool}, arena, DType::kF32);
@@ -454,7 +450,7 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
                    Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
   TestMatrix out(kQueries, 6 * 16);
   ops.PerHeadAttention(c, kShape, step(kPositions - kQueries)->inputs(),
-                       {.q = q.view(), .out = out.view(), .cache = cache});
+                       {.q = q.view(), .out = out.view(), .cache = cache, .gates = gates.view()});
   for (int32_t r = 0; r < kQueries; ++r) {
     const int32_t position = kPositions - kQueries + r;
     for (int32_t h = 0; h < 6; ++h) {
@@ -469,11 +465,12 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
         weights.push_back(std::exp(0.25 * score));
         sum += weights.back();
       }
+      const double gate = 1 / (1 + std::exp(-double{gates.view().row(r)[h]}));
       for (int32_t i = 0; i < 16; ++i) {
         double want = 0;
         for (size_t k = 0; k < weights.size(); ++k) {
           const auto t = static_cast<int64_t>(k) + position - 8;
-          want += weights[k] / sum * entries.view().row(t)[32 + g * 16 + i];
+          want += gate * weights[k] / sum * entries.view().row(t)[32 + g * 16 + i];
         }
         EXPECT_NEAR(out.view().row(r)[h * 16 + i], want, 1e-5) << "row " << r << " head " << h;
       }

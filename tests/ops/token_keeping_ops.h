@@ -136,8 +136,8 @@ class TokenKeepingOps : public cpu::CpuOps {
       head_seconds_ = inner_->head_seconds();
     }
 
-    bool VerifyLater(const Context& context, const HeadRows& rows,
-                     std::span<const VerifyRequest> requests) override {
+    std::optional<Ticket> Launch(const Context& context, const HeadRows& rows,
+                                 std::span<const VerifyRequest> requests) override {
       std::vector<VerifiedTokens>& drawn = later_.emplace_back(requests.size());
       std::vector<VerifyRequest> now(requests.begin(), requests.end());
       std::vector<std::vector<int32_t>> drafts;
@@ -152,22 +152,23 @@ class TokenKeepingOps : public cpu::CpuOps {
       inner_->Verify(context, rows, now);
       head_seconds_ = inner_->head_seconds();
       for (size_t i = 0; i < now.size(); ++i) Keep(now[i], rows);
-      to_collect_.emplace_back(requests.begin(), requests.end());
+      launched_.emplace_back(requests.begin(), requests.end());
       copies_.push_back(ops_.on_device_);
       ++ops_.num_later_;
-      return true;
+      return ++last_launched_;
     }
-    bool CanCollect() const override { return ops_.results_are_there_; }
-    void Collect() override {
+    bool Ready(Ticket /*ticket*/) const override { return ops_.results_are_there_; }
+    void Wait(Ticket ticket) override {
+      OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
       if (ops_.results_are_there_) ++ops_.num_read_while_launching_;
       for (size_t i = 0; i < later_.front().size(); ++i) {
-        const VerifyRequest& request = to_collect_.front()[i];
+        const VerifyRequest& request = launched_.front()[i];
         OUTRIDER_CHECK(request.input.params->max_tokens > 0);  // it is still there
         *request.result = later_.front()[i];
       }
       ops_.on_host_ = copies_.front();
       copies_.pop_front();
-      to_collect_.pop_front();
+      launched_.pop_front();
       later_.pop_front();
     }
 
@@ -219,7 +220,9 @@ class TokenKeepingOps : public cpu::CpuOps {
     const TokenKeepingOps& ops_;
     std::unique_ptr<StepSampler> inner_;
     std::deque<std::vector<VerifiedTokens>> later_;
-    std::deque<std::vector<VerifyRequest>> to_collect_;
+    std::deque<std::vector<VerifyRequest>> launched_;
+    Ticket last_launched_ = 0;
+    Ticket last_waited_ = 0;
     std::deque<std::vector<int32_t>> copies_;  // of what was kept when these were drawn
   };
 

@@ -386,11 +386,66 @@ TEST(CommandLine, HelpAndVersion) {
   EXPECT_THAT(Parse({"--version"}).text, HasSubstr("outrider 0."));
 }
 
+TEST(CommandLine, HelpAndVersionAreCommandsToo) {
+  EXPECT_EQ(Parse({"help"}).text, Parse({"--help"}).text);
+  EXPECT_EQ(Parse({"help", "serve"}).text, Parse({"serve", "--help"}).text);
+  EXPECT_EQ(Parse({"help", "bench"}).text, Parse({"bench", "--help"}).text);
+  EXPECT_EQ(Parse({"help", "bench", "latency"}).text, Parse({"bench", "latency", "-h"}).text);
+  EXPECT_EQ(Parse({"version"}).text, Parse({"--version"}).text);
+  EXPECT_EQ(Parse({"-V"}).text, Parse({"--version"}).text);
+  EXPECT_FALSE(Parse({"help", "serve"}).command.has_value());
+  EXPECT_THAT(ErrorOf({"help", "srve"}), AllOf(HasSubstr("'srve'"), HasSubstr("mean serve?")));
+  EXPECT_THAT(ErrorOf({"help", "bench", "latncy"}), HasSubstr("mean latency?"));
+  EXPECT_THAT(ErrorOf({"versoin"}), HasSubstr("mean version?"));
+}
+
+TEST(CommandLine, TheModelIsNoOption) {
+  const std::string told = "--model is no option: the model stands alone, as in `outrider ";
+  EXPECT_EQ(ErrorOf({"serve", "m", "--model", "x"}), told + "serve m`");
+  EXPECT_EQ(ErrorOf({"serve", "m", "--model=x"}), told + "serve x`");
+  EXPECT_EQ(ErrorOf({"serve", "--model", "x"}), told + "serve x`");
+  EXPECT_EQ(ErrorOf({"serve", "--model"}), told + "serve DIR`");
+  EXPECT_EQ(ErrorOf({"bench", "latency", "--model=x"}), told + "bench latency x`");
+  EXPECT_THAT(ErrorOf({"bench", "kernels", "--model=x"}), HasSubstr("unknown option --model"));
+}
+
+// Also where the rest of the command line is wrong.
+TEST(CommandLine, TheLogFormatIsKnownBeforeAnythingIsChecked) {
+  const auto format = [](const std::vector<std::string>& arguments, const Variables& variables) {
+    return RequestedLogFormat(arguments,
+                              [&](const std::string& name) -> std::optional<std::string> {
+                                const auto found = variables.find(name);
+                                if (found == variables.end()) return std::nullopt;
+                                return found->second;
+                              });
+  };
+  EXPECT_EQ(format({"quantum"}, {}), LogFormat::kText);
+  EXPECT_EQ(format({"serve", "--port", "x", "--log-format", "json"}, {}), LogFormat::kJson);
+  EXPECT_EQ(format({"serve", "--log-format=json", "--nothing"}, {}), LogFormat::kJson);
+  EXPECT_EQ(format({"quantum"}, {{"OUTRIDER_LOG_FORMAT", "json"}}), LogFormat::kJson);
+  EXPECT_EQ(format({"--log-format", "text"}, {{"OUTRIDER_LOG_FORMAT", "json"}}), LogFormat::kText);
+  EXPECT_EQ(format({"--log-format=json", "--log-format=text"}, {}), LogFormat::kText);
+  EXPECT_EQ(format({"--log-format"}, {}), LogFormat::kText);
+  EXPECT_EQ(format({"serve", "--config", "/no/such"}, {}), LogFormat::kText);
+}
+
+TEST_F(ConfigFixture, TheLogFormatOfAFileIsKnownBeforeAnythingIsChecked) {
+  const std::string file = Write("port: none\nlog_format: json\n");
+  const auto nothing = [](const std::string&) -> std::optional<std::string> {
+    return std::nullopt;
+  };
+  EXPECT_EQ(RequestedLogFormat(std::vector<std::string>{"serve", "--config=" + file}, nothing),
+            LogFormat::kJson);
+}
+
 TEST(CommandLine, NonDefaultsAreListedWithoutSecrets) {
   EXPECT_THAT(Parse({"serve", "m", "--port", "8000", "--api-key", "sesame"},
                     {{"OUTRIDER_SPEC_TOKENS", "2"}})
                   .non_defaults,
               ElementsAre("api-key=***", "model=m", "spec-tokens=2"));
+  EXPECT_THAT(Parse({"serve", "m", "--api-key-file", "keys"}).non_defaults,
+              ElementsAre("api-key-file=keys", "model=m"))
+      << "a path is no secret";
 }
 
 TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
@@ -419,7 +474,7 @@ TEST(CommandLine, WhatNobodyKnowsIsNamedWithTheNearest) {
 
 TEST(CommandLine, SwitchesAreTrueOrFalse) {
   for (const std::string flag :
-       {"--enable-prefix-caching", "--no-enable-prefix-caching", "--exact-prefix"}) {
+       {"--enable-prefix-caching", "--no-enable-prefix-caching", "--fast-prefix"}) {
     EXPECT_THAT(ErrorOf({"serve", "m", flag + "=maybe"}),
                 HasSubstr(flag + ": 'maybe' is neither true nor false"));
   }

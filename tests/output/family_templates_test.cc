@@ -1,4 +1,4 @@
-// Chat templates in the shape of six families: rendered as transformers would, recognised by what
+// Chat templates in the shape of seven families: rendered as transformers would, recognised by what
 // they say, and the calls that they write are those that the family's reader reads.
 #include <gtest/gtest.h>
 
@@ -107,6 +107,17 @@ const std::vector<Family> kFamilies = {
      "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>",
      "<|observation|><tool_response>wet</tool_response><tool_response>12:00</tool_response>"
      "<|user|>Thanks<|assistant|><think>"},
+    {"step3p5", "step3p5",
+     "<BOS><|im_start|>system\nBe brief.\n# Tools\n<tools>\n{\"type\": \"function\", \"function\": "
+     "{\"name\": \"look\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": "
+     "{\"type\": \"string\"}, \"days\": {\"type\": \"integer\"}}}}}\n</tools><|im_end|>\n"
+     "<|im_start|>user\nRain in Köln?<|im_end|>\n<|im_start|>assistant\n",
+     "<think>\nHm\n</think>\nLooking.\n<tool_call>\n<function=look>\n<parameter=city>\nKöln\n"
+     "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+     "<function=now>\n</function>\n</tool_call>",
+     "<|im_end|>\n<|im_start|>tool_response\n<tool_response>wet</tool_response><tool_response>12:00"
+     "</tool_response><|im_end|>\n<|im_start|>user\nThanks<|im_end|>\n<|im_start|>assistant\n"
+     "<think>\n"},
 };
 
 constexpr const char* kMessages = R"([
@@ -152,11 +163,11 @@ TEST_P(FamilyTemplateTest, IsRecognisedAndItsCallsAreRead) {
   OutputTask task;
   task.reasoning = format.reasoning;
   task.tools = format.tools;
-  task.string_parameters = {{"look", {"city"}}};
+  task.types = {{"look", {{"city", {ValueTypes::kString, {}}}}}};
   OutputParser parser(task);
   std::vector<OutputPiece> pieces;
   parser.Push(GetParam().turn, &pieces);
-  parser.Finish(&pieces);
+  parser.Finish(OutputParser::TextEnd::kByModel, &pieces);
   std::string content;
   std::vector<std::pair<std::string, std::string>> calls;
   for (const OutputPiece& piece : pieces) {

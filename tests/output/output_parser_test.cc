@@ -7,6 +7,7 @@
 #include <rapidcheck.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,13 +27,16 @@ OutputTask Task(const char* tools, bool reasoning_open = false) {
   task.reasoning = true;
   task.reasoning_open = reasoning_open;
   task.tools = ChooseOutputFormat(tools, "none", "", "").tools;
-  task.string_parameters = {{"search", {"query", "language"}}, {"write", {"text"}}};
+  const ValueTypes string = {ValueTypes::kString, {}};
+  task.types = {{"search", {{"query", string}, {"language", string}}},
+                {"write", {{"text", string}}}};
   return task;
 }
 
 struct Parsed {
   std::vector<std::string> lines;  // "content: ...", "call: name [id]", ...
-  int64_t reasoning_bytes = 0;
+  size_t reasoning_bytes = 0;
+  bool cut_off = false;
 
   bool operator==(const Parsed&) const = default;
 };
@@ -43,7 +47,8 @@ std::ostream& operator<<(std::ostream& out, const Parsed& parsed) {
   return out << parsed.reasoning_bytes;
 }
 
-Parsed Parse(const OutputTask& task, const std::vector<std::string>& texts) {
+Parsed Parse(const OutputTask& task, const std::vector<std::string>& texts,
+             OutputParser::TextEnd end = OutputParser::TextEnd::kByModel) {
   OutputParser parser(task);
   std::vector<OutputPiece> pieces;
   for (const std::string& text : texts) {
@@ -58,9 +63,17 @@ Parsed Parse(const OutputTask& task, const std::vector<std::string>& texts) {
       }
     }
   }
-  parser.Finish(&pieces);
+  parser.Finish(end, &pieces);
   Parsed parsed;
-  parsed.reasoning_bytes = parser.reasoning_bytes();
+  size_t total = 0;
+  for (const OutputRun& run : parser.TakeRuns()) {
+    total += run.bytes;
+    if (run.part == OutputRun::Part::kReasoning) parsed.reasoning_bytes += run.bytes;
+  }
+  parsed.cut_off = parser.call_cut_off();
+  EXPECT_EQ(total,
+            std::accumulate(texts.begin(), texts.end(), size_t{0},
+                            [](size_t sum, const std::string& text) { return sum + text.size(); }));
   for (const OutputPiece& piece : pieces) {
     switch (piece.kind) {
       case OutputPiece::Kind::kReasoning:
@@ -214,7 +227,7 @@ TEST(OutputParserTest, DeepSeekV4) {
                           "content: done"));
   EXPECT_THAT(Lines(Task("deepseek_v4"),
                     call + "<｜DSML｜parameter name=\"a\" string=\"true\">b</｜DSML｜"),
-              ElementsAre("call: now []", "arguments: {\"a\": \"b</｜DSML｜"));
+              ElementsAre("call: now []", "arguments: {\"a\": \"b"));
   for (const char* text : {"<｜DSML｜invoke name=\"two words\">x", "<｜DSML｜invoke name=\"now",
                            "<｜DSML｜invoke name=\"\">", "The tag <｜DSML｜invoke> calls"}) {
     EXPECT_THAT(Lines(Task("deepseek_v4"), text), ElementsAre(std::string("content: ") + text));
@@ -264,6 +277,10 @@ TEST(OutputFormatTest, IsChosenByModelAndTemplate) {
   EXPECT_EQ(tools("deepseek_v3", ""), "deepseek_v3");
   EXPECT_EQ(tools("deepseek_v3", "<｜tool▁call▁begin｜>"), "deepseek_v31");
   EXPECT_EQ(tools("deepseek_v4", ""), "deepseek_v4");
+  EXPECT_EQ(tools("deepseek_v32", ""), "deepseek_v32");
+  EXPECT_EQ(tools("deepseek_v32", "<｜tool▁call▁begin｜>"), "deepseek_v31");  // V3.2-Exp
+  EXPECT_EQ(tools("glm_moe_dsa", ""), "glm47");
+  EXPECT_EQ(tools("step3p5", ""), "step3p5");
   EXPECT_EQ(tools("kimi_k2", ""), "kimi_k2");
   EXPECT_EQ(tools("glm4_moe_lite", "</arg_key><arg_value>"), "glm47");
   EXPECT_EQ(tools("glm4_moe", "</arg_key>\n<arg_value>"), "glm45");
@@ -290,8 +307,9 @@ std::vector<std::string> Cut(const std::string& text) {
   return pieces;
 }
 
-const std::vector<std::string> kFormats = {"none",        "deepseek_v3", "deepseek_v31",
-                                           "deepseek_v4", "kimi_k2",     "glm45"};
+const std::vector<std::string> kFormats = {"none",         "deepseek_v3", "deepseek_v31",
+                                           "deepseek_v32", "deepseek_v4", "kimi_k2",
+                                           "glm45",        "step3p5"};
 
 // Markers of all formats and what stands between them, whole and broken.
 std::string Soup() {
@@ -346,6 +364,16 @@ std::string Soup() {
       "</｜DSML｜invoke>",
       "</｜DSML｜tool_calls>",
       kV4Calls,
+      "<｜DSML｜parameter",
+      "</｜DSML｜",
+      "name=\"n\"",
+      ">",
+      "</parameter>",
+      "</arg_val>",
+      "<function=",
+      "</function>",
+      "<parameter=",
+      "<｜DSML｜function_calls>",
   };
   std::string text;
   for (const std::string& part :

@@ -151,6 +151,28 @@ TEST(VerifierTest, OverflownRowsAreADeadEndWithAndWithoutLogits) {
   }
 }
 
+// However tokens are drawn, and whether or not they may be what is NaN.
+TEST(VerifierTest, OneNaNAmongTheLogitsOverflowsTheRow) {
+  const std::vector<int32_t> prompt = {0};
+  std::vector<SamplingParams> all(4, Greedy());
+  all[1].temperature = 1;
+  all[2].temperature = 1;
+  all[2].top_k = 2;
+  all[3].allowed_token_ids = {{4, 5}};
+  for (SamplingParams& params : all) {
+    params.logprobs = 0;
+    const std::vector<float> good = Preferring({4});
+    std::vector<float> bad = good;
+    bad[7] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_FALSE(Request(params, prompt, {good}).Step({}).dead_end);
+    EXPECT_TRUE(Request(params, prompt, {bad}).Step({}).overflown);
+    // What comes before it counts.
+    const VerifiedTokens result = Request(params, prompt, {good, bad}).Step({4});
+    EXPECT_EQ(result.tokens.size(), static_cast<size_t>(result.num_accepted));
+    EXPECT_EQ(result.overflown, result.num_accepted == 1);
+  }
+}
+
 TEST(VerifierTest, SyntheticAcceptanceOfDrawnTokensIsThatOfLogits) {
   const AcceptanceOptions acceptance = {.method = RejectionMethod::kSynthetic, .rates = {0.6, 0.3}};
   const SamplingParams params = Greedy();

@@ -37,13 +37,19 @@ class World {
 
   Scheduler& scheduler() { return scheduler_; }
 
-  void Add(RequestId id, std::vector<int32_t> prompt, std::string_view salt = "") {
+  const StepPlan& plan() const { return plan_; }
+
+  void Add(RequestId id, std::vector<int32_t> prompt, std::string_view salt = "",
+           bool computes_all = false) {
     Request& r = requests_[id];
     r.prompt_length = static_cast<int32_t>(prompt.size());
     r.tokens = std::move(prompt);
     r.keys = hasher_.Start(salt);
     hasher_.Extend(r.tokens, r.keys);
-    scheduler_.Add({.id = id, .prompt_length = r.prompt_length, .keys = &r.keys});
+    scheduler_.Add({.id = id,
+                    .prompt_length = r.prompt_length,
+                    .keys = &r.keys,
+                    .computes_all = computes_all});
   }
 
   /// Plans; the cached tokens of each admitted request.
@@ -103,6 +109,45 @@ TEST(PrefixCachingTest, AnEqualPromptStartsAfterTheCachedBlocks) {
   EXPECT_EQ(cached.at(4), 0);
 }
 
+TEST(PrefixCachingTest, TheBlocksOfALastStepAreFound) {
+  World world(Config(0));
+  world.Add(1, Tokens(10));
+  world.Plan();
+  world.Commit(99);
+  world.Finish(1);
+  world.Add(2, Tokens(10));
+  EXPECT_EQ(world.Plan().at(2), 8);
+}
+
+TEST(PrefixCachingTest, WhoWantsAllRowsPublishesAndSharesNothing) {
+  World world(Config(0));
+  world.Add(1, Tokens(10), "", /*computes_all=*/true);
+  world.Plan();
+  world.Commit(99);
+  world.Add(2, Tokens(10), "", /*computes_all=*/true);
+  world.Add(3, Tokens(10));
+  const auto cached = world.Plan();
+  EXPECT_EQ(cached.at(2), 0);
+  EXPECT_EQ(cached.at(3), 8);
+}
+
+TEST(PrefixCachingTest, PlansSayWhetherALastStepWouldPublish) {
+  SchedulerConfig config = Config(0);
+  config.publish_answers = false;
+  config.max_num_batched_tokens = 4;
+  World world(config);
+  world.Add(1, Tokens(7));
+  const auto publishes = [&] {
+    world.Plan();
+    const bool does = world.plan().requests.front().publishes;
+    world.Commit(99);
+    return does;
+  };
+  EXPECT_TRUE(publishes());
+  EXPECT_FALSE(publishes());  // three tokens are no block
+  EXPECT_FALSE(publishes());  // an answer
+}
+
 TEST(PrefixCachingTest, TheDrafterSeesTheTokensAfterAHit) {
   // Entries of the drafter depend on three tokens ahead: a block is found only by prompts that
   // continue as its writer's did.
@@ -125,10 +170,10 @@ TEST(PrefixCachingTest, TheDrafterSeesTheTokensAfterAHit) {
   EXPECT_EQ(world.Plan().at(4), 8);
 }
 
-TEST(PrefixCachingTest, AnswersAreCachedUnlessExactPrefixIsOn) {
-  for (const bool exact : {false, true}) {
+TEST(PrefixCachingTest, AnswersAreCachedWhereTheyMayBe) {
+  for (const bool answers : {true, false}) {
     SchedulerConfig config = Config(1);
-    config.exact_prefix = exact;
+    config.publish_answers = answers;
     World world(config);
     world.Add(1, Tokens(6));
     for (int32_t token = 6; token < 15; ++token) {
@@ -137,7 +182,7 @@ TEST(PrefixCachingTest, AnswersAreCachedUnlessExactPrefixIsOn) {
     }
     world.Finish(1);
     world.Add(2, Tokens(20));
-    EXPECT_EQ(world.Plan().at(2), exact ? 4 : 12);
+    EXPECT_EQ(world.Plan().at(2), answers ? 12 : 4);
   }
 }
 
@@ -186,7 +231,7 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
   config.max_num_seqs = *rc::gen::inRange(1, 6);
   config.max_num_batched_tokens = *rc::gen::inRange(4, 100);
   config.tokens_ahead = *rc::gen::inRange(0, 4);
-  config.exact_prefix = *rc::gen::arbitrary<bool>();
+  config.publish_answers = *rc::gen::arbitrary<bool>();
   config.max_drafts = 3;
   const int32_t ahead = config.tokens_ahead;
   // The drafter's rows begin up to ahead - 1 before the target's.
@@ -211,13 +256,15 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
     std::vector<int32_t> drafts;
     int32_t computed = 0;
     int32_t drafter_final = 0;  // drafter entries below this position are final
-    bool ended() const { return static_cast<int32_t>(tokens.size()) >= limit; }
+    bool at_end_token = false;
+    bool ended() const { return at_end_token || static_cast<int32_t>(tokens.size()) >= limit; }
   };
   struct Outcome {
     bool ran = false;
     int32_t accepted = 0;
     std::vector<int32_t> emitted;
     int32_t num_drafts = 0;
+    bool ended = false;  // known to the executor
   };
   struct Step {
     StepPlan plan;
@@ -295,6 +342,11 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
         const auto rejected = static_cast<size_t>(outcome.accepted);
         if (rejected < r.drafts.size() && next == r.drafts[rejected]) next = 3 - next;
         outcome.emitted.push_back(next);
+        if (random(0, 19) == 0) {  // one of them ends it
+          r.at_end_token = true;
+          outcome.emitted.resize(
+              static_cast<size_t>(random(1, static_cast<int32_t>(outcome.emitted.size()))));
+        }
         r.tokens.insert(r.tokens.end(), outcome.emitted.begin(), outcome.emitted.end());
         const int32_t useful = std::max(r.limit - static_cast<int32_t>(r.tokens.size()) - 1, 0);
         r.drafts.clear();
@@ -302,8 +354,11 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
           r.drafts.push_back(random(1, 2));
         }
         outcome.num_drafts = static_cast<int32_t>(r.drafts.size());
+        outcome.ended = r.ended();
       }
       r.computed += planned.num_tokens + outcome.accepted;
+      // Of a request that has ended the drafter sees what is published.
+      if (outcome.ended && !planned.publishes) continue;
       const auto known = static_cast<int32_t>(r.tokens.size());
       for (int32_t g = 0; g < num_groups; ++g) {
         for (int32_t p = r.drafter_final; p < r.computed; ++p) {
@@ -363,15 +418,17 @@ RC_GTEST_PROP(PrefixCachingProperty, EveryEntryReadIsTheOneThatWouldBeComputed, 
       RC_ASSERT(outcome.ran);
       r.tokens.insert(r.tokens.end(), outcome.emitted.begin(), outcome.emitted.end());
       const bool stops = planned.samples && random(0, 19) == 0;  // as by a stop string
-      if (stops || static_cast<int32_t>(r.tokens.size()) >= r.limit) {
-        scheduler.Remove(planned.id);
-        live.erase(planned.id);
-        release(planned.id);
-        continue;
+      const bool ends = stops || outcome.ended;
+      const auto emitted = static_cast<int32_t>(outcome.emitted.size());
+      if (!ends || planned.publishes) {
+        hasher.Extend(r.tokens, r.keys);
+        const int32_t accepted = planned.samples ? std::min(outcome.accepted, emitted - 1) : 0;
+        scheduler.Commit(planned, accepted, emitted, outcome.num_drafts);
       }
-      hasher.Extend(r.tokens, r.keys);
-      scheduler.Commit(planned, outcome.accepted, static_cast<int32_t>(outcome.emitted.size()),
-                       outcome.num_drafts);
+      if (!ends) continue;
+      scheduler.Remove(planned.id);
+      live.erase(planned.id);
+      release(planned.id);
     }
   };
 

@@ -239,5 +239,32 @@ TEST(ApiErrorTest, BodiesByTheLetter) {
   EXPECT_EQ(Event("{}"), "data: {}\n\n");
 }
 
+// The engine scores a prompt for its first choice; the others have the same to tell.
+TEST(AnswerWriterTest, ChoicesTellTheScoresOfTheirPromptsFirst) {
+  AnswerInfo info = Info({.stream = true, .echo = true, .logprobs = 0}, 2);
+  info.n = 2;
+  info.echoed_prompts.assign(2, {"abc", {1, 1, 1}});
+  CompletionWriter writer(info, kEncoder);
+  OutputDelta first = Delta({97}, "a");
+  first.logprobs = {{{97, -1.0F}, {}, 1}};
+  first.prompt_logprobs = {{{2, -0.5F}, {}, 1}, {{3, -0.5F}, {}, 1}};
+  OutputDelta other = Delta({98}, "b");
+  other.logprobs = {{{98, -2.0F}, {}, 1}};
+  EXPECT_FALSE(writer.MustWait(0));
+  EXPECT_TRUE(writer.MustWait(1));
+  EXPECT_TRUE(writer.MustWait(3));
+  std::string out;
+  writer.WriteDelta(0, first, &out);
+  EXPECT_FALSE(writer.MustWait(1));
+  EXPECT_TRUE(writer.MustWait(3)) << "of another prompt";
+  out.clear();
+  writer.WriteDelta(1, other, &out);
+  EXPECT_EQ(json::parse(out.substr(6))["choices"][0]["logprobs"]["token_logprobs"],
+            (json{nullptr, -0.5, -0.5, -2.0}));
+  // A first choice that ends without them is waited for no longer.
+  writer.WriteDelta(2, Delta({}, "", FinishReason::kAbort), &out);
+  EXPECT_FALSE(writer.MustWait(3));
+}
+
 }  // namespace
 }  // namespace outrider::openai

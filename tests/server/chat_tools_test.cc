@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/grammar/bundled_grammars.h"
 #include "tests/server/accumulated_message.h"
 #include "tests/server/running_server.h"
 
@@ -164,6 +165,103 @@ TEST(ChatToolsTest, APromptMayEndInReasoning) {
   request["continue_final_message"] = true;
   request["messages"][0]["content"] = "k<think>a.b";
   EXPECT_EQ(Post(client, request)["choices"][0]["message"]["reasoning"], "k<think>a.");
+}
+
+// Prompts of these requests end with what a user wrote: that says nothing of the answer.
+TEST(ChatToolsTest, WhatAUserWritesDoesNotOpenTheReasoning) {
+  RunningServer running({}, OptionsFor("none"));
+  HttpClient client(running.port());
+  const auto message_of = [&](const json& request) {
+    return Post(client, request)["choices"][0]["message"];
+  };
+  json request = {{"messages", {{{"role", "user"}, {"content", "a.<think>"}}}}, {"max_tokens", 99}};
+  EXPECT_EQ(message_of(request)["content"], "a.");
+  request["add_generation_prompt"] = false;
+  EXPECT_EQ(message_of(request)["content"], "a.");
+  request["continue_final_message"] = true;
+  EXPECT_EQ(message_of(request)["content"], "a.");
+  request = {{"messages",
+              {{{"role", "user"}, {"content", "What does <think> do?"}},
+               {{"role", "assistant"}, {"content", "It begins."}}}},
+             {"continue_final_message", true},
+             {"max_tokens", 99}};
+  EXPECT_EQ(message_of(request)["content"], "It begins.");
+  EXPECT_EQ(message_of(request).count("reasoning"), 0);
+  request["messages"][0] = {{"role", "assistant"}, {"content", "<think>open"}};
+  EXPECT_EQ(message_of(request)["content"], "It begins.");
+  request["messages"][1]["content"] = "<think>It begins.";
+  EXPECT_EQ(message_of(request)["reasoning"], "It begins.");
+}
+
+// A grammar begins where the answer does: from the first token on, whatever a user wrote.
+TEST(ChatToolsTest, WhatAUserWritesSwitchesNoConstraintOff) {
+  GrammarCompiler grammars(BundledTokenizer(), kBundledVocab, {});
+  RunningServer running({}, OptionsFor("none"), &grammars);
+  HttpClient client(running.port());
+  json request = {{"messages",
+                   {{{"role", "user"}, {"content", "What does <think> do?"}},
+                    {{"role", "assistant"}, {"content", "It"}}}},
+                  {"continue_final_message", true},
+                  {"response_format", {{"type", "json_object"}}},
+                  {"max_tokens", 5}};
+  Post(client, request);
+  EXPECT_TRUE(running.engine.last_grammar().start_after.empty());
+  request["messages"][1]["content"] = "<think>It";
+  Post(client, request);
+  EXPECT_FALSE(running.engine.last_grammar().start_after.empty());
+}
+
+// Tokens of hidden reasoning are hidden too.
+TEST(ChatToolsTest, HiddenReasoningHasNoTokens) {
+  for (const int32_t tokens : {1, 3, 16, 1000}) {
+    RunningServer running({.tokens_per_step = tokens}, OptionsFor("glm45"));
+    HttpClient client(running.port());
+    const std::string call = "<tool_call>now\n</tool_call>";
+    json request = Request("<think>Hm</think>Yes" + call + "<think>b</think>" + call, true);
+    request["include_reasoning"] = false;
+    request["return_token_ids"] = true;
+    request["logprobs"] = true;
+    const json choice = Post(client, request)["choices"][0];
+    std::string spelled;
+    for (const json& id : choice["token_ids"]) spelled += static_cast<char>(id.get<int>());
+    EXPECT_EQ(spelled, "Yes" + call + call + ".");
+    ASSERT_EQ(choice["logprobs"]["content"].size(), spelled.size());
+    EXPECT_EQ(choice["logprobs"]["content"][0]["token"], "Y");
+    request["stream"] = true;
+    std::string streamed;
+    size_t logprobs = 0;
+    for (const std::string& event :
+         EventsOf(client.Post("/v1/chat/completions", request.dump()).body)) {
+      if (event == "[DONE]") break;
+      const json chunk = json::parse(event);
+      for (const json& part : chunk["choices"]) {
+        for (const json& id : part.value("token_ids", json::array())) {
+          streamed += static_cast<char>(id.get<int>());
+        }
+        if (part["logprobs"].is_object()) logprobs += part["logprobs"]["content"].size();
+      }
+    }
+    EXPECT_EQ(streamed, spelled);
+    EXPECT_EQ(logprobs, spelled.size());
+  }
+}
+
+TEST(ChatToolsTest, AnEndWithinACallIsNoCall) {
+  RunningServer running({}, OptionsFor("glm47"));
+  HttpClient client(running.port());
+  const std::string begin = "<tool_call>search<arg_key>query</arg_key><arg_value>x";
+  // The stub stops at '.', as a model that ends by itself.
+  json choice = Post(client, Request(begin, true))["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"query\": \"x.");
+  choice = Post(client, Request(begin + "</arg_value>", true))["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"query\": \"x\"}");
+  json request = Request(begin + "</arg_value>", true);
+  request["max_tokens"] = (begin + "</arg_value>").size();
+  choice = Post(client, request)["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"query\": \"x\"");
 }
 
 TEST(ChatToolsTest, RefusesToolsThatNobodyWouldSee) {

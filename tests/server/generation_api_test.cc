@@ -240,10 +240,10 @@ TEST(GenerationApiTest, RefusesBadRequestsWithOpenAiErrors) {
   EXPECT_EQ(model.status, 404);
   EXPECT_EQ(ErrorOf(model)["code"], "model_not_found");
   const ClientResponse long_prompt =
-      client.Post("/v1/completions", json{{"prompt", std::string(4096, 'x')}}.dump());
+      client.Post("/v1/completions", json{{"prompt", std::string(4095, 'x')}}.dump());
   EXPECT_EQ(long_prompt.status, 400);
   EXPECT_EQ(ErrorOf(long_prompt)["code"], "context_length_exceeded");
-  EXPECT_THAT(ErrorOf(long_prompt)["message"].get<std::string>(), HasSubstr("4097 tokens"));
+  EXPECT_THAT(ErrorOf(long_prompt)["message"].get<std::string>(), HasSubstr("4096 tokens"));
   const ClientResponse stream = client.Post("/v1/completions", R"({"prompt":[],"stream":true})");
   EXPECT_EQ(stream.status, 400);
   // All of it on one connection, which still works.
@@ -290,7 +290,9 @@ TEST(GenerationApiTest, GuardsEverythingButHealthByAKey) {
   }
   // A body is not read before the key is seen.
   HttpClient post(running.port());
-  post.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n");
+  post.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
+      "application/json\r\nContent-Length: 1000000\r\n\r\n");
   EXPECT_EQ(post.Receive().status, 401);
 }
 

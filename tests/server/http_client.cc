@@ -70,9 +70,10 @@ void HttpClient::Send(std::string_view bytes) {
 
 void HttpClient::SendRequest(std::string_view method, std::string_view path, std::string_view body,
                              std::string_view more_headers) {
-  const std::string length = body.empty() ? "" : fmt::format("Content-Length: {}\r\n", body.size());
-  Send(fmt::format("{} {} HTTP/1.1\r\nHost: test\r\n{}{}\r\n{}", method, path, length, more_headers,
-                   body));
+  std::string about_body = method == "POST" ? "Content-Type: application/json\r\n" : "";
+  if (!body.empty()) about_body += fmt::format("Content-Length: {}\r\n", body.size());
+  Send(fmt::format("{} {} HTTP/1.1\r\nHost: test\r\n{}{}\r\n{}", method, path, about_body,
+                   more_headers, body));
 }
 
 bool HttpClient::Fill() {

@@ -27,6 +27,7 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
 
   void Send(std::string_view bytes);
+  /// A body is said to be JSON.
   void SendRequest(std::string_view method, std::string_view path, std::string_view body = "",
                    std::string_view more_headers = "");
   /// Reads one response. `head_only`: it has no body (an answer to HEAD).

@@ -25,6 +25,10 @@ namespace {
 
 using testing::HasSubstr;
 
+// The head of a request, but for what says where its body ends.
+const std::string kPost =
+    "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
+
 TEST(HttpServerTest, AnswersSimpleRoutes) {
   RunningServer running;
   HttpClient client(running.port());
@@ -73,12 +77,10 @@ TEST(HttpServerTest, AnswersPipelinedRequestsInOrder) {
   RunningServer running({.step_time = std::chrono::milliseconds(2)});
   HttpClient client(running.port());
   const std::string body = R"({"prompt":"ab","max_tokens":3})";
-  client.Send(
-      "GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: " +
-      std::to_string(body.size()) + "\r\n\r\n" + body +
-      "\r\n"  // an extra line end between requests is allowed
-      "GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("GET /version HTTP/1.1\r\nHost: a\r\n\r\n" + kPost +
+              "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body +
+              "\r\n"  // an extra line end between requests is allowed
+              "GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_THAT(client.Receive().body, HasSubstr("version"));
   EXPECT_THAT(client.Receive().body, HasSubstr("text_completion"));
   EXPECT_EQ(client.Receive().status, 200);
@@ -100,9 +102,9 @@ TEST(HttpServerTest, AcceptsPipelinesLargerThanItsBuffer) {
 TEST(HttpServerTest, AcceptsChunkedBodies) {
   RunningServer running;
   HttpClient client(running.port());
-  client.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-      "9\r\n{\"prompt\"\r\n");
+  client.Send(kPost +
+              "Transfer-Encoding: chunked\r\n\r\n"
+              "9\r\n{\"prompt\"\r\n");
   client.Send("1");
   client.Send("5\r\n:\"ab\",\"max_tokens\":4}\r\n0\r\n\r\n");
   const ClientResponse response = client.Receive();
@@ -113,8 +115,7 @@ TEST(HttpServerTest, AcceptsChunkedBodies) {
 TEST(HttpServerTest, AcceptsABodyByteByByte) {
   RunningServer running;
   HttpClient client(running.port());
-  const std::string request =
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{\"prompt\":\"ab\"}";
+  const std::string request = kPost + "Content-Length: 15\r\n\r\n{\"prompt\":\"ab\"}";
   for (const char c : request) client.Send(std::string_view(&c, 1));
   EXPECT_EQ(client.Receive().status, 200);
 }
@@ -122,9 +123,9 @@ TEST(HttpServerTest, AcceptsABodyByteByByte) {
 TEST(HttpServerTest, SaysContinueBeforeALongBody) {
   RunningServer running;
   HttpClient client(running.port());
-  client.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\nExpect: "
-      "100-continue\r\n\r\n");
+  client.Send(kPost +
+              "Content-Length: 15\r\nExpect: "
+              "100-continue\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 100);
   client.Send("{\"prompt\":\"ab\"}");
   EXPECT_EQ(client.Receive().status, 200);
@@ -137,14 +138,11 @@ TEST(HttpServerTest, RefusesHeadsThatHttpForbidsOrThatAskForMore) {
   const std::vector<std::tuple<std::string, int, std::string>> cases = {
       {"GET /health HTTP/1.1\r\n", 400, "one Host field"},
       {"GET /health HTTP/1.1\r\nHost: a\r\nhost: b\r\n", 400, "one Host field"},
-      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\n", 415, "identity"},
-      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501,
-       "chunked only"},
-      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n", 501,
-       "chunked only"},
+      {kPost + "Content-Encoding: gzip\r\n", 415, "identity"},
+      {kPost + "Transfer-Encoding: gzip, chunked\r\n", 501, "chunked only"},
+      {kPost + "Transfer-Encoding: gzip\r\n", 501, "chunked only"},
       {"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400, "HTTP/1.0"},
-      {"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 200-ok\r\n", 417,
-       "100-continue"},
+      {kPost + "Content-Length: 2\r\nExpect: 200-ok\r\n", 417, "100-continue"},
   };
   for (const auto& [head, status, reason] : cases) {
     HttpClient client(running.port());
@@ -158,9 +156,9 @@ TEST(HttpServerTest, RefusesHeadsThatHttpForbidsOrThatAskForMore) {
     EXPECT_TRUE(client.AtEnd()) << head;
   }
   HttpClient plain(running.port());
-  plain.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Encoding: identity\r\n"
-      "Transfer-Encoding: Chunked\r\n\r\nf\r\n{\"prompt\":\"ab\"}\r\n0\r\n\r\n");
+  plain.Send(kPost +
+             "Content-Encoding: identity\r\n"
+             "Transfer-Encoding: Chunked\r\n\r\nf\r\n{\"prompt\":\"ab\"}\r\n0\r\n\r\n");
   EXPECT_EQ(plain.Receive().status, 200);
 }
 
@@ -169,7 +167,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
   options.http.limits.max_body_bytes = 1000;
   RunningServer running({}, options);
   HttpClient announced(running.port());
-  announced.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n");
+  announced.Send(kPost + "Content-Length: 1001\r\n\r\n");
   const ClientResponse response = announced.Receive();
   EXPECT_EQ(response.status, 413);
   EXPECT_THAT(response.body, HasSubstr("larger than 1000 bytes"));
@@ -177,7 +175,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
   EXPECT_TRUE(announced.AtEnd());
 
   HttpClient chunked(running.port());
-  chunked.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.Send(kPost + "Transfer-Encoding: chunked\r\n\r\n");
   for (int i = 0; i < 3; ++i) chunked.Send("200\r\n" + std::string(512, ' ') + "\r\n");
   EXPECT_EQ(chunked.Receive().status, 413);
 
@@ -191,7 +189,7 @@ TEST(HttpServerTest, RefusesLargeBodiesBeforeTheyArrive) {
 TEST(HttpServerTest, ARefusalReachesAClientThatIsStillSending) {
   RunningServer running;
   HttpClient client(running.port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 90000000\r\n\r\n");
+  client.Send(kPost + "Content-Length: 90000000\r\n\r\n");
   for (int i = 0; i < 100; ++i) client.Send(std::string(50000, 'x'));
   EXPECT_EQ(client.Receive().status, 413);
 }
@@ -230,12 +228,14 @@ TEST(HttpServerTest, RefusesWhatIsNotHttp) {
       "GET /health HTTP/2.0\r\n\r\n",
       "GET /health\r\n\r\n",
       "GET /health HTTP/1.1\r\nno colon\r\n\r\n",
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: "
-      "4\r\n\r\nabcd",
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: "
-      "chunked\r\n\r\nabc",
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+      kPost + "Content-Length: -1\r\n\r\n",
+      kPost +
+          "Content-Length: 3\r\nContent-Length: "
+          "4\r\n\r\nabcd",
+      kPost +
+          "Content-Length: 3\r\nTransfer-Encoding: "
+          "chunked\r\n\r\nabc",
+      kPost + "Transfer-Encoding: chunked\r\n\r\nzz\r\n",
       std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15),
   };
   for (const std::string& request : requests) {
@@ -264,7 +264,8 @@ TEST(HttpServerTest, StreamsToHttp10Clients) {
   RunningServer running;
   HttpClient old(running.port());
   old.Send(
-      "POST /v1/completions HTTP/1.0\r\nContent-Length: 45\r\n\r\n"
+      "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
+      "45\r\n\r\n"
       R"({"prompt":"abc","max_tokens":3,"stream":true})");
   const ClientResponse response = old.Receive();
   EXPECT_FALSE(response.chunked);
@@ -293,7 +294,7 @@ TEST(HttpServerTest, EndsSlowHeadsAndBodies) {
   EXPECT_EQ(slow_head.status, 408);
   EXPECT_THAT(slow_head.body, HasSubstr("head did not arrive in time"));
   HttpClient body(running.port());
-  body.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{");
+  body.Send(kPost + "Content-Length: 15\r\n\r\n{");
   const ClientResponse slow_body = body.Receive();
   EXPECT_EQ(slow_body.status, 408);
   EXPECT_THAT(slow_body.body, HasSubstr("body did not arrive in time"));
@@ -426,6 +427,62 @@ TEST(HttpServerTest, RaisesTheLimitOfOpenFiles) {
   RunningServer running;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
+}
+
+// Sends the head and all but the last byte of a body.
+void SendUnfinished(HttpClient& client, size_t bytes) {
+  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: " +
+              std::to_string(bytes + 1) + "\r\n\r\n" + std::string(bytes, ' '));
+}
+
+TEST(HttpServerTest, BodiesShareABudget) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.max_bodies_bytes = 1'000'000;
+  options.http.limits.free_body_bytes = 10'000;
+  RunningServer running({}, options);
+  const std::string large = R"({"prompt":"a","max_tokens":1})" + std::string(600'000, ' ');
+  HttpClient refused(running.port());
+  {
+    HttpClient first(running.port());
+    SendUnfinished(first, 600'000);
+    // Until all of the first has come there is room for others.
+    ASSERT_TRUE(Eventually(
+        [&] { return HttpClient(running.port()).Post("/v1/completions", large).status == 503; }));
+    const ClientResponse response = refused.Post("/v1/completions", large);
+    EXPECT_EQ(response.status, 503);
+    EXPECT_EQ(response.headers.at("retry-after"), "1");
+    EXPECT_THAT(response.body, HasSubstr("too little memory"));
+    HttpClient small(running.port());
+    EXPECT_EQ(small.Post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status, 200);
+    first.Send("x");
+    EXPECT_EQ(first.Receive().status, 400);
+  }
+  const auto is_taken = [&] {
+    return HttpClient(running.port()).Post("/v1/completions", large).status == 200;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Eventually(is_taken));
+  {
+    HttpClient gone(running.port());
+    SendUnfinished(gone, 900'000);
+  }
+  EXPECT_TRUE(Eventually(is_taken));
+}
+
+TEST(HttpServerTest, ConnectionsHaveALimit) {
+  ServerOptions options = TestServerOptions();
+  options.http.limits.max_connections = 2;
+  RunningServer running({}, options);
+  HttpClient first(running.port());
+  {
+    HttpClient second(running.port());
+    EXPECT_EQ(first.Get("/health").status, 200);
+    EXPECT_EQ(second.Get("/health").status, 200);
+    HttpClient third(running.port());
+    EXPECT_EQ(third.Receive().status, 503);
+    EXPECT_TRUE(third.AtEnd());
+    EXPECT_EQ(first.Get("/health").status, 200);
+  }
+  EXPECT_TRUE(Eventually([&] { return HttpClient(running.port()).Get("/health").status == 200; }));
 }
 
 }  // namespace

@@ -20,9 +20,9 @@ constexpr const char* kEosId = "1";
 constexpr const char* kAssistantId = "3";
 constexpr const char* kThinkEndId = "5";
 
-// The prompt ends with the message.
+// The prompt ends with the message, which is the assistant's: it may have begun to think.
 json ChatRequest(const std::string& message, uint64_t seed) {
-  return {{"messages", {{{"role", "user"}, {"content", message}}}},
+  return {{"messages", {{{"role", "assistant"}, {"content", message}}}},
           {"max_tokens", 300},
           {"temperature", 1.5},
           {"seed", seed}};
@@ -84,6 +84,31 @@ TEST(ModelOutputTest, NothingEndsTheThinkingButItsEnd) {
     choice = ChoiceOf(server, request);
     EXPECT_EQ(choice["finish_reason"], "tool_calls") << choice;
     EXPECT_EQ(choice["message"]["content"], nullptr) << choice;
+  }
+}
+
+// Under speculation, too: the same text and the same number of tokens.
+TEST(ModelOutputTest, StopStringsAreAboutTheAnswer) {
+  const ModelServer server(DrafterKind::kChain, "deepseek_v31", BundledTokenizer(), "deepseek_r1");
+  const ModelServer plain(DrafterKind::kNone, "deepseek_v31", BundledTokenizer(), "deepseek_r1");
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    json thinking = ChatRequest("The rain <think>", seed);
+    thinking["max_tokens"] = 60;
+    thinking["stop"] = {" ", "e"};
+    thinking["logit_bias"] = {{kThinkEndId, -100}};
+    thinking["ignore_eos"] = true;
+    json choice = ChoiceOf(server, thinking);
+    EXPECT_EQ(choice["finish_reason"], "length") << choice;
+    EXPECT_THAT(choice["message"]["reasoning"].get<std::string>(), HasSubstr(" "));
+    EXPECT_EQ(choice, ChoiceOf(plain, thinking));
+    json answer = ChatRequest("The rain", seed);
+    answer["stop"] = {" ", "e"};
+    answer["ignore_eos"] = true;
+    choice = ChoiceOf(server, answer);
+    EXPECT_EQ(choice["finish_reason"], "stop") << choice;
+    EXPECT_THAT(choice["stop_reason"], AnyOf(" ", "e"));
+    EXPECT_THAT(choice["message"]["content"].get<std::string>(), Not(HasSubstr(" ")));
+    EXPECT_EQ(choice, ChoiceOf(plain, answer));
   }
 }
 

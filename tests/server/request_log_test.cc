@@ -21,6 +21,7 @@ std::vector<json> LinesOf(const Body& body) {
   testing::internal::CaptureStderr();
   InitLogging("info", LogFormat::kJson);
   body();
+  FlushLog();
   spdlog::set_default_logger(before);
   std::istringstream text(testing::internal::GetCapturedStderr());
   std::vector<json> lines;

@@ -18,15 +18,18 @@ inline ServerOptions TestServerOptions() {
   options.served_model_names = {"stub", "stub-alias"};
   options.model_root = "/models/stub";
   options.max_model_len = 4096;
+  options.allowed_hosts = {"*"};
   return options;
 }
 
 class RunningServer {
  public:
   explicit RunningServer(StubOptions stub = {}, ServerOptions options = TestServerOptions(),
-                         GrammarCompiler* grammars = nullptr)
+                         GrammarCompiler* grammars = nullptr,
+                         const PromptEncoder* encoder = nullptr)
       : engine(stub),
-        server(std::make_unique<Server>(std::move(options), engine, encoder_, grammars)),
+        server(std::make_unique<Server>(std::move(options), engine,
+                                        encoder == nullptr ? encoder_ : *encoder, grammars)),
         thread_([this] { server->Run(); }) {}
 
   ~RunningServer() {

@@ -43,9 +43,10 @@ int OpenStream(uint16_t port, int tokens) {
       R"({{"messages":[{{"role":"user","content":"abcdefgh"}}],"stream":true,"max_tokens":{},)"
       R"("skip_special_tokens":false}})",
       tokens);
-  const std::string request =
-      fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{}",
-                  body.size(), body);
+  const std::string request = fmt::format(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
+      "application/json\r\nContent-Length: {}\r\n\r\n{}",
+      body.size(), body);
   return send(stream, request.data(), request.size(), 0) > 0 ? stream : -1;
 }
 

@@ -1,10 +1,13 @@
 // Structured output through the API: what reaches the engine, what is refused before.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "tests/grammar/bundled_grammars.h"
 #include "tests/server/running_server.h"
@@ -48,13 +51,48 @@ TEST(StructuredOutputApiTest, TheGrammarBeginsAfterThinking) {
     RunningServer running({}, options, &BundledGrammars());
     HttpClient client(running.port());
     const std::string body =
-        R"({"messages":[{"role":"user","content":")" + content + "\"}]" + fields;
+        R"({"messages":[{"role":"assistant","content":")" + content + "\"}]" + fields;
     EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
     ASSERT_NE(running.engine.last_grammar().grammar, nullptr);
     const auto& tokens = running.engine.last_grammar().start_after;  // bytes
     EXPECT_EQ(std::string(tokens.begin(), tokens.end()), start_after);
   }
 }
+
+/// A JSON schema that takes minutes to compile.
+std::string LongSchema(int number) {
+  json properties;
+  for (int i = 0; i < 1000; ++i) properties[fmt::format("p{}", i)] = {{"type", "string"}};
+  const json schema = {{"type", "object"},
+                       {"properties", properties},
+                       {"minProperties", 100 + number},
+                       {"maxProperties", 900}};
+  return fmt::format(R"("structured_outputs":{{"json":{}}})", schema.dump());
+}
+
+// They may take for ever here, so who waited for one would have no answer.
+TEST(StructuredOutputApiTest, GrammarsThatTakeLongHoldUpNoShortOnes) {
+  const std::vector<int32_t> eos = {kBundledEos};
+  GrammarCompiler compiler(BundledTokenizer(), kBundledVocab, eos, {.max_seconds = 1e9});
+  ServerOptions options = TestServerOptions();
+  options.http.shutdown_seconds = 0.1;
+  RunningServer running({}, options, &compiler);
+  HttpClient client(running.port());
+  std::vector<std::unique_ptr<HttpClient>> waiting;
+  for (int i = 0; i < 6; ++i) {
+    waiting.push_back(std::make_unique<HttpClient>(running.port()));
+    waiting.back()->SendRequest("POST", "/v1/chat/completions", Body(LongSchema(i)));
+  }
+  const auto all_wait = [&] {
+    return client.Get("/metrics").body.find(R"(reason="deferred"} 6)") != std::string::npos;
+  };
+  ASSERT_TRUE(Eventually(all_wait, 60));
+  for (int i = 0; i < 3; ++i) {
+    const std::string body = Body(fmt::format(R"("structured_outputs":{{"regex":"a{}"}})", i));
+    EXPECT_EQ(client.Post("/v1/chat/completions", body).status, 200);
+  }
+  EXPECT_TRUE(Eventually(all_wait, 60));
+}  // nor does the end of the server wait for them
 
 TEST(StructuredOutputApiTest, WhatDoesNotCompileIsRefusedBeforeTheEngine) {
   RunningServer running({}, TestServerOptions(), &BundledGrammars());

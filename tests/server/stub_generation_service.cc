@@ -30,6 +30,7 @@ std::vector<int32_t> BytePromptEncoder::EncodeText(std::string_view text,
 EncodedChat BytePromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   EncodedChat encoded;
   encoded.text = nlohmann::json::parse(chat.messages_json).back()["content"];
+  if (encoded.text.size() > chat.max_bytes) throw PromptTooLong(encoded.text.size());
   encoded.token_ids = EncodeText(encoded.text, false);
   if (chat.add_generation_prompt) encoded.token_ids.push_back(kAssistant);
   return encoded;
@@ -56,11 +57,14 @@ RequestId StubGenerationService::Submit(GenerationRequest request, OutputSink si
   RefuseTooMany(1);
   std::lock_guard<std::mutex> lock(mutex_);
   last_sampling_ = request.sampling;
+  last_cache_salt_ = request.cache_salt;
   last_grammar_ = request.grammar;
+  if (request.sampling.prompt_logprobs) ++num_scored_prompts_;
   const RequestId id = next_id_++;
   Request added;
   added.stats.prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
   added.stats.cached_tokens = 1;
+  if (request.sampling.prompt_logprobs) added.wait_steps = options_.scored_wait_steps;
   added.request = std::move(request);
   added.sink = std::move(sink);
   added.submitted = std::chrono::steady_clock::now();
@@ -112,6 +116,11 @@ SamplingParams StubGenerationService::last_sampling() const {
   return last_sampling_;
 }
 
+std::string StubGenerationService::last_cache_salt() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_cache_salt_;
+}
+
 GrammarConstraint StubGenerationService::last_grammar() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return last_grammar_;
@@ -126,7 +135,7 @@ OutputDelta StubGenerationService::Step(Request& request) const {
     delta.finish_reason = FinishReason::kAbort;
   } else if (options_.fail_after && stats.completion_tokens >= *options_.fail_after) {
     delta.finish_reason = FinishReason::kError;
-    delta.stop_reason = std::string(kGrammarFailed);
+    delta.stop_reason = options_.failure;
   }
   for (int32_t i = 0; i < options_.tokens_per_step && !delta.finish_reason; ++i) {
     const int32_t id = prompt[static_cast<size_t>(stats.completion_tokens) % prompt.size()];
@@ -196,6 +205,10 @@ void StubGenerationService::Run() {
     EngineCounters step;
     std::vector<std::pair<int32_t, int32_t>> drafts;
     for (auto it = running_.begin(); it != running_.end();) {
+      if (it->second.wait_steps-- > 0) {
+        ++it;
+        continue;
+      }
       OutputDelta delta = Step(it->second);
       if (delta.num_draft_tokens > 0) {
         drafts.emplace_back(delta.num_draft_tokens, delta.num_accepted_tokens);

@@ -33,6 +33,7 @@ class BytePromptEncoder : public PromptEncoder {
   std::string TokenBytes(int32_t token_id) const override;
   bool IsSpecial(int32_t token_id) const override { return token_id >= 256; }
   std::optional<int32_t> AddedToken(std::string_view) const override { return std::nullopt; }
+  std::optional<size_t> LongestTokenBytes() const override { return 1; }
   int32_t vocab_size() const override { return 300; }
 };
 
@@ -41,8 +42,10 @@ struct StubOptions {
   std::chrono::microseconds step_time{0};
   std::optional<size_t> max_requests = std::nullopt;  // more at a time are refused
   bool refuses_late = false;  // CheckRoom finds room always, as when another request comes between
-  std::optional<int64_t> fail_after = std::nullopt;  // tokens after which requests end by kError
-  bool held = false;                                 // no step runs before Release
+  std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
+  std::string failure = std::string(kGrammarFailed);  // their stop reason
+  int32_t scored_wait_steps = 0;  // that requests with prompt_logprobs are late
+  bool held = false;              // no step runs before Release
 };
 
 class StubGenerationService : public GenerationService {
@@ -62,13 +65,18 @@ class StubGenerationService : public GenerationService {
   /// Requests that were aborted while they ran.
   int64_t num_aborted() const { return num_aborted_; }
   size_t num_running() const;
+  /// Requests that asked for the log-probabilities of their prompt.
+  int64_t num_scored_prompts() const { return num_scored_prompts_; }
   /// The sampling parameters of the request submitted last.
   SamplingParams last_sampling() const;
+  /// Its cache salt.
+  std::string last_cache_salt() const;
   /// Its grammar.
   GrammarConstraint last_grammar() const;
 
  private:
   struct Request {
+    int32_t wait_steps = 0;
     GenerationRequest request;
     OutputSink sink;
     std::chrono::steady_clock::time_point submitted;
@@ -90,11 +98,13 @@ class StubGenerationService : public GenerationService {
   EngineCounters counters_;
   StepLog step_log_;
   SamplingParams last_sampling_;
+  std::string last_cache_salt_;
   GrammarConstraint last_grammar_;
   RequestId next_id_ = 1;
   bool stopping_ = false;
   bool held_;
   std::atomic<int64_t> num_aborted_{0};
+  std::atomic<int64_t> num_scored_prompts_{0};
   std::atomic<size_t> num_running_{0};
   std::thread thread_;
 };

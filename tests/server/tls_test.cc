@@ -70,7 +70,8 @@ std::string Ask(uint16_t port, const std::string& trusted, const TestIdentity* i
 const std::string kHealth = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
 std::string CompletionRequest(const std::string& body) {
-  return "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
+  return "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+         "application/json\r\nConnection: close\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -67,9 +69,39 @@ TEST(ChatTemplateTest, ArgumentsOfCallsAreObjectsAndText) {
   EXPECT_EQ(Render(begin + "{{ '<' ~ a ~ '>' }}", messages), "<" + text + ">");
   EXPECT_EQ(Render(begin + "{{ a if a is string else a | tojson }}", messages),
             R"({"b": 1, "a": "x"})");
-  EXPECT_EQ(Render("{{ messages[0].tool_calls[0].function.arguments }}",
-                   R"([{"tool_calls": [{"function": {"arguments": "no json"}}]}])"),
-            "no json");
+}
+
+// A call that was cut off stands in the history for ever: templates that list arguments list its
+// text, the others print it.
+TEST(ChatTemplateTest, MalformedArgumentsAreOneMemberAndText) {
+  const std::string begin = "{% set a = messages[0].tool_calls[0]['function']['arguments'] %}";
+  for (const char* text : {"no json", "{\"n\": ", "", "[1]", "5", "null", "\"x\"", "{\"a\": 1}}"}) {
+    const std::string spelled = nlohmann::json(text).dump();
+    const std::string messages =
+        R"([{"tool_calls": [{"function": {"arguments": )" + spelled + "}}]}]";
+    EXPECT_EQ(Render(begin + "{{ a }}", messages), text);
+    EXPECT_EQ(Render(begin + "{{ '<' + a }}", messages), std::string("<") + text);
+    EXPECT_EQ(Render(begin + "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", messages),
+              std::string("arguments=") + text + ";");
+    EXPECT_EQ(Render(begin + "{{ a | tojson }}", messages), "{\"arguments\": " + spelled + "}");
+  }
+}
+
+// Templates add the texts of members that a client may leave out.
+TEST(ChatTemplateTest, ToolsWithoutParametersOrDescription) {
+  const std::string source =
+      "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }} "
+      "{{ t.function['parameters'] | tojson }};{% endfor %}";
+  RenderOptions options;
+  options.tools_json = R"([{"type": "function", "function": {"name": "f"}},
+    {"type": "function", "function": {"name": "g", "description": null, "parameters": null}},
+    {"type": "function", "function": {"name": "h", "description": "d", "parameters": {"a": 1}}}])";
+  EXPECT_EQ(Render(source, kHello, options),
+            R"(f:  {"type": "object", "properties": {}};g:  {"type": "object", "properties": {}};)"
+            R"(h: d {"a": 1};)");
+  // Printed whole, a tool is what the client gave.
+  EXPECT_EQ(Render("{{ tools[0] | tojson }}", kHello, options),
+            R"({"type": "function", "function": {"name": "f"}})");
 }
 
 // A directory for one test, with files in it.
@@ -321,6 +353,43 @@ TEST(HostileTemplate, CaughtInAnOperationDoesNotCatchItsCallers) {
   FAIL() << "templates were not rendered again";
 }
 
+// What a server says at its start names the file; what a client gets does not.
+TEST(ChatTemplate, IsCheckedWithoutAConversation) {
+  const std::string name = "/opt/models/x/chat_template.jinja";
+  const auto failure = [&](const std::string& source) {
+    const auto chat = ChatTemplate::FromString(source, {}, name);
+    try {
+      chat.Check();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(failure("{{ messages[0].no.such.thing }}"), "none") << "rendering would fail";
+  EXPECT_EQ(failure("{{ raise_exception('no') }}"), "none");
+  for (const char* source : {"\n{% for m in messages %}x", "\n{{ messages | nosuchfilter }}",
+                             "\n{% endfor %}", "\n{{ 1 +"}) {
+    EXPECT_THAT(failure(source), AllOf(HasSubstr(name), HasSubstr("line 2"))) << source;
+    const auto chat = ChatTemplate::FromString(source, {}, name);
+    try {
+      chat.Render(kHello, {});
+      ADD_FAILURE() << source;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(Not(HasSubstr("/opt")), HasSubstr("chat template: line 2")));
+    }
+  }
+}
+
+TEST(ChatTemplate, TheTemplateForToolsIsCheckedToo) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() / "tokenizer_config.json")
+      << R"({"chat_template": [{"name": "default", "template": "x"},)"
+         R"({"name": "tool_use", "template": "{% if %}"}]})";
+  const auto chat = ChatTemplate::FromModelDirectory(directory.path());
+  EXPECT_THROW(chat.value().Check(), Error);
+}
+
 TEST(ChatTemplate, IsRenderedFromManyThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
@@ -334,6 +403,31 @@ TEST(ChatTemplate, IsRenderedFromManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A template that is given much works for as long as it may; meanwhile others are rendered.
+TEST(ChatTemplate, SmallConversationsDoNotWaitForLargeOnes) {
+  std::atomic<bool> ended{false};
+  std::thread large([&] {
+    RenderOptions options;
+    options.limits.time = milliseconds(2000);
+    const std::string messages =
+        R"([{"role":"user","content":")" + std::string(100'000, 'a') + "\"}]";
+    EXPECT_THAT(
+        Failure("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+                messages, options),
+        HasSubstr("ran longer"));
+    ended = true;
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(Render("{{ messages[0].content }}"), "Hello");
+  EXPECT_FALSE(ended);
+  large.join();
+  RenderOptions options;
+  options.limits.input_bytes = 1000;
+  EXPECT_THAT(Failure("{{ 1 }}", R"([{"role":"user","content":")" + std::string(2000, 'a') + "\"}]",
+                      options),
+              HasSubstr("a chat template takes at most 1000"));
 }
 
 TEST(ChatTemplate, LeavesTheProcessesSignalsAlone) {

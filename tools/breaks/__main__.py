@@ -3,7 +3,7 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, small, hopper
+                                            formats, sparse, small, sharing, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -34,6 +34,7 @@ import eagle3
 import formats
 import hopper
 import server
+import sharing
 import small
 import sparse
 import speculation
@@ -46,19 +47,22 @@ PLACE_OF = {  # of a test program, under tests/
     **dict.fromkeys(("draw_test", "expert_matmul_test", "expert_router_test", "matmul_test",
                      "mla_decode_test", "norm_rows_test", "prompt_attention_test",
                      "prompt_rows_test"), "kernels/cuda"),
+    **dict.fromkeys(("choose_entries_test", "index_scores_test", "listed_attention_test"),
+                    "kernels/cuda"),
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
-    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py"), "cli"),
-    **{f"{room}_test": room for room in ("batch", "checkpoint", "draft", "engine", "execute", "grammar",
-                                         "layers", "networks", "openai", "ops", "options",
+    **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py",
+                     "serve_process_test.py"), "cli"),
+    **{f"{room}_test": room for room in ("base", "batch", "checkpoint", "draft", "engine", "execute",
+                                         "grammar", "kernels", "layers", "networks", "openai", "ops", "options",
                                          "sampling", "schedule", "server")}}
 INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the outrider program
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "small": small, "hopper": hopper}
+         "small": small, "sharing": sharing, "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 

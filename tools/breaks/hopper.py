@@ -8,7 +8,10 @@ CMAKE = ("-DOUTRIDER_CUDA=ON",)
 TOPICS = {
     "cut": "how K is cut follows from the weight alone",
     "segments": "segments are added up in order",
+    "codes": "codes of 4 bits are widened to the values they stand for, in order",
+    "apart": "a shared MLP of another format is added",
     "fold": "partial results of attention are folded once they are there",
+    "grouped": "a row of grouped-query attention sees its keys, folded at fixed places",
     "terms": "all of a row's experts are added to the residual",
     "choice": "experts are chosen as on the CPU",
     "lists": "each expert has a list of the rows that chose it",
@@ -25,12 +28,15 @@ TOPICS = {
     "batches": "where prompts begin is made anew for each batch",
     "memory": "what steps need is there from the start, and a lack of memory is told in words",
     "progress": "loading ends at all that is read",
+    "scored": "an index score's bits do not depend on the step, and rows that are scored together fit",
+    "chosen": "the entries that an indexer chooses are those of a processor",
+    "listed": "a row reads the entries of its own list, folded at fixed places",
 }
 
 ADDED_IN_ORDER = """\
   for (int first = 0; first < args.units; first += args.segment_units) {
-    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
-                               held, sums);
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first),
+                               row_scales, cursor, held, sums);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], sums[i]);
     if (first + args.segment_units < args.units) cursor.Release(shared, held);
@@ -40,8 +46,8 @@ ADDED_IN_ORDER = """\
 FIRST_ADDED_LAST = """\
   float head[kColumns / 2];
   for (int first = 0; first < args.units; first += args.segment_units) {
-    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
-                               held, sums);
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first),
+                               row_scales, cursor, held, sums);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       if (first == 0) {
@@ -60,12 +66,34 @@ BREAKS = (
     Break("cut", "more than 64 rows are summed in one segment", "kernels/cuda/matmul.cc",
           "  const MatMulSegments segments = SegmentsOf(w);\n  const bool numbered",
           "  MatMulSegments segments = SegmentsOf(w);\n"
-          "  if (params.rows > 64) segments = {1, Ceil(w.k, kWeightColumns) * kWeightColumns};\n"
+          "  if (params.rows > 64) segments = {1, Ceil(w.k, 256) * 256};\n"
           "  const bool numbered",
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
     Break("segments", "blocks that sum all segments add the first one last",
           "kernels/cuda/matmul_sums_sm90.cuh", ADDED_IN_ORDER, FIRST_ADDED_LAST,
           "matmul_test", "Hopper/MatMulTest.ARowsBitsDependOnItAlone/Bf16Segments"),
+    Break("codes", "integers are widened to one more", "kernels/cuda/matmul_4bit/chain.cuh",
+          "0xC308C308", "0xC307C307", "matmul_test", "HopperInt4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "a group of integers has its neighbour's scale", "kernels/cuda/matmul_4bit/chain.cuh",
+          "scales.Floats(step * kChains + c)", "scales.Floats((step * kChains + c) ^ 1)",
+          "matmul_test", "HopperInt4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "the fourth pair of e2m1 codes loses its mantissa",
+          "kernels/cuda/matmul_4bit/chain.cuh", "0x01400140", "0x01000100",
+          "matmul_test", "HopperFp4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "subnormal e4m3 scales count as the least normal ones",
+          "kernels/cuda/matmul_4bit/pack.cu", "if (exponent > 0) return", "if (exponent >= 0) return",
+          "matmul_test", "HopperNvfp4/MatMulTest.MatchesTheCpuReference/*"),
+    Break("codes", "sums of a tile of 64 rows are rounded anew for each unit",
+          "kernels/cuda/matmul_4bit/chain.cuh",
+          "    held = cursor.stage;",
+          "    if (kInt4 && Body::kTokens == 64) {\n"
+          "      for (float& sum : sums) sum = __fadd_rn(__fadd_rn(sum, 1.0F), -1.0F);\n"
+          "    }\n"
+          "    held = cursor.stage;",
+          "matmul_test", "HopperInt4/MatMulTest.ARowsBitsDependOnItAlone/*"),
+    Break("apart", "the result of a shared MLP by itself is lost", "ops/cuda/expert_ops.cc",
+          "if (outputs.shared.rows > 0) params.last_term", "if (false) params.last_term",
+          "families_test", "*EveryLayerBesideTheCpus/v3_int4_experts"),
     Break("fold", "what a block folds to rehearse stays", "kernels/cuda/mla_decode_merge_sm90.cuh",
           "for (int last = rehearses ? 0 : 1; last < 2; ++last) {",
           "for (int last = rehearses ? 0 : 1; last < (rehearses ? 1 : 2); ++last) {",
@@ -73,6 +101,31 @@ BREAKS = (
     Break("fold", "a block that has rehearsed does not wait", "kernels/cuda/mla_decode_merge_sm90.cuh",
           "if (tile.count > 0 && last == 1) Wait", "if (tile.count > 0 && !rehearses) Wait",
           "mla_decode_test", "*"),
+    Break("grouped", "a row sees one key before its window", "kernels/cuda/gqa/gqa_block.cuh",
+          "max(0, position - window + 1)", "max(0, position - window)",
+          "gqa_attention_test", "*EdgeLengths*"),
+    Break("grouped", "values past a request's end stay", "kernels/cuda/gqa/gqa_task.cuh",
+          "if (key0 + kGqaTileKeys > item.key_end) {", "if (false) {",
+          "gqa_attention_test", "*EdgeLengths*"),
+    Break("grouped", "partial results are folded from the last to the first",
+          "kernels/cuda/gqa/gqa_results.cuh",
+          "static_cast<int64_t>(min(begin + i, item.partials - 1))",
+          "static_cast<int64_t>(max(item.partials - 1 - begin - i, 0))",
+          "gqa_attention_test", "*EdgeLengths*:*RandomBatches*"),
+    Break("grouped", "tiles are cut within splits", "kernels/cuda/gqa/gqa_plan_task.cuh",
+          "  const int before = GqaSplitBefore(cut);\n  const int after = NextGqaSplit(before);\n",
+          "  const int before = cut / 64 * 64;\n  const int after = before + 64;\n",
+          "gqa_attention_test", "*EdgeLengths*:*RandomBatches*"),
+    Break("grouped", "partial results are folded before the last one is there",
+          "kernels/cuda/gqa/gqa_task.cuh",
+          "atomicAdd(arrived, 1) + 1 == item.pieces", "atomicAdd(arrived, 1) + 1 == item.pieces - 1",
+          "gqa_attention_test", "*EdgeLengths*:*RandomBatches*"),
+    Break("grouped", "a head is rotated with another half", "kernels/cuda/gqa/head_rows_task.cuh",
+          "first ? lane + half / 4 : lane - half / 4", "first ? lane + half / 8 : lane - half / 8",
+          "head_rows_test", "*"),
+    Break("grouped", "keys are not normalised", "kernels/cuda/gqa/head_rows_task.cuh",
+          "RotateHead(params, row, NormHead(x, params.k_norm, params.epsilon))",
+          "RotateHead(params, row, x)", "head_rows_test", "*"),
     Break("terms", "the last expert of a row is left out", "kernels/cuda/norm_rows.cu",
           "if (begin + i >= params.num_terms) break;", "if (begin + i + 1 >= params.num_terms) break;",
           "norm_rows_test", "*MatchesTheCpuReferenceAndKeepsBits*"),
@@ -143,7 +196,7 @@ BREAKS = (
           "params.positions = Cast(inputs).token_ids();",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
     Break("shared", "every part of the shared MLP is its first", "ops/cuda/cuda_weight_loader.cc",
-          "(rows ? part.first_row : part.first_col) = i * e.width;",
+          "(rows ? part.first_row : part.first_col) = i * width;",
           "(rows ? part.first_row : part.first_col) = 0 * i;",
           "families_test", "Families/FamilyTest.EveryLayerBesideTheCpus/v2_lite"),
     Break("capability", "a GPU of any 9.x is taken", "ops/cuda/hopper_gpu.cc",
@@ -173,4 +226,28 @@ BREAKS = (
     Break("progress", "a byte that nobody reads belongs to all", "ops/cuda/cuda_weight_loader.cc",
           "progress(done, total);", "progress(done, total + 1);",
           "cuda_engine_test", "CudaEngineTest.ProgressOfLoadingComesToAnEnd"),
+    Break("scored", "every second row of a tile adds its heads from the last one",
+          "kernels/cuda/sparse/index_scores_task.cuh", "const int at = i * kSteps + j;",
+          "const int at = i * kSteps + (i % 2 == 0 ? j : kSteps - 1 - j);",
+          "index_scores_test", "*KeepBitsInEveryStep*"),
+    Break("scored", "rows of two ranges are scored together",
+          "kernels/cuda/sparse/sparse_rows_task.cuh",
+          "if (in_tile == 0 || row % params.score_rows == 0) {", "if (in_tile == 0) {",
+          "index_scores_test", "SparseRowsTest.SaysWhatRowsSee"),
+    Break("chosen", "-0 is smaller than 0", "kernels/cuda/sparse/choose_entries_task.cuh",
+          "const uint32_t key = OrderKey(score);",
+          "const uint32_t key = OrderKey(score) - (__float_as_uint(score) == 0x80000000u ? 1 : 0);",
+          "choose_entries_test", "*GivesTiesToTheLowerIndex"),
+    Break("chosen", "a warp does not know of the equals before its own",
+          "kernels/cuda/sparse/choose_entries_task.cuh",
+          "lane < warp ? shared.warp_equal[lane] : 0", "lane < 0 ? shared.warp_equal[lane] : 0",
+          "choose_entries_test", "*GivesTiesToTheLowerIndex"),
+    Break("listed", "places behind a list's end take part",
+          "kernels/cuda/sparse/listed_attention_scores.cuh",
+          "if (place + kMlaTileKeys > item.seq_len) {", "if (place > item.seq_len) {",
+          "listed_attention_test", "Hopper/*"),
+    Break("listed", "a block that folds as it goes folds half as often",
+          "kernels/cuda/sparse/listed_attention.cu", "args.mla.splits = kSplits;",
+          "args.mla.splits = {2 * kListedSplit, 1 << 20, 1 << 20};",
+          "listed_attention_test", "Hopper/*"),
 )

@@ -1,4 +1,4 @@
-// The largest of a row of numbers, fast enough for vocabularies.
+// The largest of a row of numbers, and whether all are numbers; fast enough for vocabularies.
 #pragma once
 
 #include <array>
@@ -30,6 +30,13 @@ inline size_t ArgMax(std::span<const float> values) {
   if (max == kNone) return index;
   while (values[index] != max) ++index;
   return index;
+}
+
+/// Whether one of the values is NaN.
+inline bool HasNan(std::span<const float> values) {
+  bool found = false;  // no early end: so compilers make vector instructions of it
+  for (const float value : values) found |= value != value;
+  return found;
 }
 
 }  // namespace outrider

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "outrider/base/logging.h"
+
 namespace outrider {
 
 const char* ErrorCodeName(ErrorCode code) {
@@ -22,8 +24,12 @@ const char* ErrorCodeName(ErrorCode code) {
 }
 
 void CheckFailed(const char* expression, const char* file, int line, const std::string& message) {
-  std::fprintf(stderr, "%s:%d: check failed: %s%s%s\n", file, line, expression,
-               message.empty() ? "" : ": ", message.c_str());
+  FlushLog();
+  const std::string text = StandardErrorLine(
+      spdlog::level::critical, fmt::format("{}:{}: check failed: {}{}{}", file, line, expression,
+                                           message.empty() ? "" : ": ", message));
+  // Not through the log: its thread may be the one that failed.
+  std::fputs(text.c_str(), stderr);
   std::abort();
 }
 

@@ -1,12 +1,18 @@
 #include "outrider/base/logging.h"
 
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <string_view>
 
 #include "outrider/base/error.h"
+#include "outrider/base/json_text.h"
+#include "outrider/base/line_writer.h"
 
 namespace outrider {
 
@@ -15,27 +21,13 @@ namespace {
 // Of the request that the thread logs about; empty when it is none.
 thread_local std::string_view logged_request_id;
 
-/// Appends `text` as the inside of a JSON string.
-void AppendEscaped(std::string_view text, spdlog::memory_buf_t& out) {
-  for (const char c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (u < 0x20) {
-      fmt::format_to(std::back_inserter(out), "\\u{:04x}", u);
-    } else {
-      out.push_back(c);
-    }
-  }
-}
-
-/// %Q: the message as the inside of a JSON string.
+/// %Q: the message as a JSON string.
 class JsonMessageFlag : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm& /*time*/,
               spdlog::memory_buf_t& out) override {
-    AppendEscaped(std::string_view(message.payload.data(), message.payload.size()), out);
+    const std::string text = JsonString({message.payload.data(), message.payload.size()});
+    out.append(text.data(), text.data() + text.size());
   }
   std::unique_ptr<custom_flag_formatter> clone() const override {
     return std::make_unique<JsonMessageFlag>();
@@ -48,10 +40,7 @@ class JsonRequestIdFlag : public spdlog::custom_flag_formatter {
   void format(const spdlog::details::log_msg& /*message*/, const std::tm& /*time*/,
               spdlog::memory_buf_t& out) override {
     if (logged_request_id.empty()) return;
-    const std::string_view name = R"(,"request_id":")";
-    out.append(name.begin(), name.end());
-    AppendEscaped(logged_request_id, out);
-    out.push_back('"');
+    fmt::format_to(std::back_inserter(out), R"(,"request_id":{})", JsonString(logged_request_id));
   }
   std::unique_ptr<custom_flag_formatter> clone() const override {
     return std::make_unique<JsonRequestIdFlag>();
@@ -87,6 +76,54 @@ class SourceFlag : public spdlog::custom_flag_formatter {
   }
 };
 
+/// Never destroyed: its thread may be in a write that the reader of standard error holds up.
+LineWriter& StandardError() {
+  static auto* const kWriter = new LineWriter(STDERR_FILENO);
+  return *kWriter;
+}
+
+std::unique_ptr<spdlog::pattern_formatter> MakeFormatter(LogFormat format) {
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<JsonMessageFlag>('Q')
+      .add_flag<JsonRequestIdFlag>('R')
+      .add_flag<UpperLevelFlag>('U')
+      .add_flag<SourceFlag>('K');
+  formatter->set_pattern(format == LogFormat::kText
+                             ? "%U %m-%d %H:%M:%S %K%v"
+                             : R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l"%R,"message":%Q})");
+  return formatter;
+}
+
+/// Formats lines and hands them to StandardError.
+class StandardErrorSink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    const std::string line = Format(message);
+    dropped_ += StandardError().TakeDropped();
+    if (dropped_ > 0 && StandardError().HasRoom(line.size() + kLostLineBytes)) {
+      const std::string lost =
+          fmt::format("{} log lines were dropped: standard error took no more", dropped_);
+      StandardError().Write(Format({{}, "outrider", spdlog::level::warn, lost}));
+      dropped_ = 0;
+    }
+    StandardError().Write(line);
+  }
+  void flush_() override {}
+
+ private:
+  static constexpr size_t kLostLineBytes = 512;  // more than the line about lost lines has
+
+  std::string Format(const spdlog::details::log_msg& message) {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    return fmt::to_string(line);
+  }
+
+  int64_t dropped_ = 0;  // lines, since a line said how many
+};
+
+LogFormat current_format = LogFormat::kText;
+
 }  // namespace
 
 void InitLogging(const std::string& level, LogFormat format) {
@@ -100,21 +137,25 @@ void InitLogging(const std::string& level, LogFormat format) {
   } else if (level != "info") {
     throw InvalidArgument("log level '{}' is unknown: use debug, info, warning or error", level);
   }
-  auto formatter = std::make_unique<spdlog::pattern_formatter>();
-  formatter->add_flag<JsonMessageFlag>('Q')
-      .add_flag<JsonRequestIdFlag>('R')
-      .add_flag<UpperLevelFlag>('U')
-      .add_flag<SourceFlag>('K');
-  formatter->set_pattern(
-      format == LogFormat::kText
-          ? "%U %m-%d %H:%M:%S %K%v"
-          : R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l"%R,"message":"%Q"})");
-  auto logger = std::make_shared<spdlog::logger>("outrider",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_formatter(std::move(formatter));
+  auto logger = std::make_shared<spdlog::logger>("outrider", std::make_shared<StandardErrorSink>());
+  logger->set_formatter(MakeFormatter(format));
   logger->set_level(parsed);
   spdlog::set_default_logger(std::move(logger));
+  current_format = format;
 }
+
+std::string StandardErrorLine(spdlog::level::level_enum level, std::string_view text) {
+  if (current_format == LogFormat::kText) return fmt::format("{}\n", text);
+  spdlog::memory_buf_t object;
+  MakeFormatter(current_format)->format({{}, "outrider", level, text}, object);
+  return fmt::to_string(object);
+}
+
+void PrintLine(spdlog::level::level_enum level, std::string_view text) {
+  StandardError().Write(StandardErrorLine(level, text));
+}
+
+void FlushLog() { StandardError().Flush(std::chrono::seconds(1)); }
 
 LogRequestId::LogRequestId(std::string_view id) { logged_request_id = id; }
 LogRequestId::~LogRequestId() { logged_request_id = {}; }

@@ -341,8 +341,12 @@ void AddIndexedFiles(const fs::path& directory, const fs::path& index_path,
     if (!fs::exists(directory / file, ignored)) missing += (missing.empty() ? "" : ", ") + file;
   }
   if (!missing.empty()) {
-    throw NotFound("{}: files that {} names are missing: {}", directory.string(), kIndexFile,
-                   missing);
+    std::error_code ignored;
+    throw NotFound(
+        "{}: files that {} names are missing: {}{}", directory.string(), kIndexFile, missing,
+        fs::exists(directory / kSingleFile, ignored)
+            ? fmt::format("; {} is there, and counts where there is no index", kSingleFile)
+            : "");
   }
   for (const auto& [file, tensors] : files) AddFile(directory / file, &tensors, entries);
 }
@@ -369,10 +373,11 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const fs::path& directory, const Mo
   CheckMethod(directory.string(), quantization.method);
   TensorEntries entries;
   std::error_code ignored;
-  if (fs::exists(directory / kSingleFile, ignored)) {
-    AddFile(directory / kSingleFile, nullptr, entries);
-  } else if (fs::exists(directory / kIndexFile, ignored)) {
+  // The index counts: a single file beside it may be a part of another checkpoint.
+  if (fs::exists(directory / kIndexFile, ignored)) {
     AddIndexedFiles(directory, directory / kIndexFile, entries);
+  } else if (fs::exists(directory / kSingleFile, ignored)) {
+    AddFile(directory / kSingleFile, nullptr, entries);
   } else {
     throw NotFound("{}: has neither {} nor {}", directory.string(), kSingleFile, kIndexFile);
   }

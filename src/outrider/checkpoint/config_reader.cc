@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "outrider/base/bounded_json.h"
 #include "outrider/base/error.h"
 
 namespace outrider {
@@ -12,7 +13,27 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kMaxDepth = 64;
+constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxValues = size_t{1} << 26;  // a tokenizer has a million
+
+/// How many letters have to be added, left out, exchanged or swapped with the next to make b of a.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        cost[i][j] = i + j;
+        continue;
+      }
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1,
+                             cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return cost[a.size()][b.size()];
+}
 
 /// "line 3, column 7" of the byte-th byte (from 1) of text.
 std::string Place(std::string_view text, size_t byte) {
@@ -26,18 +47,12 @@ std::string Place(std::string_view text, size_t byte) {
 }  // namespace
 
 json ParseJson(std::string_view text, std::string_view where) {
-  const auto limit_depth = [where](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) {
-      throw InvalidArgument("{}: JSON nested more than {} deep", where, kMaxDepth);
-    }
-    return true;
-  };
   try {
-    return json::parse(text.begin(), text.end(), limit_depth);
-  } catch (const json::parse_error& error) {
-    throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, error.byte));
-  } catch (const json::out_of_range&) {
-    throw InvalidArgument("{}: holds a number that is out of range", where);
+    return ParseBoundedJson(text, {.max_depth = kMaxDepth, .max_values = kMaxValues});
+  } catch (const JsonFault& fault) {
+    if (fault.kind() != JsonFault::Kind::kSyntax)
+      throw InvalidArgument("{}: {}", where, fault.what());
+    throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, fault.byte()));
   }
 }
 
@@ -73,6 +88,22 @@ std::vector<std::string> ConfigReader::UnreadKeys() const {
     if (!read_.contains(key)) unread.push_back(key);
   }
   return unread;
+}
+
+std::optional<std::string> ConfigReader::NearestMissingKey(std::string_view unread) const {
+  constexpr size_t kLongWord = 8;
+  constexpr size_t kLongestKey = 100;  // of those that are read
+  if (unread.size() > kLongestKey) return std::nullopt;
+  std::optional<std::string> nearest;
+  size_t least = unread.size() >= kLongWord ? 3 : 2;
+  for (const std::string& key : read_) {
+    if (object_.contains(key)) continue;
+    const size_t distance = EditDistance(unread, key);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = key;
+  }
+  return nearest;
 }
 
 void ConfigReader::Refuse(std::string_view key, std::string_view requirement) {

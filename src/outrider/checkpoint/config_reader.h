@@ -50,6 +50,10 @@ class ConfigReader {
   /// The object's keys that no function above was asked for, sorted.
   std::vector<std::string> UnreadKeys() const;
 
+  /// The key that `unread` may be a misspelling of: one that a function above was asked for, that
+  /// the object does not have, and that differs in one letter, or two of a long word.
+  std::optional<std::string> NearestMissingKey(std::string_view unread) const;
+
  private:
   const nlohmann::json* Need(std::string_view key, bool has_fallback, std::string_view kind);
 

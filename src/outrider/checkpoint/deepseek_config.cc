@@ -8,6 +8,7 @@
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/family_parsers.h"
 #include "outrider/checkpoint/foreign_keys.h"
+#include "outrider/checkpoint/rope_object.h"
 
 namespace outrider {
 namespace {
@@ -155,17 +156,10 @@ void DeepSeekParser::ParseRope() {
   if (from_.family == ModelFamily::kDeepSeekV2 && !rotary_.interleaved) {
     from_.text.Refuse("rope_interleave", "deepseek_v2 rotates interleaved pairs");
   }
-  // Published configs have rope_theta at the top and rope_scaling (an object or null); transformers
-  // 5 writes both into rope_parameters.
-  std::string_view key = "rope_scaling";
-  if (from_.text.Find(key) == nullptr) key = "rope_parameters";
-  const json* object = from_.text.Find(key);
+  // Published configs have rope_theta at the top, transformers 5 writes it into rope_parameters.
+  const auto [key, object] = FindRope(from_.text);
   static const json kNothing = json::object();
-  if (object != nullptr && !object->is_object()) {
-    from_.text.Refuse(key, "an object or null is needed");
-    object = nullptr;
-  }
-  ConfigReader rope(object != nullptr ? *object : kNothing, std::string(key), from_.problems);
+  ConfigReader rope(object != nullptr ? *object : kNothing, key, from_.problems);
   ConfigReader& theta = rope.Find("rope_theta") != nullptr ? rope : from_.text;
   rotary_.theta = theta.Number("rope_theta", 1, 1e12);
   for (ConfigReader* reader : {&from_.text, &rope}) {
@@ -174,7 +168,7 @@ void DeepSeekParser::ParseRope() {
     }
   }
   ParseYarn(rope);
-  RefuseForeignRopeKeys(rope);
+  RefuseForeignRopeKeys(rope, "YaRN");
 }
 
 void DeepSeekParser::ParseYarn(ConfigReader& rope) {

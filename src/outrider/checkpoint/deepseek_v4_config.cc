@@ -1,11 +1,14 @@
 // The layers of DeepSeek-V4: attention over a window and over compressed entries, experts in every
 // layer, chosen by token in the first ones, and hyper-connections.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/family_parsers.h"
 #include "outrider/checkpoint/foreign_keys.h"
+#include "outrider/checkpoint/rope_object.h"
 
 namespace outrider {
 namespace {
@@ -16,6 +19,10 @@ constexpr int64_t kMost = 65536;
 // Ratios as published: the first has overlapping windows and an indexer, the second neither.
 constexpr int64_t kIndexedRatio = 4;
 constexpr int64_t kPlainRatio = 128;
+// The same as transformers 5 writes it.
+constexpr std::string_view kWindowType = "sliding_attention";
+constexpr std::string_view kIndexedType = "compressed_sparse_attention";
+constexpr std::string_view kPlainType = "heavily_compressed_attention";
 constexpr int64_t kMostOfABlock = 32;  // drafts of a DSpark drafter
 // Rows of a group of the output's first matrix: groups are whole panels of packed weights.
 constexpr int64_t kOutputRankMultiple = 16;
@@ -33,6 +40,14 @@ class DeepSeekV4Parser {
   void ParseAttention();
   void ParseIndexer();
   void ParseRope();
+  void ParseYarn(ConfigReader& rope);
+  /// The widths and rates that transformers 5 writes beside or in the place of the published keys.
+  int64_t RotatedDims() const;
+  void CheckPartialRotation(ConfigReader& reader) const;
+  void CheckRates() const;
+  /// compress_ratios or, where it is missing, what layer_types says; null: neither.
+  json RatioList() const;
+  void ParseHashLayers();
   void ParseRatios(ModelConfig& config);
   void ParseExperts();
   void ParseDrafter(ModelConfig& config) const;
@@ -101,7 +116,7 @@ void DeepSeekV4Parser::ParseAttention() {
     text().Refuse("num_key_value_heads", "deepseek_v4 has one, which all heads read");
   }
   a.head_dim = text().Integer("head_dim", 2, kMost);
-  const int64_t rope = text().Integer("qk_rope_head_dim", 2, kMost);
+  const int64_t rope = RotatedDims();
   a.q_lora = text().Integer("q_lora_rank", 1, kMostOfADimension);
   a.window = text().Integer("sliding_window", 1, INT32_MAX);
   a.output_groups = text().Integer("o_groups", 1, kMost);
@@ -110,7 +125,7 @@ void DeepSeekV4Parser::ParseAttention() {
     text().Refuse("attention_bias", "deepseek_v4 has no biases");
   }
   if (from_.problems.size() > before) return;
-  if (rope % 2 != 0 || rope > a.head_dim) {
+  if (rope < 2 || rope % 2 != 0 || rope > a.head_dim) {
     text().Refuse("qk_rope_head_dim",
                   fmt::format("an even part of \"head_dim\", {}, is needed", a.head_dim));
   }
@@ -122,14 +137,109 @@ void DeepSeekV4Parser::ParseAttention() {
     text().Refuse("o_lora_rank", fmt::format("a multiple of {} is needed", kOutputRankMultiple));
   }
   window_rotary_.dims = compressed_rotary_.dims = rope;
+  CheckPartialRotation(text());
   a.softmax_scale = 1 / std::sqrt(static_cast<double>(a.head_dim));
+}
+
+int64_t DeepSeekV4Parser::RotatedDims() const {
+  constexpr std::string_view kPart = "partial_rotary_factor";
+  if (text().Find("qk_rope_head_dim") != nullptr || text().Find(kPart) == nullptr) {
+    return text().Integer("qk_rope_head_dim", 2, kMost);
+  }
+  return static_cast<int64_t>(static_cast<double>(attention_.head_dim) *
+                              text().Number(kPart, 0, 1));
+}
+
+void DeepSeekV4Parser::CheckPartialRotation(ConfigReader& reader) const {
+  constexpr std::string_view kPart = "partial_rotary_factor";
+  if (reader.Find(kPart) == nullptr) return;
+  const auto head = static_cast<double>(attention_.head_dim);
+  if (static_cast<int64_t>(head * reader.Number(kPart, 0, 1)) != window_rotary_.dims) {
+    reader.Refuse(kPart, fmt::format("of \"head_dim\", {}, \"qk_rope_head_dim\", {}, are rotated",
+                                     attention_.head_dim, window_rotary_.dims));
+  }
+}
+
+void DeepSeekV4Parser::CheckRates() const {
+  const auto check = [](ConfigReader& reader, std::string_view key, int64_t needed) {
+    if (reader.Integer(key, 1, INT32_MAX, needed) != needed) {
+      reader.Refuse(key, fmt::format("{} is supported", needed));
+    }
+  };
+  check(text(), "compress_rate_csa", kIndexedRatio);
+  check(text(), "compress_rate_hca", kPlainRatio);
+  constexpr std::string_view kKey = "compress_rates";
+  const json* rates = text().Find(kKey);
+  if (rates == nullptr) return;
+  if (!rates->is_object()) {
+    text().Refuse(kKey, "an object or null is needed");
+    return;
+  }
+  ConfigReader reader(*rates, std::string(kKey), from_.problems);
+  check(reader, kIndexedType, kIndexedRatio);
+  check(reader, kPlainType, kPlainRatio);
+  for (const std::string& other : reader.UnreadKeys()) {
+    reader.Refuse(other, "it is no kind of layer");
+  }
+}
+
+json DeepSeekV4Parser::RatioList() const {
+  constexpr std::string_view kKey = "compress_ratios";
+  constexpr std::string_view kTypes = "layer_types";
+  const json* ratios = text().Find(kKey);
+  const json* types = text().Find(kTypes);
+  if (types == nullptr) return ratios == nullptr ? json() : *ratios;
+  json list = json::array();
+  if (types->is_array()) {
+    for (const json& type : *types) {
+      list.push_back(type == kWindowType    ? json(0)
+                     : type == kIndexedType ? json(kIndexedRatio)
+                     : type == kPlainType   ? json(kPlainRatio)
+                                            : json());
+    }
+  }
+  const bool known = std::ranges::none_of(list, [](const json& ratio) { return ratio.is_null(); });
+  if (!known || std::cmp_not_equal(list.size(), num_layers_)) {
+    text().Refuse(kTypes, fmt::format("a list of {} is needed, each \"{}\", \"{}\" or \"{}\"",
+                                      num_layers_, kWindowType, kIndexedType, kPlainType));
+    return ratios == nullptr ? json() : *ratios;
+  }
+  if (ratios == nullptr) return list;
+  if (ratios->is_array() && ratios->size() >= list.size() &&
+      !std::equal(list.begin(), list.end(), ratios->begin())) {
+    text().Refuse(kTypes, "it does not say what \"compress_ratios\" says; keep one of them");
+  }
+  return *ratios;
+}
+
+void DeepSeekV4Parser::ParseHashLayers() {
+  constexpr std::string_view kTypes = "mlp_layer_types";
+  hash_layers_ = text().Integer("num_hash_layers", 0, kMost, 0);
+  const json* types = text().Find(kTypes);
+  if (types == nullptr) return;
+  int64_t hashed = 0;
+  bool known = types->is_array() && std::cmp_equal(types->size(), num_layers_);
+  if (known) {
+    const auto first = std::ranges::find_if(*types, [](const json& t) { return t != "hash_moe"; });
+    hashed = first - types->begin();
+    known = std::all_of(first, types->end(), [](const json& type) { return type == "moe"; });
+  }
+  if (!known) {
+    text().Refuse(kTypes, fmt::format("{} entries are needed, \"hash_moe\" first, then \"moe\"",
+                                      num_layers_));
+  } else if (text().Find("num_hash_layers") != nullptr && hash_layers_ != hashed) {
+    text().Refuse(kTypes, fmt::format("\"num_hash_layers\" is {}", hash_layers_));
+  }
+  hash_layers_ = hashed;
 }
 
 void DeepSeekV4Parser::ParseRatios(ModelConfig& config) {
   constexpr std::string_view kKey = "compress_ratios";
-  const json* list = text().Find(kKey);
+  CheckRates();
+  const json ratios = RatioList();
+  const json* list = &ratios;
   const auto needed = static_cast<size_t>(num_layers_);
-  if (list == nullptr || !list->is_array() || list->size() < needed) {
+  if (!list->is_array() || list->size() < needed) {
     text().Refuse(
         kKey, fmt::format("a list with a ratio for each of the {} layers is needed", num_layers_));
     return;
@@ -180,35 +290,72 @@ void DeepSeekV4Parser::ParseIndexer() {
 }
 
 void DeepSeekV4Parser::ParseRope() {
-  window_rotary_.theta = text().Number("rope_theta", 1, 1e12);
-  compressed_rotary_.theta = text().Number("compress_rope_theta", 1, 1e12);
-  constexpr std::string_view kKey = "rope_scaling";
-  const json* object = text().Find(kKey);
-  if (object == nullptr) return;
-  if (!object->is_object()) {
-    text().Refuse(kKey, "an object or null is needed");
+  const auto [key, object] = FindRope(text());
+  static const json kNothing = json::object();
+  const json& all = object != nullptr ? *object : kNothing;
+  const bool nested = all.contains("main") || all.contains("compress");
+  if (!nested) {
+    ConfigReader rope(all, key, from_.problems);
+    window_rotary_.theta =
+        (rope.Find("rope_theta") != nullptr ? rope : text()).Number("rope_theta", 1, 1e12);
+    compressed_rotary_.theta = text().Number("compress_rope_theta", 1, 1e12);
+    ParseYarn(rope);
     return;
   }
-  ConfigReader rope(*object, std::string(kKey), from_.problems);
-  rope.Choice(rope.Find("rope_type") != nullptr ? "rope_type" : "type", {"yarn"},
-              "\"yarn\" is supported");
-  YarnScaling yarn;
-  yarn.factor = rope.Number("factor", 1, 1e6);
-  yarn.original_max_position_embeddings =
-      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
-  yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
-  yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
-  if (yarn.beta_fast < yarn.beta_slow) {
-    rope.Refuse("beta_fast", fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
+  // transformers 5: one object for layers with a window only, one for the others.
+  ConfigReader both(all, key, from_.problems);
+  for (const std::string_view part : {"main", "compress"}) {
+    const json* rotation = both.Find(part);
+    if (rotation == nullptr || !rotation->is_object()) {
+      both.Refuse(part, "an object is needed, beside that of the other layers");
+      return;
+    }
+    ConfigReader rope(*rotation, fmt::format("{}.{}", key, part), from_.problems);
+    const bool main = part == "main";
+    const double theta = rope.Number("rope_theta", 1, 1e12);
+    (main ? window_rotary_ : compressed_rotary_).theta = theta;
+    if (!main) {
+      ParseYarn(rope);
+      continue;
+    }
+    CheckPartialRotation(rope);
+    rope.Choice("rope_type", {"default"}, "\"default\" is supported", "default");
+    RefuseForeignRopeKeys(rope, "YaRN");
   }
-  // cos and sin are not magnified.
-  yarn.mscale = 0;
-  yarn.mscale_all_dim = 0;
-  for (const std::string_view key : {"mscale", "mscale_all_dim", "attention_factor"}) {
+}
+
+/// Of layers with compressed entries.
+void DeepSeekV4Parser::ParseYarn(ConfigReader& rope) {
+  CheckPartialRotation(rope);
+  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
+  // Without a type there is no scaling, unless other keys ask for some.
+  const std::string_view fallback = rope.Find("factor") == nullptr ? "default" : "";
+  const std::string type = rope.Choice(type_key, {"default", "yarn"},
+                                       "\"yarn\" and \"default\" are supported", fallback);
+  if (type == "yarn") {
+    YarnScaling yarn;
+    yarn.factor = rope.Number("factor", 1, 1e6);
+    yarn.original_max_position_embeddings =
+        rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
+    yarn.beta_fast = rope.Number("beta_fast", 1e-3, 1e6, 32);
+    yarn.beta_slow = rope.Number("beta_slow", 1e-3, 1e6, 1);
+    yarn.truncate = rope.Boolean("truncate", true);
+    if (yarn.beta_fast < yarn.beta_slow) {
+      rope.Refuse("beta_fast",
+                  fmt::format("it may not be below \"beta_slow\", {}", yarn.beta_slow));
+    }
+    // cos and sin are not magnified.
+    yarn.mscale = 0;
+    yarn.mscale_all_dim = 0;
+    compressed_rotary_.yarn = yarn;
+  }
+  if (rope.Number("attention_factor", 0, 1e6, 1) != 1) {
+    rope.Refuse("attention_factor", "deepseek_v4 has none; leave it out");
+  }
+  for (const std::string_view key : {"mscale", "mscale_all_dim"}) {
     if (rope.Find(key) != nullptr) rope.Refuse(key, "deepseek_v4 has none; leave it out");
   }
-  RefuseForeignRopeKeys(rope);
-  compressed_rotary_.yarn = yarn;
+  RefuseForeignRopeKeys(rope, "YaRN");
 }
 
 void DeepSeekV4Parser::ParseExperts() {
@@ -229,7 +376,7 @@ void DeepSeekV4Parser::ParseExperts() {
   moe_.shared_width = moe_.shared_experts * moe_.width;
   moe_.limit = moe_.shared_limit = text().Number("swiglu_limit", 1e-3, 1e30);
   moe_.limits_gate = true;
-  hash_layers_ = text().Integer("num_hash_layers", 0, kMost, 0);
+  ParseHashLayers();
   if (from_.problems.size() > before) return;
   if (router.top_k > router.experts) {
     text().Refuse("num_experts_per_tok", fmt::format("at most \"n_routed_experts\", {}, can be "

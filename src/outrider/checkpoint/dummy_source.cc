@@ -1,5 +1,6 @@
 // MakeDummyWeights: random numbers in place of a checkpoint.
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -116,8 +117,8 @@ bool HasDSpark(const DSparkSpec& dspark, int64_t stage, std::string_view name) {
 }
 
 bool HasDeepSeekV4(const ModelConfig& config, std::string_view name) {
-  if (name == "embed.weight" || name == "head.weight" || name == "norm.weight" ||
-      IsHyperConnection(name, "head")) {
+  if (name == "head.weight") return !config.tie_word_embeddings;
+  if (name == "embed.weight" || name == "norm.weight" || IsHyperConnection(name, "head")) {
     return true;
   }
   const bool of_module = Consume(name, "mtp.");
@@ -226,8 +227,7 @@ class DummySource : public WeightSource {
   std::vector<std::string> names() const override { return {}; }
 
  private:
-  /// How a matrix is stored, if as codes: as the config says, or as DeepSeek-V4 is published. Not
-  /// in the FP8 blocks of other models, as numbers in bfloat16 stand for them.
+  /// How a matrix is stored, if as codes: as the config says, or as DeepSeek-V4 is published.
   std::optional<StoredFormat> StoredAs(std::string_view name, std::span<const int64_t> shape) const;
   std::optional<StoredFormat> DeclaredFormat(std::string_view name) const;
 
@@ -247,10 +247,17 @@ std::optional<StoredFormat> DummySource::StoredAs(std::string_view name,
 std::optional<StoredFormat> DummySource::DeclaredFormat(std::string_view name) const {
   constexpr std::string_view kWeight = ".weight";
   const Quantization& quantization = config_.quantization;
-  if (quantization.method == "fp8" || !name.ends_with(kWeight)) return std::nullopt;
+  if (!name.ends_with(kWeight)) return std::nullopt;
   name.remove_suffix(kWeight.size());
   // These are no linear layers.
   if (name.ends_with("embed_tokens") || name.ends_with(".gate")) return std::nullopt;
+  // Published models in FP8 blocks leave these as they are without naming them.
+  constexpr std::array<std::string_view, 4> kNotInBlocks = {"lm_head", ".eh_proj", ".weights_proj",
+                                                            ".shared_head.output"};
+  if (quantization.method == "fp8" &&
+      std::ranges::any_of(kNotInBlocks, [&](auto end) { return name.ends_with(end); })) {
+    return std::nullopt;
+  }
   std::string_view without_prefix = name;
   Consume(without_prefix, config_.tensor_prefix);
   if (!quantization.Covers(name) || !quantization.Covers(without_prefix)) return std::nullopt;

@@ -81,7 +81,7 @@ class DummyChoices : public WeightTensor {
   int64_t limit_;
 };
 
-/// Values that are codes times one power of two.
+/// Values that are codes times one power of two: those of the stream, divided by it, rounded.
 class DummyCodes : public DummyTensor {
  public:
   DummyCodes(std::span<const int64_t> shape, const DummyStream& stream, float largest_code)
@@ -89,8 +89,6 @@ class DummyCodes : public DummyTensor {
     const float largest = std::fabs(stream.center) + stream.half_width;
     if (std::frexp(largest / largest_code, &exponent_) == 0.5F) --exponent_;
   }
-
-  const DummyStream* dummy_stream() const override { return nullptr; }
 
   void ReadRows(int64_t first_row, int64_t count, float* out) const override {
     DummyTensor::ReadRows(first_row, count, out);

@@ -20,8 +20,12 @@ struct ForeignKey {
 constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     // Attention to some of the keys only: DeepSeek-V3.2 and V4, chunked and linear attention.
     {"index_topk", "null"},
+    {"index_topk_pattern", "null"},
+    {"index_topk_freq", "1"},
     {"compress_ratios", "[]"},
     {"compress_rates", "[]"},
+    {"compress_rate_csa", "null"},
+    {"compress_rate_hca", "null"},
     {"attention_chunk_size", "null"},
     {"linear_attn_config", "null"},
     {"full_attention_interval", "1"},
@@ -29,6 +33,7 @@ constexpr auto kForeignKeys = std::to_array<ForeignKey>({
     {"use_bidirectional_attention", "false"},
     {"is_causal", "true"},
     // Queries, keys and their scores.
+    {"partial_rotary_factor", "1"},
     {"use_qk_norm", "false"},
     {"qk_norm", "false"},
     {"attention_bias", "false"},
@@ -87,7 +92,8 @@ void RefuseForeignKeys(ConfigReader& reader, int64_t max_position_embeddings) {
   // What the family's parser has read is not foreign.
   const std::vector<std::string> unread = reader.UnreadKeys();
   const auto find = [&](std::string_view key) {
-    return std::ranges::find(unread, key) == unread.end() ? nullptr : reader.Find(key);
+    const json* value = reader.Find(key);  // noted also where it is missing: it may be misspelt
+    return std::ranges::find(unread, key) == unread.end() ? nullptr : value;
   };
   for (const ForeignKey& foreign : kForeignKeys) {
     const json* value = find(foreign.key);
@@ -104,20 +110,6 @@ void RefuseForeignKeys(ConfigReader& reader, int64_t max_position_embeddings) {
   if (window != nullptr &&
       !IsUnusedWindow(*window, reader.Find("use_sliding_window"), max_position_embeddings)) {
     reader.Refuse("sliding_window", "windows are not supported; null means none");
-  }
-}
-
-void RefuseForeignRopeKeys(ConfigReader& rope) {
-  // Keys of YaRN beside "type": "default" ask for nothing.
-  constexpr std::array kYarnKeys = {"factor",    "original_max_position_embeddings",
-                                    "beta_fast", "beta_slow",
-                                    "mscale",    "mscale_all_dim",
-                                    "truncate",  "attention_factor",
-                                    "type",      "rope_type",
-                                    "rope_theta"};
-  for (const std::string& key : rope.UnreadKeys()) {
-    if (std::find(kYarnKeys.begin(), kYarnKeys.end(), key) != kYarnKeys.end()) continue;
-    if (rope.Find(key) != nullptr) rope.Refuse(key, "it is no key of YaRN; leave it out");
   }
 }
 

@@ -12,8 +12,4 @@ namespace outrider {
 /// changes nothing.
 void RefuseForeignKeys(ConfigReader& reader, int64_t max_position_embeddings);
 
-/// Refuses every key of a rope_scaling object that the reader was not asked for and that YaRN does
-/// not have.
-void RefuseForeignRopeKeys(ConfigReader& rope);
-
 }  // namespace outrider

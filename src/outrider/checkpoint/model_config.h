@@ -51,6 +51,8 @@ struct ModelConfig {
   std::optional<double> default_temperature;  // of generation_config.json, each if it is there
   std::optional<double> default_top_p;
   std::optional<int64_t> default_top_k;
+  std::optional<double> default_min_p;
+  std::optional<double> default_repetition_penalty;
 
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
 

@@ -93,8 +93,9 @@ class Parser {
   void ParseGenerationConfig(const json& generation);
 
   const std::vector<std::string>& problems() const { return problems_; }
-  /// The language model's keys that mean nothing here.
-  std::vector<std::string> UnreadKeys() const { return text_.UnreadKeys(); }
+  /// Says which of the language model's keys mean nothing here, and aloud those that may be
+  /// misspelt.
+  void LogUnreadKeys(std::string_view where) const;
   ModelConfig Take() { return std::move(config_); }
 
  private:
@@ -200,6 +201,21 @@ void Parser::ParseGenerationConfig(const json& generation) {
   if (reader.Find("top_k") != nullptr) {
     config_.default_top_k = reader.Integer("top_k", -1, INT32_MAX);
   }
+  if (reader.Find("min_p") != nullptr) config_.default_min_p = reader.Number("min_p", 0, 1);
+  if (reader.Find("repetition_penalty") != nullptr) {
+    config_.default_repetition_penalty = reader.Number("repetition_penalty", 0.01, 100);
+  }
+}
+
+void Parser::LogUnreadKeys(std::string_view where) const {
+  const std::vector<std::string> unread = text_.UnreadKeys();
+  if (!unread.empty()) spdlog::debug("{}: not read: {}", where, fmt::join(unread, ", "));
+  for (const std::string& key : unread) {
+    if (const std::optional<std::string> nearest = text_.NearestMissingKey(key)) {
+      spdlog::warn("{}: the key {} is not read; is \"{}\" meant?", where, Shown(json(key)),
+                   *nearest);
+    }
+  }
 }
 
 double Double(int64_t n) { return static_cast<double>(n); }
@@ -269,8 +285,7 @@ ModelConfig ParseModelConfig(std::string_view config_json,
   if (!parser.problems().empty()) {
     throw InvalidArgument("{}: {}", where, fmt::join(parser.problems(), "; "));
   }
-  const std::vector<std::string> unread = parser.UnreadKeys();
-  if (!unread.empty()) spdlog::debug("{}: not read: {}", where, fmt::join(unread, ", "));
+  parser.LogUnreadKeys(where);
   return parser.Take();
 }
 

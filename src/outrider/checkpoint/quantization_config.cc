@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/family_parsers.h"
@@ -31,6 +32,12 @@ class QuantizationParser {
     reader_.Choice("fmt", {"e4m3"}, "\"e4m3\" is supported", "e4m3");
     out_.format = StoredFormat::kFp8Block;
     ParseBlock(reader_, "weight_block_size");
+    ParseIgnored("modules_to_not_convert");
+    // Each is the beginning or the end of a module's name.
+    for (const std::string& name : std::exchange(out_.ignored, {})) {
+      out_.ignored.push_back(name + "*");
+      out_.ignored.push_back("*" + name);
+    }
   }
 
   /// [rows, columns] of an FP8 block.

@@ -1,8 +1,10 @@
 // The layers of Step-3.5: grouped-query attention over everything or over a window, dense MLPs or
 // mixtures of experts, each by lists with an entry per layer.
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/family_parsers.h"
 #include "outrider/checkpoint/foreign_keys.h"
+#include "outrider/checkpoint/rope_object.h"
 
 namespace outrider {
 namespace {
@@ -19,6 +22,9 @@ using nlohmann::json;
 constexpr std::string_view kFull = "full_attention";
 constexpr std::string_view kSliding = "sliding_attention";
 constexpr int64_t kMostHeads = 65536;
+/// With an element for each layer and MTP module.
+constexpr std::array<std::string_view, 5> kLists = {
+    "layer_types", "rope_theta", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared"};
 
 class Step3p5Parser {
  public:
@@ -37,9 +43,18 @@ class Step3p5Parser {
   double NumberAt(std::string_view key, int64_t layer, double min, double max,
                   std::optional<double> fallback) const;
   void CheckLists() const;
+  /// How many MTP modules the lists describe.
+  int64_t ListedModules() const;
   void RequireTrue(std::string_view key) const;
   void ParseAttention();
   void ParseScaling();
+  /// What a rope_scaling or rope_parameters object asks for.
+  std::optional<Llama3Scaling> Scaling(ConfigReader& rope, bool type_needed) const;
+  std::vector<std::string> ScaledTypes() const;
+  /// Element `layer` of the list `key` of the config, or else `inner` of rope_parameters, for
+  /// layers of this type.
+  double RotationAt(std::string_view key, std::string_view inner, const std::string& type,
+                    int64_t layer, double min, double max, std::optional<double> fallback) const;
   void ParseExperts();
   void ParseMoeLayers();
   LayerSpec Layer(int64_t index) const;
@@ -49,8 +64,8 @@ class Step3p5Parser {
   int64_t num_modules_;
   GqaSpec full_;
   GqaSpec sliding_;
-  std::optional<Llama3Scaling> scaling_;
-  std::set<std::string, std::less<>> scaled_types_;
+  std::map<std::string, const json*, std::less<>> rotations_;  // by type of layer
+  std::map<std::string, std::optional<Llama3Scaling>, std::less<>> scaling_;
   int64_t dense_width_ = 0;
   MoeSpec moe_;
   std::set<int64_t> moe_layers_;
@@ -78,12 +93,30 @@ double Step3p5Parser::NumberAt(std::string_view key, int64_t layer, double min, 
   return min;
 }
 
+double Step3p5Parser::RotationAt(std::string_view key, std::string_view inner,
+                                 const std::string& type, int64_t layer, double min, double max,
+                                 std::optional<double> fallback) const {
+  const auto rotation = rotations_.find(type);
+  if (text().Find(key) != nullptr || rotation == rotations_.end() ||
+      !rotation->second->contains(inner)) {
+    return NumberAt(key, layer, min, max, fallback);
+  }
+  const json& value = (*rotation->second)[std::string(inner)];
+  const json* number = &value;
+  if (value.is_array() && std::cmp_less(layer, value.size())) {
+    number = &value[static_cast<size_t>(layer)];
+  }
+  if (number->is_number() && number->get<double>() >= min && number->get<double>() <= max) {
+    return number->get<double>();
+  }
+  text().Refuse("rope_parameters",
+                fmt::format("its \"{}\" has to be a number from {} to {}", inner, min, max));
+  return min;
+}
+
 void Step3p5Parser::CheckLists() const {
   const int64_t needed = num_layers_ + num_modules_;
-  for (const std::string_view key :
-       {std::string_view("layer_types"), std::string_view("rope_theta"),
-        std::string_view("partial_rotary_factors"), std::string_view("swiglu_limits"),
-        std::string_view("swiglu_limits_shared")}) {
+  for (const std::string_view key : kLists) {
     const json* list = text().Find(key);
     if (list == nullptr || list->is_number()) continue;
     if (!list->is_array() || static_cast<int64_t>(list->size()) < needed) {
@@ -142,40 +175,69 @@ void Step3p5Parser::ParseAttention() {
 }
 
 void Step3p5Parser::ParseScaling() {
-  constexpr std::string_view kKey = "rope_scaling";
-  const json* object = text().Find(kKey);
+  const auto [key, object] = FindRope(text());
   if (object == nullptr) return;
-  if (!object->is_object()) {
-    text().Refuse(kKey, "an object or null is needed");
+  if (!object->contains(kFull) && !object->contains(kSliding)) {
+    ConfigReader rope(*object, key, from_.problems);
+    rotations_.emplace(kFull, object);  // perhaps with rope_theta
+    rotations_.emplace(kSliding, object);
+    const std::optional<Llama3Scaling> scaling =
+        Scaling(rope, /*type_needed=*/key == "rope_scaling");
+    for (const std::string& type : ScaledTypes()) scaling_.emplace(type, scaling);
     return;
   }
-  ConfigReader rope(*object, std::string(kKey), from_.problems);
-  rope.Choice("rope_type", {"llama3"}, "\"llama3\" is supported");
-  Llama3Scaling& scaling = scaling_.emplace();
-  scaling.factor = rope.Number("factor", 1, 1e6);
-  scaling.original_max_position_embeddings =
-      rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
-  scaling.low_frequency_factor = rope.Number("low_freq_factor", 1e-3, 1e6);
-  scaling.high_frequency_factor = rope.Number("high_freq_factor", 1e-3, 1e6);
-  if (scaling.low_frequency_factor >= scaling.high_frequency_factor) {
-    rope.Refuse("low_freq_factor", fmt::format("it has to be below \"high_freq_factor\", {}",
-                                               scaling.high_frequency_factor));
+  // transformers 5: an object for each type of layer.
+  ConfigReader both(*object, key, from_.problems);
+  for (const std::string_view type : {kFull, kSliding}) {
+    const json* rotation = both.Find(type);
+    if (rotation == nullptr || !rotation->is_object()) {
+      both.Refuse(type, "an object is needed, beside that of the other layers");
+      return;
+    }
+    ConfigReader rope(*rotation, fmt::format("{}.{}", key, type), from_.problems);
+    rotations_.emplace(type, rotation);
+    scaling_.emplace(type, Scaling(rope, /*type_needed=*/false));
   }
+}
+
+std::optional<Llama3Scaling> Step3p5Parser::Scaling(ConfigReader& rope, bool type_needed) const {
+  for (const std::string_view key : {"rope_theta", "partial_rotary_factor"}) rope.Find(key);
+  const std::string_view type_key = rope.Find("rope_type") != nullptr ? "rope_type" : "type";
+  const std::string_view fallback = type_needed || rope.Find("factor") != nullptr ? "" : "default";
+  const std::string type = type_needed
+                               ? rope.Choice(type_key, {"llama3"}, "\"llama3\" is supported")
+                               : rope.Choice(type_key, {"default", "llama3"},
+                                             "\"llama3\" and \"default\" are supported", fallback);
+  std::optional<Llama3Scaling> scaling;
+  if (type == "llama3") {
+    scaling.emplace();
+    scaling->factor = rope.Number("factor", 1, 1e6);
+    scaling->original_max_position_embeddings =
+        rope.Integer("original_max_position_embeddings", 1, INT32_MAX);
+    scaling->low_frequency_factor = rope.Number("low_freq_factor", 1e-3, 1e6);
+    scaling->high_frequency_factor = rope.Number("high_freq_factor", 1e-3, 1e6);
+    if (scaling->low_frequency_factor >= scaling->high_frequency_factor) {
+      rope.Refuse("low_freq_factor", fmt::format("it has to be below \"high_freq_factor\", {}",
+                                                 scaling->high_frequency_factor));
+    }
+  }
+  if (!type.empty()) RefuseForeignRopeKeys(rope, "llama3");
+  return scaling;
+}
+
+std::vector<std::string> Step3p5Parser::ScaledTypes() const {
   // Without a list all layers are scaled.
   constexpr std::string_view kTypes = "yarn_only_types";
   const json* types = text().Find(kTypes);
-  if (types == nullptr) {
-    scaled_types_ = {std::string(kFull), std::string(kSliding)};
-    return;
-  }
+  if (types == nullptr) return {std::string(kFull), std::string(kSliding)};
   const bool names = types->is_array() && std::ranges::all_of(*types, [](const json& type) {
                        return type == kFull || type == kSliding;
                      });
   if (!names) {
     text().Refuse(kTypes, "a list of \"full_attention\" and \"sliding_attention\" is needed");
-    return;
+    return {};
   }
-  for (const json& type : *types) scaled_types_.insert(type.get<std::string>());
+  return types->get<std::vector<std::string>>();
 }
 
 void Step3p5Parser::ParseExperts() {
@@ -248,16 +310,19 @@ LayerSpec Step3p5Parser::Layer(int64_t index) const {
   LayerSpec layer;
   layer.attention = *type == kSliding ? sliding_ : full_;
   const auto head = static_cast<double>(full_.head_dim);
-  const double rotated = head * NumberAt("partial_rotary_factors", index, 0, 1, 1.0);
+  const auto& name = type->get_ref<const std::string&>();
+  const double rotated =
+      head * RotationAt("partial_rotary_factors", "partial_rotary_factor", name, index, 0, 1, 1.0);
   layer.rotary.dims = static_cast<int64_t>(rotated);
-  layer.rotary.theta = NumberAt("rope_theta", index, 1, 1e12, std::nullopt);
+  layer.rotary.theta = RotationAt("rope_theta", "rope_theta", name, index, 1, 1e12, std::nullopt);
   layer.rotary.interleaved = false;
   if (layer.rotary.dims < 2 || layer.rotary.dims % 2 != 0) {
     text().Refuse("partial_rotary_factors",
                   fmt::format("element {} has to leave an even number of \"head_dim\", {}", index,
                               full_.head_dim));
   }
-  if (scaled_types_.contains(type->get_ref<const std::string&>())) layer.rotary.llama3 = scaling_;
+  const auto scaling = scaling_.find(name);
+  if (scaling != scaling_.end()) layer.rotary.llama3 = scaling->second;
   // 0 means none, as null does.
   const auto limit = [&](std::string_view key) {
     const double value = NumberAt(key, index, 0, 1e30, 0.0);
@@ -284,14 +349,26 @@ void Step3p5Parser::Parse(ModelConfig& config) {
   RefuseForeignKeys(text(), config.max_position_embeddings);
   if (from_.problems.size() > before) return;
   for (int64_t i = 0; i < num_layers_; ++i) config.layers.push_back(Layer(i));
-  // The lists may end with the target's layers where there are no modules.
-  if (num_modules_ == 0) return;
+  // Files may hold modules that num_nextn_predict_layers does not declare: the lists say what they
+  // are like. The lists may also end with the target's layers.
+  const int64_t num_modules = num_modules_ > 0 ? num_modules_ : ListedModules();
+  if (num_modules == 0) return;
   config.mtp_layer = Layer(num_layers_);
-  for (int64_t m = 1; m < num_modules_; ++m) {
+  for (int64_t m = 1; m < num_modules; ++m) {
     if (Layer(num_layers_ + m) != config.mtp_layer) {
       text().Refuse("num_nextn_predict_layers", "MTP modules have to be alike");
     }
   }
+}
+
+int64_t Step3p5Parser::ListedModules() const {
+  int64_t listed = INT32_MAX;
+  for (const std::string_view key : kLists) {
+    const json* list = text().Find(key);
+    if (list == nullptr || list->is_number()) continue;
+    listed = std::min(listed, static_cast<int64_t>(list->size()) - num_layers_);
+  }
+  return text().Find("layer_types") == nullptr ? 0 : listed;
 }
 
 }  // namespace

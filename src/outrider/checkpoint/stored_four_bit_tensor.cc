@@ -11,6 +11,8 @@
 namespace outrider {
 namespace {
 
+constexpr uint8_t kE8M0One = 127;
+
 int64_t BytesOf(const TensorInfo& info) { return static_cast<int64_t>(info.end - info.begin); }
 
 }  // namespace
@@ -35,14 +37,26 @@ void StoredFourBitTensor::ReadCodes(int64_t first_row, int64_t count, uint8_t* o
                       static_cast<uint64_t>(count * row_bytes), out);
 }
 
-void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
-                                      const uint8_t* stored) const {
+bool StoredFourBitTensor::IsGroupOfZeros(int64_t row, int64_t group) const {
+  std::vector<uint8_t> codes(static_cast<size_t>(group_.stored_cols / 2));
+  const int64_t at = row * (cols() / 2) + group * (group_.stored_cols / 2);
+  codes_.file->ReadAt(codes_.info.begin + static_cast<uint64_t>(at), codes.size(), codes.data());
+  // A zero may have a sign.
+  return std::ranges::all_of(codes, [](uint8_t pair) { return (pair & 0x77) == 0; });
+}
+
+void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count, uint8_t* stored) const {
   const int64_t groups = cols() / group_.stored_cols;
   for (int64_t i = 0; i < count * groups; ++i) {
     bool finite = true;
+    bool zero = false;
     if (group_.dtype == DType::kF8E8M0) {
       finite = stored[i] != 0xff;
       if (finite && (stored[i] < kLeastFp4Exponent || stored[i] > kLargestFp4Exponent)) {
+        if (IsGroupOfZeros(first_row + i / groups, i % groups)) {
+          stored[i] = kE8M0One;
+          continue;
+        }
         throw InvalidArgument("{}: {} holds 2^{} in row {}, column {}; 2^{} to 2^{} can be read",
                               scales_.file->path().string(), scales_.info.name, stored[i] - 127,
                               first_row + i / groups, i % groups, kLeastFp4Exponent - 127,
@@ -50,15 +64,19 @@ void StoredFourBitTensor::CheckScales(int64_t first_row, int64_t count,
       }
     } else if (group_.dtype == DType::kF8E4M3) {
       finite = (stored[i] & 0x7f) != 0x7f;
+      zero = (stored[i] & 0x7f) == 0;
     } else {
       BFloat16 scale;
       std::memcpy(&scale, stored + 2 * i, 2);
       finite = std::isfinite(ToFloat(scale));
+      zero = ToFloat(scale) == 0;
     }
-    if (!finite) {
+    if (!finite || zero) {
       throw InvalidArgument("{}: {} holds {} in row {}, column {}", scales_.file->path().string(),
                             scales_.info.name,
-                            group_.dtype == DType::kBF16 ? "a value that is not finite" : "a NaN",
+                            zero                           ? "a scale of zero"
+                            : group_.dtype == DType::kBF16 ? "a value that is not finite"
+                                                           : "a NaN",
                             first_row + i / groups, i % groups);
     }
   }

@@ -27,7 +27,10 @@ class StoredFourBitTensor : public WeightTensor {
   void ReadRows(int64_t first_row, int64_t count, float* out) const override;
 
  private:
-  void CheckScales(int64_t first_row, int64_t count, const uint8_t* stored) const;
+  /// Refuses scales that no product can use. A group of zeros may have any finite scale, and gets 1
+  /// where its own is out of range.
+  void CheckScales(int64_t first_row, int64_t count, uint8_t* stored) const;
+  bool IsGroupOfZeros(int64_t row, int64_t group) const;
 
   TensorEntry codes_;
   TensorEntry scales_;

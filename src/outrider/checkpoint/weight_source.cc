@@ -64,6 +64,13 @@ int CountMtpLayers(const WeightSource& source, const ModelConfig& config) {
   };
   int count = 0;
   while (source.Has(name(count))) ++count;
+  if (count > 0 && config.family == ModelFamily::kStep3p5 &&
+      !std::holds_alternative<GqaSpec>(config.mtp_layer.attention)) {
+    throw InvalidArgument(
+        "{}: holds the MTP module {}, but the lists of config.json, \"layer_types\" first, have no "
+        "element for layer {}",
+        source.where(), name(0), config.num_hidden_layers());
+  }
   return count;
 }
 

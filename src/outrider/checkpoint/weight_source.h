@@ -65,7 +65,7 @@ class WeightTensor {
   /// 1, or FP8 whose scales are powers of two within range.
   virtual bool exact_in_bfloat16() const = 0;
 
-  /// What the values of a generated tensor are a function of (dummy_values.h), else null.
+  /// What generated values are made of, before they become codes (dummy_values.h); else null.
   virtual const DummyStream* dummy_stream() const { return nullptr; }
 
   /// The scales of a tensor that is FP8 in the file, else null.
@@ -77,8 +77,8 @@ class WeightTensor {
   /// of a byte. Throws Error when the file cannot be read or a code is NaN.
   virtual void ReadCodes(int64_t first_row, int64_t count, uint8_t* out) const;
   /// Writes the scales of groups of these rows as they are stored, out[count][cols() / cols of a
-  /// group]. Throws Error when the file cannot be read, a scale is not finite, or a product with a
-  /// power of two might be no normal bfloat16 value.
+  /// group]. Throws Error when the file cannot be read, a scale is zero or not finite, or a product
+  /// with a power of two might be no normal bfloat16 value.
   virtual void ReadGroupScales(int64_t first_row, int64_t count, uint8_t* out) const;
 
   /// Writes rows [first_row, first_row + count) to out[count][cols()]. FP8 blocks and groups of

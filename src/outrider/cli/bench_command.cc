@@ -10,6 +10,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
@@ -129,8 +130,8 @@ BenchRow MeasureServer(const Settings& settings, const Load& load, const LoadedE
                        const std::atomic<bool>& interrupted) {
   const BenchServer server(settings, loaded);
   const auto run = [&](std::span<const GenerationRequest> requests) {
-    return RunServeLoad(server.port(), settings.engine.model, *loaded.engine, requests,
-                        load.batch_size, interrupted);
+    return RunServeLoad(server.port(), settings.serve.served_model_names.front(), *loaded.engine,
+                        requests, load.batch_size, interrupted);
   };
   run(WarmUpRequests(load, loaded));
   return run(load.requests);
@@ -156,12 +157,13 @@ void CheckCanWrite(const std::string& path) {
 /// The table to standard output, and JSON where it is asked for; the table goes to standard error
 /// when standard output is for JSON.
 void Print(const std::string& table, const std::string& json, const std::string& path) {
-  (path == "-" ? std::cerr : std::cout) << table << std::flush;
-  if (path.empty()) return;
   if (path == "-") {
+    PrintLine(spdlog::level::info, table.substr(0, table.find_last_not_of('\n') + 1));
     std::cout << json << std::flush;
     return;
   }
+  std::cout << table << std::flush;
+  if (path.empty()) return;
   std::ofstream file(path, std::ios::binary);
   file << json;
   file.close();
@@ -176,7 +178,7 @@ int RunBenchKernels(const Settings& settings) {
   const ComputeThreads threads = ComputeThreadsOf(settings.engine);
   ThreadPool pool(threads.count, threads.processors);
   KernelReport report = MeasureKernels(isa, pool, [](const KernelFigure& figure) {
-    std::cerr << fmt::format("{}: {:.2f}\n", figure.name, figure.ratio);
+    PrintLine(spdlog::level::info, fmt::format("{}: {:.2f}", figure.name, figure.ratio));
   });
   report.cpu = CpuName();
   Print(KernelTableText(report), KernelJson(report), settings.bench.json);
@@ -212,7 +214,8 @@ int RunBench(const Settings& settings, Command command) {
       options = WithDrafts(options, waiting.front());
       waiting.erase(waiting.begin());
     }
-    LoadedEngine loaded = LoadWithProgress(options, StandardErrorStyle(ProgressStyle::kNone));
+    LoadedEngine loaded =
+        LoadWithProgress(options, StandardErrorStyle(settings.log_format, ProgressStyle::kNone));
     const Load load = MakeLoad(bench, latency, loaded, engine.seed);
     report.model_type = loaded.config.model_type;
     report.isa = loaded.kernels;
@@ -231,7 +234,8 @@ int RunBench(const Settings& settings, Command command) {
                               : Measure(load, loaded, interrupt.interrupted()));
     BenchRow& row = report.rows.back();
     row.spec_tokens = loaded.engine->num_speculative_tokens();
-    std::cerr << fmt::format("k = {}: {:.1f} tokens/s\n", row.spec_tokens, row.TokensPerSecond());
+    PrintLine(spdlog::level::info,
+              fmt::format("k = {}: {:.1f} tokens/s", row.spec_tokens, row.TokensPerSecond()));
     if (ask_engine) {
       ask_engine = false;
       for (int32_t k = 0; k < row.spec_tokens; ++k) waiting.push_back(k);

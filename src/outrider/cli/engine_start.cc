@@ -2,7 +2,10 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <iostream>
+#include <limits>
+#include <optional>
 
 namespace outrider::cli {
 
@@ -13,7 +16,15 @@ LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style)
         "keep it exact",
         AttentionBackendName(options.attention_backend));
   }
-  LoadProgressPrinter printer(std::cerr, style);
+  LoadProgressPrinter printer(
+      [style](const std::string& text) {
+        if (style == ProgressStyle::kRewrite) {
+          std::cerr << text << std::flush;
+        } else {
+          SPDLOG_INFO("{}", text);
+        }
+      },
+      style);
   LoadedEngine loaded = LoadEngine(
       options, [&](int64_t done, int64_t total) { printer.Update(done, total); },
       [](const StepTimes::Batch& batch) { SPDLOG_INFO("{}", StepTimesLine(batch)); });
@@ -38,16 +49,20 @@ std::string StepTimesLine(const StepTimes::Batch& batch) {
 }
 
 openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? std::optional(static_cast<float>(*value)) : std::nullopt;
+  };
   openai::SamplingDefaults defaults;
-  if (config.default_temperature.has_value()) {
-    defaults.temperature = static_cast<float>(*config.default_temperature);
+  defaults.temperature = number(config.default_temperature);
+  defaults.top_p = number(config.default_top_p);
+  // The likeliest token alone, as transformers has it.
+  if (defaults.top_p) defaults.top_p = std::max(*defaults.top_p, std::numeric_limits<float>::min());
+  defaults.min_p = number(config.default_min_p);
+  // "All tokens" is -1 or 0.
+  if (config.default_top_k) {
+    defaults.top_k = static_cast<int32_t>(std::max<int64_t>(*config.default_top_k, 0));
   }
-  if (config.default_top_p.has_value()) {
-    defaults.top_p = static_cast<float>(*config.default_top_p);
-  }
-  if (config.default_top_k.has_value()) {
-    defaults.top_k = static_cast<int32_t>(*config.default_top_k);
-  }
+  defaults.repetition_penalty = number(config.default_repetition_penalty);
   return defaults;
 }
 

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/cli/generation_report.h"
@@ -30,6 +31,7 @@ std::vector<int32_t> PromptTokens(const GenerateSettings& settings, const Loaded
   if (!settings.prompt_token_ids.empty()) return settings.prompt_token_ids;
   const TextPromptEncoder encoder = MakePromptEncoder(loaded);
   if (settings.chat.has_value()) {
+    if (loaded.chat_template) loaded.chat_template->Check();
     return EncodeChatMessage(encoder, ArgumentText(*settings.chat),
                              settings.system.has_value() ? &*settings.system : nullptr);
   }
@@ -51,6 +53,10 @@ SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine
   sampling.top_k = settings.top_k.value_or(defaults.top_k.value_or(sampling.top_k));
   sampling.min_p = settings.min_p.has_value() ? static_cast<float>(*settings.min_p)
                                               : defaults.min_p.value_or(sampling.min_p);
+  sampling.repetition_penalty =
+      settings.repetition_penalty.has_value()
+          ? static_cast<float>(*settings.repetition_penalty)
+          : defaults.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.seed = settings.seed;
   const int64_t room =
       static_cast<int64_t>(loaded.engine->max_model_len()) - static_cast<int64_t>(prompt_length);
@@ -82,8 +88,10 @@ int RunGenerate(const Settings& settings) {
   const GenerateSettings& generate = settings.generate;
   const bool json = generate.json || generate.logprobs.has_value() ||
                     generate.sampling.prompt_logprobs.has_value();
+  EngineOptions engine = settings.engine;
+  engine.max_num_seqs = 1;  // nothing is made or measured for more requests than this one
   const LoadedEngine loaded =
-      LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kNone));
+      LoadWithProgress(engine, StandardErrorStyle(settings.log_format, ProgressStyle::kNone));
   GenerationRequest request;
   request.prompt_token_ids = PromptTokens(generate, loaded);
   request.sampling = MakeSampling(generate, loaded, request.prompt_token_ids.size());
@@ -108,7 +116,7 @@ int RunGenerate(const Settings& settings) {
     std::cout << '\n';
   }
   std::cout.flush();
-  std::cerr << FiguresLine(result) << '\n';
+  PrintLine(spdlog::level::info, FiguresLine(result));
   if (result.finish_reason == FinishReason::kError) {
     SPDLOG_ERROR("the request failed: {}", std::get<std::string>(result.stop_reason));
     return 1;

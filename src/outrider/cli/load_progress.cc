@@ -7,8 +7,9 @@
 
 namespace outrider::cli {
 
-ProgressStyle StandardErrorStyle(ProgressStyle otherwise) {
-  return isatty(STDERR_FILENO) == 1 ? ProgressStyle::kRewrite : otherwise;
+ProgressStyle StandardErrorStyle(LogFormat format, ProgressStyle otherwise) {
+  const bool is_terminal = format == LogFormat::kText && isatty(STDERR_FILENO) == 1;
+  return is_terminal ? ProgressStyle::kRewrite : otherwise;
 }
 
 void LoadProgressPrinter::Update(int64_t done_bytes, int64_t total_bytes) {
@@ -31,12 +32,8 @@ void LoadProgressPrinter::Update(int64_t done_bytes, int64_t total_bytes) {
     line += fmt::format(" in {:.1f} s", std::chrono::duration<double>(now - start_).count());
     ended_ = true;
   }
-  if (style_ == ProgressStyle::kRewrite) {
-    out_ << '\r' << line << "\x1b[K" << (last ? "\n" : "");
-  } else {
-    out_ << line << '\n';
-  }
-  out_.flush();
+  print_(style_ == ProgressStyle::kRewrite ? fmt::format("\r{}\x1b[K{}", line, last ? "\n" : "")
+                                           : line);
 }
 
 }  // namespace outrider::cli

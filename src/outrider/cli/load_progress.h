@@ -1,12 +1,14 @@
-// The progress of loading weights: one line rewritten in place on a terminal, a few plain lines
-// elsewhere.
+// The progress of loading weights: one line rewritten in place on a terminal, a few lines of the
+// log elsewhere.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <ostream>
 #include <string>
+#include <utility>
+
+#include "outrider/base/logging.h"
 
 namespace outrider::cli {
 
@@ -16,18 +18,20 @@ enum class ProgressStyle : uint8_t {
   kNone,
 };
 
-/// kRewrite when standard error is a terminal, else `otherwise`.
-ProgressStyle StandardErrorStyle(ProgressStyle otherwise);
+/// kRewrite when standard error is a terminal that gets text, else `otherwise`.
+ProgressStyle StandardErrorStyle(LogFormat format, ProgressStyle otherwise);
 
 class LoadProgressPrinter {
  public:
-  LoadProgressPrinter(std::ostream& out, ProgressStyle style) : out_(out), style_(style) {}
+  /// print: writes what the style makes of the progress, for kRewrite pieces of a line.
+  LoadProgressPrinter(std::function<void(const std::string& text)> print, ProgressStyle style)
+      : print_(std::move(print)), style_(style) {}
 
   /// Bytes read so far and in all, never falling. Prints where the style says so.
   void Update(int64_t done_bytes, int64_t total_bytes);
 
  private:
-  std::ostream& out_;
+  const std::function<void(const std::string& text)> print_;
   const ProgressStyle style_;
   int last_percent_ = -25;  // one quarter before the first
   bool ended_ = false;

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/base/version.h"
 #include "outrider/cli/commands.h"
 #include "outrider/cli/engine_start.h"
@@ -17,16 +20,39 @@
 
 namespace outrider::cli {
 
+namespace {
+
+/// Starts Python while nobody waits for it, and finds what is wrong with the chat template before
+/// the model is loaded.
+void PrepareChats(const EngineOptions& options) {
+  const std::optional<ChatTemplate> chat = LoadChatTemplate(options);
+  if (!chat) {
+    SPDLOG_WARN("the model has no chat template, so chats are refused; --chat-template names one");
+    return;
+  }
+  try {
+    chat->Check();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnavailable) throw;
+    SPDLOG_WARN("chats are refused: {}", error.what());
+  }
+}
+
+}  // namespace
+
 int RunServe(const Settings& settings, const std::vector<std::string>& non_defaults) {
+  // A reader of standard error that goes away must not end the server.
+  std::signal(SIGPIPE, SIG_IGN);
   SPDLOG_INFO("Outrider {}, non-default options: {}", kVersion, fmt::join(non_defaults, ", "));
   // Loading a model takes long; bad files and options, and a port in use, show before it.
   const HttpServerOptions http = MakeHttpOptions(settings.serve);
   if (http.tls) MakeTlsContext(*http.tls);
   const Cors cors(http.cors);
   HttpServer::CheckAddress(http);
-  const ApiKeys keys(settings.serve.api_keys, settings.serve.max_num_reqs_per_key);
-  const LoadedEngine loaded =
-      LoadWithProgress(settings.engine, StandardErrorStyle(ProgressStyle::kLines));
+  const ApiKeys keys(ApiKeysOf(settings.serve), settings.serve.max_num_reqs_per_key);
+  PrepareChats(settings.engine);
+  const LoadedEngine loaded = LoadWithProgress(
+      settings.engine, StandardErrorStyle(settings.log_format, ProgressStyle::kLines));
   for (const std::string& line : MemoryLines(loaded.memory, loaded.engine->max_model_len())) {
     SPDLOG_INFO("Memory: {}", line);
   }

@@ -1,8 +1,10 @@
 #include "outrider/cli/server_options.h"
 
+#include <sstream>
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/file.h"
 #include "outrider/cli/engine_start.h"
 #include "outrider/http/tls_context.h"
 
@@ -38,6 +40,23 @@ HttpServerOptions MakeHttpOptions(const ServeSettings& serve) {
   return http;
 }
 
+std::vector<std::string> ApiKeysOf(const ServeSettings& serve) {
+  constexpr uint64_t kMostBytes = 1 << 20;
+  std::vector<std::string> keys = serve.api_keys;
+  if (serve.api_key_file.empty()) return keys;
+  std::istringstream lines(ReadTextFile(serve.api_key_file, kMostBytes));
+  const size_t given = keys.size();
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos) continue;
+    keys.push_back(line.substr(first, line.find_last_not_of(" \t\r") + 1 - first));
+  }
+  if (keys.size() == given) {
+    throw InvalidArgument("--api-key-file: {} holds no key; write one a line", serve.api_key_file);
+  }
+  return keys;
+}
+
 ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& loaded) {
   const ServeSettings& serve = settings.serve;
   ServerOptions options;
@@ -46,10 +65,11 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.log_requests = serve.log_requests;
   options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
   options.served_model_names = serve.served_model_names;
-  if (options.served_model_names.empty()) options.served_model_names = {settings.engine.model};
   options.model_root = settings.engine.model;
-  options.api_keys = serve.api_keys;
+  options.api_keys = ApiKeysOf(serve);
   options.max_requests_per_key = serve.max_num_reqs_per_key;
+  options.allowed_hosts = serve.allowed_hosts;
+  options.share_prefix_cache = serve.share_prefix_cache;
   options.max_model_len = loaded.engine->max_model_len();
   options.max_logprobs = settings.engine.max_logprobs;
   options.num_speculative_tokens = loaded.engine->num_speculative_tokens();

@@ -15,6 +15,10 @@ constexpr int64_t kCacheOnAProcessor = int64_t{1} << 30;
 // Of a GPU's work space, until it is measured.
 constexpr int64_t kEstimatedWorkSpace = int64_t{4} << 30;
 
+int64_t BytesOf(const NetworkWeightSizes& sizes) {
+  return SumOf(sizes.target) + SumOf(sizes.modules);
+}
+
 }  // namespace
 
 MemoryReport EnginePlan::Memory() const {
@@ -85,8 +89,31 @@ int64_t EnginePlan::KeptBytesPerPage() const {
          scheduler_.cache.groups[group].tokens_per_block;
 }
 
-int64_t EnginePlan::WeightBytes() const {
-  return SumOf(weight_sizes_.target) + SumOf(weight_sizes_.modules) + SumOf(drafter_sizes_.modules);
+int64_t EnginePlan::WeightBytes() const { return BytesOf(weight_sizes_) + BytesOf(drafter_sizes_); }
+
+void EnginePlan::PlanHostMemory() {
+  if (device() != DeviceKind::kCpu) return;
+  const std::optional<HostMemory> available = AvailableHostMemory();
+  if (!available) return;
+  HostNeed need;
+  need.weights = WeightBytes();
+  const MemoryReport memory = Memory();
+  need.kv_cache = memory.kv_cache_bytes + memory.kept_row_bytes;
+  host_fit_ = FitInHost(need, *available);
+  if (!host_fit_->fits && options_.quantization == WeightQuantization::kNone) {
+    WeightForm form = weight_form();
+    form.quantization = WeightQuantization::kInt8;
+    const auto [model, drafter] = MeasureAllWeights(form);
+    need.int8_weights = BytesOf(model) + BytesOf(drafter);
+    host_fit_ = FitInHost(need, *available);
+  }
+  Decide("memory", host_fit_->fits ? "fits" : "DOES NOT FIT", host_fit_->text);
+}
+
+void EnginePlan::CheckFitsHost() const {
+  if (host_fit_ && !host_fit_->fits) {
+    throw InvalidArgument("{} does not fit into memory: {}", options_.model, host_fit_->text);
+  }
 }
 
 int32_t EnginePlan::MostStepTokens() const {
@@ -153,18 +180,29 @@ void EnginePlan::PlanCache(int64_t bytes, const std::string& why) {
   const int64_t useful = cache.MostPages(length, MostStepTokens()) * options_.max_num_seqs;
   cache.num_pages = static_cast<int32_t>(std::min(budget_pages, useful));
   scheduler_.max_model_len = length;
-  scheduler_.exact_prefix = options_.exact_prefix;
   Decide("context", fmt::format("{} tokens", length),
          length < wanted
              ? "shrunk to what the KV cache holds"
              : (options_.max_model_len ? "--max-model-len" : "max_position_embeddings"));
   DescribeCache(budget_pages < useful ? why : "as much as --max-num-seqs requests can use");
-  Decide("prefix caching",
-         options_.enable_prefix_caching ? (options_.exact_prefix ? "prompts only" : "on") : "off",
-         options_.enable_prefix_caching
-             ? (options_.exact_prefix ? "--exact-prefix"
-                                      : "prompts reuse the blocks of earlier prompts and answers")
-             : "--no-enable-prefix-caching");
+  PlanPrefixCaching();
+}
+
+void EnginePlan::PlanPrefixCaching() {
+  const bool one_form = form_ == KvCacheForm::kHeads;
+  scheduler_.publish_answers = one_form || options_.fast_prefix;
+  if (!options_.enable_prefix_caching) {
+    Decide("prefix caching", "off", "--no-enable-prefix-caching");
+  } else if (one_form) {
+    Decide("prefix caching", "prompts and answers", "all rows take one form of attention");
+  } else if (options_.fast_prefix) {
+    Decide("prefix caching", "prompts and answers",
+           "--fast-prefix: NOT exact where a prompt repeats an earlier answer");
+  } else {
+    Decide("prefix caching", "prompts",
+           "answers take another form of attention; --fast-prefix would reuse them, equal up to "
+           "rounding");
+  }
 }
 
 std::string EnginePlan::CacheTypeText() const {

@@ -42,7 +42,7 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
   auto state = std::make_unique<RequestState>(id, std::move(request), std::move(sink),
                                               parts_.tokenizer, parts_.executor->eos_token_ids(),
                                               parts_.scheduler.max_model_len, seed);
-  if (parts_.prefix_caching && !state->needs_prompt_logits()) {
+  if (parts_.prefix_caching) {
     BlockKeys& keys = state->block_keys.emplace(hasher_.Start(state->cache_salt()));
     keys.blocks.reserve(
         static_cast<size_t>(state->max_total_tokens() / parts_.scheduler.cache.TokensPerKey()));
@@ -52,7 +52,8 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
                   .prompt_length = state->prompt_length(),
                   .max_total_tokens = state->max_total_tokens(),
                   .priority = state->priority(),
-                  .keys = state->block_keys ? &*state->block_keys : nullptr});
+                  .keys = state->block_keys ? &*state->block_keys : nullptr,
+                  .computes_all = state->needs_prompt_logits()});
   requests_.emplace(id, std::move(state));
 }
 
@@ -176,7 +177,8 @@ void EngineCore::ApplyPlan(const StepPlan& plan) {
   }
   for (const Admission& admission : plan.admitted) {
     RequestState& state = *requests_.at(admission.id);
-    if (state.Scheduled(admission.cached_tokens) && state.block_keys) {
+    const bool asks = state.block_keys && !state.needs_prompt_logits();
+    if (state.Scheduled(admission.cached_tokens) && asks) {
       counters_.prefix_cache_queries += state.prompt_length();
       counters_.prefix_cache_hits += admission.cached_tokens;
     }
@@ -229,7 +231,8 @@ void EngineCore::EmitTokens(const StepPlan& plan, std::span<const RequestResult>
     counters_.speculation.AddStep(static_cast<int32_t>(results[i].drafts.size()), accepted);
     outcomes_[i].num_emitted = state->Emit(results[i]);
     counters_.generation_tokens += outcomes_[i].num_emitted;
-    if (state->finished()) LeaveSlot(*state);
+    // Else its drafter's entries may be wanted for what it publishes.
+    if (state->finished() && !planned.publishes) LeaveSlot(*state);
   }
 }
 
@@ -239,19 +242,27 @@ void EngineCore::Commit(const StepPlan& plan, std::span<const RequestResult> res
     if (outcomes_[i].state == nullptr) continue;
     const PlannedRequest& planned = plan.requests[i];
     RequestState& state = *outcomes_[i].state;
-    if (state.finished()) {
-      CountFinish(*state.finish_reason());
-      if (parts_.draft_length_policy) {
-        parts_.draft_length_policy->ObserveEnd(state.prompt_length() - state.cached_tokens(),
-                                               state.num_tokens() - state.prompt_length());
-      }
-      Remove(state);
-      continue;
+    const int32_t emitted = outcomes_[i].num_emitted;
+    const bool failed = state.finish_reason() == FinishReason::kError;
+    if (!state.finished() || (planned.publishes && !failed && emitted > 0)) {
+      if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
+      // Drafts that were accepted after the end of a request are none of its tokens.
+      const int32_t accepted =
+          planned.samples ? std::min(results[i].verified.num_accepted, emitted - 1) : 0;
+      scheduler_.Commit(planned, accepted, emitted, num_drafts[i]);
     }
-    if (state.block_keys) hasher_.Extend(state.tokens(), *state.block_keys);
-    scheduler_.Commit(planned, planned.samples ? results[i].verified.num_accepted : 0,
-                      outcomes_[i].num_emitted, num_drafts[i]);
+    if (state.finished()) End(state);
   }
+}
+
+void EngineCore::End(RequestState& state) {
+  CountFinish(*state.finish_reason());
+  if (parts_.draft_length_policy) {
+    parts_.draft_length_policy->ObserveEnd(state.prompt_length() - state.cached_tokens(),
+                                           state.num_tokens() - state.prompt_length());
+  }
+  LeaveSlot(state);
+  Remove(state);
 }
 
 void EngineCore::ObserveStep(const StepPlan& plan, std::span<const RequestResult> results) {

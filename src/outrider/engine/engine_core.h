@@ -88,6 +88,8 @@ class EngineCore {
   StepRecord DescribeStep(const StepPlan& plan, std::span<const RequestResult> results) const;
   /// Tells the policy what became of the step's drafts.
   void ObserveStep(const StepPlan& plan, std::span<const RequestResult> results);
+  /// Of a request that has finished.
+  void End(RequestState& state);
   /// Takes the request's slot.
   void LeaveSlot(RequestState& state);
   void Remove(RequestState& state);

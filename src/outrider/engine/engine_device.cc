@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <variant>
 
 #include "outrider/base/error.h"
 #ifdef OUTRIDER_ENGINE_CUDA
@@ -19,20 +20,26 @@ void Require(bool runs, std::string_view what, std::string_view use) {
   if (!runs) throw InvalidArgument("the GPU does not run {}: use {}", what, use);
 }
 
-void CheckNumbers(const EngineOptions& options, const DevicePlan& plan) {
+void CheckNumbers(const EngineOptions& options, const ModelConfig& config, const DevicePlan& plan) {
   constexpr int32_t kMostRequests = 4096;  // of a step: attention's
   Require(plan.dtype == DType::kBF16, "--dtype float32", "--dtype bfloat16, or --device cpu");
   Require(plan.kv_dtype != DType::kF32, "--kv-cache-dtype float32",
           "--kv-cache-dtype bfloat16 or fp8, or --device cpu");
-  Require(plan.form == KvCacheForm::kLatent, "a KV cache of per-head entries",
+  const bool latent = std::holds_alternative<MlaSpec>(config.layer(0).attention);
+  Require(plan.form == KvCacheForm::kLatent || !latent,
+          "a KV cache of per-head entries of latent attention",
           "--kv-cache-form latent, or --device cpu");
   Require(options.quantization == WeightQuantization::kNone, "--quantization int8",
           "--quantization none, or --device cpu");
   Require(options.attention_backend == AttentionBackend::kRagged,
           "decode kernels of one query length", "--attention-backend ragged, or --device cpu");
-  Require(!plan.four_bits, "weights of 4 bits",
-          "a checkpoint of FP8 blocks or bfloat16, or --device cpu");
   const int32_t block = options.block_size;
+  for (const CacheGroupSpec& group : plan.cache_groups) {
+    Require(latent || group.tokens_per_block % 8 == 0,
+            fmt::format("--block-size {}, with which the cache group \"{}\" has {} tokens a page",
+                        block, group.name, group.tokens_per_block),
+            "a larger one, so that all groups have multiples of 8");
+  }
   Require(block == 16 || block == 32 || block == 64 || block == 256,
           fmt::format("--block-size {}", block), "16, 32, 64 or 256");
   Require(options.max_num_seqs <= kMostRequests,
@@ -76,7 +83,7 @@ void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
 #ifdef OUTRIDER_ENGINE_CUDA
   cuda::CheckRunsOnHopper(config, plan.modules);
   if (plan.drafter != nullptr) cuda::CheckDrafterRunsOnHopper(config, *plan.drafter);
-  CheckNumbers(options, plan);
+  CheckNumbers(options, config, plan);
 #else
   static_cast<void>(options);
   static_cast<void>(config);

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "outrider/checkpoint/model_config.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/kv/cache_group.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {
@@ -26,12 +28,12 @@ struct DevicePlan {
   DeviceKind device = DeviceKind::kCpu;
   int modules = 0;                       // MTP modules that are used
   const ModelConfig* drafter = nullptr;  // of a drafter with a checkpoint of its own
-  bool four_bits = false;                // the config says that weights have as many
   int drafts = 0;                        // of a request in a step, at most
   int batched_tokens = 1;                // rows of a step
   DType dtype = DType::kBF16;
   DType kv_dtype = DType::kBF16;
   KvCacheForm form = KvCacheForm::kLatent;
+  std::span<const CacheGroupSpec> cache_groups = {};
 };
 /// Throws Error for options and networks that the device does not run, with what it does run.
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,

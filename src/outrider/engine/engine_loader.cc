@@ -11,7 +11,7 @@
 #include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
 #include "outrider/engine/warm_up.h"
-#include "outrider/execute/inline_executor.h"
+#include "outrider/execute/step_runner.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
@@ -23,17 +23,22 @@ namespace outrider {
 
 namespace {
 
+std::filesystem::path TextDirectory(const EngineOptions& options) {
+  return options.tokenizer.empty() ? options.model : options.tokenizer;
+}
+
+/// Dummy weights need none.
+bool HasNoText(const EngineOptions& options) {
+  return options.load_format == LoadFormat::kDummy && !Tokenizer::IsIn(TextDirectory(options));
+}
+
 void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
-  const std::filesystem::path directory =
-      options.tokenizer.empty() ? options.model : options.tokenizer;
-  const bool present = Tokenizer::IsIn(directory);
-  if (!present && options.load_format == LoadFormat::kDummy) return;  // sizes without text
+  if (HasNoText(options)) return;
+  const std::filesystem::path directory = TextDirectory(options);
   loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::FromModelDirectory(directory));
   const TokenizerConfig config = ReadTokenizerConfig(directory);
   loaded.special_tokens = config.special_tokens;
-  loaded.chat_template = options.chat_template.empty()
-                             ? ChatTemplate::FromModelDirectory(directory)
-                             : ChatTemplate::FromFile(options.chat_template, config);
+  loaded.chat_template = LoadChatTemplate(options);
   loaded.grammars = std::make_unique<GrammarCompiler>(
       *loaded.tokenizer, static_cast<int32_t>(loaded.config.vocab_size),
       loaded.config.eos_token_ids);
@@ -91,6 +96,13 @@ void WarmUpDevice(const EnginePlan& plan, Network& network, DraftModel* draft_mo
 
 }  // namespace
 
+std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options) {
+  if (HasNoText(options)) return std::nullopt;
+  const std::filesystem::path directory = TextDirectory(options);
+  if (options.chat_template.empty()) return ChatTemplate::FromModelDirectory(directory);
+  return ChatTemplate::FromFile(options.chat_template, ReadTokenizerConfig(directory));
+}
+
 LoadedEngine ExplainEngine(const EngineOptions& options) {
   const EnginePlan plan(options);
   LoadedEngine loaded;
@@ -106,6 +118,7 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured) {
   EnginePlan plan(options);
+  plan.CheckFitsHost();
   LoadedEngine loaded;
   loaded.config = plan.config();
   loaded.num_speculative_tokens = plan.k();
@@ -113,7 +126,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.kernels = plan.ops().name();
   LoadText(options, loaded);
 
-  InlineExecutorParts inside;
+  RankParts inside;
   inside.ops = plan.TakeOps();
   const Ops& ops = plan.ops();
   PreparePrompts(ops, plan.config());
@@ -149,7 +162,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   inside.logprobs_mode = options.logprobs_mode;
   inside.num_slots = parts.scheduler.max_num_seqs;
   Drafter* const drafter = inside.drafter.get();  // the executor's
-  parts.executor = std::make_unique<InlineExecutor>(std::move(inside));
+  parts.executor = std::make_unique<StepRunner>(std::move(inside));
   if (plan.device() != DeviceKind::kCpu) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   }

@@ -38,6 +38,10 @@ struct LoadedEngine {
   std::unique_ptr<Engine> engine;
 };
 
+/// The chat template that the options name, else the model's; nothing where there is none.
+/// Throws Error if it cannot be read.
+std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options);
+
 /// What would run: config, memory and decisions, without reading weights (engine is null).
 LoadedEngine ExplainEngine(const EngineOptions& options);
 

@@ -99,9 +99,9 @@ struct EngineOptions {
   std::optional<int64_t> kv_cache_memory_bytes;
   double gpu_memory_utilization = 0.9;  // (0, 1]: the share of the GPU's memory that may be used
   bool enable_prefix_caching = true;    // requests reuse the blocks of equal prompt beginnings
-  /// Reuse only what was computed as a prompt: results then never depend on what else ran, also
-  /// where a prompt repeats an earlier answer.
-  bool exact_prefix = false;
+  /// Over a latent cache, reuse the blocks of answers too: where a prompt repeats an earlier
+  /// answer, results then depend on whether that is still cached, by rounding.
+  bool fast_prefix = false;
   std::optional<int32_t> max_num_queued_reqs;  // unset: no limit
   int32_t max_logprobs = 20;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;

@@ -11,6 +11,7 @@
 
 #include "outrider/base/cpu_features.h"
 #include "outrider/base/error.h"
+#include "outrider/base/logging.h"
 #include "outrider/base/processors.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
@@ -33,11 +34,6 @@ void CheckDType(const char* flag, std::optional<DType> dtype) {
   if (dtype && *dtype != DType::kF32 && *dtype != DType::kBF16) {
     throw InvalidArgument("{} is {}: use float32 or bfloat16", flag, DTypeName(*dtype));
   }
-}
-
-bool HasFourBits(const Quantization& quantization) {
-  return quantization.format == StoredFormat::kInt4 ||
-         quantization.format == StoredFormat::kNvfp4 || quantization.format == StoredFormat::kMxfp4;
 }
 
 void CheckOptions(const EngineOptions& o) {
@@ -129,18 +125,22 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                     {.device = device(),
                      .modules = modules_used_,
                      .drafter = drafter_ ? &drafter_->config : nullptr,
-                     .four_bits = HasFourBits(config_.quantization) ||
-                                  (drafter_ && HasFourBits(drafter_->config.quantization)),
                      .drafts = k_,
                      .batched_tokens = scheduler_.max_num_batched_tokens,
                      .dtype = dtype_,
                      .kv_dtype = kv_dtype_,
-                     .form = form_});
-  weight_sizes_ = MeasureWeights(ops(), config_, modules_used_, source(), weight_form());
-  if (drafter_) {
-    drafter_sizes_ = MeasureEagle3(ops(), drafter_->config, *drafter_->source, weight_form());
-  }
+                     .form = form_,
+                     .cache_groups = scheduler_.cache.groups});
+  std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
   PlanFirstCache();
+  PlanHostMemory();
+}
+
+std::pair<NetworkWeightSizes, NetworkWeightSizes> EnginePlan::MeasureAllWeights(
+    const WeightForm& form) const {
+  NetworkWeightSizes drafter;
+  if (drafter_) drafter = MeasureEagle3(ops(), drafter_->config, *drafter_->source, form);
+  return {MeasureWeights(ops(), config_, modules_used_, source(), form), std::move(drafter)};
 }
 
 const Ops& EnginePlan::ops() const { return *ops_; }
@@ -353,6 +353,14 @@ void EnginePlan::PlanMtpDrafter() {
       throw InvalidArgument(
           "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
           *wanted, options_.model);
+    }
+    // The config may name what the files do not hold.
+    const int64_t declared =
+        config_.dspark ? config_.dspark->stages : config_.num_nextn_predict_layers;
+    if (declared > 0) {
+      spdlog::warn("{}: config.json names {} {}, but the files hold none: nothing is drafted",
+                   options_.model, declared,
+                   config_.dspark ? "stages of a DSpark drafter" : "MTP modules");
     }
     Decide("drafter", "none", "the checkpoint has no MTP layer");
     return;

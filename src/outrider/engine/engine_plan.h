@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
@@ -13,6 +14,7 @@
 #include "outrider/draft/target_hidden_rows.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/engine/engine_options.h"
+#include "outrider/engine/host_fit.h"
 #include "outrider/networks/network.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/ops/weight_loader.h"
@@ -123,6 +125,10 @@ class EnginePlan {
 
   MemoryReport Memory() const;
 
+  /// Throws Error, on a processor, if weights and cache do not fit into the memory that the system
+  /// would give: what is needed, what is there, what would make it fit.
+  void CheckFitsHost() const;
+
   /// Whether the KV cache takes what is left of a GPU's memory: then the cache is to be planned
   /// anew once weights and work space are in it.
   bool FillsDevice() const {
@@ -153,6 +159,7 @@ class EnginePlan {
   void PlanCacheGroups();
   /// Plans the cache in so many bytes, in place of an earlier plan.
   void PlanCache(int64_t bytes, const std::string& why);
+  void PlanPrefixCaching();
   /// As the options say; on a GPU that it fills, as an estimate.
   void PlanFirstCache();
   std::vector<CachePartReport> PartsOf(int32_t group) const;
@@ -163,7 +170,11 @@ class EnginePlan {
   int64_t KeptBytesPerPage() const;
   /// Rows that a request may have in a step, and positions that its drafter writes behind them.
   int32_t MostStepTokens() const;
+  /// Of the model with its modules, and of a drafter with a checkpoint of its own.
+  std::pair<NetworkWeightSizes, NetworkWeightSizes> MeasureAllWeights(const WeightForm& form) const;
   int64_t WeightBytes() const;
+  /// On a processor: whether weights and cache fit into its memory.
+  void PlanHostMemory();
   bool HasModules() const { return modules_used_ > 0 || drafter_; }
   bool ModulesHaveWindows() const;
 
@@ -189,7 +200,8 @@ class EnginePlan {
   NetworkWeightSizes weight_sizes_;
   NetworkWeightSizes drafter_sizes_;  // of a checkpoint of its own
   std::optional<GpuBudget> gpu_;
-  size_t cache_decisions_ = 0;  // where those of PlanCache begin
+  std::optional<HostFit> host_fit_;  // nothing: a GPU's memory counts, or the system does not tell
+  size_t cache_decisions_ = 0;       // where those of PlanCache begin
 };
 
 }  // namespace outrider

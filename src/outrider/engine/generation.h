@@ -14,6 +14,7 @@
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/sampling_params.h"
 #include "outrider/schedule/scheduler.h"
+#include "outrider/text/stop_scope.h"
 
 namespace outrider {
 
@@ -21,6 +22,7 @@ struct GenerationRequest {
   std::vector<int32_t> prompt_token_ids;  // 1 .. max_model_len - 1 tokens
   SamplingParams sampling;
   GrammarConstraint grammar;  // without a grammar: any text
+  MakeStopScope stop_scope;   // of sampling.stop; empty: all of the text
   /// Most drafts per step of this request, at most the engine's k; unset: k.
   std::optional<int32_t> num_speculative_tokens;
   int32_t priority = 0;      // lower runs first

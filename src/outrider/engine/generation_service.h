@@ -28,8 +28,7 @@ struct StepSizes {
   }
 };
 
-/// A snapshot of what an engine is doing and has done. Counters only grow.
-/// What an engine on a GPU tells of it beside the rest.
+/// What an engine on a GPU tells of it beside EngineCounters.
 struct GpuFigures {
   // Bytes, when the engine started.
   int64_t total_bytes = 0;
@@ -42,6 +41,7 @@ struct GpuFigures {
   double idle_seconds = 0;      // without work for the GPU while requests ran
 };
 
+/// A snapshot of what an engine is doing and has done. Counters only grow.
 struct EngineCounters {
   // Now.
   int64_t num_requests_running = 0;

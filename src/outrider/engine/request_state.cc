@@ -1,6 +1,7 @@
 #include "outrider/engine/request_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace outrider {
@@ -20,6 +21,12 @@ std::shared_ptr<const RequestParameters> ParametersOf(GenerationRequest& request
       .num_speculative_tokens = request.num_speculative_tokens});
 }
 
+/// Whether one of a prompt's rows has logits that overflow: no log-probability of it is a number.
+bool HasOverflownRow(const std::vector<PositionLogprobs>& prompt) {
+  return std::ranges::any_of(
+      prompt, [](const PositionLogprobs& row) { return std::isnan(row.chosen.logprob); });
+}
+
 }  // namespace
 
 RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink sink,
@@ -33,7 +40,9 @@ RequestState::RequestState(RequestId id, GenerationRequest request, OutputSink s
       tokens_(std::move(request.prompt_token_ids)),
       sink_(std::move(sink)),
       eos_token_ids_(eos_token_ids),
-      stop_matcher_(sampling().stop, sampling().include_stop_str_in_output) {
+      stop_matcher_(
+          sampling().stop, sampling().include_stop_str_in_output,
+          request.stop_scope && !sampling().stop.empty() ? request.stop_scope() : nullptr) {
   if (tokenizer != nullptr) {
     detokenizer_.emplace(*tokenizer, sampling().skip_special_tokens,
                          sampling().kept_special_tokens);
@@ -73,7 +82,7 @@ int32_t RequestState::Emit(const RequestResult& result) {
   if (result.grammar_failed) {
     EndEarly(FinishReason::kError, delta);
     delta.stop_reason = std::string(kGrammarFailed);
-  } else if (verified.overflown && !finished()) {
+  } else if (HasOverflownRow(delta.prompt_logprobs) || (verified.overflown && !finished())) {
     EndEarly(FinishReason::kError, delta);
     delta.stop_reason = std::string(kLogitsOverflown);
   } else if (verified.dead_end && !finished()) {
@@ -100,10 +109,9 @@ void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
   const TokenEnd end = EndBy(sampling(), eos_token_ids_, token);
   // The token that ends a request is not part of its text.
   if (detokenizer_ && end == TokenEnd::kGoesOn) {
-    std::string text = detokenizer_->Push(token);
     // Stop strings are looked for in what follows the first min_tokens tokens.
     const bool may_stop = num_tokens() - prompt_length() > sampling().min_tokens;
-    delta.text += may_stop ? stop_matcher_.Push(text) : std::move(text);
+    delta.text += stop_matcher_.Push(detokenizer_->Push(token), may_stop);
   }
   if (stop_matcher_.stopped()) {
     delta.stop_reason = sampling().stop[*stop_matcher_.stopped_by()];
@@ -119,12 +127,10 @@ void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
 void RequestState::Finish(FinishReason reason, OutputDelta& delta) {
   finish_reason_ = reason;
   if (detokenizer_ && !stop_matcher_.stopped()) {
-    delta.text += stop_matcher_.Push(detokenizer_->Flush());
+    delta.text += stop_matcher_.End(detokenizer_->Flush());
     if (stop_matcher_.stopped()) {
       delta.stop_reason = sampling().stop[*stop_matcher_.stopped_by()];
       finish_reason_ = FinishReason::kStop;
-    } else {
-      delta.text += stop_matcher_.Flush();
     }
   }
   stats_.completion_tokens = num_tokens() - prompt_length();

@@ -11,7 +11,7 @@
 
 #include "outrider/engine/generation.h"
 #include "outrider/execute/executor.h"
-#include "outrider/text/stop_matcher.h"
+#include "outrider/text/scoped_stop_matcher.h"
 #include "outrider/text/stream_detokenizer.h"
 
 namespace outrider {
@@ -58,7 +58,7 @@ class RequestState {
   void Preempted() { ++stats_.num_preemptions; }
 
   std::optional<int32_t> slot;          // while it runs
-  std::optional<BlockKeys> block_keys;  // of tokens(); none when no prefix may be shared
+  std::optional<BlockKeys> block_keys;  // of tokens(); none without prefix caching
 
  private:
   const SamplingParams& sampling() const { return parameters_->sampling; }
@@ -77,7 +77,7 @@ class RequestState {
   OutputSink sink_;
   std::span<const int32_t> eos_token_ids_;
   std::optional<StreamDetokenizer> detokenizer_;
-  StopMatcher stop_matcher_;
+  ScopedStopMatcher stop_matcher_;
   std::optional<FinishReason> finish_reason_;
   Clock::time_point submitted_ = Clock::now();
   RequestStats stats_;

@@ -11,13 +11,13 @@
 // launched after them. So slots and pages may be given to the next request as soon as the host
 // knows that they are free, also while a step with their last owner is in flight.
 //
-// What lags on the host: text, stop strings, removal of requests, publication of prefixes, the
-// choice of the number of drafts. A request that has ended or was aborted may be in one more step:
-// its rows, if there are any, are computed, and what they give is dropped. Nothing behind this
-// interface lags: masks of grammars, ends by token or length, drafts and lengths are those that a
-// step after the other would have; only where nothing but its tokens is wanted of a step, what
-// follows may begin before the host has read them, and rows behind a token that ends a request are
-// then for nobody. Hence output is the same.
+// The host lags by one step: text, stop strings, removal of requests, publication of prefixes and
+// the choice of the number of drafts. A request that has ended or was aborted may be in one more
+// step. Its rows are computed, and their results are dropped.
+//
+// The executor does not lag. Masks, ends, drafts and lengths are exact at every launch. One
+// exception: a step that yields only tokens may be followed before they are read; if one of them
+// ended its request, the extra row is computed and dropped. Hence output is the same.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@
 
 #include "outrider/execute/request_parameters.h"
 #include "outrider/ops/replayer.h"
+#include "outrider/ops/ticket.h"
 #include "outrider/sampling/logprobs.h"
 #include "outrider/sampling/verifier.h"
 #include "outrider/schedule/scheduler.h"
@@ -64,9 +65,6 @@ struct ExecutorSeconds {
   double idle = 0;     // without work for a device that runs beside the host, while a slot is taken
 };
 
-/// Of a launched step; they count up by one.
-using Ticket = int64_t;
-
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -81,8 +79,8 @@ class Executor {
   /// and has all that the next needs of it. The plan of either stays until it has ended.
   virtual bool CanLaunchAhead() const { return false; }
 
-  /// Whether Wait for the oldest step in flight would return at once.
-  virtual bool ResultsAreThere() const { return false; }
+  /// Whether Wait for a step in flight would return at once.
+  virtual bool Ready(Ticket /*ticket*/) const { return false; }
 
   /// From now on calls `look`, which may be empty, now and then during a long Launch, where the
   /// device lets it (Ops::WhileLaunching). It may wait for the step before.

@@ -8,26 +8,25 @@
 
 namespace outrider {
 
-void LogitsPass::Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
-  Describe(input, verified);
+void LogitsPass::Verify(const StepLayout& step, Tensor hidden) {
+  Describe(step);
   FillMasks();
-  model_.Verify(*sampler_, input.hidden, input.layout.logits_rows(), verify_);
+  model_.Verify(*sampler_, hidden, step.rows().logits_rows(), verify_);
 }
 
-bool LogitsPass::VerifyLater(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
-  Describe(input, verified);
+std::optional<Ticket> LogitsPass::Launch(const StepLayout& step, Tensor hidden) {
+  Describe(step);
   OUTRIDER_CHECK(masked_.empty());
-  return model_.VerifyLater(*sampler_, input.hidden, input.layout.logits_rows(), verify_);
+  return model_.LaunchVerify(*sampler_, hidden, step.rows().logits_rows(), verify_);
 }
 
-void LogitsPass::Describe(const LogitsInput& input, std::span<VerifiedTokens* const> verified) {
+void LogitsPass::Describe(const StepLayout& step) {
   verify_.clear();
   masked_.clear();
   masked_slots_.clear();
-  for (const RequestRows& rows : input.layout.requests()) {
+  for (const RequestRows& rows : step.requests()) {
     if (rows.num_logits_rows == 0) continue;
-    const auto index = static_cast<size_t>(rows.work_index);
-    RequestSlot& slot = input.slot(rows);
+    RequestSlot& slot = step.slot(rows);
     if (slot.grammar) {
       masked_.push_back(verify_.size());
       masked_slots_.push_back(&slot);
@@ -38,11 +37,11 @@ void LogitsPass::Describe(const LogitsInput& input, std::span<VerifiedTokens* co
                    .tokens = slot.tokens,
                    .prompt_length = static_cast<size_t>(slot.parameters->prompt_length),
                    .processors = slot.processors ? &*slot.processors : nullptr,
-                   .drafts = input.work[index].draft_tokens,
+                   .drafts = step.work(rows).draft_tokens,
                    .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data()},
          .first_row = rows.first_logits_row,
-         .result = verified[index],
-         .places = SlotPlaces(rows.slot, input.max_drafts).of_verification()});
+         .result = &step.result(rows).verified,
+         .places = SlotPlaces(rows.slot, max_drafts_).of_verification()});
   }
 }
 
@@ -64,15 +63,13 @@ void LogitsPass::FillMasks() {
   });
 }
 
-void LogitsPass::ScorePrompts(const LogitsInput& input) {
-  for (const RequestRows& rows : input.layout.requests()) {
-    if (rows.num_prompt_logits_rows == 0) continue;
-    RequestSlot& slot = input.slot(rows);
-    ScoreRows(input, rows, slot);
+void LogitsPass::ScorePrompts(const StepLayout& step, Tensor hidden) {
+  for (const RequestRows& rows : step.requests()) {
+    if (rows.num_prompt_logits_rows > 0) ScoreRows(rows, hidden, step.slot(rows));
   }
 }
 
-void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot) {
+void LogitsPass::ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& slot) {
   const auto count = static_cast<size_t>(rows.num_prompt_logits_rows);
   std::vector<PositionLogprobs>& scores = slot.prompt_logprobs;
   const size_t done = scores.size();
@@ -85,7 +82,7 @@ void LogitsPass::ScoreRows(const LogitsInput& input, const RequestRows& rows, Re
                  .num_top = *slot.sampling().prompt_logprobs,
                  .result = &scores[done + i]};
   }
-  model_.Score(*sampler_, input.hidden, score_rows_, score_);
+  model_.Score(*sampler_, hidden, score_rows_, score_);
 }
 
 }  // namespace outrider

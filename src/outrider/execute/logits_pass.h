@@ -4,59 +4,52 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
 #include "outrider/batch/batch_layout.h"
 #include "outrider/execute/request_slot.h"
+#include "outrider/execute/step_layout.h"
 #include "outrider/networks/network.h"
 #include "outrider/ops/step_sampler.h"
 
 namespace outrider {
 
-/// A step after the model's forward pass.
-struct LogitsInput {
-  const BatchLayout& layout;
-  Tensor hidden;  // [layout.num_rows(), hidden]
-  std::span<const RequestWork> work;
-  std::span<RequestSlot* const> slots;  // by the index of the work
-  int32_t max_drafts = 0;
-
-  RequestSlot& slot(const RequestRows& rows) const {
-    return *slots[static_cast<size_t>(rows.work_index)];
-  }
-};
-
 class LogitsPass {
  public:
   /// pool: for what the host computes, the masks of grammars.
-  LogitsPass(Network& model, ThreadPool& pool, const Verifier& verifier)
+  LogitsPass(Network& model, ThreadPool& pool, const Verifier& verifier, int32_t max_drafts)
       : model_(model),
         pool_(pool),
+        max_drafts_(max_drafts),
         sampler_(model.device().ops.MakeSampler(model.device(), verifier)) {}
 
-  /// Replaces *verified[i], by the index of the work, for requests that have rows of logits.
-  void Verify(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
+  // hidden [rows of the step, output width]: what the target's forward pass gave.
 
-  /// The same without waiting for the device, if it returns true: the results are there after
-  /// Collect (StepSampler::VerifyLater). Of requests without a grammar.
-  bool VerifyLater(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
-  bool CanCollect() const { return sampler_->CanCollect(); }
-  void Collect() { sampler_->Collect(); }
+  /// Replaces RequestResult::verified of the requests that have rows of logits.
+  void Verify(const StepLayout& step, Tensor hidden);
+
+  /// Begins the same beside the host, where the device can: see StepSampler::Launch. Of requests
+  /// without a grammar.
+  std::optional<Ticket> Launch(const StepLayout& step, Tensor hidden);
+  bool Ready(Ticket ticket) const { return sampler_->Ready(ticket); }
+  void Wait(Ticket ticket) { sampler_->Wait(ticket); }
 
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
-  void ScorePrompts(const LogitsInput& input);
+  void ScorePrompts(const StepLayout& step, Tensor hidden);
 
  private:
   /// Fills verify_, but for masks.
-  void Describe(const LogitsInput& input, std::span<VerifiedTokens* const> verified);
+  void Describe(const StepLayout& step);
   /// Fills the masks of the requests with a grammar.
   void FillMasks();
-  void ScoreRows(const LogitsInput& input, const RequestRows& rows, RequestSlot& slot);
+  void ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& slot);
 
   Network& model_;
   ThreadPool& pool_;
+  int32_t max_drafts_;
   std::unique_ptr<StepSampler> sampler_;
   // Kept to reuse memory.
   std::vector<VerifyRequest> verify_;

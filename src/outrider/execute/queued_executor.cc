@@ -16,7 +16,7 @@ constexpr std::chrono::microseconds kLookInterval{20};
 
 QueuedExecutor::QueuedExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {
   inner_->WhileLaunching([this] {
-    if (last_finished_ < last_run_ && inner_->ResultsAreThere()) Finish(last_run_);
+    if (last_finished_ < last_run_ && inner_->Ready(last_run_)) Finish(last_run_);
   });
   thread_ = std::thread([this] { Run(); });
 }

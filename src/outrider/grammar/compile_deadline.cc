@@ -1,26 +1,40 @@
 #include "outrider/grammar/compile_deadline.h"
 
-#include <optional>
+#include <ctime>
+#include <limits>
 
 namespace outrider {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+struct Deadline {
+  double end = std::numeric_limits<double>::infinity();  // in this thread's processor time
+  const std::atomic<bool>* cancelled = nullptr;
+  bool set = false;
+};
 
-thread_local std::optional<Clock::time_point> deadline;
+thread_local Deadline deadline;
+
+double ThreadSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 }  // namespace
 
-CompileDeadline::CompileDeadline(double seconds) {
-  deadline = Clock::now() +
-             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+CompileDeadline::CompileDeadline(double seconds, const std::atomic<bool>* cancelled) {
+  deadline = {.end = ThreadSeconds() + seconds, .cancelled = cancelled, .set = true};
 }
 
-CompileDeadline::~CompileDeadline() { deadline.reset(); }
+CompileDeadline::~CompileDeadline() { deadline = {}; }
 
 void CheckCompileDeadline() {
-  if (deadline && Clock::now() > *deadline) throw CompileTimeout();
+  if (!deadline.set) return;
+  if (deadline.cancelled != nullptr && deadline.cancelled->load(std::memory_order_relaxed)) {
+    throw CompileTimeout();
+  }
+  if (ThreadSeconds() > deadline.end) throw CompileTimeout();
 }
 
 }  // namespace outrider

@@ -1,36 +1,44 @@
-// Compiled grammars by what they were compiled from; over the byte bound, those used longest ago
-// are forgotten. Thread-safe.
+// What came of specs that were compiled: grammars, and why others are refused. Over the byte bound,
+// those used longest ago are forgotten. Thread-safe.
 #pragma once
 
 #include <cstddef>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
+#include "outrider/base/error.h"
 #include "outrider/grammar/compiled_grammar.h"
 #include "outrider/grammar/grammar_spec.h"
 
 namespace outrider {
+
+/// One of the two.
+struct GrammarOutcome {
+  std::shared_ptr<const CompiledGrammar> grammar;
+  std::optional<Error> refusal;
+};
 
 class GrammarCache {
  public:
   /// Counts the grammars' memory and their specs' text.
   explicit GrammarCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  /// Null when it is not there.
-  std::shared_ptr<const CompiledGrammar> Find(const GrammarSpec& spec);
+  /// Nothing when it is not there.
+  std::optional<GrammarOutcome> Find(const GrammarSpec& spec);
 
-  /// Keeps a grammar that fits alone.
-  void Put(const GrammarSpec& spec, std::shared_ptr<const CompiledGrammar> grammar);
+  /// Keeps what fits alone.
+  void Put(const GrammarSpec& spec, GrammarOutcome outcome);
 
   size_t bytes() const;
 
  private:
   struct Entry {
     std::string key;
-    std::shared_ptr<const CompiledGrammar> grammar;
+    GrammarOutcome outcome;
     size_t bytes = 0;
   };
 

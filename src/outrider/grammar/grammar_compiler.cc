@@ -19,6 +19,7 @@
 #include "outrider/grammar/compiled_grammar_impl.h"
 #include "outrider/grammar/grammar_cache.h"
 #include "outrider/grammar/json_schema.h"
+#include "outrider/grammar/regular_expression.h"
 #include "outrider/grammar/xgrammar_log.h"
 
 namespace outrider {
@@ -87,20 +88,21 @@ xgrammar::Grammar ParseStructuralTag(const std::string& json, const xgrammar::To
   return std::get<xgrammar::Grammar>(std::move(result));
 }
 
-xgrammar::Grammar ParseSchema(const std::string& schema) {
-  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, /*indent=*/std::nullopt,
-                                           /*separators=*/std::nullopt,
-                                           /*strict_mode=*/true, kMaxWhitespace);
+xgrammar::Grammar ParseSchema(const std::string& schema, bool compact) {
+  return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/!compact,
+                                           /*indent=*/std::nullopt, /*separators=*/std::nullopt,
+                                           /*strict_mode=*/true,
+                                           compact ? std::nullopt : std::optional(kMaxWhitespace));
 }
 
-xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
+xgrammar::Grammar ParseText(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
   switch (spec.kind) {
     case GrammarKind::kJsonObject:
-      return ParseSchema(R"({"type":"object","additionalProperties":true})");
+      return ParseSchema(R"({"type":"object","additionalProperties":true})", spec.compact);
     case GrammarKind::kJsonSchema:
-      return ParseSchema(EnforceableSchema(spec.text));
+      return ParseSchema(EnforceableSchema(spec.text), spec.compact);
     case GrammarKind::kRegex:
-      return xgrammar::Grammar::FromRegex(spec.text);
+      return xgrammar::Grammar::FromRegex(ExpressionForText(spec.text));
     case GrammarKind::kChoice:
       return xgrammar::Grammar::FromEBNF(ChoicesToEbnf(spec.choices));
     case GrammarKind::kEbnf:
@@ -110,6 +112,12 @@ xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& 
       return ParseStructuralTag(EnforceableTag(spec.text), info);
   }
   OUTRIDER_CHECK(false);
+}
+
+xgrammar::Grammar Parse(const GrammarSpec& spec, const xgrammar::TokenizerInfo& info) {
+  xgrammar::Grammar text = ParseText(spec, info);
+  if (spec.calls.empty()) return text;
+  return xgrammar::Grammar::Union({text, ParseStructuralTag(EnforceableTag(spec.calls), info)});
 }
 
 /// Budgets count what was generated between two masks, temperatures are the request's: neither has
@@ -167,8 +175,12 @@ struct GrammarCompiler::Impl {
     return *info;
   }
 
+  const xgrammar::TokenizerInfo& VocabularyOf(const GrammarSpec& spec) {
+    return VocabularyOf(spec.calls.empty() ? spec.kind : GrammarKind::kToolCalls);
+  }
+
   void CheckSize(const GrammarSpec& spec) const {
-    size_t bytes = spec.text.size();
+    size_t bytes = spec.text.size() + spec.calls.size();
     for (const std::string& choice : spec.choices) bytes += choice.size();
     if (bytes > limits.max_spec_bytes) {
       throw InvalidArgument("has {} bytes; at most {} are allowed", bytes, limits.max_spec_bytes);
@@ -180,6 +192,30 @@ struct GrammarCompiler::Impl {
     if (spec.kind == GrammarKind::kChoice && spec.choices.empty()) {
       throw InvalidArgument("has no choices; at least one is needed");
     }
+  }
+
+  /// Within this thread's CompileDeadline.
+  std::shared_ptr<const CompiledGrammar> Compile(const GrammarSpec& spec) {
+    std::shared_ptr<const CompiledGrammar> compiled;
+    try {
+      const xgrammar::TokenizerInfo& vocabulary = VocabularyOf(spec);
+      const XgrammarWarnings warnings;
+      const xgrammar::Grammar grammar = Parse(spec, vocabulary);
+      if (!warnings.first().empty()) throw std::runtime_error(warnings.first());
+      RefuseRuleAttributes(grammar);
+      xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
+      compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(
+          CompiledGrammar::Impl{compiler.CompileGrammar(grammar)}));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw InvalidArgument("{}", OneLine(error.what(), spec.kind));
+    }
+    if (compiled->memory_bytes() > limits.max_compiled_bytes) {
+      throw InvalidArgument("is too large: {} MiB when compiled, at most {} are allowed",
+                            compiled->memory_bytes() >> 20, limits.max_compiled_bytes >> 20);
+    }
+    return compiled;
   }
 
   const Tokenizer& tokenizer;
@@ -201,37 +237,36 @@ GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size,
 GrammarCompiler::~GrammarCompiler() = default;
 
 std::shared_ptr<const CompiledGrammar> GrammarCompiler::Find(const GrammarSpec& spec) {
-  return impl_->cache.Find(spec);
+  impl_->CheckSize(spec);
+  const std::optional<GrammarOutcome> found = impl_->cache.Find(spec);
+  if (!found) return nullptr;
+  if (found->refusal) throw Error(*found->refusal);
+  return found->grammar;
 }
 
 std::shared_ptr<const CompiledGrammar> GrammarCompiler::Compile(const GrammarSpec& spec) {
+  return TryCompile(spec, impl_->limits.max_seconds);
+}
+
+std::shared_ptr<const CompiledGrammar> GrammarCompiler::TryCompile(
+    const GrammarSpec& spec, double seconds, const std::atomic<bool>* cancelled) {
   if (auto found = Find(spec)) return found;
-  impl_->CheckSize(spec);
-  std::shared_ptr<const CompiledGrammar> compiled;
+  const double most = impl_->limits.max_seconds;
+  impl_->VocabularyOf(spec);  // made once: not the spec's time
   try {
-    const CompileDeadline deadline(impl_->limits.max_seconds);
-    const xgrammar::TokenizerInfo& vocabulary = impl_->VocabularyOf(spec.kind);
-    const XgrammarWarnings warnings;
-    const xgrammar::Grammar grammar = Parse(spec, vocabulary);
-    if (!warnings.first().empty()) throw std::runtime_error(warnings.first());
-    RefuseRuleAttributes(grammar);
-    xgrammar::GrammarCompiler compiler(vocabulary, /*max_threads=*/1, /*cache_enabled=*/false);
-    compiled = std::make_shared<CompiledGrammar>(std::make_unique<CompiledGrammar::Impl>(
-        CompiledGrammar::Impl{compiler.CompileGrammar(grammar)}));
-  } catch (const Error&) {
-    throw;
+    const CompileDeadline deadline(std::min(seconds, most), cancelled);
+    auto compiled = impl_->Compile(spec);
+    impl_->cache.Put(spec, {compiled, std::nullopt});
+    return compiled;
   } catch (const CompileTimeout&) {
-    throw InvalidArgument("takes more than {} s to compile: make it simpler",
-                          impl_->limits.max_seconds);
-  } catch (const std::exception& error) {
-    throw InvalidArgument("{}", OneLine(error.what(), spec.kind));
+    if (seconds < most || (cancelled != nullptr && *cancelled)) return nullptr;
+    const Error refusal = InvalidArgument("takes more than {} s to compile: make it simpler", most);
+    impl_->cache.Put(spec, {nullptr, refusal});
+    throw Error(refusal);
+  } catch (const Error& refusal) {
+    impl_->cache.Put(spec, {nullptr, refusal});
+    throw;
   }
-  if (compiled->memory_bytes() > impl_->limits.max_compiled_bytes) {
-    throw InvalidArgument("is too large: {} MiB when compiled, at most {} are allowed",
-                          compiled->memory_bytes() >> 20, impl_->limits.max_compiled_bytes >> 20);
-  }
-  impl_->cache.Put(spec, compiled);
-  return compiled;
 }
 
 }  // namespace outrider

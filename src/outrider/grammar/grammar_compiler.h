@@ -2,6 +2,7 @@
 // those that were used last.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,7 +17,7 @@ namespace outrider {
 struct GrammarLimits {
   size_t max_spec_bytes = size_t{1} << 18;      // of the text, or of all choices together
   size_t max_choices = 4096;                    // in one spec
-  double max_seconds = 10;                      // of compiling one spec
+  double max_seconds = 2;                       // of compiling one spec: processor time
   size_t max_compiled_bytes = size_t{1} << 28;  // of one compiled grammar
   size_t max_cached_bytes = size_t{1} << 29;    // of all that are kept without being used
 };
@@ -31,13 +32,19 @@ class GrammarCompiler {
   GrammarCompiler(const GrammarCompiler&) = delete;
   GrammarCompiler& operator=(const GrammarCompiler&) = delete;
 
-  /// The compiled grammar of a spec that was compiled lately; null otherwise. Thread-safe.
+  /// The compiled grammar of a spec that was compiled lately; null if it was not. Throws as Compile
+  /// does if it was refused lately. Thread-safe.
   std::shared_ptr<const CompiledGrammar> Find(const GrammarSpec& spec);
 
   /// Compiles, or finds. Thread-safe; takes up to limits.max_seconds, so not for the engine's
   /// thread. Throws Error (kInvalidArgument, kTooLarge) with one line that says what is wrong with
   /// the spec.
   std::shared_ptr<const CompiledGrammar> Compile(const GrammarSpec& spec);
+
+  /// The same, but gives up and returns null after `seconds`, if these are fewer than are allowed,
+  /// and when `cancelled` is set.
+  std::shared_ptr<const CompiledGrammar> TryCompile(const GrammarSpec& spec, double seconds,
+                                                    const std::atomic<bool>* cancelled = nullptr);
 
  private:
   struct Impl;

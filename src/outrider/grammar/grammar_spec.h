@@ -30,6 +30,10 @@ struct GrammarSpec {
   /// kJsonObject and kChoice.
   std::string text;
   std::vector<std::string> choices;  // kChoice: at least one
+  /// A structural tag of tool calls, which may come in the text's place; "": none may.
+  std::string calls = {};
+  bool compact =
+      false;  // kJsonObject, kJsonSchema: JSON on one line, a space after commas and colons
 
   bool operator==(const GrammarSpec&) const = default;
 };

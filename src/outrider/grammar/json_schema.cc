@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/base/bounded_json.h"
+#include "outrider/grammar/regular_expression.h"
 #include "outrider/grammar/schema_conjunction.h"
 #include "outrider/grammar/schema_json.h"
 #include "outrider/grammar/schema_overlap.h"
@@ -23,16 +25,13 @@ constexpr int kMaxNesting = 128;         // of the text, and of schemas on the w
 constexpr int64_t kMaxSchemas = 20000;   // after combining
 constexpr int64_t kMaxValues = 2000000;  // in all schemas that are combined, one after the other
 
-/// Throws an Error for what is no JSON or nests too deeply.
+/// Throws an Error for what is no JSON, nests too deeply or has too many values.
 SchemaJson ParseSchemaText(std::string_view text) {
-  const auto check_depth = [](int depth, SchemaJson::parse_event_t, SchemaJson&) {
-    if (depth > kMaxNesting) throw InvalidArgument("nests deeper than {} levels", kMaxNesting);
-    return true;
-  };
   try {
-    return SchemaJson::parse(text, check_depth);
-  } catch (const SchemaJson::parse_error& error) {
-    throw InvalidArgument("is not valid JSON: byte {} is unexpected", error.byte);
+    return ParseBoundedJson<SchemaJson>(text, {.max_depth = kMaxNesting, .max_values = kMaxValues});
+  } catch (const JsonFault& fault) {
+    if (fault.kind() != JsonFault::Kind::kSyntax) throw;
+    throw InvalidArgument("is not valid JSON: byte {} is unexpected", fault.byte());
   }
 }
 
@@ -326,6 +325,11 @@ void WalkTag(SchemaJson& part) {
     if (part.contains("any_order") && part["any_order"] != false) {
       throw InvalidArgument("\"any_order\" is not supported");
     }
+    return;
+  }
+  if (part.is_object() && part.contains("type") && part["type"] == "regex" &&
+      part.contains("pattern") && part["pattern"].is_string()) {
+    part["pattern"] = ExpressionForText(part["pattern"].get<std::string>());
     return;
   }
   if (part.is_structured()) {

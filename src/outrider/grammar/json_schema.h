@@ -17,7 +17,8 @@ namespace outrider {
 /// enforced.
 std::string EnforceableSchema(std::string_view schema);
 
-/// The text of a structural tag with every schema in it made enforceable. Throws Error
+/// The text of a structural tag with every schema in it made enforceable, and every regular
+/// expression plain (regular_expression.h). Throws Error
 /// (kInvalidArgument), also for text that is no JSON.
 std::string EnforceableTag(std::string_view tag);
 

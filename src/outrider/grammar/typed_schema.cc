@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "outrider/grammar/json_string_pattern.h"
 #include "outrider/grammar/object_schema.h"
+#include "outrider/grammar/regular_expression.h"
 #include "outrider/grammar/string_formats.h"
 
 namespace outrider {
@@ -201,7 +201,7 @@ SchemaJson StringSchema(const SchemaJson& schema, const std::string& place) {
       throw SchemaError(place, "\"format\" {} together with \"{}\" is not supported",
                         format->dump(), most ? "maxLength" : "minLength");
     }
-    if (regular) typed["pattern"] = PatternForJsonString(*regular);
+    if (regular) typed["pattern"] = PatternForJsonString("^(" + *regular + ")$");
   }
   if (least && most && *least > *most) {
     throw SchemaError(place, "\"minLength\" is above \"maxLength\"");

@@ -9,15 +9,17 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/error.hpp>
+#include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/status.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <ctime>
 #include <exception>
 #include <iterator>
+#include <new>
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/memory_shortage.h"
 #include "outrider/http/http_head.h"
 
 namespace outrider {
@@ -30,6 +32,9 @@ using boost::system::error_code;
 // Unparsed input beyond this is left in the socket: a client that pipelines more waits.
 constexpr size_t kMaxInput = size_t{64} << 10;
 constexpr double kLingerSeconds = 2;
+// Of larger bodies so much is written at a time, and there is no second copy of them.
+constexpr size_t kPieceBytes = size_t{256} << 10;
+constexpr std::string_view kLastChunk = "0\r\n\r\n";
 
 std::string HttpDate() {
   const std::time_t now = std::time(nullptr);
@@ -42,14 +47,47 @@ std::string HttpDate() {
 
 }  // namespace
 
+// A body in a string that grows as bytes come: what a client only promises takes no memory.
+struct GrowingBody {
+  using value_type = std::string;
+
+  class reader {  // NOLINT(readability-identifier-naming): Beast's name for it
+   public:
+    template <bool kIsRequest, typename Fields>
+    reader(http::header<kIsRequest, Fields>& /*head*/, std::string& body) : body_(body) {}
+
+    // NOLINTBEGIN(readability-identifier-naming)
+    void init(const boost::optional<uint64_t>& /*length*/, error_code& error) { error = {}; }
+
+    template <typename Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      const size_t before = body_.size();
+      for (auto part = asio::buffer_sequence_begin(buffers);
+           part != asio::buffer_sequence_end(buffers); ++part) {
+        const asio::const_buffer bytes = *part;
+        body_.append(static_cast<const char*>(bytes.data()), bytes.size());
+      }
+      error = {};
+      return body_.size() - before;
+    }
+
+    void finish(error_code& error) { error = {}; }
+    // NOLINTEND(readability-identifier-naming)
+
+   private:
+    std::string& body_;
+  };
+};
+
 struct HttpConnection::Parser {
-  http::request_parser<http::string_body> http;
+  http::request_parser<GrowingBody> http;
   std::optional<HttpResponse> refusal;
 };
 
 HttpConnection::HttpConnection(Socket socket, HttpServerState& server)
     : stream_(std::move(socket), server.tls ? &*server.tls : nullptr),
       server_(server),
+      peer_(stream_.PeerAddress()),
       signal_timer_(stream_.get_executor(), Clock::time_point::max()),
       input_space_timer_(stream_.get_executor(), Clock::time_point::max()) {}
 
@@ -58,11 +96,32 @@ void HttpConnection::Start() {
   Spawn(&HttpConnection::Open);
 }
 
-void HttpConnection::Spawn(asio::awaitable<void> (HttpConnection::*coroutine)()) {
+void HttpConnection::Spawn(Coroutine coroutine) {
   const auto self = shared_from_this();
   asio::co_spawn(
       stream_.get_executor(), [self, coroutine] { return ((*self).*coroutine)(); },
-      [self](const std::exception_ptr& failure) { RethrowFailure(failure); });
+      [self, coroutine](const std::exception_ptr& failure) {
+        if (failure) self->OnFailure(coroutine, failure);
+      });
+}
+
+// A connection for which there is no memory ends alone.
+void HttpConnection::OnFailure(Coroutine coroutine, const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::bad_alloc&) {
+    OnPeerGone(true);
+    // The others end by themselves.
+    if (coroutine != &HttpConnection::ReadLoop) EndConnection();
+    SPDLOG_WARN("too little memory: a connection was closed");
+  }
+}
+
+void HttpConnection::EndConnection() {
+  phase_ = Phase::kClosed;
+  stream_.Close();
+  input_space_timer_.cancel();
+  server_.on_closed(this);
 }
 
 asio::awaitable<void> HttpConnection::Open() {
@@ -72,9 +131,7 @@ asio::awaitable<void> HttpConnection::Open() {
     Spawn(&HttpConnection::ReadLoop);
     co_return;
   }
-  phase_ = Phase::kClosed;
-  stream_.Close();
-  server_.on_closed(this);
+  EndConnection();
 }
 
 void HttpConnection::Signal() {
@@ -97,6 +154,7 @@ void HttpConnection::SetPhase(Phase phase, double seconds) {
 }
 
 void HttpConnection::CheckTime(Clock::time_point now) {
+  if (signalled_) signal_timer_.cancel();  // a signal that found no memory comes late
   if (phase_ == Phase::kAnswer) {
     const std::chrono::duration<double> silence = now - last_write_;
     heartbeat_due_ = !heartbeat_.empty() && silence.count() >= server_.limits.heartbeat_seconds;
@@ -164,10 +222,7 @@ asio::awaitable<void> HttpConnection::ServeLoop() {
   bool more = true;
   while (more) more = co_await ServeOne();
   if (!peer_gone_) co_await Linger();
-  phase_ = Phase::kClosed;
-  stream_.Close();
-  input_space_timer_.cancel();
-  server_.on_closed(this);
+  EndConnection();
 }
 
 asio::awaitable<bool> HttpConnection::ServeOne() {
@@ -187,6 +242,10 @@ asio::awaitable<bool> HttpConnection::ServeOne() {
 // Nothing: a refusal is in the parser, or there is nobody to answer.
 asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& parser) {
   HttpRequest request;
+  request.peer = peer_;
+  const auto share = std::make_shared<HttpBodyShare>(
+      server_.bodies, static_cast<size_t>(server_.limits.free_body_bytes));
+  request.body_share = share;
   cors_headers_.clear();
   bool head_seen = false;
   int64_t head_size = 0;
@@ -202,9 +261,24 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
     }
     error_code error;
     size_t used = 0;
+    bool has_memory = true;
     while (!half_a_line && used < input_.size() && !parser.http.is_done() && !error) {
-      used += parser.http.put(asio::buffer(input_.data() + used, input_.size() - used), error);
-      if (parser.http.is_header_done() && !head_seen) break;
+      try {
+        const FailsAlone scope;
+        used += parser.http.put(asio::buffer(input_.data() + used, input_.size() - used), error);
+        has_memory = share->GrowTo(parser.http.get().body().size());
+      } catch (const std::bad_alloc&) {
+        has_memory = false;
+      }
+      if (!has_memory || (parser.http.is_header_done() && !head_seen)) break;
+    }
+    if (!has_memory) {
+      parser.http.get().body() = {};
+      parser.refusal = server_.application->RefusalOf(
+          503,
+          "the server has too little memory for another body of this size now; try again later");
+      keep_alive_ = false;
+      co_return std::nullopt;
     }
     input_.erase(0, used);
     input_space_timer_.cancel();
@@ -305,12 +379,17 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
       out.body = heartbeat_;
     }
     heartbeat_due_ = false;
+    const bool large = !head_only_ && out.body.size() > kPieceBytes;
     if (!head_only_) {
-      if (!out.body.empty()) AppendChunk(out.body);
-      if (out.end && chunked_) output_ += "0\r\n\r\n";
+      if (large && chunked_) AppendChunkSize(out.body.size());
+      if (!large && !out.body.empty()) AppendChunk(out.body);
+      if (!large && out.end && chunked_) output_ += kLastChunk;
     }
-    const bool wrote = !output_.empty();
-    if (wrote && !co_await Write()) {
+    const bool wrote = large || !output_.empty();
+    bool written = true;
+    if (!output_.empty()) written = co_await Write();
+    if (large && written) written = co_await WriteLarge(out);
+    if (!written) {
       Release();
       co_return false;
     }
@@ -330,13 +409,34 @@ asio::awaitable<bool> HttpConnection::Answer(HttpRequest request) {
 }
 
 asio::awaitable<bool> HttpConnection::Write() {
+  const bool written = co_await WriteBytes(output_);
+  output_.clear();
+  co_return written;
+}
+
+asio::awaitable<bool> HttpConnection::WriteBytes(std::string_view bytes) {
   SetPhase(Phase::kWrite, server_.limits.write_seconds);
   error_code error;
-  co_await stream_.Write(asio::buffer(output_), error);
-  output_.clear();
+  co_await stream_.Write(asio::buffer(bytes.data(), bytes.size()), error);
   phase_ = Phase::kAnswer;
   last_write_ = Clock::now();
   co_return !error;
+}
+
+// Writes a body's bytes, and what ends its chunk, without a copy of it. Each piece has its own
+// time.
+asio::awaitable<bool> HttpConnection::WriteLarge(const HttpOutput& out) {
+  const std::string_view body = out.body;
+  for (size_t written = 0; written < body.size(); written += kPieceBytes) {
+    const std::string_view piece = body.substr(written, kPieceBytes);
+    const bool taken = co_await WriteBytes(piece);
+    if (!taken) co_return false;
+  }
+  if (!chunked_) co_return true;
+  output_ = "\r\n";
+  if (out.end) output_ += kLastChunk;
+  const bool ended = co_await Write();
+  co_return ended;
 }
 
 // A socket closed with unread input would reset the connection and could destroy the answer on its
@@ -382,9 +482,13 @@ void HttpConnection::AppendHead(const HttpResponse& response,
   output_ += "\r\n";
 }
 
+void HttpConnection::AppendChunkSize(size_t size) {
+  fmt::format_to(std::back_inserter(output_), "{:x}\r\n", size);
+}
+
 void HttpConnection::AppendChunk(const std::string& data) {
   if (chunked_) {
-    fmt::format_to(std::back_inserter(output_), "{:x}\r\n", data.size());
+    AppendChunkSize(data.size());
     output_ += data;
     output_ += "\r\n";
   } else {

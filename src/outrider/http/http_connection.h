@@ -12,9 +12,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "outrider/http/cors.h"
+#include "outrider/http/http_body_budget.h"
 #include "outrider/http/http_message.h"
 #include "outrider/http/http_server.h"
 #include "outrider/http/http_stream.h"
@@ -22,7 +24,8 @@
 
 namespace outrider {
 
-/// For coroutines nobody waits for: what they throw ends the I/O thread instead of being lost.
+/// For coroutines that nobody waits for and the server needs: what they throw ends the I/O thread
+/// instead of being lost.
 inline void RethrowFailure(const std::exception_ptr& failure) {
   if (failure) std::rethrow_exception(failure);
 }
@@ -34,6 +37,7 @@ struct HttpServerState {
   Cors cors{CorsOptions{}};
   std::optional<boost::asio::ssl::context> tls;
   std::shared_ptr<HttpWakeList> wake_list;
+  std::shared_ptr<HttpBodyBudget> bodies;
   bool draining = false;
   std::function<void(HttpConnection*)> on_closed;
   std::function<void(HttpConnection*)> on_idle;  // waits for a request
@@ -62,7 +66,10 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   enum class Phase { kOpen, kIdle, kHead, kBody, kAnswer, kWrite, kLinger, kClosed };
   struct Parser;
 
-  void Spawn(boost::asio::awaitable<void> (HttpConnection::*coroutine)());
+  using Coroutine = boost::asio::awaitable<void> (HttpConnection::*)();
+
+  void Spawn(Coroutine coroutine);
+  void OnFailure(Coroutine coroutine, const std::exception_ptr& failure);
   boost::asio::awaitable<void> Open();
   boost::asio::awaitable<void> ReadLoop();
   boost::asio::awaitable<void> ServeLoop();
@@ -70,18 +77,23 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   boost::asio::awaitable<std::optional<HttpRequest>> ReadRequest(Parser& parser);
   boost::asio::awaitable<bool> Answer(HttpRequest request);
   boost::asio::awaitable<bool> Refuse(HttpResponse response);
-  boost::asio::awaitable<bool> Write();
+  boost::asio::awaitable<bool> Write();  // output_
+  boost::asio::awaitable<bool> WriteBytes(std::string_view bytes);
+  boost::asio::awaitable<bool> WriteLarge(const HttpOutput& out);
   boost::asio::awaitable<void> WaitForSignal();
   boost::asio::awaitable<void> Linger();
   void Signal();
   void SetPhase(Phase phase, double seconds);
   void OnPeerGone(bool broken);
   void Release();
+  void EndConnection();
   void AppendHead(const HttpResponse& response, std::optional<size_t> content_length);
+  void AppendChunkSize(size_t size);
   void AppendChunk(const std::string& data);
 
   HttpStream stream_;
   HttpServerState& server_;
+  const std::string peer_;                       // HttpRequest::peer
   boost::asio::steady_timer signal_timer_;       // never expires; cancelled to resume ServeLoop
   boost::asio::steady_timer input_space_timer_;  // the same for ReadLoop, when `input_` is full
   bool signalled_ = false;

@@ -22,6 +22,9 @@ struct HttpRequest {
   std::string query;   // what follows '?', may be empty
   std::vector<HttpHeader> headers;
   std::string body;
+  std::string peer;  // the client's address, without a port; "" on a unix socket
+  /// To be kept as long as the body: its share of the server's memory for bodies.
+  std::shared_ptr<void> body_share;
 
   /// The value of the first header of this name (case is ignored); nothing when there is none.
   std::optional<std::string_view> Header(std::string_view name) const;
@@ -92,7 +95,7 @@ class HttpApplication {
   /// Starts answering. The body of an answer to HEAD is dropped by the HTTP layer.
   virtual std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) = 0;
 
-  /// A response that the HTTP layer makes itself (400, 408, 413, 415, 417, 431, 501).
+  /// A response that the HTTP layer makes itself (400, 408, 413, 415, 417, 431, 501, 503).
   virtual HttpResponse RefusalOf(int status, const std::string& message) = 0;
 
   /// The server stops: from now on refuse what is new.

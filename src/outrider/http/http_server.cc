@@ -10,18 +10,23 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <new>
+#include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "outrider/base/end_process.h"
 #include "outrider/base/error.h"
+#include "outrider/base/memory_shortage.h"
 #include "outrider/http/http_connection.h"
 #include "outrider/http/http_listener.h"
 #include "outrider/http/http_wake_list.h"
+#include "outrider/http/stop_signals.h"
 #include "outrider/http/tls_context.h"
 
 namespace outrider {
@@ -35,6 +40,7 @@ using Clock = std::chrono::steady_clock;
 // How often deadlines are looked at, and how long a full process waits before it accepts again.
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::seconds kCancelGrace{1};  // for answers that were cancelled at shutdown
+constexpr double kEndSeconds = 1;                // for threads to end after that
 
 // Thousands of streams need thousands of descriptors; the soft limit is often 1024.
 void RaiseOpenFileLimit() {
@@ -52,16 +58,14 @@ void RaiseOpenFileLimit() {
 class HttpServer::Impl {
  public:
   Impl(HttpServerOptions options, HttpApplication& application)
-      : options_(std::move(options)),
-        listener_(io_, options_),
-        tick_(io_),
-        stop_timer_(io_),
-        signals_(io_) {
+      : options_(std::move(options)), listener_(io_, options_), tick_(io_), stop_timer_(io_) {
     RaiseOpenFileLimit();
     state_.cors = Cors(options_.cors);
     if (options_.tls) state_.tls.emplace(MakeTlsContext(*options_.tls));
     state_.limits = options_.limits;
     state_.application = &application;
+    state_.bodies =
+        std::make_shared<HttpBodyBudget>(static_cast<size_t>(options_.limits.max_bodies_bytes));
     state_.wake_list =
         std::make_shared<HttpWakeList>([this] { asio::post(io_, [this] { WakeWaiting(); }); });
     state_.on_closed = [this](HttpConnection* connection) {
@@ -76,12 +80,21 @@ class HttpServer::Impl {
   void Run() {
     asio::co_spawn(io_, AcceptLoop(), RethrowFailure);
     asio::co_spawn(io_, TickLoop(), RethrowFailure);
+    std::optional<StopSignals> signals;
     if (options_.handle_signals) {
-      signals_.add(SIGINT);
-      signals_.add(SIGTERM);
-      asio::co_spawn(io_, SignalLoop(), RethrowFailure);
+      WaitForMemoryFromNowOn();
+      signals.emplace(
+          [this] {
+            SPDLOG_INFO("stopping: requests get at most {} s; a second signal ends at once",
+                        options_.shutdown_seconds);
+            Stop();
+          },
+          [this] {
+            EndProcessWithin(kEndSeconds);
+            io_.stop();
+          });
     }
-    io_.run();
+    RunLoop();
     error_code ignored;
     listener_.acceptor().close(ignored);  // who comes now is told by the system
     // Answers that never finished: their requests must not run on in the engine.
@@ -89,15 +102,53 @@ class HttpServer::Impl {
   }
 
   void Stop() {
+    if (options_.handle_signals) {
+      EndProcessWithin(options_.shutdown_seconds + kCancelGrace.count() + kEndSeconds);
+    }
     asio::post(io_, [this] { BeginStop(); });
   }
 
   const HttpListener& listener() const { return listener_; }
 
  private:
+  // What finds no memory is lost alone: a connection, or one of its steps.
+  void RunLoop() {
+    for (;;) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::bad_alloc&) {
+        ++num_without_memory_;  // told by TickLoop
+      }
+    }
+  }
+
+  // False: there are too many, or there is no memory for one more.
+  bool TryStart(HttpConnection::Socket socket) {
+    if (connections_.size() >= options_.limits.max_connections) {
+      // As much of an answer as fits into the socket's buffer: all of it.
+      constexpr std::string_view kTooMany =
+          "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+          "Connection: close\r\n\r\n";
+      error_code ignored;
+      socket.non_blocking(true, ignored);
+      if (!options_.tls) socket.write_some(asio::buffer(kTooMany), ignored);
+      return false;
+    }
+    try {
+      auto connection = std::make_shared<HttpConnection>(std::move(socket), state_);
+      connections_.emplace(connection.get(), connection);
+      connection->Start();
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    return true;
+  }
+
   asio::awaitable<void> AcceptLoop() {
     asio::steady_timer pause(io_);
     bool warned = false;
+    bool full = false;
     for (;;) {
       HttpConnection::Socket socket(io_);
       error_code error;
@@ -114,9 +165,12 @@ class HttpServer::Impl {
       }
       warned = false;
       if (options_.uds.empty()) socket.set_option(tcp::no_delay(true), error);
-      auto connection = std::make_shared<HttpConnection>(std::move(socket), state_);
-      connections_.emplace(connection.get(), connection);
-      connection->Start();
+      const bool taken = TryStart(std::move(socket));
+      if (!taken && !full) {
+        SPDLOG_WARN("{} connections are all that this server takes: more are refused",
+                    connections_.size());
+      }
+      full = !taken;
     }
   }
 
@@ -125,20 +179,14 @@ class HttpServer::Impl {
     for (;;) {
       tick_.expires_after(kTick);
       co_await tick_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      WakeWaiting();
       const Clock::time_point now = Clock::now();
       for (auto& [key, connection] : connections_) connection->CheckTime(now);
+      if (num_without_memory_ > 0) {
+        SPDLOG_WARN("too little memory: {} steps of connections were lost",
+                    std::exchange(num_without_memory_, 0));
+      }
     }
-  }
-
-  asio::awaitable<void> SignalLoop() {
-    error_code error;
-    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-    if (error) co_return;
-    SPDLOG_INFO("stopping: {} connections, at most {} s; a second signal ends at once",
-                connections_.size(), options_.shutdown_seconds);
-    BeginStop();
-    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-    if (!error) io_.stop();
   }
 
   void WakeWaiting() {
@@ -185,8 +233,8 @@ class HttpServer::Impl {
   HttpListener listener_;
   asio::steady_timer tick_;
   asio::steady_timer stop_timer_;
-  asio::signal_set signals_;
   Connections connections_;
+  int num_without_memory_ = 0;
   Connections to_finish_;  // at shutdown: those that had a request when it began
 };
 

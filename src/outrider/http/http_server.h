@@ -2,6 +2,7 @@
 // connections as coroutines on the thread that calls Run, and stops without dropping what runs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +18,11 @@ namespace outrider {
 struct HttpLimits {
   int64_t max_header_bytes = int64_t{16} << 10;
   int64_t max_body_bytes = int64_t{32} << 20;
+  /// Of all bodies together, until the application has read them; more are refused (503). Bodies of
+  /// up to free_body_bytes do not count.
+  int64_t max_bodies_bytes = int64_t{256} << 20;
+  int64_t free_body_bytes = int64_t{64} << 10;
+  size_t max_connections = 8192;  // more are answered with 503 and closed
   double header_seconds = 10;     // from the first byte of a request to the end of its head
   double body_seconds = 60;       // from there to the end of its body
   double idle_seconds = 75;       // between the requests of a connection
@@ -37,8 +43,11 @@ struct HttpServerOptions {
   CorsOptions cors;                // what web pages of other origins may do: nothing
   std::string uds;                 // a path: listen on this unix socket instead
   std::optional<TlsFiles> tls;     // HTTPS instead of HTTP
-  double shutdown_seconds = 30;    // for requests that run when Stop is called
-  bool handle_signals = false;     // SIGINT and SIGTERM call Stop, the second one ends at once
+  double shutdown_seconds = 25;    // for requests that run when Stop is called
+  /// The server is what its process is for: SIGINT, SIGTERM and SIGHUP (unless it is ignored, as by
+  /// nohup) call Stop, a second one ends at once, and 2 s after shutdown_seconds the process ends
+  /// whatever its threads do.
+  bool handle_signals = false;
   HttpLimits limits;
 };
 

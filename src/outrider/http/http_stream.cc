@@ -3,12 +3,15 @@
 #include <openssl/err.h>
 #include <openssl/sslerr.h>
 
+#include <algorithm>
 #include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -28,6 +31,25 @@ constexpr std::string_view kPlainHttpAnswer =
 
 HttpStream::HttpStream(Socket socket, asio::ssl::context* tls) : socket_(std::move(socket)) {
   if (tls != nullptr) tls_.emplace(socket_, *tls);
+}
+
+std::string HttpStream::PeerAddress() const {
+  Error error;
+  const auto peer = socket_.remote_endpoint(error);
+  if (error || (peer.protocol().family() != AF_INET && peer.protocol().family() != AF_INET6)) {
+    return "";
+  }
+  asio::ip::tcp::endpoint endpoint;
+  endpoint.resize(peer.size());
+  std::memcpy(endpoint.data(), peer.data(), peer.size());
+  const asio::ip::address address = endpoint.address();
+  if (address.is_v4()) return address.to_string();
+  if (address.to_v6().is_v4_mapped()) {
+    return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).to_string();
+  }
+  asio::ip::address_v6::bytes_type bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), uint8_t{0});
+  return asio::ip::address_v6(bytes).to_string();
 }
 
 asio::awaitable<bool> HttpStream::Open() {

@@ -26,6 +26,10 @@ class HttpStream {
 
   auto get_executor() { return socket_.get_executor(); }
 
+  /// The other side's address; of IPv6 the network (64 bits), which is one client's. "" on a unix
+  /// socket.
+  std::string PeerAddress() const;
+
   /// Before anything else: TLS's handshake. False when the client does not speak TLS as it should;
   /// one that speaks plain HTTP is told so. Close ends the wait.
   boost::asio::awaitable<bool> Open();

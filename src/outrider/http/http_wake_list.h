@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,12 @@ class HttpWakeList {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!notify_) return;
     waiting_.push_back(connection);
-    if (waiting_.size() == 1) notify_();
+    if (waiting_.size() > 1) return;
+    try {
+      notify_();
+    } catch (const std::bad_alloc&) {
+      // The I/O thread looks at the list with every tick, too.
+    }
   }
 
   std::vector<std::weak_ptr<HttpConnection>> Take() {

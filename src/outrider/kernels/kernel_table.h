@@ -188,8 +188,8 @@ struct KernelTable {
   void (*matmul)(ThreadPool& pool, std::span<const MatMulJob> jobs, DType operand_dtype);
 
   /// columns[r] = the column of the largest output of row r, the lowest one among equals. Outputs
-  /// have the bits of matmul and are not stored. NaN is never the largest; the result is -1 where
-  /// the largest output is infinite or every output is NaN.
+  /// have the bits of matmul and are not stored. The result is -1 where the largest output is
+  /// infinite or an output is NaN.
   void (*matmul_arg_max)(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype);
 
   /// y[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)) (Zhang and Sennrich 2019). x and y

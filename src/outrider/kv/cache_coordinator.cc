@@ -52,20 +52,26 @@ int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> k
   return tokens;
 }
 
-int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const BlockKey> keys,
-                                      int32_t max_tokens) {
+int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const {
   const int32_t resume = config_.TokensPerResume();
   const auto known = static_cast<int32_t>(keys.size()) * config_.TokensPerKey();
   int32_t tokens = std::min(max_tokens, known) / resume * resume;
+  const auto num_groups = static_cast<int32_t>(config_.groups.size());
   // Each group may shorten what the others found: until nothing changes.
   for (bool changed = true; changed && tokens > 0;) {
     changed = false;
-    for (int32_t g = 0; g < tables.num_groups(); ++g) {
+    for (int32_t g = 0; g < num_groups; ++g) {
       const int32_t shorter = ResumableIn(g, keys, tokens);
       changed = changed || shorter < tokens;
       tokens = shorter;
     }
   }
+  return tokens;
+}
+
+int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const BlockKey> keys,
+                                      int32_t max_tokens) {
+  const int32_t tokens = FindPrefix(keys, max_tokens);
   for (int32_t g = 0; g < tables.num_groups() && tokens > 0; ++g) {
     const CacheGroupSpec& spec = config_.groups[static_cast<size_t>(g)];
     std::vector<int32_t>& pages = tables.blocks_[static_cast<size_t>(g)];

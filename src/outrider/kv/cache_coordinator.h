@@ -45,16 +45,23 @@ class CacheCoordinator {
   /// Tables that hold nothing. Growing up to `max_tokens` then allocates no memory.
   CacheTables MakeTables(int32_t max_tokens) const;
 
-  /// Shares the longest prefix of up to `max_tokens` tokens that every group can resume: full
-  /// history needs all blocks, a sliding window those that rows from its end on read. keys: of the
-  /// request's tokens, one per TokensPerKey(). `tables` must hold nothing. Returns its tokens, a
-  /// multiple of TokensPerResume().
+  /// The longest prefix of up to `max_tokens` tokens that every group can resume: full history
+  /// needs all blocks, a sliding window those that rows from its end on read. keys: of the
+  /// request's tokens, one per TokensPerKey(). Returns its tokens, a multiple of TokensPerResume().
+  int32_t FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const;
+
+  /// Shares the blocks of that prefix. `tables` must hold nothing. Returns its tokens.
   int32_t SharePrefix(CacheTables& tables, std::span<const BlockKey> keys, int32_t max_tokens);
 
   /// Takes pages so that rows [first, end) can be written and read what they need; full-history
   /// groups take those of tokens [0, full_end). False, and nothing is changed, when the pool has
   /// too few free pages. first <= end <= full_end.
   bool Reserve(CacheTables& tables, int32_t first, int32_t end, int32_t full_end);
+
+  /// Whether Publish with so many tokens would publish anything.
+  bool HasUnpublished(const CacheTables& tables, int32_t final_tokens) const {
+    return final_tokens / config_.TokensPerKey() > tables.num_published_;
+  }
 
   /// Publishes the blocks that are complete in tokens [0, final_tokens), under their keys.
   void Publish(CacheTables& tables, std::span<const BlockKey> keys, int32_t final_tokens);

@@ -10,7 +10,7 @@ namespace outrider {
 DType LayerDType(const CacheLayerSpec& layer, const CacheNumbers& numbers) {
   switch (layer.use) {
     case CacheUse::kEntries:
-    case CacheUse::kLatent:
+    case CacheUse::kPlain:
       return numbers.dtype;
     case CacheUse::kIndexKeys:
       return numbers.dtype == DType::kF8E4M3 ? DType::kF4E2M1 : numbers.dtype;

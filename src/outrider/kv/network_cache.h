@@ -13,7 +13,7 @@ namespace outrider {
 /// What the entries of a layer are, which decides how a cache keeps their numbers.
 enum class CacheUse : uint8_t {
   kEntries,    // what attention reads
-  kLatent,     // the same of latent attention: in 8 bits, codes without scales
+  kPlain,      // the same of latent and grouped-query attention: in 8 bits, codes without scales
   kIndexKeys,  // what an indexer chooses entries by
   kState,      // rows that entries are still to be made of: always float32
 };
@@ -33,7 +33,7 @@ struct CacheLayerSpec {
 
 /// How a cache keeps numbers.
 struct CacheNumbers {
-  /// kF32, kBF16, or kF8E4M3. Then kLatent entries are e4m3 codes of their numbers, and others are
+  /// kF32, kBF16, or kF8E4M3. Then kPlain entries are e4m3 codes of their numbers, and others are
   /// rounded as in DeepSeek-V4's published cache: kEntries are e4m3 codes in groups of
   /// kFp8CacheGroup with a scale each, but for their rotated numbers; index keys go through a
   /// Hadamard transform and are e2m1 codes in groups of kFp4Group.

@@ -120,13 +120,29 @@ void DeclareDSpark(WeightLoader& loader, const ModelConfig& c, DSparkWeights* w)
 
 void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
   const std::string& prefix = c.tensor_prefix;
-  loader.Table(&embedding, prefix + "embed.weight", c.vocab_size, c.hidden_size);
+  const std::string embedding_name = prefix + "embed.weight";
+  const std::string head_name = prefix + "head.weight";
+  const std::string& head_in_use = c.tie_word_embeddings ? embedding_name : head_name;
+  loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
   layers.resize(c.layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     DeclareV4Layer(loader, c.layers[i], c, &layers[i], fmt::format("{}layers.{}.", prefix, i));
   }
   DeclareV4Head(loader, c, &before_head, prefix);
-  loader.Matrix(&head, prefix + "head.weight", c.vocab_size, c.hidden_size);
+  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size);
+  if (c.tie_word_embeddings) {
+    loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
+  }
+  const int64_t modules = c.dspark && num_modules > 0 ? c.dspark->stages : num_modules;
+  for (int64_t m = 0; m < modules; ++m) {
+    const std::string module = fmt::format("{}mtp.{}.", prefix, m);
+    for (const std::string_view name : {"embed.weight", "emb.tok_emb.weight"}) {
+      loader.CopyIfThere(module + std::string(name), embedding_name, c.vocab_size, c.hidden_size,
+                         loader.kShared);
+    }
+    loader.CopyIfThere(module + "head.weight", head_in_use, c.vocab_size, c.hidden_size,
+                       loader.kShared);
+  }
   if (c.dspark) {
     if (num_modules > 0) DeclareDSpark(loader, c, &dspark);
     return;

@@ -85,10 +85,10 @@ void DeepSeekWeights::Declare(WeightLoader& loader, const ModelConfig& c, int nu
   }
   loader.Vector(&final_norm, c.tensor_prefix + "model.norm.weight", c.hidden_size);
   const std::string head_name = c.tensor_prefix + "lm_head.weight";
-  loader.Matrix(&head, c.tie_word_embeddings ? embedding_name : head_name, c.vocab_size,
-                c.hidden_size);
-  if (c.tie_word_embeddings && loader.source().Has(head_name)) {
-    loader.Copy(head_name, embedding_name, c.vocab_size, c.hidden_size);
+  const std::string& head_in_use = c.tie_word_embeddings ? embedding_name : head_name;
+  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size);
+  if (c.tie_word_embeddings) {
+    loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
   }
   mtp.resize(static_cast<size_t>(num_modules));
   for (int m = 0; m < num_modules; ++m) {
@@ -100,6 +100,11 @@ void DeepSeekWeights::Declare(WeightLoader& loader, const ModelConfig& c, int nu
     loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
     DeclareLayer(loader, c, index, &module.layer);
     loader.Vector(&module.output_norm, prefix + "shared_head.norm.weight", c.hidden_size);
+    // Some checkpoints repeat the target's in every module.
+    loader.CopyIfThere(prefix + "embed_tokens.weight", embedding_name, c.vocab_size, c.hidden_size,
+                       loader.kShared);
+    loader.CopyIfThere(prefix + "shared_head.head.weight", head_in_use, c.vocab_size, c.hidden_size,
+                       loader.kShared);
   }
 }
 

@@ -57,13 +57,15 @@ std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm fo
     // Rows that choose what they read have one form.
     const bool sparse = mla->indexer.has_value();
     const int64_t width = sparse ? mla->latent + mla->rope : CacheWidth(form, CacheShapeOf(*mla));
-    kinds.push_back({.width = width, .use = CacheUse::kLatent, .what = sparse ? "entries" : ""});
+    kinds.push_back({.width = width, .use = CacheUse::kPlain, .what = sparse ? "entries" : ""});
     if (sparse) {
       kinds.push_back(
           {.width = mla->indexer->dim, .use = CacheUse::kIndexKeys, .what = "index keys"});
     }
   } else if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
-    kinds.push_back({.window = gqa->window, .width = 2 * gqa->kv_heads * gqa->head_dim});
+    kinds.push_back({.window = gqa->window,
+                     .width = 2 * gqa->kv_heads * gqa->head_dim,
+                     .use = CacheUse::kPlain});
   } else {
     const auto& a = std::get<CompressedSpec>(attention);
     const int64_t rope = layer.rotary.dims;
@@ -204,13 +206,14 @@ void Network::Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_
   });
 }
 
-bool Network::VerifyLater(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
-                          std::span<const VerifyRequest> requests) {
-  bool later = false;
+std::optional<Ticket> Network::LaunchVerify(StepSampler& sampler, Tensor hidden,
+                                            std::span<const int32_t> rows,
+                                            std::span<const VerifyRequest> requests) {
+  std::optional<Ticket> ticket;
   Sample(sampler, kTarget, hidden, rows, [&](const Context& context, const HeadRows& head_rows) {
-    later = sampler.VerifyLater(context, head_rows, requests);
+    ticket = sampler.Launch(context, head_rows, requests);
   });
-  return later;
+  return ticket;
 }
 
 void Network::Draw(StepSampler& sampler, int32_t module, Tensor hidden,

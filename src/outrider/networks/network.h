@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "outrider/attention/attention_plan.h"
@@ -114,8 +115,9 @@ class Network {
 
   void Verify(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
               std::span<const VerifyRequest> requests);
-  bool VerifyLater(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
-                   std::span<const VerifyRequest> requests);
+  std::optional<Ticket> LaunchVerify(StepSampler& sampler, Tensor hidden,
+                                     std::span<const int32_t> rows,
+                                     std::span<const VerifyRequest> requests);
   void Draw(StepSampler& sampler, int32_t module, Tensor hidden, std::span<const int32_t> rows,
             std::span<const DrawRequest> requests, const DraftTokens& among,
             std::span<int32_t> tokens);

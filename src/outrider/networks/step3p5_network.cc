@@ -14,8 +14,13 @@ Step3p5Network::Step3p5Network(ModelConfig config, Step3p5Weights weights,
 
 void Step3p5Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                                std::span<const LayerTap> taps) {
-  RunLayers(MakeContext(), weights_.embedding, weights_.layers, inputs, cache, taps,
-            hidden.Rows(0, inputs.num_rows()), {});
+  const Context context = MakeContext();
+  // What is handed over is the residual stream, rounded where the device's rows are.
+  const Tensor out = hidden.Rows(0, inputs.num_rows());
+  const bool in_place = out.dtype == DType::kF32;
+  const Tensor x = in_place ? out : context.Rows(out.rows, out.cols);
+  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x, {});
+  if (!in_place) context.ops.Copy(context, x, out);
 }
 
 void Step3p5Network::RunMtp(const ModulePass& pass, KvCache& cache) {

@@ -78,15 +78,20 @@ void Step3p5Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num
   const auto layer_prefix = [&](int64_t index) {
     return fmt::format("{}model.layers.{}.", c.tensor_prefix, index);
   };
-  loader.Table(&embedding, c.tensor_prefix + "model.embed_tokens.weight", c.vocab_size,
-               c.hidden_size);
+  const std::string embedding_name = c.tensor_prefix + "model.embed_tokens.weight";
+  loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
   layers.resize(c.layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     DeclareStepLayer(loader, c, index, layer_prefix(index), &layers[i]);
   }
   DeclareNorm(loader, &head.norm, c.tensor_prefix + "model.norm", c.hidden_size);
-  loader.Matrix(&head.head, c.tensor_prefix + "lm_head.weight", c.vocab_size, c.hidden_size);
+  const std::string head_name = c.tensor_prefix + "lm_head.weight";
+  loader.Matrix(&head.head, c.tie_word_embeddings ? embedding_name : head_name, c.vocab_size,
+                c.hidden_size);
+  if (c.tie_word_embeddings) {
+    loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
+  }
   mtp.resize(static_cast<size_t>(num_modules));
   for (int m = 0; m < num_modules; ++m) {
     const int64_t index = c.num_hidden_layers() + m;
@@ -96,6 +101,8 @@ void Step3p5Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num
     DeclareNorm(loader, &module.hidden_norm, prefix + "hnorm", c.hidden_size);
     loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
     DeclareStepLayer(loader, c, index, prefix, &module.layer);
+    loader.CopyIfThere(prefix + "embed_tokens.weight", embedding_name, c.vocab_size, c.hidden_size,
+                       loader.kShared);
     const std::string shared_head = prefix + "transformer.shared_head.";
     DeclareNorm(loader, &module.head.norm, shared_head + "norm", c.hidden_size);
     loader.Matrix(&module.head.head, shared_head + "output.weight", c.vocab_size, c.hidden_size);

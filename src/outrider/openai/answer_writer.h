@@ -26,6 +26,8 @@ class AnswerWriter {
   virtual void WriteStart(std::string* /*out*/) {}
   /// Streaming: appends the events of one delta of one choice, possibly none.
   virtual void WriteDelta(size_t choice, const OutputDelta& delta, std::string* out) = 0;
+  /// Streaming: whether deltas of this choice cannot be written yet: others must come first.
+  virtual bool MustWait(size_t /*choice*/) const { return false; }
   /// Streaming: appends what follows the last delta of the last choice.
   virtual void WriteEnd(std::string* out) = 0;
 

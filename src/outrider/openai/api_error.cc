@@ -51,6 +51,13 @@ ApiError FromError(const Error& error) {
   return result;
 }
 
+ApiError TooLittleMemory() {
+  return {.status = 503,
+          .message = "the server has too little memory for this request now; try again later",
+          .param = "",
+          .code = "out_of_memory"};
+}
+
 std::string ErrorJson(const ApiError& error) {
   return fmt::format(R"({{"error":{{"message":{},"type":"{}","param":{},"code":{}}}}})",
                      JsonString(error.message), TypeOf(error.status), StringOrNull(error.param),

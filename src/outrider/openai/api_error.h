@@ -32,6 +32,9 @@ struct ApiError {
 
 ApiError FromError(const Error& error);
 
+/// For a request whose work found too little memory.
+ApiError TooLittleMemory();
+
 /// The error object as JSON text, without a line end.
 std::string ErrorJson(const ApiError& error);
 

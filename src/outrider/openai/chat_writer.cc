@@ -83,8 +83,10 @@ std::string ChatWriter::ChoiceTail(size_t index, const OutputDelta& delta) const
   const bool logprobs = options().logprobs && !delta.logprobs.empty();
   std::string reason = "null";
   if (delta.finish_reason) {
-    const bool calls =
-        choices_[index].tool_calls > 0 && *delta.finish_reason == FinishReason::kStop;
+    // A client runs the calls when this says so: all of them must be whole.
+    const Choice& choice = choices_[index];
+    const bool calls = choice.tool_calls > 0 && !choice.reader.call_cut_off() &&
+                       *delta.finish_reason == FinishReason::kStop;
     reason = fmt::format("\"{}\"", calls ? "tool_calls" : FinishReasonName(*delta.finish_reason));
   }
   std::string out =
@@ -95,7 +97,15 @@ std::string ChatWriter::ChoiceTail(size_t index, const OutputDelta& delta) const
   return out + StepsMember(delta) + '}';
 }
 
-void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string* out) {
+// The delta without what is not to be shown; `own` has it if it differs.
+const OutputDelta& ChatWriter::Shown(size_t index, const OutputDelta& delta, OutputDelta* own) {
+  if (task_.show_reasoning) return delta;
+  *own = delta;
+  choices_[index].reader.HideReasoning(own);
+  return *own;
+}
+
+void ChatWriter::WriteChoice(size_t index, const OutputDelta& whole_delta, std::string* out) {
   if (!std::exchange(choices_[index].started, true)) {
     WriteChunk(
         fmt::format(R"({{"index":{},"delta":{{"role":"assistant","content":""}},)"
@@ -110,7 +120,9 @@ void ChatWriter::WriteChoice(size_t index, const OutputDelta& delta, std::string
                  "", out);
     }
   }
-  std::vector<std::string> deltas = Deltas(index, choices_[index].reader.Take(delta));
+  std::vector<std::string> deltas = Deltas(index, choices_[index].reader.Take(whole_delta));
+  OutputDelta own;
+  const OutputDelta& delta = Shown(index, whole_delta, &own);
   if (deltas.empty()) {
     // Tokens can end inside a character, a marker or a possible stop string: no text is certain.
     if (!TellsTokens(delta)) return;
@@ -153,7 +165,9 @@ std::string ChatWriter::MessageJson(size_t index, const std::vector<OutputPiece>
 
 std::string ChatWriter::WholeChoice(size_t index, const OutputDelta& whole) {
   const std::string message = MessageJson(index, choices_[index].reader.Take(whole));
-  return fmt::format(R"({{"index":{},"message":{})", index, message) + ChoiceTail(index, whole);
+  OutputDelta own;
+  return fmt::format(R"({{"index":{},"message":{})", index, message) +
+         ChoiceTail(index, Shown(index, whole, &own));
 }
 
 std::string ChatWriter::UsageDetails() const {
@@ -163,12 +177,10 @@ std::string ChatWriter::UsageDetails() const {
   return fmt::format(R"(,"completion_tokens_details":{{"reasoning_tokens":{}}})", tokens);
 }
 
-std::string ChatWriter::WholeMembers(const std::vector<OutputDelta>& choices) const {
+std::string ChatWriter::WholeMembers() {
   std::string out;
   if (options().return_token_ids) out += R"(,"prompt_token_ids":)" + IdsJson(info().prompts[0]);
-  if (options().prompt_logprobs) {
-    out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(choices[0].prompt_logprobs, encoder());
-  }
+  if (options().prompt_logprobs) out += R"(,"prompt_logprobs":)" + PromptLogprobsText(0);
   return out;
 }
 

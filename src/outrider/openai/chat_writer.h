@@ -24,7 +24,7 @@ class ChatWriter : public ChoicesWriter {
   void WriteChoice(size_t index, const OutputDelta& delta, std::string* out) override;
   std::string WholeChoice(size_t index, const OutputDelta& whole) override;
   std::string UsageDetails() const override;
-  std::string WholeMembers(const std::vector<OutputDelta>& choices) const override;
+  std::string WholeMembers() override;
 
  private:
   struct Choice {
@@ -38,6 +38,7 @@ class ChatWriter : public ChoicesWriter {
   std::string MessageJson(size_t index, const std::vector<OutputPiece>& pieces);
   std::string CallHead(size_t index, const OutputPiece& call);
   std::string ChoiceTail(size_t index, const OutputDelta& delta) const;
+  const OutputDelta& Shown(size_t index, const OutputDelta& delta, OutputDelta* own);
 
   const OutputTask task_;
   std::vector<Choice> choices_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "outrider/base/json_text.h"
+#include "outrider/openai/logprobs_json.h"
 #include "outrider/openai/steps_json.h"
 
 namespace outrider::openai {
@@ -21,7 +22,10 @@ std::string StopReasonJson(const OutputDelta& delta) {
 }
 
 ChoicesWriter::ChoicesWriter(AnswerInfo info, const PromptEncoder& encoder, ObjectNames names)
-    : info_(std::move(info)), encoder_(encoder), totals_(info_.prompts, info_.n) {
+    : info_(std::move(info)),
+      encoder_(encoder),
+      totals_(info_.prompts, info_.n),
+      scored_(info_.prompts.size()) {
   const char* object = info_.options.stream ? names.chunk : names.whole;
   head_ = fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{},"choices":[)",
                       JsonString(info_.id), object, info_.created, JsonString(info_.model));
@@ -51,8 +55,26 @@ std::string ChoicesWriter::LastMembers() const {
   return totals_.all_finished() && !info_.options.include_usage ? MetricsMember() : "";
 }
 
-std::string ChoicesWriter::WholeMembers(const std::vector<OutputDelta>& /*choices*/) const {
-  return "";
+std::span<const PositionLogprobs> ChoicesWriter::PromptLogprobsOf(size_t index) const {
+  return scored_[index / static_cast<size_t>(info_.n)].logprobs;
+}
+
+const std::string& ChoicesWriter::PromptLogprobsText(size_t index) {
+  ScoredPrompt& scored = ScoredOf(index);
+  if (scored.json.empty()) scored.json = PromptLogprobsJson(scored.logprobs, encoder_);
+  return scored.json;
+}
+
+void ChoicesWriter::TakeScores(size_t choice, const OutputDelta& delta) {
+  if (!IsFirstOfPrompt(choice) || ScoredOf(choice).done) return;
+  ScoredOf(choice).done = !delta.token_ids.empty() || delta.finish_reason;
+  if (!delta.prompt_logprobs.empty()) ScoredOf(choice).logprobs = delta.prompt_logprobs;
+}
+
+bool ChoicesWriter::MustWait(size_t choice) const {
+  const bool tells_prompt = info_.options.echo && info_.options.logprobs;
+  return tells_prompt && !IsFirstOfPrompt(choice) &&
+         !scored_[choice / static_cast<size_t>(info_.n)].done;
 }
 
 void ChoicesWriter::WriteChunk(const std::string& choices, const std::string& extra,
@@ -69,6 +91,7 @@ void ChoicesWriter::WriteChunk(const std::string& choices, const std::string& ex
 
 void ChoicesWriter::WriteDelta(size_t choice, const OutputDelta& delta, std::string* out) {
   totals_.Add(choice, delta);
+  TakeScores(choice, delta);
   WriteChoice(choice, delta, out);
 }
 
@@ -81,10 +104,12 @@ std::string ChoicesWriter::Body(std::vector<OutputDelta> choices) {
   std::string out = head_;
   for (size_t i = 0; i < choices.size(); ++i) {
     totals_.Add(i, choices[i]);
+    TakeScores(i, choices[i]);
     if (i > 0) out += ',';
     out += WholeChoice(i, choices[i]);
   }
-  return out + R"(],"usage":)" + UsageJson() + WholeMembers(choices) + MetricsMember() + '}';
+  out += R"(],"usage":)" + UsageJson() + WholeMembers() + MetricsMember() + '}';
+  return out;
 }
 
 }  // namespace outrider::openai

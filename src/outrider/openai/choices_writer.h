@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct AnswerInfo {
 class ChoicesWriter : public AnswerWriter {
  public:
   bool streams() const override { return info_.options.stream; }
+  bool MustWait(size_t choice) const override;
   void WriteDelta(size_t choice, const OutputDelta& delta, std::string* out) override;
   void WriteEnd(std::string* out) override;
   std::string Body(std::vector<OutputDelta> choices) override;
@@ -54,12 +56,16 @@ class ChoicesWriter : public AnswerWriter {
   /// Further members of `usage`, each with a comma before it.
   virtual std::string UsageDetails() const { return ""; }
   /// Further members of a whole answer, each with a comma before it.
-  virtual std::string WholeMembers(const std::vector<OutputDelta>& choices) const;
+  virtual std::string WholeMembers() { return ""; }
 
   const AnswerInfo& info() const { return info_; }
   const AnswerOptions& options() const { return info_.options; }
   const PromptEncoder& encoder() const { return encoder_; }
   const std::vector<int32_t>& PromptOf(size_t index) const;
+  /// Of the prompt of choice `index`, whichever of its choices had them computed.
+  std::span<const PositionLogprobs> PromptLogprobsOf(size_t index) const;
+  /// The same as JSON, which is made once per prompt.
+  const std::string& PromptLogprobsText(size_t index);
 
   /// Whether a delta without text has something else to tell.
   bool TellsTokens(const OutputDelta& delta) const;
@@ -72,6 +78,16 @@ class ChoicesWriter : public AnswerWriter {
   std::string LastMembers() const;
 
  private:
+  // The engine scores a prompt for its first choice only.
+  struct ScoredPrompt {
+    bool done = false;  // its first choice has given what it will
+    std::vector<PositionLogprobs> logprobs = {};
+    std::string json = {};
+  };
+
+  bool IsFirstOfPrompt(size_t choice) const { return choice % static_cast<size_t>(info_.n) == 0; }
+  ScoredPrompt& ScoredOf(size_t choice) { return scored_[choice / static_cast<size_t>(info_.n)]; }
+  void TakeScores(size_t choice, const OutputDelta& delta);
   std::string UsageJson() const { return totals_.UsageJson(UsageDetails()); }
   std::string MetricsMember() const;
 
@@ -79,6 +95,7 @@ class ChoicesWriter : public AnswerWriter {
   const PromptEncoder& encoder_;
   std::string head_;  // of every object: {"id":...,"model":...,"choices":[
   AnswerTotals totals_;
+  std::vector<ScoredPrompt> scored_;  // by prompt
 };
 
 // Members of a choice.

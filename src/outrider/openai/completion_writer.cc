@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "outrider/base/json_text.h"
@@ -51,20 +52,18 @@ std::string CompletionWriter::LogprobsJson(size_t index, const OutputDelta& delt
   const bool echo = options().echo && first;
   if (!options().logprobs || (delta.logprobs.empty() && !echo)) return "null";
   std::optional<int32_t> first_token;
-  std::vector<PositionLogprobs> positions;
+  std::span<const PositionLogprobs> prompt;
   std::vector<int32_t> characters;
   if (echo) {
     first_token = PromptOf(index).front();
-    positions = delta.prompt_logprobs;
+    prompt = PromptLogprobsOf(index);
     characters = EchoOf(index).token_characters;
   }
   for (const PositionLogprobs& position : delta.logprobs) {
-    const int32_t token = position.chosen.token_id;
-    positions.push_back(position);
-    characters.push_back(
-        TokenCharacters(token, encoder(), /*skip_special=*/options().skip_special_tokens));
+    characters.push_back(TokenCharacters(position.chosen.token_id, encoder(),
+                                         /*skip_special=*/options().skip_special_tokens));
   }
-  return CompletionLogprobsJson(first_token, positions, characters, encoder(),
+  return CompletionLogprobsJson(first_token, prompt, delta.logprobs, characters, encoder(),
                                 &choices_[index].text_offset);
 }
 
@@ -79,9 +78,7 @@ std::string CompletionWriter::ChoiceJson(size_t index, const OutputDelta& delta)
     if (first) out += R"(,"prompt_token_ids":)" + IdsJson(PromptOf(index));
     out += R"(,"token_ids":)" + IdsJson(delta.token_ids);
   }
-  if (options().prompt_logprobs) {
-    out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(delta.prompt_logprobs, encoder());
-  }
+  if (options().prompt_logprobs) out += R"(,"prompt_logprobs":)" + PromptLogprobsText(index);
   return out + StepsMember(delta) + '}';
 }
 

@@ -153,29 +153,30 @@ std::optional<std::string> FieldReader::String(std::string_view name) {
   return value->get<std::string>();
 }
 
-int32_t ReadTokenId(const json& value, int32_t vocab_size, const std::string& path) {
-  const bool in_range =
-      value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(vocab_size);
-  if (!in_range) {
-    throw RequestError(ErrorCode::kInvalidArgument, path,
-                       fmt::format("{}: {} is not a token id: must be an integer from 0 to {}",
-                                   path, Shorten(value), vocab_size - 1));
+std::vector<int32_t> ReadTokenIds(const json& values, int32_t vocab_size, std::string_view where) {
+  std::vector<int32_t> ids;
+  ids.reserve(values.size());
+  for (const json& value : values) {
+    const bool in_range =
+        value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(vocab_size);
+    if (!in_range) {
+      const std::string path = fmt::format("{}[{}]", where, ids.size());
+      throw RequestError(ErrorCode::kInvalidArgument, path,
+                         fmt::format("{}: {} is not a token id: must be an integer from 0 to {}",
+                                     path, Shorten(value), vocab_size - 1));
+    }
+    ids.push_back(value.get<int32_t>());
   }
-  return value.get<int32_t>();
+  return ids;
 }
 
 std::vector<int32_t> FieldReader::TokenIds(std::string_view name, int32_t vocab_size) {
   const json* value = Find(name);
-  std::vector<int32_t> ids;
-  if (value == nullptr) return ids;
+  if (value == nullptr) return {};
   if (!value->is_array()) {
     Refuse(name, fmt::format("must be an array of token ids, not {}", Shorten(*value)));
   }
-  ids.reserve(value->size());
-  for (const json& id : *value) {
-    ids.push_back(ReadTokenId(id, vocab_size, fmt::format("{}[{}]", PathOf(name), ids.size())));
-  }
-  return ids;
+  return ReadTokenIds(*value, vocab_size, PathOf(name));
 }
 
 void FieldReader::Unsupported(std::string_view name, const std::vector<json>& neutral,
@@ -183,14 +184,18 @@ void FieldReader::Unsupported(std::string_view name, const std::vector<json>& ne
   const json* value = Find(name);
   if (value == nullptr) return;
   if (std::find(neutral.begin(), neutral.end(), *value) != neutral.end()) return;
-  Refuse(name, why);
+  if (!ignore_unknown_) Refuse(name, why);
+  SPDLOG_WARN("{}: field of a request that is not supported, ignored", Shorten(json(PathOf(name))));
 }
 
 void FieldReader::RefuseUnknown() const {
+  constexpr size_t kMaxWarnings = 16;  // of one object
+  size_t num_ignored = 0;
   for (const auto& [name, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
     const std::string shown = Cut(name, 64);
     if (ignore_unknown_) {
+      if (++num_ignored > kMaxWarnings) continue;
       SPDLOG_WARN("{}: unknown field of a request, ignored", Shorten(json(PathOf(shown))));
       continue;
     }
@@ -207,6 +212,9 @@ void FieldReader::RefuseUnknown() const {
                        nearest.empty() ? fmt::format("{}: unknown field", PathOf(shown))
                                        : fmt::format("{}: unknown field; did you mean \"{}\"?",
                                                      PathOf(shown), nearest));
+  }
+  if (num_ignored > kMaxWarnings) {
+    SPDLOG_WARN("{} more unknown fields of the same object, ignored", num_ignored - kMaxWarnings);
   }
 }
 

@@ -21,7 +21,7 @@ class FieldReader {
  public:
   /// `where` prefixes field names in messages: "" for the body, "messages[2]" and the like below
   /// it. Throws RequestError when `value` is not an object. Keeps a reference to it.
-  /// `ignore_unknown`: RefuseUnknown only warns.
+  /// `ignore_unknown`: RefuseUnknown and Unsupported only warn.
   FieldReader(const nlohmann::json& value, std::string where, bool ignore_unknown = false);
   /// For an object inside the one that `parent` reads, which treats unknown fields alike.
   FieldReader(const nlohmann::json& value, std::string where, const FieldReader& parent)
@@ -40,7 +40,7 @@ class FieldReader {
   const nlohmann::json* Find(std::string_view name);
 
   /// A field that other servers have and this one does not, with the values that ask for nothing:
-  /// any other value is refused with `why`.
+  /// any other value is refused with `why`, or ignored with a warning as unknown fields are.
   void Unsupported(std::string_view name, const std::vector<nlohmann::json>& neutral,
                    const char* why = "not supported yet by this server; leave it out");
 
@@ -63,7 +63,8 @@ class FieldReader {
 /// A short spelling of a JSON value for messages: at most about 60 bytes.
 std::string Shorten(const nlohmann::json& value);
 
-/// Checks one array element (or lone value) as a token id; `path` names it in the error.
-int32_t ReadTokenId(const nlohmann::json& value, int32_t vocab_size, const std::string& path);
+/// The elements of an array as token ids; `where` names it in the error.
+std::vector<int32_t> ReadTokenIds(const nlohmann::json& values, int32_t vocab_size,
+                                  std::string_view where);
 
 }  // namespace outrider::openai

@@ -20,11 +20,12 @@ std::string TokenIdLogprobsJson(std::span<const PositionLogprobs> positions);
 
 /// Completions: four parallel arrays. The chosen token is among its position's top_logprobs; tokens
 /// of the same spelling share one entry, the most likely's. `first_token`, the first of an echoed
-/// prompt, comes before them and has null for logprobs. `characters` says how many characters of
-/// the answer's text each of these tokens stands for; `text_offset`, which counts them, is moved
-/// past them.
+/// prompt, comes before the others of `prompt` and has null for logprobs. `characters` says how
+/// many characters of the answer's text each of these tokens stands for; `text_offset`, which
+/// counts them, is moved past them.
 std::string CompletionLogprobsJson(std::optional<int32_t> first_token,
-                                   std::span<const PositionLogprobs> positions,
+                                   std::span<const PositionLogprobs> prompt,
+                                   std::span<const PositionLogprobs> answer,
                                    std::span<const int32_t> characters,
                                    const PromptEncoder& encoder, int64_t* text_offset);
 

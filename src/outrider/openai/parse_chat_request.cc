@@ -34,10 +34,7 @@ void RefuseUnsupportedInChat(FieldReader& body) {
       {"audio", {}},
       {"prediction", {}},
       {"web_search_options", {}},
-      {"store", {false}},
-      {"metadata", {json::object()}},
       {"service_tier", {"auto", "default"}},
-      {"prompt_cache_retention", {}},
       {"add_special_tokens", {false}},
   };
   for (const Field& field : kFields) body.Unsupported(field.name, field.neutral);
@@ -63,7 +60,8 @@ std::string EchoOf(const std::string& messages_json) {
 }  // namespace
 
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;

@@ -22,15 +22,6 @@ using nlohmann::json;
 constexpr size_t kMaxPrompts = 1024;
 constexpr size_t kMaxChoices = 1024;
 
-CompletionPrompt ParsePromptIds(const json& ids, int32_t vocab_size, const std::string& path) {
-  std::vector<int32_t> result;
-  result.reserve(ids.size());
-  for (const json& id : ids) {
-    result.push_back(ReadTokenId(id, vocab_size, fmt::format("{}[{}]", path, result.size())));
-  }
-  return result;
-}
-
 std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size) {
   const char* const kWanted =
       "must be a string, an array of strings, an array of token ids or an array of such arrays";
@@ -41,7 +32,7 @@ std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size
     body.Refuse("prompt", fmt::format("{}, not {}", kWanted, Shorten(*value)));
   }
   if (value->empty()) body.Refuse("prompt", fmt::format("is an empty array; it {}", kWanted));
-  if ((*value)[0].is_number()) return {ParsePromptIds(*value, vocab_size, "prompt")};
+  if ((*value)[0].is_number()) return {ReadTokenIds(*value, vocab_size, "prompt")};
   if (value->size() > kMaxPrompts) {
     body.Refuse("prompt",
                 fmt::format("has {} prompts; at most {} are allowed", value->size(), kMaxPrompts));
@@ -52,7 +43,7 @@ std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size
     if (prompt.is_string()) {
       prompts.emplace_back(prompt.get<std::string>());
     } else if (prompt.is_array()) {
-      prompts.push_back(ParsePromptIds(prompt, vocab_size, path));
+      prompts.emplace_back(ReadTokenIds(prompt, vocab_size, path));
     } else {
       throw RequestError(ErrorCode::kInvalidArgument, path,
                          fmt::format("{}: must be a string or an array of token ids, not {}", path,
@@ -65,7 +56,8 @@ std::vector<CompletionPrompt> ParsePrompts(FieldReader& body, int32_t vocab_size
 }  // namespace
 
 TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.prompts = ParsePrompts(fields, limits.vocab_size);

@@ -15,7 +15,8 @@ namespace outrider::openai {
 using nlohmann::json;
 
 TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   if (fields.Find("token_ids") == nullptr) {

@@ -11,6 +11,7 @@
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/field_reader.h"
 #include "outrider/openai/raw_json.h"
+#include "outrider/openai/request_json.h"
 
 namespace outrider::openai {
 namespace {
@@ -159,7 +160,7 @@ std::string ParseMessages(FieldReader& body, std::string_view raw) {
   for (const json& message : *messages) {
     result.push_back(ParseMessage(body, message, result.size()));
   }
-  return InOrderOf(ordered_json::parse(RawJson(raw, {"messages"})), result).dump();
+  return InOrderOf(ParseInOrder(RawJson(raw, {"messages"})), result).dump();
 }
 
 }  // namespace outrider::openai

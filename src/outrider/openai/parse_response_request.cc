@@ -1,6 +1,7 @@
 // A body of /v1/responses.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -31,11 +32,10 @@ void RefuseUnsupportedInResponses(FieldReader& body) {
   refuse("conversation", {});
   refuse("prompt", {});
   refuse("background", {false});
-  refuse("include", {json::array()});
   refuse("max_tool_calls", {});
-  refuse("truncation", {"disabled"});
+  // A prompt that is too long is refused in either case.
+  refuse("truncation", {"disabled", "auto"});
   refuse("service_tier", {"auto", "default"});
-  refuse("prompt_cache_retention", {});
   refuse("context_management", {json::array()});
   // What these responses have no place for.
   refuse("prompt_logprobs", {});
@@ -43,7 +43,22 @@ void RefuseUnsupportedInResponses(FieldReader& body) {
   refuse("per_request_spec_decode_metrics", {"off", "none"});
   refuse("n", {1});
   refuse("top_logprobs", {0});
-  body.Bool("store");  // answers say that nothing was stored
+}
+
+// Parts that answers never have, such as encrypted reasoning: to include them asks for nothing.
+void ParseInclude(FieldReader& body) {
+  const json* list = body.Find("include");
+  if (list == nullptr) return;
+  const auto is_text = [](const json& part) { return part.is_string(); };
+  if (!list->is_array() || !std::ranges::all_of(*list, is_text)) {
+    body.Refuse("include", fmt::format("must be a list of strings, not {}", Shorten(*list)));
+  }
+  static constexpr std::string_view kLogprobs = "message.output_text.logprobs";
+  if (std::ranges::find(*list, kLogprobs) != list->end()) {
+    body.Unsupported("include", {},
+                     "\"message.output_text.logprobs\" is not supported yet by this server; leave "
+                     "it out");
+  }
 }
 
 // text.format in the place of response_format.
@@ -108,7 +123,8 @@ std::string RepeatedMembers(const TokenRequest& request, const json& body, std::
 }  // namespace
 
 TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
   request.answer.chat = true;
@@ -118,9 +134,7 @@ TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& li
   ParseFlatTools(fields, body, &request);
   ParseTextFormat(fields, body, &request);
   request.max_tokens = ParseTokenCount(fields, "max_output_tokens", 1);
-  if (const json* metadata = fields.Find("metadata"); metadata && !metadata->is_object()) {
-    fields.Refuse("metadata", fmt::format("must be an object, not {}", Shorten(*metadata)));
-  }
+  ParseInclude(fields);
   RefuseUnsupportedInResponses(fields);
   ParseShared(fields, fields, body, limits, &request);
   fields.RefuseUnknown();

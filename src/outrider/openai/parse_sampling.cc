@@ -8,6 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace outrider::openai {
@@ -16,8 +18,12 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxN = 128;
+// Each choice has its own copy of these.
 constexpr size_t kMaxStopStrings = 16;
+constexpr size_t kMaxStopBytes = 1024;  // of one
+constexpr size_t kMaxStopTokens = 1024;
 constexpr size_t kMaxBadWords = 512;
+constexpr size_t kMaxBadWordBytes = size_t{32} << 10;  // of all
 
 void ParseStop(FieldReader& body, SamplingParams* sampling) {
   const json* value = body.Find("stop");
@@ -37,6 +43,10 @@ void ParseStop(FieldReader& body, SamplingParams* sampling) {
                   fmt::format("must hold strings that are not empty, not {}", Shorten(text)));
     }
     sampling->stop.push_back(text.get<std::string>());
+    if (sampling->stop.back().size() > kMaxStopBytes) {
+      body.Refuse("stop", fmt::format("has a string of {} bytes; at most {} are allowed",
+                                      sampling->stop.back().size(), kMaxStopBytes));
+    }
   }
 }
 
@@ -61,6 +71,7 @@ std::vector<TokenBias> ParseLogitBias(FieldReader& body, int32_t vocab_size) {
     body.Refuse("logit_bias", fmt::format("must be an object of token ids with numbers, not {}",
                                           Shorten(*value)));
   }
+  std::unordered_set<int32_t> given;
   for (const auto& [key, bias] : value->items()) {
     int32_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
@@ -75,9 +86,7 @@ std::vector<TokenBias> ParseLogitBias(FieldReader& body, int32_t vocab_size) {
                                             "-100 to 100",
                                             Shorten(bias), token));
     }
-    // "7" and "07" are the same token.
-    const auto same = [&](const TokenBias& b) { return b.token == token; };
-    if (std::any_of(result.begin(), result.end(), same)) {
+    if (!given.insert(token).second) {  // "7" and "07" are the same token
       body.Refuse("logit_bias", fmt::format("token {} is given twice", token));
     }
     result.push_back({token, bias.get<float>()});
@@ -96,6 +105,7 @@ std::vector<std::string> ParseBadWords(FieldReader& body) {
     body.Refuse("bad_words",
                 fmt::format("has {} strings; at most {} are allowed", value->size(), kMaxBadWords));
   }
+  size_t bytes = 0;
   for (const json& word : *value) {
     if (!word.is_string() ||
         word.get_ref<const std::string&>().find_first_not_of(" \t\n\r\f\v") == std::string::npos) {
@@ -103,8 +113,20 @@ std::vector<std::string> ParseBadWords(FieldReader& body) {
                   fmt::format("must hold strings that are not blank, not {}", Shorten(word)));
     }
     words.push_back(word.get<std::string>());
+    bytes += words.back().size();
+  }
+  if (bytes > kMaxBadWordBytes) {
+    body.Refuse("bad_words", fmt::format("have {} bytes in all; at most {} are allowed", bytes,
+                                         kMaxBadWordBytes));
   }
   return words;
+}
+
+// In ascending order.
+std::vector<int32_t> Distinct(std::vector<int32_t> ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
 }
 
 std::optional<std::vector<int32_t>> ParseAllowedTokens(FieldReader& body, int32_t vocab_size) {
@@ -112,6 +134,15 @@ std::optional<std::vector<int32_t>> ParseAllowedTokens(FieldReader& body, int32_
   std::vector<int32_t> ids = body.TokenIds("allowed_token_ids", vocab_size);
   if (ids.empty()) {
     body.Refuse("allowed_token_ids", "is an empty array: must hold at least one token id");
+  }
+  return Distinct(std::move(ids));
+}
+
+std::vector<int32_t> ParseStopTokens(FieldReader& body, int32_t vocab_size) {
+  std::vector<int32_t> ids = Distinct(body.TokenIds("stop_token_ids", vocab_size));
+  if (ids.size() > kMaxStopTokens) {
+    body.Refuse("stop_token_ids",
+                fmt::format("has {} tokens; at most {} are allowed", ids.size(), kMaxStopTokens));
   }
   return ids;
 }
@@ -144,7 +175,8 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   sampling->top_k =
       top_k ? static_cast<int32_t>(std::max<int64_t>(*top_k, 0)) : defaults.top_k.value_or(0);
   sampling->seed = ParseSeed(body);
-  sampling->repetition_penalty = ParsePenalty(body, "repetition_penalty", 0.01, 100, 1);
+  sampling->repetition_penalty =
+      ParsePenalty(body, "repetition_penalty", 0.01, 100, defaults.repetition_penalty.value_or(1));
   sampling->presence_penalty = ParsePenalty(body, "presence_penalty", -2, 2, 0);
   sampling->frequency_penalty = ParsePenalty(body, "frequency_penalty", -2, 2, 0);
   sampling->logit_bias = ParseLogitBias(body, limits.vocab_size);
@@ -153,7 +185,7 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   request->n = static_cast<int32_t>(body.Integer("n", 1, kMaxN).value_or(1));
   sampling->min_tokens = static_cast<int32_t>(body.Integer("min_tokens", 0, kMaxInt32).value_or(0));
   ParseStop(body, sampling);
-  sampling->stop_token_ids = body.TokenIds("stop_token_ids", limits.vocab_size);
+  sampling->stop_token_ids = ParseStopTokens(body, limits.vocab_size);
   sampling->ignore_eos = body.Bool("ignore_eos").value_or(false);
   sampling->include_stop_str_in_output = body.Bool("include_stop_str_in_output").value_or(false);
   sampling->skip_special_tokens = body.Bool("skip_special_tokens").value_or(true);

@@ -42,9 +42,17 @@ void RefuseUnsupported(FieldReader& body) {
                    "use \"reasoning_effort\" or \"max_tokens\"");
 }
 
-// Who asks changes nothing in the answer: read for their type, then dropped.
-void IgnoreClientNames(FieldReader& body) {
-  for (const char* name : {"user", "safety_identifier", "prompt_cache_key"}) body.String(name);
+// Who asks, and what a server may keep of it, changes nothing in the answer: read for their type,
+// then dropped.
+void IgnoreRecords(FieldReader& body) {
+  for (const char* name :
+       {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
+    body.String(name);
+  }
+  body.Bool("store");
+  if (const json* metadata = body.Find("metadata"); metadata && !metadata->is_object()) {
+    body.Refuse("metadata", fmt::format("must be an object, not {}", Shorten(*metadata)));
+  }
 }
 
 void ParseStreamOptions(FieldReader& body, AnswerOptions* answer) {
@@ -141,7 +149,7 @@ void ParseShared(FieldReader& body, FieldReader& sampling, std::string_view raw,
   request->answer.return_token_ids = body.Bool("return_token_ids").value_or(false);
   request->answer.speculation_metrics = ParseSpeculationMetrics(body, limits.speculation_metrics);
   RefuseUnsupported(sampling);
-  IgnoreClientNames(body);
+  IgnoreRecords(body);
 }
 
 }  // namespace outrider::openai

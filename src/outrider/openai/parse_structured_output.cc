@@ -111,7 +111,9 @@ void ParseResponseFormat(FieldReader& body, std::string_view raw, TokenRequest* 
   format.RefuseUnknown();
 }
 
-void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenRequest* request) {
+// `compact`: JSON is to stand on one line.
+void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenRequest* request,
+                            bool* compact) {
   const json* value = body.Find("structured_outputs");
   if (value == nullptr) return;
   FieldReader fields(*value, "structured_outputs", body);
@@ -125,7 +127,7 @@ void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenReques
   }
   reader.Json("structural_tag", GrammarKind::kStructuralTag);
   fields.Unsupported("disable_fallback", {true, false});  // there is one backend
-  fields.Unsupported("disable_any_whitespace", {false});
+  *compact = fields.Bool("disable_any_whitespace").value_or(false);
   fields.Unsupported("disable_additional_properties", {false});
   fields.Unsupported("whitespace_pattern", {});
   fields.RefuseUnknown();
@@ -135,7 +137,8 @@ void ParseStructuredOutputs(FieldReader& body, std::string_view raw, TokenReques
 
 void ParseStructuredOutput(FieldReader& body, std::string_view raw, TokenRequest* request) {
   ParseResponseFormat(body, raw, request);
-  ParseStructuredOutputs(body, raw, request);
+  bool compact = false;
+  ParseStructuredOutputs(body, raw, request, &compact);
   Reader older(body, raw, request);
   older.Json("guided_json", GrammarKind::kJsonSchema);
   older.Text("guided_regex", GrammarKind::kRegex);
@@ -143,6 +146,7 @@ void ParseStructuredOutput(FieldReader& body, std::string_view raw, TokenRequest
   older.Text("guided_grammar", GrammarKind::kEbnf);
   body.Unsupported("guided_decoding_backend", {"auto", "xgrammar"});
   body.Unsupported("guided_whitespace_pattern", {});
+  if (request->grammar) request->grammar->compact = compact;
 }
 
 }  // namespace outrider::openai

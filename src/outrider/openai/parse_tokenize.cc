@@ -16,7 +16,8 @@ namespace outrider::openai {
 using nlohmann::json;
 
 TokenizeRequest ParseTokenizeRequest(std::string_view body) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "");
   TokenizeRequest request;
   request.model = fields.String("model").value_or("");
@@ -38,7 +39,8 @@ TokenizeRequest ParseTokenizeRequest(std::string_view body) {
 }
 
 DetokenizeRequest ParseDetokenizeRequest(std::string_view body, const RequestLimits& limits) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "");
   DetokenizeRequest request;
   request.model = fields.String("model").value_or("");
@@ -51,7 +53,8 @@ DetokenizeRequest ParseDetokenizeRequest(std::string_view body, const RequestLim
 }
 
 std::vector<std::string> ParseAbortRequest(std::string_view body) {
-  const json value = ParseRequestJson(body);
+  const RequestJson parsed = ParseRequestJson(body);
+  const json& value = *parsed;
   FieldReader fields(value, "");
   std::vector<std::string> ids;
   if (auto id = fields.String("request_id")) ids.push_back(std::move(*id));

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "outrider/openai/raw_json.h"
+#include "outrider/output/call_header.h"
 
 namespace outrider::openai {
 namespace {
@@ -16,25 +20,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxTools = 1024;
-
-// Names as OpenAI has them, and dots, which other servers' tools use.
-bool IsFunctionName(const std::string& name) {
-  return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-           c == '_' || c == '.';
-  });
-}
-
-// Whether a schema allows strings and nothing else.
-bool IsStringSchema(const json& schema) {
-  if (!schema.is_object()) return false;
-  const auto type = schema.find("type");
-  if (type != schema.end()) return *type == "string";
-  const auto choices = schema.find("enum");
-  return choices != schema.end() && choices->is_array() && !choices->empty() &&
-         std::all_of(choices->begin(), choices->end(),
-                     [](const json& choice) { return choice.is_string(); });
-}
 
 std::string ParseName(FieldReader& function) {
   std::optional<std::string> name = function.String("name");
@@ -54,18 +39,13 @@ void ParseFunction(FieldReader& function, ToolUse* tools) {
     function.Refuse("name", fmt::format("{} is the name of another tool too", Shorten(json(name))));
   }
   function.String("description");
-  function.Bool("strict");  // arguments follow the schema wherever a call is enforced
+  if (function.Bool("strict").value_or(false)) tools->strict.insert(name);
   if (const json* parameters = function.Find("parameters")) {
     if (!parameters->is_object()) {
       function.Refuse("parameters", fmt::format("must be a JSON schema, an object, not {}",
                                                 Shorten(*parameters)));
     }
-    const auto properties = parameters->find("properties");
-    if (properties != parameters->end() && properties->is_object()) {
-      for (const auto& [parameter, schema] : properties->items()) {
-        if (IsStringSchema(schema)) tools->string_parameters[name].insert(parameter);
-      }
-    }
+    tools->types.emplace(name, ParameterTypesOf(*parameters));
   }
   tools->functions.push_back(std::move(name));
 }
@@ -120,7 +100,68 @@ const json* FindTools(FieldReader& body) {
   return value;
 }
 
-// `flat`: a named function stands in tool_choice itself, else in its member "function".
+// The name of one of the tools, which `choice`, tool_choice or a part of it, tells. `flat`: it
+// stands there itself, else in the member "function".
+std::string ParseChosenName(FieldReader& choice, const std::string& path, bool flat,
+                            const ToolUse& tools) {
+  const auto check = [&](FieldReader& function) {
+    std::string name = ParseName(function);
+    if (std::find(tools.functions.begin(), tools.functions.end(), name) == tools.functions.end()) {
+      function.Refuse("name", fmt::format("{} is not among the tools", Shorten(json(name))));
+    }
+    return name;
+  };
+  if (flat) return check(choice);
+  const json* function_value = choice.Find("function");
+  if (function_value == nullptr) choice.Refuse("function", "is missing; it must be an object");
+  FieldReader function(*function_value, path + ".function", choice);
+  std::string name = check(function);
+  function.RefuseUnknown();
+  return name;
+}
+
+// {"mode", "tools"}: the tools of the request that may be called this time.
+void ParseAllowedTools(FieldReader& allowed, const std::string& path, bool flat, ToolUse* tools) {
+  const std::string mode = allowed.String("mode").value_or("");
+  if (mode != "auto" && mode != "required") {
+    allowed.Refuse("mode", R"(must be "auto" or "required")");
+  }
+  const json* list = allowed.Find("tools");
+  if (list == nullptr || !list->is_array() || list->empty()) {
+    allowed.Refuse("tools", "must be an array of at least one tool");
+  }
+  std::set<std::string, std::less<>>& names = tools->allowed.emplace();
+  for (size_t i = 0; i < list->size(); ++i) {
+    const std::string place = fmt::format("{}.tools[{}]", path, i);
+    FieldReader tool((*list)[i], place, allowed);
+    CheckType(tool);
+    names.insert(ParseChosenName(tool, place, flat, *tools));
+    tool.RefuseUnknown();
+  }
+  if (mode == "required") tools->choice = ToolChoice::kRequired;
+}
+
+// False when it is none of the objects that tool_choice may be. `flat`: as the Responses API has
+// them.
+bool ParseChoiceObject(FieldReader& choice, bool flat, ToolUse* tools) {
+  const std::string type = choice.String("type").value_or("");
+  const json* const inner = flat ? nullptr : choice.Find(type);
+  if (type == "function" && (flat || inner != nullptr)) {
+    tools->named = ParseChosenName(choice, "tool_choice", flat, *tools);
+    tools->choice = ToolChoice::kNamed;
+  } else if (type == "allowed_tools" && flat) {
+    ParseAllowedTools(choice, "tool_choice", flat, tools);
+  } else if (type == "allowed_tools" && inner != nullptr) {
+    FieldReader allowed(*inner, "tool_choice.allowed_tools", choice);
+    ParseAllowedTools(allowed, "tool_choice.allowed_tools", flat, tools);
+    allowed.RefuseUnknown();
+  } else {
+    return false;
+  }
+  choice.RefuseUnknown();
+  return true;
+}
+
 void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
   tools->choice = tools->functions.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
   tools->parallel = body.Bool("parallel_tool_calls").value_or(true);
@@ -129,38 +170,25 @@ void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
     if (value != nullptr) tools->choice = ToolChoice::kNone;
     return;
   }
-  const std::string wanted =
-      fmt::format(R"(must be "none", "auto", "required" or {})",
-                  flat ? R"({"type": "function", "name": NAME})"
-                       : R"({"type": "function", "function": {"name": NAME}})");
   if (*value == "auto") return;  // without tools it asks for nothing
-  if (*value == "required") {
-    tools->choice = ToolChoice::kRequired;
-  } else if (value->is_object()) {
-    FieldReader choice(*value, "tool_choice", body);
-    if (choice.String("type") != "function") body.Refuse("tool_choice", wanted);
-    const json* function_value = flat ? value : choice.Find("function");
-    if (function_value == nullptr) body.Refuse("tool_choice", wanted);
-    FieldReader function(*function_value, flat ? "tool_choice" : "tool_choice.function", choice);
-    tools->named = ParseName(function);
-    if (flat) {
-      choice.Find("name");
-    } else {
-      function.RefuseUnknown();
-    }
-    choice.RefuseUnknown();
-    tools->choice = ToolChoice::kNamed;
-    if (std::find(tools->functions.begin(), tools->functions.end(), tools->named) ==
-        tools->functions.end()) {
-      function.Refuse("name",
-                      fmt::format("{} is not among the tools", Shorten(json(tools->named))));
-    }
-  } else {
-    body.Refuse("tool_choice", fmt::format("{}, not {}", wanted, Shorten(*value)));
-  }
+  const auto refuse = [&] {
+    body.Refuse("tool_choice",
+                fmt::format(R"(must be "none", "auto", "required", {} or an object of the type )"
+                            R"("allowed_tools", not {})",
+                            flat ? R"({"type": "function", "name": NAME})"
+                                 : R"({"type": "function", "function": {"name": NAME}})",
+                            Shorten(*value)));
+  };
+  if (*value != "required" && !value->is_object()) refuse();
   if (tools->functions.empty()) {
     body.Refuse("tool_choice", "asks for a call, but there are no tools");
   }
+  if (*value == "required") {
+    tools->choice = ToolChoice::kRequired;
+    return;
+  }
+  FieldReader choice(*value, "tool_choice", body);
+  if (!ParseChoiceObject(choice, flat, tools)) refuse();
 }
 
 }  // namespace
@@ -176,12 +204,11 @@ void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) 
 
 void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
   if (const json* value = FindTools(body)) {
-    const std::string_view list = RawJson(raw, {"tools"});
-    for (const json& tool : *value) {
-      const std::string index = std::to_string(request->tools.functions.size());
+    const std::vector<std::string_view> texts = RawElements(RawJson(raw, {"tools"}));
+    for (size_t i = 0; i < value->size(); ++i) {
       std::string& all = request->chat.tools_json;
       all += all.empty() ? "[" : ",";
-      all += ParseFlatTool(body, tool, RawJson(list, {index}), &request->tools);
+      all += ParseFlatTool(body, (*value)[i], texts[i], &request->tools);
     }
     if (!value->empty()) request->chat.tools_json += "]";
   }

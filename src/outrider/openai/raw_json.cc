@@ -1,6 +1,6 @@
 #include "outrider/openai/raw_json.h"
 
-#include <charconv>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -74,20 +74,6 @@ std::string_view Member(std::string_view object, std::string_view name) {
   return found;
 }
 
-std::string_view Element(std::string_view array, std::string_view index) {
-  size_t wanted = 0;
-  const auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), wanted);
-  if (error != std::errc() || end != index.data() + index.size()) return {};
-  Scanner scanner(array);
-  scanner.Skip('[');
-  for (size_t i = 0; scanner.Peek() != ']' && scanner.Peek() != '\0'; ++i) {
-    const std::string_view value = scanner.Value();
-    if (i == wanted) return value;
-    scanner.Skip(',');
-  }
-  return {};
-}
-
 }  // namespace
 
 std::string_view RawJson(std::string_view text, const std::vector<std::string_view>& path) {
@@ -95,13 +81,23 @@ std::string_view RawJson(std::string_view text, const std::vector<std::string_vi
   for (const std::string_view step : path) {
     if (value.starts_with('{')) {
       value = Member(value, step);
-    } else if (value.starts_with('[')) {
-      value = Element(value, step);
     } else {
       return {};
     }
   }
   return value;
+}
+
+std::vector<std::string_view> RawElements(std::string_view array) {
+  std::vector<std::string_view> elements;
+  Scanner scanner(array);
+  if (scanner.Peek() != '[') return elements;
+  scanner.Skip('[');
+  while (scanner.Peek() != ']' && scanner.Peek() != '\0') {
+    elements.push_back(scanner.Value());
+    scanner.Skip(',');
+  }
+  return elements;
 }
 
 }  // namespace outrider::openai

@@ -7,9 +7,12 @@
 
 namespace outrider::openai {
 
-/// The value that `path` leads to: names of members, and indices of array elements as decimal
-/// numbers. `text` must be valid JSON; of members with the same name the last one counts. Empty
-/// when there is no such value.
+/// The value that `path`, names of members, leads to. `text` must be valid JSON; of members with
+/// the same name the last one counts. Empty when there is no such value.
 std::string_view RawJson(std::string_view text, const std::vector<std::string_view>& path);
+
+/// The elements of an array, found in one pass; none where `array` is something else. It must be
+/// valid JSON.
+std::vector<std::string_view> RawElements(std::string_view array);
 
 }  // namespace outrider::openai

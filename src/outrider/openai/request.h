@@ -2,14 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "outrider/grammar/grammar_spec.h"
-#include "outrider/output/tool_call_reader.h"
+#include "outrider/output/value_types.h"
 #include "outrider/sampling/sampling_params.h"
 #include "outrider/text/prompt_encoder.h"
 
@@ -23,6 +25,7 @@ struct SamplingDefaults {
   std::optional<float> top_p;
   std::optional<float> min_p;
   std::optional<int32_t> top_k;
+  std::optional<float> repetition_penalty;
 };
 
 /// What an answer tells about its own speculation: nothing, sums, or every step's drafts as well.
@@ -65,7 +68,10 @@ struct ToolUse {
   ToolChoice choice = ToolChoice::kNone;
   std::string named;     // kNamed: the function to call
   bool parallel = true;  // the answer may have several calls
-  StringParameters string_parameters;
+  /// Those that may be called; unset: all.
+  std::optional<std::set<std::string, std::less<>>> allowed;
+  std::set<std::string, std::less<>> strict;  // those whose arguments must follow their schema
+  FunctionTypes types;                        // of the functions' parameters
 };
 
 /// A text or token ids.

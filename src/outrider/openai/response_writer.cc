@@ -190,7 +190,7 @@ void ResponseWriter::Take(const OutputDelta& delta, std::string* out) {
   }
   if (!delta.finish_reason) return;
   const std::string_view status = StatusOf(delta.finish_reason);
-  End(status, out);
+  End(reader_.call_cut_off() ? "incomplete" : status, out);
   WriteEvent(fmt::format("response.{}", status),
              R"(,"response":)" + ResponseJson(delta.finish_reason), out);
 }

@@ -19,9 +19,7 @@ std::string TokenWriter::WholeChoice(size_t index, const OutputDelta& whole) {
       IdsJson(whole.token_ids),
       options().logprobs ? TokenIdLogprobsJson(whole.logprobs) : std::string("null"), reason,
       StopReasonJson(whole));
-  if (options().prompt_logprobs) {
-    out += R"(,"prompt_logprobs":)" + PromptLogprobsJson(whole.prompt_logprobs, encoder());
-  }
+  if (options().prompt_logprobs) out += R"(,"prompt_logprobs":)" + PromptLogprobsText(index);
   return out + StepsMember(whole) + '}';
 }
 

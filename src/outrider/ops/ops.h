@@ -1,6 +1,6 @@
-// What a device can compute: one table of coarse operations, each of them one launch on a GPU and a
-// few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks and
-// drafters are written once, on top of it.
+// What a device can compute: one table of coarse operations, each of them a few launches on a GPU
+// and a few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks
+// and drafters are written once, on top of it.
 //
 // Every operation is row-invariant: the bits of an output row depend on the inputs of that row
 // alone. The reference of an operation is the CPU's implementation over the reference kernel table;
@@ -128,11 +128,25 @@ struct EntryArgs {
   Tensor q_latent = {};           // [rows, q_lora]
 };
 
+/// What finishes queries, keys and values of grouped-query attention after their product. They may
+/// change; keys and values stand side by side.
+struct HeadEntryArgs {
+  Tensor q = {};                  // [rows, heads * D]; without columns: there are none
+  Tensor k;                       // [rows, kv_heads * D]
+  Tensor v;                       // [rows, kv_heads * D]
+  const float* q_norm = nullptr;  // [D]
+  const float* k_norm = nullptr;  // [D]
+  float norm_eps = 0;
+  Rotary rotary;  // of the first values of a head
+  LayerCache cache;
+};
+
 /// What attention reads and writes of the rows of a step; their entries are in the cache already.
 struct AttentionArgs {
   Tensor q;
   Tensor out;
   LayerCache cache;
+  Tensor gates = {};  // PerHeadAttention: [rows, heads], or without columns
 };
 
 /// Bytes of a device's own memory.
@@ -150,14 +164,14 @@ class Ops {
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }
 
-  /// From now on calls `look`, which may be empty, now and then between the launches of a long
-  /// pass. It may collect a sampler's results, no more. By default never.
+  /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.
+  /// `look` may wait for a sampler's results that are ready, no more. By default it is never
+  /// called.
   virtual void WhileLaunching(const std::function<void()>& /*look*/) const {}
 
-  /// There are no requests any more. A device that runs beside the host counts how long it has
-  /// nothing to do, but not from now until the next work.
-  virtual void Rest() const {}
-  /// Seconds in which such a device had nothing to do and did not rest; 0 of others.
+  /// Stops the idle clock until work begins again: there are no requests.
+  virtual void PauseIdleClock() const {}
+  /// Seconds in which a device that runs beside the host had no work, without the pauses; else 0.
   virtual double idle_seconds() const { return 0; }
 
   /// The type of rows between operations that products and attention read: kF32, or kBF16 where
@@ -261,7 +275,7 @@ class Ops {
                     const Weight& w, Tensor logits) const = 0;
 
   /// The place of the largest of the first `num_tokens` logits of each row, the lowest of equals;
-  /// -1 where the largest is infinite or all are NaN. No logits are stored.
+  /// -1 where the largest is infinite or one is NaN. No logits are stored.
   virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                           const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
 
@@ -329,7 +343,8 @@ class Ops {
 
   // Attention over per-head entries, latent or grouped-query.
 
-  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V].
+  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V]. With gates, a head's output is
+  /// multiplied by sigmoid(gate).
   virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
                                 const StepInputs& inputs, const AttentionArgs& args) const = 0;
 
@@ -342,8 +357,9 @@ class Ops {
   virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                             LayerCache cache) const = 0;
 
-  /// x[r, h] *= sigmoid(gates[r, h]) for every head; gates [rows, heads].
-  virtual void GateHeads(const Context& context, Tensor gates, Tensor x) const = 0;
+  /// Normalises every head of q and k, rotates its first values, and writes the rows' entries.
+  virtual void WriteHeadEntries(const Context& context, const PerHeadShape& shape,
+                                const StepInputs& inputs, const HeadEntryArgs& args) const = 0;
 
   // Attention over a window and compressed entries (DeepSeek-V4).
 

@@ -39,10 +39,10 @@ class StepInputs {
   /// while the inputs are read. Reuses memory, so a steady state allocates nothing.
   virtual void Assign(const BatchLayout& layout, const AttentionPlan& plan, RowCount count) = 0;
 
-  /// The same before the host knows how far requests have got: row r lies before where `layout` has
-  /// it, by as many positions as the device keeps at places[r] (tokens_on_device.h), or there where
-  /// the place is negative. Rows that may move are requests for decode attention of one row each,
-  /// and are first. A device that keeps tokens has it.
+  /// Assigns rows before the host knows how far requests have got. Row r runs at its position in
+  /// the layout minus the number that the device keeps at places[r] (negative: no shift). Rows that
+  /// may shift come first; each is a decode request of one row. Only devices that keep tokens
+  /// (tokens_on_device.h) have it.
   virtual void AssignMoved(const BatchLayout& layout, const AttentionPlan& plan, RowCount count,
                            std::span<const int32_t> places);
 
@@ -70,8 +70,11 @@ class StepInputs {
     has_expanded_rows_ = !plan.prompts().empty() || !plan.left_over().empty();
   }
 
-  /// All rows are the decode kernel's; there are `rows` of them, the added ones included.
-  void RoundRowsTo(int32_t rows) { num_rows_ = decode_rows_.count = rows; }
+  /// There are no prompt rows; all count `rows`, the added ones included.
+  void RoundRowsTo(int32_t rows) {
+    num_rows_ = rows;
+    if (cache_form_ == KvCacheForm::kLatent) decode_rows_.count = rows;
+  }
 
  private:
   int32_t num_rows_ = 0;

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "outrider/ops/context.h"
+#include "outrider/ops/ticket.h"
 #include "outrider/ops/tokens_on_device.h"
 #include "outrider/ops/weights.h"
 #include "outrider/sampling/draw_draft.h"
@@ -64,20 +66,16 @@ class StepSampler {
   virtual void Verify(const Context& context, const HeadRows& rows,
                       std::span<const VerifyRequest> requests) = 0;
 
-  /// The same without waiting for the device, if it returns true: requests get their results with
-  /// Collect, and until then what they come to is at their places (tokens_on_device.h). Two such
-  /// calls may be to be collected; until then their requests' parameters stay. False: nothing was
-  /// done, as the host has to draw for one of the requests, or to know its drafts.
-  virtual bool VerifyLater(const Context& /*context*/, const HeadRows& /*rows*/,
-                           std::span<const VerifyRequest> /*requests*/) {
-    return false;
+  /// Begins the same beside the host. Wait gives requests their results; until then what they come
+  /// to is at their places (tokens_on_device.h), and their parameters must stay. At most two are to
+  /// be waited for. None: nothing was done, as the host has to draw for one of the requests, or to
+  /// know its drafts.
+  virtual std::optional<Ticket> Launch(const Context& /*context*/, const HeadRows& /*rows*/,
+                                       std::span<const VerifyRequest> /*requests*/) {
+    return std::nullopt;
   }
-
-  /// Whether Collect would not have to wait.
-  virtual bool CanCollect() const { return true; }
-
-  /// Waits for the results of the first VerifyLater that was not collected.
-  virtual void Collect() {}
+  virtual bool Ready(Ticket /*ticket*/) const { return true; }
+  virtual void Wait(Ticket /*ticket*/) {}
 
   /// tokens[i] = a draft among `among`, which may be on the device; it is a token even where
   /// numbers have overflowed. Noise and distributions are by token, whatever its row.

@@ -1,6 +1,9 @@
 #include "outrider/ops/weight_loader.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
 #include <string_view>
 
 #include "outrider/base/error.h"
@@ -9,14 +12,8 @@ namespace outrider {
 
 namespace {
 
-/// Copies of the target's embedding and head that some checkpoints carry in every MTP layer, and
-/// buffers that are computed, not stored.
-bool IsRedundant(std::string_view name) {
-  return name.ends_with(".shared_head.head.weight") ||
-         (name.ends_with(".embed_tokens.weight") &&
-          name.find(".layers.") != std::string_view::npos) ||
-         name.ends_with(".rotary_emb.inv_freq");
-}
+/// Buffers that are computed, not stored.
+bool IsRedundant(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 /// The layer of a "...layers.N..." name, or -1.
 int64_t LayerOf(std::string_view name) {
@@ -44,34 +41,53 @@ void WeightLoader::Check(FunctionRef<bool(std::string_view)> ignorable) const {
 }
 
 void WeightLoader::Check(const ModelConfig& config) const {
-  // Modules that are there and not declared are fine; other layers behind the trunk are not.
-  const int64_t layers = config.num_hidden_layers() + CountMtpLayers(source(), config);
+  const int64_t trunk = config.num_hidden_layers();
+  const bool modules_apart = config.family == ModelFamily::kDeepSeekV4;  // mtp.N, not layers.N
   const auto of_model = [&](std::string_view name) {
     return name.starts_with(config.tensor_prefix) && !IsRedundant(name);
   };
+  /// "model.layers.61." or "mtp.0.", of a module's tensor; else "".
+  const auto module_of = [&](std::string_view name) -> std::string_view {
+    const std::string_view own = name.substr(std::min(config.tensor_prefix.size(), name.size()));
+    if (!modules_apart && LayerOf(name) < trunk) return "";
+    if (modules_apart && !own.starts_with("mtp.")) return "";
+    const size_t number = name.find(modules_apart ? "mtp." : "layers.");
+    return name.substr(0, name.find('.', name.find('.', number) + 1) + 1);
+  };
+  // Modules that are there and not declared are fine; other layers behind the trunk are not.
+  const int64_t layers = trunk + (modules_apart ? 0 : CountMtpLayers(source(), config));
   for (const std::string& name : source().names()) {
-    if (of_model(name) && name.ends_with(".eh_proj.weight") &&
-        LayerOf(name) < config.num_hidden_layers()) {
+    if (of_model(name) && name.ends_with(".eh_proj.weight") && LayerOf(name) < trunk) {
       throw InvalidArgument(
           "{}: layer {} has an eh_proj.weight, so it is an MTP module, but \"num_hidden_layers\" "
           "of config.json is {}; it must be the number of layers before the modules",
-          source().where(), LayerOf(name), config.num_hidden_layers());
+          source().where(), LayerOf(name), trunk);
     }
     if (of_model(name) && LayerOf(name) >= layers) {
       throw InvalidArgument(
-          "{}: holds {}, but \"num_hidden_layers\" of config.json is {} and layer {} is no MTP "
-          "module (it has no eh_proj.weight); it must be the number of layers that the files hold",
-          source().where(), name, config.num_hidden_layers(), layers);
+          "{}: holds {}, but \"num_hidden_layers\" of config.json is {}{}; it must be the number "
+          "of "
+          "layers that the files hold",
+          source().where(), name, trunk,
+          modules_apart
+              ? std::string()
+              : fmt::format(" and layer {} is no MTP module (it has no eh_proj.weight)", layers));
     }
   }
+  std::set<std::string, std::less<>> declared_modules;
+  for (const ExpectedTensor& tensor : Declared()) {
+    declared_modules.emplace(module_of(tensor.name));
+  }
   Check([&](std::string_view name) {
-    return !of_model(name) || LayerOf(name) >= config.num_hidden_layers() ||
-           name.substr(config.tensor_prefix.size()).starts_with("mtp.");
+    if (!of_model(name)) return true;
+    const std::string_view module = module_of(name);
+    return !module.empty() && !declared_modules.contains(module);
   });
 }
 
 void WeightLoader::CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
-                             const ExpectedTensor& original, ThreadPool& pool) {
+                             const ExpectedTensor& original, std::string_view why,
+                             ThreadPool& pool) {
   constexpr int64_t kRowsPerTask = 64;
   const auto opened = source.Open(copy);
   const auto first_opened = source.Open(original);
@@ -86,10 +102,8 @@ void WeightLoader::CheckCopy(const WeightSource& source, const ExpectedTensor& c
     first_opened->ReadRows(first, count, others.data());
     const auto [value, other] = std::mismatch(values.begin(), values.end(), others.begin());
     if (value == values.end()) return;
-    throw InvalidArgument(
-        "{}: {} differs from {} in row {}, but \"tie_word_embeddings\" of config.json is true; it "
-        "must be false, or the two tensors equal",
-        source.where(), copy.name, original.name, first + (value - values.begin()) / cols);
+    throw InvalidArgument("{}: {} differs from {} in row {}, but {}", source.where(), copy.name,
+                          original.name, first + (value - values.begin()) / cols, why);
   });
 }
 

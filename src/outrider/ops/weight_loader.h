@@ -48,9 +48,8 @@ enum class WeightQuantization { kNone, kInt8 };
 /// How weights are kept in memory.
 ///
 /// An FP8 matrix keeps its codes and scales if both hold:
-///   - it is used with more than max_fp8_weights_as_bf16 weights, where all experts of a layer
-///   count
-///     as one matrix;
+///   - more than max_fp8_weights_as_bf16 weights are used together; all experts of a layer count as
+///     one matrix;
 ///   - its scale blocks cover whole panels of rows and a multiple of 4 columns.
 /// FP8 with a scale for each row, or one for the tensor, and 4-bit codes with scales of groups keep
 /// them if the first holds.
@@ -133,12 +132,25 @@ class WeightLoader {
 
   virtual void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
-  /// A tensor that repeats `original`; nothing is kept of it. Load throws Error if they differ.
+  /// A tensor that has to repeat `original`; nothing is kept of it. Load throws Error if they
+  /// differ, which says `why` they may not.
   virtual void Copy(const std::string& name, const std::string& original, int64_t rows,
-                    int64_t cols) = 0;
+                    int64_t cols, std::string_view why) = 0;
+  /// The same, if the source has it.
+  void CopyIfThere(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
+                   std::string_view why) {
+    if (source().Has(name)) Copy(name, original, rows, cols, why);
+  }
+
+  /// Why a head may not differ from the embedding.
+  static constexpr std::string_view kTied =
+      "\"tie_word_embeddings\" of config.json is true; it must be false, or the two tensors equal";
+  /// Why a module's embedding or head may not differ from the target's.
+  static constexpr std::string_view kShared =
+      "MTP modules of this family use the target's; a module with its own is not supported";
 
   /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP modules that
-  /// were not declared and copies of embedding and head inside MTP modules are not unexpected.
+  /// were not declared are not unexpected.
   void Check(const ModelConfig& config) const;
   /// The same; tensors whose names are `ignorable` are not unexpected.
   void Check(FunctionRef<bool(std::string_view)> ignorable) const;
@@ -162,7 +174,7 @@ class WeightLoader {
   virtual std::vector<ExpectedTensor> Declared() const = 0;
   /// Throws Error if `copy` differs from `original`; both are matrices of one shape.
   static void CheckCopy(const WeightSource& source, const ExpectedTensor& copy,
-                        const ExpectedTensor& original, ThreadPool& pool);
+                        const ExpectedTensor& original, std::string_view why, ThreadPool& pool);
 };
 
 }  // namespace outrider

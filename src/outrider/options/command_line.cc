@@ -108,6 +108,29 @@ void RefuseExtras(const CLI::App& app, const std::string& command_name,
                         hint);
 }
 
+/// Refuses what stands in the place of a command and is none.
+void RefuseUnknownCommand(const CLI::App& app, const CLI::App& bench) {
+  static const std::vector<std::string> kCommands = {"serve",   "generate", "bench",
+                                                     "explain", "help",     "version"};
+  static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "serve",
+                                                          "kernels"};
+  RefuseExtras(app, "", kCommands);
+  RefuseExtras(bench, "bench", kBenchCommands);
+}
+
+/// Other programs take the model as an option.
+void RefuseModelOption(Command command, const ParsedCommand& parsed) {
+  if (parsed.model == nullptr) return;
+  for (const std::string& extra : parsed.app->remaining()) {
+    if (extra != "--model" && !extra.starts_with("--model=")) continue;
+    const std::string model = extra != "--model"          ? extra.substr(extra.find('=') + 1)
+                              : parsed.model->count() > 0 ? parsed.model->results().back()
+                                                          : "DIR";
+    throw InvalidArgument("--model is no option: the model stands alone, as in `outrider {} {}`",
+                          CommandName(command), model);
+  }
+}
+
 Layer FileLayer(Command command, const std::string& path) {
   Layer layer;
   for (ConfigEntry& entry : ReadConfigFile(path)) {
@@ -199,12 +222,12 @@ std::optional<std::string> ProcessEnvironment(const std::string& name) {
   return value;
 }
 
-Invocation ParseCommandLine(std::span<const std::string> arguments,
+Invocation ParseCommandLine(std::span<const std::string> given_arguments,
                             const Environment& environment) {
   CLI::App app("", "outrider");
   app.allow_extras();
   app.require_subcommand(0, 1);
-  app.set_version_flag("--version", VersionText());
+  app.set_version_flag("-V,--version", VersionText());
   CLI::App* bench = app.add_subcommand("bench");
   bench->allow_extras();
   bench->require_subcommand(0, 1);
@@ -216,7 +239,13 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
     commands[command] = Declare(parent, command, name.substr(blank + 1));
   }
 
-  CheckSwitches(arguments);
+  CheckSwitches(given_arguments);
+  // `help serve` is `serve --help`.
+  std::vector<std::string> arguments(given_arguments.begin(), given_arguments.end());
+  const bool asks_for_help = !arguments.empty() && arguments.front() == "help";
+  if (asks_for_help) std::rotate(arguments.begin(), arguments.begin() + 1, arguments.end());
+  if (asks_for_help) arguments.back() = "--help";
+  if (arguments == std::vector<std::string>{"version"}) arguments = {"--version"};
   Invocation invocation;
   std::optional<CLI::ParseError> failure;
   bool help = false;
@@ -234,6 +263,9 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   for (const auto& [command, parsed] : commands) {
     if (parsed.app->parsed()) invocation.command = command;
   }
+  if (asks_for_help && !invocation.command.has_value()) {
+    RefuseUnknownCommand(app, *bench);
+  }
   if (help) {
     invocation.text = invocation.command.has_value() ? CommandHelp(*invocation.command)
                       : bench->parsed()              ? BenchHelp()
@@ -243,11 +275,7 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   }
   if (failure.has_value()) throw InvalidArgument("{}", failure->what());
   if (!invocation.command.has_value()) {
-    static const std::vector<std::string> kCommands = {"serve", "generate", "bench", "explain"};
-    static const std::vector<std::string> kBenchCommands = {"latency", "throughput", "serve",
-                                                            "kernels"};
-    RefuseExtras(app, "", kCommands);
-    RefuseExtras(*bench, "bench", kBenchCommands);
+    RefuseUnknownCommand(app, *bench);
     if (bench->parsed()) {
       throw InvalidArgument(
           "outrider bench needs a command: latency, throughput, serve or kernels");
@@ -262,6 +290,7 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
   RefuseExtras(*bench, "bench", {});
   std::vector<std::string> known = OptionNames(command);
   known.emplace_back("config");
+  RefuseModelOption(command, parsed);
   RefuseExtras(*parsed.app, CommandName(command), known, parsed.model != nullptr);
 
   std::map<std::string, std::string> given;
@@ -279,6 +308,38 @@ Invocation ParseCommandLine(std::span<const std::string> arguments,
     }
   }
   return invocation;
+}
+
+LogFormat RequestedLogFormat(std::span<const std::string> arguments,
+                             const Environment& environment) {
+  const auto argument = [&](const std::string& flag) {
+    std::optional<std::string> last;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i] == flag && i + 1 < arguments.size()) last = arguments[i + 1];
+      if (arguments[i].starts_with(flag + "=")) last = arguments[i].substr(flag.size() + 1);
+    }
+    return last;
+  };
+  const auto in_file = [](const std::string& path) -> std::optional<std::string> {
+    try {
+      for (const ConfigEntry& entry : ReadConfigFile(path)) {
+        const OptionRow* const row = FindOption(Command::kServe, entry.key);
+        const bool is_format = row != nullptr && row->name == "log-format";
+        if (is_format && !entry.texts.empty()) return entry.texts.front();
+      }
+    } catch (const Error&) {
+      // ParseCommandLine says what is wrong with it.
+    }
+    return std::nullopt;
+  };
+  std::optional<std::string> format = argument("--log-format");
+  if (!format) format = environment("OUTRIDER_LOG_FORMAT");
+  if (!format || format->empty()) {
+    std::optional<std::string> config = argument("--config");
+    if (!config) config = environment(kConfigVariable);
+    if (config) format = in_file(*config);
+  }
+  return format == "json" ? LogFormat::kJson : LogFormat::kText;
 }
 
 }  // namespace outrider

@@ -33,4 +33,9 @@ struct Invocation {
 /// in the environment and the configuration file; they are skipped.
 Invocation ParseCommandLine(std::span<const std::string> arguments, const Environment& environment);
 
+/// The --log-format of a command line that may be wrong otherwise: errors of ParseCommandLine are
+/// lines of the log, too. kText where nothing says kJson.
+LogFormat RequestedLogFormat(std::span<const std::string> arguments,
+                             const Environment& environment);
+
 }  // namespace outrider

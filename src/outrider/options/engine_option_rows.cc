@@ -138,10 +138,12 @@ std::vector<OptionRow> EngineOptionRows() {
       {"enable-prefix-caching", OptionKind::kSwitch, "KV cache", "", "on",
        "Reuse the cache blocks of equal prompt beginnings", every,
        [](Settings& s, const OptionValue& v) { s.engine.enable_prefix_caching = Switch(v); }},
-      {"exact-prefix", OptionKind::kSwitch, "KV cache", "", "",
-       "Reuse only blocks that were computed as a prompt, not those of answers: results stay "
-       "bit-for-bit the same where a prompt repeats an earlier answer",
-       every, [](Settings& s, const OptionValue& v) { s.engine.exact_prefix = Switch(v); }},
+      {"fast-prefix", OptionKind::kSwitch, "KV cache", "", "",
+       "Over a latent cache, reuse the blocks of earlier answers too: the next turn of a chat "
+       "starts "
+       "sooner, and its results are equal up to rounding, no longer bit for bit (see "
+       "docs/speculation.md)",
+       every, [](Settings& s, const OptionValue& v) { s.engine.fast_prefix = Switch(v); }},
 
       {"max-num-seqs", one, "Batching", "N", fmt::to_string(defaults.max_num_seqs),
        "Most requests that run at the same time", every,

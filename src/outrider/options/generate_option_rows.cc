@@ -51,8 +51,9 @@ std::vector<OptionRow> GenerateOptionRows() {
       {"top-p", one, sampling, "P", model_or_one,
        "Draw from the fewest tokens that hold probability P", generate,
        [](Settings& s, const OptionValue& v) { s.generate.top_p = Share(v); }},
-      {"min-p", one, sampling, "P", "0", "Draw from tokens at least P times as likely as the best",
-       generate, [](Settings& s, const OptionValue& v) { s.generate.min_p = Number(v, 0, 1); }},
+      {"min-p", one, sampling, "P", "the model's generation_config.json, else 0",
+       "Draw from tokens at least P times as likely as the best", generate,
+       [](Settings& s, const OptionValue& v) { s.generate.min_p = Number(v, 0, 1); }},
       {"seed", one, sampling, "N", "0", "Seed of the random draws", generate,
        [](Settings& s, const OptionValue& v) {
          s.generate.seed = ParseUnsigned(v.where, Text(v));
@@ -76,11 +77,11 @@ std::vector<OptionRow> GenerateOptionRows() {
 
       {"min-tokens", one, sampling, "N", "0", "Nothing ends the answer before N tokens", generate,
        [](Settings& s, const OptionValue& v) { s.generate.sampling.min_tokens = Int32(v, 0); }},
-      {"repetition-penalty", one, sampling, "R", "1",
+      {"repetition-penalty", one, sampling, "R", model_or_one,
        "Divide (or multiply, when negative) the logits of tokens of prompt and answer by R",
        generate,
        [](Settings& s, const OptionValue& v) {
-         s.generate.sampling.repetition_penalty = static_cast<float>(Number(v, 0.01, 100));
+         s.generate.repetition_penalty = Number(v, 0.01, 100);
        }},
       {"presence-penalty", one, sampling, "X", "0",
        "Subtract X from the logits of tokens of the answer", generate,

@@ -131,7 +131,7 @@ std::string ProgramHelp() {
     out += TwoColumns(CommandName(command), CommandSummary(command));
   }
   out += "\nOptions:\n" + TwoColumns("-h, --help", "Print this, or the help of a command") +
-         TwoColumns("--version", "Print the version") +
+         TwoColumns("-V, --version", "Print the version") +
          "\nMODEL is a Hugging Face checkpoint directory. Example:\n"
          "  outrider generate models/tiny-v3-mtp3 --chat 'Noa is 28 years old. Elsa is 29 years "
          "older than Noa. How old will Elsa be in 23 years?'\n";

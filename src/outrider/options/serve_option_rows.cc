@@ -98,9 +98,21 @@ std::vector<OptionRow> ServeOptionRows() {
        "Keys of which requests must bring one as a bearer token (all but /health and the web page)",
        serve, [](Settings& s, const OptionValue& v) { s.serve.api_keys = NonEmptyTexts(v); },
        /*secret=*/true},
+      {"api-key-file", one, "Server", "FILE", "none",
+       "File of more keys, one a line: unlike arguments it is not shown to every user of the "
+       "machine",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.api_key_file = NonEmptyText(v); }},
+      {"share-prefix-cache", OptionKind::kSwitch, "Server", "", "",
+       "Requests of all keys share cached prefixes; without it each key has its own, so that "
+       "counts "
+       "of cached tokens tell nothing of what others sent",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.share_prefix_cache = Switch(v); }},
       {"max-num-reqs-per-key", one, "Server", "N", "no limit",
        "Most requests that a key may have at a time; more are refused with status 429", serve,
        [](Settings& s, const OptionValue& v) { s.serve.max_num_reqs_per_key = Int32(v, 1); }},
+      {"allowed-hosts", many, "Server", "NAME", "localhost on a loopback address without keys",
+       "Host names besides localhost that requests may be addressed to (Host field); * for all",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.allowed_hosts = NonEmptyTexts(v); }},
       {"allowed-origins", many, "Server", "ORIGIN", "none",
        "Origins whose web pages may use the API, like https://example.org; * for every origin",
        serve,
@@ -142,8 +154,8 @@ std::vector<OptionRow> ServeOptionRows() {
        "Name of the model in the API; with several, the first is used in responses", serve,
        [](Settings& s, const OptionValue& v) { s.serve.served_model_names = NonEmptyTexts(v); }},
       {"shutdown-timeout", one, "Server", "SECONDS", fmt::to_string(defaults.shutdown_timeout),
-       "Time that running requests get to finish after SIGINT or SIGTERM; a second signal ends at "
-       "once",
+       "Time that running requests get to finish after SIGINT, SIGTERM or SIGHUP; a second signal "
+       "ends at once",
        serve,
        [](Settings& s, const OptionValue& v) { s.serve.shutdown_timeout = Number(v, 0, 86400); }},
       {"max-num-queued-reqs", one, "Server", "N", "no limit",
@@ -153,8 +165,8 @@ std::vector<OptionRow> ServeOptionRows() {
        "Most log-probabilities per token that a request may ask for", serve,
        [](Settings& s, const OptionValue& v) { s.engine.max_logprobs = Int32(v, 0, 100000); }},
       {"ignore-unknown-fields", OptionKind::kSwitch, "Server", "", "",
-       "Take requests with fields that this server does not know, with a warning for each; without "
-       "it they are refused",
+       "Take requests with fields that this server does not know or does not support, with a "
+       "warning for each; without it they are refused",
        serve, [](Settings& s, const OptionValue& v) { s.serve.ignore_unknown_fields = Switch(v); }},
       {"per-request-spec-decode-metrics", one, "Server", "off|summary|detailed", "off",
        "What responses tell about their own speculation, in metrics.speculative_decoding; detailed "

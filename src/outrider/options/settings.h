@@ -42,7 +42,10 @@ struct ServeSettings {
   uint16_t port = 8000;                         // 0: any free port
   std::string uds;                              // a Unix socket's path instead of host and port
   std::vector<std::string> api_keys;            // none: none is needed
+  std::string api_key_file;                     // with more of them, one a line
   std::optional<int32_t> max_num_reqs_per_key;  // at a time; unset: no limit
+  bool share_prefix_cache = false;              // between keys
+  std::vector<std::string> allowed_hosts;       // that requests may be addressed to
   CorsOptions cors;                             // of web pages of other origins
   std::string ssl_certfile;                     // empty: plain HTTP
   std::string ssl_keyfile;                      // empty: in ssl_certfile
@@ -51,7 +54,7 @@ struct ServeSettings {
   bool ignore_unknown_fields = false;
   std::string otlp_traces_endpoint;             // empty: no traces
   std::vector<std::string> served_model_names;  // empty: the model path as given
-  double shutdown_timeout = 30;                 // seconds that running requests get to finish
+  double shutdown_timeout = 25;                 // seconds that running requests get to finish
   double stats_interval = 10;                   // seconds between statistics lines, 0: none
   openai::SpeculationMetrics per_request_spec_decode_metrics = openai::SpeculationMetrics::kOff;
   std::string tool_call_parser = "auto";
@@ -70,6 +73,7 @@ struct GenerateSettings {
   std::optional<int32_t> top_k;
   std::optional<double> top_p;
   std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
   uint64_t seed = 0;
   std::optional<int32_t> max_tokens;  // unset: to the end of the context, at most 512
   std::vector<std::string> stop;

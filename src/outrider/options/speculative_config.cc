@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 
+#include "outrider/base/bounded_json.h"
 #include "outrider/base/error.h"
 #include "outrider/options/option_value.h"
 
@@ -19,23 +19,21 @@ using json = nlohmann::json;
 
 /// JSON text to a value, refusing objects that hold a key twice.
 json ParseUnique(std::string_view where, std::string_view text) {
-  std::vector<std::set<std::string>> open_objects;
-  const json::parser_callback_t refuse_repeated = [&](int /*depth*/, json::parse_event_t event,
-                                                      json& value) {
-    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key &&
-        !open_objects.back().insert(value.get<std::string>()).second) {
-      throw InvalidArgument("{}: the key '{}' appears twice", where, value.get<std::string>());
-    }
-    return true;
-  };
+  constexpr JsonLimits kLimits = {.max_depth = 8, .max_values = 4096, .unique_names_depth = 8};
   try {
-    return json::parse(text, refuse_repeated);
-  } catch (const json::parse_error& error) {
-    throw InvalidArgument(R"({}: '{}' is not JSON (byte {}); write for example {{"method": "mtp", )"
-                          R"("num_speculative_tokens": 3}})",
-                          where, text, error.byte);
+    return ParseBoundedJson(text, kLimits);
+  } catch (const JsonFault& fault) {
+    switch (fault.kind()) {
+      case JsonFault::Kind::kSyntax:
+        throw InvalidArgument(
+            R"({}: '{}' is not JSON (byte {}); write for example {{"method": "mtp", )"
+            R"("num_speculative_tokens": 3}})",
+            where, text, fault.byte());
+      case JsonFault::Kind::kRepeatedName:
+        throw InvalidArgument("{}: the key '{}' appears twice", where, fault.name());
+      default:
+        throw InvalidArgument("{}: {}", where, fault.what());
+    }
   }
 }
 

@@ -23,7 +23,17 @@ std::string_view NameInId(std::string_view id) {
   return numbered ? id.substr(0, colon) : id;
 }
 
+constexpr size_t kMaxNameBytes = 128;
+
 }  // namespace
+
+bool IsFunctionName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                  c == '-' || c == '_' || c == '.';
+         });
+}
 
 CallHeader::Status CallHeader::Read(std::string_view* text, std::span<const std::string_view> ends,
                                     bool final) {
@@ -73,12 +83,11 @@ std::optional<OutputPiece> CallHeader::Call(const ToolFormat& format) const {
     case HeaderKind::kId:
       call.call_id = Trimmed(header);
       call.text = NameInId(call.call_id);
+      // An id is repeated by clients: no mark, no space.
+      if (call.call_id.find_first_of(" \t\r\n<>") != std::string::npos) return std::nullopt;
       break;
   }
-  if (call.text.empty() || call.text.find_first_of(kSpace) != std::string::npos) {
-    return std::nullopt;
-  }
-  return call;
+  return IsFunctionName(call.text) ? std::optional(std::move(call)) : std::nullopt;
 }
 
 }  // namespace outrider

@@ -14,6 +14,10 @@
 
 namespace outrider {
 
+/// Names that functions may have: 1 to 128 letters, digits, "_", "-" or "." and nothing else, as
+/// OpenAI has them, and dots, which other servers' tools use.
+bool IsFunctionName(std::string_view name);
+
 class CallHeader {
  public:
   enum class Status : uint8_t {

@@ -1,6 +1,7 @@
 // Tool calls whose arguments are one JSON object: DeepSeek's and Kimi's.
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,14 +32,22 @@ class JsonCallReader : public ToolCallReader {
     }
     if (state_ == State::kFence && !SkipFence(text, final)) return Status::kNeedsMore;
     // The call's own end, or what shows that the model forgot it.
-    const std::array ends = {format_.call_end, format_.section_end, format_.call_begin};
+    const std::array ends = {format_.call_end, format_.section_end, format_.call_begin,
+                             format_.section_begin};
     const MarkerMatch match = FindMarker(*text, ends, final);
     AddArguments(text->substr(0, match.begin), pieces);
     text->remove_prefix(match.begin);
     if (!match.marker) return Status::kNeedsMore;
     if (match.marker == 0) text->remove_prefix(format_.call_end.size());
-    if (!begun_) AppendText(OutputPiece::Kind::kArguments, "{}", pieces);
+    EndArguments(pieces);
     return Status::kEnded;
+  }
+
+  bool Finish(TextEnd end, std::vector<OutputPiece>* pieces) override {
+    if (end == TextEnd::kCutOff) return false;
+    EndArguments(pieces);
+    const size_t last = text_.find_last_not_of(around_);
+    return nlohmann::json::accept(text_.substr(0, last + 1));
   }
 
   const std::string& taken() const override { return header_.text(); }
@@ -65,7 +74,14 @@ class JsonCallReader : public ToolCallReader {
       text.remove_prefix(std::min(text.size(), text.find_first_not_of(around_)));
       begun_ = !text.empty();
     }
+    text_ += text;
     arguments_.Add(text, pieces);
+  }
+
+  // A call without a word on arguments has none.
+  void EndArguments(std::vector<OutputPiece>* pieces) {
+    if (begun_) return;
+    AddArguments("{}", pieces);
   }
 
   const ToolFormat& format_;
@@ -73,6 +89,7 @@ class JsonCallReader : public ToolCallReader {
   CallHeader header_;
   std::string_view around_;  // characters around the arguments that are not part of them
   HeldText arguments_;
+  std::string text_;    // all of the arguments, and what may stand behind them
   bool begun_ = false;  // an argument character was seen
 };
 

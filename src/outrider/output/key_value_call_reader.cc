@@ -1,9 +1,9 @@
-// Tool calls whose arguments are keys and values, GLM's: they become a JSON object.
+// Tool calls whose arguments are keys and values, GLM's: they become a JSON object. Where a mark is
+// missing, the next one tells what the text before it was.
 #include <array>
-#include <optional>
+#include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "outrider/output/argument_writer.h"
@@ -17,117 +17,182 @@ namespace {
 
 class KeyValueCallReader : public ToolCallReader {
  public:
-  KeyValueCallReader(const ToolFormat& format, const StringParameters& string_parameters)
-      : format_(format), all_string_parameters_(string_parameters) {}
+  KeyValueCallReader(const ToolFormat& format, const FunctionTypes& types)
+      : format_(format), types_(types) {}
 
   Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) override {
     if (state_ == State::kHeader) {
-      const std::array ends = {kArgumentKeyBegin, format_.call_end};
-      const CallHeader::Status status = header_.Read(text, ends, final);
-      if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
-      std::optional<OutputPiece> call = header_.Call(format_);
-      if (status != CallHeader::Status::kEnded || !call) return Status::kMalformed;
-      const auto function = all_string_parameters_.find(call->text);
-      if (function != all_string_parameters_.end()) string_parameters_ = &function->second;
-      pieces->push_back(std::move(*call));
-      arguments_.Begin(pieces);
-      state_ = State::kBetween;
+      const Status status = ReadHeader(text, final, pieces);
+      if (status != Status::kEnded) return status;
     }
     while (state_ != State::kEnded) {
-      if (!ReadPart(text, final, pieces)) {
-        // A model that stops here has said everything but the end.
-        if (final && state_ == State::kBetween) End(pieces);
-        return Status::kNeedsMore;
-      }
+      if (!ReadPart(text, pieces)) return Status::kNeedsMore;
     }
     return Status::kEnded;
+  }
+
+  bool Finish(TextEnd end, std::vector<OutputPiece>* pieces) override {
+    if (end == TextEnd::kByModel && state_ == State::kBetween) {
+      arguments_.End(pieces);
+      return true;
+    }
+    if (state_ == State::kValue) arguments_.CutValueOff(pieces);
+    return false;
   }
 
   const std::string& taken() const override { return header_.text(); }
 
  private:
-  enum class State : uint8_t { kHeader, kBetween, kKey, kBeforeValue, kValue, kEnded };
+  enum class State : uint8_t {
+    kHeader,
+    kBetween,      // pairs
+    kKey,          // within one
+    kBeforeValue,  // between a key and its value
+    kValue,        // within one
+    kEnded,
+  };
+  enum Mark : size_t { kKeyBegin, kKeyEnd, kValueBegin, kValueEnd, kCallEnd, kCallBegin };
 
-  // Reads up to the next marker; false when there is none yet.
-  bool ReadPart(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) {
-    static constexpr std::array kNone = {std::string_view(), std::string_view()};
-    std::array markers = kNone;
-    switch (state_) {
-      case State::kBetween:
-        markers = {kArgumentKeyBegin, format_.call_end};
-        break;
-      case State::kKey:
-        markers = {kArgumentKeyEnd, format_.call_end};
-        break;
-      case State::kBeforeValue:
-        markers = {kArgumentValueBegin, format_.call_end};
-        break;
-      default:
-        markers = {kArgumentValueEnd, {}};
-        break;
+  std::array<std::string_view, 6> Marks() const {
+    return {kArgumentKeyBegin, kArgumentKeyEnd,  kArgumentValueBegin,
+            kArgumentValueEnd, format_.call_end, format_.call_begin};
+  }
+
+  Status ReadHeader(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) {
+    const std::array marks = Marks();
+    const CallHeader::Status status = header_.Read(text, marks, final);
+    if (status == CallHeader::Status::kNeedsMore && !final) return Status::kNeedsMore;
+    if (status != CallHeader::Status::kEnded) return Status::kMalformed;
+    const bool at_pair =
+        text->starts_with(kArgumentKeyBegin) || text->starts_with(format_.call_end);
+    const bool at_key_end = text->starts_with(kArgumentKeyEnd);
+    const bool at_value = text->starts_with(kArgumentValueBegin);
+    if (!at_pair && !at_key_end && !at_value) return Status::kMalformed;
+    std::string_view name = Trimmed(header_.text());
+    if (!at_pair) {
+      // The first key's beginning is missing: the key is the header's last word.
+      const size_t space = name.find_first_of(kSpace);
+      if (space == std::string_view::npos) return Status::kMalformed;
+      text_ = Trimmed(name.substr(space));
+      name = name.substr(0, space);
     }
-    const MarkerMatch match = FindMarker(*text, markers, final);
+    if (!IsFunctionName(name)) return Status::kMalformed;
+    pieces->push_back({OutputPiece::Kind::kToolCall, std::string(name)});
+    const auto types = types_.find(name);
+    arguments_.Begin(types == types_.end() ? nullptr : &types->second, pieces);
+    state_ = at_pair ? State::kBetween : State::kKey;
+    return Status::kEnded;
+  }
+
+  // Reads up to the next mark and takes it; false when there is none yet.
+  bool ReadPart(std::string_view* text, std::vector<OutputPiece>* pieces) {
+    const std::array marks = Marks();
+    // The beginning of a mark at the text's very end is no text either.
+    const MarkerMatch match = FindMarker(*text, marks, /*final=*/false);
     const std::string_view before = text->substr(0, match.begin);
-    // What a model writes between these parts has no meaning.
-    if (state_ == State::kKey) key_ += before;
-    if (state_ == State::kValue) arguments_.AddValue(before, pieces);
+    if (state_ == State::kValue) {
+      arguments_.AddValue(before, pieces);
+    } else {
+      text_ += before;
+    }
     text->remove_prefix(match.begin);
     if (!match.marker) return false;
-    text->remove_prefix(markers[*match.marker].size());
-    if (*match.marker == 1) {
-      End(pieces);
-    } else {
-      Enter(pieces);
+    const auto mark = static_cast<Mark>(*match.marker);
+    if (mark != kCallBegin) text->remove_prefix(marks[mark].size());
+    switch (state_) {
+      case State::kBetween:
+        AfterPair(mark, pieces);
+        break;
+      case State::kKey:
+        AfterKey(mark, pieces);
+        break;
+      case State::kBeforeValue:
+        BeforeValue(mark, pieces);
+        break;
+      default:
+        AfterValue(mark, pieces);
+        break;
     }
     return true;
   }
 
-  // Goes to the state after the one whose marker was found.
-  void Enter(std::vector<OutputPiece>* pieces) {
-    switch (state_) {
-      case State::kBetween:
-        key_.clear();
-        state_ = State::kKey;
-        return;
-      case State::kKey:
-        state_ = State::kBeforeValue;
-        return;
-      case State::kBeforeValue:
-        BeginValue(pieces);
-        state_ = State::kValue;
-        return;
-      default:
-        arguments_.EndValue(pieces);
-        state_ = State::kBetween;
-        return;
+  // What stands between pairs has no meaning, unless it is a key whose beginning is missing.
+  void AfterPair(Mark mark, std::vector<OutputPiece>* pieces) {
+    if (mark == kKeyEnd && !Trimmed(text_).empty()) {
+      TakeKey();
+    } else {
+      GoOn(mark, pieces);
     }
   }
 
-  void BeginValue(std::vector<OutputPiece>* pieces) {
-    const std::string_view key = Trimmed(key_);
-    const bool is_string = string_parameters_ != nullptr && string_parameters_->contains(key);
-    arguments_.BeginValue(key, is_string, pieces);
+  void AfterKey(Mark mark, std::vector<OutputPiece>* pieces) {
+    const bool is_blank = Trimmed(text_).empty();
+    if (is_blank && mark == kKeyBegin) return;  // said twice
+    if (is_blank) return GoOn(mark, pieces);
+    TakeKey();
+    if (mark == kValueBegin) {
+      BeginValue(pieces);
+    } else if (mark != kKeyEnd && mark != kValueEnd) {
+      GoOnWithoutValue(mark, pieces);
+    }
   }
 
-  void End(std::vector<OutputPiece>* pieces) {
+  void BeforeValue(Mark mark, std::vector<OutputPiece>* pieces) {
+    if (mark == kValueBegin) return BeginValue(pieces);
+    if (mark == kKeyEnd) return;  // said twice
+    GoOnWithoutValue(mark, pieces);
+  }
+
+  void AfterValue(Mark mark, std::vector<OutputPiece>* pieces) {
+    if (mark == kValueBegin && arguments_.IsBlank()) return;  // said twice
+    const bool own = mark == kValueEnd;
+    arguments_.EndValue(own ? ArgumentWriter::ValueEnd::kOwn : ArgumentWriter::ValueEnd::kOther,
+                        pieces);
+    GoOn(mark, pieces);
+  }
+
+  // The pair is over, and the mark tells what follows.
+  void GoOn(Mark mark, std::vector<OutputPiece>* pieces) {
+    text_.clear();
+    state_ = State::kBetween;
+    if (mark == kKeyBegin) state_ = State::kKey;
+    if (mark != kCallEnd && mark != kCallBegin) return;
     arguments_.End(pieces);
     state_ = State::kEnded;
   }
 
+  void TakeKey() {
+    key_ = Trimmed(text_);
+    text_.clear();
+    state_ = State::kBeforeValue;
+  }
+
+  void BeginValue(std::vector<OutputPiece>* pieces) {
+    arguments_.BeginValue(key_, ArgumentWriter::Form::kBySchema, pieces);
+    state_ = State::kValue;
+  }
+
+  // The value's beginning is missing: the value is what came after the key.
+  void GoOnWithoutValue(Mark mark, std::vector<OutputPiece>* pieces) {
+    BeginValue(pieces);
+    arguments_.AddValue(Trimmed(text_), pieces);
+    AfterValue(mark, pieces);
+  }
+
   const ToolFormat& format_;
-  const StringParameters& all_string_parameters_;
-  const std::set<std::string, std::less<>>* string_parameters_ = nullptr;  // of this function
+  const FunctionTypes& types_;
   State state_ = State::kHeader;
   CallHeader header_;
-  std::string key_;
-  ArgumentWriter arguments_;
+  std::string text_;  // since the last mark, outside of values
+  std::string key_;   // whose value follows
+  ArgumentWriter arguments_ = ArgumentWriter("argvalue");
 };
 
 }  // namespace
 
 std::unique_ptr<ToolCallReader> MakeKeyValueCallReader(const ToolFormat& format,
-                                                       const StringParameters& string_parameters) {
-  return std::make_unique<KeyValueCallReader>(format, string_parameters);
+                                                       const FunctionTypes& types) {
+  return std::make_unique<KeyValueCallReader>(format, types);
 }
 
 }  // namespace outrider

@@ -23,7 +23,7 @@ constexpr ToolFormat kDeepSeekV3 = {
     .arguments = ArgumentsForm::kFencedJson,
     .line_end = "",
     .inner_mark = "",
-    .ends_reasoning = false,
+    .section_per_call = false,
 };
 
 constexpr ToolFormat DeepSeekV31() {
@@ -44,11 +44,21 @@ constexpr ToolFormat kDeepSeekV4 = {
     .header = HeaderKind::kName,
     .type_end = "",
     .header_end = "\">",
-    .arguments = ArgumentsForm::kParameters,
+    .arguments = ArgumentsForm::kAttributes,
     .line_end = "\n",
     .inner_mark = "｜DSML｜",
-    .ends_reasoning = false,
+    .section_per_call = false,
+    .parameter_begin = "<｜DSML｜parameter name=\"",
+    .parameter_end = "</｜DSML｜parameter>",
 };
+
+constexpr ToolFormat DeepSeekV32() {
+  ToolFormat format = kDeepSeekV4;
+  format.name = "deepseek_v32";
+  format.section_begin = "<｜DSML｜function_calls>";
+  format.section_end = "</｜DSML｜function_calls>";
+  return format;
+}
 
 constexpr ToolFormat kKimiK2 = {
     .name = "kimi_k2",
@@ -62,7 +72,7 @@ constexpr ToolFormat kKimiK2 = {
     .arguments = ArgumentsForm::kJson,
     .line_end = "",
     .inner_mark = "",
-    .ends_reasoning = true,
+    .section_per_call = false,
 };
 
 constexpr ToolFormat kGlm45 = {
@@ -77,7 +87,7 @@ constexpr ToolFormat kGlm45 = {
     .arguments = ArgumentsForm::kKeysAndValues,
     .line_end = "\n",
     .inner_mark = "",
-    .ends_reasoning = false,
+    .section_per_call = false,
 };
 
 constexpr ToolFormat Glm47() {
@@ -87,8 +97,25 @@ constexpr ToolFormat Glm47() {
   return format;
 }
 
-constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), kDeepSeekV4,
-                                     kKimiK2,     kGlm45,        Glm47()};
+constexpr ToolFormat kStep3p5 = {
+    .name = "step3p5",
+    .section_begin = "<tool_call>",
+    .section_end = "</tool_call>",
+    .call_begin = "<function=",
+    .call_end = "</function>",
+    .header = HeaderKind::kName,
+    .type_end = "",
+    .header_end = ">",
+    .arguments = ArgumentsForm::kNamedTags,
+    .line_end = "\n",
+    .inner_mark = "",
+    .section_per_call = true,
+    .parameter_begin = "<parameter=",
+    .parameter_end = "</parameter>",
+};
+
+constexpr std::array kToolFormats = {kDeepSeekV3, DeepSeekV31(), DeepSeekV32(), kDeepSeekV4,
+                                     kKimiK2,     kGlm45,        Glm47(),       kStep3p5};
 
 const ToolFormat* Find(std::string_view name) {
   const auto* const found =
@@ -102,6 +129,8 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
     return chat_template.find(text) != std::string_view::npos;
   };
   if (model_type == "deepseek_v4") return Find("deepseek_v4");
+  // V3.2-Exp, of the same type, has the template of V3.1.
+  if (model_type == "deepseek_v32" && !says(kDeepSeekV3.call_begin)) return Find("deepseek_v32");
   if (model_type.starts_with("deepseek_v")) {
     // V3 and R1 put the arguments into a Markdown block, V3.1 does not.
     return Find(says(kDeepSeekV3.call_begin) && !says("```json") ? "deepseek_v31" : "deepseek_v3");
@@ -110,6 +139,9 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
   if (model_type.starts_with("glm4")) {
     return Find(says("</arg_key><arg_value>") ? "glm47" : "glm45");
   }
+  // GLM-5, whose calls are GLM-4.7's.
+  if (model_type.starts_with("glm_moe")) return Find("glm47");
+  if (model_type.starts_with("step3p5")) return Find("step3p5");
   return nullptr;
 }
 
@@ -142,7 +174,8 @@ std::vector<std::string> ToolParserNames() {
 
 // All of these models write <think>...</think>; the names are those that vLLM's users know.
 std::vector<std::string> ReasoningParserNames() {
-  return {"auto", "none", "deepseek_r1", "deepseek_v3", "deepseek_v4", "kimi_k2", "glm45"};
+  return {"auto",        "none",    "deepseek_r1", "deepseek_v3", "deepseek_v32",
+          "deepseek_v4", "kimi_k2", "glm45",       "step3p5"};
 }
 
 OutputFormat ChooseOutputFormat(std::string_view tool_parser, std::string_view reasoning_parser,

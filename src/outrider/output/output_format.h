@@ -27,12 +27,19 @@ enum class ArgumentsForm : uint8_t {
   /// <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, with string values as they are and others
   /// as JSON: the tool's schema tells which are which.
   kKeysAndValues,
-  /// A tag for each, which names it and says whether the value is a string, as it is, or JSON.
-  kParameters,
+  /// A tag for each, which names it and says whether the value is a string, as it is, or JSON:
+  /// <｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>
+  kAttributes,
+  /// A tag for each, which names it, and the value on lines of its own, as in kKeysAndValues:
+  /// <parameter=KEY>
+  /// VALUE
+  /// </parameter>
+  kNamedTags,
 };
 
 /// One spelling of tool calls:
-/// section_begin (call_begin HEADER header_end ARGUMENTS call_end)* section_end.
+/// section_begin (call_begin HEADER header_end ARGUMENTS call_end)* section_end. A call ends the
+/// reasoning, whether or not its mark came before.
 struct ToolFormat {
   std::string_view name;           // as --tool-call-parser has it
   std::string_view section_begin;  // around all calls; empty: there is nothing
@@ -43,9 +50,11 @@ struct ToolFormat {
   std::string_view type_end;    // kTypeThenName: between the two
   std::string_view header_end;  // empty: the header ends where the first argument begins
   ArgumentsForm arguments;
-  std::string_view line_end;    // what the model writes after header, keys and values
-  std::string_view inner_mark;  // a token within the marks; empty: there is none
-  bool ends_reasoning;          // calls may come without the end of the reasoning
+  std::string_view line_end;              // what the model writes after header, keys and values
+  std::string_view inner_mark;            // a token within the marks; empty: there is none
+  bool section_per_call;                  // each call has a section of its own
+  std::string_view parameter_begin = {};  // kAttributes, kNamedTags: up to the name
+  std::string_view parameter_end = {};    // the same: after the value
 };
 
 /// Around the arguments of kKeysAndValues.
@@ -54,11 +63,10 @@ inline constexpr std::string_view kArgumentKeyEnd = "</arg_key>";
 inline constexpr std::string_view kArgumentValueBegin = "<arg_value>";
 inline constexpr std::string_view kArgumentValueEnd = "</arg_value>";
 
-/// Around the arguments of kParameters: the name stands between the first and one of the next two.
-inline constexpr std::string_view kParameterBegin = "<｜DSML｜parameter name=\"";
-inline constexpr std::string_view kParameterOfText = "\" string=\"true\">";
-inline constexpr std::string_view kParameterOfJson = "\" string=\"false\">";
-inline constexpr std::string_view kParameterEnd = "</｜DSML｜parameter>";
+/// What begins every tag of kAttributes.
+inline constexpr std::string_view kDsmlBegin = "<｜DSML｜";
+inline constexpr std::string_view kDsmlCallTag = "<｜DSML｜invoke";
+inline constexpr std::string_view kDsmlEnd = "</｜DSML｜";
 
 /// All the marks that tell calls of this format from other text.
 std::vector<std::string_view> MarksOf(const ToolFormat& format);

@@ -1,8 +1,10 @@
-// Reads the output of one request as it comes: what its text means, and how many of its tokens were
+// Reads the output of one request as it comes: what its text means, and which of its tokens were
 // reasoning.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <vector>
 
 #include "outrider/engine/generation.h"
@@ -23,20 +25,37 @@ class OutputReader {
   /// What became certain with this delta and is wanted; all that is left with the last one.
   std::vector<OutputPiece> Take(const OutputDelta& delta);
 
-  /// Tokens of the reasoning so far, with those of the marker that ends it.
-  int64_t reasoning_tokens() const;
+  /// Where the reasoning is not shown: puts in the place of a delta's tokens and their logprobs
+  /// those that the last Take found to be no reasoning. A token waits until that is certain.
+  void HideReasoning(OutputDelta* delta);
+
+  /// Tokens of the reasoning so far, with those of the marks around it.
+  int64_t reasoning_tokens() const { return reasoning_tokens_; }
+
+  /// After the last delta: the text ended within a call.
+  bool call_cut_off() const { return parser_.call_cut_off(); }
 
  private:
+  struct Token {
+    int64_t offset;  // where in the text it begins
+    int32_t id;
+    std::optional<PositionLogprobs> logprobs = std::nullopt;
+  };
+
   bool IsWanted(const OutputPiece& piece);
+  void Locate(const OutputDelta& delta);
+  void Sort(Token token, bool is_reasoning);
 
   const OutputTask& task_;
   OutputParser parser_;
   int32_t num_calls_ = 0;
   const PromptEncoder& encoder_;
   bool skip_special_tokens_;
-  // Where in the text each token begins, for tokens that may be reasoning.
-  std::vector<int64_t> token_offsets_;
+  std::deque<Token> unsorted_;  // not known to be reasoning or something else
   int64_t text_size_ = 0;
+  int64_t sorted_size_ = 0;  // of the text
+  int64_t reasoning_tokens_ = 0;
+  std::vector<Token> shown_;
   Utf8Stream text_;
 };
 

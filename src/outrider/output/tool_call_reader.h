@@ -2,22 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "outrider/output/output_format.h"
 #include "outrider/output/output_piece.h"
+#include "outrider/output/value_types.h"
 
 namespace outrider {
-
-/// For each function, the parameters whose values are strings by its schema. Formats that write
-/// keys and values need it: a bare 5 may be a number or a text.
-using StringParameters = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
 
 class ToolCallReader {
  public:
@@ -27,10 +21,21 @@ class ToolCallReader {
     kMalformed,  // this is no call: what was taken is `taken()`
   };
 
+  /// What ended the text within a call.
+  enum class TextEnd : uint8_t {
+    kByModel,  // the model said that it is done
+    kCutOff,   // something else, as the limit of tokens
+  };
+
   virtual ~ToolCallReader() = default;
 
   /// Takes text from the front of `text`, and appends what it means. `final`: no text follows it.
   virtual Status Read(std::string_view* text, bool final, std::vector<OutputPiece>* pieces) = 0;
+
+  /// After the last text, if the call has begun and not ended: appends what is left of it. True
+  /// when the call is whole all the same: a model may leave out the end, and what a limit cut off
+  /// is not completed.
+  virtual bool Finish(TextEnd end, std::vector<OutputPiece>* pieces) = 0;
 
   /// After kMalformed: the text that was taken.
   virtual const std::string& taken() const = 0;
@@ -38,12 +43,13 @@ class ToolCallReader {
 
 /// The reader for a format. The arguments must outlive it.
 std::unique_ptr<ToolCallReader> MakeToolCallReader(const ToolFormat& format,
-                                                   const StringParameters& string_parameters);
+                                                   const FunctionTypes& types);
 
 /// Readers by the form of the arguments.
 std::unique_ptr<ToolCallReader> MakeJsonCallReader(const ToolFormat& format);
 std::unique_ptr<ToolCallReader> MakeKeyValueCallReader(const ToolFormat& format,
-                                                       const StringParameters& string_parameters);
-std::unique_ptr<ToolCallReader> MakeParameterCallReader(const ToolFormat& format);
+                                                       const FunctionTypes& types);
+std::unique_ptr<ToolCallReader> MakeParameterCallReader(const ToolFormat& format,
+                                                        const FunctionTypes& types);
 
 }  // namespace outrider

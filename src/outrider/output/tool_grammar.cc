@@ -38,28 +38,34 @@ class TagWriter {
 
   Json Call(const CallableTool& tool) const {
     Json call = Json::array({Mark(format_.call_begin)});
-    switch (format_.header) {
-      case HeaderKind::kName:
-        call.push_back(Text(tool.name));
-        break;
-      case HeaderKind::kTypeThenName:
-        call.insert(call.end(), {Text("function"), Mark(format_.type_end), Text(tool.name)});
-        break;
-      case HeaderKind::kId:
-        call.insert(call.end(), {Text("functions." + tool.name + ":"), Regex("[0-9]{1,3}")});
-        break;
+    if (format_.header == HeaderKind::kTypeThenName) {
+      call.insert(call.end(), {Text("function"), Mark(format_.type_end)});
     }
-    if (!format_.header_end.empty()) call.push_back(Mark(format_.header_end));
-    const Json schema = SchemaOf(tool);
-    if (IsOneByOne()) {
-      AddKeyValues(tool, schema, &call);
-    } else {
-      if (IsFenced()) call.push_back(Text("```json\n"));
-      call.push_back(JsonValue(schema));
-      if (IsFenced()) call.push_back(Text("\n```"));
-    }
+    call.push_back(Text(NameText(tool)));
+    AddAfterName(&call);
+    AddArguments(tool, &call);
     call.push_back(Mark(format_.call_end));
     return Sequence(std::move(call));
+  }
+
+  // What may follow where a text begins a call. Marks are spelled: the text around is free.
+  Json Tag(const CallableTool& tool) const {
+    std::string begin(format_.call_begin);
+    if (format_.header == HeaderKind::kTypeThenName) {
+      begin.append("function").append(format_.type_end);
+    }
+    begin += NameText(tool);
+    Json content = Json::array();
+    AddAfterName(&content);
+    if (tool.is_strict) {
+      AddArguments(tool, &content);
+    } else {
+      content.push_back(AnyArguments());
+    }
+    return {{"type", "tag"},
+            {"begin", begin},
+            {"content", Sequence(std::move(content))},
+            {"end", format_.call_end}};
   }
 
   Json Calls(std::span<const CallableTool> tools, bool parallel) const {
@@ -69,28 +75,68 @@ class TagWriter {
     Json all = Json::array();
     // DeepSeek-V4 parts calls from what was said before, and writes the marks on lines of their
     // own.
-    const bool on_lines = format_.arguments == ArgumentsForm::kParameters;
+    const bool on_lines = format_.arguments == ArgumentsForm::kAttributes;
     if (on_lines) all.push_back(Text("\n\n"));
-    if (!format_.section_begin.empty()) all.push_back(Mark(format_.section_begin));
-    if (on_lines) all.push_back(Text(format_.line_end));
-    all.push_back(call);
-    // DeepSeek-V3 and GLM-4.5 write each call on lines of its own.
-    const std::string_view separator = IsFenced() ? "\n" : format_.line_end;
-    if (parallel) {
-      all.push_back(
-          Repeated(separator.empty() ? call : Sequence(Json::array({Text(separator), call}))));
+    if (format_.section_per_call) {
+      AddSeveral(InSection(call), parallel, &all);
+    } else {
+      if (!format_.section_begin.empty()) all.push_back(Mark(format_.section_begin));
+      if (on_lines) all.push_back(Text(format_.line_end));
+      AddSeveral(call, parallel, &all);
+      if (on_lines) all.push_back(Text(format_.line_end));
+      if (!format_.section_end.empty()) all.push_back(Mark(format_.section_end));
     }
-    if (on_lines) all.push_back(Text(format_.line_end));
-    if (!format_.section_end.empty()) all.push_back(Mark(format_.section_end));
     return Sequence(std::move(all));
   }
 
  private:
+  Json InSection(const Json& call) const {
+    return Sequence(Json::array({Mark(format_.section_begin), Text(format_.line_end), call,
+                                 Text(format_.line_end), Mark(format_.section_end)}));
+  }
+
+  // DeepSeek-V3, GLM-4.5 and Step-3.5 write each call on lines of its own.
+  void AddSeveral(const Json& call, bool parallel, Json* all) const {
+    all->push_back(call);
+    if (!parallel) return;
+    const std::string_view separator = IsFenced() ? "\n" : format_.line_end;
+    all->push_back(
+        Repeated(separator.empty() ? call : Sequence(Json::array({Text(separator), call}))));
+  }
+
+  std::string NameText(const CallableTool& tool) const {
+    return format_.header == HeaderKind::kId ? "functions." + tool.name + ":" : tool.name;
+  }
+
+  void AddAfterName(Json* call) const {
+    if (format_.header == HeaderKind::kId) call->push_back(Regex("[0-9]{1,3}"));
+    if (!format_.header_end.empty()) call->push_back(Mark(format_.header_end));
+  }
+
+  void AddArguments(const CallableTool& tool, Json* call) const {
+    const Json schema = SchemaOf(tool);
+    if (IsOneByOne()) return AddKeyValues(tool, schema, call);
+    if (IsFenced()) call->push_back(Text("```json\n"));
+    call->push_back(JsonValue(schema));
+    if (IsFenced()) call->push_back(Text("\n```"));
+  }
+
+  // Whatever a model writes up to the end of the call.
+  Json AnyArguments() const {
+    const Json any = {{"type", "any_text"}, {"excludes", {format_.call_end}}};
+    if (!format_.header_end.empty()) return any;
+    // A name may begin a longer one: what follows ends it.
+    return Sequence(Json::array(
+        {Optional(Text("\n")),
+         Either(Json::array({Text(""), Sequence(Json::array({Text(kArgumentKeyBegin), any}))}))}));
+  }
+
   bool IsFenced() const { return format_.arguments == ArgumentsForm::kFencedJson; }
   // Each argument has marks of its own.
   bool IsOneByOne() const {
     return format_.arguments == ArgumentsForm::kKeysAndValues ||
-           format_.arguments == ArgumentsForm::kParameters;
+           format_.arguments == ArgumentsForm::kAttributes ||
+           format_.arguments == ArgumentsForm::kNamedTags;
   }
 
   // A mark is a token, or text, or text around a token.
@@ -170,8 +216,10 @@ class TagWriter {
     const Json others = member("additionalProperties", false);
     for (const auto& [name, property] : properties.items()) {
       const bool is_required = std::find(required.begin(), required.end(), name) != required.end();
-      const bool is_string = tool.string_parameters.contains(name);
-      Json argument = Argument(Text(name), is_string, Value(tool, whole, name, property));
+      const bool is_text = IsText(tool, name);
+      Json argument = Argument(
+          Text(name), is_text,
+          is_text ? TextValue(whole, property) : JsonValue(WithDefinitions(whole, property)));
       call->push_back(is_required ? std::move(argument) : Optional(std::move(argument)));
     }
     if (properties.empty() && others != false) {
@@ -180,39 +228,63 @@ class TagWriter {
     }
   }
 
-  Json Argument(Json key, bool is_string, Json value) const {
-    if (format_.arguments == ArgumentsForm::kParameters) {
-      return Sequence(Json::array({Mark(kParameterBegin), std::move(key),
-                                   Text(is_string ? kParameterOfText : kParameterOfJson),
-                                   std::move(value), Mark(kParameterEnd), Text(format_.line_end)}));
+  // Whether a value stands as it is. Everything else is JSON. Where the tag does not tell, what may
+  // be any string is one: nobody could tell the text 5 from the number.
+  bool IsText(const CallableTool& tool, const std::string& name) const {
+    const auto types = tool.types.find(name);
+    if (types == tool.types.end()) return false;
+    const bool tag_tells = format_.arguments == ArgumentsForm::kAttributes;
+    return types->second.only_strings() || (!tag_tells && types->second.allows_strings());
+  }
+
+  Json Argument(Json key, bool is_text, Json value) const {
+    switch (format_.arguments) {
+      case ArgumentsForm::kAttributes:
+        return Sequence(
+            Json::array({Mark(format_.parameter_begin), std::move(key),
+                         Text(is_text ? "\" string=\"true\">" : "\" string=\"false\">"),
+                         std::move(value), Mark(format_.parameter_end), Text(format_.line_end)}));
+      case ArgumentsForm::kNamedTags:
+        return Sequence(Json::array({Mark(format_.parameter_begin), std::move(key), Text(">\n"),
+                                     std::move(value), Text("\n"), Mark(format_.parameter_end),
+                                     Text(format_.line_end)}));
+      default:
+        return Sequence(
+            Json::array({Mark(kArgumentKeyBegin), std::move(key), Mark(kArgumentKeyEnd),
+                         Text(format_.line_end), Mark(kArgumentValueBegin), std::move(value),
+                         Mark(kArgumentValueEnd), Text(format_.line_end)}));
     }
-    return Sequence(
-        Json::array({Mark(kArgumentKeyBegin), std::move(key), Mark(kArgumentKeyEnd),
-                     Text(format_.line_end), Mark(kArgumentValueBegin), std::move(value),
-                     Mark(kArgumentValueEnd), Text(format_.line_end)}));
   }
 
-  // Strings stand as they are, everything else is JSON. A string that other types are allowed
-  // beside is quoted: nobody could tell the text 5 from the number.
-  Json Value(const CallableTool& tool, const Json& whole, const std::string& name,
-             const Json& property) const {
-    if (!tool.string_parameters.contains(name)) return JsonValue(WithDefinitions(whole, property));
-    return StringValue(whole, property);
-  }
-
-  Json StringValue(const Json& whole, const Json& property) const {
+  // A string that a schema allows; nothing where it allows none.
+  Json TextValue(const Json& whole, const Json& property) const {
     const Json schema = Resolved(whole, property);
     Json choices = Json::array();
     if (schema.contains("anyOf")) {
-      for (const Json& choice : schema["anyOf"]) choices.push_back(StringValue(whole, choice));
+      for (const Json& choice : schema["anyOf"]) {
+        Json value = TextValue(whole, choice);
+        if (!value.is_null()) choices.push_back(std::move(value));
+      }
     } else if (schema.contains("enum")) {
-      for (const Json& choice : schema["enum"]) choices.push_back(Text(choice.get<std::string>()));
+      for (const Json& choice : schema["enum"]) {
+        if (choice.is_string()) choices.push_back(Text(choice.get<std::string>()));
+      }
+    } else if (schema.contains("const")) {
+      if (schema["const"].is_string()) choices.push_back(Text(schema["const"].get<std::string>()));
+    } else if (schema.contains("type") && schema["type"] != "string") {
+      return nullptr;
     } else if (schema.contains("pattern")) {
       return Regex(schema["pattern"].get<std::string>());
     } else {
       return AnyString(schema);
     }
+    if (choices.empty()) return nullptr;
     return Either(std::move(choices));
+  }
+
+  // What ends a value that stands as it is.
+  std::string_view ValueEnd() const {
+    return format_.parameter_end.empty() ? kArgumentValueEnd : format_.parameter_end;
   }
 
   Json AnyString(const Json& property) const {
@@ -220,16 +292,14 @@ class TagWriter {
       const auto found = property.find(bound);
       return found != property.end() && found->is_number_unsigned() ? found->dump() : "";
     };
-    const std::string_view end =
-        format_.arguments == ArgumentsForm::kParameters ? kParameterEnd : kArgumentValueEnd;
     // Where the mark that ends the value has no token, no '<' may look like it.
-    const bool ends_by_token = mark_tokens_(end) || InnerToken();
-    const std::string character = ends_by_token ? "[\\s\\S]" : "[^<]";
+    const bool ends_by_token = mark_tokens_(ValueEnd()) || InnerToken();
+    const std::string character = ends_by_token ? "[^\\x00]" : "[^<\\x00]";
     const std::string least = length("minLength");
     const std::string most = length("maxLength");
     if (least.empty() && most.empty()) {
       if (ends_by_token) return Regex(character + "*");
-      return {{"type", "any_text"}, {"excludes", {end}}};
+      return {{"type", "any_text"}, {"excludes", {ValueEnd()}}};
     }
     return Regex(character + "{" + (least.empty() ? "0" : least) + "," + most + "}");
   }
@@ -244,13 +314,26 @@ class TagWriter {
   const MarkTokens& mark_tokens_;
 };
 
+GrammarSpec Tag(GrammarKind kind, Json format) {
+  const Json tag = {{"type", "structural_tag"}, {"format", std::move(format)}};
+  return {kind, tag.dump(), {}};
+}
+
 }  // namespace
 
-std::string ToolCallsTag(const ToolFormat& format, std::span<const CallableTool> tools,
-                         bool parallel, const MarkTokens& mark_tokens) {
-  const Json tag = {{"type", "structural_tag"},
-                    {"format", TagWriter(format, mark_tokens).Calls(tools, parallel)}};
-  return tag.dump();
+GrammarSpec ForcedCalls(const ToolFormat& format, std::span<const CallableTool> tools,
+                        bool parallel, const MarkTokens& mark_tokens) {
+  return Tag(GrammarKind::kToolCalls, TagWriter(format, mark_tokens).Calls(tools, parallel));
+}
+
+GrammarSpec FreeTextWithCalls(const ToolFormat& format, std::span<const CallableTool> tools) {
+  const MarkTokens no_tokens = [](std::string_view /*mark*/) { return std::nullopt; };
+  const TagWriter writer(format, no_tokens);
+  Json tags = Json::array();
+  for (const CallableTool& tool : tools) tags.push_back(writer.Tag(tool));
+  return Tag(
+      GrammarKind::kStructuralTag,
+      {{"type", "triggered_tags"}, {"triggers", {format.call_begin}}, {"tags", std::move(tags)}});
 }
 
 }  // namespace outrider

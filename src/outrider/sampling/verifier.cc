@@ -19,9 +19,11 @@ Judgement Match(const VerifyInput& input, size_t index, int32_t token) {
   return {token, index < input.drafts.size() && token == input.drafts[index]};
 }
 
+/// Whether the model's numbers have overflown in the row: nothing may be drawn from it.
 bool Overflown(const VerifyInput& input, size_t index) {
-  const float* row = input.logits.row(static_cast<int64_t>(index));
-  return !std::isfinite(row[ArgMax({row, static_cast<size_t>(input.logits.cols)})]);
+  const float* data = input.logits.row(static_cast<int64_t>(index));
+  const std::span<const float> row(data, static_cast<size_t>(input.logits.cols));
+  return HasNan(row) || !std::isfinite(row[ArgMax(row)]);
 }
 
 /// Whether the row at `index` cannot give `token`, by its mask or its logits.
@@ -53,12 +55,16 @@ void Verifier::Verify(const VerifyInput& input, VerifiedTokens* result) {
   OUTRIDER_CHECK(has_logits ? input.logits.rows == static_cast<int64_t>(num_rows)
                             : input.drawn.size() == num_rows);
   for (size_t j = 0; j < num_rows; ++j) {
+    if (has_logits && Overflown(input, j)) {
+      result->dead_end = result->overflown = true;
+      break;
+    }
     const std::span<const float> row =
         has_logits ? Processed(input, static_cast<int64_t>(j)) : std::span<const float>();
     const auto [token, is_draft] = Judge(input, j, row);
     if (token < 0) {
       result->dead_end = true;
-      result->overflown = has_logits ? Overflown(input, j) : token == kOverflownRow;
+      result->overflown = token == kOverflownRow;
       break;
     }
     result->tokens.push_back(token);

@@ -16,7 +16,7 @@
 
 namespace outrider {
 
-/// In place of a drawn token: the logits have no largest finite number.
+/// In place of a drawn token: one of the logits is NaN, or they have no largest finite number.
 inline constexpr int32_t kOverflownRow = -2;
 
 /// One request's part of a verification.
@@ -51,7 +51,7 @@ struct VerifiedTokens {
   std::vector<PositionLogprobs> logprobs;  // one per token, when asked for
   int32_t num_accepted = 0;
   bool dead_end = false;  // no token is allowed to follow: only the accepted drafts are in `tokens`
-  bool overflown = false;  // it is a dead end because the logits have no largest finite number
+  bool overflown = false;  // it is a dead end because the model's numbers overflow (kOverflownRow)
 };
 
 class Verifier {

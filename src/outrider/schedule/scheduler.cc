@@ -33,6 +33,7 @@ void Scheduler::Add(const NewRequest& request) {
   entry->id = request.id;
   entry->priority = request.priority;
   entry->keys = request.keys;
+  entry->computes_all = request.computes_all;
   entry->prompt_length = request.prompt_length;
   entry->max_total_tokens =
       request.max_total_tokens == 0 ? config_.max_model_len : request.max_total_tokens;
@@ -40,6 +41,9 @@ void Scheduler::Add(const NewRequest& request) {
                  entry->max_total_tokens <= config_.max_model_len);
   entry->num_tokens = request.prompt_length;
   entry->tables = cache_.MakeTables(config_.max_model_len);
+  if (MostShared(*entry) > 0) {
+    entry->likely_hit = cache_.FindPrefix(entry->keys->blocks, MostShared(*entry));
+  }
   InsertByTurn(waiting_, entry.get());
   const bool inserted = entries_.emplace(request.id, std::move(entry)).second;
   OUTRIDER_CHECK(inserted);
@@ -69,7 +73,6 @@ const StepPlan& Scheduler::Plan() {
   PlanDecodes();
   budget_ = std::max(budget_, std::min(kMinPromptTokens, config_.max_num_batched_tokens));
   PlanPrompts();
-  AdmitWaiting();
   return plan();
 }
 
@@ -113,6 +116,11 @@ void Scheduler::AddToPlan(Entry& entry, PlannedRequest planned) {
   planned.context_length = entry.LeastComputed();
   planned.most_context_length = entry.MostComputed();
   planned.tables = &entry.tables;
+  const int32_t most_computed =
+      planned.most_context_length + planned.num_tokens + planned.num_drafts;
+  planned.publishes =
+      entry.keys != nullptr &&
+      cache_.HasUnpublished(entry.tables, std::min(most_computed, PublishableTokens(entry)));
   plan().requests.push_back(planned);
   ++num_in_flight_;
   ++entry.steps_in_flight;
@@ -132,33 +140,73 @@ void Scheduler::PlanDecodes() {
   }
 }
 
-void Scheduler::PlanPrompts() {
+int64_t Scheduler::PagesToAdmit(const Entry& entry) const {
+  const int32_t behind = 1 + config_.lookahead_tokens;
+  return cache_.config().MostPages(std::min(entry.num_tokens + behind, config_.max_model_len),
+                                   config_.max_num_batched_tokens + behind);
+}
+
+void Scheduler::FindPrompts() {
+  prompts_.clear();
   for (Entry* entry : running_) {
-    if (budget_ == 0) return;
-    if (!entry->Decodes()) PlanChunk(*entry);
+    if (!entry->Decodes()) prompts_.push_back({entry});
   }
-}
-
-void Scheduler::AdmitWaiting() {
+  const auto num_running = static_cast<std::ptrdiff_t>(prompts_.size());
   // After a preemption the pool is exhausted: what would be let in now would be thrown out again.
-  if (!plan().preempted.empty()) return;
-  while (!waiting_.empty() && budget_ > 0 && !free_slots_.empty()) {
-    Entry& entry = *waiting_.front();
-    if (!Admit(entry)) return;
-    waiting_.pop_front();
-    InsertByTurn(running_, &entry);
-    PlanChunk(entry);
+  admits_ = plan().preempted.empty();
+  if (!admits_) return;
+  int64_t pages = pool().num_free();
+  size_t slots = free_slots_.size();
+  for (auto next = waiting_.begin(); next != waiting_.end() && slots > 0 && pages >= 0; ++next) {
+    --slots;
+    pages -= PagesToAdmit(**next);
+    prompts_.push_back({*next, /*may_pass=*/pages >= 0});
+  }
+  std::inplace_merge(prompts_.begin(), prompts_.begin() + num_running, prompts_.end(),
+                     [](const Prompt& a, const Prompt& b) { return Before(a.entry, b.entry); });
+}
+
+void Scheduler::PlanPrompts() {
+  FindPrompts();
+  for (size_t i = 0; i < prompts_.size() && budget_ > 0; ++i) {
+    if (prompts_[i].entry == nullptr) continue;
+    Entry& entry = *prompts_[i].entry;
+    if (entry.slot < 0) {
+      admits_ = admits_ && Admit(entry, budget_);
+      if (!admits_) continue;
+    }
+    if (entry.RowsLeft() > budget_) PlanShortPrompts(i);
+    PlanChunk(entry, budget_);
   }
 }
 
-bool Scheduler::Admit(Entry& entry) {
-  entry.num_computed = 0;
-  if (entry.keys != nullptr) {
-    const int32_t shareable = entry.prompt_length - std::max(config_.tokens_ahead, 1);
-    entry.num_computed =
-        cache_.SharePrefix(entry.tables, entry.keys->blocks, std::max(shareable, 0));
+void Scheduler::PlanShortPrompts(size_t first) {
+  const Entry& long_one = *prompts_[first].entry;
+  short_prompts_.clear();
+  for (size_t i = first + 1; i < prompts_.size(); ++i) {
+    const Entry* entry = prompts_[i].entry;
+    if (entry == nullptr || entry->priority != long_one.priority) continue;
+    if (entry->slot < 0 && !(admits_ && prompts_[i].may_pass)) continue;
+    if (entry->RowsLeft() < long_one.RowsLeft() / 2) short_prompts_.push_back(&prompts_[i]);
   }
-  const int32_t rows = std::min(entry.ChunkTokens(), budget_) + 1;
+  std::ranges::stable_sort(short_prompts_, {},
+                           [](const Prompt* p) { return p->entry->RowsLeft(); });
+  int32_t share = budget_ / 2;
+  for (Prompt* prompt : short_prompts_) {
+    if (share == 0) return;
+    Entry& entry = *prompt->entry;
+    if (entry.slot < 0 && !Admit(entry, share)) continue;
+    share -= PlanChunk(entry, share);
+    prompt->entry = nullptr;
+  }
+}
+
+bool Scheduler::Admit(Entry& entry, int32_t most_rows) {
+  entry.num_computed = 0;
+  if (MostShared(entry) > 0) {
+    entry.num_computed = cache_.SharePrefix(entry.tables, entry.keys->blocks, MostShared(entry));
+  }
+  const int32_t rows = std::min(entry.ChunkTokens(), most_rows) + 1;
   if (!Reserve(entry, rows, entry.num_tokens + 1)) {
     cache_.Clear(entry.tables);
     entry.num_computed = 0;
@@ -168,28 +216,39 @@ bool Scheduler::Admit(Entry& entry) {
   free_slots_.pop_back();
   by_slot_[static_cast<size_t>(entry.slot)] = &entry;
   plan().admitted.push_back({entry.id, entry.slot, entry.num_computed});
+  waiting_.erase(std::ranges::find(waiting_, &entry));
+  InsertByTurn(running_, &entry);
   return true;
+}
+
+int32_t Scheduler::MostShared(const Entry& entry) const {
+  if (entry.keys == nullptr || entry.computes_all) return 0;
+  return std::max(entry.prompt_length - std::max(config_.tokens_ahead, 1), 0);
+}
+
+int32_t Scheduler::PublishableTokens(const Entry& entry) const {
+  if (config_.publish_answers) return entry.max_total_tokens;
+  // The drafter computes the last tokens_ahead - 1 prompt positions as if they were generated.
+  return entry.prompt_length - std::max(config_.tokens_ahead - 1, 0);
 }
 
 void Scheduler::Publish(Entry& entry) {
   if (entry.keys == nullptr) return;
-  const int32_t ahead = config_.tokens_ahead;
-  // The drafter computes the last ahead - 1 prompt positions as if they were generated.
-  const int32_t last =
-      config_.exact_prefix ? entry.prompt_length - std::max(ahead - 1, 0) : entry.num_computed;
-  const int32_t final_tokens = std::min({entry.num_computed, last, entry.num_tokens - ahead});
+  const int32_t final_tokens = std::min(
+      {entry.num_computed, PublishableTokens(entry), entry.num_tokens - config_.tokens_ahead});
   cache_.Publish(entry.tables, entry.keys->blocks, std::max(final_tokens, 0));
 }
 
-void Scheduler::PlanChunk(Entry& entry) {
+int32_t Scheduler::PlanChunk(Entry& entry, int32_t most_rows) {
   const bool prompt = entry.LeastComputed() < entry.prompt_length;
-  const int32_t count = std::min(entry.ChunkTokens(), budget_);
+  const int32_t count = std::min(entry.ChunkTokens(), most_rows);
   // Tokens that were generated before a preemption are known: only the last one is sampled.
   const bool samples = entry.LeastComputed() + count == entry.num_tokens;
   Phase phase = Phase::kDecode;
   if (prompt) phase = samples ? Phase::kPromptEnd : Phase::kPromptChunk;
   AddToPlan(entry, {.phase = phase, .num_tokens = count, .num_drafts = 0, .samples = samples});
   budget_ -= count;
+  return count;
 }
 
 void Scheduler::Preempt(Entry& entry) {

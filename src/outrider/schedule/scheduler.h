@@ -26,7 +26,7 @@ struct SchedulerConfig {
   int32_t max_drafts = 0;              // most drafts of a request in a step
   int32_t lookahead_tokens = 0;        // positions that the drafter writes beyond the verified rows
   int32_t tokens_ahead = 0;            // tokens after a block that its entries depend on
-  bool exact_prefix = false;           // publish only what was computed as a prompt
+  bool publish_answers = true;         // else only what was computed as a prompt
 };
 
 /// A request as it arrives.
@@ -38,6 +38,7 @@ struct NewRequest {
   /// Keys of the request's blocks, which the caller extends as tokens become known; null: no prefix
   /// caching for this request. Must outlive the request.
   const BlockKeys* keys = nullptr;
+  bool computes_all = false;  // shares no prefix: every row of its prompt is wanted
 };
 
 /// A waiting request that was let in.
@@ -58,6 +59,9 @@ struct PlannedRequest {
   int32_t num_tokens = 0;           // known tokens to run, from the context's end on
   int32_t num_drafts = 0;           // draft tokens after them, at most
   bool samples = false;
+  /// Blocks may be final after it, and published, even if the request ends with it: then its
+  /// drafter entries are wanted, too.
+  bool publishes = false;
   const CacheTables* tables = nullptr;
 };
 
@@ -70,16 +74,23 @@ struct StepPlan {
 /// Rules:
 /// - Every request whose tokens but the last are cached is in every plan, with its drafts.
 /// - Turns go by priority, then arrival.
-/// - The rest of the token budget goes to prompts by turn; a chunk never mixes prompt
-///   tokens and generated tokens. However many rows decode, prompts get kMinPromptTokens.
-/// - A waiting request is admitted, in its turn, when a slot is free and the pool covers all its
-///   known tokens (of a sliding window: its first chunk). Out of pages for a running request's next
+/// - The rest of the token budget goes to prompts by turn, but the first one that does not end in
+///   the step leaves half of what it could have to short ones behind it: those of its priority with
+///   less than half as much left, the shortest first. So a short prompt does not wait for the end
+///   of a long one, and no prompt gets less than half of the rows in its turn, whatever comes after
+///   it. However many rows decode, prompts get kMinPromptTokens. A chunk never mixes prompt tokens
+///   and generated tokens.
+/// - A waiting request is admitted, when it gets rows, if a slot is free and the pool covers all
+/// its
+///   known tokens (of a sliding window: its first chunk). It passes only those that could be
+///   admitted beside it, so it takes nobody's place. Out of pages for a running request's next
 ///   rows: the request whose turn is last is preempted (its pages freed, to be computed again),
 ///   never the first, so the first always gets on.
-/// - Full blocks of verified tokens are published once the drafter's entries in them are final. A
-///   request starts after the longest published prefix of its prompt that every cache group can
-///   resume and that leaves it at least one prompt token to compute. Tokens generated before a
-///   preemption are computed again.
+/// - Full blocks of verified tokens are published once the drafter's entries in them are final,
+/// those
+///   of a request's last step too. A request starts after the longest published prefix of its
+///   prompt that every cache group can resume and that leaves it at least one prompt token to
+///   compute. Tokens generated before a preemption are computed again.
 /// - Blocks that have left a sliding window are freed while their request runs.
 /// - With a step in flight, a request that may need more pages than are free makes the plan empty:
 ///   that step is to be committed first. So nobody is preempted for a bound, nor while a step with
@@ -105,7 +116,8 @@ class Scheduler {
 
   /// What the oldest step in flight did for a planned request: num_accepted of its drafts were
   /// right, num_emitted tokens were added (0 when it was not sampled), and num_drafts are to be
-  /// verified next. The request's keys cover its known tokens, and the drafter has seen them.
+  /// verified next. The request's keys cover its known tokens, and the drafter has seen them. A
+  /// request that has ended may be committed before it is removed: with the tokens up to its end.
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
@@ -118,6 +130,8 @@ class Scheduler {
     RequestId id = 0;
     int32_t priority = 0;
     const BlockKeys* keys = nullptr;
+    bool computes_all = false;
+    int32_t likely_hit = 0;  // while it waits: tokens that were cached when it arrived
     int32_t slot = -1;
     int32_t prompt_length = 0;
     int32_t max_total_tokens = 0;
@@ -145,6 +159,14 @@ class Scheduler {
     int32_t ChunkTokens() const {
       return (LeastComputed() < prompt_length ? prompt_length : num_tokens) - LeastComputed();
     }
+    /// Known tokens that are to run before it decodes; an estimate while it waits.
+    int32_t RowsLeft() const { return num_tokens - (slot < 0 ? likely_hit : LeastComputed()); }
+  };
+
+  /// What rows could go to.
+  struct Prompt {
+    Entry* entry = nullptr;  // null: it has its rows
+    bool may_pass = true;    // others that wait before it
   };
 
   static bool Before(const Entry* a, const Entry* b);
@@ -152,7 +174,11 @@ class Scheduler {
   /// Pages for the next `rows` rows of a request and what its drafter writes behind them, and, in
   /// full-history groups, for positions [0, full_end).
   bool Reserve(Entry& entry, int32_t rows, int32_t full_end);
-  bool Admit(Entry& entry);
+  /// Gives a waiting request a slot, and pages for a chunk of up to `most_rows`.
+  bool Admit(Entry& entry, int32_t most_rows);
+  int32_t MostShared(const Entry& entry) const;
+  /// Tokens whose blocks may be published, of those that are computed.
+  int32_t PublishableTokens(const Entry& entry) const;
   void Publish(Entry& entry);
   /// Drafts that the next step may verify.
   int32_t MostDrafts(const Entry& entry) const;
@@ -161,8 +187,14 @@ class Scheduler {
   bool ReservePages();
   void PlanDecodes();
   void PlanPrompts();
-  void AdmitWaiting();
-  void PlanChunk(Entry& entry);
+  /// Into prompts_ those that rows could go to, by turn.
+  void FindPrompts();
+  /// Rows for short prompts behind prompts_[first], up to half of the budget.
+  void PlanShortPrompts(size_t first);
+  /// Most pages that a request which waits would take now.
+  int64_t PagesToAdmit(const Entry& entry) const;
+  /// Returns how many rows it got.
+  int32_t PlanChunk(Entry& entry, int32_t most_rows);
   void AddToPlan(Entry& entry, PlannedRequest planned);
   void Preempt(Entry& entry);
   void Release(Entry& entry);
@@ -174,6 +206,10 @@ class Scheduler {
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // by turn
   std::deque<Entry*> waiting_;   // by turn
+  // Of the plan being made.
+  std::vector<Prompt> prompts_;         // by turn
+  std::vector<Prompt*> short_prompts_;  // by rows left
+  bool admits_ = false;                 // nobody waits whom others must not pass
   std::array<StepPlan, kMostInFlight> plans_;
   size_t last_plan_ = 0;
   int32_t num_in_flight_ = 0;  // of all requests, their steps in flight

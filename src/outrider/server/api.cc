@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <functional>
 #include <utility>
 #include <variant>
 
@@ -25,12 +26,24 @@ using openai::ApiError;
 using openai::ErrorResponse;
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
+constexpr size_t kMostStepListeners = 16;  // each costs work with every step
 
 HttpResponse TextResponse(std::string type, std::string body) {
   HttpResponse response;
   response.content_type = std::move(type);
   response.body = std::move(body);
   return response;
+}
+
+// Forms of web pages have other types, and a page of another origin can send no JSON without asking
+// first (CORS).
+bool IsJson(std::string_view content_type) {
+  std::string_view type = content_type.substr(0, content_type.find(';'));
+  while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
+  constexpr std::string_view kSuffix = "+json";
+  return EqualIgnoringCase(type, "application/json") ||
+         (type.size() > kSuffix.size() &&
+          EqualIgnoringCase(type.substr(type.size() - kSuffix.size()), kSuffix));
 }
 
 ApiError Unavailable() {
@@ -52,6 +65,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
          GrammarCompiler* grammars)
     : options_(std::move(options)),
       keys_(options_.api_keys, options_.max_requests_per_key),
+      hosts_(options_.allowed_hosts, options_.restrict_hosts),
       models_(options_.served_model_names),
       service_(service),
       encoder_(encoder),
@@ -59,7 +73,8 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
       metrics_(std::make_shared<ServerMetrics>(models_.names()[0], options_.limits.max_model_len)),
       reporter_(options_.log_requests, options_.otlp_traces_endpoint),
       start_time_(std::time(nullptr)),
-      starter_(models_, options_.limits, preparer_, service, grammars, metrics_, reporter_) {}
+      starter_(models_, options_.limits, preparer_, service, grammars, metrics_, reporter_,
+               options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
   static constexpr std::array<Route, 14> kRoutes = {{
@@ -88,6 +103,13 @@ const Api::Route* Api::FindRoute(std::string_view path) {
 }
 
 std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
+  if (!hosts_.Allows(head)) {
+    return ErrorResponse({.status = 403,
+                          .message = "the Host field names a host that this server does not answer "
+                                     "for: use localhost, or name it with --allowed-hosts",
+                          .param = "",
+                          .code = "host_not_allowed"});
+  }
   const Route* route = FindRoute(head.path);
   // The page itself holds no secrets; what it asks for then needs the key.
   const bool open = route != nullptr &&
@@ -123,6 +145,12 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
     response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
     return response;
   }
+  if (!is_get && !IsJson(head.Header("Content-Type").value_or(""))) {
+    return ErrorResponse({.status = 415,
+                          .message = "the Content-Type of a request must be application/json",
+                          .param = "",
+                          .code = "unsupported_media_type"});
+  }
   if (draining_ && !is_get) return ErrorResponse(Unavailable());
   return std::nullopt;
 }
@@ -149,11 +177,7 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kPage:
       return MakeReadyProducer(PageResponse(request));
     case Endpoint::kSteps:
-      return std::make_shared<StepFeed>(
-          service_,
-          fmt::format(R"({{"num_speculative_tokens":{},"max_model_len":{}}})",
-                      options_.limits.num_speculative_tokens, options_.limits.max_model_len),
-          draining_);
+      return ListenToSteps();
     case Endpoint::kModels:
       return MakeReadyProducer(Models());
     case Endpoint::kModel:
@@ -167,7 +191,11 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kGenerate:
       return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
     case Endpoint::kAbort:
-      return Compute(&Api::Abort, std::move(request), std::move(waker));
+      return Compute(
+          [caller = keys_.CallerOf(request)](Api* api, const std::string& body) {
+            return api->Abort(body, caller);
+          },
+          std::move(request), std::move(waker));
     case Endpoint::kTokenize:
       return Compute(&Api::Tokenize, std::move(request), std::move(waker));
     case Endpoint::kDetokenize:
@@ -182,8 +210,8 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
 }
 
 std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, HttpWaker waker) {
-  std::shared_ptr<void> admission = keys_.Admit(request);
-  if (admission == nullptr) {
+  std::optional<KeyAdmission> admission = keys_.Admit(request);
+  if (!admission) {
     return MakeReadyProducer(ErrorResponse(
         {.status = 429,
          .message = fmt::format("this API key has {} requests already, which is the most it may "
@@ -192,14 +220,46 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
          .param = "",
          .code = "rate_limit_exceeded"}));
   }
-  return starter_.Start(kind, std::move(request), std::move(waker), std::move(admission));
+  const std::string client = ClientOf(request);
+  return starter_.Start(kind, client, std::move(request), std::move(waker), *std::move(admission));
+}
+
+std::shared_ptr<HttpProducer> Api::ListenToSteps() {
+  std::erase_if(step_feeds_, [](const auto& feed) { return feed.expired(); });
+  if (step_feeds_.size() >= kMostStepListeners) {
+    return MakeReadyProducer(
+        ErrorResponse({.status = 503,
+                       .message = fmt::format(
+                           "{} clients listen to the steps, which is the most; try again later",
+                           step_feeds_.size()),
+                       .param = "",
+                       .code = ErrorCodeName(ErrorCode::kOverloaded)}));
+  }
+  auto feed = std::make_shared<StepFeed>(
+      service_,
+      fmt::format(R"({{"num_speculative_tokens":{},"max_model_len":{}}})",
+                  options_.limits.num_speculative_tokens, options_.limits.max_model_len),
+      draining_);
+  step_feeds_.push_back(feed);
+  return feed;
 }
 
 template <typename Handler>
 std::shared_ptr<HttpProducer> Api::Compute(Handler handler, HttpRequest request, HttpWaker waker) {
+  const std::string client = ClientOf(request);
+  const size_t bytes = request.body.size();
   return starter_.Compute(
-      [this, handler, body = std::move(request.body)] { return (this->*handler)(body); },
+      client, bytes,
+      [this, handler, whole = std::make_shared<HttpRequest>(std::move(request))] {
+        return std::invoke(handler, this, whole->body);
+      },
       std::move(waker));
+}
+
+// Who takes turns with others: a key's owner, or else whoever asks from one address.
+std::string Api::ClientOf(const HttpRequest& request) const {
+  if (options_.api_keys.empty()) return request.peer;
+  return std::string(request.Header("Authorization").value_or(""));
 }
 
 HttpResponse Api::Health() const {
@@ -265,9 +325,10 @@ HttpResponse Api::Detokenize(const std::string& body) const {
       fmt::format(R"({{"prompt":{}}})", JsonString(preparer_.TextOf(request.token_ids))));
 }
 
-HttpResponse Api::Abort(const std::string& body) {
+HttpResponse Api::Abort(const std::string& body, int32_t caller) {
   size_t aborted = 0;
-  for (const std::string& id : openai::ParseAbortRequest(body)) aborted += starter_.Abort(id);
+  for (const std::string& id : openai::ParseAbortRequest(body))
+    aborted += starter_.Abort(id, caller);
   return TextResponse("application/json", fmt::format(R"({{"aborted":{}}})", aborted));
 }
 

@@ -14,6 +14,7 @@
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
+#include "outrider/server/allowed_hosts.h"
 #include "outrider/server/api_keys.h"
 #include "outrider/server/request_preparer.h"
 #include "outrider/server/request_starter.h"
@@ -29,6 +30,9 @@ struct ApiOptions {
   std::string model_root;                       // what /v1/models tells as "root"
   std::vector<std::string> api_keys;            // none: everybody may ask
   std::optional<int32_t> max_requests_per_key;  // at a time
+  std::vector<std::string> allowed_hosts;       // of the Host field, as AllowedHosts takes them
+  bool restrict_hosts = false;                  // also without any
+  bool share_prefix_cache = false;              // between keys
   OutputFormat output_format;                   // how the model writes reasoning and tool calls
   openai::RequestLimits limits;
   bool log_requests = false;         // a line for each request that ends
@@ -76,24 +80,29 @@ class Api : public HttpApplication {
   std::string ModelJson(const std::string& name) const;
   /// Starts answering a request for tokens, unless its key has too many.
   std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker);
-  /// Answers on the work thread, by a member function from body to response.
+  std::string ClientOf(const HttpRequest& request) const;
+  /// Answers on a work thread, by a member function from body to response.
   template <typename Handler>
   std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
   HttpResponse Tokenize(const std::string& body) const;
   HttpResponse Detokenize(const std::string& body) const;
-  HttpResponse Abort(const std::string& body);
+  HttpResponse Abort(const std::string& body, int32_t caller);
+  /// Refuses listeners beyond some.
+  std::shared_ptr<HttpProducer> ListenToSteps();
 
   const ApiOptions options_;
   const ApiKeys keys_;
+  const AllowedHosts hosts_;
   const ServedModels models_;
   GenerationService& service_;
   const PromptEncoder& encoder_;
   const RequestPreparer preparer_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter reporter_;
-  const int64_t start_time_;  // seconds since 1970
-  bool draining_ = false;     // I/O thread
-  RequestStarter starter_;    // last: its threads use the rest
+  const int64_t start_time_;                             // seconds since 1970
+  bool draining_ = false;                                // I/O thread
+  std::vector<std::weak_ptr<HttpProducer>> step_feeds_;  // I/O thread
+  RequestStarter starter_;                               // last: its threads use the rest
 };
 
 }  // namespace outrider

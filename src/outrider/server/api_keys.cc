@@ -28,7 +28,8 @@ ApiKeys::ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_reque
   }
   for (std::string& key : keys) {
     if (key.empty()) throw InvalidArgument("--api-key: must not be empty");
-    keys_.push_back({std::move(key), std::make_shared<std::atomic<int32_t>>(0)});
+    const auto number = static_cast<int32_t>(keys_.size() + 1);
+    keys_.push_back({number, std::move(key), std::make_shared<std::atomic<int32_t>>(0)});
   }
 }
 
@@ -44,13 +45,20 @@ const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
   return found;
 }
 
-std::shared_ptr<void> ApiKeys::Admit(const HttpRequest& head) const {
+std::optional<KeyAdmission> ApiKeys::Admit(const HttpRequest& head) const {
   const Key* key = Find(head);
-  if (key == nullptr || !max_requests_) return std::make_shared<char>();
-  if (*key->num_requests >= *max_requests_) return nullptr;
+  if (key == nullptr) return KeyAdmission{.caller = 0, .counted = std::make_shared<char>()};
+  if (max_requests_ && *key->num_requests >= *max_requests_) return std::nullopt;
   ++*key->num_requests;
   // The counter lives as long as who counts down: a request may outlive the server.
-  return {key->num_requests.get(), [count = key->num_requests](void*) { --*count; }};
+  return KeyAdmission{
+      .caller = key->number,
+      .counted = {key->num_requests.get(), [count = key->num_requests](void*) { --*count; }}};
+}
+
+int32_t ApiKeys::CallerOf(const HttpRequest& head) const {
+  const Key* key = Find(head);
+  return key == nullptr ? 0 : key->number;
 }
 
 }  // namespace outrider

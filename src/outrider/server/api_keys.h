@@ -12,6 +12,14 @@
 
 namespace outrider {
 
+/// A request that may be served.
+struct KeyAdmission {
+  /// The number of the key that it brought, from 1; 0 where none is needed. Requests of one caller
+  /// may end each other.
+  int32_t caller = 0;
+  std::shared_ptr<void> counted;  // against the key's limit while it lives; not null
+};
+
 class ApiKeys {
  public:
   /// No keys: everybody may ask. Throws Error (kInvalidArgument) for a limit without keys.
@@ -22,14 +30,18 @@ class ApiKeys {
     return keys_.empty() || Find(head) != nullptr;
   }
 
-  /// Counts an authorized request against its key's limit for as long as the result lives. Null
-  /// when the key has as many requests as it may.
-  std::shared_ptr<void> Admit(const HttpRequest& head) const;
+  /// Counts an authorized request against its key's limit. Nothing when the key has as many
+  /// requests as it may.
+  std::optional<KeyAdmission> Admit(const HttpRequest& head) const;
+
+  /// KeyAdmission::caller of an authorized request.
+  int32_t CallerOf(const HttpRequest& head) const;
 
   std::optional<int32_t> max_requests_per_key() const { return max_requests_; }
 
  private:
   struct Key {
+    int32_t number;  // from 1
     std::string text;
     std::shared_ptr<std::atomic<int32_t>> num_requests;
   };

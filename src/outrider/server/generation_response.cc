@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/base/memory_shortage.h"
 
 namespace outrider {
 namespace {
@@ -15,6 +17,13 @@ constexpr size_t kMaxSeparateDeltas = 64;
 
 std::string NameOf(const openai::ApiError& error) {
   return error.code.empty() ? "status " + std::to_string(error.status) : error.code;
+}
+
+/// What a client is told of a fault: of the engine as a whole nothing that may name a file of the
+/// server.
+std::string FaultOf(const std::string& reason) {
+  const bool is_of_request = reason == kLogitsOverflown || reason == kGrammarFailed;
+  return is_of_request ? reason : "it has failed, and the server's log says why";
 }
 
 void Merge(OutputDelta&& from, OutputDelta* into) {
@@ -41,14 +50,16 @@ void Merge(OutputDelta&& from, OutputDelta* into) {
 GenerationResponse::GenerationResponse(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
                                        RequestRecord record, RequestReporter& reporter,
-                                       std::shared_ptr<void> admission)
+                                       KeyAdmission admission, RunJob run_elsewhere)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
+      caller_(admission.caller),
       headers_({{"X-Request-Id", record.request_id}}),
       reporter_(reporter),
+      run_elsewhere_(std::move(run_elsewhere)),
       record_(std::move(record)),
-      admission_(std::move(admission)) {}
+      admission_(std::move(admission.counted)) {}
 
 void GenerationResponse::UpdateRecord(const std::function<void(RequestRecord&)>& update) {
   const std::lock_guard lock(mutex_);
@@ -158,7 +169,7 @@ void GenerationResponse::OnDelta(size_t choice, OutputDelta&& delta) {
   if (delta.finish_reason == FinishReason::kError) {
     Fail({.status = 500,
           .message = "the engine could not go on with this request: " +
-                     std::get<std::string>(delta.stop_reason),
+                     FaultOf(std::get<std::string>(delta.stop_reason)),
           .param = "",
           .code = "engine_error"});
     return;
@@ -204,27 +215,29 @@ void GenerationResponse::Cancel() {
 }
 
 void GenerationResponse::Produce(HttpOutput* output) {
+  const auto is_empty = [&] { return !output->head && output->body.empty() && !output->end; };
   std::vector<Pending> deltas;
   std::optional<openai::ApiError> error;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     woken_ = false;
-    if (finished_ || (!submitted_ && !error_)) return;
-    deltas.swap(pending_);
-    error = error_;
+    if (finished_ || is_elsewhere_ || (!submitted_ && !error_)) return;
+    if (produced_) *output = *std::exchange(produced_, std::nullopt);
+    if (is_empty()) {
+      deltas.swap(pending_);
+      error = error_;
+    }
   }
-  RecordDeltas(deltas);
-  const std::string ending =
-      deltas.empty() || !deltas.back().delta.finish_reason
-          ? ""
-          : std::string(FinishReasonName(*deltas.back().delta.finish_reason));
-  if (error) {
-    AbortRequests();
-    ProduceError(*error, output);
-  } else if (writer_->streams()) {
-    ProduceStream(std::move(deltas), output);
-  } else {
-    ProduceWhole(std::move(deltas), output);
+  if (is_empty()) {
+    RecordDeltas(deltas);
+    if (error) {
+      AbortRequests();
+      ProduceError(*error, output);
+    } else if (IsLong(deltas)) {
+      return ProduceElsewhere(std::move(deltas));
+    } else {
+      ProduceAnswer(std::move(deltas), output);
+    }
   }
   if (!output->end) return;
   finished_ = true;
@@ -233,7 +246,59 @@ void GenerationResponse::Produce(HttpOutput* output) {
     ended_ = true;
     ids_.clear();
   }
-  Report(error ? NameOf(*error) : ending, error.has_value());
+  Report(error ? NameOf(*error) : ending_, error.has_value());
+}
+
+// Whether writing the deltas takes longer than other connections should wait.
+bool GenerationResponse::IsLong(const std::vector<Pending>& deltas) {
+  constexpr size_t kBytesPerLogprob = 64;
+  constexpr size_t kLong = size_t{256} << 10;  // about a millisecond
+  const auto entries = [](const std::vector<PositionLogprobs>& positions) {
+    size_t count = 0;
+    for (const PositionLogprobs& position : positions) count += position.top.size() + 1;
+    return count;
+  };
+  size_t num_ended = 0;
+  for (const auto& [choice, delta] : deltas) {
+    unwritten_work_ += delta.text.size() + kBytesPerLogprob * entries(delta.logprobs) +
+                       kBytesPerLogprob * entries(delta.prompt_logprobs) * unwritten_.size();
+    if (delta.finish_reason) ++num_ended;
+  }
+  if (!writer_->streams() && num_ended < num_unfinished_) return false;  // nothing is written yet
+  return std::exchange(unwritten_work_, 0) > kLong;
+}
+
+void GenerationResponse::ProduceElsewhere(std::vector<Pending> deltas) {
+  {
+    const std::lock_guard lock(mutex_);
+    is_elsewhere_ = true;
+  }
+  auto shared = std::make_shared<std::vector<Pending>>(std::move(deltas));
+  run_elsewhere_([self = shared_from_this(), shared] {
+    HttpOutput output;
+    bool failed = false;
+    try {
+      const FailsAlone scope;
+      self->ProduceAnswer(std::move(*shared), &output);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    if (failed) self->Fail(openai::TooLittleMemory());
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->is_elsewhere_ = false;
+      if (!failed) self->produced_ = std::move(output);
+    }
+    self->waker_.Wake();
+  });
+}
+
+void GenerationResponse::ProduceAnswer(std::vector<Pending> deltas, HttpOutput* output) {
+  if (writer_->streams()) {
+    ProduceStream(std::move(deltas), output);
+  } else {
+    ProduceWhole(std::move(deltas), output);
+  }
 }
 
 // Adds what deltas tell about the request to its record.
@@ -241,6 +306,9 @@ void GenerationResponse::RecordDeltas(const std::vector<Pending>& deltas) {
   const auto least = [](std::optional<double>& so_far, double seconds) {
     so_far = std::min(so_far.value_or(seconds), seconds);
   };
+  if (!deltas.empty() && deltas.back().delta.finish_reason) {
+    ending_ = FinishReasonName(*deltas.back().delta.finish_reason);
+  }
   const std::lock_guard lock(mutex_);
   for (const Pending& pending : deltas) {
     record_.completion_tokens += static_cast<int64_t>(pending.delta.token_ids.size());
@@ -279,13 +347,23 @@ void GenerationResponse::ProduceError(const openai::ApiError& error, HttpOutput*
 }
 
 void GenerationResponse::WriteDelta(Pending pending, std::string* out) {
-  if (stream_interval_ <= 1) return writer_->WriteDelta(pending.choice, pending.delta, out);
   OutputDelta& held = unwritten_[pending.choice];
+  const bool at_once = stream_interval_ <= 1 && held.token_ids.empty() && held.text.empty();
+  if (at_once && !writer_->MustWait(pending.choice)) {
+    return writer_->WriteDelta(pending.choice, pending.delta, out);
+  }
   Merge(std::move(pending.delta), &held);
-  const bool first = !has_written_[pending.choice] && !held.token_ids.empty();
+  WriteHeld(pending.choice, out);
+}
+
+// Writes what is held of a choice, if it is enough and not to wait for another choice.
+void GenerationResponse::WriteHeld(size_t choice, std::string* out) {
+  OutputDelta& held = unwritten_[choice];
+  if (writer_->MustWait(choice)) return;
+  const bool first = !has_written_[choice] && !held.token_ids.empty();
   if (!first && !held.finish_reason && held.token_ids.size() < stream_interval_) return;
-  has_written_[pending.choice] = true;
-  writer_->WriteDelta(pending.choice, held, out);
+  has_written_[choice] = true;
+  writer_->WriteDelta(choice, held, out);
   held = {};
 }
 
@@ -305,6 +383,8 @@ void GenerationResponse::ProduceStream(std::vector<Pending> deltas, HttpOutput* 
     if (pending.delta.finish_reason) --num_unfinished_;
     WriteDelta(std::move(pending), &output->body);
   }
+  // What these deltas were waited for.
+  for (size_t choice = 0; choice < unwritten_.size(); ++choice) WriteHeld(choice, &output->body);
   if (num_unfinished_ == 0) {
     writer_->WriteEnd(&output->body);
     output->end = true;

@@ -16,6 +16,7 @@
 #include "outrider/http/http_message.h"
 #include "outrider/openai/answer_writer.h"
 #include "outrider/openai/api_error.h"
+#include "outrider/server/api_keys.h"
 #include "outrider/telemetry/metrics.h"
 #include "outrider/telemetry/request_record.h"
 #include "outrider/telemetry/request_reporter.h"
@@ -25,12 +26,19 @@ namespace outrider {
 class GenerationResponse : public HttpProducer,
                            public std::enable_shared_from_this<GenerationResponse> {
  public:
+  using RunJob = std::function<void(std::function<void()>)>;
+
   /// `service` and `reporter` must outlive the connection; the engine may keep the response for
   /// longer, in the sinks of aborted requests. `record` is what is known of the request so far.
   /// `admission` (ApiKeys::Admit) is held until the request's end, which is reported once.
+  /// `run_elsewhere` runs a job on another thread; it is used on the I/O thread only, for what is
+  /// too long for that.
   GenerationResponse(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
                      HttpWaker waker, RequestRecord record, RequestReporter& reporter,
-                     std::shared_ptr<void> admission);
+                     KeyAdmission admission, RunJob run_elsewhere);
+
+  /// Whose request it is. Any thread.
+  int32_t caller() const { return caller_; }
 
   /// Adds what was learned of the request since. Before Start; work thread.
   void UpdateRecord(const std::function<void(RequestRecord&)>& update);
@@ -71,16 +79,22 @@ class GenerationResponse : public HttpProducer,
   void RecordDeltas(const std::vector<Pending>& deltas);
   void Report(const std::string& outcome, bool failed);
   void ProduceError(const openai::ApiError& error, HttpOutput* output);
+  bool IsLong(const std::vector<Pending>& deltas);
+  void ProduceElsewhere(std::vector<Pending> deltas);
+  void ProduceAnswer(std::vector<Pending> deltas, HttpOutput* output);
   void ProduceStream(std::vector<Pending> deltas, HttpOutput* output);
   void WriteDelta(Pending pending, std::string* out);
+  void WriteHeld(size_t choice, std::string* out);
   void ProduceWhole(std::vector<Pending> deltas, HttpOutput* output);
 
   GenerationService& service_;
   const std::shared_ptr<ServerMetrics> metrics_;
   const HttpWaker waker_;
+  const int32_t caller_;
   const std::vector<HttpHeader> headers_;
   const std::chrono::steady_clock::time_point received_ = std::chrono::steady_clock::now();
   RequestReporter& reporter_;
+  const RunJob run_elsewhere_;
   std::vector<ChoiceTiming> timings_;
   size_t num_ended_choices_ = 0;  // engine thread
   int64_t longest_choice_ = 0;    // tokens; engine thread
@@ -94,18 +108,23 @@ class GenerationResponse : public HttpProducer,
   std::optional<openai::ApiError> error_;
   bool ended_ = false;
   bool aborted_by_client_ = false;
-  bool woken_ = false;  // Wake was called since the last Produce
+  bool woken_ = false;                  // Wake was called since the last Produce
+  bool is_elsewhere_ = false;           // a job writes the next part of the answer
+  std::optional<HttpOutput> produced_;  // what it wrote
 
-  // Written before submitted_ is set, then I/O thread only.
+  // Written before submitted_ is set, then by the job while it runs, else on the I/O thread only.
   std::unique_ptr<openai::AnswerWriter> writer_;
   size_t stream_interval_ = 1;
   std::vector<OutputDelta> unwritten_;  // of each choice: arrived, not written yet
   std::vector<bool> has_written_;       // choices of which something was written
   bool head_sent_ = false;
-  bool finished_ = false;
-  bool reported_ = false;  // I/O thread, as what follows
-  std::shared_ptr<void> admission_;
   size_t num_unfinished_ = 0;
+  // I/O thread.
+  bool finished_ = false;
+  bool reported_ = false;
+  std::string ending_;         // of the last choice that ended
+  size_t unwritten_work_ = 0;  // bytes to write, roughly
+  std::shared_ptr<void> admission_;  // KeyAdmission::counted
 };
 
 }  // namespace outrider

@@ -1,6 +1,7 @@
 // From a parsed request to what the engine gets, and to the writer of the answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,8 +35,9 @@ class RequestPreparer {
       : encoder_(encoder), format_(format), max_model_len_(max_model_len) {}
 
   /// Refuses tools that the model would not see or whose calls nobody would recognise; sets the
-  /// grammar of a call that must come.
-  void SettleTools(openai::TokenRequest* request) const;
+  /// grammar of a call that must come, or that has to be right. `can_constrain`: there are
+  /// grammars; without a tokenizer, which they need, the model writes no calls.
+  void SettleTools(openai::TokenRequest* request, bool can_constrain) const;
 
   /// `info` has the answer's id, model and time. `grammar` is request.grammar, compiled.
   PreparedRequest Prepare(AnswerKind kind, openai::TokenRequest request, openai::AnswerInfo info,
@@ -45,10 +47,14 @@ class RequestPreparer {
   std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;
 
  private:
+  void SetCallGrammar(openai::TokenRequest* request, bool can_constrain) const;
   std::vector<int32_t> MarkTokens(const OutputTask& task) const;
-  GrammarConstraint ConstraintOf(const openai::TokenRequest& request, const OutputTask& task,
+  GrammarConstraint ConstraintOf(const OutputTask& task,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) const;
   OutputTask TaskOf(const openai::TokenRequest& request, std::string_view prompt) const;
+  size_t MostBytes(const openai::TokenRequest& request) const;
+  [[noreturn]] void RefuseTooLong(const char* field, size_t bytes) const;
+  EncodedChat EncodeChat(openai::TokenRequest* request) const;
   OutputTask EncodePrompts(openai::TokenRequest* request, openai::AnswerInfo* info) const;
   openai::EchoedPrompt EchoTokens(std::span<const int32_t> token_ids, bool skip_special) const;
   openai::EchoedPrompt EchoText(const std::string& text, std::span<const int32_t> token_ids) const;

@@ -20,13 +20,14 @@ void RequestRegistry::Add(const std::string& id, std::weak_ptr<GenerationRespons
   responses_.emplace(id, std::move(response));
 }
 
-size_t RequestRegistry::Abort(std::string_view id) {
+size_t RequestRegistry::Abort(std::string_view id, int32_t caller) {
   std::vector<std::shared_ptr<GenerationResponse>> found;
   {
     const std::lock_guard lock(mutex_);
     const auto [begin, end] = responses_.equal_range(id);
     for (auto entry = begin; entry != end; ++entry) {
-      if (auto response = entry->second.lock()) found.push_back(std::move(response));
+      auto response = entry->second.lock();
+      if (response != nullptr && response->caller() == caller) found.push_back(std::move(response));
     }
   }
   return static_cast<size_t>(std::count_if(

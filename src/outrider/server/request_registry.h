@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,8 +19,9 @@ class RequestRegistry {
   /// Ids need not be unique: clients choose some of them.
   void Add(const std::string& id, std::weak_ptr<GenerationResponse> response);
 
-  /// Ends the requests with this id as if they had been finished; how many there were.
-  size_t Abort(std::string_view id);
+  /// Ends the requests with this id as if they had been finished, if they are the caller's
+  /// (KeyAdmission); how many there were.
+  size_t Abort(std::string_view id, int32_t caller);
 
  private:
   std::mutex mutex_;

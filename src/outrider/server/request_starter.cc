@@ -1,16 +1,20 @@
 #include "outrider/server/request_starter.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <ctime>
-#include <random>
+#include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
+#include "outrider/base/memory_shortage.h"
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/parse_shared.h"
 #include "outrider/server/deferred_response.h"
@@ -20,12 +24,29 @@ namespace {
 
 using openai::RequestError;
 
-constexpr size_t kMaxWaitingRequests = 4096;  // for the work thread
-constexpr size_t kMaxWaitingGrammars = 256;   // to be compiled
+// Bodies up to 128 KiB never wait for larger ones: a quarter of a second's work at most.
+constexpr WorkOptions kPreparation = {.max_waiting = 4096,
+                                      .num_threads = 2,
+                                      .num_large_threads = 2,
+                                      .large_bytes = size_t{128} << 10};
+// Each request writes in one job at a time, so there are never more than requests.
+constexpr WorkOptions kWriting = {.max_waiting = SIZE_MAX, .num_threads = 2};
+// Each grammar is first given a short time; what takes longer is compiled anew on other threads.
+constexpr WorkOptions kCompiling = {.max_waiting = 256};
+constexpr WorkOptions kLongCompiling = {.max_waiting = 256, .num_threads = 2};
+constexpr double kShortCompilation = 0.1;  // s of processor time
 
-uint64_t RandomStart() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
+/// What nobody can guess who was not told: an id ends its request.
+std::string RandomId() {
+  std::array<uint64_t, 2> bits{};
+  OUTRIDER_CHECK(getentropy(bits.data(), sizeof bits) == 0);
+  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+}
+
+/// The salt of cached prefixes of a caller's requests. A key's own keep others from finding out, by
+/// the count of cached tokens, what was sent with it.
+std::string SaltOf(int32_t caller, const std::string& salt) {
+  return caller == 0 ? salt : fmt::format("key {}/{}", caller, salt);
 }
 
 openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
@@ -58,10 +79,11 @@ const char* IdPrefix(AnswerKind kind) {
 }
 
 // An error names the field that asked for the grammar.
-std::shared_ptr<const CompiledGrammar> CompileGrammar(GrammarCompiler& compiler,
-                                                      const openai::TokenRequest& request) {
+template <typename Get>
+std::shared_ptr<const CompiledGrammar> GrammarOf(const openai::TokenRequest& request,
+                                                 const Get& get) {
   try {
-    return compiler.Compile(*request.grammar);
+    return get(*request.grammar);
   } catch (const Error& error) {
     throw RequestError(error.code(), request.grammar_field,
                        fmt::format("{}: {}", request.grammar_field, error.what()));
@@ -75,12 +97,25 @@ openai::ApiError TooMany() {
           .code = ErrorCodeName(ErrorCode::kOverloaded)};
 }
 
+// A request that cannot be served fails alone.
+template <typename Work>
+void OrFail(GenerationResponse& response, const Work& work) {
+  try {
+    const FailsAlone scope;
+    work();
+  } catch (const Error& error) {
+    response.Fail(openai::FromError(error));
+  } catch (const std::bad_alloc&) {
+    response.Fail(openai::TooLittleMemory());
+  }
+}
+
 }  // namespace
 
 RequestStarter::RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                                const RequestPreparer& preparer, GenerationService& service,
                                GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
-                               RequestReporter& reporter)
+                               RequestReporter& reporter, bool share_prefix_cache)
     : models_(models),
       limits_(limits),
       preparer_(preparer),
@@ -88,22 +123,26 @@ RequestStarter::RequestStarter(const ServedModels& models, const openai::Request
       grammars_(grammars),
       metrics_(std::move(metrics)),
       reporter_(reporter),
-      next_id_(RandomStart()),
-      grammar_work_(kMaxWaitingGrammars),
-      work_(kMaxWaitingRequests) {}
+      share_prefix_cache_(share_prefix_cache),
+      writing_(kWriting),
+      long_grammar_work_(kLongCompiling),
+      grammar_work_(kCompiling),
+      work_(kPreparation) {}
 
-std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest request,
-                                                    HttpWaker waker,
-                                                    std::shared_ptr<void> admission) {
-  const uint64_t number = next_id_++;
+RequestStarter::~RequestStarter() { stopping_ = true; }
+
+std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::string& client,
+                                                    HttpRequest request, HttpWaker waker,
+                                                    KeyAdmission admission) {
   std::string request_id(request.Header("X-Request-Id").value_or(""));
-  if (!openai::IsUsableRequestId(request_id)) request_id = fmt::format("{:016x}", number);
+  if (!openai::IsUsableRequestId(request_id)) request_id = RandomId();
   RequestRecord record;
   record.request_id = request_id;
   record.trace = ReadTraceContext(request);
   record.received = std::chrono::system_clock::now();
   auto response = std::make_shared<GenerationResponse>(
-      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission));
+      service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
+      [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); });
   try {
     service_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
@@ -112,41 +151,43 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, HttpRequest
     return response;
   }
   registry_.Add(request_id, response);
-  auto body = std::make_shared<std::string>(std::move(request.body));
-  const bool taken = work_.TryAdd([this, kind, response, body, request_id] {
+  const size_t bytes = request.body.size();
+  auto body = std::make_shared<HttpRequest>(std::move(request));
+  const bool taken = work_.TryAdd(client, bytes, [=, this] {
     if (response->ended()) return;
     const LogRequestId scope(request_id);
-    try {
-      StartBody(response, kind, *body);
-    } catch (const Error& error) {
-      response->Fail(openai::FromError(error));
-    }
+    OrFail(*response, [&] { StartBody(response, kind, client, body->body); });
   });
   if (!taken) response->Fail(TooMany());
   return response;
 }
 
-std::shared_ptr<HttpProducer> RequestStarter::Compute(std::function<HttpResponse()> make,
+std::shared_ptr<HttpProducer> RequestStarter::Compute(const std::string& client, size_t bytes,
+                                                      std::function<HttpResponse()> make,
                                                       HttpWaker waker) {
   auto response = std::make_shared<DeferredResponse>(std::move(waker));
-  const bool taken = work_.TryAdd([make = std::move(make), response] {
+  const bool taken = work_.TryAdd(client, bytes, [make = std::move(make), response] {
     if (response->abandoned()) return;
     try {
+      const FailsAlone scope;
       response->Complete(make());
     } catch (const Error& error) {
       response->Complete(openai::ErrorResponse(openai::FromError(error)));
+    } catch (const std::bad_alloc&) {
+      response->Complete(openai::ErrorResponse(openai::TooLittleMemory()));
     }
   });
   if (!taken) response->Complete(openai::ErrorResponse(TooMany()));
   return response;
 }
 
-// On the work thread: from a body to a request that makes sense.
+// On a work thread: from a body to a request that makes sense.
 void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
-                               const std::string& body) {
+                               const std::string& client, const std::string& body) {
   openai::TokenRequest request = Parse(kind, body, limits_);
   request.model = models_.Resolve(request.model);
-  preparer_.SettleTools(&request);
+  if (!share_prefix_cache_) request.cache_salt = SaltOf(response->caller(), request.cache_salt);
+  preparer_.SettleTools(&request, grammars_ != nullptr);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
     if (grammars_ == nullptr) {
@@ -155,28 +196,40 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
                                      "needs",
                                      request.grammar_field));
     }
-    grammar = grammars_->Find(*request.grammar);
-    if (grammar == nullptr) return StartCompiling(response, kind, std::move(request));
+    grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Find(spec); });
+    if (grammar == nullptr) return StartCompiling(response, kind, client, std::move(request));
   }
   StartParsed(response, kind, std::move(request), grammar);
 }
 
-// On the work thread: compiling may take seconds, and goes to a thread of its own.
+// On a work thread: compiling may take seconds, and goes to threads of its own.
 void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind,
-                                    openai::TokenRequest request) {
-  auto shared = std::make_shared<openai::TokenRequest>(std::move(request));
+                                    const std::string& client, openai::TokenRequest request) {
   // Counts while it lives, wherever the job ends up.
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  const bool taken = grammar_work_.TryAdd([this, response, kind, shared, deferred] {
-    if (response->ended()) return;
-    try {
-      const auto grammar = CompileGrammar(*grammars_, *shared);
-      StartParsed(response, kind, std::move(*shared), grammar);
-    } catch (const Error& error) {
-      response->Fail(openai::FromError(error));
-    }
+  AddCompiling(std::make_shared<Compiling>(
+      Compiling{response, kind, client, std::move(request), deferred}));
+}
+
+void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {
+  WorkThreads& work = job->is_long ? long_grammar_work_ : grammar_work_;
+  const bool taken = work.TryAdd(job->client, 0, [this, job] {
+    if (job->response->ended()) return;
+    OrFail(*job->response, [&] {
+      const double seconds =
+          job->is_long ? std::numeric_limits<double>::infinity() : kShortCompilation;
+      const auto grammar = GrammarOf(job->request, [&](const GrammarSpec& spec) {
+        return grammars_->TryCompile(spec, seconds, &stopping_);
+      });
+      if (grammar != nullptr) {
+        StartParsed(job->response, job->kind, std::move(job->request), grammar);
+      } else if (!stopping_) {
+        job->is_long = true;
+        AddCompiling(job);
+      }
+    });
   });
   if (!taken) {
     throw Error(ErrorCode::kOverloaded, "too many grammars wait to be compiled; try again later");
@@ -188,7 +241,7 @@ void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
                                  openai::TokenRequest request,
                                  const std::shared_ptr<const CompiledGrammar>& grammar) {
   openai::AnswerInfo info;
-  const std::string own_id = fmt::format("{:016x}", next_id_++);
+  const std::string own_id = RandomId();
   const std::string& request_id = request.request_id.empty() ? own_id : request.request_id;
   info.id = IdPrefix(kind) + request_id;
   info.model = request.model;

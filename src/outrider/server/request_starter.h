@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,7 +18,7 @@
 #include "outrider/server/request_preparer.h"
 #include "outrider/server/request_registry.h"
 #include "outrider/server/served_models.h"
-#include "outrider/server/work_thread.h"
+#include "outrider/server/work_threads.h"
 #include "outrider/telemetry/metrics.h"
 
 namespace outrider {
@@ -25,29 +26,48 @@ namespace outrider {
 class RequestStarter {
  public:
   /// All references must outlive this; `grammars` may be null: then requests that constrain their
-  /// text are refused.
+  /// text are refused. Without `share_prefix_cache` a caller with a key finds its own prefixes
+  /// only.
   RequestStarter(const ServedModels& models, const openai::RequestLimits& limits,
                  const RequestPreparer& preparer, GenerationService& service,
                  GrammarCompiler* grammars, std::shared_ptr<ServerMetrics> metrics,
-                 RequestReporter& reporter);
+                 RequestReporter& reporter, bool share_prefix_cache);
+  /// Ends what is being compiled.
+  ~RequestStarter();
+  RequestStarter(const RequestStarter&) = delete;
+  RequestStarter& operator=(const RequestStarter&) = delete;
 
-  /// Starts answering a request for tokens; `admission` (ApiKeys::Admit) is held until it has
-  /// ended. I/O thread.
-  std::shared_ptr<HttpProducer> Start(AnswerKind kind, HttpRequest request, HttpWaker waker,
-                                      std::shared_ptr<void> admission);
+  /// Starts answering a request for tokens of `client`, any name that tells it from others, with
+  /// which it takes turns; `admission` is held until it has ended. I/O thread.
+  std::shared_ptr<HttpProducer> Start(AnswerKind kind, const std::string& client,
+                                      HttpRequest request, HttpWaker waker, KeyAdmission admission);
 
-  /// Ends the running requests that a client knows by this id: its own, or the answer's. How many
-  /// there were.
-  size_t Abort(std::string_view id) { return registry_.Abort(id); }
+  /// Ends the caller's running requests that it knows by this id: its own, or the answer's. How
+  /// many there were.
+  size_t Abort(std::string_view id, int32_t caller) { return registry_.Abort(id, caller); }
 
-  /// Answers with what `make` returns on the work thread; Error becomes its error body.
-  std::shared_ptr<HttpProducer> Compute(std::function<HttpResponse()> make, HttpWaker waker);
+  /// Answers with what `make` returns on a work thread, for a body of `bytes`; Error becomes its
+  /// error body.
+  std::shared_ptr<HttpProducer> Compute(const std::string& client, size_t bytes,
+                                        std::function<HttpResponse()> make, HttpWaker waker);
 
  private:
   using ResponsePtr = std::shared_ptr<GenerationResponse>;
 
-  void StartBody(const ResponsePtr& response, AnswerKind kind, const std::string& body);
-  void StartCompiling(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request);
+  void StartBody(const ResponsePtr& response, AnswerKind kind, const std::string& client,
+                 const std::string& body);
+  void StartCompiling(const ResponsePtr& response, AnswerKind kind, const std::string& client,
+                      openai::TokenRequest request);
+  /// A request whose grammar is to be compiled.
+  struct Compiling {
+    ResponsePtr response;
+    AnswerKind kind;
+    std::string client;
+    openai::TokenRequest request;
+    std::shared_ptr<void> deferred;
+    bool is_long = false;  // it took longer than a grammar is given first
+  };
+  void AddCompiling(const std::shared_ptr<Compiling>& job);
   void StartParsed(const ResponsePtr& response, AnswerKind kind, openai::TokenRequest request,
                    const std::shared_ptr<const CompiledGrammar>& grammar);
 
@@ -58,11 +78,15 @@ class RequestStarter {
   GrammarCompiler* const grammars_;
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter& reporter_;
+  const bool share_prefix_cache_;  // between callers
   RequestRegistry registry_;
-  std::atomic<uint64_t> next_id_;
-  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request.
-  WorkThread grammar_work_;
-  WorkThread work_;
+  std::atomic<bool> stopping_ = false;
+  WorkThreads writing_;  // of answers that are too long for the I/O thread
+  // Last: their jobs use the rest. Grammars that must be compiled hold up no other request, nor do
+  // those that take long hold up others.
+  WorkThreads long_grammar_work_;
+  WorkThreads grammar_work_;
+  WorkThreads work_;
 };
 
 }  // namespace outrider

@@ -23,6 +23,10 @@ ApiOptions ApiOptionsOf(const ServerOptions& options, const PromptEncoder& encod
   api.model_root = options.model_root;
   api.api_keys = options.api_keys;
   api.max_requests_per_key = options.max_requests_per_key;
+  api.allowed_hosts = options.allowed_hosts;
+  api.restrict_hosts =
+      options.api_keys.empty() && options.http.uds.empty() && IsLoopbackHost(options.http.host);
+  api.share_prefix_cache = options.share_prefix_cache;
   api.log_requests = options.log_requests;
   api.otlp_traces_endpoint = options.otlp_traces_endpoint;
   api.output_format = options.output_format;

@@ -22,6 +22,8 @@ struct ServerOptions {
   std::string model_root;                       // the checkpoint, for /v1/models
   std::vector<std::string> api_keys;            // none: none is needed; not for /health, the page
   std::optional<int32_t> max_requests_per_key;  // at a time; needs keys
+  std::vector<std::string> allowed_hosts;       // besides loopback names; "*": all
+  bool share_prefix_cache = false;              // between keys; else each key has its own prefixes
   bool ignore_unknown_fields = false;           // of requests, with a warning each; else refused
   bool log_requests = false;                    // a line for each request that ends
   std::string otlp_traces_endpoint;             // a collector's address; "": no traces

@@ -78,6 +78,13 @@ ChatTemplate ChatTemplate::DeepSeekV4(DeepSeekV4Efforts efforts) {
   return chat;
 }
 
+void ChatTemplate::Check() const {
+  if (deepseek_v4_) return;
+  for (const std::string& source : {source_, tool_use_source_}) {
+    RenderTemplate({.name = name_, .source = source, .compile_only = true});
+  }
+}
+
 std::string ChatTemplate::Render(const std::string& messages_json,
                                  const RenderOptions& options) const {
   if (options.add_generation_prompt && options.continue_final_message) {
@@ -91,7 +98,7 @@ std::string ChatTemplate::Render(const std::string& messages_json,
     prompt.continue_final_message = options.continue_final_message;
     return EncodeDeepSeekV4(messages_json, options.tools_json, prompt);
   }
-  return RenderTemplate({.name = name_,
+  return RenderTemplate({.name = "chat template",
                          .source = options.tools_json.empty() ? source_ : tool_use_source_,
                          .special_tokens = special_tokens_,
                          .messages = messages_json,

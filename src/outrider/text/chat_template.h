@@ -36,7 +36,7 @@ class ChatTemplate {
   static ChatTemplate FromFile(const std::filesystem::path& file, const TokenizerConfig& config);
 
   /// A template from its Jinja source. `special_tokens`: {"bos_token", "<s>"}, ... become
-  /// variables; `name` is used in messages.
+  /// variables; `name` is used in messages of Check.
   static ChatTemplate FromString(std::string source,
                                  const std::map<std::string, std::string>& special_tokens,
                                  std::string name = "chat template");
@@ -44,9 +44,14 @@ class ChatTemplate {
   /// The prompts of DeepSeek-V4.
   static ChatTemplate DeepSeekV4(DeepSeekV4Efforts efforts);
 
+  /// Starts Python, where the template needs it, and compiles the template. Throws Error, one line,
+  /// that names its file: kInvalidArgument if it is malformed, with its line; kUnavailable if
+  /// Python does not run.
+  void Check() const;
+
   /// The prompt for `messages_json`, a JSON array of objects with "role" and "content". Throws
-  /// Error, always one line: kInvalidArgument for what is wrong with the request, or with the
-  /// template, with its line; kUnavailable if Python is.
+  /// Error, always one line, without the template's path: kInvalidArgument for what is wrong with
+  /// the request, or with the template, with its line; kUnavailable if Python is.
   std::string Render(const std::string& messages_json, const RenderOptions& options) const;
 
   /// Jinja source of the template that is used without tools; empty where it is code.

@@ -138,7 +138,8 @@ class Arguments(dict):
 
 
 def open_arguments(message):
-    """Makes the arguments of a message's tool calls objects, where they are the text of one."""
+    """Makes the arguments of a message's tool calls objects. Text that is none, as of a call that
+    was cut off, becomes the one member "arguments" of one: so DeepSeek's own code has it."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else None
@@ -147,10 +148,28 @@ def open_arguments(message):
             continue
         try:
             value = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            function["arguments"] = Arguments(value, text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            value = {"arguments": text}
+        function["arguments"] = Arguments(value, text)
+
+
+class Function(dict):
+    """A tool's function. A template that asks for a member that the client left out gets what that
+    means: no parameters, nothing to say. Printed whole, it is as the client gave it."""
+
+    DEFAULTS = {"description": "", "parameters": {"type": "object", "properties": {}}}
+
+    def __missing__(self, name):
+        return self.DEFAULTS[name]
+
+
+def complete_functions(tools):
+    for tool in tools:
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+            members = {name: value for name, value in tool["function"].items() if value is not None}
+            tool["function"] = Function(members)
 
 
 def parse(name, text, kind):
@@ -171,6 +190,7 @@ def render_unchecked(source, variables, max_characters):
             raise BadRequest(f"messages[{index}] must be an object")
         open_arguments(message)
     tools = parse("tools", variables["tools"], list) if variables["tools"] else None
+    complete_functions(tools or [])
     extra = parse("chat_template_kwargs", variables["extra"], dict) if variables["extra"] else {}
     given = {
         "messages": messages,
@@ -231,8 +251,13 @@ def one_line(message):
 
 
 def render(source, variables, max_characters):
-    """(outcome, text): "ok" with the prompt; "memory"; "request" or "template" with what is wrong."""
+    """(outcome, text): "ok" with the prompt; "memory"; "request" or "template" with what is wrong.
+
+    Without variables the template is compiled only, and the text is empty."""
     try:
+        if variables is None:
+            compile_template(source)
+            return "ok", ""
         return "ok", render_unchecked(source, variables, max_characters)
     except BadRequest as error:
         return "request", one_line(str(error))

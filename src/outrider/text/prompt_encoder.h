@@ -1,11 +1,14 @@
 // What the protocol needs of a model's text side: prompts to token ids, token ids to bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "outrider/base/error.h"
 
 namespace outrider {
 
@@ -16,6 +19,18 @@ struct ChatPrompt {
   bool add_generation_prompt = true;
   bool continue_final_message = false;         // the model goes on in the last message
   std::string template_arguments_json = "{}";  // further variables of the template
+  size_t max_bytes = SIZE_MAX;                 // of the prompt: PromptTooLong otherwise
+};
+
+/// A conversation's prompt is longer than was asked for.
+class PromptTooLong : public Error {
+ public:
+  explicit PromptTooLong(size_t bytes)
+      : Error(ErrorCode::kTooLarge, fmt::format("the prompt has {} bytes", bytes)), bytes_(bytes) {}
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_;
 };
 
 /// A prompt as text and as tokens.
@@ -32,7 +47,8 @@ class PromptEncoder {
   /// A text prompt's token ids, with or without what the tokenizer puts around a text (BOS).
   virtual std::vector<int32_t> EncodeText(std::string_view text, bool add_special_tokens) const = 0;
 
-  /// Renders a conversation. Throws when the model has no chat template.
+  /// Renders a conversation. Throws when the model has no chat template; PromptTooLong, before it
+  /// is encoded.
   virtual EncodedChat EncodeChat(const ChatPrompt& chat) const = 0;
 
   /// Whether the chat template shows a conversation's tools to the model.
@@ -50,6 +66,9 @@ class PromptEncoder {
 
   /// The token that was added to the vocabulary with this text, as control tokens and marks are.
   virtual std::optional<int32_t> AddedToken(std::string_view text) const = 0;
+
+  /// No token stands for more bytes of a text; nothing where there is no such number.
+  virtual std::optional<size_t> LongestTokenBytes() const = 0;
 
   /// Token ids are below this.
   virtual int32_t vocab_size() const = 0;

@@ -1,48 +1,87 @@
 #include "outrider/text/split_pattern.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <cctype>
+#include <charconv>
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
+#include "outrider/text/code_point_set.h"
+#include "outrider/text/unicode_property.h"
 #include "outrider/text/utf8.h"
 
 namespace outrider {
 namespace {
 
-// White space and word characters as Oniguruma has them, as items of a character class. PCRE2's own
-// \s also takes U+180E and its \w leaves out marks and connector punctuation.
-constexpr std::string_view kSpaceItems = R"(\t-\r\x{85}\p{Z})";
-constexpr std::string_view kWordItems = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-// Outside of classes, Oniguruma's \w also takes ² ³ ¹ ¼ ½ ¾.
-constexpr std::string_view kWordItemsOfLatin1 = R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
-
-/// Whether PCRE2 knows `name` as a script.
-bool IsScript(std::string_view name) {
-  const std::string pattern = fmt::format("\\p{{sc:{}}}", name);
-  int error = 0;
-  PCRE2_SIZE offset = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                   PCRE2_UTF, &error, &offset, nullptr);
-  pcre2_code_free(code);
-  return code != nullptr;
+// White space and word characters as Oniguruma has them.
+CodePointSet Space() {
+  CodePointSet set = UnicodeProperty("z");
+  set.Add('\t', '\r');
+  set.Add(0x85, 0x85);
+  return set;
 }
+
+CodePointSet Word(bool in_class) {
+  CodePointSet set = UnicodeProperty("alphabetic");
+  for (const std::string_view name : {"m", "nd", "pc"}) set.Add(UnicodeProperty(name));
+  if (!in_class) {  // outside of classes \w also takes ² ³ ¹ ¼ ½ ¾
+    set.Add(0xB2, 0xB3);
+    set.Add(0xB9, 0xB9);
+    set.Add(0xBC, 0xBE);
+  }
+  return set;
+}
+
+// Adds the other cases of ASCII letters, among them ſ and the Kelvin sign.
+void AddOtherCases(CodePointSet* set) {
+  CodePointSet others;
+  for (uint32_t lower = 'a'; lower <= 'z'; ++lower) {
+    const uint32_t upper = lower - 'a' + 'A';
+    if (!set->Contains(lower) && !set->Contains(upper)) continue;
+    others.Add(lower, lower);
+    others.Add(upper, upper);
+    if (lower == 's') others.Add(0x17F, 0x17F);
+    if (lower == 'k') others.Add(0x212A, 0x212A);
+  }
+  set->Add(others);
+}
+
+// The bytes of `kinds`, ascending, as a character class of PCRE2.
+std::string ByteClass(std::string_view kinds) {
+  if (kinds.empty()) return "[^\\x00-\\xFF]";
+  std::string text = "[";
+  for (size_t i = 0; i < kinds.size();) {
+    const auto first = static_cast<uint8_t>(kinds[i]);
+    uint8_t last = first;
+    for (++i; i < kinds.size() && static_cast<uint8_t>(kinds[i]) == last + 1; ++i) ++last;
+    text += fmt::format("\\x{:02X}", first);
+    if (last > first) text += fmt::format("-\\x{:02X}", last);
+  }
+  return text + "]";
+}
+
+// What an escape sequence stands for: one character, a set of them, or a place in the text.
+struct Escaped {
+  std::optional<uint32_t> point;
+  CodePointSet set;
+  std::string_view assertion;
+};
 
 class Translator {
  public:
   Translator(std::string_view pattern, std::string_view where) : pattern_(pattern), where_(where) {}
 
-  std::string Run() {
+  SplitPattern Run() {
     while (!AtEnd()) {
       switch (Peek()) {
         case '\\':
-          out_ += Escape(/*in_class=*/false);
+          AddEscape();
           break;
         case '[':
-          out_ += Class();
+          AddSet(Class());
           break;
         case '(':
           Group();
@@ -58,11 +97,15 @@ class Translator {
           out_ += Next();
           break;
         default:
-          CheckPair();
-          out_ += NextCharacter();
+          AddCharacter();
       }
     }
-    return out_;
+    const CharacterKinds kinds(sets_, where_);
+    std::string expression;
+    for (size_t i = 0; i < sets_.size(); ++i) {
+      expression += before_sets_[i] + ByteClass(kinds.KindsOf(sets_[i]));
+    }
+    return {expression + out_, kinds};
   }
 
  private:
@@ -80,13 +123,37 @@ class Translator {
     return Next();
   }
 
-  // One character that is no escape.
-  std::string_view NextCharacter() {
+  void AddSet(CodePointSet set) {
+    before_sets_.push_back(std::exchange(out_, ""));
+    sets_.push_back(std::move(set));
+  }
+
+  void AddPoint(uint32_t point) {
+    CodePointSet set(point, point);
+    if (ignore_case_) AddOtherCases(&set);
+    AddSet(std::move(set));
+  }
+
+  // One character that is no escape: itself, or an operator of one character.
+  void AddCharacter() {
+    CheckPair();
+    const char first = Peek();
+    const uint32_t point = NextPoint();
+    if (point < 0x80 && std::isalnum(static_cast<unsigned char>(first)) == 0) {
+      out_ += first;
+    } else {
+      AddPoint(point);
+    }
+  }
+
+  uint32_t NextPoint() {
     const std::string_view rest = pattern_.substr(at_);
-    const std::string_view character = rest.substr(0, ReadUtf8(rest).size);
+    const Utf8Unit unit = ReadUtf8(rest);
+    if (unit.kind != Utf8Kind::kValid) Refuse("text that is not valid UTF-8");
+    const std::string_view character = rest.substr(0, unit.size);
     CheckIgnoringCase(character);
     at_ += character.size();
-    return character;
+    return CodePointOf(character);
   }
 
   // Where case is ignored, Oniguruma folds strings and PCRE2 characters: "ss" matches ß in the one
@@ -113,60 +180,74 @@ class Translator {
     last_ignored_case_ = ignore_case_;
   }
 
-  // One escape sequence, translated. Within a class the result is a list of class items.
-  std::string Escape(bool in_class) {
+  void AddEscape() {
+    const Escaped escaped = Escape(/*in_class=*/false);
+    if (!escaped.assertion.empty()) {
+      out_ += escaped.assertion;
+    } else if (escaped.point.has_value()) {
+      AddPoint(*escaped.point);
+    } else {
+      AddSet(escaped.set);
+    }
+  }
+
+  Escaped Escape(bool in_class) {
     Next();
     last_letter_ = '\0';
     const char letter = Need("escape");
-    if (ignore_case_ && std::string_view("wWpP").find(letter) != std::string_view::npos) {
+    if (ignore_case_ && std::string_view("wWpPux").find(letter) != std::string_view::npos) {
       Refuse(fmt::format("\\{} where case is ignored", letter));
     }
-    const auto as_class = [in_class](const std::string& items, bool negated) {
-      return in_class ? items : fmt::format("[{}{}]", negated ? "^" : "", items);
-    };
-    const std::string space(kSpaceItems);
-    const std::string word = fmt::format("{}{}", kWordItems, in_class ? "" : kWordItemsOfLatin1);
+    const auto point = [](uint32_t value) { return Escaped{value, {}, {}}; };
+    const auto set = [](CodePointSet value) { return Escaped{{}, std::move(value), {}}; };
     switch (letter) {
       case 's':
-        return as_class(space, false);
-      case 'w':
-        return as_class(word, false);
+        return set(Space());
       case 'S':
+        return set(Space().Complement());
+      case 'w':
+        return set(Word(in_class));
       case 'W':
-        if (in_class) Refuse(fmt::format("\\{} inside a character class", letter));
-        return as_class(letter == 'S' ? space : word, true);
-      case 'v':
-        return "\\x0B";
+        return set(Word(in_class).Complement());
+      case 'd':
+        return set(UnicodeProperty("nd"));
+      case 'D':
+        return set(UnicodeProperty("nd").Complement());
       case 'p':
       case 'P':
-        return Property(letter);
+        return set(Property(letter));
       case 'u':
+        return point(CodePoint(Hexadecimal(4)));
       case 'x':
-        if (ignore_case_) Refuse(fmt::format("\\{} where case is ignored", letter));
-        return letter == 'u' ? fmt::format("\\x{{{}}}", Hexadecimal(4)) : HexadecimalEscape();
+        return point(CodePoint(HexadecimalEscape()));
       case 'A':
       case 'z':
         if (in_class) Refuse(fmt::format("\\{} inside a character class", letter));
-        return fmt::format("\\{}", letter);
-      case 'd':
-      case 'D':
+        return {{}, {}, letter == 'A' ? "\\A" : "\\z"};
       case 'r':
+        return point('\r');
       case 'n':
+        return point('\n');
       case 't':
+        return point('\t');
+      case 'v':
+        return point('\v');
       case 'f':
+        return point('\f');
       case 'a':
+        return point('\a');
       case 'e':
-        return fmt::format("\\{}", letter);
+        return point(0x1B);
       default:
         if (std::isalnum(static_cast<unsigned char>(letter)) != 0) {
           Refuse(fmt::format("\\{}", letter));
         }
-        if (static_cast<unsigned char>(letter) >= 0x80) return {letter};
-        return fmt::format("\\{}", letter);
+        --at_;
+        return point(NextPoint());
     }
   }
 
-  std::string Property(char letter) {
+  CodePointSet Property(char letter) {
     if (Need("\\p") != '{') Refuse("\\p without braces");
     std::string name;
     for (char c = Need("\\p{"); c != '}'; c = Need("\\p{")) {
@@ -175,11 +256,20 @@ class Translator {
       }
       name += c;
     }
-    // PCRE2 reads the bare name of a script as Script_Extensions.
-    const bool negated = name.starts_with('^');
-    const std::string_view script = std::string_view(name).substr(negated ? 1 : 0);
-    if (!IsScript(script)) return fmt::format("\\{}{{{}}}", letter, name);
-    return fmt::format("\\{}{{sc:{}}}", negated != (letter == 'P') ? 'P' : 'p', script);
+    const bool inverted = name.starts_with('^');
+    const std::optional<CodePointSet> found = FindUnicodeProperty(name.substr(inverted ? 1 : 0));
+    if (!found.has_value()) Refuse(fmt::format("the property {}", name));
+    return inverted == (letter == 'P') ? *found : found->Complement();
+  }
+
+  uint32_t CodePoint(std::string_view hexadecimal) const {
+    uint32_t point = 0;
+    const char* end = hexadecimal.data() + hexadecimal.size();
+    const auto [stop, error] = std::from_chars(hexadecimal.data(), end, point, 16);
+    if (error != std::errc() || stop != end || point > CodePointSet::kLast) {
+      Refuse("a number that is no character's");
+    }
+    return point;
   }
 
   std::string Hexadecimal(int digits) {
@@ -195,60 +285,73 @@ class Translator {
   }
 
   std::string HexadecimalEscape() {
-    if (AtEnd() || Peek() != '{') return fmt::format("\\x{{{}}}", Hexadecimal(2));
+    if (AtEnd() || Peek() != '{') return Hexadecimal(2);
     Next();
     std::string number;
-    for (char c = Need("\\x{"); c != '}'; c = Need("\\x{")) {
-      if (std::isxdigit(static_cast<unsigned char>(c)) == 0) Refuse("malformed hexadecimal number");
-      number += c;
-    }
-    return fmt::format("\\x{{{}}}", number);
+    for (char c = Need("\\x{"); c != '}'; c = Need("\\x{")) number += c;
+    return number;
   }
 
-  // A character class. `[A&&[B]]` becomes `(?:(?=[B])[A])`, `[A&&[^B]]` becomes `(?:(?![B])[A])`.
-  std::string Class() {
+  // A character class, perhaps with intersections: [A], [^A], [A&&[B]], [A&&[^B]].
+  CodePointSet Class() {
     Next();
     const bool negated = LooksAt("^");
     if (negated) Next();
-    if (LooksAt("]")) Refuse("an empty character class");
-    const std::string items = ClassItems();
+    CodePointSet set = ClassItems();
     last_letter_ = '\0';
-    std::string whole = fmt::format("[{}{}]", negated ? "^" : "", items);
-    if (!LooksAt("&&")) {
-      Next();  // the closing bracket
-      return whole;
-    }
-    std::string conditions;
     while (LooksAt("&&")) {
       at_ += 2;
       if (negated || !LooksAt("[")) Refuse("an intersection other than [A&&[B]] and [A&&[^B]]");
       Next();
       const bool without = LooksAt("^");
       if (without) Next();
-      if (LooksAt("]")) Refuse("an empty character class");
-      const std::string other = ClassItems();
+      const CodePointSet other = ClassItems();
       if (Need("character class") != ']') Refuse("an intersection within an intersection");
-      conditions += fmt::format("(?{}[{}])", without ? '!' : '=', other);
+      set = set.Intersection(without ? other.Complement() : other);
     }
     if (Need("character class") != ']') Refuse("anything after [A&&[B]");
-    return fmt::format("(?:{}{})", conditions, whole);
+    return negated ? set.Complement() : set;
   }
 
   // The items of a class up to its closing bracket or an `&&`, which stays unread.
-  std::string ClassItems() {
-    std::string items;
+  CodePointSet ClassItems() {
+    CodePointSet items;
+    int64_t first = -1;  // a character that may begin a range
+    bool empty = true;
+    bool after_set = false;
+    const auto ends = [this] { return LooksAt("]") || LooksAt("&&"); };
     while (true) {
       if (AtEnd()) Refuse("unfinished character class");
-      if (LooksAt("]") || LooksAt("&&")) break;
-      if (LooksAt("[")) Refuse("a character class within a character class");
-      if (Peek() == '\\') {
-        items += Escape(/*in_class=*/true);
+      if (ends()) break;
+      const bool is_first = std::exchange(empty, false);
+      const bool is_hyphen = LooksAt("-");
+      const Escaped item = ClassItem();
+      if (is_hyphen && after_set && !ends()) Refuse("a range that begins with a set of characters");
+      if (is_hyphen && first >= 0 && !ends()) {
+        const Escaped last = ClassItem();
+        if (!last.point.has_value()) Refuse("a range that ends in a set of characters");
+        if (*last.point < first) Refuse("a range whose end comes before its beginning");
+        items.Add(static_cast<uint32_t>(first), *last.point);
+        first = -1;
+      } else if (item.point.has_value()) {
+        items.Add(*item.point, *item.point);
+        first = is_hyphen && is_first ? -1 : int64_t{*item.point};
       } else {
-        items += NextCharacter();
+        items.Add(item.set);
+        first = -1;
       }
+      after_set = !item.point.has_value();
     }
-    if (items.empty()) Refuse("an empty character class");
+    if (empty) Refuse("an empty character class");
+    if (ignore_case_) AddOtherCases(&items);
     return items;
+  }
+
+  Escaped ClassItem() {
+    if (AtEnd()) Refuse("unfinished character class");
+    if (LooksAt("[")) Refuse("a character class within a character class");
+    if (Peek() == '\\') return Escape(/*in_class=*/true);
+    return {NextPoint(), {}, {}};
   }
 
   void Group() {
@@ -256,7 +359,6 @@ class Translator {
                                                      "(?<=", "(?<!", "(?i:", "(?-i:"};
     if (LooksAt("(*")) Refuse("(*");
     if (at_ == 0 && LooksAt("(?i)")) {  // elsewhere its reach over alternatives differs
-      out_ += "(?i)";
       at_ += 4;
       ignore_case_ = true;
       return;
@@ -268,9 +370,9 @@ class Translator {
     }
     for (const std::string_view opening : kOpenings) {
       if (LooksAt(opening)) {
-        if (opening == "(?i:") ignore_case_ = true;
-        if (opening == "(?-i:") ignore_case_ = false;
-        out_ += opening;
+        const bool sets_case = opening.ends_with("i:");
+        if (sets_case) ignore_case_ = opening == "(?i:";
+        out_ += sets_case ? "(?:" : opening;
         at_ += opening.size();
         return;
       }
@@ -304,16 +406,18 @@ class Translator {
   std::string_view pattern_;
   std::string_view where_;
   size_t at_ = 0;
-  std::string out_;
-  bool ignore_case_ = false;             // at at_
-  std::vector<bool> outer_ignore_case_;  // of the open groups: what holds when they close
+  std::vector<CodePointSet> sets_;
+  std::vector<std::string> before_sets_;  // of each set: what stands between it and the one before
+  std::string out_;                       // what stands after the last set
+  bool ignore_case_ = false;              // at at_
+  std::vector<bool> outer_ignore_case_;   // of the open groups: what holds when they close
   char last_letter_ = '\0';  // the ASCII letter before at_, in lower case, or 0 for anything else
   bool last_ignored_case_ = false;  // ignore_case_ at that letter
 };
 
 }  // namespace
 
-std::string TranslateSplitPattern(std::string_view pattern, std::string_view where) {
+SplitPattern TranslateSplitPattern(std::string_view pattern, std::string_view where) {
   return Translator(pattern, where).Run();
 }
 

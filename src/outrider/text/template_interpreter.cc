@@ -2,8 +2,10 @@
 
 #include <pthread.h>
 #include <pybind11/embed.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -27,6 +29,11 @@ namespace py = pybind11;
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
 
+// Jobs of more bytes have a thread of their own, so that others wait for them only as long as a
+// thread keeps Python to itself: this time, or one operation of CPython.
+constexpr size_t kLargeJob = size_t{64} << 10;
+constexpr double kSwitchSeconds = 0.001;
+
 // Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
 // GIL with this thread.
 void StartPython() {
@@ -34,8 +41,7 @@ void StartPython() {
   const auto require = [](PyStatus status) {
     if (PyStatus_Exception(status) != 0) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("Python, which renders chat templates, cannot start: {}",
-                              status.err_msg == nullptr ? "unknown error" : status.err_msg));
+                  status.err_msg == nullptr ? "unknown error" : status.err_msg);
     }
   };
   PyPreConfig before;
@@ -59,7 +65,9 @@ void StartPython() {
 
 // The function `render` of the template program.
 py::object LoadProgram() {
-  py::module_::import("sys").attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
+  const py::module_ sys = py::module_::import("sys");
+  sys.attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
+  sys.attr("setswitchinterval")(kSwitchSeconds);
   py::dict globals;
   globals["__name__"] = "outrider_chat_template";
   globals["__builtins__"] = py::module_::import("builtins");
@@ -76,6 +84,7 @@ struct Outcome {
 
 Outcome RunJob(const py::object& render, const TemplateJob& job,
                std::chrono::nanoseconds deadline) {
+  py::object given = py::none();
   py::dict variables;
   variables["special_tokens"] = Text(job.special_tokens);
   variables["messages"] = Text(job.messages);
@@ -84,10 +93,11 @@ Outcome RunJob(const py::object& render, const TemplateJob& job,
   variables["kimi_tools"] = job.kimi_tools;
   variables["add_generation_prompt"] = job.add_generation_prompt;
   variables["continue_final_message"] = job.continue_final_message;
+  if (!job.compile_only) given = variables;
   const py::str source = Text(job.source);
   const TemplateGuard guard(deadline, job.limits.memory_bytes);
   try {
-    const py::tuple result = render(source, variables, job.limits.characters);
+    const py::tuple result = render(source, given, job.limits.characters);
     if (!guard.out_of_time() && !guard.out_of_memory()) {
       return {result[0].cast<std::string>(), result[1].cast<std::string>()};
     }
@@ -97,11 +107,51 @@ Outcome RunJob(const py::object& render, const TemplateJob& job,
   return {guard.out_of_time() ? "time" : "memory", {}};
 }
 
-// The thread that owns Python, and the jobs that wait for it. Never destroyed: Python is not
-// finalised.
+// Python with the template program in it. Never destroyed: Python is not finalised.
+class Program {
+ public:
+  /// Starts Python when it is first called.
+  static const Program& Get() {
+    static const Program* const kProgram = new Program;
+    return *kProgram;
+  }
+
+  /// Without the GIL.
+  Outcome Run(const TemplateJob& job, std::chrono::nanoseconds deadline) const {
+    const py::gil_scoped_acquire gil;
+    return RunJob(render_, job, deadline);
+  }
+
+  /// Why there is no Python; "": there is.
+  const std::string& failure() const { return failure_; }
+
+ private:
+  Program() {
+    try {
+      StartPython();
+      render_ = LoadProgram();
+      PyEval_SaveThread();
+    } catch (const std::exception& error) {
+      // Its text may name files of this machine, which is nothing for a client.
+      const std::string_view what = error.what();
+      SPDLOG_ERROR("Python, which renders chat templates, does not run: {}",
+                   what.substr(0, what.find('\n')));
+      failure_ = "Python, which renders chat templates, does not run (the log says why)";
+    }
+  }
+
+  py::object render_;
+  std::string failure_;
+};
+
+// A thread that runs jobs, and those that wait for it. Never destroyed.
 class Interpreter {
  public:
-  static Interpreter& Get() {
+  static Interpreter& Small() {
+    static Interpreter* const kInterpreter = new Interpreter;
+    return *kInterpreter;
+  }
+  static Interpreter& Large() {
     static Interpreter* const kInterpreter = new Interpreter;
     return *kInterpreter;
   }
@@ -113,7 +163,7 @@ class Interpreter {
     changed_.notify_all();
     while (!ticket->done) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (running_ && ReadCpuClock(clock_) > deadline_ + kGrace) {
+      if (Small().IsCaught() || Large().IsCaught()) {  // each would keep Python to itself
         std::erase(queue_, ticket);
         throw Error(
             ErrorCode::kUnavailable,
@@ -126,6 +176,12 @@ class Interpreter {
   }
 
  private:
+  // Whether the job that runs should have ended.
+  bool IsCaught() const {
+    const std::chrono::nanoseconds deadline(deadline_.load());
+    return deadline.count() != 0 && ReadCpuClock(clock_) > deadline + kGrace;
+  }
+
   struct Ticket {
     explicit Ticket(TemplateJob what) : job(std::move(what)) {}
 
@@ -140,37 +196,23 @@ class Interpreter {
   }
 
   [[noreturn]] void Work() {
-    std::string failure;
+    pthread_setname_np(pthread_self(), "chat templates");
     pthread_getcpuclockid(pthread_self(), &clock_);  // read by others only while a job runs
-    auto* const render = new py::object;             // lives as long as Python
-    try {
-      StartPython();
-      *render = LoadProgram();
-      PyEval_SaveThread();
-    } catch (const Error& error) {
-      failure = error.what();
-    } catch (const std::exception& error) {
-      const std::string_view what = error.what();
-      failure = fmt::format("Python, which renders chat templates, cannot load Jinja2: {}",
-                            what.substr(0, what.find('\n')));
-    }
+    const Program& program = Program::Get();
     while (true) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return !queue_.empty(); });
       const std::shared_ptr<Ticket> ticket = std::move(queue_.front());
       queue_.pop_front();
-      running_ = true;
-      deadline_ = ReadCpuClock(clock_) + ticket->job.limits.time;
+      const std::chrono::nanoseconds deadline = ReadCpuClock(clock_) + ticket->job.limits.time;
+      deadline_ = deadline.count();
       lock.unlock();
       Outcome outcome;
-      if (failure.empty()) {
-        const py::gil_scoped_acquire gil;
-        outcome = RunJob(*render, ticket->job, deadline_);
-      }
+      if (program.failure().empty()) outcome = program.Run(ticket->job, deadline);
       lock.lock();
-      running_ = false;
+      deadline_ = 0;
       ticket->outcome = std::move(outcome);
-      ticket->failure = failure;
+      ticket->failure = program.failure();
       ticket->done = true;
       changed_.notify_all();
     }
@@ -179,15 +221,21 @@ class Interpreter {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Ticket>> queue_;
-  bool running_ = false;
-  clockid_t clock_ = 0;                   // processor time of the thread that runs jobs
-  std::chrono::nanoseconds deadline_{0};  // of the running job
+  clockid_t clock_ = 0;               // processor time of the thread that runs jobs
+  std::atomic<int64_t> deadline_{0};  // of the running job, in nanoseconds; 0: none runs
 };
 
 }  // namespace
 
 std::string RenderTemplate(const TemplateJob& job) {
-  Outcome outcome = Interpreter::Get().Run(job);
+  if (job.input_bytes() > job.limits.input_bytes) {
+    throw InvalidArgument(
+        "the conversation with its tools has {} bytes; a chat template takes at "
+        "most {}",
+        job.input_bytes(), job.limits.input_bytes);
+  }
+  const bool is_large = job.input_bytes() > kLargeJob;
+  Outcome outcome = (is_large ? Interpreter::Large() : Interpreter::Small()).Run(job);
   if (outcome.kind == "ok") return std::move(outcome.text);
   if (outcome.kind == "request") throw Error(ErrorCode::kInvalidArgument, outcome.text);
   if (outcome.kind == "time") {

@@ -1,6 +1,6 @@
 // The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
-// on a thread of its own until the process ends, and keeps each template within limits of time and
-// memory.
+// until the process ends, on threads of its own ("chat templates"), one for small jobs and one for
+// large ones, and keeps each template within limits of time and memory.
 #pragma once
 
 #include <chrono>
@@ -11,28 +11,34 @@ namespace outrider {
 
 struct TemplateLimits {
   std::chrono::milliseconds time{2000};  // of a processor
+  size_t input_bytes = 8UL << 20;        // of messages, tools and variables, as JSON
   size_t characters = 32UL << 20;        // of the rendered prompt
   size_t memory_bytes = 512UL << 20;     // what Python may allocate for one rendering
 };
 
 /// One rendering. The JSON texts go to Python as they are: the order of keys matters to templates.
 struct TemplateJob {
-  std::string name;            // of the template, for messages: a path
+  std::string name;            // of the template, for messages
   std::string source;          // Jinja
   std::string special_tokens;  // JSON object of variables, such as bos_token
   std::string messages;        // JSON array
   std::string tools;           // JSON array, or empty
   std::string extra;           // JSON object of more variables, or empty
   bool kimi_tools = false;     // tools are shown as the code of Kimi's tokenizers shows them
+  bool compile_only = false;   // the prompt is empty
   bool add_generation_prompt = false;
   bool continue_final_message = false;
   TemplateLimits limits;
+
+  size_t input_bytes() const { return messages.size() + tools.size() + extra.size(); }
 };
 
-/// The rendered prompt, valid UTF-8. Jobs run one after the other; callers wait their turn. Throws
+/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of input never wait for
+/// more than that. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
 /// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
-/// an operation that cannot be interrupted.
+/// an operation that cannot be interrupted. No message names a file but job.name: the log says more
+/// of Python's start.
 std::string RenderTemplate(const TemplateJob& job);
 
 }  // namespace outrider

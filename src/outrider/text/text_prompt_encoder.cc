@@ -42,6 +42,7 @@ EncodedChat TextPromptEncoder::EncodeChat(const ChatPrompt& chat) const {
   options.continue_final_message = chat.continue_final_message;
   EncodedChat encoded;
   encoded.text = chat_template_->Render(chat.messages_json, options);
+  if (encoded.text.size() > chat.max_bytes) throw PromptTooLong(encoded.text.size());
   // The template writes the special tokens itself, BOS included.
   encoded.token_ids = tokenizer_.Encode(encoded.text, false);
   return encoded;

@@ -35,6 +35,9 @@ class TextPromptEncoder : public PromptEncoder {
   std::string TokenizerInfoJson() const override;
   bool IsSpecial(int32_t token_id) const override { return tokenizer_.IsSpecial(token_id); }
   std::optional<int32_t> AddedToken(std::string_view text) const override;
+  std::optional<size_t> LongestTokenBytes() const override {
+    return tokenizer_.LongestTokenBytes();
+  }
   int32_t vocab_size() const override { return vocab_size_; }
 
  private:

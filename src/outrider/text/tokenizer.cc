@@ -130,6 +130,7 @@ struct Tokenizer::Impl {
         ids(std::move(spec.ids)) {
     for (const SplitSpec& split : spec.splits) splitters.emplace_back(split);
     for (const AddedToken& token : spec.added_tokens) {
+      takes_space = takes_space || token.lstrip || token.rstrip;
       added[token.id] = true;
       if (token.special) special[token.id] = true;
       if (token.control) control[token.id] = true;
@@ -144,6 +145,7 @@ struct Tokenizer::Impl {
       } else if (token != nullptr) {
         bytes += ReadByteLevel(*token).value_or(*token);
       }
+      longest_token = std::max(longest_token, bytes.size() - offsets.back());
       offsets.push_back(static_cast<uint32_t>(bytes.size()));
     }
     bytes.shrink_to_fit();
@@ -193,10 +195,14 @@ struct Tokenizer::Impl {
   TokenMap ids;                   // by spelling
   std::string bytes;              // of all tokens, one after the other
   std::vector<uint32_t> offsets;  // token id has bytes[offsets[id] .. offsets[id + 1])
+  size_t longest_token = 0;       // in bytes
+  bool takes_space = false;       // some added token does
   mutable WorkspacePool workspaces;
 };
 
-Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  if (!impl_->takes_space) longest_token_bytes_ = impl_->longest_token;
+}
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;

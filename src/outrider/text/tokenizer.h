@@ -3,6 +3,7 @@
 // checks the files; a loaded tokenizer is immutable.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -61,6 +62,10 @@ class Tokenizer {
   /// token. Valid as long as the tokenizer.
   std::string_view TokenBytes(int32_t id) const;
 
+  /// No token stands for more bytes of a text; nothing where an added token takes white space of
+  /// any length along.
+  std::optional<size_t> LongestTokenBytes() const { return longest_token_bytes_; }
+
   /// The id of a token by its spelling in the file: "<think>", or "Ġthe" for " the".
   std::optional<int32_t> TokenId(std::string_view content) const;
 
@@ -76,6 +81,7 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;
+  std::optional<size_t> longest_token_bytes_;
 };
 
 }  // namespace outrider

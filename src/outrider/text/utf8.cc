@@ -29,6 +29,16 @@ size_t AppendRepaired(std::string_view bytes, std::string* out) {
 
 }  // namespace
 
+uint32_t CodePointOf(std::string_view character) {
+  const auto byte = [&](size_t i) {
+    return static_cast<uint32_t>(static_cast<uint8_t>(character[i]));
+  };
+  if (character.size() == 1) return byte(0);
+  uint32_t point = byte(0) & (0x7FU >> character.size());
+  for (size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3F);
+  return point;
+}
+
 Utf8Unit ReadUtf8(std::string_view bytes) {
   const auto lead = static_cast<uint8_t>(bytes[0]);
   if (lead < 0x80) return {Utf8Kind::kValid, 1};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,14 @@ struct Utf8Unit {
   Utf8Kind kind;
   size_t size;  // bytes it covers, at least 1
 };
+
+/// Bytes of the character that begins with `lead`, in valid UTF-8.
+inline size_t Utf8Size(uint8_t lead) {
+  return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+}
+
+/// The code point of `character`, one valid character.
+uint32_t CodePointOf(std::string_view character);
 
 /// The first unit of `bytes`, which must not be empty.
 Utf8Unit ReadUtf8(std::string_view bytes);

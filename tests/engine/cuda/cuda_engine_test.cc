@@ -13,6 +13,7 @@
 #include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/int4_tiny_model.h"
 
 namespace outrider::cuda {
 namespace {
@@ -113,7 +114,6 @@ TEST_F(CudaEngineTest, TogetherEqualsAlone) {
     options.block_size = variant.block_size;
     options.num_blocks = variant.num_blocks;
     options.max_num_batched_tokens = variant.max_num_batched_tokens;
-    options.exact_prefix = true;
     const auto engine = MakeTestEngine(options);
     std::vector<Generated> together(requests.size());
     std::mt19937 random(kSeed);
@@ -143,6 +143,29 @@ TEST_F(CudaEngineTest, LoadsAndAnswersWithADeviceOfItsOwn) {
   Submit(*loaded.engine, std::move(request), &result);
   RunUntilIdle(*loaded.engine);
   EXPECT_EQ(result.tokens, golden[0]["greedy_ids"].get<std::vector<int32_t>>());
+}
+
+/// The same over a checkpoint that says that its weights have 4 bits; with drafts and without.
+TEST_F(CudaEngineTest, LoadsAndAnswersWithInt4Experts) {
+  const Int4TinyModel model;
+  std::vector<std::vector<int32_t>> answers;
+  for (const int32_t drafts : {0, 3}) {
+    EngineOptions options = SmallEngineOptions();
+    options.model = model.directory().string();
+    options.speculation.num_speculative_tokens = drafts;
+    const LoadedEngine loaded = LoadEngine(options, [](int64_t, int64_t) {});
+    GenerationRequest request;
+    request.prompt_token_ids = {5, 77, 301, 12, 9, 1024};
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 40;
+    request.sampling.ignore_eos = true;
+    Generated result;
+    Submit(*loaded.engine, std::move(request), &result);
+    RunUntilIdle(*loaded.engine);
+    EXPECT_EQ(result.tokens.size(), 40);
+    answers.push_back(result.tokens);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
 }
 
 /// Tensors that are not read, of modules here, are no part of it.

@@ -34,7 +34,7 @@ class DrawTest : public HopperTest<> {
     for (float& x : row) {
       if (kind == Logits::kTied) x = std::round(x);
       if (kind == Logits::kEqual) x = -3.25F;
-      if (kind == Logits::kHoles && random_() % 3 == 0) x = random_() % 2 == 0 ? -kInfinity : kNaN;
+      if (kind == Logits::kHoles && random_() % 3 == 0) x = -kInfinity;
     }
     if (kind == Logits::kPeaked) row[random_() % row.size()] += 40.0F;
     return row;
@@ -213,12 +213,26 @@ TEST_F(DrawTest, TellsDeadEndsFromOverflow) {
     requests.back().logits[0][17] = kInfinity;
     requests.back().masks.assign(MaskWords(kVocab), ~0U);
     requests.back().masks[0] &= ~(1U << 17);
+    for (const int32_t at : {0, 17, 299}) {  // one NaN, allowed or not, however tokens are drawn
+      requests.push_back(make(temperature));
+      requests.back().logits[0][at] = kNaN;
+      requests.push_back(requests.back());
+      requests.back().masks.assign(MaskWords(kVocab), ~0U);
+      requests.back().masks[at / 32] &= ~(1U << at % 32);
+      requests.push_back(make(temperature));
+      requests.back().logits[0][at] = -kNaN;
+      requests.back().params.top_k = 5;
+      requests.push_back(requests.back());
+      requests.back().params.top_k = 0;
+      requests.back().params.logprobs = 3;
+    }
     const auto got = DrawBatch(Pointers(requests), kVocab).Run(false);
     EXPECT_EQ(got[0][0].token, kDrawDeadEnd);
     EXPECT_EQ(got[1][0].token, kDrawOverflown);
     EXPECT_EQ(got[2][0].token, kDrawOverflown);
     EXPECT_EQ(got[3][0].token, kDrawOverflown);
     for (size_t i = 0; i < requests.size(); ++i) {
+      if (i >= 4) EXPECT_EQ(got[i][0].token, kDrawOverflown) << i;
       Compare(requests[i], got[i], kVocab, false, fmt::format("case {}", i));
     }
   }

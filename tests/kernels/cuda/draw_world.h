@@ -67,8 +67,9 @@ inline std::vector<DrawnToken> DrawOnTheCpu(const DrawRequest& request, int32_t 
     const auto position = static_cast<int64_t>(tokens.size() + j);
     DrawnToken drawn;
     drawn.token = sampler.Sample(request.params, {.seed = request.seed, .position = position}, row);
-    if (drawn.token == Sampler::kNoToken) {
-      drawn.token = std::isfinite(raw[ArgMax(raw)]) ? kDrawDeadEnd : kDrawOverflown;
+    const bool overflown = HasNan(raw) || !std::isfinite(raw[ArgMax(raw)]);
+    if (overflown || drawn.token == Sampler::kNoToken) {
+      drawn.token = overflown ? kDrawOverflown : kDrawDeadEnd;
     } else if (request.params.logprobs) {
       std::vector<float> view = raw;
       if (processed_logprobs) sampler.Process(request.params, row, view);

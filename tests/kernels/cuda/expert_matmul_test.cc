@@ -186,11 +186,14 @@ TEST_P(ExpertMatMulTest, GivesTheBitsOfEachExpertsOwnProduct) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hopper, ExpertMatMulTest,
-                         ::testing::Values(Case{WeightFormat::kBf16, 256, 192},
-                                           Case{WeightFormat::kBf16, 200, 88},
-                                           Case{WeightFormat::kF8, 256, 384},
-                                           Case{WeightFormat::kF8PowerOfTwo, 256, 192}));
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, ExpertMatMulTest,
+    ::testing::Values(Case{WeightFormat::kBf16, 256, 192}, Case{WeightFormat::kBf16, 200, 88},
+                      Case{WeightFormat::kF8, 256, 384},
+                      Case{WeightFormat::kF8PowerOfTwo, 256, 192},
+                      Case{WeightFormat::kF8Rows, 256, 192}, Case{WeightFormat::kInt4, 256, 384},
+                      Case{WeightFormat::kInt4, 352, 96}, Case{WeightFormat::kFp4, 256, 192},
+                      Case{WeightFormat::kNvfp4, 256, 192}));
 
 }  // namespace
 }  // namespace outrider::cuda

@@ -438,6 +438,36 @@ INSTANTIATE_TEST_SUITE_P(
              .output = OutputType::kBf16}),
     CaseName);
 
+/// A format's form of every case: one segment, several, ragged sizes, gate and up.
+auto CasesOf(WeightFormat format) {
+  return ::testing::Values(
+      Case{.name = "Whole", .format = format, .n = 256, .k = 1024, .segments = 1},
+      Case{.name = "Segments", .format = format, .n = 192, .k = 2048, .segments = 8},
+      Case{.name = "Ragged",
+           .format = format,
+           .n = 203,
+           .k = 352,
+           .segments = 2,
+           .accumulate = true},
+      Case{.name = "GateUp",
+           .format = format,
+           .n = 352,
+           .k = 512,
+           .segments = 1,
+           .gate_up = true,
+           .output = OutputType::kBf16},
+      Case{.name = "GateUpSegments",
+           .format = format,
+           .n = 104,
+           .k = 672,
+           .segments = 3,
+           .gate_up = true});
+}
+INSTANTIATE_TEST_SUITE_P(HopperF8Rows, MatMulTest, CasesOf(WeightFormat::kF8Rows), CaseName);
+INSTANTIATE_TEST_SUITE_P(HopperInt4, MatMulTest, CasesOf(WeightFormat::kInt4), CaseName);
+INSTANTIATE_TEST_SUITE_P(HopperFp4, MatMulTest, CasesOf(WeightFormat::kFp4), CaseName);
+INSTANTIATE_TEST_SUITE_P(HopperNvfp4, MatMulTest, CasesOf(WeightFormat::kNvfp4), CaseName);
+
 using MatMulPromptTest = HopperTest<>;
 
 // As many rows as a step of prompts has, beside some of them by themselves and the CPU's.
@@ -447,7 +477,11 @@ TEST_F(MatMulPromptTest, ProductsOf16384Rows) {
        {Case{.name = "bf16", .format = kBf16, .n = 640, .k = 1024},
         Case{.name = "bf16, one segment", .format = kBf16, .n = 640, .k = 1024, .segments = 1},
         Case{.name = "e4m3", .format = kF8, .n = 640, .k = 1024},
-        Case{.name = "e4m3, powers", .format = kF8Power, .n = 640, .k = 1024}}) {
+        Case{.name = "e4m3, powers", .format = kF8Power, .n = 640, .k = 1024},
+        Case{.name = "e4m3, rows", .format = WeightFormat::kF8Rows, .n = 640, .k = 1024},
+        Case{.name = "int4", .format = WeightFormat::kInt4, .n = 640, .k = 1024},
+        Case{.name = "fp4", .format = WeightFormat::kFp4, .n = 640, .k = 1024},
+        Case{.name = "nvfp4", .format = WeightFormat::kNvfp4, .n = 640, .k = 1024}}) {
     std::mt19937 random(29);
     const std::vector<uint16_t> x =
         DrawBf16(static_cast<size_t>(kMany) * c.k, Spread::kNormal, random);
@@ -611,6 +645,12 @@ TEST(MatMulArguments, AreChecked) {
       "each needs a multiple of 8 rows");
   refused([&](MatMulParams& p) { p.x_rows = reinterpret_cast<const int32_t*>(memory); },
           "x_size must be positive");
+  refused(
+      [](MatMulParams& p) {
+        p.w.format = WeightFormat::kInt4;
+        p.w.k = 48;
+      },
+      "64 x 48 with codes of 4 bits: its columns must fill groups of 32");
   ExpectError([&] { PackWeight({}, good.w, nullptr); }, "a pointer to each matrix");
   ExpertMatMulParams experts;
   experts.max_rows = 1;

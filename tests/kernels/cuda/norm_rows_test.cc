@@ -146,6 +146,53 @@ INSTANTIATE_TEST_SUITE_P(
              (shape.param.dtype == DType::kF32 ? "float32" : "bfloat16");
     });
 
+using NormRowsLastTermTest = HopperTest<>;
+
+// The last of the terms, which weighs 1, by itself.
+TEST_F(NormRowsLastTermTest, ATermByItselfIsTheLastOfTheTerms) {
+  constexpr int kRows = 150, kHidden = 2052, kTerms = 4;
+  std::mt19937 random(23);
+  const std::vector<float> x = NormalFloats(random, size_t{kRows} * kHidden);
+  const std::vector<float> terms = NormalFloats(random, x.size() * kTerms);
+  const std::vector<float> norm = NormalFloats(random, kHidden);
+  std::vector<float> weights = NormalFloats(random, size_t{kRows} * kTerms);
+  std::vector<float> first_terms, last_terms, first_weights;
+  for (int row = 0; row < kRows; ++row) {
+    const auto of_row = terms.begin() + int64_t{row} * kTerms * kHidden;
+    const auto last = of_row + int64_t{kTerms - 1} * kHidden;
+    first_terms.insert(first_terms.end(), of_row, last);
+    last_terms.insert(last_terms.end(), last, last + kHidden);
+    weights[row * kTerms + kTerms - 1] = 1;
+    const auto own = weights.begin() + int64_t{row} * kTerms;
+    first_weights.insert(first_weights.end(), own, own + kTerms - 1);
+  }
+  const DeviceArray<float> d_terms(terms), d_weights(weights), d_norm(norm);
+  const DeviceArray<float> d_first(first_terms), d_last(last_terms), d_own(first_weights);
+  for (const int rows : {1, 9, kRows}) {
+    const auto run = [&](bool apart) {
+      const DeviceArray<float> d_x(x);
+      const DeviceArray<uint16_t> d_out(x.size());
+      NormRowsParams params;
+      params.num_rows = rows;
+      params.hidden = kHidden;
+      params.x = d_x.data();
+      params.terms = apart ? d_first.data() : d_terms.data();
+      params.terms_dtype = DType::kF32;
+      params.num_terms = apart ? kTerms - 1 : kTerms;
+      params.term_weights = apart ? d_own.data() : d_weights.data();
+      if (apart) params.last_term = d_last.data();
+      params.norm_weight = d_norm.data();
+      params.out = d_out.data();
+      CudaOk(NormRows(params, nullptr), "NormRows");
+      CudaOk(cudaDeviceSynchronize(), "run");
+      return Rows{d_x.Download(), d_out.Download()};
+    };
+    const Rows together = run(false), apart = run(true);
+    EXPECT_EQ(together.x, apart.x) << rows;
+    EXPECT_EQ(together.out, apart.out) << rows;
+  }
+}
+
 class NormRowsCases : public HopperTest<> {
  protected:
   std::mt19937 random_{18};

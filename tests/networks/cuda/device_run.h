@@ -23,6 +23,12 @@
 
 namespace outrider::cuda {
 
+/// Of a network's own attention.
+inline KvCacheForm CacheFormOf(const ModelConfig& config) {
+  return std::holds_alternative<MlaSpec>(config.layer(0).attention) ? KvCacheForm::kLatent
+                                                                    : KvCacheForm::kHeads;
+}
+
 inline int TestThreads() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
 /// A network on the CPU, and what it gives. Two of them judge the device's: in float32, and with
@@ -33,7 +39,9 @@ class CpuNetwork {
              int32_t num_blocks, int32_t block_size)
       : pool_(TestThreads()),
         network_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = dtype},
-                             {{cpu::GetCpuOps(SelectIsa()), &pool_}, dtype})),
+                             {{cpu::GetCpuOps(SelectIsa()), &pool_},
+                              dtype,
+                              AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})),
         cache_(network_->device(),
                MakeCacheConfig(network_->cache_needs(), dtype, block_size, num_blocks),
                network_->cache_needs().layers, dtype) {}
@@ -104,14 +112,19 @@ class TestNetwork {
  public:
   TestNetwork(const ModelConfig& config, const WeightSource& source, int mtp_modules)
       : pool_(TestThreads()),
-        model_(LoadNetwork(
-            config, mtp_modules, source, {.compute_dtype = DType::kBF16},
-            {{ops_, &pool_}, DType::kBF16, AttentionPlan(AttentionBackend::kRagged, 4)})) {}
+        model_(LoadNetwork(config, mtp_modules, source, {.compute_dtype = DType::kBF16},
+                           {{ops_, &pool_},
+                            DType::kBF16,
+                            AttentionPlan(AttentionBackend::kRagged, 4, CacheFormOf(config))})) {}
 
   Network& model() { return *model_; }
   const CudaOps& ops() const { return ops_; }
   int64_t hidden_size() const { return model_->hidden_size(); }
 
+  /// Of caches with full history in blocks of so many tokens.
+  std::vector<CacheGroupSpec> Groups(int32_t block_size, DType type) const {
+    return MakeCacheConfig(model_->cache_needs(), type, block_size, 0).groups;
+  }
   KvCache MakeCache(int32_t blocks, int32_t block_size, DType type) const {
     const NetworkCache needs = model_->cache_needs();
     return {model_->device(), MakeCacheConfig(needs, type, block_size, blocks), needs.layers, type};
@@ -171,7 +184,7 @@ struct KnownRequest {
   std::vector<int32_t> tokens;
   int32_t prompt = 0;
   int32_t length = 0;
-  std::vector<int32_t> blocks;
+  std::vector<std::vector<int32_t>> tables;  // by cache group
 
   /// Positions [first, first + count), all of one role; tokens `shift` further on.
   RequestWork Work(int32_t slot, int32_t first, int32_t count, int32_t shift) const {
@@ -182,7 +195,7 @@ struct KnownRequest {
                                                 static_cast<size_t>(count)),
             .draft_tokens = {},
             .samples = false,
-            .block_tables = {&blocks, 1}};
+            .block_tables = tables};
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <string>
@@ -18,21 +19,24 @@
 namespace outrider::cuda {
 namespace {
 
-enum class Stored { kBf16, kCodes, kCodesWithPowers };
-
 struct Family {
   const char* name;
   const char* golden;  // whose config is widened to sizes that the kernels take
   int heads, q_lora, nope, value, experts, shared, top_k, groups;
-  Stored stored = Stored::kBf16;
+  std::optional<Codes> codes = std::nullopt;
 };
 
 constexpr Family kFamilies[] = {
     {"v2_lite", "tiny-v2-lite", 16, 0, 128, 128, 16, 2, 3, 1},
     {"v2", "tiny-v2", 32, 256, 128, 128, 32, 2, 4, 4},
     {"glm", "tiny-glm4-moe-lite", 20, 256, 192, 256, 16, 1, 4, 1},
-    {"v3_f8", "tiny-v3-options", 128, 256, 128, 128, 32, 1, 4, 4, Stored::kCodes},
-    {"v3_f8_powers", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4, Stored::kCodesWithPowers},
+    {"v3_f8", "tiny-v3-options", 128, 256, 128, 128, 32, 1, 4, 4, Codes::kBlocks},
+    {"v3_f8_powers", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4,
+     Codes::kBlocksWithPowersOfTwo},
+    {"v3_f8_rows", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4, Codes::kRows},
+    {"v3_int4_experts", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4, Codes::kInt4},
+    {"v3_fp4_experts", "tiny-v3-options", 64, 192, 128, 128, 32, 2, 4, 4, Codes::kFp4},
+    {"v3_nvfp4_experts", "tiny-v3-options", 64, 192, 128, 128, 32, 1, 4, 4, Codes::kNvfp4},
 };
 
 void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
@@ -79,8 +83,9 @@ ModelConfig ConfigOf(const Family& family, size_t layers) {
 class FamilyTest : public HopperTest<testing::TestWithParam<Family>> {
  protected:
   static std::unique_ptr<WeightSource> Source(const ModelConfig& config) {
-    if (GetParam().stored == Stored::kBf16) return MakeDummyWeights(config, 3);
-    return std::make_unique<CodeSource>(config, 3, GetParam().stored == Stored::kCodesWithPowers);
+    const std::optional<Codes> codes = GetParam().codes;
+    if (!codes) return MakeDummyWeights(config, 3);
+    return std::make_unique<CodeSource>(config, 3, *codes);
   }
 };
 
@@ -232,11 +237,13 @@ TEST(HopperNetworks, AreRefusedWithWhatWouldRun) {
   refused([](ModelConfig& c) { std::get<MlaSpec>(c.mtp_layer.attention).heads = 8; },
           "the attention of layer 2");
   refused([](ModelConfig& c) { c.layers[1].attention = GqaSpec(); },
-          "deepseek_v2 does not run on the GPU: the kernels take latent attention");
+          "deepseek_v2 does not run on the GPU: the kernels take latent attention (MLA) of "
+          "DeepSeek-V2's "
+          "form, or grouped-query attention");
   refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).router.experts = 12; },
           "n_routed_experts 12");
-  refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).shared_width = 200; },
-          "shared experts of width 200");
+  refused([](ModelConfig& c) { std::get<MoeSpec>(c.layers[1].mlp).shared_width = 204; },
+          "shared experts of width 204");
 }
 
 }  // namespace

@@ -15,11 +15,27 @@ namespace outrider::cuda {
 /// [length, hidden] each.
 using HiddenRows = std::vector<std::vector<uint16_t>>;
 
+/// Gives the requests blocks of these groups, in random order. Block 0 belongs to nobody.
+inline void SpreadBlocks(std::mt19937& random, std::vector<KnownRequest>& requests,
+                         const std::vector<CacheGroupSpec>& groups) {
+  int32_t next_block = 1;
+  for (KnownRequest& request : requests) {
+    request.tables.assign(groups.size(), {});
+    for (size_t g = 0; g < groups.size(); ++g) {
+      std::vector<int32_t>& table = request.tables[g];
+      for (int32_t i = 0; i < groups[g].BlocksBefore(request.length); ++i) {
+        table.push_back(next_block++);
+      }
+      std::shuffle(table.begin(), table.end(), random);
+    }
+  }
+}
+
 inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vocab,
                                                 const std::vector<int32_t>& prompts,
-                                                int32_t generated, int32_t block_size) {
+                                                int32_t generated,
+                                                const std::vector<CacheGroupSpec>& groups) {
   std::vector<KnownRequest> requests;
-  int32_t next_block = 1;  // block 0 belongs to nobody
   for (const int32_t prompt : prompts) {
     KnownRequest request;
     request.prompt = prompt;
@@ -27,18 +43,23 @@ inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vo
     for (int32_t i = 0; i < request.length + 4; ++i) {
       request.tokens.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
     }
-    for (int32_t i = 0; i * block_size < request.length; ++i) {
-      request.blocks.push_back(next_block++);
-    }
-    std::shuffle(request.blocks.begin(), request.blocks.end(), random);
     requests.push_back(std::move(request));
   }
+  SpreadBlocks(random, requests, groups);
   return requests;
+}
+
+inline std::vector<KnownRequest> RandomRequests(std::mt19937& random, int32_t vocab,
+                                                const std::vector<int32_t>& prompts,
+                                                int32_t generated, int32_t block_size) {
+  return RandomRequests(random, vocab, prompts, generated, FullHistoryCache(1, block_size).groups);
 }
 
 inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
   size_t blocks = 1;
-  for (const KnownRequest& request : requests) blocks += request.blocks.size();
+  for (const KnownRequest& request : requests) {
+    for (const std::vector<int32_t>& table : request.tables) blocks += table.size();
+  }
   return static_cast<int32_t>(blocks);
 }
 
@@ -46,14 +67,7 @@ inline int32_t NumBlocks(const std::vector<KnownRequest>& requests) {
 inline std::vector<KnownRequest> WithBlocks(std::mt19937& random,
                                             std::vector<KnownRequest> requests,
                                             int32_t block_size) {
-  int32_t next_block = 1;
-  for (KnownRequest& request : requests) {
-    request.blocks.clear();
-    for (int32_t i = 0; i * block_size < request.length; ++i) {
-      request.blocks.push_back(next_block++);
-    }
-    std::shuffle(request.blocks.begin(), request.blocks.end(), random);
-  }
+  SpreadBlocks(random, requests, FullHistoryCache(1, block_size).groups);
   return requests;
 }
 
@@ -71,7 +85,7 @@ class KnownRun {
       : network_(network),
         requests_(requests),
         cache_(network.MakeCache(NumBlocks(requests), block_size, cache_type)),
-        layout_(block_size),
+        layout_(cache_.config().groups),
         rows_(requests.size()) {
     const auto kinds = static_cast<size_t>(1 + network.model().num_mtp_modules());
     for (size_t i = 0; i < requests.size(); ++i) {

@@ -31,7 +31,7 @@ class TinyModelTest : public HopperTest<> {
     request.tokens = ids;
     request.length = static_cast<int32_t>(ids.size());
     request.prompt = phase == Phase::kDecode ? 0 : request.length;
-    request.blocks = FirstBlocks((request.length + kBlock - 1) / kBlock + 1);
+    request.tables = {FirstBlocks((request.length + kBlock - 1) / kBlock + 1)};
     request.tokens.resize(ids.size() + 4, 0);  // what modules read behind the end is of no use
     std::vector<KnownRequest> requests = {request};
     KnownRun run(*network_, requests, kBlock, DType::kBF16);

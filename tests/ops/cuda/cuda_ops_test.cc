@@ -531,23 +531,24 @@ TEST_F(CudaOpsTest, ProductsSideBySideHaveTheBitsOfEachAlone) {
 
 TEST_F(CudaOpsTest, TheLargestIsTheLowestOfEqualsAndFinite) {
   constexpr int64_t kCols = 1000;
-  TestMatrix rows(5, kCols);
+  TestMatrix rows(6, kCols);
   for (int64_t i = 0; i < kCols; ++i) {
     rows.view().row(0)[i] = i == 300 || i == 301 || i == 999 ? 2.0F : -1.0F;
     rows.view().row(1)[i] = kNaN;
     rows.view().row(2)[i] = i == 7 ? INFINITY : 1.0F;
     rows.view().row(3)[i] = -INFINITY;
-    rows.view().row(4)[i] = i == 640 ? -5.0F : kNaN;
+    rows.view().row(4)[i] = i == 640 ? -5.0F : -INFINITY;
+    rows.view().row(5)[i] = i == 640 ? kNaN : 1.0F;
   }
   const Scratch::Frame frame(gpu_->arena());
   const Tensor on_device = gpu_->Put(rows);
-  auto* const places = gpu_->arena().Take<int32_t>(5);
-  CheckCuda(FindLargest(static_cast<const float*>(on_device.data), 5, kCols, kCols, places,
+  auto* const places = gpu_->arena().Take<int32_t>(6);
+  CheckCuda(FindLargest(static_cast<const float*>(on_device.data), 6, kCols, kCols, places,
                         ops_->stream()),
             "largest");
-  std::array<int32_t, 5> got = {};
+  std::array<int32_t, 6> got = {};
   gpu_->Copy(got.data(), places, sizeof(got));
-  EXPECT_EQ(got, (std::array<int32_t, 5>{300, -1, -1, -1, 640}));
+  EXPECT_EQ(got, (std::array<int32_t, 6>{300, -1, -1, -1, 640, -1}));
 }
 
 /// Entries of a request's positions and attention to them, in pieces that end at `ends`.

@@ -1,5 +1,7 @@
 // Tokens and results that stay on the GPU until the host reads them: drafts, last tokens, and what
 // verification comes to. Needs a GPU of compute capability 9.0, and cuDNN.
+#include <optional>
+
 #include "tests/ops/cuda/cuda_sampler_fixture.h"
 
 namespace outrider::cuda {
@@ -99,6 +101,7 @@ TEST_F(CudaSamplerTest, LaterResultsAreTheSameAndLastTokensStay) {
   std::vector<std::vector<VerifiedTokens>> got(kSteps, std::vector<VerifiedTokens>(kCount));
   std::vector<std::vector<VerifiedTokens>> want(kSteps);
   std::vector<std::vector<int32_t>> kept(kSteps, std::vector<int32_t>(kCount));
+  std::optional<Ticket> before;
   for (int step = 0; step < kSteps; ++step) {
     const Scratch::Frame frame(*arena_);
     MakeRows(kCount);
@@ -110,11 +113,13 @@ TEST_F(CudaSamplerTest, LaterResultsAreTheSameAndLastTokensStay) {
                         .result = &got[step][i],
                         .places = {.last_token = static_cast<int32_t>(kCount - 1 - i)}});
     }
-    ASSERT_TRUE(sampler->VerifyLater(MakeContext(), {head_, x_, rows_}, verify));
+    const auto ticket = sampler->Launch(MakeContext(), {head_, x_, rows_}, verify);
+    ASSERT_TRUE(ticket);
     Copy(kept[step].data(), ops_->results().tokens(), kCount * sizeof(int32_t));
-    if (step > 0) sampler->Collect();
+    if (before) sampler->Wait(*before);
+    before = ticket;
   }
-  sampler->Collect();
+  sampler->Wait(*before);
   for (int step = 0; step < kSteps; ++step) {
     for (size_t i = 0; i < kCount; ++i) {
       SCOPED_TRACE(i);
@@ -132,7 +137,7 @@ TEST_F(CudaSamplerTest, LaterResultsAreTheSameAndLastTokensStay) {
   requests[7].params.logprobs = kMaxTopLogprobs + 1;
   VerifiedTokens none;
   const VerifyRequest request{.input = Input(requests[7], nullptr), .result = &none};
-  EXPECT_FALSE(sampler->VerifyLater(MakeContext(), {head_, x_, rows_}, {&request, 1}));
+  EXPECT_FALSE(sampler->Launch(MakeContext(), {head_, x_, rows_}, {&request, 1}));
 }
 
 // Of requests with drafts: what the drafter and the next step read before the host does.
@@ -200,9 +205,10 @@ TEST_F(CudaSamplerTest, LaterResultsOfDraftsAreTheSame) {
     }
     Copy(ops_->results().tokens(), kept.data(), kept.size() * sizeof(int32_t));
     const auto sampler = ops_->MakeSampler({*ops_, &pool_}, verifier);
-    ASSERT_TRUE(sampler->VerifyLater(MakeContext(), {head_, x_, rows_}, verify));
+    const auto ticket = sampler->Launch(MakeContext(), {head_, x_, rows_}, verify);
+    ASSERT_TRUE(ticket);
     Copy(kept.data(), ops_->results().tokens(), kept.size() * sizeof(int32_t));
-    sampler->Collect();
+    sampler->Wait(*ticket);
     int32_t accepted = 0;
     for (size_t i = 0; i < requests.size(); ++i) {
       SCOPED_TRACE(i);

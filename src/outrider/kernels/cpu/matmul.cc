@@ -282,8 +282,11 @@ void RunPanels(const LeafKernels& leaves, const Task& task, const float* const* 
     }
   }
   for (int64_t r = 0; task.maxima != nullptr && r < task.num_rows; ++r) {
-    const size_t best = ArgMax({y.row(r), static_cast<size_t>(columns)});
-    task.maxima[r].Include({y.row(r)[best], static_cast<int32_t>(first_column + best)});
+    const std::span<const float> outputs(y.row(r), static_cast<size_t>(columns));
+    const size_t best = ArgMax(outputs);
+    // Nothing is above infinity, and a row whose largest output is infinite has none.
+    const float value = HasNan(outputs) ? std::numeric_limits<float>::infinity() : outputs[best];
+    task.maxima[r].Include({value, static_cast<int32_t>(first_column + best)});
   }
 }
 

@@ -1,8 +1,8 @@
 // A cluster of eight blocks per row of logits.
 //
 // Where nothing but the likeliest token or the winner of the race (gumbel_noise.h) is asked for,
-// one pass over the row in memory finds it. A token that cannot win any more with the largest noise
-// there is costs no random number, and one whose own noise is too small for it no logarithm.
+// one pass over the row in memory finds it. Skip random numbers for tokens that cannot win even with
+// maximal noise, and logarithms for tokens whose own noise is too small to win.
 //
 // Else the row goes into the blocks' shared memory, and processors change it there. A cut (top-k,
 // top-p) first finds between which two distances from the largest logit it ends, lists the tokens
@@ -26,15 +26,18 @@ int SliceOf(int vocab_size) {
   return ((vocab_size + kDrawBlocks - 1) / kDrawBlocks + 31) / 32 * 32;
 }
 
-__device__ __forceinline__ void LoadRow(DrawRow& row, const DrawnRow& drawn, bool masked) {
+/// True if this thread saw a logit that overflows.
+__device__ __forceinline__ bool LoadRow(DrawRow& row, const DrawnRow& drawn, bool masked) {
   const float* from = drawn.logits + row.first();
   const uint32_t* mask = masked ? drawn.mask + row.first() / 32 : nullptr;
   const int count = row.count();
+  bool overflown = false;
 #pragma unroll 5
   for (int i = static_cast<int>(threadIdx.x) * 4; i < count; i += kDrawThreads * 4) {
-    *reinterpret_cast<float4*>(&row.at(i)) = LoadFour(from, mask, i, count);
+    *reinterpret_cast<float4*>(&row.at(i)) = LoadFour(from, mask, i, count, overflown);
   }
   __syncthreads();
+  return overflown;
 }
 
 /// What LogitsProcessors does after masks.
@@ -207,16 +210,16 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
     winner = greedy ? LargestInMemory(drawn, drawn.mask != nullptr, row)
                     : RaceInMemory(slot, drawn, row);
   } else {
-    LoadRow(row, drawn, drawn.mask != nullptr);
+    const bool overflown = LoadRow(row, drawn, drawn.mask != nullptr);
     if (slot.num_biases > 0) ApplyBiases(params, slot, row);
     if (slot.penalised) ApplyPenalties(params, slot, drawn, shared, row);
-    if (greedy || cuts) winner = LargestKey(row);
+    if (greedy || cuts) winner = LargestKey(row, overflown);
     if (cuts && IsFiniteKey(winner)) {
       kept.max = OfOrderKey(static_cast<uint32_t>(winner >> 32));
       Cut(slot, params.vocab_size, row, kept);
       winner = RunRace(slot, drawn, row, kept);
     } else if (!greedy && !cuts) {
-      winner = RunRace(slot, drawn, row, [](int, float) { return true; });
+      winner = RunRace(slot, drawn, row, [](int, float) { return true; }, overflown);
     }
   }
   int token = KeyToken(winner);

@@ -10,7 +10,7 @@ namespace outrider::cuda {
 
 /// What is drawn where no token may follow.
 inline constexpr int32_t kDrawDeadEnd = -1;    // all that is allowed is -infinity
-inline constexpr int32_t kDrawOverflown = -2;  // the logits have no largest finite number
+inline constexpr int32_t kDrawOverflown = -2;  // NaN among the logits, or no largest finite one
 
 inline constexpr int kMaxTopLogprobs = 128;
 

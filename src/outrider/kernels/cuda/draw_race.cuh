@@ -93,7 +93,7 @@ class Racer {
 /// list is kept, over the list alone.
 template <typename Entered>
 __device__ __forceinline__ uint64_t RunRace(const RequestSampling& slot, const DrawnRow& drawn,
-                                            DrawRow& row, Entered entered) {
+                                            DrawRow& row, Entered entered, bool overflown = false) {
   Racer racer(slot, drawn.position);
   if (row.listed()) {
     row.ForCandidates([&](int, int token, float value) {
@@ -115,10 +115,11 @@ __device__ __forceinline__ uint64_t RunRace(const RequestSampling& slot, const D
     }
     racer.EnterFour(row.first() + i, logits);
   }
-  return row.Max(racer.winner());
+  return row.Max(overflown ? kOverflownKey : racer.winner());
 }
 
-/// The race over the row as it lies in memory, less what a mask forbids.
+/// The race over the row as it lies in memory, less what a mask forbids; kOverflownKey where a
+/// logit overflows.
 __device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, const DrawnRow& drawn,
                                                  DrawRow& row) {
   Racer racer(slot, drawn.position);
@@ -126,6 +127,7 @@ __device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, co
   const int count = row.count();
   const float* from = drawn.logits + row.first();
   const uint32_t* mask = drawn.mask != nullptr ? drawn.mask + row.first() / 32 : nullptr;
+  bool overflown = false;
   const int step = kDrawWarps * 128;
   const int start = static_cast<int>(threadIdx.x) / 32 * 128 + lane / 8 * 32 + lane % 8;
   struct Four {
@@ -146,6 +148,8 @@ __device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, co
     Four four = next[0];
     next[0] = next[1];
     next[1] = load(i + 2 * step);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) overflown |= Overflows(four.logits[j]);
     if (mask != nullptr) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -154,7 +158,7 @@ __device__ __forceinline__ uint64_t RaceInMemory(const RequestSampling& slot, co
     }
     racer.EnterFour(row.first() + i, four.logits);
   }
-  return row.Max(racer.winner());
+  return row.Max(overflown ? kOverflownKey : racer.winner());
 }
 
 }  // namespace outrider::cuda

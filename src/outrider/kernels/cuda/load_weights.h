@@ -25,6 +25,14 @@ struct DummyPart {
 /// Throws Error for columns that are no multiples of 4; otherwise returns what the launch returned.
 cudaError_t FillDummyPart(const DummyPart& part, void* out, cudaStream_t stream);
 
+/// The same part as codes of 4 bits of the values divided by `scale`, a power of two with which
+/// they fit, rounded to nearest even: two to a byte, the even column in the lower half, [rows,
+/// cols / 2]. `integers`: from -8 to 7, with 8 added; else e2m1. first_col and cols are multiples
+/// of 8, `out` is 4-byte aligned. Throws Error for other columns; otherwise returns what the launch
+/// returned.
+cudaError_t FillDummyCodes(const DummyPart& part, float scale, bool integers, void* out,
+                           cudaStream_t stream);
+
 /// Splits kv_b_proj, bf16 [heads * (nope + value), latent], by head into W_UK^T [heads, latent,
 /// nope] and W_UV [heads, value, latent].
 struct KvUpSplit {

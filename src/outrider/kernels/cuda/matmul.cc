@@ -68,7 +68,7 @@ void SetWeights(MatMulArguments& args, const PackedWeight& w, int experts, int b
   args.weights = EncodeMap(w.data, kColumns, args.expert_copy_rows * experts, kColumns,
                            box_bytes / kCopyRowBytes, CU_TENSOR_MAP_SWIZZLE_NONE);
   args.n = w.n;
-  args.units = Ceil(w.k, kWeightColumns);
+  args.units = Ceil(w.k, UnitColumns(w.format));
   args.scales = static_cast<const uint8_t*>(ScalesOf(w));
   args.expert_bytes = static_cast<int64_t>(bytes);
   args.gate_up = w.gate_up;
@@ -81,6 +81,14 @@ cudaError_t Launch(WeightFormat format, const MatMulShape& shape, const MatMulAr
       return LaunchMatMul<WeightFormat::kF8>(shape, args, launch, stream);
     case WeightFormat::kF8PowerOfTwo:
       return LaunchMatMul<WeightFormat::kF8PowerOfTwo>(shape, args, launch, stream);
+    case WeightFormat::kF8Rows:
+      return LaunchMatMul<WeightFormat::kF8Rows>(shape, args, launch, stream);
+    case WeightFormat::kInt4:
+      return LaunchMatMul<WeightFormat::kInt4>(shape, args, launch, stream);
+    case WeightFormat::kFp4:
+      return LaunchMatMul<WeightFormat::kFp4>(shape, args, launch, stream);
+    case WeightFormat::kNvfp4:
+      return LaunchMatMul<WeightFormat::kNvfp4>(shape, args, launch, stream);
     default:
       return LaunchMatMul<WeightFormat::kBf16>(shape, args, launch, stream);
   }
@@ -95,6 +103,11 @@ void CheckWeight(const char* what, const PackedWeight& w, int experts = 1) {
   if (w.gate_up && w.n % 16 != 0) {
     throw InvalidArgument("{}: gate and up of {} rows together: each needs a multiple of 8 rows",
                           what, w.n);
+  }
+  if (IsFourBits(w.format) && w.k % GroupColumns(w.format) != 0) {
+    throw InvalidArgument(
+        "{}: a weight of {} x {} with codes of 4 bits: its columns must fill groups of {}", what,
+        w.n, w.k, GroupColumns(w.format));
   }
   constexpr size_t kMostBytes = size_t{kCopyRowBytes} << 31;
   if (PackedWeightBytes(w.format, w.n, w.k) > kMostBytes / static_cast<size_t>(experts)) {
@@ -166,14 +179,14 @@ void CheckShape(const char* what, const MatMulShape& shape, const PackedWeight& 
 }  // namespace
 
 size_t PackedUnitBytes(WeightFormat format, int n, int k) {
-  return static_cast<size_t>(Ceil(n, kWeightRows)) * static_cast<size_t>(Ceil(k, kWeightColumns)) *
-         UnitBytes(format);
+  return static_cast<size_t>(Ceil(n, kWeightRows)) *
+         static_cast<size_t>(Ceil(k, UnitColumns(format))) * UnitBytes(format);
 }
 
 size_t PackedScaleBytes(WeightFormat format, int n, int k) {
-  return format == WeightFormat::kBf16
-             ? 0
-             : PackedUnitBytes(format, n, k) / UnitBytes(format) * kScaleBytes;
+  if (HasRowScales(format)) return static_cast<size_t>(Ceil(n, kWeightRows)) * kRowScaleBytes;
+  if (!HasBlockScales(format)) return 0;
+  return PackedUnitBytes(format, n, k) / UnitBytes(format) * kScaleBytes;
 }
 
 size_t PackedWeightBytes(WeightFormat format, int n, int k) {
@@ -184,14 +197,17 @@ size_t PackedWeightBytes(WeightFormat format, int n, int k) {
 
 void PackWeight(const UnpackedWeight& source, const PackedWeight& weight, cudaStream_t stream) {
   CheckWeight("packing", weight);
-  const bool scaled = weight.format != WeightFormat::kBf16;
+  const bool grouped = IsFourBits(weight.format);
+  const bool scaled = HasBlockScales(weight.format) ||
+                      (HasRowScales(weight.format) && weight.format != WeightFormat::kFp4);
   if (source.w == nullptr || weight.gate_up != (source.up != nullptr) ||
       scaled != (source.scales != nullptr) ||
-      (scaled && weight.gate_up) != (source.up_scales != nullptr)) {
+      (scaled && weight.gate_up) != (source.up_scales != nullptr) ||
+      grouped != (source.group_scales != nullptr) ||
+      (grouped && weight.gate_up) != (source.up_group_scales != nullptr)) {
     throw InvalidArgument(
-        "packing: a pointer to each matrix of the weight, and with e4m3 to the scales of each, "
-        "must "
-        "be given, and no other");
+        "packing: a pointer to each matrix of the weight and to the scales of each that its format "
+        "has must be given, and no other");
   }
   constexpr int kMostRows = 65535 * kWeightRows;
   if (weight.n > kMostRows) {
@@ -235,9 +251,11 @@ void MatMul(const MatMulParams& params, cudaStream_t stream) {
   args.tile_tokens = shape.tokens;
   args.shares = shape.shares;
   args.numbered = numbered;
-  args.segment_units = segments.length / kWeightColumns;
+  args.segment_units = segments.length / UnitColumns(w.format);
   args.row_tiles = Ceil(params.rows, shape.tokens);
   args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups * shape.shares);
+  args.limits[0] = params.limits;
+  args.first_shared = 1;
   args.accumulate = params.accumulate;
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
@@ -319,6 +337,9 @@ void ExpertMatMul(const ExpertMatMulParams& params, cudaStream_t stream) {
   args.segment_units = args.units;
   args.cluster_segments = 1;
   args.column_tiles = Ceil(w.n, kWeightRows * facts.warpgroups);
+  args.limits[0] = params.limits;
+  args.limits[1] = params.shared_limits;
+  args.first_shared = params.experts - params.shared;
   args.bf16_output = params.y_type == OutputType::kBf16;
   args.y = params.y;
   args.y_stride = params.y_stride;

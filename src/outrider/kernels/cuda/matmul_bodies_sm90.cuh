@@ -77,4 +77,21 @@ struct MatMulF8Bodies {
   using Pair = Wide;  // is refused
 };
 
+/// The same with weights of 4 bits, whose stages have 256 columns.
+template <WeightFormat kFormat_, SegmentForm kForm>
+struct MatMulFourBitBodies {
+  static constexpr WeightFormat kFormat = kFormat_;
+  using Usual8 = MatMulBody<kFormat, 1, 8, 256, 5, 3, kForm>;
+  using Deep8 = Usual8;
+  using Usual16 = MatMulBody<kFormat, 1, 16, 256, 4, 3, kForm>;
+  using Deep16 = Usual16;
+  using Usual32 = MatMulBody<kFormat, 1, 32, 256, 2, 3, kForm>;
+  using Deep32 = Usual32;
+  using Usual64 = MatMulBody<kFormat, 1, 64, 256, 2, 2, kForm>;
+  using Deep64 = Usual64;
+  using Wide = MatMulBody<kFormat, 2, 128, 256, 2, 1, kForm>;
+  using Usual128 = Wide;
+  using Pair = Wide;  // is refused
+};
+
 }  // namespace outrider::cuda

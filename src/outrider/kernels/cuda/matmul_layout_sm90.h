@@ -8,20 +8,28 @@
 #include <cstdint>
 
 #include "outrider/kernels/cuda/matmul.h"
+#include "outrider/kernels/cuda/matmul_4bit/layout.h"
 
 namespace outrider::cuda {
 
-inline constexpr int kWeightRows = 64;      // of a unit: a wgmma's M
-inline constexpr int kWeightColumns = 128;  // of a unit
+inline constexpr int kWeightRows = 64;  // of a unit: a wgmma's M
+/// Columns of a unit.
+constexpr int UnitColumns(WeightFormat format) {
+  return IsFourBits(format) ? kFourBitUnitColumns : 128;
+}
 // bf16: two halves of 64 columns, each 64 rows of 128 bytes with the 128-byte swizzle of wgmma.
-inline constexpr int kBf16UnitBytes = kWeightRows * kWeightColumns * 2;
+inline constexpr int kBf16UnitBytes = kWeightRows * 128 * 2;
 // e4m3: codes in the order in which threads read them (see matmul_pack.cu). Behind the last unit of
 // the weight each unit's scales, one for every 8 rows.
-inline constexpr int kF8UnitBytes = kWeightRows * kWeightColumns;
+inline constexpr int kF8UnitBytes = kWeightRows * 128;
 inline constexpr int kScaleBytes = kWeightRows / 8 * 4;
+// Scales of rows, behind the last unit: of each row of units.
+inline constexpr int kRowScaleBytes = kWeightRows * 4;
 
 constexpr int UnitBytes(WeightFormat format) {
-  return format == WeightFormat::kBf16 ? kBf16UnitBytes : kF8UnitBytes;
+  return IsFourBits(format)              ? FourBitUnitBytes(format)
+         : format == WeightFormat::kBf16 ? kBf16UnitBytes
+                                         : kF8UnitBytes;
 }
 
 /// Packed weights are copied as rows of so many bytes; the bytes of a weight are a multiple.
@@ -54,7 +62,7 @@ struct MatMulBody {
   static constexpr WeightFormat kFormat = kFormat_;
   static constexpr int kWarpgroups = kWarpgroups_;      // each has 64 rows of the weight
   static constexpr int kTokens = kTokens_;              // rows of x, on wgmma's N
-  static constexpr int kStageColumns = kStageColumns_;  // 64 or 128
+  static constexpr int kStageColumns = kStageColumns_;  // 64 or 128; with 4 bits 256
   static constexpr int kStages = kStages_;
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
   static constexpr SegmentForm kForm = kForm_;
@@ -68,18 +76,19 @@ struct MatMulBody {
   // them, whose registers the others take.
   static constexpr bool kGivesRegisters = kWarpgroups > 1 && kBlocksPerSm == 1;
   static constexpr bool kCodes = kFormat != WeightFormat::kBf16;  // are widened in registers
+  static constexpr int kUnitColumns = UnitColumns(kFormat);
   static constexpr int kRegisters = kWarpgroups == 3 ? 160 : kCodes ? 232 : 208;
   static constexpr int kLoaderRegisters = kWarpgroups == 3 ? 32 : kCodes ? 40 : 88;
   static constexpr int kThreads = kWarpgroups * 128 + (kGivesRegisters ? 128 : 32);
   static constexpr int kXBytes = kTokens * kStageColumns * 2;
   static constexpr int kWeightBytes =
-      kFormat == WeightFormat::kBf16 ? kWeightRows * kStageColumns * 2 : kF8UnitBytes;
-  static constexpr int kStageScaleBytes = kFormat == WeightFormat::kBf16 ? 0 : kScaleBytes;
+      kFormat == WeightFormat::kBf16 ? kWeightRows * kStageColumns * 2 : UnitBytes(kFormat);
+  static constexpr int kStageScaleBytes = HasBlockScales(kFormat) ? kScaleBytes : 0;
 
   struct Shared {
     alignas(1024) uint8_t x[kStages][kXBytes];
     uint8_t weights[kStages][kWarpgroups][kWeightBytes];
-    alignas(16) float scales[kStages][kWarpgroups][kWeightRows / 8];  // e4m3
+    alignas(16) float scales[kStages][kWarpgroups][kWeightRows / 8];  // of blocks
     int32_t rows[kWarpgroups][kMostRowNumbers];                       // of y, with a routing
     alignas(8) uint64_t full[kStages];
     uint64_t empty[kStages];
@@ -92,7 +101,7 @@ struct MatMulBody {
   static_assert(kWeightBytes >= kResultBytes);
   static constexpr size_t kSharedBytes = sizeof(Shared);
 
-  static_assert(kFormat == WeightFormat::kBf16 || kStageColumns == kWeightColumns);
+  static_assert(kFormat == WeightFormat::kBf16 || kStageColumns == kUnitColumns);
   static_assert((kSharedBytes + 1024) * kBlocksPerSm <= 233472);
 };
 
@@ -106,7 +115,7 @@ struct MatMulArguments {
   // reads again, above all the kernels' code, which else comes from memory in every layer.
   bool weights_once;
   int64_t expert_copy_rows;  // rows of that map between experts
-  const uint8_t* scales;     // e4m3: of the first expert
+  const uint8_t* scales;     // of blocks or rows: of the first expert
   int64_t expert_bytes;
   int rows;         // 0 with a routing: the tiles say
   int tile_tokens;  // rows of x per tile, without a routing
@@ -114,12 +123,14 @@ struct MatMulArguments {
   // that follow each other.
   int shares;
   int n;                 // rows of the weight
-  int units;             // of a row of units: ceil(k / 128)
+  int units;             // of a row of units: ceil(k / UnitColumns)
   int segment_units;     // units of a segment
   int cluster_segments;  // blocks of a cluster with a segment each, or 1: a block has all
   int row_tiles;         // tiles over rows of x, without a routing
   int column_tiles;      // tiles over rows of the weight, each of all blocks that share x
   bool gate_up;
+  GateUpLimits limits[2];  // of experts before first_shared, and from there on
+  int first_shared;
   bool accumulate;
   bool bf16_output;
   void* y;

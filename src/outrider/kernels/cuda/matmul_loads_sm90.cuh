@@ -115,8 +115,8 @@ struct WeightCopies {
   int groups;             // 0 in the last blocks, which only load a share of x
   int first;              // row of the tensor map
   int group_rows;         // between warpgroups
-  const uint8_t* scales;  // e4m3
-  int64_t group_scales;
+  const uint8_t* scales;  // of blocks
+  int64_t group_scales;   // between warpgroups
 
   __device__ __forceinline__ WeightCopies(const MatMulArguments& args, const MatMulTile& tile,
                                           int first_unit)
@@ -211,7 +211,7 @@ struct NumberedRows {
 template <typename Body>
 __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& shared,
                           const ClusterPlace& place) {
-  constexpr int kPerUnit = kWeightColumns / Body::kStageColumns;
+  constexpr int kPerUnit = Body::kUnitColumns / Body::kStageColumns;
   const bool leads = threadIdx.x % 32 == 0;
   const bool routed = args.tiles != nullptr;
   const bool all = args.cluster_segments == 1;  // segments
@@ -255,7 +255,7 @@ __device__ void LoadTiles(const MatMulArguments& args, typename Body::Shared& sh
           if (leads) weights.Issue(args, shared, step, stage, bytes);
         }
         __syncwarp();
-        issue_rows(first_unit * kWeightColumns + step * Body::kStageColumns);
+        issue_rows(first_unit * Body::kUnitColumns + step * Body::kStageColumns);
         if (++stage == Body::kStages) {
           stage = 0;
           phase ^= 1;

@@ -1,30 +1,12 @@
 // Weights into the order in which the matrix products read them (matmul_layout_sm90.h).
 #include <cuda_bf16.h>
 
-#include "outrider/kernels/cuda/matmul_shape.h"
+#include "outrider/kernels/cuda/matmul_pack.cuh"
 
 namespace outrider::cuda {
 namespace {
 
-struct PackArguments {
-  UnpackedWeight source;
-  int rows;  // of a source
-  int k;
-  int units;  // of a row of units
-  uint8_t* packed;
-  float* scales;  // e4m3
-};
-
-/// Packed row `row` stands for row `index` of gate or up, or of the one matrix.
-struct SourceRow {
-  bool up;
-  int index;
-};
-
-__device__ __forceinline__ SourceRow FindRow(bool gate_up, int row) {
-  if (!gate_up) return {false, row};
-  return {row % 16 >= 8, row / 16 * 8 + row % 8};
-}
+constexpr int kUnitColumns = 128;
 
 template <typename T>
 __device__ __forceinline__ T Element(const PackArguments& args, int row, int k) {
@@ -41,7 +23,7 @@ __global__ void PackBf16Units(PackArguments args) {
       args.packed + (static_cast<int64_t>(unit_row) * args.units + blockIdx.x) * kBf16UnitBytes);
   for (int i = threadIdx.x; i < kBf16UnitBytes / 16; i += blockDim.x) {
     const int half = i / (kWeightRows * 8), row = i / 8 % kWeightRows, place = i % 8;
-    const int k = blockIdx.x * kWeightColumns + half * 64 + (place ^ row % 8) * 8;
+    const int k = blockIdx.x * kUnitColumns + half * 64 + (place ^ row % 8) * 8;
     alignas(16) uint16_t values[8];
     for (int j = 0; j < 8; ++j) {
       values[j] = Element<uint16_t>(args, unit_row * kWeightRows + row, k + j);
@@ -64,11 +46,11 @@ __global__ void PackF8Units(PackArguments args) {
       const int row = warp * 16 + (j % 2 == 0 ? 8 : 0) + lane / 4;
       const int k = (slices + j / 8) * 16 + j / 4 % 2 * 8 + lane % 4 * 2 + j / 2 % 2;
       values[j] = Element<uint8_t>(args, unit_row * kWeightRows + row,
-                                   static_cast<int>(blockIdx.x) * kWeightColumns + k);
+                                   static_cast<int>(blockIdx.x) * kUnitColumns + k);
     }
     for (int j = 0; j < 16; ++j) unit[i * 16 + j] = values[j];
   }
-  if (threadIdx.x < kWeightRows / 8) {
+  if (threadIdx.x < kWeightRows / 8 && args.source.scales != nullptr) {
     const SourceRow source = FindRow(args.source.up != nullptr,
                                      unit_row * kWeightRows + static_cast<int>(threadIdx.x) * 8);
     const float* const scales = source.up ? args.source.up_scales : args.source.scales;
@@ -79,18 +61,37 @@ __global__ void PackF8Units(PackArguments args) {
   }
 }
 
+/// A thread per packed row; missing rows get 1. `power` is multiplied in.
+__global__ void PackRowScales(PackArguments args, int packed_rows, float power) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row >= packed_rows) return;
+  const SourceRow source = FindRow(args.source.up != nullptr, row);
+  const float* const scales = source.up ? args.source.up_scales : args.source.scales;
+  args.scales[row] = source.index < args.rows ? __fmul_rn(scales[source.index], power) : 1.0F;
+}
+
 }  // namespace
 
 cudaError_t LaunchPackWeight(const UnpackedWeight& source, const PackedWeight& weight,
                              cudaStream_t stream) {
-  PackArguments args = {.source = source,
-                        .rows = weight.gate_up ? weight.n / 2 : weight.n,
-                        .k = weight.k,
-                        .units = (weight.k + kWeightColumns - 1) / kWeightColumns,
-                        .packed = static_cast<uint8_t*>(const_cast<void*>(weight.data)),
-                        .scales = static_cast<float*>(const_cast<void*>(ScalesOf(weight)))};
+  PackArguments args = {
+      .source = source,
+      .rows = weight.gate_up ? weight.n / 2 : weight.n,
+      .k = weight.k,
+      .units = (weight.k + UnitColumns(weight.format) - 1) / UnitColumns(weight.format),
+      .packed = static_cast<uint8_t*>(const_cast<void*>(weight.data)),
+      .scales = static_cast<float*>(const_cast<void*>(ScalesOf(weight)))};
   const dim3 grid(args.units, (weight.n + kWeightRows - 1) / kWeightRows);
-  if (weight.format != WeightFormat::kBf16) {
+  const int packed_rows = static_cast<int>(grid.y) * kWeightRows;
+  const auto pack_row_scales = [&](float power) {
+    PackRowScales<<<(packed_rows + 255) / 256, 256, 0, stream>>>(args, packed_rows, power);
+    args.source.scales = args.source.up_scales = nullptr;
+  };
+  if (IsFourBits(weight.format)) {
+    if (weight.format == WeightFormat::kNvfp4) pack_row_scales(1 << kNvfp4RowPower);
+    LaunchPackFourBits(weight.format, args, grid, stream);
+  } else if (weight.format != WeightFormat::kBf16) {
+    if (weight.format == WeightFormat::kF8Rows) pack_row_scales(1);
     PackF8Units<<<grid, 256, 0, stream>>>(args);
   } else {
     PackBf16Units<<<grid, 256, 0, stream>>>(args);

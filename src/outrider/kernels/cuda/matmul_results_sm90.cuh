@@ -1,9 +1,9 @@
 // What becomes of a warpgroup's sums. Where its block has all of K they are transposed through the
 // warpgroup's part of the last stage, 8 KB at a time, and go to y in pieces of 16 bytes. Where the
 // blocks of a cluster have a segment each, all put their sums where the stages were, and each adds
-// up a part of the results, segments in order. This code is once in every body for each kind of
-// result, without the edges' cases between its steps: instructions that a tile runs once cost most
-// when they are fetched.
+// up a part of the results, segments in order. Every body has this code once for each kind of
+// result. Edge cases stand apart: an epilogue runs once per tile and is limited by instruction
+// fetch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,14 +12,29 @@
 
 namespace outrider::cuda {
 
-/// silu(gate) * up. The division is that of the special function unit, within two units of the last
-/// place; it has no slow path, whose calls would take registers from the sums.
-__device__ __forceinline__ float SiluMul(float gate, float up) {
-  return __fmul_rn(__fdividef(gate, __fadd_rn(1.0F, __expf(-gate))), up);
+/// The smaller one; NaN if either is.
+__device__ __forceinline__ float MinOrNan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
 }
-__device__ __forceinline__ float4 SiluMul(float4 gate, float4 up) {
-  return make_float4(SiluMul(gate.x, up.x), SiluMul(gate.y, up.y), SiluMul(gate.z, up.z),
-                     SiluMul(gate.w, up.w));
+__device__ __forceinline__ float MaxOrNan(float a, float b) { return -MinOrNan(-a, -b); }
+
+/// silu(gate) * up, cut at limits. The division is that of the special function unit, within two
+/// units of the last place; it has no slow path, whose calls would take registers from the sums.
+__device__ __forceinline__ float SiluMul(const GateUpLimits& limits, float gate, float up) {
+  gate = MinOrNan(gate, limits.gate);
+  const float silu = MinOrNan(__fdividef(gate, __fadd_rn(1.0F, __expf(-gate))), limits.silu);
+  return __fmul_rn(silu, MaxOrNan(MinOrNan(up, limits.up), -limits.up));
+}
+__device__ __forceinline__ float4 SiluMul(const GateUpLimits& limits, float4 gate, float4 up) {
+  return make_float4(SiluMul(limits, gate.x, up.x), SiluMul(limits, gate.y, up.y),
+                     SiluMul(limits, gate.z, up.z), SiluMul(limits, gate.w, up.w));
+}
+/// Those of a tile's expert.
+__device__ __forceinline__ const GateUpLimits& LimitsOf(const MatMulArguments& args,
+                                                        const MatMulTile& tile) {
+  return args.limits[tile.expert >= args.first_shared ? 1 : 0];
 }
 __device__ __forceinline__ float4 AddFour(float4 a, float4 b) {
   return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
@@ -68,7 +83,7 @@ __device__ __forceinline__ uint4 LoadShared(uint32_t address) {
 /// the sums: products of the next tile would wait for each other.)
 template <typename Area, int kRows, int kCount>
 __device__ __forceinline__ void PutSums(uint32_t area, const float (&sums)[kCount], int first,
-                                        int num_rows) {
+                                        int num_rows, const GateUpLimits& limits) {
   constexpr bool kGateUp = Area::kColumns == 32;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   if constexpr (Area::kFloats) {
@@ -91,7 +106,7 @@ __device__ __forceinline__ void PutSums(uint32_t area, const float (&sums)[kCoun
         for (int i = 0; i < 2; ++i) {
           const int at = first / 2 + j * 4 + half * 2 + i;
           StoreShared(to[half][i] + j * 8 * Area::kRowBytes,
-                      kGateUp ? SiluMul(sums[at], sums[at + 2]) : sums[at]);
+                      kGateUp ? SiluMul(limits, sums[at], sums[at + 2]) : sums[at]);
         }
       }
     }
@@ -105,7 +120,8 @@ __device__ __forceinline__ void PutSums(uint32_t area, const float (&sums)[kCoun
 #pragma unroll
       for (int i = 0; i < kMatrices; ++i) {
         const int at = first / 2 + (j + i) * 4;
-        values[i] = PackBf16(SiluMul(sums[at], sums[at + 2]), SiluMul(sums[at + 1], sums[at + 3]));
+        values[i] = PackBf16(SiluMul(limits, sums[at], sums[at + 2]),
+                             SiluMul(limits, sums[at + 1], sums[at + 3]));
       }
       StoreMatricesTransposed(to + j * 8 * Area::kRowBytes, values);
     }
@@ -244,7 +260,7 @@ __device__ __forceinline__ void StoreThrough(const MatMulArguments& args,
     if (first % kNumbers == 0 && numbers.given && thread < kNumbers) {
       shared.rows[group][thread] = numbers.numbers[first / 128];
     }
-    PutSums<Area, kRows>(area, sums, first, tile.num_rows);
+    PutSums<Area, kRows>(area, sums, first, tile.num_rows, LimitsOf(args, tile));
     NamedSync(1 + group, 128);
     const ResultRows rows = {numbers.given ? shared.rows[group] + first % kNumbers : nullptr,
                              tile.first_row + first};
@@ -356,7 +372,7 @@ __device__ __forceinline__ void PutClusterRows(const MatMulArguments& args, cons
       for (int i = 0; i < kFoldItems; ++i) at[i] ^= 32;  // two pieces further on
       SumOverSegments(at, segments, place.share, args.shares, up);
 #pragma unroll
-      for (int i = 0; i < kFoldItems; ++i) values[i] = SiluMul(values[i], up[i]);
+      for (int i = 0; i < kFoldItems; ++i) values[i] = SiluMul(args.limits[0], values[i], up[i]);
     }
 #pragma unroll
     for (int i = 0; i < kFoldItems; ++i) {
@@ -381,7 +397,8 @@ __device__ __forceinline__ void StoreResults(const MatMulArguments& args,
     // The block's only tile: all stages have been read once all warps are here.
     const uint32_t area = SharedAddress(shared.x[0]) + group * Body::kTokens * kSumsRowBytes;
     NamedSync(1 + Body::kWarpgroups, Body::kWarpgroups * 128);
-    PutSums<ResultArea<true, kWeightRows>, Body::kTokens>(area, sums, 0, tile.num_rows);
+    PutSums<ResultArea<true, kWeightRows>, Body::kTokens>(area, sums, 0, tile.num_rows,
+                                                          args.limits[0]);
     ClusterArrive();
     ClusterWait();
     PutClusterRows(args, tile, place, area, tile.first_unit_row + group);

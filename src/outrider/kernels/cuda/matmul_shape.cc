@@ -97,7 +97,8 @@ int NumMultiprocessors() {
 }
 
 const void* ScalesOf(const PackedWeight& weight) {
-  if (weight.scales != nullptr || weight.format == WeightFormat::kBf16) return weight.scales;
+  const bool has_them = HasBlockScales(weight.format) || HasRowScales(weight.format);
+  if (weight.scales != nullptr || !has_them) return weight.scales;
   return static_cast<const std::byte*>(weight.data) +
          PackedUnitBytes(weight.format, weight.n, weight.k);
 }
@@ -108,6 +109,14 @@ MatMulBodyFacts Facts(WeightFormat format, const MatMulShape& shape, bool segmen
       return FactsOf<WeightFormat::kF8>(shape, segments);
     case WeightFormat::kF8PowerOfTwo:
       return FactsOf<WeightFormat::kF8PowerOfTwo>(shape, segments);
+    case WeightFormat::kF8Rows:
+      return FactsOf<WeightFormat::kF8Rows>(shape, segments);
+    case WeightFormat::kInt4:
+      return FactsOf<WeightFormat::kInt4>(shape, segments);
+    case WeightFormat::kFp4:
+      return FactsOf<WeightFormat::kFp4>(shape, segments);
+    case WeightFormat::kNvfp4:
+      return FactsOf<WeightFormat::kNvfp4>(shape, segments);
     default:
       return FactsOf<WeightFormat::kBf16>(shape, segments);
   }
@@ -121,21 +130,22 @@ int NarrowTokens(int rows) {
 }
 
 MatMulSegments SegmentsOf(const PackedWeight& weight) {
-  const int units = Ceil(weight.k, kWeightColumns);
+  const int unit_columns = UnitColumns(weight.format);
+  const int units = Ceil(weight.k, unit_columns);
   int count = weight.segments;
   if (count == 0) {
     // With few rows a block has 64 rows of the weight and one segment. bf16: blocks on half of the
     // multiprocessors keep enough loads under way, and more segments cost more where rows are many.
-    // e4m3: codes take a block longer to widen than to come, so it takes two blocks on each. Below
-    // 512 columns a segment's start and end cost more than that.
+    // Codes take a block longer to widen than to come, so it takes two blocks on each. Below 512
+    // columns a segment's start and end cost more than that.
     const bool bf16 = weight.format == WeightFormat::kBf16;
     const auto most = static_cast<unsigned>(
         std::clamp((bf16 ? 66 : 264) / Ceil(weight.n, kWeightRows), 1, bf16 ? 4 : kMaxSegments));
     count = static_cast<int>(bf16 ? std::bit_ceil(most) : std::bit_floor(most));
-    count = std::clamp(units / 4, 1, count);
+    count = std::clamp(units / (512 / unit_columns), 1, count);
   }
   const int length = Ceil(units, count);
-  return {.count = Ceil(units, length), .length = length * kWeightColumns};
+  return {.count = Ceil(units, length), .length = length * unit_columns};
 }
 
 MatMulShape ChooseShape(const PackedWeight& weight, int rows, bool numbered) {

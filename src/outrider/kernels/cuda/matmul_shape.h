@@ -7,7 +7,7 @@ namespace outrider::cuda {
 
 int NumMultiprocessors();
 
-/// Where the scales of a weight with e4m3 codes stand.
+/// Where the scales of blocks or rows stand, of a weight that has them.
 const void* ScalesOf(const PackedWeight& weight);
 
 /// `segments`: the weight has several.

@@ -35,7 +35,7 @@ __device__ void MultiplyTiles(const MatMulArguments& args, typename Body::Shared
     const RowNumbers<Body> numbers(args, tile);
     int held = 0;  // the last stage, released after the results
     float sums[Body::kTokens / 2];
-    SumTile<Body>(args, shared, group, units, tile.num_rows, cursor, held, sums);
+    SumTile<Body>(args, shared, group, units, tile, cursor, held, sums);
     WaitForPriorGrid();
     StoreResults<Body>(args, shared, held, tile, place, group, numbers, sums);
     if constexpr (Body::kForm == SegmentForm::kCluster) break;  // its only tile

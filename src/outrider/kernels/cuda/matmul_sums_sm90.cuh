@@ -1,51 +1,19 @@
 // The sums of a warpgroup: 64 rows of a weight, on wgmma's M, by the body's rows of x, on its N.
 // A chain starts from zero and goes over slices of 16 columns in order:
-//   bf16, e4m3 with scales that are powers of two (multiplied into the weight exactly): a segment;
-//   e4m3 else: a unit of 128 columns; chains are then multiplied by their scale and added up by
-//   FMA in order, from zero, to the sum of a segment.
+//   bf16, e2m1, e4m3 with a scale per row or scales that are powers of two: a segment. Scales of
+//   groups and powers of two are multiplied into the weight exactly;
+//   e4m3 else: a unit of 128 columns, integers of 4 bits: a group of 32; chains are then multiplied
+//   by their scale and added up by FMA in order, from zero, to the sum of a segment.
+// The sum of a segment is multiplied by the row's scale, where rows have one.
 #pragma once
 
 #include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/matmul_4bit/chain.cuh"
 #include "outrider/kernels/cuda/matmul_loads_sm90.cuh"
+#include "outrider/kernels/cuda/matmul_stages_sm90.cuh"
 #include "outrider/kernels/cuda/wgmma_kmajor_sm90.cuh"
 
 namespace outrider::cuda {
-
-/// The ring of stages as a consumer goes through it.
-template <typename Body>
-struct StageCursor {
-  int stage = 0;
-  uint32_t phase = 0;
-  int shares = 1;      // blocks that load rows of x for each other,
-  int first_rank = 0;  // and the first of them in the cluster
-
-  /// This warp has read the stage: all blocks that load into it may do so again.
-  __device__ __forceinline__ void Release(typename Body::Shared& shared, int read) const {
-    if (!Body::kMayShare || shares == 1) {
-      BarrierArriveWarp(&shared.empty[read]);
-      return;
-    }
-    __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-    for (int arrival = lane; arrival < shares * kWarpArrivals; arrival += 32) {
-      // Nothing was written that the others read; a release in the cluster would wait for all that
-      // this thread has stored anywhere.
-      asm volatile(
-          "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
-          "mbarrier.arrive.shared::cluster.b64 _, [at];\n}\n" ::"r"(
-              SharedAddress(&shared.empty[read])),
-          "r"(first_rank + arrival / kWarpArrivals)
-          : "memory");
-    }
-  }
-  __device__ __forceinline__ void Next() {
-    if (++stage == Body::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 /// Two pairs of e4m3 codes as bf16, multiplied: word's bytes 1 and 3 into `high`, 0 and 2 into
 /// `low`. A code's bits as those of a bf16 are its value times 2^-120, also where it is subnormal;
@@ -142,10 +110,13 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   for (int unit = 0; unit < units; ++unit) {
     BarrierWait(&shared.full[cursor.stage], cursor.phase);
     const uint8_t* const weights = shared.weights[cursor.stage][group];
-    const float2 scales =
-        *reinterpret_cast<const float2*>(&shared.scales[cursor.stage][group][thread / 32 * 2]);
+    float2 scales = {};
+    if constexpr (HasBlockScales(Body::kFormat)) {
+      scales =
+          *reinterpret_cast<const float2*>(&shared.scales[cursor.stage][group][thread / 32 * 2]);
+    }
     uint32_t factors[2] = {0x7B807B80, 0x7B807B80};  // 2^120
-    if constexpr (!kScaled) {
+    if constexpr (Body::kFormat == WeightFormat::kF8PowerOfTwo) {
       factors[0] = PackBf16(scales.x * 0x1p120F, scales.x * 0x1p120F);
       factors[1] = PackBf16(scales.y * 0x1p120F, scales.y * 0x1p120F);
     }
@@ -200,16 +171,41 @@ __device__ __forceinline__ void ChainF8(typename Body::Shared& shared, int group
   }
 }
 
+/// Scales of this thread's two rows of the weight, where rows have one.
+template <typename Body>
+__device__ __forceinline__ float2 RowScalesOf(const MatMulArguments& args, const MatMulTile& tile,
+                                              int group) {
+  if constexpr (HasRowScales(Body::kFormat)) {
+    const int unit_row = tile.first_unit_row + group;
+    if (unit_row * kWeightRows < args.n) {  // else the results are nobody's
+      const int thread = threadIdx.x % 128;
+      const auto* const scales =
+          reinterpret_cast<const float*>(args.scales + tile.expert * args.expert_bytes) +
+          unit_row * kWeightRows + thread / 32 * 16 + thread % 32 / 4;
+      return make_float2(__ldg(scales), __ldg(scales + 8));
+    }
+  }
+  return make_float2(1, 1);
+}
+
 /// The sum of one segment, for kColumns rows of x. The last stage is not released.
 template <typename Body, int kColumns>
 __device__ __forceinline__ void SumSegment(typename Body::Shared& shared, int group, int units,
-                                           StageCursor<Body>& cursor, int& held,
+                                           float2 row_scales, StageCursor<Body>& cursor, int& held,
                                            float (&sums)[kColumns / 2]) {
   if constexpr (Body::kFormat == WeightFormat::kBf16) {
-    ChainBf16<Body, kColumns>(shared, group, units * (kWeightColumns / Body::kStageColumns), cursor,
-                              held, sums);
+    ChainBf16<Body, kColumns>(shared, group, units * (Body::kUnitColumns / Body::kStageColumns),
+                              cursor, held, sums);
+  } else if constexpr (IsFourBits(Body::kFormat)) {
+    ChainFourBits<Body>(shared, group, units, cursor, held, sums);
   } else {
     ChainF8<Body>(shared, group, units, cursor, held, sums);
+  }
+  if constexpr (HasRowScales(Body::kFormat)) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      sums[i] = __fmul_rn(sums[i], i / 2 % 2 == 0 ? row_scales.x : row_scales.y);
+    }
   }
 }
 
@@ -217,46 +213,49 @@ __device__ __forceinline__ void SumSegment(typename Body::Shared& shared, int gr
 template <typename Body, int kColumns>
 __device__ __forceinline__ void SumAllSegments(const MatMulArguments& args,
                                                typename Body::Shared& shared, int group,
-                                               StageCursor<Body>& cursor, int& held,
-                                               float (&sums)[kColumns / 2],
+                                               float2 row_scales, StageCursor<Body>& cursor,
+                                               int& held, float (&sums)[kColumns / 2],
                                                float (&total)[kColumns / 2]) {
 #pragma unroll
   for (float& value : total) value = -0.0F;  // which changes nothing that it is added to
   for (int first = 0; first < args.units; first += args.segment_units) {
-    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first), cursor,
-                               held, sums);
+    SumSegment<Body, kColumns>(shared, group, min(args.segment_units, args.units - first),
+                               row_scales, cursor, held, sums);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) total[i] = __fadd_rn(total[i], sums[i]);
     if (first + args.segment_units < args.units) cursor.Release(shared, held);
   }
 }
 
-/// The sums of a tile of `num_rows` rows over a block's part of K.
+/// The sums of a tile over a block's part of K.
 template <typename Body>
 __device__ __forceinline__ void SumTile(const MatMulArguments& args, typename Body::Shared& shared,
-                                        int group, int units, int num_rows,
+                                        int group, int units, const MatMulTile& tile,
                                         StageCursor<Body>& cursor, int& held,
                                         float (&sums)[Body::kTokens / 2]) {
+  const float2 scales = RowScalesOf<Body>(args, tile, group);
   if constexpr (Body::kForm == SegmentForm::kAll) {
     float segment[Body::kTokens / 2];
-    SumAllSegments<Body, Body::kTokens>(args, shared, group, cursor, held, segment, sums);
+    SumAllSegments<Body, Body::kTokens>(args, shared, group, scales, cursor, held, segment, sums);
   } else if constexpr (!Body::kWide) {
-    SumSegment<Body, Body::kTokens>(shared, group, units, cursor, held, sums);
+    SumSegment<Body, Body::kTokens>(shared, group, units, scales, cursor, held, sums);
   } else {
     // Products as wide as the boxes of 64 rows that there are.
-    switch ((num_rows + kBoxRows - 1) / kBoxRows) {
+    switch ((tile.num_rows + kBoxRows - 1) / kBoxRows) {
       case 1:
-        SumSegment<Body, kBoxRows>(shared, group, units, cursor, held, First<kBoxRows / 2>(sums));
+        SumSegment<Body, kBoxRows>(shared, group, units, scales, cursor, held,
+                                   First<kBoxRows / 2>(sums));
         break;
       case 2:
-        SumSegment<Body, 2 * kBoxRows>(shared, group, units, cursor, held, First<kBoxRows>(sums));
+        SumSegment<Body, 2 * kBoxRows>(shared, group, units, scales, cursor, held,
+                                       First<kBoxRows>(sums));
         break;
       case 3:
-        SumSegment<Body, 3 * kBoxRows>(shared, group, units, cursor, held,
+        SumSegment<Body, 3 * kBoxRows>(shared, group, units, scales, cursor, held,
                                        First<kBoxRows / 2 * 3>(sums));
         break;
       default:
-        SumSegment<Body, 4 * kBoxRows>(shared, group, units, cursor, held, sums);
+        SumSegment<Body, 4 * kBoxRows>(shared, group, units, scales, cursor, held, sums);
     }
   }
 }

@@ -1,11 +1,10 @@
 // Host side of the MLA decode kernel: checks, workspace, tensor maps, launches.
-#include <cuda.h>
-
 #include <algorithm>
 #include <bit>
 
 #include "outrider/kernels/cuda/dependent_launch.h"
 #include "outrider/kernels/cuda/mla_decode_combine.cuh"
+#include "outrider/kernels/cuda/mla_decode_host.cuh"
 #include "outrider/kernels/cuda/mla_decode_plan.cuh"
 #include "outrider/kernels/cuda/mla_decode_sm90.cuh"
 #include "outrider/kernels/cuda/mla_decode_swap_ab_sm90.cuh"
@@ -13,45 +12,8 @@
 namespace outrider::cuda {
 namespace {
 
-constexpr size_t kAlign = 256;
-// Partial results: at most this many 16-row units (32 KB each). A plan that needs more leaves tiles
-// whole.
-constexpr int kMaxUnits = 8192;
-
-size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
 MlaSplits SplitsOf(const MlaDecodeParams& params) {
   return params.splits.base == 0 ? DefaultMlaSplits(params.heads) : params.splits;
-}
-
-MlaWorkspace Carve(const MlaDecodeLimits& limits, void* memory) {
-  // Splits of 128 keys up to 128 k are the most that a choice of splits can ask for in practice;
-  // the plan's items are bounded by tiles plus partial results.
-  const size_t tiles = static_cast<size_t>(limits.max_tokens) * limits.heads / kMlaLeastTileRows +
-                       limits.max_requests + 1;
-  const size_t max_splits = static_cast<size_t>(limits.max_seq_len) / 128 + 1;
-  const size_t rows = static_cast<size_t>(limits.max_tokens) * limits.heads;
-  const size_t units =
-      std::min<size_t>(kMaxUnits, (rows / kMlaUnitRows + limits.max_requests + 1) * max_splits);
-  const size_t items = tiles + units + 2 * kMlaMaxBlocks;  // blocks look past the end
-  MlaWorkspace workspace;
-  uint8_t* base = static_cast<uint8_t*>(memory);
-  size_t offset = 0;
-  auto take = [&](size_t bytes) {
-    uint8_t* at = base == nullptr ? nullptr : base + offset;
-    offset += Aligned(bytes);
-    return at;
-  };
-  workspace.counters = reinterpret_cast<MlaCounters*>(take(sizeof(MlaCounters)));
-  workspace.items = reinterpret_cast<MlaItem*>(take(items * sizeof(MlaItem)));
-  workspace.fold_tiles = reinterpret_cast<MlaFoldTile*>(take(tiles * sizeof(MlaFoldTile)));
-  workspace.tile_plans = reinterpret_cast<int4*>(take(tiles * sizeof(int4)));
-  workspace.partial_stats = reinterpret_cast<float2*>(take(units * kMlaUnitRows * sizeof(float2)));
-  workspace.partial_outputs =
-      reinterpret_cast<float*>(take(units * kMlaUnitRows * kMlaValueDim * sizeof(float)));
-  workspace.num_units = static_cast<int>(units);
-  workspace.bytes = offset;
-  return workspace;
 }
 
 bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
@@ -69,64 +31,12 @@ bool Valid(const MlaDecodeParams& params, const MlaDecodeLimits& limits) {
          limits.max_seq_len <= 1 << 20 && params.softmax_scale > 0.0f && params.cache_scale > 0.0f;
 }
 
-int NumBlocks() {
-  static const int blocks = [] {
-    int device = 0;
-    int count = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return std::min(count, kMlaMaxBlocks);
-  }();
-  return blocks;
-}
-
-using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
-
-EncodeFunction Encoder() {
-  static const EncodeFunction function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                               12000, cudaEnableDefault, &found);
-    const bool ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return ok ? reinterpret_cast<EncodeFunction>(entry) : nullptr;
-  }();
-  return function;
-}
-
-/// A tensor of bf16 in four dimensions, the first of 64 columns that lie together. L2 asks memory
-/// for 128 bytes at a time: with 256, every other row of 1152 bytes brings what is not wanted yet.
-bool EncodeBf16Map(CUtensorMap* map, const void* data, const cuuint64_t (&sizes)[4],
-                   const cuuint64_t (&strides)[3], const cuuint32_t (&box)[4]) {
-  if (Encoder() == nullptr) return false;
-  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  return Encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes,
-                   strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 /// A cache [rows, 576] as {64 columns, 8 rows, 9 column groups, rows / 8}.
 bool EncodeCacheMap(CUtensorMap* map, const void* cache, uint64_t rows, int column_groups,
                     int row_groups) {
   return EncodeBf16Map(
       map, cache, {64, 8, kMlaKeyDim / 64, rows / 8}, {kMlaKeyDim * 2, 128, kMlaKeyDim * 2 * 8},
       {64, 8, static_cast<cuuint32_t>(column_groups), static_cast<cuuint32_t>(row_groups)});
-}
-
-/// Queries [rows, 576] as {64 columns, rows, 9 column groups, 1}: a box of 8 rows begins at any
-/// row, since a request's first row is a multiple of the head count only. Rows past the end read
-/// zeros.
-bool EncodeQueryMap(CUtensorMap* map, const void* q, uint64_t rows) {
-  return EncodeBf16Map(map, q, {64, rows, kMlaKeyDim / 64, 1},
-                       {kMlaKeyDim * 2, 128, rows * kMlaKeyDim * 2}, {64, 8, 9, 1});
-}
-
-/// Raises a kernel's shared memory to `bytes` once.
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, size_t bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
 }
 
 template <bool kSharedTiles>
@@ -139,12 +49,12 @@ cudaError_t LaunchBf16(const MlaKernelArguments& args, const MlaDecodeParams& pa
   const uint64_t query_rows = static_cast<uint64_t>(params.num_tokens) * params.heads;
   const uint64_t cache_rows = static_cast<uint64_t>(params.num_blocks) * params.page_size;
   const int box_groups = std::min(params.page_size, kMlaTileKeys) / 8;
-  if (!EncodeQueryMap(&maps.q, params.q, query_rows) ||
+  if (!EncodeMlaQueryMap(&maps.q, params.q, query_rows) ||
       !EncodeCacheMap(&maps.kv_half, params.cache, cache_rows, 4, std::min(box_groups, 4)) ||
       !EncodeCacheMap(&maps.kv_rotary, params.cache, cache_rows, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, NumBlocks(), kMlaThreads, sizeof(MlaShared),
+  return LaunchDependent(DecodeMlaSm90<kSharedTiles>, MlaBlocks(), kMlaThreads, sizeof(MlaShared),
                          stream, args, maps);
 }
 
@@ -175,7 +85,7 @@ int TileRows(const MlaDecodeParams& params) {
 /// Whether two items may share a tile: bf16, with more tiles than blocks.
 bool SharedTiles(const MlaDecodeParams& params) {
   const int tiles = params.num_tokens * params.heads / kMlaTileRows + params.num_requests;
-  return params.cache_type == MlaCacheType::kBf16 && tiles > NumBlocks();
+  return params.cache_type == MlaCacheType::kBf16 && tiles > MlaBlocks();
 }
 
 template <int kRows>
@@ -193,7 +103,7 @@ cudaError_t LaunchE4m3(const MlaKernelArguments& args, const MlaDecodeParams& pa
       !EncodeByteMap(&maps.rotary, params.cache, cache_rows, 64, 1, box_groups)) {
     return cudaErrorInvalidValue;
   }
-  return LaunchDependent(DecodeMlaSwapAbSm90<kRows>, NumBlocks(), kSwapAbThreads, kSharedBytes,
+  return LaunchDependent(DecodeMlaSwapAbSm90<kRows>, MlaBlocks(), kSwapAbThreads, kSharedBytes,
                          stream, args, maps);
 }
 
@@ -206,7 +116,7 @@ MlaSplits DefaultMlaSplits(int heads) {
 }
 
 size_t MlaDecodeWorkspaceBytes(const MlaDecodeLimits& limits) {
-  return Carve(limits, nullptr).bytes;
+  return CarveMlaWorkspace(limits, nullptr).bytes;
 }
 
 cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& limits,
@@ -218,12 +128,12 @@ cudaError_t MlaDecodePlan(const MlaDecodeParams& params, const MlaDecodeLimits& 
   args.num_requests = params.num_requests;
   args.heads = params.heads;
   args.tile_rows = TileRows(params);
-  args.blocks = NumBlocks();
+  args.blocks = MlaBlocks();
   args.causal = params.visible == nullptr;
   args.relaxed = params.relaxed;
   args.shared_tiles = SharedTiles(params);
   args.splits = SplitsOf(params);
-  args.workspace = Carve(limits, workspace);
+  args.workspace = CarveMlaWorkspace(limits, workspace);
   PlanMlaDecode<<<1, kPlanThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
@@ -235,7 +145,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   const bool e4m3 = params.cache_type == MlaCacheType::kE4m3;
   const float scale = e4m3 ? params.cache_scale : 1.0f;
   MlaKernelArguments args;
-  args.workspace = Carve(limits, workspace);
+  args.workspace = CarveMlaWorkspace(limits, workspace);
   args.block_table = params.block_table;
   args.block_table_stride = params.block_table_stride;
   args.cache = static_cast<const uint8_t*>(params.cache);
@@ -263,7 +173,7 @@ cudaError_t MlaDecode(const MlaDecodeParams& params, const MlaDecodeLimits& limi
   combine.sink = params.sink;
   combine.output = args.output;
   combine.lse = args.lse;
-  return LaunchDependent(CombineMlaDecode, NumBlocks() * 4, kCombineThreads, 0, stream, combine);
+  return LaunchDependent(CombineMlaDecode, MlaBlocks() * 4, kCombineThreads, 0, stream, combine);
 }
 
 }  // namespace outrider::cuda

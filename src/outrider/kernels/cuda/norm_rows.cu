@@ -63,6 +63,14 @@ __device__ __forceinline__ void AddTerms(const NormRowsParams& params, int64_t r
       }
     }
   }
+  if (params.last_term != nullptr) {
+    const float* const last = params.last_term + row * params.hidden;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int column = chunk * kChunk + static_cast<int>(threadIdx.x) * 4;
+      if (column < params.hidden) sums[chunk] = sums[chunk] + LoadFour(last + column);
+    }
+  }
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) x[chunk] = x[chunk] + sums[chunk];
 }
@@ -141,6 +149,9 @@ void Check(const NormRowsParams& params) {
   }
   if (params.x_rows != nullptr && (params.embedding != nullptr || params.num_terms > 0)) {
     RefuseArgument("NormRows: x_rows goes with neither embedding nor terms");
+  }
+  if (params.last_term != nullptr && params.num_terms == 0) {
+    RefuseArgument("NormRows: last_term goes with terms");
   }
   if (params.x == nullptr && params.embedding == nullptr) {
     RefuseArgument("NormRows: x is null: only with embedding need there be none");

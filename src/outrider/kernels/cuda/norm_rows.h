@@ -12,7 +12,8 @@ namespace outrider::cuda {
 
 /// For each row r below the true number of rows, in this order, each part where it is asked for:
 ///   x[r] = embedding[tokens[r]], or embedding[r] without tokens
-///   x[r] += sum over j in order of term_weights[r * num_terms + j] * terms[r * num_terms + j]
+///   x[r] += sum over j in order of term_weights[r * num_terms + j] * terms[r * num_terms + j],
+///           then of last_term[r]
 ///   out[r] = norm_weight * (x[r] / sqrt(mean(x[r]^2) + epsilon)), rounded to bf16.
 /// All sums are float32. A row's bits depend on that row alone.
 struct NormRowsParams {
@@ -36,6 +37,7 @@ struct NormRowsParams {
   DType terms_dtype = DType::kBF16;
   int num_terms = 0;
   const float* term_weights = nullptr;  // [num_rows, num_terms]; null: all 1
+  const float* last_term = nullptr;     // optional, with terms: [num_rows, hidden]
   // Optional: float32 [hidden].
   const float* norm_weight = nullptr;
   float epsilon = 1e-6F;

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const float* row = rows + static_cast<int64_t>(blockIdx.x) * stride;
   Largest best = {-INFINITY, -1};
   for (int64_t col = threadIdx.x; col < cols; col += kRowThreads) {
-    const float value = row[col];
+    const float value = row[col] < INFINITY ? row[col] : INFINITY;  // NaN, too
     if (value > best.value) best = {value, static_cast<int32_t>(col)};
   }
 #pragma unroll

@@ -62,7 +62,7 @@ struct AngleParams {
 cudaError_t MakeAngles(const AngleParams& params, cudaStream_t stream);
 
 /// places[r] = where the largest of the first `cols` values of float32 row r stands, the lowest of
-/// equals; -1 where the largest is infinite or all are NaN.
+/// equals; -1 where the largest is infinite or one is NaN.
 cudaError_t FindLargest(const float* rows, int64_t num_rows, int64_t cols, int64_t stride,
                         int32_t* places, cudaStream_t stream);
 

@@ -102,7 +102,9 @@ void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype) {
         column = static_cast<int32_t>(n);
       }
     }
-    if (std::isinf(largest)) column = -1;
+    const bool has_nan = std::any_of(product.y.row(r), product.y.row(r) + cols,
+                                     [](float y) { return std::isnan(y); });
+    if (std::isinf(largest) || has_nan) column = -1;
   }
 }
 

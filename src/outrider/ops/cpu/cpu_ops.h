@@ -81,7 +81,8 @@ class CpuOps : public Ops {
                  float eps) const override;
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const override;
-  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
+  void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
+                        const HeadEntryArgs& args) const override;
 
   void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
                        int32_t ratio, Tensor x) const override;

@@ -404,11 +404,11 @@ void CpuWeightLoader::Table(TokenTable* handle, const std::string& name, int64_t
 }
 
 void CpuWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                           int64_t cols) {
+                           int64_t cols, std::string_view why) {
   Declare(
       {{name, {rows, cols}}, {original, {rows, cols}}}, [](Piece&) { return PieceSize{}; },
-      [this](Piece& p, std::byte*, ThreadPool& pool) {
-        CheckCopy(source_, p.tensors[0], p.tensors[1], pool);
+      [this, why = std::string(why)](Piece& p, std::byte*, ThreadPool& pool) {
+        CheckCopy(source_, p.tensors[0], p.tensors[1], why, pool);
       });
 }
 

@@ -36,8 +36,8 @@ class CpuWeightLoader : public WeightLoader {
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Copy(const std::string& name, const std::string& original, int64_t rows,
-            int64_t cols) override;
+  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
+            std::string_view why) override;
   WeightSizes PackedSizes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 

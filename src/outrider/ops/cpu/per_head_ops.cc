@@ -18,6 +18,9 @@ void CpuOps::PerHeadAttention(const Context& context, const PerHeadShape& s,
                                               .cache = args.cache,
                                               .requests = Cast(inputs).per_head(args.cache.group),
                                               .out = args.out.floats()});
+  if (args.gates.cols > 0) {
+    kernels_.gate_heads(*context.pool, args.gates.floats(), args.out.floats());
+  }
 }
 
 void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
@@ -27,6 +30,13 @@ void CpuOps::NormHeads(const Context& context, Tensor x, int32_t heads, const fl
   if (x.stride == x.cols) {
     const MatrixView<float> by_head(x.floats().data, x.rows * heads, width);
     kernels_.rms_norm(*context.pool, by_head, weight, eps, by_head);
+    return;
+  }
+  if (x.rows < heads) {
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const MatrixView<float> row(x.floats().row(r), heads, width);
+      kernels_.rms_norm(*context.pool, row, weight, eps, row);
+    }
     return;
   }
   for (int32_t h = 0; h < heads; ++h) {
@@ -49,8 +59,19 @@ void CpuOps::WriteEntries(const Context& context, const StepInputs& inputs, Tens
   });
 }
 
-void CpuOps::GateHeads(const Context& context, Tensor gates, Tensor x) const {
-  kernels_.gate_heads(*context.pool, gates.floats(), x.floats());
+void CpuOps::WriteHeadEntries(const Context& context, const PerHeadShape& s,
+                              const StepInputs& inputs, const HeadEntryArgs& args) const {
+  const auto finish = [&](Tensor x, int32_t heads, const float* norm) {
+    NormHeads(context, x, heads, norm, args.norm_eps);
+    Rotate(context, x, heads, 0, args.rotary);
+  };
+  finish(args.k, s.kv_heads, args.k_norm);
+  OUTRIDER_CHECK(args.v.floats().data == args.k.floats().data + args.k.cols &&
+                 args.v.stride == args.k.stride);
+  const Tensor entries(args.k.data, args.k.dtype, args.k.rows, args.k.cols + args.v.cols,
+                       args.k.stride);
+  WriteEntries(context, inputs, entries, args.cache);
+  if (args.q.cols > 0) finish(args.q, s.heads, args.q_norm);
 }
 
 }  // namespace outrider::cpu

@@ -2,7 +2,6 @@
 #include "outrider/ops/cuda/cuda_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -40,7 +39,7 @@ bool AreOne(const Product& a, const Product& b) {
       second.format == first.format && first.segments != 0 && first.segments == second.segments &&
       first.k == second.k && first.n % 64 == 0 &&
       Follows(first.data, PackedUnitBytes(first.format, first.n, first.k), second.data) &&
-      (first.format == WeightFormat::kBf16 ||
+      (PackedScaleBytes(first.format, first.n, first.k) == 0 ||
        (first.scales != nullptr &&
         Follows(first.scales, PackedScaleBytes(first.format, first.n, first.k), second.scales)));
   return plain(a) && plain(b) && same_rows && one_weight && a.y.dtype == b.y.dtype &&
@@ -75,22 +74,15 @@ void CudaOps::ReserveResults(size_t num_tokens, size_t bytes) const {
   if (results_.Reserve(num_tokens, bytes, stream_)) ++memory_version_;
 }
 
-void CudaOps::BeginReading(size_t bytes) const {
-  results_.BeginCopy(bytes, stream_);
+Ticket CudaOps::LaunchReading(size_t bytes) const {
+  const Ticket ticket = results_.Launch(bytes, stream_);
   idle_->WorkEnds();
+  return ticket;
 }
 
-bool CudaOps::CanFinishReading() const { return results_.CopyIsDone(); }
-
-void CudaOps::FinishReading() const {
-  results_.WaitForCopy();
+void CudaOps::Wait(Ticket ticket) const {
+  results_.Wait(ticket);
   drafts_read_ = true;
-}
-
-void CudaOps::ReadResults(size_t bytes) const {
-  OUTRIDER_CHECK(!results_.IsCopying());
-  BeginReading(bytes);
-  FinishReading();
 }
 
 void CudaOps::KeepTokens(int32_t count) const {
@@ -98,7 +90,9 @@ void CudaOps::KeepTokens(int32_t count) const {
 }
 
 void CudaOps::ReadTokens() const {
-  if (!drafts_read_) ReadResults(0);
+  if (drafts_read_) return;
+  OUTRIDER_CHECK(!results_.IsCopying());
+  Wait(LaunchReading(0));
 }
 
 int32_t CudaOps::ReadToken(int32_t token) const {
@@ -254,21 +248,19 @@ void CudaOps::Multiply(const Context& context, std::span<const Product> products
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     if (p.x.rows == 0) continue;
-    if (i + 1 < products.size() && AreOne(p, products[i + 1])) {
-      PackedWeight both = Packed(*p.w);
-      both.n += Packed(*products[++i].w).n;
-      Tensor y = p.y;
-      y.cols = both.n;
-      MultiplyOne(context, p, both, y);
-    } else {
-      MultiplyOne(context, p, Packed(*p.w), p.y);
+    PackedWeight all = Packed(*p.w);
+    Tensor y = p.y;
+    while (i + 1 < products.size() && AreOne(products[i], products[i + 1])) {
+      all.n += Packed(*products[++i].w).n;
+      y.cols = all.n;
     }
+    MultiplyOne(context, p, all, y);
   }
 }
 
 void CudaOps::MultiplyOne(const Context& context, const Product& p, const PackedWeight& w,
                           Tensor y) const {
-  OUTRIDER_CHECK(p.groups == 1 && (!p.silu_mul || std::isinf(p.limit)));
+  OUTRIDER_CHECK(p.groups == 1);
   OUTRIDER_CHECK(w.gate_up == p.silu_mul && w.k == p.x.cols);
   const Scratch::Frame frame(context.arena);
   const Tensor x = Readable(context, p.x, DType::kBF16, stream_);
@@ -284,6 +276,7 @@ void CudaOps::MultiplyOne(const Context& context, const Product& p, const Packed
   params.y_stride = results.rows().stride;
   params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
   params.accumulate = p.accumulate;
+  params.limits = {.silu = p.limit, .up = p.limit};
   MatMul(params, stream_);
   results.Finish();
 }

@@ -2,8 +2,8 @@
 // take bfloat16 rows; sums, norms and the residual stream are float32. Tensors may be of either
 // type: rows of another than a kernel reads or writes are converted beside it.
 //
-// What it cannot compute is refused when an engine starts (hopper_networks.h): layers
-// without latent attention, per-head entries, weights and activations that are not bfloat16 or FP8.
+// What it cannot compute is refused when an engine starts (hopper_networks.h): attention over
+// compressed or chosen entries, per-head entries of latent attention, float32 activations.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,6 +17,7 @@
 
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/expert_router.h"
+#include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/matmul.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
@@ -51,24 +52,21 @@ class CudaOps : public Ops {
   /// Room for so many bytes of results.
   void ReserveResults(size_t bytes) const { ReserveResults(results_.num_tokens(), bytes); }
   /// Begins to copy kept tokens and so many bytes of results to the host.
-  void BeginReading(size_t bytes) const;
-  /// Whether the first copy that was not waited for is done.
-  bool CanFinishReading() const;
-  /// Waits for it.
-  void FinishReading() const;
-  /// Both; nothing else may be to be waited for.
-  void ReadResults(size_t bytes) const;
+  Ticket LaunchReading(size_t bytes) const;
+  /// Whether the copy is done.
+  bool Ready(Ticket ticket) const { return results_.Ready(ticket); }
+  void Wait(Ticket ticket) const;
   /// A draft is drawn, which the host reads later.
   void DraftsAreDrawn() const { drafts_read_ = false; }
 
   /// Another number whenever memory that recorded steps refer to was moved.
   int64_t memory_version() const { return memory_version_; }
-  /// The next decode attention plans anew.
-  void ForgetPlan() const { planned_serial_ = 0; }
+  /// The next attention plans anew.
+  void ForgetPlan() const;
 
   std::string_view name() const override { return "cuda"; }
   DeviceMemoryState memory() const override;
-  void Rest() const override { idle_->Rest(); }
+  void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
   /// Work is launched.
   void WorkBegins() const { idle_->WorkBegins(); }
@@ -152,7 +150,8 @@ class CudaOps : public Ops {
                  float eps) const override;
   void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
                     LayerCache cache) const override;
-  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
+  void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
+                        const HeadEntryArgs& args) const override;
 
   void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
                        int32_t ratio, Tensor x) const override;
@@ -197,6 +196,17 @@ class CudaOps : public Ops {
                                     const StepInputs& inputs, int64_t rows,
                                     const ExpertWeights& w) const;
   void* DecodeWorkspace(const MlaDecodeLimits& needed) const;
+  /// Grouped-query attention's, of a shape and body.
+  struct GqaWork {
+    GqaLimits limits;
+    DeviceMemory memory;
+    uint64_t planned_serial = 0;
+  };
+  /// Attention of some of a step's rows.
+  void AttendPerHead(const Context& context, const PerHeadShape& shape, GqaBody body,
+                     const DecodeRequests& requests, uint64_t serial,
+                     const AttentionArgs& args) const;
+  GqaWork& GqaWorkOf(const GqaShape& shape, GqaBody body, const DecodeRequests& requests) const;
   /// Attention of prompts: it is being made, then it is there.
   struct Prepared {
     std::future<std::unique_ptr<outrider::cuda::PromptAttention>> coming;
@@ -221,6 +231,8 @@ class CudaOps : public Ops {
   mutable DeviceMemory decode_workspace_;
   mutable int64_t memory_version_ = 0;
   mutable uint64_t planned_serial_ = 0;  // of the inputs that the work space's plan is of
+  // Heads, heads of entries, window, body.
+  mutable std::map<std::tuple<int, int, int, GqaBody>, GqaWork> gqa_work_;
   // Heads, P + R, V, scale, stride of queries.
   using PromptKey = std::tuple<int32_t, int32_t, int32_t, float, int64_t>;
   mutable std::map<PromptKey, Prepared> prompt_attention_;

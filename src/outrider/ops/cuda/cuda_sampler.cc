@@ -117,7 +117,7 @@ void CudaSampler::VerifyCopies::ReadDrafts(const CudaOps& ops) {
 RowDrawer::HostResults CudaSampler::DrawNow(const Context& context, const HeadRows& rows) {
   const Stopwatch watch(head_seconds_);
   const auto num_tokens = static_cast<int32_t>(rows.head.rows);
-  return drawer_.Finish(drawer_.Begin(context, rows, num_tokens, drawn_rows_));
+  return drawer_.Wait(drawer_.Launch(context, rows, num_tokens, drawn_rows_));
 }
 
 void CudaSampler::Verify(const Context& context, const HeadRows& rows,
@@ -152,48 +152,49 @@ void CudaSampler::Verify(const Context& context, const HeadRows& rows,
     const VerifyRequest& request = now_.requests[drawn_requests_[n]];
     VerifyInput input = request.input;
     input.masks = drawn_rows_[n].masks;
-    Finish(request, input, drawn, n, first);
+    GiveResult(request, input, drawn, n, first);
     first += static_cast<size_t>(request.num_rows());
   }
   host_.Verify(context, {rows.head, rows.x, host_rows_}, host_requests_);
 }
 
-void CudaSampler::Finish(const VerifyRequest& request, VerifyInput input,
-                         const RowDrawer::HostResults& drawn, size_t n, size_t first_row) {
+void CudaSampler::GiveResult(const VerifyRequest& request, VerifyInput input,
+                             const RowDrawer::HostResults& drawn, size_t n, size_t first_row) {
   input.drawn = drawn.tokens.subspan(first_row, static_cast<size_t>(request.num_rows()));
   input.num_accepted = drawn.accepted[n];
   if (input.params->logprobs) input.drawn_logprobs = drawn.logprobs.From(first_row);
   verifier_.Verify(input, request.result);
 }
 
-bool CudaSampler::VerifyLater(const Context& context, const HeadRows& rows,
-                              std::span<const VerifyRequest> requests) {
+std::optional<Ticket> CudaSampler::Launch(const Context& context, const HeadRows& rows,
+                                          std::span<const VerifyRequest> requests) {
   drawn_rows_.clear();
   for (const VerifyRequest& request : requests) {
     const VerifyInput& input = request.input;
     const bool plain = input.masks.data == nullptr && input.processors == nullptr;
-    if (!plain || !Describe(request, &drawn_rows_.emplace_back())) return false;
+    if (!plain || !Describe(request, &drawn_rows_.emplace_back())) return std::nullopt;
   }
-  OUTRIDER_CHECK(num_later_ < later_.size());
-  LaterVerify& later = later_[num_later_++];
-  later.copies.Assign(requests);
+  OUTRIDER_CHECK(last_launched_ < last_waited_ + std::ssize(launched_));
+  LaunchedVerify& launched = LaunchedBy(++last_launched_);
+  launched.copies.Assign(requests);
   const Stopwatch watch(head_seconds_);
-  later.layout = drawer_.Begin(context, rows, static_cast<int32_t>(rows.head.rows), drawn_rows_);
-  return true;
+  launched.drawing =
+      drawer_.Launch(context, rows, static_cast<int32_t>(rows.head.rows), drawn_rows_);
+  return last_launched_;
 }
 
-void CudaSampler::Collect() {
-  OUTRIDER_CHECK(num_later_ > 0);
-  const RowDrawer::HostResults drawn = drawer_.Finish(later_[0].layout);
-  VerifyCopies& copies = later_[0].copies;
+void CudaSampler::Wait(Ticket ticket) {
+  OUTRIDER_CHECK(ticket == ++last_waited_ && ticket <= last_launched_);
+  LaunchedVerify& launched = LaunchedBy(ticket);
+  const RowDrawer::HostResults drawn = drawer_.Wait(launched.drawing);
+  VerifyCopies& copies = launched.copies;
   copies.ReadDrafts(ops_);
   size_t first = 0;
   for (size_t n = 0; n < copies.requests.size(); ++n) {
     const VerifyRequest& request = copies.requests[n];
-    Finish(request, request.input, drawn, n, first);
+    GiveResult(request, request.input, drawn, n, first);
     first += static_cast<size_t>(request.num_rows());
   }
-  if (--num_later_ == 1) std::swap(later_[0], later_[1]);
 }
 
 void CudaSampler::Draw(const Context& context, const HeadRows& rows,

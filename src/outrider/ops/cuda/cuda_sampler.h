@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,10 +27,10 @@ class CudaSampler : public StepSampler {
 
   void Verify(const Context& context, const HeadRows& rows,
               std::span<const VerifyRequest> requests) override;
-  bool VerifyLater(const Context& context, const HeadRows& rows,
-                   std::span<const VerifyRequest> requests) override;
-  bool CanCollect() const override { return ops_.CanFinishReading(); }
-  void Collect() override;
+  std::optional<Ticket> Launch(const Context& context, const HeadRows& rows,
+                               std::span<const VerifyRequest> requests) override;
+  bool Ready(Ticket ticket) const override { return drawer_.Ready(LaunchedBy(ticket).drawing); }
+  void Wait(Ticket ticket) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             const DraftTokens& among, std::span<int32_t> tokens) override;
   /// Not reached: a drafter of blocks is refused at start (hopper_networks.h).
@@ -59,15 +60,21 @@ class CudaSampler : public StepSampler {
     void ReadDrafts(const CudaOps& ops);
   };
 
-  /// A call of VerifyLater that was not collected.
-  struct LaterVerify {
+  /// A call of Launch that was not waited for.
+  struct LaunchedVerify {
     VerifyCopies copies;
-    RowDrawer::ResultLayout layout;
+    RowDrawer::Drawing drawing;
   };
 
+  LaunchedVerify& LaunchedBy(Ticket ticket) {
+    return launched_[static_cast<size_t>(ticket) % launched_.size()];
+  }
+  const LaunchedVerify& LaunchedBy(Ticket ticket) const {
+    return launched_[static_cast<size_t>(ticket) % launched_.size()];
+  }
   /// The result of the nth request that was drawn, from `first_row` of what was drawn.
-  void Finish(const VerifyRequest& request, VerifyInput input, const RowDrawer::HostResults& drawn,
-              size_t n, size_t first_row);
+  void GiveResult(const VerifyRequest& request, VerifyInput input,
+                  const RowDrawer::HostResults& drawn, size_t n, size_t first_row);
   /// What the kernel draws for `request`; false: the host draws.
   bool Describe(const VerifyRequest& request, DrawnRows* drawn);
   /// Replaces the masks of requests whose processors forbid tokens: the grammar's and theirs.
@@ -83,8 +90,9 @@ class CudaSampler : public StepSampler {
   RowDrawer drawer_;
   const int32_t* ids_ = nullptr;  // what ids_on_device_ is a copy of
   DeviceMemory ids_on_device_;
-  std::array<LaterVerify, 2> later_;
-  size_t num_later_ = 0;  // of them; the first is the older one
+  std::array<LaunchedVerify, 2> launched_;  // by ticket
+  Ticket last_launched_ = 0;
+  Ticket last_waited_ = 0;
   // Kept to reuse memory.
   VerifyCopies now_;
   std::vector<DrawnRows> drawn_rows_;

@@ -33,6 +33,13 @@ int32_t BlocksOf(const RequestRows& request, int32_t block_size) {
   return (KeysOf(request) + block_size - 1) / block_size;
 }
 
+/// Rows of requests that follow each other.
+int32_t NumRows(std::span<const RequestRows> requests) {
+  return requests.empty() ? 0
+                          : requests.back().first_row + requests.back().query_length -
+                                requests.front().first_row;
+}
+
 /// Writes the request's block table as the kernels count blocks.
 void FillTable(const RequestRows& request, int32_t group, int32_t block_size, int64_t step,
                int32_t* table) {
@@ -58,18 +65,29 @@ void CudaStepInputs::AssignMoved(const BatchLayout& layout, const AttentionPlan&
   layout_ = &layout;
   plan_ = &plan;
   rounded_ = count == RowCount::kRounded && layout.num_rows() > 0 &&
-             layout.num_rows() <= kMostRoundedRows && plan.num_decode_rows() == layout.num_rows();
+             layout.num_rows() <= kMostRoundedRows && NumRows(Decodes()) == layout.num_rows();
   if (rounded_) RoundRowsTo(RoundedRows(layout.num_rows()));
   tokens_.Assign(layout.token_ids());
   moved_places_.assign(places.begin(), places.end());
   OUTRIDER_CHECK(places.empty() || std::cmp_equal(places.size(), layout.num_rows()));
   for (size_t r = 0; r < places.size(); ++r) {
     // Its number is that of its request, too.
-    OUTRIDER_CHECK(places[r] < 0 || (r < plan.decode_runs().size() &&
-                                     std::cmp_equal(plan.decode_runs()[r].first_row, r) &&
-                                     plan.decode_runs()[r].query_length == 1));
+    OUTRIDER_CHECK(places[r] < 0 ||
+                   (r < Decodes().size() && std::cmp_equal(Decodes()[r].first_row, r) &&
+                    Decodes()[r].query_length == 1));
   }
   Copy();
+}
+
+std::span<const RequestRows> CudaStepInputs::Decodes() const {
+  if (!IsPerHead()) return plan_->decode_runs();
+  const std::span<const RequestRows> all = plan_->per_head();
+  const auto is_prompt = [](const RequestRows& r) { return r.phase != Phase::kDecode; };
+  return all.first(static_cast<size_t>(std::ranges::find_if(all, is_prompt) - all.begin()));
+}
+
+std::span<const RequestRows> CudaStepInputs::PerHeadPrompts() const {
+  return plan_->per_head().subspan(IsPerHead() ? Decodes().size() : 0);
 }
 
 void CudaStepInputs::ShiftTokens(std::span<const int32_t> sources,
@@ -124,7 +142,7 @@ const CacheInputs& CudaStepInputs::Of(const LayerCache& cache) const {
   const auto index = static_cast<size_t>(cache.group);
   while (groups_.size() <= index) groups_.emplace_back();
   Group& group = groups_[index];
-  const int64_t step = BlockStep(cache);
+  const int64_t step = IsPerHead() ? 1 : BlockStep(cache);
   if (group.block_step != step || group.block_size != cache.block_size) {
     group.block_step = step;
     group.block_size = cache.block_size;
@@ -144,7 +162,9 @@ void CudaStepInputs::AddGroup(size_t index) const {
   }
   group.slots_at =
       arrays_.Add(std::span<const int64_t>(slots_), static_cast<size_t>(num_rows()), int64_t{-1});
-  AddDecode(index);
+  group.decode_at = AddRequests(index, Decodes(), rounded_, group.inputs.decode);
+  group.per_head_prompts_at =
+      AddRequests(index, PerHeadPrompts(), false, group.inputs.per_head_prompts);
   group.inputs.prompts.clear();
   group.prompts_at.clear();
   for (std::span<const RequestRows> prompts = plan_->prompts(); !prompts.empty();) {
@@ -153,12 +173,17 @@ void CudaStepInputs::AddGroup(size_t index) const {
   OUTRIDER_CHECK(plan_->left_over().empty());
 }
 
+void CudaStepInputs::Place(const RequestArrays& at, DecodeRequests& requests) const {
+  requests.query_start_loc = arrays_.At<int32_t>(at.query_starts);
+  requests.seq_lens = arrays_.At<int32_t>(at.lengths);
+  requests.block_tables = arrays_.At<int32_t>(at.tables);
+}
+
 void CudaStepInputs::Place(Group& group) const {
   CacheInputs& inputs = group.inputs;
   inputs.slots = arrays_.At<int64_t>(group.slots_at);
-  inputs.decode.query_start_loc = arrays_.At<int32_t>(group.decode_at.query_starts);
-  inputs.decode.seq_lens = arrays_.At<int32_t>(group.decode_at.lengths);
-  inputs.decode.block_tables = arrays_.At<int32_t>(group.decode_at.tables);
+  Place(group.decode_at, inputs.decode);
+  Place(group.per_head_prompts_at, inputs.per_head_prompts);
   for (size_t i = 0; i < group.prompts_at.size(); ++i) {
     PromptGroup& prompts = inputs.prompts[i];
     prompts.query_start_loc = arrays_.At<int32_t>(group.prompts_at[i].query_starts);
@@ -201,39 +226,46 @@ size_t CudaStepInputs::AddPrompts(size_t index, std::span<const RequestRows> pro
   return count;
 }
 
-// A rounded step counts as many requests as rows; those that there are not have no rows. Its tables
-// come last and are copied as far as there are requests.
-void CudaStepInputs::AddDecode(size_t index) const {
-  Group& group = groups_[index];
-  DecodeRequests& decode = group.inputs.decode;
-  decode = {};
+// A rounded step counts as many requests as rows; those that there are not have no rows. The tables
+// of the last group come last and are copied as far as there are requests; those of others have
+// room for all, so that what comes behind them stays in its place.
+CudaStepInputs::RequestArrays CudaStepInputs::AddRequests(size_t index,
+                                                          std::span<const RequestRows> requests,
+                                                          bool rounded,
+                                                          DecodeRequests& made) const {
+  const Group& group = groups_[index];
+  made = {};
+  made.num_rows = NumRows(requests);
+  if (!requests.empty()) made.first_row = requests.front().first_row;
   starts_.clear();
   lengths_.clear();
-  for (const RequestRows& request : plan_->decode_runs()) {
-    starts_.push_back(request.first_row - plan_->first_decode_row());
+  for (const RequestRows& request : requests) {
+    starts_.push_back(request.first_row - made.first_row);
     lengths_.push_back(KeysOf(request));
-    decode.block_table_stride =
-        std::max(decode.block_table_stride, BlocksOf(request, group.block_size));
-    decode.max_seq_len = std::max(decode.max_seq_len, KeysOf(request));
+    made.block_table_stride =
+        std::max(made.block_table_stride, BlocksOf(request, group.block_size));
+    made.max_seq_len = std::max(made.max_seq_len, KeysOf(request));
   }
-  decode.count = rounded_ ? num_rows() : static_cast<int>(lengths_.size());
-  if (rounded_) {
-    decode.block_table_stride = std::max(
+  made.count = rounded ? num_rows() : static_cast<int>(lengths_.size());
+  const int32_t true_rows = made.num_rows;
+  if (rounded) {
+    made.num_rows = num_rows();
+    made.block_table_stride = std::max(
         kLeastTableColumns,
-        static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(decode.block_table_stride))));
-    decode.max_seq_len = decode.block_table_stride * group.block_size;
+        static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(made.block_table_stride))));
+    made.max_seq_len = made.block_table_stride * group.block_size;
   }
-  const auto stride = static_cast<size_t>(decode.block_table_stride);
+  const auto stride = static_cast<size_t>(made.block_table_stride);
   tables_.assign(lengths_.size() * stride, 0);
   for (size_t i = 0; i < lengths_.size(); ++i) {
-    FillTable(plan_->decode_runs()[i], static_cast<int32_t>(index), group.block_size,
-              group.block_step, tables_.data() + i * stride);
+    FillTable(requests[i], static_cast<int32_t>(index), group.block_size, group.block_step,
+              tables_.data() + i * stride);
   }
-  const auto count = static_cast<size_t>(decode.count);
-  group.decode_at = {.query_starts = arrays_.Add(std::span<const int32_t>(starts_), count + 1,
-                                                 plan_->num_decode_rows()),
-                     .lengths = arrays_.Add(std::span<const int32_t>(lengths_), count),
-                     .tables = arrays_.Add(tables_)};
+  const auto count = static_cast<size_t>(made.count);
+  if (rounded && index + 1 < groups_.size()) tables_.resize(count * stride, 0);
+  return {.query_starts = arrays_.Add(std::span<const int32_t>(starts_), count + 1, true_rows),
+          .lengths = arrays_.Add(std::span<const int32_t>(lengths_), count),
+          .tables = arrays_.Add(tables_)};
 }
 
 void CudaStepInputs::AddTo(RunKey& key) const {

@@ -19,11 +19,14 @@
 
 namespace outrider::cuda {
 
-/// What decode attention reads, on the device.
+/// Requests whose rows follow each other, as kernels for any query lengths read them.
 struct DecodeRequests {
   int count = 0;  // those without rows included, which rounded steps end with
+  int first_row = 0;
+  int num_rows = 0;
   int max_seq_len = 0;
-  const int32_t* query_start_loc = nullptr;  // [count + 1], from the first decode row on
+  // On the device.
+  const int32_t* query_start_loc = nullptr;  // [count + 1], from the first row on
   const int32_t* seq_lens = nullptr;         // [count]
   const int32_t* block_tables = nullptr;     // [count, block_table_stride]
   int block_table_stride = 0;
@@ -44,11 +47,14 @@ struct PromptGroup {
   int block_table_stride = 0;
 };
 
-/// What the layers of a cache group read. The kernels know blocks that follow each other; those of
-/// a layer lie some blocks apart in the pool's pages, so numbers of blocks are counted in these.
+/// What the layers of a cache group read. Over a latent cache kernels know blocks that follow each
+/// other; those of a layer lie some blocks apart in the pool's pages, so numbers of blocks are
+/// counted in these. Over per-head entries they know how far blocks are apart, and numbers are
+/// those of the pool's pages.
 struct CacheInputs {
-  const int64_t* slots = nullptr;  // [rows] on the device; negative: the row writes nothing
-  DecodeRequests decode;
+  const int64_t* slots = nullptr;   // [rows] on the device; negative: the row writes nothing
+  DecodeRequests decode;            // generated rows
+  DecodeRequests per_head_prompts;  // over per-head entries: the other rows
   std::vector<PromptGroup> prompts;
 };
 
@@ -97,12 +103,20 @@ class CudaStepInputs : public StepInputs {
     CacheInputs inputs;
     size_t slots_at = 0;
     RequestArrays decode_at = {};
+    RequestArrays per_head_prompts_at = {};
     std::vector<RequestArrays> prompts_at;
   };
   /// Copies the rows, and what is read of them in the groups whose geometry is known.
   void Copy() const;
   void AddGroup(size_t index) const;
-  void AddDecode(size_t index) const;
+  /// Adds what is read of these requests of a group.
+  RequestArrays AddRequests(size_t index, std::span<const RequestRows> requests, bool rounded,
+                            DecodeRequests& made) const;
+  void Place(const RequestArrays& at, DecodeRequests& requests) const;
+  /// Requests of generated rows, and over per-head entries the others.
+  std::span<const RequestRows> Decodes() const;
+  std::span<const RequestRows> PerHeadPrompts() const;
+  bool IsPerHead() const { return cache_form() == KvCacheForm::kHeads; }
   /// Adds a group of the first of `prompts`, and returns how many they are.
   size_t AddPrompts(size_t index, std::span<const RequestRows> prompts) const;
   /// Where the arrays of a group are on the device.

@@ -12,17 +12,49 @@ namespace outrider::cuda {
 
 namespace {
 
-DType TypeOf(WeightFormat format) {
-  return format == WeightFormat::kBf16 ? DType::kBF16 : DType::kF8E4M3;
-}
-
-ExpectedTensor Expected(const TensorPart& part) {
-  return {part.name, {part.tensor_rows, part.tensor_cols}};
-}
-
-TensorUpload::Mlp MlpParts(const MlpTensors& names, int64_t width, int64_t hidden) {
+MlpParts PartsOf(const MlpTensors& names, int64_t width, int64_t hidden) {
   return {TensorPart::Whole(names.gate, width, hidden), TensorPart::Whole(names.up, width, hidden),
           TensorPart::Whole(names.down, hidden, width)};
+}
+
+std::vector<ExpectedTensor> TensorsOf(const std::vector<MlpParts>& mlps) {
+  std::vector<ExpectedTensor> tensors;
+  for (const MlpParts& mlp : mlps) {
+    for (const TensorPart& part : {mlp.gate, mlp.up, mlp.down}) tensors.push_back(part.Expected());
+  }
+  return tensors;
+}
+
+bool AreEqual(const MlpFormats& a, const MlpFormats& b) {
+  return a.gate_up == b.gate_up && a.down == b.down;
+}
+
+/// The routed experts and, if it can be packed as they are, the shared MLP, cut into experts of
+/// their width.
+std::vector<MlpParts> JoinExperts(const WeightSource& source, const std::vector<MlpParts>& routed,
+                                  const std::vector<MlpParts>& shared) {
+  const int64_t width = routed[0].gate.rows;
+  if (shared.empty() || shared[0].gate.rows % width != 0) return routed;
+  const auto cut = [&](TensorPart part, int64_t i, bool rows) {
+    (rows ? part.first_row : part.first_col) = i * width;
+    (rows ? part.rows : part.cols) = width;
+    return part;
+  };
+  std::vector<MlpParts> pieces;
+  for (int64_t i = 0; i < shared[0].gate.rows / width; ++i) {
+    pieces.push_back(
+        {cut(shared[0].gate, i, true), cut(shared[0].up, i, true), cut(shared[0].down, i, false)});
+  }
+  std::vector<MlpParts> all = routed;
+  all.insert(all.end(), pieces.begin(), pieces.end());
+  const MlpFormats of_routed = FormatsOf(source, routed);
+  return AreEqual(FormatsOf(source, all), of_routed) ? all : routed;
+}
+
+/// Whether there is a shared MLP that is none of `experts`.
+bool IsApart(const std::vector<MlpParts>& shared, const std::vector<MlpParts>& experts,
+             const std::vector<MlpParts>& routed) {
+  return !shared.empty() && experts.size() == routed.size();
 }
 
 }  // namespace
@@ -36,8 +68,8 @@ CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm&
   }
   if (form.quantization != WeightQuantization::kNone) {
     throw InvalidArgument(
-        "--quantization int8 is the CPU's: on the GPU weights stay as they are stored, bfloat16 or "
-        "FP8 in blocks of 128x128");
+        "--quantization int8 is the CPU's: on the GPU weights stay as they are stored, bfloat16, "
+        "FP8 or 4 bits");
   }
 }
 
@@ -62,7 +94,7 @@ void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& name
   std::vector<ExpectedTensor> tensors;
   for (const std::string& name : names) {
     parts.push_back(TensorPart::Whole(name, rows, cols));
-    tensors.push_back(Expected(parts.back()));
+    tensors.push_back(parts.back().Expected());
   }
   Declare(
       std::move(tensors),
@@ -80,7 +112,7 @@ void CudaWeightLoader::SideBySide(const NamedMatrix& a, const NamedMatrix& b, in
   const TensorPart first_part = TensorPart::Whole(a.name, a.rows, cols);
   const TensorPart second_part = TensorPart::Whole(b.name, b.rows, cols);
   Declare(
-      {Expected(first_part), Expected(second_part)},
+      {first_part.Expected(), second_part.Expected()},
       [this, first_part, second_part](WeightSizes& sizes) {
         for (const TensorPart& part : {first_part, second_part}) {
           AddMatrixSize(FormatOf(source_, {part}), part.rows, part.cols, 1, sizes);
@@ -97,32 +129,19 @@ void CudaWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, i
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [this, rows, cols](WeightSizes& sizes) {
         AddMatrixSize(WeightFormat::kBf16, rows, cols, 1, sizes);
       },
       [packed, part](TensorUpload& upload) { *packed = upload.Bf16Matrix(part); });
 }
 
-void CudaWeightLoader::DeclareMlps(PackedWeight* gate_up, PackedWeight* down,
-                                   const std::vector<TensorUpload::Mlp>& mlps) {
-  std::vector<ExpectedTensor> tensors;
-  for (const TensorUpload::Mlp& mlp : mlps) {
-    for (const TensorPart& part : {mlp.gate, mlp.up, mlp.down}) {
-      // Parts of one tensor follow each other.
-      if (part.first_row == 0 && part.first_col == 0) tensors.push_back(Expected(part));
-    }
-  }
-  Declare(
-      std::move(tensors),
-      [this, mlps](WeightSizes& sizes) {
-        const MlpFormats formats = FormatsOf(source_, mlps);
-        const TensorPart& gate = mlps[0].gate;
-        const auto count = static_cast<int64_t>(mlps.size());
-        AddMatrixSize(formats.gate_up, 2 * gate.rows, gate.cols, count, sizes);
-        AddMatrixSize(formats.down, mlps[0].down.rows, mlps[0].down.cols, count, sizes);
-      },
-      [gate_up, down, mlps](TensorUpload& upload) { upload.Mlps(mlps, gate_up, down); });
+void CudaWeightLoader::AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const {
+  const MlpFormats formats = FormatsOf(source_, mlps);
+  const TensorPart& gate = mlps[0].gate;
+  const auto count = static_cast<int64_t>(mlps.size());
+  AddMatrixSize(formats.gate_up, 2 * gate.rows, gate.cols, count, sizes);
+  AddMatrixSize(formats.down, mlps[0].down.rows, mlps[0].down.cols, count, sizes);
 }
 
 void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
@@ -131,37 +150,46 @@ void CudaWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& name
   PackedWeight* packed_down = &memory_->matrices.emplace_back();
   *gate_up = {2 * width, hidden, packed_gate_up};
   *down = {hidden, width, packed_down};
-  DeclareMlps(packed_gate_up, packed_down, {MlpParts(names, width, hidden)});
+  const std::vector<MlpParts> mlp = {PartsOf(names, width, hidden)};
+  Declare(
+      TensorsOf(mlp), [this, mlp](WeightSizes& sizes) { AddMlpSizes(mlp, sizes); },
+      [packed_gate_up, packed_down, mlp](TensorUpload& upload) {
+        upload.Mlps(mlp, packed_gate_up, packed_down);
+      });
 }
 
 void CudaWeightLoader::MoeExperts(ExpertWeights* out, const Experts& e) {
-  if (e.stacked > 0) {
-    throw InvalidArgument(
-        "{}: experts that are stacked in one tensor do not run on the GPU; --device cpu runs them",
-        source_.where());
-  }
-  if (e.shared_width % e.width != 0) {
-    throw InvalidArgument(
-        "shared experts of width {} do not run on the GPU: it must be a multiple of the routed "
-        "ones', {}; --device cpu runs them",
-        e.shared_width, e.width);
-  }
   CudaExperts* packed = &memory_->experts.emplace_back();
-  packed->shared = static_cast<int>(e.shared_width / e.width);
-  *out = {static_cast<int64_t>(e.routed.size()), e.width, e.shared_width, packed};
-  std::vector<TensorUpload::Mlp> mlps;
-  for (const MlpTensors& names : e.routed) mlps.push_back(MlpParts(names, e.width, e.hidden));
-  const auto cut = [&](TensorPart part, int64_t i, bool rows) {
-    (rows ? part.first_row : part.first_col) = i * e.width;
-    (rows ? part.rows : part.cols) = e.width;
-    return part;
-  };
-  const TensorUpload::Mlp shared = MlpParts(e.shared, e.shared_width, e.hidden);
-  for (int64_t i = 0; i < packed->shared; ++i) {
-    mlps.push_back(
-        {cut(shared.gate, i, true), cut(shared.up, i, true), cut(shared.down, i, false)});
+  const int64_t count = e.stacked > 0 ? e.stacked : std::ssize(e.routed);
+  *out = {count, e.width, e.shared_width, packed};
+  std::vector<MlpParts> routed;
+  for (int64_t i = 0; i < count; ++i) {
+    const MlpTensors& names = e.routed[e.stacked > 0 ? 0 : static_cast<size_t>(i)];
+    MlpParts& mlp = routed.emplace_back(PartsOf(names, e.width, e.hidden));
+    for (TensorPart* part : {&mlp.gate, &mlp.up, &mlp.down}) {
+      part->stack = e.stacked;
+      part->index = i;
+    }
   }
-  DeclareMlps(&packed->gate_up, &packed->down, mlps);
+  std::vector<MlpParts> shared;
+  if (e.shared_width > 0) shared.push_back(PartsOf(e.shared, e.shared_width, e.hidden));
+  std::vector<ExpectedTensor> tensors = TensorsOf(routed);
+  for (const ExpectedTensor& tensor : TensorsOf(shared)) tensors.push_back(tensor);
+  Declare(
+      std::move(tensors),
+      [this, routed, shared](WeightSizes& sizes) {
+        const std::vector<MlpParts> experts = JoinExperts(source_, routed, shared);
+        AddMlpSizes(experts, sizes);
+        if (IsApart(shared, experts, routed)) AddMlpSizes(shared, sizes);
+      },
+      [this, packed, routed, shared](TensorUpload& upload) {
+        const std::vector<MlpParts> experts = JoinExperts(source_, routed, shared);
+        packed->shared = static_cast<int>(experts.size() - routed.size());
+        upload.Mlps(experts, &packed->gate_up, &packed->down);
+        if (IsApart(shared, experts, routed)) {
+          upload.Mlps(shared, &packed->shared_gate_up, &packed->shared_down);
+        }
+      });
 }
 
 void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) {
@@ -170,7 +198,7 @@ void CudaWeightLoader::SplitKvUp(KvUpWeight* out, const std::string& name, const
   const int64_t rows = sizes.heads * (sizes.nope + sizes.value);
   const TensorPart part = TensorPart::Whole(name, rows, sizes.latent);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [this, rows, sizes](WeightSizes& total) {
         AddMatrixSize(WeightFormat::kBf16, rows, sizes.latent, 1, total);
         total[DType::kBF16] += rows * sizes.latent * static_cast<int64_t>(sizeof(BFloat16));
@@ -222,7 +250,7 @@ void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t r
   *out = {rows, cols, packed};
   const TensorPart part = TensorPart::Whole(name, rows, cols);
   Declare(
-      {Expected(part)},
+      {part.Expected()},
       [rows, cols](WeightSizes& sizes) {
         sizes[DType::kBF16] += rows * cols * static_cast<int64_t>(sizeof(BFloat16));
       },
@@ -230,13 +258,13 @@ void CudaWeightLoader::Table(TokenTable* out, const std::string& name, int64_t r
 }
 
 void CudaWeightLoader::Copy(const std::string& name, const std::string& original, int64_t rows,
-                            int64_t cols) {
+                            int64_t cols, std::string_view why) {
   const ExpectedTensor copy = {name, {rows, cols}};
   const ExpectedTensor first = {original, {rows, cols}};
   Declare(
       {copy, first}, [](WeightSizes&) {},
-      [this, copy, first](TensorUpload& upload) {
-        CheckCopy(source_, copy, first, upload.pool());
+      [this, copy, first, why = std::string(why)](TensorUpload& upload) {
+        CheckCopy(source_, copy, first, why, upload.pool());
       });
 }
 

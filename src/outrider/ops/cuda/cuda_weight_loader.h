@@ -1,8 +1,9 @@
 // The GPU's weight loader: packs a checkpoint's tensors on the device, for the matrix products or
 // as they are.
 //
-// A matrix keeps its e4m3 codes if it is stored so, in blocks of 128x128, and its parts begin at
-// multiples of 128 rows and columns. Any other is bf16, rounded once. Random weights
+// A matrix keeps its codes if a kernel reads their form (weight_formats.h): FP8 with scales of
+// blocks of 128x128, where its parts begin at multiples of 128 rows and columns, of rows or of the
+// tensor; INT4, FP4 and NVFP4. Any other is bf16, rounded once. Random bf16 weights
 // (MakeDummyWeights) are made on the device, with the values that they have on the CPU.
 #pragma once
 
@@ -42,8 +43,8 @@ class CudaWeightLoader : public WeightLoader {
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;
-  void Copy(const std::string& name, const std::string& original, int64_t rows,
-            int64_t cols) override;
+  void Copy(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
+            std::string_view why) override;
   WeightSizes PackedSizes() override;
   std::unique_ptr<WeightMemory> Load(const Device& device, const Progress& progress) override;
 
@@ -67,9 +68,7 @@ class CudaWeightLoader : public WeightLoader {
                std::function<void(TensorUpload&)> fill);
   void AddMatrixSize(WeightFormat format, int64_t rows, int64_t cols, int64_t count,
                      WeightSizes& sizes) const;
-  /// MLPs of one shape, one after the other.
-  void DeclareMlps(PackedWeight* gate_up, PackedWeight* down,
-                   const std::vector<TensorUpload::Mlp>& mlps);
+  void AddMlpSizes(const std::vector<MlpParts>& mlps, WeightSizes& sizes) const;
 
   const WeightSource& source_;
   cudaStream_t stream_;

@@ -17,11 +17,14 @@ struct CudaKvUp {
 };
 
 /// All experts, one after the other: the routed ones, then the shared MLP, cut into as many of
-/// their width.
+/// their width, if it is packed as they are.
 struct CudaExperts {
   PackedWeight gate_up;  // the first one's
   PackedWeight down;
   int shared = 0;  // experts that the shared MLP is
+  // Else the shared MLP by itself; n is 0 where there is none.
+  PackedWeight shared_gate_up;
+  PackedWeight shared_down;
 };
 
 inline const PackedWeight& Packed(const Weight& w) {

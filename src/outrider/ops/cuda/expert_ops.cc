@@ -1,5 +1,6 @@
-// CudaOps: mixtures of experts. The shared MLP is some experts more that every row goes to.
-#include <cmath>
+// CudaOps: mixtures of experts. The shared MLP is some experts more that every row goes to, or, if
+// its weights are packed otherwise, two products of all rows.
+#include <limits>
 
 #include "outrider/base/error.h"
 #include "outrider/kernels/cuda/expert_router.h"
@@ -10,6 +11,33 @@
 #include "outrider/ops/cuda/device_rows.h"
 
 namespace outrider::cuda {
+
+namespace {
+
+GateUpLimits Limits(float limit, bool limits_gate) {
+  constexpr float kNone = std::numeric_limits<float>::infinity();
+  return {.gate = limits_gate ? limit : kNone, .silu = limits_gate ? kNone : limit, .up = limit};
+}
+
+/// Whether there is a shared MLP that is none of the experts.
+bool IsApart(const ExpertWeights& w) { return Packed(w).shared_gate_up.n > 0; }
+
+/// y = W x of all rows; with gate and up their SiLU and product, cut at limits.
+void MultiplyAll(Tensor x, const PackedWeight& w, const GateUpLimits& limits, Tensor y,
+                 cudaStream_t stream) {
+  MatMulParams params;
+  params.rows = static_cast<int>(x.rows);
+  params.x = x.data;
+  params.x_stride = x.stride;
+  params.w = w;
+  params.y = y.data;
+  params.y_stride = y.stride;
+  params.y_type = y.dtype == DType::kBF16 ? OutputType::kBf16 : OutputType::kF32;
+  params.limits = limits;
+  MatMul(params, stream);
+}
+
+}  // namespace
 
 ExpertRouterParams CudaOps::PrepareRouting(const Context& context, const RouterSpec& spec,
                                            const StepInputs& inputs, int64_t rows,
@@ -72,9 +100,10 @@ const Routing& CudaOps::Route(const Context& context, const RouterSpec& spec,
 ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
                                  const ExpertLimits& limits, const Routing& routing,
                                  Tensor x) const {
-  OUTRIDER_CHECK(std::isinf(limits.routed) && std::isinf(limits.shared));
   const CudaRouting& r = RoutingOf(routing);
   const Tensor inner = TakeRows(context, DType::kBF16, r.rows * r.choices, w.width);
+  const Tensor shared_inner =
+      TakeRows(context, DType::kBF16, IsApart(w) ? r.rows : 0, w.shared_width);
   const Scratch::Frame frame(context.arena);
   x = Readable(context, x, DType::kBF16, stream_);
   ExpertMatMulParams params;
@@ -89,10 +118,16 @@ ExpertRows CudaOps::ExpertGateUp(const Context& context, const ExpertWeights& w,
     params.gathered = TakeRows(context, DType::kBF16, r.rows * r.choices, x.cols).data;
   }
   params.w = Packed(w).gate_up;
+  params.limits = Limits(limits.routed, limits.limits_gate);
+  params.shared_limits = Limits(limits.shared, limits.limits_gate);
+  params.shared = Packed(w).shared;
   params.y = inner.data;
   params.y_stride = inner.stride;
   ExpertMatMul(params, stream_);
-  return {.routed = inner, .shared = {}};
+  if (shared_inner.rows > 0) {
+    MultiplyAll(x, Packed(w).shared_gate_up, params.shared_limits, shared_inner, stream_);
+  }
+  return {.routed = inner, .shared = shared_inner};
 }
 
 ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
@@ -101,6 +136,8 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   const PackedWeight& down = Packed(w).down;
   const int64_t pairs = r.rows * r.choices;
   const Tensor outputs(context.arena.Take<float>(pairs * down.n), pairs, down.n);
+  const int64_t shared_rows = IsApart(w) ? r.rows : 0;
+  const Tensor shared(context.arena.Take<float>(shared_rows * down.n), shared_rows, down.n);
   ExpertMatMulParams params;
   params.max_rows = static_cast<int>(r.rows);
   params.choices = r.choices;
@@ -115,7 +152,8 @@ ExpertRows CudaOps::ExpertDown(const Context& context, const ExpertWeights& w,
   params.y_type = OutputType::kF32;
   params.routing_settled = true;
   ExpertMatMul(params, stream_);
-  return {.routed = outputs, .shared = {}};
+  if (shared_rows > 0) MultiplyAll(inner.shared, Packed(w).shared_down, {}, shared, stream_);
+  return {.routed = outputs, .shared = shared};
 }
 
 void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*w*/,
@@ -132,6 +170,7 @@ void CudaOps::CombineExperts(const Context& /*context*/, const ExpertWeights& /*
   params.terms_dtype = DType::kF32;
   params.num_terms = r.choices;
   params.term_weights = r.device.weights;
+  if (outputs.shared.rows > 0) params.last_term = static_cast<const float*>(outputs.shared.data);
   params.norm_weight = norm.weight;
   params.epsilon = norm.eps;
   params.out = norm.out.data;

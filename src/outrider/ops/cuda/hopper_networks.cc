@@ -3,14 +3,17 @@
 #include <variant>
 
 #include "outrider/base/error.h"
+#include "outrider/kernels/cuda/gqa/gqa_attention.h"
 #include "outrider/kernels/cuda/mla_decode.h"
 
 namespace outrider::cuda {
 
 namespace {
 
-/// The shared MLP as experts of the routed ones' width.
-int64_t SharedExperts(const MoeSpec& moe) { return moe.shared_width / moe.width; }
+/// The shared MLP as experts of the routed ones' width, if it is a multiple.
+int64_t SharedExperts(const MoeSpec& moe) {
+  return moe.shared_width % moe.width == 0 ? moe.shared_width / moe.width : 0;
+}
 
 void Require(bool runs, const char* what, int64_t value, const char* what_runs) {
   if (runs) return;
@@ -22,6 +25,13 @@ void Require(bool runs, const char* what, int64_t value, const char* what_runs) 
 void CheckHidden(const ModelConfig& c) {
   Require(c.hidden_size % 8 == 0 && c.hidden_size <= 8192, "hidden_size", c.hidden_size,
           "multiples of 8 up to 8192");
+}
+
+void CheckAttention(const GqaSpec& a, const RotarySpec& rotary) {
+  Require(a.head_dim == kGqaHeadDim, "head_dim", a.head_dim, "128");
+  Require(a.heads / a.kv_heads <= kGqaTileRows,
+          "query heads for each of the key heads:", a.heads / a.kv_heads, "up to 64");
+  Require(rotary.dims % 8 == 0, "rotated values of a head:", rotary.dims, "multiples of 8");
 }
 
 void CheckAttention(const MlaSpec& a) {
@@ -41,8 +51,11 @@ void CheckMoe(const MoeSpec& moe) {
   Require(router.experts % 8 == 0 && router.experts <= 512, "n_routed_experts", router.experts,
           "multiples of 8 up to 512");
   Require(moe.width % 8 == 0, "moe_intermediate_size", moe.width, "multiples of 8");
-  Require(moe.shared_width % moe.width == 0, "shared experts of width", moe.shared_width,
-          "multiples of the routed ones'");
+  Require(moe.shared_width % 8 == 0, "shared experts of width", moe.shared_width, "multiples of 8");
+  Require(router.method != RouterMethod::kTokenTable, "experts by token in layers of",
+          router.experts, "experts that a router chooses");
+  Require(router.scoring != RouterScoring::kSqrtSoftplus, "square roots of softplus as scores of",
+          router.experts, "softmax and sigmoid");
   Require(router.top_k + SharedExperts(moe) <= 32, "num_experts_per_tok", router.top_k,
           "32 experts of a token with the shared ones");
 }
@@ -56,15 +69,20 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
   for (int64_t i = 0; i < layers; ++i) {
     const LayerSpec& spec = c.layer(i);
     const LayerSpec& first = c.layer(0);
-    if (!std::holds_alternative<MlaSpec>(spec.attention)) {
+    if (spec.attention.index() != first.attention.index() ||
+        std::holds_alternative<CompressedSpec>(spec.attention)) {
       throw InvalidArgument(
           "{} does not run on the GPU: the kernels take latent attention (MLA) of DeepSeek-V2's "
-          "form; --device cpu runs it",
+          "form, or grouped-query attention as Step-3.5's, in all layers; --device cpu runs it",
           c.model_type);
     }
-    Require(spec.attention == first.attention && spec.rotary == first.rotary,
-            "the attention of layer", i, "attention of one shape in all layers");
-    CheckAttention(std::get<MlaSpec>(spec.attention));
+    if (const auto* gqa = std::get_if<GqaSpec>(&spec.attention)) {
+      CheckAttention(*gqa, spec.rotary);
+    } else {
+      Require(spec.attention == first.attention && spec.rotary == first.rotary,
+              "the attention of layer", i, "latent attention of one shape in all layers");
+      CheckAttention(std::get<MlaSpec>(spec.attention));
+    }
     if (const MoeSpec* moe = spec.moe()) CheckMoe(*moe);
     if (const DenseMlpSpec* dense = spec.dense()) {
       Require(dense->width % 8 == 0, "intermediate_size", dense->width, "multiples of 8");
@@ -73,6 +91,12 @@ void CheckRunsOnHopper(const ModelConfig& c, int num_mtp_modules) {
 }
 
 void CheckDrafterRunsOnHopper(const ModelConfig& target, const ModelConfig& drafter) {
+  if (!std::holds_alternative<MlaSpec>(target.layer(0).attention)) {
+    throw InvalidArgument(
+        "a drafter with latent attention does not run on the GPU beside {}, which has none; "
+        "--device cpu runs it",
+        target.model_type);
+  }
   CheckHidden(drafter);
   const LayerSpec& layer = drafter.layers.front();
   const auto& attention = std::get<MlaSpec>(layer.attention);

@@ -34,7 +34,7 @@ void IdleClock::WorkBegins() {
   CheckCuda(cudaEventRecord(At(num_gaps_ - 1).beginning, stream_), "recording an event");
 }
 
-void IdleClock::Rest() {
+void IdleClock::Pause() {
   if (is_open_) --num_gaps_;
   is_open_ = false;
 }

@@ -21,7 +21,7 @@ class IdleClock {
   /// Something is launched.
   void WorkBegins();
   /// Nothing is wanted of the device: the time until the next launch does not count.
-  void Rest();
+  void Pause();
 
   /// Of the gaps that are over.
   double seconds();

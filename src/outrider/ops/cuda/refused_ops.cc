@@ -10,23 +10,14 @@ void CudaOps::WritePerHeadEntries(const Context& /*context*/, const MlaShape& /*
   OUTRIDER_CHECK(false, "per-head entries on the GPU");
 }
 
-void CudaOps::PerHeadAttention(const Context& /*context*/, const PerHeadShape& /*shape*/,
-                               const StepInputs& /*inputs*/, const AttentionArgs& /*args*/) const {
-  OUTRIDER_CHECK(false, "per-head entries on the GPU");
-}
-
 void CudaOps::NormHeads(const Context& /*context*/, Tensor /*x*/, int32_t /*heads*/,
                         const float* /*weight*/, float /*eps*/) const {
-  OUTRIDER_CHECK(false, "grouped-query attention on the GPU");
+  OUTRIDER_CHECK(false, "compressed entries on the GPU");
 }
 
 void CudaOps::WriteEntries(const Context& /*context*/, const StepInputs& /*inputs*/,
                            Tensor /*entries*/, LayerCache /*cache*/) const {
-  OUTRIDER_CHECK(false, "grouped-query attention on the GPU");
-}
-
-void CudaOps::GateHeads(const Context& /*context*/, Tensor /*gates*/, Tensor /*x*/) const {
-  OUTRIDER_CHECK(false, "grouped-query attention on the GPU");
+  OUTRIDER_CHECK(false, "compressed entries on the GPU");
 }
 
 const Routing& CudaOps::RouteByToken(const Context& /*context*/, const RouterSpec& /*spec*/,

@@ -16,15 +16,15 @@ constexpr int32_t kLogitsTile = 256;
 
 }  // namespace
 
-RowDrawer::ResultLayout RowDrawer::Begin(const Context& context, const HeadRows& rows,
-                                         int32_t num_tokens, std::span<const DrawnRows> requests) {
+RowDrawer::Drawing RowDrawer::Launch(const Context& context, const HeadRows& rows,
+                                     int32_t num_tokens, std::span<const DrawnRows> requests) {
   ResultLayout layout{.num_requests = requests.size()};
   int32_t most = -1;
   for (const DrawnRows& drawn : requests) {
     layout.num_rows += static_cast<size_t>(drawn.num_rows);
     most = std::max(most, drawn.sampling.top_logprobs);
   }
-  if (layout.num_rows == 0) return layout;
+  if (layout.num_rows == 0) return {layout};
   layout.logprobs = most >= 0;
   layout.num_top = static_cast<size_t>(std::clamp(most, 0, num_tokens));
   num_top_ = layout.num_top;
@@ -42,13 +42,17 @@ RowDrawer::ResultLayout RowDrawer::Begin(const Context& context, const HeadRows&
   const bool verifies = requests.front().given_token < 0;
   Draw(context, rows, num_tokens, requests, results,
        {.num_accepted = verifies ? ints + layout.accepted() : nullptr});
-  ops_.BeginReading(layout.bytes());
-  return layout;
+  return {layout, ops_.LaunchReading(layout.bytes())};
 }
 
-RowDrawer::HostResults RowDrawer::Finish(const ResultLayout& layout) {
+bool RowDrawer::Ready(const Drawing& drawing) const {
+  return drawing.layout.num_rows == 0 || ops_.Ready(drawing.ticket);
+}
+
+RowDrawer::HostResults RowDrawer::Wait(const Drawing& drawing) {
+  const ResultLayout& layout = drawing.layout;
   if (layout.num_rows == 0) return {};
-  ops_.FinishReading();
+  ops_.Wait(drawing.ticket);
   const std::byte* const memory = ops_.results().host_results();
   const auto* const ints = reinterpret_cast<const int32_t*>(memory);
   const auto* const floats = reinterpret_cast<const float*>(memory);

@@ -49,6 +49,12 @@ class RowDrawer {
     size_t bytes() const { return of_logprobs(logprobs ? 2 + 2 * num_top : 0) * 4; }
   };
 
+  /// What Launch began.
+  struct Drawing {
+    ResultLayout layout;
+    Ticket ticket = 0;  // of CudaOps; of a layout with rows
+  };
+
   /// What was drawn, on the host.
   struct HostResults {
     std::span<const int32_t> tokens;    // [rows]
@@ -62,13 +68,12 @@ class RowDrawer {
   /// Of requests with one row each, among the first num_tokens tokens; ids as DrawResults has them.
   void DrawToPlaces(const Context& context, const HeadRows& rows, int32_t num_tokens,
                     std::span<const DrawnRows> requests, const int32_t* ids);
-  /// Results for the host, of which all or none have a given token; begins to copy them. Drafts are
-  /// verified.
-  ResultLayout Begin(const Context& context, const HeadRows& rows, int32_t num_tokens,
-                     std::span<const DrawnRows> requests);
-  /// Waits for the copy; in the order of Begin. The results are valid until the second Begin from
-  /// then on.
-  HostResults Finish(const ResultLayout& layout);
+  /// Results for the host, of which all or none have a given token. Drafts are verified.
+  Drawing Launch(const Context& context, const HeadRows& rows, int32_t num_tokens,
+                 std::span<const DrawnRows> requests);
+  bool Ready(const Drawing& drawing) const;
+  /// In the order of Launch. The results are valid until the second Launch from then on.
+  HostResults Wait(const Drawing& drawing);
 
  private:
   struct Kind {

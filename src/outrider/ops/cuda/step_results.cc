@@ -30,9 +30,9 @@ bool StepResults::Reserve(size_t num_tokens, size_t bytes, cudaStream_t stream) 
   return true;
 }
 
-void StepResults::BeginCopy(size_t bytes, cudaStream_t stream) {
-  OUTRIDER_CHECK(begun_ < waited_ + 2);
-  Copy& copy = copies_[++begun_ % 2];
+Ticket StepResults::Launch(size_t bytes, cudaStream_t stream) {
+  OUTRIDER_CHECK(launched_ < waited_ + 2);
+  Copy& copy = CopyOf(++launched_);
   bytes += TokenBytes();
   if (bytes > copy.bytes) {
     copy.bytes = std::max(2 * bytes, kLeastBytes);
@@ -42,11 +42,12 @@ void StepResults::BeginCopy(size_t bytes, cudaStream_t stream) {
       cudaMemcpyAsync(copy.memory.data(), device_.data(), bytes, cudaMemcpyDeviceToHost, stream),
       "copying tokens to the host");
   copy.done.Record(stream);
+  return launched_;
 }
 
-void StepResults::WaitForCopy() {
-  OUTRIDER_CHECK(IsCopying());
-  copies_[++waited_ % 2].done.Wait();
+void StepResults::Wait(Ticket ticket) {
+  OUTRIDER_CHECK(ticket == ++waited_ && ticket <= launched_);
+  CopyOf(ticket).done.Wait();
 }
 
 }  // namespace outrider::cuda

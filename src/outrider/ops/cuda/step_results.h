@@ -5,10 +5,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "outrider/kernels/cuda/device_memory.h"
+#include "outrider/ops/ticket.h"
 
 namespace outrider::cuda {
 
@@ -26,21 +28,18 @@ class StepResults {
 
   /// Begins to copy tokens and the first `bytes` of the results to the host, in the stream. At most
   /// two copies are to be waited for.
-  void BeginCopy(size_t bytes, cudaStream_t stream);
+  Ticket Launch(size_t bytes, cudaStream_t stream);
   /// Whether a copy is to be waited for.
-  bool IsCopying() const { return waited_ < begun_; }
-  /// Whether the first copy that was not waited for is done.
-  bool CopyIsDone() { return copies_[(waited_ + 1) % 2].done.IsDone(); }
-  /// Until it is.
-  void WaitForCopy();
+  bool IsCopying() const { return waited_ < launched_; }
+  bool Ready(Ticket ticket) { return CopyOf(ticket).done.IsDone(); }
+  void Wait(Ticket ticket);
 
-  // What came with the copy that was waited for last: valid until the second copy after it begins.
+  // What came with the copy that was waited for last: valid until the second copy after it is
+  // launched.
   const int32_t* host_tokens() const {
-    return reinterpret_cast<const int32_t*>(copies_[waited_ % 2].memory.data());
+    return reinterpret_cast<const int32_t*>(CopyOf(waited_).memory.data());
   }
-  const std::byte* host_results() const {
-    return copies_[waited_ % 2].memory.data() + TokenBytes();
-  }
+  const std::byte* host_results() const { return CopyOf(waited_).memory.data() + TokenBytes(); }
 
  private:
   struct Copy {
@@ -49,13 +48,17 @@ class StepResults {
     DeviceEvent done;
   };
 
+  Copy& CopyOf(Ticket ticket) { return copies_[static_cast<size_t>(ticket) % copies_.size()]; }
+  const Copy& CopyOf(Ticket ticket) const {
+    return copies_[static_cast<size_t>(ticket) % copies_.size()];
+  }
   size_t TokenBytes() const { return (num_tokens_ * sizeof(int32_t) + 255) / 256 * 256; }
 
   DeviceMemory device_;
   size_t num_tokens_ = 0;
-  Copy copies_[2];  // the host's, by number
-  size_t begun_ = 0;
-  size_t waited_ = 0;
+  std::array<Copy, 2> copies_;  // the host's, by ticket
+  Ticket launched_ = 0;
+  Ticket waited_ = 0;
 };
 
 }  // namespace outrider::cuda

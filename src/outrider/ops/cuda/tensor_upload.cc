@@ -15,81 +15,37 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kSmallest = size_t{32} << 20;  // of an allocation
 constexpr size_t kChunkBytes = size_t{32} << 20;
-constexpr int64_t kScaleBlock = 128;
 constexpr int64_t kTaskBytes = int64_t{128} << 10;  // that a thread reads at a time
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The range in which PackWeight takes scales that are powers of two.
-bool IsPowerOfTwo(float scale) {
-  int exponent = 0;
-  return std::frexp(scale, &exponent) == 0.5F && exponent - 1 >= -64 && exponent - 1 <= 7;
-}
-
 int Int(int64_t value) { return static_cast<int>(value); }
 
-OpenPart OpenIn(const WeightSource& source, const TensorPart& part) {
-  OUTRIDER_CHECK(part.first_row + part.rows <= part.tensor_rows &&
-                 part.first_col + part.cols <= part.tensor_cols);
-  return {part, source.Open({part.name, {part.tensor_rows, part.tensor_cols}})};
+DummyPart DummyPartOf(const TensorPart& part, const DummyStream& stream) {
+  return {.stream = stream,
+          .tensor_cols = part.tensor_cols,
+          .first_row = part.first_row,
+          .first_col = part.first_col,
+          .rows = part.rows,
+          .cols = part.cols};
 }
 
-bool KeepsCodes(const std::vector<OpenPart>& parts) {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const TensorPart& part = parts[i].part;
-    const BlockScales* const scales = parts[i].tensor->block_scales();
-    if (scales == nullptr || scales->block_rows != kScaleBlock ||
-        scales->block_cols != kScaleBlock || part.first_row % kScaleBlock != 0 ||
-        part.first_col % kScaleBlock != 0) {
-      return false;
-    }
-    if (i + 1 < parts.size() && part.rows % kScaleBlock != 0) return false;
-  }
-  return true;
-}
-
-WeightFormat FormatOfOpen(const std::vector<OpenPart>& parts) {
-  if (!KeepsCodes(parts)) return WeightFormat::kBf16;
-  const bool powers = std::ranges::all_of(parts, [](const OpenPart& part) {
-    return std::ranges::all_of(part.tensor->block_scales()->values, IsPowerOfTwo);
-  });
-  return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
+/// What all codes of a generated tensor of 4 bits are multiplied by.
+float DummyScale(const WeightTensor& tensor) {
+  const GroupScales& groups = *tensor.group_scales();
+  std::vector<uint8_t> row(static_cast<size_t>(tensor.cols() / groups.cols) *
+                           DTypeSize(groups.dtype));
+  tensor.ReadGroupScales(0, 1, row.data());
+  // A pair of codes that stand for 1 each.
+  const auto codes = static_cast<uint8_t>(groups.dtype == DType::kBF16 ? 0x99 : 0x22);
+  float ones[2];
+  WidenFourBitCodes(tensor.stored_dtype(), groups, &codes, row.data(), 2, ones);
+  return ones[0];
 }
 
 }  // namespace
-
-WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts) {
-  std::vector<OpenPart> open;
-  open.reserve(parts.size());
-  for (const TensorPart& part : parts) open.push_back(OpenIn(source, part));
-  return FormatOfOpen(open);
-}
-
-MlpFormats FormatsOf(const WeightSource& source, const std::vector<TensorUpload::Mlp>& mlps) {
-  // Each is looked at by itself, since none follows another.
-  const auto format_of = [&](auto tensor) {
-    bool powers = true;
-    for (const TensorUpload::Mlp& mlp : mlps) {
-      const WeightFormat format = FormatOf(source, {tensor(mlp)});
-      if (format == WeightFormat::kBf16) return format;
-      powers = powers && format == WeightFormat::kF8PowerOfTwo;
-    }
-    return powers ? WeightFormat::kF8PowerOfTwo : WeightFormat::kF8;
-  };
-  const WeightFormat gate = format_of([](const TensorUpload::Mlp& mlp) { return mlp.gate; });
-  const WeightFormat up = format_of([](const TensorUpload::Mlp& mlp) { return mlp.up; });
-  MlpFormats formats;
-  // One format for both: bf16 if either is, exact powers only if both are.
-  if (gate == WeightFormat::kBf16 || up == WeightFormat::kBf16) {
-    formats.gate_up = WeightFormat::kBf16;
-  } else {
-    formats.gate_up = up == WeightFormat::kF8PowerOfTwo ? gate : up;
-  }
-  formats.down = format_of([](const TensorUpload::Mlp& mlp) { return mlp.down; });
-  return formats;
-}
 
 TensorUpload::TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream)
     : source_(source), pool_(pool), stream_(stream) {}
@@ -117,10 +73,8 @@ std::byte* TensorUpload::Staging(size_t bytes) {
 
 OpenPart TensorUpload::Open(const TensorPart& part) const { return OpenIn(source_, part); }
 
-template <typename T, typename Read>
-void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
-  const TensorPart& part = from.part;
-  const int64_t row_bytes = part.cols * static_cast<int64_t>(sizeof(T));
+void TensorUpload::CopyRows(const TensorPart& part, int64_t row_bytes, void* to,
+                            const ReadRows& read) {
   const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(kChunkBytes) / row_bytes);
   for (int64_t done = 0; done < part.rows; done += most) {
     const int64_t count = std::min(most, part.rows - done);
@@ -132,12 +86,12 @@ void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
       chunk.memory = PinnedMemory(std::max(bytes, kChunkBytes));
     }
     chunk.copied.Wait();
-    auto* const rows = reinterpret_cast<T*>(chunk.memory.data());
+    std::byte* const rows = chunk.memory.data();
     const int64_t rows_per_task = std::max<int64_t>(1, kTaskBytes / row_bytes);
     pool_.ParallelForThrowing(Ceil(count, rows_per_task), [&](int64_t task) {
       const int64_t first = task * rows_per_task;
       const int64_t n = std::min(rows_per_task, count - first);
-      read(part.first_row + done + first, n, rows + first * part.cols);
+      read(part.first_row + done + first, n, rows + first * row_bytes);
     });
     CheckCuda(cudaMemcpyAsync(static_cast<std::byte*>(to) + done * row_bytes, rows, bytes,
                               cudaMemcpyHostToDevice, stream_),
@@ -149,60 +103,63 @@ void TensorUpload::CopyRows(const OpenPart& from, void* to, Read read) {
 void TensorUpload::ReadBf16(const OpenPart& from, void* to) {
   const TensorPart& part = from.part;
   const WeightTensor& tensor = *from.tensor;
-  const DummyStream* const dummy = tensor.dummy_stream();
+  const bool plain = tensor.stored_dtype() == DType::kBF16;
+  const DummyStream* const dummy = plain ? tensor.dummy_stream() : nullptr;
   if (dummy != nullptr && (part.first_col | part.cols | part.tensor_cols) % 4 == 0) {
-    CheckCuda(FillDummyPart({.stream = *dummy,
-                             .tensor_cols = part.tensor_cols,
-                             .first_row = part.first_row,
-                             .first_col = part.first_col,
-                             .rows = part.rows,
-                             .cols = part.cols},
-                            to, stream_),
-              "random weights");
+    CheckCuda(FillDummyPart(DummyPartOf(part, *dummy), to, stream_), "random weights");
     return;
   }
-  CopyRows<BFloat16>(from, to, [&](int64_t first, int64_t count, BFloat16* out) {
+  const auto read = [&](int64_t first, int64_t count, std::byte* to_rows) {
+    auto* out = reinterpret_cast<BFloat16*>(to_rows);
     if (part.cols == tensor.cols()) return tensor.ReadBFloat16(first, count, out);
     std::vector<BFloat16> rows(static_cast<size_t>(count * tensor.cols()));
     tensor.ReadBFloat16(first, count, rows.data());
     for (int64_t r = 0; r < count; ++r) {
       out = std::copy_n(rows.data() + r * tensor.cols() + part.first_col, part.cols, out);
     }
-  });
+  };
+  CopyRows(part, UnpackedBytes(WeightFormat::kBf16, part.cols), to, read);
 }
 
-void TensorUpload::ReadCodes(const OpenPart& from, void* to) {
-  const TensorPart& part = from.part;
-  const WeightTensor& tensor = *from.tensor;
-  CopyRows<uint8_t>(from, to, [&](int64_t first, int64_t count, uint8_t* out) {
-    std::vector<uint8_t> codes(static_cast<size_t>(count * tensor.cols()));
-    tensor.ReadCodes(first, count, codes.data());
-    for (int64_t r = 0; r < count; ++r) {
-      out = std::copy_n(codes.data() + r * tensor.cols() + part.first_col, part.cols, out);
-    }
-  });
-}
+namespace {
 
-void TensorUpload::ReadPart(const OpenPart& from, WeightFormat format, void* to) {
-  if (format == WeightFormat::kBf16) {
-    ReadBf16(from, to);
-  } else {
-    ReadCodes(from, to);
+/// `own` bytes from byte `first` on of each of `count` rows of `all` bytes, which read(to) writes.
+template <typename Read>
+void ReadSomeBytes(int64_t count, int64_t all, int64_t first, int64_t own, std::byte* to,
+                   Read read) {
+  if (own == all) return read(reinterpret_cast<uint8_t*>(to));
+  std::vector<uint8_t> rows(static_cast<size_t>(count * all));
+  read(rows.data());
+  for (int64_t r = 0; r < count; ++r, to += own) {
+    std::memcpy(to, rows.data() + r * all + first, static_cast<size_t>(own));
   }
 }
 
-std::vector<float> TensorUpload::ScalesOf(const OpenPart& from) {
+}  // namespace
+
+void TensorUpload::ReadCodes(const OpenPart& from, WeightFormat format, void* to) {
   const TensorPart& part = from.part;
-  const BlockScales& scales = *from.tensor->block_scales();
-  const int64_t tensor_blocks = Ceil(part.tensor_cols, kScaleBlock);
-  std::vector<float> result;
-  for (int64_t r = 0; r < Ceil(part.rows, kScaleBlock); ++r) {
-    const int64_t first =
-        (part.first_row / kScaleBlock + r) * tensor_blocks + part.first_col / kScaleBlock;
-    const auto begin = scales.values.begin() + first;
-    result.insert(result.end(), begin, begin + Ceil(part.cols, kScaleBlock));
+  const DummyStream* const dummy = IsFourBits(format) ? from.tensor->dummy_stream() : nullptr;
+  if (dummy != nullptr && (part.first_col | part.cols | part.tensor_cols) % 8 == 0) {
+    CheckCuda(FillDummyCodes(DummyPartOf(part, *dummy), DummyScale(*from.tensor),
+                             format == WeightFormat::kInt4, to, stream_),
+              "random weights");
+    return;
   }
-  return result;
+  const auto bytes = [&](int64_t cols) { return UnpackedBytes(format, cols); };
+  CopyRows(part, bytes(part.cols), to, [&](int64_t first, int64_t count, std::byte* out) {
+    ReadSomeBytes(count, bytes(part.tensor_cols), bytes(part.first_col), bytes(part.cols), out,
+                  [&](uint8_t* codes) { from.tensor->ReadCodes(first, count, codes); });
+  });
+}
+
+void TensorUpload::ReadGroupScales(const OpenPart& from, WeightFormat format, void* to) {
+  const TensorPart& part = from.part;
+  const auto bytes = [&](int64_t cols) { return GroupScaleBytes(format, cols); };
+  CopyRows(part, bytes(part.cols), to, [&](int64_t first, int64_t count, std::byte* out) {
+    ReadSomeBytes(count, bytes(part.tensor_cols), bytes(part.first_col), bytes(part.cols), out,
+                  [&](uint8_t* scales) { from.tensor->ReadGroupScales(first, count, scales); });
+  });
 }
 
 const float* TensorUpload::Vector(const std::string& name, int64_t size, float added) {
@@ -224,31 +181,53 @@ const void* TensorUpload::Plain(const TensorPart& part) {
   return to;
 }
 
-void TensorUpload::PackStack(const std::vector<OpenPart>& parts, const PackedWeight& weight) {
-  const bool scaled = weight.format != WeightFormat::kBf16;
-  const size_t size = scaled ? 1 : sizeof(BFloat16);
-  const size_t codes = Aligned(static_cast<size_t>(weight.n) * weight.k * size);
-  const auto scale_count =
-      static_cast<size_t>(Ceil(weight.n, kScaleBlock) * Ceil(weight.k, kScaleBlock));
-  std::byte* const staged = Staging(codes + scale_count * sizeof(float));
-  std::byte* next = staged;
+size_t TensorUpload::StagedBytes(WeightFormat format, int64_t rows, int64_t cols) {
+  const auto aligned = [](int64_t bytes) { return Aligned(static_cast<size_t>(bytes)); };
+  size_t bytes = aligned(UnpackedBytes(format, rows * cols));
+  if (IsFourBits(format)) bytes += aligned(rows * GroupScaleBytes(format, cols));
+  // Scales of blocks are fewer than those of rows, or of a row of blocks per 128 rows.
+  const int64_t scales = std::max(rows, Ceil(rows, 128) * Ceil(cols, 128));
+  return bytes + aligned(scales * static_cast<int64_t>(sizeof(float)));
+}
+
+TensorUpload::Staged TensorUpload::Stage(const std::vector<OpenPart>& parts, WeightFormat format,
+                                         std::byte* to) {
+  int64_t rows = 0;
+  for (const OpenPart& part : parts) rows += part.part.rows;
+  const int64_t cols = parts[0].part.cols;
+  std::byte* const groups = to + Aligned(static_cast<size_t>(UnpackedBytes(format, rows * cols)));
+  const int64_t group_bytes = IsFourBits(format) ? GroupScaleBytes(format, cols) : 0;
+  std::byte* const floats = groups + Aligned(static_cast<size_t>(rows * group_bytes));
   std::vector<float> scales;
+  int64_t row = 0;
   for (const OpenPart& part : parts) {
-    ReadPart(part, weight.format, next);
-    next += static_cast<size_t>(part.part.rows * part.part.cols) * size;
-    if (!scaled) continue;
-    const std::vector<float> some = ScalesOf(part);
-    scales.insert(scales.end(), some.begin(), some.end());
+    std::byte* const codes = to + UnpackedBytes(format, row * cols);
+    if (format == WeightFormat::kBf16) {
+      ReadBf16(part, codes);
+    } else {
+      ReadCodes(part, format, codes);
+    }
+    if (group_bytes > 0) ReadGroupScales(part, format, groups + row * group_bytes);
+    const std::vector<float> own = ScalesOf(part, format);
+    scales.insert(scales.end(), own.begin(), own.end());
+    row += part.part.rows;
   }
-  UnpackedWeight from = {.w = staged};
-  if (scaled) {
-    OUTRIDER_CHECK(scales.size() == scale_count);
-    from.scales = reinterpret_cast<const float*>(staged + codes);
-    CheckCuda(cudaMemcpyAsync(staged + codes, scales.data(), scales.size() * sizeof(float),
+  Staged staged = {.w = to};
+  if (group_bytes > 0) staged.group_scales = groups;
+  if (!scales.empty()) {
+    staged.scales = reinterpret_cast<const float*>(floats);
+    CheckCuda(cudaMemcpyAsync(floats, scales.data(), scales.size() * sizeof(float),
                               cudaMemcpyHostToDevice, stream_),
               "copying scales to the device");
   }
-  PackWeight(from, weight, stream_);
+  return staged;
+}
+
+void TensorUpload::PackStack(const std::vector<OpenPart>& parts, const PackedWeight& weight) {
+  const Staged staged =
+      Stage(parts, weight.format, Staging(StagedBytes(weight.format, weight.n, weight.k)));
+  PackWeight({.w = staged.w, .scales = staged.scales, .group_scales = staged.group_scales}, weight,
+             stream_);
 }
 
 PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts) {
@@ -258,7 +237,7 @@ PackedWeight TensorUpload::Matrix(const std::vector<TensorPart>& parts) {
     open.push_back(Open(part));
     rows += part.rows;
   }
-  PackedWeight weight = {.format = FormatOfOpen(open), .n = Int(rows), .k = Int(parts[0].cols)};
+  PackedWeight weight = {.format = FormatOf(open), .n = Int(rows), .k = Int(parts[0].cols)};
   weight.data = Take(PackedWeightBytes(weight.format, weight.n, weight.k));
   PackStack(open, weight);
   return weight;
@@ -270,16 +249,13 @@ void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWe
   std::vector<OpenPart> open_b;
   open_a.push_back(Open(a));
   open_b.push_back(Open(b));
-  *first = {.format = FormatOfOpen(open_a), .n = Int(a.rows), .k = Int(a.cols)};
-  *second = {.format = FormatOfOpen(open_b), .n = Int(b.rows), .k = Int(b.cols)};
+  *first = {.format = FormatOf(open_a), .n = Int(a.rows), .k = Int(a.cols)};
+  *second = {.format = FormatOf(open_b), .n = Int(b.rows), .k = Int(b.cols)};
   PackedWeight both = *first;
   both.n += second->n;
   first->segments = second->segments = SegmentsOf(both).count;
-  if (first->format != second->format && first->format != WeightFormat::kBf16 &&
-      second->format != WeightFormat::kBf16) {
-    // One of them has scales that are powers of two, which any scales' products multiply too.
-    first->format = second->format = WeightFormat::kF8;
-  }
+  const WeightFormat together = Together(first->format, second->format);
+  if (together != WeightFormat::kBf16) first->format = second->format = together;
   // Units of both, then scales of both.
   const size_t units = PackedUnitBytes(first->format, first->n, first->k);
   const size_t all_units = units + PackedUnitBytes(second->format, second->n, second->k);
@@ -288,8 +264,10 @@ void TensorUpload::SideBySide(const TensorPart& a, const TensorPart& b, PackedWe
       Take(all_units + scales + PackedScaleBytes(second->format, second->n, second->k)));
   first->data = memory;
   second->data = memory + units;
-  if (first->format != WeightFormat::kBf16) first->scales = memory + all_units;
-  if (second->format != WeightFormat::kBf16) second->scales = memory + all_units + scales;
+  if (scales > 0) first->scales = memory + all_units;
+  if (PackedScaleBytes(second->format, second->n, second->k) > 0) {
+    second->scales = memory + all_units + scales;
+  }
   PackStack(open_a, *first);
   PackStack(open_b, *second);
 }
@@ -304,7 +282,8 @@ PackedWeight TensorUpload::Bf16Matrix(const TensorPart& part, const void** plain
   return weight;
 }
 
-void TensorUpload::Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, PackedWeight* down) {
+void TensorUpload::Mlps(const std::vector<MlpParts>& mlps, PackedWeight* gate_up,
+                        PackedWeight* down) {
   const MlpFormats formats = FormatsOf(source_, mlps);
   const TensorPart& gate = mlps[0].gate;
   gate_up->gate_up = true;
@@ -328,31 +307,23 @@ void TensorUpload::Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, Pac
   down->data = downs;
 }
 
-void TensorUpload::PackGateUp(const Mlp& mlp, const PackedWeight& weight) {
-  const bool scaled = weight.format != WeightFormat::kBf16;
-  const size_t matrix =
-      Aligned(static_cast<size_t>(mlp.gate.rows * mlp.gate.cols) * (scaled ? 1 : sizeof(BFloat16)));
-  const OpenPart gate = Open(mlp.gate);
-  const OpenPart up = Open(mlp.up);
-  const size_t scale_bytes = Aligned(
-      static_cast<size_t>(Ceil(mlp.gate.rows, kScaleBlock) * Ceil(mlp.gate.cols, kScaleBlock)) *
-      sizeof(float));
-  std::byte* const staged = Staging(2 * matrix + 2 * scale_bytes);
-  ReadPart(gate, weight.format, staged);
-  ReadPart(up, weight.format, staged + matrix);
-  UnpackedWeight from = {.w = staged, .up = staged + matrix};
-  if (scaled) {
-    const auto upload = [&](const OpenPart& part, std::byte* to) {
-      const std::vector<float> scales = ScalesOf(part);
-      CheckCuda(cudaMemcpyAsync(to, scales.data(), scales.size() * sizeof(float),
-                                cudaMemcpyHostToDevice, stream_),
-                "copying scales to the device");
-      return reinterpret_cast<const float*>(to);
-    };
-    from.scales = upload(gate, staged + 2 * matrix);
-    from.up_scales = upload(up, staged + 2 * matrix + scale_bytes);
-  }
-  PackWeight(from, weight, stream_);
+void TensorUpload::PackGateUp(const MlpParts& mlp, const PackedWeight& weight) {
+  const size_t bytes = StagedBytes(weight.format, mlp.gate.rows, mlp.gate.cols);
+  std::byte* const to = Staging(2 * bytes);
+  const auto stage = [&](const TensorPart& part, std::byte* at) {
+    std::vector<OpenPart> open;
+    open.push_back(Open(part));
+    return Stage(open, weight.format, at);
+  };
+  const Staged gate = stage(mlp.gate, to);
+  const Staged up = stage(mlp.up, to + bytes);
+  PackWeight({.w = gate.w,
+              .up = up.w,
+              .scales = gate.scales,
+              .up_scales = up.scales,
+              .group_scales = gate.group_scales,
+              .up_group_scales = up.group_scales},
+             weight, stream_);
 }
 
 std::vector<DeviceMemory> TensorUpload::Finish() {

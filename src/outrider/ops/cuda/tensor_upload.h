@@ -4,7 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,43 +15,12 @@
 #include "outrider/checkpoint/weight_source.h"
 #include "outrider/kernels/cuda/device_memory.h"
 #include "outrider/kernels/cuda/matmul.h"
+#include "outrider/ops/cuda/weight_formats.h"
 
 namespace outrider::cuda {
 
-/// Rows and columns of a tensor [tensor_rows, tensor_cols].
-struct TensorPart {
-  std::string name;
-  int64_t tensor_rows = 0;
-  int64_t tensor_cols = 0;
-  int64_t first_row = 0;
-  int64_t first_col = 0;
-  int64_t rows = 0;
-  int64_t cols = 0;
-
-  static TensorPart Whole(std::string name, int64_t rows, int64_t cols) {
-    return {.name = std::move(name),
-            .tensor_rows = rows,
-            .tensor_cols = cols,
-            .rows = rows,
-            .cols = cols};
-  }
-};
-
-/// A part and its tensor, open for reading.
-struct OpenPart {
-  TensorPart part;
-  std::unique_ptr<WeightTensor> tensor;
-};
-
 class TensorUpload {
  public:
-  /// The two matrices of a gated MLP and the third.
-  struct Mlp {
-    TensorPart gate;
-    TensorPart up;
-    TensorPart down;
-  };
-
   /// All must outlive the upload. Its work is in `stream`: what it returns is there when the
   /// stream has got so far.
   TensorUpload(const WeightSource& source, ThreadPool& pool, cudaStream_t stream);
@@ -70,7 +41,7 @@ class TensorUpload {
                   PackedWeight* second);
 
   /// MLPs of equal shapes, one after the other: the first one's view.
-  void Mlps(const std::vector<Mlp>& mlps, PackedWeight* gate_up, PackedWeight* down);
+  void Mlps(const std::vector<MlpParts>& mlps, PackedWeight* gate_up, PackedWeight* down);
 
   /// Room that is kept with the rest.
   void* Take(size_t bytes);
@@ -82,16 +53,24 @@ class TensorUpload {
  private:
   OpenPart Open(const TensorPart& part) const;
 
-  /// Writes a part to device memory: bf16, or codes with their scales behind them.
+  /// Writes a part to device memory: bf16, or codes; scales of groups.
   void ReadBf16(const OpenPart& from, void* to);
-  void ReadCodes(const OpenPart& from, void* to);
-  /// Scales of the part's blocks [ceil(rows / 128), ceil(cols / 128)].
-  static std::vector<float> ScalesOf(const OpenPart& from);
-  void ReadPart(const OpenPart& from, WeightFormat format, void* to);
-  /// Reads rows through page-locked memory; read(first row, count, to) writes rows of the tensor.
-  template <typename T, typename Read>
-  void CopyRows(const OpenPart& from, void* to, Read read);
-  void PackGateUp(const Mlp& mlp, const PackedWeight& weight);
+  void ReadCodes(const OpenPart& from, WeightFormat format, void* to);
+  void ReadGroupScales(const OpenPart& from, WeightFormat format, void* to);
+  /// Writes rows of `row_bytes` through page-locked memory; read(first row, count, to) writes some
+  /// of the tensor's rows.
+  using ReadRows = std::function<void(int64_t, int64_t, std::byte*)>;
+  void CopyRows(const TensorPart& part, int64_t row_bytes, void* to, const ReadRows& read);
+
+  /// Where a matrix stands that is not packed yet.
+  struct Staged {
+    const void* w = nullptr;
+    const float* scales = nullptr;
+    const void* group_scales = nullptr;
+  };
+  static size_t StagedBytes(WeightFormat format, int64_t rows, int64_t cols);
+  Staged Stage(const std::vector<OpenPart>& parts, WeightFormat format, std::byte* to);
+  void PackGateUp(const MlpParts& mlp, const PackedWeight& weight);
   void PackStack(const std::vector<OpenPart>& parts, const PackedWeight& weight);
 
   /// Device memory for what is not packed yet; what was there before is gone.
@@ -110,15 +89,5 @@ class TensorUpload {
   Chunk chunks_[2];
   int next_chunk_ = 0;
 };
-
-/// What a matrix of these parts, one under the other, is packed as.
-WeightFormat FormatOf(const WeightSource& source, const std::vector<TensorPart>& parts);
-
-/// What MLPs of equal shapes are packed as: all of them alike.
-struct MlpFormats {
-  WeightFormat gate_up;
-  WeightFormat down;
-};
-MlpFormats FormatsOf(const WeightSource& source, const std::vector<TensorUpload::Mlp>& mlps);
 
 }  // namespace outrider::cuda

@@ -1,0 +1,25 @@
+// Where a config says how rotary angles are scaled.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "outrider/checkpoint/config_reader.h"
+
+namespace outrider {
+
+struct RopeObject {
+  std::string key;                         // as messages name it
+  const nlohmann::json* object = nullptr;  // an object; null: the config has none
+};
+
+/// "rope_scaling", as models are published, or "rope_parameters", as transformers 5 writes it.
+/// Refuses what is no object, and two that say different things.
+RopeObject FindRope(ConfigReader& text);
+
+/// Refuses every key of the object that the reader was not asked for and that `method` ("YaRN",
+/// "llama3") does not have.
+void RefuseForeignRopeKeys(ConfigReader& rope, std::string_view method);
+
+}  // namespace outrider

@@ -1,0 +1,78 @@
+#include "outrider/execute/rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/ops/tokens_on_device.h"
+
+namespace outrider {
+
+namespace {
+
+/// The first rows of memory that grows. What they held is lost when there were fewer.
+Tensor FirstRows(const Ops& ops, std::unique_ptr<RowMemory>& memory, int64_t rows, int64_t cols) {
+  if (memory == nullptr || memory->rows().rows < rows) {
+    const int64_t room = std::max(rows, memory == nullptr ? 0 : 2 * memory->rows().rows);
+    memory = ops.MakeRows(room, cols);
+  }
+  return memory->rows().Rows(0, rows);
+}
+
+}  // namespace
+
+Rank::Rank(RankParts parts)
+    : parts_(std::move(parts)),
+      logits_pass_(*parts_.model, *parts_.pool, Verifier(parts_.logprobs_mode, parts_.acceptance),
+                   max_drafts()),
+      attention_(parts_.model->attention()),
+      inputs_(ops().MakeStepInputs()) {
+  ops().KeepTokens(parts_.num_slots * SlotPlaces::PerSlot(max_drafts()));
+}
+
+void Rank::Admit(int32_t slot, int32_t cached_tokens) {
+  if (parts_.drafter) parts_.drafter->Reset(slot, cached_tokens);
+}
+
+void Rank::Forward(const BatchLayout& layout) {
+  attention_.Assign(layout);
+  inputs_->Assign(layout, attention_, RowCount::kRounded);
+  const int64_t rows = inputs_->num_rows();
+  hidden_ = FirstRows(ops(), hidden_memory_, rows, parts_.model->output_width());
+  taps_.clear();
+  if (parts_.drafter && !parts_.drafter->taps().empty()) {
+    const std::span<const int32_t> layers = parts_.drafter->taps();
+    const int64_t width = parts_.model->hidden_size();
+    tapped_ = FirstRows(ops(), tapped_memory_, rows, static_cast<int64_t>(layers.size()) * width);
+    for (const int32_t layer : layers) {
+      const auto column = static_cast<int64_t>(taps_.size()) * width;
+      taps_.push_back({layer, tapped_.Columns(column, width)});
+    }
+  }
+  parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps_);
+}
+
+const SamplingParams* Rank::DraftSampling(const RequestSlot& slot) const {
+  return parts_.probabilistic_drafts && slot.sampling().temperature > 0 ? &slot.sampling()
+                                                                        : nullptr;
+}
+
+bool Rank::KeepsDraftProbs() const {
+  return parts_.acceptance.method == RejectionMethod::kStandard;
+}
+
+double Rank::kernel_seconds() const {
+  const double of_drafter = parts_.drafter ? parts_.drafter->busy_seconds() : 0;
+  return parts_.model->busy_seconds() + of_drafter;
+}
+
+ReplayCounts Rank::passes() const {
+  ReplayCounts passes = parts_.model->replay_counts();
+  if (parts_.drafter) {
+    const ReplayCounts own = parts_.drafter->replay_counts();
+    passes.repeated += own.repeated;
+    passes.launched += own.launched;
+  }
+  return passes;
+}
+
+}  // namespace outrider

@@ -1,0 +1,93 @@
+// One device's part of a step: network, cache, drafter and sampler on it. A rank runs what the step
+// runner lays out and decides nothing about requests. Ranks that share a model would all run the
+// same layouts; today there is one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "outrider/base/thread_pool.h"
+#include "outrider/draft/drafter.h"
+#include "outrider/execute/executor.h"
+#include "outrider/execute/logits_pass.h"
+#include "outrider/execute/step_layout.h"
+#include "outrider/networks/network.h"
+#include "outrider/ops/kv_cache.h"
+#include "outrider/sampling/acceptance.h"
+
+namespace outrider {
+
+struct RankParts {
+  std::unique_ptr<Ops> ops;  // the model's, if it is the engine's own; all below may use it
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Network> model;
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  AcceptanceOptions acceptance;
+  bool probabilistic_drafts = false;  // drafts of sampled requests are drawn
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  int32_t num_slots = 0;
+};
+
+class Rank {
+ public:
+  explicit Rank(RankParts parts);
+
+  const Ops& ops() const { return parts_.model->device().ops; }
+  const Network& model() const { return *parts_.model; }
+  const KvCache& cache() const { return *parts_.cache; }
+  int32_t num_slots() const { return parts_.num_slots; }
+  bool has_drafter() const { return parts_.drafter != nullptr; }
+  int32_t max_drafts() const { return parts_.drafter ? parts_.drafter->max_drafts() : 0; }
+
+  /// A slot has a request, whose first `cached_tokens` tokens come from the prefix cache.
+  void Admit(int32_t slot, int32_t cached_tokens);
+
+  /// Runs the target over the rows of a layout.
+  void Forward(const BatchLayout& layout);
+
+  // Tokens of the rows that Forward has run; see LogitsPass.
+
+  void Verify(const StepLayout& step) { logits_pass_.Verify(step, hidden_); }
+  std::optional<Ticket> LaunchVerify(const StepLayout& step) {
+    return logits_pass_.Launch(step, hidden_);
+  }
+  bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
+  void Wait(Ticket ticket) { logits_pass_.Wait(ticket); }
+  void ScorePrompts(const StepLayout& step) { logits_pass_.ScorePrompts(step, hidden_); }
+
+  // Drafts of the requests whose rows Forward has run; see Drafter.
+
+  void BeginDrafts(std::span<const DraftRequest> requests, int32_t depth) {
+    parts_.drafter->Begin(requests, depth, drafter_reads());
+  }
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<int32_t> drafts) {
+    parts_.drafter->Propose(requests, depth, drafter_reads(), drafts);
+  }
+  /// What the drafts of a request in `slot` are drawn with; null: they are the most likely tokens.
+  const SamplingParams* DraftSampling(const RequestSlot& slot) const;
+  /// Whether the distributions that drafts are drawn from are kept for verification.
+  bool KeepsDraftProbs() const;
+
+  double kernel_seconds() const;
+  ReplayCounts passes() const;
+
+ private:
+  Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
+
+  RankParts parts_;
+  LogitsPass logits_pass_;
+  AttentionPlan attention_;
+  std::unique_ptr<StepInputs> inputs_;
+  // Kept to reuse memory.
+  std::unique_ptr<RowMemory> hidden_memory_;
+  std::unique_ptr<RowMemory> tapped_memory_;
+  Tensor hidden_;  // [rows of inputs_, the output width]
+  Tensor tapped_;  // [rows of inputs_, taps * hidden], of the layers that the drafter reads
+  std::vector<LayerTap> taps_;
+};
+
+}  // namespace outrider

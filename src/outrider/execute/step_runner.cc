@@ -1,0 +1,276 @@
+#include "outrider/execute/step_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "outrider/base/error.h"
+#include "outrider/base/stopwatch.h"
+#include "outrider/batch/padded_drafts.h"
+#include "outrider/ops/tokens_on_device.h"
+
+namespace outrider {
+
+StepRunner::StepRunner(RankParts parts)
+    : rank_(std::move(parts)),
+      slots_(rank_.num_slots(), eos_token_ids(), vocab_size(), rank_.max_drafts()),
+      step_(rank_.cache().config().groups) {}
+
+void StepRunner::Admit(const SlotAdmission& admission) {
+  slots_.Admit(admission);
+  rank_.Admit(admission.slot, admission.cached_tokens);
+}
+
+void StepRunner::Release(int32_t slot) {
+  slots_.Release(slot);
+  for (StepOutputs& outputs : outputs_) {
+    for (UnreadResult& unread : outputs.unread) {
+      if (unread.slot == &slots_.At(slot)) unread.slot = nullptr;
+    }
+  }
+  if (slots_.AllFree()) rank_.ops().PauseIdleClock();
+}
+
+bool StepRunner::CanLaunchAhead() const {
+  return !rank_.has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
+}
+
+bool StepRunner::Ready(Ticket ticket) const {
+  const StepOutputs& outputs = OutputsOf(ticket);
+  return outputs.unread.empty() || rank_.Ready(outputs.verify);
+}
+
+void StepRunner::WhileLaunching(const std::function<void()>& look) {
+  const Ops& ops = rank_.ops();
+  if (!look) return ops.WhileLaunching({});
+  ops.WhileLaunching([this, look] {
+    double seconds = 0;
+    {
+      const Stopwatch watch(seconds);
+      look();
+    }
+    seconds_.forward -= seconds;  // it is inside
+  });
+}
+
+Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
+  OUTRIDER_CHECK(last_launched_ == last_ended_ ||
+                 (last_launched_ == last_ended_ + 1 && !outputs().unread.empty()));
+  ++last_launched_;
+  wanted_drafts_ = num_drafts;
+  LayOut(plan);
+  if (!step_.empty()) {
+    {
+      const Stopwatch watch(seconds_.forward);
+      rank_.Forward(step_.rows());
+    }
+    {
+      const Stopwatch watch(seconds_.verify);
+      Verify();
+    }
+    if (rank_.has_drafter() && !outputs().unread.empty()) BeginDrafts();
+  }
+  return last_launched_;
+}
+
+std::span<const RequestResult> StepRunner::Wait(Ticket ticket) {
+  OUTRIDER_CHECK(ticket == last_ended_ + 1 && ticket <= last_launched_);
+  StepOutputs& outputs = OutputsOf(ticket);
+  if (!outputs.unread.empty()) {
+    const Stopwatch watch(seconds_.verify);
+    ReadTokens(outputs);
+  }
+  return std::span(outputs.results).first(outputs.num_drafts.size());
+}
+
+std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
+  OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).unread.empty());
+  if (rank_.has_drafter()) {
+    OUTRIDER_CHECK(ticket == last_launched_);
+    const Stopwatch watch(seconds_.propose);
+    Propose();
+  }
+  last_ended_ = ticket;
+  return OutputsOf(ticket).num_drafts;
+}
+
+ExecutorSeconds StepRunner::seconds() const {
+  ExecutorSeconds seconds = seconds_;
+  seconds.kernels = rank_.kernel_seconds();
+  seconds.idle = rank_.ops().idle_seconds();
+  return seconds;
+}
+
+void StepRunner::LayOut(const StepPlan& plan) {
+  StepOutputs& outputs = this->outputs();
+  OUTRIDER_CHECK(outputs.unread.empty());
+  outputs.num_drafts.assign(plan.requests.size(), 0);
+  while (outputs.results.size() < plan.requests.size()) {
+    outputs.results.emplace_back().verified.tokens.reserve(static_cast<size_t>(rank_.max_drafts()) +
+                                                           1);
+  }
+  step_.Assign(plan, slots_, outputs.results);
+}
+
+void StepRunner::Verify() {
+  if (CanLeaveTokens()) {
+    if (const std::optional<Ticket> ticket = rank_.LaunchVerify(step_)) {
+      return LeaveTokens(*ticket);
+    }
+  }
+  StepOutputs& before = OutputsOf(last_launched_ - 1);
+  if (!before.unread.empty()) ReadTokens(before);
+  rank_.Verify(step_);
+  rank_.ScorePrompts(step_);
+  for (const RequestRows& rows : step_.requests()) Take(rows);
+}
+
+void StepRunner::Take(const RequestRows& rows) {
+  const RequestWork& work = step_.work(rows);
+  RequestSlot& slot = step_.slot(rows);
+  RequestResult& result = step_.result(rows);
+  const int32_t accepted = work.samples ? result.verified.num_accepted : 0;
+  slot.num_computed = StartOfDrafts(rows, accepted).frontier + 1;
+  if (!work.samples) return;
+  for (const int32_t draft : work.draft_tokens) {
+    result.drafts.push_back(rank_.ops().ReadToken(draft));
+  }
+  slot.drafts.clear();
+  slots_.Take(slot, slot.tokens.size(), result);
+}
+
+bool StepRunner::CanLeaveTokens() {
+  if (step_.rows().logits_rows().empty()) return false;
+  return std::ranges::all_of(step_.requests(), [&](const RequestRows& rows) {
+    const RequestSlot& slot = step_.slot(rows);
+    return !step_.work(rows).prompt_logits && !slot.grammar && !slot.processors;
+  });
+}
+
+void StepRunner::LeaveTokens(Ticket verify) {
+  outputs().verify = verify;
+  for (const RequestRows& rows : step_.requests()) {
+    RequestSlot& slot = step_.slot(rows);
+    const UnreadResult unread = {&slot, slot.tokens.size(), slot.parameters, &step_.result(rows)};
+    if (rank_.has_drafter()) {
+      outputs().unread.push_back(unread);
+      continue;
+    }
+    slot.num_computed = rows.context_length + rows.query_length;
+    if (!step_.work(rows).samples) continue;
+    outputs().unread.push_back(unread);
+    slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, rank_.max_drafts()).last_token()));
+  }
+}
+
+void StepRunner::ReadTokens(StepOutputs& outputs) {
+  rank_.Wait(outputs.verify);
+  for (size_t i = 0; i < outputs.unread.size(); ++i) {
+    const UnreadResult& unread = outputs.unread[i];
+    // Of a request that has ended before, as of one that has left, it is for nobody.
+    if (unread.slot == nullptr || unread.slot->ended) continue;
+    if (rank_.has_drafter()) {
+      Take(step_.requests()[i]);
+    } else {
+      slots_.Take(*unread.slot, unread.index, *unread.result);
+    }
+  }
+  outputs.unread.clear();
+}
+
+void StepRunner::BeginDrafts() {
+  const Stopwatch watch(seconds_.propose);
+  draft_requests_.clear();
+  for (const RequestRows& rows : step_.requests()) {
+    RequestSlot& slot = step_.slot(rows);
+    DraftRequest request = DraftRequestOf(rows, StartOfDrafts(rows, rows.num_drafts).frontier);
+    const SlotPlaces places(rows.slot, rank_.max_drafts());
+    for (int32_t j = 0; j < rows.num_logits_rows; ++j) {
+      slot.tokens.push_back(TokenOfPlace(places.drawn(j)));
+    }
+    request.tokens = slot.tokens;
+    draft_requests_.push_back(request);
+  }
+  rank_.BeginDrafts(draft_requests_, wanted_drafts_);
+  for (const RequestRows& rows : step_.requests()) {
+    RequestSlot& slot = step_.slot(rows);
+    slot.tokens.resize(slot.tokens.size() - static_cast<size_t>(rows.num_logits_rows));
+  }
+}
+
+DraftRequest StepRunner::DraftRequestOf(const RequestRows& rows, int32_t frontier) {
+  const RequestWork& work = step_.work(rows);
+  RequestSlot& slot = step_.slot(rows);
+  const SamplingParams* const sampling = rank_.DraftSampling(slot);
+  if (sampling != nullptr && rank_.KeepsDraftProbs()) {
+    slot.draft_probs.resize(static_cast<size_t>(rank_.max_drafts()) *
+                            static_cast<size_t>(vocab_size()));
+  }
+  return {.slot = rows.slot,
+          .tokens = slot.tokens,
+          .prompt_length = slot.parameters->prompt_length,
+          .first_position = rows.context_length,
+          .frontier = frontier,
+          .first_row = rows.first_row,
+          .num_rows = rows.query_length,
+          .num_drafts = work.samples ? slot.UsefulDrafts(wanted_drafts_) : 0,
+          .block_tables = work.block_tables,
+          .sampling = sampling,
+          .draft_probs = slot.draft_probs.empty() ? nullptr : slot.draft_probs.data(),
+          .seed = slot.parameters->seed};
+}
+
+void StepRunner::Propose() {
+  draft_requests_.clear();
+  draft_rows_.clear();
+  for (const RequestRows& rows : step_.requests()) {
+    const RequestSlot& slot = step_.slot(rows);
+    if (slot.parameters == nullptr || slot.ended) continue;
+    draft_requests_.push_back(DraftRequestOf(rows, slot.num_computed - 1));
+    draft_rows_.push_back(&rows);
+  }
+  const MatrixView<int32_t> drafts = DraftFor(wanted_drafts_);
+  const Ops& ops = rank_.ops();
+  for (size_t i = 0; i < draft_requests_.size(); ++i) {
+    const int32_t* row = drafts.row(static_cast<int64_t>(i));
+    const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
+    RequestSlot& slot = step_.slot(*draft_rows_[i]);
+    slot.drafts.assign(row, end);
+    // Drafts that the grammar refuses need no verify row; but the first that was drawn for
+    // rejection sampling does, as what replaces it depends on what it was drawn from.
+    if (slot.grammar) {
+      ops.ReadTokens();
+      for (int32_t& draft : slot.drafts) draft = ops.ReadToken(draft);
+      const size_t refused = slot.draft_probs.empty() ? 0 : 1;
+      const size_t allowed = slot.grammar->CountAllowed(slot.drafts);
+      slot.drafts.resize(std::min(slot.drafts.size(), allowed + refused));
+    }
+    outputs().num_drafts[step_.plan_index(*draft_rows_[i])] =
+        static_cast<int32_t>(slot.drafts.size());
+  }
+  FinishEntries();
+}
+
+MatrixView<int32_t> StepRunner::DraftFor(int32_t depth) {
+  const auto count = static_cast<int64_t>(draft_requests_.size());
+  const int32_t k = rank_.max_drafts();
+  drafts_.resize(static_cast<size_t>(count * k));
+  const MatrixView<int32_t> drafts(drafts_.data(), count, k);
+  rank_.Propose(draft_requests_, depth, drafts);
+  return drafts;
+}
+
+void StepRunner::FinishEntries() {
+  draft_requests_.clear();
+  for (const RequestRows& rows : step_.requests()) {
+    const RequestSlot& slot = step_.slot(rows);
+    if (slot.parameters == nullptr || !slot.ended || !step_.publishes(rows)) continue;
+    // The last token has no row, nor have drafts behind it.
+    const int32_t frontier = std::min(slot.num_computed, slot.num_tokens() - 1) - 1;
+    if (frontier < rows.context_length) continue;  // it ended without a token
+    draft_requests_.push_back(DraftRequestOf(rows, frontier));
+    draft_requests_.back().num_drafts = 0;
+  }
+  if (!draft_requests_.empty()) DraftFor(/*depth=*/0);
+}
+
+}  // namespace outrider

@@ -1,0 +1,106 @@
+// Runs steps on the caller's thread: the order of what a step does, and its results. Launch does
+// all up to the tokens, Wait waits for a device that has them, WaitDrafts does the proposals; a GPU
+// may still work on drafts then (tokens_on_device.h). On a CPU this is the engine's executor; on a
+// GPU it runs on a thread of its own (queued_executor.h).
+//
+// Where the device keeps what a step comes to and the host need not know it first, Launch goes on
+// with what reads it there. With a drafter that is the beginning of its pass, which runs while the
+// host reads how many drafts were right and lays out the rest. Without one a step gives each
+// request one token, and it is the next step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "outrider/execute/executor.h"
+#include "outrider/execute/rank.h"
+#include "outrider/execute/slot_table.h"
+#include "outrider/execute/step_layout.h"
+
+namespace outrider {
+
+class StepRunner : public Executor {
+ public:
+  explicit StepRunner(RankParts parts);
+
+  int32_t vocab_size() const override { return rank_.model().vocab_size(); }
+  std::span<const int32_t> eos_token_ids() const override {
+    return rank_.model().config().eos_token_ids;
+  }
+  int32_t max_in_flight() const override { return 1; }
+  bool CanLaunchAhead() const override;
+  bool Ready(Ticket ticket) const override;
+  void WhileLaunching(const std::function<void()>& look) override;
+  void Admit(const SlotAdmission& admission) override;
+  void Release(int32_t slot) override;
+  Ticket Launch(const StepPlan& plan, int32_t num_drafts) override;
+  std::span<const RequestResult> Wait(Ticket ticket) override;
+  std::span<const int32_t> WaitDrafts(Ticket ticket) override;
+  ExecutorSeconds seconds() const override;
+  ReplayCounts passes() const override { return rank_.passes(); }
+
+ private:
+  /// What the device has drawn for a request and the host has not read.
+  struct UnreadResult {
+    RequestSlot* slot = nullptr;                          // null: the request has left it
+    size_t index = 0;                                     // of the slot's tokens
+    std::shared_ptr<const RequestParameters> parameters;  // kept until the result is read
+    RequestResult* result = nullptr;
+  };
+  /// Of a step, by index in its plan.
+  struct StepOutputs {
+    std::vector<RequestResult> results;  // and some more, whose memory is kept
+    std::vector<int32_t> num_drafts;
+    /// None: the host has the results. With a drafter in the order of step_, which is still this
+    /// step's then.
+    std::vector<UnreadResult> unread;
+    Ticket verify = 0;  // of the rank; what is unread comes with it
+  };
+
+  StepOutputs& OutputsOf(Ticket ticket) {
+    return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
+  }
+  const StepOutputs& OutputsOf(Ticket ticket) const {
+    return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
+  }
+  StepOutputs& outputs() { return OutputsOf(last_launched_); }
+  void LayOut(const StepPlan& plan);
+  void Verify();
+  /// Goes on by what a step verified.
+  void Take(const RequestRows& rows);
+  /// Whether the host need not know this step's tokens before what follows is launched: the next
+  /// step or, with a drafter, the beginning of its pass.
+  bool CanLeaveTokens();
+  /// Notes what is to be read. Without a drafter goes on with the places of the step's tokens.
+  void LeaveTokens(Ticket verify);
+  /// Waits for the tokens of a step that were left on the device.
+  void ReadTokens(StepOutputs& outputs);
+  void Propose();
+  /// Lets the drafter begin beside the host, with what the device knows of the step.
+  void BeginDrafts();
+  DraftRequest DraftRequestOf(const RequestRows& rows, int32_t frontier);
+  /// Drafts for the requests in draft_requests_.
+  MatrixView<int32_t> DraftFor(int32_t depth);
+  /// Lets the drafter see the last rows of requests that have ended, where the plan publishes
+  /// their blocks.
+  void FinishEntries();
+
+  Rank rank_;
+  SlotTable slots_;
+  StepLayout step_;  // of the last step that was launched
+  ExecutorSeconds seconds_;
+  Ticket last_launched_ = 0;
+  Ticket last_ended_ = 0;
+  int32_t wanted_drafts_ = 0;
+  std::array<StepOutputs, 2> outputs_;  // of the last step and the one before it
+  // Kept to reuse memory.
+  std::vector<DraftRequest> draft_requests_;
+  std::vector<const RequestRows*> draft_rows_;  // of each
+  std::vector<int32_t> drafts_;                 // [draft requests, k]
+};
+
+}  // namespace outrider

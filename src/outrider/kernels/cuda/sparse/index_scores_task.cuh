@@ -1,0 +1,305 @@
+// Index scores on Hopper: tiles of 64 keys on wgmma's M against 256 columns (row, head) on N.
+//
+// A block takes pieces of work from the step's plan (sparse_rows.h): a tile of rows of one request
+// (4 rows of 64 heads, 8 of 32) and a range of keys. One warp walks ahead: it brings the rows'
+// queries and weights (two buffers) and the keys (a ring of stages) through the copy engine. Two
+// warpgroups with half of the rows each turn a tile's 64 x 128 products into scores: of the columns
+// of one row a thread has a quarter, which it adds in order; then the four lanes that share a key
+// add theirs. So a score's sum has the same order in every place of a tile.
+//
+// Rows behind a tile's last and keys behind the last that a row sees are computed from whatever is
+// there and not stored: neither reaches another row's or key's sum.
+#pragma once
+
+#include "outrider/kernels/cuda/hopper_instructions.cuh"
+#include "outrider/kernels/cuda/sparse/index_scores.h"
+#include "outrider/kernels/cuda/wgmma_kmajor_sm90.cuh"
+
+namespace outrider::cuda {
+
+inline constexpr int kScoreStages = 5;
+inline constexpr int kScoreTileKeys = 64;
+inline constexpr int kScoreGroups = 2;  // warpgroups
+inline constexpr int kGroupColumns = kIndexColumns / kScoreGroups;
+inline constexpr int kScoreWarps = kScoreGroups * 4;
+inline constexpr int kIndexScoreThreads = kScoreWarps * 32 + 32;
+inline constexpr int kMostTileRows = kIndexColumns / 8;
+inline constexpr uint32_t kKeyTileBytes = kScoreTileKeys * kIndexDim * 2;
+inline constexpr uint32_t kQueryTileBytes = kIndexColumns * kIndexDim * 2;
+inline constexpr int kQueryBoxColumns = 8;  // (row, head) pairs of a copy of queries
+
+struct ScoreArguments {
+  int first_row;
+  int end_row;
+  SparseRows rows;
+  int heads;
+  const float* weights;
+  int64_t weights_stride;
+  const int* block_table;
+  int block_table_stride;
+  int page_shift;
+  float* scores;
+  int64_t scores_stride;
+};
+
+struct ScoreTensorMaps {
+  CUtensorMap q;     // [column groups of 64][(row, head) pairs], box 64 x 8
+  CUtensorMap keys;  // [pages][column groups of 64][entries], box 64 x min(page, 64)
+};
+
+/// A piece of work. rows 0: there are no more.
+struct ScorePiece {
+  int first_row;
+  int rows;
+  int key_begin;
+  int key_end;
+  int visible[kMostTileRows];
+};
+
+struct IndexScoresShared {
+  alignas(1024) uint8_t keys[kScoreStages][kKeyTileBytes];  // [2 column groups][8 row groups][1024]
+  alignas(1024) uint8_t q[2][kQueryTileBytes];              // [2][32 row groups][1024]
+  alignas(16) float weights[2][kIndexColumns];
+  ScorePiece piece[2];
+  uint64_t keys_full[kScoreStages];
+  uint64_t keys_empty[kScoreStages];
+  uint64_t q_full[2];
+  uint64_t q_empty[2];
+};
+
+/// The row in [begin, end) whose tile has piece `item`: prefix[row] <= item < prefix[row + 1]. All
+/// lanes of a warp.
+__device__ __forceinline__ int RowOfPiece(const int* prefix, int begin, int end, int item) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  while (end - begin > 1) {
+    const int step = (end - begin + 31) / 32;
+    const int probe = begin + lane * step;
+    const bool reached = probe < end && prefix[probe] <= item;
+    const int last = 31 - __clz(static_cast<int>(__ballot_sync(~0u, reached)));
+    end = min(end, begin + (last + 1) * step);
+    begin += last * step;
+  }
+  return begin;
+}
+
+/// The warp that brings queries, weights and keys.
+class ScoreProducer {
+ public:
+  __device__ ScoreProducer(const ScoreArguments& args, const ScoreTensorMaps& maps,
+                           IndexScoresShared& shared)
+      : args_(args), maps_(maps), shared_(shared), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void Run() {
+    const int* prefix = args_.rows.score_items;
+    const int end = prefix[args_.end_row];
+    piece_keys_ = *args_.rows.score_piece;
+    int count = 0;
+    for (int item = prefix[args_.first_row] + static_cast<int>(blockIdx.x); item < end;
+         item += static_cast<int>(gridDim.x), ++count) {
+      const int row = RowOfPiece(prefix, args_.first_row, args_.end_row, item);
+      BringQueries(row, item - prefix[row], count);
+      BringKeys(shared_.piece[count % 2].key_begin, shared_.piece[count % 2].key_end,
+                args_.rows.request[row]);
+    }
+    BarrierWait(&shared_.q_empty[count % 2], (count / 2 & 1) ^ 1);
+    if (lane_ == 0) {
+      shared_.piece[count % 2].rows = 0;
+      BarrierArrive(&shared_.q_full[count % 2]);
+    }
+  }
+
+ private:
+  __device__ void BringQueries(int row, int index, int count) {
+    const int slot = count % 2;
+    BarrierWait(&shared_.q_empty[slot], (count / 2 & 1) ^ 1);
+    ScorePiece& piece = shared_.piece[slot];
+    const int rows = args_.rows.tile_rows[row];
+    if (lane_ < rows) piece.visible[lane_] = args_.rows.visible[row + lane_];
+    if (lane_ == 0) {
+      piece.first_row = row;
+      piece.rows = rows;
+      piece.key_begin = index * piece_keys_;
+      piece.key_end = min(args_.rows.visible[row + rows - 1], piece.key_begin + piece_keys_);
+    }
+    __syncwarp();
+    if (ElectOne()) {
+      const int columns = rows * args_.heads;
+      BarrierArriveExpect(&shared_.q_full[slot],
+                          static_cast<uint32_t>(columns) * (kIndexDim * 2 + sizeof(float)));
+#pragma unroll 1
+      for (int column = 0; column < columns; column += kQueryBoxColumns) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          TensorLoad4d(shared_.q[slot] + half * (kQueryTileBytes / 2) + column * 128, &maps_.q,
+                       &shared_.q_full[slot], kEvictNormal, 0, row * args_.heads + column, half, 0);
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < rows; ++i) {
+        BulkLoad(&shared_.weights[slot][i * args_.heads],
+                 args_.weights + (row + i) * args_.weights_stride,
+                 static_cast<uint32_t>(args_.heads) * sizeof(float), &shared_.q_full[slot]);
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ void BringKeys(int begin, int end, int request) {
+    const int* table = args_.block_table + static_cast<int64_t>(request) * args_.block_table_stride;
+    const int last_page = (end - 1) >> args_.page_shift;
+    const int box_shift = min(args_.page_shift, 6);
+    const int boxes = kScoreTileKeys >> box_shift;
+    int page = 0;  // of one of the next 32 boxes
+    int box = 0;
+    for (int key = begin; key < end; key += kScoreTileKeys, ++stages_) {
+      if (box % 32 == 0) {
+        page = table[min((key + (lane_ << box_shift)) >> args_.page_shift, last_page)];
+      }
+      const int stage = stages_ % kScoreStages;
+      BarrierWait(&shared_.keys_empty[stage], (stages_ / kScoreStages & 1) ^ 1);
+      if (lane_ == 0) BarrierArriveExpect(&shared_.keys_full[stage], kKeyTileBytes);
+      __syncwarp();
+      for (int i = 0; i < boxes; ++i, ++box) {
+        const int of_box = __shfl_sync(~0u, page, box % 32);
+        const int in_page = (key + (i << box_shift)) & ((1 << args_.page_shift) - 1);
+        if (ElectOne()) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            TensorLoad4d(shared_.keys[stage] + half * (kKeyTileBytes / 2) + (i << box_shift) * 128,
+                         &maps_.keys, &shared_.keys_full[stage], kEvictNormal, 0, in_page, half,
+                         of_box);
+          }
+        }
+        __syncwarp();
+      }
+    }
+  }
+
+  const ScoreArguments& args_;
+  const ScoreTensorMaps& maps_;
+  IndexScoresShared& shared_;
+  int lane_;
+  int piece_keys_ = 0;
+  int stages_ = 0;  // filled so far
+};
+
+/// Adds up the heads of each row of a warpgroup and stores the scores of a tile of keys.
+/// `products`: of the keys key0 .. key0 + 63 with the group's 128 columns, as wgmma leaves them.
+template <int kHeads>
+__device__ __forceinline__ void StoreScores(const float (&products)[64], const float* weights,
+                                            const ScorePiece& piece, int first_row_of_group,
+                                            int key0, float* scores, int64_t scores_stride) {
+  constexpr int kRows = kGroupColumns / kHeads;
+  constexpr int kSteps = kHeads / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int key = key0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      const int at = i * kSteps + j;
+      const float2 w = *reinterpret_cast<const float2*>(weights + 8 * at + lane % 4 * 2);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sums[h] = __fmaf_rn(fmaxf(products[4 * at + 2 * h], 0.0f), w.x, sums[h]);
+        sums[h] = __fmaf_rn(fmaxf(products[4 * at + 2 * h + 1], 0.0f), w.y, sums[h]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sums[h] = __fadd_rn(sums[h], __shfl_xor_sync(~0u, sums[h], 1));
+      sums[h] = __fadd_rn(sums[h], __shfl_xor_sync(~0u, sums[h], 2));
+    }
+    const int row = first_row_of_group + i;
+    if (row >= piece.rows) return;
+    // Two of the four lanes that share the sums store one each.
+    const int h = lane % 2;
+    const int of_lane = key + 8 * h;
+    if (lane % 4 < 2 && of_lane < piece.visible[row]) {
+      scores[row * scores_stride + of_lane] = h == 0 ? sums[0] : sums[1];
+    }
+  }
+}
+
+/// A warpgroup with half of the rows.
+template <int kHeads>
+__device__ __forceinline__ void ConsumeScores(const ScoreArguments& args,
+                                              IndexScoresShared& shared) {
+  constexpr int kRows = kGroupColumns / kHeads;
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  float products[64];
+  int stages = 0;
+  for (int count = 0;; ++count) {
+    const int slot = count % 2;
+    BarrierWait(&shared.q_full[slot], count / 2 & 1);
+    const ScorePiece& piece = shared.piece[slot];
+    if (piece.rows == 0) break;
+    const bool has_rows = group * kRows < piece.rows;
+    float* scores = args.scores + (piece.first_row - args.first_row) * args.scores_stride;
+    const uint64_t q =
+        MakeDescriptor(SharedAddress(shared.q[slot]) + group * kGroupColumns * 128, 16, 1024);
+    for (int key = piece.key_begin; key < piece.key_end; key += kScoreTileKeys, ++stages) {
+      const int stage = stages % kScoreStages;
+      BarrierWait(&shared.keys_full[stage], stages / kScoreStages & 1);
+      if (has_rows) {
+        const uint64_t keys = MakeDescriptor(SharedAddress(shared.keys[stage]), 16, 1024);
+        PinRegisters(products);
+        WgmmaFence();
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {
+          WgmmaKMajor<128>::Multiply(
+              products, Advance(keys, step / 4 * (kKeyTileBytes / 2) + step % 4 * 32),
+              Advance(q, step / 4 * (kQueryTileBytes / 2) + step % 4 * 32), step != 0);
+        }
+        WgmmaCommit();
+        WgmmaWait<0>();
+        PinRegisters(products);
+      }
+      BarrierArriveWarp(&shared.keys_empty[stage]);
+      if (has_rows) {
+        StoreScores<kHeads>(products, shared.weights[slot] + group * kGroupColumns, piece,
+                            group * kRows, key, scores, args.scores_stride);
+      }
+    }
+    BarrierArriveWarp(&shared.q_empty[slot]);
+  }
+}
+
+__device__ __forceinline__ void ScoreKeys(const ScoreArguments& args, const ScoreTensorMaps& maps,
+                                          IndexScoresShared& shared) {
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kScoreStages; ++stage) {
+      BarrierInit(&shared.keys_full[stage], 1);
+      BarrierInit(&shared.keys_empty[stage], kScoreWarps * kWarpArrivals);
+    }
+    for (int slot = 0; slot < 2; ++slot) {
+      BarrierInit(&shared.q_full[slot], 1);
+      BarrierInit(&shared.q_empty[slot], kScoreWarps * kWarpArrivals);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+  LaunchDependents();
+  WaitForPriorGrid();
+  if (warp == kScoreWarps) {
+    ScoreProducer(args, maps, shared).Run();
+    return;
+  }
+  switch (args.heads) {
+    case 64:
+      ConsumeScores<64>(args, shared);
+      break;
+    case 32:
+      ConsumeScores<32>(args, shared);
+      break;
+    case 16:
+      ConsumeScores<16>(args, shared);
+      break;
+    default:
+      ConsumeScores<8>(args, shared);
+  }
+}
+
+}  // namespace outrider::cuda

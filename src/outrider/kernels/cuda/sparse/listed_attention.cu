@@ -1,0 +1,111 @@
+#include <algorithm>
+#include <bit>
+#include <numbers>
+
+#include "outrider/kernels/cuda/dependent_launch.h"
+#include "outrider/kernels/cuda/mla_decode_host.cuh"
+#include "outrider/kernels/cuda/sparse/listed_attention.h"
+#include "outrider/kernels/cuda/sparse/listed_attention_task.cuh"
+
+namespace outrider::cuda {
+namespace {
+
+template <bool kSharedTiles>
+__global__ void __launch_bounds__(kListedThreads, 1)
+    AttendListedKernel(const __grid_constant__ ListedArguments args,
+                       const __grid_constant__ MlaTensorMaps maps) {
+  extern __shared__ __align__(1024) uint8_t listed_bytes[];
+  if (threadIdx.x == 0 && (SharedAddress(listed_bytes) & 1023) != 0) __trap();
+  AttendListed<kSharedTiles>(args, maps, *reinterpret_cast<ListedShared*>(listed_bytes));
+}
+
+MlaDecodeLimits LimitsOf(const ListedAttentionLimits& limits) {
+  return {.max_tokens = limits.max_rows,
+          .max_requests = limits.max_rows,
+          .max_seq_len = std::max(limits.max_count, 1),
+          .heads = limits.heads};
+}
+
+constexpr MlaSplits kSplits = {kListedSplit, 1 << 20, 1 << 20};
+
+/// The rows as requests of one row each.
+MlaDecodeParams PlanParams(const ListedAttentionParams& params) {
+  MlaDecodeParams plan;
+  plan.num_requests = params.num_rows;
+  plan.num_tokens = params.num_rows;
+  plan.heads = params.heads;
+  plan.query_start_loc = params.rows.starts;
+  plan.seq_lens = params.rows.counts + params.first_row;
+  plan.splits = kSplits;
+  return plan;
+}
+
+/// What MlaDecodePlan takes two items that share a tile for.
+bool SharedTiles(const ListedAttentionParams& params) {
+  const int tiles = params.num_rows * params.heads / kMlaTileRows + params.num_rows;
+  return tiles > MlaBlocks();
+}
+
+bool Valid(const ListedAttentionParams& params, const ListedAttentionLimits& limits) {
+  const PagedEntries& entries = params.entries;
+  const bool pages_ok = entries.page_size >= 1 && entries.page_stride % kOffsetUnit == 0 &&
+                        std::has_single_bit(static_cast<unsigned>(entries.page_size));
+  return pages_ok && params.first_row >= 0 && params.num_rows >= 0 &&
+         params.num_rows <= limits.max_rows && params.heads == limits.heads &&
+         params.softmax_scale > 0.0f;
+}
+
+template <bool kSharedTiles>
+cudaError_t Launch(const ListedArguments& args, const MlaTensorMaps& maps, cudaStream_t stream) {
+  static_assert(sizeof(ListedShared) <= 232448, "one block per multiprocessor has 227 KB");
+  static const cudaError_t allowed =
+      AllowShared(AttendListedKernel<kSharedTiles>, sizeof(ListedShared));
+  if (allowed != cudaSuccess) return allowed;
+  return LaunchDependent(AttendListedKernel<kSharedTiles>, dim3(MlaBlocks()), dim3(kListedThreads),
+                         sizeof(ListedShared), stream, args, maps);
+}
+
+}  // namespace
+
+size_t ListedAttentionWorkspaceBytes(const ListedAttentionLimits& limits) {
+  return MlaDecodeWorkspaceBytes(LimitsOf(limits));
+}
+
+cudaError_t ListedAttentionPlan(const ListedAttentionParams& params,
+                                const ListedAttentionLimits& limits, void* workspace,
+                                cudaStream_t stream) {
+  if (!Valid(params, limits)) return cudaErrorInvalidValue;
+  return MlaDecodePlan(PlanParams(params), LimitsOf(limits), workspace, stream);
+}
+
+cudaError_t ListedAttention(const ListedAttentionParams& params,
+                            const ListedAttentionLimits& limits, void* workspace,
+                            cudaStream_t stream) {
+  if (!Valid(params, limits) || workspace == nullptr) return cudaErrorInvalidValue;
+  if (params.num_rows == 0) return cudaSuccess;
+  const int64_t first_pair = int64_t{params.first_row} * params.heads;
+  ListedArguments args = {};
+  args.mla.workspace = CarveMlaWorkspace(LimitsOf(limits), workspace);
+  args.mla.heads = params.heads;
+  args.mla.score_scale = params.softmax_scale * std::numbers::log2e_v<float>;
+  args.mla.value_scale = 1.0f;
+  args.mla.sink = params.sink;
+  args.mla.output = static_cast<__nv_bfloat16*>(params.output) + first_pair * kMlaValueDim;
+  args.mla.lse = params.lse + first_pair;
+  args.mla.splits = kSplits;
+  args.request = params.rows.request + params.first_row;
+  args.lists = params.lists + params.first_row * params.lists_stride;
+  args.lists_stride = params.lists_stride;
+  args.entries = static_cast<const uint8_t*>(params.entries.data);
+  args.block_table = params.entries.block_table;
+  args.block_table_stride = params.entries.block_table_stride;
+  args.page_shift = std::countr_zero(static_cast<unsigned>(params.entries.page_size));
+  args.page_units = static_cast<uint32_t>(params.entries.page_stride / kOffsetUnit);
+  MlaTensorMaps maps = {};
+  const auto* q = static_cast<const uint8_t*>(params.q) + first_pair * kEntryBytes;
+  const auto pairs = static_cast<uint64_t>(params.num_rows) * params.heads;
+  if (!EncodeMlaQueryMap(&maps.q, q, pairs)) return cudaErrorInvalidValue;
+  return SharedTiles(params) ? Launch<true>(args, maps, stream) : Launch<false>(args, maps, stream);
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,273 @@
+// Attention over listed entries against double precision, and the equality of a row's bits in every
+// step. Needs a GPU of compute capability 9.0.
+#include "outrider/kernels/cuda/sparse/listed_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/kernels/cuda/sparse/sparse_world.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kKey = 576;
+constexpr int kValue = 512;
+constexpr float kScale = 0.0625F;
+
+struct ListedRun {
+  int page_size = 64;
+  int gap = 0;
+  int padding = 0;
+  int chunk = 4096;  // rows of a call
+  int replays = 0;   // of a graph; 0: launched
+};
+
+struct ListedRow {
+  std::vector<uint16_t> output;  // [heads, 512]
+  std::vector<float> lse;        // [heads]
+  bool operator==(const ListedRow&) const = default;
+};
+using ListedRows = std::map<std::pair<int, int>, ListedRow>;
+
+/// Requests whose rows have lists of random entries among those that they see, and NaN in all
+/// entries that no list has.
+class ListedWorld {
+ public:
+  /// `top_k`: of the lists.
+  ListedWorld(int heads, int top_k, std::vector<int> lengths, int rows, int seed, float size = 1.0F)
+      : heads_(heads),
+        top_k_(top_k),
+        lengths_(std::move(lengths)),
+        random_(seed),
+        entries_(random_, lengths_, kKey, size) {
+    for (size_t r = 0; r < lengths_.size(); ++r) {
+      std::vector<bool> used(static_cast<size_t>(lengths_[r]));
+      for (int p = std::max(0, lengths_[r] - rows); p < lengths_[r]; ++p) {
+        Row& row = rows_[{static_cast<int>(r), p}];
+        row.q = NormalBf16(random_, size_t{1} * heads * kKey, 1.0F);
+        // Of the entries before p; rows of a request have many in common.
+        std::vector<int32_t> all(static_cast<size_t>(p + 1));
+        std::iota(all.begin(), all.end(), 0);
+        std::shuffle(all.begin(), all.end(), random_);
+        all.resize(std::min<size_t>(all.size(), static_cast<size_t>(top_k)));
+        std::sort(all.begin(), all.end());
+        for (const int32_t i : all) used[static_cast<size_t>(i)] = true;
+        row.list = std::move(all);
+      }
+      std::vector<uint16_t>& values = entries_.of(static_cast<int>(r));
+      for (size_t i = 0; i < used.size(); ++i) {
+        if (!used[i]) std::fill_n(values.begin() + static_cast<int64_t>(i) * kKey, kKey, 0x7FC0);
+      }
+    }
+    sink_ = NormalFloats(random_, static_cast<size_t>(heads), 2.0F);
+  }
+
+  std::vector<Window> AllWindows(int rows) const {
+    std::vector<Window> windows;
+    for (size_t r = 0; r < lengths_.size(); ++r) {
+      windows.push_back({static_cast<int>(r), std::max(0, lengths_[r] - rows), lengths_[r]});
+    }
+    return windows;
+  }
+
+  ListedRows Run(const std::vector<Window>& windows, const ListedRun& run, bool sink = false) {
+    const std::vector<SparseRow> step = RowsOf(windows);
+    const size_t all_rows = step.size() + static_cast<size_t>(run.padding);
+    std::vector<uint16_t> q;
+    const int64_t stride = top_k_ + 4;
+    std::vector<int32_t> lists(all_rows * stride, -1);  // behind a list: no entry
+    for (size_t i = 0; i < step.size(); ++i) {
+      const Row& row = rows_.at({step[i].request, step[i].position});
+      q.insert(q.end(), row.q.begin(), row.q.end());
+      std::copy(row.list.begin(), row.list.end(), lists.begin() + static_cast<int64_t>(i) * stride);
+    }
+    q.resize(all_rows * heads_ * kKey, 0xFFFF);
+    const DeviceArray<uint16_t> d_q(q);
+    const DeviceArray<int32_t> d_lists(lists);
+    const DeviceArray<float> d_sink(sink_);
+    const DevicePages pages(random_, entries_, windows, run.page_size, run.gap);
+    const DeviceRows rows(windows, {.top_k = top_k_, .index_heads = 64}, run.padding);
+    const DeviceArray<uint16_t> output(all_rows * heads_ * kValue);
+    const DeviceArray<float> lse(all_rows * heads_);
+    const ListedAttentionLimits limits = {
+        .max_rows = static_cast<int>(std::min<size_t>(all_rows, static_cast<size_t>(run.chunk))),
+        .max_count = top_k_,
+        .heads = heads_};
+    const DeviceArray<uint8_t> workspace(ListedAttentionWorkspaceBytes(limits), 0);
+    ListedAttentionParams params;
+    params.heads = heads_;
+    params.rows = rows.rows();
+    params.q = d_q.data();
+    params.lists = d_lists.data();
+    params.lists_stride = stride;
+    params.entries = pages.pages();
+    params.softmax_scale = kScale;
+    if (sink) params.sink = d_sink.data();
+    params.output = output.data();
+    params.lse = lse.data();
+    const auto launch = [&](cudaStream_t stream) {
+      rows.Plan(stream);
+      for (int first = 0; first < rows.num_rows(); first += run.chunk) {
+        params.first_row = first;
+        params.num_rows = std::min(run.chunk, rows.num_rows() - first);
+        CudaOk(ListedAttentionPlan(params, limits, workspace.data(), stream), "plan");
+        // Two layers.
+        for (int layer = 0; layer < 2; ++layer) {
+          CudaOk(ListedAttention(params, limits, workspace.data(), stream), "ListedAttention");
+        }
+      }
+    };
+    if (run.replays > 0) {
+      ReplayAsGraph(launch, run.replays);
+    } else {
+      launch(nullptr);
+      CudaOk(cudaDeviceSynchronize(), "attention");
+    }
+    const std::vector<uint16_t> outputs = output.Download();
+    const std::vector<float> lses = lse.Download();
+    ListedRows results;
+    for (size_t i = 0; i < step.size(); ++i) {
+      const auto begin = outputs.begin() + static_cast<int64_t>(i) * heads_ * kValue;
+      const auto lse_begin = lses.begin() + static_cast<int64_t>(i) * heads_;
+      results[{step[i].request, step[i].position}] = {{begin, begin + int64_t{heads_} * kValue},
+                                                      {lse_begin, lse_begin + heads_}};
+    }
+    return results;
+  }
+
+  /// Some heads of every row.
+  void ExpectReference(const ListedRows& results, bool sink) {
+    ASSERT_FALSE(results.empty());
+    std::vector<std::vector<float>> entries;
+    for (size_t r = 0; r < lengths_.size(); ++r) {
+      entries.push_back(entries_.Floats(static_cast<int>(r)));
+    }
+    int turn = 0;
+    for (const auto& [at, got] : results) {
+      const Row& row = rows_.at(at);
+      const std::vector<float> q = ToFloats(row.q);
+      for (int i = 0; i < 2; ++i, turn += 37) {
+        const int head = turn % heads_;
+        const auto key = [&](int j) {
+          return entries[static_cast<size_t>(at.first)].data() +
+                 int64_t{row.list[static_cast<size_t>(j)]} * kKey;
+        };
+        const MlaReferenceRow wanted = ReferenceMlaRow(
+            q.data() + int64_t{head} * kKey, static_cast<int>(row.list.size()), kScale,
+            sink ? sink_[static_cast<size_t>(head)] : NAN, key, [](int) { return true; });
+        ASSERT_NEAR(got.lse[static_cast<size_t>(head)], wanted.lse,
+                    1e-4 * (1 + std::abs(wanted.lse)))
+            << "request " << at.first << ", position " << at.second << ", head " << head;
+        for (int d = 0; d < kValue; ++d) {
+          // Weights and results are rounded to 8 bits; entries are of size 1 or so.
+          ASSERT_NEAR(Bf16ToFloat(got.output[static_cast<size_t>(head) * kValue + d]),
+                      wanted.output[static_cast<size_t>(d)],
+                      0.008 + 0.008 * std::abs(wanted.output[static_cast<size_t>(d)]))
+              << "request " << at.first << ", position " << at.second << ", head " << head
+              << ", column " << d << ", " << row.list.size() << " entries";
+        }
+      }
+    }
+  }
+
+  static void ExpectParts(const ListedRows& some, const ListedRows& all, const char* what) {
+    ASSERT_FALSE(some.empty()) << what;
+    for (const auto& [at, row] : some) {
+      ASSERT_TRUE(row == all.at(at))
+          << what << ": request " << at.first << ", position " << at.second;
+    }
+  }
+
+ private:
+  struct Row {
+    std::vector<uint16_t> q;
+    std::vector<int32_t> list;
+  };
+  int heads_;
+  int top_k_;
+  std::vector<int> lengths_;
+  std::mt19937 random_;
+  SparseEntries entries_;
+  std::map<std::pair<int, int>, Row> rows_;
+  std::vector<float> sink_;
+};
+
+class ListedAttentionTest : public HopperTest<::testing::TestWithParam<int>> {};
+
+TEST_P(ListedAttentionTest, MatchesDoublePrecisionAndKeepsBits) {
+  const int heads = GetParam();
+  // Lists around the ends of tiles and splits, and of the whole top_k.
+  ListedWorld world(heads, 2048, {2, 64, 65, 256, 258, 513, 2047, 2050, 3000, 5000}, 33, 31);
+  const ListedRows all = world.Run(world.AllWindows(33), {});
+  world.ExpectReference(world.Run(world.AllWindows(2), {}), false);
+  world.ExpectReference(world.Run(world.AllWindows(2), {}, true), true);
+  for (const int rows : {1, 2, 4, 7, 32}) {
+    ListedWorld::ExpectParts(world.Run(world.AllWindows(rows), {.padding = rows % 3}), all,
+                             "windows");
+  }
+  for (const int page : {1, 8, 16, 256}) {
+    ListedWorld::ExpectParts(world.Run(world.AllWindows(3), {.page_size = page, .gap = 160}), all,
+                             "pages");
+  }
+  for (const Window& window : world.AllWindows(3)) {
+    ListedWorld::ExpectParts(world.Run({window}, {}), all, "alone");
+    ListedWorld::ExpectParts(world.Run({{window.request, window.end - 1, window.end}}, {}), all,
+                             "one row");
+  }
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(20), {.padding = 2, .chunk = 64}), all,
+                           "chunks");
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.replays = 5}), all, "graph");
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(18), {.replays = 5}), all, "graph");
+}
+
+INSTANTIATE_TEST_SUITE_P(Hopper, ListedAttentionTest, ::testing::Values(128, 64, 16, 5),
+                         [](const ::testing::TestParamInfo<int>& heads) {
+                           return "heads" + std::to_string(heads.param);
+                         });
+
+class ListedAttentionCases : public HopperTest<> {};
+
+TEST_F(ListedAttentionCases, KeepsBitsWhenMaximaGrow) {
+  // Scores of very different sizes: references move in most tiles.
+  ListedWorld world(64, 1024, {700, 1500, 1100}, 9, 37, 4.0F);
+  const ListedRows all = world.Run(world.AllWindows(9), {});
+  for (const auto& [at, row] : all) {
+    for (const uint16_t value : row.output) ASSERT_FALSE(std::isnan(Bf16ToFloat(value)));
+  }
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {}), all, "one row");
+  ListedWorld::ExpectParts(world.Run({{1, 1493, 1499}}, {.page_size = 16}), all, "alone");
+}
+
+TEST_F(ListedAttentionCases, KeepsBitsInManyRepetitions) {
+  ListedWorld world(128, 2048, {3000, 2500, 700}, 8, 41);
+  const ListedRows all = world.Run(world.AllWindows(8), {});
+  for (int i = 0; i < 10; ++i) {
+    ListedWorld::ExpectParts(world.Run(world.AllWindows(1 + i % 8), {.replays = 20}), all,
+                             "repetition");
+  }
+}
+
+TEST_F(ListedAttentionCases, SmallForTheSanitizers) {
+  ListedWorld world(16, 512, {3, 70, 600, 900}, 3, 43);
+  const ListedRows all = world.Run(world.AllWindows(3), {.padding = 1});
+  ListedWorld::ExpectParts(world.Run(world.AllWindows(1), {.page_size = 16}), all, "one row");
+}
+
+TEST_F(ListedAttentionCases, RefusesWhatItCannotRun) {
+  const ListedAttentionLimits limits = {.max_rows = 4, .max_count = 64, .heads = 16};
+  ListedAttentionParams params = {.num_rows = 5, .heads = 16};
+  params.entries = {.num_pages = 1, .page_size = 16, .page_stride = 16 * 1152};
+  EXPECT_EQ(ListedAttentionPlan(params, limits, &params, nullptr), cudaErrorInvalidValue);
+  params.num_rows = 4;
+  params.heads = 8;
+  EXPECT_EQ(ListedAttention(params, limits, &params, nullptr), cudaErrorInvalidValue);
+  params.heads = 16;
+  params.entries.page_size = 24;
+  EXPECT_EQ(ListedAttention(params, limits, &params, nullptr), cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace outrider::cuda

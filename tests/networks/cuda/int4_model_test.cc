@@ -1,0 +1,105 @@
+// The bundled model with INT4 experts on a GPU, beside the CPU in float32. Needs a GPU of compute
+// capability 9.0, and cuDNN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "outrider/networks/network_loader.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/golden_file.h"
+#include "tests/networks/int4_tiny_model.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int kBlock = 64;
+
+using Int4ModelTest = HopperTest<>;
+
+/// float32 [tokens, vocabulary] on the CPU.
+std::vector<float> CpuLogits(const LoadedModel& loaded, const std::vector<int32_t>& ids) {
+  const auto rows = static_cast<int64_t>(ids.size());
+  const auto num_blocks = static_cast<int32_t>((rows + kBlock - 1) / kBlock);
+  KvCache cache = loaded.MakeCache(num_blocks, kBlock);
+  const std::vector<int32_t> blocks = FirstBlocks(num_blocks);
+  BatchLayout layout(kBlock);
+  layout.Assign(std::vector{RequestWork{.slot = 0,
+                                        .phase = Phase::kPromptChunk,
+                                        .tokens = ids,
+                                        .draft_tokens = {},
+                                        .samples = false,
+                                        .block_tables = {&blocks, 1}}});
+  const int64_t width = loaded.model->hidden_size();
+  const int64_t vocab = loaded.model->vocab_size();
+  std::vector<float> hidden(static_cast<size_t>(rows * width));
+  loaded.model->Forward(layout, cache, {hidden.data(), rows, width});
+  std::vector<float> logits(static_cast<size_t>(rows * vocab));
+  loaded.model->Logits(Network::kTarget, {hidden.data(), rows, width},
+                       FirstBlocks(static_cast<int32_t>(rows)), {logits.data(), rows, vocab});
+  return logits;
+}
+
+TEST_F(Int4ModelTest, LogProbabilitiesBesideTheCpus) {
+  const Int4TinyModel model;
+  const ModelConfig config = ReadModelConfig(model.directory());
+  const auto source = OpenCheckpoint(model.directory(), config);
+  TestNetwork network(config, *source, 3);
+  const LoadedModel cpu(model.directory(), DType::kF32, SelectIsa(), 4);
+  const GoldenFile golden(GoldenDirectory() / "tiny-v3-mtp3/golden.safetensors");
+  const auto vocab = static_cast<size_t>(config.vocab_size);
+  double worst = 0;
+  for (int c = 0; golden.Has(fmt::format("case{}.ids", c)); ++c) {
+    const auto ids = golden.Read<int32_t>(fmt::format("case{}.ids", c));
+    const std::vector<float> want = CpuLogits(cpu, ids);
+    for (const Phase phase : {Phase::kPromptChunk, Phase::kDecode}) {
+      KnownRequest request;
+      request.tokens = ids;
+      request.length = static_cast<int32_t>(ids.size());
+      request.prompt = phase == Phase::kDecode ? 0 : request.length;
+      request.blocks = FirstBlocks((request.length + kBlock - 1) / kBlock + 1);
+      request.tokens.resize(ids.size() + 4, 0);
+      std::vector<KnownRequest> requests = {request};
+      KnownRun run(network, requests, kBlock, DType::kBF16);
+      for (int32_t first = 0; first < request.length; first += 50) {
+        run.Step({{0, first, std::min(50, request.length - first)}});
+      }
+      const std::vector<float> got = network.Logits(run.rows()[0][0]);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t r = 0; r < ids.size(); ++r) {
+        const std::span<const float> exact(want.data() + r * vocab, vocab);
+        const std::vector<double> a = LogSoftmax({got.data() + r * vocab, vocab});
+        const std::vector<double> b = LogSoftmax(exact);
+        const auto likeliest =
+            static_cast<size_t>(std::max_element(exact.begin(), exact.end()) - exact.begin());
+        const size_t next = r + 1 < ids.size() ? static_cast<size_t>(ids[r + 1]) : likeliest;
+        for (const size_t token : {likeliest, next}) {
+          const double error = std::abs(a[token] - b[token]);
+          EXPECT_LT(error, 2e-2) << "case " << c << " phase " << static_cast<int>(phase) << " row "
+                                 << r << " token " << token << ": " << b[token];
+          worst = std::max(worst, error);
+        }
+      }
+    }
+  }
+  std::printf("worst log-probability: off by %.4f\n", worst);
+}
+
+// 4 layers and 3 modules of 8 experts stay codes, whose scales take another eighth.
+TEST_F(Int4ModelTest, ExpertsStayCodes) {
+  const Int4TinyModel model;
+  const ModelConfig config = ReadModelConfig(model.directory());
+  const auto source = OpenCheckpoint(model.directory(), config);
+  const CudaOps ops;
+  const WeightSizes sizes =
+      MeasureWeights(ops, config, 3, *source, {.compute_dtype = DType::kBF16}).target;
+  const int64_t experts = int64_t{4} * 8 * 3 * 256 * 128;
+  ASSERT_TRUE(sizes.contains(DType::kI4));
+  EXPECT_GE(sizes.at(DType::kI4), experts / 2 * 9 / 8);
+  EXPECT_FALSE(sizes.contains(DType::kF8E4M3));
+}
+
+}  // namespace
+}  // namespace outrider::cuda

@@ -1,0 +1,166 @@
+// A small Step-3.5 on a GPU, with random weights: each layer beside the CPU's, bits in one step and
+// in many, recorded passes. Needs a GPU of compute capability 9.0, and cuDNN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "outrider/ops/cuda/hopper_networks.h"
+#include "tests/kernels/cuda/hopper_test.h"
+#include "tests/networks/cuda/code_source.h"
+#include "tests/networks/cuda/device_run.h"
+#include "tests/networks/cuda/known_requests.h"
+#include "tests/networks/loaded_model.h"
+
+namespace outrider::cuda {
+namespace {
+
+constexpr int32_t kVocab = 1000;
+constexpr int32_t kWindow = 96;
+
+/// Two full layers and two with a window, the last two with experts and limits; three modules. The
+/// heads are Step-3.5-Flash's.
+ModelConfig SmallStep() {
+  ModelConfig c = ReadModelConfig(GoldenDirectory() / "tiny-step3p5");
+  c.quantization = {};
+  c.vocab_size = kVocab;
+  c.hidden_size = 512;
+  const auto widened = [&](bool full, bool experts, double limit, double shared_limit) {
+    const LayerSpec* like = nullptr;
+    for (const LayerSpec& layer : c.layers) {
+      if ((std::get<GqaSpec>(layer.attention).window == 0) == full) like = &layer;
+    }
+    OUTRIDER_CHECK(like != nullptr);
+    LayerSpec layer = *like;
+    auto& a = std::get<GqaSpec>(layer.attention);
+    a.heads = full ? 64 : 96;
+    a.kv_heads = 8;
+    a.head_dim = 128;
+    a.window = full ? 0 : kWindow;
+    a.softmax_scale = 0.0884;
+    layer.rotary.dims = full ? 64 : 128;
+    if (experts) {
+      MoeSpec moe;
+      for (const LayerSpec& other : c.layers) {
+        if (other.moe() != nullptr) moe = *other.moe();
+      }
+      moe.width = moe.shared_width = 128;
+      moe.shared_experts = 1;
+      moe.router.experts = 32;
+      moe.router.top_k = 4;
+      moe.limit = limit;
+      moe.shared_limit = shared_limit;
+      layer.mlp = moe;
+    } else {
+      layer.mlp = DenseMlpSpec{.width = 768, .limit = limit};
+    }
+    return layer;
+  };
+  const LayerSpec first = widened(true, false, kNoActivationLimit, kNoActivationLimit);
+  const LayerSpec second = widened(false, false, 0.5, kNoActivationLimit);
+  const LayerSpec third = widened(false, true, kNoActivationLimit, 0.05);
+  const LayerSpec fourth = widened(true, true, 0.02, kNoActivationLimit);
+  c.mtp_layer = second;
+  c.layers = {first, second, third, fourth};
+  c.num_nextn_predict_layers = 3;
+  return c;
+}
+
+class StepTest : public HopperTest<testing::TestWithParam<bool>> {
+ protected:
+  static std::unique_ptr<WeightSource> Source(const ModelConfig& config) {
+    if (!GetParam()) return MakeDummyWeights(config, 3);
+    return std::make_unique<CodeSource>(config, 3, Codes::kBlocks);
+  }
+};
+
+TEST_P(StepTest, EveryLayerBesideTheCpus) {
+  constexpr int32_t kBlock = 32;
+  const ModelConfig config = SmallStep();
+  EXPECT_NO_THROW(CheckRunsOnHopper(config, 3));
+  const auto source = Source(config);
+  std::mt19937 random(2);
+  TestNetwork network(config, *source, 3);
+  const std::vector<KnownRequest> requests =
+      RandomRequests(random, kVocab, {70, 300, 3}, 40, network.Groups(kBlock, DType::kBF16));
+  const int32_t blocks = NumBlocks(requests);
+  CpuNetwork f32(config, *source, 3, DType::kF32, blocks, kBlock);
+  CpuNetwork bf16(config, *source, 3, DType::kBF16, blocks, kBlock);
+  KvCache cache = network.MakeCache(blocks, kBlock, DType::kBF16);
+  BatchLayout layout(cache.config().groups);
+  // Prompts; then generated rows of two requests beside the rest of another's prompt.
+  const std::vector<std::vector<Piece>> steps = {{{0, 0, 70}, {1, 0, 190}, {2, 0, 3}},
+                                                 {{0, 70, 40}, {1, 190, 110}, {2, 3, 40}}};
+  for (const std::vector<Piece>& pieces : steps) {
+    const auto assign = [&](int32_t shift) {
+      std::vector<RequestWork> work;
+      for (const Piece& piece : pieces) {
+        work.push_back(requests[piece.request].Work(static_cast<int32_t>(piece.request),
+                                                    piece.first, piece.count, shift));
+      }
+      layout.Assign(work);
+    };
+    assign(0);
+    const std::vector<std::vector<float>> exact = f32.Forward(layout);
+    const std::vector<std::vector<float>> rounded = bf16.Forward(layout);
+    network.Forward(layout, cache, [&](int64_t layer, const std::vector<float>& got) {
+      const auto i = static_cast<size_t>(layer);
+      ExpectAsNear(got, rounded[i], exact[i], config.hidden_size, fmt::format("layer {}", layer));
+    });
+    // The modules go on from the same rows, which bfloat16 holds.
+    std::vector<uint16_t> previous;
+    std::vector<float> same;
+    for (const float x : exact.back()) {
+      previous.push_back(ToBFloat16(x).bits);
+      same.push_back(RoundToBFloat16(x));
+    }
+    for (int m = 0; m < 3; ++m) {
+      assign(m + 1);
+      std::vector<float> got;
+      for (const uint16_t bits : network.ForwardMtp(m, layout, cache, previous)) {
+        got.push_back(ToFloat(BFloat16{bits}));
+      }
+      ExpectAsNear(got, bf16.ForwardMtp(m, layout, same), f32.ForwardMtp(m, layout, same),
+                   config.hidden_size, fmt::format("module {}", m));
+    }
+  }
+}
+
+TEST_P(StepTest, BitsDoNotDependOnTheStep) {
+  const ModelConfig config = SmallStep();
+  TestNetwork network(config, *Source(config), 3);
+  for (const DType type : {DType::kBF16, DType::kF8E4M3}) {
+    std::mt19937 random(7);
+    std::vector<KnownRequest> requests =
+        RandomRequests(random, kVocab, {1, 65, 130, 400}, 12, network.Groups(64, type));
+    KnownRun alone(network, requests, 64, type);
+    alone.RunAlone();
+    SpreadBlocks(random, requests, network.Groups(32, type));
+    KnownRun mixed(network, requests, 32, type);
+    mixed.RunMixed(random, 150);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t kind = 0; kind < 4; ++kind) {
+        EXPECT_EQ(alone.rows()[i][kind], mixed.rows()[i][kind])
+            << DTypeName(type) << ", request " << i << ", " << kind;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Weights, StepTest, testing::Bool(),
+                         [](const auto& test) { return std::string(test.param ? "f8" : "bf16"); });
+
+TEST(HopperStep, IsRefusedWithWhatWouldRun) {
+  ModelConfig c = SmallStep();
+  std::get<GqaSpec>(c.layers[1].attention).head_dim = 64;
+  try {
+    CheckRunsOnHopper(c, 3);
+    ADD_FAILURE() << "heads of 64 were taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("head_dim 64"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace outrider::cuda
