@@ -168,7 +168,7 @@ class Function(dict):
 def complete_functions(tools):
     for tool in tools:
         if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-            members = {name: value for name, value in tool["function"].items() if value is not None}
+            members = {name: value for name, value in tool["function"].items() if value is not None or name not in ("description", "parameters")}
             tool["function"] = Function(members)
 
 
