@@ -29,10 +29,6 @@ namespace py = pybind11;
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
 
-// Jobs of more bytes have a thread of their own, so that others wait for them only as long as a
-// thread keeps Python to itself: this time, or one operation of CPython.
-constexpr size_t kLargeJob = size_t{64} << 10;
-constexpr double kSwitchSeconds = 0.001;
 
 // Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
 // GIL with this thread.
@@ -67,7 +63,6 @@ void StartPython() {
 py::object LoadProgram() {
   const py::module_ sys = py::module_::import("sys");
   sys.attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
-  sys.attr("setswitchinterval")(kSwitchSeconds);
   py::dict globals;
   globals["__name__"] = "outrider_chat_template";
   globals["__builtins__"] = py::module_::import("builtins");
@@ -147,11 +142,7 @@ class Program {
 // A thread that runs jobs, and those that wait for it. Never destroyed.
 class Interpreter {
  public:
-  static Interpreter& Small() {
-    static Interpreter* const kInterpreter = new Interpreter;
-    return *kInterpreter;
-  }
-  static Interpreter& Large() {
+  static Interpreter& Get() {
     static Interpreter* const kInterpreter = new Interpreter;
     return *kInterpreter;
   }
@@ -163,7 +154,7 @@ class Interpreter {
     changed_.notify_all();
     while (!ticket->done) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (Small().IsCaught() || Large().IsCaught()) {  // each would keep Python to itself
+      if (IsCaught()) {
         std::erase(queue_, ticket);
         throw Error(
             ErrorCode::kUnavailable,
@@ -234,8 +225,7 @@ std::string RenderTemplate(const TemplateJob& job) {
         "most {}",
         job.input_bytes(), job.limits.input_bytes);
   }
-  const bool is_large = job.input_bytes() > kLargeJob;
-  Outcome outcome = (is_large ? Interpreter::Large() : Interpreter::Small()).Run(job);
+  Outcome outcome = Interpreter::Get().Run(job);
   if (outcome.kind == "ok") return std::move(outcome.text);
   if (outcome.kind == "request") throw Error(ErrorCode::kInvalidArgument, outcome.text);
   if (outcome.kind == "time") {
