@@ -47,8 +47,7 @@ std::unique_ptr<Engine> MakeFailingEngine(int steps, bool queued) {
   options.queued = queued;
   options.max_num_seqs = 2;
   options.make_executor = [steps](RankParts parts) {
-    return std::make_unique<FailingExecutor>(std::make_unique<StepRunner>(std::move(parts)),
-                                             steps);
+    return std::make_unique<FailingExecutor>(std::make_unique<StepRunner>(std::move(parts)), steps);
   };
   return MakeTestEngine(options);
 }

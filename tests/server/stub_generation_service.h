@@ -44,8 +44,8 @@ struct StubOptions {
   bool refuses_late = false;  // CheckRoom finds room always, as when another request comes between
   std::optional<int64_t> fail_after = std::nullopt;   // tokens after which requests end by kError
   std::string failure = std::string(kGrammarFailed);  // their stop reason
-  int32_t scored_wait_steps = 0;  // that requests with prompt_logprobs are late
-  bool held = false;              // no step runs before Release
+  int32_t scored_wait_steps = 0;                      // that requests with prompt_logprobs are late
+  bool held = false;                                  // no step runs before Release
 };
 
 class StubGenerationService : public GenerationService {

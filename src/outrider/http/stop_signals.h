@@ -1,5 +1,5 @@
-// SIGINT, SIGTERM and SIGHUP (unless it is ignored), taken by a thread of their own: they are obeyed
-// whatever the other threads do.
+// SIGINT, SIGTERM and SIGHUP (unless it is ignored), taken by a thread of their own: they are
+// obeyed whatever the other threads do.
 #pragma once
 
 #include <boost/asio/io_context.hpp>

@@ -191,11 +191,9 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
     case Endpoint::kGenerate:
       return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
     case Endpoint::kAbort:
-      return Compute(
-          [caller = keys_.CallerOf(request)](Api* api, const std::string& body) {
-            return api->Abort(body, caller);
-          },
-          std::move(request), std::move(waker));
+      return Compute([caller = keys_.CallerOf(request)](
+                         Api* api, const std::string& body) { return api->Abort(body, caller); },
+                     std::move(request), std::move(waker));
     case Endpoint::kTokenize:
       return Compute(&Api::Tokenize, std::move(request), std::move(waker));
     case Endpoint::kDetokenize:

@@ -122,8 +122,8 @@ class GenerationResponse : public HttpProducer,
   // I/O thread.
   bool finished_ = false;
   bool reported_ = false;
-  std::string ending_;         // of the last choice that ended
-  size_t unwritten_work_ = 0;  // bytes to write, roughly
+  std::string ending_;               // of the last choice that ended
+  size_t unwritten_work_ = 0;        // bytes to write, roughly
   std::shared_ptr<void> admission_;  // KeyAdmission::counted
 };
 

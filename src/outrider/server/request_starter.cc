@@ -209,8 +209,8 @@ void RequestStarter::StartCompiling(const ResponsePtr& response, AnswerKind kind
   metrics_->AddDeferred(1);
   const std::shared_ptr<void> deferred(nullptr,
                                        [this](std::nullptr_t) { metrics_->AddDeferred(-1); });
-  AddCompiling(std::make_shared<Compiling>(
-      Compiling{response, kind, client, std::move(request), deferred}));
+  AddCompiling(
+      std::make_shared<Compiling>(Compiling{response, kind, client, std::move(request), deferred}));
 }
 
 void RequestStarter::AddCompiling(const std::shared_ptr<Compiling>& job) {

@@ -29,7 +29,6 @@ namespace py = pybind11;
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
 
-
 // Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
 // GIL with this thread.
 void StartPython() {

@@ -1,8 +1,8 @@
 // A cluster of eight blocks per row of logits.
 //
 // Where nothing but the likeliest token or the winner of the race (gumbel_noise.h) is asked for,
-// one pass over the row in memory finds it. Skip random numbers for tokens that cannot win even with
-// maximal noise, and logarithms for tokens whose own noise is too small to win.
+// one pass over the row in memory finds it. Skip random numbers for tokens that cannot win even
+// with maximal noise, and logarithms for tokens whose own noise is too small to win.
 //
 // Else the row goes into the blocks' shared memory, and processors change it there. A cut (top-k,
 // top-p) first finds between which two distances from the largest logit it ends, lists the tokens
