@@ -19,6 +19,7 @@
 #include "outrider/engine/engine_plan.h"
 #include "outrider/text/chat_template.h"
 #include "tests/engine/scenario_requests.h"
+#include "tests/networks/small_v4_model.h"
 #include "tests/temporary_directory.h"
 
 namespace outrider {
@@ -114,6 +115,34 @@ TEST(DraftingTest, DynamicKFallsToNoneWithManyRequestsAndRecoversAtOnce) {
     const auto [drafted, accepted] = steps.drafted_accepted[crowded + 1];
     EXPECT_EQ(drafted, 3);
     EXPECT_GE(accepted, kind == DrafterKind::kChain ? 2 : 1);
+  }
+}
+
+// The blocks of the cache's groups are of different sizes, and end at different places behind the
+// longest context.
+TEST(DraftingTest, BlocksOfDraftsEndWhereTheContextDoes) {
+  const SmallV4Model model(/*vocab_size=*/40, /*dspark=*/true);
+  for (int32_t length = 65; length <= 97; length += 2) {
+    TestEngineOptions options{.checkpoint = model.directory(), .drafter = DrafterKind::kNone};
+    options.max_model_len = length;
+    options.dummy_seed = 3;
+    options.cache_form = KvCacheForm::kHeads;
+    GenerationRequest request;
+    request.prompt_token_ids = {7, 8, 9};
+    request.sampling.ignore_eos = true;
+    request.sampling.max_tokens = length - 3;
+    Generated alone;
+    const auto without = MakeTestEngine(options);
+    Submit(*without, request, &alone);
+    RunUntilIdle(*without);
+    options.drafter = DrafterKind::kBlock;
+    options.k = 3;
+    Generated drafted;
+    const auto with = MakeTestEngine(options);
+    Submit(*with, request, &drafted);
+    RunUntilIdle(*with);
+    EXPECT_EQ(drafted.tokens, alone.tokens) << length;
+    EXPECT_EQ(std::ssize(drafted.tokens), length - 3);
   }
 }
 

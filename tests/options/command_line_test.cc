@@ -271,7 +271,7 @@ TEST(CommandLine, GenerateFieldsThatProcessLogits) {
                                    "processed_logprobs"})
                                 .settings;
   const SamplingParams& sampling = settings.generate.sampling;
-  EXPECT_EQ(sampling.repetition_penalty, 1.5F);
+  EXPECT_EQ(settings.generate.repetition_penalty, 1.5);
   EXPECT_EQ(sampling.presence_penalty, -1.0F);
   EXPECT_EQ(sampling.frequency_penalty, 0.5F);
   EXPECT_EQ(sampling.min_tokens, 3);

@@ -195,8 +195,8 @@ TEST(ResponseRequestTest, RefusesWhatItCannotDo) {
   EXPECT_THAT(ErrorOf(R"({"input":[{"type":"function_call","name":"f"}]})"),
               HasSubstr("input[0].call_id: is missing"));
   for (const char* field :
-       {R"("previous_response_id":"x")", R"("background":true)", R"("truncation":"auto")",
-        R"("include":["reasoning.encrypted_content"])", R"("n":2)", R"("messages":[])",
+       {R"("previous_response_id":"x")", R"("background":true)", R"("truncation":"some")",
+        R"("include":["message.output_text.logprobs"])", R"("n":2)", R"("messages":[])",
         R"("tools":[{"type":"web_search"}])", R"("text":{"format":{"type":"xml"}})"}) {
     EXPECT_NE(ErrorOf(std::string(R"({"input":"a",)") + field + "}"), "no error") << field;
   }

@@ -67,7 +67,8 @@ class Server:
             return float(re.search(rf"^{name}{{.*}} (\S+)$", response.read().decode(), re.MULTILINE)[1])
 
     def post(self, path, body):
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as response:
             return json.load(response)
 

@@ -44,11 +44,10 @@ import windows
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COPIED = ("CMakeLists.txt", "bench", "cmake", "docs", "models", "src", "tests")
 PLACE_OF = {  # of a test program, under tests/
-    **dict.fromkeys(("draw_test", "expert_matmul_test", "expert_router_test", "matmul_test",
-                     "mla_decode_test", "norm_rows_test", "prompt_attention_test",
-                     "prompt_rows_test"), "kernels/cuda"),
-    **dict.fromkeys(("choose_entries_test", "index_scores_test", "listed_attention_test"),
-                    "kernels/cuda"),
+    **dict.fromkeys(("choose_entries_test", "draw_test", "expert_matmul_test", "expert_router_test",
+                     "gqa_attention_test", "head_rows_test", "index_scores_test",
+                     "listed_attention_test", "matmul_test", "mla_decode_test", "norm_rows_test",
+                     "prompt_attention_test", "prompt_rows_test"), "kernels/cuda"),
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test"), "ops/cuda"),
     "families_test": "networks/cuda",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
@@ -244,6 +243,17 @@ def parse_topics(text):
     return topics
 
 
+def misfits_of(breaks):
+    """Why breaks do not fit the sources."""
+    misfits = []
+    for b in breaks:
+        try:
+            broken_text(b, ROOT)
+        except CannotTell as error:
+            misfits.append(str(error))
+    return misfits
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -283,7 +293,9 @@ def main():
                 raise CannotTell(f"there is no topic {b.topic}")
             if b.program not in PLACE_OF and pathlib.Path(b.program).suffix not in INTERPRETERS:
                 raise CannotTell(f"PLACE_OF does not have {b.program}")
-            broken_text(b, ROOT)
+        misfits = misfits_of(breaks)
+        if misfits:
+            raise CannotTell("\n".join(misfits))
         if arguments.check:
             print(f"{len(breaks)} breaks of {len({b.topic for b in breaks})} topics fit")
             return 0

@@ -206,7 +206,7 @@ BREAKS = (
                  "      else to_finish_.emplace(key, connection);",
                  "ServerStopTest.RefusesNewRequestsOnKeptConnections"),
     server_break("503", "what is cut off runs on in the engine", "server/generation_response.cc",
-                 "  if (error) {\n    AbortRequests();\n", "  if (error) {\n",
+                 "    if (error) {\n      AbortRequests();\n", "    if (error) {\n",
                  "ServerStopTest.CancelsWhatTakesTooLong"),
     server_break("ping", "silence stays silent", "http/http_connection.cc",
                  "if (heartbeat_due_ || again) Signal();", "if (again) Signal();",

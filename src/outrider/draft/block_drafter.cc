@@ -1,6 +1,7 @@
 #include "outrider/draft/block_drafter.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "outrider/base/error.h"
@@ -18,7 +19,6 @@ BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cach
                            const BlockDrafterOptions& options)
     : model_(std::move(model)),
       cache_(cache),
-      group_(static_cast<size_t>(cache.group_of(model_->first_cache_layer()))),
       options_(options),
       entry_rows_(*model_, cache.config().groups),
       block_rows_(*model_, cache.config().groups),
@@ -27,11 +27,19 @@ BlockDrafter::BlockDrafter(std::unique_ptr<BlockDraftModel> model, KvCache& cach
   OUTRIDER_CHECK(options.k >= 1 && options.k <= model_->block_size());
 }
 
+int32_t BlockDrafter::PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const {
+  int32_t tokens = std::numeric_limits<int32_t>::max();
+  for (size_t g = 0; g < block_tables.size(); ++g) {
+    tokens = std::min(tokens, static_cast<int32_t>(block_tables[g].size()) *
+                                  cache_.config().groups[g].tokens_per_block);
+  }
+  return tokens;
+}
+
 void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
   entry_windows_.clear();
   block_windows_.clear();
   blocks_.clear();
-  const int32_t tokens_per_block = cache_.config().groups[group_].tokens_per_block;
   for (size_t i = 0; i < requests.size(); ++i) {
     const DraftRequest& r = requests[i];
     const int32_t end = options_.form == DraftForm::kPadded
@@ -39,9 +47,9 @@ void BlockDrafter::LayOut(std::span<const DraftRequest> requests) {
                             : r.frontier + 1;
     entry_windows_.push_back({&r, r.first_position, end, r.prompt_length});
     if (r.num_drafts == 0) continue;
-    // Where a request may get no longer, its block ends before its place in the cache does.
-    const auto place = static_cast<int32_t>(r.block_tables[group_].size()) * tokens_per_block;
-    const int32_t block_end = std::min(r.frontier + 1 + model_->block_size(), place);
+    // Where a request may get no longer, its block ends where its place in the cache does.
+    const int32_t block_end =
+        std::min(r.frontier + 1 + model_->block_size(), PlaceInCache(r.block_tables));
     OUTRIDER_CHECK(block_end - r.frontier - 1 >= r.num_drafts);
     block_windows_.push_back({&r, r.frontier + 1, block_end, 0});
     blocks_.push_back(i);

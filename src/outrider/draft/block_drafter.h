@@ -42,6 +42,8 @@ class BlockDrafter : public Drafter {
   void SetStepTimes(const StepTimes& times) override { cut_.SetStepTimes(times); }
 
  private:
+  /// How many tokens of a request the pages that it has take, the fewest of all groups.
+  int32_t PlaceInCache(std::span<const std::vector<int32_t>> block_tables) const;
   /// The rows of the target that are right, or all of a step, and the blocks behind them.
   void LayOut(std::span<const DraftRequest> requests);
   void DrawBlocks(std::span<const DraftRequest> requests, Tensor hidden,
@@ -52,7 +54,6 @@ class BlockDrafter : public Drafter {
 
   std::unique_ptr<BlockDraftModel> model_;
   KvCache& cache_;
-  size_t group_;  // the model's cache group
   BlockDrafterOptions options_;
   DraftRows entry_rows_;
   DraftRows block_rows_;

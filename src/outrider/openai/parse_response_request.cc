@@ -54,7 +54,7 @@ void ParseInclude(FieldReader& body) {
     body.Refuse("include", fmt::format("must be a list of strings, not {}", Shorten(*list)));
   }
   static constexpr std::string_view kLogprobs = "message.output_text.logprobs";
-  if (std::ranges::find(*list, kLogprobs) != list->end()) {
+  if (std::find(list->begin(), list->end(), kLogprobs) != list->end()) {
     body.Unsupported("include", {},
                      "\"message.output_text.logprobs\" is not supported yet by this server; leave "
                      "it out");

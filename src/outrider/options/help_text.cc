@@ -15,10 +15,18 @@ namespace {
 
 constexpr size_t kWidth = 100;
 constexpr size_t kHelpColumn = 38;
+constexpr size_t kChoiceColumn = 6;  // of further lines of a flag's choices
 
-/// "  left", then `text` wrapped between kHelpColumn and kWidth.
-std::string TwoColumns(const std::string& left, const std::string& text) {
-  std::string out = "  " + left;
+/// "  left", then `text` wrapped between kHelpColumn and kWidth. A long `left` is cut behind '|'.
+std::string TwoColumns(std::string left, const std::string& text) {
+  std::string out = "  ";
+  while (out.size() - (out.rfind('\n') + 1) + left.size() > kWidth) {
+    const size_t end = left.rfind('|', kWidth - kChoiceColumn - 1) + 1;
+    if (end == 0) break;
+    out.append(left, 0, end).append(1, '\n').append(kChoiceColumn, ' ');
+    left.erase(0, end);
+  }
+  out += left;
   if (out.size() + 2 > kHelpColumn) {
     out += '\n';
     out.append(kHelpColumn, ' ');

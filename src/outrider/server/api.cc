@@ -190,10 +190,12 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
       return Start(AnswerKind::kResponse, std::move(request), std::move(waker));
     case Endpoint::kGenerate:
       return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
-    case Endpoint::kAbort:
-      return Compute([caller = keys_.CallerOf(request)](
-                         Api* api, const std::string& body) { return api->Abort(body, caller); },
-                     std::move(request), std::move(waker));
+    case Endpoint::kAbort: {
+      const int32_t caller = keys_.CallerOf(request);
+      return Compute(
+          [caller](Api* api, const std::string& body) { return api->Abort(body, caller); },
+          std::move(request), std::move(waker));
+    }
     case Endpoint::kTokenize:
       return Compute(&Api::Tokenize, std::move(request), std::move(waker));
     case Endpoint::kDetokenize:
