@@ -431,9 +431,10 @@ TEST(HttpServerTest, RaisesTheLimitOfOpenFiles) {
 
 // Sends the head and all but the last byte of a body.
 void SendUnfinished(HttpClient& client, size_t bytes) {
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-              "Content-Type: application/json\r\nContent-Length: " +
-              std::to_string(bytes + 1) + "\r\n\r\n" + std::string(bytes, ' '));
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+      "Content-Type: application/json\r\nContent-Length: " +
+      std::to_string(bytes + 1) + "\r\n\r\n" + std::string(bytes, ' '));
 }
 
 TEST(HttpServerTest, BodiesShareABudget) {
