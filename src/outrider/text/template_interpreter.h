@@ -1,6 +1,5 @@
-// The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
-// until the process ends, on a thread of its own ("chat templates"), and keeps each template within
-// limits of time and memory.
+// Rendering of chat templates by Jinja2 in a Python: one that the program embeds
+// (embedded_interpreter.cc), or, in the Python package, the one that has imported it.
 #pragma once
 
 #include <chrono>
@@ -32,6 +31,24 @@ struct TemplateJob {
 
   size_t input_bytes() const { return messages.size() + tools.size() + extra.size(); }
 };
+
+/// What came of a job.
+struct TemplateOutcome {
+  std::string kind;  // "ok", "memory", "request", "template" (chat_template.py), or "time"
+  std::string text;  // the prompt, or what was wrong
+};
+
+/// A Python with chat_template.py in it. Thread-safe.
+class TemplateInterpreter {
+ public:
+  virtual ~TemplateInterpreter() = default;
+
+  /// Throws Error (kUnavailable) where Python does not run.
+  virtual TemplateOutcome Run(const TemplateJob& job) = 0;
+};
+
+/// The interpreter that this process has; lives until it ends.
+TemplateInterpreter& ProcessTemplateInterpreter();
 
 /// The rendered prompt, valid UTF-8. Callers wait their turn. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
