@@ -191,12 +191,17 @@ std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
   return rules;
 }
 
-void CheckRunsOnHopper(const AskedNetwork& network) {
+std::optional<Lack> LackOnHopper(const AskedNetwork& network) {
   std::optional<Lack> lack = FirstOfLayers(
       network, [](const LayerSpec& layer) { return Supports(HopperLayerRules(), layer); });
   if (!lack) lack = Supports(HopperNetworkRules(), network);
   if (!lack) lack = Supports(HopperModelRules(), network.config);
   if (!lack && network.drafter != nullptr) lack = Supports(HopperModelRules(), *network.drafter);
+  return lack;
+}
+
+void CheckRunsOnHopper(const AskedNetwork& network) {
+  const std::optional<Lack> lack = LackOnHopper(network);
   if (!lack) return;
   if (lack->takes.empty()) {
     throw InvalidArgument("{} does not run on the GPU, which lacks: {}; --device cpu runs it",

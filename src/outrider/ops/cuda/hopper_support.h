@@ -2,6 +2,7 @@
 // docs/gpu.md is compared with it.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "outrider/checkpoint/model_config.h"
@@ -30,6 +31,9 @@ std::span<const Rule<LayerSpec>> HopperLayerRules();
 std::span<const Rule<ModelConfig>> HopperModelRules();
 /// Of all of them together.
 std::span<const Rule<AskedNetwork>> HopperNetworkRules();
+
+/// The first thing that a network asks for and the GPU lacks; nothing: it runs.
+std::optional<Lack> LackOnHopper(const AskedNetwork& network);
 
 /// Throws Error for a network that does not run, with what would.
 void CheckRunsOnHopper(const AskedNetwork& network);
