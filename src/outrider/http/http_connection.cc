@@ -275,7 +275,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
     if (!has_memory) {
       parser.http.get().body() = {};
       parser.refusal = server_.application->RefusalOf(
-          503,
+          request, 503,
           "the server has too little memory for another body of this size now; try again later");
       keep_alive_ = false;
       co_return std::nullopt;
@@ -297,7 +297,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
           : status == 413 ? fmt::format("the request's body is larger than {} bytes",
                                         server_.limits.max_body_bytes)
                           : fmt::format("not a valid HTTP request: {}", error.message());
-      parser.refusal = server_.application->RefusalOf(status, message);
+      parser.refusal = server_.application->RefusalOf(request, status, message);
       http_1_0_ = false;
       head_only_ = false;
       keep_alive_ = false;
@@ -315,7 +315,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
         request.headers.push_back({std::string(field.name_string()), std::string(field.value())});
       }
       if (const auto fault = FindHeadFault(request, http_1_0_)) {
-        parser.refusal = server_.application->RefusalOf(fault->status, std::string(fault->reason));
+        parser.refusal = server_.application->RefusalOf(request, fault->status, std::string(fault->reason));
         keep_alive_ = false;
         co_return std::nullopt;
       }
@@ -339,7 +339,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
     if (timed_out_) {
       if (phase_ != Phase::kIdle) {
         parser.refusal = server_.application->RefusalOf(
-            408, fmt::format("the request's {} did not arrive in time",
+            request, 408, fmt::format("the request's {} did not arrive in time",
                              phase_ == Phase::kHead ? "head" : "body"));
         keep_alive_ = false;
       }

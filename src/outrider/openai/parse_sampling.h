@@ -10,4 +10,8 @@ namespace outrider::openai {
 /// request.sampling, and n and bad_words, which are resolved later. Throws RequestError.
 void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest* request);
 
+/// Reads stop strings from the field `name`, in addition to those that there are. Throws
+/// RequestError.
+void ParseStop(FieldReader& body, const char* name, SamplingParams* sampling);
+
 }  // namespace outrider::openai

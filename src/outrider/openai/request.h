@@ -107,6 +107,10 @@ TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits
 TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits);
 TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits);
 
+/// The same for /v1/messages; `only_prompt`: for its tokens to be counted, so max_tokens is not needed.
+TokenRequest ParseMessageRequest(std::string_view body, const RequestLimits& limits,
+                                 bool only_prompt = false);
+
 /// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
 /// or 16 for completions, or the rest of the context for chat. At least 1, of which echo_only shows
 /// nothing. Throws RequestError: "context_length_exceeded" when prompt and answer do not fit into

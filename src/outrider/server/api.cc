@@ -23,6 +23,7 @@ namespace outrider {
 namespace {
 
 using openai::ApiError;
+using openai::ErrorForm;
 using openai::ErrorResponse;
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
@@ -44,6 +45,11 @@ bool IsJson(std::string_view content_type) {
   return EqualIgnoringCase(type, "application/json") ||
          (type.size() > kSuffix.size() &&
           EqualIgnoringCase(type.substr(type.size() - kSuffix.size()), kSuffix));
+}
+
+// Anthropic's clients read errors of another form.
+ErrorForm FormOf(const HttpRequest& head) {
+  return head.path.starts_with("/v1/messages") ? ErrorForm::kAnthropic : ErrorForm::kOpenAi;
 }
 
 ApiError Unavailable() {
@@ -77,7 +83,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 14> kRoutes = {{
+  static constexpr std::array<Route, 16> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
@@ -86,6 +92,8 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       {"POST", "/v1/completions", Endpoint::kCompletions},
       {"POST", "/v1/chat/completions", Endpoint::kChat},
       {"POST", "/v1/responses", Endpoint::kResponses},
+      {"POST", "/v1/messages", Endpoint::kMessages},
+      {"POST", "/v1/messages/count_tokens", Endpoint::kCountTokens},
       {"POST", "/generate", Endpoint::kGenerate},
       {"POST", "/abort", Endpoint::kAbort},
       {"POST", "/tokenize", Endpoint::kTokenize},
@@ -103,8 +111,9 @@ const Api::Route* Api::FindRoute(std::string_view path) {
 }
 
 std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
+  const auto refuse = [&](const ApiError& error) { return ErrorResponse(error, FormOf(head)); };
   if (!hosts_.Allows(head)) {
-    return ErrorResponse({.status = 403,
+    return refuse({.status = 403,
                           .message = "the Host field names a host that this server does not answer "
                                      "for: use localhost, or name it with --allowed-hosts",
                           .param = "",
@@ -115,14 +124,14 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   const bool open = route != nullptr &&
                     (route->endpoint == Endpoint::kHealth || route->endpoint == Endpoint::kPage);
   if (!open && !keys_.IsAuthorized(head)) {
-    return ErrorResponse({.status = 401,
+    return refuse({.status = 401,
                           .message = "a valid API key is needed: send it as "
-                                     "\"Authorization: Bearer KEY\"",
+                                     "\"Authorization: Bearer KEY\" or \"X-Api-Key: KEY\"",
                           .param = "",
                           .code = "invalid_api_key"});
   }
   if (route == nullptr) {
-    return ErrorResponse(
+    return refuse(
         {.status = 404,
          .message = fmt::format("no such route: {} {}", head.method, head.path.substr(0, 200)),
          .param = "",
@@ -137,7 +146,7 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   }
   if (head.method != route->method && !(is_get && head.method == "HEAD")) {
     HttpResponse response =
-        ErrorResponse({.status = 405,
+        refuse({.status = 405,
                        .message = fmt::format("{} takes {}, not {}", head.path.substr(0, 200),
                                               route->method, head.method.substr(0, 32)),
                        .param = "",
@@ -146,20 +155,21 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
     return response;
   }
   if (!is_get && !IsJson(head.Header("Content-Type").value_or(""))) {
-    return ErrorResponse({.status = 415,
+    return refuse({.status = 415,
                           .message = "the Content-Type of a request must be application/json",
                           .param = "",
                           .code = "unsupported_media_type"});
   }
-  if (draining_ && !is_get) return ErrorResponse(Unavailable());
+  if (draining_ && !is_get) return refuse(Unavailable());
   return std::nullopt;
 }
 
-HttpResponse Api::RefusalOf(int status, const std::string& message) {
+HttpResponse Api::RefusalOf(const HttpRequest& head, int status, const std::string& message) {
   HttpResponse response = ErrorResponse({.status = status,
                                          .message = message,
                                          .param = "",
-                                         .code = status == 413 ? "too_large" : ""});
+                                         .code = status == 413 ? "too_large" : ""},
+                                        FormOf(head));
   if (status == 415) response.headers.push_back({"Accept-Encoding", "identity"});
   return response;
 }
@@ -188,6 +198,10 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
       return Start(AnswerKind::kChat, std::move(request), std::move(waker));
     case Endpoint::kResponses:
       return Start(AnswerKind::kResponse, std::move(request), std::move(waker));
+    case Endpoint::kMessages:
+      return Start(AnswerKind::kMessage, std::move(request), std::move(waker));
+    case Endpoint::kCountTokens:
+      return Compute(&Api::CountTokens, std::move(request), std::move(waker));
     case Endpoint::kGenerate:
       return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
     case Endpoint::kAbort: {
@@ -218,7 +232,8 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
                                 "have at a time; try again later",
                                 *keys_.max_requests_per_key()),
          .param = "",
-         .code = "rate_limit_exceeded"}));
+         .code = "rate_limit_exceeded"},
+        FormOf(request)));
   }
   const std::string client = ClientOf(request);
   return starter_.Start(kind, client, std::move(request), std::move(waker), *std::move(admission));
@@ -248,18 +263,19 @@ template <typename Handler>
 std::shared_ptr<HttpProducer> Api::Compute(Handler handler, HttpRequest request, HttpWaker waker) {
   const std::string client = ClientOf(request);
   const size_t bytes = request.body.size();
+  const ErrorForm form = FormOf(request);
   return starter_.Compute(
       client, bytes,
       [this, handler, whole = std::make_shared<HttpRequest>(std::move(request))] {
         return std::invoke(handler, this, whole->body);
       },
-      std::move(waker));
+      std::move(waker), form);
 }
 
 // Who takes turns with others: a key's owner, or else whoever asks from one address.
 std::string Api::ClientOf(const HttpRequest& request) const {
   if (options_.api_keys.empty()) return request.peer;
-  return std::string(request.Header("Authorization").value_or(""));
+  return std::to_string(keys_.CallerOf(request));
 }
 
 HttpResponse Api::Health() const {
@@ -315,6 +331,16 @@ HttpResponse Api::Tokenize(const std::string& body) const {
       "application/json",
       fmt::format(R"({{"count":{},"max_model_len":{},"tokens":[{}],"token_strs":{}}})", ids.size(),
                   options_.limits.max_model_len, fmt::join(ids, ","), strings));
+}
+
+HttpResponse Api::CountTokens(const std::string& body) const {
+  openai::TokenRequest request =
+      openai::ParseMessageRequest(body, options_.limits, /*only_prompt=*/true);
+  models_.Resolve(request.model);
+  preparer_.SettleTools(&request, /*can_constrain=*/false);
+  return TextResponse("application/json",
+                      fmt::format(R"({{"input_tokens":{}}})",
+                                  encoder_.EncodeChat(request.chat).token_ids.size()));
 }
 
 HttpResponse Api::Detokenize(const std::string& body) const {

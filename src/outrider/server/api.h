@@ -48,7 +48,7 @@ class Api : public HttpApplication {
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) override;
-  HttpResponse RefusalOf(int status, const std::string& message) override;
+  HttpResponse RefusalOf(const HttpRequest& head, int status, const std::string& message) override;
   void OnDrain() override { draining_ = true; }
 
  private:
@@ -64,6 +64,8 @@ class Api : public HttpApplication {
     kCompletions,
     kChat,
     kResponses,
+    kMessages,
+    kCountTokens,
     kGenerate,
     kAbort,
     kTokenize,
@@ -85,6 +87,7 @@ class Api : public HttpApplication {
   template <typename Handler>
   std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
   HttpResponse Tokenize(const std::string& body) const;
+  HttpResponse CountTokens(const std::string& body) const;
   HttpResponse Detokenize(const std::string& body) const;
   HttpResponse Abort(const std::string& body, int32_t caller);
   /// Refuses listeners beyond some.

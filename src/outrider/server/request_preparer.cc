@@ -13,6 +13,7 @@
 #include "outrider/openai/chat_writer.h"
 #include "outrider/openai/completion_writer.h"
 #include "outrider/openai/logprobs_json.h"
+#include "outrider/openai/message_writer.h"
 #include "outrider/openai/raw_json.h"
 #include "outrider/openai/response_writer.h"
 #include "outrider/openai/token_writer.h"
@@ -340,6 +341,10 @@ PreparedRequest RequestPreparer::Prepare(
     case AnswerKind::kResponse:
       prepared.writer = std::make_unique<openai::ResponseWriter>(
           std::move(info), std::move(task), std::move(request.response_members), encoder_);
+      break;
+    case AnswerKind::kMessage:
+      prepared.writer =
+          std::make_unique<openai::MessageWriter>(std::move(info), std::move(task), encoder_);
       break;
     case AnswerKind::kTokens:
       prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);

@@ -20,7 +20,7 @@
 namespace outrider {
 
 /// Which endpoint is asked for tokens.
-enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kTokens };
+enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens };
 
 struct PreparedRequest {
   std::vector<GenerationRequest> requests;  // one per choice
