@@ -104,7 +104,10 @@ TEST(MessageApiTest, StreamsEvents) {
   EXPECT_THAT(types, ElementsAre("message_start", "content_block_start", "content_block_delta",
                                  "content_block_stop", "content_block_start", "content_block_delta",
                                  "content_block_stop", "content_block_start", "content_block_delta",
-                                 "content_block_stop", "message_delta", "message_stop"));
+                                 "content_block_stop",
+                                 // The full stop.
+                                 "content_block_start", "content_block_delta", "content_block_stop",
+                                 "message_delta", "message_stop"));
   EXPECT_EQ(thinking, "Hm");
   EXPECT_EQ(text, "I look!");
   EXPECT_EQ(json::parse(input), (json{{"query", "rain"}}));
@@ -184,7 +187,8 @@ TEST(MessageApiTest, ErrorsHaveAnthropicsForm) {
   EXPECT_EQ(post(other.dump(), key), "404 not_found_error");
   EXPECT_EQ(post(std::string(2000, ' '), key), "413 request_too_large");
   EXPECT_EQ(HttpClient(running.port()).Post("/v1/messages", good, key).status, 200);
-  const ClientResponse count = HttpClient(running.port()).Post("/v1/messages/count_tokens", "{}", key);
+  const ClientResponse count =
+      HttpClient(running.port()).Post("/v1/messages/count_tokens", "{}", key);
   EXPECT_EQ(json::parse(count.body)["error"]["type"], "invalid_request_error");
 }
 
@@ -283,9 +287,8 @@ TEST(ParseMessageRequestTest, ThinkingAndEffort) {
   EXPECT_TRUE(Parse(request).include_reasoning);
   request["output_config"] = {{"effort", "low"}};
   request["thinking"] = {{"type", "disabled"}};
-  EXPECT_EQ(arguments(request), (json{{"thinking", false},
-                                      {"enable_thinking", false},
-                                      {"reasoning_effort", "low"}}));
+  EXPECT_EQ(arguments(request),
+            (json{{"thinking", false}, {"enable_thinking", false}, {"reasoning_effort", "low"}}));
   request["thinking"] = {{"type", "adaptive"}, {"display", "omitted"}};
   EXPECT_FALSE(Parse(request).include_reasoning);
 }

@@ -18,13 +18,13 @@ uint64_t HashOf(const BlockKey& key) {
 void KvEventLog::Forget(const BlockPoolEvent& event) {
   if (event.kind == BlockPoolEvent::Kind::kCleared) {
     told_.clear();
-    events_.push_back({.kind = KvEvent::Kind::kCleared});
+    events_.emplace_back().kind = KvEvent::Kind::kCleared;
     return;
   }
   const uint64_t hash = HashOf(event.key);
   if (told_.erase(hash) == 0) return;  // of another group
   if (events_.empty() || events_.back().kind != KvEvent::Kind::kRemoved) {
-    events_.push_back({.kind = KvEvent::Kind::kRemoved});
+    events_.emplace_back().kind = KvEvent::Kind::kRemoved;
   }
   events_.back().hashes.push_back(hash);
 }
@@ -34,8 +34,8 @@ void KvEventLog::Store(size_t block, const std::vector<int32_t>& tokens, const B
   const uint64_t hash = HashOf(keys.blocks[block]);
   std::optional<uint64_t> parent;
   if (block > 0) parent = HashOf(keys.blocks[block - 1]);
-  const bool goes_on = !events_.empty() && events_.back().kind == KvEvent::Kind::kStored && parent &&
-                       events_.back().hashes.back() == *parent &&
+  const bool goes_on = !events_.empty() && events_.back().kind == KvEvent::Kind::kStored &&
+                       parent && events_.back().hashes.back() == *parent &&
                        events_.back().cache_salt == cache_salt;
   if (!goes_on) {
     events_.push_back({.kind = KvEvent::Kind::kStored,

@@ -18,11 +18,12 @@ struct KvEvent {
   enum class Kind : uint8_t { kStored, kRemoved, kCleared };
 
   Kind kind = Kind::kCleared;
-  std::vector<uint64_t> hashes;    // of the blocks: the first eight bytes of their keys
-  std::optional<uint64_t> parent;  // kStored: of the block before the first; unset: there is none
-  std::vector<int32_t> token_ids;  // kStored: of all these blocks
-  int32_t block_size = 0;          // kStored: tokens
-  std::string cache_salt;          // kStored: of the request; "": none
+  std::vector<uint64_t> hashes = {};  // of the blocks: the first eight bytes of their keys
+  std::optional<uint64_t> parent =
+      {};  // kStored: of the block before the first; unset: there is none
+  std::vector<int32_t> token_ids = {};  // kStored: of all these blocks
+  int32_t block_size = 0;               // kStored: tokens
+  std::string cache_salt = {};          // kStored: of the request; "": none
 
   bool operator==(const KvEvent&) const = default;
 };

@@ -83,10 +83,10 @@ void MessageWriter::Begin(const OutputPiece& piece, std::string* out) {
   if (block.kind == Kind::kReasoning) json = R"({"type":"thinking","thinking":"","signature":""})";
   if (block.kind == Kind::kToolCall) {
     block.function = piece.text;
-    block.call_id = piece.call_id.empty()
-                        ? fmt::format("toolu_{}_{}", info_.id.substr(info_.id.rfind('_') + 1),
-                                      num_blocks_)
-                        : piece.call_id;
+    block.call_id =
+        piece.call_id.empty()
+            ? fmt::format("toolu_{}_{}", info_.id.substr(info_.id.rfind('_') + 1), num_blocks_)
+            : piece.call_id;
     json = fmt::format(R"({{"type":"tool_use","id":{},"name":{},"input":{{}}}})",
                        JsonString(block.call_id), JsonString(block.function));
   }
@@ -100,10 +100,10 @@ void MessageWriter::Add(const std::string& text, std::string* out) {
   const char* delta = R"("type":"text_delta","text")";
   if (open_->kind == Kind::kReasoning) delta = R"("type":"thinking_delta","thinking")";
   if (open_->kind == Kind::kToolCall) delta = R"("type":"input_json_delta","partial_json")";
-  WriteEvent("content_block_delta",
-             fmt::format(R"(,"index":{},"delta":{{{}:{}}})", num_blocks_ - 1, delta,
-                         JsonString(text)),
-             out);
+  WriteEvent(
+      "content_block_delta",
+      fmt::format(R"(,"index":{},"delta":{{{}:{}}})", num_blocks_ - 1, delta, JsonString(text)),
+      out);
 }
 
 void MessageWriter::End(bool whole, std::string* out) {
@@ -111,8 +111,7 @@ void MessageWriter::End(bool whole, std::string* out) {
   const Block& block = *open_;
   const std::string text = JsonString(block.text);
   if (block.kind == Kind::kReasoning) {
-    whole_.push_back(
-        fmt::format(R"({{"type":"thinking","thinking":{},"signature":""}})", text));
+    whole_.push_back(fmt::format(R"({{"type":"thinking","thinking":{},"signature":""}})", text));
   } else if (block.kind == Kind::kContent) {
     whole_.push_back(fmt::format(R"({{"type":"text","text":{}}})", text));
   } else if (whole && IsObject(block.text)) {

@@ -1,5 +1,5 @@
-// The answers of /v1/messages: a message of content blocks (thinking, text, tool_use), as one object
-// or as events.
+// The answers of /v1/messages: a message of content blocks (thinking, text, tool_use), as one
+// object or as events.
 #pragma once
 
 #include <cstddef>
@@ -54,9 +54,10 @@ class MessageWriter : public AnswerWriter {
   const OutputTask task_;
   OutputReader reader_;
   AnswerTotals totals_;
-  std::optional<Block> open_;       // the block that goes on
-  std::vector<std::string> whole_;  // blocks that have ended, as JSON; calls only if they can be run
-  size_t num_blocks_ = 0;           // that have begun
+  std::optional<Block> open_;  // the block that goes on
+  std::vector<std::string>
+      whole_;              // blocks that have ended, as JSON; calls only if they can be run
+  size_t num_blocks_ = 0;  // that have begun
   bool has_calls_ = false;
   bool has_bad_calls_ = false;  // which nobody can run
 };

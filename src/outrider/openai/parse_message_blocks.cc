@@ -37,8 +37,8 @@ std::string ParseText(FieldReader& owner, const char* name) {
   const json& value = *owner.Find(name);
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_array()) {
-    owner.Refuse(name, fmt::format("must be a string or an array of text blocks, not {}",
-                                   Shorten(value)));
+    owner.Refuse(
+        name, fmt::format("must be a string or an array of text blocks, not {}", Shorten(value)));
   }
   std::string text;
   for (size_t i = 0; i < value.size(); ++i) {
@@ -92,8 +92,7 @@ class BlockConversation {
     const std::string type = block.String("type").value_or("");
     const bool assistant = role == "assistant";
     if (type == "text") {
-      std::string& content =
-          Open(role)["content"].get_ref<ordered_json::string_t&>();
+      std::string& content = Open(role)["content"].get_ref<ordered_json::string_t&>();
       if (!content.empty()) content += '\n';
       content += ParseTextBlock(block);
     } else if (type == "tool_result" && !assistant) {
@@ -107,11 +106,10 @@ class BlockConversation {
     } else if (type == "tool_use" && assistant) {
       AddCall(block, raw);
     } else {
-      block.Refuse("type",
-                   fmt::format("{} is not supported in a message of the {}'s; use {}",
-                               Shorten(json(type)), role,
-                               assistant ? R"("text", "thinking" or "tool_use")"
-                                         : R"("text" or "tool_result")"));
+      block.Refuse("type", fmt::format("{} is not supported in a message of the {}'s; use {}",
+                                       Shorten(json(type)), role,
+                                       assistant ? R"("text", "thinking" or "tool_use")"
+                                                 : R"("text" or "tool_result")"));
     }
   }
 
@@ -124,8 +122,7 @@ class BlockConversation {
     if (input != nullptr && !input->is_object()) {
       block.Refuse("input", fmt::format("must be an object, not {}", Shorten(*input)));
     }
-    const std::string arguments =
-        input == nullptr ? "{}" : std::string(RawJson(raw, {"input"}));
+    const std::string arguments = input == nullptr ? "{}" : std::string(RawJson(raw, {"input"}));
     Open("assistant")["tool_calls"].push_back(
         {{"id", id},
          {"type", "function"},

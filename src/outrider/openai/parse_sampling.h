@@ -1,6 +1,9 @@
 // The sampling fields of a request body.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "outrider/openai/field_reader.h"
 #include "outrider/openai/request.h"
 
@@ -13,5 +16,8 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
 /// Reads stop strings from the field `name`, in addition to those that there are. Throws
 /// RequestError.
 void ParseStop(FieldReader& body, const char* name, SamplingParams* sampling);
+
+/// A seed in the field `name`. Throws RequestError.
+std::optional<uint64_t> ParseSeed(FieldReader& body, const char* name);
 
 }  // namespace outrider::openai

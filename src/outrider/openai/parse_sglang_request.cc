@@ -20,16 +20,16 @@ namespace {
 using nlohmann::json;
 
 constexpr int32_t kDefaultNewTokens = 128;
-constexpr size_t kMaxPrompts = 1024;
+constexpr size_t kMaxBatch = 1024;
 
 void AddTexts(FieldReader& fields, const json& value, TokenRequest* request) {
   if (value.is_string()) {
     request->prompts.emplace_back(value.get<std::string>());
     return;
   }
-  if (!value.is_array() || value.empty() || value.size() > kMaxPrompts) {
+  if (!value.is_array() || value.empty() || value.size() > kMaxBatch) {
     fields.Refuse("text", fmt::format("must be a string or an array of 1 to {} strings, not {}",
-                                      kMaxPrompts, Shorten(value)));
+                                      kMaxBatch, Shorten(value)));
   }
   request->answer.is_batch = true;
   for (const json& text : value) {
@@ -47,9 +47,9 @@ void AddTokenIds(FieldReader& fields, const json& value, int32_t vocab_size,
     request->prompts.emplace_back(fields.TokenIds("input_ids", vocab_size));
     return;
   }
-  if (value.size() > kMaxPrompts) {
-    fields.Refuse("input_ids", fmt::format("has {} prompts; at most {} are allowed", value.size(),
-                                           kMaxPrompts));
+  if (value.size() > kMaxBatch) {
+    fields.Refuse("input_ids",
+                  fmt::format("has {} prompts; at most {} are allowed", value.size(), kMaxBatch));
   }
   request->answer.is_batch = true;
   for (size_t i = 0; i < value.size(); ++i) {
@@ -111,8 +111,7 @@ TokenRequest ParseSglangRequest(const json& value, std::string_view body,
   const json* given = fields.Find("sampling_params");
   const json sampling_value = given == nullptr ? json::object() : *given;
   FieldReader sampling(sampling_value, "sampling_params", fields);
-  request.max_tokens =
-      ParseTokenCount(sampling, "max_new_tokens", 1).value_or(kDefaultNewTokens);
+  request.max_tokens = ParseTokenCount(sampling, "max_new_tokens", 1).value_or(kDefaultNewTokens);
   ParseShared(fields, sampling, RawJson(body, {"sampling_params"}), limits, &request);
   if (auto seed = ParseSeed(sampling, "sampling_seed")) request.sampling.seed = seed;
   if (const auto least = sampling.Integer("min_new_tokens", 0, kMaxInt32)) {

@@ -43,8 +43,8 @@ void ParseFunction(FieldReader& function, const char* schema, ToolUse* tools) {
   if (function.Bool("strict").value_or(false)) tools->strict.insert(name);
   if (const json* parameters = function.Find(schema)) {
     if (!parameters->is_object()) {
-      function.Refuse(schema, fmt::format("must be a JSON schema, an object, not {}",
-                                                Shorten(*parameters)));
+      function.Refuse(
+          schema, fmt::format("must be a JSON schema, an object, not {}", Shorten(*parameters)));
     }
     tools->types.emplace(name, ParameterTypesOf(*parameters));
   }
@@ -108,7 +108,8 @@ std::string ParseSchemaTool(FieldReader& body, const json& value, std::string_vi
   if (tool.Find("input_schema") == nullptr) {
     tool.Refuse("input_schema", "is missing; it must be a JSON schema, an object");
   }
-  // What changes nothing here: all tools are in the prompt, and arguments are streamed as they come.
+  // What changes nothing here: all tools are in the prompt, and arguments are streamed as they
+  // come.
   for (const char* name : {"cache_control", "eager_input_streaming", "input_examples"}) {
     tool.Find(name);
   }

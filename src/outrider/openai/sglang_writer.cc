@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "outrider/base/json_text.h"
+#include "outrider/openai/logprobs_json.h"
 
 namespace outrider::openai {
 namespace {
@@ -34,9 +35,12 @@ SglangWriter::SglangWriter(AnswerInfo info, const PromptEncoder& encoder)
 
 // [logprob, token id, text or null].
 std::string SglangWriter::Entry(const TokenLogprob& token) const {
-  return fmt::format("[{},{},{}]", token.logprob, token.token_id,
-                     info_.options.text_in_logprobs ? JsonString(encoder_.TokenBytes(token.token_id))
-                                                    : std::string("null"));
+  std::string logprob;
+  AppendLogprob(token.logprob, &logprob);
+  return fmt::format("[{},{},{}]", logprob, token.token_id,
+                     info_.options.text_in_logprobs
+                         ? JsonString(encoder_.TokenBytes(token.token_id))
+                         : std::string("null"));
 }
 
 std::string SglangWriter::Entries(const std::vector<PositionLogprobs>& positions,

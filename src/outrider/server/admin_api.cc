@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,8 +12,6 @@
 #include "outrider/openai/field_reader.h"
 #include "outrider/openai/request_json.h"
 #include "outrider/server/deferred_response.h"
-
-#include <nlohmann/json.hpp>
 
 namespace outrider {
 namespace {
@@ -25,8 +24,7 @@ struct PauseRequest {
 };
 
 [[noreturn]] void Refuse(const std::string& name, const std::string& what) {
-  throw openai::RequestError(ErrorCode::kInvalidArgument, name,
-                             fmt::format("{}: {}", name, what));
+  throw openai::RequestError(ErrorCode::kInvalidArgument, name, fmt::format("{}: {}", name, what));
 }
 
 bool BoolOf(const std::string& name, std::string_view value) {
@@ -59,8 +57,7 @@ PauseRequest ParsePauseQuery(std::string_view query) {
     } else if (name == "wait_for_inflight_requests") {
       if (BoolOf(name, value)) request.mode = PauseMode::kWait;
     } else if (!part.empty()) {
-      Refuse(name.substr(0, 48),
-             "unknown; use mode, clear_cache or wait_for_inflight_requests");
+      Refuse(name.substr(0, 48), "unknown; use mode, clear_cache or wait_for_inflight_requests");
     }
   }
   return request;
@@ -69,7 +66,7 @@ PauseRequest ParsePauseQuery(std::string_view query) {
 // SGLang's: {"mode": "abort" | "in_place" | "retract"}. Requests that are retracted are computed
 // again; here they keep what they have, and go on with equal bits.
 PauseRequest ParsePauseBody(const std::string& body) {
-  PauseRequest request;
+  PauseRequest request{.mode = PauseMode::kAbort, .forget_prefixes = false};
   if (body.empty()) return request;
   const openai::RequestJson parsed = openai::ParseRequestJson(body);
   FieldReader fields(*parsed, "");
@@ -78,7 +75,6 @@ PauseRequest ParsePauseBody(const std::string& body) {
     fields.Refuse("mode", R"(must be "abort", "in_place" or "retract")");
   }
   request.mode = mode == "abort" ? PauseMode::kAbort : PauseMode::kKeep;
-  request.forget_prefixes = false;
   fields.RefuseUnknown();
   return request;
 }
@@ -120,7 +116,8 @@ std::shared_ptr<HttpProducer> HandleAdminRoute(AdminRoute route, GenerationServi
       service.ForgetPrefixes(answer(R"({"status":"ok"})"));
       break;
     case AdminRoute::kFlushCache:
-      service.ForgetPrefixes(answer(R"({"success":true,"message":"cached prefixes are forgotten"})"));
+      service.ForgetPrefixes(
+          answer(R"({"success":true,"message":"cached prefixes are forgotten"})"));
       break;
   }
   return response;

@@ -11,9 +11,9 @@
 namespace outrider {
 
 enum class AdminRoute : uint8_t {
-  kPause,           // vLLM's, with a query
-  kPauseSglang,     // with a body
-  kResume,          // vLLM's
+  kPause,        // vLLM's, with a query
+  kPauseSglang,  // with a body
+  kResume,       // vLLM's
   kResumeSglang,
   kResetPrefixCache,  // vLLM's
   kFlushCache,        // SGLang's

@@ -16,6 +16,7 @@
 #include "outrider/openai/message_writer.h"
 #include "outrider/openai/raw_json.h"
 #include "outrider/openai/response_writer.h"
+#include "outrider/openai/sglang_writer.h"
 #include "outrider/openai/token_writer.h"
 #include "outrider/output/answer_scope.h"
 #include "outrider/output/tool_grammar.h"
@@ -298,6 +299,12 @@ OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerI
   return task;
 }
 
+std::vector<std::vector<int32_t>> RequestPreparer::Prompts(TokenRequest* request) const {
+  openai::AnswerInfo info;
+  EncodePrompts(request, &info);
+  return std::move(info.prompts);
+}
+
 PreparedRequest RequestPreparer::Prepare(
     AnswerKind kind, TokenRequest request, openai::AnswerInfo info,
     const std::shared_ptr<const CompiledGrammar>& grammar) const {
@@ -347,7 +354,12 @@ PreparedRequest RequestPreparer::Prepare(
           std::make_unique<openai::MessageWriter>(std::move(info), std::move(task), encoder_);
       break;
     case AnswerKind::kTokens:
-      prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
+    case AnswerKind::kInference:
+      if (info.options.token_form == openai::TokenForm::kSglang) {
+        prepared.writer = std::make_unique<openai::SglangWriter>(std::move(info), encoder_);
+      } else {
+        prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
+      }
       break;
   }
   return prepared;

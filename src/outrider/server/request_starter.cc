@@ -63,6 +63,8 @@ openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
       return openai::ParseMessageRequest(body, limits);
     case AnswerKind::kTokens:
       return openai::ParseGenerateRequest(body, limits);
+    case AnswerKind::kInference:
+      return openai::ParseGenerateRequest(body, limits, openai::TokenForm::kVllm);
   }
   OUTRIDER_CHECK(false);
 }
@@ -78,6 +80,7 @@ const char* IdPrefix(AnswerKind kind) {
     case AnswerKind::kMessage:
       return "msg_";
     case AnswerKind::kTokens:
+    case AnswerKind::kInference:
       return "gen-";
   }
   OUTRIDER_CHECK(false);

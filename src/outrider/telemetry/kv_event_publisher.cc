@@ -180,7 +180,7 @@ struct KvEventPublisher::Sockets {
   void* context = zmq_ctx_new();
   void* publisher = nullptr;
   void* replay = nullptr;
-  void* wake = nullptr;   // the publishing thread's end of a pair of sockets
+  void* wake = nullptr;  // the publishing thread's end of a pair of sockets
 
   std::mutex mutex;
   // Guarded by mutex.
@@ -245,9 +245,10 @@ struct KvEventPublisher::Sockets {
       zmq_msg_close(&message);
     }
     if (frames.size() != 3 || frames[2].size() != 8) {
-      SPDLOG_WARN("KV events: a request for a replay has {} frames where 3 are right, the last of "
-                  "8 bytes; nothing is answered",
-                  frames.size());
+      SPDLOG_WARN(
+          "KV events: a request for a replay has {} frames where 3 are right, the last of "
+          "8 bytes; nothing is answered",
+          frames.size());
       return;
     }
     uint64_t first = 0;
@@ -267,8 +268,8 @@ struct KvEventPublisher::Sockets {
 
 KvEventPublisher::KvEventPublisher(const KvEventsConfig& config)
     : config_(config), sockets_(std::make_unique<Sockets>()) {
-  sockets_->publisher = sockets_->Open(ZMQ_PUB, config_.endpoint, config_.hwm,
-                                       Binds(config_.endpoint), &endpoint_);
+  sockets_->publisher =
+      sockets_->Open(ZMQ_PUB, config_.endpoint, config_.hwm, Binds(config_.endpoint), &endpoint_);
   if (!config_.replay_endpoint.empty()) {
     sockets_->replay = sockets_->Open(ZMQ_ROUTER, config_.replay_endpoint, config_.hwm,
                                       /*bind=*/true, &replay_endpoint_);
@@ -322,8 +323,8 @@ void KvEventPublisher::Run() {
       }
     }
     if (stopping) return;
-    std::array<zmq_pollitem_t, 2> items = {{{sockets.wake, 0, ZMQ_POLLIN, 0},
-                                            {sockets.replay, 0, ZMQ_POLLIN, 0}}};
+    std::array<zmq_pollitem_t, 2> items = {
+        {{sockets.wake, 0, ZMQ_POLLIN, 0}, {sockets.replay, 0, ZMQ_POLLIN, 0}}};
     zmq_poll(items.data(), sockets.replay == nullptr ? 1 : 2, -1);
     while (zmq_recv(sockets.wake, nullptr, 0, ZMQ_DONTWAIT) >= 0) {
     }
