@@ -70,7 +70,8 @@ target_compile_definitions(outrider_xgrammar PUBLIC XGRAMMAR_ENABLE_CPPTRACE=0 X
 target_include_directories(outrider_xgrammar SYSTEM PUBLIC ${xgrammar_root}/include
   ${xgrammar_root}/3rdparty/picojson ${xgrammar_root}/3rdparty/dlpack/include)
 set_target_properties(outrider_xgrammar PROPERTIES CXX_STANDARD 17 CXX_CLANG_TIDY ""
-  UNITY_BUILD ${OUTRIDER_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
+  UNITY_BUILD ${OUTRIDER_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6
+  POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 # It lets overlong escapes of a grammar overflow an int, which therefore has to wrap. Fuzzers watch its memory by
 # calls, which compile in two thirds of the time of checks in place.
 target_compile_options(outrider_xgrammar PRIVATE -w -g0 -fwrapv)

@@ -10,13 +10,13 @@ set -euo pipefail
 build_packages=(
   g++ cmake ninja-build ccache pkg-config patch
   gzip libboost1.81-dev nlohmann-json3-dev libcli11-dev libyaml-cpp-dev libspdlog-dev libfmt-dev
-  libpcre2-dev libzmq3-dev pybind11-dev python3-dev python3-jinja2 python3-pip prometheus-cpp-dev libssl-dev curl
+  libpcre2-dev libzmq3-dev pybind11-dev python3-dev python3-jinja2 python3-pip python3-venv prometheus-cpp-dev libssl-dev curl
   # prometheus-cpp's CMake configuration looks for these:
   libcivetweb-dev zlib1g-dev libcurl4-openssl-dev
 )
 test_packages=(
   git libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
-  clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev python3-venv
+  clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev
   chromium chromium-driver  # for the web page
 )
 

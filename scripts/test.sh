@@ -7,10 +7,11 @@
 #                            undefined-behaviour sanitizers with fuzzers, the thread sanitizer where
 #                            threads meet, clang-format, clang-tidy of what changed since the last tag
 #                            (of five commits, where there is no tag), the CUDA build where nvcc is,
-#                            what `docker build` copies, configured
+#                            what `docker build` copies, configured, the Python package's wheel
 #   scripts/test.sh --full   before a release: also the sanitizers' slow tests and the thread sanitizer
 #                            in every room, clang-tidy of all sources, longer fuzzing, schemathesis on
-#                            the HTTP API, agents and other client packages
+#                            the HTTP API, agents and other client packages, wheels for python3.10 to
+#                            python3.13 where these are
 #
 # No environment variable and no clock changes what is run. The last line reads "N passed, N failed";
 # the exit status is 1 when anything failed.
@@ -119,6 +120,27 @@ configure_as_in_image() {
   return $status
 }
 
+# check_wheel PYTHON: the package's tests, in a fresh virtual environment with the wheel that pip builds,
+# against the program of the release build.
+check_wheel() {
+  local name="wheel: $1" start=$SECONDS environment=$tmp/wheel log=build/wheel-tests.log
+  check "$name: build" scripts/wheel.sh --python "$1" || return
+  say "$name: tests"
+  # The log's last line reads "= 78 passed, 1 failed in 30.00s =".
+  if "$1" -m venv "$environment" &&
+    "$environment/bin/pip" install -q build/dist/*.whl -r python/tests/requirements.txt &&
+    OUTRIDER_BINARY=$PWD/build/release/outrider TMPDIR=$tmp \
+      "$environment/bin/python" -m pytest -q -p no:cacheprovider python/tests 2>&1 | tee "$log" &&
+    [[ $(tail -n 1 "$log") =~ ([0-9]+)\ passed ]]; then
+    record "$name: tests" "${BASH_REMATCH[1]}" 0 $((SECONDS - start))
+  elif [[ $(tail -n 1 "$log") =~ ([0-9]+)\ failed ]]; then
+    record "$name: tests" 0 "${BASH_REMATCH[1]}" $((SECONDS - start))
+  else
+    record "$name: tests" 0 1 $((SECONDS - start))
+  fi
+  find "$tmp" -mindepth 1 -delete
+}
+
 say "Packages"
 scripts/setup.sh --tests || exit 1
 mkdir -p build
@@ -163,6 +185,13 @@ if check "release: build" configure_and_build release -DOUTRIDER_CUDA=$gpu; then
   check "exactness fuzz" build/release/tests/engine/outrider_exactness_fuzz \
     --requests "$exactness_requests" --seed $((16#$(git rev-parse HEAD | cut -c 1-3)))
 fi
+pythons=(/usr/bin/python3)
+if $full; then
+  for version in 3.10 3.11 3.12 3.13; do
+    found=$(command -v "python$version") && [ ! "$found" -ef /usr/bin/python3 ] && pythons+=("$found")
+  done
+fi
+for wheel_python in "${pythons[@]}"; do check_wheel "$wheel_python"; done
 check "image: configure" configure_as_in_image
 check "clang-format" scripts/lint.sh format
 if check "asan+ubsan: build" \

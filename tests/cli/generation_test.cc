@@ -8,6 +8,7 @@
 
 #include "outrider/cli/generation_report.h"
 #include "outrider/cli/generation_run.h"
+#include "outrider/text/token_id_encoder.h"
 #include "tests/cli/stub_service.h"
 
 namespace outrider::cli {
@@ -20,57 +21,66 @@ using Json = nlohmann::json;
 
 const std::atomic<bool> kNotInterrupted{false};
 
-GenerationResult RunScript(std::vector<OutputDelta> script) {
+// A generator over a scripted service.
+class Generation : public testing::Test {
+ protected:
+  StubService service_{HelloScript()};
+  TokenIdEncoder encoder_{100};
+  Generator generator_{service_, encoder_, nullptr, OutputFormat(), 64};
+};
+
+OutputDelta RunScript(std::vector<OutputDelta> script) {
   StubService service(std::move(script));
+  const TokenIdEncoder encoder(100);
+  Generator generator(service, encoder, nullptr, OutputFormat(), 64);
   return RunGeneration(
-      service, SmallRequest(), [&] { service.Step(); }, [](std::string_view) {}, kNotInterrupted);
+      generator, SmallRequest(), [&] { service.Step(); }, [](std::string_view) {}, kNotInterrupted);
 }
 
 std::string TokenName(int32_t id) { return "t" + std::to_string(id); }
 
-TEST(Generation, CollectsDeltasAndStreamsText) {
-  StubService service(HelloScript());
+TEST_F(Generation, CollectsDeltasAndStreamsText) {
   std::vector<std::string> pieces;
-  const GenerationResult result = RunGeneration(
-      service, SmallRequest(), [&] { service.Step(); },
+  const OutputDelta result = RunGeneration(
+      generator_, SmallRequest(), [&] { service_.Step(); },
       [&](std::string_view text) { pieces.emplace_back(text); }, kNotInterrupted);
   EXPECT_THAT(pieces, ElementsAre("Hel", "lo", " wor"));
   EXPECT_EQ(result.text, "Hello wor");
   EXPECT_THAT(result.token_ids, ElementsAre(5, 6, 7, 8, 9));
   EXPECT_EQ(result.finish_reason, FinishReason::kStop);
   EXPECT_EQ(std::get<int32_t>(result.stop_reason), 9);
-  EXPECT_EQ(service.Counters().num_steps, 3);
+  EXPECT_EQ(service_.Counters().num_steps, 3);
 }
 
-TEST(Generation, AnInterruptAborts) {
-  StubService service(HelloScript());
+TEST_F(Generation, AnInterruptAborts) {
   std::atomic<bool> interrupted{false};
-  const GenerationResult result = RunGeneration(
-      service, SmallRequest(),
+  const OutputDelta result = RunGeneration(
+      generator_, SmallRequest(),
       [&] {
-        service.Step();
+        service_.Step();
         interrupted = true;
       },
       [](std::string_view) {}, interrupted);
   EXPECT_EQ(result.finish_reason, FinishReason::kAbort);
   EXPECT_EQ(result.text, "Hel");
-  EXPECT_THAT(service.aborted(), ElementsAre(1));
+  EXPECT_THAT(service_.aborted(), ElementsAre(1));
 }
 
-TEST(Generation, ARefusedRequestThrows) {
-  StubService service(HelloScript());
-  EXPECT_THROW(RunGeneration(
-                   service, GenerationRequest(), [&] { service.Step(); }, [](std::string_view) {},
-                   kNotInterrupted),
-               Error);
+TEST_F(Generation, ARefusedRequestThrows) {
+  openai::TokenRequest empty = SmallRequest();
+  empty.prompts = {std::vector<int32_t>()};
+  EXPECT_THROW(
+      RunGeneration(
+          generator_, empty, [&] { service_.Step(); }, [](std::string_view) {}, kNotInterrupted),
+      Error);
 }
 
 TEST(GenerationReport, TheFiguresLine) {
-  const GenerationResult result = RunScript(HelloScript());
+  const OutputDelta result = RunScript(HelloScript());
   EXPECT_EQ(FiguresLine(result),
             "4 prompt tokens; 5 tokens in 2.50 s, 2.0 tokens/s; first token after 500 ms; "
             "acceptance length 2.00");
-  GenerationResult plain = result;
+  OutputDelta plain = result;
   plain.stats.speculation = SpeculationCounts();
   EXPECT_THAT(FiguresLine(plain), Not(HasSubstr("acceptance")));
   plain.stats.completion_tokens = 1;

@@ -9,6 +9,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/engine/generation_service.h"
+#include "outrider/openai/request.h"
 
 namespace outrider::cli {
 
@@ -106,9 +107,9 @@ inline std::vector<OutputDelta> HelloScript() {
   return script;
 }
 
-inline GenerationRequest SmallRequest() {
-  GenerationRequest request;
-  request.prompt_token_ids = {1, 2, 3, 4};
+inline openai::TokenRequest SmallRequest() {
+  openai::TokenRequest request;
+  request.prompts = {std::vector<int32_t>{1, 2, 3, 4}};
   return request;
 }
 

@@ -9,10 +9,10 @@ RANGES = "*RangesAreToldAsTheyAre"
 
 BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
     "server_test": (
-        ("BOS counts in an echo", "server/request_preparer.cc",
+        ("BOS counts in an echo", "generate/request_preparer.cc",
          "echo{text, std::vector<int32_t>(token_ids.size(), 0)}",
          "echo{text, EchoTokens(token_ids, false).token_characters}", OFFSETS),
-        ("special tokens are echoed", "server/request_preparer.cc",
+        ("special tokens are echoed", "generate/request_preparer.cc",
          "(ids, request->sampling.skip_special_tokens)", "(ids, false)", OFFSETS),
         ("Bearer has a case", "server/api_keys.cc",
          '!EqualIgnoringCase(header.substr(0, space), "Bearer")',
@@ -28,7 +28,7 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "*CredentialsGoWithOriginsByName"),
         ("--uds removes files", "http/http_listener.cc",
          "!S_ISSOCK(found.st_mode)", "false", "*AFileThatIsNoSocket*"),
-        ("a grammar waits for thinking in the text", "server/request_preparer.cc",
+        ("a grammar waits for thinking in the text", "generate/request_preparer.cc",
          "!task.reasoning || !", "!", "*WithoutAReasoningParser*"),
         ("tools keep all special tokens", "text/stream_detokenizer.cc",
          "std::find(kept.begin(), kept.end(), id) != kept.end()", "!kept.empty()",
@@ -86,7 +86,7 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
         ("what does not fit is loaded", "engine/engine_loader.cc",
          "  plan.CheckFitsHost();\n", "", "HostFitTest.AModelThatDoesNot*")),
     "full_disk_test.sh": (
-        ("a full disk is no error", "cli/main.cc",
+        ("a full disk is no error", "cli/program.cc",
          "!std::cout || std::fflush(stdout) != 0", "false", ""),),
     "port_in_use_test.py": (
         ("a port in use is told late", "cli/serve_command.cc",

@@ -5,7 +5,6 @@
 
 #include "outrider/cli/load_progress.h"
 #include "outrider/engine/engine_loader.h"
-#include "outrider/openai/request.h"
 
 namespace outrider::cli {
 
@@ -15,8 +14,5 @@ LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style)
 
 /// "step times, 16 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".
 std::string StepTimesLine(const StepTimes::Batch& batch);
-
-/// Sampling values that generation_config.json gives.
-openai::SamplingDefaults ModelSamplingDefaults(const ModelConfig& config);
 
 }  // namespace outrider::cli

@@ -1,6 +1,5 @@
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <iostream>
 #include <iterator>
 #include <string>
@@ -13,7 +12,7 @@
 #include "outrider/cli/generation_report.h"
 #include "outrider/cli/generation_run.h"
 #include "outrider/cli/interrupt.h"
-#include "outrider/text/bad_words.h"
+#include "outrider/generate/model_defaults.h"
 
 namespace outrider::cli {
 
@@ -27,59 +26,41 @@ std::string ArgumentText(const std::string& argument) {
   return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
 }
 
-std::vector<int32_t> PromptTokens(const GenerateSettings& settings, const LoadedEngine& loaded) {
-  if (!settings.prompt_token_ids.empty()) return settings.prompt_token_ids;
-  const TextPromptEncoder encoder = MakePromptEncoder(loaded);
-  if (settings.chat.has_value()) {
-    if (loaded.chat_template) loaded.chat_template->Check();
-    return EncodeChatMessage(encoder, ArgumentText(*settings.chat),
-                             settings.system.has_value() ? &*settings.system : nullptr);
+openai::TokenRequest MakeRequest(const GenerateSettings& settings,
+                                 const openai::SamplingDefaults& defaults) {
+  const auto number = [](const std::optional<double>& given, const std::optional<float>& model,
+                         float otherwise) {
+    return given ? static_cast<float>(*given) : model.value_or(otherwise);
+  };
+  openai::TokenRequest request;
+  if (settings.chat) {
+    request.answer.chat = true;
+    request.chat = ConversationOf(ArgumentText(*settings.chat),
+                                  settings.system.has_value() ? &*settings.system : nullptr);
+  } else if (!settings.prompt_token_ids.empty()) {
+    request.prompts = {settings.prompt_token_ids};
+  } else {
+    request.prompts = {ArgumentText(*settings.prompt)};
   }
-  return encoder.EncodeText(ArgumentText(*settings.prompt), /*add_special_tokens=*/true);
-}
-
-SamplingParams MakeSampling(const GenerateSettings& settings, const LoadedEngine& loaded,
-                            size_t prompt_length) {
-  const openai::SamplingDefaults defaults = ModelSamplingDefaults(loaded.config);
-  SamplingParams sampling = settings.sampling;
-  if (!settings.bad_words.empty()) {
-    sampling.bad_words = EncodeBadWords(settings.bad_words, MakePromptEncoder(loaded));
-  }
-  sampling.temperature = settings.temperature.has_value()
-                             ? static_cast<float>(*settings.temperature)
-                             : defaults.temperature.value_or(sampling.temperature);
-  sampling.top_p = settings.top_p.has_value() ? static_cast<float>(*settings.top_p)
-                                              : defaults.top_p.value_or(sampling.top_p);
+  SamplingParams& sampling = request.sampling;
+  sampling = settings.sampling;
+  sampling.temperature = number(settings.temperature, defaults.temperature, sampling.temperature);
+  sampling.top_p = number(settings.top_p, defaults.top_p, sampling.top_p);
   sampling.top_k = settings.top_k.value_or(defaults.top_k.value_or(sampling.top_k));
-  sampling.min_p = settings.min_p.has_value() ? static_cast<float>(*settings.min_p)
-                                              : defaults.min_p.value_or(sampling.min_p);
+  sampling.min_p = number(settings.min_p, defaults.min_p, sampling.min_p);
   sampling.repetition_penalty =
-      settings.repetition_penalty.has_value()
-          ? static_cast<float>(*settings.repetition_penalty)
-          : defaults.repetition_penalty.value_or(sampling.repetition_penalty);
+      number(settings.repetition_penalty, defaults.repetition_penalty, sampling.repetition_penalty);
   sampling.seed = settings.seed;
-  const int64_t room =
-      static_cast<int64_t>(loaded.engine->max_model_len()) - static_cast<int64_t>(prompt_length);
-  sampling.max_tokens = settings.max_tokens.value_or(
-      static_cast<int32_t>(std::clamp<int64_t>(room, 1, kLongestDefaultAnswer)));
   sampling.stop = settings.stop;
   sampling.stop_token_ids = settings.stop_token_ids;
   sampling.ignore_eos = settings.ignore_eos;
   sampling.logprobs = settings.logprobs;
-  return sampling;
-}
-
-std::shared_ptr<const CompiledGrammar> CompileGrammar(const GenerateSettings& settings,
-                                                      const LoadedEngine& loaded) {
-  if (!settings.grammar) return nullptr;
-  if (loaded.grammars == nullptr) {
-    throw InvalidArgument("{} needs a tokenizer, and the model has none", settings.grammar_option);
-  }
-  try {
-    return loaded.grammars->Compile(*settings.grammar);
-  } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", settings.grammar_option, error.what()));
-  }
+  request.bad_words = settings.bad_words;
+  request.max_tokens = settings.max_tokens;
+  request.default_max_tokens = kLongestDefaultAnswer;
+  request.grammar = settings.grammar;
+  request.grammar_field = settings.grammar_option;
+  return request;
 }
 
 }  // namespace
@@ -92,26 +73,25 @@ int RunGenerate(const Settings& settings) {
   engine.max_num_seqs = 1;  // nothing is made or measured for more requests than this one
   const LoadedEngine loaded =
       LoadWithProgress(engine, StandardErrorStyle(settings.log_format, ProgressStyle::kNone));
-  GenerationRequest request;
-  request.prompt_token_ids = PromptTokens(generate, loaded);
-  request.sampling = MakeSampling(generate, loaded, request.prompt_token_ids.size());
-  request.grammar.grammar = CompileGrammar(generate, loaded);
-
+  if (generate.chat && loaded.chat_template) loaded.chat_template->Check();
+  const std::unique_ptr<PromptEncoder> encoder = MakeRequestEncoder(loaded);
+  // The text is printed as it comes: nothing is told apart in it.
+  Generator generator(*loaded.engine, *encoder, loaded.grammars.get(), OutputFormat(),
+                      loaded.engine->max_model_len());
   const ReportedLogprobs request_logprobs{.tokens = generate.logprobs.has_value(),
-                                          .prompt = request.sampling.prompt_logprobs.has_value()};
+                                          .prompt = generate.sampling.prompt_logprobs.has_value()};
 
   const InterruptFlag interrupt;
-  const GenerationResult result = RunGeneration(
-      *loaded.engine, std::move(request), [&] { loaded.engine->Step(); },
+  const OutputDelta result = RunGeneration(
+      generator, MakeRequest(generate, ModelSamplingDefaults(loaded.config)),
+      [&] { loaded.engine->Step(); },
       [&](std::string_view text) {
         if (!json) std::cout << text << std::flush;
       },
       interrupt.interrupted());
   if (json) {
-    std::cout << GenerationJson(result, request_logprobs, [&](int32_t id) {
-      return loaded.tokenizer == nullptr ? std::string()
-                                         : std::string(loaded.tokenizer->TokenBytes(id));
-    });
+    std::cout << GenerationJson(result, request_logprobs,
+                                [&](int32_t id) { return encoder->TokenBytes(id); });
   } else {
     std::cout << '\n';
   }

@@ -29,7 +29,7 @@ Json PositionsJson(const std::vector<PositionLogprobs>& positions, const TokenTe
   return result;
 }
 
-Json StopReasonJson(const GenerationResult& result) {
+Json StopReasonJson(const OutputDelta& result) {
   if (const auto* id = std::get_if<int32_t>(&result.stop_reason)) return *id;
   if (const auto* text = std::get_if<std::string>(&result.stop_reason)) return *text;
   return nullptr;
@@ -51,7 +51,7 @@ double DecodeTokensPerSecond(const RequestStats& stats) {
   return static_cast<double>(stats.completion_tokens - 1) / seconds;
 }
 
-std::string FiguresLine(const GenerationResult& result) {
+std::string FiguresLine(const OutputDelta& result) {
   const RequestStats& stats = result.stats;
   std::string line = fmt::format(
       "{} prompt tokens; {} tokens in {:.2f} s, {:.1f} tokens/s; first token after {:.0f} ms",
@@ -63,7 +63,7 @@ std::string FiguresLine(const GenerationResult& result) {
   return line;
 }
 
-std::string GenerationJson(const GenerationResult& result, ReportedLogprobs logprobs,
+std::string GenerationJson(const OutputDelta& result, ReportedLogprobs logprobs,
                            const TokenText& token_text) {
   const RequestStats& stats = result.stats;
   Json object = {{"text", result.text}, {"token_ids", result.token_ids}};
@@ -71,7 +71,7 @@ std::string GenerationJson(const GenerationResult& result, ReportedLogprobs logp
   if (logprobs.prompt) {
     object["prompt_logprobs"] = PositionsJson(result.prompt_logprobs, token_text);
   }
-  object["finish_reason"] = FinishReasonName(result.finish_reason);
+  object["finish_reason"] = FinishReasonName(result.finish_reason.value());
   object["stop_reason"] = StopReasonJson(result);
   object["usage"] = {{"prompt_tokens", stats.prompt_tokens},
                      {"completion_tokens", stats.completion_tokens},

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "outrider/cli/generation_run.h"
+#include "outrider/engine/generation.h"
 
 namespace outrider::cli {
 
@@ -19,7 +19,7 @@ double DecodeTokensPerSecond(const RequestStats& stats);
 
 /// "12 prompt tokens; 40 tokens in 0.61 s, 70.2 tokens/s; first token after 42 ms; acceptance
 /// length 3.61". Without speculation, the last part is missing.
-std::string FiguresLine(const GenerationResult& result);
+std::string FiguresLine(const OutputDelta& result);
 
 /// Which log-probabilities were asked for.
 struct ReportedLogprobs {
@@ -30,7 +30,7 @@ struct ReportedLogprobs {
 /// An object with text, token_ids, logprobs and prompt_logprobs (if asked for), finish_reason,
 /// stop_reason, usage, timings (seconds) and speculation, ending in a newline. The shapes are in
 /// docs/cli.md.
-std::string GenerationJson(const GenerationResult& result, ReportedLogprobs logprobs,
+std::string GenerationJson(const OutputDelta& result, ReportedLogprobs logprobs,
                            const TokenText& token_text);
 
 }  // namespace outrider::cli

@@ -1,77 +1,8 @@
-// The `outrider` program: arguments in, exit status out. Everything a user can get wrong ends as
-// one line on standard error and status 2.
-#include <cstdio>
-#include <exception>
-#include <iostream>
 #include <string>
 #include <vector>
 
-#include "outrider/base/error.h"
-#include "outrider/base/logging.h"
-#include "outrider/cli/commands.h"
-#include "outrider/cli/model_paths.h"
-#include "outrider/measure/bench_run.h"
-#include "outrider/options/command_line.h"
-
-namespace outrider::cli {
-namespace {
-
-int Run(Invocation invocation) {
-  if (!invocation.command.has_value()) {
-    std::fputs(invocation.text.c_str(), stdout);
-    return 0;
-  }
-  Settings& settings = invocation.settings;
-  const Command command = *invocation.command;
-  const std::string default_level = command == Command::kServe ? "info" : "warning";
-  InitLogging(settings.log_level.empty() ? default_level : settings.log_level, settings.log_format);
-  ResolveModelPaths(&settings);
-  switch (command) {
-    case Command::kServe:
-      return RunServe(settings, invocation.non_defaults);
-    case Command::kGenerate:
-      return RunGenerate(settings);
-    case Command::kBenchLatency:
-    case Command::kBenchThroughput:
-    case Command::kBenchServe:
-      return RunBench(settings, command);
-    case Command::kBenchKernels:
-      return RunBenchKernels(settings);
-    case Command::kExplain:
-      return RunExplain(settings);
-  }
-  return 2;
-}
-
-int RunReportingErrors(const std::vector<std::string>& arguments) {
-  const LogFormat format = RequestedLogFormat(arguments, ProcessEnvironment);
-  InitLogging("warning", format);
-  try {
-    const int status = Run(ParseCommandLine(arguments, ProcessEnvironment));
-    // What was printed may be in a buffer still, and a full disk shows only now.
-    std::cout.flush();
-    if (!std::cout || std::fflush(stdout) != 0) {
-      throw InvalidArgument("standard output cannot be written to");
-    }
-    return status;
-  } catch (const Interrupted&) {
-    PrintLine(spdlog::level::err, "outrider: interrupted");
-    return 130;
-  } catch (const Error& error) {
-    PrintLine(spdlog::level::err, fmt::format("outrider: error: {}", error.what()));
-    return 2;
-  } catch (const std::exception& error) {
-    PrintLine(spdlog::level::err, fmt::format("outrider: internal error: {}", error.what()));
-    return 1;
-  }
-}
-
-}  // namespace
-}  // namespace outrider::cli
+#include "outrider/cli/program.h"
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-  const int status = outrider::cli::RunReportingErrors(arguments);
-  outrider::FlushLog();
-  return status;
+  return outrider::cli::RunProgram({argv + (argc > 0 ? 1 : 0), argv + argc});
 }

@@ -5,7 +5,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/file.h"
-#include "outrider/cli/engine_start.h"
+#include "outrider/generate/model_defaults.h"
 #include "outrider/http/tls_context.h"
 
 namespace outrider::cli {

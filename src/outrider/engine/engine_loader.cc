@@ -18,6 +18,7 @@
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/text/tokenizer_config.h"
+#include "outrider/text/token_id_encoder.h"
 
 namespace outrider {
 
@@ -196,13 +197,17 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 }
 
 TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded) {
-  if (loaded.tokenizer == nullptr) {
-    throw InvalidArgument(
-        "the model has neither tokenizer.json nor tiktoken.model: name a directory that has one "
-        "with --tokenizer");
-  }
+  if (loaded.tokenizer == nullptr) throw NeedsTokenizer();
   return {*loaded.tokenizer, loaded.chat_template.has_value() ? &*loaded.chat_template : nullptr,
           static_cast<int32_t>(loaded.config.vocab_size), loaded.special_tokens};
+}
+
+std::unique_ptr<PromptEncoder> MakeRequestEncoder(const LoadedEngine& loaded) {
+  if (loaded.tokenizer == nullptr) {
+    return std::make_unique<TokenIdEncoder>(static_cast<int32_t>(loaded.config.vocab_size));
+  }
+  // Constructed in place: it cannot be moved.
+  return std::unique_ptr<PromptEncoder>(new TextPromptEncoder(MakePromptEncoder(loaded)));
 }
 
 }  // namespace outrider

@@ -103,6 +103,9 @@ struct OutputDelta {
   RequestStats stats;
 };
 
+/// Adds what came later to what came before of one request.
+void JoinDeltas(OutputDelta&& later, OutputDelta* delta);
+
 /// Called on the engine's thread, in order, until a delta with finish_reason. Must not block and
 /// must not throw.
 using OutputSink = std::function<void(RequestId, OutputDelta&&)>;

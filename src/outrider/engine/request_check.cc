@@ -55,6 +55,12 @@ void CheckRequest(const GenerationRequest& request, const EngineParts& parts) {
     throw InvalidArgument("the grammar was compiled for {} tokens: this model has {}",
                           request.grammar.grammar->vocab_size(), vocab);
   }
+  for (const int32_t id : request.grammar.forced_tokens) {
+    if (id < 0 || id >= vocab) {
+      throw InvalidArgument("the answer holds token id {}: ids of this model are 0 to {}", id,
+                            vocab - 1);
+    }
+  }
   if (!request.sampling.stop.empty() && parts.tokenizer == nullptr) {
     throw InvalidArgument("stop strings need a tokenizer, and this engine has none");
   }

@@ -21,7 +21,7 @@ void RequestSlot::Admit(const SlotAdmission& admission, std::span<const int32_t>
     processors.emplace(sampling(), admission.tokens.first(prompt_length), eos_token_ids,
                        vocab_size);
   }
-  if (parameters->grammar.grammar != nullptr) {
+  if (parameters->grammar.constrains()) {
     grammar.emplace(parameters->grammar, eos_token_ids, sampling().ignore_eos,
                     sampling().stop_token_ids);
     const bool taken = grammar->Advance(admission.tokens.subspan(prompt_length));

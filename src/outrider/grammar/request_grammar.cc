@@ -1,6 +1,7 @@
 #include "outrider/grammar/request_grammar.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "outrider/base/error.h"
 #include "outrider/sampling/token_mask.h"
@@ -41,7 +42,7 @@ bool Contains(std::span<const int32_t> tokens, int32_t token) {
 RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
                                std::span<const int32_t> eos_token_ids, bool ignore_eos,
                                std::span<const int32_t> stop_token_ids)
-    : matcher_(constraint.grammar),
+    : forced_tokens_(constraint.forced_tokens),
       start_after_(constraint.start_after),
       borders_(Borders(start_after_)),
       eos_token_ids_(eos_token_ids.begin(), eos_token_ids.end()),
@@ -49,6 +50,8 @@ RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
   if (!ignore_eos) {
     end_token_ids_.insert(end_token_ids_.end(), eos_token_ids.begin(), eos_token_ids.end());
   }
+  if (constraint.grammar != nullptr) matcher_.emplace(constraint.grammar);
+  OUTRIDER_CHECK(matcher_.has_value() == forced_tokens_.empty());
   place_.started = start_after_.empty();
   not_before_ = constraint.not_before;
   for (const std::vector<int32_t>& ends : {eos_token_ids_, end_token_ids_}) {
@@ -61,14 +64,25 @@ RequestGrammar::RequestGrammar(const GrammarConstraint& constraint,
 
 bool RequestGrammar::Ends(int32_t token) const { return Contains(end_token_ids_, token); }
 
+bool RequestGrammar::IsWhole() const {
+  if (matcher_) return matcher_->complete();
+  return std::cmp_equal(place_.num_accepted, forced_tokens_.size());
+}
+
+// Goes one token on in the grammar's text.
+bool RequestGrammar::Accept(int32_t token) {
+  if (matcher_) return matcher_->Accept(token);
+  return !IsWhole() && forced_tokens_[static_cast<size_t>(place_.num_accepted)] == token;
+}
+
 // Goes one token on; false, and nothing changes, when it is not allowed.
 bool RequestGrammar::Step(int32_t token) {
   if (!place_.started) {
     if (Contains(not_before_, token)) return false;
     place_.num_matched = Match(start_after_, borders_, place_.num_matched, token);
     place_.started = place_.num_matched == static_cast<int32_t>(start_after_.size());
-  } else if (!(Ends(token) && matcher_.complete())) {
-    if (!matcher_.Accept(token)) return false;
+  } else if (!(Ends(token) && IsWhole())) {
+    if (!Accept(token)) return false;
     ++place_.num_accepted;
   }
   place_.ended = Ends(token);
@@ -76,8 +90,8 @@ bool RequestGrammar::Step(int32_t token) {
 }
 
 void RequestGrammar::ReturnTo(const Place& place) {
-  if (place_.num_accepted > place.num_accepted) {
-    matcher_.Rollback(place_.num_accepted - place.num_accepted);
+  if (matcher_ && place_.num_accepted > place.num_accepted) {
+    matcher_->Rollback(place_.num_accepted - place.num_accepted);
   }
   place_ = place;
 }
@@ -116,9 +130,17 @@ void RequestGrammar::FillMask(std::span<uint32_t> mask) {
     for (const int32_t token : not_before_) SetAllowed(mask, token, false);
     return;
   }
-  matcher_.FillMask(mask);
+  if (!matcher_) {
+    // The row after the last token is not drawn from.
+    std::fill(mask.begin(), mask.end(), IsWhole() ? kAll : 0);
+    if (!IsWhole()) {
+      SetAllowed(mask, forced_tokens_[static_cast<size_t>(place_.num_accepted)], true);
+    }
+    return;
+  }
+  matcher_->FillMask(mask);
   for (const int32_t token : eos_token_ids_) SetAllowed(mask, token, false);
-  if (!matcher_.complete()) return;
+  if (!IsWhole()) return;
   for (const int32_t token : end_token_ids_) SetAllowed(mask, token, true);
 }
 

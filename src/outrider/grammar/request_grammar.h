@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct GrammarConstraint {
   std::vector<int32_t> start_after;
   /// Tokens that must not come before, besides those that would end the request.
   std::vector<int32_t> not_before = {};
+  /// In place of a grammar: the tokens of the output, which is to be scored as if the model had
+  /// written it. The request ignores EOS, has no stop tokens and ends after the last one.
+  std::vector<int32_t> forced_tokens = {};
+
+  bool constrains() const { return grammar != nullptr || !forced_tokens.empty(); }
 };
 
 class RequestGrammar {
@@ -46,22 +52,25 @@ class RequestGrammar {
   void FillMasks(std::span<const int32_t> drafts, MatrixView<uint32_t> masks);
 
   /// What was emitted is a whole text of the grammar.
-  bool complete() const { return place_.started && matcher_.complete(); }
+  bool complete() const { return place_.started && IsWhole(); }
 
  private:
   struct Place {
     bool started = false;      // the grammar has begun
     bool ended = false;        // the last token ended the request
     int32_t num_matched = 0;   // of start_after_, what the output ends with
-    int32_t num_accepted = 0;  // tokens that the matcher took
+    int32_t num_accepted = 0;  // tokens of the grammar's text, or forced ones
   };
 
+  bool IsWhole() const;
+  bool Accept(int32_t token);
   bool Step(int32_t token);
   void ReturnTo(const Place& place);
   void FillMask(std::span<uint32_t> mask);
   bool Ends(int32_t token) const;
 
-  GrammarMatcher matcher_;
+  std::optional<GrammarMatcher> matcher_;  // unless tokens are forced
+  std::vector<int32_t> forced_tokens_;
   std::vector<int32_t> start_after_;
   std::vector<int32_t> borders_;  // of each beginning of start_after_, for looking it up
   std::vector<int32_t> eos_token_ids_;

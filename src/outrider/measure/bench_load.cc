@@ -64,7 +64,7 @@ std::vector<std::vector<int32_t>> EncodePromptsFile(const LoadedEngine& loaded,
   const TextPromptEncoder encoder = MakePromptEncoder(loaded);
   std::vector<std::vector<int32_t>> prompts;
   for (const PromptLine& line : ReadPromptsFile(path)) {
-    prompts.push_back(line.chat ? EncodeChatMessage(encoder, line.text, nullptr)
+    prompts.push_back(line.chat ? encoder.EncodeChat(ConversationOf(line.text, nullptr)).token_ids
                                 : encoder.EncodeText(line.text, /*add_special_tokens=*/true));
   }
   return prompts;

@@ -35,20 +35,22 @@ int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens,
                                    *request.max_tokens, prompt_tokens, room, max_model_len),
                        "context_length_exceeded");
   }
-  int32_t max_tokens = static_cast<int32_t>(room);
+  int64_t max_tokens = room;
   if (request.max_tokens) {
     max_tokens = std::max(*request.max_tokens, 1);  // 0: the engine's one token is not shown
+  } else if (request.default_max_tokens) {
+    max_tokens = std::min<int64_t>(*request.default_max_tokens, room);
   } else if (!request.answer.chat) {
-    max_tokens = static_cast<int32_t>(std::min<int64_t>(kDefaultCompletionTokens, room));
+    max_tokens = std::min<int64_t>(kDefaultCompletionTokens, room);
   }
-  const int32_t most = request.answer.echo_only ? 0 : max_tokens;
+  const int64_t most = request.answer.echo_only ? 0 : max_tokens;
   if (request.sampling.min_tokens > most) {
     throw RequestError(ErrorCode::kInvalidArgument, "min_tokens",
                        fmt::format("min_tokens: {} is out of range: must be from 0 to max_tokens, "
                                    "which is {}",
                                    request.sampling.min_tokens, most));
   }
-  return max_tokens;
+  return static_cast<int32_t>(max_tokens);
 }
 
 }  // namespace outrider::openai

@@ -100,6 +100,9 @@ struct TokenRequest {
   std::string grammar_field;              // that asked for it, for errors
   int32_t n = 1;                          // choices for each prompt
   std::optional<int32_t> max_tokens;
+  /// Without max_tokens: at most so many of the rest of the context; unset: 16 for completions, all
+  /// of it for chat.
+  std::optional<int32_t> default_max_tokens = std::nullopt;
   int32_t truncate_prompt_tokens = 0;  // keep so many of the prompt's last tokens; -1: what fits
   std::string request_id;              // that the client chose, "": none
   int32_t stream_interval = 1;         // tokens per event
@@ -128,7 +131,7 @@ TokenRequest ParseMessageRequest(std::string_view body, const RequestLimits& lim
                                  bool only_prompt = false);
 
 /// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
-/// or 16 for completions, or the rest of the context for chat. At least 1, of which echo_only shows
+/// or default_max_tokens. At least 1, of which echo_only shows
 /// nothing. Throws RequestError: "context_length_exceeded" when prompt and answer do not fit into
 /// `max_model_len`, or when min_tokens is more.
 int32_t ResolveMaxTokens(const TokenRequest& request, int64_t prompt_tokens, int32_t max_model_len);

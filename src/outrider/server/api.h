@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "outrider/engine/generation_service.h"
+#include "outrider/generate/request_preparer.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
 #include "outrider/server/allowed_hosts.h"
 #include "outrider/server/api_keys.h"
-#include "outrider/server/request_preparer.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
 #include "outrider/server/server_facts.h"

@@ -33,25 +33,6 @@ std::vector<HttpHeader> IdHeaders(const std::string& id, openai::ErrorForm form)
   return headers;
 }
 
-void Merge(OutputDelta&& from, OutputDelta* into) {
-  into->token_ids.insert(into->token_ids.end(), from.token_ids.begin(), from.token_ids.end());
-  into->text += from.text;
-  into->logprobs.insert(into->logprobs.end(), std::make_move_iterator(from.logprobs.begin()),
-                        std::make_move_iterator(from.logprobs.end()));
-  into->prompt_logprobs.insert(into->prompt_logprobs.end(),
-                               std::make_move_iterator(from.prompt_logprobs.begin()),
-                               std::make_move_iterator(from.prompt_logprobs.end()));
-  into->num_draft_tokens += from.num_draft_tokens;
-  into->num_accepted_tokens += from.num_accepted_tokens;
-  into->steps.insert(into->steps.end(), std::make_move_iterator(from.steps.begin()),
-                     std::make_move_iterator(from.steps.end()));
-  if (from.finish_reason) {
-    into->finish_reason = from.finish_reason;
-    into->stop_reason = std::move(from.stop_reason);
-    into->stats = std::move(from.stats);
-  }
-}
-
 }  // namespace
 
 GenerationResponse::GenerationResponse(GenerationService& service,
@@ -199,7 +180,7 @@ void GenerationResponse::AddPending(size_t choice, OutputDelta&& delta) {
       return pending.choice == choice;
     });
     if (last != pending_.rend()) {
-      Merge(std::move(delta), &last->delta);
+      JoinDeltas(std::move(delta), &last->delta);
       return;
     }
   }
@@ -361,7 +342,7 @@ void GenerationResponse::WriteDelta(Pending pending, std::string* out) {
   if (at_once && !writer_->MustWait(pending.choice)) {
     return writer_->WriteDelta(pending.choice, pending.delta, out);
   }
-  Merge(std::move(pending.delta), &held);
+  JoinDeltas(std::move(pending.delta), &held);
   WriteHeld(pending.choice, out);
 }
 
@@ -403,7 +384,7 @@ void GenerationResponse::ProduceStream(std::vector<Pending> deltas, HttpOutput* 
 void GenerationResponse::ProduceWhole(std::vector<Pending> deltas, HttpOutput* output) {
   for (Pending& pending : deltas) {
     if (pending.delta.finish_reason) --num_unfinished_;
-    Merge(std::move(pending.delta), &unwritten_[pending.choice]);
+    JoinDeltas(std::move(pending.delta), &unwritten_[pending.choice]);
   }
   if (num_unfinished_ > 0) return;
   HttpResponse head;

@@ -16,7 +16,13 @@
 #include "outrider/base/logging.h"
 #include "outrider/base/memory_shortage.h"
 #include "outrider/openai/api_error.h"
+#include "outrider/openai/chat_writer.h"
+#include "outrider/openai/completion_writer.h"
+#include "outrider/openai/message_writer.h"
 #include "outrider/openai/parse_shared.h"
+#include "outrider/openai/response_writer.h"
+#include "outrider/openai/sglang_writer.h"
+#include "outrider/openai/token_writer.h"
 #include "outrider/server/deferred_response.h"
 
 namespace outrider {
@@ -86,16 +92,31 @@ const char* IdPrefix(AnswerKind kind) {
   OUTRIDER_CHECK(false);
 }
 
-// An error names the field that asked for the grammar.
-template <typename Get>
-std::shared_ptr<const CompiledGrammar> GrammarOf(const openai::TokenRequest& request,
-                                                 const Get& get) {
-  try {
-    return get(*request.grammar);
-  } catch (const Error& error) {
-    throw RequestError(error.code(), request.grammar_field,
-                       fmt::format("{}: {}", request.grammar_field, error.what()));
+// `encoder` must outlive the writer.
+std::unique_ptr<openai::AnswerWriter> MakeWriter(AnswerKind kind, PreparedRequest* prepared,
+                                                 std::string response_members,
+                                                 const PromptEncoder& encoder) {
+  openai::AnswerInfo& info = prepared->info;
+  switch (kind) {
+    case AnswerKind::kCompletion:
+      return std::make_unique<openai::CompletionWriter>(std::move(info), encoder);
+    case AnswerKind::kChat:
+      return std::make_unique<openai::ChatWriter>(std::move(info), std::move(prepared->task),
+                                                  encoder);
+    case AnswerKind::kResponse:
+      return std::make_unique<openai::ResponseWriter>(std::move(info), std::move(prepared->task),
+                                                      std::move(response_members), encoder);
+    case AnswerKind::kMessage:
+      return std::make_unique<openai::MessageWriter>(std::move(info), std::move(prepared->task),
+                                                     encoder);
+    case AnswerKind::kTokens:
+    case AnswerKind::kInference:
+      if (info.options.token_form == openai::TokenForm::kSglang) {
+        return std::make_unique<openai::SglangWriter>(std::move(info), encoder);
+      }
+      return std::make_unique<openai::TokenWriter>(std::move(info), encoder);
   }
+  OUTRIDER_CHECK(false);
 }
 
 openai::ApiError TooMany() {
@@ -199,12 +220,7 @@ void RequestStarter::StartBody(const ResponsePtr& response, AnswerKind kind,
   preparer_.SettleTools(&request, grammars_ != nullptr);
   std::shared_ptr<const CompiledGrammar> grammar;
   if (request.grammar) {
-    if (grammars_ == nullptr) {
-      throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
-                         fmt::format("{}: this model has no tokenizer, which structured output "
-                                     "needs",
-                                     request.grammar_field));
-    }
+    RefuseWithoutGrammars(request, grammars_);
     grammar = GrammarOf(request, [&](const GrammarSpec& spec) { return grammars_->Find(spec); });
     if (grammar == nullptr) return StartCompiling(response, kind, client, std::move(request));
   }
@@ -262,7 +278,8 @@ void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
   known.answer_id = info.id;
   known.model = info.model;
   known.n = request.n;
-  PreparedRequest prepared = preparer_.Prepare(kind, std::move(request), std::move(info), grammar);
+  std::string response_members = std::move(request.response_members);
+  PreparedRequest prepared = preparer_.Prepare(std::move(request), std::move(info), grammar);
   const SamplingParams& sampling = prepared.requests.front().sampling;
   metrics_->ObserveRequest(known.n, sampling.max_tokens);
   response->UpdateRecord([&](RequestRecord& record) {
@@ -276,7 +293,8 @@ void RequestStarter::StartParsed(const ResponsePtr& response, AnswerKind kind,
       record.prompt_tokens += static_cast<int64_t>(prepared.requests[i].prompt_token_ids.size());
     }
   });
-  response->Start(std::move(prepared.writer), std::move(prepared.requests), stream_interval);
+  auto writer = MakeWriter(kind, &prepared, std::move(response_members), preparer_.encoder());
+  response->Start(std::move(writer), std::move(prepared.requests), stream_interval);
 }
 
 }  // namespace outrider

@@ -11,17 +11,20 @@
 #include <string_view>
 
 #include "outrider/engine/generation_service.h"
+#include "outrider/generate/request_preparer.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/http/http_message.h"
 #include "outrider/openai/request.h"
 #include "outrider/server/generation_response.h"
-#include "outrider/server/request_preparer.h"
 #include "outrider/server/request_registry.h"
 #include "outrider/server/served_models.h"
 #include "outrider/server/work_threads.h"
 #include "outrider/telemetry/metrics.h"
 
 namespace outrider {
+
+/// Which endpoint is asked for tokens.
+enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens, kInference };
 
 class RequestStarter {
  public:

@@ -1,4 +1,4 @@
-"""Renders chat templates the way transformers does, for the C++ side (template_interpreter.cc).
+"""Renders chat templates the way transformers does, for the C++ side (template_interpreter.h).
 
 Only `render` is called from outside. Limits on time and memory are kept by the caller, below Python;
 what is limited here is what a single operation may produce.
@@ -7,15 +7,11 @@ what is limited here is what a single operation may produce.
 import datetime
 import functools
 import json
-import sys
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
-
-# Python reports exceptions that it must ignore (in a generator that is thrown away) on stderr.
-sys.stderr = None
 
 MAX_INTEGER_BITS = 4096
 MAX_MESSAGE = 500

@@ -1,6 +1,5 @@
-// The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
-// until the process ends, on threads of its own ("chat templates"), one for small jobs and one for
-// large ones, and keeps each template within limits of time and memory.
+// Rendering of chat templates by Jinja2 in a Python: one that the program embeds
+// (embedded_interpreter.cc), or, in the Python package, the one that has imported it.
 #pragma once
 
 #include <chrono>
@@ -33,8 +32,26 @@ struct TemplateJob {
   size_t input_bytes() const { return messages.size() + tools.size() + extra.size(); }
 };
 
-/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of input never wait for
-/// more than that. Throws
+/// What came of a job.
+struct TemplateOutcome {
+  std::string kind;  // "ok", "memory", "request", "template" (chat_template.py), or "time"
+  std::string text;  // the prompt, or what was wrong
+};
+
+/// A Python with chat_template.py in it. Thread-safe.
+class TemplateInterpreter {
+ public:
+  virtual ~TemplateInterpreter() = default;
+
+  /// Throws Error (kUnavailable) where Python does not run.
+  virtual TemplateOutcome Run(const TemplateJob& job) = 0;
+};
+
+/// The interpreter that this process has; lives until it ends.
+TemplateInterpreter& ProcessTemplateInterpreter();
+
+/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of
+/// input never wait for more than that in the program. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
 /// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
 /// an operation that cannot be interrupted. No message names a file but job.name: the log says more

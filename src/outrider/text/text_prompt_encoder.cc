@@ -68,15 +68,14 @@ std::string TextPromptEncoder::TokenBytes(int32_t token_id) const {
   return std::string(tokenizer_.TokenBytes(token_id));
 }
 
-std::vector<int32_t> EncodeChatMessage(const PromptEncoder& encoder, const std::string& message,
-                                       const std::string* system) {
+ChatPrompt ConversationOf(const std::string& message, const std::string* system) {
   nlohmann::json messages = nlohmann::json::array();
   if (system != nullptr) messages.push_back({{"role", "system"}, {"content", *system}});
   messages.push_back({{"role", "user"}, {"content", message}});
   ChatPrompt prompt;
   // Text from a terminal or a file may hold invalid UTF-8, which JSON cannot.
   prompt.messages_json = messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return encoder.EncodeChat(prompt).token_ids;
+  return prompt;
 }
 
 }  // namespace outrider

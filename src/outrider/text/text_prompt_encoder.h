@@ -49,9 +49,8 @@ class TextPromptEncoder : public PromptEncoder {
   mutable bool supports_tools_ = false;
 };
 
-/// The token ids of a message from a user, after a system message unless that is null. Bytes that
+/// A conversation of a message from a user, after a system message unless that is null. Bytes that
 /// are no UTF-8 become U+FFFD.
-std::vector<int32_t> EncodeChatMessage(const PromptEncoder& encoder, const std::string& message,
-                                       const std::string* system);
+ChatPrompt ConversationOf(const std::string& message, const std::string* system);
 
 }  // namespace outrider

@@ -1,5 +1,8 @@
-// From a parsed request to what the engine gets, and to the writer of the answer.
+// From a request as the API's parsers give it to what the engine gets: templates, tokenizer, marks
+// of reasoning and tool calls, and the limits that depend on the prompt.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "outrider/base/error.h"
 #include "outrider/engine/generation.h"
-#include "outrider/openai/answer_writer.h"
+#include "outrider/grammar/grammar_compiler.h"
+#include "outrider/openai/api_error.h"
 #include "outrider/openai/choices_writer.h"
 #include "outrider/openai/request.h"
 #include "outrider/output/output_format.h"
@@ -19,18 +24,31 @@
 
 namespace outrider {
 
-/// Which endpoint is asked for tokens.
-enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens, kInference };
-
 struct PreparedRequest {
   std::vector<GenerationRequest> requests;  // one per choice
-  std::unique_ptr<openai::AnswerWriter> writer;
+  openai::AnswerInfo info;                  // with the prompts
+  OutputTask task;                          // what to tell apart in the answer to a conversation
 };
+
+/// Throws RequestError where the text is to be constrained and there is no compiler of grammars.
+void RefuseWithoutGrammars(const openai::TokenRequest& request, const GrammarCompiler* grammars);
+
+/// What `get` returns for the request's grammar; its errors name the field that asked for it.
+template <typename Get>
+std::shared_ptr<const CompiledGrammar> GrammarOf(const openai::TokenRequest& request,
+                                                 const Get& get) {
+  try {
+    return get(*request.grammar);
+  } catch (const Error& error) {
+    throw openai::RequestError(error.code(), request.grammar_field,
+                               fmt::format("{}: {}", request.grammar_field, error.what()));
+  }
+}
 
 /// Thread-safe. All of it throws Error for what the request is to blame for.
 class RequestPreparer {
  public:
-  /// `encoder` must outlive this and the writers.
+  /// `encoder` must outlive this.
   RequestPreparer(const PromptEncoder& encoder, const OutputFormat& format, int32_t max_model_len)
       : encoder_(encoder), format_(format), max_model_len_(max_model_len) {}
 
@@ -40,7 +58,7 @@ class RequestPreparer {
   void SettleTools(openai::TokenRequest* request, bool can_constrain) const;
 
   /// `info` has the answer's id, model and time. `grammar` is request.grammar, compiled.
-  PreparedRequest Prepare(AnswerKind kind, openai::TokenRequest request, openai::AnswerInfo info,
+  PreparedRequest Prepare(openai::TokenRequest request, openai::AnswerInfo info,
                           const std::shared_ptr<const CompiledGrammar>& grammar) const;
 
   /// What would run for a request, without running it: its prompts as token ids.
@@ -48,6 +66,8 @@ class RequestPreparer {
 
   /// The text of tokens, special ones included unless `skip_special`.
   std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;
+
+  const PromptEncoder& encoder() const { return encoder_; }
 
  private:
   void SetCallGrammar(openai::TokenRequest* request, bool can_constrain) const;

@@ -1,4 +1,4 @@
-#include "outrider/server/request_preparer.h"
+#include "outrider/generate/request_preparer.h"
 
 #include <fmt/format.h>
 
@@ -10,14 +10,8 @@
 #include "outrider/base/error.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/openai/api_error.h"
-#include "outrider/openai/chat_writer.h"
-#include "outrider/openai/completion_writer.h"
 #include "outrider/openai/logprobs_json.h"
-#include "outrider/openai/message_writer.h"
 #include "outrider/openai/raw_json.h"
-#include "outrider/openai/response_writer.h"
-#include "outrider/openai/sglang_writer.h"
-#include "outrider/openai/token_writer.h"
 #include "outrider/output/answer_scope.h"
 #include "outrider/output/tool_grammar.h"
 #include "outrider/output/white_space.h"
@@ -120,6 +114,13 @@ void RefuseTooManyLogprobs(const TokenRequest& request, const openai::AnswerInfo
 }
 
 }  // namespace
+
+void RefuseWithoutGrammars(const TokenRequest& request, const GrammarCompiler* grammars) {
+  if (!request.grammar || grammars != nullptr) return;
+  throw RequestError(ErrorCode::kInvalidArgument, request.grammar_field,
+                     fmt::format("{}: this model has no tokenizer, which structured output needs",
+                                 request.grammar_field));
+}
 
 void RequestPreparer::SettleTools(TokenRequest* request, bool can_constrain) const {
   if (request->tools.choice == ToolChoice::kNone) {
@@ -306,7 +307,7 @@ std::vector<std::vector<int32_t>> RequestPreparer::Prompts(TokenRequest* request
 }
 
 PreparedRequest RequestPreparer::Prepare(
-    AnswerKind kind, TokenRequest request, openai::AnswerInfo info,
+    TokenRequest request, openai::AnswerInfo info,
     const std::shared_ptr<const CompiledGrammar>& grammar) const {
   OutputTask task = EncodePrompts(&request, &info);
   request.sampling.bad_words = EncodeBadWords(request.bad_words, encoder_);
@@ -337,31 +338,8 @@ PreparedRequest RequestPreparer::Prepare(
       if (request.sampling.seed) one.sampling.seed = ChoiceSeed(*request.sampling.seed, choice);
     }
   }
-  switch (kind) {
-    case AnswerKind::kCompletion:
-      prepared.writer = std::make_unique<openai::CompletionWriter>(std::move(info), encoder_);
-      break;
-    case AnswerKind::kChat:
-      prepared.writer =
-          std::make_unique<openai::ChatWriter>(std::move(info), std::move(task), encoder_);
-      break;
-    case AnswerKind::kResponse:
-      prepared.writer = std::make_unique<openai::ResponseWriter>(
-          std::move(info), std::move(task), std::move(request.response_members), encoder_);
-      break;
-    case AnswerKind::kMessage:
-      prepared.writer =
-          std::make_unique<openai::MessageWriter>(std::move(info), std::move(task), encoder_);
-      break;
-    case AnswerKind::kTokens:
-    case AnswerKind::kInference:
-      if (info.options.token_form == openai::TokenForm::kSglang) {
-        prepared.writer = std::make_unique<openai::SglangWriter>(std::move(info), encoder_);
-      } else {
-        prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
-      }
-      break;
-  }
+  prepared.info = std::move(info);
+  prepared.task = std::move(task);
   return prepared;
 }
 

@@ -1,0 +1,71 @@
+// Text in, text out, over an engine: requests as the API's parsers give them are rendered, encoded,
+// constrained and submitted; answers come as deltas. The Python package stands on it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/generation_service.h"
+#include "outrider/generate/request_preparer.h"
+#include "outrider/grammar/grammar_compiler.h"
+#include "outrider/openai/request.h"
+#include "outrider/output/output_format.h"
+#include "outrider/text/prompt_encoder.h"
+
+namespace outrider {
+
+/// A request in the engine. Choice i answers prompts[i / n].
+struct StartedRequest {
+  std::vector<RequestId> ids;                 // by choice
+  std::vector<std::vector<int32_t>> prompts;  // as encoded
+  int32_t n = 1;
+};
+
+/// Thread-safe.
+class Generator {
+ public:
+  /// What a step gave to one choice; a choice's last delta has a finish_reason. Called on the
+  /// engine's thread: must not block and must not throw.
+  using Sink = std::function<void(size_t choice, OutputDelta&&)>;
+
+  /// The service, the encoder and `grammars` must outlive it. Without `grammars` (null), requests
+  /// that constrain their text are refused.
+  Generator(GenerationService& service, const PromptEncoder& encoder, GrammarCompiler* grammars,
+            const OutputFormat& format, int32_t max_model_len);
+
+  /// Submits all choices of a request, or none. Throws Error for what the request is to blame for
+  /// (openai::RequestError names the field), and as GenerationService::Submit.
+  StartedRequest Stream(openai::TokenRequest request, const Sink& sink);
+
+  /// As Stream, for an answer that is given: its tokens are scored as if the model had written
+  /// them, so `logprobs` of the request equal those of generation, bit for bit. One prompt, one
+  /// choice.
+  StartedRequest Score(openai::TokenRequest request, std::vector<int32_t> answer, const Sink& sink);
+
+  /// The whole answers, by choice. Somebody else steps the engine (EngineThread).
+  std::vector<OutputDelta> Generate(openai::TokenRequest request);
+
+  /// Ends a choice; its sink gets a last delta unless it had one.
+  void Abort(RequestId id) { service_.Abort(id); }
+
+  /// What is in the prefix cache now serves no later request.
+  void ResetPrefixCache() { ++cache_generation_; }
+
+  const RequestPreparer& preparer() const { return preparer_; }
+
+ private:
+  PreparedRequest Prepare(openai::TokenRequest request) const;
+  StartedRequest Submit(PreparedRequest prepared, const Sink& sink);
+
+  GenerationService& service_;
+  GrammarCompiler* const grammars_;
+  const RequestPreparer preparer_;
+  std::atomic<int64_t> cache_generation_{0};
+};
+
+}  // namespace outrider
