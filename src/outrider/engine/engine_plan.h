@@ -142,6 +142,8 @@ class EnginePlan {
     decisions_.push_back({std::move(what), std::move(value), std::move(why)});
   }
 
+  /// On a processor: whether a GPU would run the network.
+  void PlanOtherDevice();
   void PlanNumbers();
   /// Throws Error if the model's cache cannot be rounded.
   void CheckFp8Cache() const;

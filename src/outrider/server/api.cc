@@ -449,8 +449,9 @@ HttpResponse Api::Detokenize(const std::string& body) const {
 
 HttpResponse Api::Abort(const std::string& body, int32_t caller) {
   size_t aborted = 0;
-  for (const std::string& id : openai::ParseAbortRequest(body))
+  for (const std::string& id : openai::ParseAbortRequest(body)) {
     aborted += starter_.Abort(id, caller);
+  }
   return TextResponse("application/json", fmt::format(R"({{"aborted":{}}})", aborted));
 }
 
