@@ -136,7 +136,7 @@ TEST_P(PauseTest, EmptiesThePrefixCache) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Executors, PauseTest, testing::Bool(),
-                         [](const auto& info) { return info.param ? "Queued" : "Direct"; });
+                         [](const auto& executor) { return executor.param ? "Queued" : "Direct"; });
 
 // A router's copy of the index, by what it is told.
 class Index {

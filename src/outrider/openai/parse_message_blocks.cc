@@ -18,7 +18,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 // Prefixes are cached in any case, whatever marks them.
-void IgnoreCacheControl(FieldReader& block) { block.Find("cache_control"); }
+void IgnoreCacheControl(FieldReader& block) { block.Object("cache_control"); }
 
 std::string NeedString(FieldReader& block, const char* name) {
   std::optional<std::string> text = block.String(name);
@@ -28,7 +28,7 @@ std::string NeedString(FieldReader& block, const char* name) {
 
 std::string ParseTextBlock(FieldReader& block) {
   IgnoreCacheControl(block);
-  block.Find("citations");  // of earlier answers
+  block.Array("citations");  // of earlier answers
   return NeedString(block, "text");
 }
 
@@ -116,12 +116,9 @@ class BlockConversation {
   void AddCall(FieldReader& block, std::string_view raw) {
     const std::string id = NeedString(block, "id");
     const std::string name = NeedString(block, "name");
-    block.Find("caller");  // of earlier answers
+    block.Object("caller");  // of earlier answers
     IgnoreCacheControl(block);
-    const json* input = block.Find("input");
-    if (input != nullptr && !input->is_object()) {
-      block.Refuse("input", fmt::format("must be an object, not {}", Shorten(*input)));
-    }
+    const json* input = block.Object("input");
     const std::string arguments = input == nullptr ? "{}" : std::string(RawJson(raw, {"input"}));
     Open("assistant")["tool_calls"].push_back(
         {{"id", id},

@@ -117,7 +117,7 @@ TokenRequest ParseMessageRequest(std::string_view body, const RequestLimits& lim
   const std::optional<std::string> effort = ParseOutputConfig(fields, body, &request);
   ParseTemplateArguments(fields, "output_config.effort", effort, &request.chat);
   if (thinks) SetThinking(*thinks, &request.chat);
-  fields.Find("cache_control");
+  fields.Object("cache_control");
   request.max_tokens = ParseTokenCount(fields, "max_tokens", 1);
   if (!request.max_tokens && !only_prompt) {
     fields.Refuse("max_tokens", "is missing; it must be a whole number of at least 1");

@@ -110,9 +110,9 @@ std::string ParseSchemaTool(FieldReader& body, const json& value, std::string_vi
   }
   // What changes nothing here: all tools are in the prompt, and arguments are streamed as they
   // come.
-  for (const char* name : {"cache_control", "eager_input_streaming", "input_examples"}) {
-    tool.Find(name);
-  }
+  tool.Object("cache_control");
+  tool.Array("input_examples");
+  tool.Bool("eager_input_streaming");
   tool.Unsupported("defer_loading", {false});
   tool.Unsupported("allowed_callers", {json::array({"direct"})});
   tool.RefuseUnknown();
