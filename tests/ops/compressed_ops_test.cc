@@ -8,9 +8,13 @@
 #include <numeric>
 #include <vector>
 
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
+#include "outrider/ops/hyper.h"
+#include "outrider/ops/moe.h"
+#include "outrider/ops/sparse.h"
 
 namespace outrider {
 namespace {
@@ -92,7 +96,7 @@ TEST_P(CompressedOpsTest, LayerNormIsThatOfItsDefinition) {
   const TestMatrix weight = TestMatrix::Random(1, kWidth, random);
   const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
   TestMatrix y(5, kWidth);
-  ops().LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
+  ops().sparse()->LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
                   y.view());
   for (int64_t r = 0; r < 5; ++r) {
     const float* row = x.view().row(r);
@@ -122,18 +126,18 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   TestMatrix mixture(kRows, kWidth);
   TestMatrix weights(kRows, (1 + kStreams) * kStreams);
   const Context context = MakeContext();
-  ops().HyperMix(context, shape,
+  ops().hyper()->HyperMix(context, shape,
                  {.streams = streams.view(),
                   .sums = sums.view(),
                   .scale = scale,
                   .base = base.values.data(),
                   .mixture = mixture.view(),
                   .weights = weights.view()});
-  ops().HyperAdd(context, shape, weights.view(), y.view(), streams.view());
+  ops().hyper()->HyperAdd(context, shape, weights.view(), y.view(), streams.view());
   TestMatrix head_sums = TestMatrix::Random(kRows, kStreams, random);
   const TestMatrix head_sums_before = head_sums;
   TestMatrix contracted(kRows, kWidth);
-  ops().HyperContract(context, shape,
+  ops().hyper()->HyperContract(context, shape,
                       {.streams = before.view(),
                        .sums = head_sums.view(),
                        .scale = scale,
@@ -200,7 +204,7 @@ TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
     const float frequencies[3] = {0.7F, 0.2F, 0.05F};
     const Context context = MakeContext();
     const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
-    ops().Compress(context, shape, step.inputs(),
+    ops().compressed()->Compress(context, shape, step.inputs(),
                    {.tokens = tokens.cache,
                     .norm = norm.values.data(),
                     .frequencies = frequencies,
@@ -251,7 +255,7 @@ TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
   const float frequency = 1;
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
-  ops().Compress(context, shape, step.inputs(),
+  ops().compressed()->Compress(context, shape, step.inputs(),
                  {.tokens = tokens.cache,
                   .norm = norm,
                   .frequencies = {&frequency, 1},
@@ -280,7 +284,7 @@ TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) 
   }
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, kRows, 0, {}, keys.table);
-  const SelectedEntries selected = ops().SelectEntries(context, step.inputs(),
+  const SelectedEntries selected = ops().sparse()->SelectEntries(context, step.inputs(),
                                                        {.heads = kHeads,
                                                         .ratio = 4,
                                                         .top_k = kTop,
@@ -347,7 +351,7 @@ TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
       const SelectedEntries selected = {selected_entries.data(), counts.data(), 4};
       const Context context = MakeContext();
       const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
-      ops().CompressedAttention(context, step.inputs(),
+      ops().sparse()->CompressedAttention(context, step.inputs(),
                                 {.heads = kHeads,
                                  .window = 9,
                                  .ratio = selection == 0 ? 0 : 4,
@@ -399,7 +403,7 @@ TEST_P(CompressedOpsTest, BiasesFollowThePositionInAnEntry) {
   const float bias[6] = {1, 2, 3, 4, 5, 6};  // of three places
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 5, 2, {}, {});
-  ops().AddPositionBias(context, step.inputs(), bias, 3, x.view());
+  ops().compressed()->AddPositionBias(context, step.inputs(), bias, 3, x.view());
   EXPECT_EQ(x.values, (std::vector<float>{5, 6, 1, 2, 3, 4, 5, 6, 1, 2}));
 }
 
@@ -458,8 +462,8 @@ TEST_P(CompressedOpsTest, GatesAreCutBeforeSiluWhereTheLimitsSaySo) {
   const RouterSpec router = {.experts = 1, .top_k = 1};
   const std::unique_ptr<StepInputs> no_inputs = ops().MakeStepInputs();  // not read
   const Routing& routing =
-      ops().Route(context, router, *no_inputs, 0, w.experts, logits.view(), nullptr);
-  const ExpertRows inner = ops().ExpertGateUp(
+      ops().moe()->Route(context, router, *no_inputs, 0, w.experts, logits.view(), nullptr);
+  const ExpertRows inner = ops().moe()->ExpertGateUp(
       context, w.experts, {.routed = 0.5F, .shared = 0.5F, .limits_gate = true}, routing, x.view());
   int cut = 0;
   for (int64_t r = 0; r < 9; ++r) {

@@ -1,4 +1,5 @@
 #include "outrider/layers/gqa_attention.h"
+#include "outrider/ops/per_head.h"
 
 #include <array>
 
@@ -35,7 +36,7 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
       context,
       std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
                  Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}});
-  ops.WriteHeadEntries(context, PerHead(s), inputs,
+  ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
                        {.q = q,
                         .k = k,
                         .v = v,
@@ -45,7 +46,7 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
                         .rotary = rotary,
                         .cache = cache});
   const Tensor out = context.Activations(x.rows, query);
-  ops.PerHeadAttention(context, PerHead(s), inputs,
+  ops.per_head()->PerHeadAttention(context, PerHead(s), inputs,
                        {.q = q, .out = out, .cache = cache, .gates = gates});
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
@@ -60,7 +61,7 @@ void WriteGqaEntries(const Context& context, const GqaShape& s, const GqaWeights
   const Tensor v = all.Columns(entry, entry);
   context.ops.Multiply(
       context, std::array{Product{.x = x, .w = &w.k, .y = k}, Product{.x = x, .w = &w.v, .y = v}});
-  context.ops.WriteHeadEntries(context, PerHead(s), inputs,
+  context.ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
                                {.k = k,
                                 .v = v,
                                 .k_norm = w.k_norm,

@@ -1,4 +1,5 @@
 #include "outrider/layers/hyper_connection.h"
+#include "outrider/ops/hyper.h"
 
 #include <array>
 
@@ -11,7 +12,7 @@ Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWe
   const Tensor sums = context.Rows(streams.rows, w.sums.rows);
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
-  context.ops.HyperMix(context, shape,
+  context.ops.hyper()->HyperMix(context, shape,
                        {.streams = streams,
                         .sums = sums,
                         .scale = w.scale,
@@ -27,7 +28,7 @@ void ContractStreams(const Context& context, const HyperShape& shape, const Hype
   const Tensor sums = context.Rows(streams.rows, w.sums.rows);
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
-  context.ops.HyperContract(context, shape,
+  context.ops.hyper()->HyperContract(context, shape,
                             {.streams = streams,
                              .sums = sums,
                              .scale = w.scale,

@@ -1,4 +1,5 @@
 #include "outrider/layers/mlp.h"
+#include "outrider/ops/moe.h"
 
 #include <algorithm>
 #include <array>
@@ -31,15 +32,15 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
-          ? ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
-          : ops.Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
-  const ExpertRows inner = ops.ExpertGateUp(context, w.experts,
+          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
+          : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
+  const ExpertRows inner = ops.moe()->ExpertGateUp(context, w.experts,
                                             {.routed = static_cast<float>(spec.limit),
                                              .shared = static_cast<float>(spec.shared_limit),
                                              .limits_gate = spec.limits_gate},
                                             routing, h);
-  const ExpertRows outputs = ops.ExpertDown(context, w.experts, routing, inner);
-  ops.CombineExperts(context, w.experts, routing, outputs, x, norm);
+  const ExpertRows outputs = ops.moe()->ExpertDown(context, w.experts, routing, inner);
+  ops.moe()->CombineExperts(context, w.experts, routing, outputs, x, norm);
 }
 
 /// run(first, count) of every tile of rows: what is inside an MLP is wide.

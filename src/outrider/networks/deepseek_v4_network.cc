@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/hyper.h"
 
 namespace outrider {
 
@@ -41,7 +42,7 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     layers_.Run(context, i, step, streams);
     for (; !taps.empty() && std::cmp_equal(taps.front().layer, i); taps = taps.subspan(1)) {
-      context.ops.HyperMean(context, layers_.streams(), streams, taps.front().out);
+      context.ops.hyper()->HyperMean(context, layers_.streams(), streams, taps.front().out);
     }
   }
 }

@@ -115,20 +115,6 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
   }
 }
 
-void CpuSampler::DrawFrom(const Context& context, Tensor logits,
-                          std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
-  const MatrixView<float> rows = logits.floats();
-  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
-  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
-    const auto i = static_cast<size_t>(row);
-    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
-    tokens[i] = requests[i].sampling == nullptr
-                    ? static_cast<int32_t>(ArgMax(of_row))
-                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
-                                requests[i].draw, of_row);
-  });
-}
-
 std::span<const float> CpuSampler::ByToken(const DraftTokens& among, const float* logits,
                                            int thread) {
   if (among.ids.empty()) return {logits, static_cast<size_t>(among.rows)};
@@ -149,6 +135,21 @@ void CpuSampler::Score(const Context& context, const HeadRows& rows,
                                         request.token, request.num_top);
     });
   }
+}
+
+void CpuLogitsSampler::DrawFrom(const Context& context, Tensor logits,
+                                std::span<const DrawRequest> requests,
+                                std::span<int32_t> tokens) {
+  const MatrixView<float> rows = logits.floats();
+  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
+  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
+    const auto i = static_cast<size_t>(row);
+    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
+    tokens[i] = requests[i].sampling == nullptr
+                    ? static_cast<int32_t>(ArgMax(of_row))
+                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
+                                requests[i].draw, of_row);
+  });
 }
 
 }  // namespace outrider::cpu

@@ -42,6 +42,10 @@ std::unique_ptr<StepSampler> CpuOps::MakeSampler(const Device& device,
   return std::make_unique<CpuSampler>(device.pool->size(), verifier);
 }
 
+std::unique_ptr<LogitsSampler> CpuOps::MakeLogitsSampler(const Device& device) const {
+  return std::make_unique<CpuLogitsSampler>(device.pool->size());
+}
+
 void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
                    bool zero_first, Tensor x) const {
   const CpuStepInputs& rows = Cast(inputs);
