@@ -36,6 +36,9 @@ struct Context {
         arena(arena_),
         operand_dtype(operand_dtype_) {}
 
+  /// Which of the ranks that share the model this is.
+  RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
+
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
 

@@ -45,6 +45,8 @@ class Communicator {
   /// This rank has ended, and why: from now on calls of all ranks throw Error that says it. May be
   /// called on any thread.
   virtual void End(const std::string& reason) = 0;
+  /// What calls throw from then on.
+  virtual void ThrowIfEnded() = 0;
 };
 
 }  // namespace outrider

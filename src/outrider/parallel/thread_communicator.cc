@@ -2,25 +2,16 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/parallel/patience.h"
 
 namespace outrider {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 void CopyRows(MatrixView<const std::byte> from, MatrixView<std::byte> to) {
   OUTRIDER_CHECK(from.rows == to.rows && from.cols == to.cols);
@@ -54,21 +45,10 @@ class Group {
 
   /// Until `rank` has stored its part in call `call`.
   void WaitFor(int32_t rank, uint64_t call) {
-    constexpr int kSpins = 4096;
-    const std::atomic<uint64_t>& calls = post(rank).calls;
-    for (int i = 0; i < kSpins; ++i) {
-      if (calls.load(std::memory_order_acquire) >= call) return ThrowIfEnded();
-      Pause();
-    }
-    const auto end = Clock::now() + std::chrono::duration<double>(seconds_);
-    for (int64_t i = 0; calls.load(std::memory_order_acquire) < call; ++i) {
+    Patience patience(seconds_);
+    while (post(rank).calls.load(std::memory_order_acquire) < call) {
       ThrowIfEnded();
-      if (i < kSpins) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-      if (Clock::now() > end) End(rank, fmt::format("it has not answered for {} s", seconds_));
+      if (!patience.Wait()) End(rank, fmt::format("it has not answered for {} s", seconds_));
     }
     ThrowIfEnded();
   }
@@ -138,6 +118,7 @@ class ThreadCommunicator : public Communicator {
   }
 
   void End(const std::string& reason) override { group_->End(rank_, reason); }
+  void ThrowIfEnded() override { group_->ThrowIfEnded(); }
 
  private:
   static size_t Bytes(const GatheredRows& g, int32_t rank) {

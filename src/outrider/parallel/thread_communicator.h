@@ -10,8 +10,9 @@
 
 namespace outrider {
 
-/// How long a rank waits for another in one call.
-inline constexpr double kRankSeconds = 10;
+/// How long a rank waits for another in one call: requests of a rank that hangs are told so within
+/// 10 seconds.
+inline constexpr double kRankSeconds = 8;
 
 /// One communicator for each of `ranks` ranks, by rank; each is used by one thread. A rank that
 /// another waits for longer than `seconds` counts as ended.
