@@ -19,7 +19,8 @@ namespace outrider {
 /// Rows whose columns the ranks have parts of. Columns are counted in bytes.
 struct GatheredRows {
   MatrixView<const std::byte> mine;  // [rows, this rank's columns]; it may be those of `all`
-  MatrixView<std::byte> all;         // [rows, columns of all ranks]: is written
+  /// [rows, columns of all ranks]: is written; without data where this rank does not want it.
+  MatrixView<std::byte> all;
   std::span<const Share> columns;    // of `all`, by rank
 };
 

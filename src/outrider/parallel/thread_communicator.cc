@@ -1,5 +1,6 @@
 #include "outrider/parallel/thread_communicator.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -89,7 +90,10 @@ class ThreadCommunicator : public Communicator {
 
   void Collect(std::span<const GatheredRows> rows) override {
     OUTRIDER_CHECK(std::exchange(stored_, false), "Collect without Store");
+    const auto wants = [](const GatheredRows& g) { return g.all.data != nullptr; };
+    if (std::none_of(rows.begin(), rows.end(), wants)) return;
     for (const GatheredRows& g : rows) {
+      if (!wants(g)) continue;
       const Share own = g.columns[static_cast<size_t>(rank_)];
       const MatrixView<std::byte> to = g.all.Columns(own.first, own.count);
       if (to.data != g.mine.data) CopyRows(g.mine, to);
@@ -100,7 +104,9 @@ class ThreadCommunicator : public Communicator {
       std::byte* next = Posted(rank).data();
       for (const GatheredRows& g : rows) {
         const Share columns = g.columns[static_cast<size_t>(rank)];
-        CopyRows(PostedRows(next, g, rank), g.all.Columns(columns.first, columns.count));
+        if (wants(g)) {
+          CopyRows(PostedRows(next, g, rank), g.all.Columns(columns.first, columns.count));
+        }
         next += Bytes(g, rank);
       }
     }
