@@ -7,10 +7,11 @@
 #include <thread>
 #include <variant>
 
+#include "tests/engine/random_grammars.h"
 #include "tests/engine/random_requests.h"
 #include "tests/engine/test_engine.h"
-#include "tests/networks/small_step_model.h"
 #include "tests/networks/small_sparse_model.h"
+#include "tests/networks/small_step_model.h"
 
 namespace outrider {
 namespace {
@@ -29,11 +30,11 @@ std::vector<Generated> Run(const TestEngineOptions& options,
   return results;
 }
 
-/// Random requests on 2 and 4 ranks against one.
-void ExpectEqualOnRanks(TestEngineOptions options) {
+/// Random requests on several ranks against one.
+void ExpectEqualOnRanks(TestEngineOptions options, const std::vector<int32_t>& numbers = {2, 4}) {
   const std::vector<GenerationRequest> requests = RandomRequests(11, 8);
   const std::vector<Generated> expected = Run(options, requests);
-  for (const int32_t ranks : {2, 4}) {
+  for (const int32_t ranks : numbers) {
     options.ranks = ranks;
     const std::vector<Generated> got = Run(options, requests);
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -71,6 +72,20 @@ TEST(RanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
   ExpectEqualOnRanks({.checkpoint = TinyDSparkDirectory(),
                       .drafter = DrafterKind::kBlock,
                       .cache_form = KvCacheForm::kHeads});
+}
+
+TEST(RanksTest, StepAndSparseAttention) {
+  const SmallStepModel step(1600);
+  ExpectEqualOnRanks({.checkpoint = step.directory(),
+                         .dummy_seed = 7,
+                      .cache_form = KvCacheForm::kHeads},
+                     {2});
+  const SmallSparseModel sparse(1600);
+  ExpectEqualOnRanks({.checkpoint = sparse.directory(),
+                      .dummy_seed = 11,
+                      .drafter = DrafterKind::kRepeated,
+                      .cache_form = KvCacheForm::kHeads},
+                     {2});
 }
 
 /// Acts in a rank's drafter.
