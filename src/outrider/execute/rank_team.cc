@@ -73,7 +73,7 @@ void RankTeam::Run(FunctionRef<void(Rank&)> part) {
   }
   if (error != nullptr) std::rethrow_exception(error);
   for (const auto& worker : workers_) {
-    if (worker->error != nullptr) std::rethrow_exception(worker->error);
+    if (worker->error != nullptr) first().ThrowIfEnded();  // which names the rank
   }
 }
 

@@ -29,8 +29,8 @@ class RankTeam {
   Rank& first() { return *ranks_.front(); }
   const Rank& first() const { return *ranks_.front(); }
 
-  /// Runs part(rank) on every rank and returns when all have done it. Throws what a part threw;
-  /// where a rank has ended, Error that names it, now and from then on.
+  /// Runs part(rank) on every rank and returns when all have done it. Throws what the part of rank
+  /// 0 threw; where another rank has ended, Error that names it, now and from then on.
   void Run(FunctionRef<void(Rank&)> part);
 
  private:
