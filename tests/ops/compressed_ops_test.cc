@@ -10,11 +10,11 @@
 
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "tests/kernels/kernel_fixture.h"
-#include "tests/ops/test_step.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/moe.h"
 #include "outrider/ops/sparse.h"
+#include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_step.h"
 
 namespace outrider {
 namespace {
@@ -97,7 +97,7 @@ TEST_P(CompressedOpsTest, LayerNormIsThatOfItsDefinition) {
   const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
   TestMatrix y(5, kWidth);
   ops().sparse()->LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
-                  y.view());
+                            y.view());
   for (int64_t r = 0; r < 5; ++r) {
     const float* row = x.view().row(r);
     const double mean = std::accumulate(row, row + kWidth, 0.0) / kWidth;
@@ -127,23 +127,23 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   TestMatrix weights(kRows, (1 + kStreams) * kStreams);
   const Context context = MakeContext();
   ops().hyper()->HyperMix(context, shape,
-                 {.streams = streams.view(),
-                  .sums = sums.view(),
-                  .scale = scale,
-                  .base = base.values.data(),
-                  .mixture = mixture.view(),
-                  .weights = weights.view()});
+                          {.streams = streams.view(),
+                           .sums = sums.view(),
+                           .scale = scale,
+                           .base = base.values.data(),
+                           .mixture = mixture.view(),
+                           .weights = weights.view()});
   ops().hyper()->HyperAdd(context, shape, weights.view(), y.view(), streams.view());
   TestMatrix head_sums = TestMatrix::Random(kRows, kStreams, random);
   const TestMatrix head_sums_before = head_sums;
   TestMatrix contracted(kRows, kWidth);
   ops().hyper()->HyperContract(context, shape,
-                      {.streams = before.view(),
-                       .sums = head_sums.view(),
-                       .scale = scale,
-                       .base = base.values.data(),
-                       .mixture = contracted.view(),
-                       .weights = {}});
+                               {.streams = before.view(),
+                                .sums = head_sums.view(),
+                                .scale = scale,
+                                .base = base.values.data(),
+                                .mixture = contracted.view(),
+                                .weights = {}});
   for (int64_t r = 0; r < kRows; ++r) {
     const float* x = before.view().row(r);
     double squares = 0;
@@ -205,10 +205,10 @@ TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
     const Context context = MakeContext();
     const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
     ops().compressed()->Compress(context, shape, step.inputs(),
-                   {.tokens = tokens.cache,
-                    .norm = norm.values.data(),
-                    .frequencies = frequencies,
-                    .entries = entries.cache});
+                                 {.tokens = tokens.cache,
+                                  .norm = norm.values.data(),
+                                  .frequencies = frequencies,
+                                  .entries = entries.cache});
     for (int32_t j = 1; j < kTokens / 4; ++j) {
       Doubles want(static_cast<size_t>(shape.width));
       double squares = 0;
@@ -256,10 +256,10 @@ TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
   ops().compressed()->Compress(context, shape, step.inputs(),
-                 {.tokens = tokens.cache,
-                  .norm = norm,
-                  .frequencies = {&frequency, 1},
-                  .entries = entries.cache});
+                               {.tokens = tokens.cache,
+                                .norm = norm,
+                                .frequencies = {&frequency, 1},
+                                .entries = entries.cache});
   EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
   EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
 }
@@ -285,12 +285,12 @@ TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) 
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, kRows, 0, {}, keys.table);
   const SelectedEntries selected = ops().sparse()->SelectEntries(context, step.inputs(),
-                                                       {.heads = kHeads,
-                                                        .ratio = 4,
-                                                        .top_k = kTop,
-                                                        .q = q.view(),
-                                                        .weights = weights.view(),
-                                                        .keys = keys.cache});
+                                                                 {.heads = kHeads,
+                                                                  .ratio = 4,
+                                                                  .top_k = kTop,
+                                                                  .q = q.view(),
+                                                                  .weights = weights.view(),
+                                                                  .keys = keys.cache});
   EXPECT_EQ(selected.stride % 4, 0) << "rows of whole 16 bytes";
   for (int32_t r = 0; r < kRows; ++r) {
     const int32_t visible = (r + 1) / 4;
@@ -352,16 +352,16 @@ TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
       const Context context = MakeContext();
       const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
       ops().sparse()->CompressedAttention(context, step.inputs(),
-                                {.heads = kHeads,
-                                 .window = 9,
-                                 .ratio = selection == 0 ? 0 : 4,
-                                 .softmax_scale = 0.3F,
-                                 .q = q.view(),
-                                 .out = out.view(),
-                                 .sinks = sinks,
-                                 .window_rows = window.cache,
-                                 .entries = entries.cache,
-                                 .selected = selection == 2 ? &selected : nullptr});
+                                          {.heads = kHeads,
+                                           .window = 9,
+                                           .ratio = selection == 0 ? 0 : 4,
+                                           .softmax_scale = 0.3F,
+                                           .q = q.view(),
+                                           .out = out.view(),
+                                           .sinks = sinks,
+                                           .window_rows = window.cache,
+                                           .entries = entries.cache,
+                                           .selected = selection == 2 ? &selected : nullptr});
       for (int32_t r = 0; r < kRows; ++r) {
         const int32_t position = kFirst + r;
         std::vector<const float*> rows;

@@ -14,12 +14,12 @@
 
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
-#include "tests/kernels/kernel_fixture.h"
-#include "tests/ops/test_step.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
 #include "outrider/ops/per_head.h"
 #include "outrider/ops/sparse.h"
+#include "tests/kernels/kernel_fixture.h"
+#include "tests/ops/test_step.h"
 
 namespace outrider {
 namespace {
@@ -123,7 +123,7 @@ void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& expe
   const Tensor sum = normed ? c.Rows(out.rows, out.cols) : out;
   c.ops.Copy(c, in.x.view(), sum);
   c.ops.moe()->CombineExperts(c, experts, routing, outputs, sum,
-                       normed ? NormOut{w.norm, 1e-6F, out} : NormOut{});
+                              normed ? NormOut{w.norm, 1e-6F, out} : NormOut{});
 }
 
 std::vector<OpsCase> Cases() {
@@ -380,20 +380,21 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
     const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache};
     if (per_head) {
       ops.per_head()->PerHeadAttention(c,
-                           {.heads = kMla.heads,
-                            .kv_heads = kMla.heads,
-                            .nope = kMla.nope,
-                            .rope = kMla.rope,
-                            .value = kMla.value,
-                            .softmax_scale = kMla.softmax_scale},
-                           last->inputs(), args);
+                                       {.heads = kMla.heads,
+                                        .kv_heads = kMla.heads,
+                                        .nope = kMla.nope,
+                                        .rope = kMla.rope,
+                                        .value = kMla.value,
+                                        .softmax_scale = kMla.softmax_scale},
+                                       last->inputs(), args);
     } else if (prompt) {
       ops.mla()->PromptAttention(c, kMla, w.kv_up, last->inputs(), args);
     } else {
       const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
       const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
       ops.mla()->Absorb(c, kMla, w.kv_up, NoRotary(c, last->inputs()), q.view(), absorbed);
-      ops.mla()->DecodeAttention(c, kMla, last->inputs(), {.q = absorbed, .out = latent, .cache = cache});
+      ops.mla()->DecodeAttention(c, kMla, last->inputs(),
+                                 {.q = absorbed, .out = latent, .cache = cache});
       ops.mla()->Unabsorb(c, kMla, w.kv_up, latent, out.view());
     }
     return out;
@@ -452,10 +453,11 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
         StepAttention{KvCacheForm::kHeads});
   };
   ops.sparse()->WriteEntries(c, step(kSlots)->inputs(),
-                   Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
+                             Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
   TestMatrix out(kQueries, 6 * 16);
-  ops.per_head()->PerHeadAttention(c, kShape, step(kPositions - kQueries)->inputs(),
-                       {.q = q.view(), .out = out.view(), .cache = cache, .gates = gates.view()});
+  ops.per_head()->PerHeadAttention(
+      c, kShape, step(kPositions - kQueries)->inputs(),
+      {.q = q.view(), .out = out.view(), .cache = cache, .gates = gates.view()});
   for (int32_t r = 0; r < kQueries; ++r) {
     const int32_t position = kPositions - kQueries + r;
     for (int32_t h = 0; h < 6; ++h) {

@@ -1,8 +1,5 @@
 // What the operations of every table read of a mixed step over two cache groups: as the layout
 // says; for each request alone as for all together, in bits; and close to the reference.
-#include "outrider/ops/mla.h"
-#include "outrider/ops/per_head.h"
-#include "outrider/ops/sparse.h"
 #include "outrider/ops/step_inputs.h"
 
 #include <gtest/gtest.h>
@@ -15,6 +12,9 @@
 #include <vector>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/per_head.h"
+#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -112,7 +112,8 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
     std::fill_n(entries.view().row(r), 6, static_cast<float>(1 + r));
   }
   std::array caches = {StepCache(0, 6), StepCache(1, 6)};
-  for (const StepCache& cache : caches) c.ops.sparse()->WriteEntries(c, inputs, entries.view(), cache.cache);
+  for (const StepCache& cache : caches)
+    c.ops.sparse()->WriteEntries(c, inputs, entries.view(), cache.cache);
 
   const std::vector<CacheGroupSpec> groups = StepGroups();
   int64_t written = 0;
@@ -214,14 +215,14 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
   const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache.cache};
   if (inputs.cache_form() == KvCacheForm::kHeads) {
     ops.per_head()->PerHeadAttention(c,
-                         {.heads = kStepMla.heads,
-                          .kv_heads = kStepMla.heads,
-                          .nope = kStepMla.nope,
-                          .rope = kStepMla.rope,
-                          .value = kStepMla.value,
-                          .window = cache.cache.group == 1 ? 6 : 0,
-                          .softmax_scale = kStepMla.softmax_scale},
-                         inputs, args);
+                                     {.heads = kStepMla.heads,
+                                      .kv_heads = kStepMla.heads,
+                                      .nope = kStepMla.nope,
+                                      .rope = kStepMla.rope,
+                                      .value = kStepMla.value,
+                                      .window = cache.cache.group == 1 ? 6 : 0,
+                                      .softmax_scale = kStepMla.softmax_scale},
+                                     inputs, args);
     return out;
   }
   const auto [first, rows] = inputs.decode_rows();
@@ -231,8 +232,9 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
     static constexpr std::array<float, kStepFrequencies.size()> kZeros = {};  // turn nothing
     const Rotary still = ops.MakeRotary(c, kZeros, 1, true, inputs);
     ops.mla()->Absorb(c, kStepMla, w.kv_up, AnglesOf(still, first, rows), args.q.Rows(first, rows),
-               absorbed);
-    ops.mla()->DecodeAttention(c, kStepMla, inputs, {.q = absorbed, .out = latent, .cache = cache.cache});
+                      absorbed);
+    ops.mla()->DecodeAttention(c, kStepMla, inputs,
+                               {.q = absorbed, .out = latent, .cache = cache.cache});
     ops.mla()->Unabsorb(c, kStepMla, w.kv_up, latent, args.out.Rows(first, rows));
   }
   if (inputs.has_expanded_rows()) ops.mla()->PromptAttention(c, kStepMla, w.kv_up, inputs, args);

@@ -13,7 +13,7 @@
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/execute/step_runner.h"
-#include "outrider/networks/dspark_draft_model.h"
+#include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
@@ -65,8 +65,7 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
     return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
   }
   if (plan.drafts_blocks()) {
-    auto stages = std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(network));
-    return std::make_unique<BlockDrafter>(std::move(stages), cache,
+    return std::make_unique<BlockDrafter>(network.MakeBlockDraftModel(), cache,
                                           BlockDrafterOptions{.k = k, .form = options.draft_form});
   }
   const ModuleDrafterOptions drafter = {.k = k,

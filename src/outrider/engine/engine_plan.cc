@@ -18,6 +18,7 @@
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cuda/hopper_support.h"
 
 namespace outrider {
 
@@ -133,9 +134,25 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .kv_dtype = kv_dtype_,
                      .form = form_,
                      .cache_groups = scheduler_.cache.groups});
+  if (device() == DeviceKind::kCpu) PlanOtherDevice();
   std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
   PlanFirstCache();
   PlanHostMemory();
+}
+
+void EnginePlan::PlanOtherDevice() {
+  const std::optional<Lack> lack =
+      cuda::LackOnHopper({.config = config_,
+                          .num_mtp_modules = modules_used_,
+                          .drafter = drafter_ ? &drafter_->config : nullptr});
+  if (!lack) {
+    Decide("on a Hopper GPU", "runs", "it takes all that the network asks for");
+  } else if (lack->takes.empty()) {
+    Decide("on a Hopper GPU", "does not run", fmt::format("it lacks {}", lack->what));
+  } else {
+    Decide("on a Hopper GPU", "does not run",
+           fmt::format("{}: it takes {}", lack->what, lack->takes));
+  }
 }
 
 std::pair<NetworkWeightSizes, NetworkWeightSizes> EnginePlan::MeasureAllWeights(

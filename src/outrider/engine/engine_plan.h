@@ -147,6 +147,8 @@ class EnginePlan {
 
   /// Throws Error if so many ranks cannot share the model, or do not run on the device.
   void PlanRanks();
+  /// On a processor: whether a GPU would run the network.
+  void PlanOtherDevice();
   void PlanNumbers();
   /// Throws Error if the model's cache cannot be rounded.
   void CheckFp8Cache() const;

@@ -1,8 +1,9 @@
 #include "outrider/layers/compressed_attention.h"
-#include "outrider/ops/compressed.h"
-#include "outrider/ops/sparse.h"
 
 #include <array>
+
+#include "outrider/ops/compressed.h"
+#include "outrider/ops/sparse.h"
 
 namespace outrider {
 
@@ -28,11 +29,11 @@ void WriteCompressed(const Context& context, const CompressedSpec& spec, const C
   ops.compressed()->AddPositionBias(context, step.inputs, w.bias, shape.ratio, gates);
   ops.sparse()->WriteEntries(context, step.inputs, rows, tokens);
   ops.compressed()->Compress(context, shape, step.inputs,
-               {.tokens = tokens,
-                .norm = w.norm,
-                .frequencies = step.frequencies,
-                .magnitude = step.magnitude,
-                .entries = entries});
+                             {.tokens = tokens,
+                              .norm = w.norm,
+                              .frequencies = step.frequencies,
+                              .magnitude = step.magnitude,
+                              .entries = entries});
 }
 
 /// The entries that every row attends to. queries [rows, q_lora].
@@ -48,12 +49,12 @@ SelectedEntries Select(const Context& context, const CompressedSpec& spec, const
   const auto rope = static_cast<int32_t>(2 * step.frequencies.size());
   ops.Rotate(context, q, heads, keys.width - rope, step.rotary);
   return ops.sparse()->SelectEntries(context, step.inputs,
-                           {.heads = heads,
-                            .ratio = static_cast<int32_t>(spec.ratio),
-                            .top_k = static_cast<int32_t>(spec.index_top_k),
-                            .q = q,
-                            .weights = weights,
-                            .keys = keys});
+                                     {.heads = heads,
+                                      .ratio = static_cast<int32_t>(spec.ratio),
+                                      .top_k = static_cast<int32_t>(spec.index_top_k),
+                                      .q = q,
+                                      .weights = weights,
+                                      .keys = keys});
 }
 
 /// Where the rotated values of a head or row of the window begin.

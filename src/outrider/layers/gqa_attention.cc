@@ -1,7 +1,8 @@
 #include "outrider/layers/gqa_attention.h"
-#include "outrider/ops/per_head.h"
 
 #include <array>
+
+#include "outrider/ops/per_head.h"
 
 namespace outrider {
 
@@ -37,17 +38,17 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
       std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
                  Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}});
   ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
-                       {.q = q,
-                        .k = k,
-                        .v = v,
-                        .q_norm = w.q_norm,
-                        .k_norm = w.k_norm,
-                        .norm_eps = s.norm_eps,
-                        .rotary = rotary,
-                        .cache = cache});
+                                   {.q = q,
+                                    .k = k,
+                                    .v = v,
+                                    .q_norm = w.q_norm,
+                                    .k_norm = w.k_norm,
+                                    .norm_eps = s.norm_eps,
+                                    .rotary = rotary,
+                                    .cache = cache});
   const Tensor out = context.Activations(x.rows, query);
   ops.per_head()->PerHeadAttention(context, PerHead(s), inputs,
-                       {.q = q, .out = out, .cache = cache, .gates = gates});
+                                   {.q = q, .out = out, .cache = cache, .gates = gates});
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
 }
@@ -62,12 +63,12 @@ void WriteGqaEntries(const Context& context, const GqaShape& s, const GqaWeights
   context.ops.Multiply(
       context, std::array{Product{.x = x, .w = &w.k, .y = k}, Product{.x = x, .w = &w.v, .y = v}});
   context.ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
-                               {.k = k,
-                                .v = v,
-                                .k_norm = w.k_norm,
-                                .norm_eps = s.norm_eps,
-                                .rotary = rotary,
-                                .cache = cache});
+                                           {.k = k,
+                                            .v = v,
+                                            .k_norm = w.k_norm,
+                                            .norm_eps = s.norm_eps,
+                                            .rotary = rotary,
+                                            .cache = cache});
 }
 
 }  // namespace outrider

@@ -1,7 +1,8 @@
 #include "outrider/layers/hyper_connection.h"
-#include "outrider/ops/hyper.h"
 
 #include <array>
+
+#include "outrider/ops/hyper.h"
 
 namespace outrider {
 
@@ -13,12 +14,12 @@ Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWe
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
   context.ops.hyper()->HyperMix(context, shape,
-                       {.streams = streams,
-                        .sums = sums,
-                        .scale = w.scale,
-                        .base = w.base,
-                        .mixture = mixture,
-                        .weights = weights});
+                                {.streams = streams,
+                                 .sums = sums,
+                                 .scale = w.scale,
+                                 .base = w.base,
+                                 .mixture = mixture,
+                                 .weights = weights});
   return weights;
 }
 
@@ -29,12 +30,12 @@ void ContractStreams(const Context& context, const HyperShape& shape, const Hype
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
   context.ops.hyper()->HyperContract(context, shape,
-                            {.streams = streams,
-                             .sums = sums,
-                             .scale = w.scale,
-                             .base = w.base,
-                             .mixture = mixture,
-                             .weights = {}});
+                                     {.streams = streams,
+                                      .sums = sums,
+                                      .scale = w.scale,
+                                      .base = w.base,
+                                      .mixture = mixture,
+                                      .weights = {}});
 }
 
 }  // namespace outrider

@@ -65,9 +65,9 @@ void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w
   const Tensor absorbed = context.Activations(rows, int64_t{s.heads} * (s.latent + s.rope));
   const Tensor latent_out = context.Activations(rows, int64_t{s.heads} * s.latent);
   context.ops.mla()->Absorb(context, s, w.kv_up, AnglesOf(rotary, first_row, rows),
-                     q.Rows(first_row, rows), absorbed);
+                            q.Rows(first_row, rows), absorbed);
   context.ops.mla()->DecodeAttention(context, s, inputs,
-                              {.q = absorbed, .out = latent_out, .cache = cache});
+                                     {.q = absorbed, .out = latent_out, .cache = cache});
   context.ops.mla()->Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
 }
 
@@ -95,13 +95,13 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
   if (inputs.cache_form() == KvCacheForm::kHeads) {
     context.ops.per_head()->PerHeadAttention(context,
-                                 {.heads = shape.heads,
-                                  .kv_heads = shape.heads,
-                                  .nope = shape.nope,
-                                  .rope = shape.rope,
-                                  .value = shape.value,
-                                  .softmax_scale = shape.softmax_scale},
-                                 inputs, args);
+                                             {.heads = shape.heads,
+                                              .kv_heads = shape.heads,
+                                              .nope = shape.nope,
+                                              .rope = shape.rope,
+                                              .value = shape.value,
+                                              .softmax_scale = shape.softmax_scale},
+                                             inputs, args);
   }
   if (num_decode > 0) AbsorbedForm(context, shape, weights, inputs, rotary, cache, q, out);
   if (inputs.has_expanded_rows()) {

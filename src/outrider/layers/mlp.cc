@@ -1,8 +1,9 @@
 #include "outrider/layers/mlp.h"
-#include "outrider/ops/moe.h"
 
 #include <algorithm>
 #include <array>
+
+#include "outrider/ops/moe.h"
 
 namespace outrider {
 
@@ -32,13 +33,15 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
-          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
-          : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
+          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, scores,
+                                             w.token_experts)
+          : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores,
+                             w.router_bias);
   const ExpertRows inner = ops.moe()->ExpertGateUp(context, w.experts,
-                                            {.routed = static_cast<float>(spec.limit),
-                                             .shared = static_cast<float>(spec.shared_limit),
-                                             .limits_gate = spec.limits_gate},
-                                            routing, h);
+                                                   {.routed = static_cast<float>(spec.limit),
+                                                    .shared = static_cast<float>(spec.shared_limit),
+                                                    .limits_gate = spec.limits_gate},
+                                                   routing, h);
   const ExpertRows outputs = ops.moe()->ExpertDown(context, w.experts, routing, inner);
   ops.moe()->CombineExperts(context, w.experts, routing, outputs, x, norm);
 }

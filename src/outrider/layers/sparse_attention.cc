@@ -1,8 +1,9 @@
 #include "outrider/layers/sparse_attention.h"
-#include "outrider/ops/mla.h"
-#include "outrider/ops/sparse.h"
 
 #include <array>
+
+#include "outrider/ops/mla.h"
+#include "outrider/ops/sparse.h"
 
 namespace outrider {
 
@@ -39,12 +40,12 @@ SelectedEntries Select(const Context& context, const IndexerSpec& indexer,
   context.ops.Rotate(context, q, heads, 0, IndexRotary(indexer, rotary));
   // The published scores have positive factors, which change no choice.
   return context.ops.sparse()->SelectEntries(context, inputs,
-                                   {.heads = heads,
-                                    .ratio = 1,
-                                    .top_k = static_cast<int32_t>(indexer.top_k),
-                                    .q = q,
-                                    .weights = weights,
-                                    .keys = keys});
+                                             {.heads = heads,
+                                              .ratio = 1,
+                                              .top_k = static_cast<int32_t>(indexer.top_k),
+                                              .q = q,
+                                              .weights = weights,
+                                              .keys = keys});
 }
 
 }  // namespace
@@ -64,13 +65,13 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
                                    Product{.x = x, .w = &w.kv_a, .y = kv}});
   const Tensor q_latent = context.Activations(x.rows, spec.q_lora);
   ops.mla()->WriteLatentEntries(context, s, inputs,
-                         {.kv = kv,
-                          .norm = w.kv_a_norm,
-                          .rotary = rotary,
-                          .cache = caches.entries,
-                          .q_down = q_down,
-                          .q_norm = w.q_a_norm,
-                          .q_latent = q_latent});
+                                {.kv = kv,
+                                 .norm = w.kv_a_norm,
+                                 .rotary = rotary,
+                                 .cache = caches.entries,
+                                 .q_down = q_down,
+                                 .q_norm = w.q_a_norm,
+                                 .q_latent = q_latent});
   const Tensor q = context.Activations(x.rows, spec.heads * spec.query_width());
   ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.q_b, .y = q}});
   WriteIndexKeys(context, indexer, w.indexer, inputs, rotary, caches.index_keys, x);
@@ -81,17 +82,17 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
   ops.mla()->Absorb(context, s, w.kv_up, rotary, q, absorbed);
   const Tensor attended = context.Rows(x.rows, spec.heads * width);
   ops.sparse()->CompressedAttention(context, inputs,
-                          {.heads = s.heads,
-                           .window = 0,
-                           .ratio = 1,
-                           .softmax_scale = s.softmax_scale,
-                           .q = absorbed,
-                           .out = attended,
-                           .sinks = nullptr,
-                           .window_rows = caches.entries,
-                           .in_blocks = false,
-                           .entries = caches.entries,
-                           .selected = &selected});
+                                    {.heads = s.heads,
+                                     .window = 0,
+                                     .ratio = 1,
+                                     .softmax_scale = s.softmax_scale,
+                                     .q = absorbed,
+                                     .out = attended,
+                                     .sinks = nullptr,
+                                     .window_rows = caches.entries,
+                                     .in_blocks = false,
+                                     .entries = caches.entries,
+                                     .selected = &selected});
   // Of every head the latent part, without the sum of the rotated keys.
   const Tensor latent = context.Rows(x.rows, spec.heads * spec.latent);
   for (int64_t h = 0; h < spec.heads; ++h) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/networks/dspark_draft_model.h"
 #include "outrider/ops/hyper.h"
 
 namespace outrider {
@@ -18,6 +19,11 @@ Tensor EachStream(Tensor streams, int64_t hidden) {
 }
 
 }  // namespace
+
+std::unique_ptr<BlockDraftModel> DeepSeekV4Network::MakeBlockDraftModel() {
+  if (weights_.dspark.stages.empty()) return nullptr;
+  return std::make_unique<DSparkDraftModel>(*this);
+}
 
 DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights,
                                      const NetworkOptions& options)

@@ -13,8 +13,10 @@
 #include "outrider/openai/chat_writer.h"
 #include "outrider/openai/completion_writer.h"
 #include "outrider/openai/logprobs_json.h"
+#include "outrider/openai/message_writer.h"
 #include "outrider/openai/raw_json.h"
 #include "outrider/openai/response_writer.h"
+#include "outrider/openai/sglang_writer.h"
 #include "outrider/openai/token_writer.h"
 #include "outrider/output/answer_scope.h"
 #include "outrider/output/tool_grammar.h"
@@ -297,6 +299,12 @@ OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerI
   return task;
 }
 
+std::vector<std::vector<int32_t>> RequestPreparer::Prompts(TokenRequest* request) const {
+  openai::AnswerInfo info;
+  EncodePrompts(request, &info);
+  return std::move(info.prompts);
+}
+
 PreparedRequest RequestPreparer::Prepare(
     AnswerKind kind, TokenRequest request, openai::AnswerInfo info,
     const std::shared_ptr<const CompiledGrammar>& grammar) const {
@@ -341,8 +349,17 @@ PreparedRequest RequestPreparer::Prepare(
       prepared.writer = std::make_unique<openai::ResponseWriter>(
           std::move(info), std::move(task), std::move(request.response_members), encoder_);
       break;
+    case AnswerKind::kMessage:
+      prepared.writer =
+          std::make_unique<openai::MessageWriter>(std::move(info), std::move(task), encoder_);
+      break;
     case AnswerKind::kTokens:
-      prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
+    case AnswerKind::kInference:
+      if (info.options.token_form == openai::TokenForm::kSglang) {
+        prepared.writer = std::make_unique<openai::SglangWriter>(std::move(info), encoder_);
+      } else {
+        prepared.writer = std::make_unique<openai::TokenWriter>(std::move(info), encoder_);
+      }
       break;
   }
   return prepared;

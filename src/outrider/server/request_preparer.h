@@ -20,7 +20,7 @@
 namespace outrider {
 
 /// Which endpoint is asked for tokens.
-enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kTokens };
+enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens, kInference };
 
 struct PreparedRequest {
   std::vector<GenerationRequest> requests;  // one per choice
@@ -42,6 +42,9 @@ class RequestPreparer {
   /// `info` has the answer's id, model and time. `grammar` is request.grammar, compiled.
   PreparedRequest Prepare(AnswerKind kind, openai::TokenRequest request, openai::AnswerInfo info,
                           const std::shared_ptr<const CompiledGrammar>& grammar) const;
+
+  /// What would run for a request, without running it: its prompts as token ids.
+  std::vector<std::vector<int32_t>> Prompts(openai::TokenRequest* request) const;
 
   /// The text of tokens, special ones included unless `skip_special`.
   std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;

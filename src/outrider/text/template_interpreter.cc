@@ -29,6 +29,11 @@ namespace py = pybind11;
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
 
+// Jobs of more bytes have a thread of their own, so that others wait for them only as long as a
+// thread keeps Python to itself: this time, or one operation of CPython.
+constexpr size_t kLargeJob = size_t{64} << 10;
+constexpr double kSwitchSeconds = 0.001;
+
 // Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
 // GIL with this thread.
 void StartPython() {
@@ -62,6 +67,7 @@ void StartPython() {
 py::object LoadProgram() {
   const py::module_ sys = py::module_::import("sys");
   sys.attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
+  sys.attr("setswitchinterval")(kSwitchSeconds);
   py::dict globals;
   globals["__name__"] = "outrider_chat_template";
   globals["__builtins__"] = py::module_::import("builtins");
@@ -123,6 +129,8 @@ class Program {
   Program() {
     try {
       StartPython();
+      // A thread without a Python state that called it first would keep one that is gone.
+      py::detail::get_internals();
       render_ = LoadProgram();
       PyEval_SaveThread();
     } catch (const std::exception& error) {
@@ -141,7 +149,11 @@ class Program {
 // A thread that runs jobs, and those that wait for it. Never destroyed.
 class Interpreter {
  public:
-  static Interpreter& Get() {
+  static Interpreter& Small() {
+    static Interpreter* const kInterpreter = new Interpreter;
+    return *kInterpreter;
+  }
+  static Interpreter& Large() {
     static Interpreter* const kInterpreter = new Interpreter;
     return *kInterpreter;
   }
@@ -153,7 +165,7 @@ class Interpreter {
     changed_.notify_all();
     while (!ticket->done) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (IsCaught()) {
+      if (Small().IsCaught() || Large().IsCaught()) {  // each would keep Python to itself
         std::erase(queue_, ticket);
         throw Error(
             ErrorCode::kUnavailable,
@@ -224,7 +236,8 @@ std::string RenderTemplate(const TemplateJob& job) {
         "most {}",
         job.input_bytes(), job.limits.input_bytes);
   }
-  Outcome outcome = Interpreter::Get().Run(job);
+  const bool is_large = job.input_bytes() > kLargeJob;
+  Outcome outcome = (is_large ? Interpreter::Large() : Interpreter::Small()).Run(job);
   if (outcome.kind == "ok") return std::move(outcome.text);
   if (outcome.kind == "request") throw Error(ErrorCode::kInvalidArgument, outcome.text);
   if (outcome.kind == "time") {

@@ -1,6 +1,6 @@
 // The embedded CPython that renders chat templates with Jinja2. It starts on the first use, lives
-// until the process ends, on a thread of its own ("chat templates"), and keeps each template within
-// limits of time and memory.
+// until the process ends, on threads of its own ("chat templates"), one for small jobs and one for
+// large ones, and keeps each template within limits of time and memory.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,8 @@ struct TemplateJob {
   size_t input_bytes() const { return messages.size() + tools.size() + extra.size(); }
 };
 
-/// The rendered prompt, valid UTF-8. Callers wait their turn. Throws
+/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of input never wait for
+/// more than that. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
 /// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
 /// an operation that cannot be interrupted. No message names a file but job.name: the log says more

@@ -597,13 +597,14 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
       ops.mla()->Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
       // Twice: the plan of the first call serves the second.
       for (int layer_call = 0; layer_call < 2; ++layer_call) {
-        ops.mla()->DecodeAttention(c, kMla, *inputs, {.q = absorbed, .out = latent, .cache = cache});
+        ops.mla()->DecodeAttention(c, kMla, *inputs,
+                                   {.q = absorbed, .out = latent, .cache = cache});
       }
       ops.mla()->Unabsorb(c, kMla, side.weights().kv_up, latent, out);
     } else {
       ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
       ops.mla()->PromptAttention(c, kMla, side.weights().kv_up, *inputs,
-                          {.q = queries, .out = out, .cache = cache});
+                                 {.q = queries, .out = out, .cache = cache});
     }
     const TestMatrix rows = side.Get(out);
     std::copy_n(rows.values.data(), rows.values.size(), result.view().row(first));
@@ -665,7 +666,8 @@ TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
                               .out = c.Activations(3, kMla.heads * kMla.value),
                               .cache = cache};
   for (int call = 0; call < 2; ++call) {
-    EXPECT_THROW(ops_->mla()->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args), Error);
+    EXPECT_THROW(ops_->mla()->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args),
+                 Error);
   }
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "outrider/kernels/kernel_table.h"
-#include "outrider/ops/cpu/compute.h"
 #include "outrider/ops/block_drafts.h"
 #include "outrider/ops/compressed.h"
+#include "outrider/ops/cpu/compute.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
@@ -15,7 +15,16 @@
 namespace outrider::cpu {
 
 /// Contexts of its calls have a thread pool, and tensors are float32.
-class CpuOps : public Ops, public MlaOps, public PerHeadMlaOps, public PerHeadOps, public SparseOps, public CompressedOps, public HyperOps, public MoeOps, public TokenRouterOps, public BlockDraftOps {
+class CpuOps : public Ops,
+               public MlaOps,
+               public PerHeadMlaOps,
+               public PerHeadOps,
+               public SparseOps,
+               public CompressedOps,
+               public HyperOps,
+               public MoeOps,
+               public TokenRouterOps,
+               public BlockDraftOps {
  public:
   /// The table must outlive the object.
   explicit CpuOps(const KernelTable& kernels) : kernels_(kernels) {}

@@ -161,8 +161,7 @@ void CpuSampler::Score(const Context& context, const HeadRows& rows,
 }
 
 void CpuLogitsSampler::DrawFrom(const Context& context, Tensor logits,
-                                std::span<const DrawRequest> requests,
-                                std::span<int32_t> tokens) {
+                                std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
   if (context.place().rank > 0) return ShareTokens(context, tokens);
   const MatrixView<float> rows = logits.floats();
   OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));

@@ -2,8 +2,7 @@
 // take bfloat16 rows; sums, norms and the residual stream are float32. Tensors may be of either
 // type: rows of another than a kernel reads or writes are converted beside it.
 //
-// What it cannot compute is refused when an engine starts (hopper_networks.h): attention over
-// compressed or chosen entries, per-head entries of latent attention, float32 activations.
+// What it cannot compute is refused when an engine starts (hopper_support.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,6 +21,7 @@
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
+#include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
 #include "outrider/ops/cuda/step_results.h"
 #include "outrider/ops/mla.h"
@@ -30,8 +30,6 @@
 #include "outrider/ops/per_head.h"
 
 namespace outrider::cuda {
-
-inline constexpr int kMostRows = 16384;  // of a step: what the router's kernel takes
 
 /// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time. Calls launch work and return; those that give results to the host wait for them. Their
@@ -145,7 +143,6 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
                         const AttentionArgs& args) const override;
   void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const HeadEntryArgs& args) const override;
-
 
  protected:
   /// MlaDecodeParams::relaxed, for measurements of what exactness costs.

@@ -229,7 +229,7 @@ void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_
       [out, name, size, added](TensorUpload& upload) { *out = upload.Vector(name, size, added); });
 }
 
-// Of networks that do not run on the GPU (hopper_networks.h).
+// Of networks that do not run on the GPU (hopper_support.h).
 
 void CudaWeightLoader::ExactMatrix(Weight* /*out*/, const std::string& name, int64_t /*rows*/,
                                    int64_t /*cols*/) {
