@@ -61,8 +61,8 @@ TEST(RanksTest, Int8Weights) { ExpectEqualOnRanks({.quantization = WeightQuantiz
 TEST(RanksTest, PromptLookup) { ExpectEqualOnRanks({.drafter = DrafterKind::kNgram}); }
 
 TEST(RanksTest, Eagle3) {
-  ExpectEqualOnRanks({.drafter_checkpoint = TinyEagle3Directory(),
-                      .drafter = DrafterKind::kEagle3});
+  ExpectEqualOnRanks(
+      {.drafter_checkpoint = TinyEagle3Directory(), .drafter = DrafterKind::kEagle3});
 }
 
 TEST(RanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
@@ -79,10 +79,8 @@ TEST(RanksTest, DeepSeekV4WithItsModuleAndWithDSpark) {
 
 TEST(RanksTest, StepAndSparseAttention) {
   const SmallStepModel step(1600, 20, {.heads = 4, .kv_heads = 2});
-  ExpectEqualOnRanks({.checkpoint = step.directory(),
-                         .dummy_seed = 7,
-                      .cache_form = KvCacheForm::kHeads},
-                     {2});
+  ExpectEqualOnRanks(
+      {.checkpoint = step.directory(), .dummy_seed = 7, .cache_form = KvCacheForm::kHeads}, {2});
   const SmallSparseModel sparse(1600);
   ExpectEqualOnRanks({.checkpoint = sparse.directory(),
                       .dummy_seed = 11,
@@ -146,8 +144,8 @@ TEST(RanksTest, ARankThatFailsIsNamed) {
 }
 
 TEST(RanksTest, ARankThatHangsIsNamedWithinTheTimeLimit) {
-  const auto [told, seconds] = ToldWhenRankActs(
-      1, 0.3, [] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); });
+  const auto [told, seconds] =
+      ToldWhenRankActs(1, 0.3, [] { std::this_thread::sleep_for(std::chrono::milliseconds(800)); });
   EXPECT_THAT(told, HasSubstr("rank 1 of 2 has ended: it has not answered for 0.3 s"));
   EXPECT_LT(seconds, 10);
 }

@@ -153,12 +153,11 @@ inline RankParts MakeTestRank(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
-  inside.model =
-      LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                  {{options.ops != nullptr ? *options.ops : processor_ops, inside.pool.get(),
-                    inside.ranks.get()},
-                   options.dtype,
-                   AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
+  inside.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                             {{options.ops != nullptr ? *options.ops : processor_ops,
+                               inside.pool.get(), inside.ranks.get()},
+                              options.dtype,
+                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   const NetworkCache network = TestCacheNeeds(options, config);
   const CacheConfig cache = TestCacheConfig(options);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,
@@ -200,8 +199,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
                                  const Tokenizer* tokenizer = nullptr) {
   std::vector<RankParts> ranks;
   for (auto& communicator : MakeThreadCommunicators(options.ranks, options.rank_seconds)) {
-    ranks.push_back(
-        MakeTestRank(options, options.ranks == 1 ? nullptr : std::move(communicator)));
+    ranks.push_back(MakeTestRank(options, options.ranks == 1 ? nullptr : std::move(communicator)));
   }
   const RankParts& inside = ranks.front();
   CacheConfig cache = TestCacheConfig(options);

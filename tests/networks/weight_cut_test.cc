@@ -65,62 +65,68 @@ class NotingLoader : public WeightLoader {
   void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
                const WeightCut& cut) override {
     *out = {static_cast<int64_t>(names.size()) * rows, cols, nullptr, cut};
-    Note(names[0],
-         [=](WeightLoader& l, Handles& h) { l.Stacked(h.matrices.data(), names, rows, cols, cut); },
-         [=, n = static_cast<int64_t>(names.size())](const Handles& h) {
-           return std::vector<Part>{{&cpu::Packed(h.matrices[0]), cut.rows, n}};
-         });
+    Note(
+        names[0],
+        [=](WeightLoader& l, Handles& h) { l.Stacked(h.matrices.data(), names, rows, cols, cut); },
+        [=, n = static_cast<int64_t>(names.size())](const Handles& h) {
+          return std::vector<Part>{{&cpu::Packed(h.matrices[0]), cut.rows, n}};
+        });
   }
   void UnquantizedMatrix(Weight* /*out*/, const std::string& name, int64_t rows,
                          int64_t cols) override {
-    Note(name,
-         [=](WeightLoader& l, Handles& h) {
-           l.UnquantizedMatrix(h.matrices.data(), name, rows, cols);
-         },
-         First());
+    Note(
+        name,
+        [=](WeightLoader& l, Handles& h) {
+          l.UnquantizedMatrix(h.matrices.data(), name, rows, cols);
+        },
+        First());
   }
   void ExactMatrix(Weight* /*out*/, const std::string& name, int64_t rows, int64_t cols) override {
-    Note(name,
-         [=](WeightLoader& l, Handles& h) { l.ExactMatrix(h.matrices.data(), name, rows, cols); },
-         First());
+    Note(
+        name,
+        [=](WeightLoader& l, Handles& h) { l.ExactMatrix(h.matrices.data(), name, rows, cols); },
+        First());
   }
   void Mlp(Weight* /*gate_up*/, Weight* /*down*/, const MlpTensors& names, int64_t width,
            int64_t hidden) override {
-    Note(names.gate,
-         [=](WeightLoader& l, Handles& h) {
-           l.Mlp(h.matrices.data(), &h.matrices[1], names, width, hidden);
-         },
-         [](const Handles& h) {
-           return std::vector<Part>{{&cpu::Packed(h.matrices[0]), Cut::kInner, 2},
-                                    {&cpu::Packed(h.matrices[1]), Cut::kRows, 1}};
-         });
+    Note(
+        names.gate,
+        [=](WeightLoader& l, Handles& h) {
+          l.Mlp(h.matrices.data(), &h.matrices[1], names, width, hidden);
+        },
+        [](const Handles& h) {
+          return std::vector<Part>{{&cpu::Packed(h.matrices[0]), Cut::kInner, 2},
+                                   {&cpu::Packed(h.matrices[1]), Cut::kRows, 1}};
+        });
   }
   void MoeExperts(ExpertWeights* /*out*/, const Experts& experts) override {
-    Note(experts.routed[0].gate,
-         [=](WeightLoader& l, Handles& h) { l.MoeExperts(&h.experts, experts); },
-         [](const Handles& h) {
-           std::vector<Part> parts;
-           const cpu::PackedExperts& packed = cpu::Packed(h.experts);
-           for (const cpu::PackedMlp& expert : packed.experts) AddMlp(expert, parts);
-           if (h.experts.shared_width > 0) AddMlp(packed.shared, parts);
-           return parts;
-         });
+    Note(
+        experts.routed[0].gate,
+        [=](WeightLoader& l, Handles& h) { l.MoeExperts(&h.experts, experts); },
+        [](const Handles& h) {
+          std::vector<Part> parts;
+          const cpu::PackedExperts& packed = cpu::Packed(h.experts);
+          for (const cpu::PackedMlp& expert : packed.experts) AddMlp(expert, parts);
+          if (h.experts.shared_width > 0) AddMlp(packed.shared, parts);
+          return parts;
+        });
   }
   void SplitKvUp(KvUpWeight* /*out*/, const std::string& name, const KvUp& sizes) override {
     Note(name, [=](WeightLoader& l, Handles& h) { l.SplitKvUp(&h.kv_up, name, sizes); }, nullptr);
     declarations.back().heads = sizes.heads;
   }
   void Vector(const float** /*out*/, const std::string& name, int64_t size, float added) override {
-    Note(name, [=](WeightLoader& l, Handles& h) { l.Vector(&h.vector, name, size, added); },
-         nullptr);
+    Note(
+        name, [=](WeightLoader& l, Handles& h) { l.Vector(&h.vector, name, size, added); },
+        nullptr);
   }
   void HeadVector(const float** /*out*/, const std::string& name, int64_t size) override {
     Note(name, [=](WeightLoader& l, Handles& h) { l.HeadVector(&h.vector, name, size); }, nullptr);
     declarations.back().heads = size;
   }
   void Values(const float** /*out*/, const std::string& name, int64_t rows, int64_t cols) override {
-    Note(name, [=](WeightLoader& l, Handles& h) { l.Values(&h.vector, name, rows, cols); },
-         nullptr);
+    Note(
+        name, [=](WeightLoader& l, Handles& h) { l.Values(&h.vector, name, rows, cols); }, nullptr);
   }
   void Integers(const int32_t** /*out*/, const std::string& /*name*/, int64_t /*rows*/,
                 int64_t /*cols*/, int64_t /*limit*/) override {}
@@ -221,7 +227,8 @@ class CutTest {
           if (::testing::Test::HasFailure()) return;
         }
         // A vector is one row of its tensor: it is read whole.
-        const bool is_matrix = declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr;
+        const bool is_matrix =
+            declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr;
         if (is_matrix) {
           EXPECT_EQ(read, is_cut ? whole.read : ranks * whole.read);
         }
@@ -371,10 +378,10 @@ TEST(WeightCutTest, Step3p5) {
 
 TEST(WeightCutTest, Eagle3) {
   const ModelConfig config = ReadModelConfig(TinyEagle3Directory());
-  const auto source = OpenCheckpoint(TinyEagle3Directory(), config);
+  // A source with any name: what is noted is checked as if nothing were declared.
+  const auto source = MakeDummyWeights(config, 1);
   NotingLoader loader(*source);
   Eagle3Weights weights;
-  // What is noted is not checked against the source.
   weights.Declare(loader, config);
   CutTest(*source, loader.declarations).Run();
 }
@@ -385,8 +392,7 @@ TEST(WeightCutTest, Fp8RowsThatCannotBeCutAreRefused) {
   const auto loader = cpu::GetCpuOps(SelectIsa())
                           .MakeWeightLoader(*source, {.place = {1, 40}});  // 1024 rows: 25 each
   Weight weight;
-  loader->Matrix(&weight, "model.layers.0.self_attn.o_proj.weight", 256, 512,
-                 {.rows = Cut::kRows});
+  loader->Matrix(&weight, "model.layers.0.self_attn.o_proj.weight", 256, 512, {.rows = Cut::kRows});
   try {
     loader->PackedSizes();
     FAIL();

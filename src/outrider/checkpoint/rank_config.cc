@@ -77,7 +77,8 @@ ModelConfig OfOneRank(ModelConfig config, int32_t ranks) {
 }
 
 void CheckRanks(const ModelConfig& config, int32_t ranks, std::string_view what) {
-  const std::string problem = ranks < 1 || ranks > kMostRanks ? "the model" : Problem(config, ranks);
+  const std::string problem =
+      ranks < 1 || ranks > kMostRanks ? "the model" : Problem(config, ranks);
   if (problem.empty()) return;
   std::vector<int32_t> fitting;
   for (int32_t n = 1; n <= kMostRanks; ++n) {

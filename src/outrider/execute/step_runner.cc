@@ -117,8 +117,8 @@ void StepRunner::LayOut(const StepPlan& plan) {
   OUTRIDER_CHECK(outputs.unread.empty());
   outputs.num_drafts.assign(plan.requests.size(), 0);
   while (outputs.results.size() < plan.requests.size()) {
-    outputs.results.emplace_back().verified.tokens.reserve(static_cast<size_t>(first().max_drafts()) +
-                                                           1);
+    outputs.results.emplace_back().verified.tokens.reserve(
+        static_cast<size_t>(first().max_drafts()) + 1);
   }
   step_.Assign(plan, slots_, outputs.results);
 }

@@ -21,7 +21,7 @@ struct GatheredRows {
   MatrixView<const std::byte> mine;  // [rows, this rank's columns]; it may be those of `all`
   /// [rows, columns of all ranks]: is written; without data where this rank does not want it.
   MatrixView<std::byte> all;
-  std::span<const Share> columns;    // of `all`, by rank
+  std::span<const Share> columns;  // of `all`, by rank
 };
 
 class Communicator {

@@ -211,8 +211,8 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
         CheckCut(p, format(p), share);
         return PieceSize{PackedBytes(format(p), total_rows, cols), format(p).dtype};
       },
-      [format, out, first_row = share.first, rows, total_rows, cols](
-          Piece& p, std::byte* memory, ThreadPool& pool) {
+      [format, out, first_row = share.first, rows, total_rows, cols](Piece& p, std::byte* memory,
+                                                                     ThreadPool& pool) {
         *out = {format(p), total_rows, cols, memory};
         // Of a row of the matrix: its tensor and the row there.
         const auto tensor_of = [&](int64_t r) { return static_cast<size_t>(r / rows); };
@@ -366,8 +366,8 @@ void CpuWeightLoader::HeadVector(const float** out, const std::string& name, int
   DeclareValues(out, {name, {size}}, 0);
   // It is read whole: a vector is one row of its tensor.
   pieces_.back().fill = [fill = pieces_.back().fill, out,
-                         first = OwnShare(Cut::kHeads, size).first](
-                            Piece& p, std::byte* memory, ThreadPool& pool) {
+                         first = OwnShare(Cut::kHeads, size).first](Piece& p, std::byte* memory,
+                                                                    ThreadPool& pool) {
     fill(p, memory, pool);
     *out += first;
   };

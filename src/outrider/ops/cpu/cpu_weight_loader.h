@@ -62,7 +62,7 @@ class CpuWeightLoader : public WeightLoader {
     std::vector<ExpectedTensor> tensors;
     OpenTensors open;
     PieceSize size;
-    double part = 1;  // of the tensors, which is read
+    double part = 1;                           // of the tensors, which is read
     std::function<PieceSize(Piece&)> measure;  // once the tensors are open
     std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
   };

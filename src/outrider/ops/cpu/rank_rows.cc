@@ -45,8 +45,8 @@ void Gather(const Context& context, std::span<const SharedRows> rows) {
       const Share share = ShareOf(rows[i].cut, rows[i].all.cols, {rank, place.ranks});
       columns[rank] = {share.first * kFloat, share.count * kFloat};
     }
-    gathered[i] = {AsBytes(rows[i].mine), AsBytes(rows[i].all),
-                   {columns, static_cast<size_t>(place.ranks)}};
+    gathered[i] = {
+        AsBytes(rows[i].mine), AsBytes(rows[i].all), {columns, static_cast<size_t>(place.ranks)}};
   }
   context.ranks->Gather({gathered, rows.size()});
 }
@@ -104,8 +104,8 @@ void ChooseAmongRanks(const Context& context, std::span<const Share> shares,
   }
   const MatrixView<std::byte> row(reinterpret_cast<std::byte*>(all), 1,
                                   bytes * static_cast<int64_t>(shares.size()));
-  context.ranks->Gather(std::array{GatheredRows{
-      row.Columns(columns[rank].first, bytes), row, {columns, shares.size()}}});
+  context.ranks->Gather(std::array{
+      GatheredRows{row.Columns(columns[rank].first, bytes), row, {columns, shares.size()}}});
   for (size_t r = 0; r < rows; ++r) {
     // Of equal values the first, as shares are in order of tokens. NaN came as infinity.
     Choice best = all[r];
@@ -147,8 +147,7 @@ void FollowHead(const Context& context, Tensor x, const Weight& head) {
       context.ops.Head(context, x, rows, head, Tensor(nullptr, call.num_rows, call.num_tokens));
     } else {
       tokens.resize(rows.size());
-      context.ops.HeadChoice(context, x, rows, head, static_cast<int32_t>(call.num_tokens),
-                             tokens);
+      context.ops.HeadChoice(context, x, rows, head, static_cast<int32_t>(call.num_tokens), tokens);
     }
   }
 }

@@ -52,7 +52,8 @@ void GatherLogits(const Context& context, MatrixView<float> part, MatrixView<flo
                   std::span<const Share> shares);
 
 /// Of every row the largest value of all ranks' shares, and its token: values as ArgMaxJob gives
-/// them, tokens counted from the start of the share. Afterwards tokens are as HeadChoice gives them.
+/// them, tokens counted from the start of the share. Afterwards tokens are as HeadChoice gives
+/// them.
 void ChooseAmongRanks(const Context& context, std::span<const Share> shares,
                       std::span<const float> values, std::span<int32_t> tokens);
 

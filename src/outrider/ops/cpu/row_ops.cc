@@ -160,8 +160,7 @@ void CpuOps::Multiply(const Context& context, std::span<const Product> products)
     const WeightCut cut = p.w->cut;
     OUTRIDER_CHECK(p.float32 == products.front().float32);
     const MatrixView<float> x = Gathered(context, p.x.floats(), cut.input, p.w->cols);
-    MatrixView<float> y =
-        p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
+    MatrixView<float> y = p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
     if (cut.rows == Cut::kRows && context.place().ranks > 1) {
       OUTRIDER_CHECK(!p.silu_mul && p.groups == 1 && y.cols == p.w->rows);
       const Share own = OwnShare(context, cut.rows, y.cols);
@@ -225,13 +224,10 @@ void CpuOps::HeadChoice(const Context& context, Tensor x, std::span<const int32_
   std::ranges::fill(values, -std::numeric_limits<float>::infinity());
   if (own.count > 0) {
     const PackedMatrix head = Packed(w).FirstRows(own.count);
-    kernels_.matmul_arg_max(*context.pool,
-                            {.x = x.floats(),
-                             .x_rows = rows.data(),
-                             .w = &head,
-                             .columns = tokens,
-                             .values = values},
-                            context.operand_dtype);
+    kernels_.matmul_arg_max(
+        *context.pool,
+        {.x = x.floats(), .x_rows = rows.data(), .w = &head, .columns = tokens, .values = values},
+        context.operand_dtype);
   }
   if (context.place().ranks > 1) ChooseAmongRanks(context, shares, values, tokens);
 }
