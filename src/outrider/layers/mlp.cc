@@ -12,7 +12,7 @@ namespace {
 void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
                Tensor x, const NormOut& norm) {
   const Scratch::Frame frame(context.arena);
-  const Tensor inner = context.Activations(h.rows, w.down.cols);
+  const Tensor inner = context.Activations(h.rows, w.gate_up.rows / 2);
   context.ops.Multiply(context, std::array{Product{.x = h,
                                                    .w = &w.gate_up,
                                                    .y = inner,

@@ -49,7 +49,7 @@ struct DeviceOpsWeights {
     loader->Vector(&norm, "norm", kHidden);
     loader->Vector(&latent_norm, "latent_norm", kMla.latent);
     loader->Matrix(&matrix, "matrix", 120, kHidden);
-    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden);
+    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden, {});
     loader->Matrix(&square, "square", kHidden, kHidden);
     loader->SideBySide({&left, "left", 192}, {&right, "right", 40}, kHidden);
     loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
