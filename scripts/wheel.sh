@@ -29,7 +29,8 @@ gpu=AUTO
 if [ ! -e /dev/nvidiactl ]; then gpu=OFF; fi
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
-"$python" -m pip --disable-pip-version-check wheel -q --no-deps --wheel-dir "$raw" \
+# By the name that a plain build has for the compiler, so that they share a compiler cache.
+CXX=${CXX:-/usr/bin/c++} "$python" -m pip --disable-pip-version-check wheel -q --no-deps --wheel-dir "$raw" \
   --config-settings=cmake.define.OUTRIDER_CUDA=$gpu .
 
 rm -rf build/dist

@@ -19,6 +19,7 @@ struct Lines {
   std::condition_variable changed;
   std::vector<LogLine> lines;
   size_t num_dropped = 0;
+  bool woken = false;
 };
 
 // Never destroyed: threads may log while the process ends.
@@ -77,13 +78,21 @@ void SetLogLevel(int level) {
 std::vector<LogLine> TakeLog(std::chrono::duration<double> wait) {
   Lines& kept = Kept();
   std::unique_lock lock(kept.mutex);
-  kept.changed.wait_for(lock, wait, [&] { return !kept.lines.empty(); });
+  kept.changed.wait_for(lock, wait, [&] { return !kept.lines.empty() || kept.woken; });
+  kept.woken = false;
   std::vector<LogLine> lines = std::exchange(kept.lines, {});
   if (const size_t dropped = std::exchange(kept.num_dropped, 0); dropped > 0) {
     lines.push_back(
         {30, "", 0, fmt::format("{} log lines were dropped: nobody read them", dropped)});
   }
   return lines;
+}
+
+void WakeLogReader() {
+  Lines& kept = Kept();
+  const std::lock_guard lock(kept.mutex);
+  kept.woken = true;
+  kept.changed.notify_all();
 }
 
 }  // namespace outrider::python

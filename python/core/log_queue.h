@@ -25,4 +25,7 @@ void SetLogLevel(int level);
 /// The lines that came; waits for one, at most `wait`. Without the GIL.
 std::vector<LogLine> TakeLog(std::chrono::duration<double> wait);
 
+/// Makes a TakeLog that waits return.
+void WakeLogReader();
+
 }  // namespace outrider::python

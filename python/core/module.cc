@@ -337,6 +337,7 @@ NB_MODULE(_core, module) {
       nb::arg("values"));
   module.def("keyword_names", &KeywordNames, nb::arg("with_server"));
   module.def("suggest_keyword", &SuggestKeyword, nb::arg("name"), nb::arg("with_server"));
+  module.def("wake_log_reader", &WakeLogReader);
   module.def("set_log_level", &SetLogLevel, nb::arg("level"));
   module.def(
       "take_log",

@@ -12,8 +12,6 @@
 namespace outrider::python {
 namespace {
 
-void LogMeasured(const StepTimes::Batch& batch) { SPDLOG_INFO("{}", cli::StepTimesLine(batch)); }
-
 openai::RequestLimits LimitsOf(const ServerOptions& options, const PromptEncoder& encoder) {
   openai::RequestLimits limits;
   limits.vocab_size = encoder.vocab_size();
@@ -56,7 +54,7 @@ struct PythonEngine::Parts {
 
 PythonEngine::PythonEngine(const OptionTexts& options, const LoadProgress& progress) {
   const Settings settings = SettingsOf(options);
-  loaded_ = LoadEngine(settings.engine, progress, LogMeasured);
+  loaded_ = cli::LoadAndLog(settings.engine, progress);
   for (const Decision& decision : loaded_.decisions) {
     SPDLOG_INFO("{}: {} ({})", decision.what, decision.value, decision.why);
   }
@@ -192,7 +190,7 @@ struct PythonServer::Parts {
 PythonServer::PythonServer(const OptionTexts& options, const LoadProgress& progress) {
   const Settings settings = SettingsOf(options);
   HttpServer::CheckAddress(cli::MakeHttpOptions(settings.serve));
-  parts_ = std::make_unique<Parts>(settings, LoadEngine(settings.engine, progress, LogMeasured));
+  parts_ = std::make_unique<Parts>(settings, cli::LoadAndLog(settings.engine, progress));
 }
 
 PythonServer::~PythonServer() {

@@ -33,7 +33,11 @@ def _run() -> None:
 
 
 def _stop() -> None:
+    # A thread that waits in the library while the interpreter ends would be torn down there.
     _stopping.set()
+    _core.wake_log_reader()
+    if _thread is not None:
+        _thread.join()
     drain()
 
 

@@ -15,6 +15,11 @@ from outrider.tokenizer import Tokenizer, chat_fields
 _numbers = itertools.count()
 
 
+def _is_integer(value: Any) -> bool:
+    # An array of one number can be an index too.
+    return hasattr(value, "__index__") and not hasattr(value, "__len__")
+
+
 def is_token_ids(value: Any) -> bool:
     """Whether it is one prompt's token ids: ints, or an array of one dimension."""
     if isinstance(value, (str, Mapping)):
@@ -22,7 +27,7 @@ def is_token_ids(value: Any) -> bool:
     if hasattr(value, "ndim"):
         return bool(value.ndim == 1)
     if isinstance(value, Sequence):
-        return len(value) > 0 and all(hasattr(element, "__index__") for element in value)
+        return len(value) > 0 and all(_is_integer(element) for element in value)
     return False
 
 

@@ -90,7 +90,7 @@ def float_bits(value: float) -> bytes:
     [
         (1, {"speculative_config": {"num_speculative_tokens": 3}}),
         (2, {"block_size": 16, "max_num_batched_tokens": 96, "max_num_seqs": 7}),
-        (3, {"spec_method": "ngram", "kv_cache_memory_bytes": "3MiB", "max_model_len": 512}),
+        (3, {"spec_method": "ngram", "kv_cache_memory_bytes": "8MiB", "max_model_len": 512}),
     ],
 )
 def test_mixes_equal_those_of_the_program(

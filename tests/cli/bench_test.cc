@@ -85,7 +85,7 @@ TEST(BenchLoad, RequestsRepeatPromptsWithTheirOwnSeeds) {
 TEST(BenchRun, KeepsTheBatchFullAndCountsOnlyItsOwn) {
   StubService service(HelloScript());
   const auto drive = [&] { service.Step(); };
-  const std::vector<GenerationRequest> requests(5, SmallRequest());
+  const std::vector<GenerationRequest> requests(5, EncodedRequest());
   RunLoad(service, drive, {requests.data(), 1}, 1, kNeverInterrupted);
   const BenchRow row = RunLoad(service, drive, requests, 2, kNeverInterrupted);
   EXPECT_EQ(service.largest_batch(), 2);
@@ -104,7 +104,7 @@ TEST(BenchRun, KeepsTheBatchFullAndCountsOnlyItsOwn) {
 TEST(BenchRun, AnInterruptEndsEveryRequestAndThrows) {
   StubService service(HelloScript());
   std::atomic<bool> interrupted{false};
-  const std::vector<GenerationRequest> requests(5, SmallRequest());
+  const std::vector<GenerationRequest> requests(5, EncodedRequest());
   EXPECT_THROW(RunLoad(
                    service,
                    [&] {

@@ -107,6 +107,12 @@ inline std::vector<OutputDelta> HelloScript() {
   return script;
 }
 
+inline GenerationRequest EncodedRequest() {
+  GenerationRequest request;
+  request.prompt_token_ids = {1, 2, 3, 4};
+  return request;
+}
+
 inline openai::TokenRequest SmallRequest() {
   openai::TokenRequest request;
   request.prompts = {std::vector<int32_t>{1, 2, 3, 4}};

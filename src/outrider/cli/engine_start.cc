@@ -6,13 +6,26 @@
 
 namespace outrider::cli {
 
-LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style) {
+LoadedEngine LoadAndLog(const EngineOptions& options, const LoadProgress& progress) {
   if (!KeepsExactness(options.attention_backend)) {
     SPDLOG_WARN(
         "--attention-backend {}: output can depend on batching and drafts; ragged and uniform-pad "
         "keep it exact",
         AttentionBackendName(options.attention_backend));
   }
+  LoadedEngine loaded = LoadEngine(options, progress, [](const StepTimes::Batch& batch) {
+    SPDLOG_INFO("{}", StepTimesLine(batch));
+  });
+  if (loaded.step_times && loaded.step_times->batches.empty()) {
+    SPDLOG_WARN(
+        "steps with {} numbers of drafts could not be measured within seconds, or the KV cache has "
+        "no room for it: always {} drafts",
+        1 + loaded.num_speculative_tokens, loaded.num_speculative_tokens);
+  }
+  return loaded;
+}
+
+LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style) {
   LoadProgressPrinter printer(
       [style](const std::string& text) {
         if (style == ProgressStyle::kRewrite) {
@@ -22,16 +35,7 @@ LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style)
         }
       },
       style);
-  LoadedEngine loaded = LoadEngine(
-      options, [&](int64_t done, int64_t total) { printer.Update(done, total); },
-      [](const StepTimes::Batch& batch) { SPDLOG_INFO("{}", StepTimesLine(batch)); });
-  if (loaded.step_times && loaded.step_times->batches.empty()) {
-    SPDLOG_WARN(
-        "steps with {} numbers of drafts could not be measured within seconds, or the KV cache has "
-        "no room for it: always {} drafts",
-        1 + loaded.num_speculative_tokens, loaded.num_speculative_tokens);
-  }
-  return loaded;
+  return LoadAndLog(options, [&](int64_t done, int64_t total) { printer.Update(done, total); });
 }
 
 std::string StepTimesLine(const StepTimes::Batch& batch) {

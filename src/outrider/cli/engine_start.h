@@ -1,4 +1,4 @@
-// Loading an engine with progress on standard error.
+// Loading an engine for a command or the Python package: what is worth saying is logged.
 #pragma once
 
 #include <string>
@@ -8,8 +8,10 @@
 
 namespace outrider::cli {
 
-/// LoadEngine, its progress printed to standard error in `style`, and what steps were measured to
-/// take logged, a line per batch size.
+/// LoadEngine; what steps were measured to take is logged, a line per batch size, and warnings are.
+LoadedEngine LoadAndLog(const EngineOptions& options, const LoadProgress& progress);
+
+/// The same with its progress printed to standard error in `style`.
 LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style);
 
 /// "step times, 16 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".
