@@ -18,8 +18,8 @@
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
 #include "outrider/parallel/thread_communicator.h"
-#include "outrider/text/tokenizer_config.h"
 #include "outrider/text/token_id_encoder.h"
+#include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
 

@@ -16,7 +16,7 @@ class Ops;
 /// What runs operations.
 struct Device {
   const Ops& ops;
-  ThreadPool* pool = nullptr;  // null: a device that needs no threads of the host
+  ThreadPool* pool = nullptr;     // null: a device that needs no threads of the host
   Communicator* ranks = nullptr;  // with the devices that share a model; null: this one has all
 
   RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
