@@ -8,6 +8,12 @@ find_path(NLOHMANN_JSON_INCLUDE nlohmann/json.hpp REQUIRED)
 add_library(outrider_json INTERFACE)
 target_include_directories(outrider_json SYSTEM INTERFACE ${NLOHMANN_JSON_INCLUDE})
 
+find_library(ZEROMQ_LIBRARY zmq REQUIRED)
+find_path(ZEROMQ_INCLUDE zmq.h REQUIRED)
+add_library(outrider_zeromq INTERFACE)
+target_include_directories(outrider_zeromq SYSTEM INTERFACE ${ZEROMQ_INCLUDE})
+target_link_libraries(outrider_zeromq INTERFACE ${ZEROMQ_LIBRARY})
+
 find_library(PCRE2_LIBRARY pcre2-8 REQUIRED)
 find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
 find_package(yaml-cpp REQUIRED)

@@ -33,6 +33,10 @@ class StubService : public GenerationService {
 
   EngineCounters Counters() const override { return counters_; }
 
+  void Pause(PauseMode, bool, std::function<void()> done) override { done(); }
+  void Resume(std::function<void()> done) override { done(); }
+  void ForgetPrefixes(std::function<void()> done) override { done(); }
+
   StepLog& step_log() override { return step_log_; }
 
   void Step() {

@@ -120,9 +120,9 @@ TEST_P(DrafterEntriesTest, EqualThoseFromScratch) {
     const auto strategy = blocks                                ? kBlock
                           : test.drafter == DrafterKind::kChain ? kChain
                                                                 : kRepeated;
-    options.make_executor = [&](RankParts parts) {
+    options.make_executor = [&](std::vector<RankParts> ranks) {
       return std::make_unique<EntryCheckingExecutor>(
-          std::move(parts),
+          std::move(ranks.front()),
           EntryCheckingExecutor::Options{
               .make_draft_model =
                   [&](Network& network) { return MakeTestDraftModel(options, network); },

@@ -46,7 +46,7 @@ std::unique_ptr<Engine> MakeFailingEngine(int steps, bool queued) {
   TestEngineOptions options;
   options.queued = queued;
   options.max_num_seqs = 2;
-  options.make_executor = [steps](RankParts parts) {
+  options.make_executor = [steps](std::vector<RankParts> parts) {
     return std::make_unique<FailingExecutor>(std::make_unique<StepRunner>(std::move(parts)), steps);
   };
   return MakeTestEngine(options);

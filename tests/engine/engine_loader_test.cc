@@ -85,6 +85,24 @@ TEST(EngineLoader, RowsThatChooseTheirTokensHaveOneForm) {
             std::string::npos);
 }
 
+// On a processor `outrider explain` says of every network whether a GPU runs it.
+TEST(EngineLoader, ExplainsWhatAGpuWouldSay) {
+  const auto on_a_gpu = [](const std::filesystem::path& model) {
+    EngineOptions options;
+    options.model = SourceDirectory() / model;
+    options.device = DeviceKind::kCpu;
+    options.num_threads = 1;
+    for (const Decision& d : ExplainEngine(options).decisions) {
+      if (d.what == "on a Hopper GPU") return d.value + ": " + d.why;
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(on_a_gpu("models/tiny-v3-mtp3"), "runs: it takes all that the network asks for");
+  EXPECT_EQ(on_a_gpu("models/tiny-v4-dspark"),
+            "does not run: it lacks attention to compressed entries (DeepSeek-V4)");
+  EXPECT_THAT(on_a_gpu("tests/golden/tiny-v32"), testing::HasSubstr("does not run: "));
+}
+
 TEST(EngineLoader, TakesDummyWeightsWithoutAnyTokenizer) {
   const TemporaryDirectory directory;
   const LoadedEngine loaded = Load(DummyModel(directory.path(), 64));

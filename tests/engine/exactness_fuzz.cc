@@ -16,6 +16,9 @@
 //
 // With --step 1 all models are Step-3.5s.
 //
+// With --ranks N the processor's threads are N ranks that share each model that they can share;
+// each request alone runs on one.
+//
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
 // the device, as far as the processor can play one (TokenKeepingOps). With --device cuda
@@ -64,13 +67,15 @@ struct Arguments {
   bool sparse = false;
   bool int4 = false;
   bool step = false;
+  int32_t ranks = 1;
   DeviceKind device = DeviceKind::kCpu;
 };
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
-             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--device cpu|cuda]\n");
+             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--ranks N] "
+             "[--device cpu|cuda]\n");
   std::exit(2);
 }
 
@@ -93,6 +98,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.seconds = value;
     } else if (name == "--seed") {
       arguments.seed = static_cast<uint32_t>(value);
+    } else if (name == "--ranks" && value >= 1 && value <= kMostRanks) {
+      arguments.ranks = static_cast<int32_t>(value);
     } else if (name == "--late") {
       arguments.late = value != 0;
     } else if (name == "--v4") {
@@ -242,6 +249,7 @@ class Fuzz {
         sparse_(arguments.sparse),
         int4_(arguments.int4),
         step_(arguments.step),
+        ranks_(arguments.ranks),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
         random_(arguments.seed) {}
@@ -256,13 +264,15 @@ class Fuzz {
     random_.seed(round_seed);
     const ModelChoice& model = RandomModel();
     TestEngineOptions options = RandomOptions(model);
+    options.ranks = ranks_;
+    if (!IsShared(options)) return 0;
     // A GPU is served over a thread of its own.
     options.queued = late_ ? round_seed % 2 == 0 : on_gpu();
     if (late_ && !options.queued) options.late_seed = round_seed;
     const TokenKeepingOps keeping_ops(cpu::GetCpuOps(SelectIsa()).kernels());
     if (late_ && !on_gpu() && !IsV4(model)) options.ops = &keeping_ops;
     if (CanBeDisturbed(options) && Uniform(0, 1) == 0) {
-      options.make_executor = [this, round_seed](RankParts parts) {
+      options.make_executor = [this, round_seed](std::vector<RankParts> parts) {
         return std::make_unique<DisturbingExecutor>(std::move(parts), round_seed, disturbances_);
       };
     }
@@ -318,6 +328,19 @@ class Fuzz {
   }
 
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+
+  /// Whether the ranks can share the models.
+  static bool IsShared(const TestEngineOptions& options) {
+    try {
+      CheckRanks(ReadModelConfig(options.checkpoint), options.ranks, "--ranks");
+      if (options.drafter == DrafterKind::kEagle3) {
+        CheckRanks(ReadModelConfig(options.drafter_checkpoint), options.ranks, "--ranks");
+      }
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
 
   static bool IsV4(const ModelChoice& model) {
     return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
@@ -571,6 +594,7 @@ class Fuzz {
   bool sparse_;
   bool int4_;
   bool step_;
+  int32_t ranks_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
   SmallModel small_model_{2, kSmallVocab};

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/draft/block_drafter.h"
 #include "outrider/draft/chain_drafter.h"
 #include "outrider/draft/ngram_drafter.h"
@@ -20,6 +21,7 @@
 #include "outrider/networks/dspark_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
+#include "outrider/parallel/thread_communicator.h"
 #include "tests/draft/fake_draft_model.h"
 #include "tests/execute/late_executor.h"
 #include "tests/networks/loaded_model.h"
@@ -52,7 +54,9 @@ struct TestEngineOptions {
   int32_t max_num_seqs = 32;
   int32_t max_num_batched_tokens = 256;
   int32_t max_model_len = 1024;
-  int32_t threads = 1;
+  int32_t threads = 1;  // of each rank
+  int32_t ranks = 1;
+  double rank_seconds = 60;  // that a rank waits for another
   bool prefix_caching = true;
   bool fast_prefix = false;
   AttentionBackend attention_backend = AttentionBackend::kRagged;
@@ -64,8 +68,8 @@ struct TestEngineOptions {
   bool queued = false;                               // steps run on a thread (QueuedExecutor)
   std::optional<uint32_t> late_seed = std::nullopt;  // set: steps end late (LateExecutor)
   const LateExecutor** late_executor = nullptr;      // with late_seed: is set to the executor
-  /// Set: makes the executor, of a StepRunner's parts.
-  std::function<std::unique_ptr<Executor>(RankParts)> make_executor = nullptr;
+  /// Set: makes the executor, of a StepRunner's ranks.
+  std::function<std::unique_ptr<Executor>(std::vector<RankParts>)> make_executor = nullptr;
   std::vector<std::vector<float>>* seen_by_fake = nullptr;  // see FakeDraftModel::seen
 };
 
@@ -82,13 +86,15 @@ inline StepTimes StepTimesOfACrowd(int32_t k) {
 }
 
 /// What target and drafter of these options keep in the cache.
-inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const ModelConfig& config) {
+inline NetworkCache TestCacheNeeds(const TestEngineOptions& options, const ModelConfig& whole) {
+  const ModelConfig config = OfOneRank(whole, options.ranks);
   if (options.drafter == DrafterKind::kFake) {
     return FakeDraftModel::CacheNeeds(config, options.cache_form);
   }
   if (options.drafter == DrafterKind::kEagle3) {
-    return Eagle3DraftModel::CacheNeeds(config, ReadModelConfig(options.drafter_checkpoint),
-                                        options.cache_form);
+    return Eagle3DraftModel::CacheNeeds(
+        config, OfOneRank(ReadModelConfig(options.drafter_checkpoint), options.ranks),
+        options.cache_form);
   }
   int64_t modules = 0;
   if (options.drafter == DrafterKind::kChain || options.drafter == DrafterKind::kRepeated) {
@@ -132,10 +138,12 @@ inline std::unique_ptr<DraftModel> MakeTestDraftModel(const TestEngineOptions& o
       network);
 }
 
-inline EngineParts MakeTestParts(const TestEngineOptions& options,
-                                 const Tokenizer* tokenizer = nullptr) {
+/// One rank of an engine; ranks: with the others, or null.
+inline RankParts MakeTestRank(const TestEngineOptions& options,
+                              std::unique_ptr<Communicator> ranks) {
   RankParts inside;
   inside.pool = std::make_unique<ThreadPool>(options.threads);
+  inside.ranks = std::move(ranks);
   const ModelConfig config = ReadModelConfig(options.checkpoint);
   const auto source = options.dummy_seed ? MakeDummyWeights(config, *options.dummy_seed)
                                          : OpenCheckpoint(options.checkpoint, config);
@@ -145,14 +153,13 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   const int mtp = uses_mtp ? CountMtpLayers(*source, config) : 0;
   const int32_t k = options.drafter == DrafterKind::kNone ? 0 : options.k;
   const Ops& processor_ops = cpu::GetCpuOps(SelectIsa());
-  inside.model =
-      LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
-                  {{options.ops != nullptr ? *options.ops : processor_ops, inside.pool.get()},
-                   options.dtype,
-                   AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
+  inside.model = LoadNetwork(config, mtp, *source, {options.dtype, options.quantization},
+                             {{options.ops != nullptr ? *options.ops : processor_ops,
+                               inside.pool.get(), inside.ranks.get()},
+                              options.dtype,
+                              AttentionPlan(options.attention_backend, 1 + k, options.cache_form)});
   const NetworkCache network = TestCacheNeeds(options, config);
-  CacheConfig cache =
-      MakeCacheConfig(network, CacheNumbersOf(options), options.block_size, options.num_blocks);
+  const CacheConfig cache = TestCacheConfig(options);
   inside.cache = std::make_unique<KvCache>(inside.model->device(), cache, network.layers,
                                            CacheNumbersOf(options));
   const auto modules = static_cast<size_t>(network.layers.back().group);
@@ -185,6 +192,17 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   inside.acceptance = options.acceptance;
   inside.probabilistic_drafts = options.probabilistic_drafts;
   inside.num_slots = options.max_num_seqs;
+  return inside;
+}
+
+inline EngineParts MakeTestParts(const TestEngineOptions& options,
+                                 const Tokenizer* tokenizer = nullptr) {
+  std::vector<RankParts> ranks;
+  for (auto& communicator : MakeThreadCommunicators(options.ranks, options.rank_seconds)) {
+    ranks.push_back(MakeTestRank(options, options.ranks == 1 ? nullptr : std::move(communicator)));
+  }
+  const RankParts& inside = ranks.front();
+  CacheConfig cache = TestCacheConfig(options);
   EngineParts parts;
   parts.tokenizer = tokenizer;
   if (inside.drafter) cache.rerun_tokens = inside.drafter->rerun_tokens();
@@ -198,9 +216,11 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
       .tokens_ahead = inside.drafter ? inside.drafter->tokens_ahead() : 0,
       .publish_answers = options.fast_prefix || options.cache_form == KvCacheForm::kHeads};
   if (inside.drafter) parts.draft_schedule = DraftSchedule(options.k, options.draft_ranges);
-  Drafter* const drafter_of_executor = inside.drafter.get();
-  parts.executor = options.make_executor ? options.make_executor(std::move(inside))
-                                         : std::make_unique<StepRunner>(std::move(inside));
+  std::vector<Drafter*> drafters;  // the executor's
+  for (const RankParts& rank : ranks) drafters.push_back(rank.drafter.get());
+  parts.executor = options.make_executor
+                       ? options.make_executor(std::move(ranks))
+                       : std::make_unique<StepRunner>(std::move(ranks), options.rank_seconds);
   if (options.queued) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   } else if (options.late_seed) {
@@ -216,7 +236,7 @@ inline EngineParts MakeTestParts(const TestEngineOptions& options,
   if (options.adaptive) {
     const StepTimes times = options.step_times.value_or(StepTimesOfACrowd(options.k));
     parts.draft_length_policy.emplace(options.k, times);
-    drafter_of_executor->SetStepTimes(times);
+    for (Drafter* drafter : drafters) drafter->SetStepTimes(times);
   }
   return parts;
 }

@@ -24,13 +24,14 @@ struct Disturbances {
 
 class DisturbingExecutor : public Executor {
  public:
-  /// Over a StepRunner of `parts`, whose cache groups all keep the whole history.
-  DisturbingExecutor(RankParts parts, uint32_t seed, Disturbances disturbances)
-      : cache_(*parts.cache),
+  /// Over a StepRunner of `ranks`, whose cache groups all keep the whole history.
+  DisturbingExecutor(std::vector<RankParts> ranks, uint32_t seed, Disturbances disturbances)
+      : cache_(*ranks.front().cache),
         random_(seed),
         disturbances_(std::move(disturbances)),
-        known_pages_(static_cast<size_t>(parts.num_slots)),
-        inner_(std::make_unique<StepRunner>(std::move(parts))) {
+        known_pages_(static_cast<size_t>(ranks.front().num_slots)) {
+    for (const RankParts& rank : ranks) caches_.push_back(rank.cache.get());
+    inner_ = std::make_unique<StepRunner>(std::move(ranks));
     for (const CacheGroupSpec& group : cache_.config().groups) {
       OUTRIDER_CHECK(group.kind == CacheGroupKind::kFullHistory);
     }
@@ -72,8 +73,10 @@ class DisturbingExecutor : public Executor {
     for (size_t g = 0; g < known.size(); ++g) {
       const std::vector<int32_t>& table = request.tables->blocks()[g];
       for (; known[g] < table.size(); ++known[g]) {
-        disturbances_.fill_with_ones(cache_.layer(0).data + table[known[g]] * bytes,
-                                     static_cast<size_t>(bytes));
+        for (KvCache* cache : caches_) {
+          disturbances_.fill_with_ones(cache->layer(0).data + table[known[g]] * bytes,
+                                       static_cast<size_t>(bytes));
+        }
       }
     }
   }
@@ -84,7 +87,8 @@ class DisturbingExecutor : public Executor {
     if (kind == 1 && disturbances_.stall) disturbances_.stall();
   }
 
-  KvCache& cache_;
+  KvCache& cache_;  // of the first rank
+  std::vector<KvCache*> caches_;
   std::mt19937 random_;
   Disturbances disturbances_;
   std::vector<std::vector<size_t>> known_pages_;  // by slot and group

@@ -62,7 +62,7 @@ class QuantizedProducts : public ::testing::TestWithParam<StoredAs> {
     const Ops& ops = cpu::GetCpuOps(isa);
     const auto loader = ops.MakeWeightLoader(*source_, {.compute_dtype = dtype});
     Weight weight;
-    loader->Stacked(&weight, {"a.weight", "b.weight"}, rows_, kCols);
+    loader->Stacked(&weight, {"a.weight", "b.weight"}, rows_, kCols, {});
     if (sizes != nullptr) *sizes = loader->PackedSizes();
     const auto memory = loader->Load({ops, &pool_}, nullptr);
     Scratch arena;

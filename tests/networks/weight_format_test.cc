@@ -95,7 +95,7 @@ class Fp4Weights : public ::testing::Test {
     const Ops& ops = cpu::GetCpuOps(isa);
     const auto loader = ops.MakeWeightLoader(*source_, form);
     Weight weight;
-    loader->Stacked(&weight, {"a.weight", "b.weight"}, kRows, kCols);
+    loader->Stacked(&weight, {"a.weight", "b.weight"}, kRows, kCols, {});
     if (sizes != nullptr) *sizes = loader->PackedSizes();
     const auto memory = loader->Load({ops, &pool_}, nullptr);
     Scratch arena;

@@ -8,7 +8,11 @@
 #include <numeric>
 #include <vector>
 
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/hyper.h"
+#include "outrider/ops/moe.h"
+#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -92,8 +96,8 @@ TEST_P(CompressedOpsTest, LayerNormIsThatOfItsDefinition) {
   const TestMatrix weight = TestMatrix::Random(1, kWidth, random);
   const TestMatrix bias = TestMatrix::Random(1, kWidth, random);
   TestMatrix y(5, kWidth);
-  ops().LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
-                  y.view());
+  ops().sparse()->LayerNorm(MakeContext(), x.view(), weight.values.data(), bias.values.data(), 0.5F,
+                            y.view());
   for (int64_t r = 0; r < 5; ++r) {
     const float* row = x.view().row(r);
     const double mean = std::accumulate(row, row + kWidth, 0.0) / kWidth;
@@ -122,24 +126,24 @@ TEST_P(CompressedOpsTest, StreamsAreMixedAndAddedAsSinkhornSays) {
   TestMatrix mixture(kRows, kWidth);
   TestMatrix weights(kRows, (1 + kStreams) * kStreams);
   const Context context = MakeContext();
-  ops().HyperMix(context, shape,
-                 {.streams = streams.view(),
-                  .sums = sums.view(),
-                  .scale = scale,
-                  .base = base.values.data(),
-                  .mixture = mixture.view(),
-                  .weights = weights.view()});
-  ops().HyperAdd(context, shape, weights.view(), y.view(), streams.view());
+  ops().hyper()->HyperMix(context, shape,
+                          {.streams = streams.view(),
+                           .sums = sums.view(),
+                           .scale = scale,
+                           .base = base.values.data(),
+                           .mixture = mixture.view(),
+                           .weights = weights.view()});
+  ops().hyper()->HyperAdd(context, shape, weights.view(), y.view(), streams.view());
   TestMatrix head_sums = TestMatrix::Random(kRows, kStreams, random);
   const TestMatrix head_sums_before = head_sums;
   TestMatrix contracted(kRows, kWidth);
-  ops().HyperContract(context, shape,
-                      {.streams = before.view(),
-                       .sums = head_sums.view(),
-                       .scale = scale,
-                       .base = base.values.data(),
-                       .mixture = contracted.view(),
-                       .weights = {}});
+  ops().hyper()->HyperContract(context, shape,
+                               {.streams = before.view(),
+                                .sums = head_sums.view(),
+                                .scale = scale,
+                                .base = base.values.data(),
+                                .mixture = contracted.view(),
+                                .weights = {}});
   for (int64_t r = 0; r < kRows; ++r) {
     const float* x = before.view().row(r);
     double squares = 0;
@@ -200,11 +204,11 @@ TEST_P(CompressedOpsTest, EntriesArePooledFromTheirTokensAndTheOnesBefore) {
     const float frequencies[3] = {0.7F, 0.2F, 0.05F};
     const Context context = MakeContext();
     const TestStep step = MakeStep(context, kTokens - kFirst, kFirst, tokens.table, entries.table);
-    ops().Compress(context, shape, step.inputs(),
-                   {.tokens = tokens.cache,
-                    .norm = norm.values.data(),
-                    .frequencies = frequencies,
-                    .entries = entries.cache});
+    ops().compressed()->Compress(context, shape, step.inputs(),
+                                 {.tokens = tokens.cache,
+                                  .norm = norm.values.data(),
+                                  .frequencies = frequencies,
+                                  .entries = entries.cache});
     for (int32_t j = 1; j < kTokens / 4; ++j) {
       Doubles want(static_cast<size_t>(shape.width));
       double squares = 0;
@@ -251,11 +255,11 @@ TEST_P(CompressedOpsTest, TheFirstEntryHasNoTokensBefore) {
   const float frequency = 1;
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 4, 0, tokens.table, entries.table);
-  ops().Compress(context, shape, step.inputs(),
-                 {.tokens = tokens.cache,
-                  .norm = norm,
-                  .frequencies = {&frequency, 1},
-                  .entries = entries.cache});
+  ops().compressed()->Compress(context, shape, step.inputs(),
+                               {.tokens = tokens.cache,
+                                .norm = norm,
+                                .frequencies = {&frequency, 1},
+                                .entries = entries.cache});
   EXPECT_FLOAT_EQ(entries.At(0)[0], 1);
   EXPECT_FLOAT_EQ(entries.At(0)[1], 2);
 }
@@ -280,13 +284,13 @@ TEST_P(CompressedOpsTest, TheIndexerChoosesTheLargestScoresAndTheLowerOfEquals) 
   }
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, kRows, 0, {}, keys.table);
-  const SelectedEntries selected = ops().SelectEntries(context, step.inputs(),
-                                                       {.heads = kHeads,
-                                                        .ratio = 4,
-                                                        .top_k = kTop,
-                                                        .q = q.view(),
-                                                        .weights = weights.view(),
-                                                        .keys = keys.cache});
+  const SelectedEntries selected = ops().sparse()->SelectEntries(context, step.inputs(),
+                                                                 {.heads = kHeads,
+                                                                  .ratio = 4,
+                                                                  .top_k = kTop,
+                                                                  .q = q.view(),
+                                                                  .weights = weights.view(),
+                                                                  .keys = keys.cache});
   EXPECT_EQ(selected.stride % 4, 0) << "rows of whole 16 bytes";
   for (int32_t r = 0; r < kRows; ++r) {
     const int32_t visible = (r + 1) / 4;
@@ -347,17 +351,17 @@ TEST_P(CompressedOpsTest, AttentionReadsTheWindowTheEntriesAndTheSink) {
       const SelectedEntries selected = {selected_entries.data(), counts.data(), 4};
       const Context context = MakeContext();
       const TestStep step = MakeStep(context, kRows, kFirst, window.table, entries.table);
-      ops().CompressedAttention(context, step.inputs(),
-                                {.heads = kHeads,
-                                 .window = 9,
-                                 .ratio = selection == 0 ? 0 : 4,
-                                 .softmax_scale = 0.3F,
-                                 .q = q.view(),
-                                 .out = out.view(),
-                                 .sinks = sinks,
-                                 .window_rows = window.cache,
-                                 .entries = entries.cache,
-                                 .selected = selection == 2 ? &selected : nullptr});
+      ops().sparse()->CompressedAttention(context, step.inputs(),
+                                          {.heads = kHeads,
+                                           .window = 9,
+                                           .ratio = selection == 0 ? 0 : 4,
+                                           .softmax_scale = 0.3F,
+                                           .q = q.view(),
+                                           .out = out.view(),
+                                           .sinks = sinks,
+                                           .window_rows = window.cache,
+                                           .entries = entries.cache,
+                                           .selected = selection == 2 ? &selected : nullptr});
       for (int32_t r = 0; r < kRows; ++r) {
         const int32_t position = kFirst + r;
         std::vector<const float*> rows;
@@ -399,7 +403,7 @@ TEST_P(CompressedOpsTest, BiasesFollowThePositionInAnEntry) {
   const float bias[6] = {1, 2, 3, 4, 5, 6};  // of three places
   const Context context = MakeContext();
   const TestStep step = MakeStep(context, 5, 2, {}, {});
-  ops().AddPositionBias(context, step.inputs(), bias, 3, x.view());
+  ops().compressed()->AddPositionBias(context, step.inputs(), bias, 3, x.view());
   EXPECT_EQ(x.values, (std::vector<float>{5, 6, 1, 2, 3, 4, 5, 6, 1, 2}));
 }
 
@@ -458,8 +462,8 @@ TEST_P(CompressedOpsTest, GatesAreCutBeforeSiluWhereTheLimitsSaySo) {
   const RouterSpec router = {.experts = 1, .top_k = 1};
   const std::unique_ptr<StepInputs> no_inputs = ops().MakeStepInputs();  // not read
   const Routing& routing =
-      ops().Route(context, router, *no_inputs, 0, w.experts, logits.view(), nullptr);
-  const ExpertRows inner = ops().ExpertGateUp(
+      ops().moe()->Route(context, router, *no_inputs, 0, w.experts, logits.view(), nullptr);
+  const ExpertRows inner = ops().moe()->ExpertGateUp(
       context, w.experts, {.routed = 0.5F, .shared = 0.5F, .limits_gate = true}, routing, x.view());
   int cut = 0;
   for (int64_t r = 0; r < 9; ++r) {

@@ -12,7 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/moe.h"
+#include "outrider/ops/per_head.h"
+#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -112,13 +117,13 @@ void RunExperts(const Context& c, const OpsWeights& w, const ExpertWeights& expe
   c.ops.Multiply(
       c, std::array{Product{.x = in.x.view(), .w = &w.router, .y = logits, .float32 = true}});
   const auto step = StepOf(c, in);
-  const Routing& routing = c.ops.Route(c, spec, step->inputs(), 0, experts, logits, nullptr);
-  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, limits, routing, in.x.view());
-  const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
+  const Routing& routing = c.ops.moe()->Route(c, spec, step->inputs(), 0, experts, logits, nullptr);
+  const ExpertRows inner = c.ops.moe()->ExpertGateUp(c, experts, limits, routing, in.x.view());
+  const ExpertRows outputs = c.ops.moe()->ExpertDown(c, experts, routing, inner);
   const Tensor sum = normed ? c.Rows(out.rows, out.cols) : out;
   c.ops.Copy(c, in.x.view(), sum);
-  c.ops.CombineExperts(c, experts, routing, outputs, sum,
-                       normed ? NormOut{w.norm, 1e-6F, out} : NormOut{});
+  c.ops.moe()->CombineExperts(c, experts, routing, outputs, sum,
+                              normed ? NormOut{w.norm, 1e-6F, out} : NormOut{});
 }
 
 std::vector<OpsCase> Cases() {
@@ -227,10 +232,10 @@ std::vector<OpsCase> Cases() {
       {"NormHeadsInPartOfTheColumns", kHidden, false,
        [](const Context& c, const OpsWeights& w, OpsInput& in, Tensor out) {
          c.ops.Copy(c, in.x.view(), out);
-         c.ops.NormHeads(c, out.Columns(8, 32), 4, w.norm, 1e-5F);
+         c.ops.compressed()->NormHeads(c, out.Columns(8, 32), 4, w.norm, 1e-5F);
          const Tensor whole = c.Rows(out.rows, 32);  // without gaps between rows
          c.ops.Copy(c, Tensor(in.x.view()).Columns(8, 32), whole);
-         c.ops.NormHeads(c, whole, 4, w.norm, 1e-5F);
+         c.ops.compressed()->NormHeads(c, whole, 4, w.norm, 1e-5F);
          for (int64_t r = 0; r < out.rows; ++r) {
            EXPECT_TRUE(SameBits(out.floats().row(r), in.x.view().row(r), 8));
            EXPECT_TRUE(SameBits(out.floats().row(r) + 8, whole.floats().row(r), 32));
@@ -246,7 +251,7 @@ std::vector<OpsCase> Cases() {
            const int64_t head = kMla.nope + kMla.rope;
            c.ops.Copy(c, Tensor(in.x.view()).Columns(h, head), q.Columns(h * head, head));
          }
-         c.ops.Absorb(c, kMla, w.kv_up, RotaryOf(c, StepOf(c, in)->inputs()), q, absorbed);
+         c.ops.mla()->Absorb(c, kMla, w.kv_up, RotaryOf(c, StepOf(c, in)->inputs()), q, absorbed);
          // The rotated part is Rotate's.
          c.ops.Rotate(c, q, kMla.heads, kMla.nope, RotaryOf(c, StepOf(c, in)->inputs()));
          for (int32_t h = 0; h < kMla.heads; ++h) {
@@ -260,7 +265,7 @@ std::vector<OpsCase> Cases() {
            c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
                       latent.Columns(h * kMla.latent, kMla.latent));
          }
-         c.ops.Unabsorb(c, kMla, w.kv_up, latent, out);
+         c.ops.mla()->Unabsorb(c, kMla, w.kv_up, latent, out);
        }},
   };
 }
@@ -365,31 +370,32 @@ TEST_P(OpsTableTest, EntriesAndAttention) {
                                .rotary = RotaryOf(c, all->inputs()),
                                .cache = cache};
     if (per_head) {
-      ops.WritePerHeadEntries(c, kMla, w.kv_up, all->inputs(), entries);
+      ops.mla_per_head()->WritePerHeadEntries(c, kMla, w.kv_up, all->inputs(), entries);
     } else {
-      ops.WriteLatentEntries(c, kMla, all->inputs(), entries);
+      ops.mla()->WriteLatentEntries(c, kMla, all->inputs(), entries);
     }
     const TestMatrix q = TestMatrix::Random(kQueries, kMla.heads * head, draws);
     TestMatrix out(kQueries, kMla.heads * kMla.value);
     const auto last = step(kPositions - kQueries, kQueries);
     const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache};
     if (per_head) {
-      ops.PerHeadAttention(c,
-                           {.heads = kMla.heads,
-                            .kv_heads = kMla.heads,
-                            .nope = kMla.nope,
-                            .rope = kMla.rope,
-                            .value = kMla.value,
-                            .softmax_scale = kMla.softmax_scale},
-                           last->inputs(), args);
+      ops.per_head()->PerHeadAttention(c,
+                                       {.heads = kMla.heads,
+                                        .kv_heads = kMla.heads,
+                                        .nope = kMla.nope,
+                                        .rope = kMla.rope,
+                                        .value = kMla.value,
+                                        .softmax_scale = kMla.softmax_scale},
+                                       last->inputs(), args);
     } else if (prompt) {
-      ops.PromptAttention(c, kMla, w.kv_up, last->inputs(), args);
+      ops.mla()->PromptAttention(c, kMla, w.kv_up, last->inputs(), args);
     } else {
       const Tensor absorbed = c.Rows(kQueries, int64_t{kMla.heads} * latent_width);
       const Tensor latent = c.Rows(kQueries, int64_t{kMla.heads} * kMla.latent);
-      ops.Absorb(c, kMla, w.kv_up, NoRotary(c, last->inputs()), q.view(), absorbed);
-      ops.DecodeAttention(c, kMla, last->inputs(), {.q = absorbed, .out = latent, .cache = cache});
-      ops.Unabsorb(c, kMla, w.kv_up, latent, out.view());
+      ops.mla()->Absorb(c, kMla, w.kv_up, NoRotary(c, last->inputs()), q.view(), absorbed);
+      ops.mla()->DecodeAttention(c, kMla, last->inputs(),
+                                 {.q = absorbed, .out = latent, .cache = cache});
+      ops.mla()->Unabsorb(c, kMla, w.kv_up, latent, out.view());
     }
     return out;
   };
@@ -446,11 +452,12 @@ TEST_P(OpsTableTest, GroupedQueriesWithAWindow) {
              .tables = {blocks}}},
         StepAttention{KvCacheForm::kHeads});
   };
-  ops.WriteEntries(c, step(kSlots)->inputs(),
-                   Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
+  ops.sparse()->WriteEntries(c, step(kSlots)->inputs(),
+                             Tensor(entries.view()).Rows(kSlots, kPositions - kSlots), cache);
   TestMatrix out(kQueries, 6 * 16);
-  ops.PerHeadAttention(c, kShape, step(kPositions - kQueries)->inputs(),
-                       {.q = q.view(), .out = out.view(), .cache = cache, .gates = gates.view()});
+  ops.per_head()->PerHeadAttention(
+      c, kShape, step(kPositions - kQueries)->inputs(),
+      {.q = q.view(), .out = out.view(), .cache = cache, .gates = gates.view()});
   for (int32_t r = 0; r < kQueries; ++r) {
     const int32_t position = kPositions - kQueries + r;
     for (int32_t h = 0; h < 6; ++h) {

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/per_head.h"
+#include "outrider/ops/sparse.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/ops/test_step.h"
 
@@ -109,7 +112,8 @@ void ExpectRows(const Context& c, const StepWeights& w, const StepInputs& inputs
     std::fill_n(entries.view().row(r), 6, static_cast<float>(1 + r));
   }
   std::array caches = {StepCache(0, 6), StepCache(1, 6)};
-  for (const StepCache& cache : caches) c.ops.WriteEntries(c, inputs, entries.view(), cache.cache);
+  for (const StepCache& cache : caches)
+    c.ops.sparse()->WriteEntries(c, inputs, entries.view(), cache.cache);
 
   const std::vector<CacheGroupSpec> groups = StepGroups();
   int64_t written = 0;
@@ -210,15 +214,15 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
   TestMatrix out(inputs.num_rows(), kStepMla.heads * kStepMla.value);
   const AttentionArgs args = {.q = q.view(), .out = out.view(), .cache = cache.cache};
   if (inputs.cache_form() == KvCacheForm::kHeads) {
-    ops.PerHeadAttention(c,
-                         {.heads = kStepMla.heads,
-                          .kv_heads = kStepMla.heads,
-                          .nope = kStepMla.nope,
-                          .rope = kStepMla.rope,
-                          .value = kStepMla.value,
-                          .window = cache.cache.group == 1 ? 6 : 0,
-                          .softmax_scale = kStepMla.softmax_scale},
-                         inputs, args);
+    ops.per_head()->PerHeadAttention(c,
+                                     {.heads = kStepMla.heads,
+                                      .kv_heads = kStepMla.heads,
+                                      .nope = kStepMla.nope,
+                                      .rope = kStepMla.rope,
+                                      .value = kStepMla.value,
+                                      .window = cache.cache.group == 1 ? 6 : 0,
+                                      .softmax_scale = kStepMla.softmax_scale},
+                                     inputs, args);
     return out;
   }
   const auto [first, rows] = inputs.decode_rows();
@@ -227,12 +231,13 @@ TestMatrix Attend(const Context& c, const StepWeights& w, const StepInputs& inpu
     const Tensor latent = c.Rows(rows, int64_t{kStepMla.heads} * kStepMla.latent);
     static constexpr std::array<float, kStepFrequencies.size()> kZeros = {};  // turn nothing
     const Rotary still = ops.MakeRotary(c, kZeros, 1, true, inputs);
-    ops.Absorb(c, kStepMla, w.kv_up, AnglesOf(still, first, rows), args.q.Rows(first, rows),
-               absorbed);
-    ops.DecodeAttention(c, kStepMla, inputs, {.q = absorbed, .out = latent, .cache = cache.cache});
-    ops.Unabsorb(c, kStepMla, w.kv_up, latent, args.out.Rows(first, rows));
+    ops.mla()->Absorb(c, kStepMla, w.kv_up, AnglesOf(still, first, rows), args.q.Rows(first, rows),
+                      absorbed);
+    ops.mla()->DecodeAttention(c, kStepMla, inputs,
+                               {.q = absorbed, .out = latent, .cache = cache.cache});
+    ops.mla()->Unabsorb(c, kStepMla, w.kv_up, latent, args.out.Rows(first, rows));
   }
-  if (inputs.has_expanded_rows()) ops.PromptAttention(c, kStepMla, w.kv_up, inputs, args);
+  if (inputs.has_expanded_rows()) ops.mla()->PromptAttention(c, kStepMla, w.kv_up, inputs, args);
   return out;
 }
 
@@ -251,9 +256,9 @@ void FillEntries(const Context& c, const StepWeights& w, const std::vector<StepP
         .rotary = c.ops.MakeRotary(c, kStepFrequencies, 1, true, whole.inputs()),
         .cache = cache.cache};
     if (attention.form == KvCacheForm::kHeads) {
-      c.ops.WritePerHeadEntries(c, kStepMla, w.kv_up, whole.inputs(), args);
+      c.ops.mla_per_head()->WritePerHeadEntries(c, kStepMla, w.kv_up, whole.inputs(), args);
     } else {
-      c.ops.WriteLatentEntries(c, kStepMla, whole.inputs(), args);
+      c.ops.mla()->WriteLatentEntries(c, kStepMla, whole.inputs(), args);
     }
   }
 }

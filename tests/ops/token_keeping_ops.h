@@ -186,11 +186,6 @@ class TokenKeepingOps : public cpu::CpuOps {
       }
     }
 
-    void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
-                  std::span<int32_t> tokens) override {
-      inner_->DrawFrom(context, logits, requests, tokens);
-    }
-
     void Score(const Context& context, const HeadRows& rows,
                std::span<const ScoreRequest> requests) override {
       inner_->Score(context, rows, requests);

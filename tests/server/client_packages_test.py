@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Talks to a server through the packages that applications use in the place of openai: openai-agents,
-pydantic-ai, langchain, litellm and instructor (tests/requirements_clients.txt).
+pydantic-ai, langchain, litellm, instructor and anthropic (tests/requirements_clients.txt).
 
     client_packages_test.py --stub build/.../stub_server --outrider build/.../outrider
 
@@ -22,6 +22,7 @@ import unittest
 os.environ |= {"OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 import agents  # noqa: E402
+import anthropic  # noqa: E402
 import instructor  # noqa: E402
 import langchain_openai  # noqa: E402
 import litellm  # noqa: E402
@@ -156,6 +157,81 @@ class LiteLlm(unittest.TestCase):
         answer = litellm.completion(model=f"openai/{MODEL}", api_key="none", api_base=MODEL_URL, temperature=0,
                                     messages=[{"role": "user", "content": QUESTION}], response_format=Count)
         self.assertIsInstance(Count.model_validate_json(answer.choices[0].message.content), Count)
+
+
+class Anthropic(unittest.TestCase):
+    """/v1/messages."""
+
+    TOOL = {"name": "get_weather", "description": "The weather of a city", "input_schema": WEATHER["parameters"]}
+
+    def client(self, base_url=None):
+        return anthropic.Anthropic(base_url=(base_url or STUB_URL).removesuffix("/v1"), api_key="none", max_retries=0)
+
+    def ask(self, text, **fields):
+        return {"model": "stub", "max_tokens": 500, "messages": [{"role": "user", "content": text}], **fields}
+
+    def check_call(self, message):
+        self.assertEqual([block.type for block in message.content], ["thinking", "tool_use", "text"])
+        self.assertEqual(message.content[0].thinking, "Where?")
+        self.assertEqual((message.content[1].name, message.content[1].input), ("get_weather", {"city": "Paris"}))
+        self.assertEqual(message.stop_reason, "tool_use")
+
+    def test_message(self):
+        answer = self.client().messages.create(**self.ask(
+            "Hello there. Bye", system="Be kind", stop_sequences=["END"], metadata={"user_id": "7"},
+            extra_body={"temperature": 0.5}, thinking={"type": "enabled", "budget_tokens": 1024}))
+        self.assertEqual(answer.content[0].text, "Hello there.")
+        self.assertEqual((answer.stop_reason, answer.usage.output_tokens), ("end_turn", 12))
+        self.assertEqual(answer.usage.cache_read_input_tokens, 1)
+
+    def test_call(self):
+        self.check_call(self.client().messages.create(**self.ask(CALL, tools=[self.TOOL])))
+
+    def test_streamed_call(self):
+        with self.client().messages.stream(**self.ask(CALL, tools=[self.TOOL])) as stream:
+            kinds = {event.type for event in stream}
+            self.check_call(stream.get_final_message())
+        self.assertLessEqual({"message_start", "thinking", "input_json", "content_block_stop", "message_stop"}, kinds)
+
+    def test_loop_of_tool_calls(self):
+        asked = []
+
+        @anthropic.beta_tool
+        def get_weather(city: str) -> str:
+            """The weather of a city."""
+            asked.append(city)
+            return f"Rain in {city}." if len(asked) > 2 else CALL
+
+        for stream in False, True:
+            asked.clear()
+            with self.subTest(stream=stream):
+                runner = self.client().beta.messages.tool_runner(**self.ask(CALL), tools=[get_weather], stream=stream)
+                last = runner.until_done()
+                self.assertEqual(asked, ["Paris"] * 3)
+                self.assertEqual(last.content[0].text, "Rain in Paris.")
+
+    def test_count(self):
+        fields = self.ask("Hello", tools=[self.TOOL])
+        del fields["max_tokens"]
+        self.assertEqual(self.client().messages.count_tokens(**fields).input_tokens, 6)
+
+    def test_errors(self):
+        client = self.client()
+        with self.assertRaises(anthropic.NotFoundError) as caught:
+            client.messages.create(**self.ask("Hello", model="other"))
+        self.assertEqual(caught.exception.body["error"]["type"], "not_found_error")
+        self.assertTrue(caught.exception.request_id)
+        with self.assertRaises(anthropic.BadRequestError) as caught:
+            client.messages.create(**self.ask("Hello", tools=[{"type": "bash_20250124", "name": "bash"}]))
+        self.assertIn("bash_20250124", caught.exception.message)
+
+    def test_json_by_a_model(self):
+        schema = {"type": "object", "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 99}},
+                  "required": ["apples"], "additionalProperties": False}
+        answer = self.client(MODEL_URL).messages.create(**self.ask(
+            QUESTION, model=MODEL, extra_body={"temperature": 0},
+            output_config={"format": {"type": "json_schema", "schema": schema}}))
+        self.assertIn("apples", json.loads(answer.content[0].text))
 
 
 class Instructor(unittest.TestCase):

@@ -1,6 +1,7 @@
 #include "tests/server/stub_generation_service.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -106,7 +107,45 @@ EngineCounters StubGenerationService::Counters() const {
   EngineCounters counters = counters_;
   counters.num_requests_running = static_cast<int64_t>(num_running_);
   counters.kv_cache_usage = 0.25;
+  counters.paused = paused_;
+  counters.kv_block_size = 16;
+  counters.num_kv_blocks = 100;
+  counters.max_num_seqs = 8;
   return counters;
+}
+
+void StubGenerationService::Pause(PauseMode mode, bool forget_prefixes,
+                                  std::function<void()> done) {
+  static constexpr std::array kNames = {"abort", "wait", "keep"};
+  {
+    const std::lock_guard lock(mutex_);
+    controls_.push_back(kNames.at(static_cast<size_t>(mode)) +
+                        std::string(forget_prefixes ? " prefixes" : ""));
+    paused_ = true;
+  }
+  done();
+}
+
+void StubGenerationService::Resume(std::function<void()> done) {
+  {
+    const std::lock_guard lock(mutex_);
+    paused_ = false;
+    changed_.notify_one();
+  }
+  done();
+}
+
+void StubGenerationService::ForgetPrefixes(std::function<void()> done) {
+  {
+    const std::lock_guard lock(mutex_);
+    controls_.emplace_back("prefixes");
+  }
+  done();
+}
+
+std::vector<std::string> StubGenerationService::controls() const {
+  const std::lock_guard lock(mutex_);
+  return controls_;
 }
 
 size_t StubGenerationService::num_running() const { return num_running_; }
@@ -190,7 +229,7 @@ void StubGenerationService::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] {
-      if (held_) return stopping_;
+      if (held_ || paused_) return stopping_;
       return stopping_ || !added_.empty() || !to_abort_.empty() || !running_.empty();
     });
     if (stopping_) return;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -58,6 +59,13 @@ class StubGenerationService : public GenerationService {
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
   StepLog& step_log() override { return step_log_; }
+  /// No step runs between Pause and Resume; with kWait, done is called at Resume at the latest.
+  void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
+  void Resume(std::function<void()> done) override;
+  void ForgetPrefixes(std::function<void()> done) override;
+
+  /// "abort prefixes", "keep", ...: what Pause and ForgetPrefixes were asked for.
+  std::vector<std::string> controls() const;
 
   /// Lets steps run.
   void Release();
@@ -100,6 +108,8 @@ class StubGenerationService : public GenerationService {
   SamplingParams last_sampling_;
   std::string last_cache_salt_;
   GrammarConstraint last_grammar_;
+  std::vector<std::string> controls_;
+  bool paused_ = false;
   RequestId next_id_ = 1;
   bool stopping_ = false;
   bool held_;

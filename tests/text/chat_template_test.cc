@@ -405,6 +405,31 @@ TEST(ChatTemplate, IsRenderedFromManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// A template that is given much works for as long as it may; meanwhile others are rendered.
+TEST(ChatTemplate, SmallConversationsDoNotWaitForLargeOnes) {
+  std::atomic<bool> ended{false};
+  std::thread large([&] {
+    RenderOptions options;
+    options.limits.time = milliseconds(2000);
+    const std::string messages =
+        R"([{"role":"user","content":")" + std::string(100'000, 'a') + "\"}]";
+    EXPECT_THAT(
+        Failure("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+                messages, options),
+        HasSubstr("ran longer"));
+    ended = true;
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(Render("{{ messages[0].content }}"), "Hello");
+  EXPECT_FALSE(ended);
+  large.join();
+  RenderOptions options;
+  options.limits.input_bytes = 1000;
+  EXPECT_THAT(Failure("{{ 1 }}", R"([{"role":"user","content":")" + std::string(2000, 'a') + "\"}]",
+                      options),
+              HasSubstr("a chat template takes at most 1000"));
+}
+
 TEST(ChatTemplate, LeavesTheProcessesSignalsAlone) {
   struct sigaction before{};
   struct sigaction after{};

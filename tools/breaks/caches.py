@@ -54,6 +54,6 @@ BREAKS = (
           "entry_windows_.push_back({&r, r.first_position, std::max(r.first_position + 1, end - 1), "
           "r.prompt_length});", "engine_test", ENTRIES),
     Break("blocks", "drafts do not depend on the token before them", "networks/dspark_draft_model.cc",
-          "ops.EmbedTokens(context, weights_.markov, draws.tokens_before, before);",
+          "ops.block_drafts()->EmbedTokens(context, weights_.markov, draws.tokens_before, before);",
           "ops.SetZero(context, before);", "draft_test", "Caches/DSparkGoldenOfCaches.*"),
 )

@@ -41,6 +41,8 @@ BREAKS = tuple(Break("small", *row[:4], program, row[4]) for program, rows in {
          "named_.empty() ? !restricted :", "named_.empty() ? true :", "AllowedHostsTest.OnLoopback*"),
         ("forms of pages generate", "server/api.cc", "!is_get && !IsJson(", "false && !IsJson(",
          "ContentTypeTest.*"),
+        ("every key pauses", "server/api.cc",
+         "is_admin && !admin_keys_.IsAuthorized(head)", "false", "AdminApiTest.TakesItsOwnKeyOnly"),
         ("any number listens", "server/api.cc",
          "step_feeds_.size() >= kMostStepListeners", "false", "StepListenersTest.*"),
         ("faults are told with their files", "server/generation_response.cc",

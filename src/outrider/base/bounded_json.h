@@ -55,6 +55,7 @@ std::string ShortJsonReason(std::string_view what);
 /// Empties a document of bounded depth. nlohmann-json's destructor takes memory to free a document,
 /// and ends the process where there is none.
 template <typename Json>
+// NOLINTNEXTLINE(bugprone-exception-escape): only arrays and objects are walked
 void ClearJson(Json& value) noexcept {
   if (!value.is_structured()) return;
   for (Json& part : value) ClearJson(part);

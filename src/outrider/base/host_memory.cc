@@ -17,7 +17,6 @@ namespace fs = std::filesystem;
 /// The number behind `name` in a file with a line "name number" for each; nothing without one.
 std::optional<int64_t> NumberAfter(const fs::path& file, std::string_view name) {
   std::ifstream in(file);
-  std::string word;
   for (std::string line; std::getline(in, line);) {
     const size_t end = line.find_first_of(" :");
     if (line.substr(0, end) != name || end == std::string::npos) continue;

@@ -50,8 +50,9 @@ json ParseJson(std::string_view text, std::string_view where) {
   try {
     return ParseBoundedJson(text, {.max_depth = kMaxDepth, .max_values = kMaxValues});
   } catch (const JsonFault& fault) {
-    if (fault.kind() != JsonFault::Kind::kSyntax)
+    if (fault.kind() != JsonFault::Kind::kSyntax) {
       throw InvalidArgument("{}: {}", where, fault.what());
+    }
     throw InvalidArgument("{}: not valid JSON at {}", where, Place(text, fault.byte()));
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "outrider/base/error.h"
 
@@ -18,9 +19,9 @@ constexpr std::string_view kOfTransformers = "rope_parameters";
 json ScalingOf(json object) {
   object.erase("rope_theta");
   if (const auto type = object.find("type"); type != object.end()) {
-    const json value = *type;
-    object.erase("type");
-    object.emplace("rope_type", value);
+    json value = std::move(*type);
+    object.erase(type);
+    object.emplace("rope_type", std::move(value));
   }
   return object;
 }

@@ -48,7 +48,7 @@ bool IsHubId(std::string_view path) {
 fs::path SnapshotOf(const fs::path& folder) {
   std::string revision;
   std::ifstream(folder / "refs/main") >> revision;
-  const fs::path main = folder / "snapshots" / revision;
+  fs::path main = folder / "snapshots" / revision;
   if (!revision.empty() && fs::is_directory(main)) return main;
   const std::vector<fs::path> snapshots = EntriesOf(folder / "snapshots");
   if (snapshots.size() == 1) return snapshots.front();

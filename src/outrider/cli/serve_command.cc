@@ -4,6 +4,7 @@
 #include <csignal>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/error.h"
@@ -16,6 +17,7 @@
 #include "outrider/http/tls_context.h"
 #include "outrider/server/api_keys.h"
 #include "outrider/server/server.h"
+#include "outrider/telemetry/kv_event_publisher.h"
 #include "outrider/telemetry/stats_log.h"
 
 namespace outrider::cli {
@@ -50,6 +52,12 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   const Cors cors(http.cors);
   HttpServer::CheckAddress(http);
   const ApiKeys keys(ApiKeysOf(settings.serve), settings.serve.max_num_reqs_per_key);
+  std::optional<KvEventsConfig> kv_events;
+  if (!settings.serve.kv_events_config.empty()) {
+    kv_events = ParseKvEventsConfig("--kv-events-config", settings.serve.kv_events_config);
+  }
+  std::optional<KvEventPublisher> publisher;
+  if (kv_events) publisher.emplace(*kv_events);
   PrepareChats(settings.engine);
   const LoadedEngine loaded = LoadWithProgress(
       settings.engine, StandardErrorStyle(settings.log_format, ProgressStyle::kLines));
@@ -62,6 +70,11 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   const TextPromptEncoder encoder = MakePromptEncoder(loaded);
   Server server(MakeServerOptions(settings, loaded), *loaded.engine, encoder,
                 loaded.grammars.get());
+  if (publisher) {
+    loaded.engine->SetKvEventSink(
+        [&](std::vector<KvEvent>&& events) { publisher->Publish(std::move(events)); });
+    SPDLOG_INFO("KV events are published on {}", publisher->endpoint());
+  }
   const EngineThread engine_thread(*loaded.engine, [&](const std::string& reason) {
     SPDLOG_ERROR("The engine has failed, the server stops: {}", reason);
     server.Stop();

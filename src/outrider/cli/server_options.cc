@@ -64,6 +64,7 @@ ServerOptions MakeServerOptions(const Settings& settings, const LoadedEngine& lo
   options.ignore_unknown_fields = serve.ignore_unknown_fields;
   options.log_requests = serve.log_requests;
   options.otlp_traces_endpoint = serve.otlp_traces_endpoint;
+  options.admin_key = serve.admin_key;
   options.served_model_names = serve.served_model_names;
   options.model_root = settings.engine.model;
   options.api_keys = ApiKeysOf(serve);

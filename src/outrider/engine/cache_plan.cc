@@ -4,6 +4,7 @@
 
 #include "outrider/base/byte_size.h"
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/engine/engine_plan.h"
 #include "outrider/networks/eagle3_draft_model.h"
 
@@ -62,8 +63,10 @@ std::vector<CachePartReport> EnginePlan::PartsOf(int32_t group) const {
 }
 
 void EnginePlan::PlanCacheGroups() {
-  NetworkCache network = drafter_ ? Eagle3DraftModel::CacheNeeds(config_, drafter_->config, form_)
-                                  : NetworkCacheOf(config_, modules_used_, form_);
+  const ModelConfig config = OfOneRank(config_, ranks());
+  NetworkCache network =
+      drafter_ ? Eagle3DraftModel::CacheNeeds(config, OfOneRank(drafter_->config, ranks()), form_)
+               : NetworkCacheOf(config, modules_used_, form_);
   scheduler_.cache =
       MakeCacheConfig(network, cache_numbers(), options_.block_size, /*num_pages=*/0);
   scheduler_.cache.rerun_tokens = modules_used_;  // at most, see LoadEngine
@@ -98,13 +101,14 @@ void EnginePlan::PlanHostMemory() {
   HostNeed need;
   need.weights = WeightBytes();
   const MemoryReport memory = Memory();
-  need.kv_cache = memory.kv_cache_bytes + memory.kept_row_bytes;
+  need.weights *= ranks();
+  need.kv_cache = ranks() * (memory.kv_cache_bytes + memory.kept_row_bytes);
   host_fit_ = FitInHost(need, *available);
   if (!host_fit_->fits && options_.quantization == WeightQuantization::kNone) {
     WeightForm form = weight_form();
     form.quantization = WeightQuantization::kInt8;
     const auto [model, drafter] = MeasureAllWeights(form);
-    need.int8_weights = BytesOf(model) + BytesOf(drafter);
+    need.int8_weights = ranks() * (BytesOf(model) + BytesOf(drafter));
     host_fit_ = FitInHost(need, *available);
   }
   Decide("memory", host_fit_->fits ? "fits" : "DOES NOT FIT", host_fit_->text);

@@ -24,8 +24,10 @@ struct Engine::Mailbox {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::variant<Submission, RequestId>> messages;  // a RequestId asks to abort
-  int64_t num_queued = 0;                                     // submissions among the messages
+  /// A RequestId asks to abort; a function, for what it does.
+  using Message = std::variant<Submission, RequestId, std::function<void(EngineCore&)>>;
+  std::vector<Message> messages;
+  int64_t num_queued = 0;    // submissions among the messages
   int64_t num_arriving = 0;  // submissions that the step that runs took; not in `counters` yet
   RequestId next_id = 1;
   bool woken = false;
@@ -91,8 +93,33 @@ EngineCounters Engine::Counters() const {
   return counters;
 }
 
+void Engine::Command(std::function<void(EngineCore&)> command) {
+  const std::lock_guard lock(mailbox_->mutex);
+  mailbox_->messages.emplace_back(std::move(command));
+  mailbox_->changed.notify_one();
+}
+
+void Engine::Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) {
+  Command([mode, forget_prefixes, done = std::move(done)](EngineCore& core) {
+    core.Pause(mode, forget_prefixes, done);
+  });
+}
+
+void Engine::Resume(std::function<void()> done) {
+  Command([done = std::move(done)](EngineCore& core) { core.Resume(done); });
+}
+
+void Engine::ForgetPrefixes(std::function<void()> done) {
+  Command([done = std::move(done)](EngineCore& core) {
+    core.ForgetPrefixes();
+    done();
+  });
+}
+
+void Engine::SetKvEventSink(KvEventSink sink) { core_->SetKvEventSink(std::move(sink)); }
+
 bool Engine::Step() {
-  std::vector<std::variant<Mailbox::Submission, RequestId>> messages;
+  std::vector<Mailbox::Message> messages;
   {
     const std::lock_guard lock(mailbox_->mutex);
     messages.swap(mailbox_->messages);
@@ -101,8 +128,10 @@ bool Engine::Step() {
   for (auto& message : messages) {
     if (auto* submission = std::get_if<Mailbox::Submission>(&message)) {
       core_->Add(submission->id, std::move(submission->request), std::move(submission->sink));
+    } else if (const auto* id = std::get_if<RequestId>(&message)) {
+      core_->Abort(*id);
     } else {
-      core_->Abort(std::get<RequestId>(message));
+      std::get<std::function<void(EngineCore&)>>(message)(*core_);
     }
   }
   bool ran = false;
@@ -120,7 +149,7 @@ bool Engine::Step() {
 
 // Requests that came meanwhile are told, too.
 void Engine::Fail(const std::string& reason) {
-  std::vector<std::variant<Mailbox::Submission, RequestId>> messages;
+  std::vector<Mailbox::Message> messages;
   {
     const std::lock_guard lock(mailbox_->mutex);
     mailbox_->failure = reason;

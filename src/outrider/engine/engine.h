@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "outrider/engine/generation.h"
 #include "outrider/engine/generation_service.h"
+#include "outrider/engine/kv_events.h"
 
 namespace outrider {
 
@@ -25,7 +27,13 @@ class Engine : public GenerationService {
   void CheckRoom(int64_t count) const override;
   void Abort(RequestId id) override;
   EngineCounters Counters() const override;
+  void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
+  void Resume(std::function<void()> done) override;
+  void ForgetPrefixes(std::function<void()> done) override;
   StepLog& step_log() override;
+
+  /// `sink` is told what becomes of cached blocks, on the stepping thread. Before the first step.
+  void SetKvEventSink(KvEventSink sink);
 
   /// Takes in what was submitted and runs one step. False when there was nothing to do. Throws
   /// Error when the device fails: all requests have ended with it then, and no other is taken.
@@ -49,6 +57,8 @@ class Engine : public GenerationService {
   struct Mailbox;
 
   void Fail(const std::string& reason);
+  /// Runs `command` on the stepping thread, before its next step.
+  void Command(std::function<void(EngineCore&)> command);
 
   std::unique_ptr<EngineCore> core_;
   std::unique_ptr<Mailbox> mailbox_;

@@ -28,6 +28,8 @@ EngineCore::EngineCore(EngineParts parts)
   OUTRIDER_CHECK(parts_.executor->max_in_flight() <= Scheduler::kMostInFlight);
   counters_.kv_block_size = parts_.scheduler.cache.TokensPerKey();
   counters_.num_kv_blocks = parts_.scheduler.cache.num_pages;
+  counters_.max_num_seqs = parts_.scheduler.max_num_seqs;
+  counters_.max_speculative_tokens = parts_.scheduler.max_drafts;
   counters_.gpu = parts_.gpu;
 }
 
@@ -38,8 +40,18 @@ EngineParts EngineCore::ReleaseParts() && {
 }
 
 void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
-  const uint64_t seed = request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
-  auto state = std::make_unique<RequestState>(id, std::move(request), std::move(sink),
+  Held held{id, std::move(request), std::move(sink)};
+  if (pause_) {
+    held_.push_back(std::move(held));
+  } else {
+    Admit(std::move(held));
+  }
+}
+
+void EngineCore::Admit(Held held) {
+  const RequestId id = held.id;
+  const uint64_t seed = held.request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
+  auto state = std::make_unique<RequestState>(id, std::move(held.request), std::move(held.sink),
                                               parts_.tokenizer, parts_.executor->eos_token_ids(),
                                               parts_.scheduler.max_model_len, seed);
   if (parts_.prefix_caching) {
@@ -58,6 +70,11 @@ void EngineCore::Add(RequestId id, GenerationRequest request, OutputSink sink) {
 }
 
 void EngineCore::Abort(RequestId id) {
+  const auto held = std::ranges::find(held_, id, &Held::id);
+  if (held != held_.end()) {
+    Admit(std::move(*held));
+    held_.erase(held);
+  }
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   it->second->Abort();
@@ -66,8 +83,58 @@ void EngineCore::Abort(RequestId id) {
   Remove(*it->second);
 }
 
+void EngineCore::Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) {
+  if (!pause_) pause_.emplace(PauseState{.mode = mode, .forget_prefixes = false});
+  pause_->mode = mode;
+  pause_->at_rest = false;  // until what this one asks for is done
+  pause_->forget_prefixes |= forget_prefixes && mode != PauseMode::kKeep;
+  pause_->waiting.push_back(std::move(done));
+  if (mode != PauseMode::kAbort) return;
+  std::vector<RequestId> ids;
+  for (const auto& [id, state] : requests_) ids.push_back(id);
+  for (const RequestId id : ids) Abort(id);
+}
+
+bool EngineCore::ComeToRest() {
+  if (!pause_ || pause_->at_rest) return false;
+  if (pause_->mode == PauseMode::kWait && !requests_.empty()) return false;
+  pause_->at_rest = true;
+  if (pause_->forget_prefixes) ForgetPrefixes();
+  pause_->forget_prefixes = false;
+  for (const auto& done : std::exchange(pause_->waiting, {})) done();
+  return true;
+}
+
+void EngineCore::Resume(const std::function<void()>& done) {
+  if (pause_) {
+    for (const auto& waiting : pause_->waiting) waiting();
+  }
+  pause_.reset();
+  for (Held& held : std::exchange(held_, {})) Admit(std::move(held));
+  done();
+}
+
+void EngineCore::ForgetPrefixes() {
+  scheduler_.ForgetPrefixes();
+  TellKvEvents();
+}
+
+void EngineCore::SetKvEventSink(KvEventSink sink) {
+  OUTRIDER_CHECK(requests_.empty());
+  kv_event_sink_ = std::move(sink);
+  kv_events_.emplace(parts_.scheduler.cache.TokensPerKey());
+  scheduler_.SetPrefixLog(kv_events_->pool_log());
+}
+
+void EngineCore::TellKvEvents() {
+  if (!kv_events_) return;
+  std::vector<KvEvent> events = kv_events_->TakeEvents();
+  if (!events.empty()) kv_event_sink_(std::move(events));
+}
+
 void EngineCore::Fail(const std::string& reason) {
   num_in_flight_ = 0;
+  if (pause_) Resume([] {});
   for (const auto& [id, state] : requests_) {
     state->Fail(reason);
     CountFinish(FinishReason::kError);
@@ -110,7 +177,8 @@ void EngineCore::CountFinish(FinishReason reason) {
 void EngineCore::ReadCounters(EngineCounters& c) const {
   c = counters_;
   c.num_requests_running = scheduler_.num_running();
-  c.num_requests_waiting = scheduler_.num_waiting();
+  c.num_requests_waiting = scheduler_.num_waiting() + static_cast<int64_t>(held_.size());
+  c.paused = pause_ && pause_->at_rest;
   c.kv_cache_usage = scheduler_.pool().Usage();
 }
 
@@ -120,9 +188,9 @@ bool EngineCore::Step() {
   StepRecord record;
   {
     const Stopwatch watch(step_seconds);
-    while (num_in_flight_ < parts_.executor->max_in_flight() && LaunchStep()) {
+    while (MayLaunch() && num_in_flight_ < parts_.executor->max_in_flight() && LaunchStep()) {
     }
-    if (num_in_flight_ == 0) return false;
+    if (num_in_flight_ == 0) return ComeToRest();
     FinishStep(record);
   }
   record.seconds = CountSeconds(step_seconds, before);
@@ -208,6 +276,7 @@ void EngineCore::FinishStep(StepRecord& record) {
   ++counters_.num_steps;
   counters_.num_speculative_tokens = step.num_drafts;
   Commit(plan, results, num_drafts);
+  TellKvEvents();
   std::shift_left(in_flight_.begin(), in_flight_.end(), 1);
   --num_in_flight_;
   record = DescribeStep(plan, results);
@@ -250,6 +319,9 @@ void EngineCore::Commit(const StepPlan& plan, std::span<const RequestResult> res
       const int32_t accepted =
           planned.samples ? std::min(results[i].verified.num_accepted, emitted - 1) : 0;
       scheduler_.Commit(planned, accepted, emitted, num_drafts[i]);
+      if (kv_events_ && state.block_keys) {
+        kv_events_->TakePublished(state.tokens(), *state.block_keys, state.cache_salt());
+      }
     }
     if (state.finished()) End(state);
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -13,6 +14,7 @@
 #include "outrider/draft/draft_length_policy.h"
 #include "outrider/draft/draft_schedule.h"
 #include "outrider/engine/generation_service.h"
+#include "outrider/engine/kv_events.h"
 #include "outrider/engine/request_state.h"
 #include "outrider/execute/executor.h"
 #include "outrider/schedule/scheduler.h"
@@ -54,11 +56,34 @@ class EngineCore {
   /// there is nothing to run.
   bool Step();
 
+  /// As GenerationService has them, on the engine's thread.
+  void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done);
+  void Resume(const std::function<void()>& done);
+  void ForgetPrefixes();
+
+  /// From now on `sink` is told what becomes of cached blocks. Before the first request.
+  void SetKvEventSink(KvEventSink sink);
+
   bool Idle() const { return requests_.empty(); }
   /// Replaces `counters`, whose memory is reused.
   void ReadCounters(EngineCounters& counters) const;
 
  private:
+  /// A request that came during a pause.
+  struct Held {
+    RequestId id;
+    GenerationRequest request;
+    OutputSink sink;
+  };
+
+  /// Between Pause and Resume.
+  struct PauseState {
+    PauseMode mode;
+    bool forget_prefixes;
+    bool at_rest = false;                             // nothing runs any more
+    std::vector<std::function<void()>> waiting = {};  // to be called then
+  };
+
   struct StepInFlight {
     const StepPlan* plan = nullptr;
     Ticket ticket = 0;
@@ -70,6 +95,15 @@ class EngineCore {
     RequestState* state = nullptr;  // null: the request was gone before the step ended
     int32_t num_emitted = 0;
   };
+
+  void Admit(Held held);
+  /// Whether steps may be launched.
+  bool MayLaunch() const {
+    return !pause_ || (pause_->mode == PauseMode::kWait && !pause_->at_rest);
+  }
+  /// With no step in flight: a pause may have come to rest. False when there is nothing to do.
+  bool ComeToRest();
+  void TellKvEvents();
 
   /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it
   /// ran.
@@ -107,6 +141,10 @@ class EngineCore {
   StepLog step_log_;
   std::array<StepInFlight, Scheduler::kMostInFlight> in_flight_;  // the oldest first
   int32_t num_in_flight_ = 0;
+  std::optional<PauseState> pause_;
+  std::vector<Held> held_;
+  std::optional<KvEventLog> kv_events_;  // with a sink
+  KvEventSink kv_event_sink_;
   // Kept to reuse memory.
   std::vector<Outcome> outcomes_;  // by index in the plan
   std::vector<int32_t> tried_;     // [k] as DraftLengthPolicy counts them

@@ -5,62 +5,88 @@
 #include <variant>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/cuda/hopper_support.h"
 #ifdef OUTRIDER_ENGINE_CUDA
 #include "outrider/ops/cuda/cuda_ops.h"
 #include "outrider/ops/cuda/hopper_gpu.h"
-#include "outrider/ops/cuda/hopper_networks.h"
 #endif
 
 namespace outrider {
 
-#ifdef OUTRIDER_ENGINE_CUDA
 namespace {
 
-void Require(bool runs, std::string_view what, std::string_view use) {
-  if (!runs) throw InvalidArgument("the GPU does not run {}: use {}", what, use);
+bool HasLatents(const AskedOptions& asked) {
+  return std::holds_alternative<MlaSpec>(asked.config.layer(0).attention);
 }
 
-void CheckNumbers(const EngineOptions& options, const ModelConfig& config, const DevicePlan& plan) {
-  constexpr int32_t kMostRequests = 4096;  // of a step: attention's
-  Require(plan.dtype == DType::kBF16, "--dtype float32", "--dtype bfloat16, or --device cpu");
-  Require(plan.kv_dtype != DType::kF32, "--kv-cache-dtype float32",
-          "--kv-cache-dtype bfloat16 or fp8, or --device cpu");
-  const bool latent = std::holds_alternative<MlaSpec>(config.layer(0).attention);
-  Require(plan.form == KvCacheForm::kLatent || !latent,
-          "a KV cache of per-head entries of latent attention",
-          "--kv-cache-form latent, or --device cpu");
-  Require(options.quantization == WeightQuantization::kNone, "--quantization int8",
-          "--quantization none, or --device cpu");
-  Require(options.attention_backend == AttentionBackend::kRagged,
-          "decode kernels of one query length", "--attention-backend ragged, or --device cpu");
-  const int32_t block = options.block_size;
-  for (const CacheGroupSpec& group : plan.cache_groups) {
-    Require(latent || group.tokens_per_block % 8 == 0,
-            fmt::format("--block-size {}, with which the cache group \"{}\" has {} tokens a page",
-                        block, group.name, group.tokens_per_block),
-            "a larger one, so that all groups have multiples of 8");
+std::optional<Asked> Name(std::string_view name) { return Asked(name); }
+
+/// Tokens a page of the cache group with the fewest that are no multiple of 8.
+std::optional<Asked> OddTokensPerPage(const AskedOptions& asked) {
+  if (HasLatents(asked)) return std::nullopt;
+  for (const CacheGroupSpec& group : asked.plan.cache_groups) {
+    if (group.tokens_per_block % 8 != 0) return Asked(int64_t{group.tokens_per_block});
   }
-  Require(block == 16 || block == 32 || block == 64 || block == 256,
-          fmt::format("--block-size {}", block), "16, 32, 64 or 256");
-  Require(options.max_num_seqs <= kMostRequests,
-          fmt::format("--max-num-seqs {}", options.max_num_seqs), "up to 4096");
-  const int64_t rows =
-      std::max<int64_t>(plan.batched_tokens, int64_t{options.max_num_seqs} * (1 + plan.drafts));
-  Require(rows <= cuda::kMostRows, fmt::format("steps of {} rows", rows),
-          "--max-num-batched-tokens and --max-num-seqs, times 1 + drafts, up to 16384");
+  return std::nullopt;
 }
 
-}  // namespace
-#else
-namespace {
-
+#ifndef OUTRIDER_ENGINE_CUDA
 constexpr const char* kNoKernels =
     "this build has no kernels for GPUs: build with -DOUTRIDER_CUDA=ON, nvcc 13 and cuDNN's "
     "headers "
     "(docs/gpu.md)";
+#endif
 
 }  // namespace
-#endif
+
+std::span<const Rule<AskedOptions>> GpuOptionRules() {
+  static const std::vector<Rule<AskedOptions>> rules = {
+      {"--dtype", [](const AskedOptions& a) { return Name(DTypeName(a.plan.dtype)); },
+       Taken::Names({"bfloat16"})},
+      {"--kv-cache-dtype",
+       [](const AskedOptions& a) {
+         return Name(a.plan.kv_dtype == DType::kF8E4M3 ? "fp8" : DTypeName(a.plan.kv_dtype));
+       },
+       Taken::Names({"bfloat16", "fp8"})},
+      {"--kv-cache-form",
+       [](const AskedOptions& a) {
+         return HasLatents(a) ? Name(KvCacheFormName(a.plan.form)) : std::nullopt;
+       },
+       Taken::Names({"latent"}), "of latent attention"},
+      {"--quantization",
+       [](const AskedOptions& a) {
+         return Name(a.options.quantization == WeightQuantization::kInt8 ? "int8" : "none");
+       },
+       Taken::Names({"none"})},
+      {"--attention-backend",
+       [](const AskedOptions& a) {
+         return Name(AttentionBackendName(a.options.attention_backend));
+       },
+       Taken::Names({"ragged"})},
+      {"--block-size",
+       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.block_size}); },
+       Taken::Numbers({16, 32, 64, 256})},
+      {"tokens a page of a cache group (--block-size)", OddTokensPerPage, Taken::Multiples(8),
+       "of grouped-query attention"},
+      {"--max-num-seqs",
+       [](const AskedOptions& a) { return std::optional<Asked>(int64_t{a.options.max_num_seqs}); },
+       Taken::UpTo(cuda::kMostRequests)},
+      {"rows of a step (--max-num-batched-tokens, --max-num-seqs times 1 + drafts)",
+       [](const AskedOptions& a) {
+         const int64_t seqs = a.options.max_num_seqs;
+         return std::optional<Asked>(
+             std::max<int64_t>(a.plan.batched_tokens, seqs * (1 + a.plan.drafts)));
+       },
+       Taken::UpTo(cuda::kMostRows)},
+  };
+  return rules;
+}
+
+std::string GpuSupportTable() {
+  return "| asked for | on the GPU |\n|---|---|\n" + SupportTable(cuda::HopperLayerRules()) +
+         SupportTable(cuda::HopperNetworkRules()) + SupportTable(cuda::HopperModelRules()) +
+         SupportTable(GpuOptionRules());
+}
 
 ChosenDevice ChooseDevice(DeviceKind wanted) {
   if (wanted == DeviceKind::kCpu) return {DeviceKind::kCpu, "--device cpu"};
@@ -80,14 +106,13 @@ ChosenDevice ChooseDevice(DeviceKind wanted) {
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
                        const DevicePlan& plan) {
   if (plan.device == DeviceKind::kCpu) return;
-#ifdef OUTRIDER_ENGINE_CUDA
-  cuda::CheckRunsOnHopper(config, plan.modules);
-  if (plan.drafter != nullptr) cuda::CheckDrafterRunsOnHopper(config, *plan.drafter);
-  CheckNumbers(options, config, plan);
-#else
-  static_cast<void>(options);
-  static_cast<void>(config);
-#endif
+  cuda::CheckRunsOnHopper(
+      {.config = config, .num_mtp_modules = plan.modules, .drafter = plan.drafter});
+  const AskedOptions asked = {options, config, plan};
+  if (const std::optional<Lack> lack = Supports(GpuOptionRules(), asked)) {
+    throw InvalidArgument("the GPU does not run {}: use {}, or --device cpu", lack->what,
+                          lack->takes);
+  }
 }
 
 std::unique_ptr<Ops> MakeDeviceOps(DeviceKind device) {

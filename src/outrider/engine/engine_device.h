@@ -11,6 +11,7 @@
 #include "outrider/engine/engine_options.h"
 #include "outrider/kv/cache_group.h"
 #include "outrider/ops/ops.h"
+#include "outrider/ops/support.h"
 
 namespace outrider {
 
@@ -35,6 +36,20 @@ struct DevicePlan {
   KvCacheForm form = KvCacheForm::kLatent;
   std::span<const CacheGroupSpec> cache_groups = {};
 };
+
+/// Options of an engine, as rules about them read them.
+struct AskedOptions {
+  const EngineOptions& options;
+  const ModelConfig& config;
+  const DevicePlan& plan;
+};
+
+/// What the GPU takes of options.
+std::span<const Rule<AskedOptions>> GpuOptionRules();
+
+/// The table of docs/gpu.md: everything that networks and options may ask of the GPU.
+std::string GpuSupportTable();
+
 /// Throws Error for options and networks that the device does not run, with what it does run.
 void CheckRunsOnDevice(const EngineOptions& options, const ModelConfig& config,
                        const DevicePlan& plan);

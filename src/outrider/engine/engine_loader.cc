@@ -13,12 +13,13 @@
 #include "outrider/engine/warm_up.h"
 #include "outrider/execute/queued_executor.h"
 #include "outrider/execute/step_runner.h"
-#include "outrider/networks/dspark_draft_model.h"
+#include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/networks/mtp_draft_model.h"
 #include "outrider/networks/network_loader.h"
-#include "outrider/text/tokenizer_config.h"
+#include "outrider/parallel/thread_communicator.h"
 #include "outrider/text/token_id_encoder.h"
+#include "outrider/text/tokenizer_config.h"
 
 namespace outrider {
 
@@ -65,8 +66,7 @@ std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOp
     return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
   }
   if (plan.drafts_blocks()) {
-    auto stages = std::make_unique<DSparkDraftModel>(dynamic_cast<DeepSeekV4Network&>(network));
-    return std::make_unique<BlockDrafter>(std::move(stages), cache,
+    return std::make_unique<BlockDrafter>(network.MakeBlockDraftModel(), cache,
                                           BlockDrafterOptions{.k = k, .form = options.draft_form});
   }
   const ModuleDrafterOptions drafter = {.k = k,
@@ -93,6 +93,14 @@ void WarmUpDevice(const EnginePlan& plan, Network& network, DraftModel* draft_mo
         "--max-model-len, --max-num-batched-tokens or --max-num-seqs",
         error.what()));
   }
+}
+
+/// Of one rank's weights, as a part of what all ranks read one after another.
+WeightLoader::Progress ProgressOf(const RankPlace& place, const LoadProgress& progress) {
+  if (!progress) return nullptr;
+  return [place, &progress](int64_t done, int64_t total) {
+    progress(place.rank * total + done, place.ranks * total);
+  };
 }
 
 }  // namespace
@@ -127,43 +135,55 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   loaded.kernels = plan.ops().name();
   LoadText(options, loaded);
 
-  RankParts inside;
-  inside.ops = plan.TakeOps();
   const Ops& ops = plan.ops();
   PreparePrompts(ops, plan.config());
   if (plan.drafter() != nullptr) PreparePrompts(ops, plan.drafter()->config);
-  inside.pool = std::make_unique<ThreadPool>(plan.threads().count, plan.threads().processors);
-  inside.model =
-      LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                  {{ops, inside.pool.get()},
-                   plan.dtype(),
-                   AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
-                  progress);
-  std::unique_ptr<DraftModel> draft_model = LoadDraftModel(plan, *inside.model);
-  WarmUpDevice(plan, *inside.model, draft_model.get());
+  std::unique_ptr<Ops> own_ops = plan.TakeOps();
+  std::vector<RankParts> ranks;
+  std::vector<std::unique_ptr<DraftModel>> draft_models;  // of each
+  for (auto& communicator : MakeThreadCommunicators(plan.ranks())) {
+    const RankPlace place = communicator->place();
+    RankParts& rank = ranks.emplace_back();
+    if (place.rank == 0) rank.ops = std::move(own_ops);
+    if (place.ranks > 1) rank.ranks = std::move(communicator);
+    const ComputeThreads threads = plan.ThreadsOf(place);
+    rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
+    rank.model =
+        LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
+                    {{ops, rank.pool.get(), rank.ranks.get()},
+                     plan.dtype(),
+                     AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
+                    ProgressOf(place, progress));
+    draft_models.push_back(LoadDraftModel(plan, *rank.model));
+  }
+  WarmUpDevice(plan, *ranks.front().model, draft_models.front().get());
   if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
   loaded.decisions = plan.decisions();
   loaded.memory = plan.Memory();
   EngineParts parts;
   parts.scheduler = plan.scheduler();
-  inside.cache = std::make_unique<KvCache>(inside.model->device(), parts.scheduler.cache,
+  std::vector<Drafter*> drafters;  // the executor's
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    RankParts& rank = ranks[r];
+    rank.cache = std::make_unique<KvCache>(rank.model->device(), parts.scheduler.cache,
                                            plan.cache_layers(), plan.cache_numbers());
-  inside.drafter =
-      MakeDrafter(plan, options.speculation, *inside.model, std::move(draft_model), *inside.cache);
-  if (inside.drafter) {
+    rank.drafter = MakeDrafter(plan, options.speculation, *rank.model, std::move(draft_models[r]),
+                               *rank.cache);
+    rank.acceptance = plan.acceptance();
+    rank.probabilistic_drafts = options.speculation.probabilistic_drafts;
+    rank.logprobs_mode = options.logprobs_mode;
+    rank.num_slots = parts.scheduler.max_num_seqs;
+    drafters.push_back(rank.drafter.get());
+  }
+  if (const Drafter* drafter = drafters.front()) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
-    parts.scheduler.cache.rerun_tokens = inside.drafter->rerun_tokens();
-    parts.scheduler.max_drafts = inside.drafter->max_drafts();
-    parts.scheduler.lookahead_tokens = inside.drafter->lookahead();
-    parts.scheduler.tokens_ahead = inside.drafter->tokens_ahead();
+    parts.scheduler.cache.rerun_tokens = drafter->rerun_tokens();
+    parts.scheduler.max_drafts = drafter->max_drafts();
+    parts.scheduler.lookahead_tokens = drafter->lookahead();
+    parts.scheduler.tokens_ahead = drafter->tokens_ahead();
   }
-  inside.acceptance = plan.acceptance();
-  inside.probabilistic_drafts = options.speculation.probabilistic_drafts;
-  inside.logprobs_mode = options.logprobs_mode;
-  inside.num_slots = parts.scheduler.max_num_seqs;
-  Drafter* const drafter = inside.drafter.get();  // the executor's
-  parts.executor = std::make_unique<StepRunner>(std::move(inside));
+  parts.executor = std::make_unique<StepRunner>(std::move(ranks));
   if (plan.device() != DeviceKind::kCpu) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   }
@@ -189,7 +209,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
       loaded.step_times = MeasureStepTimes(parts, repeats, measured);
     }
     if (options.speculation.enable_adaptive_verification) {
-      drafter->SetStepTimes(*loaded.step_times);
+      for (Drafter* drafter : drafters) drafter->SetStepTimes(*loaded.step_times);
     }
     parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
   }

@@ -13,10 +13,12 @@
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
 #include "outrider/base/processors.h"
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
 #include "outrider/networks/eagle3_draft_model.h"
 #include "outrider/ops/cpu/cpu_ops.h"
+#include "outrider/ops/cuda/hopper_support.h"
 
 namespace outrider {
 
@@ -113,6 +115,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanCacheForm();
   PlanAttention();
   PlanDrafter();
+  PlanRanks();
   PlanDraftVocabulary();
   PlanCacheGroups();
   PlanAcceptance();
@@ -131,16 +134,66 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
                      .kv_dtype = kv_dtype_,
                      .form = form_,
                      .cache_groups = scheduler_.cache.groups});
+  if (device() == DeviceKind::kCpu) PlanOtherDevice();
   std::tie(weight_sizes_, drafter_sizes_) = MeasureAllWeights(weight_form());
   PlanFirstCache();
   PlanHostMemory();
 }
 
+void EnginePlan::PlanOtherDevice() {
+  const std::optional<Lack> lack =
+      cuda::LackOnHopper({.config = config_,
+                          .num_mtp_modules = modules_used_,
+                          .drafter = drafter_ ? &drafter_->config : nullptr});
+  if (!lack) {
+    Decide("on a Hopper GPU", "runs", "it takes all that the network asks for");
+  } else if (lack->takes.empty()) {
+    Decide("on a Hopper GPU", "does not run", fmt::format("it lacks {}", lack->what));
+  } else {
+    Decide("on a Hopper GPU", "does not run",
+           fmt::format("{}: it takes {}", lack->what, lack->takes));
+  }
+}
+
 std::pair<NetworkWeightSizes, NetworkWeightSizes> EnginePlan::MeasureAllWeights(
     const WeightForm& form) const {
+  // Of the first rank, whose part is as large as any other's but for a block of each weight.
+  WeightForm own = form;
+  own.place = {0, ranks()};
   NetworkWeightSizes drafter;
-  if (drafter_) drafter = MeasureEagle3(ops(), drafter_->config, *drafter_->source, form);
-  return {MeasureWeights(ops(), config_, modules_used_, source(), form), std::move(drafter)};
+  if (drafter_) drafter = MeasureEagle3(ops(), drafter_->config, *drafter_->source, own);
+  return {MeasureWeights(ops(), config_, modules_used_, source(), own), std::move(drafter)};
+}
+
+void EnginePlan::PlanRanks() {
+  constexpr const char* kFlag = "--tensor-parallel-size";
+  if (device() != DeviceKind::kCpu && ranks() != 1) {
+    throw InvalidArgument(
+        "{} is {}, but several GPUs are not supported yet: use 1, or --device cpu", kFlag, ranks());
+  }
+  CheckRanks(config_, ranks(), kFlag);
+  if (drafter_) CheckRanks(drafter_->config, ranks(), kFlag);
+  if (ranks() == 1) return;
+  if (options_.num_threads > 0 && options_.num_threads < ranks()) {
+    throw InvalidArgument("--num-threads is {}, but {} ranks need a thread each: use {} or more",
+                          options_.num_threads, ranks(), ranks());
+  }
+  Decide("ranks", fmt::format("{}, threads of this process", ranks()),
+         fmt::format("{}: each has its part of the weights and of the heads; the memory above "
+                     "is that of one rank",
+                     kFlag));
+}
+
+ComputeThreads EnginePlan::ThreadsOf(const RankPlace& place) const {
+  const auto begin = [&](int32_t rank) { return threads_.count * rank / place.ranks; };
+  const int first = begin(place.rank);
+  ComputeThreads own;
+  own.count = std::max(1, begin(place.rank + 1) - first);
+  if (!threads_.processors.empty() && threads_.count >= place.ranks) {
+    own.processors.assign(threads_.processors.begin() + first,
+                          threads_.processors.begin() + first + own.count);
+  }
+  return own;
 }
 
 const Ops& EnginePlan::ops() const { return *ops_; }

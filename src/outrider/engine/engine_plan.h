@@ -106,6 +106,9 @@ class EnginePlan {
   WeightForm weight_form() const;
   CacheNumbers cache_numbers() const { return {kv_dtype_, dtype_}; }
   KvCacheForm kv_cache_form() const { return form_; }
+  /// Of each rank: threads() shared out.
+  ComputeThreads ThreadsOf(const RankPlace& place) const;
+  int32_t ranks() const { return options_.tensor_parallel_size; }
   int32_t k() const { return k_; }
   int32_t modules_used() const { return modules_used_; }
   /// Null: what drafts is the model's own, or nothing.
@@ -142,6 +145,10 @@ class EnginePlan {
     decisions_.push_back({std::move(what), std::move(value), std::move(why)});
   }
 
+  /// Throws Error if so many ranks cannot share the model, or do not run on the device.
+  void PlanRanks();
+  /// On a processor: whether a GPU would run the network.
+  void PlanOtherDevice();
   void PlanNumbers();
   /// Throws Error if the model's cache cannot be rounded.
   void CheckFp8Cache() const;

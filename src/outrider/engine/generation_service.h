@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "outrider/engine/generation.h"
@@ -48,8 +49,11 @@ struct EngineCounters {
   int64_t num_requests_waiting = 0;
   double kv_cache_usage = 0;           // 0 .. 1
   int32_t num_speculative_tokens = 0;  // drafts per request that the schedule asked for last
+  bool paused = false;
   // Always.
-  int32_t kv_block_size = 0;  // tokens
+  int32_t max_num_seqs = 0;            // requests that can run at a time
+  int32_t max_speculative_tokens = 0;  // k
+  int32_t kv_block_size = 0;           // tokens
   int32_t num_kv_blocks = 0;
   std::optional<GpuFigures> gpu;  // with a GPU
   // Since start.
@@ -76,6 +80,13 @@ struct EngineCounters {
   double host_seconds = 0;
 };
 
+/// What becomes of requests when an engine pauses.
+enum class PauseMode : uint8_t {
+  kAbort,  // they end
+  kWait,   // they finish first
+  kKeep,   // they stop where they are, and go on after Resume
+};
+
 class GenerationService {
  public:
   virtual ~GenerationService() = default;
@@ -95,6 +106,17 @@ class GenerationService {
 
   /// Thread-safe.
   virtual EngineCounters Counters() const = 0;
+
+  /// Stops running steps until Resume. Requests that come meanwhile wait. `done` is called once
+  /// nothing runs any more, on any thread; it must not block. `forget_prefixes`: but with kKeep,
+  /// the prefix cache is empty then. Thread-safe, as the following.
+  virtual void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) = 0;
+
+  /// Goes on after Pause, or before it has come to rest, whose `done` is called then, too.
+  virtual void Resume(std::function<void()> done) = 0;
+
+  /// Empties the prefix cache; requests that run keep what they have found.
+  virtual void ForgetPrefixes(std::function<void()> done) = 0;
 
   /// Where to listen to the steps as they run; lives as long as the service.
   virtual StepLog& step_log() = 0;

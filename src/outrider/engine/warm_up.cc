@@ -5,6 +5,7 @@
 
 #include "outrider/layers/mla_attention.h"
 #include "outrider/ops/kv_cache.h"
+#include "outrider/ops/mla.h"
 #include "outrider/ops/prompt_groups.h"
 
 namespace outrider {
@@ -96,7 +97,7 @@ KvCache CacheOfOnePage(const Device& device, const SchedulerConfig& scheduler,
 void PreparePrompts(const Ops& ops, const ModelConfig& config) {
   for (const LayerSpec& layer : config.layers) {
     const auto* mla = std::get_if<MlaSpec>(&layer.attention);
-    if (mla != nullptr) ops.PreparePrompts(ShapeOf(*mla));
+    if (mla != nullptr) ops.mla()->PreparePrompts(ShapeOf(*mla));
   }
 }
 

@@ -74,8 +74,7 @@ void LogitsPass::ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& 
   std::vector<PositionLogprobs>& scores = slot.prompt_logprobs;
   const size_t done = scores.size();
   scores.resize(done + count);
-  score_rows_.resize(count);
-  std::iota(score_rows_.begin(), score_rows_.end(), rows.first_row);
+  ListScoreRows(rows);
   score_.resize(count);
   for (size_t i = 0; i < count; ++i) {
     score_[i] = {.token = slot.tokens[static_cast<size_t>(rows.context_length) + i + 1],
@@ -83,6 +82,23 @@ void LogitsPass::ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& 
                  .result = &scores[done + i]};
   }
   model_.Score(*sampler_, hidden, score_rows_, score_);
+}
+
+void LogitsPass::ListScoreRows(const RequestRows& rows) {
+  score_rows_.resize(static_cast<size_t>(rows.num_prompt_logits_rows));
+  std::iota(score_rows_.begin(), score_rows_.end(), rows.first_row);
+}
+
+void LogitsPass::FollowVerify(const StepLayout& step, Tensor hidden) {
+  model_.Verify(*sampler_, hidden, step.rows().logits_rows(), {});
+}
+
+void LogitsPass::FollowScores(const StepLayout& step, Tensor hidden) {
+  for (const RequestRows& rows : step.requests()) {
+    if (rows.num_prompt_logits_rows == 0) continue;
+    ListScoreRows(rows);
+    model_.Score(*sampler_, hidden, score_rows_, {});
+  }
 }
 
 }  // namespace outrider

@@ -40,12 +40,19 @@ class LogitsPass {
   /// Adds the log-probabilities of prompt tokens to the slots of requests that ask for them.
   void ScorePrompts(const StepLayout& step, Tensor hidden);
 
+  // The parts of the same calls on ranks that draw nothing. They read no request's state.
+
+  void FollowVerify(const StepLayout& step, Tensor hidden);
+  void FollowScores(const StepLayout& step, Tensor hidden);
+
  private:
   /// Fills verify_, but for masks.
   void Describe(const StepLayout& step);
   /// Fills the masks of the requests with a grammar.
   void FillMasks();
   void ScoreRows(const RequestRows& rows, Tensor hidden, RequestSlot& slot);
+  /// The request's rows, in score_rows_.
+  void ListScoreRows(const RequestRows& rows);
 
   Network& model_;
   ThreadPool& pool_;

@@ -51,6 +51,25 @@ void Rank::Forward(const BatchLayout& layout) {
   parts_.model->Forward(*inputs_, *parts_.cache, hidden_, taps_);
 }
 
+void Rank::Verify(const StepLayout& step) {
+  if (is_first()) return logits_pass_.Verify(step, hidden_);
+  logits_pass_.FollowVerify(step, hidden_);
+}
+
+void Rank::ScorePrompts(const StepLayout& step) {
+  if (is_first()) return logits_pass_.ScorePrompts(step, hidden_);
+  logits_pass_.FollowScores(step, hidden_);
+}
+
+void Rank::Propose(std::span<const DraftRequest> requests, int32_t depth,
+                   MatrixView<int32_t> drafts) {
+  if (!is_first()) {
+    drafts_.resize(static_cast<size_t>(drafts.rows * drafts.cols));
+    drafts = {drafts_.data(), drafts.rows, drafts.cols};
+  }
+  parts_.drafter->Propose(requests, depth, drafter_reads(), drafts);
+}
+
 const SamplingParams* Rank::DraftSampling(const RequestSlot& slot) const {
   return parts_.probabilistic_drafts && slot.sampling().temperature > 0 ? &slot.sampling()
                                                                         : nullptr;

@@ -1,12 +1,14 @@
 // One device's part of a step: network, cache, drafter and sampler on it. A rank runs what the step
-// runner lays out and decides nothing about requests. Ranks that share a model would all run the
-// same layouts; today there is one.
+// runner lays out and decides nothing about requests. Ranks that share a model all run the same
+// layouts (rank_team.h). The first draws tokens and writes results; the others make their parts of
+// its logits, and get from it the drafts that they go on with.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
@@ -23,6 +25,7 @@ namespace outrider {
 struct RankParts {
   std::unique_ptr<Ops> ops;  // the model's, if it is the engine's own; all below may use it
   std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Communicator> ranks;  // with the others that share the model; null: there is one
   std::unique_ptr<Network> model;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Drafter> drafter;  // null: no speculation
@@ -51,31 +54,39 @@ class Rank {
 
   // Tokens of the rows that Forward has run; see LogitsPass.
 
-  void Verify(const StepLayout& step) { logits_pass_.Verify(step, hidden_); }
+  void Verify(const StepLayout& step);
   std::optional<Ticket> LaunchVerify(const StepLayout& step) {
     return logits_pass_.Launch(step, hidden_);
   }
   bool Ready(Ticket ticket) const { return logits_pass_.Ready(ticket); }
   void Wait(Ticket ticket) { logits_pass_.Wait(ticket); }
-  void ScorePrompts(const StepLayout& step) { logits_pass_.ScorePrompts(step, hidden_); }
+  void ScorePrompts(const StepLayout& step);
 
   // Drafts of the requests whose rows Forward has run; see Drafter.
 
   void BeginDrafts(std::span<const DraftRequest> requests, int32_t depth) {
     parts_.drafter->Begin(requests, depth, drafter_reads());
   }
-  void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<int32_t> drafts) {
-    parts_.drafter->Propose(requests, depth, drafter_reads(), drafts);
-  }
+  /// Only the first rank writes to `drafts`.
+  void Propose(std::span<const DraftRequest> requests, int32_t depth, MatrixView<int32_t> drafts);
   /// What the drafts of a request in `slot` are drawn with; null: they are the most likely tokens.
   const SamplingParams* DraftSampling(const RequestSlot& slot) const;
   /// Whether the distributions that drafts are drawn from are kept for verification.
   bool KeepsDraftProbs() const;
 
+  /// Of several ranks: see Communicator.
+  void End(const std::string& reason) {
+    if (parts_.ranks) parts_.ranks->End(reason);
+  }
+  void ThrowIfEnded() {
+    if (parts_.ranks) parts_.ranks->ThrowIfEnded();
+  }
+
   double kernel_seconds() const;
   ReplayCounts passes() const;
 
  private:
+  bool is_first() const { return parts_.ranks == nullptr || parts_.ranks->place().rank == 0; }
   Tensor drafter_reads() const { return taps_.empty() ? hidden_ : tapped_; }
 
   RankParts parts_;
@@ -88,6 +99,7 @@ class Rank {
   Tensor hidden_;  // [rows of inputs_, the output width]
   Tensor tapped_;  // [rows of inputs_, taps * hidden], of the layers that the drafter reads
   std::vector<LayerTap> taps_;
+  std::vector<int32_t> drafts_;  // of a rank whose drafts nobody reads
 };
 
 }  // namespace outrider

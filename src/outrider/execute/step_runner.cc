@@ -10,14 +10,26 @@
 
 namespace outrider {
 
-StepRunner::StepRunner(RankParts parts)
-    : rank_(std::move(parts)),
-      slots_(rank_.num_slots(), eos_token_ids(), vocab_size(), rank_.max_drafts()),
-      step_(rank_.cache().config().groups) {}
+namespace {
+
+std::vector<RankParts> OneRank(RankParts parts) {
+  std::vector<RankParts> ranks;
+  ranks.push_back(std::move(parts));
+  return ranks;
+}
+
+}  // namespace
+
+StepRunner::StepRunner(RankParts parts) : StepRunner(OneRank(std::move(parts))) {}
+
+StepRunner::StepRunner(std::vector<RankParts> parts, double rank_seconds)
+    : ranks_(std::move(parts), rank_seconds),
+      slots_(first().num_slots(), eos_token_ids(), vocab_size(), first().max_drafts()),
+      step_(first().cache().config().groups) {}
 
 void StepRunner::Admit(const SlotAdmission& admission) {
   slots_.Admit(admission);
-  rank_.Admit(admission.slot, admission.cached_tokens);
+  ranks_.Run([&](Rank& rank) { rank.Admit(admission.slot, admission.cached_tokens); });
 }
 
 void StepRunner::Release(int32_t slot) {
@@ -27,20 +39,20 @@ void StepRunner::Release(int32_t slot) {
       if (unread.slot == &slots_.At(slot)) unread.slot = nullptr;
     }
   }
-  if (slots_.AllFree()) rank_.ops().PauseIdleClock();
+  if (slots_.AllFree()) first().ops().PauseIdleClock();
 }
 
 bool StepRunner::CanLaunchAhead() const {
-  return !rank_.has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
+  return !first().has_drafter() && last_launched_ == last_ended_ + 1 && !Ready(last_launched_);
 }
 
 bool StepRunner::Ready(Ticket ticket) const {
   const StepOutputs& outputs = OutputsOf(ticket);
-  return outputs.unread.empty() || rank_.Ready(outputs.verify);
+  return outputs.unread.empty() || first().Ready(outputs.verify);
 }
 
 void StepRunner::WhileLaunching(const std::function<void()>& look) {
-  const Ops& ops = rank_.ops();
+  const Ops& ops = first().ops();
   if (!look) return ops.WhileLaunching({});
   ops.WhileLaunching([this, look] {
     double seconds = 0;
@@ -61,13 +73,13 @@ Ticket StepRunner::Launch(const StepPlan& plan, int32_t num_drafts) {
   if (!step_.empty()) {
     {
       const Stopwatch watch(seconds_.forward);
-      rank_.Forward(step_.rows());
+      ranks_.Run([&](Rank& rank) { rank.Forward(step_.rows()); });
     }
     {
       const Stopwatch watch(seconds_.verify);
       Verify();
     }
-    if (rank_.has_drafter() && !outputs().unread.empty()) BeginDrafts();
+    if (first().has_drafter() && !outputs().unread.empty()) BeginDrafts();
   }
   return last_launched_;
 }
@@ -84,7 +96,7 @@ std::span<const RequestResult> StepRunner::Wait(Ticket ticket) {
 
 std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
   OUTRIDER_CHECK(ticket == last_ended_ + 1 && OutputsOf(ticket).unread.empty());
-  if (rank_.has_drafter()) {
+  if (first().has_drafter()) {
     OUTRIDER_CHECK(ticket == last_launched_);
     const Stopwatch watch(seconds_.propose);
     Propose();
@@ -95,8 +107,8 @@ std::span<const int32_t> StepRunner::WaitDrafts(Ticket ticket) {
 
 ExecutorSeconds StepRunner::seconds() const {
   ExecutorSeconds seconds = seconds_;
-  seconds.kernels = rank_.kernel_seconds();
-  seconds.idle = rank_.ops().idle_seconds();
+  seconds.kernels = first().kernel_seconds();
+  seconds.idle = first().ops().idle_seconds();
   return seconds;
 }
 
@@ -105,22 +117,24 @@ void StepRunner::LayOut(const StepPlan& plan) {
   OUTRIDER_CHECK(outputs.unread.empty());
   outputs.num_drafts.assign(plan.requests.size(), 0);
   while (outputs.results.size() < plan.requests.size()) {
-    outputs.results.emplace_back().verified.tokens.reserve(static_cast<size_t>(rank_.max_drafts()) +
-                                                           1);
+    outputs.results.emplace_back().verified.tokens.reserve(
+        static_cast<size_t>(first().max_drafts()) + 1);
   }
   step_.Assign(plan, slots_, outputs.results);
 }
 
 void StepRunner::Verify() {
-  if (CanLeaveTokens()) {
-    if (const std::optional<Ticket> ticket = rank_.LaunchVerify(step_)) {
+  if (ranks_.size() == 1 && CanLeaveTokens()) {
+    if (const std::optional<Ticket> ticket = first().LaunchVerify(step_)) {
       return LeaveTokens(*ticket);
     }
   }
   StepOutputs& before = OutputsOf(last_launched_ - 1);
   if (!before.unread.empty()) ReadTokens(before);
-  rank_.Verify(step_);
-  rank_.ScorePrompts(step_);
+  ranks_.Run([&](Rank& rank) {
+    rank.Verify(step_);
+    rank.ScorePrompts(step_);
+  });
   for (const RequestRows& rows : step_.requests()) Take(rows);
 }
 
@@ -132,7 +146,7 @@ void StepRunner::Take(const RequestRows& rows) {
   slot.num_computed = StartOfDrafts(rows, accepted).frontier + 1;
   if (!work.samples) return;
   for (const int32_t draft : work.draft_tokens) {
-    result.drafts.push_back(rank_.ops().ReadToken(draft));
+    result.drafts.push_back(first().ops().ReadToken(draft));
   }
   slot.drafts.clear();
   slots_.Take(slot, slot.tokens.size(), result);
@@ -151,24 +165,24 @@ void StepRunner::LeaveTokens(Ticket verify) {
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     const UnreadResult unread = {&slot, slot.tokens.size(), slot.parameters, &step_.result(rows)};
-    if (rank_.has_drafter()) {
+    if (first().has_drafter()) {
       outputs().unread.push_back(unread);
       continue;
     }
     slot.num_computed = rows.context_length + rows.query_length;
     if (!step_.work(rows).samples) continue;
     outputs().unread.push_back(unread);
-    slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, rank_.max_drafts()).last_token()));
+    slot.tokens.push_back(TokenOfPlace(SlotPlaces(rows.slot, first().max_drafts()).last_token()));
   }
 }
 
 void StepRunner::ReadTokens(StepOutputs& outputs) {
-  rank_.Wait(outputs.verify);
+  first().Wait(outputs.verify);
   for (size_t i = 0; i < outputs.unread.size(); ++i) {
     const UnreadResult& unread = outputs.unread[i];
     // Of a request that has ended before, as of one that has left, it is for nobody.
     if (unread.slot == nullptr || unread.slot->ended) continue;
-    if (rank_.has_drafter()) {
+    if (first().has_drafter()) {
       Take(step_.requests()[i]);
     } else {
       slots_.Take(*unread.slot, unread.index, *unread.result);
@@ -183,14 +197,14 @@ void StepRunner::BeginDrafts() {
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     DraftRequest request = DraftRequestOf(rows, StartOfDrafts(rows, rows.num_drafts).frontier);
-    const SlotPlaces places(rows.slot, rank_.max_drafts());
+    const SlotPlaces places(rows.slot, first().max_drafts());
     for (int32_t j = 0; j < rows.num_logits_rows; ++j) {
       slot.tokens.push_back(TokenOfPlace(places.drawn(j)));
     }
     request.tokens = slot.tokens;
     draft_requests_.push_back(request);
   }
-  rank_.BeginDrafts(draft_requests_, wanted_drafts_);
+  first().BeginDrafts(draft_requests_, wanted_drafts_);
   for (const RequestRows& rows : step_.requests()) {
     RequestSlot& slot = step_.slot(rows);
     slot.tokens.resize(slot.tokens.size() - static_cast<size_t>(rows.num_logits_rows));
@@ -200,9 +214,9 @@ void StepRunner::BeginDrafts() {
 DraftRequest StepRunner::DraftRequestOf(const RequestRows& rows, int32_t frontier) {
   const RequestWork& work = step_.work(rows);
   RequestSlot& slot = step_.slot(rows);
-  const SamplingParams* const sampling = rank_.DraftSampling(slot);
-  if (sampling != nullptr && rank_.KeepsDraftProbs()) {
-    slot.draft_probs.resize(static_cast<size_t>(rank_.max_drafts()) *
+  const SamplingParams* const sampling = first().DraftSampling(slot);
+  if (sampling != nullptr && first().KeepsDraftProbs()) {
+    slot.draft_probs.resize(static_cast<size_t>(first().max_drafts()) *
                             static_cast<size_t>(vocab_size()));
   }
   return {.slot = rows.slot,
@@ -229,7 +243,7 @@ void StepRunner::Propose() {
     draft_rows_.push_back(&rows);
   }
   const MatrixView<int32_t> drafts = DraftFor(wanted_drafts_);
-  const Ops& ops = rank_.ops();
+  const Ops& ops = first().ops();
   for (size_t i = 0; i < draft_requests_.size(); ++i) {
     const int32_t* row = drafts.row(static_cast<int64_t>(i));
     const int32_t* end = std::find(row, row + draft_requests_[i].num_drafts, kNoDraft);
@@ -252,10 +266,10 @@ void StepRunner::Propose() {
 
 MatrixView<int32_t> StepRunner::DraftFor(int32_t depth) {
   const auto count = static_cast<int64_t>(draft_requests_.size());
-  const int32_t k = rank_.max_drafts();
+  const int32_t k = first().max_drafts();
   drafts_.resize(static_cast<size_t>(count * k));
   const MatrixView<int32_t> drafts(drafts_.data(), count, k);
-  rank_.Propose(draft_requests_, depth, drafts);
+  ranks_.Run([&](Rank& rank) { rank.Propose(draft_requests_, depth, drafts); });
   return drafts;
 }
 

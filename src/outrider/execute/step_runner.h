@@ -17,19 +17,23 @@
 #include <vector>
 
 #include "outrider/execute/executor.h"
-#include "outrider/execute/rank.h"
+#include "outrider/execute/rank_team.h"
 #include "outrider/execute/slot_table.h"
 #include "outrider/execute/step_layout.h"
+#include "outrider/parallel/thread_communicator.h"
 
 namespace outrider {
 
 class StepRunner : public Executor {
  public:
+  /// Of the only rank.
   explicit StepRunner(RankParts parts);
+  /// Of the ranks that share a model, in order; see RankTeam.
+  explicit StepRunner(std::vector<RankParts> parts, double rank_seconds = kRankSeconds);
 
-  int32_t vocab_size() const override { return rank_.model().vocab_size(); }
+  int32_t vocab_size() const override { return ranks_.first().model().vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override {
-    return rank_.model().config().eos_token_ids;
+    return ranks_.first().model().config().eos_token_ids;
   }
   int32_t max_in_flight() const override { return 1; }
   bool CanLaunchAhead() const override;
@@ -41,7 +45,7 @@ class StepRunner : public Executor {
   std::span<const RequestResult> Wait(Ticket ticket) override;
   std::span<const int32_t> WaitDrafts(Ticket ticket) override;
   ExecutorSeconds seconds() const override;
-  ReplayCounts passes() const override { return rank_.passes(); }
+  ReplayCounts passes() const override { return ranks_.first().passes(); }
 
  private:
   /// What the device has drawn for a request and the host has not read.
@@ -61,6 +65,8 @@ class StepRunner : public Executor {
     Ticket verify = 0;  // of the rank; what is unread comes with it
   };
 
+  Rank& first() { return ranks_.first(); }
+  const Rank& first() const { return ranks_.first(); }
   StepOutputs& OutputsOf(Ticket ticket) {
     return outputs_[static_cast<size_t>(ticket) % outputs_.size()];
   }
@@ -89,7 +95,7 @@ class StepRunner : public Executor {
   /// their blocks.
   void FinishEntries();
 
-  Rank rank_;
+  RankTeam ranks_;
   SlotTable slots_;
   StepLayout step_;  // of the last step that was launched
   ExecutorSeconds seconds_;

@@ -300,6 +300,12 @@ OutputTask RequestPreparer::EncodePrompts(TokenRequest* request, openai::AnswerI
   return task;
 }
 
+std::vector<std::vector<int32_t>> RequestPreparer::Prompts(TokenRequest* request) const {
+  openai::AnswerInfo info;
+  EncodePrompts(request, &info);
+  return std::move(info.prompts);
+}
+
 PreparedRequest RequestPreparer::Prepare(
     TokenRequest request, openai::AnswerInfo info,
     const std::shared_ptr<const CompiledGrammar>& grammar) const {

@@ -61,6 +61,9 @@ class RequestPreparer {
   PreparedRequest Prepare(openai::TokenRequest request, openai::AnswerInfo info,
                           const std::shared_ptr<const CompiledGrammar>& grammar) const;
 
+  /// What would run for a request, without running it: its prompts as token ids.
+  std::vector<std::vector<int32_t>> Prompts(openai::TokenRequest* request) const;
+
   /// The text of tokens, special ones included unless `skip_special`.
   std::string TextOf(std::span<const int32_t> token_ids, bool skip_special = false) const;
 

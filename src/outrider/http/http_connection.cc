@@ -275,7 +275,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
     if (!has_memory) {
       parser.http.get().body() = {};
       parser.refusal = server_.application->RefusalOf(
-          503,
+          request, 503,
           "the server has too little memory for another body of this size now; try again later");
       keep_alive_ = false;
       co_return std::nullopt;
@@ -288,6 +288,9 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
       if (head_size > server_.limits.max_header_bytes) error = http::error::header_limit;
     }
     if (error && error != http::error::need_more) {
+      // A refusal has the form of the route, if that is known.
+      const auto target = parser.http.get().target();
+      if (!head_seen && !target.empty()) SetTarget(target, &request);
       const int status = error == http::error::header_limit ? 431
                          : error == http::error::body_limit ? 413
                                                             : 400;
@@ -297,7 +300,7 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
           : status == 413 ? fmt::format("the request's body is larger than {} bytes",
                                         server_.limits.max_body_bytes)
                           : fmt::format("not a valid HTTP request: {}", error.message());
-      parser.refusal = server_.application->RefusalOf(status, message);
+      parser.refusal = server_.application->RefusalOf(request, status, message);
       http_1_0_ = false;
       head_only_ = false;
       keep_alive_ = false;
@@ -315,7 +318,8 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
         request.headers.push_back({std::string(field.name_string()), std::string(field.value())});
       }
       if (const auto fault = FindHeadFault(request, http_1_0_)) {
-        parser.refusal = server_.application->RefusalOf(fault->status, std::string(fault->reason));
+        parser.refusal =
+            server_.application->RefusalOf(request, fault->status, std::string(fault->reason));
         keep_alive_ = false;
         co_return std::nullopt;
       }
@@ -338,9 +342,10 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::ReadRequest(Parser& 
     if (peer_gone_) co_return std::nullopt;
     if (timed_out_) {
       if (phase_ != Phase::kIdle) {
-        parser.refusal = server_.application->RefusalOf(
-            408, fmt::format("the request's {} did not arrive in time",
-                             phase_ == Phase::kHead ? "head" : "body"));
+        parser.refusal =
+            server_.application->RefusalOf(request, 408,
+                                           fmt::format("the request's {} did not arrive in time",
+                                                       phase_ == Phase::kHead ? "head" : "body"));
         keep_alive_ = false;
       }
       co_return std::nullopt;

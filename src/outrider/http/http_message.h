@@ -95,8 +95,10 @@ class HttpApplication {
   /// Starts answering. The body of an answer to HEAD is dropped by the HTTP layer.
   virtual std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) = 0;
 
-  /// A response that the HTTP layer makes itself (400, 408, 413, 415, 417, 431, 501, 503).
-  virtual HttpResponse RefusalOf(int status, const std::string& message) = 0;
+  /// A response that the HTTP layer makes itself (400, 408, 413, 415, 417, 431, 501, 503). `head`
+  /// is what is known of the request: possibly nothing.
+  virtual HttpResponse RefusalOf(const HttpRequest& head, int status,
+                                 const std::string& message) = 0;
 
   /// The server stops: from now on refuse what is new.
   virtual void OnDrain() = 0;

@@ -25,7 +25,7 @@ class HttpWakeList {
     if (waiting_.size() > 1) return;
     try {
       notify_();
-    } catch (const std::bad_alloc&) {
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch)
       // The I/O thread looks at the list with every tick, too.
     }
   }

@@ -55,7 +55,8 @@ struct ArgMaxJob {
   MatrixView<const float> x;        // [rows, K]; with x_rows: [any, K]
   const int32_t* x_rows = nullptr;  // optional [rows]
   const PackedMatrix* w = nullptr;  // [N, K]
-  std::span<int32_t> columns;       // [rows], the result
+  std::span<int32_t> columns;       // [rows], the result; -1 where the largest is infinite or NaN
+  std::span<float> values = {};     // optional [rows]: the largest outputs, infinity for NaN
 };
 
 /// The rows of one request in a step. Row j has position context_length + j and sees the keys at
@@ -81,6 +82,9 @@ struct AbsorbedAttentionArgs {
   MatrixView<const float>
       q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
   int32_t heads = 0;
+  /// Of the model, where several ranks share its heads: the order of sums depends on this number,
+  /// and not on how many are in the call. 0: heads.
+  int32_t model_heads = 0;
   int32_t latent = 0;  // L
   int32_t rope = 0;    // R
   float scale = 0;

@@ -36,6 +36,7 @@ std::optional<int32_t> BlockPool::Allocate() {
   } else if (num_idle_ > 0) {
     block = idle_.back().after;
     Unlink(block);
+    if (log_ != nullptr) log_->push_back({BlockPoolEvent::Kind::kRemoved, index_.KeyOf(block)});
     index_.Erase(block);
   } else {
     return std::nullopt;
@@ -58,7 +59,20 @@ void BlockPool::Release(int32_t block) {
 
 void BlockPool::Publish(int32_t block, const BlockKey& key) {
   OUTRIDER_CHECK(references(block) > 0);
-  index_.Insert(key, block);
+  if (index_.Insert(key, block) && log_ != nullptr) {
+    log_->push_back({BlockPoolEvent::Kind::kStored, key});
+  }
+}
+
+void BlockPool::ForgetPublished() {
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    if (!index_.Holds(block)) continue;
+    index_.Erase(block);
+    if (references(block) > 0) continue;
+    Unlink(block);
+    unpublished_.push_back(block);
+  }
+  if (log_ != nullptr) log_->push_back({BlockPoolEvent::Kind::kCleared, {}});
 }
 
 std::optional<int32_t> BlockPool::Share(const BlockKey& key) {

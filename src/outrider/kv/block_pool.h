@@ -10,6 +10,16 @@
 
 namespace outrider {
 
+/// What became of published blocks, for those who keep a copy of the index.
+struct BlockPoolEvent {
+  enum class Kind : uint8_t { kStored, kRemoved, kCleared };
+
+  Kind kind;
+  BlockKey key;  // not kCleared
+
+  bool operator==(const BlockPoolEvent&) const = default;
+};
+
 /// Blocks 0 .. num_blocks-1 with reference counts. A block is free while its count is 0. A free
 /// block that was published keeps its contents until it is needed: the one unused for longest goes
 /// first.
@@ -34,6 +44,13 @@ class BlockPool {
   /// The block published under `key`, with one more reference.
   std::optional<int32_t> Share(const BlockKey& key);
 
+  /// Forgets what was published. Blocks that are in use stay with those who use them.
+  void ForgetPublished();
+
+  /// From now on appends what becomes of published blocks to `log`, which must outlive the pool;
+  /// null: no more.
+  void SetLog(std::vector<BlockPoolEvent>* log) { log_ = log; }
+
   int32_t num_blocks() const { return static_cast<int32_t>(references_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(unpublished_.size()) + num_idle_; }
   int32_t references(int32_t block) const { return references_[static_cast<size_t>(block)]; }
@@ -46,6 +63,7 @@ class BlockPool {
   std::vector<int32_t> references_;
   std::vector<int32_t> unpublished_;  // free; a stack: the block freed last is warm, goes out first
   PrefixIndex index_;
+  std::vector<BlockPoolEvent>* log_ = nullptr;
 
   // Free and published, a ring in order of release through the sentinel num_blocks.
   struct Neighbours {

@@ -69,6 +69,10 @@ class CacheCoordinator {
   /// Gives back what no row at `computed` or later reads, nor one of rerun_tokens before it.
   void Advance(CacheTables& tables, int32_t computed);
 
+  /// Forgets all published prefixes (BlockPool::ForgetPublished).
+  void ForgetPublished() { pool_.ForgetPublished(); }
+  void SetLog(std::vector<BlockPoolEvent>* log) { pool_.SetLog(log); }
+
   /// Gives everything back.
   void Clear(CacheTables& tables);
 

@@ -22,6 +22,9 @@ class PrefixIndex {
   bool Insert(const BlockKey& key, int32_t block);
 
   /// The block must be present.
+  const BlockKey& KeyOf(int32_t block) const { return keys_[static_cast<size_t>(block)]; }
+
+  /// The block must be present.
   void Erase(int32_t block);
 
  private:

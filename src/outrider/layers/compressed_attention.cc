@@ -2,6 +2,9 @@
 
 #include <array>
 
+#include "outrider/ops/compressed.h"
+#include "outrider/ops/sparse.h"
+
 namespace outrider {
 
 namespace {
@@ -23,14 +26,14 @@ void WriteCompressed(const Context& context, const CompressedSpec& spec, const C
       std::array{
           Product{.x = x, .w = &w.values, .y = rows.Columns(0, shape.channels()), .float32 = true},
           Product{.x = x, .w = &w.gates, .y = gates, .float32 = true}});
-  ops.AddPositionBias(context, step.inputs, w.bias, shape.ratio, gates);
-  ops.WriteEntries(context, step.inputs, rows, tokens);
-  ops.Compress(context, shape, step.inputs,
-               {.tokens = tokens,
-                .norm = w.norm,
-                .frequencies = step.frequencies,
-                .magnitude = step.magnitude,
-                .entries = entries});
+  ops.compressed()->AddPositionBias(context, step.inputs, w.bias, shape.ratio, gates);
+  ops.sparse()->WriteEntries(context, step.inputs, rows, tokens);
+  ops.compressed()->Compress(context, shape, step.inputs,
+                             {.tokens = tokens,
+                              .norm = w.norm,
+                              .frequencies = step.frequencies,
+                              .magnitude = step.magnitude,
+                              .entries = entries});
 }
 
 /// The entries that every row attends to. queries [rows, q_lora].
@@ -45,13 +48,13 @@ SelectedEntries Select(const Context& context, const CompressedSpec& spec, const
                std::array{Product{.x = x, .w = &w.weights, .y = weights, .float32 = true}});
   const auto rope = static_cast<int32_t>(2 * step.frequencies.size());
   ops.Rotate(context, q, heads, keys.width - rope, step.rotary);
-  return ops.SelectEntries(context, step.inputs,
-                           {.heads = heads,
-                            .ratio = static_cast<int32_t>(spec.ratio),
-                            .top_k = static_cast<int32_t>(spec.index_top_k),
-                            .q = q,
-                            .weights = weights,
-                            .keys = keys});
+  return ops.sparse()->SelectEntries(context, step.inputs,
+                                     {.heads = heads,
+                                      .ratio = static_cast<int32_t>(spec.ratio),
+                                      .top_k = static_cast<int32_t>(spec.index_top_k),
+                                      .q = q,
+                                      .weights = weights,
+                                      .keys = keys});
 }
 
 /// Where the rotated values of a head or row of the window begin.
@@ -65,7 +68,7 @@ void StoreWindowRows(const Context& context, const CompressedWeights& w, const C
   const Ops& ops = context.ops;
   ops.Norm(context, kv, w.kv_norm, step.norm_eps, kv);
   ops.Rotate(context, kv, 1, RotaryOffset(step), step.rotary);
-  ops.WriteEntries(context, step.inputs, kv, step.caches[0]);
+  ops.sparse()->WriteEntries(context, step.inputs, kv, step.caches[0]);
 }
 
 }  // namespace
@@ -94,7 +97,7 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
   StoreWindowRows(context, w, step, kv);
   const Tensor q = context.Rows(x.rows, spec.heads * spec.head_dim);
   ops.Multiply(context, std::array{Product{.x = queries, .w = &w.q_b, .y = q}});
-  ops.NormHeads(context, q, heads, step.ones, step.norm_eps);
+  ops.compressed()->NormHeads(context, q, heads, step.ones, step.norm_eps);
   ops.Rotate(context, q, heads, offset, step.rotary);
 
   const Tensor attended = context.Rows(x.rows, q.cols);
@@ -119,7 +122,7 @@ void CompressedForward(const Context& context, const CompressedSpec& spec,
     selected = Select(context, spec, w.indexer, step, step.caches[3], queries, x);
     args.selected = &selected;
   }
-  ops.CompressedAttention(context, step.inputs, args);
+  ops.sparse()->CompressedAttention(context, step.inputs, args);
   ops.Rotate(context, attended, heads, offset, step.back);
   const Tensor low = context.Rows(x.rows, spec.output_groups * spec.output_rank);
   ops.Multiply(context, std::array{Product{.x = attended,

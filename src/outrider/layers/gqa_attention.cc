@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "outrider/ops/per_head.h"
+
 namespace outrider {
 
 namespace {
@@ -35,18 +37,18 @@ void GqaForward(const Context& context, const GqaShape& s, const GqaWeights& w,
       context,
       std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
                  Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.gate, .y = gates}});
-  ops.WriteHeadEntries(context, PerHead(s), inputs,
-                       {.q = q,
-                        .k = k,
-                        .v = v,
-                        .q_norm = w.q_norm,
-                        .k_norm = w.k_norm,
-                        .norm_eps = s.norm_eps,
-                        .rotary = rotary,
-                        .cache = cache});
+  ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
+                                   {.q = q,
+                                    .k = k,
+                                    .v = v,
+                                    .q_norm = w.q_norm,
+                                    .k_norm = w.k_norm,
+                                    .norm_eps = s.norm_eps,
+                                    .rotary = rotary,
+                                    .cache = cache});
   const Tensor out = context.Activations(x.rows, query);
-  ops.PerHeadAttention(context, PerHead(s), inputs,
-                       {.q = q, .out = out, .cache = cache, .gates = gates});
+  ops.per_head()->PerHeadAttention(context, PerHead(s), inputs,
+                                   {.q = q, .out = out, .cache = cache, .gates = gates});
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
 }
@@ -60,13 +62,13 @@ void WriteGqaEntries(const Context& context, const GqaShape& s, const GqaWeights
   const Tensor v = all.Columns(entry, entry);
   context.ops.Multiply(
       context, std::array{Product{.x = x, .w = &w.k, .y = k}, Product{.x = x, .w = &w.v, .y = v}});
-  context.ops.WriteHeadEntries(context, PerHead(s), inputs,
-                               {.k = k,
-                                .v = v,
-                                .k_norm = w.k_norm,
-                                .norm_eps = s.norm_eps,
-                                .rotary = rotary,
-                                .cache = cache});
+  context.ops.per_head()->WriteHeadEntries(context, PerHead(s), inputs,
+                                           {.k = k,
+                                            .v = v,
+                                            .k_norm = w.k_norm,
+                                            .norm_eps = s.norm_eps,
+                                            .rotary = rotary,
+                                            .cache = cache});
 }
 
 }  // namespace outrider

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "outrider/ops/ops.h"
+#include "outrider/ops/per_head.h"
 
 namespace outrider {
 

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "outrider/ops/hyper.h"
+
 namespace outrider {
 
 Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWeights& w,
@@ -11,13 +13,13 @@ Tensor MixStreams(const Context& context, const HyperShape& shape, const HyperWe
   const Tensor sums = context.Rows(streams.rows, w.sums.rows);
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
-  context.ops.HyperMix(context, shape,
-                       {.streams = streams,
-                        .sums = sums,
-                        .scale = w.scale,
-                        .base = w.base,
-                        .mixture = mixture,
-                        .weights = weights});
+  context.ops.hyper()->HyperMix(context, shape,
+                                {.streams = streams,
+                                 .sums = sums,
+                                 .scale = w.scale,
+                                 .base = w.base,
+                                 .mixture = mixture,
+                                 .weights = weights});
   return weights;
 }
 
@@ -27,13 +29,13 @@ void ContractStreams(const Context& context, const HyperShape& shape, const Hype
   const Tensor sums = context.Rows(streams.rows, w.sums.rows);
   context.ops.Multiply(context,
                        std::array{Product{.x = streams, .w = &w.sums, .y = sums, .float32 = true}});
-  context.ops.HyperContract(context, shape,
-                            {.streams = streams,
-                             .sums = sums,
-                             .scale = w.scale,
-                             .base = w.base,
-                             .mixture = mixture,
-                             .weights = {}});
+  context.ops.hyper()->HyperContract(context, shape,
+                                     {.streams = streams,
+                                      .sums = sums,
+                                      .scale = w.scale,
+                                      .base = w.base,
+                                      .mixture = mixture,
+                                      .weights = {}});
 }
 
 }  // namespace outrider

@@ -2,6 +2,7 @@
 // arXiv:2512.24880): what is read of them, and how an output is added.
 #pragma once
 
+#include "outrider/ops/hyper.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {

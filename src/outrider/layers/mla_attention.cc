@@ -3,6 +3,8 @@
 #include <array>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/per_head.h"
 
 namespace outrider {
 
@@ -22,9 +24,9 @@ namespace {
 void WriteEntries(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const StepInputs& inputs, const EntryArgs& args) {
   if (inputs.cache_form() == KvCacheForm::kHeads) {
-    context.ops.WritePerHeadEntries(context, s, w.kv_up, inputs, args);
+    context.ops.mla_per_head()->WritePerHeadEntries(context, s, w.kv_up, inputs, args);
   } else {
-    context.ops.WriteLatentEntries(context, s, inputs, args);
+    context.ops.mla()->WriteLatentEntries(context, s, inputs, args);
   }
 }
 
@@ -62,11 +64,11 @@ void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w
   const auto [first_row, rows] = inputs.decode_rows();
   const Tensor absorbed = context.Activations(rows, int64_t{s.heads} * (s.latent + s.rope));
   const Tensor latent_out = context.Activations(rows, int64_t{s.heads} * s.latent);
-  context.ops.Absorb(context, s, w.kv_up, AnglesOf(rotary, first_row, rows),
-                     q.Rows(first_row, rows), absorbed);
-  context.ops.DecodeAttention(context, s, inputs,
-                              {.q = absorbed, .out = latent_out, .cache = cache});
-  context.ops.Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
+  context.ops.mla()->Absorb(context, s, w.kv_up, AnglesOf(rotary, first_row, rows),
+                            q.Rows(first_row, rows), absorbed);
+  context.ops.mla()->DecodeAttention(context, s, inputs,
+                                     {.q = absorbed, .out = latent_out, .cache = cache});
+  context.ops.mla()->Unabsorb(context, s, w.kv_up, latent_out, out.Rows(first_row, rows));
 }
 
 /// Of rows [first, end), in place.
@@ -92,18 +94,18 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   RotateQueries(context, shape, rotary, q, first_decode + num_decode, x.rows);
   const AttentionArgs args = {.q = q, .out = out, .cache = cache};
   if (inputs.cache_form() == KvCacheForm::kHeads) {
-    context.ops.PerHeadAttention(context,
-                                 {.heads = shape.heads,
-                                  .kv_heads = shape.heads,
-                                  .nope = shape.nope,
-                                  .rope = shape.rope,
-                                  .value = shape.value,
-                                  .softmax_scale = shape.softmax_scale},
-                                 inputs, args);
+    context.ops.per_head()->PerHeadAttention(context,
+                                             {.heads = shape.heads,
+                                              .kv_heads = shape.heads,
+                                              .nope = shape.nope,
+                                              .rope = shape.rope,
+                                              .value = shape.value,
+                                              .softmax_scale = shape.softmax_scale},
+                                             inputs, args);
   }
   if (num_decode > 0) AbsorbedForm(context, shape, weights, inputs, rotary, cache, q, out);
   if (inputs.has_expanded_rows()) {
-    context.ops.PromptAttention(context, shape, weights.kv_up, inputs, args);
+    context.ops.mla()->PromptAttention(context, shape, weights.kv_up, inputs, args);
   }
   context.ops.Multiply(
       context, std::array{Product{.x = out, .w = &weights.o, .y = residual, .accumulate = true}});

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "outrider/checkpoint/layer_spec.h"
+#include "outrider/ops/mla.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "outrider/ops/moe.h"
+
 namespace outrider {
 
 namespace {
@@ -10,7 +12,7 @@ namespace {
 void DenseTile(const Context& context, const DenseMlpSpec& spec, const MlpWeights& w, Tensor h,
                Tensor x, const NormOut& norm) {
   const Scratch::Frame frame(context.arena);
-  const Tensor inner = context.Activations(h.rows, w.down.cols);
+  const Tensor inner = context.Activations(h.rows, w.gate_up.rows / 2);
   context.ops.Multiply(context, std::array{Product{.x = h,
                                                    .w = &w.gate_up,
                                                    .y = inner,
@@ -31,15 +33,17 @@ void ExpertTile(const Context& context, const MoeSpec& spec, const MoeWeights& w
   ops.Multiply(context, std::array{Product{.x = h, .w = &w.router, .y = scores, .float32 = true}});
   const Routing& routing =
       spec.router.method == RouterMethod::kTokenTable
-          ? ops.RouteByToken(context, spec.router, inputs, first_row, scores, w.token_experts)
-          : ops.Route(context, spec.router, inputs, first_row, w.experts, scores, w.router_bias);
-  const ExpertRows inner = ops.ExpertGateUp(context, w.experts,
-                                            {.routed = static_cast<float>(spec.limit),
-                                             .shared = static_cast<float>(spec.shared_limit),
-                                             .limits_gate = spec.limits_gate},
-                                            routing, h);
-  const ExpertRows outputs = ops.ExpertDown(context, w.experts, routing, inner);
-  ops.CombineExperts(context, w.experts, routing, outputs, x, norm);
+          ? ops.token_router()->RouteByToken(context, spec.router, inputs, first_row, scores,
+                                             w.token_experts)
+          : ops.moe()->Route(context, spec.router, inputs, first_row, w.experts, scores,
+                             w.router_bias);
+  const ExpertRows inner = ops.moe()->ExpertGateUp(context, w.experts,
+                                                   {.routed = static_cast<float>(spec.limit),
+                                                    .shared = static_cast<float>(spec.shared_limit),
+                                                    .limits_gate = spec.limits_gate},
+                                                   routing, h);
+  const ExpertRows outputs = ops.moe()->ExpertDown(context, w.experts, routing, inner);
+  ops.moe()->CombineExperts(context, w.experts, routing, outputs, x, norm);
 }
 
 /// run(first, count) of every tile of rows: what is inside an MLP is wide.

@@ -2,6 +2,9 @@
 
 #include <array>
 
+#include "outrider/ops/mla.h"
+#include "outrider/ops/sparse.h"
+
 namespace outrider {
 
 namespace {
@@ -19,9 +22,9 @@ void WriteIndexKeys(const Context& context, const IndexerSpec& indexer,
   const Scratch::Frame frame(context.arena);
   const Tensor keys = context.Rows(x.rows, indexer.dim);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.keys, .y = keys}});
-  context.ops.LayerNorm(context, keys, w.norm, w.norm_bias, kKeyNormEps, keys);
+  context.ops.sparse()->LayerNorm(context, keys, w.norm, w.norm_bias, kKeyNormEps, keys);
   context.ops.Rotate(context, keys, 1, 0, IndexRotary(indexer, rotary));
-  context.ops.WriteEntries(context, inputs, keys, cache);
+  context.ops.sparse()->WriteEntries(context, inputs, keys, cache);
 }
 
 /// The tokens that every row attends to. q_latent [rows, q_lora].
@@ -36,13 +39,13 @@ SelectedEntries Select(const Context& context, const IndexerSpec& indexer,
                        std::array{Product{.x = x, .w = &w.weights, .y = weights, .float32 = true}});
   context.ops.Rotate(context, q, heads, 0, IndexRotary(indexer, rotary));
   // The published scores have positive factors, which change no choice.
-  return context.ops.SelectEntries(context, inputs,
-                                   {.heads = heads,
-                                    .ratio = 1,
-                                    .top_k = static_cast<int32_t>(indexer.top_k),
-                                    .q = q,
-                                    .weights = weights,
-                                    .keys = keys});
+  return context.ops.sparse()->SelectEntries(context, inputs,
+                                             {.heads = heads,
+                                              .ratio = 1,
+                                              .top_k = static_cast<int32_t>(indexer.top_k),
+                                              .q = q,
+                                              .weights = weights,
+                                              .keys = keys});
 }
 
 }  // namespace
@@ -61,14 +64,14 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
   ops.Multiply(context, std::array{Product{.x = x, .w = &w.q_a, .y = q_down},
                                    Product{.x = x, .w = &w.kv_a, .y = kv}});
   const Tensor q_latent = context.Activations(x.rows, spec.q_lora);
-  ops.WriteLatentEntries(context, s, inputs,
-                         {.kv = kv,
-                          .norm = w.kv_a_norm,
-                          .rotary = rotary,
-                          .cache = caches.entries,
-                          .q_down = q_down,
-                          .q_norm = w.q_a_norm,
-                          .q_latent = q_latent});
+  ops.mla()->WriteLatentEntries(context, s, inputs,
+                                {.kv = kv,
+                                 .norm = w.kv_a_norm,
+                                 .rotary = rotary,
+                                 .cache = caches.entries,
+                                 .q_down = q_down,
+                                 .q_norm = w.q_a_norm,
+                                 .q_latent = q_latent});
   const Tensor q = context.Activations(x.rows, spec.heads * spec.query_width());
   ops.Multiply(context, std::array{Product{.x = q_latent, .w = &w.q_b, .y = q}});
   WriteIndexKeys(context, indexer, w.indexer, inputs, rotary, caches.index_keys, x);
@@ -76,20 +79,20 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
       Select(context, indexer, w.indexer, inputs, rotary, caches.index_keys, q_latent, x);
 
   const Tensor absorbed = context.Rows(x.rows, spec.heads * width);
-  ops.Absorb(context, s, w.kv_up, rotary, q, absorbed);
+  ops.mla()->Absorb(context, s, w.kv_up, rotary, q, absorbed);
   const Tensor attended = context.Rows(x.rows, spec.heads * width);
-  ops.CompressedAttention(context, inputs,
-                          {.heads = s.heads,
-                           .window = 0,
-                           .ratio = 1,
-                           .softmax_scale = s.softmax_scale,
-                           .q = absorbed,
-                           .out = attended,
-                           .sinks = nullptr,
-                           .window_rows = caches.entries,
-                           .in_blocks = false,
-                           .entries = caches.entries,
-                           .selected = &selected});
+  ops.sparse()->CompressedAttention(context, inputs,
+                                    {.heads = s.heads,
+                                     .window = 0,
+                                     .ratio = 1,
+                                     .softmax_scale = s.softmax_scale,
+                                     .q = absorbed,
+                                     .out = attended,
+                                     .sinks = nullptr,
+                                     .window_rows = caches.entries,
+                                     .in_blocks = false,
+                                     .entries = caches.entries,
+                                     .selected = &selected});
   // Of every head the latent part, without the sum of the rotated keys.
   const Tensor latent = context.Rows(x.rows, spec.heads * spec.latent);
   for (int64_t h = 0; h < spec.heads; ++h) {
@@ -97,7 +100,7 @@ void SparseMlaForward(const Context& context, const MlaSpec& spec, const MlaWeig
              latent.Columns(h * spec.latent, spec.latent));
   }
   const Tensor out = context.Activations(x.rows, spec.heads * spec.value);
-  ops.Unabsorb(context, s, w.kv_up, latent, out);
+  ops.mla()->Unabsorb(context, s, w.kv_up, latent, out);
   ops.Multiply(context,
                std::array{Product{.x = out, .w = &w.o, .y = residual, .accumulate = true}});
 }
@@ -108,7 +111,7 @@ void WriteSparseMlaEntries(const Context& context, const MlaSpec& spec, const Ml
   const Scratch::Frame frame(context.arena);
   const Tensor kv = context.Activations(x.rows, spec.latent + spec.rope);
   context.ops.Multiply(context, std::array{Product{.x = x, .w = &w.kv_a, .y = kv}});
-  context.ops.WriteLatentEntries(
+  context.ops.mla()->WriteLatentEntries(
       context, ShapeOf(spec), inputs,
       {.kv = kv, .norm = w.kv_a_norm, .rotary = rotary, .cache = caches.entries});
   WriteIndexKeys(context, *spec.indexer, w.indexer, inputs, rotary, caches.index_keys, x);

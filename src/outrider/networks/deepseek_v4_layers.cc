@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "outrider/networks/network.h"
+#include "outrider/ops/hyper.h"
 
 namespace outrider {
 
@@ -75,13 +76,13 @@ void DeepSeekV4Layers::Run(const Context& context, size_t i, const Step& step,
     WithAttention(layer, step, [&](const CompressedStep& attention) {
       CompressedForward(context, layer.attention(), w.attention, attention, x, y);
     });
-    ops.HyperAdd(context, streams_, mixing, y, streams);
+    ops.hyper()->HyperAdd(context, streams_, mixing, y, streams);
   }
   const Tensor mixing = MixStreams(context, streams_, w.mlp_streams, streams, x);
   ops.Norm(context, x, w.mlp_norm, streams_.norm_eps, x);
   ops.SetZero(context, y);
   MixtureOfExperts(context, *layer.spec.moe(), w.mlp, step.inputs, x, y);
-  ops.HyperAdd(context, streams_, mixing, y, streams);
+  ops.hyper()->HyperAdd(context, streams_, mixing, y, streams);
 }
 
 void DeepSeekV4Layers::WriteEntries(const Context& context, size_t i, const Step& step,

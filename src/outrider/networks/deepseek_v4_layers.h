@@ -6,6 +6,7 @@
 
 #include "outrider/layers/rotary.h"
 #include "outrider/networks/deepseek_v4_weights.h"
+#include "outrider/ops/hyper.h"
 #include "outrider/ops/kv_cache.h"
 
 namespace outrider {

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/networks/dspark_draft_model.h"
+#include "outrider/ops/hyper.h"
 
 namespace outrider {
 
@@ -17,6 +19,11 @@ Tensor EachStream(Tensor streams, int64_t hidden) {
 }
 
 }  // namespace
+
+std::unique_ptr<BlockDraftModel> DeepSeekV4Network::MakeBlockDraftModel() {
+  if (weights_.dspark.stages.empty()) return nullptr;
+  return std::make_unique<DSparkDraftModel>(*this);
+}
 
 DeepSeekV4Network::DeepSeekV4Network(ModelConfig config, DeepSeekV4Weights weights,
                                      const NetworkOptions& options)
@@ -41,7 +48,7 @@ void DeepSeekV4Network::RunTarget(const StepInputs& inputs, KvCache& cache, Tens
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     layers_.Run(context, i, step, streams);
     for (; !taps.empty() && std::cmp_equal(taps.front().layer, i); taps = taps.subspan(1)) {
-      context.ops.HyperMean(context, layers_.streams(), streams, taps.front().out);
+      context.ops.hyper()->HyperMean(context, layers_.streams(), streams, taps.front().out);
     }
   }
 }

@@ -3,6 +3,7 @@
 // streams behind the last layer, side by side. A tap is the mean of a layer's streams.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "outrider/networks/deepseek_v4_layers.h"
@@ -18,6 +19,8 @@ class DeepSeekV4Network : public Network {
 
   int32_t output_width() const override { return static_cast<int32_t>(layers_.width()); }
   const TokenTable& embedding() const override { return weights_.embedding; }
+
+  std::unique_ptr<BlockDraftModel> MakeBlockDraftModel() override;
 
   /// For a drafter that runs layers of its own.
   const DeepSeekV4Weights& weights() const { return weights_; }

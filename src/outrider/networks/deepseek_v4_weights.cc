@@ -27,13 +27,16 @@ void DeclareV4Attention(WeightLoader& loader, const CompressedSpec& a, int64_t h
                         CompressedWeights* w, const std::string& prefix) {
   loader.Matrix(&w->q_a, prefix + "wq_a.weight", a.q_lora, hidden);
   loader.Vector(&w->q_norm, prefix + "q_norm.weight", a.q_lora);
-  loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora);
+  loader.Matrix(&w->q_b, prefix + "wq_b.weight", a.heads * a.head_dim, a.q_lora,
+                {.rows = Cut::kHeads});
   loader.Matrix(&w->kv, prefix + "wkv.weight", a.head_dim, hidden);
   loader.Vector(&w->kv_norm, prefix + "kv_norm.weight", a.head_dim);
-  loader.Vector(&w->sinks, prefix + "attn_sink", a.heads);
+  loader.HeadVector(&w->sinks, prefix + "attn_sink", a.heads);
+  // A group has the heads of one rank.
   loader.Matrix(&w->o_a, prefix + "wo_a.weight", a.output_groups * a.output_rank,
-                a.heads / a.output_groups * a.head_dim);
-  loader.Matrix(&w->o_b, prefix + "wo_b.weight", hidden, a.output_groups * a.output_rank);
+                a.heads / a.output_groups * a.head_dim, {.rows = Cut::kHeads});
+  loader.Matrix(&w->o_b, prefix + "wo_b.weight", hidden, a.output_groups * a.output_rank,
+                {.rows = Cut::kRows, .input = Cut::kHeads});
   if (a.ratio > 0) {
     DeclareCompressor(loader, a, a.head_dim, hidden, &w->compressor, prefix + "compressor.");
   }
@@ -91,8 +94,11 @@ void DeclareV4Module(WeightLoader& loader, const ModelConfig& c, DeepSeekV4MtpWe
                      const std::string& prefix) {
   loader.Vector(&w->embedding_norm, prefix + "enorm.weight", c.hidden_size);
   loader.Vector(&w->hidden_norm, prefix + "hnorm.weight", c.hidden_size);
-  loader.Matrix(&w->embedding_projection, prefix + "e_proj.weight", c.hidden_size, c.hidden_size);
-  loader.Matrix(&w->hidden_projection, prefix + "h_proj.weight", c.hidden_size, c.hidden_size);
+  const WeightCut rows = {.rows = Cut::kRows};
+  loader.Matrix(&w->embedding_projection, prefix + "e_proj.weight", c.hidden_size, c.hidden_size,
+                rows);
+  loader.Matrix(&w->hidden_projection, prefix + "h_proj.weight", c.hidden_size, c.hidden_size,
+                rows);
   DeclareV4Layer(loader, c.mtp_layer, c, &w->layer, prefix);
   DeclareV4Head(loader, c, &w->before_head, prefix);
 }
@@ -105,13 +111,15 @@ void DeclareDSpark(WeightLoader& loader, const ModelConfig& c, DSparkWeights* w)
   for (size_t s = 0; s < w->stages.size(); ++s) {
     DeclareV4Layer(loader, c.mtp_layer, c, &w->stages[s], fmt::format("{}{}.", prefix, s));
   }
-  loader.Matrix(&w->projection, prefix + "0.main_proj.weight", c.hidden_size, taps * c.hidden_size);
+  loader.Matrix(&w->projection, prefix + "0.main_proj.weight", c.hidden_size, taps * c.hidden_size,
+                {.rows = Cut::kRows});
   loader.Vector(&w->norm, prefix + "0.main_norm.weight", c.hidden_size);
   const std::string last = fmt::format("{}{}.", prefix, spec.stages - 1);
   DeclareV4Head(loader, c, &w->before_head, last);
   const std::string markov = last + "markov_head.markov_w";
   loader.Table(&w->markov, markov + "1.weight", c.vocab_size, spec.markov_rank);
-  loader.Matrix(&w->bias, markov + "2.weight", c.vocab_size, spec.markov_rank);
+  loader.Matrix(&w->bias, markov + "2.weight", c.vocab_size, spec.markov_rank,
+                {.rows = Cut::kRows});
   loader.ExactMatrix(&w->confidence, last + "confidence_head.proj.weight", 1,
                      c.hidden_size + spec.markov_rank);
 }
@@ -129,7 +137,7 @@ void DeepSeekV4Weights::Declare(WeightLoader& loader, const ModelConfig& c, int 
     DeclareV4Layer(loader, c.layers[i], c, &layers[i], fmt::format("{}layers.{}.", prefix, i));
   }
   DeclareV4Head(loader, c, &before_head, prefix);
-  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size);
+  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size, {.rows = Cut::kRows});
   if (c.tie_word_embeddings) {
     loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
   }

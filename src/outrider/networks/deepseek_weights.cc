@@ -3,6 +3,7 @@
 #include <string>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/rank_config.h"
 
 namespace outrider {
 
@@ -14,14 +15,16 @@ void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, 
   if (a.q_lora > 0) {
     loader.SideBySide({&w->q_a, prefix + "q_a_proj.weight", a.q_lora}, kv_a, input);
     loader.Vector(&w->q_a_norm, prefix + "q_a_layernorm.weight", a.q_lora);
-    loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora);
+    loader.Matrix(&w->q_b, prefix + "q_b_proj.weight", query, a.q_lora, {.rows = Cut::kHeads});
   } else {
-    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query}, kv_a, input);
+    loader.SideBySide({&w->q_a, prefix + "q_proj.weight", query, {.rows = Cut::kHeads}}, kv_a,
+                      input);
   }
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
   loader.SplitKvUp(&w->kv_up, prefix + "kv_b_proj.weight",
                    {.heads = a.heads, .nope = a.nope, .value = a.value, .latent = a.latent});
-  loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.value);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.value,
+                {.rows = Cut::kRows, .input = Cut::kHeads});
   if (!a.indexer) return;
   const std::string indexer = prefix + "indexer.";
   SparseIndexerWeights& weights = w->indexer;
@@ -58,11 +61,11 @@ std::string LayerPrefix(const ModelConfig& c, int64_t index) {
 
 void DeclareLayer(WeightLoader& loader, const ModelConfig& c, int64_t index, DecoderLayer* layer) {
   const std::string prefix = LayerPrefix(c, index);
-  layer->spec = c.layer(index);
+  layer->spec = OfOneRank(c.layer(index), loader.ranks());
   layer->norm_eps = static_cast<float>(c.rms_norm_eps);
   LayerWeights* w = &layer->weights;
   loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
-  DeclareMlaAttention(loader, std::get<MlaSpec>(layer->spec.attention), c.hidden_size,
+  DeclareMlaAttention(loader, std::get<MlaSpec>(c.layer(index).attention), c.hidden_size,
                       c.hidden_size, &w->attention.emplace<MlaWeights>(), prefix + "self_attn.");
   loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight", c.hidden_size);
   if (const MoeSpec* moe = layer->spec.moe()) {
@@ -86,7 +89,7 @@ void DeepSeekWeights::Declare(WeightLoader& loader, const ModelConfig& c, int nu
   loader.Vector(&final_norm, c.tensor_prefix + "model.norm.weight", c.hidden_size);
   const std::string head_name = c.tensor_prefix + "lm_head.weight";
   const std::string& head_in_use = c.tie_word_embeddings ? embedding_name : head_name;
-  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size);
+  loader.Matrix(&head, head_in_use, c.vocab_size, c.hidden_size, {.rows = Cut::kRows});
   if (c.tie_word_embeddings) {
     loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
   }
@@ -97,7 +100,8 @@ void DeepSeekWeights::Declare(WeightLoader& loader, const ModelConfig& c, int nu
     MtpWeights& module = mtp[static_cast<size_t>(m)];
     loader.Vector(&module.embedding_norm, prefix + "enorm.weight", c.hidden_size);
     loader.Vector(&module.hidden_norm, prefix + "hnorm.weight", c.hidden_size);
-    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
+    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size,
+                  {.rows = Cut::kRows});
     DeclareLayer(loader, c, index, &module.layer);
     loader.Vector(&module.output_norm, prefix + "shared_head.norm.weight", c.hidden_size);
     // Some checkpoints repeat the target's in every module.

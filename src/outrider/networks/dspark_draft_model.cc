@@ -28,7 +28,7 @@ DSparkDraftModel::DSparkDraftModel(DeepSeekV4Network& network)
       spec_(*network.config().dspark),
       weights_(network.weights().dspark),
       layers_(network.config()),
-      sampler_(network.device().ops.MakeSampler(network.device(), Verifier())) {
+      sampler_(network.device().ops.block_drafts()->MakeLogitsSampler(network.device())) {
   OUTRIDER_CHECK(!weights_.stages.empty());
   int64_t index = network.config().num_hidden_layers();
   for (const DeepSeekV4LayerWeights& w : weights_.stages) layers_.Add(network.config(), index++, w);
@@ -101,7 +101,7 @@ void DSparkDraftModel::Draw(const DraftDraws& draws, std::span<int32_t> tokens) 
   const Tensor pair = context.Rows(count, width() + spec_.markov_rank);
   const Tensor before = pair.Columns(width(), spec_.markov_rank);
   ops.CopyRows(context, hidden_->rows(), pair.Columns(0, width()), copies_);
-  ops.EmbedTokens(context, weights_.markov, draws.tokens_before, before);
+  ops.block_drafts()->EmbedTokens(context, weights_.markov, draws.tokens_before, before);
   const Tensor logits = context.Rows(count, vocab_size());
   ops.CopyRows(context, logits_->rows(), logits, copies_);
   ops.Multiply(context, std::array{Product{

@@ -9,6 +9,7 @@
 #include "outrider/networks/block_draft_model.h"
 #include "outrider/networks/deepseek_v4_layers.h"
 #include "outrider/networks/deepseek_v4_network.h"
+#include "outrider/ops/block_drafts.h"
 
 namespace outrider {
 
@@ -39,7 +40,7 @@ class DSparkDraftModel : public BlockDraftModel {
   const DSparkSpec& spec_;
   const DSparkWeights& weights_;
   DeepSeekV4Layers layers_;  // the stages
-  std::unique_ptr<StepSampler> sampler_;
+  std::unique_ptr<LogitsSampler> sampler_;
   // Kept between calls; they grow.
   std::unique_ptr<RowMemory> main_;    // [rows, hidden], of ReadTarget
   std::unique_ptr<RowMemory> hidden_;  // [rows, hidden], of StartDraws

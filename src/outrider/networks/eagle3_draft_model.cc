@@ -7,6 +7,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
+#include "outrider/checkpoint/rank_config.h"
 
 namespace outrider {
 
@@ -32,7 +33,9 @@ NetworkWeightSizes MeasureEagle3(const Ops& ops, const ModelConfig& config,
 Eagle3Weights LoadEagle3(const ModelConfig& config, const WeightSource& source,
                          const WeightForm& form, const Device& device,
                          const WeightLoader::Progress& progress) {
-  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, form);
+  WeightForm own_form = form;
+  own_form.place = device.place();
+  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, own_form);
   Eagle3Weights weights;
   weights.Declare(*loader, config);
   weights.ReadTokens(source, config);
@@ -54,7 +57,8 @@ Eagle3DraftModel::Eagle3DraftModel(const ModelConfig& config, std::vector<int32_
       taps_(std::move(taps)),
       weights_(std::move(weights)),
       embedding_(weights_.embedding.value_or(target.embedding())),
-      shape_(ShapeOf(std::get<MlaSpec>(config.layers.front().attention))),
+      shape_(ShapeOf(std::get<MlaSpec>(
+          OfOneRank(config.layers.front(), target.device().place().ranks).attention))),
       mlp_(*config.layers.front().dense()),
       norm_eps_(static_cast<float>(config.rms_norm_eps)),
       hidden_(config.hidden_size),

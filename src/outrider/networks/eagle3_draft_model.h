@@ -18,6 +18,7 @@
 #include "outrider/networks/draft_model.h"
 #include "outrider/networks/eagle3_weights.h"
 #include "outrider/networks/network_loader.h"
+#include "outrider/ops/mla.h"
 
 namespace outrider {
 

@@ -41,7 +41,8 @@ void Eagle3Weights::Declare(WeightLoader& loader, const ModelConfig& c) {
     loader.Vector(&tap_norms[t], fmt::format("{}fc_norm.{}.weight", model, t),
                   eagle.target_hidden_size);
   }
-  loader.Matrix(&fc, model + "fc.weight", hidden, eagle.num_taps * eagle.target_hidden_size);
+  loader.Matrix(&fc, model + "fc.weight", hidden, eagle.num_taps * eagle.target_hidden_size,
+                {.rows = Cut::kRows});
   loader.Vector(&embedding_norm, layer + "input_layernorm.weight", hidden);
   loader.Vector(&hidden_norm, layer + "hidden_norm.weight", hidden);
   loader.Vector(&post_attention_norm, layer + "post_attention_layernorm.weight", hidden);
@@ -50,7 +51,7 @@ void Eagle3Weights::Declare(WeightLoader& loader, const ModelConfig& c) {
   loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(layer + "mlp."),
              c.layers.front().dense()->width, hidden);
   loader.Vector(&final_norm, model + "norm.weight", hidden);
-  loader.Matrix(&head, "lm_head.weight", eagle.draft_vocab_size, hidden);
+  loader.Matrix(&head, "lm_head.weight", eagle.draft_vocab_size, hidden, {.rows = Cut::kRows});
   loader.Check([](std::string_view name) {
     return name == "d2t" || name == "t2d" || name.ends_with(".rotary_emb.inv_freq");
   });

@@ -7,8 +7,11 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
+#include "outrider/networks/block_draft_model.h"
 
 namespace outrider {
+
+std::unique_ptr<BlockDraftModel> Network::MakeBlockDraftModel() { return nullptr; }
 
 CacheShape CacheShapeOf(const MlaSpec& a) {
   return {.heads = a.heads, .latent = a.latent, .nope = a.nope, .rope = a.rope, .value = a.value};

@@ -59,6 +59,8 @@ struct ModulePass {
   Tensor hidden;    // [rows of outputs, width]: is written; it may be the start of `previous`
 };
 
+class BlockDraftModel;
+
 class Network {
  public:
   virtual ~Network() = default;
@@ -123,6 +125,10 @@ class Network {
             std::span<int32_t> tokens);
   void Score(StepSampler& sampler, Tensor hidden, std::span<const int32_t> rows,
              std::span<const ScoreRequest> requests);
+
+  /// What drafts blocks of tokens with the stages that came with the network; null: it has none.
+  /// The network must outlive it.
+  virtual std::unique_ptr<BlockDraftModel> MakeBlockDraftModel();
 
   /// Has as much work space from now on as passes took so far. No step is recorded yet.
   void FitWorkSpace() { arena_.Fit(); }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/networks/deepseek_network.h"
 #include "outrider/networks/deepseek_v4_network.h"
 #include "outrider/networks/step3p5_network.h"
@@ -72,19 +73,22 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
                                      const NetworkOptions& options,
                                      const WeightLoader::Progress& progress) {
   const Device& device = options.device;
-  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, form);
+  WeightForm own_form = form;
+  own_form.place = device.place();
+  const std::unique_ptr<WeightLoader> loader = device.ops.MakeWeightLoader(source, own_form);
+  const ModelConfig own = OfOneRank(config, own_form.place.ranks);
   switch (config.family) {
     case ModelFamily::kDeepSeekV2:
     case ModelFamily::kDeepSeekV3:
     case ModelFamily::kGlm4MoeLite:
       return std::make_unique<DeepSeekNetwork>(
-          config, Load<DeepSeekWeights>(*loader, config, num_modules, device, progress), options);
+          own, Load<DeepSeekWeights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kDeepSeekV4:
       return std::make_unique<DeepSeekV4Network>(
-          config, Load<DeepSeekV4Weights>(*loader, config, num_modules, device, progress), options);
+          own, Load<DeepSeekV4Weights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kStep3p5:
       return std::make_unique<Step3p5Network>(
-          config, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
+          own, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kEagle3:
       break;
   }

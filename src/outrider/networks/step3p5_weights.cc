@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "outrider/checkpoint/rank_config.h"
+
 namespace outrider {
 
 namespace {
@@ -45,22 +47,24 @@ void DeclareStepMoe(WeightLoader& loader, const MoeSpec& moe, int64_t hidden, Mo
 
 void DeclareStepAttention(WeightLoader& loader, const GqaSpec& a, int64_t hidden, GqaWeights* w,
                           const std::string& prefix) {
-  loader.Matrix(&w->q, prefix + "q_proj.weight", a.heads * a.head_dim, hidden);
-  loader.Matrix(&w->k, prefix + "k_proj.weight", a.kv_heads * a.head_dim, hidden);
-  loader.Matrix(&w->v, prefix + "v_proj.weight", a.kv_heads * a.head_dim, hidden);
-  loader.Matrix(&w->gate, prefix + "g_proj.weight", a.heads, hidden);
-  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.head_dim);
+  const WeightCut heads = {.rows = Cut::kHeads};
+  loader.Matrix(&w->q, prefix + "q_proj.weight", a.heads * a.head_dim, hidden, heads);
+  loader.Matrix(&w->k, prefix + "k_proj.weight", a.kv_heads * a.head_dim, hidden, heads);
+  loader.Matrix(&w->v, prefix + "v_proj.weight", a.kv_heads * a.head_dim, hidden, heads);
+  loader.Matrix(&w->gate, prefix + "g_proj.weight", a.heads, hidden, heads);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, a.heads * a.head_dim,
+                {.rows = Cut::kRows, .input = Cut::kHeads});
   DeclareNorm(loader, &w->q_norm, prefix + "q_norm", a.head_dim);
   DeclareNorm(loader, &w->k_norm, prefix + "k_norm", a.head_dim);
 }
 
 void DeclareStepLayer(WeightLoader& loader, const ModelConfig& c, int64_t index,
                       const std::string& prefix, DecoderLayer* layer) {
-  layer->spec = c.layer(index);
+  layer->spec = OfOneRank(c.layer(index), loader.ranks());
   layer->norm_eps = static_cast<float>(c.rms_norm_eps);
   LayerWeights* w = &layer->weights;
   DeclareNorm(loader, &w->input_norm, prefix + "input_layernorm", c.hidden_size);
-  DeclareStepAttention(loader, std::get<GqaSpec>(layer->spec.attention), c.hidden_size,
+  DeclareStepAttention(loader, std::get<GqaSpec>(c.layer(index).attention), c.hidden_size,
                        &w->attention.emplace<GqaWeights>(), prefix + "self_attn.");
   DeclareNorm(loader, &w->post_attention_norm, prefix + "post_attention_layernorm", c.hidden_size);
   if (const MoeSpec* moe = layer->spec.moe()) {
@@ -88,7 +92,7 @@ void Step3p5Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num
   DeclareNorm(loader, &head.norm, c.tensor_prefix + "model.norm", c.hidden_size);
   const std::string head_name = c.tensor_prefix + "lm_head.weight";
   loader.Matrix(&head.head, c.tie_word_embeddings ? embedding_name : head_name, c.vocab_size,
-                c.hidden_size);
+                c.hidden_size, {.rows = Cut::kRows});
   if (c.tie_word_embeddings) {
     loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
   }
@@ -99,13 +103,15 @@ void Step3p5Weights::Declare(WeightLoader& loader, const ModelConfig& c, int num
     Step3p5ModuleWeights& module = mtp[static_cast<size_t>(m)];
     DeclareNorm(loader, &module.embedding_norm, prefix + "enorm", c.hidden_size);
     DeclareNorm(loader, &module.hidden_norm, prefix + "hnorm", c.hidden_size);
-    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size);
+    loader.Matrix(&module.projection, prefix + "eh_proj.weight", c.hidden_size, 2 * c.hidden_size,
+                  {.rows = Cut::kRows});
     DeclareStepLayer(loader, c, index, prefix, &module.layer);
     loader.CopyIfThere(prefix + "embed_tokens.weight", embedding_name, c.vocab_size, c.hidden_size,
                        loader.kShared);
     const std::string shared_head = prefix + "transformer.shared_head.";
     DeclareNorm(loader, &module.head.norm, shared_head + "norm", c.hidden_size);
-    loader.Matrix(&module.head.head, shared_head + "output.weight", c.vocab_size, c.hidden_size);
+    loader.Matrix(&module.head.head, shared_head + "output.weight", c.vocab_size, c.hidden_size,
+                  {.rows = Cut::kRows});
   }
 }
 

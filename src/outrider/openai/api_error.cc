@@ -31,6 +31,24 @@ const char* TypeOf(int status) {
   return "invalid_request_error";
 }
 
+const char* AnthropicTypeOf(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+  }
+  return status >= 500 ? "api_error" : "invalid_request_error";
+}
+
 std::string StringOrNull(const std::string& text) {
   return text.empty() ? "null" : JsonString(text);
 }
@@ -58,16 +76,25 @@ ApiError TooLittleMemory() {
           .code = "out_of_memory"};
 }
 
-std::string ErrorJson(const ApiError& error) {
+std::string ErrorJson(const ApiError& error, ErrorForm form) {
+  if (form == ErrorForm::kAnthropic) {
+    // Clients act on some of these codes.
+    const std::string details =
+        error.code.empty()
+            ? ""
+            : fmt::format(R"(,"details":{{"error_code":{}}})", JsonString(error.code));
+    return fmt::format(R"({{"type":"error","error":{{"type":"{}","message":{}{}}}}})",
+                       AnthropicTypeOf(error.status), JsonString(error.message), details);
+  }
   return fmt::format(R"({{"error":{{"message":{},"type":"{}","param":{},"code":{}}}}})",
                      JsonString(error.message), TypeOf(error.status), StringOrNull(error.param),
                      StringOrNull(error.code));
 }
 
-HttpResponse ErrorResponse(const ApiError& error) {
+HttpResponse ErrorResponse(const ApiError& error, ErrorForm form) {
   HttpResponse response;
   response.status = error.status;
-  response.body = ErrorJson(error);
+  response.body = ErrorJson(error, form);
   if (error.status == 503 || error.status == 429) {
     response.headers.push_back({"Retry-After", "1"});
   }

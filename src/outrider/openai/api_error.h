@@ -1,7 +1,8 @@
 // Errors as OpenAI clients read them: an HTTP status and
-// {"error":{"message","type","param","code"}}.
+// {"error":{"message","type","param","code"}}. Anthropic's clients get theirs.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "outrider/base/error.h"
@@ -30,15 +31,19 @@ struct ApiError {
   std::string code;   // "": null
 };
 
+/// How an error is spelled: as OpenAI's clients read it, or as Anthropic's do
+/// ({"type":"error","error":{"type","message"}}).
+enum class ErrorForm : uint8_t { kOpenAi, kAnthropic };
+
 ApiError FromError(const Error& error);
 
 /// For a request whose work found too little memory.
 ApiError TooLittleMemory();
 
 /// The error object as JSON text, without a line end.
-std::string ErrorJson(const ApiError& error);
+std::string ErrorJson(const ApiError& error, ErrorForm form = ErrorForm::kOpenAi);
 
 /// A whole response; 429 and 503 carry Retry-After.
-HttpResponse ErrorResponse(const ApiError& error);
+HttpResponse ErrorResponse(const ApiError& error, ErrorForm form = ErrorForm::kOpenAi);
 
 }  // namespace outrider::openai

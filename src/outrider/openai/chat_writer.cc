@@ -99,6 +99,7 @@ std::string ChatWriter::ChoiceTail(size_t index, const OutputDelta& delta) const
 
 // The delta without what is not to be shown; `own` has it if it differs.
 const OutputDelta& ChatWriter::Shown(size_t index, const OutputDelta& delta, OutputDelta* own) {
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): callers keep their delta
   if (task_.show_reasoning) return delta;
   *own = delta;
   choices_[index].reader.HideReasoning(own);

@@ -179,6 +179,22 @@ std::vector<int32_t> FieldReader::TokenIds(std::string_view name, int32_t vocab_
   return ReadTokenIds(*value, vocab_size, PathOf(name));
 }
 
+const json* FieldReader::Object(std::string_view name) {
+  const json* value = Find(name);
+  if (value != nullptr && !value->is_object()) {
+    Refuse(name, fmt::format("must be an object, not {}", Shorten(*value)));
+  }
+  return value;
+}
+
+const json* FieldReader::Array(std::string_view name) {
+  const json* value = Find(name);
+  if (value != nullptr && !value->is_array()) {
+    Refuse(name, fmt::format("must be an array, not {}", Shorten(*value)));
+  }
+  return value;
+}
+
 void FieldReader::Unsupported(std::string_view name, const std::vector<json>& neutral,
                               const char* why) {
   const json* value = Find(name);

@@ -36,6 +36,9 @@ class FieldReader {
   std::optional<float> NonNegative(std::string_view name);
   std::optional<std::string> String(std::string_view name);
   std::vector<int32_t> TokenIds(std::string_view name, int32_t vocab_size);
+  /// The raw value of an object, or of an array; null when absent or null.
+  const nlohmann::json* Object(std::string_view name);
+  const nlohmann::json* Array(std::string_view name);
   /// The raw value; null when absent or null.
   const nlohmann::json* Find(std::string_view name);
 

@@ -109,6 +109,17 @@ std::string TokenIdLogprobsJson(std::span<const PositionLogprobs> positions) {
   return ContentJson(positions, AppendTokenIdEntry);
 }
 
+std::string NumberedLogprobsJson(std::span<const PositionLogprobs> positions) {
+  return ContentJson(positions, [](const TokenLogprob& token, std::string* out) {
+    fmt::format_to(std::back_inserter(*out), R"({{"token":"token_id:{}","logprob":)",
+                   token.token_id);
+    AppendLogprob(token.logprob, out);
+    *out += R"(,"bytes":null)";
+  });
+}
+
+void AppendLogprob(float logprob, std::string* out) { AppendNumber(Finite(logprob), out); }
+
 std::string PromptLogprobsJson(std::span<const PositionLogprobs> positions,
                                const PromptEncoder& encoder) {
   std::string out = "[null";

@@ -18,6 +18,12 @@ std::string ChatLogprobsJson(std::span<const PositionLogprobs> positions,
 /// /generate: {"content":[{"token_id","logprob","top_logprobs":[{"token_id","logprob"}]}]}.
 std::string TokenIdLogprobsJson(std::span<const PositionLogprobs> positions);
 
+/// /inference/v1/generate: as in chats, with "token_id:N" for the token's text.
+std::string NumberedLogprobsJson(std::span<const PositionLogprobs> positions);
+
+/// Appends a log-probability as JSON has it.
+void AppendLogprob(float logprob, std::string* out);
+
 /// Completions: four parallel arrays. The chosen token is among its position's top_logprobs; tokens
 /// of the same spelling share one entry, the most likely's. `first_token`, the first of an echoed
 /// prompt, comes before the others of `prompt` and has null for logprobs. `characters` says how

@@ -49,6 +49,12 @@ void ParseTemplateArguments(FieldReader& body, const char* effort_name,
   chat->template_arguments_json = arguments.dump();
 }
 
+void SetThinking(bool on, ChatPrompt* chat) {
+  json arguments = json::parse(chat->template_arguments_json);
+  for (const char* key : kReasoningSwitches) arguments[key] = on;
+  chat->template_arguments_json = arguments.dump();
+}
+
 void ParseVerbosity(FieldReader& fields, ChatPrompt* chat) {
   const std::optional<std::string> verbosity = fields.String("verbosity");
   if (!verbosity) return;

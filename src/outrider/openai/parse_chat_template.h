@@ -19,6 +19,9 @@ void ParseChatTemplate(FieldReader& body, std::string_view raw, ChatPrompt* chat
 void ParseTemplateArguments(FieldReader& body, const char* effort_name,
                             const std::optional<std::string>& effort, ChatPrompt* chat);
 
+/// Switches thinking on or off in templates that have a switch, whatever the arguments said so far.
+void SetThinking(bool on, ChatPrompt* chat);
+
 /// Reads `verbosity`, which the template gets as an argument if it is given: whether it makes use
 /// of it is the template's affair. Throws RequestError.
 void ParseVerbosity(FieldReader& fields, ChatPrompt* chat);

@@ -1,4 +1,4 @@
-// A body of /generate.
+// A body of /generate, or of /inference/v1/generate, which are alike.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -14,11 +14,18 @@ namespace outrider::openai {
 
 using nlohmann::json;
 
-TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits) {
+TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits,
+                                  TokenForm form) {
   const RequestJson parsed = ParseRequestJson(body);
   const json& value = *parsed;
+  const bool is_sglangs = form == TokenForm::kOutrider && value.is_object() &&
+                          !value.contains("token_ids") &&
+                          (value.contains("input_ids") || value.contains("text"));
+  if (is_sglangs) return ParseSglangRequest(value, body, limits);
   FieldReader fields(value, "", limits.ignore_unknown_fields);
   TokenRequest request;
+  request.answer.token_form = form;
+  for (const char* name : {"features", "kv_transfer_params"}) fields.Unsupported(name, {});
   if (fields.Find("token_ids") == nullptr) {
     fields.Refuse("token_ids", "is missing; it must be an array of token ids");
   }

@@ -25,39 +25,6 @@ constexpr size_t kMaxStopTokens = 1024;
 constexpr size_t kMaxBadWords = 512;
 constexpr size_t kMaxBadWordBytes = size_t{32} << 10;  // of all
 
-void ParseStop(FieldReader& body, SamplingParams* sampling) {
-  const json* value = body.Find("stop");
-  if (value == nullptr) return;
-  if (!value->is_string() && !value->is_array()) {
-    body.Refuse("stop",
-                fmt::format("must be a string or an array of strings, not {}", Shorten(*value)));
-  }
-  const json list = value->is_array() ? *value : json::array({*value});
-  if (list.size() > kMaxStopStrings) {
-    body.Refuse("stop", fmt::format("has {} strings; at most {} are allowed", list.size(),
-                                    kMaxStopStrings));
-  }
-  for (const json& text : list) {
-    if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
-      body.Refuse("stop",
-                  fmt::format("must hold strings that are not empty, not {}", Shorten(text)));
-    }
-    sampling->stop.push_back(text.get<std::string>());
-    if (sampling->stop.back().size() > kMaxStopBytes) {
-      body.Refuse("stop", fmt::format("has a string of {} bytes; at most {} are allowed",
-                                      sampling->stop.back().size(), kMaxStopBytes));
-    }
-  }
-}
-
-std::optional<uint64_t> ParseSeed(FieldReader& body) {
-  const json* value = body.Find("seed");
-  if (value == nullptr) return std::nullopt;
-  if (value->is_number_unsigned()) return value->get<uint64_t>();
-  if (value->is_number_integer()) return static_cast<uint64_t>(value->get<int64_t>());
-  body.Refuse("seed", fmt::format("must be a 64-bit integer, not {}", Shorten(*value)));
-}
-
 float ParsePenalty(FieldReader& body, const char* name, double min, double max, float neutral) {
   const std::optional<double> value = body.Number(name, min, max);
   return value ? static_cast<float>(*value) : neutral;
@@ -149,6 +116,38 @@ std::vector<int32_t> ParseStopTokens(FieldReader& body, int32_t vocab_size) {
 
 }  // namespace
 
+std::optional<uint64_t> ParseSeed(FieldReader& body, const char* name) {
+  const json* value = body.Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_number_unsigned()) return value->get<uint64_t>();
+  if (value->is_number_integer()) return static_cast<uint64_t>(value->get<int64_t>());
+  body.Refuse(name, fmt::format("must be a 64-bit integer, not {}", Shorten(*value)));
+}
+
+void ParseStop(FieldReader& body, const char* name, SamplingParams* sampling) {
+  const json* value = body.Find(name);
+  if (value == nullptr) return;
+  if (!value->is_string() && !value->is_array()) {
+    body.Refuse(name,
+                fmt::format("must be a string or an array of strings, not {}", Shorten(*value)));
+  }
+  const json list = value->is_array() ? *value : json::array({*value});
+  if (list.size() > kMaxStopStrings) {
+    body.Refuse(
+        name, fmt::format("has {} strings; at most {} are allowed", list.size(), kMaxStopStrings));
+  }
+  for (const json& text : list) {
+    if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
+      body.Refuse(name, fmt::format("must hold strings that are not empty, not {}", Shorten(text)));
+    }
+    sampling->stop.push_back(text.get<std::string>());
+    if (sampling->stop.back().size() > kMaxStopBytes) {
+      body.Refuse(name, fmt::format("has a string of {} bytes; at most {} are allowed",
+                                    sampling->stop.back().size(), kMaxStopBytes));
+    }
+  }
+}
+
 void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest* request) {
   SamplingParams* const sampling = &request->sampling;
   const SamplingDefaults& defaults = limits.defaults;
@@ -174,7 +173,7 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   // vLLM says "all tokens" by -1 or 0.
   sampling->top_k =
       top_k ? static_cast<int32_t>(std::max<int64_t>(*top_k, 0)) : defaults.top_k.value_or(0);
-  sampling->seed = ParseSeed(body);
+  sampling->seed = ParseSeed(body, "seed");
   sampling->repetition_penalty =
       ParsePenalty(body, "repetition_penalty", 0.01, 100, defaults.repetition_penalty.value_or(1));
   sampling->presence_penalty = ParsePenalty(body, "presence_penalty", -2, 2, 0);
@@ -184,7 +183,7 @@ void ParseSampling(FieldReader& body, const RequestLimits& limits, TokenRequest*
   request->bad_words = ParseBadWords(body);
   request->n = static_cast<int32_t>(body.Integer("n", 1, kMaxN).value_or(1));
   sampling->min_tokens = static_cast<int32_t>(body.Integer("min_tokens", 0, kMaxInt32).value_or(0));
-  ParseStop(body, sampling);
+  ParseStop(body, "stop", sampling);
   sampling->stop_token_ids = ParseStopTokens(body, limits.vocab_size);
   sampling->ignore_eos = body.Bool("ignore_eos").value_or(false);
   sampling->include_stop_str_in_output = body.Bool("include_stop_str_in_output").value_or(false);

@@ -57,7 +57,9 @@ std::vector<std::string> ParseAbortRequest(std::string_view body) {
   const json& value = *parsed;
   FieldReader fields(value, "");
   std::vector<std::string> ids;
-  if (auto id = fields.String("request_id")) ids.push_back(std::move(*id));
+  for (const char* name : {"request_id", "rid"}) {  // the latter is SGLang's
+    if (auto id = fields.String(name)) ids.push_back(std::move(*id));
+  }
   if (const json* list = fields.Find("request_ids")) {
     if (!list->is_array()) {
       fields.Refuse("request_ids", fmt::format("must be an array, not {}", Shorten(*list)));

@@ -32,18 +32,19 @@ std::string ParseName(FieldReader& function) {
   return std::move(*name);
 }
 
-// Reads the members of a function and appends it to `tools`.
-void ParseFunction(FieldReader& function, ToolUse* tools) {
+// Reads the members of a function, whose JSON schema is in the member `schema`, and appends it to
+// `tools`.
+void ParseFunction(FieldReader& function, const char* schema, ToolUse* tools) {
   std::string name = ParseName(function);
   if (std::find(tools->functions.begin(), tools->functions.end(), name) != tools->functions.end()) {
     function.Refuse("name", fmt::format("{} is the name of another tool too", Shorten(json(name))));
   }
   function.String("description");
   if (function.Bool("strict").value_or(false)) tools->strict.insert(name);
-  if (const json* parameters = function.Find("parameters")) {
+  if (const json* parameters = function.Find(schema)) {
     if (!parameters->is_object()) {
-      function.Refuse("parameters", fmt::format("must be a JSON schema, an object, not {}",
-                                                Shorten(*parameters)));
+      function.Refuse(
+          schema, fmt::format("must be a JSON schema, an object, not {}", Shorten(*parameters)));
     }
     tools->types.emplace(name, ParameterTypesOf(*parameters));
   }
@@ -67,8 +68,19 @@ void ParseNestedTool(FieldReader& body, const json& value, ToolUse* tools) {
   if (function_value == nullptr) tool.Refuse("function", "is missing; it must be an object");
   tool.RefuseUnknown();
   FieldReader function(*function_value, tool.PathOf("function"), tool);
-  ParseFunction(function, tools);
+  ParseFunction(function, "parameters", tools);
   function.RefuseUnknown();
+}
+
+// A tool with the members of its function itself as chat templates take it; `raw` is its text.
+std::string NestedTool(const json& value, std::string_view raw, const char* schema) {
+  std::string members;
+  for (const char* name : {"name", "description", schema}) {
+    if (!value.contains(name) || value[name].is_null()) continue;
+    members += fmt::format("{}\"{}\":{}", members.empty() ? "" : ",",
+                           name == schema ? "parameters" : name, RawJson(raw, {name}));
+  }
+  return fmt::format(R"({{"type":"function","function":{{{}}}}})", members);
 }
 
 // Responses: {"type", "name", ...}. Returns the nested form, which chat templates take; `raw` is
@@ -77,14 +89,34 @@ std::string ParseFlatTool(FieldReader& body, const json& value, std::string_view
                           ToolUse* tools) {
   FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()), body);
   CheckType(tool);
-  ParseFunction(tool, tools);
+  ParseFunction(tool, "parameters", tools);
   tool.RefuseUnknown();
-  std::string members;
-  for (const char* name : {"name", "description", "parameters"}) {
-    if (!value.contains(name) || value[name].is_null()) continue;
-    members += fmt::format("{}\"{}\":{}", members.empty() ? "" : ",", name, RawJson(raw, {name}));
+  return NestedTool(value, raw, "parameters");
+}
+
+// Messages: {"name", "input_schema", ...}; returns the nested form, too.
+std::string ParseSchemaTool(FieldReader& body, const json& value, std::string_view raw,
+                            ToolUse* tools) {
+  FieldReader tool(value, fmt::format("tools[{}]", tools->functions.size()), body);
+  const std::string type = tool.String("type").value_or("custom");
+  if (type != "custom") {
+    tool.Refuse("type", fmt::format("{} is not supported: this server runs no tools of its own; "
+                                    "describe the tool with \"input_schema\"",
+                                    Shorten(json(type))));
   }
-  return fmt::format(R"({{"type":"function","function":{{{}}}}})", members);
+  ParseFunction(tool, "input_schema", tools);
+  if (tool.Find("input_schema") == nullptr) {
+    tool.Refuse("input_schema", "is missing; it must be a JSON schema, an object");
+  }
+  // What changes nothing here: all tools are in the prompt, and arguments are streamed as they
+  // come.
+  tool.Object("cache_control");
+  tool.Array("input_examples");
+  tool.Bool("eager_input_streaming");
+  tool.Unsupported("defer_loading", {false});
+  tool.Unsupported("allowed_callers", {json::array({"direct"})});
+  tool.RefuseUnknown();
+  return NestedTool(value, raw, "input_schema");
 }
 
 const json* FindTools(FieldReader& body) {
@@ -191,6 +223,20 @@ void ParseChoice(FieldReader& body, bool flat, ToolUse* tools) {
   if (!ParseChoiceObject(choice, flat, tools)) refuse();
 }
 
+// Reads each tool by `parse`, which returns it as chat templates take it.
+template <typename Parse>
+void ParseToolList(FieldReader& body, std::string_view raw, Parse parse, TokenRequest* request) {
+  const json* value = FindTools(body);
+  if (value == nullptr || value->empty()) return;
+  const std::vector<std::string_view> texts = RawElements(RawJson(raw, {"tools"}));
+  std::string& all = request->chat.tools_json;
+  for (size_t i = 0; i < value->size(); ++i) {
+    all += all.empty() ? "[" : ",";
+    all += parse(body, (*value)[i], texts[i], &request->tools);
+  }
+  all += "]";
+}
+
 }  // namespace
 
 void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
@@ -203,16 +249,31 @@ void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request) 
 }
 
 void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
-  if (const json* value = FindTools(body)) {
-    const std::vector<std::string_view> texts = RawElements(RawJson(raw, {"tools"}));
-    for (size_t i = 0; i < value->size(); ++i) {
-      std::string& all = request->chat.tools_json;
-      all += all.empty() ? "[" : ",";
-      all += ParseFlatTool(body, (*value)[i], texts[i], &request->tools);
-    }
-    if (!value->empty()) request->chat.tools_json += "]";
-  }
+  ParseToolList(body, raw, ParseFlatTool, request);
   ParseChoice(body, /*flat=*/true, &request->tools);
+}
+
+void ParseMessageTools(FieldReader& body, std::string_view raw, TokenRequest* request) {
+  ParseToolList(body, raw, ParseSchemaTool, request);
+  ToolUse& tools = request->tools;
+  tools.choice = tools.functions.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
+  const json* value = body.Find("tool_choice");
+  if (value == nullptr) return;
+  FieldReader choice(*value, "tool_choice", body);
+  const std::string type = choice.String("type").value_or("");
+  tools.parallel = !choice.Bool("disable_parallel_tool_use").value_or(false);
+  if (type == "none") {
+    tools.choice = ToolChoice::kNone;
+  } else if (type == "any" || type == "tool") {
+    if (tools.functions.empty()) {
+      body.Refuse("tool_choice", "asks for a call, but there are no tools");
+    }
+    tools.choice = type == "any" ? ToolChoice::kRequired : ToolChoice::kNamed;
+    if (type == "tool") tools.named = ParseChosenName(choice, "tool_choice", /*flat=*/true, tools);
+  } else if (type != "auto") {
+    choice.Refuse("type", R"(must be "auto", "any", "tool" or "none")");
+  }
+  choice.RefuseUnknown();
 }
 
 }  // namespace outrider::openai

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -43,6 +44,9 @@ struct RequestLimits {
   bool ignore_unknown_fields = false;  // with a warning; else they are refused
 };
 
+/// Whose shape an answer of token ids has: this server's, vLLM's or SGLang's.
+enum class TokenForm : uint8_t { kOutrider, kVllm, kSglang };
+
 /// What the answer is to hold.
 struct AnswerOptions {
   bool chat = false;
@@ -57,6 +61,11 @@ struct AnswerOptions {
   bool echo_only = false;                          // the prompt is the whole answer (max_tokens 0)
   std::optional<int32_t> logprobs = std::nullopt;  // alternatives to list beside each token
   std::optional<int32_t> prompt_logprobs = std::nullopt;  // the same for the prompt's tokens
+  TokenForm token_form = TokenForm::kOutrider;
+  // SGLang's.
+  bool is_batch = false;                                // prompts came as a list: so do answers
+  bool text_in_logprobs = false;                        // tokens with their text
+  std::optional<int32_t> logprobs_from = std::nullopt;  // first token of the prompt to tell of
 };
 
 /// Whether the model may, must or must not call tools.
@@ -70,6 +79,7 @@ struct ToolUse {
   bool parallel = true;  // the answer may have several calls
   /// Those that may be called; unset: all.
   std::optional<std::set<std::string, std::less<>>> allowed;
+  std::set<std::string, std::less<>> custom;  // responses: those whose argument is one text
   std::set<std::string, std::less<>> strict;  // those whose arguments must follow their schema
   FunctionTypes types;                        // of the functions' parameters
 };
@@ -108,7 +118,17 @@ struct TokenRequest {
 TokenRequest ParseCompletionRequest(std::string_view body, const RequestLimits& limits);
 TokenRequest ParseChatRequest(std::string_view body, const RequestLimits& limits);
 TokenRequest ParseResponseRequest(std::string_view body, const RequestLimits& limits);
-TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits);
+TokenRequest ParseGenerateRequest(std::string_view body, const RequestLimits& limits,
+                                  TokenForm form = TokenForm::kOutrider);
+
+/// A body of /generate with SGLang's names, parsed as `value`.
+TokenRequest ParseSglangRequest(const nlohmann::json& value, std::string_view body,
+                                const RequestLimits& limits);
+
+/// A body of /v1/messages; `only_prompt`: its tokens are to be counted, so max_tokens is not
+/// needed.
+TokenRequest ParseMessageRequest(std::string_view body, const RequestLimits& limits,
+                                 bool only_prompt = false);
 
 /// How many tokens the engine is to generate for a prompt of `prompt_tokens`: what was asked for,
 /// or default_max_tokens. At least 1, of which echo_only shows

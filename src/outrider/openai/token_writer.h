@@ -1,4 +1,4 @@
-// The answers of /generate: token ids, no text.
+// The answers of /generate and /inference/v1/generate: token ids, no text.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@ class TokenWriter : public ChoicesWriter {
  protected:
   void WriteChoice(size_t index, const OutputDelta& delta, std::string* out) override;
   std::string WholeChoice(size_t index, const OutputDelta& whole) override;
+  std::string WholeMembers() override;
 };
 
 }  // namespace outrider::openai

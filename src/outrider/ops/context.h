@@ -7,6 +7,7 @@
 #include "outrider/base/scratch.h"
 #include "outrider/base/thread_pool.h"
 #include "outrider/ops/tensor.h"
+#include "outrider/parallel/communicator.h"
 
 namespace outrider {
 
@@ -15,17 +16,28 @@ class Ops;
 /// What runs operations.
 struct Device {
   const Ops& ops;
-  ThreadPool* pool = nullptr;  // null: a device that needs no threads of the host
+  ThreadPool* pool = nullptr;     // null: a device that needs no threads of the host
+  Communicator* ranks = nullptr;  // with the devices that share a model; null: this one has all
+
+  RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 };
 
 struct Context {
   const Ops& ops;
   ThreadPool* pool;     // the device's
+  Communicator* ranks;  // the device's
   Scratch& arena;       // memory of the device for what a step leaves behind it
   DType operand_dtype;  // kF32 or kBF16: what matrix products round their inputs to
 
   Context(const Device& device, Scratch& arena_, DType operand_dtype_)
-      : ops(device.ops), pool(device.pool), arena(arena_), operand_dtype(operand_dtype_) {}
+      : ops(device.ops),
+        pool(device.pool),
+        ranks(device.ranks),
+        arena(arena_),
+        operand_dtype(operand_dtype_) {}
+
+  /// Which of the ranks that share the model this is.
+  RankPlace place() const { return ranks == nullptr ? RankPlace{} : ranks->place(); }
 
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }

@@ -1,6 +1,7 @@
-// What a device can compute: one table of coarse operations, each of them a few launches on a GPU
-// and a few calls of the kernel table on a CPU. All arithmetic on rows of a step is here; networks
-// and drafters are written once, on top of it.
+// What every device computes: coarse operations, each of them a few launches on a GPU and a few
+// calls of the kernel table on a CPU. Families that a device may lack (kinds of attention, experts,
+// hyper-connections, drafters of blocks) are facets with headers of their own. Networks and
+// drafters are written once, on top of it.
 //
 // Every operation is row-invariant: the bits of an output row depend on the inputs of that row
 // alone. The reference of an operation is the CPU's implementation over the reference kernel table;
@@ -20,10 +21,9 @@
 #include "outrider/base/buffer.h"
 #include "outrider/checkpoint/layer_spec.h"
 #include "outrider/kv/layer_cache.h"
-#include "outrider/ops/compressed_attention.h"
 #include "outrider/ops/context.h"
-#include "outrider/ops/hyper_connections.h"
 #include "outrider/ops/replayer.h"
+#include "outrider/ops/row_arguments.h"
 #include "outrider/ops/row_memory.h"
 #include "outrider/ops/step_inputs.h"
 #include "outrider/ops/step_sampler.h"
@@ -32,29 +32,6 @@
 #include "outrider/ops/weights.h"
 
 namespace outrider {
-
-/// The angles of a step's rows: cos and sin [rows, R / 2], magnitude included.
-struct Rotary {
-  Tensor cos;
-  Tensor sin;
-  bool interleaved = true;  // pairs (2i, 2i + 1); false: (i, i + R / 2)
-};
-
-/// The angles of rows [first, first + count).
-inline Rotary AnglesOf(const Rotary& rotary, int64_t first, int64_t count) {
-  return {rotary.cos.Rows(first, count), rotary.sin.Rows(first, count), rotary.interleaved};
-}
-
-/// A norm that an operation on x ends with: out[r] = weight * (x[r] / sqrt(mean(x[r]^2) + eps)).
-struct NormOut {
-  const float* weight = nullptr;  // null: no norm
-  float eps = 0;
-  Tensor out = {};
-
-  NormOut Rows(int64_t first, int64_t count) const {
-    return weight == nullptr ? NormOut{} : NormOut{weight, eps, out.Rows(first, count)};
-  }
-};
 
 /// One matrix product of Ops::Multiply: y = x W^T, or y += x W^T.
 struct Product {
@@ -70,96 +47,40 @@ struct Product {
   int32_t groups = 1;
 };
 
-/// Which rows go to which experts, with what weights: a device derives what its operations read.
-struct Routing {};
-
-/// Rows between the operations of a mixture of experts, in the device's order.
-struct ExpertRows {
-  Tensor routed;
-  Tensor shared;
-};
-
-/// Where the activations of a mixture of experts are cut, as Product::limit does.
-struct ExpertLimits {
-  float routed = static_cast<float>(kNoActivationLimit);
-  float shared = static_cast<float>(kNoActivationLimit);
-  bool limits_gate = false;  // gates are cut at the limit before silu, not silu's result
-};
-
-/// The sizes of attention over per-head entries: a query head and a key are [nope, rope], where the
-/// rope part of keys is one for all heads.
-struct PerHeadShape {
-  int32_t heads = 0;
-  int32_t kv_heads = 0;  // heads of an entry; divides heads
-  int32_t nope = 0;      // P
-  int32_t rope = 0;      // R
-  int32_t value = 0;     // V
-  int32_t window = 0;    // keys that a row sees, its own included; 0: all
-  float softmax_scale = 0;
-};
-
-/// The sizes of a layer's latent attention.
-struct MlaShape {
-  int32_t heads = 0;
-  int32_t q_lora = 0;  // 0: one q projection
-  int32_t latent = 0;  // L, kv_lora_rank
-  int32_t nope = 0;    // P
-  int32_t rope = 0;    // R
-  int32_t value = 0;   // V
-  float softmax_scale = 0;
-  float norm_eps = 0;  // of the two latent norms
-
-  /// Columns from a row of attention's queries to the next: without q_lora one product gives
-  /// queries and entries side by side.
-  int64_t query_stride() const {
-    return int64_t{heads} * (nope + rope) + (q_lora == 0 ? latent + rope : 0);
-  }
-};
-
-/// What writes the cache entries of a step's rows.
-struct EntryArgs {
-  Tensor kv;                    // [rows, L + R], not yet normalised nor rotated; it may change
-  const float* norm = nullptr;  // [L]
-  Rotary rotary;
-  LayerCache cache;
-  // With q_norm the queries' latent is normalised in the same launch: q_latent = norm(q_down).
-  Tensor q_down = {};             // [rows, q_lora]
-  const float* q_norm = nullptr;  // [q_lora]
-  Tensor q_latent = {};           // [rows, q_lora]
-};
-
-/// What finishes queries, keys and values of grouped-query attention after their product. They may
-/// change; keys and values stand side by side.
-struct HeadEntryArgs {
-  Tensor q = {};                  // [rows, heads * D]; without columns: there are none
-  Tensor k;                       // [rows, kv_heads * D]
-  Tensor v;                       // [rows, kv_heads * D]
-  const float* q_norm = nullptr;  // [D]
-  const float* k_norm = nullptr;  // [D]
-  float norm_eps = 0;
-  Rotary rotary;  // of the first values of a head
-  LayerCache cache;
-};
-
-/// What attention reads and writes of the rows of a step; their entries are in the cache already.
-struct AttentionArgs {
-  Tensor q;
-  Tensor out;
-  LayerCache cache;
-  Tensor gates = {};  // PerHeadAttention: [rows, heads], or without columns
-};
-
 /// Bytes of a device's own memory.
 struct DeviceMemoryState {
   int64_t total = 0;
   int64_t free = 0;
 };
 
+class MlaOps;
+class PerHeadMlaOps;
+class PerHeadOps;
+class SparseOps;
+class CompressedOps;
+class HyperOps;
+class MoeOps;
+class TokenRouterOps;
+class BlockDraftOps;
+
 class Ops {
  public:
   virtual ~Ops() = default;
 
   virtual std::string_view name() const = 0;
+
+  // Facets; null where the device lacks them. A network that needs one is refused before anything
+  // is loaded (support.h).
+
+  virtual const MlaOps* mla() const { return nullptr; }
+  virtual const PerHeadMlaOps* mla_per_head() const { return nullptr; }
+  virtual const PerHeadOps* per_head() const { return nullptr; }
+  virtual const SparseOps* sparse() const { return nullptr; }
+  virtual const CompressedOps* compressed() const { return nullptr; }
+  virtual const HyperOps* hyper() const { return nullptr; }
+  virtual const MoeOps* moe() const { return nullptr; }
+  virtual const TokenRouterOps* token_router() const { return nullptr; }
+  virtual const BlockDraftOps* block_drafts() const { return nullptr; }
 
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }
@@ -186,10 +107,6 @@ class Ops {
 
   /// How many bytes behind a tensor of an arena the calls may read.
   virtual size_t arena_reach() const { return 0; }
-
-  /// Begins what the first prompts of such layers would wait for: libraries are loaded and plans
-  /// made beside what is called next. What fails is thrown where the prompts wait.
-  virtual void PreparePrompts(const MlaShape& /*shape*/) const {}
 
   /// An arena for contexts.
   Scratch MakeArena() const {
@@ -230,10 +147,6 @@ class Ops {
   virtual void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
                      bool zero_first, Tensor x) const = 0;
 
-  /// x[i] = the table's row of tokens[i].
-  virtual void EmbedTokens(const Context& context, const TokenTable& table,
-                           std::span<const int32_t> tokens, Tensor x) const = 0;
-
   /// cos and sin of position * frequency, times `magnitude`; memory of the arena.
   virtual Rotary MakeRotary(const Context& context, std::span<const float> frequencies,
                             float magnitude, bool interleaved, const StepInputs& inputs) const = 0;
@@ -242,9 +155,10 @@ class Ops {
   virtual void Norm(const Context& context, Tensor x, const float* weight, float eps,
                     Tensor y) const = 0;
 
-  /// y[r] = weight * ((x[r] - mean(x[r])) / sqrt(variance(x[r]) + eps)) + bias; y may be x.
-  virtual void LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
-                         float eps, Tensor y) const = 0;
+  /// Rotates in place the R values from column `offset` on of each of the heads of x, whose columns
+  /// they share evenly.
+  virtual void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
+                      const Rotary& rotary) const = 0;
 
   /// x = 0.
   virtual void SetZero(const Context& context, Tensor x) const = 0;
@@ -278,128 +192,6 @@ class Ops {
   /// -1 where the largest is infinite or one is NaN. No logits are stored.
   virtual void HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                           const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const = 0;
-
-  // Mixtures of experts. Results live in the arena.
-
-  /// Scores logits [rows, experts], which it may change, chooses each row's experts and groups the
-  /// rows by expert for the products with `w`. bias [experts] is added to scores for the choice
-  /// (kNoAuxTc), or null. The result holds until the next call.
-  /// The logits are those of the rows from first_row on.
-  virtual const Routing& Route(const Context& context, const RouterSpec& spec,
-                               const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
-                               Tensor logits, const float* bias) const = 0;
-
-  /// The same where a table says which experts a token has: table [tokens, top_k].
-  virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
-                                      const StepInputs& inputs, int32_t first_row, Tensor logits,
-                                      const int32_t* table) const = 0;
-
-  /// silu(gate x) * (up x) of every row's experts, and of the shared MLP, cut at the limits.
-  virtual ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
-                                  const ExpertLimits& limits, const Routing& routing,
-                                  Tensor x) const = 0;
-
-  virtual ExpertRows ExpertDown(const Context& context, const ExpertWeights& w,
-                                const Routing& routing, const ExpertRows& inner) const = 0;
-
-  /// x[r] += the weighted outputs of its experts in order of choice, then the shared MLP's; then
-  /// the norm of x, where there is one.
-  virtual void CombineExperts(const Context& context, const ExpertWeights& w,
-                              const Routing& routing, const ExpertRows& outputs, Tensor x,
-                              const NormOut& norm) const = 0;
-
-  // Multi-head latent attention.
-
-  /// Rotates in place the R values from column `offset` on of each of the heads of x, whose columns
-  /// they share evenly.
-  virtual void Rotate(const Context& context, Tensor x, int32_t heads, int32_t offset,
-                      const Rotary& rotary) const = 0;
-
-  virtual void WriteLatentEntries(const Context& context, const MlaShape& shape,
-                                  const StepInputs& inputs, const EntryArgs& args) const = 0;
-  virtual void WritePerHeadEntries(const Context& context, const MlaShape& shape,
-                                   const KvUpWeight& w, const StepInputs& inputs,
-                                   const EntryArgs& args) const = 0;
-
-  /// q [rows, heads * (P + R)], not rotated, to absorbed [rows, heads * (L + R)], rotated with the
-  /// angles of the same rows.
-  virtual void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                      const Rotary& rotary, Tensor q, Tensor absorbed) const = 0;
-  /// latent [rows, heads * L] to out [rows, heads * V].
-  virtual void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                        Tensor latent, Tensor out) const = 0;
-
-  /// Attention of generated tokens over latent entries, with the decode kernel of the plan's
-  /// backend: inputs.decode_rows(). q [decode rows, heads * (L + R)]: per head the absorbed query,
-  /// then its rotated part; out [decode rows, heads * L].
-  virtual void DecodeAttention(const Context& context, const MlaShape& shape,
-                               const StepInputs& inputs, const AttentionArgs& args) const = 0;
-
-  /// Attention of the other rows over latent entries, in the expanded form. Of decode requests that
-  /// the decode kernel did not take: attention over the context and over the new tokens, merged by
-  /// log-sum-exp. q [rows, heads * (P + R)], rotated; out [rows, heads * V].
-  virtual void PromptAttention(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                               const StepInputs& inputs, const AttentionArgs& args) const = 0;
-
-  // Attention over per-head entries, latent or grouped-query.
-
-  /// q [rows, heads * (P + R)], rotated; out [rows, heads * V]. With gates, a head's output is
-  /// multiplied by sigmoid(gate).
-  virtual void PerHeadAttention(const Context& context, const PerHeadShape& shape,
-                                const StepInputs& inputs, const AttentionArgs& args) const = 0;
-
-  /// Norm of every one of the `heads` heads, whose columns they share evenly, in place; weight
-  /// [cols / heads].
-  virtual void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                         float eps) const = 0;
-
-  /// Writes one cache entry per row as it is.
-  virtual void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
-                            LayerCache cache) const = 0;
-
-  /// Normalises every head of q and k, rotates its first values, and writes the rows' entries.
-  virtual void WriteHeadEntries(const Context& context, const PerHeadShape& shape,
-                                const StepInputs& inputs, const HeadEntryArgs& args) const = 0;
-
-  // Attention over a window and compressed entries (DeepSeek-V4).
-
-  /// x[r] += bias[position % ratio] of every row; bias [ratio, cols].
-  virtual void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
-                               int32_t ratio, Tensor x) const = 0;
-
-  /// Writes the entries that the rows complete: in every channel the mean of the tokens' values,
-  /// weighted by the softmax of their gates; then normalised and rotated. Reads the token rows from
-  /// the cache, those of this step too.
-  virtual void Compress(const Context& context, const CompressorShape& shape,
-                        const StepInputs& inputs, const CompressArgs& args) const = 0;
-
-  /// Results live in the arena.
-  virtual SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
-                                        const SelectEntriesArgs& args) const = 0;
-
-  virtual void CompressedAttention(const Context& context, const StepInputs& inputs,
-                                   const CompressedAttentionArgs& args) const = 0;
-
-  // Hyper-connections over the streams X [S] of a row, whose columns they share evenly.
-
-  /// With n = 1 / sqrt(mean of X² + norm_eps): pre = sigmoid(m n scale + base) + eps,
-  /// post = 2 sigmoid(..), comb = Sinkhorn's normalisation of exp(..): a softmax of every row plus
-  /// eps, then columns and, in further iterations, rows and columns divided by their sums plus eps.
-  /// mixture = sum over j of pre[j] X[j]; weights = post, comb.
-  virtual void HyperMix(const Context& context, const HyperShape& shape,
-                        const HyperMixArgs& args) const = 0;
-
-  /// X[k] = post[k] y + sum over j of comb[j, k] X[j]; weights [rows, (1 + S) * S] of HyperMix.
-  virtual void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights, Tensor y,
-                        Tensor streams) const = 0;
-
-  /// mixture as HyperMix makes it, of sums [rows, S], which it may change, one scale and base [S].
-  virtual void HyperContract(const Context& context, const HyperShape& shape,
-                             const HyperMixArgs& args) const = 0;
-
-  /// mean [rows, H] of the streams.
-  virtual void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
-                         Tensor mean) const = 0;
 };
 
 inline Tensor Context::Activations(int64_t rows, int64_t cols) const {

@@ -83,10 +83,6 @@ class StepSampler {
                     std::span<const DrawRequest> requests, const DraftTokens& among,
                     std::span<int32_t> tokens) = 0;
 
-  /// The same from rows of logits [requests, tokens], which it may change.
-  virtual void DrawFrom(const Context& context, Tensor logits,
-                        std::span<const DrawRequest> requests, std::span<int32_t> tokens) = 0;
-
   virtual void Score(const Context& context, const HeadRows& rows,
                      std::span<const ScoreRequest> requests) = 0;
 

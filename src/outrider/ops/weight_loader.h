@@ -17,6 +17,7 @@
 #include "outrider/ops/context.h"
 #include "outrider/ops/weight_groups.h"
 #include "outrider/ops/weights.h"
+#include "outrider/parallel/share.h"
 
 namespace outrider {
 
@@ -56,10 +57,14 @@ enum class WeightQuantization { kNone, kInt8 };
 /// Any other matrix is rounded to bfloat16 with compute_dtype kBF16. With kF32 it keeps its values,
 /// stored as bfloat16 where that loses nothing. With kInt8 every matrix is rounded to 8 bits with
 /// one scale per row instead, except those declared unquantized.
+///
+/// Of several ranks each keeps, and reads, its part of what is declared with a cut. The format is
+/// chosen by the whole weight.
 struct WeightForm {
   DType compute_dtype = DType::kBF16;
   WeightQuantization quantization = WeightQuantization::kNone;
   int64_t max_fp8_weights_as_bf16 = 0;  // KernelTable's
+  RankPlace place = {};
 };
 
 class WeightLoader {
@@ -67,27 +72,33 @@ class WeightLoader {
   virtual ~WeightLoader() = default;
 
   virtual const WeightSource& source() const = 0;
+  /// How many ranks share what is declared.
+  virtual int32_t ranks() const { return 1; }
 
-  // Declarations: `out` is filled by Load and must stay where it is until then.
+  // Declarations: `out` is filled by Load and must stay where it is until then. Sizes are those of
+  // the whole weight; without a cut every rank has all of it.
 
   /// A weight [rows, cols] of y = x W^T.
-  void Matrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) {
-    Stacked(out, {name}, rows, cols);
+  void Matrix(Weight* out, const std::string& name, int64_t rows, int64_t cols,
+              const WeightCut& cut = {}) {
+    Stacked(out, {name}, rows, cols, cut);
   }
-  /// Weights [rows, cols] each, stacked into [names.size() * rows, cols].
+  /// Weights [rows, cols] each, stacked into [names.size() * rows, cols]; several are not cut by
+  /// kRows.
   virtual void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                       int64_t cols) = 0;
+                       int64_t cols, const WeightCut& cut) = 0;
   /// A matrix by name; its columns are said beside it.
   struct NamedMatrix {
     Weight* out = nullptr;
     std::string name;
     int64_t rows = 0;
+    WeightCut cut = {};
   };
   /// Two weights [.., cols] that products of the same rows read: a device may keep them so that it
   /// runs both products as one (Ops::Multiply).
   virtual void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) {
-    Matrix(a.out, a.name, a.rows, cols);
-    Matrix(b.out, b.name, b.rows, cols);
+    Matrix(a.out, a.name, a.rows, cols, a.cut);
+    Matrix(b.out, b.name, b.rows, cols, b.cut);
   }
   /// A weight that is never rounded to 8 bits.
   virtual void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
@@ -96,11 +107,13 @@ class WeightLoader {
   /// A weight that keeps its values, whatever the compute dtype.
   virtual void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) = 0;
 
-  /// The gate and up matrices of a gated MLP, stacked, and its down matrix.
+  /// The gate and up matrices of a gated MLP, stacked, and its down matrix: cut by inner columns,
+  /// and by rows.
   virtual void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                    int64_t hidden) = 0;
 
-  /// Routed experts of `width` and, with a shared_width, the MLP that every row goes through.
+  /// Routed experts of `width` and, with a shared_width, the MLP that every row goes through; each
+  /// is cut as an MLP is.
   struct Experts {
     std::vector<MlpTensors> routed = {};  // of each; with `stacked` one, of all
     int64_t stacked = 0;  // so many experts are the matrices of tensors [stacked, out, in]
@@ -112,6 +125,7 @@ class WeightLoader {
   virtual void MoeExperts(ExpertWeights* out, const Experts& experts) = 0;
 
   /// kv_b_proj [heads * (nope + value), latent]: by head W_UK [nope, latent], W_UV [value, latent].
+  /// It is cut by heads.
   struct KvUp {
     int64_t heads, nope, value, latent;
   };
@@ -122,6 +136,8 @@ class WeightLoader {
   void Vector(const float** out, const std::string& name, int64_t size) {
     Vector(out, name, size, 0);
   }
+  /// A float32 vector of which each rank has the values of its heads.
+  virtual void HeadVector(const float** out, const std::string& name, int64_t size) = 0;
 
   /// Float32 values [rows, cols].
   virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;

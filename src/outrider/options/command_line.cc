@@ -328,7 +328,7 @@ LogFormat RequestedLogFormat(std::span<const std::string> arguments,
         if (is_format && !entry.texts.empty()) return entry.texts.front();
       }
     } catch (const Error&) {
-      // ParseCommandLine says what is wrong with it.
+      return std::nullopt;  // ParseCommandLine says what is wrong with it
     }
     return std::nullopt;
   };

@@ -4,6 +4,7 @@
 
 #include "outrider/attention/attention_backend.h"
 #include "outrider/base/dtype.h"
+#include "outrider/checkpoint/rank_config.h"
 #include "outrider/kv/cache_form.h"
 #include "outrider/options/option_rows.h"
 #include "outrider/options/speculative_config.h"
@@ -160,6 +161,13 @@ std::vector<OptionRow> EngineOptionRows() {
        every,
        [](Settings& s, const OptionValue& v) {
          s.engine.attention_backend = ParseAttentionBackend(v);
+       }},
+      {"tensor-parallel-size", one, "Batching", "N", "1",
+       "Ranks that share the model, each with its part of the weights; on a processor they are "
+       "threads. Output does not depend on it",
+       every,
+       [](Settings& s, const OptionValue& v) {
+         s.engine.tensor_parallel_size = Int32(v, 1, kMostRanks);
        }},
       {"num-threads", one, "Batching", "N", "all processors this process may use",
        "Threads that compute", all,

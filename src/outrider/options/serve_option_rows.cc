@@ -102,6 +102,16 @@ std::vector<OptionRow> ServeOptionRows() {
        "File of more keys, one a line: unlike arguments it is not shown to every user of the "
        "machine",
        serve, [](Settings& s, const OptionValue& v) { s.serve.api_key_file = NonEmptyText(v); }},
+      {"enable-admin-api", one, "Server", "KEY", "off",
+       "Routes that pause, resume and forget cached prefixes, for those who bring this key, which "
+       "opens no other route",
+       serve, [](Settings& s, const OptionValue& v) { s.serve.admin_key = NonEmptyText(v); },
+       /*secret=*/true},
+      {"kv-events-config", one, "Server", "JSON", "none",
+       "Publish what becomes of cached blocks over ZeroMQ, as vLLM does, like "
+       "'{\"endpoint\": \"tcp://*:5557\", \"topic\": \"kv@POD@MODEL\"}'",
+       serve,
+       [](Settings& s, const OptionValue& v) { s.serve.kv_events_config = NonEmptyText(v); }},
       {"share-prefix-cache", OptionKind::kSwitch, "Server", "", "",
        "Requests of all keys share cached prefixes; without it each key has its own, so that "
        "counts "

@@ -45,6 +45,8 @@ struct ServeSettings {
   std::string api_key_file;                     // with more of them, one a line
   std::optional<int32_t> max_num_reqs_per_key;  // at a time; unset: no limit
   bool share_prefix_cache = false;              // between keys
+  std::string admin_key;                        // empty: routes that pause and the like are off
+  std::string kv_events_config;                 // JSON; empty: no events
   std::vector<std::string> allowed_hosts;       // that requests may be addressed to
   CorsOptions cors;                             // of web pages of other origins
   std::string ssl_certfile;                     // empty: plain HTTP

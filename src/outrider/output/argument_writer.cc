@@ -190,8 +190,9 @@ void ArgumentWriter::CutValueOff(std::vector<OutputPiece>* pieces) {
     PassOn(held_, pieces);
   } else if (!is_left_out_) {
     const std::string_view value = Trimmed(held_);
-    if (!value.empty())
+    if (!value.empty()) {
       Append(MayBecomeJson(value) ? std::string(value) : '"' + Escaped(held_), pieces);
+    }
   }
   held_.clear();
 }

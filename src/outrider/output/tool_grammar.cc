@@ -123,7 +123,7 @@ class TagWriter {
 
   // Whatever a model writes up to the end of the call.
   Json AnyArguments() const {
-    const Json any = {{"type", "any_text"}, {"excludes", {format_.call_end}}};
+    Json any = {{"type", "any_text"}, {"excludes", {format_.call_end}}};
     if (!format_.header_end.empty()) return any;
     // A name may begin a longer one: what follows ends it.
     return Sequence(Json::array(

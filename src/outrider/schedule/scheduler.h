@@ -121,6 +121,11 @@ class Scheduler {
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
+  /// Forgets all published prefixes; requests that run keep what they have.
+  void ForgetPrefixes() { cache_.ForgetPublished(); }
+  /// Logs what becomes of published blocks; `log` must outlive the scheduler.
+  void SetPrefixLog(std::vector<BlockPoolEvent>* log) { cache_.SetLog(log); }
+
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   const BlockPool& pool() const { return cache_.pool(); }

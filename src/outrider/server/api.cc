@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <ctime>
 #include <functional>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/openapi.h"
 #include "outrider/openai/parse_tokenize.h"
+#include "outrider/openai/render_json.h"
+#include "outrider/server/admin_api.h"
 #include "outrider/server/step_feed.h"
 #include "outrider/server/web_page.h"
 
@@ -23,6 +26,7 @@ namespace outrider {
 namespace {
 
 using openai::ApiError;
+using openai::ErrorForm;
 using openai::ErrorResponse;
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
@@ -46,6 +50,11 @@ bool IsJson(std::string_view content_type) {
           EqualIgnoringCase(type.substr(type.size() - kSuffix.size()), kSuffix));
 }
 
+// Anthropic's clients read errors of another form.
+ErrorForm FormOf(const HttpRequest& head) {
+  return head.path.starts_with("/v1/messages") ? ErrorForm::kAnthropic : ErrorForm::kOpenAi;
+}
+
 ApiError Unavailable() {
   return {.status = 503,
           .message = "the server is shutting down",
@@ -59,12 +68,14 @@ struct Api::Route {
   std::string_view method;
   std::string_view path;
   Endpoint endpoint;
+  AdminRoute admin = {};  // Endpoint::kAdmin
 };
 
 Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& encoder,
          GrammarCompiler* grammars)
     : options_(std::move(options)),
       keys_(options_.api_keys, options_.max_requests_per_key),
+      admin_keys_({options_.admin_key.empty() ? "none" : options_.admin_key}, std::nullopt),
       hosts_(options_.allowed_hosts, options_.restrict_hosts),
       models_(options_.served_model_names),
       service_(service),
@@ -77,7 +88,7 @@ Api::Api(ApiOptions options, GenerationService& service, const PromptEncoder& en
                options_.share_prefix_cache) {}
 
 const Api::Route* Api::FindRoute(std::string_view path) {
-  static constexpr std::array<Route, 14> kRoutes = {{
+  static constexpr std::array<Route, 34> kRoutes = {{
       {"GET", "/health", Endpoint::kHealth},
       {"GET", "/version", Endpoint::kVersion},
       {"GET", "/metrics", Endpoint::kMetrics},
@@ -86,12 +97,34 @@ const Api::Route* Api::FindRoute(std::string_view path) {
       {"POST", "/v1/completions", Endpoint::kCompletions},
       {"POST", "/v1/chat/completions", Endpoint::kChat},
       {"POST", "/v1/responses", Endpoint::kResponses},
+      {"POST", "/v1/messages", Endpoint::kMessages},
+      {"POST", "/v1/messages/count_tokens", Endpoint::kCountTokens},
       {"POST", "/generate", Endpoint::kGenerate},
       {"POST", "/abort", Endpoint::kAbort},
       {"POST", "/tokenize", Endpoint::kTokenize},
       {"POST", "/detokenize", Endpoint::kDetokenize},
       {"GET", "/tokenizer_info", Endpoint::kTokenizerInfo},
       {"GET", "/openapi.json", Endpoint::kOpenApi},
+      // For routers.
+      {"POST", "/v1/completions/render", Endpoint::kRenderCompletion},
+      {"POST", "/v1/chat/completions/render", Endpoint::kRenderChat},
+      {"POST", "/inference/v1/generate", Endpoint::kInference},
+      {"GET", "/v1/loads", Endpoint::kLoads},
+      {"GET", "/get_loads", Endpoint::kLoads},
+      {"GET", "/server_info", Endpoint::kServerInfo},
+      {"GET", "/get_server_info", Endpoint::kServerInfo},
+      {"GET", "/model_info", Endpoint::kModelInfo},
+      {"GET", "/get_model_info", Endpoint::kModelInfo},
+      {"POST", "/abort_request", Endpoint::kAbort},
+      // For trainers and operators.
+      {"GET", "/is_paused", Endpoint::kIsPaused},
+      {"GET", "/is_sleeping", Endpoint::kIsSleeping},
+      {"POST", "/pause", Endpoint::kAdmin, AdminRoute::kPause},
+      {"POST", "/pause_generation", Endpoint::kAdmin, AdminRoute::kPauseSglang},
+      {"POST", "/resume", Endpoint::kAdmin, AdminRoute::kResume},
+      {"POST", "/continue_generation", Endpoint::kAdmin, AdminRoute::kResumeSglang},
+      {"POST", "/reset_prefix_cache", Endpoint::kAdmin, AdminRoute::kResetPrefixCache},
+      {"POST", "/flush_cache", Endpoint::kAdmin, AdminRoute::kFlushCache},
   }};
   static constexpr Route kPageRoute = {"GET", "/", Endpoint::kPage};
   static constexpr Route kModelRoute = {"GET", kModelPrefix, Endpoint::kModel};
@@ -103,26 +136,43 @@ const Api::Route* Api::FindRoute(std::string_view path) {
 }
 
 std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
+  const auto refuse = [&](const ApiError& error) { return ErrorResponse(error, FormOf(head)); };
   if (!hosts_.Allows(head)) {
-    return ErrorResponse({.status = 403,
-                          .message = "the Host field names a host that this server does not answer "
-                                     "for: use localhost, or name it with --allowed-hosts",
-                          .param = "",
-                          .code = "host_not_allowed"});
+    return refuse({.status = 403,
+                   .message = "the Host field names a host that this server does not answer "
+                              "for: use localhost, or name it with --allowed-hosts",
+                   .param = "",
+                   .code = "host_not_allowed"});
   }
   const Route* route = FindRoute(head.path);
   // The page itself holds no secrets; what it asks for then needs the key.
   const bool open = route != nullptr &&
                     (route->endpoint == Endpoint::kHealth || route->endpoint == Endpoint::kPage);
-  if (!open && !keys_.IsAuthorized(head)) {
-    return ErrorResponse({.status = 401,
-                          .message = "a valid API key is needed: send it as "
-                                     "\"Authorization: Bearer KEY\"",
-                          .param = "",
-                          .code = "invalid_api_key"});
+  const bool is_admin = route != nullptr && route->endpoint == Endpoint::kAdmin;
+  if (is_admin && options_.admin_key.empty()) {
+    return refuse(
+        {.status = 404,
+         .message = fmt::format("{} is off: name a key for it with --enable-admin-api", head.path),
+         .param = "",
+         .code = "not_found"});
+  }
+  if (is_admin && !admin_keys_.IsAuthorized(head)) {
+    return refuse({.status = 401,
+                   .message = fmt::format("{} needs the key that --enable-admin-api names: send it "
+                                          "as \"Authorization: Bearer KEY\"",
+                                          head.path),
+                   .param = "",
+                   .code = "invalid_api_key"});
+  }
+  if (!open && !is_admin && !keys_.IsAuthorized(head)) {
+    return refuse({.status = 401,
+                   .message = "a valid API key is needed: send it as "
+                              "\"Authorization: Bearer KEY\" or \"X-Api-Key: KEY\"",
+                   .param = "",
+                   .code = "invalid_api_key"});
   }
   if (route == nullptr) {
-    return ErrorResponse(
+    return refuse(
         {.status = 404,
          .message = fmt::format("no such route: {} {}", head.method, head.path.substr(0, 200)),
          .param = "",
@@ -137,29 +187,30 @@ std::optional<HttpResponse> Api::CheckHead(const HttpRequest& head) {
   }
   if (head.method != route->method && !(is_get && head.method == "HEAD")) {
     HttpResponse response =
-        ErrorResponse({.status = 405,
-                       .message = fmt::format("{} takes {}, not {}", head.path.substr(0, 200),
-                                              route->method, head.method.substr(0, 32)),
-                       .param = "",
-                       .code = "method_not_allowed"});
+        refuse({.status = 405,
+                .message = fmt::format("{} takes {}, not {}", head.path.substr(0, 200),
+                                       route->method, head.method.substr(0, 32)),
+                .param = "",
+                .code = "method_not_allowed"});
     response.headers.push_back({"Allow", is_get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS"});
     return response;
   }
-  if (!is_get && !IsJson(head.Header("Content-Type").value_or(""))) {
-    return ErrorResponse({.status = 415,
-                          .message = "the Content-Type of a request must be application/json",
-                          .param = "",
-                          .code = "unsupported_media_type"});
+  // What is asked of a trainer's routes may be in the path and the query alone.
+  const bool may_be_bare = is_admin && !head.Header("Content-Type");
+  if (!may_be_bare && !is_get && !IsJson(head.Header("Content-Type").value_or(""))) {
+    return refuse({.status = 415,
+                   .message = "the Content-Type of a request must be application/json",
+                   .param = "",
+                   .code = "unsupported_media_type"});
   }
-  if (draining_ && !is_get) return ErrorResponse(Unavailable());
+  if (draining_ && !is_get && !is_admin) return refuse(Unavailable());
   return std::nullopt;
 }
 
-HttpResponse Api::RefusalOf(int status, const std::string& message) {
-  HttpResponse response = ErrorResponse({.status = status,
-                                         .message = message,
-                                         .param = "",
-                                         .code = status == 413 ? "too_large" : ""});
+HttpResponse Api::RefusalOf(const HttpRequest& head, int status, const std::string& message) {
+  HttpResponse response = ErrorResponse(
+      {.status = status, .message = message, .param = "", .code = status == 413 ? "too_large" : ""},
+      FormOf(head));
   if (status == 415) response.headers.push_back({"Accept-Encoding", "identity"});
   return response;
 }
@@ -188,6 +239,10 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
       return Start(AnswerKind::kChat, std::move(request), std::move(waker));
     case Endpoint::kResponses:
       return Start(AnswerKind::kResponse, std::move(request), std::move(waker));
+    case Endpoint::kMessages:
+      return Start(AnswerKind::kMessage, std::move(request), std::move(waker));
+    case Endpoint::kCountTokens:
+      return Compute(&Api::CountTokens, std::move(request), std::move(waker));
     case Endpoint::kGenerate:
       return Start(AnswerKind::kTokens, std::move(request), std::move(waker));
     case Endpoint::kAbort: {
@@ -202,6 +257,32 @@ std::shared_ptr<HttpProducer> Api::Handle(HttpRequest request, HttpWaker waker) 
       return Compute(&Api::Detokenize, std::move(request), std::move(waker));
     case Endpoint::kTokenizerInfo:
       return MakeReadyProducer(TextResponse("application/json", encoder_.TokenizerInfoJson()));
+    case Endpoint::kRenderCompletion:
+    case Endpoint::kRenderChat: {
+      const bool chat = FindRoute(request.path)->endpoint == Endpoint::kRenderChat;
+      return Compute([chat](Api* api, const std::string& body) { return api->Render(body, chat); },
+                     std::move(request), std::move(waker));
+    }
+    case Endpoint::kInference:
+      return Start(AnswerKind::kInference, std::move(request), std::move(waker));
+    case Endpoint::kLoads: {
+      const EngineCounters counters = service_.Counters();
+      const double rate =
+          throughput_.SinceLast(counters.generation_tokens, std::chrono::steady_clock::now());
+      return MakeReadyProducer(TextResponse("application/json", LoadsJson(counters, rate)));
+    }
+    case Endpoint::kServerInfo:
+      return MakeReadyProducer(
+          TextResponse("application/json", ServerInfoJson(Facts(), service_.Counters())));
+    case Endpoint::kModelInfo:
+      return MakeReadyProducer(TextResponse("application/json", ModelInfoJson(Facts())));
+    case Endpoint::kIsPaused:
+      return MakeReadyProducer(TextResponse(
+          "application/json", fmt::format(R"({{"is_paused":{}}})", service_.Counters().paused)));
+    case Endpoint::kIsSleeping:
+      return MakeReadyProducer(TextResponse("application/json", R"({"is_sleeping":false})"));
+    case Endpoint::kAdmin:
+      return HandleAdmin(request, std::move(waker));
     case Endpoint::kOpenApi:
       return MakeReadyProducer(TextResponse("application/json", std::string(kOpenApiJson)));
   }
@@ -218,10 +299,23 @@ std::shared_ptr<HttpProducer> Api::Start(AnswerKind kind, HttpRequest request, H
                                 "have at a time; try again later",
                                 *keys_.max_requests_per_key()),
          .param = "",
-         .code = "rate_limit_exceeded"}));
+         .code = "rate_limit_exceeded"},
+        FormOf(request)));
   }
   const std::string client = ClientOf(request);
   return starter_.Start(kind, client, std::move(request), std::move(waker), *std::move(admission));
+}
+
+ServerFacts Api::Facts() const {
+  return {models_.names()[0], options_.model_root, options_.limits.max_model_len};
+}
+
+std::shared_ptr<HttpProducer> Api::HandleAdmin(const HttpRequest& request, HttpWaker waker) {
+  try {
+    return HandleAdminRoute(FindRoute(request.path)->admin, service_, request, std::move(waker));
+  } catch (const Error& error) {
+    return MakeReadyProducer(ErrorResponse(openai::FromError(error)));
+  }
 }
 
 std::shared_ptr<HttpProducer> Api::ListenToSteps() {
@@ -248,18 +342,19 @@ template <typename Handler>
 std::shared_ptr<HttpProducer> Api::Compute(Handler handler, HttpRequest request, HttpWaker waker) {
   const std::string client = ClientOf(request);
   const size_t bytes = request.body.size();
+  const ErrorForm form = FormOf(request);
   return starter_.Compute(
       client, bytes,
       [this, handler, whole = std::make_shared<HttpRequest>(std::move(request))] {
         return std::invoke(handler, this, whole->body);
       },
-      std::move(waker));
+      std::move(waker), form);
 }
 
 // Who takes turns with others: a key's owner, or else whoever asks from one address.
 std::string Api::ClientOf(const HttpRequest& request) const {
   if (options_.api_keys.empty()) return request.peer;
-  return std::string(request.Header("Authorization").value_or(""));
+  return std::to_string(keys_.CallerOf(request));
 }
 
 HttpResponse Api::Health() const {
@@ -317,6 +412,33 @@ HttpResponse Api::Tokenize(const std::string& body) const {
                   options_.limits.max_model_len, fmt::join(ids, ","), strings));
 }
 
+HttpResponse Api::CountTokens(const std::string& body) const {
+  openai::TokenRequest request =
+      openai::ParseMessageRequest(body, options_.limits, /*only_prompt=*/true);
+  models_.Resolve(request.model);
+  preparer_.SettleTools(&request, /*can_constrain=*/false);
+  return TextResponse(
+      "application/json",
+      fmt::format(R"({{"input_tokens":{}}})", encoder_.EncodeChat(request.chat).token_ids.size()));
+}
+
+HttpResponse Api::Render(const std::string& body, bool chat) const {
+  const openai::RequestLimits& limits = options_.limits;
+  openai::TokenRequest request =
+      chat ? openai::ParseChatRequest(body, limits) : openai::ParseCompletionRequest(body, limits);
+  request.model = models_.Resolve(request.model);
+  preparer_.SettleTools(&request, /*can_constrain=*/true);
+  std::vector<std::string> rendered;
+  for (const std::vector<int32_t>& prompt : preparer_.Prompts(&request)) {
+    rendered.push_back(
+        openai::RenderedJson(request, prompt,
+                             openai::ResolveMaxTokens(request, static_cast<int64_t>(prompt.size()),
+                                                      limits.max_model_len)));
+  }
+  return TextResponse("application/json",
+                      chat ? rendered.at(0) : fmt::format("[{}]", fmt::join(rendered, ",")));
+}
+
 HttpResponse Api::Detokenize(const std::string& body) const {
   const openai::DetokenizeRequest request = openai::ParseDetokenizeRequest(body, options_.limits);
   models_.Resolve(request.model);
@@ -327,8 +449,9 @@ HttpResponse Api::Detokenize(const std::string& body) const {
 
 HttpResponse Api::Abort(const std::string& body, int32_t caller) {
   size_t aborted = 0;
-  for (const std::string& id : openai::ParseAbortRequest(body))
+  for (const std::string& id : openai::ParseAbortRequest(body)) {
     aborted += starter_.Abort(id, caller);
+  }
   return TextResponse("application/json", fmt::format(R"({{"aborted":{}}})", aborted));
 }
 

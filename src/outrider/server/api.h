@@ -19,6 +19,7 @@
 #include "outrider/server/api_keys.h"
 #include "outrider/server/request_starter.h"
 #include "outrider/server/served_models.h"
+#include "outrider/server/server_facts.h"
 #include "outrider/telemetry/metrics.h"
 #include "outrider/telemetry/request_reporter.h"
 #include "outrider/text/prompt_encoder.h"
@@ -37,6 +38,7 @@ struct ApiOptions {
   openai::RequestLimits limits;
   bool log_requests = false;         // a line for each request that ends
   std::string otlp_traces_endpoint;  // "": no traces
+  std::string admin_key;             // "": routes that change what the server does are off
 };
 
 class Api : public HttpApplication {
@@ -48,7 +50,7 @@ class Api : public HttpApplication {
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   std::shared_ptr<HttpProducer> Handle(HttpRequest request, HttpWaker waker) override;
-  HttpResponse RefusalOf(int status, const std::string& message) override;
+  HttpResponse RefusalOf(const HttpRequest& head, int status, const std::string& message) override;
   void OnDrain() override { draining_ = true; }
 
  private:
@@ -64,16 +66,28 @@ class Api : public HttpApplication {
     kCompletions,
     kChat,
     kResponses,
+    kMessages,
+    kCountTokens,
     kGenerate,
     kAbort,
     kTokenize,
     kDetokenize,
     kTokenizerInfo,
+    kRenderCompletion,
+    kRenderChat,
+    kInference,
+    kLoads,
+    kServerInfo,
+    kModelInfo,
+    kIsPaused,
+    kIsSleeping,
+    kAdmin,
     kOpenApi
   };
 
   static const Route* FindRoute(std::string_view path);
   HttpResponse Health() const;
+  ServerFacts Facts() const;
   HttpResponse Metrics() const;
   HttpResponse Models() const;
   HttpResponse Model(std::string_view name) const;
@@ -85,6 +99,9 @@ class Api : public HttpApplication {
   template <typename Handler>
   std::shared_ptr<HttpProducer> Compute(Handler handler, HttpRequest request, HttpWaker waker);
   HttpResponse Tokenize(const std::string& body) const;
+  HttpResponse CountTokens(const std::string& body) const;
+  HttpResponse Render(const std::string& body, bool chat) const;
+  std::shared_ptr<HttpProducer> HandleAdmin(const HttpRequest& request, HttpWaker waker);
   HttpResponse Detokenize(const std::string& body) const;
   HttpResponse Abort(const std::string& body, int32_t caller);
   /// Refuses listeners beyond some.
@@ -92,6 +109,7 @@ class Api : public HttpApplication {
 
   const ApiOptions options_;
   const ApiKeys keys_;
+  const ApiKeys admin_keys_;  // one, or none
   const AllowedHosts hosts_;
   const ServedModels models_;
   GenerationService& service_;
@@ -100,6 +118,7 @@ class Api : public HttpApplication {
   const std::shared_ptr<ServerMetrics> metrics_;
   RequestReporter reporter_;
   const int64_t start_time_;                             // seconds since 1970
+  Throughput throughput_;                                // I/O thread
   bool draining_ = false;                                // I/O thread
   std::vector<std::weak_ptr<HttpProducer>> step_feeds_;  // I/O thread
   RequestStarter starter_;                               // last: its threads use the rest

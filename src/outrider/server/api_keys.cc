@@ -19,6 +19,17 @@ bool SameSecret(std::string_view guess, std::string_view secret) {
   return difference == 0;
 }
 
+// The key that a request brings: "Authorization: Bearer KEY", or "X-Api-Key: KEY" as Anthropic's
+// clients send it.
+std::string_view SecretOf(const HttpRequest& head) {
+  const std::string_view header = head.Header("Authorization").value_or("");
+  const size_t space = std::min(header.find(' '), header.size());
+  if (!EqualIgnoringCase(header.substr(0, space), "Bearer")) {
+    return head.Header("X-Api-Key").value_or("");
+  }
+  return header.substr(std::min(header.find_first_not_of(' ', space), header.size()));
+}
+
 }  // namespace
 
 ApiKeys::ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_requests_per_key)
@@ -34,13 +45,10 @@ ApiKeys::ApiKeys(std::vector<std::string> keys, std::optional<int32_t> max_reque
 }
 
 const ApiKeys::Key* ApiKeys::Find(const HttpRequest& head) const {
-  const std::string_view header = head.Header("Authorization").value_or("");
-  const size_t space = std::min(header.find(' '), header.size());
-  if (!EqualIgnoringCase(header.substr(0, space), "Bearer")) return nullptr;
-  const size_t secret = std::min(header.find_first_not_of(' ', space), header.size());
+  const std::string_view secret = SecretOf(head);
   const Key* found = nullptr;
   for (const Key& key : keys_) {
-    if (SameSecret(header.substr(secret), key.text)) found = &key;
+    if (SameSecret(secret, key.text)) found = &key;
   }
   return found;
 }

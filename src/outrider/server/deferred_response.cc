@@ -27,7 +27,8 @@ void DeferredResponse::Cancel() {
   Complete(openai::ErrorResponse({.status = 503,
                                   .message = "the server is shutting down",
                                   .param = "",
-                                  .code = "shutting_down"}));
+                                  .code = "shutting_down"},
+                                 form_));
 }
 
 }  // namespace outrider

@@ -6,12 +6,15 @@
 #include <optional>
 
 #include "outrider/http/http_message.h"
+#include "outrider/openai/api_error.h"
 
 namespace outrider {
 
 class DeferredResponse : public HttpProducer {
  public:
-  explicit DeferredResponse(HttpWaker waker) : waker_(std::move(waker)) {}
+  /// `form`: of an error that ends it.
+  DeferredResponse(HttpWaker waker, openai::ErrorForm form)
+      : waker_(std::move(waker)), form_(form) {}
 
   /// The answer; the first one counts. Any thread.
   void Complete(HttpResponse response);
@@ -25,6 +28,7 @@ class DeferredResponse : public HttpProducer {
 
  private:
   const HttpWaker waker_;
+  const openai::ErrorForm form_;
   std::atomic<bool> abandoned_{false};
   std::mutex mutex_;
   std::optional<HttpResponse> response_;  // guarded by mutex_

@@ -26,19 +26,28 @@ std::string FaultOf(const std::string& reason) {
   return is_of_request ? reason : "it has failed, and the server's log says why";
 }
 
+// Anthropic's clients look for the id under another name.
+std::vector<HttpHeader> IdHeaders(const std::string& id, openai::ErrorForm form) {
+  std::vector<HttpHeader> headers = {{"X-Request-Id", id}};
+  if (form == openai::ErrorForm::kAnthropic) headers.push_back({"request-id", id});
+  return headers;
+}
+
 }  // namespace
 
 GenerationResponse::GenerationResponse(GenerationService& service,
                                        std::shared_ptr<ServerMetrics> metrics, HttpWaker waker,
                                        RequestRecord record, RequestReporter& reporter,
-                                       KeyAdmission admission, RunJob run_elsewhere)
+                                       KeyAdmission admission, RunJob run_elsewhere,
+                                       openai::ErrorForm form)
     : service_(service),
       metrics_(std::move(metrics)),
       waker_(std::move(waker)),
       caller_(admission.caller),
-      headers_({{"X-Request-Id", record.request_id}}),
+      headers_(IdHeaders(record.request_id, form)),
       reporter_(reporter),
       run_elsewhere_(std::move(run_elsewhere)),
+      form_(form),
       record_(std::move(record)),
       admission_(std::move(admission.counted)) {}
 
@@ -318,7 +327,7 @@ void GenerationResponse::ProduceError(const openai::ApiError& error, HttpOutput*
   if (head_sent_) {
     writer_->WriteError(error, &output->body);
   } else {
-    HttpResponse response = openai::ErrorResponse(error);
+    HttpResponse response = openai::ErrorResponse(error, form_);
     output->body = std::move(response.body);
     response.body.clear();
     response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());

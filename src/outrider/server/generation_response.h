@@ -32,10 +32,11 @@ class GenerationResponse : public HttpProducer,
   /// longer, in the sinks of aborted requests. `record` is what is known of the request so far.
   /// `admission` (ApiKeys::Admit) is held until the request's end, which is reported once.
   /// `run_elsewhere` runs a job on another thread; it is used on the I/O thread only, for what is
-  /// too long for that.
+  /// too long for that. `form`: of an error that is the answer.
   GenerationResponse(GenerationService& service, std::shared_ptr<ServerMetrics> metrics,
                      HttpWaker waker, RequestRecord record, RequestReporter& reporter,
-                     KeyAdmission admission, RunJob run_elsewhere);
+                     KeyAdmission admission, RunJob run_elsewhere,
+                     openai::ErrorForm form = openai::ErrorForm::kOpenAi);
 
   /// Whose request it is. Any thread.
   int32_t caller() const { return caller_; }
@@ -95,6 +96,7 @@ class GenerationResponse : public HttpProducer,
   const std::chrono::steady_clock::time_point received_ = std::chrono::steady_clock::now();
   RequestReporter& reporter_;
   const RunJob run_elsewhere_;
+  const openai::ErrorForm form_;
   std::vector<ChoiceTiming> timings_;
   size_t num_ended_choices_ = 0;  // engine thread
   int64_t longest_choice_ = 0;    // tokens; engine thread

@@ -18,14 +18,17 @@
 #include "outrider/openai/api_error.h"
 #include "outrider/openai/chat_writer.h"
 #include "outrider/openai/completion_writer.h"
+#include "outrider/openai/message_writer.h"
 #include "outrider/openai/parse_shared.h"
 #include "outrider/openai/response_writer.h"
+#include "outrider/openai/sglang_writer.h"
 #include "outrider/openai/token_writer.h"
 #include "outrider/server/deferred_response.h"
 
 namespace outrider {
 namespace {
 
+using openai::ErrorForm;
 using openai::RequestError;
 
 // Bodies up to 128 KiB never wait for larger ones: a quarter of a second's work at most.
@@ -62,8 +65,12 @@ openai::TokenRequest Parse(AnswerKind kind, const std::string& body,
       return openai::ParseChatRequest(body, limits);
     case AnswerKind::kResponse:
       return openai::ParseResponseRequest(body, limits);
+    case AnswerKind::kMessage:
+      return openai::ParseMessageRequest(body, limits);
     case AnswerKind::kTokens:
       return openai::ParseGenerateRequest(body, limits);
+    case AnswerKind::kInference:
+      return openai::ParseGenerateRequest(body, limits, openai::TokenForm::kVllm);
   }
   OUTRIDER_CHECK(false);
 }
@@ -76,7 +83,10 @@ const char* IdPrefix(AnswerKind kind) {
       return "chatcmpl-";
     case AnswerKind::kResponse:
       return "resp_";
+    case AnswerKind::kMessage:
+      return "msg_";
     case AnswerKind::kTokens:
+    case AnswerKind::kInference:
       return "gen-";
   }
   OUTRIDER_CHECK(false);
@@ -96,7 +106,14 @@ std::unique_ptr<openai::AnswerWriter> MakeWriter(AnswerKind kind, PreparedReques
     case AnswerKind::kResponse:
       return std::make_unique<openai::ResponseWriter>(std::move(info), std::move(prepared->task),
                                                       std::move(response_members), encoder);
+    case AnswerKind::kMessage:
+      return std::make_unique<openai::MessageWriter>(std::move(info), std::move(prepared->task),
+                                                     encoder);
     case AnswerKind::kTokens:
+    case AnswerKind::kInference:
+      if (info.options.token_form == openai::TokenForm::kSglang) {
+        return std::make_unique<openai::SglangWriter>(std::move(info), encoder);
+      }
       return std::make_unique<openai::TokenWriter>(std::move(info), encoder);
   }
   OUTRIDER_CHECK(false);
@@ -154,7 +171,8 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::
   record.received = std::chrono::system_clock::now();
   auto response = std::make_shared<GenerationResponse>(
       service_, metrics_, std::move(waker), std::move(record), reporter_, std::move(admission),
-      [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); });
+      [this](std::function<void()> job) { writing_.TryAdd("", 0, std::move(job)); },
+      kind == AnswerKind::kMessage ? ErrorForm::kAnthropic : ErrorForm::kOpenAi);
   try {
     service_.CheckRoom(1);  // before the work of reading the body
   } catch (const Error& error) {
@@ -176,20 +194,20 @@ std::shared_ptr<HttpProducer> RequestStarter::Start(AnswerKind kind, const std::
 
 std::shared_ptr<HttpProducer> RequestStarter::Compute(const std::string& client, size_t bytes,
                                                       std::function<HttpResponse()> make,
-                                                      HttpWaker waker) {
-  auto response = std::make_shared<DeferredResponse>(std::move(waker));
-  const bool taken = work_.TryAdd(client, bytes, [make = std::move(make), response] {
+                                                      HttpWaker waker, ErrorForm form) {
+  auto response = std::make_shared<DeferredResponse>(std::move(waker), form);
+  const bool taken = work_.TryAdd(client, bytes, [make = std::move(make), response, form] {
     if (response->abandoned()) return;
     try {
       const FailsAlone scope;
       response->Complete(make());
     } catch (const Error& error) {
-      response->Complete(openai::ErrorResponse(openai::FromError(error)));
+      response->Complete(openai::ErrorResponse(openai::FromError(error), form));
     } catch (const std::bad_alloc&) {
-      response->Complete(openai::ErrorResponse(openai::TooLittleMemory()));
+      response->Complete(openai::ErrorResponse(openai::TooLittleMemory(), form));
     }
   });
-  if (!taken) response->Complete(openai::ErrorResponse(TooMany()));
+  if (!taken) response->Complete(openai::ErrorResponse(TooMany(), form));
   return response;
 }
 

@@ -24,7 +24,7 @@
 namespace outrider {
 
 /// Which endpoint is asked for tokens.
-enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kTokens };
+enum class AnswerKind : uint8_t { kCompletion, kChat, kResponse, kMessage, kTokens, kInference };
 
 class RequestStarter {
  public:
@@ -50,9 +50,10 @@ class RequestStarter {
   size_t Abort(std::string_view id, int32_t caller) { return registry_.Abort(id, caller); }
 
   /// Answers with what `make` returns on a work thread, for a body of `bytes`; Error becomes its
-  /// error body.
+  /// error body in that form.
   std::shared_ptr<HttpProducer> Compute(const std::string& client, size_t bytes,
-                                        std::function<HttpResponse()> make, HttpWaker waker);
+                                        std::function<HttpResponse()> make, HttpWaker waker,
+                                        openai::ErrorForm form = openai::ErrorForm::kOpenAi);
 
  private:
   using ResponsePtr = std::shared_ptr<GenerationResponse>;

@@ -1,6 +1,6 @@
 // The CPython that the program embeds for chat templates. It starts on the first use, lives until
-// the process ends, on a thread of its own ("chat templates"), and keeps each template within
-// limits of time and memory.
+// the process ends, on threads of its own ("chat templates"), one for small jobs and one for large
+// ones, and keeps each template within limits of time and memory.
 #include <pthread.h>
 #include <pybind11/embed.h>
 #include <spdlog/spdlog.h>
@@ -30,6 +30,11 @@ namespace py = pybind11;
 // How far beyond its time a job may still run before its callers give up on it. It can only be
 // inside one operation of CPython that neither returns nor allocates.
 constexpr std::chrono::seconds kGrace{1};
+
+// Jobs of more bytes have a thread of their own, so that others wait for them only as long as a
+// thread keeps Python to itself: this time, or one operation of CPython.
+constexpr size_t kLargeJob = size_t{64} << 10;
+constexpr double kSwitchSeconds = 0.001;
 
 // Starts Python, cut off from the environment, the user's site directory and signals. Leaves the
 // GIL with this thread.
@@ -64,6 +69,7 @@ void StartPython() {
 py::object LoadProgram() {
   const py::module_ sys = py::module_::import("sys");
   sys.attr("path").attr("append")(OUTRIDER_JINJA2_DIRECTORY);
+  sys.attr("setswitchinterval")(kSwitchSeconds);
   // Python reports exceptions that it must ignore (in a generator that is thrown away) there.
   sys.attr("stderr") = py::none();
   py::dict globals;
@@ -122,6 +128,8 @@ class Program {
   Program() {
     try {
       StartPython();
+      // A thread without a Python state that called it first would keep one that is gone.
+      py::detail::get_internals();
       render_ = LoadProgram();
       PyEval_SaveThread();
     } catch (const std::exception& error) {
@@ -138,20 +146,25 @@ class Program {
 };
 
 // A thread that runs jobs, and those that wait for it. Never destroyed.
-class EmbeddedInterpreter : public TemplateInterpreter {
+class TemplateThread {
  public:
-  EmbeddedInterpreter() {
-    std::thread([this] { Work(); }).detach();
+  static TemplateThread& Small() {
+    static TemplateThread* const kThread = new TemplateThread;
+    return *kThread;
+  }
+  static TemplateThread& Large() {
+    static TemplateThread* const kThread = new TemplateThread;
+    return *kThread;
   }
 
-  TemplateOutcome Run(const TemplateJob& job) override {
+  TemplateOutcome Run(const TemplateJob& job) {
     const auto ticket = std::make_shared<Ticket>(job);
     std::unique_lock lock(mutex_);
     queue_.push_back(ticket);
     changed_.notify_all();
     while (!ticket->done) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (IsCaught()) {
+      if (Small().IsCaught() || Large().IsCaught()) {  // each would keep Python to itself
         std::erase(queue_, ticket);
         throw Error(
             ErrorCode::kUnavailable,
@@ -164,6 +177,10 @@ class EmbeddedInterpreter : public TemplateInterpreter {
   }
 
  private:
+  TemplateThread() {
+    std::thread([this] { Work(); }).detach();
+  }
+
   // Whether the job that runs should have ended.
   bool IsCaught() const {
     const std::chrono::nanoseconds deadline(deadline_.load());
@@ -207,6 +224,14 @@ class EmbeddedInterpreter : public TemplateInterpreter {
   std::deque<std::shared_ptr<Ticket>> queue_;
   clockid_t clock_ = 0;               // processor time of the thread that runs jobs
   std::atomic<int64_t> deadline_{0};  // of the running job, in nanoseconds; 0: none runs
+};
+
+class EmbeddedInterpreter : public TemplateInterpreter {
+ public:
+  TemplateOutcome Run(const TemplateJob& job) override {
+    const bool is_large = job.input_bytes() > kLargeJob;
+    return (is_large ? TemplateThread::Large() : TemplateThread::Small()).Run(job);
+  }
 };
 
 }  // namespace

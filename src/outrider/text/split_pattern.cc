@@ -264,9 +264,10 @@ class Translator {
 
   uint32_t CodePoint(std::string_view hexadecimal) const {
     uint32_t point = 0;
-    const char* end = hexadecimal.data() + hexadecimal.size();
-    const auto [stop, error] = std::from_chars(hexadecimal.data(), end, point, 16);
-    if (error != std::errc() || stop != end || point > CodePointSet::kLast) {
+    const char* const begin = hexadecimal.data();
+    const auto [stop, error] = std::from_chars(begin, begin + hexadecimal.size(), point, 16);
+    const bool whole = stop == begin + hexadecimal.size();
+    if (error != std::errc() || !whole || point > CodePointSet::kLast) {
       Refuse("a number that is no character's");
     }
     return point;

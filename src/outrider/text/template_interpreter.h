@@ -50,7 +50,8 @@ class TemplateInterpreter {
 /// The interpreter that this process has; lives until it ends.
 TemplateInterpreter& ProcessTemplateInterpreter();
 
-/// The rendered prompt, valid UTF-8. Callers wait their turn. Throws
+/// The rendered prompt, valid UTF-8. Callers wait their turn; up to 64 KiB of
+/// input never wait for more than that in the program. Throws
 /// Error with one line: kInvalidArgument for what the template or the request does wrong (with the
 /// template's message and line) or a limit; kUnavailable when Python cannot start, or is caught in
 /// an operation that cannot be interrupted. No message names a file but job.name: the log says more

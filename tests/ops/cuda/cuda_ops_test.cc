@@ -18,6 +18,8 @@
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
 #include "outrider/ops/cuda/cuda_weight_loader.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/moe.h"
 #include "outrider/ops/tokens_on_device.h"
 #include "tests/kernels/cuda/hopper_test.h"
 #include "tests/kernels/kernel_fixture.h"
@@ -47,7 +49,7 @@ struct DeviceOpsWeights {
     loader->Vector(&norm, "norm", kHidden);
     loader->Vector(&latent_norm, "latent_norm", kMla.latent);
     loader->Matrix(&matrix, "matrix", 120, kHidden);
-    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden);
+    loader->Stacked(&stacked, {"first", "second"}, 32, kHidden, {});
     loader->Matrix(&square, "square", kHidden, kHidden);
     loader->SideBySide({&left, "left", 192}, {&right, "right", 40}, kHidden);
     loader->Mlp(&gate_up, &down, {"gate", "up", "down"}, kWidth, kHidden);
@@ -156,17 +158,17 @@ void RunExperts(const Context& c, const DeviceOpsWeights& w, const StepInputs& i
                 Tensor out) {
   const Tensor logits = c.Rows(out.rows, 8);
   c.ops.Multiply(c, std::array{Product{.x = x, .w = &w.router, .y = logits, .float32 = true}});
-  const Routing& routing = c.ops.Route(c, spec, inputs, 0, experts, logits, nullptr);
-  const ExpertRows inner = c.ops.ExpertGateUp(c, experts, {}, routing, x);
-  const ExpertRows outputs = c.ops.ExpertDown(c, experts, routing, inner);
+  const Routing& routing = c.ops.moe()->Route(c, spec, inputs, 0, experts, logits, nullptr);
+  const ExpertRows inner = c.ops.moe()->ExpertGateUp(c, experts, {}, routing, x);
+  const ExpertRows outputs = c.ops.moe()->ExpertDown(c, experts, routing, inner);
   if (!normed) {
     c.ops.Copy(c, x, out);
-    return c.ops.CombineExperts(c, experts, routing, outputs, out, {});
+    return c.ops.moe()->CombineExperts(c, experts, routing, outputs, out, {});
   }
   const Tensor sum = c.Rows(out.rows, out.cols);
   const Tensor norm = c.Activations(out.rows, out.cols);
   c.ops.Copy(c, x, sum);
-  c.ops.CombineExperts(c, experts, routing, outputs, sum, {w.norm, 1e-6F, norm});
+  c.ops.moe()->CombineExperts(c, experts, routing, outputs, sum, {w.norm, 1e-6F, norm});
   c.ops.Copy(c, norm, out);
 }
 
@@ -293,12 +295,12 @@ std::vector<OpsCase> Cases() {
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, x.Columns(h * 8, head), q.Columns(h * head, head));
          }
-         c.ops.Absorb(c, kMla, s.weights().kv_up, RotaryOf(c, in), q, absorbed);
+         c.ops.mla()->Absorb(c, kMla, s.weights().kv_up, RotaryOf(c, in), q, absorbed);
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, absorbed.Columns(h * width, kMla.latent),
                       latent.Columns(h * kMla.latent, kMla.latent));
          }
-         c.ops.Unabsorb(c, kMla, s.weights().kv_up, latent, out);
+         c.ops.mla()->Unabsorb(c, kMla, s.weights().kv_up, latent, out);
          // Behind what is absorbed stands the rotated part: added, so that it counts.
          for (int32_t h = 0; h < kMla.heads; ++h) {
            c.ops.Copy(c, absorbed.Columns(h * width + kMla.latent, kMla.rope),
@@ -583,7 +585,7 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
     const Tensor kv_rows = c.Rows(count, width);
     ops.Copy(c, all_kv.Rows(first, count), kv_rows);
     const Rotary rotary = RotaryOf(c, *inputs);
-    ops.WriteLatentEntries(
+    ops.mla()->WriteLatentEntries(
         c, kMla, *inputs,
         {.kv = kv_rows, .norm = side.weights().latent_norm, .rotary = rotary, .cache = cache});
     const Tensor queries = c.Rows(count, q.view_cols);
@@ -592,16 +594,17 @@ TestMatrix RunAttention(Side& side, const TestMatrix& kv, const TestMatrix& q, P
     if (phase == Phase::kDecode) {
       const Tensor absorbed = c.Rows(count, int64_t{kMla.heads} * width);
       const Tensor latent = c.Rows(count, int64_t{kMla.heads} * kMla.latent);
-      ops.Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
+      ops.mla()->Absorb(c, kMla, side.weights().kv_up, rotary, queries, absorbed);
       // Twice: the plan of the first call serves the second.
       for (int layer_call = 0; layer_call < 2; ++layer_call) {
-        ops.DecodeAttention(c, kMla, *inputs, {.q = absorbed, .out = latent, .cache = cache});
+        ops.mla()->DecodeAttention(c, kMla, *inputs,
+                                   {.q = absorbed, .out = latent, .cache = cache});
       }
-      ops.Unabsorb(c, kMla, side.weights().kv_up, latent, out);
+      ops.mla()->Unabsorb(c, kMla, side.weights().kv_up, latent, out);
     } else {
       ops.Rotate(c, queries, kMla.heads, kMla.nope, rotary);
-      ops.PromptAttention(c, kMla, side.weights().kv_up, *inputs,
-                          {.q = queries, .out = out, .cache = cache});
+      ops.mla()->PromptAttention(c, kMla, side.weights().kv_up, *inputs,
+                                 {.q = queries, .out = out, .cache = cache});
     }
     const TestMatrix rows = side.Get(out);
     std::copy_n(rows.values.data(), rows.values.size(), result.view().row(first));
@@ -642,8 +645,8 @@ TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
   MlaShape wide = kMla;
   wide.nope = 224;  // with the rotated part more than cuDNN takes
   wide.q_lora = 64;
-  ops_->PreparePrompts(wide);
-  ops_->PreparePrompts(wide);
+  ops_->mla()->PreparePrompts(wide);
+  ops_->mla()->PreparePrompts(wide);
   const Scratch::Frame frame(gpu_->arena());
   const Context c = gpu_->context();
   const std::vector<int32_t> tokens(3, 0);
@@ -663,7 +666,8 @@ TEST_F(CudaOpsTest, WhatFailsWhilePromptsArePreparedIsThrownWherePromptsWait) {
                               .out = c.Activations(3, kMla.heads * kMla.value),
                               .cache = cache};
   for (int call = 0; call < 2; ++call) {
-    EXPECT_THROW(ops_->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args), Error);
+    EXPECT_THROW(ops_->mla()->PromptAttention(c, wide, gpu_->weights().kv_up, *inputs, args),
+                 Error);
   }
 }
 

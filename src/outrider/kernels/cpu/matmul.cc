@@ -427,6 +427,7 @@ void MatMulArgMax(const LeafKernels& leaves, ThreadPool& pool, const ArgMaxJob& 
   }
   for (int64_t r = 0; r < rows; ++r) {
     job.columns[static_cast<size_t>(r)] = std::isinf(maxima[r].value) ? -1 : maxima[r].column;
+    if (!job.values.empty()) job.values[static_cast<size_t>(r)] = maxima[r].value;
   }
 }
 

@@ -38,7 +38,8 @@ class Call {
         args_(args),
         in_tiles_(leaves.attends_in_tiles && args.one_group() && args.cache.dtype == DType::kBF16),
         in_row_lanes_(!in_tiles_ && leaves.attend_in_row_lanes != nullptr && args.one_group() &&
-                      args.heads >= kLeastVectors * leaves.rows_per_vector),
+                      (args.model_heads > 0 ? args.model_heads : args.heads) >=
+                          kLeastVectors * leaves.rows_per_vector),
         partial_stride_(PaddedPart(args.value_width) + 16) {}
 
   void Run(Scratch& scratch, std::vector<Tile>& tiles, std::vector<Task>& tasks) {
@@ -367,6 +368,7 @@ void AbsorbedAttention(const LeafKernels& leaves, ThreadPool& pool,
   PagedAttention(leaves, pool,
                  {.q = args.q,
                   .heads = args.heads,
+                  .model_heads = args.model_heads,
                   .own_width = args.cache.width,
                   .value_width = args.latent,
                   .scale = args.scale,

@@ -21,6 +21,7 @@ inline constexpr int64_t kFoldedSplits = 4;
 struct PagedArgs {
   MatrixView<const float> q;  // [rows, heads * (own_width + shared_width)]
   int64_t heads = 0;
+  int64_t model_heads = 0;  // AbsorbedAttentionArgs'; 0: heads
   int64_t heads_per_group = 1;
   int64_t window = 0;  // keys that a row sees, its own included; 0: all
   int64_t own_width = 0;

@@ -104,7 +104,9 @@ void MatMulArgMax(ThreadPool& pool, const ArgMaxJob& job, DType operand_dtype) {
     }
     const bool has_nan = std::any_of(product.y.row(r), product.y.row(r) + cols,
                                      [](float y) { return std::isnan(y); });
-    if (std::isinf(largest) || has_nan) column = -1;
+    if (has_nan) largest = std::numeric_limits<float>::infinity();
+    if (std::isinf(largest)) column = -1;
+    if (!job.values.empty()) job.values[static_cast<size_t>(r)] = largest;
   }
 }
 

@@ -2,19 +2,44 @@
 #pragma once
 
 #include "outrider/kernels/kernel_table.h"
+#include "outrider/ops/block_drafts.h"
+#include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/compute.h"
+#include "outrider/ops/hyper.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
+#include "outrider/ops/per_head.h"
+#include "outrider/ops/sparse.h"
 
 namespace outrider::cpu {
 
 /// Contexts of its calls have a thread pool, and tensors are float32.
-class CpuOps : public Ops {
+class CpuOps : public Ops,
+               public MlaOps,
+               public PerHeadMlaOps,
+               public PerHeadOps,
+               public SparseOps,
+               public CompressedOps,
+               public HyperOps,
+               public MoeOps,
+               public TokenRouterOps,
+               public BlockDraftOps {
  public:
   /// The table must outlive the object.
   explicit CpuOps(const KernelTable& kernels) : kernels_(kernels) {}
 
   const KernelTable& kernels() const { return kernels_; }
   std::string_view name() const override { return kernels_.name; }
+  const MlaOps* mla() const override { return this; }
+  const PerHeadMlaOps* mla_per_head() const override { return this; }
+  const PerHeadOps* per_head() const override { return this; }
+  const SparseOps* sparse() const override { return this; }
+  const CompressedOps* compressed() const override { return this; }
+  const HyperOps* hyper() const override { return this; }
+  const MoeOps* moe() const override { return this; }
+  const TokenRouterOps* token_router() const override { return this; }
+  const BlockDraftOps* block_drafts() const override { return this; }
   DType activation_type() const override { return DType::kF32; }
   int64_t mlp_tile() const override { return 512; }
   Buffer Allocate(size_t bytes) const override { return Buffer(bytes); }
@@ -26,6 +51,7 @@ class CpuOps : public Ops {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
+  std::unique_ptr<LogitsSampler> MakeLogitsSampler(const Device& device) const override;
   void EmbedTokens(const Context& context, const TokenTable& table, std::span<const int32_t> tokens,
                    Tensor x) const override;
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,

@@ -6,6 +6,7 @@
 #include "outrider/base/arg_max.h"
 #include "outrider/base/error.h"
 #include "outrider/base/stopwatch.h"
+#include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/ops.h"
 
 namespace outrider::cpu {
@@ -15,6 +16,18 @@ namespace {
 // Logits are made for about this many rows at a time, which bounds their memory.
 constexpr size_t kLogitsTile = 64;
 
+/// On all ranks but the first: takes part in its calls. False on the first.
+bool Follows(const Context& context, const HeadRows& rows) {
+  if (context.place().rank == 0) return false;
+  FollowHead(context, rows.x, rows.head);
+  return true;
+}
+
+/// The tokens that rank 0 drew, which all ranks go on with.
+void ShareTokens(const Context& context, std::span<int32_t> tokens) {
+  if (context.place().ranks > 1) context.ranks->Broadcast(0, std::as_writable_bytes(tokens));
+}
+
 }  // namespace
 
 MatrixView<float> CpuSampler::Logits(const Context& context, const HeadRows& rows, size_t first,
@@ -22,6 +35,7 @@ MatrixView<float> CpuSampler::Logits(const Context& context, const HeadRows& row
   const Stopwatch watch(head_seconds_);
   logits_.resize(count * static_cast<size_t>(num_tokens));
   const MatrixView<float> logits(logits_.data(), static_cast<int64_t>(count), num_tokens);
+  LeadHead(context, /*choice=*/false, rows.rows.subspan(first, count), num_tokens);
   MakeLogits(context, {rows.head, rows.x, rows.rows.subspan(first, count)}, logits);
   return logits;
 }
@@ -34,12 +48,14 @@ void CpuSampler::MakeLogits(const Context& context, const HeadRows& rows,
 void CpuSampler::Choose(const Context& context, const HeadRows& rows, int32_t num_tokens,
                         std::span<int32_t> tokens) {
   const Stopwatch watch(head_seconds_);
+  LeadHead(context, /*choice=*/true, rows.rows, num_tokens);
   context.ops.HeadChoice(context, rows.x, rows.rows, rows.head, num_tokens, tokens);
 }
 
 void CpuSampler::Verify(const Context& context, const HeadRows& rows,
                         std::span<const VerifyRequest> requests) {
-  if (requests.empty()) return;
+  if (Follows(context, rows)) return;
+  if (requests.empty()) return EndHead(context);
   const bool needs_logits = std::ranges::any_of(requests, [&](const VerifyRequest& r) {
     const bool processed = r.input.processors != nullptr || r.input.masks.data != nullptr;
     return verifiers_.front().NeedsLogits(*r.input.params, false) ||
@@ -66,6 +82,7 @@ void CpuSampler::Verify(const Context& context, const HeadRows& rows,
     });
     first = end;
   }
+  EndHead(context);
 }
 
 void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
@@ -80,11 +97,13 @@ void CpuSampler::VerifyLikeliest(const Context& context, const HeadRows& rows,
                                static_cast<size_t>(request.num_rows()));
     verifiers_.front().Verify(input, request.result);
   }
+  EndHead(context);
 }
 
 void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                       std::span<const DrawRequest> requests, const DraftTokens& among,
                       std::span<int32_t> tokens) {
+  if (Follows(context, rows)) return ShareTokens(context, tokens);
   const auto gather = [&](bool drawn) -> HeadRows {
     group_.clear();
     group_rows_.clear();
@@ -113,20 +132,8 @@ void CpuSampler::Draw(const Context& context, const HeadRows& rows,
                             requests[i].draw, ByToken(among, logits.row(row), thread));
     });
   }
-}
-
-void CpuSampler::DrawFrom(const Context& context, Tensor logits,
-                          std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
-  const MatrixView<float> rows = logits.floats();
-  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
-  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
-    const auto i = static_cast<size_t>(row);
-    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
-    tokens[i] = requests[i].sampling == nullptr
-                    ? static_cast<int32_t>(ArgMax(of_row))
-                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
-                                requests[i].draw, of_row);
-  });
+  EndHead(context);
+  ShareTokens(context, tokens);
 }
 
 std::span<const float> CpuSampler::ByToken(const DraftTokens& among, const float* logits,
@@ -140,6 +147,7 @@ std::span<const float> CpuSampler::ByToken(const DraftTokens& among, const float
 
 void CpuSampler::Score(const Context& context, const HeadRows& rows,
                        std::span<const ScoreRequest> requests) {
+  if (Follows(context, rows)) return;
   for (size_t first = 0; first < requests.size(); first += kLogitsTile) {
     const size_t count = std::min(kLogitsTile, requests.size() - first);
     const MatrixView<float> logits = Logits(context, rows, first, count, rows.head.rows);
@@ -149,6 +157,23 @@ void CpuSampler::Score(const Context& context, const HeadRows& rows,
                                         request.token, request.num_top);
     });
   }
+  EndHead(context);
+}
+
+void CpuLogitsSampler::DrawFrom(const Context& context, Tensor logits,
+                                std::span<const DrawRequest> requests, std::span<int32_t> tokens) {
+  if (context.place().rank > 0) return ShareTokens(context, tokens);
+  const MatrixView<float> rows = logits.floats();
+  OUTRIDER_CHECK(std::cmp_equal(rows.rows, requests.size()));
+  context.pool->ParallelFor(rows.rows, [&](int64_t row, int thread) {
+    const auto i = static_cast<size_t>(row);
+    const std::span<float> of_row = {rows.row(row), static_cast<size_t>(rows.cols)};
+    tokens[i] = requests[i].sampling == nullptr
+                    ? static_cast<int32_t>(ArgMax(of_row))
+                    : DrawDraft(samplers_[static_cast<size_t>(thread)], *requests[i].sampling,
+                                requests[i].draw, of_row);
+  });
+  ShareTokens(context, tokens);
 }
 
 }  // namespace outrider::cpu

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "outrider/ops/block_drafts.h"
 #include "outrider/ops/step_sampler.h"
 
 namespace outrider::cpu {
@@ -19,8 +20,6 @@ class CpuSampler : public StepSampler {
               std::span<const VerifyRequest> requests) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             const DraftTokens& among, std::span<int32_t> tokens) override;
-  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
-                std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 
@@ -47,6 +46,17 @@ class CpuSampler : public StepSampler {
   std::vector<int32_t> likeliest_;  // [rows]
   std::vector<size_t> group_;       // requests of one kind
   std::vector<int32_t> group_rows_;
+};
+
+class CpuLogitsSampler : public LogitsSampler {
+ public:
+  explicit CpuLogitsSampler(int num_threads) : samplers_(static_cast<size_t>(num_threads)) {}
+
+  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
+                std::span<int32_t> tokens) override;
+
+ private:
+  std::vector<Sampler> samplers_;  // one per thread
 };
 
 }  // namespace outrider::cpu

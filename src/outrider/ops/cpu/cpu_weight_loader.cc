@@ -118,41 +118,45 @@ void CpuWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
   pieces_.push_back(std::move(piece));
 }
 
-PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t rows, int64_t cols) {
+PackedMatrix* CpuWeightLoader::NewMatrix(Weight* out, int64_t count, int64_t rows, int64_t cols,
+                                         const WeightCut& cut) {
+  OUTRIDER_CHECK(count == 1 || cut.rows != Cut::kRows);
   PackedMatrix* packed = &memory_->matrices.emplace_back();
-  *out = {rows, cols, packed};
+  *out = {count * (cut.rows == Cut::kRows ? rows : OwnShare(cut.rows, rows).count), cols, packed,
+          cut};
   return packed;
 }
 
 void CpuWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                              int64_t cols) {
-  PackedMatrix* packed = NewMatrix(out, rows * static_cast<int64_t>(names.size()), cols);
+                              int64_t cols, const WeightCut& cut) {
+  PackedMatrix* packed = NewMatrix(out, static_cast<int64_t>(names.size()), rows, cols, cut);
   std::vector<ExpectedTensor> tensors;
   tensors.reserve(names.size());
   for (const std::string& name : names) tensors.push_back({name, {rows, cols}});
-  DeclareStacked(packed, std::move(tensors), rows, cols, 0, form_);
+  DeclareStacked(packed, std::move(tensors), rows, cols, {.cut = cut.rows, .form = form_});
 }
 
 void CpuWeightLoader::UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows,
                                         int64_t cols) {
-  DeclareStacked(NewMatrix(out, rows, cols), {{name, {rows, cols}}}, rows, cols, 0,
-                 {.compute_dtype = form_.compute_dtype});
+  DeclareStacked(NewMatrix(out, 1, rows, cols), {{name, {rows, cols}}}, rows, cols,
+                 {.form = {.compute_dtype = form_.compute_dtype}});
 }
 
 void CpuWeightLoader::ExactMatrix(Weight* out, const std::string& name, int64_t rows,
                                   int64_t cols) {
-  DeclareStacked(NewMatrix(out, rows, cols), {{name, {rows, cols}}}, rows, cols, 0,
-                 {.compute_dtype = DType::kF32});
+  DeclareStacked(NewMatrix(out, 1, rows, cols), {{name, {rows, cols}}}, rows, cols,
+                 {.form = {.compute_dtype = DType::kF32}});
 }
 
 void CpuWeightLoader::Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
                           int64_t hidden) {
   const int64_t used_together = 3 * width * hidden;
-  DeclareStacked(NewMatrix(gate_up, 2 * width, hidden),
+  DeclareStacked(NewMatrix(gate_up, 2, width, hidden, {.rows = Cut::kInner}),
                  {{names.gate, {width, hidden}}, {names.up, {width, hidden}}}, width, hidden,
-                 used_together, form_);
-  DeclareStacked(NewMatrix(down, hidden, width), {{names.down, {hidden, width}}}, hidden, width,
-                 used_together, form_);
+                 {Cut::kInner, used_together, form_});
+  DeclareStacked(NewMatrix(down, 1, hidden, width, {.rows = Cut::kRows, .input = Cut::kInner}),
+                 {{names.down, {hidden, width}}}, hidden, width,
+                 {Cut::kRows, used_together, form_});
 }
 
 void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width,
@@ -164,16 +168,17 @@ void CpuWeightLoader::DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_
   };
   DeclareStacked(&out->gate_up,
                  {tensor(names.gate, width, hidden), tensor(names.up, width, hidden)}, width,
-                 hidden, used_together, form_);
-  DeclareStacked(&out->down, {tensor(names.down, hidden, width)}, hidden, width, used_together,
-                 form_);
+                 hidden, {Cut::kInner, used_together, form_});
+  DeclareStacked(&out->down, {tensor(names.down, hidden, width)}, hidden, width,
+                 {Cut::kRows, used_together, form_});
 }
 
 void CpuWeightLoader::MoeExperts(ExpertWeights* out, const Experts& experts) {
   const bool stacked = experts.stacked > 0;
   const auto count = stacked ? experts.stacked : static_cast<int64_t>(experts.routed.size());
   PackedExperts& packed = memory_->experts.emplace_back();
-  *out = {count, experts.width, experts.shared_width, &packed};
+  *out = {count, OwnShare(Cut::kInner, experts.width).count,
+          OwnShare(Cut::kInner, experts.shared_width).count, &packed};
   if (experts.shared_width > 0) {
     DeclareMlp(&packed.shared, experts.shared, experts.shared_width, experts.hidden, 1, {});
   }
@@ -186,29 +191,38 @@ void CpuWeightLoader::MoeExperts(ExpertWeights* out, const Experts& experts) {
 }
 
 void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTensor> tensors,
-                                     int64_t rows, int64_t cols, int64_t weights_used_together,
-                                     WeightForm form) {
-  const auto total_rows = rows * static_cast<int64_t>(tensors.size());
+                                     int64_t whole_rows, int64_t cols, const StackedUse& stacked) {
+  const auto num_tensors = static_cast<int64_t>(tensors.size());
+  const Share share = OwnShare(stacked.cut, whole_rows);
+  const int64_t rows = share.count;  // of each tensor
+  const int64_t total_rows = rows * num_tensors;
   // Where one tensor ends and the next begins, a panel must not have rows of both.
-  const MatrixUse use = {
-      .weights_used_together = std::max(weights_used_together, total_rows * cols),
-      .cols = cols,
-      .part_row_multiple = tensors.size() > 1 ? rows : kPanelRows,
-      .whole_rows = true};
-  const auto format = [form, use](const Piece& p) { return ChooseFormat(form, p.open, use); };
+  const MatrixUse use = {.weights_used_together = std::max(stacked.weights_used_together,
+                                                           whole_rows * num_tensors * cols),
+                         .cols = cols,
+                         .part_row_multiple = num_tensors > 1 ? whole_rows : kPanelRows,
+                         .whole_rows = true};
+  const auto format = [form = stacked.form, use](const Piece& p) {
+    return ChooseFormat(form, p.open, use);
+  };
   Declare(
       std::move(tensors),
-      [format, total_rows, cols](Piece& p) {
+      [this, format, share, total_rows, cols](Piece& p) {
+        CheckCut(p, format(p), share);
         return PieceSize{PackedBytes(format(p), total_rows, cols), format(p).dtype};
       },
-      [format, out, rows, total_rows, cols](Piece& p, std::byte* memory, ThreadPool& pool) {
+      [format, out, first_row = share.first, rows, total_rows, cols](Piece& p, std::byte* memory,
+                                                                     ThreadPool& pool) {
         *out = {format(p), total_rows, cols, memory};
+        // Of a row of the matrix: its tensor and the row there.
+        const auto tensor_of = [&](int64_t r) { return static_cast<size_t>(r / rows); };
+        const auto row_of = [&](int64_t r) { return first_row + r % rows; };
         // A range may cross from one tensor into the next: read(tensor, its row, count, offset).
         const auto for_tensors = [&](int64_t first, int64_t count, auto read) {
           for (int64_t done = 0; done < count;) {
-            const int64_t row = (first + done) % rows;
-            const int64_t n = std::min(count - done, rows - row);
-            read(static_cast<size_t>((first + done) / rows), row, n, done * cols);
+            const int64_t r = first + done;
+            const int64_t n = std::min(count - done, rows - r % rows);
+            read(tensor_of(r), row_of(r), n, done * cols);
             done += n;
           }
         };
@@ -218,7 +232,7 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
           const int64_t count = std::min(kRowsPerTask, total_rows - first);
           if (out->format.row_scales) {
             for (int64_t r = first; r < first + count; ++r) {
-              SetRowScale(*out, r, RowScale(*p.open[static_cast<size_t>(r / rows)], r % rows));
+              SetRowScale(*out, r, RowScale(*p.open[tensor_of(r)], row_of(r)));
             }
           }
           if (out->format.group_cols() > 0) {
@@ -239,7 +253,7 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
             });
             PackRows(*out, first, count, codes.data(), [&](int64_t r, int64_t k) {
               if (out->format.row_scales) return 1.0F;
-              return ScaleAt(*p.open[static_cast<size_t>(r / rows)], r % rows, k);
+              return ScaleAt(*p.open[tensor_of(r)], row_of(r), k);
             });
             return;
           }
@@ -250,13 +264,29 @@ void CpuWeightLoader::DeclareStacked(PackedMatrix* out, std::vector<ExpectedTens
           PackRows(*out, first, count, values.data());
         });
       });
+  pieces_.back().part = static_cast<double>(rows) / static_cast<double>(whole_rows);
 }
 
-void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& out) {
+void CpuWeightLoader::CheckCut(const Piece& piece, const PackedFormat& format,
+                               const Share& share) const {
+  const bool has_blocks = format.dtype == DType::kF8E4M3 && !format.row_scales;
+  if (!has_blocks || form_.place.ranks == 1) return;
+  if (share.first % kPanelRows == 0 && (piece.open.size() == 1 || share.count % kPanelRows == 0)) {
+    return;
+  }
+  throw InvalidArgument(
+      "{}: {} has too few rows for {} ranks: its FP8 blocks are cut at multiples of {} rows",
+      source_.where(), piece.tensors.front().name, form_.place.ranks, kPanelRows);
+}
+
+void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, const KvUp& whole) {
   PackedKvUp* packed = &memory_->kv_ups.emplace_back();
   handle->packed = packed;
+  const Share heads = OwnShare(Cut::kHeads, whole.heads);
+  KvUp out = whole;
+  out.heads = heads.count;
   const int64_t head_rows = out.nope + out.value;
-  const MatrixUse use = {.weights_used_together = out.heads * head_rows * out.latent,
+  const MatrixUse use = {.weights_used_together = whole.heads * head_rows * out.latent,
                          .cols = std::gcd(out.latent, out.nope),
                          .part_row_multiple = std::gcd(head_rows, out.nope)};
   const auto format = [this, use](const Piece& p) { return ChooseFormat(form_, p.open, use); };
@@ -272,15 +302,15 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
     return result;
   };
   Declare(
-      {{name, {out.heads * head_rows, out.latent}}},
+      {{name, {whole.heads * head_rows, out.latent}}},
       [out, format, transposed_format](Piece& p) {
         const size_t head = PackedBytes(format(p), out.nope, out.latent) +
                             PackedBytes(transposed_format(p), out.latent, out.nope) +
                             PackedBytes(format(p), out.value, out.latent);
         return PieceSize{static_cast<size_t>(out.heads) * head, format(p).dtype};
       },
-      [packed, out, head_rows, format, transposed_format](Piece& p, std::byte* memory,
-                                                          ThreadPool& pool) {
+      [packed, out, first_head = heads.first, head_rows, format, transposed_format](
+          Piece& p, std::byte* memory, ThreadPool& pool) {
         const auto place = [&](std::vector<PackedMatrix>* views, PackedFormat view_format,
                                int64_t rows, int64_t cols) {
           views->clear();
@@ -297,7 +327,7 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
           const PackedMatrix& key_t = packed->key_up_t[static_cast<size_t>(h)];
           const PackedMatrix& value = packed->value_up[static_cast<size_t>(h)];
           const WeightTensor& tensor = *p.open[0];
-          const int64_t first = h * head_rows;
+          const int64_t first = (first_head + h) * head_rows;
           const int64_t keys = out.nope * out.latent;
           std::vector<uint8_t> codes;
           std::vector<float> values;
@@ -324,11 +354,23 @@ void CpuWeightLoader::SplitKvUp(KvUpWeight* handle, const std::string& name, con
           PackRows(value, 0, out.value, values.data() + keys);
         });
       });
+  pieces_.back().part = 1.0 / form_.place.ranks;
 }
 
 void CpuWeightLoader::Vector(const float** out, const std::string& name, int64_t size,
                              float added) {
   DeclareValues(out, {name, {size}}, added);
+}
+
+void CpuWeightLoader::HeadVector(const float** out, const std::string& name, int64_t size) {
+  DeclareValues(out, {name, {size}}, 0);
+  // It is read whole: a vector is one row of its tensor.
+  pieces_.back().fill = [fill = pieces_.back().fill, out,
+                         first = OwnShare(Cut::kHeads, size).first](Piece& p, std::byte* memory,
+                                                                    ThreadPool& pool) {
+    fill(p, memory, pool);
+    *out += first;
+  };
 }
 
 void CpuWeightLoader::Values(const float** out, const std::string& name, int64_t rows,
@@ -454,16 +496,19 @@ WeightSizes CpuWeightLoader::PackedSizes() {
 std::unique_ptr<WeightMemory> CpuWeightLoader::Load(const Device& device,
                                                     const Progress& progress) {
   memory_->bytes = Buffer(static_cast<size_t>(SumOf(PackedSizes())));
+  const auto bytes_of = [](const Piece& piece) {
+    int64_t stored = 0;
+    for (const auto& tensor : piece.open) stored += tensor->stored_bytes();
+    return static_cast<int64_t>(piece.part * static_cast<double>(stored));
+  };
   int64_t total = 0;
-  for (const Piece& piece : pieces_) {
-    for (const auto& tensor : piece.open) total += tensor->stored_bytes();
-  }
+  for (const Piece& piece : pieces_) total += bytes_of(piece);
   int64_t done = 0;
   std::byte* next = memory_->bytes.data();
   for (Piece& piece : pieces_) {
     piece.fill(piece, next, *device.pool);
     next += piece.size.bytes;
-    for (const auto& tensor : piece.open) done += tensor->stored_bytes();
+    done += bytes_of(piece);
     piece.open.clear();
     if (progress) progress(done, total);
   }

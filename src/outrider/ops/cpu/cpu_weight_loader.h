@@ -22,9 +22,10 @@ class CpuWeightLoader : public WeightLoader {
   CpuWeightLoader(const WeightSource& source, WeightForm form);
 
   const WeightSource& source() const override { return source_; }
+  int32_t ranks() const override { return form_.place.ranks; }
 
-  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-               int64_t cols) override;
+  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+               const WeightCut& cut) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void Mlp(Weight* gate_up, Weight* down, const MlpTensors& names, int64_t width,
@@ -32,6 +33,7 @@ class CpuWeightLoader : public WeightLoader {
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
+  void HeadVector(const float** out, const std::string& name, int64_t size) override;
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
@@ -60,6 +62,7 @@ class CpuWeightLoader : public WeightLoader {
     std::vector<ExpectedTensor> tensors;
     OpenTensors open;
     PieceSize size;
+    double part = 1;                           // of the tensors, which is read
     std::function<PieceSize(Piece&)> measure;  // once the tensors are open
     std::function<void(Piece&, std::byte* memory, ThreadPool&)> fill;
   };
@@ -68,15 +71,25 @@ class CpuWeightLoader : public WeightLoader {
                std::function<void(Piece&, std::byte*, ThreadPool&)> fill);
   /// Float32 values; `added` is added to each.
   void DeclareValues(const float** out, ExpectedTensor tensor, float added);
-  /// weights_used_together: MatrixUse's, if larger than the weight's own size.
+  /// How DeclareStacked declares.
+  struct StackedUse {
+    Cut cut = Cut::kNone;
+    int64_t weights_used_together = 0;  // MatrixUse's, if larger than the weight's own size
+    WeightForm form;
+  };
+  /// The rank's rows of tensors [rows, cols] each.
   void DeclareStacked(PackedMatrix* out, std::vector<ExpectedTensor> tensors, int64_t rows,
-                      int64_t cols, int64_t weights_used_together, WeightForm form);
+                      int64_t cols, const StackedUse& use);
   /// One MLP of `num_mlps` of that shape that a layer has; with an index, that of stacks.
   void DeclareMlp(PackedMlp* out, const MlpTensors& names, int64_t width, int64_t hidden,
                   int64_t num_mlps, std::optional<int64_t> index);
-  /// A handle of a matrix that is yet to be declared.
-  PackedMatrix* NewMatrix(Weight* out, int64_t rows, int64_t cols);
+  /// A handle of a matrix of `count` tensors [rows, cols] that is yet to be declared.
+  PackedMatrix* NewMatrix(Weight* out, int64_t count, int64_t rows, int64_t cols,
+                          const WeightCut& cut = {});
+  /// Throws Error where a part of a matrix would share a panel of FP8 codes with other blocks.
+  void CheckCut(const Piece& piece, const PackedFormat& format, const Share& share) const;
   void OpenAll();
+  Share OwnShare(Cut cut, int64_t size) const { return ShareOf(cut, size, form_.place); }
 
   const WeightSource& source_;
   WeightForm form_;

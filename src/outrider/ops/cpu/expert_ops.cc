@@ -1,10 +1,12 @@
 // CpuOps: mixtures of experts. Routed and shared products run as one task list.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "outrider/ops/cpu/cpu_ops.h"
 #include "outrider/ops/cpu/cpu_step_inputs.h"
 #include "outrider/ops/cpu/packed_weights.h"
+#include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/cpu/router.h"
 
 namespace outrider::cpu {
@@ -152,12 +154,23 @@ ExpertRows CpuOps::ExpertDown(const Context& context, const ExpertWeights& w,
                               const Routing& routing, const ExpertRows& inner) const {
   const CpuRouting& r = Cast(routing);
   const bool shared = w.shared_width > 0;
-  const int64_t cols = Packed(w).experts.front().down.rows;
-  const ExpertRows out = OutputRows(context.arena, r, shared, cols);
-  const MatrixView<float> routed_inner = inner.routed.floats();
+  const PackedMatrix& down = Packed(w).experts.front().down;
+  const ExpertRows out = OutputRows(context.arena, r, shared, down.rows);
+  const Scratch::Frame frame(context.arena);
+  MatrixView<float> routed_inner = inner.routed.floats();
+  MatrixView<float> shared_inner = inner.shared.floats();
+  if (context.place().ranks > 1) {
+    const auto whole = [&](MatrixView<float>& mine, int64_t width) {
+      const MatrixView<float> all = context.arena.Matrix(mine.rows, width);
+      return SharedRows{std::exchange(mine, all), all, Cut::kInner};
+    };
+    const std::array rows = {whole(routed_inner, down.cols),
+                             whole(shared_inner, Packed(w).shared.down.cols)};
+    Gather(context, std::span(rows).first(shared ? 2 : 1));
+  }
   const MatrixView<float> routed_out = out.routed.floats();
   RunExperts(ComputeOf(context), w, r,
-             {.x = inner.shared.floats(), .w = &Packed(w).shared.down, .y = out.shared.floats()},
+             {.x = shared_inner, .w = &Packed(w).shared.down, .y = out.shared.floats()},
              [&](const PackedMlp& expert, int64_t begin, int64_t count) {
                return MatMulJob{.x = routed_inner.Rows(begin, count),
                                 .w = &expert.down,
@@ -186,8 +199,10 @@ void CpuOps::CombineExperts(const Context& context, const ExpertWeights& w, cons
   // The shared rows follow the routed ones (OutputRows).
   MatrixView<float> all = outputs.routed.floats();
   all.rows += outputs.shared.rows;
+  const Share own = OwnShare(context, Cut::kRows, x.cols);
   kernels_.combine_experts(*context.pool, all, term_rows, term_weights, static_cast<int32_t>(terms),
-                           x.floats());
+                           x.floats().Columns(own.first, own.count));
+  GatherInPlace(context, x.floats(), Cut::kRows);
   if (norm.weight != nullptr) Norm(context, x, norm.weight, norm.eps, norm.out);
 }
 

@@ -114,6 +114,7 @@ void CpuOps::DecodeAttention(const Context& context, const MlaShape& s, const St
   const CpuStepInputs& step = Cast(inputs);
   const AbsorbedAttentionArgs kernel_args = {.q = args.q.floats(),
                                              .heads = s.heads,
+                                             .model_heads = s.heads * context.place().ranks,
                                              .latent = s.latent,
                                              .rope = s.rope,
                                              .scale = s.softmax_scale,

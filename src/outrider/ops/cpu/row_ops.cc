@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "outrider/ops/cpu/cpu_weight_loader.h"
 #include "outrider/ops/cpu/lane_sums.h"
 #include "outrider/ops/cpu/packed_weights.h"
+#include "outrider/ops/cpu/rank_rows.h"
 #include "outrider/ops/rotary_angles.h"
 
 namespace outrider::cpu {
@@ -40,6 +42,10 @@ std::unique_ptr<StepInputs> CpuOps::MakeStepInputs() const {
 std::unique_ptr<StepSampler> CpuOps::MakeSampler(const Device& device,
                                                  const Verifier& verifier) const {
   return std::make_unique<CpuSampler>(device.pool->size(), verifier);
+}
+
+std::unique_ptr<LogitsSampler> CpuOps::MakeLogitsSampler(const Device& device) const {
+  return std::make_unique<CpuLogitsSampler>(device.pool->size());
 }
 
 void CpuOps::Embed(const Context& /*context*/, const TokenTable& table, const StepInputs& inputs,
@@ -140,28 +146,37 @@ void CpuOps::ToHost(const Context& /*context*/, Tensor x, std::span<float> to) c
 // Products of one call run as one task list, but for those that are rounded otherwise.
 void CpuOps::Multiply(const Context& context, std::span<const Product> products) const {
   const Scratch::Frame frame(context.arena);
+  const auto count = static_cast<int64_t>(products.size());
   int64_t most = 0;
   for (const Product& p : products) most += p.groups;
   auto* jobs = context.arena.Take<MatMulJob>(most);
   auto* parts = context.arena.Take<PackedMatrix>(most);  // groups of rows of a weight
-  auto* inner = context.arena.Take<MatrixView<float>>(static_cast<int64_t>(products.size()));
+  auto* inner = context.arena.Take<MatrixView<float>>(count);
+  auto* gathered = context.arena.Take<SharedRows>(count);
   size_t num_jobs = 0;
+  size_t num_gathered = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
+    const WeightCut cut = p.w->cut;
     OUTRIDER_CHECK(p.float32 == products.front().float32);
-    const MatrixView<float> y =
-        p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
+    const MatrixView<float> x = Gathered(context, p.x.floats(), cut.input, p.w->cols);
+    MatrixView<float> y = p.silu_mul ? context.arena.Matrix(p.x.rows, p.w->rows) : p.y.floats();
+    if (cut.rows == Cut::kRows && context.place().ranks > 1) {
+      OUTRIDER_CHECK(!p.silu_mul && p.groups == 1 && y.cols == p.w->rows);
+      const Share own = OwnShare(context, cut.rows, y.cols);
+      gathered[num_gathered++] = {y.Columns(own.first, own.count), y, cut.rows};
+      y = y.Columns(own.first, own.count);
+    }
     inner[i] = y;
     if (p.groups == 1) {
-      jobs[num_jobs++] = {
-          .x = p.x.floats(), .w = &Packed(*p.w), .y = y, .accumulate = p.accumulate};
+      jobs[num_jobs++] = {.x = x, .w = &Packed(*p.w), .y = y, .accumulate = p.accumulate};
       continue;
     }
     OUTRIDER_CHECK(!p.silu_mul && p.w->rows % p.groups == 0 && y.cols == p.w->rows);
     const int64_t rows = p.w->rows / p.groups;
     for (int64_t g = 0; g < p.groups; ++g) {
       parts[num_jobs] = Packed(*p.w).Rows(g * rows, rows);
-      jobs[num_jobs] = {.x = p.x.floats().Columns(g * p.w->cols, p.w->cols),
+      jobs[num_jobs] = {.x = x.Columns(g * p.w->cols, p.w->cols),
                         .w = &parts[num_jobs],
                         .y = y.Columns(g * rows, rows),
                         .accumulate = p.accumulate};
@@ -175,25 +190,46 @@ void CpuOps::Multiply(const Context& context, std::span<const Product> products)
       kernels_.silu_mul(*context.pool, inner[i], products[i].limit, products[i].y.floats());
     }
   }
+  if (num_gathered > 0) Gather(context, {gathered, num_gathered});
 }
 
 void CpuOps::Head(const Context& context, Tensor x, std::span<const int32_t> rows, const Weight& w,
                   Tensor logits) const {
   OUTRIDER_CHECK(std::cmp_equal(rows.size(), logits.rows));
-  const PackedMatrix head = Packed(w).FirstRows(logits.cols);
-  kernels_.matmul(*context.pool,
-                  std::array{MatMulJob{
-                      .x = x.floats(), .x_rows = rows.data(), .w = &head, .y = logits.floats()}},
-                  context.operand_dtype);
+  const Scratch::Frame frame(context.arena);
+  const bool wanted = logits.data != nullptr;
+  const std::span<const Share> shares = HeadShares(context, w.rows, logits.cols);
+  const Share own = shares[static_cast<size_t>(context.place().rank)];
+  const MatrixView<float> part = wanted ? logits.floats().Columns(own.first, own.count)
+                                        : context.arena.Matrix(logits.rows, own.count);
+  if (own.count > 0) {
+    const PackedMatrix head = Packed(w).FirstRows(own.count);
+    kernels_.matmul(
+        *context.pool,
+        std::array{MatMulJob{.x = x.floats(), .x_rows = rows.data(), .w = &head, .y = part}},
+        context.operand_dtype);
+  }
+  GatherLogits(context, part, logits.floats(), shares);
 }
 
 void CpuOps::HeadChoice(const Context& context, Tensor x, std::span<const int32_t> rows,
                         const Weight& w, int32_t num_tokens, std::span<int32_t> tokens) const {
   OUTRIDER_CHECK(rows.size() == tokens.size());
-  const PackedMatrix head = Packed(w).FirstRows(num_tokens);
-  kernels_.matmul_arg_max(*context.pool,
-                          {.x = x.floats(), .x_rows = rows.data(), .w = &head, .columns = tokens},
-                          context.operand_dtype);
+  const Scratch::Frame frame(context.arena);
+  const std::span<const Share> shares = HeadShares(context, w.rows, num_tokens);
+  const Share own = shares[static_cast<size_t>(context.place().rank)];
+  const std::span<float> values = {context.arena.Take<float>(static_cast<int64_t>(rows.size())),
+                                   rows.size()};
+  std::fill(tokens.begin(), tokens.end(), -1);
+  std::ranges::fill(values, -std::numeric_limits<float>::infinity());
+  if (own.count > 0) {
+    const PackedMatrix head = Packed(w).FirstRows(own.count);
+    kernels_.matmul_arg_max(
+        *context.pool,
+        {.x = x.floats(), .x_rows = rows.data(), .w = &head, .columns = tokens, .values = values},
+        context.operand_dtype);
+  }
+  if (context.place().ranks > 1) ChooseAmongRanks(context, shares, values, tokens);
 }
 
 }  // namespace outrider::cpu

@@ -2,8 +2,7 @@
 // take bfloat16 rows; sums, norms and the residual stream are float32. Tensors may be of either
 // type: rows of another than a kernel reads or writes are converted beside it.
 //
-// What it cannot compute is refused when an engine starts (hopper_networks.h): attention over
-// compressed or chosen entries, per-head entries of latent attention, float32 activations.
+// What it cannot compute is refused when an engine starts (hopper_support.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,18 +21,20 @@
 #include "outrider/kernels/cuda/mla_decode.h"
 #include "outrider/kernels/cuda/prompt_attention.h"
 #include "outrider/ops/cuda/cuda_step_inputs.h"
+#include "outrider/ops/cuda/hopper_support.h"
 #include "outrider/ops/cuda/idle_clock.h"
 #include "outrider/ops/cuda/step_results.h"
+#include "outrider/ops/mla.h"
+#include "outrider/ops/moe.h"
 #include "outrider/ops/ops.h"
+#include "outrider/ops/per_head.h"
 
 namespace outrider::cuda {
-
-inline constexpr int kMostRows = 16384;  // of a step: what the router's kernel takes
 
 /// Runs on device 0. Contexts of its calls have arenas that it made (MakeArena); one thread at a
 /// time. Calls launch work and return; those that give results to the host wait for them. Their
 /// context's operand type is bfloat16. Throws Error for what CUDA says.
-class CudaOps : public Ops {
+class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
  public:
   /// Throws Error as CheckIsHopper (hopper_gpu.h).
   CudaOps();
@@ -65,6 +66,9 @@ class CudaOps : public Ops {
   void ForgetPlan() const;
 
   std::string_view name() const override { return "cuda"; }
+  const MlaOps* mla() const override { return this; }
+  const MoeOps* moe() const override { return this; }
+  const PerHeadOps* per_head() const override { return this; }
   DeviceMemoryState memory() const override;
   void PauseIdleClock() const override { idle_->Pause(); }
   double idle_seconds() const override { return idle_->seconds(); }
@@ -91,14 +95,10 @@ class CudaOps : public Ops {
 
   void Embed(const Context& context, const TokenTable& table, const StepInputs& inputs,
              bool zero_first, Tensor x) const override;
-  void EmbedTokens(const Context& context, const TokenTable& table, std::span<const int32_t> tokens,
-                   Tensor x) const override;
   Rotary MakeRotary(const Context& context, std::span<const float> frequencies, float magnitude,
                     bool interleaved, const StepInputs& inputs) const override;
   void Norm(const Context& context, Tensor x, const float* weight, float eps,
             Tensor y) const override;
-  void LayerNorm(const Context& context, Tensor x, const float* weight, const float* bias,
-                 float eps, Tensor y) const override;
   void SetZero(const Context& context, Tensor x) const override;
   void Copy(const Context& context, Tensor from, Tensor to) const override;
   void CopyRows(const Context& context, Tensor from, Tensor to,
@@ -119,9 +119,6 @@ class CudaOps : public Ops {
   const Routing& Route(const Context& context, const RouterSpec& spec, const StepInputs& inputs,
                        int32_t first_row, const ExpertWeights& w, Tensor logits,
                        const float* bias) const override;
-  const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
-                              const StepInputs& inputs, int32_t first_row, Tensor logits,
-                              const int32_t* table) const override;
   ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
                           const ExpertLimits& limits, const Routing& routing,
                           Tensor x) const override;
@@ -134,8 +131,6 @@ class CudaOps : public Ops {
               const Rotary& rotary) const override;
   void WriteLatentEntries(const Context& context, const MlaShape& shape, const StepInputs& inputs,
                           const EntryArgs& args) const override;
-  void WritePerHeadEntries(const Context& context, const MlaShape& shape, const KvUpWeight& w,
-                           const StepInputs& inputs, const EntryArgs& args) const override;
   void Absorb(const Context& context, const MlaShape& shape, const KvUpWeight& w,
               const Rotary& rotary, Tensor q, Tensor absorbed) const override;
   void Unabsorb(const Context& context, const MlaShape& shape, const KvUpWeight& w, Tensor latent,
@@ -146,29 +141,8 @@ class CudaOps : public Ops {
                        const StepInputs& inputs, const AttentionArgs& args) const override;
   void PerHeadAttention(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const AttentionArgs& args) const override;
-  void NormHeads(const Context& context, Tensor x, int32_t heads, const float* weight,
-                 float eps) const override;
-  void WriteEntries(const Context& context, const StepInputs& inputs, Tensor entries,
-                    LayerCache cache) const override;
   void WriteHeadEntries(const Context& context, const PerHeadShape& shape, const StepInputs& inputs,
                         const HeadEntryArgs& args) const override;
-
-  void AddPositionBias(const Context& context, const StepInputs& inputs, const float* bias,
-                       int32_t ratio, Tensor x) const override;
-  void Compress(const Context& context, const CompressorShape& shape, const StepInputs& inputs,
-                const CompressArgs& args) const override;
-  SelectedEntries SelectEntries(const Context& context, const StepInputs& inputs,
-                                const SelectEntriesArgs& args) const override;
-  void CompressedAttention(const Context& context, const StepInputs& inputs,
-                           const CompressedAttentionArgs& args) const override;
-  void HyperMix(const Context& context, const HyperShape& shape,
-                const HyperMixArgs& args) const override;
-  void HyperAdd(const Context& context, const HyperShape& shape, Tensor weights, Tensor y,
-                Tensor streams) const override;
-  void HyperContract(const Context& context, const HyperShape& shape,
-                     const HyperMixArgs& args) const override;
-  void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
-                 Tensor mean) const override;
 
  protected:
   /// MlaDecodeParams::relaxed, for measurements of what exactness costs.

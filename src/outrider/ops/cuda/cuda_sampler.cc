@@ -250,12 +250,6 @@ const int32_t* CudaSampler::OnDevice(std::span<const int32_t> ids) {
   return ids_on_device_.As<int32_t>();
 }
 
-void CudaSampler::DrawFrom(const Context& /*context*/, Tensor /*logits*/,
-                           std::span<const DrawRequest> /*requests*/,
-                           std::span<int32_t> /*tokens*/) {
-  OUTRIDER_CHECK(false, "a drafter of blocks on the GPU");
-}
-
 void CudaSampler::Score(const Context& context, const HeadRows& rows,
                         std::span<const ScoreRequest> requests) {
   drawn_rows_.clear();

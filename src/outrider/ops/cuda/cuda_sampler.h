@@ -33,9 +33,6 @@ class CudaSampler : public StepSampler {
   void Wait(Ticket ticket) override;
   void Draw(const Context& context, const HeadRows& rows, std::span<const DrawRequest> requests,
             const DraftTokens& among, std::span<int32_t> tokens) override;
-  /// Not reached: a drafter of blocks is refused at start (hopper_networks.h).
-  void DrawFrom(const Context& context, Tensor logits, std::span<const DrawRequest> requests,
-                std::span<int32_t> tokens) override;
   void Score(const Context& context, const HeadRows& rows,
              std::span<const ScoreRequest> requests) override;
 

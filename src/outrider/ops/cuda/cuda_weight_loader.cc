@@ -71,6 +71,7 @@ CudaWeightLoader::CudaWeightLoader(const WeightSource& source, const WeightForm&
         "--quantization int8 is the CPU's: on the GPU weights stay as they are stored, bfloat16, "
         "FP8 or 4 bits");
   }
+  OUTRIDER_CHECK(form.place.ranks == 1, "cuts are the processor's");
 }
 
 void CudaWeightLoader::Declare(std::vector<ExpectedTensor> tensors,
@@ -86,7 +87,7 @@ void CudaWeightLoader::AddMatrixSize(WeightFormat format, int64_t rows, int64_t 
 }
 
 void CudaWeightLoader::Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-                               int64_t cols) {
+                               int64_t cols, const WeightCut& /*cut*/) {
   PackedWeight* packed = &memory_->matrices.emplace_back();
   const int64_t all_rows = rows * static_cast<int64_t>(names.size());
   *out = {all_rows, cols, packed};
@@ -228,7 +229,7 @@ void CudaWeightLoader::Vector(const float** out, const std::string& name, int64_
       [out, name, size, added](TensorUpload& upload) { *out = upload.Vector(name, size, added); });
 }
 
-// Of networks that do not run on the GPU (hopper_networks.h).
+// Of networks that do not run on the GPU (hopper_support.h).
 
 void CudaWeightLoader::ExactMatrix(Weight* /*out*/, const std::string& name, int64_t /*rows*/,
                                    int64_t /*cols*/) {

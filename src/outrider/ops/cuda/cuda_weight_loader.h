@@ -29,8 +29,8 @@ class CudaWeightLoader : public WeightLoader {
 
   const WeightSource& source() const override { return source_; }
 
-  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows,
-               int64_t cols) override;
+  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+               const WeightCut& cut) override;
   void SideBySide(const NamedMatrix& a, const NamedMatrix& b, int64_t cols) override;
   void UnquantizedMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
   void ExactMatrix(Weight* out, const std::string& name, int64_t rows, int64_t cols) override;
@@ -39,6 +39,9 @@ class CudaWeightLoader : public WeightLoader {
   void MoeExperts(ExpertWeights* out, const Experts& experts) override;
   void SplitKvUp(KvUpWeight* out, const std::string& name, const KvUp& sizes) override;
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
+  void HeadVector(const float** out, const std::string& name, int64_t size) override {
+    WeightLoader::Vector(out, name, size);
+  }
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;

@@ -10,6 +10,8 @@
 
 namespace outrider::cuda {
 
+static_assert(kHopperHeadDim == kGqaHeadDim && kHopperQueryHeads == kGqaTileRows);
+
 namespace {
 
 int Int(int64_t value) { return static_cast<int>(value); }

@@ -13,6 +13,8 @@
 
 namespace outrider::cuda {
 
+static_assert(kHopperLatent == kMlaValueDim && kHopperRotary == kMlaKeyDim - kMlaValueDim);
+
 namespace {
 
 constexpr int kLatentWidth = kMlaValueDim;

@@ -1,0 +1,63 @@
+// What happens to cached blocks, told to a router that sends requests to where their prefix is:
+// which blocks of tokens can be found, and which are forgotten.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "outrider/kv/block_key.h"
+#include "outrider/kv/block_pool.h"
+
+namespace outrider {
+
+struct KvEvent {
+  enum class Kind : uint8_t { kStored, kRemoved, kCleared };
+
+  Kind kind = Kind::kCleared;
+  std::vector<uint64_t> hashes = {};  // of the blocks: the first eight bytes of their keys
+  std::optional<uint64_t> parent =
+      {};  // kStored: of the block before the first; unset: there is none
+  std::vector<int32_t> token_ids = {};  // kStored: of all these blocks
+  int32_t block_size = 0;               // kStored: tokens
+  std::string cache_salt = {};          // kStored: of the request; "": none
+
+  bool operator==(const KvEvent&) const = default;
+};
+
+/// Takes the events of a step, in order, on the engine's thread. Must not block.
+using KvEventSink = std::function<void(std::vector<KvEvent>&&)>;
+
+/// Turns what a BlockPool logs, keys, into events with tokens. Of several cache groups it tells
+/// of the first, whose keys are those of requests.
+class KvEventLog {
+ public:
+  /// `tokens_per_key`: of each block.
+  explicit KvEventLog(int32_t tokens_per_key) : block_size_(tokens_per_key) {}
+
+  /// Where the pool is to log (BlockPool::SetLog).
+  std::vector<BlockPoolEvent>* pool_log() { return &pool_log_; }
+
+  /// Takes what was logged while blocks of one request were published. `keys` are those of
+  /// `tokens`.
+  void TakePublished(const std::vector<int32_t>& tokens, const BlockKeys& keys,
+                     const std::string& cache_salt);
+
+  /// What was logged since the last time.
+  std::vector<KvEvent> TakeEvents();
+
+ private:
+  void Forget(const BlockPoolEvent& event);
+  void Store(size_t block, const std::vector<int32_t>& tokens, const BlockKeys& keys,
+             const std::string& cache_salt);
+
+  int32_t block_size_;
+  std::vector<BlockPoolEvent> pool_log_;
+  std::vector<KvEvent> events_;
+  std::unordered_set<uint64_t> told_;  // hashes of blocks that can be found
+};
+
+}  // namespace outrider

@@ -1,0 +1,111 @@
+#include "outrider/execute/rank_team.h"
+
+#include <string>
+#include <utility>
+
+#include "outrider/base/end_process.h"
+#include "outrider/base/error.h"
+#include "outrider/parallel/patience.h"
+
+namespace outrider {
+
+namespace {
+
+// How long ranks have to end once one has.
+constexpr double kSecondsToEnd = 1;
+// How long a rank looks for its next part before it sleeps.
+constexpr double kSecondsAwake = 0.002;
+
+/// run(), and what it threw; else null.
+template <typename Run>
+void Try(Run run, std::exception_ptr& error) {
+  error = nullptr;
+  try {
+    run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+}
+
+std::string TextOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& thrown) {
+    return thrown.what();
+  }
+}
+
+}  // namespace
+
+RankTeam::RankTeam(std::vector<RankParts> parts, double seconds) : seconds_(seconds) {
+  OUTRIDER_CHECK(!parts.empty());
+  for (RankParts& part : parts) ranks_.push_back(std::make_unique<Rank>(std::move(part)));
+  for (size_t i = 1; i < ranks_.size(); ++i) {
+    Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
+    worker.thread = std::thread([this, &worker, &rank = *ranks_[i]] { Work(worker, rank); });
+  }
+}
+
+RankTeam::~RankTeam() {
+  const uint32_t last = begun_.load();
+  for (const auto& worker : workers_) {
+    if (worker->done.load() == last) continue;
+    EndProcessWithin(1);  // it hangs in what it does, and so would we
+    break;
+  }
+  stopping_.store(true);
+  begun_.fetch_add(1);
+  begun_.notify_all();
+  for (const auto& worker : workers_) worker->thread.join();
+}
+
+void RankTeam::Run(FunctionRef<void(Rank&)> part) {
+  if (workers_.empty()) return part(first());
+  part_ = &part;
+  begun_.fetch_add(1, std::memory_order_release);
+  begun_.notify_all();
+  std::exception_ptr error;
+  RunPart(first(), error);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    if (WaitFor(*workers_[i], error == nullptr ? seconds_ : kSecondsToEnd)) continue;
+    ranks_[i + 1]->End(fmt::format("it has not answered for {} s", seconds_));
+    if (error == nullptr) Try([&] { first().ThrowIfEnded(); }, error);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  for (const auto& worker : workers_) {
+    if (worker->error != nullptr) first().ThrowIfEnded();  // which names the rank
+  }
+}
+
+void RankTeam::RunPart(Rank& rank, std::exception_ptr& error) {
+  Try(
+      [&] {
+        rank.ThrowIfEnded();
+        (*part_)(rank);
+      },
+      error);
+  if (error != nullptr) rank.End(TextOf(error));
+}
+
+bool RankTeam::WaitFor(const Worker& worker, double seconds) const {
+  const uint32_t last = begun_.load(std::memory_order_relaxed);
+  Patience patience(seconds);
+  while (worker.done.load(std::memory_order_acquire) != last) {
+    if (!patience.Wait()) return false;
+  }
+  return true;
+}
+
+void RankTeam::Work(Worker& worker, Rank& rank) {
+  for (uint32_t done = 0;; ++done) {
+    Patience patience(kSecondsAwake);
+    while (begun_.load(std::memory_order_acquire) == done && patience.Wait()) {
+    }
+    begun_.wait(done, std::memory_order_acquire);
+    if (stopping_.load()) return;
+    RunPart(rank, worker.error);
+    worker.done.store(done + 1, std::memory_order_release);
+  }
+}
+
+}  // namespace outrider

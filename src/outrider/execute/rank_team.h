@@ -1,0 +1,58 @@
+// The ranks that share a model, one thread each: rank 0 on the caller's, the others on threads of
+// their own. The caller lays out a step once, and every rank runs its part of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "outrider/base/function_ref.h"
+#include "outrider/execute/rank.h"
+
+namespace outrider {
+
+class RankTeam {
+ public:
+  /// parts: of rank 0, 1, ..., at least one. A rank that needs longer than `seconds` after rank 0
+  /// has done its part counts as ended.
+  RankTeam(std::vector<RankParts> parts, double seconds);
+  /// Where a rank hangs, ends the process (EndProcessWithin).
+  ~RankTeam();
+  RankTeam(const RankTeam&) = delete;
+  RankTeam& operator=(const RankTeam&) = delete;
+
+  size_t size() const { return ranks_.size(); }
+  /// Rank 0, which draws tokens.
+  Rank& first() { return *ranks_.front(); }
+  const Rank& first() const { return *ranks_.front(); }
+
+  /// Runs part(rank) on every rank and returns when all have done it. Throws what the part of rank
+  /// 0 threw; where another rank has ended, Error that names it, now and from then on.
+  void Run(FunctionRef<void(Rank&)> part);
+
+ private:
+  /// A rank's thread.
+  struct Worker {
+    std::atomic<uint32_t> done{0};  // parts
+    std::exception_ptr error;       // of the last part
+    std::thread thread;
+  };
+
+  void Work(Worker& worker, Rank& rank);
+  /// The part on one rank, and what it threw, which the other ranks learn.
+  void RunPart(Rank& rank, std::exception_ptr& error);
+  /// Whether a rank has done the last part, before `seconds` have passed.
+  bool WaitFor(const Worker& worker, double seconds) const;
+
+  double seconds_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Worker>> workers_;  // of rank 1, 2, ...
+  FunctionRef<void(Rank&)>* part_ = nullptr;      // written before `begun_` grows
+  std::atomic<uint32_t> begun_{0};                // parts
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace outrider

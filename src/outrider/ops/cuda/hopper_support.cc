@@ -1,0 +1,215 @@
+#include "outrider/ops/cuda/hopper_support.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "outrider/base/error.h"
+
+namespace outrider::cuda {
+
+namespace {
+
+/// What is asked where `asks` holds.
+std::optional<Asked> If(bool asks) {
+  return asks ? std::optional<Asked>(std::monostate()) : std::nullopt;
+}
+
+template <typename Attention>
+const Attention* AttentionOf(const LayerSpec& layer) {
+  return std::get_if<Attention>(&layer.attention);
+}
+
+/// A rule about one number of layers that have such an attention or MLP.
+template <auto kNumber>
+struct NumberOf;
+template <typename Spec, int64_t Spec::* kNumber>
+struct NumberOf<kNumber> {
+  static std::optional<Asked> In(const LayerSpec& layer) {
+    const Spec* spec = nullptr;
+    if constexpr (std::is_same_v<Spec, MoeSpec> || std::is_same_v<Spec, DenseMlpSpec>) {
+      spec = std::get_if<Spec>(&layer.mlp);
+    } else {
+      spec = AttentionOf<Spec>(layer);
+    }
+    return spec == nullptr ? std::nullopt : std::optional<Asked>(spec->*kNumber);
+  }
+};
+
+bool RoutesBy(const LayerSpec& layer, RouterMethod method) {
+  return layer.moe() != nullptr && layer.moe()->router.method == method;
+}
+
+std::string_view ScoringName(RouterScoring scoring) {
+  switch (scoring) {
+    case RouterScoring::kSoftmax:
+      return "softmax";
+    case RouterScoring::kSigmoid:
+      return "sigmoid";
+    case RouterScoring::kSqrtSoftplus:
+      return "sqrtsoftplus";
+  }
+  OUTRIDER_CHECK(false);
+}
+
+/// Experts of a row: those that it chooses, and the shared MLP as experts of the routed ones' width
+/// if it is a multiple.
+int64_t ExpertsOfRow(const MoeSpec& moe) {
+  const bool as_experts = moe.shared_width % moe.width == 0;
+  return moe.router.top_k + (as_experts ? moe.shared_width / moe.width : 0);
+}
+
+/// Calls visit(layer) for every layer, of a drafter too, until it gives something.
+template <typename Visit>
+auto FirstOfLayers(const AskedNetwork& network, const Visit& visit)
+    -> decltype(visit(network.config.layer(0))) {
+  const ModelConfig& c = network.config;
+  for (int64_t i = 0; i < c.num_hidden_layers() + network.num_mtp_modules; ++i) {
+    if (auto found = visit(c.layer(i))) return found;
+  }
+  if (network.drafter != nullptr) return visit(network.drafter->layers.front());
+  return {};
+}
+
+bool MixesAttention(const AskedNetwork& network) {
+  const LayerSpec& first = network.config.layer(0);
+  return FirstOfLayers(network, [&](const LayerSpec& layer) {
+    return layer.attention.index() != first.attention.index();
+  });
+}
+
+/// The same kind of attention in all layers, with latents, but not of one shape.
+bool MixesShapes(const AskedNetwork& network) {
+  const ModelConfig& c = network.config;
+  const LayerSpec& first = c.layer(0);
+  if (AttentionOf<MlaSpec>(first) == nullptr || MixesAttention(network)) return false;
+  for (int64_t i = 0; i < c.num_hidden_layers() + network.num_mtp_modules; ++i) {
+    if (c.layer(i).attention != first.attention || c.layer(i).rotary != first.rotary) return true;
+  }
+  return false;
+}
+
+/// Heads of a drafter that differ from the target's.
+std::optional<Asked> OtherHeads(const AskedNetwork& network) {
+  if (network.drafter == nullptr || MixesAttention(network)) return std::nullopt;
+  const auto* target = AttentionOf<MlaSpec>(network.config.layer(0));
+  const auto* drafter = AttentionOf<MlaSpec>(network.drafter->layers.front());
+  if (target == nullptr || drafter == nullptr) return std::nullopt;
+  return If(target->heads != drafter->heads);
+}
+
+}  // namespace
+
+std::span<const Rule<LayerSpec>> HopperLayerRules() {
+  static const std::vector<Rule<LayerSpec>> rules = {
+      {"latent attention (MLA)",
+       [](const LayerSpec& s) { return If(AttentionOf<MlaSpec>(s) != nullptr); }, Taken::Yes()},
+      {"grouped-query attention (Step-3.5)",
+       [](const LayerSpec& s) { return If(AttentionOf<GqaSpec>(s) != nullptr); }, Taken::Yes()},
+      {"attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5)",
+       [](const LayerSpec& s) {
+         const auto* mla = AttentionOf<MlaSpec>(s);
+         return If(mla != nullptr && mla->indexer.has_value());
+       },
+       Taken::No()},
+      {"attention to compressed entries (DeepSeek-V4)",
+       [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
+       Taken::No()},
+      {"hyper-connections (DeepSeek-V4)",
+       [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::No()},
+      {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },
+       Taken::Yes()},
+      {"experts by token (DeepSeek-V4)",
+       [](const LayerSpec& s) { return If(RoutesBy(s, RouterMethod::kTokenTable)); }, Taken::No()},
+      {"kv_lora_rank", NumberOf<&MlaSpec::latent>::In, Taken::Only(kHopperLatent)},
+      {"qk_rope_head_dim", NumberOf<&MlaSpec::rope>::In, Taken::Only(kHopperRotary)},
+      {"num_attention_heads", NumberOf<&MlaSpec::heads>::In, Taken::UpTo(128),
+       "of latent attention"},
+      {"qk_nope_head_dim", NumberOf<&MlaSpec::nope>::In, Taken::Multiples(32, 192)},
+      {"v_head_dim", NumberOf<&MlaSpec::value>::In, Taken::Multiples(32, 256)},
+      {"q_lora_rank", NumberOf<&MlaSpec::q_lora>::In, Taken::Multiples(8, 2048)},
+      {"head_dim", NumberOf<&GqaSpec::head_dim>::In, Taken::Only(kHopperHeadDim),
+       "of grouped-query attention"},
+      {"query heads for each key head",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         const auto* gqa = AttentionOf<GqaSpec>(s);
+         if (gqa == nullptr) return std::nullopt;
+         return gqa->heads / gqa->kv_heads;
+       },
+       Taken::UpTo(kHopperQueryHeads)},
+      {"rotated values of a head",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (AttentionOf<GqaSpec>(s) == nullptr) return std::nullopt;
+         return s.rotary.dims;
+       },
+       Taken::Multiples(8), "of grouped-query attention"},
+      {"n_routed_experts",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (s.moe() == nullptr) return std::nullopt;
+         return s.moe()->router.experts;
+       },
+       Taken::Multiples(8, 512)},
+      {"moe_intermediate_size", NumberOf<&MoeSpec::width>::In, Taken::Multiples(8)},
+      {"width of the shared experts", NumberOf<&MoeSpec::shared_width>::In, Taken::Multiples(8)},
+      {"experts of a token, the shared ones included",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (s.moe() == nullptr) return std::nullopt;
+         return ExpertsOfRow(*s.moe());
+       },
+       Taken::UpTo(32)},
+      {"scoring_func",
+       [](const LayerSpec& s) -> std::optional<Asked> {
+         if (s.moe() == nullptr) return std::nullopt;
+         return ScoringName(s.moe()->router.scoring);
+       },
+       Taken::Names({"softmax", "sigmoid"})},
+      {"intermediate_size", NumberOf<&DenseMlpSpec::width>::In, Taken::Multiples(8)},
+  };
+  return rules;
+}
+
+std::span<const Rule<ModelConfig>> HopperModelRules() {
+  static const std::vector<Rule<ModelConfig>> rules = {
+      {"hidden_size", [](const ModelConfig& c) { return std::optional<Asked>(c.hidden_size); },
+       Taken::Multiples(8, 8192)},
+      {"vocab_size", [](const ModelConfig& c) { return std::optional<Asked>(c.vocab_size); },
+       Taken::UpTo(400'000)},
+  };
+  return rules;
+}
+
+std::span<const Rule<AskedNetwork>> HopperNetworkRules() {
+  static const std::vector<Rule<AskedNetwork>> rules = {
+      {"attention of more than one kind in one network",
+       [](const AskedNetwork& n) { return If(MixesAttention(n)); }, Taken::No()},
+      {"latent attention of more than one shape in one network",
+       [](const AskedNetwork& n) { return If(MixesShapes(n)); }, Taken::No()},
+      {"an EAGLE-3 drafter whose num_attention_heads is not the target's", OtherHeads, Taken::No()},
+      {"a drafter of blocks (DSpark)",
+       [](const AskedNetwork& n) { return If(n.config.dspark && n.num_mtp_modules > 0); },
+       Taken::No()},
+  };
+  return rules;
+}
+
+std::optional<Lack> LackOnHopper(const AskedNetwork& network) {
+  std::optional<Lack> lack = FirstOfLayers(
+      network, [](const LayerSpec& layer) { return Supports(HopperLayerRules(), layer); });
+  if (!lack) lack = Supports(HopperNetworkRules(), network);
+  if (!lack) lack = Supports(HopperModelRules(), network.config);
+  if (!lack && network.drafter != nullptr) lack = Supports(HopperModelRules(), *network.drafter);
+  return lack;
+}
+
+void CheckRunsOnHopper(const AskedNetwork& network) {
+  const std::optional<Lack> lack = LackOnHopper(network);
+  if (!lack) return;
+  if (lack->takes.empty()) {
+    throw InvalidArgument("{} does not run on the GPU, which lacks: {}; --device cpu runs it",
+                          network.config.model_type, lack->what);
+  }
+  throw InvalidArgument(
+      "{} with {} does not run on the GPU: the kernels take {}; --device cpu runs it",
+      network.config.model_type, lack->what, lack->takes);
+}
+
+}  // namespace outrider::cuda

@@ -1,0 +1,41 @@
+// What a Hopper GPU's operations (cuda_ops.h) run. In every build, with or without CUDA:
+// docs/gpu.md is compared with it.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "outrider/checkpoint/model_config.h"
+#include "outrider/ops/support.h"
+
+namespace outrider::cuda {
+
+// Sizes that kernels are made for.
+inline constexpr int kHopperLatent = 512;
+inline constexpr int kHopperRotary = 64;
+inline constexpr int kHopperHeadDim = 128;    // of grouped-query attention
+inline constexpr int kHopperQueryHeads = 64;  // that share a key head, at most
+inline constexpr int kMostRows = 16384;       // of a step: what the router's kernel takes
+inline constexpr int kMostRequests = 4096;    // of a step: what attention's kernels take
+
+/// Layers that run together.
+struct AskedNetwork {
+  const ModelConfig& config;
+  int num_mtp_modules = 0;               // that are used
+  const ModelConfig* drafter = nullptr;  // of a drafter with a checkpoint of its own
+};
+
+/// Of every layer, of the target, its modules and a drafter.
+std::span<const Rule<LayerSpec>> HopperLayerRules();
+/// Of every checkpoint.
+std::span<const Rule<ModelConfig>> HopperModelRules();
+/// Of all of them together.
+std::span<const Rule<AskedNetwork>> HopperNetworkRules();
+
+/// The first thing that a network asks for and the GPU lacks; nothing: it runs.
+std::optional<Lack> LackOnHopper(const AskedNetwork& network);
+
+/// Throws Error for a network that does not run, with what would.
+void CheckRunsOnHopper(const AskedNetwork& network);
+
+}  // namespace outrider::cuda

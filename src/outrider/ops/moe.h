@@ -1,0 +1,69 @@
+// Operations of mixtures of experts. Results live in the arena.
+#pragma once
+
+#include <cstdint>
+
+#include "outrider/checkpoint/layer_spec.h"
+#include "outrider/ops/context.h"
+#include "outrider/ops/row_arguments.h"
+#include "outrider/ops/step_inputs.h"
+#include "outrider/ops/weights.h"
+
+namespace outrider {
+
+/// Which rows go to which experts, with what weights: a device derives what its operations read.
+struct Routing {};
+
+/// Rows between the operations of a mixture of experts, in the device's order.
+struct ExpertRows {
+  Tensor routed;
+  Tensor shared;
+};
+
+/// Where the activations of a mixture of experts are cut, as Product::limit does.
+struct ExpertLimits {
+  float routed = static_cast<float>(kNoActivationLimit);
+  float shared = static_cast<float>(kNoActivationLimit);
+  bool limits_gate = false;  // gates are cut at the limit before silu, not silu's result
+};
+
+/// A facet of Ops (Ops::moe).
+class MoeOps {
+ public:
+  virtual ~MoeOps() = default;
+
+  /// Scores logits [rows, experts], which it may change, chooses each row's experts and groups the
+  /// rows by expert for the products with `w`. bias [experts] is added to scores for the choice
+  /// (kNoAuxTc), or null. The result holds until the next call.
+  /// The logits are those of the rows from first_row on.
+  virtual const Routing& Route(const Context& context, const RouterSpec& spec,
+                               const StepInputs& inputs, int32_t first_row, const ExpertWeights& w,
+                               Tensor logits, const float* bias) const = 0;
+
+  /// silu(gate x) * (up x) of every row's experts, and of the shared MLP, cut at the limits.
+  virtual ExpertRows ExpertGateUp(const Context& context, const ExpertWeights& w,
+                                  const ExpertLimits& limits, const Routing& routing,
+                                  Tensor x) const = 0;
+
+  virtual ExpertRows ExpertDown(const Context& context, const ExpertWeights& w,
+                                const Routing& routing, const ExpertRows& inner) const = 0;
+
+  /// x[r] += the weighted outputs of its experts in order of choice, then the shared MLP's; then
+  /// the norm of x, where there is one.
+  virtual void CombineExperts(const Context& context, const ExpertWeights& w,
+                              const Routing& routing, const ExpertRows& outputs, Tensor x,
+                              const NormOut& norm) const = 0;
+};
+
+/// A facet of Ops: experts by a token's number (Ops::token_router).
+class TokenRouterOps {
+ public:
+  virtual ~TokenRouterOps() = default;
+
+  /// The same where a table says which experts a token has: table [tokens, top_k].
+  virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
+                                      const StepInputs& inputs, int32_t first_row, Tensor logits,
+                                      const int32_t* table) const = 0;
+};
+
+}  // namespace outrider

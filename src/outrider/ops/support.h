@@ -1,0 +1,92 @@
+// What a device takes of what networks and options ask of it, as tables of rules. The errors of a
+// start, `outrider explain` and the table of docs/gpu.md are made of these rules.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace outrider {
+
+/// Multiples of `multiple` from `least` to `most`.
+struct NumberRange {
+  int64_t least = 0;
+  int64_t most = std::numeric_limits<int64_t>::max();
+  int64_t multiple = 1;
+};
+
+/// What is asked: a thing that a device has or lacks, a number, or a choice by name.
+using Asked = std::variant<std::monostate, int64_t, std::string_view>;
+
+/// What a device takes of it.
+class Taken {
+ public:
+  /// A thing that it has, or lacks.
+  static Taken Yes() { return Taken(true); }
+  static Taken No() { return Taken(false); }
+  static Taken Only(int64_t number) { return Taken(NumberRange{number, number}); }
+  static Taken UpTo(int64_t most) { return Taken(NumberRange{.most = most}); }
+  static Taken Multiples(int64_t of, int64_t most = std::numeric_limits<int64_t>::max()) {
+    return Taken(NumberRange{.most = most, .multiple = of});
+  }
+  static Taken Numbers(std::vector<int64_t> numbers) { return Taken(std::move(numbers)); }
+  static Taken Names(std::vector<std::string_view> names) { return Taken(std::move(names)); }
+
+  bool Has(const Asked& asked) const;
+  /// For people: "yes", "no", "512", "up to 128", "multiples of 8 up to 512", "16, 32 or 64".
+  std::string Words() const;
+
+ private:
+  using What = std::variant<bool, NumberRange, std::vector<int64_t>, std::vector<std::string_view>>;
+  explicit Taken(What what) : what_(std::move(what)) {}
+
+  What what_;
+};
+
+/// One thing that a Subject (a layer, a network, options) may ask of a device.
+template <typename Subject>
+struct Rule {
+  std::string_view name;                            // as a user knows it: a key, a flag, words
+  std::optional<Asked> (*asked)(const Subject& s);  // nothing: it asks for no such thing
+  Taken taken;
+  std::string_view note = "";  // behind the name in tables
+};
+
+/// What a device does not take.
+struct Lack {
+  std::string what;   // "kv_lora_rank = 256", "--dtype float32", "hyper-connections"
+  std::string takes;  // "512"; empty: there is no other
+};
+
+/// Of a rule that asks for what is not taken.
+Lack LackOf(std::string_view name, const Asked& asked, const Taken& taken);
+
+/// The first thing that the subject asks for and the device lacks; nothing: it runs.
+template <typename Subject>
+std::optional<Lack> Supports(std::span<const Rule<Subject>> rules, const Subject& subject) {
+  for (const Rule<Subject>& rule : rules) {
+    const std::optional<Asked> asked = rule.asked(subject);
+    if (asked && !rule.taken.Has(*asked)) return LackOf(rule.name, *asked, rule.taken);
+  }
+  return std::nullopt;
+}
+
+/// Lines of a table in Markdown, one for each rule: its name, what is taken.
+template <typename Subject>
+std::string SupportTable(std::span<const Rule<Subject>> rules) {
+  std::string lines;
+  for (const Rule<Subject>& rule : rules) {
+    lines.append("| ").append(rule.name);
+    if (!rule.note.empty()) lines.append(" ").append(rule.note);
+    lines.append(" | ").append(rule.taken.Words()).append(" |\n");
+  }
+  return lines;
+}
+
+}  // namespace outrider

@@ -1,0 +1,37 @@
+// What routers ask a server: its load, its limits, its model. Under SGLang's names.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "outrider/engine/generation_service.h"
+
+namespace outrider {
+
+struct ServerFacts {
+  std::string model_name;  // the first served name
+  std::string model_root;  // the checkpoint, as it was given
+  int32_t max_model_len = 0;
+};
+
+/// Tokens per second since it was asked last.
+class Throughput {
+ public:
+  double SinceLast(int64_t tokens, std::chrono::steady_clock::time_point now);
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  int64_t tokens_ = 0;
+};
+
+/// /v1/loads: one rank and, the same, the sums over all ranks.
+std::string LoadsJson(const EngineCounters& counters, double tokens_per_second);
+
+/// /server_info.
+std::string ServerInfoJson(const ServerFacts& facts, const EngineCounters& counters);
+
+/// /model_info.
+std::string ModelInfoJson(const ServerFacts& facts);
+
+}  // namespace outrider

@@ -1,0 +1,428 @@
+// Every weight that a family declares, cut into 2, 4 and 8: products with the parts are the columns
+// of the product with the whole, bit for bit, and each rank reads no more than its part.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "outrider/checkpoint/rank_config.h"
+#include "outrider/networks/deepseek_v4_weights.h"
+#include "outrider/networks/deepseek_weights.h"
+#include "outrider/networks/eagle3_weights.h"
+#include "outrider/networks/step3p5_weights.h"
+#include "outrider/ops/cpu/packed_weights.h"
+#include "tests/networks/loaded_model.h"
+#include "tests/networks/small_sparse_model.h"
+#include "tests/networks/small_step_model.h"
+#include "tests/temporary_directory.h"
+
+namespace outrider {
+namespace {
+
+using nlohmann::json;
+
+/// What a declaration fills.
+struct Handles {
+  std::array<Weight, 2> matrices;
+  ExpertWeights experts;
+  KvUpWeight kv_up;
+  const float* vector = nullptr;
+};
+
+/// A packed matrix in `Handles`: of so many tensors below one another, each cut by `cut`.
+struct Part {
+  const PackedMatrix* matrix = nullptr;
+  Cut cut = Cut::kNone;
+  int64_t tensors = 1;
+};
+
+/// A declaration that can be made again, of another loader.
+struct Declaration {
+  std::string name;
+  std::function<void(WeightLoader&, Handles&)> make;
+  std::function<std::vector<Part>(const Handles&)> parts;  // of a loaded weight; null: none
+  int64_t heads = 0;                                       // of a kv_b_proj or vector
+};
+
+void AddMlp(const cpu::PackedMlp& mlp, std::vector<Part>& parts) {
+  parts.push_back({&mlp.gate_up, Cut::kInner, 2});
+  parts.push_back({&mlp.down, Cut::kRows, 1});
+}
+
+/// Notes what is declared.
+class NotingLoader : public WeightLoader {
+ public:
+  explicit NotingLoader(const WeightSource& source) : source_(source) {}
+
+  std::vector<Declaration> declarations;
+
+  const WeightSource& source() const override { return source_; }
+  void Stacked(Weight* out, const std::vector<std::string>& names, int64_t rows, int64_t cols,
+               const WeightCut& cut) override {
+    *out = {static_cast<int64_t>(names.size()) * rows, cols, nullptr, cut};
+    Note(
+        names[0],
+        [=](WeightLoader& l, Handles& h) { l.Stacked(h.matrices.data(), names, rows, cols, cut); },
+        [=, n = static_cast<int64_t>(names.size())](const Handles& h) {
+          return std::vector<Part>{{&cpu::Packed(h.matrices[0]), cut.rows, n}};
+        });
+  }
+  void UnquantizedMatrix(Weight* /*out*/, const std::string& name, int64_t rows,
+                         int64_t cols) override {
+    Note(
+        name,
+        [=](WeightLoader& l, Handles& h) {
+          l.UnquantizedMatrix(h.matrices.data(), name, rows, cols);
+        },
+        First());
+  }
+  void ExactMatrix(Weight* /*out*/, const std::string& name, int64_t rows, int64_t cols) override {
+    Note(
+        name,
+        [=](WeightLoader& l, Handles& h) { l.ExactMatrix(h.matrices.data(), name, rows, cols); },
+        First());
+  }
+  void Mlp(Weight* /*gate_up*/, Weight* /*down*/, const MlpTensors& names, int64_t width,
+           int64_t hidden) override {
+    Note(
+        names.gate,
+        [=](WeightLoader& l, Handles& h) {
+          l.Mlp(h.matrices.data(), &h.matrices[1], names, width, hidden);
+        },
+        [](const Handles& h) {
+          return std::vector<Part>{{&cpu::Packed(h.matrices[0]), Cut::kInner, 2},
+                                   {&cpu::Packed(h.matrices[1]), Cut::kRows, 1}};
+        });
+  }
+  void MoeExperts(ExpertWeights* /*out*/, const Experts& experts) override {
+    Note(
+        experts.routed[0].gate,
+        [=](WeightLoader& l, Handles& h) { l.MoeExperts(&h.experts, experts); },
+        [](const Handles& h) {
+          std::vector<Part> parts;
+          const cpu::PackedExperts& packed = cpu::Packed(h.experts);
+          for (const cpu::PackedMlp& expert : packed.experts) AddMlp(expert, parts);
+          if (h.experts.shared_width > 0) AddMlp(packed.shared, parts);
+          return parts;
+        });
+  }
+  void SplitKvUp(KvUpWeight* /*out*/, const std::string& name, const KvUp& sizes) override {
+    Note(name, [=](WeightLoader& l, Handles& h) { l.SplitKvUp(&h.kv_up, name, sizes); }, nullptr);
+    declarations.back().heads = sizes.heads;
+  }
+  void Vector(const float** /*out*/, const std::string& name, int64_t size, float added) override {
+    Note(
+        name, [=](WeightLoader& l, Handles& h) { l.Vector(&h.vector, name, size, added); },
+        nullptr);
+  }
+  void HeadVector(const float** /*out*/, const std::string& name, int64_t size) override {
+    Note(name, [=](WeightLoader& l, Handles& h) { l.HeadVector(&h.vector, name, size); }, nullptr);
+    declarations.back().heads = size;
+  }
+  void Values(const float** /*out*/, const std::string& name, int64_t rows, int64_t cols) override {
+    Note(
+        name, [=](WeightLoader& l, Handles& h) { l.Values(&h.vector, name, rows, cols); }, nullptr);
+  }
+  void Integers(const int32_t** /*out*/, const std::string& /*name*/, int64_t /*rows*/,
+                int64_t /*cols*/, int64_t /*limit*/) override {}
+  void Table(TokenTable* out, const std::string& /*name*/, int64_t rows, int64_t cols) override {
+    *out = {rows, cols, nullptr};
+  }
+  void Copy(const std::string& /*name*/, const std::string& /*original*/, int64_t /*rows*/,
+            int64_t /*cols*/, std::string_view /*why*/) override {}
+  WeightSizes PackedSizes() override { return {}; }
+  std::unique_ptr<WeightMemory> Load(const Device& /*device*/, const Progress&) override {
+    return nullptr;
+  }
+
+ private:
+  using Parts = std::function<std::vector<Part>(const Handles&)>;
+
+  static Parts First() {
+    return [](const Handles& h) { return std::vector<Part>{{&cpu::Packed(h.matrices[0])}}; };
+  }
+  void Note(const std::string& name, std::function<void(WeightLoader&, Handles&)> make,
+            Parts parts) {
+    declarations.push_back({name, std::move(make), std::move(parts)});
+  }
+  std::vector<ExpectedTensor> Declared() const override { return {}; }
+  void AddGroups(WeightGroups& /*groups*/) override {}
+
+  const WeightSource& source_;
+};
+
+/// A tensor that counts the numbers that are read.
+class CountedTensor : public WeightTensor {
+ public:
+  CountedTensor(std::unique_ptr<WeightTensor> inner, std::atomic<int64_t>& count)
+      : WeightTensor(inner->shape()), inner_(std::move(inner)), count_(count) {}
+
+  DType stored_dtype() const override { return inner_->stored_dtype(); }
+  int64_t stored_bytes() const override { return inner_->stored_bytes(); }
+  bool exact_in_bfloat16() const override { return inner_->exact_in_bfloat16(); }
+  const DummyStream* dummy_stream() const override { return inner_->dummy_stream(); }
+  const BlockScales* block_scales() const override { return inner_->block_scales(); }
+  const GroupScales* group_scales() const override { return inner_->group_scales(); }
+  void ReadCodes(int64_t first, int64_t count, uint8_t* out) const override {
+    count_ += count * cols();
+    inner_->ReadCodes(first, count, out);
+  }
+  void ReadGroupScales(int64_t first, int64_t count, uint8_t* out) const override {
+    inner_->ReadGroupScales(first, count, out);
+  }
+  void ReadRows(int64_t first, int64_t count, float* out) const override {
+    count_ += count * cols();
+    inner_->ReadRows(first, count, out);
+  }
+
+ private:
+  std::unique_ptr<WeightTensor> inner_;
+  std::atomic<int64_t>& count_;
+};
+
+class CountedSource : public WeightSource {
+ public:
+  explicit CountedSource(const WeightSource& inner) : inner_(inner) {}
+
+  mutable std::atomic<int64_t> count = 0;
+
+  bool Has(std::string_view name) const override { return inner_.Has(name); }
+  std::unique_ptr<WeightTensor> Open(const ExpectedTensor& tensor) const override {
+    return std::make_unique<CountedTensor>(inner_.Open(tensor), count);
+  }
+  void Check(std::span<const ExpectedTensor> expected,
+             FunctionRef<bool(std::string_view)> ignorable) const override {
+    inner_.Check(expected, ignorable);
+  }
+  std::string where() const override { return inner_.where(); }
+  std::vector<std::string> names() const override { return inner_.names(); }
+
+ private:
+  const WeightSource& inner_;
+};
+
+class CutTest {
+ public:
+  CutTest(const WeightSource& source, const std::vector<Declaration>& declarations)
+      : source_(source), declarations_(declarations) {}
+
+  void Run() {
+    int64_t num_cut = 0;
+    for (const Declaration& declaration : declarations_) {
+      SCOPED_TRACE(declaration.name);
+      const Loaded whole = Load(declaration, {});
+      for (const int32_t ranks : {2, 4, 8}) {
+        int64_t read = 0;
+        bool is_cut = declaration.heads > 0;
+        for (int32_t rank = 0; rank < ranks; ++rank) {
+          SCOPED_TRACE(fmt::format("rank {} of {}", rank, ranks));
+          const Loaded part = Load(declaration, {rank, ranks});
+          read += part.read;
+          Compare(declaration, whole.handles, part.handles, {rank, ranks}, is_cut);
+          if (::testing::Test::HasFailure()) return;
+        }
+        // A vector is one row of its tensor: it is read whole.
+        const bool is_matrix =
+            declaration.parts != nullptr || whole.handles.kv_up.packed != nullptr;
+        if (is_matrix) {
+          EXPECT_EQ(read, is_cut ? whole.read : ranks * whole.read);
+        }
+        if (is_cut) ++num_cut;
+      }
+    }
+    EXPECT_GT(num_cut, 0);
+  }
+
+ private:
+  struct Loaded {
+    Handles handles;
+    std::unique_ptr<WeightMemory> memory;
+    int64_t read = 0;
+  };
+
+  Loaded Load(const Declaration& declaration, const RankPlace& place) {
+    const CountedSource source(source_);
+    const auto loader = ops_.MakeWeightLoader(source, {.place = place});
+    Loaded loaded;
+    // The loader fills the handles where they are.
+    auto handles = std::make_unique<Handles>();
+    declaration.make(*loader, *handles);
+    loaded.memory = loader->Load({ops_, &pool_}, nullptr);
+    loaded.handles = *handles;
+    loaded.read = source.count;
+    return loaded;
+  }
+
+  void Compare(const Declaration& declaration, const Handles& whole, const Handles& part,
+               const RankPlace& place, bool& is_cut) {
+    if (declaration.parts != nullptr) {
+      const std::vector<Part> wholes = declaration.parts(whole);
+      const std::vector<Part> parts = declaration.parts(part);
+      ASSERT_EQ(wholes.size(), parts.size());
+      for (size_t i = 0; i < parts.size(); ++i) {
+        is_cut |= parts[i].cut != Cut::kNone;
+        CompareMatrix(wholes[i], *parts[i].matrix, place);
+      }
+    } else if (whole.kv_up.packed != nullptr) {
+      const Share heads = ShareOf(Cut::kHeads, declaration.heads, place);
+      const cpu::PackedKvUp& of_whole = cpu::Packed(whole.kv_up);
+      const cpu::PackedKvUp& of_part = cpu::Packed(part.kv_up);
+      ASSERT_EQ(std::ssize(of_part.key_up), heads.count);
+      for (int64_t h = 0; h < heads.count; ++h) {
+        const auto w = static_cast<size_t>(heads.first + h);
+        const auto p = static_cast<size_t>(h);
+        CompareMatrix({&of_whole.key_up[w]}, of_part.key_up[p], {});
+        CompareMatrix({&of_whole.key_up_t[w]}, of_part.key_up_t[p], {});
+        CompareMatrix({&of_whole.value_up[w]}, of_part.value_up[p], {});
+      }
+    } else if (declaration.heads > 0) {
+      const Share heads = ShareOf(Cut::kHeads, declaration.heads, place);
+      for (int64_t h = 0; h < heads.count; ++h) {
+        EXPECT_EQ(part.vector[h], whole.vector[heads.first + h]);
+      }
+    }
+  }
+
+  void CompareMatrix(const Part& whole, const PackedMatrix& part, const RankPlace& place) {
+    const int64_t rows = whole.matrix->rows / whole.tensors;
+    const Share share = ShareOf(whole.cut, rows, place);
+    ASSERT_EQ(part.rows, share.count * whole.tensors);
+    ASSERT_EQ(part.format.dtype, whole.matrix->format.dtype);
+    const std::vector<float> all = Product(*whole.matrix);
+    const std::vector<float> own = Product(part);
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t t = 0; t < whole.tensors; ++t) {
+        for (int64_t i = 0; i < share.count; ++i) {
+          ASSERT_EQ(own[static_cast<size_t>(r * part.rows + t * share.count + i)],
+                    all[static_cast<size_t>(r * whole.matrix->rows + t * rows + share.first + i)])
+              << "row " << i << " of tensor " << t;
+        }
+      }
+    }
+  }
+
+  std::vector<float> Product(const PackedMatrix& w) {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(kRows * w.cols));
+    for (float& value : x) value = normal(random);
+    std::vector<float> y(static_cast<size_t>(kRows * w.rows));
+    ops_.kernels().matmul(pool_,
+                          std::array{MatMulJob{.x = MatrixView<float>(x.data(), kRows, w.cols),
+                                               .w = &w,
+                                               .y = {y.data(), kRows, w.rows}}},
+                          DType::kBF16);
+    return y;
+  }
+
+  static constexpr int64_t kRows = 3;
+  const cpu::CpuOps& ops_ = cpu::GetCpuOps(SelectIsa());
+  ThreadPool pool_{1};
+  const WeightSource& source_;
+  const std::vector<Declaration>& declarations_;
+};
+
+template <typename Weights>
+void CutAll(const WeightSource& source, const ModelConfig& config, int modules) {
+  CheckRanks(config, 8, "ranks");
+  NotingLoader loader(source);
+  Weights weights;
+  weights.Declare(loader, config, modules);
+  CutTest(source, loader.declarations).Run();
+}
+
+/// A config.json with some keys changed.
+class ChangedConfig {
+ public:
+  ChangedConfig(const std::filesystem::path& from, const json& changes) {
+    json config = json::parse(std::ifstream(from / "config.json"));
+    config.update(changes);
+    std::ofstream(directory_.path() / "config.json") << config;
+  }
+  ModelConfig Read() const { return ReadModelConfig(directory_.path()); }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+TEST(WeightCutTest, DeepSeekV3InFp8) {
+  const ModelConfig config = ReadModelConfig(TinyModelDirectory());
+  CutAll<DeepSeekWeights>(*OpenCheckpoint(TinyModelDirectory(), config), config, 3);
+}
+
+TEST(WeightCutTest, DeepSeekV32) {
+  const SmallSparseModel model(1600);
+  const ModelConfig config =
+      ChangedConfig(model.directory(), {{"num_attention_heads", 8}, {"num_key_value_heads", 8}})
+          .Read();
+  CutAll<DeepSeekWeights>(*MakeDummyWeights(config, 1), config, 1);
+}
+
+TEST(WeightCutTest, DeepSeekV4WithItsModuleAndWithDSpark) {
+  for (const auto& directory : {TinyV4Directory(), TinyDSparkDirectory()}) {
+    const ModelConfig config = ChangedConfig(directory, {{"o_groups", 8}}).Read();
+    CutAll<DeepSeekV4Weights>(*MakeDummyWeights(config, 1), config, 1);
+  }
+}
+
+TEST(WeightCutTest, Step3p5) {
+  const SmallStepModel model(1600, 20, {.heads = 8, .kv_heads = 8});
+  const ModelConfig config = ReadModelConfig(model.directory());
+  CutAll<Step3p5Weights>(*MakeDummyWeights(config, 1), config, 3);
+}
+
+TEST(WeightCutTest, Eagle3) {
+  const ModelConfig config = ReadModelConfig(TinyEagle3Directory());
+  // A source with any name: what is noted is checked as if nothing were declared.
+  const auto source = MakeDummyWeights(config, 1);
+  NotingLoader loader(*source);
+  Eagle3Weights weights;
+  weights.Declare(loader, config);
+  CutTest(*source, loader.declarations).Run();
+}
+
+TEST(WeightCutTest, Fp8RowsThatCannotBeCutAreRefused) {
+  const ModelConfig config = ReadModelConfig(TinyModelDirectory());
+  const auto source = OpenCheckpoint(TinyModelDirectory(), config);
+  const auto loader = cpu::GetCpuOps(SelectIsa())
+                          .MakeWeightLoader(*source, {.place = {1, 40}});  // 1024 rows: 25 each
+  Weight weight;
+  loader->Matrix(&weight, "model.layers.0.self_attn.o_proj.weight", 256, 512, {.rows = Cut::kRows});
+  try {
+    loader->PackedSizes();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("has too few rows for 40 ranks"));
+  }
+}
+
+TEST(RankConfigTest, NumbersOfRanksThatDoNotFitAreRefusedWithThoseThatDo) {
+  const ModelConfig v3 = ReadModelConfig(TinyModelDirectory());
+  const auto error_of = [](const ModelConfig& config, int32_t ranks) -> std::string {
+    try {
+      CheckRanks(config, ranks, "--tensor-parallel-size");
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  for (const int32_t ranks : {1, 2, 4, 8}) EXPECT_EQ(error_of(v3, ranks), "");
+  EXPECT_EQ(error_of(v3, 3),
+            "--tensor-parallel-size is 3: so many ranks cannot share 8 heads; use 1, 2, 4, 8");
+  EXPECT_EQ(error_of(v3, 16),
+            "--tensor-parallel-size is 16: so many ranks cannot share the model; use 1, 2, 4, 8");
+  EXPECT_EQ(error_of(ReadModelConfig(TinyV4Directory()), 4),
+            "--tensor-parallel-size is 4: so many ranks cannot share 2 groups of heads; use 1, 2");
+  const SmallStepModel step(1600);
+  EXPECT_EQ(error_of(ReadModelConfig(step.directory()), 2),
+            "--tensor-parallel-size is 2: so many ranks cannot share 1 heads of keys and values; "
+            "use 1");
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,60 @@
+// What the rules say of a Hopper GPU is what its table of operations has.
+#include "outrider/ops/cuda/hopper_support.h"
+
+#include <gtest/gtest.h>
+
+#include <type_traits>
+
+#include "outrider/ops/block_drafts.h"
+#include "outrider/ops/compressed.h"
+#include "outrider/ops/cuda/cuda_ops.h"
+#include "outrider/ops/hyper.h"
+#include "outrider/ops/sparse.h"
+
+namespace outrider::cuda {
+namespace {
+
+template <typename Facet>
+constexpr bool kGpuHas = std::is_base_of_v<Facet, CudaOps>;
+
+LayerSpec LatentLayer() {
+  return {.attention = MlaSpec{.heads = 16, .latent = 512, .nope = 128, .rope = 64, .value = 128},
+          .rotary = {.dims = 64},
+          .mlp = MoeSpec{.router = {.experts = 64, .top_k = 8}, .width = 64}};
+}
+
+bool Runs(const LayerSpec& layer) { return !Supports(HopperLayerRules(), layer); }
+
+TEST(HopperSupport, LayersRunWhereTheGpuHasTheirFacets) {
+  EXPECT_EQ(Runs(LatentLayer()), kGpuHas<MlaOps> && kGpuHas<MoeOps>);
+  LayerSpec layer = LatentLayer();
+  layer.attention = GqaSpec{.heads = 64, .kv_heads = 8, .head_dim = 128};
+  EXPECT_EQ(Runs(layer), kGpuHas<PerHeadOps>);
+  layer = LatentLayer();
+  std::get<MlaSpec>(layer.attention).indexer = IndexerSpec{.heads = 64, .dim = 128, .top_k = 2048};
+  EXPECT_EQ(Runs(layer), kGpuHas<SparseOps>);
+  layer = LatentLayer();
+  layer.attention = CompressedSpec{.heads = 64, .head_dim = 512};
+  EXPECT_EQ(Runs(layer), kGpuHas<SparseOps> && kGpuHas<CompressedOps>);
+  layer = LatentLayer();
+  layer.residual.streams = 4;
+  EXPECT_EQ(Runs(layer), kGpuHas<HyperOps>);
+  layer = LatentLayer();
+  std::get<MoeSpec>(layer.mlp).router.method = RouterMethod::kTokenTable;
+  EXPECT_EQ(Runs(layer), kGpuHas<TokenRouterOps>);
+}
+
+TEST(HopperSupport, DraftersOfBlocksRunWhereTheGpuHasTheirFacet) {
+  ModelConfig config;
+  config.layers = {LatentLayer()};
+  config.mtp_layer = LatentLayer();
+  const auto runs = [&] {
+    return !Supports(HopperNetworkRules(), AskedNetwork{.config = config, .num_mtp_modules = 1});
+  };
+  EXPECT_TRUE(runs());
+  config.dspark.emplace();
+  EXPECT_EQ(runs(), kGpuHas<BlockDraftOps>);
+}
+
+}  // namespace
+}  // namespace outrider::cuda
