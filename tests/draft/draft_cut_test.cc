@@ -23,8 +23,9 @@ StepTimes TimesOf(double per_draft, int32_t k) {
   return times;
 }
 
-std::vector<int32_t> Cut(const StepTimes& times, const std::vector<std::vector<float>>& confidences,
-                         std::vector<int32_t> num_drafts) {
+std::vector<int32_t> Shortened(const StepTimes& times,
+                               const std::vector<std::vector<float>>& confidences,
+                               std::vector<int32_t> num_drafts) {
   DraftCut cut;
   cut.SetStepTimes(times);
   std::vector<float> all;
@@ -36,31 +37,31 @@ std::vector<int32_t> Cut(const StepTimes& times, const std::vector<std::vector<f
 }
 
 TEST(DraftCutTest, WithoutTimesNothingIsCut) {
-  EXPECT_THAT(Cut({}, {{0, 0, 0}}, {3}), ElementsAre(3));
+  EXPECT_THAT(Shortened({}, {{0, 0, 0}}, {3}), ElementsAre(3));
 }
 
 TEST(DraftCutTest, FreeDraftsAreAllVerified) {
-  EXPECT_THAT(Cut(TimesOf(0, 3), {{0.01F, 0.01F, 0}, {1, 1, 1}}, {3, 2}), ElementsAre(3, 2));
+  EXPECT_THAT(Shortened(TimesOf(0, 3), {{0.01F, 0.01F, 0}, {1, 1, 1}}, {3, 2}), ElementsAre(3, 2));
 }
 
 TEST(DraftCutTest, ADraftPaysWhileItsChanceIsMoreThanItsShareOfTheTime) {
   // A draft adds a tenth of a second. Alone, with rate 1, one of chance 0.2 pays and 0.05 does not.
-  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.2F, 0.2F, 1}}, {3}), ElementsAre(1));
-  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.05F, 1, 1}}, {3}), ElementsAre(0));
+  EXPECT_THAT(Shortened(TimesOf(0.1, 3), {{0.2F, 0.2F, 1}}, {3}), ElementsAre(1));
+  EXPECT_THAT(Shortened(TimesOf(0.1, 3), {{0.05F, 1, 1}}, {3}), ElementsAre(0));
   // A chance is that of all drafts before it, too.
-  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.9F}}, {3}), ElementsAre(3));
-  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.1F}}, {3}), ElementsAre(2));
+  EXPECT_THAT(Shortened(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.9F}}, {3}), ElementsAre(3));
+  EXPECT_THAT(Shortened(TimesOf(0.1, 3), {{0.9F, 0.9F, 0.1F}}, {3}), ElementsAre(2));
 }
 
 TEST(DraftCutTest, AConfidenceThatIsNoNumberIsNone) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_THAT(Cut(TimesOf(0.1, 3), {{0.9F, nan, 0.9F}, {0.9F, 0.9F, 0.9F}}, {3, 3}),
+  EXPECT_THAT(Shortened(TimesOf(0.1, 3), {{0.9F, nan, 0.9F}, {0.9F, 0.9F, 0.9F}}, {3, 3}),
               ElementsAre(1, 3));
 }
 
 TEST(DraftCutTest, RequestsShareTheStep) {
-  EXPECT_THAT(Cut(TimesOf(0.2, 3), {{0.99F, 0.99F, 0.9F}, {0.1F, 0.1F, 0.1F}, {0.99F, 0.3F, 0.3F}},
-                  {3, 3, 3}),
+  EXPECT_THAT(Shortened(TimesOf(0.2, 3),
+                        {{0.99F, 0.99F, 0.9F}, {0.1F, 0.1F, 0.1F}, {0.99F, 0.3F, 0.3F}}, {3, 3, 3}),
               ElementsAre(3, 0, 1));
 }
 
@@ -82,7 +83,7 @@ TEST(DraftCutTest, IsTheBestOfAllLengths) {
       for (int32_t d = 0; d < b; ++d) tokens += reached *= double{c[1][static_cast<size_t>(d)]};
       return tokens / times.Seconds(2, 0) / (1 + per_draft * (a + b) / times.Seconds(2, 0));
     };
-    const std::vector<int32_t> got = Cut(times, c, {3, 3});
+    const std::vector<int32_t> got = Shortened(times, c, {3, 3});
     double best = 0;
     for (int32_t a = 0; a <= 3; ++a) {
       for (int32_t b = 0; b <= 3; ++b) best = std::max(best, rate(a, b));
