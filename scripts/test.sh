@@ -66,7 +66,8 @@ configure_and_build() {
   done
   if [ $# -gt 1 ]; then targets=(--target "${@:2}"); fi
   if ! cmake --preset "$preset" -DOUTRIDER_TEST_PYTHON="$python" \
-    -DOUTRIDER_CLIENTS_PYTHON="$clients_python" "${arguments[@]}" \
+    -DOUTRIDER_CLIENTS_PYTHON="$clients_python" \
+    -DOUTRIDER_LLAMA_INDEX_PYTHON="$llama_index_python" "${arguments[@]}" \
     >build/configure.log 2>&1; then
     cat build/configure.log
     return 1
@@ -148,9 +149,12 @@ tmp=$(mktemp -d) # of the tests; its path is short, as paths of sockets have to 
 trap 'rm -rf "$tmp"' EXIT
 check "python packages" install_python_packages build/venv tests/requirements.txt
 clients_python=
+llama_index_python=
 if $full; then
   check "client packages" install_python_packages build/venv-clients tests/requirements_clients.txt &&
     clients_python=$PWD/build/venv-clients/bin/python
+  check "llama-index" install_python_packages build/venv-llama-index tests/requirements_llama_index.txt &&
+    llama_index_python=$PWD/build/venv-llama-index/bin/python
 fi
 
 # The labels of tests that are left out (tests/CMakeLists.txt says what they mean).
