@@ -119,6 +119,15 @@ TEST(PromptSharesTest, NobodyPassesWhomHeWouldTakeTheSlotOrThePagesOf) {
   EXPECT_THAT(RunStep(pages), ElementsAre(Pair(1, 64), Pair(2, 64)));
 }
 
+// Prompts that wait behind the next one need not have room as well: choices of one prompt, say.
+TEST(PromptSharesTest, AShortPromptPassesManyLongOnesThatWait) {
+  Scheduler scheduler(SharesConfig(2100));
+  for (RequestId id = 1; id <= 5; ++id) scheduler.Add({.id = id, .prompt_length = 4000});
+  scheduler.Add({.id = 6, .prompt_length = 30});
+  EXPECT_THAT(RunStep(scheduler), ElementsAre(Pair(1, 98), Pair(6, 30)));
+  EXPECT_THAT(RunStep(scheduler), ElementsAre(Pair(1, 128)));
+}
+
 /// Steps that so many rows take if each step has `per_step` of them.
 int64_t StepsFor(int64_t rows, int64_t per_step) { return (rows + per_step - 1) / per_step; }
 

@@ -149,28 +149,23 @@ int64_t Scheduler::PagesToAdmit(const Entry& entry) const {
 void Scheduler::FindPrompts() {
   prompts_.clear();
   for (Entry* entry : running_) {
-    if (!entry->Decodes()) prompts_.push_back({entry});
+    if (!entry->Decodes()) prompts_.push_back(entry);
   }
   const auto num_running = static_cast<std::ptrdiff_t>(prompts_.size());
   // After a preemption the pool is exhausted: what would be let in now would be thrown out again.
   admits_ = plan().preempted.empty();
   if (!admits_) return;
-  int64_t pages = pool().num_free();
-  size_t slots = free_slots_.size();
-  for (auto next = waiting_.begin(); next != waiting_.end() && slots > 0 && pages >= 0; ++next) {
-    --slots;
-    pages -= PagesToAdmit(**next);
-    prompts_.push_back({*next, /*may_pass=*/pages >= 0});
-  }
-  std::inplace_merge(prompts_.begin(), prompts_.begin() + num_running, prompts_.end(),
-                     [](const Prompt& a, const Prompt& b) { return Before(a.entry, b.entry); });
+  const size_t count = std::min(waiting_.size(), free_slots_.size());
+  prompts_.insert(prompts_.end(), waiting_.begin(),
+                  waiting_.begin() + static_cast<std::ptrdiff_t>(count));
+  std::inplace_merge(prompts_.begin(), prompts_.begin() + num_running, prompts_.end(), Before);
 }
 
 void Scheduler::PlanPrompts() {
   FindPrompts();
   for (size_t i = 0; i < prompts_.size() && budget_ > 0; ++i) {
-    if (prompts_[i].entry == nullptr) continue;
-    Entry& entry = *prompts_[i].entry;
+    if (prompts_[i] == nullptr) continue;
+    Entry& entry = *prompts_[i];
     if (entry.slot < 0) {
       admits_ = admits_ && Admit(entry, budget_);
       if (!admits_) continue;
@@ -181,24 +176,29 @@ void Scheduler::PlanPrompts() {
 }
 
 void Scheduler::PlanShortPrompts(size_t first) {
-  const Entry& long_one = *prompts_[first].entry;
+  const Entry& long_one = *prompts_[first];
   short_prompts_.clear();
   for (size_t i = first + 1; i < prompts_.size(); ++i) {
-    const Entry* entry = prompts_[i].entry;
+    const Entry* entry = prompts_[i];
     if (entry == nullptr || entry->priority != long_one.priority) continue;
-    if (entry->slot < 0 && !(admits_ && prompts_[i].may_pass)) continue;
+    if (entry->slot < 0 && !admits_) continue;
     if (entry->RowsLeft() < long_one.RowsLeft() / 2) short_prompts_.push_back(&prompts_[i]);
   }
-  std::ranges::stable_sort(short_prompts_, {},
-                           [](const Prompt* p) { return p->entry->RowsLeft(); });
+  std::ranges::stable_sort(short_prompts_, {}, [](Entry* const* p) { return (*p)->RowsLeft(); });
   int32_t share = budget_ / 2;
-  for (Prompt* prompt : short_prompts_) {
+  for (Entry** prompt : short_prompts_) {
     if (share == 0) return;
-    Entry& entry = *prompt->entry;
-    if (entry.slot < 0 && !Admit(entry, share)) continue;
+    Entry& entry = **prompt;
+    if (entry.slot < 0 && !(LeavesRoom(entry) && Admit(entry, share))) continue;
     share -= PlanChunk(entry, share);
-    prompt->entry = nullptr;
+    *prompt = nullptr;
   }
+}
+
+bool Scheduler::LeavesRoom(const Entry& entry) const {
+  const Entry& next = *waiting_.front();
+  if (&entry == &next) return true;
+  return free_slots_.size() > 1 && pool().num_free() - PagesToAdmit(entry) >= PagesToAdmit(next);
 }
 
 bool Scheduler::Admit(Entry& entry, int32_t most_rows) {

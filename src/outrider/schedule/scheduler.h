@@ -168,12 +168,6 @@ class Scheduler {
     int32_t RowsLeft() const { return num_tokens - (slot < 0 ? likely_hit : LeastComputed()); }
   };
 
-  /// What rows could go to.
-  struct Prompt {
-    Entry* entry = nullptr;  // null: it has its rows
-    bool may_pass = true;    // others that wait before it
-  };
-
   static bool Before(const Entry* a, const Entry* b);
   static void InsertByTurn(auto& entries, Entry* entry);
   /// Pages for the next `rows` rows of a request and what its drafter writes behind them, and, in
@@ -196,6 +190,8 @@ class Scheduler {
   void FindPrompts();
   /// Rows for short prompts behind prompts_[first], up to half of the budget.
   void PlanShortPrompts(size_t first);
+  /// Whether the request that waits longest could be admitted behind this one.
+  bool LeavesRoom(const Entry& entry) const;
   /// Most pages that a request which waits would take now.
   int64_t PagesToAdmit(const Entry& entry) const;
   /// Returns how many rows it got.
@@ -212,8 +208,8 @@ class Scheduler {
   std::vector<Entry*> running_;  // by turn
   std::deque<Entry*> waiting_;   // by turn
   // Of the plan being made.
-  std::vector<Prompt> prompts_;         // by turn
-  std::vector<Prompt*> short_prompts_;  // by rows left
+  std::vector<Entry*> prompts_;         // that rows could go to, by turn; null: it has its rows
+  std::vector<Entry**> short_prompts_;  // by rows left
   bool admits_ = false;                 // nobody waits whom others must not pass
   std::array<StepPlan, kMostInFlight> plans_;
   size_t last_plan_ = 0;
