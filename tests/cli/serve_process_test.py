@@ -235,7 +235,7 @@ def logits_that_are_not_numbers_fail_the_request():
 def a_model_that_does_not_fit_is_refused_in_a_line():
     with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
-    config.update(intermediate_size=1 << 24, num_hidden_layers=200, first_k_dense_replace=200)
+    config.update(intermediate_size=1 << 20, num_hidden_layers=200, first_k_dense_replace=200)
     with model_copy(config__json=json.dumps(config)) as model:
         lines = refused("serve", model, *FEW, "--load-format", "dummy", "--device", "cpu")
         assert "does not fit into memory" in lines[-1] and "are needed" in lines[-1], lines

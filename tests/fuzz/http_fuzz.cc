@@ -86,6 +86,7 @@ std::string Talk(const std::vector<std::string_view>& pieces, bool late) {
   outrider::HttpServerState state;
   state.limits.max_header_bytes = kMaxHeader;
   state.limits.max_body_bytes = kMaxBody;
+  state.bodies = std::make_shared<outrider::HttpBodyBudget>(size_t{1} << 20);
   state.application = &application;
   state.cors = outrider::Cors({.allowed_origins = {"*"}});
   state.wake_list = std::make_shared<outrider::HttpWakeList>([] {});

@@ -52,7 +52,7 @@ inline Tokenizer TokenizerWithMarks() {
                   std::string(tools.call_begin), std::string(tools.call_end),
                   std::string(tools.type_end), std::string(tools.header_end)});
   }
-  for (const char* text : {"\n", ">", "<function=", "</function>"}) marks.erase(text);  // no tokens
+  for (const char* mark : {"\n", ">", "<function=", "</function>"}) marks.erase(mark);  // no tokens
   // DeepSeek-V4's marks are text around one token.
   marks.insert(std::string(ChooseOutputFormat("deepseek_v4", "none", "", "").tools->inner_mark));
   int id = BundledTokenizer().vocab_size();
