@@ -125,6 +125,7 @@ Arguments ParseArguments(int argc, char** argv) {
 }
 
 constexpr int32_t kSmallVocab = 1600;
+constexpr int32_t kMaxModelLen = 400;
 
 /// What a round found.
 class Different : public std::runtime_error {
@@ -438,7 +439,7 @@ class Fuzz {
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.probabilistic_drafts = Uniform(0, 1) == 0;
     o.block_size = on_gpu() ? 16 << Uniform(0, 2) : Uniform(1, 40);
-    o.max_model_len = 400;
+    o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
     const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
@@ -529,6 +530,8 @@ class Fuzz {
       std::vector<int32_t>& prompt = request.prompt_token_ids;
       prompt.insert(prompt.end(), together[i].tokens.begin(), together[i].tokens.end());
       for (int n = Uniform(1, 9); n > 0; --n) prompt.push_back(Uniform(6, 1548));
+      const int32_t room = kMaxModelLen - static_cast<int32_t>(prompt.size());
+      request.sampling.min_tokens = std::min(request.sampling.min_tokens, room);
       requests.push_back(std::move(request));
     }
     together.resize(requests.size());
@@ -566,7 +569,7 @@ class Fuzz {
       TestEngineOptions options = ModelOptions(model);
       options.drafter = DrafterKind::kNone;
       options.max_num_batched_tokens = 1024;
-      options.max_model_len = 400;
+      options.max_model_len = kMaxModelLen;
       options.prefix_caching = false;
       options.cache_form = form;
       engine = MakeTestEngine(options, &BundledTokenizer());

@@ -21,6 +21,7 @@ class HttpBodyBudget {
     return false;
   }
   void Give(size_t bytes) { used_ -= bytes; }
+  size_t used() const { return used_; }
 
  private:
   const size_t max_bytes_;

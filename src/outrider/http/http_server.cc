@@ -109,6 +109,7 @@ class HttpServer::Impl {
   }
 
   const HttpListener& listener() const { return listener_; }
+  int64_t body_bytes() const { return static_cast<int64_t>(state_.bodies->used()); }
 
  private:
   // What finds no memory is lost alone: a connection, or one of its steps.
@@ -247,6 +248,7 @@ void HttpServer::Run() { impl_->Run(); }
 void HttpServer::Stop() { impl_->Stop(); }
 uint16_t HttpServer::port() const { return impl_->listener().port(); }
 std::string HttpServer::address() const { return impl_->listener().address(); }
+int64_t HttpServer::body_bytes() const { return impl_->body_bytes(); }
 
 void HttpServer::CheckAddress(const HttpServerOptions& options) {
   asio::io_context io;

@@ -76,6 +76,8 @@ class HttpServer {
   uint16_t port() const;
   /// "http://127.0.0.1:8000" or "unix:/path".
   std::string address() const;
+  /// The bytes that count against max_bodies_bytes now. Thread-safe.
+  int64_t body_bytes() const;
 
  private:
   class Impl;

@@ -70,5 +70,6 @@ void Server::Run() {
 void Server::Stop() { impl_->http.Stop(); }
 
 uint16_t Server::port() const { return impl_->http.port(); }
+int64_t Server::body_bytes() const { return impl_->http.body_bytes(); }
 
 }  // namespace outrider

@@ -57,6 +57,9 @@ class Server {
   /// The TCP port that was bound; 0 on a unix socket.
   uint16_t port() const;
 
+  /// HttpServer::body_bytes.
+  int64_t body_bytes() const;
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
