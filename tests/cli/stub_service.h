@@ -36,6 +36,9 @@ class StubService : public GenerationService {
   void Pause(PauseMode, bool, std::function<void()> done) override { done(); }
   void Resume(std::function<void()> done) override { done(); }
   void ForgetPrefixes(std::function<void()> done) override { done(); }
+  void UpdateWeights(WeightUpdate, ControlDone done) override { done(nullptr); }
+  void Sleep(EngineMemory, PauseMode, ControlDone done) override { done(nullptr); }
+  void WakeUp(EngineMemory, ControlDone done) override { done(nullptr); }
 
   StepLog& step_log() override { return step_log_; }
 

@@ -135,6 +135,45 @@ void StubGenerationService::Resume(std::function<void()> done) {
   done();
 }
 
+void StubGenerationService::UpdateWeights(WeightUpdate update, ControlDone done) {
+  const std::filesystem::path folder = update.folders.model;
+  if (folder.filename() == "bad") {
+    const Error error(ErrorCode::kInvalidArgument, "bad: holds no weights");
+    return done(&error);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const std::filesystem::path drafter = update.folders.drafter;
+    controls_.push_back(fmt::format("weights {} {} {}{}", folder.filename().string(),
+                                    drafter.filename().string(), update.version,
+                                    update.aborts_requests ? " abort" : ""));
+    counters_.weight_version = update.version;
+  }
+  done(nullptr);
+}
+
+void StubGenerationService::Sleep(EngineMemory memory, PauseMode mode, ControlDone done) {
+  {
+    const std::lock_guard lock(mutex_);
+    counters_.weights_asleep |= memory.weights;
+    counters_.cache_asleep |= memory.kv_cache;
+    controls_.push_back(fmt::format("sleep{}{} {}", memory.weights ? " weights" : "",
+                                    memory.kv_cache ? " kv_cache" : "", static_cast<int>(mode)));
+  }
+  done(nullptr);
+}
+
+void StubGenerationService::WakeUp(EngineMemory memory, ControlDone done) {
+  {
+    const std::lock_guard lock(mutex_);
+    counters_.weights_asleep &= !memory.weights;
+    counters_.cache_asleep &= !memory.kv_cache;
+    controls_.push_back(fmt::format("wake{}{}", memory.weights ? " weights" : "",
+                                    memory.kv_cache ? " kv_cache" : ""));
+  }
+  done(nullptr);
+}
+
 void StubGenerationService::ForgetPrefixes(std::function<void()> done) {
   {
     const std::lock_guard lock(mutex_);

@@ -63,8 +63,12 @@ class StubGenerationService : public GenerationService {
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
   void Resume(std::function<void()> done) override;
   void ForgetPrefixes(std::function<void()> done) override;
+  /// A folder called "bad" is refused.
+  void UpdateWeights(WeightUpdate update, ControlDone done) override;
+  void Sleep(EngineMemory memory, PauseMode mode, ControlDone done) override;
+  void WakeUp(EngineMemory memory, ControlDone done) override;
 
-  /// "abort prefixes", "keep", ...: what Pause and ForgetPrefixes were asked for.
+  /// "abort prefixes", "keep", ...: what it was asked for.
   std::vector<std::string> controls() const;
 
   /// Lets steps run.

@@ -65,7 +65,7 @@ Engine::Engine(std::unique_ptr<EngineCore> core)
 Engine::~Engine() = default;
 
 RequestId Engine::Submit(GenerationRequest request, OutputSink sink) {
-  CheckRequest(request, core_->parts());
+  CheckRequest(request, *core_);
   const std::lock_guard lock(mailbox_->mutex);
   mailbox_->CheckRoom(1, core_->parts());
   const RequestId id = mailbox_->next_id++;
@@ -114,6 +114,36 @@ void Engine::ForgetPrefixes(std::function<void()> done) {
     core.ForgetPrefixes();
     done();
   });
+}
+
+void Engine::Control(std::function<void(EngineCore&)> change, ControlDone done) {
+  Command([change = std::move(change), done = std::move(done)](EngineCore& core) {
+    try {
+      change(core);
+    } catch (const Error& error) {
+      return done(&error);
+    }
+    done(nullptr);
+  });
+}
+
+void Engine::UpdateWeights(WeightUpdate update, ControlDone done) {
+  Control([update = std::move(update)](EngineCore& core) { core.UpdateWeights(update); },
+          std::move(done));
+}
+
+void Engine::Sleep(EngineMemory memory, PauseMode mode, ControlDone done) {
+  Command([memory, mode, done = std::move(done)](EngineCore& core) {
+    try {
+      core.Sleep(memory, mode, done);
+    } catch (const Error& error) {
+      done(&error);
+    }
+  });
+}
+
+void Engine::WakeUp(EngineMemory memory, ControlDone done) {
+  Control([memory](EngineCore& core) { core.WakeUp(memory); }, std::move(done));
 }
 
 void Engine::SetKvEventSink(KvEventSink sink) { core_->SetKvEventSink(std::move(sink)); }
@@ -191,7 +221,7 @@ StepLog& Engine::step_log() { return core_->step_log(); }
 
 int32_t Engine::max_model_len() const { return core_->parts().scheduler.max_model_len; }
 
-int32_t Engine::vocab_size() const { return core_->parts().executor->vocab_size(); }
+int32_t Engine::vocab_size() const { return core_->vocab_size(); }
 
 int32_t Engine::num_speculative_tokens() const { return core_->parts().scheduler.max_drafts; }
 

@@ -30,6 +30,9 @@ class Engine : public GenerationService {
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done) override;
   void Resume(std::function<void()> done) override;
   void ForgetPrefixes(std::function<void()> done) override;
+  void UpdateWeights(WeightUpdate update, ControlDone done) override;
+  void Sleep(EngineMemory memory, PauseMode mode, ControlDone done) override;
+  void WakeUp(EngineMemory memory, ControlDone done) override;
   StepLog& step_log() override;
 
   /// `sink` is told what becomes of cached blocks, on the stepping thread. Before the first step.
@@ -59,6 +62,8 @@ class Engine : public GenerationService {
   void Fail(const std::string& reason);
   /// Runs `command` on the stepping thread, before its next step.
   void Command(std::function<void(EngineCore&)> command);
+  /// The same with a word on how it went.
+  void Control(std::function<void(EngineCore&)> change, ControlDone done);
 
   std::unique_ptr<EngineCore> core_;
   std::unique_ptr<Mailbox> mailbox_;

@@ -22,6 +22,10 @@ uint64_t DerivedSeed(uint64_t engine_seed, RequestId id) {
 
 EngineCore::EngineCore(EngineParts parts)
     : parts_(std::move(parts)),
+      vocab_size_(parts_.executor->vocab_size()),
+      eos_token_ids_(parts_.executor->eos_token_ids().begin(),
+                     parts_.executor->eos_token_ids().end()),
+      weight_version_(std::make_shared<const std::string>(parts_.weight_version)),
       scheduler_(parts_.scheduler),
       hasher_(parts_.scheduler.cache.TokensPerKey(), parts_.scheduler.tokens_ahead),
       by_slot_(static_cast<size_t>(parts_.scheduler.max_num_seqs), nullptr) {
@@ -52,14 +56,10 @@ void EngineCore::Admit(Held held) {
   const RequestId id = held.id;
   const uint64_t seed = held.request.sampling.seed.value_or(DerivedSeed(parts_.seed, id));
   auto state = std::make_unique<RequestState>(id, std::move(held.request), std::move(held.sink),
-                                              parts_.tokenizer, parts_.executor->eos_token_ids(),
+                                              parts_.tokenizer, eos_token_ids_,
                                               parts_.scheduler.max_model_len, seed);
-  if (parts_.prefix_caching) {
-    BlockKeys& keys = state->block_keys.emplace(hasher_.Start(state->cache_salt()));
-    keys.blocks.reserve(
-        static_cast<size_t>(state->max_total_tokens() / parts_.scheduler.cache.TokensPerKey()));
-    hasher_.Extend(state->tokens(), keys);
-  }
+  state->SetWeightVersion(weight_version_);
+  if (parts_.prefix_caching) StartKeys(*state);
   scheduler_.Add({.id = id,
                   .prompt_length = state->prompt_length(),
                   .max_total_tokens = state->max_total_tokens(),
@@ -67,6 +67,25 @@ void EngineCore::Admit(Held held) {
                   .keys = state->block_keys ? &*state->block_keys : nullptr,
                   .computes_all = state->needs_prompt_logits()});
   requests_.emplace(id, std::move(state));
+}
+
+void EngineCore::StartKeys(RequestState& state) {
+  if (!state.block_keys) state.block_keys.emplace();
+  BlockKeys& keys = *state.block_keys;
+  keys.root = hasher_.Start(num_updates_ == 0 ? state.cache_salt()
+                                              : fmt::format("weights {}/{}", *weight_version_,
+                                                            state.cache_salt()))
+                  .root;
+  keys.blocks.clear();
+  keys.blocks.reserve(
+      static_cast<size_t>(state.max_total_tokens() / parts_.scheduler.cache.TokensPerKey()));
+  hasher_.Extend(state.tokens(), keys);
+}
+
+void EngineCore::AbortAll() {
+  std::vector<RequestId> ids;
+  for (const auto& [id, state] : requests_) ids.push_back(id);
+  for (const RequestId id : ids) Abort(id);
 }
 
 void EngineCore::Abort(RequestId id) {
@@ -89,10 +108,7 @@ void EngineCore::Pause(PauseMode mode, bool forget_prefixes, std::function<void(
   pause_->at_rest = false;  // until what this one asks for is done
   pause_->forget_prefixes |= forget_prefixes && mode != PauseMode::kKeep;
   pause_->waiting.push_back(std::move(done));
-  if (mode != PauseMode::kAbort) return;
-  std::vector<RequestId> ids;
-  for (const auto& [id, state] : requests_) ids.push_back(id);
-  for (const RequestId id : ids) Abort(id);
+  if (mode == PauseMode::kAbort) AbortAll();
 }
 
 bool EngineCore::ComeToRest() {
@@ -102,12 +118,21 @@ bool EngineCore::ComeToRest() {
   if (pause_->forget_prefixes) ForgetPrefixes();
   pause_->forget_prefixes = false;
   for (const auto& done : std::exchange(pause_->waiting, {})) done();
+  if (const auto sleep = std::exchange(pause_->sleep, {})) {
+    FallAsleep(sleep->memory);
+    sleep->done(nullptr);
+    if (sleep->pauses) Resume([] {});
+  }
   return true;
 }
 
 void EngineCore::Resume(const std::function<void()>& done) {
   if (pause_) {
     for (const auto& waiting : pause_->waiting) waiting();
+    if (pause_->sleep) {
+      const Error error(ErrorCode::kUnavailable, "it was to go on before it had come to rest");
+      pause_->sleep->done(&error);
+    }
   }
   pause_.reset();
   for (Held& held : std::exchange(held_, {})) Admit(std::move(held));
@@ -117,6 +142,85 @@ void EngineCore::Resume(const std::function<void()>& done) {
 void EngineCore::ForgetPrefixes() {
   scheduler_.ForgetPrefixes();
   TellKvEvents();
+}
+
+ExecutorMaker& EngineCore::MakerThatChanges() {
+  if (parts_.maker == nullptr) {
+    throw InvalidArgument("the weights and the cache of this engine stay what they are");
+  }
+  parts_.maker->CheckCanChange();
+  return *parts_.maker;
+}
+
+void EngineCore::FinishSteps() {
+  finishing_ = true;
+  while (num_in_flight_ > 0) Step();
+  finishing_ = false;
+}
+
+void EngineCore::EmptyCache() {
+  for (RequestState* const state : std::vector(by_slot_)) {
+    if (state == nullptr) continue;
+    LeaveSlot(*state);
+    state->Preempted();
+    ++counters_.num_preemptions;
+  }
+  scheduler_.PreemptAll();
+  ForgetPrefixes();
+}
+
+void EngineCore::UpdateWeights(const WeightUpdate& update) {
+  ExecutorMaker& maker = MakerThatChanges();
+  FinishSteps();
+  maker.ReadOtherWeights(update.folders);
+  if (update.aborts_requests) AbortAll();
+  EmptyCache();
+  TakeWeights();
+  ++num_updates_;
+  weight_version_ = std::make_shared<const std::string>(
+      update.version.empty() ? fmt::format("update-{}", num_updates_) : update.version);
+  for (const auto& [id, state] : requests_) {
+    state->SetWeightVersion(weight_version_);
+    if (state->block_keys) StartKeys(*state);
+  }
+}
+
+void EngineCore::TakeWeights() {
+  if (parts_.executor) parts_.maker->TakeApart(std::move(parts_.executor));
+  parts_.executor = parts_.maker->Make();
+  asleep_.weights = false;
+}
+
+void EngineCore::Sleep(EngineMemory memory, PauseMode mode, const ControlDone& done) {
+  MakerThatChanges();
+  if (pause_ && pause_->sleep) throw InvalidArgument("it is about to fall asleep already");
+  const bool pauses = !pause_;
+  Pause(mode, true, [] {});
+  pause_->sleep = {.memory = memory, .pauses = pauses, .done = done};
+}
+
+void EngineCore::FallAsleep(EngineMemory memory) {
+  EmptyCache();
+  if (memory.kv_cache && !asleep_.kv_cache) {
+    parts_.maker->FreeCache();
+    asleep_.kv_cache = true;
+  }
+  if (memory.weights && !asleep_.weights) {
+    parts_.maker->TakeApart(std::move(parts_.executor));
+    asleep_.weights = true;
+  }
+}
+
+void EngineCore::WakeUp(EngineMemory memory) {
+  ExecutorMaker& maker = MakerThatChanges();
+  if (memory.weights && asleep_.weights) {
+    maker.ReadOtherWeights(maker.folders());
+    TakeWeights();
+  }
+  if (memory.kv_cache && asleep_.kv_cache) {
+    maker.RestoreCache();
+    asleep_.kv_cache = false;
+  }
 }
 
 void EngineCore::SetKvEventSink(KvEventSink sink) {
@@ -179,10 +283,14 @@ void EngineCore::ReadCounters(EngineCounters& c) const {
   c.num_requests_running = scheduler_.num_running();
   c.num_requests_waiting = scheduler_.num_waiting() + static_cast<int64_t>(held_.size());
   c.paused = pause_ && pause_->at_rest;
+  c.weights_asleep = asleep_.weights;
+  c.cache_asleep = asleep_.kv_cache;
+  c.weight_version = *weight_version_;
   c.kv_cache_usage = scheduler_.pool().Usage();
 }
 
 bool EngineCore::Step() {
+  if (parts_.executor == nullptr) return ComeToRest();
   const ExecutorSeconds before = parts_.executor->seconds();
   double step_seconds = 0;
   StepRecord record;

@@ -13,6 +13,7 @@
 
 #include "outrider/draft/draft_length_policy.h"
 #include "outrider/draft/draft_schedule.h"
+#include "outrider/engine/executor_maker.h"
 #include "outrider/engine/generation_service.h"
 #include "outrider/engine/kv_events.h"
 #include "outrider/engine/request_state.h"
@@ -24,7 +25,10 @@ namespace outrider {
 
 /// What an engine is made of.
 struct EngineParts {
+  /// Of the executor; null: that stays what it is.
+  std::unique_ptr<ExecutorMaker> maker = nullptr;
   std::unique_ptr<Executor> executor;
+  std::string weight_version = {};  // "": nobody named it
   DraftSchedule draft_schedule{0, {}};                   // with speculation: by max_drafts
   std::optional<DraftLengthPolicy> draft_length_policy;  // decides instead of draft_schedule
   const Tokenizer* tokenizer = nullptr;                  // null: no text
@@ -43,6 +47,8 @@ class EngineCore {
   EngineParts ReleaseParts() &&;
 
   const EngineParts& parts() const { return parts_; }
+  int32_t vocab_size() const { return vocab_size_; }
+  std::span<const int32_t> eos_token_ids() const { return eos_token_ids_; }
   StepLog& step_log() { return step_log_; }
   /// From the next step on, unless there is a draft_length_policy.
   void SetDraftSchedule(DraftSchedule schedule) { parts_.draft_schedule = std::move(schedule); }
@@ -60,6 +66,11 @@ class EngineCore {
   void Pause(PauseMode mode, bool forget_prefixes, std::function<void()> done);
   void Resume(const std::function<void()>& done);
   void ForgetPrefixes();
+  /// Throws Error where it cannot be done, and for weights that cannot take the place of those that
+  /// run, which go on.
+  void UpdateWeights(const WeightUpdate& update);
+  void Sleep(EngineMemory memory, PauseMode mode, const ControlDone& done);
+  void WakeUp(EngineMemory memory);
 
   /// From now on `sink` is told what becomes of cached blocks. Before the first request.
   void SetKvEventSink(KvEventSink sink);
@@ -76,12 +87,20 @@ class EngineCore {
     OutputSink sink;
   };
 
+  /// What is to sleep once a pause has come to rest.
+  struct SleepRequest {
+    EngineMemory memory;
+    bool pauses = false;  // the pause is for its sake, and ends then
+    ControlDone done;
+  };
+
   /// Between Pause and Resume.
   struct PauseState {
     PauseMode mode;
     bool forget_prefixes;
     bool at_rest = false;                             // nothing runs any more
     std::vector<std::function<void()>> waiting = {};  // to be called then
+    std::optional<SleepRequest> sleep = {};           // to be done then
   };
 
   struct StepInFlight {
@@ -99,11 +118,23 @@ class EngineCore {
   void Admit(Held held);
   /// Whether steps may be launched.
   bool MayLaunch() const {
+    if (finishing_ || asleep_.weights || asleep_.kv_cache) return false;
     return !pause_ || (pause_->mode == PauseMode::kWait && !pause_->at_rest);
   }
   /// With no step in flight: a pause may have come to rest. False when there is nothing to do.
   bool ComeToRest();
   void TellKvEvents();
+  void AbortAll();
+  /// Ends the steps in flight.
+  void FinishSteps();
+  /// Takes slots and cache from all requests; the prefix cache is empty then.
+  void EmptyCache();
+  /// Of a request as its prompt begins: blocks that other weights filled have other keys.
+  void StartKeys(RequestState& state);
+  void FallAsleep(EngineMemory memory);
+  /// Makes the executor, with the weights that were read last.
+  void TakeWeights();
+  ExecutorMaker& MakerThatChanges();
 
   /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it
   /// ran.
@@ -130,6 +161,11 @@ class EngineCore {
   void CountFinish(FinishReason reason);
 
   EngineParts parts_;
+  // Of the executor, but for the time without one; read by other threads.
+  const int32_t vocab_size_;
+  const std::vector<int32_t> eos_token_ids_;
+  std::shared_ptr<const std::string> weight_version_;
+  int64_t num_updates_ = 0;
   Scheduler scheduler_;
   BlockKeyHasher hasher_;
   std::map<RequestId, std::unique_ptr<RequestState>> requests_;
@@ -142,6 +178,8 @@ class EngineCore {
   std::array<StepInFlight, Scheduler::kMostInFlight> in_flight_;  // the oldest first
   int32_t num_in_flight_ = 0;
   std::optional<PauseState> pause_;
+  EngineMemory asleep_;  // without weights there is no executor
+  bool finishing_ = false;
   std::vector<Held> held_;
   std::optional<KvEventLog> kv_events_;  // with a sink
   KvEventSink kv_event_sink_;

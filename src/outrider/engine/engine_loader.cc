@@ -4,20 +4,8 @@
 #include <utility>
 
 #include "outrider/base/error.h"
-#include "outrider/base/thread_pool.h"
-#include "outrider/draft/block_drafter.h"
-#include "outrider/draft/chain_drafter.h"
-#include "outrider/draft/ngram_drafter.h"
-#include "outrider/draft/repeated_drafter.h"
 #include "outrider/engine/engine_core.h"
-#include "outrider/engine/warm_up.h"
-#include "outrider/execute/queued_executor.h"
-#include "outrider/execute/step_runner.h"
-#include "outrider/networks/block_draft_model.h"
-#include "outrider/networks/eagle3_draft_model.h"
-#include "outrider/networks/mtp_draft_model.h"
-#include "outrider/networks/network_loader.h"
-#include "outrider/parallel/thread_communicator.h"
+#include "outrider/engine/executor_maker.h"
 #include "outrider/text/token_id_encoder.h"
 #include "outrider/text/tokenizer_config.h"
 
@@ -46,63 +34,6 @@ void LoadText(const EngineOptions& options, LoadedEngine& loaded) {
       loaded.config.eos_token_ids);
 }
 
-/// The draft model with a checkpoint of its own, if there is one.
-std::unique_ptr<DraftModel> LoadDraftModel(const EnginePlan& plan, const Network& network) {
-  const DrafterCheckpoint* const own = plan.drafter();
-  if (own == nullptr) return nullptr;
-  return std::make_unique<Eagle3DraftModel>(
-      own->config, own->taps,
-      LoadEagle3(own->config, *own->source, plan.weight_form(), network.device(), nullptr),
-      network);
-}
-
-/// own: of LoadDraftModel.
-std::unique_ptr<Drafter> MakeDrafter(const EnginePlan& plan, const SpeculationOptions& options,
-                                     Network& network, std::unique_ptr<DraftModel> own,
-                                     KvCache& cache) {
-  const int32_t k = plan.k();
-  if (k == 0) return nullptr;
-  if (options.method == DraftMethod::kNgram) {
-    return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
-  }
-  if (plan.drafts_blocks()) {
-    return std::make_unique<BlockDrafter>(network.MakeBlockDraftModel(), cache,
-                                          BlockDrafterOptions{.k = k, .form = options.draft_form});
-  }
-  const ModuleDrafterOptions drafter = {.k = k,
-                                        .num_slots = plan.scheduler().max_num_seqs,
-                                        .form = options.draft_form,
-                                        .kept_rows = plan.kept_rows()};
-  if (own) return std::make_unique<RepeatedDrafter>(std::move(own), cache, drafter);
-  auto model = std::make_unique<MtpDraftModel>(network, options.draft_vocab_size);
-  if (plan.chained()) return std::make_unique<ChainDrafter>(std::move(model), cache, drafter);
-  return std::make_unique<RepeatedDrafter>(std::move(model), cache, drafter);
-}
-
-/// On a GPU, passes of the largest step. A lack of memory is told with the options that need less.
-void WarmUpDevice(const EnginePlan& plan, Network& network, DraftModel* draft_model) {
-  if (plan.device() == DeviceKind::kCpu) return;
-  try {
-    WarmUp(network, plan.scheduler(), plan.k(), plan.cache_layers(), plan.cache_numbers());
-    if (draft_model == nullptr) return;
-    WarmUp(*draft_model, network.hidden_size(), plan.scheduler(), plan.cache_layers(),
-           plan.cache_numbers());
-  } catch (const OutOfMemory& error) {
-    throw OutOfMemory(fmt::format(
-        "the work space of the largest step does not fit beside the weights ({}): lower "
-        "--max-model-len, --max-num-batched-tokens or --max-num-seqs",
-        error.what()));
-  }
-}
-
-/// Of one rank's weights, as a part of what all ranks read one after another.
-WeightLoader::Progress ProgressOf(const RankPlace& place, const LoadProgress& progress) {
-  if (!progress) return nullptr;
-  return [place, &progress](int64_t done, int64_t total) {
-    progress(place.rank * total + done, place.ranks * total);
-  };
-}
-
 }  // namespace
 
 std::optional<ChatTemplate> LoadChatTemplate(const EngineOptions& options) {
@@ -126,8 +57,8 @@ LoadedEngine ExplainEngine(const EngineOptions& options) {
 
 LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progress,
                         const StepTimesProgress& measured) {
-  EnginePlan plan(options);
-  plan.CheckFitsHost();
+  auto maker = std::make_unique<ExecutorMaker>(options);
+  EnginePlan& plan = maker->plan();
   LoadedEngine loaded;
   loaded.config = plan.config();
   loaded.num_speculative_tokens = plan.k();
@@ -136,56 +67,22 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   LoadText(options, loaded);
 
   const Ops& ops = plan.ops();
-  PreparePrompts(ops, plan.config());
-  if (plan.drafter() != nullptr) PreparePrompts(ops, plan.drafter()->config);
-  std::unique_ptr<Ops> own_ops = plan.TakeOps();
-  std::vector<RankParts> ranks;
-  std::vector<std::unique_ptr<DraftModel>> draft_models;  // of each
-  for (auto& communicator : MakeThreadCommunicators(plan.ranks())) {
-    const RankPlace place = communicator->place();
-    RankParts& rank = ranks.emplace_back();
-    if (place.rank == 0) rank.ops = std::move(own_ops);
-    if (place.ranks > 1) rank.ranks = std::move(communicator);
-    const ComputeThreads threads = plan.ThreadsOf(place);
-    rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
-    rank.model =
-        LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                    {{ops, rank.pool.get(), rank.ranks.get()},
-                     plan.dtype(),
-                     AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
-                    ProgressOf(place, progress));
-    draft_models.push_back(LoadDraftModel(plan, *rank.model));
-  }
-  WarmUpDevice(plan, *ranks.front().model, draft_models.front().get());
+  maker->ReadWeights(progress);
+  maker->WarmUpDevice();
   if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
   loaded.decisions = plan.decisions();
   loaded.memory = plan.Memory();
+  plan.CloseCheckpoints();
   EngineParts parts;
   parts.scheduler = plan.scheduler();
-  std::vector<Drafter*> drafters;  // the executor's
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    RankParts& rank = ranks[r];
-    rank.cache = std::make_unique<KvCache>(rank.model->device(), parts.scheduler.cache,
-                                           plan.cache_layers(), plan.cache_numbers());
-    rank.drafter = MakeDrafter(plan, options.speculation, *rank.model, std::move(draft_models[r]),
-                               *rank.cache);
-    rank.acceptance = plan.acceptance();
-    rank.probabilistic_drafts = options.speculation.probabilistic_drafts;
-    rank.logprobs_mode = options.logprobs_mode;
-    rank.num_slots = parts.scheduler.max_num_seqs;
-    drafters.push_back(rank.drafter.get());
-  }
-  if (const Drafter* drafter = drafters.front()) {
+  parts.executor = maker->Make();
+  if (const Drafter* drafter = maker->drafter()) {
     parts.draft_schedule =
         DraftSchedule(plan.k(), options.speculation.num_speculative_tokens_per_batch_size);
     parts.scheduler.cache.rerun_tokens = drafter->rerun_tokens();
     parts.scheduler.max_drafts = drafter->max_drafts();
     parts.scheduler.lookahead_tokens = drafter->lookahead();
     parts.scheduler.tokens_ahead = drafter->tokens_ahead();
-  }
-  parts.executor = std::make_unique<StepRunner>(std::move(ranks));
-  if (plan.device() != DeviceKind::kCpu) {
-    parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   }
   parts.prefix_caching = options.enable_prefix_caching;
   parts.tokenizer = loaded.tokenizer.get();
@@ -209,10 +106,12 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
       loaded.step_times = MeasureStepTimes(parts, repeats, measured);
     }
     if (options.speculation.enable_adaptive_verification) {
-      for (Drafter* drafter : drafters) drafter->SetStepTimes(*loaded.step_times);
+      maker->SetStepTimes(*loaded.step_times);
     }
     parts.draft_length_policy.emplace(plan.k(), *loaded.step_times);
   }
+  parts.maker = std::move(maker);
+  parts.weight_version = options.weight_version;
   loaded.engine = std::make_unique<Engine>(std::make_unique<EngineCore>(std::move(parts)));
   return loaded;
 }

@@ -1,7 +1,6 @@
 // From options to a running engine: checkpoint, tokenizer, chat template, model, cache.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "outrider/engine/engine.h"
 #include "outrider/engine/engine_options.h"
 #include "outrider/engine/engine_plan.h"
+#include "outrider/engine/load_progress.h"
 #include "outrider/engine/measure_step_times.h"
 #include "outrider/grammar/grammar_compiler.h"
 #include "outrider/text/chat_template.h"
@@ -19,9 +19,6 @@
 #include "outrider/text/tokenizer.h"
 
 namespace outrider {
-
-/// Progress of loading weights: bytes read so far and in all.
-using LoadProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 struct LoadedEngine {
   ModelConfig config;

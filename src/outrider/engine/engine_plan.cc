@@ -198,6 +198,11 @@ ComputeThreads EnginePlan::ThreadsOf(const RankPlace& place) const {
 
 const Ops& EnginePlan::ops() const { return *ops_; }
 
+void EnginePlan::CloseCheckpoints() {
+  source_.reset();
+  if (drafter_) drafter_->source.reset();
+}
+
 WeightForm EnginePlan::weight_form() const {
   return {.compute_dtype = dtype_,
           .quantization = options_.quantization,

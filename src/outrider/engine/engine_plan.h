@@ -101,6 +101,8 @@ class EnginePlan {
 
   const ModelConfig& config() const { return config_; }
   const WeightSource& source() const { return *source_; }
+  /// source() and that of the drafter are not asked for any more.
+  void CloseCheckpoints();
   const std::vector<Decision>& decisions() const { return decisions_; }
   DType dtype() const { return dtype_; }
   WeightForm weight_form() const;

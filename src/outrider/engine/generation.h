@@ -63,6 +63,12 @@ struct SpeculationCounts {
   void AddStep(int32_t drafted, int32_t accepted);
 };
 
+/// Tokens of a request, one after another, that weights of one version drew.
+struct WeightSpan {
+  std::string version;  // "": nobody named them
+  int64_t tokens = 0;
+};
+
 /// Times are seconds on the steady clock from the request's submission.
 struct RequestStats {
   int64_t prompt_tokens = 0;
@@ -73,6 +79,7 @@ struct RequestStats {
   double first_token_seconds = 0;  // until the first token was emitted
   double total_seconds = 0;
   SpeculationCounts speculation;
+  std::vector<WeightSpan> weight_spans;  // of all tokens; several where weights were updated
 };
 
 /// A step's drafts for one request and what became of them. The step emitted `num_tokens` tokens:

@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
+#include "outrider/base/error.h"
 #include "outrider/engine/generation.h"
 #include "outrider/engine/step_log.h"
+#include "outrider/engine/weight_folders.h"
 
 namespace outrider {
 
@@ -50,6 +53,9 @@ struct EngineCounters {
   double kv_cache_usage = 0;           // 0 .. 1
   int32_t num_speculative_tokens = 0;  // drafts per request that the schedule asked for last
   bool paused = false;
+  bool weights_asleep = false;  // their memory was given back
+  bool cache_asleep = false;
+  std::string weight_version;  // "": nobody named it
   // Always.
   int32_t max_num_seqs = 0;            // requests that can run at a time
   int32_t max_speculative_tokens = 0;  // k
@@ -87,6 +93,23 @@ enum class PauseMode : uint8_t {
   kKeep,   // they stop where they are, and go on after Resume
 };
 
+/// Other weights for the model that an engine runs.
+struct WeightUpdate {
+  WeightFolders folders;
+  std::string version;           // "": a number
+  bool aborts_requests = false;  // else those that run are computed again, and go on
+};
+
+/// Parts of an engine's memory.
+struct EngineMemory {
+  bool weights = false;
+  bool kv_cache = false;
+};
+
+/// Called once what an engine was asked for is done, or with why it was not; on any thread. Must
+/// not block.
+using ControlDone = std::function<void(const Error* error)>;
+
 class GenerationService {
  public:
   virtual ~GenerationService() = default;
@@ -117,6 +140,19 @@ class GenerationService {
 
   /// Empties the prefix cache; requests that run keep what they have found.
   virtual void ForgetPrefixes(std::function<void()> done) = 0;
+
+  /// Goes on with other weights: all of them, or, if something is wrong, with those that it has. No
+  /// step runs meanwhile. Requests that run are computed again up to where they are, so each token
+  /// is one that the weights which drew it give for what stands before it. The prefix cache is
+  /// empty then.
+  virtual void UpdateWeights(WeightUpdate update, ControlDone done) = 0;
+
+  /// Gives memory back once nothing runs (Pause, with `mode`), until WakeUp. Requests that come
+  /// meanwhile wait; kept ones are computed again.
+  virtual void Sleep(EngineMemory memory, PauseMode mode, ControlDone done) = 0;
+
+  /// Reads weights again from where they came, and makes room for the cache.
+  virtual void WakeUp(EngineMemory memory, ControlDone done) = 0;
 
   /// Where to listen to the steps as they run; lives as long as the service.
   virtual StepLog& step_log() = 0;

@@ -6,8 +6,9 @@
 
 namespace outrider {
 
-void CheckRequest(const GenerationRequest& request, const EngineParts& parts) {
-  const int32_t vocab = parts.executor->vocab_size();
+void CheckRequest(const GenerationRequest& request, const EngineCore& core) {
+  const EngineParts& parts = core.parts();
+  const int32_t vocab = core.vocab_size();
   request.sampling.Validate(vocab, parts.max_logprobs);
   if (request.prompt_token_ids.empty()) {
     throw InvalidArgument("the prompt is empty: give at least one token");
@@ -32,7 +33,7 @@ void CheckRequest(const GenerationRequest& request, const EngineParts& parts) {
         "speculation.num_speculative_tokens is {}: it must be 0 to {}, the engine's", *wanted, k);
   }
   const auto ends = [&](int32_t id) {
-    const auto eos = parts.executor->eos_token_ids();
+    const auto eos = core.eos_token_ids();
     const auto& stops = request.sampling.stop_token_ids;
     return std::find(eos.begin(), eos.end(), id) != eos.end() ||
            std::find(stops.begin(), stops.end(), id) != stops.end();

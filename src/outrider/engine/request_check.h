@@ -6,8 +6,7 @@
 
 namespace outrider {
 
-/// Throws Error (kInvalidArgument) when the request can never run in an engine of these parts: the
-/// message names the field, its value and the limit.
-void CheckRequest(const GenerationRequest& request, const EngineParts& parts);
+/// Throws Error (kInvalidArgument) when the request can never run in this engine: the message names the field, its value and the limit.
+void CheckRequest(const GenerationRequest& request, const EngineCore& core);
 
 }  // namespace outrider

@@ -106,6 +106,7 @@ void RequestState::Fail(const std::string& reason) {
 void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
   tokens_.push_back(token);
   delta.token_ids.push_back(token);
+  CountByVersion();
   const TokenEnd end = EndBy(sampling(), eos_token_ids_, token);
   // The token that ends a request is not part of its text.
   if (detokenizer_ && end == TokenEnd::kGoesOn) {
@@ -122,6 +123,15 @@ void RequestState::TakeToken(int32_t token, OutputDelta& delta) {
   } else if (num_tokens() >= max_total_tokens()) {
     Finish(FinishReason::kLength, delta);
   }
+}
+
+void RequestState::CountByVersion() {
+  std::vector<WeightSpan>& spans = stats_.weight_spans;
+  if (weight_version_ == nullptr) return;
+  if (spans.empty() || spans.back().version != *weight_version_) {
+    spans.push_back({.version = *weight_version_});
+  }
+  ++spans.back().tokens;
 }
 
 void RequestState::Finish(FinishReason reason, OutputDelta& delta) {

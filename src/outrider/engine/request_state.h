@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/engine/generation.h"
@@ -56,6 +57,10 @@ class RequestState {
   /// True the first time.
   bool Scheduled(int32_t cached_tokens);
   void Preempted() { ++stats_.num_preemptions; }
+  /// Of the weights that draw its next tokens.
+  void SetWeightVersion(std::shared_ptr<const std::string> version) {
+    weight_version_ = std::move(version);
+  }
 
   std::optional<int32_t> slot;          // while it runs
   std::optional<BlockKeys> block_keys;  // of tokens(); none without prefix caching
@@ -63,6 +68,7 @@ class RequestState {
  private:
   const SamplingParams& sampling() const { return parameters_->sampling; }
   void TakeToken(int32_t token, OutputDelta& delta);
+  void CountByVersion();
   void Finish(FinishReason reason, OutputDelta& delta);
   void EndEarly(FinishReason reason, OutputDelta& delta);
   double Elapsed() const;
@@ -79,6 +85,7 @@ class RequestState {
   std::optional<StreamDetokenizer> detokenizer_;
   ScopedStopMatcher stop_matcher_;
   std::optional<FinishReason> finish_reason_;
+  std::shared_ptr<const std::string> weight_version_;
   Clock::time_point submitted_ = Clock::now();
   RequestStats stats_;
   OutputDelta delta_;  // of the step at hand; keeps its memory when the sink leaves it

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outrider/base/thread_pool.h"
@@ -38,6 +39,8 @@ struct RankParts {
 class Rank {
  public:
   explicit Rank(RankParts parts);
+  /// What it was made of; it can only be destroyed afterwards.
+  RankParts TakeApart() && { return std::move(parts_); }
 
   const Ops& ops() const { return parts_.model->device().ops; }
   const Network& model() const { return *parts_.model; }

@@ -59,6 +59,12 @@ RankTeam::~RankTeam() {
   for (const auto& worker : workers_) worker->thread.join();
 }
 
+std::vector<RankParts> RankTeam::TakeApart() {
+  std::vector<RankParts> parts;
+  for (const auto& rank : ranks_) parts.push_back(std::move(*rank).TakeApart());
+  return parts;
+}
+
 void RankTeam::Run(FunctionRef<void(Rank&)> part) {
   if (workers_.empty()) return part(first());
   part_ = &part;

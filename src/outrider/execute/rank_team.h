@@ -24,6 +24,9 @@ class RankTeam {
   RankTeam(const RankTeam&) = delete;
   RankTeam& operator=(const RankTeam&) = delete;
 
+  /// What the ranks were made of, in order, when no part runs; it can only be destroyed afterwards.
+  std::vector<RankParts> TakeApart();
+
   size_t size() const { return ranks_.size(); }
   /// Rank 0, which draws tokens.
   Rank& first() { return *ranks_.front(); }

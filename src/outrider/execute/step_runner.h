@@ -31,6 +31,10 @@ class StepRunner : public Executor {
   /// Of the ranks that share a model, in order; see RankTeam.
   explicit StepRunner(std::vector<RankParts> parts, double rank_seconds = kRankSeconds);
 
+  /// What its ranks were made of, in order. No slot is taken and no step in flight; it can only be
+  /// destroyed afterwards.
+  std::vector<RankParts> TakeApart() { return ranks_.TakeApart(); }
+
   int32_t vocab_size() const override { return ranks_.first().model().vocab_size(); }
   std::span<const int32_t> eos_token_ids() const override {
     return ranks_.first().model().config().eos_token_ids;

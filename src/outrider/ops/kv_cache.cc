@@ -9,7 +9,7 @@ namespace outrider {
 
 KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLayerSpec> layers,
                  const CacheNumbers& numbers)
-    : config_(std::move(config)), layers_(std::move(layers)), numbers_(numbers) {
+    : ops_(device.ops), config_(std::move(config)), layers_(std::move(layers)), numbers_(numbers) {
   OUTRIDER_CHECK(numbers.dtype == DType::kF32 || numbers.dtype == DType::kBF16 ||
                  numbers.dtype == DType::kF8E4M3);
   SizeGroups(config_.groups, layers_, numbers);
@@ -20,7 +20,11 @@ KvCache::KvCache(const Device& device, CacheConfig config, std::vector<CacheLaye
     next[group] += LayerBytes(layer, numbers, config_.groups[group].tokens_per_block);
   }
   page_bytes_ = config_.PageBytes();
-  memory_ = device.ops.Allocate(static_cast<size_t>(page_bytes_ * config_.num_pages));
+  RestoreMemory();
+}
+
+void KvCache::RestoreMemory() {
+  memory_ = ops_.Allocate(static_cast<size_t>(page_bytes_ * config_.num_pages));
 }
 
 LayerCache KvCache::layer(int32_t index) {

@@ -21,12 +21,19 @@ class KvCache {
           const CacheNumbers& numbers);
 
   LayerCache layer(int32_t index);
+
+  /// Gives the memory back; no layer is asked for until it is restored. Entries are lost.
+  void FreeMemory() { memory_ = {}; }
+  /// Throws Error when the device has no such memory.
+  void RestoreMemory();
+
   const CacheConfig& config() const { return config_; }
   const CacheNumbers& numbers() const { return numbers_; }
   int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }
   int32_t num_layers() const { return static_cast<int32_t>(layers_.size()); }
 
  private:
+  const Ops& ops_;
   CacheConfig config_;
   std::vector<CacheLayerSpec> layers_;
   std::vector<int64_t> layer_offsets_;  // in a page, in bytes

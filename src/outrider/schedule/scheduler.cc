@@ -101,10 +101,13 @@ bool Scheduler::ReservePages() {
     bool reserved = Reserve(entry, rows, 0);
     if (!reserved && num_in_flight_ > 0) return false;
     while (!reserved && running_.back() != &entry) {
+      plan().preempted.push_back(running_.back()->id);
       Preempt(*running_.back());
       reserved = Reserve(entry, rows, 0);
     }
-    if (!reserved) Preempt(entry);
+    if (reserved) continue;
+    plan().preempted.push_back(entry.id);
+    Preempt(entry);
   }
   return true;
 }
@@ -251,9 +254,12 @@ int32_t Scheduler::PlanChunk(Entry& entry, int32_t most_rows) {
   return count;
 }
 
+void Scheduler::PreemptAll() {
+  while (!running_.empty()) Preempt(*running_.back());
+}
+
 void Scheduler::Preempt(Entry& entry) {
   OUTRIDER_CHECK(num_in_flight_ == 0);
-  plan().preempted.push_back(entry.id);
   Release(entry);
   entry.num_computed = 0;
   entry.num_drafts = 0;

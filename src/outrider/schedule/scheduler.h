@@ -121,6 +121,9 @@ class Scheduler {
   void Commit(const PlannedRequest& planned, int32_t num_accepted, int32_t num_emitted,
               int32_t num_drafts);
 
+  /// Takes slots and cache from all requests, which are computed again. No step is in flight.
+  void PreemptAll();
+
   /// Forgets all published prefixes; requests that run keep what they have.
   void ForgetPrefixes() { cache_.ForgetPublished(); }
   /// Logs what becomes of published blocks; `log` must outlive the scheduler.

@@ -1,0 +1,261 @@
+#include "outrider/engine/executor_maker.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "outrider/base/byte_size.h"
+#include "outrider/base/error.h"
+#include "outrider/base/host_memory.h"
+#include "outrider/base/thread_pool.h"
+#include "outrider/draft/block_drafter.h"
+#include "outrider/draft/chain_drafter.h"
+#include "outrider/draft/ngram_drafter.h"
+#include "outrider/draft/repeated_drafter.h"
+#include "outrider/engine/warm_up.h"
+#include "outrider/execute/queued_executor.h"
+#include "outrider/execute/step_runner.h"
+#include "outrider/networks/block_draft_model.h"
+#include "outrider/networks/eagle3_draft_model.h"
+#include "outrider/networks/mtp_draft_model.h"
+#include "outrider/networks/network_loader.h"
+#include "outrider/parallel/thread_communicator.h"
+
+namespace outrider {
+
+namespace {
+
+/// Of one rank's weights, as a part of what all ranks read one after another.
+WeightLoader::Progress ProgressOf(const RankPlace& place, const LoadProgress& progress) {
+  if (!progress) return nullptr;
+  return [place, &progress](int64_t done, int64_t total) {
+    progress(place.rank * total + done, place.ranks * total);
+  };
+}
+
+/// What of two networks differs first; "": nothing that weights do not have.
+std::string Difference(const ModelConfig& a, const ModelConfig& b) {
+  if (a.model_type != b.model_type) return "model_type";
+  if (a.vocab_size != b.vocab_size) return "vocab_size";
+  if (a.hidden_size != b.hidden_size) return "hidden_size";
+  if (a.layers.size() != b.layers.size()) return "num_hidden_layers";
+  if (a.rms_norm_eps != b.rms_norm_eps) return "rms_norm_eps";
+  if (a.tensor_prefix != b.tensor_prefix) return "prefix of tensors";
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    if (!(a.layers[i] == b.layers[i])) return fmt::format("layer {}", i);
+  }
+  if (!(a.mtp_layer == b.mtp_layer)) return "draft module";
+  if (a.dspark != b.dspark) return "DSpark drafter";
+  return "";
+}
+
+/// The config of a folder of weights for the network that runs: that one's, with the folder's
+/// quantization where it has a config of its own.
+ModelConfig ConfigOf(const std::string& folder, const ModelConfig& runs) {
+  if (!std::filesystem::is_directory(folder)) throw NotFound("{}: is no folder", folder);
+  ModelConfig config = runs;
+  if (!std::filesystem::exists(std::filesystem::path(folder) / "config.json")) return config;
+  const ModelConfig own = ReadModelConfig(folder);
+  if (const std::string what = Difference(own, runs); !what.empty()) {
+    throw InvalidArgument(
+        "{}/config.json: describes another network than the one that runs (its {} differs): only "
+        "weights of the same network can take the place of others",
+        folder, what);
+  }
+  config.quantization = own.quantization;
+  config.dtype = own.dtype;
+  return config;
+}
+
+}  // namespace
+
+ExecutorMaker::ExecutorMaker(EngineOptions options)
+    : options_(std::move(options)),
+      plan_(options_),
+      folders_{options_.model,
+               plan_.drafter() == nullptr ? std::string() : options_.speculation.model} {
+  plan_.CheckFitsHost();
+}
+
+void ExecutorMaker::ReadWeights(const LoadProgress& progress) {
+  OUTRIDER_CHECK(ranks_.empty());
+  const Ops& ops = plan_.ops();
+  PreparePrompts(ops, plan_.config());
+  if (plan_.drafter() != nullptr) PreparePrompts(ops, plan_.drafter()->config);
+  std::unique_ptr<Ops> own_ops = plan_.TakeOps();
+  for (auto& communicator : MakeThreadCommunicators(plan_.ranks())) {
+    const RankPlace place = communicator->place();
+    RankParts& rank = ranks_.emplace_back();
+    if (place.rank == 0) rank.ops = std::move(own_ops);
+    if (place.ranks > 1) rank.ranks = std::move(communicator);
+    const ComputeThreads threads = plan_.ThreadsOf(place);
+    rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
+    rank.acceptance = plan_.acceptance();
+    rank.probabilistic_drafts = options_.speculation.probabilistic_drafts;
+    rank.logprobs_mode = options_.logprobs_mode;
+    rank.num_slots = plan_.scheduler().max_num_seqs;
+    devices_.push_back({ops, rank.pool.get(), rank.ranks.get()});
+  }
+  const DrafterCheckpoint* const own = plan_.drafter();
+  weights_ = Read({plan_.config(), plan_.source(), own == nullptr ? nullptr : &own->config,
+                   own == nullptr ? nullptr : own->source.get()},
+                  progress);
+}
+
+std::vector<ExecutorMaker::RankWeights> ExecutorMaker::Read(const Sources& sources,
+                                                            const LoadProgress& progress) const {
+  std::vector<RankWeights> weights;
+  for (const Device& device : devices_) {
+    RankWeights& own = weights.emplace_back();
+    own.model = LoadNetwork(
+        sources.config, plan_.modules_used(), sources.model, plan_.weight_form(),
+        {device, plan_.dtype(),
+         AttentionPlan(options_.attention_backend, 1 + plan_.k(), plan_.kv_cache_form())},
+        ProgressOf(device.place(), progress));
+    if (sources.drafter == nullptr) continue;
+    own.draft_model = std::make_unique<Eagle3DraftModel>(
+        *sources.drafter_config, plan_.drafter()->taps,
+        LoadEagle3(*sources.drafter_config, *sources.drafter, plan_.weight_form(), device, nullptr),
+        *own.model);
+  }
+  return weights;
+}
+
+void ExecutorMaker::WarmUpDevice() {
+  if (plan_.device() == DeviceKind::kCpu) return;
+  RankWeights& first = weights_.front();
+  try {
+    WarmUp(*first.model, plan_.scheduler(), plan_.k(), plan_.cache_layers(),
+           plan_.cache_numbers());
+    if (first.draft_model == nullptr) return;
+    WarmUp(*first.draft_model, first.model->hidden_size(), plan_.scheduler(), plan_.cache_layers(),
+           plan_.cache_numbers());
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format(
+        "the work space of the largest step does not fit beside the weights ({}): lower "
+        "--max-model-len, --max-num-batched-tokens or --max-num-seqs",
+        error.what()));
+  }
+}
+
+std::unique_ptr<Drafter> ExecutorMaker::MakeDrafter(RankParts& rank,
+                                                    std::unique_ptr<DraftModel> own) const {
+  const SpeculationOptions& options = options_.speculation;
+  const int32_t k = plan_.k();
+  if (k == 0) return nullptr;
+  if (options.method == DraftMethod::kNgram) {
+    return std::make_unique<NgramDrafter>(k, options.prompt_lookup_min, options.prompt_lookup_max);
+  }
+  if (plan_.drafts_blocks()) {
+    return std::make_unique<BlockDrafter>(rank.model->MakeBlockDraftModel(), *rank.cache,
+                                          BlockDrafterOptions{.k = k, .form = options.draft_form});
+  }
+  const ModuleDrafterOptions drafter = {.k = k,
+                                        .num_slots = plan_.scheduler().max_num_seqs,
+                                        .form = options.draft_form,
+                                        .kept_rows = plan_.kept_rows()};
+  if (own) return std::make_unique<RepeatedDrafter>(std::move(own), *rank.cache, drafter);
+  auto model = std::make_unique<MtpDraftModel>(*rank.model, options.draft_vocab_size);
+  if (plan_.chained()) {
+    return std::make_unique<ChainDrafter>(std::move(model), *rank.cache, drafter);
+  }
+  return std::make_unique<RepeatedDrafter>(std::move(model), *rank.cache, drafter);
+}
+
+std::unique_ptr<Executor> ExecutorMaker::Make() {
+  OUTRIDER_CHECK(!ranks_.empty() && weights_.size() == ranks_.size());
+  drafters_.clear();
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    RankParts& rank = ranks_[r];
+    rank.model = std::move(weights_[r].model);
+    if (rank.cache == nullptr) {
+      rank.cache = std::make_unique<KvCache>(devices_[r], plan_.scheduler().cache,
+                                             plan_.cache_layers(), plan_.cache_numbers());
+      caches_.push_back(rank.cache.get());
+    }
+    rank.drafter = MakeDrafter(rank, std::move(weights_[r].draft_model));
+    drafters_.push_back(rank.drafter.get());
+  }
+  weights_.clear();
+  if (step_times_) SetStepTimes(*step_times_);
+  std::unique_ptr<Executor> executor =
+      std::make_unique<StepRunner>(std::exchange(ranks_, {}));
+  if (plan_.device() == DeviceKind::kCpu) return executor;
+  return std::make_unique<QueuedExecutor>(std::move(executor));
+}
+
+void ExecutorMaker::SetStepTimes(const StepTimes& times) {
+  step_times_ = times;
+  for (Drafter* drafter : drafters_) drafter->SetStepTimes(times);
+}
+
+void ExecutorMaker::CheckCanChange() const {
+  if (plan_.device() == DeviceKind::kCpu) return;
+  throw InvalidArgument(
+      "on a GPU weights and cache stay where they are: start a server with the other weights");
+}
+
+void ExecutorMaker::ReadOtherWeights(const WeightFolders& folders) {
+  CheckCanChange();
+  const DrafterCheckpoint* const own = plan_.drafter();
+  if (own == nullptr && !folders.drafter.empty()) {
+    throw InvalidArgument("{}: nothing drafts here with a checkpoint of its own", folders.drafter);
+  }
+  WeightFolders read = folders;
+  if (own != nullptr && read.drafter.empty()) read.drafter = folders_.drafter;
+  const ModelConfig config = ConfigOf(read.model, plan_.config());
+  const auto source = OpenCheckpoint(read.model, config);
+  std::optional<ModelConfig> drafter_config;
+  std::unique_ptr<WeightSource> drafter;
+  if (own != nullptr) {
+    drafter_config = ConfigOf(read.drafter, own->config);
+    drafter = OpenCheckpoint(read.drafter, *drafter_config);
+  }
+  const Sources sources = {config, *source, drafter_config ? &*drafter_config : nullptr,
+                           drafter.get()};
+  CheckFits(read, sources);
+  weights_ = Read(sources, nullptr);
+  folders_ = std::move(read);
+}
+
+void ExecutorMaker::CheckFits(const WeightFolders& folders, const Sources& sources) const {
+  WeightForm form = plan_.weight_form();
+  form.place = {0, plan_.ranks()};
+  const NetworkWeightSizes model =
+      MeasureWeights(plan_.ops(), sources.config, plan_.modules_used(), sources.model, form);
+  int64_t bytes = SumOf(model.target) + SumOf(model.modules);
+  if (sources.drafter != nullptr) {
+    bytes += SumOf(
+        MeasureEagle3(plan_.ops(), *sources.drafter_config, *sources.drafter, form).modules);
+  }
+  bytes *= plan_.ranks();
+  const std::optional<HostMemory> memory = AvailableHostMemory();
+  if (!memory || bytes <= memory->available) return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: its weights take {}, but {} are {}: give memory back first, with "
+                          "/sleep?tags=weights or tags=kv_cache",
+                          folders.model, ByteSizeText(bytes), ByteSizeText(memory->available),
+                          memory->limit));
+}
+
+void ExecutorMaker::TakeApart(std::unique_ptr<Executor> executor) {
+  OUTRIDER_CHECK(plan_.device() == DeviceKind::kCpu && ranks_.empty());
+  // Make has made it, so it is one.
+  ranks_ = dynamic_cast<StepRunner&>(*executor).TakeApart();
+  executor.reset();
+  drafters_.assign(ranks_.size(), nullptr);
+  for (RankParts& rank : ranks_) {
+    rank.drafter.reset();
+    rank.model.reset();
+  }
+}
+
+void ExecutorMaker::FreeCache() {
+  CheckCanChange();
+  for (KvCache* cache : caches_) cache->FreeMemory();
+}
+
+void ExecutorMaker::RestoreCache() {
+  for (KvCache* cache : caches_) cache->RestoreMemory();
+}
+
+}  // namespace outrider

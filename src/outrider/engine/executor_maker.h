@@ -1,0 +1,93 @@
+// Makes an engine's executor of the weights that it has read, and takes it apart: so that an engine
+// goes on with other weights of its model, or gives memory back for a while.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outrider/engine/engine_options.h"
+#include "outrider/engine/engine_plan.h"
+#include "outrider/engine/load_progress.h"
+#include "outrider/engine/weight_folders.h"
+#include "outrider/execute/executor.h"
+#include "outrider/execute/rank.h"
+
+namespace outrider {
+
+class ExecutorMaker {
+ public:
+  /// Plans. Throws Error on anything wrong with the options or the checkpoint's config and headers,
+  /// and for a model that does not fit into memory.
+  explicit ExecutorMaker(EngineOptions options);
+
+  const EngineOptions& options() const { return options_; }
+  EnginePlan& plan() { return plan_; }
+
+  /// Reads the weights of the options' checkpoints.
+  void ReadWeights(const LoadProgress& progress);
+
+  /// On a GPU, passes of the largest step, with the weights that were read. Throws Error where
+  /// their work space does not fit.
+  void WarmUpDevice();
+
+  /// Of the weights that were read last. The first call makes the cache, as the plan has it then.
+  std::unique_ptr<Executor> Make();
+
+  /// Of the executor that was made last; null: it has none.
+  const Drafter* drafter() const { return drafters_.front(); }
+
+  /// What steps take, for the drafters of this executor and of later ones.
+  void SetStepTimes(const StepTimes& times);
+
+  /// Reads the weights of these folders beside those that run; the next executor has them. Throws
+  /// Error for what is wrong with them, and where they do not fit beside the others; nothing has
+  /// changed then. Between two steps; on a processor only.
+  void ReadOtherWeights(const WeightFolders& folders);
+
+  /// Takes the executor that was made last apart. Its weights are gone; it had no requests.
+  void TakeApart(std::unique_ptr<Executor> executor);
+
+  /// Where the weights were read from last.
+  const WeightFolders& folders() const { return folders_; }
+
+  /// Gives back the memory of the cache of the executor that was made last, which runs no step
+  /// until it has it again. What was in it is lost.
+  void FreeCache();
+  void RestoreCache();
+
+  /// Throws Error on a device where weights and cache stay where they are.
+  void CheckCanChange() const;
+
+ private:
+  struct RankWeights {
+    std::unique_ptr<Network> model;
+    std::unique_ptr<DraftModel> draft_model;  // with a checkpoint of its own
+  };
+
+  /// What is read from folders.
+  struct Sources {
+    const ModelConfig& config;
+    const WeightSource& model;
+    const ModelConfig* drafter_config;  // null: no drafter with a checkpoint of its own
+    const WeightSource* drafter;
+  };
+
+  std::vector<RankWeights> Read(const Sources& sources, const LoadProgress& progress) const;
+  std::unique_ptr<Drafter> MakeDrafter(RankParts& rank, std::unique_ptr<DraftModel> own) const;
+  /// Throws Error where weights of these sizes do not fit beside what there is.
+  void CheckFits(const WeightFolders& folders, const Sources& sources) const;
+
+  const EngineOptions options_;
+  EnginePlan plan_;
+  WeightFolders folders_;
+  std::vector<Device> devices_;        // by rank
+  std::vector<RankParts> ranks_;       // of which the next executor is made
+  std::vector<RankWeights> weights_;   // that it will have, by rank
+  std::vector<KvCache*> caches_;       // of the last executor, or of ranks_
+  std::vector<Drafter*> drafters_;     // of the last executor; null: none
+  std::optional<StepTimes> step_times_;
+};
+
+}  // namespace outrider
