@@ -164,7 +164,7 @@ struct PythonServer::Parts {
         thread(*loaded.engine,
                [this](const std::string& reason) {
                  SPDLOG_ERROR("The engine has failed, the server stops: {}", reason);
-                 server.Stop();
+                 server.StopAfterFailure();
                }),
         serving([this] { server.Run(); }) {}
   ~Parts() {

@@ -424,10 +424,11 @@ def keys_come_from_a_file():
         assert "holds no key" in refused("serve", MODEL, *FEW, "--api-key-file", empty.name)[-1]
 
 
-def main():
+def run_tests(tests):
+    """Those that the command line names, else all; what fails ends the process at the end."""
     wanted = sys.argv[2:]
     failed = []
-    for function in TESTS:
+    for function in tests:
         if wanted and function.__name__ not in wanted:
             continue
         started = time.monotonic()
@@ -442,4 +443,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_tests(TESTS)

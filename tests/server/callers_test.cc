@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "outrider/parallel/ended_rank.h"
 #include "outrider/server/allowed_hosts.h"
 #include "tests/server/running_server.h"
 
@@ -215,6 +216,16 @@ TEST(FaultTest, AFaultOfTheEngineNamesNoFile) {
       HttpClient(running.port()).Post("/v1/completions", R"({"prompt":"ab","max_tokens":9})");
   EXPECT_EQ(response.status, 500);
   EXPECT_THAT(response.body, HasSubstr("engine_error"));
+  EXPECT_EQ(response.body.find("/opt"), std::string::npos) << response.body;
+}
+
+TEST(FaultTest, AFaultOfARankSaysWhichAndNamesNoFile) {
+  const RunningServer running(
+      {.fail_after = 2, .failure = EndedRankText({3, 4}, "/opt/models/x: cannot be read")});
+  const ClientResponse response =
+      HttpClient(running.port()).Post("/v1/completions", R"({"prompt":"ab","max_tokens":9})");
+  EXPECT_EQ(response.status, 500);
+  EXPECT_THAT(response.body, HasSubstr("rank 3 of 4 has ended, and the server's log says why"));
   EXPECT_EQ(response.body.find("/opt"), std::string::npos) << response.body;
 }
 

@@ -50,6 +50,26 @@ TEST(ServerStopTest, LetsRunningRequestsFinishAndRefusesNewOnes) {
   EXPECT_EQ(running.engine.num_aborted(), 0);
 }
 
+TEST(ServerStopTest, AFailedEngineIsNotWaitedForButItsHealthIsTold) {
+  ServerOptions options = TestServerOptions();
+  options.http.shutdown_seconds = 600;
+  for (const bool signalled : {false, true}) {
+    RunningServer running({.step_time = milliseconds(20)}, options);
+    HttpClient stream(running.port());
+    stream.SendRequest("POST", "/v1/completions",
+                       R"({"prompt":"ab","max_tokens":100000,"stream":true})");
+    ASSERT_TRUE(stream.ReceiveUntil("data: "));
+    HttpClient health(running.port());
+    EXPECT_EQ(health.Get("/health").status, 200);
+    if (signalled) running.server->Stop();  // and then the engine fails
+    running.server->StopAfterFailure();
+    ASSERT_TRUE(
+        Eventually([&] { return HttpClient(running.port()).Get("/health").status == 503; }));
+    running.Join();
+    EXPECT_EQ(running.engine.num_aborted(), 1);
+  }
+}
+
 // Closing a connection that is kept for more could meet a request that is on its way, which then
 // got no answer.
 TEST(ServerStopTest, RefusesNewRequestsOnKeptConnections) {

@@ -201,6 +201,7 @@ int RunBench(const Settings& settings, Command command) {
   report.temperature = bench.temperature;
   report.cpu = CpuName();
   report.num_threads = ComputeThreadsOf(engine).count;
+  report.ranks = engine.tensor_parallel_size;
   report.compares_outputs = engine.speculation.rejection_sample_method == RejectionMethod::kMatch;
   report.draft_length_varies = engine.speculation.DraftLengthVaries();
 

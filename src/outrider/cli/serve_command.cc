@@ -77,7 +77,7 @@ int RunServe(const Settings& settings, const std::vector<std::string>& non_defau
   }
   const EngineThread engine_thread(*loaded.engine, [&](const std::string& reason) {
     SPDLOG_ERROR("The engine has failed, the server stops: {}", reason);
-    server.Stop();
+    server.StopAfterFailure();
   });
   const StatsLog stats(*loaded.engine, settings.serve.stats_interval);
   server.Run();

@@ -1,5 +1,7 @@
 #include "outrider/execute/rank_team.h"
 
+#include <pthread.h>
+
 #include <string>
 #include <utility>
 
@@ -16,25 +18,6 @@ constexpr double kSecondsToEnd = 1;
 // How long a rank looks for its next part before it sleeps.
 constexpr double kSecondsAwake = 0.002;
 
-/// run(), and what it threw; else null.
-template <typename Run>
-void Try(Run run, std::exception_ptr& error) {
-  error = nullptr;
-  try {
-    run();
-  } catch (...) {
-    error = std::current_exception();
-  }
-}
-
-std::string TextOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& thrown) {
-    return thrown.what();
-  }
-}
-
 }  // namespace
 
 RankTeam::RankTeam(std::vector<RankParts> parts, double seconds) : seconds_(seconds) {
@@ -42,7 +25,10 @@ RankTeam::RankTeam(std::vector<RankParts> parts, double seconds) : seconds_(seco
   for (RankParts& part : parts) ranks_.push_back(std::make_unique<Rank>(std::move(part)));
   for (size_t i = 1; i < ranks_.size(); ++i) {
     Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-    worker.thread = std::thread([this, &worker, &rank = *ranks_[i]] { Work(worker, rank); });
+    worker.thread = std::thread([this, &worker, i] {
+      pthread_setname_np(pthread_self(), fmt::format("rank {}", i).c_str());
+      Work(worker, *ranks_[i]);
+    });
   }
 }
 
@@ -70,27 +56,25 @@ void RankTeam::Run(FunctionRef<void(Rank&)> part) {
   part_ = &part;
   begun_.fetch_add(1, std::memory_order_release);
   begun_.notify_all();
-  std::exception_ptr error;
-  RunPart(first(), error);
+  bool failed = !RunPart(first());
   for (size_t i = 0; i < workers_.size(); ++i) {
-    if (WaitFor(*workers_[i], error == nullptr ? seconds_ : kSecondsToEnd)) continue;
-    ranks_[i + 1]->End(fmt::format("it has not answered for {} s", seconds_));
-    if (error == nullptr) Try([&] { first().ThrowIfEnded(); }, error);
+    if (!WaitFor(*workers_[i], failed ? kSecondsToEnd : seconds_)) {
+      ranks_[i + 1]->End(fmt::format("it has not answered for {} s", seconds_));
+      failed = true;
+    }
   }
-  if (error != nullptr) std::rethrow_exception(error);
-  for (const auto& worker : workers_) {
-    if (worker->error != nullptr) first().ThrowIfEnded();  // which names the rank
-  }
+  first().ThrowIfEnded();
 }
 
-void RankTeam::RunPart(Rank& rank, std::exception_ptr& error) {
-  Try(
-      [&] {
-        rank.ThrowIfEnded();
-        (*part_)(rank);
-      },
-      error);
-  if (error != nullptr) rank.End(TextOf(error));
+bool RankTeam::RunPart(Rank& rank) {
+  try {
+    rank.ThrowIfEnded();
+    (*part_)(rank);
+    return true;
+  } catch (const std::exception& error) {
+    rank.End(error.what());
+    return false;
+  }
 }
 
 bool RankTeam::WaitFor(const Worker& worker, double seconds) const {
@@ -109,7 +93,7 @@ void RankTeam::Work(Worker& worker, Rank& rank) {
     }
     begun_.wait(done, std::memory_order_acquire);
     if (stopping_.load()) return;
-    RunPart(rank, worker.error);
+    RunPart(rank);
     worker.done.store(done + 1, std::memory_order_release);
   }
 }

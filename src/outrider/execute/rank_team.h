@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -32,21 +31,20 @@ class RankTeam {
   Rank& first() { return *ranks_.front(); }
   const Rank& first() const { return *ranks_.front(); }
 
-  /// Runs part(rank) on every rank and returns when all have done it. Throws what the part of rank
-  /// 0 threw; where another rank has ended, Error that names it, now and from then on.
+  /// Runs part(rank) on every rank and returns when all have done it. Throws what the part of an
+  /// only rank threw; of several, once one has ended, Error that names it, now and from then on.
   void Run(FunctionRef<void(Rank&)> part);
 
  private:
   /// A rank's thread.
   struct Worker {
     std::atomic<uint32_t> done{0};  // parts
-    std::exception_ptr error;       // of the last part
     std::thread thread;
   };
 
   void Work(Worker& worker, Rank& rank);
-  /// The part on one rank, and what it threw, which the other ranks learn.
-  void RunPart(Rank& rank, std::exception_ptr& error);
+  /// The part on one rank. False: it threw, which the other ranks learn.
+  bool RunPart(Rank& rank);
   /// Whether a rank has done the last part, before `seconds` have passed.
   bool WaitFor(const Worker& worker, double seconds) const;
 

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
@@ -41,6 +42,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::seconds kCancelGrace{1};  // for answers that were cancelled at shutdown
 constexpr double kEndSeconds = 1;                // for threads to end after that
+constexpr double kFailedSeconds = 1;             // in which all are refused once the engine failed
 
 // Thousands of streams need thousands of descriptors; the soft limit is often 1024.
 void RaiseOpenFileLimit() {
@@ -101,12 +103,8 @@ class HttpServer::Impl {
     for (auto& [key, connection] : std::exchange(connections_, {})) connection->Close();
   }
 
-  void Stop() {
-    if (options_.handle_signals) {
-      EndProcessWithin(options_.shutdown_seconds + kCancelGrace.count() + kEndSeconds);
-    }
-    asio::post(io_, [this] { BeginStop(); });
-  }
+  void Stop() { StopWithin(options_.shutdown_seconds, /*failed=*/false); }
+  void StopAfterFailure() { StopWithin(kFailedSeconds, /*failed=*/true); }
 
   const HttpListener& listener() const { return listener_; }
   int64_t body_bytes() const { return static_cast<int64_t>(state_.bodies->used()); }
@@ -200,21 +198,31 @@ class HttpServer::Impl {
     if (state_.draining && to_finish_.erase(connection) != 0) EndIfFinished();
   }
 
+  void StopWithin(double seconds, bool failed) {
+    if (options_.handle_signals) {
+      EndProcessWithin(seconds + static_cast<double>(kCancelGrace.count()) + kEndSeconds);
+    }
+    asio::post(io_, [this, seconds, failed] { BeginStop(seconds, failed); });
+  }
+
   // New requests are still answered, with refusals, until the old ones are done. That is so on
   // connections that are kept, too: closing them could meet a request that is on its way.
-  void BeginStop() {
-    if (state_.draining) return;
-    state_.draining = true;
-    state_.application->OnDrain();
-    for (const auto& [key, connection] : connections_) {
-      if (!connection->IsIdle()) to_finish_.emplace(key, connection);
+  void BeginStop(double seconds, bool failed) {
+    if (failed_ || (state_.draining && !failed)) return;
+    failed_ = failed;
+    if (!std::exchange(state_.draining, true)) {
+      state_.application->OnDrain();
+      for (const auto& [key, connection] : connections_) {
+        if (!connection->IsIdle()) to_finish_.emplace(key, connection);
+      }
     }
-    stop_timer_.expires_after(std::chrono::duration_cast<Clock::duration>(
-        std::chrono::duration<double>(options_.shutdown_seconds)));
-    stop_timer_.async_wait([this](error_code error) {
+    stop_timer_.expires_after(
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+    stop_timer_.async_wait([this, seconds](error_code error) {
       if (error) return;
-      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(),
-                  options_.shutdown_seconds);
+      failed_ = false;
+      if (to_finish_.empty()) return io_.stop();
+      SPDLOG_WARN("{} requests did not finish in {} s: cancelled", to_finish_.size(), seconds);
       for (auto& [key, connection] : to_finish_) connection->Cancel();
       stop_timer_.expires_after(kCancelGrace);
       stop_timer_.async_wait([this](error_code) { io_.stop(); });
@@ -223,7 +231,7 @@ class HttpServer::Impl {
   }
 
   void EndIfFinished() {
-    if (to_finish_.empty()) io_.stop();
+    if (to_finish_.empty() && !failed_) io_.stop();
   }
 
   using Connections = std::unordered_map<HttpConnection*, std::shared_ptr<HttpConnection>>;
@@ -237,6 +245,7 @@ class HttpServer::Impl {
   Connections connections_;
   int num_without_memory_ = 0;
   Connections to_finish_;  // at shutdown: those that had a request when it began
+  bool failed_ = false;    // StopAfterFailure: its second has not passed
 };
 
 void HttpWaker::Wake() const { list_->Add(connection_); }
@@ -246,6 +255,7 @@ HttpServer::HttpServer(HttpServerOptions options, HttpApplication& application)
 HttpServer::~HttpServer() = default;
 void HttpServer::Run() { impl_->Run(); }
 void HttpServer::Stop() { impl_->Stop(); }
+void HttpServer::StopAfterFailure() { impl_->StopAfterFailure(); }
 uint16_t HttpServer::port() const { return impl_->listener().port(); }
 std::string HttpServer::address() const { return impl_->listener().address(); }
 int64_t HttpServer::body_bytes() const { return impl_->body_bytes(); }

@@ -71,6 +71,9 @@ class HttpServer {
   /// Makes Run return: new requests are refused, running ones finish within `shutdown_seconds` and
   /// are cancelled after that. Thread-safe.
   void Stop();
+  /// Makes Run return in a second, not before: so long new requests are refused, and those that run
+  /// finish or are cancelled. Thread-safe.
+  void StopAfterFailure();
 
   /// The TCP port that was bound; 0 on a unix socket.
   uint16_t port() const;

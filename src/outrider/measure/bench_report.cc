@@ -76,12 +76,13 @@ double Speedup(const BenchReport& report, const BenchRow& row) {
 
 std::string BenchTable(const BenchReport& report) {
   std::string out = fmt::format(
-      "{} ({}), {}, {} kernels, {} threads, {}\n"
+      "{} ({}), {}, {} kernels, {} threads{}, {}\n"
       "{}: {} requests, {} in flight, {:.0f} prompt tokens on average ({}), up to {} new tokens, "
       "temperature {}\n\n",
-      report.model, report.model_type, report.dtype, report.isa, report.num_threads, report.cpu,
-      report.command, report.num_prompts, report.batch_size, report.prompt_tokens_mean,
-      report.prompts, report.output_len, report.temperature);
+      report.model, report.model_type, report.dtype, report.isa, report.num_threads,
+      report.ranks > 1 ? fmt::format(" of {} ranks", report.ranks) : "", report.cpu, report.command,
+      report.num_prompts, report.batch_size, report.prompt_tokens_mean, report.prompts,
+      report.output_len, report.temperature);
   out +=
       "  k  tokens/s  requests/s  speed-up  acceptance  ms/step  ms to first  ms/token  model  "
       "sample  draft"
@@ -121,6 +122,7 @@ std::string BenchJson(const BenchReport& report) {
                  {"isa", report.isa},
                  {"cpu", report.cpu},
                  {"num_threads", report.num_threads},
+                 {"ranks", report.ranks},
                  {"prompts", report.prompts},
                  {"num_prompts", report.num_prompts},
                  {"batch_size", report.batch_size},

@@ -18,6 +18,7 @@ struct BenchReport {
   std::string isa;  // instruction set of the kernels, or "cuda"
   std::string cpu;  // the processor's name
   int32_t num_threads = 0;
+  int32_t ranks = 1;    // that share the model and the threads
   std::string prompts;  // the prompts file, or "random"
   int32_t num_prompts = 0;
   int32_t batch_size = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "outrider/base/error.h"
+#include "outrider/parallel/ended_rank.h"
 #include "outrider/parallel/patience.h"
 
 namespace outrider {
@@ -40,7 +41,7 @@ class Group {
   void End(int32_t rank, const std::string& reason) {
     const std::lock_guard lock(mutex_);
     if (ended_.load()) return;
-    reason_ = fmt::format("rank {} of {} has ended: {}", rank, ranks(), reason);
+    reason_ = EndedRankText({rank, ranks()}, reason);
     ended_.store(true);
   }
 

@@ -10,9 +10,9 @@
 
 namespace outrider {
 
-/// How long a rank waits for another in one call: requests of a rank that hangs are told so within
-/// 10 seconds.
-inline constexpr double kRankSeconds = 8;
+/// How long a rank waits for another in one call. Where one hangs, requests are told so a second
+/// later, and the process has ended within 10 seconds.
+inline constexpr double kRankSeconds = 6;
 
 /// One communicator for each of `ranks` ranks, by rank; each is used by one thread. A rank that
 /// another waits for longer than `seconds` counts as ended.

@@ -8,6 +8,7 @@
 
 #include "outrider/base/error.h"
 #include "outrider/base/memory_shortage.h"
+#include "outrider/parallel/ended_rank.h"
 
 namespace outrider {
 namespace {
@@ -19,11 +20,13 @@ std::string NameOf(const openai::ApiError& error) {
   return error.code.empty() ? "status " + std::to_string(error.status) : error.code;
 }
 
-/// What a client is told of a fault: of the engine as a whole nothing that may name a file of the
-/// server.
+/// What a client is told of a fault: of the engine as a whole, or of a rank, nothing that may name
+/// a file of the server.
 std::string FaultOf(const std::string& reason) {
   const bool is_of_request = reason == kLogitsOverflown || reason == kGrammarFailed;
-  return is_of_request ? reason : "it has failed, and the server's log says why";
+  if (is_of_request) return reason;
+  const std::string_view ended = EndedRankIn(reason);
+  return fmt::format("{}, and the server's log says why", ended.empty() ? "it has failed" : ended);
 }
 
 // Anthropic's clients look for the id under another name.

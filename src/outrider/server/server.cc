@@ -68,6 +68,7 @@ void Server::Run() {
 }
 
 void Server::Stop() { impl_->http.Stop(); }
+void Server::StopAfterFailure() { impl_->http.StopAfterFailure(); }
 
 uint16_t Server::port() const { return impl_->http.port(); }
 int64_t Server::body_bytes() const { return impl_->http.body_bytes(); }
