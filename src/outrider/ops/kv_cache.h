@@ -6,6 +6,7 @@
 
 #include "outrider/base/buffer.h"
 #include "outrider/kv/layer_cache.h"
+#include "outrider/kv/state_cache.h"
 #include "outrider/kv/network_cache.h"
 #include "outrider/ops/context.h"
 
@@ -21,6 +22,8 @@ class KvCache {
           const CacheNumbers& numbers);
 
   LayerCache layer(int32_t index);
+  /// Of linear attention.
+  StateCache state() { return {memory_.data(), page_bytes_, config_.state}; }
   const CacheConfig& config() const { return config_; }
   const CacheNumbers& numbers() const { return numbers_; }
   int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }
