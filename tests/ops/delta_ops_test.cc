@@ -137,7 +137,7 @@ class DeltaMachine {
     const Device device = {ops_, &pool_};
     Scratch arena = ops_.MakeArena();
     const Context context(device, arena, DType::kF32);
-    BatchLayout layout(4096);
+    BatchLayout layout(1 << 20);
     const std::vector<std::vector<int32_t>> tables = {{0}};
     std::vector<int32_t> tokens(1024, 1);
     std::vector<RequestWork> work;
@@ -184,6 +184,8 @@ class DeltaMachine {
         copy(from.write, args.write);
       }
     }
+    const std::vector<float> q(args.q.floats().data, args.q.floats().data + args.q.rows * width);
+    const std::vector<float> v(args.v.floats().data, args.v.floats().data + args.v.rows * width);
     ops_.DeltaAttention(context,
                         {.heads = sizes_.heads,
                          .head_dim = sizes_.head_dim,
@@ -192,6 +194,8 @@ class DeltaMachine {
                          .decay_bound = -5,
                          .first_head = sizes_.heads},
                         *inputs, args);
+    EXPECT_TRUE(std::equal(q.begin(), q.end(), args.q.floats().data));  // inputs stay as they are
+    EXPECT_TRUE(std::equal(v.begin(), v.end(), args.v.floats().data));
     for (const RequestRows& r : layout.requests()) {
       const Part& part = parts[static_cast<size_t>(r.work_index)];
       part.out->resize(std::max(part.out->size(),
@@ -325,6 +329,18 @@ TEST_P(DeltaTest, RowsAndStateFollowTheRecurrence) {
   }
 }
 
+TEST_P(DeltaTest, TheStateStaysRightOverManyTokens) {
+  const Sizes sizes = {.heads = 1, .decay_mean = -4};
+  DeltaMachine machine(GetParam(), sizes);
+  const TokenRows rows(32'000, sizes, 12);
+  Request request = machine.NewRequest();
+  machine.RunAll(request, rows, 1000);
+  std::vector<double> state;
+  Recurrence(rows, sizes, machine.numbers(), &state);
+  const std::vector<float> own = machine.StateOf(request.tables.state);
+  for (size_t i = 0; i < own.size(); ++i) ASSERT_NEAR(own[i], state[i], 1e-5) << i;
+}
+
 // Chunks of every size, steps of a few rows, rejected drafts at every phase of a block.
 TEST_P(DeltaTest, BitsDoNotDependOnStepsOrDrafts) {
   for (const bool bounded : {true, false}) {
@@ -335,7 +351,8 @@ TEST_P(DeltaTest, BitsDoNotDependOnStepsOrDrafts) {
     Request whole = machine.NewRequest();
     const std::vector<float> expected = machine.RunAll(whole, rows, 224);
     const std::vector<float> state = machine.StateOf(whole.tables.state);
-    for (const int32_t chunk : {1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
+    for (const int32_t chunk : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                                 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
       Request request = machine.NewRequest();
       ASSERT_TRUE(EqualBits(machine.RunAll(request, rows, chunk), expected)) << chunk;
       ASSERT_TRUE(EqualBits(machine.StateOf(request.tables.state), state)) << chunk;
