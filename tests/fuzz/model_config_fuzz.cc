@@ -23,6 +23,9 @@ void CheckAttention(const outrider::GqaSpec& a, const outrider::RotarySpec& rota
   OUTRIDER_CHECK(rotary.dims > 0 && rotary.dims % 2 == 0 && rotary.dims <= a.head_dim);
 }
 
+void CheckAttention(const outrider::KdaSpec& a, const outrider::RotarySpec& /*rotary*/) {
+  OUTRIDER_CHECK(a.heads > 0 && a.head_dim > 0 && a.conv > 0);
+}
 void CheckAttention(const outrider::CompressedSpec& a, const outrider::RotarySpec& rotary) {
   OUTRIDER_CHECK(a.heads > 0 && a.head_dim > 0 && a.q_lora > 0 && a.window > 0);
   OUTRIDER_CHECK(a.output_groups > 0 && a.heads % a.output_groups == 0 && a.output_rank > 0);

@@ -79,6 +79,7 @@ RequestRows BatchLayout::PlaceRequest(const RequestWork& work, int32_t first_row
   rows.num_logits_rows = work.samples ? 1 + num_drafts : 0;
   if (work.prompt_logits) rows.num_prompt_logits_rows = rows.query_length - rows.num_logits_rows;
   rows.block_tables = work.block_tables.data();
+  rows.state = work.state;
   OUTRIDER_CHECK(work.block_tables.size() == groups_.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
     OUTRIDER_CHECK(static_cast<int32_t>(work.block_tables[g].size()) >=

@@ -20,6 +20,13 @@ enum class Phase : uint8_t {
   kPromptEnd,    // the last row of the prompt is sampled
 };
 
+/// A request's running state, where the network has linear attention.
+struct StateWork {
+  const StateTables* tables = nullptr;  // null: the rows read none
+  int32_t tokens = 0;     // that the state to start from holds, a multiple of kStateBlock
+  bool restores = false;  // it lies in tables->restored, else in tables->state
+};
+
 /// One request's part of a step, as the plan asks for it.
 struct RequestWork {
   int32_t slot = 0;  // request slot
@@ -31,6 +38,7 @@ struct RequestWork {
   /// By cache group; covers context_length + tokens + draft_tokens.
   std::span<const std::vector<int32_t>> block_tables;
   bool prompt_logits = false;  // prompts only: rows that are not sampled need logits too
+  StateWork state = {};
 };
 
 /// One request in row order.
@@ -48,6 +56,7 @@ struct RequestRows {
   int32_t num_prompt_logits_rows = 0;
   int32_t work_index = 0;                              // position of this request in the work list
   const std::vector<int32_t>* block_tables = nullptr;  // by cache group
+  StateWork state;
 
   const int32_t* block_table(int32_t group) const { return block_tables[group].data(); }
   /// The row that holds `position`.

@@ -97,11 +97,20 @@ class CheckpointSource : public WeightSource {
   int64_t block_cols_;
 };
 
+/// Whether a tensor of that shape is the one that is needed.
+bool IsShape(std::vector<int64_t> shape, const ExpectedTensor& tensor) {
+  if (!tensor.any_ones) return shape == tensor.shape;
+  std::vector<int64_t> needed = tensor.shape;
+  std::erase(shape, 1);
+  std::erase(needed, 1);
+  return shape == needed;
+}
+
 std::optional<Problem> CheckpointSource::Examine(const ExpectedTensor& tensor) const {
   const auto it = entries_.find(tensor.name);
   if (it == entries_.end()) return Problem{ProblemKind::kMissing, names_.Stored(tensor.name)};
   const TensorInfo& info = it->second.info;
-  if (tensor.shape != info.shape) {
+  if (!IsShape(info.shape, tensor)) {
     return Problem{
         ProblemKind::kShape,
         fmt::format("{} is {}, not {}", info.name, ShapeText(info.shape), ShapeText(tensor.shape))};

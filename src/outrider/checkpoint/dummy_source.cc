@@ -12,6 +12,7 @@
 #include "outrider/base/error.h"
 #include "outrider/checkpoint/dummy_tensor.h"
 #include "outrider/checkpoint/dummy_values.h"
+#include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/checkpoint/weight_source.h"
 
 namespace outrider {
@@ -64,9 +65,6 @@ bool HasAttention(const GqaSpec& /*gqa*/, std::string_view name) {
          name == "g_proj.weight" || name == "o_proj.weight" || name == "q_norm.weight" ||
          name == "k_norm.weight";
 }
-
-/// DeepSeek-V4's names are told apart by HasDeepSeekV4.
-bool HasAttention(const CompressedSpec& /*attention*/, std::string_view /*name*/) { return false; }
 
 /// "attn.compressor.wkv.weight" and the like, of a layer or an MTP module.
 bool HasCompressor(std::string_view name) {
@@ -207,7 +205,8 @@ class DummySource : public WeightSource {
       return MakeDummyChoices(shape, stream.key, config_.mtp_layer.moe()->router.experts);
     }
     if (shape.size() >= 2) {
-      const double deviation = name.ends_with("embed_tokens.weight") || name == "embed.weight"
+      const double deviation = name.ends_with("embed_tokens.weight") || name == "embed.weight" ||
+                                       name.ends_with("word_embeddings.weight")
                                    ? 1.0
                                    : 1.0 / std::sqrt(static_cast<double>(shape.back()));
       // Of a uniform distribution.
@@ -215,6 +214,9 @@ class DummySource : public WeightSource {
       if (const std::optional<StoredFormat> format = StoredAs(tensor.name, shape)) {
         return MakeDummyCodes(shape, stream, *format, config_.quantization);
       }
+    } else if (name.ends_with("dt_bias")) {  // decays such that a state remembers
+      stream.center = -3;
+      stream.half_width = 1;
     } else if (!name.ends_with("bias")) {
       stream.center = 1;
       stream.half_width = 1.0F / 16;
@@ -250,7 +252,10 @@ std::optional<StoredFormat> DummySource::DeclaredFormat(std::string_view name) c
   if (!name.ends_with(kWeight)) return std::nullopt;
   name.remove_suffix(kWeight.size());
   // These are no linear layers.
-  if (name.ends_with("embed_tokens") || name.ends_with(".gate")) return std::nullopt;
+  if (name.ends_with("embed_tokens") || name.ends_with("word_embeddings") ||
+      name.ends_with(".gate") || name.ends_with("_conv1d")) {
+    return std::nullopt;
+  }
   // Published models in FP8 blocks leave these as they are without naming them.
   constexpr std::array<std::string_view, 4> kNotInBlocks = {"lm_head", ".eh_proj", ".weights_proj",
                                                             ".shared_head.output"};
@@ -268,6 +273,7 @@ bool DummySource::Has(std::string_view name) const {
   if (config_.family == ModelFamily::kDeepSeekV4) return HasDeepSeekV4(config_, name);
   if (config_.family == ModelFamily::kEagle3) return HasEagle3(config_, name);
   if (!Consume(name, config_.tensor_prefix)) return false;
+  if (IsHybrid(config_.family)) return HasHybridTensor(config_, name);
   if (name == "lm_head.weight") return !config_.tie_word_embeddings;
   if (!Consume(name, "model.")) return false;
   if (name == "embed_tokens.weight" || name == "norm.weight") return true;
@@ -278,7 +284,9 @@ bool DummySource::Has(std::string_view name) const {
   }
   const LayerSpec& spec = config_.layer(*layer);
   if (Consume(name, "self_attn.")) {
-    return std::visit([name](const auto& a) { return HasAttention(a, name); }, spec.attention);
+    const auto* gqa = std::get_if<GqaSpec>(&spec.attention);
+    return gqa != nullptr ? HasAttention(*gqa, name)
+                          : HasAttention(std::get<MlaSpec>(spec.attention), name);
   }
   if (config_.family == ModelFamily::kStep3p5 && spec.moe() != nullptr) {
     if (Consume(name, "share_expert.")) return IsMlpWeight(name);

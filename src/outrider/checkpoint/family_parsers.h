@@ -46,4 +46,10 @@ LayerParser ParseDeepSeekV4Layers;
 /// Step-3.5-Flash.
 LayerParser ParseStep3p5Layers;
 
+/// Kimi-Linear.
+LayerParser ParseKimiLinearLayers;
+
+/// Ling-3.0.
+LayerParser ParseBailingHybridLayers;
+
 }  // namespace outrider

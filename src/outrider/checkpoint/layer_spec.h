@@ -42,6 +42,7 @@ struct RotarySpec {
   int64_t dims = 0;                 // rotated values of a head, even
   double theta = 10000;             // frequency i is theta^(-2i / dims), before scaling
   bool interleaved = true;          // rotated pairs are (2i, 2i + 1); else (i, i + dims / 2)
+  bool turns = true;                // false: all angles are 0 (NoPE), whatever theta is
   std::optional<YarnScaling> yarn;  // at most one of these
   std::optional<Llama3Scaling> llama3;
 
@@ -74,6 +75,7 @@ struct MlaSpec {
   double softmax_scale = 0;    // (nope + rope)^-1/2, times the square of YaRN's magnitude for
                                // mscale_all_dim
   double latent_norm_eps = 0;  // of q_a_layernorm and kv_a_layernorm
+  bool gates_heads = false;    // a head's output is multiplied by the sigmoid of a gate
   std::optional<IndexerSpec> indexer;  // none: a row reads all tokens
 
   int64_t query_width() const { return nope + rope; }
@@ -114,7 +116,25 @@ struct CompressedSpec {
   bool operator==(const CompressedSpec&) const = default;
 };
 
-using AttentionSpec = std::variant<MlaSpec, GqaSpec, CompressedSpec>;
+/// Kimi Delta Attention (arXiv:2510.26692): linear attention over a running state of
+/// [head_dim, head_dim] numbers per head, which decays by channel before the delta rule adds to it.
+/// Queries, keys and values go through a short convolution first.
+struct KdaSpec {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t conv = 0;  // rows that the convolution reads, its own included
+  /// The logarithm of a channel's decay is bound * sigmoid(exp(A_log) * x) with a bound, which is
+  /// below 0; without one -exp(A_log) * softplus(x). x is its projection plus dt_bias.
+  std::optional<double> decay_bound;
+  int64_t decay_rank = 0;  // of the projection of decays; 0: it is one matrix
+  int64_t gate_rank = 0;   // of the projection of output gates; 0: it is one matrix
+
+  int64_t width() const { return heads * head_dim; }
+
+  bool operator==(const KdaSpec&) const = default;
+};
+
+using AttentionSpec = std::variant<MlaSpec, GqaSpec, CompressedSpec, KdaSpec>;
 
 /// How router logits become scores.
 enum class RouterScoring { kSoftmax, kSigmoid, kSqrtSoftplus };

@@ -24,11 +24,23 @@ std::string_view ModelFamilyName(ModelFamily family) {
       return "glm4_moe_lite";
     case ModelFamily::kStep3p5:
       return "step3p5";
+    case ModelFamily::kKimiLinear:
+      return "kimi_linear";
+    case ModelFamily::kBailingHybrid:
+      return "bailing_hybrid";
     case ModelFamily::kEagle3:
       return "eagle3";
   }
   OUTRIDER_CHECK(false);
   return "";
+}
+
+const LayerSpec& ModelConfig::first_cached_layer() const {
+  for (const LayerSpec& layer : layers) {
+    if (!std::holds_alternative<KdaSpec>(layer.attention)) return layer;
+  }
+  OUTRIDER_CHECK(false, "parsers refuse networks of linear attention alone");
+  return layers.front();
 }
 
 ModelConfig ReadModelConfig(const std::filesystem::path& directory) {

@@ -19,7 +19,16 @@ namespace outrider {
 
 /// Networks that Outrider runs. DeepSeek-R1, Kimi-K2 and Kimi-K2.5's text model are kDeepSeekV3.
 /// kEagle3 is a drafter for one of them.
-enum class ModelFamily { kDeepSeekV2, kDeepSeekV3, kDeepSeekV4, kGlm4MoeLite, kStep3p5, kEagle3 };
+enum class ModelFamily {
+  kDeepSeekV2,
+  kDeepSeekV3,
+  kDeepSeekV4,
+  kGlm4MoeLite,
+  kStep3p5,
+  kKimiLinear,
+  kBailingHybrid,  // Ling-3.0
+  kEagle3,
+};
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kDeepSeekV3;
@@ -56,13 +65,18 @@ struct ModelConfig {
 
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
 
+  /// The first layer of the target that keeps entries in the cache: of one with linear attention
+  /// among others. There is one.
+  const LayerSpec& first_cached_layer() const;
+
   /// Layer `index` of the target or, from num_hidden_layers() on, of an MTP module or a stage.
   const LayerSpec& layer(int64_t index) const {
     return index < num_hidden_layers() ? layers[static_cast<size_t>(index)] : mtp_layer;
   }
 };
 
-/// "deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", "step3p5", "eagle3".
+/// "deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", "step3p5", "kimi_linear",
+/// "bailing_hybrid", "eagle3".
 std::string_view ModelFamilyName(ModelFamily family);
 
 /// Parses the text of a config.json, and of the generation_config.json beside it if there is one.

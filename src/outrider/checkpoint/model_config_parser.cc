@@ -25,7 +25,7 @@ struct KnownModel {
   std::string_view architecture;
   LayerParser* parse_layers;
 };
-constexpr std::array<KnownModel, 8> kKnownModels{{
+constexpr std::array<KnownModel, 10> kKnownModels{{
     {"deepseek_v2", ModelFamily::kDeepSeekV2, "DeepseekV2ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v3", ModelFamily::kDeepSeekV3, "DeepseekV3ForCausalLM", ParseDeepSeekLayers},
     {"deepseek_v32", ModelFamily::kDeepSeekV3, "DeepseekV32ForCausalLM", ParseDeepSeekLayers},
@@ -34,6 +34,9 @@ constexpr std::array<KnownModel, 8> kKnownModels{{
     {"glm4_moe_lite", ModelFamily::kGlm4MoeLite, "Glm4MoeLiteForCausalLM", ParseDeepSeekLayers},
     {"glm_moe_dsa", ModelFamily::kGlm4MoeLite, "GlmMoeDsaForCausalLM", ParseDeepSeekLayers},
     {"step3p5", ModelFamily::kStep3p5, "Step3p5ForCausalLM", ParseStep3p5Layers},
+    {"kimi_linear", ModelFamily::kKimiLinear, "KimiLinearForCausalLM", ParseKimiLinearLayers},
+    {"bailing_hybrid", ModelFamily::kBailingHybrid, "BailingMoeV3ForCausalLM",
+     ParseBailingHybridLayers},
 }};
 
 /// Drafters have the model_type of the network that their attention is of.
@@ -122,7 +125,11 @@ ModelConfig Parser::Parse() {
   config_.vocab_size = text_.Integer("vocab_size", 1, kMostOfADimension);
   config_.hidden_size = text_.Integer("hidden_size", 1, kMostOfADimension);
   config_.num_nextn_predict_layers = text_.Integer("num_nextn_predict_layers", 0, 64, 0);
-  config_.max_position_embeddings = text_.Integer("max_position_embeddings", 1, INT32_MAX);
+  // Kimi-Linear is published with the tokenizer's word for it.
+  const bool own_word = model_.family == ModelFamily::kKimiLinear &&
+                        !text_.Contains("max_position_embeddings");
+  config_.max_position_embeddings =
+      text_.Integer(own_word ? "model_max_length" : "max_position_embeddings", 1, INT32_MAX);
   config_.tie_word_embeddings = text_.Boolean("tie_word_embeddings", false);
   const bool may_lack_eps = model_.family == ModelFamily::kStep3p5;  // its class has a default
   config_.rms_norm_eps =
@@ -236,6 +243,11 @@ double AttentionParameters(const CompressedSpec& a, double hidden) {
   const double values = Double(a.heads) * Double(a.head_dim);
   return (hidden + values) * Double(a.q_lora) + hidden * Double(a.head_dim) +
          (values + hidden * Double(a.output_groups)) * Double(a.output_rank);
+}
+
+double AttentionParameters(const KdaSpec& a, double hidden) {
+  const double width = Double(a.heads) * Double(a.head_dim);
+  return 6 * hidden * width;
 }
 
 /// Roughly the weights of a layer.

@@ -25,6 +25,7 @@ struct ExpectedTensor {
   std::vector<int64_t> shape;
   std::optional<int64_t> index = std::nullopt;  // which matrix of a tensor [n, rows, cols]
   bool holds_integers = false;                  // of 32 or 64 bits, read as the nearest floats
+  bool any_ones = false;  // the file's shape may have more or fewer dimensions of 1
 };
 
 /// Scales of an FP8 tensor's blocks: value(r, c) is multiplied by
@@ -139,7 +140,7 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
 /// Random weights for timing shapes without a checkpoint. A value is a function of (seed, name,
 /// element index), exact in bfloat16; Open answers any name and shape. Matrices [.., K] are uniform
 /// with standard deviation K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep
-/// their magnitude; tables of experts by token hold different ones per token. Matrices that
+/// their magnitude; decays of linear attention are such that it remembers; tables of experts by token hold different ones per token. Matrices that
 /// a config of compressed-tensors or ModelOpt says are codes are codes of that format; so are those
 /// that DeepSeek-V4 publishes as FP8 or FP4, if its config says "fp8"; all others are bfloat16.
 /// Has() knows the tensors of the trunk and of the declared draft modules. Throws Error where

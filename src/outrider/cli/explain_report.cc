@@ -60,6 +60,19 @@ std::string QuantizationText(const ModelConfig& config) {
                      blocks, DTypeName(config.dtype));
 }
 
+/// "; 18 layers" where a network mixes kinds of attention.
+std::string LayersText(const ModelConfig& c, const AttentionSpec& kind) {
+  return fmt::format("; {} layers", std::ranges::count_if(c.layers, [&](const LayerSpec& layer) {
+                       return layer.attention == kind;
+                     }));
+}
+
+bool Rotates(const ModelConfig& c, const AttentionSpec& kind) {
+  return std::ranges::any_of(c.layers, [&](const LayerSpec& layer) {
+    return layer.attention == kind && layer.rotary.turns;
+  });
+}
+
 /// Of every kind of attention that the target's layers have.
 Facts AttentionFacts(const ModelConfig& c) {
   std::vector<AttentionSpec> kinds;
@@ -90,9 +103,21 @@ Facts AttentionFacts(const ModelConfig& c) {
                                      v4->output_groups, v4->output_rank));
       continue;
     }
+    if (const auto* kda = std::get_if<KdaSpec>(&kind)) {
+      facts.emplace_back(
+          "linear",
+          fmt::format("{} heads of {}, convolutions of {} rows, decays {}{}", kda->heads,
+                      kda->head_dim, kda->conv,
+                      kda->decay_bound ? fmt::format("down to exp({})", *kda->decay_bound)
+                                       : "by softplus",
+                      LayersText(c, kind)));
+      continue;
+    }
     const auto& a = std::get<MlaSpec>(kind);
-    facts.emplace_back("heads", fmt::format("{}: query and key {} + {} rotated, value {}", a.heads,
-                                            a.nope, a.rope, a.value));
+    facts.emplace_back("heads", fmt::format("{}: query and key {} + {}{}, value {}", a.heads, a.nope,
+                                            a.rope, Rotates(c, kind) ? " rotated" : "", a.value) +
+                                    (a.gates_heads ? ", gated" : "") +
+                                    (kinds.size() > 1 ? LayersText(c, kind) : ""));
     facts.emplace_back("latents", fmt::format("key and value {}, query {}", a.latent,
                                               a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none"));
     if (a.indexer) {
@@ -105,7 +130,7 @@ Facts AttentionFacts(const ModelConfig& c) {
 }
 
 Json AttentionJson(const ModelConfig& c) {
-  if (const auto* a = std::get_if<MlaSpec>(&c.layers.front().attention)) {
+  if (const auto* a = std::get_if<MlaSpec>(&c.first_cached_layer().attention)) {
     Json object = {{"num_attention_heads", a->heads}, {"qk_nope_head_dim", a->nope},
                    {"qk_rope_head_dim", a->rope},     {"v_head_dim", a->value},
                    {"kv_lora_rank", a->latent},       {"q_lora_rank", a->q_lora}};
@@ -113,6 +138,13 @@ Json AttentionJson(const ModelConfig& c) {
       object["index_n_heads"] = a->indexer->heads;
       object["index_head_dim"] = a->indexer->dim;
       object["index_topk"] = a->indexer->top_k;
+    }
+    for (size_t i = 0; i < c.layers.size(); ++i) {
+      const auto* kda = std::get_if<KdaSpec>(&c.layers[i].attention);
+      if (kda == nullptr) continue;
+      object["linear_attention"]["num_heads"] = kda->heads;
+      object["linear_attention"]["head_dim"] = kda->head_dim;
+      object["linear_attention"]["layers"].push_back(i);
     }
     return object;
   }
@@ -191,6 +223,17 @@ Json SizesJson(const WeightSizes& sizes) {
   Json object = Json::object();
   for (const auto& [dtype, bytes] : sizes) object[std::string(DTypeName(dtype))] = bytes;
   return object;
+}
+
+/// Null without linear attention.
+Json StateJson(const MemoryReport& memory) {
+  if (!memory.state) return nullptr;
+  const RunningStateReport& state = *memory.state;
+  return {{"request_bytes", state.spec.StateBytes() + state.spec.RowBytes()},
+          {"request_pages", state.state_pages + state.row_pages},
+          {"checkpoint_bytes", state.spec.StateBytes()},
+          {"checkpoint_pages", state.state_pages},
+          {"tokens_per_checkpoint", state.tokens_per_checkpoint}};
 }
 
 /// Null without a GPU.
@@ -310,6 +353,7 @@ std::string ExplainJson(const std::string& model, const LoadedEngine& explained)
                    {"kv_pages", memory.kv_pages},
                    {"kv_page_bytes", memory.kv_page_bytes},
                    {"kv_groups", GroupsJson(memory)},
+                   {"running_state", StateJson(memory)},
                    {"kept_row_bytes", memory.kept_row_bytes},
                    {"gpu", GpuJson(memory)}}},
                  {"decisions", Json::array()}};

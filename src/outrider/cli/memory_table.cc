@@ -27,11 +27,12 @@ std::string Parts(const WeightSizes& sizes) {
 
 /// Of the greatest length.
 double RequestsHeld(const MemoryReport& memory, int64_t max_model_len) {
-  if (memory.kv_groups.size() <= 1) {
+  if (memory.kv_groups.size() <= 1 && !memory.state) {
     return static_cast<double>(memory.kv_tokens) / static_cast<double>(max_model_len);
   }
   int64_t pages = 0;
   for (const CacheGroupReport& group : memory.kv_groups) pages += group.pages_per_request;
+  if (memory.state) pages += memory.state->state_pages + memory.state->row_pages;
   return static_cast<double>(memory.kv_pages) / static_cast<double>(pages);
 }
 
@@ -50,6 +51,15 @@ std::string PartLine(const CachePartReport& part) {
                      ByteSizeText(std::llround(part.bytes_per_token)));
 }
 
+/// What linear attention keeps, and what it takes of the shared pages.
+std::string StateLine(const RunningStateReport& state) {
+  return fmt::format(
+      "  running state: {} in {} pages and kept rows {} in {} pages for a request, {} in {} pages "
+      "for a checkpoint",
+      ByteSizeText(state.spec.StateBytes()), state.state_pages, ByteSizeText(state.spec.RowBytes()),
+      state.row_pages, ByteSizeText(state.spec.StateBytes()), state.state_pages);
+}
+
 }  // namespace
 
 std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_model_len) {
@@ -57,7 +67,7 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
     return fmt::format("{:<12} {:>10}{}{}", what, ByteSizeText(bytes), note.empty() ? "" : "  ",
                        note);
   };
-  const bool windows = memory.kv_groups.size() > 1;
+  const bool windows = memory.kv_groups.size() > 1 || memory.state;
   std::string cache_note =
       windows ? fmt::format("{} pages of {}", memory.kv_pages, ByteSizeText(memory.kv_page_bytes))
               : fmt::format("{} tokens, {} each", memory.kv_tokens,
@@ -81,6 +91,7 @@ std::vector<std::string> MemoryLines(const MemoryReport& memory, int64_t max_mod
       for (const CachePartReport& part : group.parts) lines.push_back(PartLine(part));
     }
   }
+  if (memory.state) lines.push_back(StateLine(*memory.state));
   if (memory.kept_row_bytes > 0) {
     lines.push_back(line("kept rows", memory.kept_row_bytes,
                          "at most: hidden rows, so that modules can catch up"));

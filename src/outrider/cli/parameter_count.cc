@@ -11,7 +11,8 @@ int64_t AttentionParameters(const MlaSpec& a, int64_t hidden) {
                               : hidden * query_width;
   const int64_t kv_a = hidden * (a.latent + a.rope) + a.latent;
   const int64_t kv_b = a.latent * a.heads * (a.nope + a.value);
-  const int64_t output = a.heads * a.value * hidden;
+  const int64_t gates = a.gates_heads ? a.heads * hidden : 0;
+  const int64_t output = a.heads * a.value * hidden + gates;
   const int64_t indexer = a.indexer ? a.indexer->heads * (a.indexer->dim * a.q_lora + hidden) +
                                           a.indexer->dim * (hidden + 2)
                                     : 0;
@@ -41,6 +42,16 @@ int64_t AttentionParameters(const CompressedSpec& a, int64_t hidden) {
                    a.index_heads * (a.index_dim * a.q_lora + hidden);
   }
   return queries + keys + a.heads + output + compression;
+}
+
+int64_t AttentionParameters(const KdaSpec& a, int64_t hidden) {
+  const int64_t width = a.width();
+  const auto projection = [&](int64_t rank) {
+    return rank > 0 ? rank * (hidden + width) : hidden * width;
+  };
+  const int64_t convolutions = 3 * a.conv * width;
+  return 4 * hidden * width + projection(a.decay_rank) + projection(a.gate_rank) +
+         hidden * a.heads + convolutions + a.heads + width + a.head_dim;
 }
 
 /// Gate, up and down projections of one MLP.

@@ -47,6 +47,12 @@ MemoryReport EnginePlan::Memory() const {
          .bytes_per_token = BytesPerToken(alone.groups),
          .pages_per_request = alone.MostPages(scheduler_.max_model_len, MostStepTokens())});
   }
+  if (cache.state.heads > 0) {
+    memory.state = {.spec = cache.state,
+                    .state_pages = cache.StatePages(),
+                    .row_pages = cache.StateRowPages(),
+                    .tokens_per_checkpoint = cache.TokensPerCheckpoint()};
+  }
   return memory;
 }
 
@@ -71,6 +77,29 @@ void EnginePlan::PlanCacheGroups() {
       MakeCacheConfig(network, cache_numbers(), options_.block_size, /*num_pages=*/0);
   scheduler_.cache.rerun_tokens = modules_used_;  // at most, see LoadEngine
   cache_layers_ = std::move(network.layers);
+}
+
+void EnginePlan::PlanRunningState() {
+  const CacheConfig& cache = scheduler_.cache;
+  if (cache.state.heads == 0) return;
+  if (k_ > kMostStateDrafts) {
+    throw InvalidArgument(
+        "num_speculative_tokens is {}, but {} has linear attention, which keeps rows for {} drafts: "
+        "use 0 to {}",
+        k_, options_.model, kMostStateDrafts, kMostStateDrafts);
+  }
+  Decide("running state",
+         fmt::format("{} of a request, and {} of its last {} rows",
+                     ByteSizeText(cache.state.StateBytes()), ByteSizeText(cache.state.RowBytes()),
+                     kKeptStateRows),
+         fmt::format("linear attention, float32, in pages of the KV cache; drafts never write it"));
+  Decide("checkpoints",
+         options_.enable_prefix_caching
+             ? fmt::format("{} each, every {} tokens of a prompt and near its end",
+                           ByteSizeText(cache.state.StateBytes()), cache.TokensPerCheckpoint())
+             : "none",
+         options_.enable_prefix_caching ? "where requests that begin alike may go on"
+                                        : "--no-enable-prefix-caching");
 }
 
 bool EnginePlan::ModulesHaveWindows() const {

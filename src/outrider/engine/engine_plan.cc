@@ -118,6 +118,7 @@ EnginePlan::EnginePlan(const EngineOptions& options) : options_(options) {
   PlanRanks();
   PlanDraftVocabulary();
   PlanCacheGroups();
+  PlanRunningState();
   PlanAcceptance();
   PlanDraftLength();
   PlanThreads();
@@ -266,7 +267,7 @@ void EnginePlan::PlanOneCacheForm(std::string why) {
 }
 
 void EnginePlan::PlanCacheForm() {
-  const AttentionSpec& attention = config_.layers.front().attention;
+  const AttentionSpec& attention = config_.first_cached_layer().attention;
   if (const auto* gqa = std::get_if<GqaSpec>(&attention)) {
     PlanOneCacheForm(fmt::format("keys and values of {} heads, which groups of query heads share",
                                  gqa->kv_heads));
@@ -319,7 +320,7 @@ void EnginePlan::PlanCacheForm() {
 }
 
 void EnginePlan::PlanAttention() {
-  const auto* mla = std::get_if<MlaSpec>(&config_.layers.front().attention);
+  const auto* mla = std::get_if<MlaSpec>(&config_.first_cached_layer().attention);
   if (mla != nullptr && mla->indexer) {
     Decide("all tokens", "absorbed form",
            fmt::format("over the {} tokens that an indexer chooses for each row, or all while they "
@@ -409,8 +410,14 @@ void EnginePlan::PlanMtpDrafter() {
   if (modules_present_ == 0) {
     if (wanted) {
       throw InvalidArgument(
-          "num_speculative_tokens is {}, but {} holds no MTP layer: use 0, or the method ngram",
-          *wanted, options_.model);
+          "num_speculative_tokens is {}, but {} holds no MTP layer{}: use 0, or the method ngram",
+          *wanted, options_.model,
+          config_.family == ModelFamily::kBailingHybrid ? " that is supported" : "");
+    }
+    if (config_.family == ModelFamily::kBailingHybrid && config_.num_nextn_predict_layers > 0) {
+      Decide("drafter", "none",
+             "MTP modules of bailing_hybrid are not supported yet; the method ngram drafts");
+      return;
     }
     // The config may name what the files do not hold.
     const int64_t declared =

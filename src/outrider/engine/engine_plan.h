@@ -38,6 +38,14 @@ struct CacheGroupReport {
   int64_t pages_per_request = 0;  // of a request of the greatest length, at most
 };
 
+/// What linear attention keeps of a request in the pages of the cache.
+struct RunningStateReport {
+  RunningStateSpec spec;
+  int64_t state_pages = 0;  // of a state: of a request that runs, and of a checkpoint
+  int64_t row_pages = 0;    // of a request that runs
+  int64_t tokens_per_checkpoint = 0;
+};
+
 /// What is known of the memory of a GPU before the KV cache is made.
 struct GpuBudget {
   int64_t total = 0;       // of the GPU
@@ -58,6 +66,7 @@ struct MemoryReport {
   int64_t kv_page_bytes = 0;
   int64_t kv_pages = 0;
   std::vector<CacheGroupReport> kv_groups;
+  std::optional<RunningStateReport> state;  // of linear attention
   int64_t kept_row_bytes = 0;  // the target's hidden rows kept for modules that lag, at most
   std::optional<GpuBudget> gpu;
 };
@@ -163,6 +172,8 @@ class EnginePlan {
   void PlanMtpDrafter();
   void PlanEagle3Drafter();
   void PlanDraftVocabulary();
+  /// Of linear attention. Throws Error for more drafts than its kept rows have room for.
+  void PlanRunningState();
   void PlanAcceptance();
   void PlanDraftLength();
   void PlanCacheGroups();

@@ -16,6 +16,8 @@ void RequestSlot::Admit(const SlotAdmission& admission, std::span<const int32_t>
                  static_cast<size_t>(most_behind));
   tokens.assign(admission.tokens.begin(), admission.tokens.end());
   num_computed = admission.cached_tokens;
+  state_tokens = admission.cached_tokens;
+  restores_state = admission.cached_tokens > 0;
   scores_prompt = sampling().prompt_logprobs.has_value() && tokens.size() == prompt_length;
   if (LogitsProcessors::Needed(sampling())) {
     processors.emplace(sampling(), admission.tokens.first(prompt_length), eos_token_ids,

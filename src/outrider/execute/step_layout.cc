@@ -23,7 +23,10 @@ RequestWork WorkOf(const PlannedRequest& planned, const RequestSlot& slot) {
       .draft_tokens = std::span(slot.drafts).first(static_cast<size_t>(num_drafts)),
       .samples = planned.samples,
       .block_tables = planned.tables->blocks(),
-      .prompt_logits = planned.phase != Phase::kDecode && slot.scores_prompt};
+      .prompt_logits = planned.phase != Phase::kDecode && slot.scores_prompt,
+      .state = {.tables = &planned.tables->state(),
+                .tokens = slot.state_tokens,
+                .restores = slot.restores_state}};
 }
 
 }  // namespace
@@ -43,6 +46,8 @@ void StepLayout::Assign(const StepPlan& plan, SlotTable& slots, std::span<Reques
     result.prompt_logprobs.clear();
     if (!result.ran) continue;
     work_.push_back(WorkOf(planned, slot));
+    slot.state_tokens = StateTokens(work_.back().context_length + planned.num_tokens);
+    slot.restores_state = false;
     requests_.push_back({&slot, &result, i, planned.publishes});
     // BatchLayout reads these next, for one request after the other.
     const RequestWork& work = work_.back();

@@ -241,6 +241,11 @@ struct KernelTable {
   /// out [R, n], y [any, n].
   void (*combine_experts)(ThreadPool& pool, MatrixView<const float> y, const int32_t* rows,
                           const float* weights, int32_t top_k, MatrixView<float> out);
+
+  /// out[i] += sum over j in order of weights[j] * y[j][i], one chain of fused multiply-adds from
+  /// zero; y [count] rows of n. Of one row, on the caller's thread.
+  void (*add_weighted)(const float* const* y, const float* weights, int64_t count, int64_t n,
+                       float* out);
 };
 
 /// The table for this instruction set. `isa` must not exceed DetectIsa().

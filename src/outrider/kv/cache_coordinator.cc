@@ -52,6 +52,36 @@ int32_t CacheCoordinator::ResumableIn(int32_t group, std::span<const BlockKey> k
   return tokens;
 }
 
+BlockKey CacheCoordinator::StateKeyOf(std::span<const BlockKey> keys, int32_t tokens,
+                                      int32_t index) const {
+  BlockKey key = keys[static_cast<size_t>(tokens / config_.TokensPerKey() - 1)];
+  // The blocks of groups that end at the same token differ from this in the last byte alone.
+  uint8_t* const last = key.data() + key.size() - 4;
+  last[0] ^= 1;
+  last[1] ^= static_cast<uint8_t>(index >> 8);
+  last[2] ^= static_cast<uint8_t>(index);
+  return key;
+}
+
+bool CacheCoordinator::HoldsState(std::span<const BlockKey> keys, int32_t tokens) const {
+  for (int32_t i = config_.StatePages() - 1; i >= 0; --i) {
+    if (!pool_.Holds(StateKeyOf(keys, tokens, i))) return false;
+  }
+  return true;
+}
+
+int32_t CacheCoordinator::ResumableState(std::span<const BlockKey> keys, int32_t tokens) const {
+  while (tokens > 0 && !HoldsState(keys, tokens)) tokens -= config_.TokensPerResume();
+  return tokens;
+}
+
+void CacheCoordinator::ReleaseAll(std::vector<int32_t>& pages) {
+  while (!pages.empty()) {
+    pool_.Release(pages.back());
+    pages.pop_back();
+  }
+}
+
 int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const {
   const int32_t resume = config_.TokensPerResume();
   const auto known = static_cast<int32_t>(keys.size()) * config_.TokensPerKey();
@@ -65,6 +95,9 @@ int32_t CacheCoordinator::FindPrefix(std::span<const BlockKey> keys, int32_t max
       changed = changed || shorter < tokens;
       tokens = shorter;
     }
+    const int32_t shorter = ResumableState(keys, tokens);
+    changed = changed || shorter < tokens;
+    tokens = shorter;
   }
   return tokens;
 }
@@ -83,6 +116,9 @@ int32_t CacheCoordinator::SharePrefix(CacheTables& tables, std::span<const Block
       pages.push_back(pool_.Share(KeyOf(g, keys, b)).value());
     }
   }
+  for (int32_t i = 0; i < config_.StatePages() && tokens > 0; ++i) {
+    tables.state_.restored.push_back(pool_.Share(StateKeyOf(keys, tokens, i)).value());
+  }
   tables.num_published_ = tokens / config_.TokensPerKey();
   return tokens;
 }
@@ -93,7 +129,9 @@ bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, 
     const CacheGroupSpec& spec = config_.groups[g];
     return spec.BlocksBefore(spec.kind == CacheGroupKind::kFullHistory ? full_end : end);
   };
-  int64_t missing = 0;
+  StateTables& state = tables.state_;
+  const bool has_state = !state.state.empty();
+  int64_t missing = has_state ? 0 : config_.StatePages() + config_.StateRowPages();
   for (size_t g = 0; g < tables.blocks_.size(); ++g) {
     missing += std::max(0, blocks_of(g) - static_cast<int32_t>(tables.blocks_[g].size()));
   }
@@ -104,7 +142,33 @@ bool CacheCoordinator::Reserve(CacheTables& tables, int32_t first, int32_t end, 
       pages.push_back(pool_.Allocate().value());
     }
   }
+  if (!has_state) {
+    for (int32_t i = 0; i < config_.StatePages(); ++i) {
+      state.state.push_back(pool_.Allocate().value());
+    }
+    for (int32_t i = 0; i < config_.StateRowPages(); ++i) {
+      state.rows.push_back(pool_.Allocate().value());
+    }
+  }
   return true;
+}
+
+void CacheCoordinator::MakeCheckpoints(CacheTables& tables, std::span<const BlockKey> keys,
+                                       int32_t first, int32_t end, int32_t most_shared) {
+  const int32_t pages = config_.StatePages();
+  if (pages == 0) return;
+  const int32_t resume = config_.TokensPerResume();
+  const int32_t known = static_cast<int32_t>(keys.size()) * config_.TokensPerKey();
+  const int32_t last = std::min(most_shared, known) / resume * resume;
+  const int32_t step = config_.TokensPerCheckpoint();
+  for (int32_t tokens = first / resume * resume + resume; tokens <= std::min(end, last);
+       tokens += resume) {
+    if (tokens % step != 0 && tokens != last) continue;
+    if (pool_.num_free() < pages || HoldsState(keys, tokens)) continue;
+    StateCheckpoint& checkpoint = tables.state_.checkpoints.emplace_back();
+    checkpoint.tokens = tokens;
+    for (int32_t i = 0; i < pages; ++i) checkpoint.pages.push_back(pool_.Allocate().value());
+  }
 }
 
 void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> keys,
@@ -121,6 +185,13 @@ void CacheCoordinator::Publish(CacheTables& tables, std::span<const BlockKey> ke
       if (page != CacheTables::kNoPage) pool_.Publish(page, KeyOf(g, keys, block));
     }
   }
+  for (const StateCheckpoint& checkpoint : tables.state_.checkpoints) {
+    if (checkpoint.tokens > std::min(final_tokens, end * step)) break;
+    for (size_t p = 0; p < checkpoint.pages.size(); ++p) {
+      pool_.Publish(checkpoint.pages[p],
+                    StateKeyOf(keys, checkpoint.tokens, static_cast<int32_t>(p)));
+    }
+  }
 }
 
 void CacheCoordinator::Advance(CacheTables& tables, int32_t computed) {
@@ -133,6 +204,12 @@ void CacheCoordinator::Advance(CacheTables& tables, int32_t computed) {
       pool_.Release(page);
       page = CacheTables::kNoPage;
     }
+  }
+  StateTables& state = tables.state_;
+  ReleaseAll(state.restored);
+  while (!state.checkpoints.empty() && state.checkpoints.front().tokens <= computed) {
+    ReleaseAll(state.checkpoints.front().pages);
+    state.checkpoints.erase(state.checkpoints.begin());
   }
 }
 
@@ -147,6 +224,12 @@ void CacheCoordinator::Clear(CacheTables& tables) {
     }
     pages.clear();
     tables.num_left_[g] = 0;
+  }
+  StateTables& state = tables.state_;
+  for (StateCheckpoint& checkpoint : state.checkpoints) ReleaseAll(checkpoint.pages);
+  state.checkpoints.clear();
+  for (std::vector<int32_t>* pages : {&state.restored, &state.rows, &state.state}) {
+    ReleaseAll(*pages);
   }
   tables.num_published_ = 0;
 }

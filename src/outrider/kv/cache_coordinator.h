@@ -19,6 +19,9 @@ class CacheTables {
   /// Stands in a table where a block has left the window.
   static constexpr int32_t kNoPage = -1;
 
+  /// The pages of the running state.
+  const StateTables& state() const { return state_; }
+
   int32_t num_groups() const { return static_cast<int32_t>(blocks_.size()); }
 
   /// By group: the page of each block, in order of position; leading ones may be kNoPage.
@@ -33,6 +36,7 @@ class CacheTables {
   std::vector<std::vector<int32_t>> blocks_;
   std::vector<int32_t> num_left_;  // by group: leading blocks that have left the window
   int32_t num_published_ = 0;      // leading keys whose turn to be published has come
+  StateTables state_;
 };
 
 class CacheCoordinator {
@@ -46,8 +50,9 @@ class CacheCoordinator {
   CacheTables MakeTables(int32_t max_tokens) const;
 
   /// The longest prefix of up to `max_tokens` tokens that every group can resume: full history
-  /// needs all blocks, a sliding window those that rows from its end on read. keys: of the
-  /// request's tokens, one per TokensPerKey(). Returns its tokens, a multiple of TokensPerResume().
+  /// needs all blocks, a sliding window those that rows from its end on read, a running state that
+  /// of just so many tokens. keys: of the request's tokens, one per TokensPerKey(). Returns its
+  /// tokens, a multiple of TokensPerResume().
   int32_t FindPrefix(std::span<const BlockKey> keys, int32_t max_tokens) const;
 
   /// Shares the blocks of that prefix. `tables` must hold nothing. Returns its tokens.
@@ -58,15 +63,23 @@ class CacheCoordinator {
   /// too few free pages. first <= end <= full_end.
   bool Reserve(CacheTables& tables, int32_t first, int32_t end, int32_t full_end);
 
+  /// Takes pages for states that rows [first, end) of a prompt are to leave behind them, for others
+  /// who begin alike: every TokensPerCheckpoint() tokens, and at the last place up to `most_shared`
+  /// tokens where a request can resume. Those for which no page is free are left out.
+  void MakeCheckpoints(CacheTables& tables, std::span<const BlockKey> keys, int32_t first,
+                       int32_t end, int32_t most_shared);
+
   /// Whether Publish with so many tokens would publish anything.
   bool HasUnpublished(const CacheTables& tables, int32_t final_tokens) const {
     return final_tokens / config_.TokensPerKey() > tables.num_published_;
   }
 
-  /// Publishes the blocks that are complete in tokens [0, final_tokens), under their keys.
+  /// Publishes the blocks that are complete in tokens [0, final_tokens), under their keys, and the
+  /// checkpoints in them.
   void Publish(CacheTables& tables, std::span<const BlockKey> keys, int32_t final_tokens);
 
-  /// Gives back what no row at `computed` or later reads, nor one of rerun_tokens before it.
+  /// Gives back what no row at `computed` or later reads, nor one of rerun_tokens before it; of a
+  /// running state what a step has read or left on its way.
   void Advance(CacheTables& tables, int32_t computed);
 
   /// Forgets all published prefixes (BlockPool::ForgetPublished).
@@ -78,6 +91,12 @@ class CacheCoordinator {
 
  private:
   BlockKey KeyOf(int32_t group, std::span<const BlockKey> keys, int32_t block) const;
+  /// Of page `index` of the state after `tokens` tokens, a multiple of TokensPerResume().
+  BlockKey StateKeyOf(std::span<const BlockKey> keys, int32_t tokens, int32_t index) const;
+  bool HoldsState(std::span<const BlockKey> keys, int32_t tokens) const;
+  /// The longest prefix of up to `tokens` tokens whose state is there.
+  int32_t ResumableState(std::span<const BlockKey> keys, int32_t tokens) const;
+  void ReleaseAll(std::vector<int32_t>& pages);
   /// The longest resumable prefix of up to `tokens` tokens in the eyes of one group.
   int32_t ResumableIn(int32_t group, std::span<const BlockKey> keys, int32_t tokens) const;
   int32_t FirstRow(int32_t first) const { return std::max(0, first - config_.rerun_tokens); }

@@ -22,6 +22,16 @@ int32_t CacheConfig::TokensPerResume() const {
   return tokens;
 }
 
+int32_t CacheConfig::TokensPerCheckpoint() const {
+  const int32_t resume = TokensPerResume();
+  int64_t pages = 0;  // of so many tokens
+  for (const CacheGroupSpec& group : groups) {
+    if (group.kind == CacheGroupKind::kFullHistory) pages += resume / group.tokens_per_block;
+  }
+  const int64_t times = pages == 0 ? 1 : (StatePages() + pages - 1) / pages;
+  return static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(times, 1) * resume, kMostTokens));
+}
+
 int64_t CacheConfig::MostPages(int32_t tokens, int32_t step_tokens) const {
   int64_t pages = 0;
   for (const CacheGroupSpec& group : groups) {
@@ -33,7 +43,7 @@ int64_t CacheConfig::MostPages(int32_t tokens, int32_t step_tokens) const {
     }
     pages += blocks;
   }
-  return pages;
+  return pages + 2 * StatePages() + StateRowPages();
 }
 
 int64_t CacheConfig::MostTokens(int64_t pages, int32_t step_tokens) const {
@@ -50,6 +60,7 @@ void CacheConfig::Check() const {
   OUTRIDER_CHECK(!groups.empty() && num_pages > 0 && rerun_tokens >= 0);
   const int32_t key = TokensPerKey();
   const int32_t resume = TokensPerResume();
+  OUTRIDER_CHECK(state.heads == 0 || resume % kStateBlock == 0);
   for (const CacheGroupSpec& group : groups) {
     OUTRIDER_CHECK(group.unit_tokens > 0 && group.tokens_per_block > 0 && group.layers > 0);
     OUTRIDER_CHECK(group.tokens_per_block % group.unit_tokens == 0);

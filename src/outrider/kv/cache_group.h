@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "outrider/kv/running_state.h"
+
 namespace outrider {
 
 enum class CacheGroupKind : uint8_t {
@@ -57,9 +59,18 @@ struct CacheConfig {
   /// Positions before the first new row that may run again, in a drafter's layers (the rows of a
   /// chain of k modules: k - 1). They still read their windows.
   int32_t rerun_tokens = 0;
+  /// What linear attention keeps of a request, in pages of the same pool.
+  RunningStateSpec state = {};
 
   /// Bytes of a page: those of the largest block.
   int64_t PageBytes() const;
+
+  /// Pages of a state, and of a request's kept rows; 0 without linear attention.
+  int32_t StatePages() const { return state.StatePages(PageBytes()); }
+  int32_t StateRowPages() const { return state.RowPages(PageBytes()); }
+  /// Tokens from one state that is kept for other requests to the next: their entries take as many
+  /// pages as a state. A multiple of TokensPerResume().
+  int32_t TokensPerCheckpoint() const;
 
   /// Tokens between the keys of a request's prefix: the smallest tokens_per_block, which divides
   /// all others.
@@ -69,7 +80,7 @@ struct CacheConfig {
   int32_t TokensPerResume() const;
 
   /// Most pages that a request of `tokens` tokens holds while it runs, with steps of up to
-  /// `step_tokens` rows.
+  /// `step_tokens` rows; a state that it starts from included.
   int64_t MostPages(int32_t tokens, int32_t step_tokens) const;
 
   /// Most tokens, up to kMostTokens, that a request can have so that `pages` pages hold it.

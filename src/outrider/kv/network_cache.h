@@ -50,6 +50,7 @@ inline constexpr int32_t kFp8CacheGroup = 64;
 struct NetworkCache {
   std::vector<CacheGroupSpec> groups;  // names, kinds and windows
   std::vector<CacheLayerSpec> layers;  // the target's, then those of the modules
+  RunningStateSpec state = {};         // of linear attention
 };
 
 /// The type of a layer's numbers: kF4E2M1 for the index keys of a rounded cache.
@@ -74,7 +75,8 @@ inline constexpr int32_t kMostTokensPerResume = 256;
 /// get what fits in such a page, parts or multiples of that number.
 void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens);
 
-/// A network's groups over `num_pages` pages, sized, with the blocks of ChooseBlockSizes.
+/// A network's groups over `num_pages` pages, sized, with the blocks of ChooseBlockSizes. With a
+/// running state blocks are of multiples of kStateBlock tokens, and as long as its pieces need.
 CacheConfig MakeCacheConfig(const NetworkCache& network, const CacheNumbers& numbers,
                             int32_t tokens, int32_t num_pages);
 

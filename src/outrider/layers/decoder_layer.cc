@@ -1,5 +1,7 @@
 #include "outrider/layers/decoder_layer.h"
 
+#include "outrider/base/error.h"
+
 namespace outrider {
 
 namespace {
@@ -16,6 +18,11 @@ GqaShape ShapeOf(const GqaSpec& a, float norm_eps) {
 /// x += attention(h).
 void Attention(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                const LayerCaches& caches, Tensor h, Tensor x) {
+  if (const auto* kda = std::get_if<KdaSpec>(&layer.spec.attention)) {
+    KdaForward(context, *kda, std::get<KdaWeights>(layer.weights.attention),
+               {step.inputs, step.state, layer.first_state_head, layer.norm_eps}, h, x);
+    return;
+  }
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     GqaForward(context, ShapeOf(*gqa, layer.norm_eps),
@@ -34,6 +41,8 @@ void Attention(const Context& context, const DecoderLayer& layer, const LayerSte
 
 void AttentionEntries(const Context& context, const DecoderLayer& layer, const LayerStep& step,
                       const LayerCaches& caches, Tensor h) {
+  OUTRIDER_CHECK(!std::holds_alternative<KdaSpec>(layer.spec.attention),
+                 "linear attention keeps no entries");
   const Rotary& rotary = step.rotary[static_cast<size_t>(layer.rotary_kind)];
   if (const auto* gqa = std::get_if<GqaSpec>(&layer.spec.attention)) {
     WriteGqaEntries(context, ShapeOf(*gqa, layer.norm_eps),

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "outrider/layers/gqa_attention.h"
+#include "outrider/layers/kda_attention.h"
 #include "outrider/layers/mla_attention.h"
 #include "outrider/layers/mlp.h"
 #include "outrider/layers/sparse_attention.h"
@@ -12,7 +13,7 @@ namespace outrider {
 
 struct LayerWeights {
   const float* input_norm = nullptr;  // [hidden]
-  std::variant<MlaWeights, GqaWeights> attention;
+  std::variant<MlaWeights, GqaWeights, KdaWeights> attention;
   const float* post_attention_norm = nullptr;  // [hidden]
   std::variant<MlpWeights, MoeWeights> mlp;
 };
@@ -22,6 +23,7 @@ struct DecoderLayer {
   LayerSpec spec;
   float norm_eps = 0;
   int32_t rotary_kind = 0;  // of the network's RotaryKinds
+  int32_t first_state_head = 0;  // of linear attention, among the heads of all such layers
   LayerWeights weights;
 };
 
@@ -29,6 +31,7 @@ struct DecoderLayer {
 struct LayerStep {
   const StepInputs& inputs;
   std::span<const Rotary> rotary;  // by kind
+  StateCache state = {};           // of linear attention
 };
 
 /// What a layer keeps in the cache; index_keys where it has an indexer.

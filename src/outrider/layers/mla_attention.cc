@@ -3,6 +3,7 @@
 #include <array>
 
 #include "outrider/base/error.h"
+#include "outrider/ops/delta.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/per_head.h"
 
@@ -16,7 +17,8 @@ MlaShape ShapeOf(const MlaSpec& a) {
           .rope = static_cast<int32_t>(a.rope),
           .value = static_cast<int32_t>(a.value),
           .softmax_scale = static_cast<float>(a.softmax_scale),
-          .norm_eps = static_cast<float>(a.latent_norm_eps)};
+          .norm_eps = static_cast<float>(a.latent_norm_eps),
+          .gates_heads = a.gates_heads};
 }
 
 namespace {
@@ -106,6 +108,11 @@ void MlaForward(const Context& context, const MlaShape& shape, const MlaWeights&
   if (num_decode > 0) AbsorbedForm(context, shape, weights, inputs, rotary, cache, q, out);
   if (inputs.has_expanded_rows()) {
     context.ops.mla()->PromptAttention(context, shape, weights.kv_up, inputs, args);
+  }
+  if (shape.gates_heads) {
+    const Tensor gates = context.Activations(x.rows, shape.heads);
+    context.ops.Multiply(context, std::array{Product{.x = x, .w = &weights.gate, .y = gates}});
+    context.ops.delta()->GateHeads(context, gates, out);
   }
   context.ops.Multiply(
       context, std::array{Product{.x = out, .w = &weights.o, .y = residual, .accumulate = true}});

@@ -27,6 +27,7 @@ struct MlaWeights {
   Weight q_b;                        // [heads * (P + R), q_lora]; absent without q_lora
   Weight kv_a;                       // [L + R, hidden]
   Weight o;                          // [hidden, heads * V]
+  Weight gate;                       // [heads, hidden]; absent without MlaShape::gates_heads
   const float* q_a_norm = nullptr;   // [q_lora]
   const float* kv_a_norm = nullptr;  // [L]
   KvUpWeight kv_up;

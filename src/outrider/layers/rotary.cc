@@ -31,6 +31,10 @@ std::vector<float> RotaryFrequencies(const RotarySpec& spec) {
     const auto exponent = static_cast<float>(2.0 * static_cast<double>(i) / dim);
     frequencies[i] = 1.0F / std::pow(static_cast<float>(spec.theta), exponent);
   }
+  if (!spec.turns) {
+    std::ranges::fill(frequencies, 0.0F);
+    return frequencies;
+  }
   if (spec.llama3) ScaleAsLlama3(*spec.llama3, frequencies);
   if (!spec.yarn) return frequencies;
 

@@ -13,7 +13,8 @@ namespace outrider {
 /// Inverse frequencies [dims / 2] in float32. With YaRN (Peng et al., arXiv:2309.00071) they blend
 /// theta^(-2i/dims) / factor and theta^(-2i/dims) by a ramp between the dimensions that turn
 /// beta_fast and beta_slow times over the original context. With Llama3Scaling the blend is by
-/// turns over the original context, between low_frequency_factor and high_frequency_factor.
+/// turns over the original context, between low_frequency_factor and high_frequency_factor. Zeros
+/// where nothing turns.
 std::vector<float> RotaryFrequencies(const RotarySpec& spec);
 
 /// The rotary embeddings of a network: one for each kind that its layers have.

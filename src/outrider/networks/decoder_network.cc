@@ -6,24 +6,27 @@
 namespace outrider {
 
 DecoderNetwork::DecoderNetwork(ModelConfig config, NetworkOptions options, int32_t num_modules)
-    : Network(std::move(config), std::move(options), num_modules),
-      caches_of_layer_(FirstCacheLayer(this->config(), 1)) {
+    : Network(std::move(config), std::move(options), num_modules) {
+  for (int64_t i = 0; i <= this->config().num_hidden_layers() + num_modules; ++i) {
+    first_caches_.push_back(FirstCacheLayer(this->config(), i));
+  }
   const auto* mla = std::get_if<MlaSpec>(&this->config().layers.front().attention);
   OUTRIDER_CHECK(mla == nullptr || !mla->indexer || attention().cache_form() == KvCacheForm::kHeads,
                  "all rows take one path");
 }
 
 LayerCaches DecoderNetwork::CachesOf(KvCache& cache, int32_t index) const {
-  const int32_t first = index * caches_of_layer_;
-  return {.entries = cache.layer(first),
-          .index_keys = caches_of_layer_ > 1 ? cache.layer(first + 1) : LayerCache{}};
+  const int32_t first = first_caches_[static_cast<size_t>(index)];
+  const int32_t count = first_caches_[static_cast<size_t>(index) + 1] - first;
+  return {.entries = count > 0 ? cache.layer(first) : LayerCache{},
+          .index_keys = count > 1 ? cache.layer(first + 1) : LayerCache{}};
 }
 
 void DecoderNetwork::RunLayers(const Context& context, const TokenTable& embedding,
                                std::span<const DecoderLayer> layers, const StepInputs& inputs,
                                KvCache& cache, std::span<const LayerTap> taps, Tensor x,
                                const NormOut& norm) {
-  const LayerStep step = {inputs, rotary_.Rows(context, inputs)};
+  const LayerStep step = StepOf(context, inputs, cache);
   const Tensor h = context.Activations(x.rows, x.cols);
   context.ops.Embed(context, embedding, inputs, false, x);
   context.ops.Norm(context, x, layers.front().weights.input_norm, layers.front().norm_eps, h);
@@ -61,12 +64,12 @@ Tensor DecoderNetwork::RunModule(const Context& context, const TokenTable& embed
   const Tensor x = context.Rows(rows, width);
   ops.Multiply(context, std::array{Product{.x = pair, .w = &module.projection, .y = x}});
   if (num_entries > 0) {
-    const LayerStep step = {pass.entries, rotary_.Rows(context, pass.entries)};
+    const LayerStep step = StepOf(context, pass.entries, cache);
     WriteLayerEntries(context, module.layer, step, layer_cache, x.Rows(0, num_entries));
   }
   const Tensor out = x.Rows(num_entries, num_outputs);
   if (num_outputs > 0) {
-    const LayerStep step = {pass.outputs, rotary_.Rows(context, pass.outputs)};
+    const LayerStep step = StepOf(context, pass.outputs, cache);
     const Tensor h = context.Activations(num_outputs, width);
     ops.Norm(context, out, module.layer.weights.input_norm, module.layer.norm_eps, h);
     DecoderLayerForward(context, module.layer, step, layer_cache, out, h, norm);

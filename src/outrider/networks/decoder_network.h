@@ -2,7 +2,9 @@
 // what the families that are built so share. A family adds its weights and what its heads read.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "outrider/layers/decoder_layer.h"
 #include "outrider/layers/rotary.h"
@@ -41,8 +43,12 @@ class DecoderNetwork : public Network {
   /// Of layer `index`, or of a module behind the layers.
   LayerCaches CachesOf(KvCache& cache, int32_t index) const;
 
+  LayerStep StepOf(const Context& context, const StepInputs& inputs, KvCache& cache) {
+    return {inputs, rotary_.Rows(context, inputs), cache.state()};
+  }
+
   RotaryKinds rotary_;
-  int32_t caches_of_layer_;  // cache layers of each layer, which are alike
+  std::vector<int32_t> first_caches_;  // by layer, modules included, and behind the last
 };
 
 }  // namespace outrider

@@ -8,7 +8,8 @@
 namespace outrider {
 
 void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, int64_t output,
-                         MlaWeights* w, const std::string& prefix) {
+                         MlaWeights* w, const std::string& prefix,
+                         std::string_view output_name) {
   const int64_t query = a.heads * a.query_width();
   const WeightLoader::NamedMatrix kv_a = {&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
                                           a.latent + a.rope};
@@ -23,7 +24,7 @@ void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, 
   loader.Vector(&w->kv_a_norm, prefix + "kv_a_layernorm.weight", a.latent);
   loader.SplitKvUp(&w->kv_up, prefix + "kv_b_proj.weight",
                    {.heads = a.heads, .nope = a.nope, .value = a.value, .latent = a.latent});
-  loader.Matrix(&w->o, prefix + "o_proj.weight", output, a.heads * a.value,
+  loader.Matrix(&w->o, fmt::format("{}{}.weight", prefix, output_name), output, a.heads * a.value,
                 {.rows = Cut::kRows, .input = Cut::kHeads});
   if (!a.indexer) return;
   const std::string indexer = prefix + "indexer.";

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "outrider/checkpoint/model_config.h"
@@ -15,9 +16,11 @@ struct MtpWeights : MtpModule {
   const float* output_norm = nullptr;  // shared_head.norm [hidden]
 };
 
-/// Latent attention that reads rows of `input` numbers and adds rows of `output`.
+/// Latent attention that reads rows of `input` numbers and adds rows of `output`; what it ends with
+/// is called `output_name`.
 void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& spec, int64_t input, int64_t output,
-                         MlaWeights* weights, const std::string& prefix);
+                         MlaWeights* weights, const std::string& prefix,
+                         std::string_view output_name = "o_proj");
 
 struct DeepSeekWeights {
   std::unique_ptr<WeightMemory> memory;  // what all handles point into

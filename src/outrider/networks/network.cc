@@ -56,6 +56,7 @@ void AddCompressor(const CompressedSpec& a, CacheUse use, int64_t rope,
 std::vector<CacheLayerKind> CacheLayersOf(const LayerSpec& layer, KvCacheForm form) {
   const AttentionSpec& attention = layer.attention;
   std::vector<CacheLayerKind> kinds;
+  if (std::holds_alternative<KdaSpec>(attention)) return kinds;  // a running state, no entries
   if (const auto* mla = std::get_if<MlaSpec>(&attention)) {
     // Rows that choose what they read have one form.
     const bool sparse = mla->indexer.has_value();
@@ -100,6 +101,12 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
   NetworkCache cache;
   for (int64_t i = 0; i < config.num_hidden_layers() + num_modules; ++i) {
     AddCacheLayers(config.layer(i), form, &cache);
+    if (const auto* kda = std::get_if<KdaSpec>(&config.layer(i).attention)) {
+      const int32_t heads = cache.state.heads + static_cast<int32_t>(kda->heads);
+      cache.state = {.heads = heads,
+                     .head_dim = static_cast<int32_t>(kda->head_dim),
+                     .conv = static_cast<int32_t>(kda->conv)};
+    }
   }
   return cache;
 }

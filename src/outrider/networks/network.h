@@ -31,7 +31,8 @@ NetworkCache NetworkCacheOf(const ModelConfig& config, int32_t num_modules, KvCa
 void AddCacheLayers(const LayerSpec& layer, KvCacheForm form, NetworkCache* cache);
 
 /// The layers of the cache that belong to layer `index` of the network begin with this one. All
-/// attention has one, but for CompressedSpec: rows of the window; with a ratio the entries and the
+/// attention has one, but for KdaSpec, which has none, and CompressedSpec: rows of the window; with
+/// a ratio the entries and the
 /// rows that they are pooled from; with an indexer its keys and the rows of those.
 int32_t FirstCacheLayer(const ModelConfig& config, int64_t index);
 

@@ -6,6 +6,7 @@
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/networks/deepseek_network.h"
 #include "outrider/networks/deepseek_v4_network.h"
+#include "outrider/networks/hybrid_network.h"
 #include "outrider/networks/step3p5_network.h"
 
 namespace outrider {
@@ -54,6 +55,9 @@ NetworkWeightSizes MeasureWeights(const Ops& ops, const ModelConfig& config, int
         return Measure<DeepSeekV4Weights>(*loader, config, modules, groups);
       case ModelFamily::kStep3p5:
         return Measure<Step3p5Weights>(*loader, config, modules, groups);
+      case ModelFamily::kKimiLinear:
+      case ModelFamily::kBailingHybrid:
+        return Measure<HybridWeights>(*loader, config, modules, groups);
       case ModelFamily::kEagle3:
         break;  // no network, but a draft model
     }
@@ -89,6 +93,10 @@ std::unique_ptr<Network> LoadNetwork(const ModelConfig& config, int num_modules,
     case ModelFamily::kStep3p5:
       return std::make_unique<Step3p5Network>(
           own, Load<Step3p5Weights>(*loader, config, num_modules, device, progress), options);
+    case ModelFamily::kKimiLinear:
+    case ModelFamily::kBailingHybrid:
+      return std::make_unique<HybridNetwork>(
+          own, Load<HybridWeights>(*loader, config, num_modules, device, progress), options);
     case ModelFamily::kEagle3:
       break;
   }

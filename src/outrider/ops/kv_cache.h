@@ -6,6 +6,7 @@
 
 #include "outrider/base/buffer.h"
 #include "outrider/kv/layer_cache.h"
+#include "outrider/kv/state_cache.h"
 #include "outrider/kv/network_cache.h"
 #include "outrider/ops/context.h"
 
@@ -27,6 +28,8 @@ class KvCache {
   /// Throws Error when the device has no such memory.
   void RestoreMemory();
 
+  /// Of linear attention.
+  StateCache state() { return {memory_.data(), page_bytes_, config_.state}; }
   const CacheConfig& config() const { return config_; }
   const CacheNumbers& numbers() const { return numbers_; }
   int32_t group_of(int32_t layer) const { return layers_.at(static_cast<size_t>(layer)).group; }

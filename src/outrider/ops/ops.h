@@ -62,6 +62,7 @@ class HyperOps;
 class MoeOps;
 class TokenRouterOps;
 class BlockDraftOps;
+class DeltaOps;
 
 class Ops {
  public:
@@ -81,6 +82,7 @@ class Ops {
   virtual const MoeOps* moe() const { return nullptr; }
   virtual const TokenRouterOps* token_router() const { return nullptr; }
   virtual const BlockDraftOps* block_drafts() const { return nullptr; }
+  virtual const DeltaOps* delta() const { return nullptr; }
 
   /// Of a device that has memory of its own.
   virtual DeviceMemoryState memory() const { return {}; }

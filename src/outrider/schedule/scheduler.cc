@@ -249,6 +249,10 @@ int32_t Scheduler::PlanChunk(Entry& entry, int32_t most_rows) {
   const bool samples = entry.LeastComputed() + count == entry.num_tokens;
   Phase phase = Phase::kDecode;
   if (prompt) phase = samples ? Phase::kPromptEnd : Phase::kPromptChunk;
+  if (prompt && entry.keys != nullptr) {
+    cache_.MakeCheckpoints(entry.tables, entry.keys->blocks, entry.LeastComputed(),
+                           entry.LeastComputed() + count, MostShared(entry));
+  }
   AddToPlan(entry, {.phase = phase, .num_tokens = count, .num_drafts = 0, .samples = samples});
   budget_ -= count;
   return count;

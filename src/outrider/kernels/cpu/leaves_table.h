@@ -39,6 +39,7 @@ constexpr KernelTable TableOf(std::string_view name) {
       .listed_attention = Entry<kLeaves, ListedAttention>::Run,
       .expanded_attention = Entry<kLeaves, ExpandedAttention>::Run,
       .combine_experts = Entry<kLeaves, CombineExperts>::Run,
+      .add_weighted = kLeaves.add_weighted,
   };
 }
 

@@ -19,6 +19,7 @@ const KernelTable& Kernels() {
       .listed_attention = ListedAttention,
       .expanded_attention = ExpandedAttention,
       .combine_experts = CombineExperts,
+      .add_weighted = AddWeighted,
   };
   return kTable;
 }

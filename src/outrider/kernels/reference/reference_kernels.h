@@ -27,6 +27,7 @@ void ListedAttention(ThreadPool& pool, const ListedAttentionArgs& args);
 void ExpandedAttention(ThreadPool& pool, const ExpandedAttentionArgs& args);
 void CombineExperts(ThreadPool& pool, MatrixView<const float> y, const int32_t* rows,
                     const float* weights, int32_t top_k, MatrixView<float> out);
+void AddWeighted(const float* const* y, const float* weights, int64_t count, int64_t n, float* out);
 
 /// rms_norm of one row of n values; y may be x.
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y);

@@ -87,4 +87,13 @@ void CombineExperts(ThreadPool& pool, MatrixView<const float> y, const int32_t* 
   });
 }
 
+void AddWeighted(const float* const* y, const float* weights, int64_t count, int64_t n,
+                 float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    float sum = 0;
+    for (int64_t j = 0; j < count; ++j) sum = std::fma(weights[j], y[j][i], sum);
+    out[i] += sum;
+  }
+}
+
 }  // namespace outrider::reference

@@ -5,6 +5,7 @@
 #include "outrider/ops/block_drafts.h"
 #include "outrider/ops/compressed.h"
 #include "outrider/ops/cpu/compute.h"
+#include "outrider/ops/delta.h"
 #include "outrider/ops/hyper.h"
 #include "outrider/ops/mla.h"
 #include "outrider/ops/moe.h"
@@ -24,7 +25,8 @@ class CpuOps : public Ops,
                public HyperOps,
                public MoeOps,
                public TokenRouterOps,
-               public BlockDraftOps {
+               public BlockDraftOps,
+               public DeltaOps {
  public:
   /// The table must outlive the object.
   explicit CpuOps(const KernelTable& kernels) : kernels_(kernels) {}
@@ -40,6 +42,7 @@ class CpuOps : public Ops,
   const MoeOps* moe() const override { return this; }
   const TokenRouterOps* token_router() const override { return this; }
   const BlockDraftOps* block_drafts() const override { return this; }
+  const DeltaOps* delta() const override { return this; }
   DType activation_type() const override { return DType::kF32; }
   int64_t mlp_tile() const override { return 512; }
   Buffer Allocate(size_t bytes) const override { return Buffer(bytes); }
@@ -126,6 +129,10 @@ class CpuOps : public Ops,
                      const HyperMixArgs& args) const override;
   void HyperMean(const Context& context, const HyperShape& shape, Tensor streams,
                  Tensor mean) const override;
+  void DeltaAttention(const Context& context, const DeltaShape& shape, const StepInputs& inputs,
+                      const DeltaArgs& args) const override;
+  void NormGate(const Context& context, const NormGateArgs& args) const override;
+  void GateHeads(const Context& context, Tensor gates, Tensor x) const override;
 
  private:
   void NormQueries(const Context& context, const MlaShape& shape, const EntryArgs& args) const;

@@ -20,6 +20,7 @@ void CpuStepInputs::Assign(const BatchLayout& layout, const AttentionPlan& plan,
   AssignBounds(layout, plan);
   tokens_.Assign(layout.token_ids());
   positions_ = layout.positions();
+  requests_ = layout.requests();
   groups_.resize(layout.groups().size());
   for (size_t i = 0; i < groups_.size(); ++i) {
     const auto g = static_cast<int32_t>(i);

@@ -20,6 +20,7 @@ class CpuStepInputs : public StepInputs {
 
   std::span<const int32_t> token_ids() const { return tokens_.tokens(); }  // [rows]
   std::span<const int32_t> positions() const { return positions_; }        // [rows]
+  std::span<const RequestRows> requests() const { return requests_; }      // of the layout
   /// [rows] of a cache group; negative: the row writes nothing.
   const int64_t* slots(int32_t group) const { return of(group).slots; }
 
@@ -48,6 +49,7 @@ class CpuStepInputs : public StepInputs {
 
   HostTokens tokens_;
   std::span<const int32_t> positions_;
+  std::span<const RequestRows> requests_;
   std::vector<Group> groups_;
   int32_t uniform_length_ = 0;
   bool pads_ = false;

@@ -378,6 +378,11 @@ void CpuWeightLoader::Values(const float** out, const std::string& name, int64_t
   DeclareValues(out, {name, {rows, cols}}, 0);
 }
 
+void CpuWeightLoader::LooseValues(const float** out, const std::string& name, int64_t rows,
+                                  int64_t cols) {
+  DeclareValues(out, {.name = name, .shape = {rows, cols}, .any_ones = true}, 0);
+}
+
 void CpuWeightLoader::DeclareValues(const float** out, ExpectedTensor tensor, float added) {
   int64_t size = 1;
   for (const int64_t dimension : tensor.shape) size *= dimension;

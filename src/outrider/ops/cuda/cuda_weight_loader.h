@@ -43,6 +43,10 @@ class CudaWeightLoader : public WeightLoader {
     WeightLoader::Vector(out, name, size);
   }
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
+  void LooseValues(const float** out, const std::string& name, int64_t rows,
+                   int64_t cols) override {
+    Values(out, name, rows, cols);
+  }
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;

@@ -114,6 +114,14 @@ std::span<const Rule<LayerSpec>> HopperLayerRules() {
       {"attention to compressed entries (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(AttentionOf<CompressedSpec>(s) != nullptr); },
        Taken::No()},
+      {"linear attention (Kimi-Linear, Ling-3.0)",
+       [](const LayerSpec& s) { return If(AttentionOf<KdaSpec>(s) != nullptr); }, Taken::No()},
+      {"gated heads of latent attention (Ling-3.0)",
+       [](const LayerSpec& s) {
+         const auto* mla = AttentionOf<MlaSpec>(s);
+         return If(mla != nullptr && mla->gates_heads);
+       },
+       Taken::No()},
       {"hyper-connections (DeepSeek-V4)",
        [](const LayerSpec& s) { return If(s.residual.streams > 1); }, Taken::No()},
       {"mixtures of experts", [](const LayerSpec& s) { return If(s.moe() != nullptr); },

@@ -1,0 +1,117 @@
+#include "outrider/networks/hybrid_weights.h"
+
+#include <string>
+
+#include "outrider/base/error.h"
+#include "outrider/checkpoint/hybrid_names.h"
+#include "outrider/networks/deepseek_weights.h"
+
+namespace outrider {
+
+namespace {
+
+/// A projection that checkpoints call `letter`_proj, or in two matrices `letter`_a_proj and
+/// `letter`_b_proj.
+void DeclareProjection(WeightLoader& loader, const std::string& letter, int64_t rank,
+                       int64_t width, int64_t hidden, KdaProjection* w) {
+  if (rank == 0) {
+    loader.Matrix(&w->up, letter + "_proj.weight", width, hidden);
+    return;
+  }
+  loader.Matrix(&w->down, letter + "_a_proj.weight", rank, hidden);
+  loader.Matrix(&w->up, letter + "_b_proj.weight", width, rank);
+}
+
+void DeclareKda(WeightLoader& loader, const KdaSpec& kda, const HybridNames& names, int64_t hidden,
+                const std::string& prefix, KdaWeights* w) {
+  const int64_t width = kda.width();
+  loader.Matrix(&w->q, prefix + "q_proj.weight", width, hidden);
+  loader.Matrix(&w->k, prefix + "k_proj.weight", width, hidden);
+  loader.Matrix(&w->v, prefix + "v_proj.weight", width, hidden);
+  loader.LooseValues(&w->q_taps, prefix + "q_conv1d.weight", width, kda.conv);
+  loader.LooseValues(&w->k_taps, prefix + "k_conv1d.weight", width, kda.conv);
+  loader.LooseValues(&w->v_taps, prefix + "v_conv1d.weight", width, kda.conv);
+  DeclareProjection(loader, prefix + std::string(names.decay), kda.decay_rank, width, hidden,
+                    &w->decay);
+  loader.LooseValues(&w->decay_log, prefix + "A_log", kda.heads, 1);
+  loader.Vector(&w->decay_bias, prefix + "dt_bias", width);
+  loader.Matrix(&w->write, prefix + "b_proj.weight", kda.heads, hidden);
+  DeclareProjection(loader, prefix + std::string(names.gate), kda.gate_rank, width, hidden,
+                    &w->gate);
+  loader.Vector(&w->norm, prefix + "o_norm.weight", kda.head_dim);
+  loader.Matrix(&w->o, prefix + "o_proj.weight", hidden, width);
+}
+
+void DeclareLatent(WeightLoader& loader, const MlaSpec& mla, const HybridNames& names,
+                   int64_t hidden, const std::string& prefix, MlaWeights* w) {
+  DeclareMlaAttention(loader, mla, hidden, hidden, w, prefix, names.latent_output);
+  if (mla.gates_heads) {
+    loader.Matrix(&w->gate, prefix + "g_proj.weight", mla.heads, hidden);
+  }
+}
+
+void DeclareHybridMoe(WeightLoader& loader, const MoeSpec& moe, const HybridNames& names,
+                      int64_t hidden, const std::string& prefix, MoeWeights* w) {
+  loader.UnquantizedMatrix(&w->router, prefix + "gate.weight", moe.router.experts, hidden);
+  loader.Vector(&w->router_bias, prefix + std::string(names.router_bias), moe.router.experts);
+  WeightLoader::Experts experts = {.width = moe.width,
+                                   .shared = MlpTensors::At(prefix + "shared_experts."),
+                                   .shared_width = moe.shared_width,
+                                   .hidden = hidden};
+  for (int64_t e = 0; e < moe.router.experts; ++e) {
+    const std::string expert = fmt::format("{}experts.{}.", prefix, e);
+    experts.routed.push_back(names.numbers_experts ? MlpTensors::NumberedAt(expert)
+                                                   : MlpTensors::At(expert));
+  }
+  loader.MoeExperts(&w->experts, experts);
+}
+
+void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t index,
+                        DecoderLayer* layer) {
+  const HybridNames& names = HybridNamesOf(c.family);
+  const std::string prefix = fmt::format("{}model.layers.{}.", c.tensor_prefix, index);
+  layer->spec = c.layer(index);
+  layer->norm_eps = static_cast<float>(c.rms_norm_eps);
+  LayerWeights* w = &layer->weights;
+  loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
+  const std::string attention = prefix + std::string(names.attention);
+  if (const auto* kda = std::get_if<KdaSpec>(&layer->spec.attention)) {
+    DeclareKda(loader, *kda, names, c.hidden_size, attention,
+               &w->attention.emplace<KdaWeights>());
+  } else {
+    DeclareLatent(loader, std::get<MlaSpec>(layer->spec.attention), names, c.hidden_size,
+                  attention, &w->attention.emplace<MlaWeights>());
+  }
+  loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight",
+                c.hidden_size);
+  if (const MoeSpec* moe = layer->spec.moe()) {
+    DeclareHybridMoe(loader, *moe, names, c.hidden_size, prefix + std::string(names.experts),
+                     &w->mlp.emplace<MoeWeights>());
+    return;
+  }
+  MlpWeights& mlp = w->mlp.emplace<MlpWeights>();
+  loader.Mlp(&mlp.gate_up, &mlp.down, MlpTensors::At(prefix + "mlp."), layer->spec.dense()->width,
+             c.hidden_size);
+}
+
+}  // namespace
+
+void HybridWeights::Declare(WeightLoader& loader, const ModelConfig& c, int num_modules) {
+  OUTRIDER_CHECK(num_modules == 0 && loader.ranks() == 1);
+  const std::string embedding_name =
+      c.tensor_prefix + std::string(HybridNamesOf(c.family).embedding);
+  loader.Table(&embedding, embedding_name, c.vocab_size, c.hidden_size);
+  layers.resize(c.layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    DeclareHybridLayer(loader, c, static_cast<int64_t>(i), &layers[i]);
+  }
+  loader.Vector(&final_norm, c.tensor_prefix + "model.norm.weight", c.hidden_size);
+  const std::string head_name = c.tensor_prefix + "lm_head.weight";
+  loader.Matrix(&head, c.tie_word_embeddings ? embedding_name : head_name, c.vocab_size,
+                c.hidden_size, {.rows = Cut::kRows});
+  if (c.tie_word_embeddings) {
+    loader.CopyIfThere(head_name, embedding_name, c.vocab_size, c.hidden_size, loader.kTied);
+  }
+}
+
+}  // namespace outrider

@@ -1,0 +1,75 @@
+"""Random small Kimi-Linear and Ling-3.0 checkpoints, written and computed by
+tools/hybrid_reference.py, through the program in float32: the greedy answer is the same, and the
+log-probabilities of the tokens of prompt and answer and of the likeliest ones differ by less than
+1e-3, for both forms of the cache, in chunks, with and without drafts. Needs numpy.
+
+  random_hybrid_test.py --outrider PROGRAM [--count N] [--seed N]
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "tools" / "hybrid_reference.py"
+TOLERANCE = 1e-3
+NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
+RUNS = (["--kv-cache-form", "latent", "--max-num-batched-tokens", "512"],
+        ["--kv-cache-form", "heads", "--max-num-batched-tokens", "23",
+         "--speculative-config", NGRAM])
+
+
+def largest_difference(program, directory, options):
+    """Of a log-probability, over prompt and answer; infinity for another answer."""
+    expected = json.loads((directory / "prompt.json").read_text())
+    output = subprocess.run(
+        [program, "generate", str(directory), "--tokenizer", str(ROOT / "models" / "tiny-v3-mtp3"),
+         "--prompt-token-ids",
+         ",".join(map(str, expected["ids"])), "--max-tokens", str(len(expected["answer"])),
+         "--temperature", "0", "--ignore-eos", "--dtype", "float32", "--num-threads", "1",
+         "--prompt-logprobs", "5", "--logprobs", "5", *options],
+        check=True, capture_output=True, text=True)
+    answer = json.loads(output.stdout)
+    if answer["token_ids"] != expected["answer"]:
+        return float("inf")
+    positions = answer["prompt_logprobs"] + answer["logprobs"]
+    assert len(positions) == len(expected["logprobs"]), len(positions)
+    worst = 0
+    for i, entry in enumerate(positions):
+        for token, logprob in tokens_of(entry):
+            worst = max(worst, abs(logprob - expected["logprobs"][i][token]))
+    return worst
+
+
+def tokens_of(entry):
+    """(token, log-probability) of all that a position tells."""
+    found = []
+    for one in [entry, *entry["top"]]:
+        found.append((one["token_id"], one["logprob"]))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--outrider", required=True)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    status = 0
+    with tempfile.TemporaryDirectory() as name:
+        root = pathlib.Path(name)
+        subprocess.run([sys.executable, REFERENCE, "random", name, "--count", str(args.count),
+                        "--seed", str(args.seed)], check=True)
+        for i in range(args.count):
+            differences = [largest_difference(args.outrider, root / str(i), run) for run in RUNS]
+            print(f"{i}: " + ", ".join(f"{d:.1e}" for d in differences))
+            if max(differences) >= TOLERANCE:
+                print((root / str(i) / "config.json").read_text())
+                status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+// Directories with the config.json of networks that mix linear and latent attention, as small as
+// sense allows: for dummy weights.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/temporary_directory.h"
+
+namespace outrider {
+
+/// Ling-3.0 with everything that its format has: a group that is cut short, a latent for queries,
+/// groups of experts, limits on the last layers.
+inline nlohmann::json SmallLingConfig(int32_t vocab_size) {
+  return {{"architectures", {"BailingMoeV3ForCausalLM"}},
+          {"model_type", "bailing_hybrid"},
+          {"vocab_size", vocab_size},
+          {"hidden_size", 48},
+          {"intermediate_size", 48},
+          {"num_hidden_layers", 7},
+          {"layer_group_size", 3},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 4},
+          {"head_dim", 16},
+          {"short_conv_kernel_size", 4},
+          {"no_kda_lora", true},
+          {"kda_safe_gate", true},
+          {"kda_lower_bound", -5},
+          {"q_lora_rank", 24},
+          {"kv_lora_rank", 32},
+          {"qk_nope_head_dim", 16},
+          {"qk_rope_head_dim", 8},
+          {"v_head_dim", 16},
+          {"rope_theta", 6000000},
+          {"rope_interleave", true},
+          {"partial_rotary_factor", 0.5},
+          {"gated_attention_proj_granularity_type", "head_wise"},
+          {"first_k_dense_replace", 1},
+          {"moe_intermediate_size", 16},
+          {"num_experts", 16},
+          {"num_experts_per_tok", 4},
+          {"n_group", 4},
+          {"topk_group", 2},
+          {"num_shared_experts", 1},
+          {"score_function", "sigmoid"},
+          {"router_dtype", "fp32"},
+          {"norm_topk_prob", true},
+          {"routed_scaling_factor", 2.5},
+          {"expert_swiglu_limit_list", {nullptr, 0, nullptr, nullptr, nullptr, 0.2, 0.3}},
+          {"share_expert_swiglu_limit_list", {nullptr, 0, nullptr, nullptr, 0.4, nullptr, 0.3}},
+          {"num_nextn_predict_layers", 0},
+          {"mtp_use_kda", false},
+          {"rms_norm_eps", 1e-6},
+          {"max_position_embeddings", 4096},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "bfloat16"},
+          {"eos_token_id", 1}};
+}
+
+/// Kimi-Linear with a layer of latent attention among those of linear attention.
+inline nlohmann::json SmallKimiConfig(int32_t vocab_size) {
+  return {{"architectures", {"KimiLinearForCausalLM"}},
+          {"model_type", "kimi_linear"},
+          {"vocab_size", vocab_size},
+          {"hidden_size", 48},
+          {"head_dim", 12},
+          {"intermediate_size", 48},
+          {"num_hidden_layers", 5},
+          {"linear_attn_config",
+           {{"kda_layers", {1, 2, 3, 5}},
+            {"full_attn_layers", {4}},
+            {"num_heads", 4},
+            {"head_dim", 16},
+            {"short_conv_kernel_size", 4}}},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 4},
+          {"q_lora_rank", nullptr},
+          {"kv_lora_rank", 32},
+          {"qk_nope_head_dim", 16},
+          {"qk_rope_head_dim", 8},
+          {"v_head_dim", 16},
+          {"mla_use_nope", true},
+          {"rope_theta", 10000.0},
+          {"rope_scaling", nullptr},
+          {"first_k_dense_replace", 1},
+          {"moe_layer_freq", 1},
+          {"moe_intermediate_size", 16},
+          {"num_experts", 16},
+          {"num_experts_per_token", 4},
+          {"num_expert_group", 1},
+          {"topk_group", 1},
+          {"use_grouped_topk", true},
+          {"num_shared_experts", 1},
+          {"moe_router_activation_func", "sigmoid"},
+          {"moe_renormalize", true},
+          {"routed_scaling_factor", 2.446},
+          {"num_nextn_predict_layers", 0},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", 1e-5},
+          {"model_max_length", 4096},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "bfloat16"},
+          {"bos_token_id", 2},
+          {"eos_token_id", 1}};
+}
+
+class SmallHybridModel {
+ public:
+  explicit SmallHybridModel(const nlohmann::json& config) {
+    std::ofstream(directory() / "config.json") << config;
+  }
+
+  const std::filesystem::path& directory() const { return directory_.path(); }
+
+ private:
+  TemporaryDirectory directory_;
+};
+
+}  // namespace outrider
