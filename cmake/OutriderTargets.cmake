@@ -1,4 +1,4 @@
-# outrider_room, outrider_test and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
+# outrider_room, outrider_test, outrider_covers and outrider_fuzzer: how a room, its tests and its fuzzers are declared.
 
 # tests/source_directory.h, for tests and benchmarks. An image is built without tests/ (.dockerignore).
 if(OUTRIDER_BUILD_TESTS OR OUTRIDER_BUILD_BENCHMARKS)
@@ -92,6 +92,15 @@ function(outrider_test name)
         LABELS "${ARG_LABELS};full" TIMEOUT 7200 ENVIRONMENT "${environment}" COST 100)
     endforeach()
   endif()
+endfunction()
+
+# outrider_covers(TEST SOURCE...)
+# In tests/ROOM/CMakeLists.txt: TEST, a file of tests/, covers these sources of the room, which have no test of their name.
+# SOURCE may be a pattern. tests/coverage_test.py checks the names.
+function(outrider_covers test)
+  cmake_path(GET CMAKE_CURRENT_SOURCE_DIR FILENAME room)
+  list(TRANSFORM ARGN PREPEND ${room}:${test}:)
+  set_property(GLOBAL APPEND PROPERTY OUTRIDER_COVERS ${ARGN})
 endfunction()
 
 # outrider_fuzzer(NAME SOURCE file [DEPS library...])

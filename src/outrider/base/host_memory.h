@@ -18,7 +18,7 @@ struct HostMemory {
 /// Nothing where the system does not tell.
 std::optional<HostMemory> AvailableHostMemory();
 
-/// The same of a system whose files are below `root`, without the limit of the address space.
+/// The memory of a system whose files are below `root`, without the limit of the address space.
 std::optional<HostMemory> AvailableHostMemoryIn(const std::filesystem::path& root);
 
 }  // namespace outrider

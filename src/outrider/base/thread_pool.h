@@ -31,7 +31,7 @@ class ThreadPool {
   /// done. One caller at a time; a task must not throw and must not call back into the pool.
   void ParallelFor(int64_t count, FunctionRef<void(int64_t index, int thread)> task);
 
-  /// The same for tasks that may throw, as those that read files: all run; then the first exception
+  /// Runs tasks that may throw, as those that read files: all run; then the first exception
   /// comes out.
   void ParallelForThrowing(int64_t count, FunctionRef<void(int64_t index)> task);
 

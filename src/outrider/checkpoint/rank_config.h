@@ -11,7 +11,7 @@ namespace outrider {
 /// The layer as each of `ranks` ranks runs it: with its part of the heads, and of the groups that
 /// their outputs come in.
 LayerSpec OfOneRank(LayerSpec layer, int32_t ranks);
-/// The same of all layers.
+/// The network with all layers as each of `ranks` ranks runs them.
 ModelConfig OfOneRank(ModelConfig config, int32_t ranks);
 
 /// Throws Error, which begins with `what`, if so many ranks cannot share the network, with the

@@ -87,7 +87,7 @@ class WeightTensor {
   /// global scale is another one). Throws Error when the file cannot be read.
   virtual void ReadRows(int64_t first_row, int64_t count, float* out) const = 0;
 
-  /// The same, rounded to bfloat16. A tensor that is stored so is read as it is.
+  /// Reads the values rounded to bfloat16. A tensor that is stored so is read as it is.
   virtual void ReadBFloat16(int64_t first_row, int64_t count, BFloat16* out) const;
 
  protected:

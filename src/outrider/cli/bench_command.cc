@@ -148,7 +148,7 @@ void CheckWritten(const std::string& path, bool written) {
   if (!written) throw InvalidArgument("--json: cannot write '{}'", path);
 }
 
-/// Of the file of --json, before anything is measured. No file: "", and "-" for standard output.
+/// Opens the file of --json, before anything is measured. No file: "", and "-" for standard output.
 void CheckCanWrite(const std::string& path) {
   if (path.empty() || path == "-") return;
   CheckWritten(path, std::ofstream(path, std::ios::app).is_open());

@@ -11,7 +11,7 @@ namespace outrider::cli {
 /// LoadEngine; what steps were measured to take is logged, a line per batch size, and warnings are.
 LoadedEngine LoadAndLog(const EngineOptions& options, const LoadProgress& progress);
 
-/// The same with its progress printed to standard error in `style`.
+/// Starts an engine with its progress printed to standard error in `style`.
 LoadedEngine LoadWithProgress(const EngineOptions& options, ProgressStyle style);
 
 /// "step times, 16 requests: 2.05 ms without drafts, x 1.31 with 1, x 1.62 with 2".

@@ -10,7 +10,7 @@ namespace outrider::cli {
 /// For people. `model` is the path as given.
 std::string ExplainText(const std::string& model, const LoadedEngine& explained);
 
-/// The same as one JSON object, ending in a newline.
+/// The report as one JSON object, ending in a newline.
 std::string ExplainJson(const std::string& model, const LoadedEngine& explained);
 
 }  // namespace outrider::cli

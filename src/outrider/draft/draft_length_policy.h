@@ -31,8 +31,9 @@ struct StepTimes {
   std::vector<Batch> batches;              // by rising num_requests; empty: nothing was measured
   std::vector<double> prompt_row_seconds;  // [k + 1] for a row of a prompt; empty: not measured
 
-  /// Of a step with `drafts`: on the lines between what was measured. Beyond the largest batch the
-  /// time grows as the number of requests, for every number of drafts. There must be a batch.
+  /// Seconds of a step with `drafts`: on the lines between what was measured. Beyond the largest
+  /// batch the time grows as the number of requests, for every number of drafts. There must be a
+  /// batch.
   double Seconds(double num_requests, int32_t drafts) const;
 };
 

@@ -46,8 +46,8 @@ class DraftRows {
     LayOut(windows);
   }
 
-  /// The same windows one token further: each row gets the token of the row after it, and the last
-  /// row of window w the token LastToken(w).
+  /// Lays the windows out one token further: each row gets the token of the row after it, and the
+  /// last row of window w the token LastToken(w).
   template <typename LastToken>
   void Advance(std::span<const DraftWindow> windows, LastToken last_token) {
     tokens_.clear();

@@ -136,7 +136,7 @@ class EngineCore {
   void TakeWeights();
   ExecutorMaker& MakerThatChanges();
 
-  /// Of a step that the host spent `step_seconds` on. Returns how long it took: no less than it
+  /// Counts a step that the host spent `step_seconds` on. Returns how long it took: no less than it
   /// ran.
   double CountSeconds(double step_seconds, const ExecutorSeconds& before);
   /// One step more, if there is anything to run.
@@ -149,11 +149,11 @@ class EngineCore {
   void EmitTokens(const StepPlan& plan, std::span<const RequestResult> results);
   void Commit(const StepPlan& plan, std::span<const RequestResult> results,
               std::span<const int32_t> num_drafts);
-  /// Of a step that has run.
+  /// The record of a step that has run.
   StepRecord DescribeStep(const StepPlan& plan, std::span<const RequestResult> results) const;
   /// Tells the policy what became of the step's drafts.
   void ObserveStep(const StepPlan& plan, std::span<const RequestResult> results);
-  /// Of a request that has finished.
+  /// Ends a request that has finished.
   void End(RequestState& state);
   /// Takes the request's slot.
   void LeaveSlot(RequestState& state);

@@ -52,7 +52,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
 /// tokenizer. `loaded` must outlive it.
 TextPromptEncoder MakePromptEncoder(const LoadedEngine& loaded);
 
-/// The same, or without a tokenizer an encoder of requests that bring token ids.
+/// Makes the encoder, or without a tokenizer one of requests that bring token ids.
 std::unique_ptr<PromptEncoder> MakeRequestEncoder(const LoadedEngine& loaded);
 
 }  // namespace outrider

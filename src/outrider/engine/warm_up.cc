@@ -12,7 +12,7 @@ namespace outrider {
 
 namespace {
 
-/// So many rows of a request behind its first `context` tokens.
+/// A number of rows of a request behind its first `context` tokens.
 struct RowsBehind {
   int32_t context;
   int32_t rows;

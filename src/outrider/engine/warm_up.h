@@ -24,7 +24,7 @@ void PreparePrompts(const Ops& ops, const ModelConfig& config);
 void WarmUp(Network& network, const SchedulerConfig& scheduler, int32_t drafts,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);
 
-/// The same of a draft model with weights of its own: what it reads of the target's rows of a whole
+/// Warms up a draft model with weights of its own: what it reads of the target's rows of a whole
 /// step, their entries, and a row of every request that comes out.
 void WarmUp(DraftModel& draft, int64_t target_width, const SchedulerConfig& scheduler,
             const std::vector<CacheLayerSpec>& layers, const CacheNumbers& numbers);

@@ -63,7 +63,7 @@ class QueuedExecutor : public Executor {
   /// The first in the queue, or one that finishes a step that has ended; none at the end.
   std::function<void()> NextCall();
   void RunLaunch(Ticket ticket, int32_t num_drafts);
-  /// Of the steps that were launched, up to `ticket`.
+  /// Ends the steps that were launched, up to `ticket`.
   void Finish(Ticket ticket);
   /// Until the thread has counted up to `ticket`; throws what a call threw.
   void WaitFor(const Ticket& count, Ticket ticket);

@@ -21,7 +21,7 @@ class CompileDeadline {
 /// Throws CompileTimeout when this thread's deadline is over. For work of microseconds and more.
 void CheckCompileDeadline();
 
-/// The same once in a while; costs nothing to speak of.
+/// Checks once in a while; costs nothing to speak of.
 inline void CountCompileWork() {
   thread_local uint32_t calls = 0;
   if (++calls % 256 == 0) CheckCompileDeadline();

@@ -41,7 +41,7 @@ class GrammarCompiler {
   /// the spec.
   std::shared_ptr<const CompiledGrammar> Compile(const GrammarSpec& spec);
 
-  /// The same, but gives up and returns null after `seconds`, if these are fewer than are allowed,
+  /// Compiles, but gives up and returns null after `seconds`, if these are fewer than are allowed,
   /// and when `cancelled` is set.
   std::shared_ptr<const CompiledGrammar> TryCompile(const GrammarSpec& spec, double seconds,
                                                     const std::atomic<bool>* cancelled = nullptr);

@@ -33,7 +33,7 @@ class HttpStream {
   /// Before anything else: TLS's handshake. False when the client does not speak TLS as it should;
   /// one that speaks plain HTTP is told so. Close ends the wait.
   boost::asio::awaitable<bool> Open();
-  /// The same for the client's side of a connection. Throws std::runtime_error when the
+  /// Makes the client's side of a connection. Throws std::runtime_error when the
   /// server's certificate is not one for `host` that `tls` trusts.
   boost::asio::awaitable<void> OpenAsClient(std::string host);
 

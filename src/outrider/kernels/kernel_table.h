@@ -82,7 +82,7 @@ struct AbsorbedAttentionArgs {
   MatrixView<const float>
       q;  // [rows, heads * (L + R)]: per head the absorbed query, then rotated rope
   int32_t heads = 0;
-  /// Of the model, where several ranks share its heads: the order of sums depends on this number,
+  /// Heads of the model, where several ranks share them: the order of sums depends on this number,
   /// and not on how many are in the call. 0: heads.
   int32_t model_heads = 0;
   int32_t latent = 0;  // L

@@ -91,7 +91,7 @@ size_t PackedBytes(PackedFormat format, int64_t rows, int64_t cols);
 /// rows become zero. For kBF16 values are rounded to nearest even.
 void PackPanel(DType dtype, const float* rows, int64_t count, int64_t cols, std::byte* panel);
 
-/// The same for rows of e4m3 codes, which must not be NaN.
+/// Packs rows of e4m3 codes, which must not be NaN.
 void PackFp8Panel(const uint8_t* rows, int64_t count, int64_t cols, std::byte* panel);
 
 /// Packs `count` rows of codes of 4 bits, two to a byte with the even column in the lower half,

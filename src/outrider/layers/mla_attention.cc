@@ -58,7 +58,7 @@ Tensor ProjectQueriesAndWriteCache(const Context& context, const MlaShape& s, co
   return q;
 }
 
-/// Of the decode rows.
+/// Attention of the decode rows.
 void AbsorbedForm(const Context& context, const MlaShape& s, const MlaWeights& w,
                   const StepInputs& inputs, const Rotary& rotary, LayerCache cache, Tensor q,
                   Tensor out) {

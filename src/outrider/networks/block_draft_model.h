@@ -24,7 +24,7 @@ class BlockDraftModel : public DraftModel {
   /// their logits without what the token before a draft adds, [rows.size(), vocab_size()].
   virtual Tensor StartDraws(Tensor hidden, std::span<const int32_t> rows) = 0;
 
-  /// Of the drafts of the last Draw: the chance that each is right if those before it are.
+  /// The chance that each draft of the last Draw is right if those before it are.
   virtual std::span<const float> confidences() const = 0;
 };
 

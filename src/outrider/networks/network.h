@@ -89,7 +89,7 @@ class Network {
   /// MTP module read, one row behind the other. Fills the taps, which are in order of layer.
   void Forward(const StepInputs& inputs, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
-  /// The same over the rows of a layout, which are counted exactly.
+  /// Runs the rows of a layout, which are counted exactly.
   void Forward(const BatchLayout& layout, KvCache& cache, Tensor hidden,
                std::span<const LayerTap> taps = {});
 
@@ -97,7 +97,7 @@ class Network {
   /// module read; module 0 reads what Forward gave. `entries` or `outputs` may have no rows.
   void ForwardMtp(int32_t m, const StepInputs& entries, const StepInputs& outputs, KvCache& cache,
                   Tensor previous, Tensor hidden);
-  /// The same over the rows of layouts, the second without rows that leave entries only.
+  /// Runs the rows of layouts, the second without rows that leave entries only.
   void ForwardMtp(int32_t m, const BatchLayout& entries, const BatchLayout& outputs, KvCache& cache,
                   Tensor previous, Tensor hidden);
   void ForwardMtp(int32_t m, const BatchLayout& layout, KvCache& cache, Tensor previous,

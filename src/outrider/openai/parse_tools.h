@@ -12,11 +12,12 @@ namespace outrider::openai {
 /// request.tools and request.chat.tools_json. Throws RequestError.
 void ParseTools(FieldReader& body, std::string_view raw, TokenRequest* request);
 
-/// The same for a request to /v1/responses, whose tools have the function's members themselves.
+/// Reads the tools of a request to /v1/responses, whose tools have the function's members
+/// themselves.
 void ParseFlatTools(FieldReader& body, std::string_view raw, TokenRequest* request);
 
-/// The same for a request to /v1/messages, whose tools have `input_schema` and whose `tool_choice`
-/// says itself whether there may be several calls.
+/// Reads the tools of a request to /v1/messages, whose tools have `input_schema` and whose
+/// `tool_choice` says itself whether there may be several calls.
 void ParseMessageTools(FieldReader& body, std::string_view raw, TokenRequest* request);
 
 }  // namespace outrider::openai

@@ -12,7 +12,7 @@ namespace outrider::openai {
 /// Objects and arrays within each other, the body's own included. OpenAI's schemas may have 10
 /// levels of objects; with lists of nullable objects each takes 5 of these.
 inline constexpr size_t kMaxRequestDepth = 128;
-/// Of a body, token ids included: a prompt of 2 million ids fits.
+/// The limit of a body, token ids included: a prompt of 2 million ids fits.
 inline constexpr size_t kMaxRequestValues = size_t{1} << 21;
 
 struct ClearRequestJson {

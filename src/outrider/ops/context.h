@@ -42,8 +42,8 @@ struct Context {
   /// Uninitialised float32 rows between two operations, until the arena's frame ends.
   Tensor Rows(int64_t rows, int64_t cols) const { return arena.Matrix(rows, cols); }
 
-  /// The same for rows that products and attention read: of the type in which the device reads them
-  /// (Ops::activation_type).
+  /// Uninitialised rows that products and attention read: of the type in which the device reads
+  /// them (Ops::activation_type).
   Tensor Activations(int64_t rows, int64_t cols) const;
 };
 

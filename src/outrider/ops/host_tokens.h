@@ -12,7 +12,7 @@ namespace outrider {
 
 class HostTokens {
  public:
-  /// Of a layout, which must stay as it is.
+  /// Takes the tokens of a layout, which must stay as it is.
   void Assign(std::span<const int32_t> tokens) { tokens_ = tokens; }
 
   /// See StepInputs::ShiftTokens.

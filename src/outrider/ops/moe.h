@@ -60,7 +60,7 @@ class TokenRouterOps {
  public:
   virtual ~TokenRouterOps() = default;
 
-  /// The same where a table says which experts a token has: table [tokens, top_k].
+  /// Routes rows by a table that says which experts a token has: table [tokens, top_k].
   virtual const Routing& RouteByToken(const Context& context, const RouterSpec& spec,
                                       const StepInputs& inputs, int32_t first_row, Tensor logits,
                                       const int32_t* table) const = 0;

@@ -84,7 +84,7 @@ class Ops {
   virtual const BlockDraftOps* block_drafts() const { return nullptr; }
   virtual const DeltaOps* delta() const { return nullptr; }
 
-  /// Of a device that has memory of its own.
+  /// Says how much memory of its own a device has.
   virtual DeviceMemoryState memory() const { return {}; }
 
   /// Sets what a device calls now and then between the launches of a long pass; empty: nothing.

@@ -64,7 +64,7 @@ struct Lack {
   std::string takes;  // "512"; empty: there is no other
 };
 
-/// Of a rule that asks for what is not taken.
+/// What is lacking where a rule asks for what is not taken.
 Lack LackOf(std::string_view name, const Asked& asked, const Taken& taken);
 
 /// The first thing that the subject asks for and the device lacks; nothing: it runs.

@@ -116,7 +116,7 @@ class WeightLoader {
   /// is cut as an MLP is.
   struct Experts {
     std::vector<MlpTensors> routed = {};  // of each; with `stacked` one, of all
-    int64_t stacked = 0;  // so many experts are the matrices of tensors [stacked, out, in]
+    int64_t stacked = 0;  // number of experts whose matrices are tensors [stacked, out, in]
     int64_t width = 0;
     MlpTensors shared = {};
     int64_t shared_width = 0;
@@ -156,7 +156,7 @@ class WeightLoader {
   /// differ, which says `why` they may not.
   virtual void Copy(const std::string& name, const std::string& original, int64_t rows,
                     int64_t cols, std::string_view why) = 0;
-  /// The same, if the source has it.
+  /// Copy, if the source has the tensor.
   void CopyIfThere(const std::string& name, const std::string& original, int64_t rows, int64_t cols,
                    std::string_view why) {
     if (source().Has(name)) Copy(name, original, rows, cols, why);
@@ -172,12 +172,12 @@ class WeightLoader {
   /// Throws one Error that lists all that is missing, mis-shaped or unexpected; MTP modules that
   /// were not declared are not unexpected.
   void Check(const ModelConfig& config) const;
-  /// The same; tensors whose names are `ignorable` are not unexpected.
+  /// Throws as above; tensors whose names are `ignorable` are not unexpected.
   void Check(FunctionRef<bool(std::string_view)> ignorable) const;
 
   /// Of all declared weights, with their scales. Opens every tensor.
   virtual WeightSizes PackedSizes() = 0;
-  /// The same by parts of the network, the largest first.
+  /// PackedSizes by parts of the network, the largest first.
   std::vector<WeightGroup> Groups();
 
   /// Bytes read so far, and in all, of the files; called on the loading thread.

@@ -9,7 +9,7 @@
 namespace outrider {
 
 struct MarkerMatch {
-  size_t begin;                  // so many bytes come before the marker, or belong to none
+  size_t begin;                  // bytes that come before the marker, or belong to none
   std::optional<size_t> marker;  // which one; nothing when more text is needed to tell
 };
 

@@ -42,7 +42,7 @@ ValueTypes ValueTypesOf(const nlohmann::json& schema, const nlohmann::json& whol
 
 /// What the parameters of one function may be, by their names.
 using ParameterTypes = std::map<std::string, ValueTypes, std::less<>>;
-/// The same for all functions of a request, by their names.
+/// The types for all functions of a request, by their names.
 using FunctionTypes = std::map<std::string, ParameterTypes, std::less<>>;
 
 /// The parameters that a function's schema, an object's, has as its properties.

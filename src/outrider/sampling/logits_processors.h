@@ -49,7 +49,7 @@ class LogitsProcessors {
   /// Calls for one request may repeat or skip rows; its emitted tokens may only grow between them.
   void Apply(const TokenHistory& history, std::span<float> logits);
 
-  // The same for a device that changes rows itself.
+  // For a device that changes rows itself.
 
   /// Whether some tokens may be forbidden in rows after `history` or later drafts.
   bool MayForbid(const TokenHistory& history) const;

@@ -40,7 +40,7 @@ struct SamplingParams {
 
   /// Return the log-probability of each emitted token, and of this many most likely ones beside it.
   std::optional<int32_t> logprobs;
-  /// The same for the prompt's tokens from the second on, before any sampling field.
+  /// Logprobs of the prompt's tokens from the second on, before any sampling field.
   std::optional<int32_t> prompt_logprobs;
 
   /// Throws Error naming field, value and range when a field is out of range for a model with

@@ -210,7 +210,7 @@ class Scheduler {
   std::unordered_map<RequestId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // by turn
   std::deque<Entry*> waiting_;   // by turn
-  // Of the plan being made.
+  // State of the plan being made.
   std::vector<Entry*> prompts_;         // that rows could go to, by turn; null: it has its rows
   std::vector<Entry**> short_prompts_;  // by rows left
   bool admits_ = false;                 // nobody waits whom others must not pass

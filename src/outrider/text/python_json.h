@@ -22,7 +22,7 @@ class JsonText {
   Kind kind() const;
   std::string_view text() const { return text_; }
 
-  /// Of a string: its characters.
+  /// The characters of a string.
   std::string String() const;
   /// Of kBool: whether it is true.
   bool Bool() const { return text_ == "true"; }

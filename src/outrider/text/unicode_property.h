@@ -14,7 +14,7 @@ namespace outrider {
 /// such name.
 std::optional<CodePointSet> FindUnicodeProperty(std::string_view name);
 
-/// The same for a name that is known to exist.
+/// The characters of a property whose name is known to exist.
 CodePointSet UnicodeProperty(std::string_view name);
 
 }  // namespace outrider

@@ -27,7 +27,7 @@ void StoreEntry(const LayerCache& cache, int64_t slot, const float* values);
 /// index keys that are codes.
 const std::byte* LoadEntry(const LayerCache& cache, int64_t slot, std::byte* buffer);
 
-/// The same as float32, of any entry; in the cache itself, or in `buffer` [width].
+/// Any entry as float32: in the cache itself, or in `buffer` [width].
 const float* LoadFloats(const LayerCache& cache, int64_t slot, float* buffer);
 
 /// Rounds an indexer's query x [n] as its keys are rounded. n is a power of two.

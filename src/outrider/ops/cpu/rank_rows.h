@@ -26,7 +26,7 @@ struct SharedRows {
 /// Fills `all` of every one of `rows` on every rank, in one exchange.
 void Gather(const Context& context, std::span<const SharedRows> rows);
 
-/// The same of rows that have this rank's columns at their place.
+/// Gathers rows that have this rank's columns at their place.
 void GatherInPlace(const Context& context, MatrixView<float> all, Cut cut);
 
 /// Rows [mine.rows, cols] in the arena with the columns of all ranks; `mine` with one rank.

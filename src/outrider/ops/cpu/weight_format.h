@@ -18,7 +18,7 @@ using OpenTensors = std::vector<std::unique_ptr<WeightTensor>>;
 /// bfloat16 where the compute dtype is bfloat16 or the values are exact in it, else float32.
 DType PlainFormat(const WeightForm& form, const OpenTensors& tensors);
 
-/// Of a row of a tensor whose format in memory has row_scales.
+/// The scale of a row of a tensor whose format in memory has row_scales.
 float RowScale(const WeightTensor& tensor, int64_t row);
 
 /// How a matrix is used, which its tensors do not say.

@@ -45,7 +45,8 @@ class CudaOps : public Ops, public MlaOps, public MoeOps, public PerHeadOps {
   cudaStream_t stream() const { return stream_; }
   /// Waits until all that was launched is done.
   void Synchronize() const;
-  /// The same at the end of a step's work: nothing is launched until the host has read the results.
+  /// Synchronize at the end of a step's work: nothing is launched until the host has read the
+  /// results.
   void WaitForResults() const;
 
   /// Kept tokens and results of samplers.

@@ -78,8 +78,8 @@ class CudaStepInputs : public StepInputs {
   const int32_t* positions() const { return positions_; }  // [rows] on the device
   /// [1] on the device: rows but for those that were added. Null where none were.
   const int32_t* true_rows() const { return rounded_ ? true_rows_ : nullptr; }
-  /// Of the cache of a layer; copied to the device by Assign. A group's first time copies all
-  /// again.
+  /// What the layers of a cache's group read; Assign copies it to the device. A group's first time
+  /// copies all again.
   const CacheInputs& Of(const LayerCache& cache) const;
   /// Another number after every Assign, of all objects.
   uint64_t serial() const { return serial_; }

@@ -77,7 +77,7 @@ bool MixesAttention(const AskedNetwork& network) {
   });
 }
 
-/// The same kind of attention in all layers, with latents, but not of one shape.
+/// Whether all layers have latent attention of one kind, but not of one shape.
 bool MixesShapes(const AskedNetwork& network) {
   const ModelConfig& c = network.config;
   const LayerSpec& first = c.layer(0);

@@ -23,7 +23,7 @@ class IdleClock {
   /// Nothing is wanted of the device: the time until the next launch does not count.
   void Pause();
 
-  /// Of the gaps that are over.
+  /// The gaps that are over, summed up.
   double seconds();
 
  private:

@@ -302,7 +302,7 @@ void CudaOps::PromptAttention(const Context& context, const MlaShape& s, const K
   CheckShape(s, args.cache);
   if (look_) look_();
   const std::vector<PromptGroup>& groups = Cast(inputs).Of(args.cache).prompts;
-  // Of a step's only group all layers of a shape ask the same.
+  // With one group of prompts all layers of a shape ask for one plan.
   const uint64_t batch = groups.size() == 1 ? Cast(inputs).serial() : 0;
   for (const PromptGroup& prompts : groups) {
     AttendToPrompts(context, s, w, prompts, args, batch);

@@ -31,8 +31,8 @@ class TensorUpload {
   const void* Plain(const TensorPart& part);
   /// Parts of as many columns, stacked.
   PackedWeight Matrix(const std::vector<TensorPart>& parts);
-  /// The same rounded to bf16, whatever it is stored as. `plain`, if given, is set to where its
-  /// rows are unpacked, until the next matrix comes.
+  /// Uploads the tensor rounded to bf16, whatever it is stored as. `plain`, if given, is set to
+  /// where its rows are unpacked, until the next matrix comes.
   PackedWeight Bf16Matrix(const TensorPart& part, const void** plain = nullptr);
 
   /// Matrices of as many columns, packed by themselves, the second right behind the first: bf16
