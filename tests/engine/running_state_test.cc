@@ -205,10 +205,8 @@ TEST_P(RunningStateTest, AcceptedDraftsEndAtEveryPlaceOfABlock) {
       request.sampling.allowed_token_ids = {{50, 51, 52}};
       requests.push_back(std::move(request));
     }
-    const auto engine = MakeTestEngine(Options({.drafter = DrafterKind::kNgram,
-                                                .k = k,
-                                                .num_blocks = 2048,
-                                                .max_num_seqs = 64}));
+    const auto engine = MakeTestEngine(
+        Options({.drafter = DrafterKind::kNgram, .k = k, .num_blocks = 2048, .max_num_seqs = 64}));
     const std::vector<Generated> together = RunTogether(*engine, requests);
     ExpectEqual(together, Alone(Options({}), requests));
     int64_t tried = 0;
@@ -243,8 +241,7 @@ TEST_P(RunningStateTest, APrefixHitGoesOnFromAState) {
                                                   .cache_form = form}));
       const CacheConfig cache = TestCacheConfig(Options({.cache_form = form}));
       const std::vector<Generated> expected =
-          form == KvCacheForm::kLatent ? alone
-                                       : Alone(Options({.cache_form = form}), requests);
+          form == KvCacheForm::kLatent ? alone : Alone(Options({.cache_form = form}), requests);
       for (size_t round = 0; round < 2; ++round) {
         for (size_t i = 0; i < requests.size(); ++i) {
           const Generated result = RunTogether(*engine, {requests[i]}).front();
@@ -294,10 +291,8 @@ TEST_P(RunningStateTest, LongPromptsInAScarcePool) {
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 3; ++i) requests.push_back(Request(Pattern(20 + i, 900), 40));
   requests.push_back(Request(Joined(Pattern(20, 900), RandomTokens(1, 30)), 40));
-  const TestEngineOptions options = Options({.drafter = DrafterKind::kNgram,
-                                             .k = 3,
-                                             .num_blocks = 58,
-                                             .max_num_batched_tokens = 100});
+  const TestEngineOptions options = Options(
+      {.drafter = DrafterKind::kNgram, .k = 3, .num_blocks = 58, .max_num_batched_tokens = 100});
   const std::vector<Generated> alone = Alone(options, requests);
   const auto engine = MakeTestEngine(options);
   for (int round = 0; round < 3; ++round) ExpectEqual(RunTogether(*engine, requests), alone);
@@ -333,8 +328,7 @@ TEST_P(RunningStateTest, ThousandsOfTokensWithPromptLookup) {
   ExpectEqual(RunTogether(*engine, requests), Alone(options, requests));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, RunningStateTest,
-                         testing::Values(Family::kLing, Family::kKimi),
+INSTANTIATE_TEST_SUITE_P(Families, RunningStateTest, testing::Values(Family::kLing, Family::kKimi),
                          [](const auto& family) {
                            return std::string(family.param == Family::kLing ? "Ling" : "Kimi");
                          });

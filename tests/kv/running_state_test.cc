@@ -16,8 +16,7 @@ using ::testing::ElementsAre;
 
 constexpr RunningStateSpec kSpec = {.heads = 6, .head_dim = 8, .conv = 4};
 
-/// Pages of 16 tokens that hold 4 pieces of a state, or one of kept rows: a state has 2 pages, kept
-/// rows have 6.
+/// Pages of 16 tokens that hold 11 pieces of a state, or one of kept rows.
 CacheConfig StateConfig(int32_t num_pages) {
   CacheConfig config = FullHistoryCache(num_pages, 16);
   config.groups.front().unit_bytes = 400;
@@ -113,9 +112,9 @@ TEST(RunningStateTest, NothingIsTakenWhereItDoesNotAllFit) {
 
 TEST(RunningStateTest, CheckpointsStandApartAndAtTheLastPlace) {
   CacheConfig config = StateConfig(100);
-  config.state.heads = 200;  // 17 pages of 11 pieces each: 304 tokens weigh as much
+  config.state.heads = 200;  // 11 pieces a page: the entries of 304 tokens take as many pages
   config.num_pages = 1000;
-  ASSERT_EQ(config.StatePages(), 17 + 2);
+  ASSERT_EQ(config.StatePages(), 19);
   ASSERT_EQ(config.TokensPerCheckpoint(), 304);
   CacheCoordinator cache(config);
   const std::vector<BlockKey> keys = KeysOf(700);

@@ -129,9 +129,7 @@ class DeltaMachine {
     return request;
   }
 
-  StateCache State() {
-    return {reinterpret_cast<std::byte*>(memory_.data()), page_bytes_, spec_};
-  }
+  StateCache State() { return {reinterpret_cast<std::byte*>(memory_.data()), page_bytes_, spec_}; }
 
   void Run(const std::vector<Part>& parts) {
     const Device device = {ops_, &pool_};
@@ -143,15 +141,15 @@ class DeltaMachine {
     std::vector<RequestWork> work;
     for (const Part& part : parts) {
       const std::span<const int32_t> all = tokens;
-      work.push_back({.slot = static_cast<int32_t>(work.size()),
-                      .phase = part.drafts > 0 ? Phase::kDecode : Phase::kPromptChunk,
-                      .context_length = part.request->computed,
-                      .tokens = all.first(static_cast<size_t>(part.known)),
-                      .draft_tokens = all.first(static_cast<size_t>(part.drafts)),
-                      .samples = part.drafts > 0,
-                      .block_tables = tables,
-                      .state = {&part.request->tables, part.request->state_tokens,
-                                part.request->restores}});
+      work.push_back(
+          {.slot = static_cast<int32_t>(work.size()),
+           .phase = part.drafts > 0 ? Phase::kDecode : Phase::kPromptChunk,
+           .context_length = part.request->computed,
+           .tokens = all.first(static_cast<size_t>(part.known)),
+           .draft_tokens = all.first(static_cast<size_t>(part.drafts)),
+           .samples = part.drafts > 0,
+           .block_tables = tables,
+           .state = {&part.request->tables, part.request->state_tokens, part.request->restores}});
       part.request->state_tokens = StateTokens(part.request->computed + part.known);
       part.request->restores = false;
     }
@@ -163,12 +161,18 @@ class DeltaMachine {
 
     const int64_t width = int64_t{sizes_.heads} * sizes_.head_dim;
     const auto rows = [&](int64_t cols) { return context.Rows(layout.num_rows(), cols); };
-    DeltaArgs args = {.q = rows(width), .k = rows(width), .v = rows(width),
-                      .q_taps = numbers_.q_taps.data(), .k_taps = numbers_.k_taps.data(),
-                      .v_taps = numbers_.v_taps.data(), .decay = rows(width),
+    DeltaArgs args = {.q = rows(width),
+                      .k = rows(width),
+                      .v = rows(width),
+                      .q_taps = numbers_.q_taps.data(),
+                      .k_taps = numbers_.k_taps.data(),
+                      .v_taps = numbers_.v_taps.data(),
+                      .decay = rows(width),
                       .decay_log = numbers_.decay_log.data(),
-                      .decay_bias = numbers_.decay_bias.data(), .write = rows(sizes_.heads),
-                      .state = State(), .out = rows(width)};
+                      .decay_bias = numbers_.decay_bias.data(),
+                      .write = rows(sizes_.heads),
+                      .state = State(),
+                      .out = rows(width)};
     for (const RequestRows& r : layout.requests()) {
       const Part& part = parts[static_cast<size_t>(r.work_index)];
       for (int32_t i = 0; i < r.query_length; ++i) {
@@ -351,8 +355,8 @@ TEST_P(DeltaTest, BitsDoNotDependOnStepsOrDrafts) {
     Request whole = machine.NewRequest();
     const std::vector<float> expected = machine.RunAll(whole, rows, 224);
     const std::vector<float> state = machine.StateOf(whole.tables.state);
-    for (const int32_t chunk : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
-                                 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
+    for (const int32_t chunk :
+         {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
       Request request = machine.NewRequest();
       ASSERT_TRUE(EqualBits(machine.RunAll(request, rows, chunk), expected)) << chunk;
       ASSERT_TRUE(EqualBits(machine.StateOf(request.tables.state), state)) << chunk;
@@ -366,8 +370,8 @@ TEST_P(DeltaTest, BitsDoNotDependOnStepsOrDrafts) {
       while (request.computed < rows.tokens) {
         const int32_t left = rows.tokens - request.computed;
         const auto drafts = static_cast<int32_t>(random() % static_cast<uint32_t>(most + 1));
-        const auto right = std::min(
-            left - 1, static_cast<int32_t>(random() % static_cast<uint32_t>(drafts + 1)));
+        const auto right =
+            std::min(left - 1, static_cast<int32_t>(random() % static_cast<uint32_t>(drafts + 1)));
         TokenRows guesses = wrong;
         for (int32_t i = 0; i < right; ++i) {
           guesses.Take(request.computed + 1 + i, rows, request.computed + 1 + i);
@@ -446,8 +450,8 @@ TEST_P(DeltaTest, ARequestGoesOnFromACheckpoint) {
       ASSERT_TRUE(std::equal(out.begin() + static_cast<std::ptrdiff_t>(first), out.end(),
                              expected.begin() + static_cast<std::ptrdiff_t>(first)))
           << checkpoint.tokens << " " << chunk;
-      ASSERT_TRUE(EqualBits(machine.StateOf(request.tables.state),
-                           machine.StateOf(whole.tables.state)));
+      ASSERT_TRUE(
+          EqualBits(machine.StateOf(request.tables.state), machine.StateOf(whole.tables.state)));
       ASSERT_TRUE(EqualBits(machine.StateOf(checkpoint.pages), kept));
     }
   }

@@ -104,8 +104,8 @@ MoeSpec ParseLingExperts(ConfigReader& text) {
     text.Refuse("moe_router_enable_expert_bias", "only true is supported");
   }
   ParseHybridExperts(text, "n_group", moe);
-  moe.shared_width = text.Integer("moe_shared_expert_intermediate_size", 0, kMostOfADimension,
-                                  moe.shared_width);
+  moe.shared_width =
+      text.Integer("moe_shared_expert_intermediate_size", 0, kMostOfADimension, moe.shared_width);
   return moe;
 }
 

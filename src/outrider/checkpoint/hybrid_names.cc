@@ -64,8 +64,8 @@ bool HasKda(const KdaSpec& kda, const HybridNames& names, std::string_view name)
 }
 
 bool HasMla(const MlaSpec& mla, const HybridNames& names, std::string_view name) {
-  constexpr std::array<std::string_view, 3> kNames = {
-      "kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight", "kv_b_proj.weight"};
+  constexpr std::array<std::string_view, 3> kNames = {"kv_a_proj_with_mqa.weight",
+                                                      "kv_a_layernorm.weight", "kv_b_proj.weight"};
   constexpr std::array<std::string_view, 3> kLowRank = {"q_a_proj.weight", "q_a_layernorm.weight",
                                                         "q_b_proj.weight"};
   if (IsOneOf(name, kNames)) return true;

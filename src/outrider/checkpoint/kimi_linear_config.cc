@@ -24,8 +24,8 @@ std::set<int64_t> LayerNumbers(ConfigReader& linear, std::string_view key, int64
            numbers.insert(number.get<int64_t>()).second;
   }
   if (!good) {
-    linear.Refuse(key, fmt::format("a list of different layers from 1 to {} is needed",
-                                   num_layers));
+    linear.Refuse(key,
+                  fmt::format("a list of different layers from 1 to {} is needed", num_layers));
     numbers.clear();
   }
   return numbers;
@@ -33,7 +33,7 @@ std::set<int64_t> LayerNumbers(ConfigReader& linear, std::string_view key, int64
 
 /// Which layers have linear attention, from 0.
 std::set<int64_t> ListedLinearLayers(const FamilyConfig& from, ConfigReader& linear,
-                               int64_t num_layers) {
+                                     int64_t num_layers) {
   const size_t before = from.problems.size();
   const std::set<int64_t> kda = LayerNumbers(linear, "kda_layers", num_layers);
   const std::set<int64_t> full = LayerNumbers(linear, "full_attn_layers", num_layers);
@@ -55,8 +55,8 @@ MoeSpec ParseKimiExperts(ConfigReader& text) {
   MoeSpec moe;
   moe.router.experts =
       text.Integer(SpellingOf(text, {"num_experts", "num_local_experts"}), 1, 65536);
-  moe.router.top_k = text.Integer(
-      SpellingOf(text, {"num_experts_per_token", "num_experts_per_tok"}), 1, 65536);
+  moe.router.top_k =
+      text.Integer(SpellingOf(text, {"num_experts_per_token", "num_experts_per_tok"}), 1, 65536);
   text.Choice("moe_router_activation_func", {"sigmoid"}, "\"sigmoid\" is supported", "sigmoid");
   moe.router.normalise =
       text.Boolean(SpellingOf(text, {"moe_renormalize", "norm_topk_prob"}), true);
@@ -91,8 +91,7 @@ void ParseKimiLinearLayers(const FamilyConfig& from, int64_t num_layers, ModelCo
   for (const std::string_view key : {"head_dim", "rope_theta"}) text.Find(key);
   FindRope(text);
   text.Choice("hidden_act", {"silu"}, "\"silu\" is supported", "silu");
-  const DenseMlpSpec dense = {
-      .width = text.Integer("intermediate_size", 1, kMostOfADimension)};
+  const DenseMlpSpec dense = {.width = text.Integer("intermediate_size", 1, kMostOfADimension)};
   const int64_t first_experts = text.Integer("first_k_dense_replace", 0, num_layers, 1);
   const MoeSpec moe = ParseKimiExperts(text);
   for (const std::string_view key : {"layer_types", "mlp_layer_types"}) text.Find(key);
@@ -105,8 +104,8 @@ void ParseKimiLinearLayers(const FamilyConfig& from, int64_t num_layers, ModelCo
   rotary.dims = mla.rope;
   rotary.turns = false;
   for (int64_t i = 0; i < num_layers; ++i) {
-    LayerSpec& layer = config.layers.emplace_back(
-        LayerSpec{.attention = mla, .rotary = rotary, .mlp = dense});
+    LayerSpec& layer =
+        config.layers.emplace_back(LayerSpec{.attention = mla, .rotary = rotary, .mlp = dense});
     if (linear_layers.contains(i)) layer.attention = kda;
     if (i >= first_experts) layer.mlp = moe;
   }

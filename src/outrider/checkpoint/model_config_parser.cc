@@ -126,8 +126,8 @@ ModelConfig Parser::Parse() {
   config_.hidden_size = text_.Integer("hidden_size", 1, kMostOfADimension);
   config_.num_nextn_predict_layers = text_.Integer("num_nextn_predict_layers", 0, 64, 0);
   // Kimi-Linear is published with the tokenizer's word for it.
-  const bool own_word = model_.family == ModelFamily::kKimiLinear &&
-                        !text_.Contains("max_position_embeddings");
+  const bool own_word =
+      model_.family == ModelFamily::kKimiLinear && !text_.Contains("max_position_embeddings");
   config_.max_position_embeddings =
       text_.Integer(own_word ? "model_max_length" : "max_position_embeddings", 1, INT32_MAX);
   config_.tie_word_embeddings = text_.Boolean("tie_word_embeddings", false);

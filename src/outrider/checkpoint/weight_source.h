@@ -140,11 +140,12 @@ std::unique_ptr<WeightSource> OpenCheckpoint(const std::filesystem::path& direct
 /// Random weights for timing shapes without a checkpoint. A value is a function of (seed, name,
 /// element index), exact in bfloat16; Open answers any name and shape. Matrices [.., K] are uniform
 /// with standard deviation K^-1/2 (embeddings 1), norms 1 ± 1/16, biases 0, so activations keep
-/// their magnitude; decays of linear attention are such that it remembers; tables of experts by token hold different ones per token. Matrices that
-/// a config of compressed-tensors or ModelOpt says are codes are codes of that format; so are those
-/// that DeepSeek-V4 publishes as FP8 or FP4, if its config says "fp8"; all others are bfloat16.
-/// Has() knows the tensors of the trunk and of the declared draft modules. Throws Error where
-/// OpenCheckpoint would for the config's quantization.
+/// their magnitude; decays of linear attention are such that it remembers; tables of experts by
+/// token hold different ones per token. Matrices that a config of compressed-tensors or ModelOpt
+/// says are codes are codes of that format; so are those that DeepSeek-V4 publishes as FP8 or FP4,
+/// if its config says "fp8"; all others are bfloat16. Has() knows the tensors of the trunk and of
+/// the declared draft modules. Throws Error where OpenCheckpoint would for the config's
+/// quantization.
 std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config, uint64_t seed);
 
 /// How many MTP modules the source holds: consecutive i from 0 with a tensor

@@ -105,19 +105,19 @@ Facts AttentionFacts(const ModelConfig& c) {
     }
     if (const auto* kda = std::get_if<KdaSpec>(&kind)) {
       facts.emplace_back(
-          "linear",
-          fmt::format("{} heads of {}, convolutions of {} rows, decays {}{}", kda->heads,
-                      kda->head_dim, kda->conv,
-                      kda->decay_bound ? fmt::format("down to exp({})", *kda->decay_bound)
-                                       : "by softplus",
-                      LayersText(c, kind)));
+          "linear", fmt::format("{} heads of {}, convolutions of {} rows, decays {}{}", kda->heads,
+                                kda->head_dim, kda->conv,
+                                kda->decay_bound ? fmt::format("down to exp({})", *kda->decay_bound)
+                                                 : "by softplus",
+                                LayersText(c, kind)));
       continue;
     }
     const auto& a = std::get<MlaSpec>(kind);
-    facts.emplace_back("heads", fmt::format("{}: query and key {} + {}{}, value {}", a.heads, a.nope,
-                                            a.rope, Rotates(c, kind) ? " rotated" : "", a.value) +
-                                    (a.gates_heads ? ", gated" : "") +
-                                    (kinds.size() > 1 ? LayersText(c, kind) : ""));
+    facts.emplace_back("heads",
+                       fmt::format("{}: query and key {} + {}{}, value {}", a.heads, a.nope, a.rope,
+                                   Rotates(c, kind) ? " rotated" : "", a.value) +
+                           (a.gates_heads ? ", gated" : "") +
+                           (kinds.size() > 1 ? LayersText(c, kind) : ""));
     facts.emplace_back("latents", fmt::format("key and value {}, query {}", a.latent,
                                               a.q_lora > 0 ? fmt::to_string(a.q_lora) : "none"));
     if (a.indexer) {

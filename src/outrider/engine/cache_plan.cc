@@ -84,7 +84,8 @@ void EnginePlan::PlanRunningState() {
   if (cache.state.heads == 0) return;
   if (k_ > kMostStateDrafts) {
     throw InvalidArgument(
-        "num_speculative_tokens is {}, but {} has linear attention, which keeps rows for {} drafts: "
+        "num_speculative_tokens is {}, but {} has linear attention, which keeps rows for {} "
+        "drafts: "
         "use 0 to {}",
         k_, options_.model, kMostStateDrafts, kMostStateDrafts);
   }

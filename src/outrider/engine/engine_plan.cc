@@ -13,6 +13,7 @@
 #include "outrider/base/error.h"
 #include "outrider/base/logging.h"
 #include "outrider/base/processors.h"
+#include "outrider/checkpoint/hybrid_names.h"
 #include "outrider/checkpoint/rank_config.h"
 #include "outrider/engine/engine_device.h"
 #include "outrider/kernels/kernel_table.h"
@@ -345,8 +346,15 @@ void EnginePlan::PlanAttention() {
 }
 
 void EnginePlan::PlanDrafter() {
-  modules_present_ = CountMtpLayers(*source_, config_);
   const SpeculationOptions& o = options_.speculation;
+  const bool hybrid = IsHybrid(config_.family);
+  modules_present_ = hybrid ? 0 : CountMtpLayers(*source_, config_);
+  if (hybrid && o.method == DraftMethod::kEagle3) {
+    throw InvalidArgument(
+        "the method eagle3 is not supported yet for networks with linear attention, as {} is: use "
+        "the method ngram",
+        options_.model);
+  }
   if (o.method == DraftMethod::kEagle3 && o.model.empty()) {
     throw InvalidArgument(
         "the method eagle3 needs a drafter: name its directory with the key model");
@@ -411,10 +419,9 @@ void EnginePlan::PlanMtpDrafter() {
     if (wanted) {
       throw InvalidArgument(
           "num_speculative_tokens is {}, but {} holds no MTP layer{}: use 0, or the method ngram",
-          *wanted, options_.model,
-          config_.family == ModelFamily::kBailingHybrid ? " that is supported" : "");
+          *wanted, options_.model, IsHybrid(config_.family) ? " that is supported" : "");
     }
-    if (config_.family == ModelFamily::kBailingHybrid && config_.num_nextn_predict_layers > 0) {
+    if (IsHybrid(config_.family) && config_.num_nextn_predict_layers > 0) {
       Decide("drafter", "none",
              "MTP modules of bailing_hybrid are not supported yet; the method ngram drafts");
       return;

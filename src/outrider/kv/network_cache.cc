@@ -111,8 +111,7 @@ void ChooseBlockSizes(std::vector<CacheGroupSpec>& groups, int32_t tokens) {
 
 CacheConfig MakeCacheConfig(const NetworkCache& network, const CacheNumbers& numbers,
                             int32_t tokens, int32_t num_pages) {
-  CacheConfig config{
-      .groups = network.groups, .num_pages = num_pages, .state = network.state};
+  CacheConfig config{.groups = network.groups, .num_pages = num_pages, .state = network.state};
   SizeGroups(config.groups, network.layers, numbers);
   if (config.state.heads > 0) tokens = (tokens + kStateBlock - 1) / kStateBlock * kStateBlock;
   ChooseBlockSizes(config.groups, tokens);

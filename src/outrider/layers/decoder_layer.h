@@ -22,7 +22,7 @@ struct LayerWeights {
 struct DecoderLayer {
   LayerSpec spec;
   float norm_eps = 0;
-  int32_t rotary_kind = 0;  // of the network's RotaryKinds
+  int32_t rotary_kind = 0;       // of the network's RotaryKinds
   int32_t first_state_head = 0;  // of linear attention, among the heads of all such layers
   LayerWeights weights;
 };

@@ -37,10 +37,10 @@ void KdaForward(const Context& context, const KdaSpec& spec, const KdaWeights& w
   const Tensor k = context.Rows(x.rows, width);
   const Tensor v = context.Rows(x.rows, width);
   const Tensor write = context.Rows(x.rows, spec.heads);
-  ops.Multiply(context,
-               std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
-                          Product{.x = x, .w = &w.v, .y = v},
-                          Product{.x = x, .w = &w.write, .y = write}});
+  ops.Multiply(
+      context,
+      std::array{Product{.x = x, .w = &w.q, .y = q}, Product{.x = x, .w = &w.k, .y = k},
+                 Product{.x = x, .w = &w.v, .y = v}, Product{.x = x, .w = &w.write, .y = write}});
   const Tensor decay = context.Rows(x.rows, width);
   Project(context, w.decay, spec.decay_rank, x, decay);
   const Tensor out = context.Activations(x.rows, width);

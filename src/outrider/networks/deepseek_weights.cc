@@ -8,8 +8,7 @@
 namespace outrider {
 
 void DeclareMlaAttention(WeightLoader& loader, const MlaSpec& a, int64_t input, int64_t output,
-                         MlaWeights* w, const std::string& prefix,
-                         std::string_view output_name) {
+                         MlaWeights* w, const std::string& prefix, std::string_view output_name) {
   const int64_t query = a.heads * a.query_width();
   const WeightLoader::NamedMatrix kv_a = {&w->kv_a, prefix + "kv_a_proj_with_mqa.weight",
                                           a.latent + a.rope};

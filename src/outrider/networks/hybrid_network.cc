@@ -23,17 +23,17 @@ void HybridNetwork::RunTarget(const StepInputs& inputs, KvCache& cache, Tensor h
                               std::span<const LayerTap> taps) {
   const Context context = MakeContext();
   const Tensor x = context.Rows(inputs.num_rows(), config().hidden_size);
-  RunLayers(context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
-            {weights_.final_norm, static_cast<float>(config().rms_norm_eps),
-             hidden.Rows(0, x.rows)});
+  RunLayers(
+      context, weights_.embedding, weights_.layers, inputs, cache, taps, x,
+      {weights_.final_norm, static_cast<float>(config().rms_norm_eps), hidden.Rows(0, x.rows)});
 }
 
 void HybridNetwork::RunMtp(const ModulePass& /*pass*/, KvCache& /*cache*/) {
   OUTRIDER_CHECK(false, "no MTP modules are loaded");
 }
 
-HeadRows HybridNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/,
-                                      Tensor hidden, std::span<const int32_t> rows) {
+HeadRows HybridNetwork::RunBeforeHead(const Context& /*context*/, int32_t /*module*/, Tensor hidden,
+                                      std::span<const int32_t> rows) {
   return {weights_.head, hidden, rows};
 }
 

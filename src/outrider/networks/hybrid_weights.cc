@@ -12,8 +12,8 @@ namespace {
 
 /// A projection that checkpoints call `letter`_proj, or in two matrices `letter`_a_proj and
 /// `letter`_b_proj.
-void DeclareProjection(WeightLoader& loader, const std::string& letter, int64_t rank,
-                       int64_t width, int64_t hidden, KdaProjection* w) {
+void DeclareProjection(WeightLoader& loader, const std::string& letter, int64_t rank, int64_t width,
+                       int64_t hidden, KdaProjection* w) {
   if (rank == 0) {
     loader.Matrix(&w->up, letter + "_proj.weight", width, hidden);
     return;
@@ -76,14 +76,12 @@ void DeclareHybridLayer(WeightLoader& loader, const ModelConfig& c, int64_t inde
   loader.Vector(&w->input_norm, prefix + "input_layernorm.weight", c.hidden_size);
   const std::string attention = prefix + std::string(names.attention);
   if (const auto* kda = std::get_if<KdaSpec>(&layer->spec.attention)) {
-    DeclareKda(loader, *kda, names, c.hidden_size, attention,
-               &w->attention.emplace<KdaWeights>());
+    DeclareKda(loader, *kda, names, c.hidden_size, attention, &w->attention.emplace<KdaWeights>());
   } else {
-    DeclareLatent(loader, std::get<MlaSpec>(layer->spec.attention), names, c.hidden_size,
-                  attention, &w->attention.emplace<MlaWeights>());
+    DeclareLatent(loader, std::get<MlaSpec>(layer->spec.attention), names, c.hidden_size, attention,
+                  &w->attention.emplace<MlaWeights>());
   }
-  loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight",
-                c.hidden_size);
+  loader.Vector(&w->post_attention_norm, prefix + "post_attention_layernorm.weight", c.hidden_size);
   if (const MoeSpec* moe = layer->spec.moe()) {
     DeclareHybridMoe(loader, *moe, names, c.hidden_size, prefix + std::string(names.experts),
                      &w->mlp.emplace<MoeWeights>());

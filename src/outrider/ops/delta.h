@@ -28,21 +28,21 @@ struct DeltaArgs {
   const float* q_taps = nullptr;  // [heads * D, W], the last for the row itself
   const float* k_taps = nullptr;
   const float* v_taps = nullptr;
-  Tensor decay;                    // [rows, heads * D], before its bias
+  Tensor decay;                       // [rows, heads * D], before its bias
   const float* decay_log = nullptr;   // A_log [heads]
   const float* decay_bias = nullptr;  // dt_bias [heads * D]
-  Tensor write;                    // [rows, heads]: how much of a value is written, before sigmoid
+  Tensor write;  // [rows, heads]: how much of a value is written, before sigmoid
   StateCache state;
   Tensor out;  // [rows, heads * D]
 };
 
 /// What makes of a layer's attention what its output projection reads.
 struct NormGateArgs {
-  Tensor x;                      // [rows, heads * D]; is overwritten
+  Tensor x;  // [rows, heads * D]; is overwritten
   int32_t heads = 0;
-  const float* norm = nullptr;   // [D], one for all heads
+  const float* norm = nullptr;  // [D], one for all heads
   float norm_eps = 0;
-  Tensor gates;                  // [rows, heads * D]
+  Tensor gates;  // [rows, heads * D]
 };
 
 /// A facet of Ops (Ops::delta).

@@ -6,8 +6,8 @@
 
 #include "outrider/base/buffer.h"
 #include "outrider/kv/layer_cache.h"
-#include "outrider/kv/state_cache.h"
 #include "outrider/kv/network_cache.h"
+#include "outrider/kv/state_cache.h"
 #include "outrider/ops/context.h"
 
 namespace outrider {

@@ -21,7 +21,7 @@ struct MlaShape {
   int32_t rope = 0;    // R
   int32_t value = 0;   // V
   float softmax_scale = 0;
-  float norm_eps = 0;  // of the two latent norms
+  float norm_eps = 0;        // of the two latent norms
   bool gates_heads = false;  // a head's output is multiplied by the sigmoid of a gate
 
   /// Columns from a row of attention's queries to the next: without q_lora one product gives

@@ -60,6 +60,7 @@ constexpr auto kParts = std::to_array<Part>({
     {"fc.weight", "draft inputs"},
     {"norm", "norms and others"},
     {"attn.", "attention"},
+    {".attention.", "attention"},
     {"mlp.", "dense MLPs"},
     {"ffn.", "dense MLPs"},
     {"embed", "embedding"},

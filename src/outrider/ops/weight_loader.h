@@ -141,8 +141,8 @@ class WeightLoader {
 
   /// Float32 values [rows, cols].
   virtual void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) = 0;
-  /// The same of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows, 1]
-  /// where cols is 1.
+  /// The same of files that write more or fewer dimensions of 1: [rows, 1, cols], or [1, 1, rows,
+  /// 1] where cols is 1.
   virtual void LooseValues(const float** out, const std::string& name, int64_t rows,
                            int64_t cols) = 0;
 

@@ -135,7 +135,7 @@ const ToolFormat* ToolFormatOf(std::string_view model_type, std::string_view cha
     // V3 and R1 put the arguments into a Markdown block, V3.1 does not.
     return Find(says(kDeepSeekV3.call_begin) && !says("```json") ? "deepseek_v31" : "deepseek_v3");
   }
-  if (model_type.starts_with("kimi_k2")) return Find("kimi_k2");
+  if (model_type.starts_with("kimi_k2") || model_type == "kimi_linear") return Find("kimi_k2");
   if (model_type.starts_with("glm4")) {
     return Find(says("</arg_key><arg_value>") ? "glm47" : "glm45");
   }

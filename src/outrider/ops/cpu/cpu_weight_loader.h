@@ -35,8 +35,7 @@ class CpuWeightLoader : public WeightLoader {
   void Vector(const float** out, const std::string& name, int64_t size, float added) override;
   void HeadVector(const float** out, const std::string& name, int64_t size) override;
   void Values(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
-  void LooseValues(const float** out, const std::string& name, int64_t rows,
-                   int64_t cols) override;
+  void LooseValues(const float** out, const std::string& name, int64_t rows, int64_t cols) override;
   void Integers(const int32_t** out, const std::string& name, int64_t rows, int64_t cols,
                 int64_t limit) override;
   void Table(TokenTable* out, const std::string& name, int64_t rows, int64_t cols) override;

@@ -77,7 +77,7 @@ const float* DeltaHead::EndBlock() {
       weights_[static_cast<size_t>(j) + 1] = KeyOf(j)[d];
     }
     kernels_->add_weighted(sources_.data(), weights_.data(), 1 + kStateBlock, head_dim_,
-                          next.data() + d * width());
+                           next.data() + d * width());
   }
   rows_ = 0;
   std::fill_n(product_.begin(), width(), 1.0F);

@@ -48,8 +48,7 @@ class HeadRun {
  private:
   /// Positions from `first_` on are rows of the step, those before it kept rows.
   float* KeptRow(int32_t position) const {
-    return args_.state.Rows(tables_.rows, piece_) +
-           int64_t{position % kKeptStateRows} * 6 * dim_;
+    return args_.state.Rows(tables_.rows, piece_) + int64_t{position % kKeptStateRows} * 6 * dim_;
   }
   /// Query, key or value (part 0, 1, 2) before the convolution, [D].
   const float* Before(int32_t part, int32_t position) const;
@@ -100,8 +99,8 @@ void HeadRun::Decays(int64_t row, float* out) const {
   const float scale = RoundedExp(args_.decay_log[head_]);
   for (int64_t i = 0; i < dim_; ++i) {
     const float x = projected[i] + bias[i];
-    const float log = shape_.bounded ? shape_.decay_bound * Sigmoid(scale * x)
-                                     : -scale * Softplus(x);
+    const float log =
+        shape_.bounded ? shape_.decay_bound * Sigmoid(scale * x) : -scale * Softplus(x);
     out[i] = RoundedExp(log);
   }
 }
@@ -162,8 +161,8 @@ void HeadRun::FinishRow(int32_t position) {
   const int64_t row = request_.RowOf(position);
   float* parts[] = {q, k, v};
   for (int32_t part = 0; part < 3; ++part) Convolve(part, position, parts[part]);
-  const float q_scale = 1.0F / std::sqrt(LaneDot(q, q, dim_) + kLengthEps) /
-                        std::sqrt(static_cast<float>(dim_));
+  const float q_scale =
+      1.0F / std::sqrt(LaneDot(q, q, dim_) + kLengthEps) / std::sqrt(static_cast<float>(dim_));
   const float k_scale = 1.0F / std::sqrt(LaneDot(k, k, dim_) + kLengthEps);
   for (int64_t i = 0; i < dim_; ++i) q[i] *= q_scale;
   for (int64_t i = 0; i < dim_; ++i) k[i] *= k_scale;
