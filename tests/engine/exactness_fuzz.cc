@@ -2,7 +2,7 @@
 // prefix hits, priorities, grammars and aborts, against each alone without any of it. Tokens and
 // logprob bits must be equal. Long because engines and requests are drawn together.
 //
-//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] [--v4 1]
+//   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] [--late 1] [--v4 1]
 //                           [--eagle3 1] [--sparse 1] [--step 1] [--device cuda] [--int4 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
@@ -16,8 +16,8 @@
 //
 // With --step 1 all models are Step-3.5s.
 //
-// With --ranks N the processor's threads are N ranks that share each model that they can share;
-// each request alone runs on one.
+// With --ranks N the processor's threads are N ranks that share each model that they can share (the
+// small ones have heads enough); each request alone runs on one.
 //
 // With --late 1 results of steps come one step late (LateExecutor, in every other round
 // QueuedExecutor): the next step is planned and launched while one is in flight; and drafts stay on
@@ -26,8 +26,8 @@
 // rounded to INT4, beside the rest in bfloat16; with --step 1 a Step-3.5.
 //
 // Ends after N requests or T seconds, whichever comes first; exit status 1 at the first difference,
-// with what reproduces it. Long because every kind of model, drafter and request is drawn in one
-// program.
+// with its round: --round R begins with that. Long because every kind of model, drafter and request
+// is drawn in one program.
 #include <array>
 #include <charconv>
 #include <chrono>
@@ -61,6 +61,7 @@ struct Arguments {
   int64_t requests = INT64_MAX;
   int64_t seconds = INT64_MAX;
   uint32_t seed = 1;
+  std::optional<uint32_t> round = std::nullopt;  // the first; else as the seed says
   bool late = false;
   bool v4 = false;
   bool eagle3 = false;
@@ -73,7 +74,8 @@ struct Arguments {
 
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
-             "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--late 1] "
+             "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
+             "[--late 1] "
              "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--ranks N] "
              "[--device cpu|cuda]\n");
   std::exit(2);
@@ -98,6 +100,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.seconds = value;
     } else if (name == "--seed") {
       arguments.seed = static_cast<uint32_t>(value);
+    } else if (name == "--round") {
+      arguments.round = static_cast<uint32_t>(value);
     } else if (name == "--ranks" && value >= 1 && value <= kMostRanks) {
       arguments.ranks = static_cast<int32_t>(value);
     } else if (name == "--late") {
@@ -600,15 +604,17 @@ class Fuzz {
   int32_t ranks_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
-  SmallModel small_model_{2, kSmallVocab};
-  SmallStepModel small_step_model_{kSmallVocab};
+  const int32_t heads_ = std::max(2, ranks_);  // of small models: all ranks can share them
+  SmallModel small_model_{2, kSmallVocab, heads_};
+  SmallStepModel small_step_model_{
+      kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, ranks_)}};
   SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
-  SmallSparseModel small_sparse_model_{kSmallVocab};
-  SmallV4Model small_v4_model_{kSmallVocab};
+  SmallSparseModel small_sparse_model_{kSmallVocab, heads_};
+  SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
   std::optional<Int4TinyModel> int4_model_;
-  SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true};
+  SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};
   SmallEagle3 small_eagle3_{small_model_.directory()};
-  SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true};
+  SmallEagle3 small_step_eagle3_{small_step_model_.directory(), /*version31=*/true, heads_};
   std::mt19937 random_;
   std::map<std::pair<std::string, KvCacheForm>, std::unique_ptr<Engine>> alone_;
   int64_t preemptions_ = 0;
@@ -627,7 +633,8 @@ int Main(int argc, char** argv) {
   };
   int64_t requests = 0;
   int64_t next_line = 10;
-  uint32_t round = arguments.seed * 1000000;
+  const uint32_t first_round = arguments.round.value_or(arguments.seed * 1000000);
+  uint32_t round = first_round;
   while (requests < arguments.requests && elapsed() < arguments.seconds) {
     requests += fuzz.Round(round++);
     if (elapsed() >= next_line) {
@@ -639,7 +646,7 @@ int Main(int argc, char** argv) {
   fmt::print(
       "{} requests in {} rounds equal (seed {}, {} s; {} with grammars, {} preemptions, {} cached "
       "tokens, {} drafts accepted)\n",
-      requests, round - arguments.seed * 1000000, arguments.seed, elapsed(), fuzz.with_grammar(),
+      requests, round - first_round, arguments.seed, elapsed(), fuzz.with_grammar(),
       fuzz.preemptions(), fuzz.cached_tokens(), fuzz.accepted());
   return 0;
 }

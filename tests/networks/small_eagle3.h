@@ -14,8 +14,10 @@ namespace outrider {
 class SmallEagle3 {
  public:
   /// The drafter reads the outputs of the target's first and last layers. version31: with the norms
-  /// of version 3.1, and with attention of another shape than the target's.
-  explicit SmallEagle3(const std::filesystem::path& target, bool version31 = false) {
+  /// of version 3.1, and with attention of another shape than the target's, of
+  /// `heads` heads.
+  explicit SmallEagle3(const std::filesystem::path& target, bool version31 = false,
+                       int32_t heads = 2) {
     std::ifstream file(target / "config.json");
     const nlohmann::json model = nlohmann::json::parse(file);
     nlohmann::json config = {{"architectures", {"Eagle3DeepseekV2ForCausalLM"}},
@@ -35,7 +37,7 @@ class SmallEagle3 {
     for (const char* key : {"vocab_size", "hidden_size", "max_position_embeddings"}) {
       config[key] = model[key];
     }
-    const nlohmann::json other = {{"num_attention_heads", 2},
+    const nlohmann::json other = {{"num_attention_heads", heads},
                                   {"kv_lora_rank", 24},
                                   {"qk_nope_head_dim", 16},
                                   {"qk_rope_head_dim", 8},

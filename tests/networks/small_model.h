@@ -14,7 +14,7 @@ namespace outrider {
 
 class SmallModel {
  public:
-  SmallModel(int32_t layers, int32_t vocab_size) {
+  SmallModel(int32_t layers, int32_t vocab_size, int32_t heads = 2) {
     std::ifstream file(SourceDirectory() / "models/tiny-v3-mtp3/config.json");
     nlohmann::json config = nlohmann::json::parse(file);
     config.erase("quantization_config");
@@ -23,8 +23,8 @@ class SmallModel {
                                      {"hidden_size", 32},
                                      {"intermediate_size", 32},
                                      {"moe_intermediate_size", 16},
-                                     {"num_attention_heads", 2},
-                                     {"num_key_value_heads", 2},
+                                     {"num_attention_heads", heads},
+                                     {"num_key_value_heads", heads},
                                      {"kv_lora_rank", 16},
                                      {"q_lora_rank", 16},
                                      {"qk_rope_head_dim", 16},

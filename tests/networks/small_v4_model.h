@@ -12,8 +12,8 @@ namespace outrider {
 
 class SmallV4Model {
  public:
-  /// Layers of all kinds. The window is not a multiple of any compression.
-  explicit SmallV4Model(int32_t vocab_size, bool dspark = false) {
+  /// Layers of all kinds. The window is not a multiple of any compression. heads: each is a group.
+  explicit SmallV4Model(int32_t vocab_size, bool dspark = false, int32_t heads = 2) {
     nlohmann::json config = {
         {"architectures", {"DeepseekV4ForCausalLM"}},
         {"model_type", "deepseek_v4"},
@@ -21,12 +21,12 @@ class SmallV4Model {
         {"hidden_size", 32},
         {"moe_intermediate_size", 16},
         {"num_hidden_layers", 4},
-        {"num_attention_heads", 2},
+        {"num_attention_heads", heads},
         {"num_key_value_heads", 1},
         {"head_dim", 16},
         {"qk_rope_head_dim", 8},
         {"q_lora_rank", 16},
-        {"o_groups", 2},
+        {"o_groups", heads},
         {"o_lora_rank", 16},
         {"compress_ratios", {0, 4, 128, 4, 0}},
         {"num_hash_layers", 1},
