@@ -119,24 +119,26 @@ json Ling3Flash() {
           {"torch_dtype", "bfloat16"}};
 }
 
-ModelConfig Parse(const json& config) {
+ModelConfig ParseHybrid(const json& config) {
   return ParseModelConfig(config.dump(), std::nullopt, "config.json");
 }
 
-std::string RefusalOf(json config, const std::function<void(json&)>& change) {
+std::string HybridRefusalOf(json config, const std::function<void(json&)>& change) {
   change(config);
-  return ErrorOf([&] { Parse(config); });
+  return ErrorOf([&] { ParseHybrid(config); });
 }
 
-bool IsLinear(const LayerSpec& layer) { return std::holds_alternative<KdaSpec>(layer.attention); }
+bool HasLinearAttention(const LayerSpec& layer) {
+  return std::holds_alternative<KdaSpec>(layer.attention);
+}
 
 TEST(HybridConfigTest, KimiLinear) {
-  const ModelConfig c = Parse(KimiLinear48B());
+  const ModelConfig c = ParseHybrid(KimiLinear48B());
   EXPECT_EQ(c.family, ModelFamily::kKimiLinear);
   EXPECT_EQ(c.max_position_embeddings, 1048576);
   ASSERT_EQ(c.num_hidden_layers(), 27);
   for (int64_t i = 0; i < 27; ++i) {
-    EXPECT_EQ(IsLinear(c.layer(i)), !((i + 1) % 4 == 0 || i == 26)) << i;
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), !((i + 1) % 4 == 0 || i == 26)) << i;
     EXPECT_EQ(c.layer(i).moe() != nullptr, i >= 1);
   }
   const KdaSpec kda = {.heads = 32,
@@ -172,18 +174,18 @@ TEST(HybridConfigTest, KimiLinearInTransformersWords) {
   rename("num_expert_group", "n_group");
   rename("moe_renormalize", "norm_topk_prob");
   rename("model_max_length", "max_position_embeddings");
-  const ModelConfig renamed = Parse(config);
-  const ModelConfig published = Parse(KimiLinear48B());
+  const ModelConfig renamed = ParseHybrid(config);
+  const ModelConfig published = ParseHybrid(KimiLinear48B());
   EXPECT_EQ(renamed.layers, published.layers);
   EXPECT_EQ(renamed.max_position_embeddings, published.max_position_embeddings);
 }
 
 TEST(HybridConfigTest, Ling) {
-  const ModelConfig c = Parse(Ling3Flash());
+  const ModelConfig c = ParseHybrid(Ling3Flash());
   EXPECT_EQ(c.family, ModelFamily::kBailingHybrid);
   ASSERT_EQ(c.num_hidden_layers(), 42);
   for (int64_t i = 0; i < 42; ++i) {
-    EXPECT_EQ(IsLinear(c.layer(i)), (i + 1) % 6 != 0) << i;
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), (i + 1) % 6 != 0) << i;
     EXPECT_EQ(c.layer(i).moe() != nullptr, i >= 2);
   }
   const KdaSpec kda = {.heads = 32, .head_dim = 128, .conv = 4, .decay_bound = -5};
@@ -208,12 +210,13 @@ TEST(HybridConfigTest, LingsLayers) {
   json config = Ling3Flash();
   config["num_hidden_layers"] = 45;
   config["expert_swiglu_limit_list"] = config["share_expert_swiglu_limit_list"] = nullptr;
-  ModelConfig c = Parse(config);
-  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(IsLinear(c.layer(i)), (i + 1) % 6 != 0 && i < 42);
+  ModelConfig c = ParseHybrid(config);
+  for (int64_t i = 0; i < 45; ++i)
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), (i + 1) % 6 != 0 && i < 42);
   config["layer_types"] = json(45, "linear_attention");
   config["layer_types"][7] = "full_attention";
-  c = Parse(config);
-  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(IsLinear(c.layer(i)), i != 7);
+  c = ParseHybrid(config);
+  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(HasLinearAttention(c.layer(i)), i != 7);
 }
 
 TEST(HybridConfigTest, WhatIsRefused) {
@@ -239,7 +242,7 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["linear_attn_config"]["short_conv_kernel_size"] = 99; },
        "\"short_conv_kernel_size\""}};
   for (const auto& [change, message] : of_kimi) {
-    EXPECT_THAT(RefusalOf(KimiLinear48B(), change), HasSubstr(message));
+    EXPECT_THAT(HybridRefusalOf(KimiLinear48B(), change), HasSubstr(message));
   }
   const std::pair<std::function<void(json&)>, const char*> of_ling[] = {
       // Ling 2.5 has the same type and another linear attention.
@@ -263,12 +266,12 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["layer_types"] = {"linear_attention"}; }, "42 entries"},
       {[](json& c) { c["sliding_window"] = 128; }, "\"sliding_window\""}};
   for (const auto& [change, message] : of_ling) {
-    EXPECT_THAT(RefusalOf(Ling3Flash(), change), HasSubstr(message));
+    EXPECT_THAT(HybridRefusalOf(Ling3Flash(), change), HasSubstr(message));
   }
 }
 
 TEST(HybridConfigTest, TensorNames) {
-  const ModelConfig kimi = Parse(KimiLinear48B());
+  const ModelConfig kimi = ParseHybrid(KimiLinear48B());
   const std::pair<const char*, bool> of_kimi[] = {
       {"model.embed_tokens.weight", true},
       {"model.layers.0.self_attn.f_a_proj.weight", true},
@@ -284,7 +287,7 @@ TEST(HybridConfigTest, TensorNames) {
       {"model.layers.1.block_sparse_moe.shared_experts.up_proj.weight", true},
       {"model.layers.27.input_layernorm.weight", false}};
   for (const auto& [name, has] : of_kimi) EXPECT_EQ(HasHybridTensor(kimi, name), has) << name;
-  const ModelConfig ling = Parse(Ling3Flash());
+  const ModelConfig ling = ParseHybrid(Ling3Flash());
   const std::pair<const char*, bool> of_ling[] = {
       {"model.word_embeddings.weight", true},
       {"model.layers.0.attention.f_proj.weight", true},
