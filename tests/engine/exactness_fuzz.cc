@@ -472,19 +472,22 @@ class Fuzz {
     o.block_size = on_gpu() ? 16 << Uniform(0, 2) : Uniform(1, 40);
     o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
+    if (IsV3(model) && !on_gpu()) RandomForm(o);
     const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
     o.max_num_seqs = Uniform(1, 32);
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.fast_prefix = Uniform(0, 3) == 0;
-    if (!IsV3(model) || on_gpu()) return o;
+    return o;
+  }
+
+  void RandomForm(TestEngineOptions& o) {
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
     } else if (Uniform(0, 1) == 0) {
       o.attention_backend = AttentionBackend::kUniformPad;
     }
-    return o;
   }
 
   /// Of a request of the greatest length, so that it can run alone.
