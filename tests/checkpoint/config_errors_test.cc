@@ -64,7 +64,7 @@ TEST(ConfigErrorsTest, NotJson) {
 TEST(ConfigErrorsTest, UnknownModelsListTheKnownOnes) {
   const std::string known =
       "known are deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, kimi_k2, glm4_moe_lite, "
-      "glm_moe_dsa, step3p5, and "
+      "glm_moe_dsa, step3p5, kimi_linear, bailing_hybrid, and "
       "models with one of "
       "these as "
       "text_config";

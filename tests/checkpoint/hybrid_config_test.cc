@@ -123,12 +123,14 @@ ModelConfig ParseHybrid(const json& config) {
   return ParseModelConfig(config.dump(), std::nullopt, "config.json");
 }
 
-std::string RefusalOf(json config, const std::function<void(json&)>& change) {
+std::string HybridRefusalOf(json config, const std::function<void(json&)>& change) {
   change(config);
   return ErrorOf([&] { ParseHybrid(config); });
 }
 
-bool IsLinear(const LayerSpec& layer) { return std::holds_alternative<KdaSpec>(layer.attention); }
+bool HasLinearAttention(const LayerSpec& layer) {
+  return std::holds_alternative<KdaSpec>(layer.attention);
+}
 
 TEST(HybridConfigTest, KimiLinear) {
   const ModelConfig c = ParseHybrid(KimiLinear48B());
@@ -136,7 +138,7 @@ TEST(HybridConfigTest, KimiLinear) {
   EXPECT_EQ(c.max_position_embeddings, 1048576);
   ASSERT_EQ(c.num_hidden_layers(), 27);
   for (int64_t i = 0; i < 27; ++i) {
-    EXPECT_EQ(IsLinear(c.layer(i)), !((i + 1) % 4 == 0 || i == 26)) << i;
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), !((i + 1) % 4 == 0 || i == 26)) << i;
     EXPECT_EQ(c.layer(i).moe() != nullptr, i >= 1);
   }
   const KdaSpec kda = {.heads = 32,
@@ -183,7 +185,7 @@ TEST(HybridConfigTest, Ling) {
   EXPECT_EQ(c.family, ModelFamily::kBailingHybrid);
   ASSERT_EQ(c.num_hidden_layers(), 42);
   for (int64_t i = 0; i < 42; ++i) {
-    EXPECT_EQ(IsLinear(c.layer(i)), (i + 1) % 6 != 0) << i;
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), (i + 1) % 6 != 0) << i;
     EXPECT_EQ(c.layer(i).moe() != nullptr, i >= 2);
   }
   const KdaSpec kda = {.heads = 32, .head_dim = 128, .conv = 4, .decay_bound = -5};
@@ -209,11 +211,12 @@ TEST(HybridConfigTest, LingsLayers) {
   config["num_hidden_layers"] = 45;
   config["expert_swiglu_limit_list"] = config["share_expert_swiglu_limit_list"] = nullptr;
   ModelConfig c = ParseHybrid(config);
-  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(IsLinear(c.layer(i)), (i + 1) % 6 != 0 && i < 42);
+  for (int64_t i = 0; i < 45; ++i)
+    EXPECT_EQ(HasLinearAttention(c.layer(i)), (i + 1) % 6 != 0 && i < 42);
   config["layer_types"] = json(45, "linear_attention");
   config["layer_types"][7] = "full_attention";
   c = ParseHybrid(config);
-  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(IsLinear(c.layer(i)), i != 7);
+  for (int64_t i = 0; i < 45; ++i) EXPECT_EQ(HasLinearAttention(c.layer(i)), i != 7);
 }
 
 TEST(HybridConfigTest, WhatIsRefused) {
@@ -239,7 +242,7 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["linear_attn_config"]["short_conv_kernel_size"] = 99; },
        "\"short_conv_kernel_size\""}};
   for (const auto& [change, message] : of_kimi) {
-    EXPECT_THAT(RefusalOf(KimiLinear48B(), change), HasSubstr(message));
+    EXPECT_THAT(HybridRefusalOf(KimiLinear48B(), change), HasSubstr(message));
   }
   const std::pair<std::function<void(json&)>, const char*> of_ling[] = {
       // Ling 2.5 has the same type and another linear attention.
@@ -263,7 +266,7 @@ TEST(HybridConfigTest, WhatIsRefused) {
       {[](json& c) { c["layer_types"] = {"linear_attention"}; }, "42 entries"},
       {[](json& c) { c["sliding_window"] = 128; }, "\"sliding_window\""}};
   for (const auto& [change, message] : of_ling) {
-    EXPECT_THAT(RefusalOf(Ling3Flash(), change), HasSubstr(message));
+    EXPECT_THAT(HybridRefusalOf(Ling3Flash(), change), HasSubstr(message));
   }
 }
 

@@ -3,7 +3,8 @@
 // logprob bits must be equal. Long because engines and requests are drawn together.
 //
 //   outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] [--late 1] [--v4 1]
-//                           [--eagle3 1] [--sparse 1] [--step 1] [--device cuda] [--int4 1]
+//                           [--eagle3 1] [--sparse 1] [--step 1] [--hybrid 1] [--device cuda]
+//                           [--int4 1]
 //
 // In half of the rounds pages that a request gets hold NaN until they are written, and the host and
 // the device stop at random moments.
@@ -15,6 +16,8 @@
 // With --sparse 1 all models are DeepSeek-V3.2s, whose rows read 12 tokens.
 //
 // With --step 1 all models are Step-3.5s.
+//
+// With --hybrid 1 all models have linear attention: Kimi-Linears and Ling-3.0s.
 //
 // With --ranks N the processor's threads are N ranks that share each model that they can share (the
 // small ones have heads enough); each request alone runs on one.
@@ -48,6 +51,7 @@
 #include "tests/execute/disturbing_executor.h"
 #include "tests/networks/int4_tiny_model.h"
 #include "tests/networks/small_eagle3.h"
+#include "tests/networks/small_hybrid_model.h"
 #include "tests/networks/small_model.h"
 #include "tests/networks/small_sparse_model.h"
 #include "tests/networks/small_step_model.h"
@@ -68,6 +72,7 @@ struct Arguments {
   bool sparse = false;
   bool int4 = false;
   bool step = false;
+  bool hybrid = false;
   int32_t ranks = 1;
   DeviceKind device = DeviceKind::kCpu;
 };
@@ -75,8 +80,8 @@ struct Arguments {
 [[noreturn]] void RefuseArguments() {
   fmt::print(stderr,
              "usage: outrider_exactness_fuzz [--requests N] [--seconds T] [--seed S] [--round R] "
-             "[--late 1] "
-             "[--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--ranks N] "
+             "[--late 1] [--v4 1] [--eagle3 1] [--sparse 1] [--int4 1] [--step 1] [--hybrid 1] "
+             "[--ranks N] "
              "[--device cpu|cuda]\n");
   std::exit(2);
 }
@@ -114,6 +119,8 @@ Arguments ParseArguments(int argc, char** argv) {
       arguments.int4 = value != 0;
     } else if (name == "--step") {
       arguments.step = value != 0;
+    } else if (name == "--hybrid") {
+      arguments.hybrid = value != 0;
     } else if (name == "--eagle3") {
       arguments.eagle3 = value != 0;
     } else {
@@ -144,6 +151,8 @@ enum class Shape {
   kV4DSpark,  // DeepSeek-V4 with a DSpark drafter
   kSparse,    // DeepSeek-V3.2 with its MTP module
   kInt4,      // the bundled one, whose experts are INT4
+  kLing,      // Ling-3.0
+  kKimi,      // Kimi-Linear
 };
 
 /// Requests run alone once per model.
@@ -215,6 +224,13 @@ constexpr std::array kStepModels = {
     ModelChoice{"small Step, float32", DType::kF32, 8, Shape::kStep},
 };
 
+constexpr std::array kHybridModels = {
+    ModelChoice{"small Ling, bfloat16", DType::kBF16, 13, Shape::kLing},
+    ModelChoice{"small Ling, float32", DType::kF32, 14, Shape::kLing},
+    ModelChoice{"small Kimi-Linear, bfloat16", DType::kBF16, 15, Shape::kKimi},
+    ModelChoice{"small Kimi-Linear, float32", DType::kF32, 16, Shape::kKimi},
+};
+
 constexpr std::array kGpuStepModels = {
     ModelChoice{"Step, bfloat16", DType::kBF16, 7, Shape::kStep},
     ModelChoice{"Step, FP8 cache", DType::kBF16, 8, Shape::kStep, true},
@@ -254,6 +270,7 @@ class Fuzz {
         sparse_(arguments.sparse),
         int4_(arguments.int4),
         step_(arguments.step),
+        hybrid_(arguments.hybrid),
         ranks_(arguments.ranks),
         ops_(MakeDeviceOps(arguments.device)),
         disturbances_(DisturbancesOf(ops_.get())),
@@ -283,7 +300,7 @@ class Fuzz {
     }
     std::vector<GenerationRequest> requests =
         RandomRequests(round_seed, model.dummy_seed || on_gpu() ? Uniform(4, 48) : Uniform(2, 12));
-    if (IsV4(model)) LengthenPrompts(requests);
+    if (IsV4(model) || HasState(model)) LengthenPrompts(requests);
     for (size_t i = 1; i < requests.size(); ++i) Vary(requests, i, options);
     AddGrammars(round_seed, model.dummy_seed ? kSmallVocab : kBundledVocab, requests);
 
@@ -351,8 +368,13 @@ class Fuzz {
     return model.shape == Shape::kV4 || model.shape == Shape::kV4DSpark;
   }
 
+  static bool HasState(const ModelChoice& model) {
+    return model.shape == Shape::kLing || model.shape == Shape::kKimi;
+  }
+
+  /// Whether its cache has two forms.
   static bool IsV3(const ModelChoice& model) {
-    return model.shape == Shape::kV3 || model.shape == Shape::kInt4;
+    return model.shape == Shape::kV3 || model.shape == Shape::kInt4 || HasState(model);
   }
 
   const ModelChoice& RandomModel() {
@@ -363,6 +385,7 @@ class Fuzz {
     if (step_) {
       return (on_gpu() ? kGpuStepModels : kStepModels).at(static_cast<size_t>(Uniform(0, 1)));
     }
+    if (hybrid_) return kHybridModels.at(static_cast<size_t>(Uniform(0, 3)));
     if (on_gpu()) return kGpuModels.at(static_cast<size_t>(Uniform(0, kGpuModels.size() - 1)));
     if (v4_) return kV4Models.at(static_cast<size_t>(Uniform(0, kV4Models.size() - 1)));
     if (sparse_) return kModels.at(kModels.size() - static_cast<size_t>(Uniform(1, 2)));
@@ -396,6 +419,12 @@ class Fuzz {
         break;
       case Shape::kSparse:
         o.checkpoint = small_sparse_model_.directory();
+        break;
+      case Shape::kLing:
+        o.checkpoint = small_ling_.directory();
+        break;
+      case Shape::kKimi:
+        o.checkpoint = small_kimi_.directory();
         break;
       case Shape::kInt4:
         if (!int4_model_) int4_model_.emplace();
@@ -438,26 +467,31 @@ class Fuzz {
       const DrafterKind own = model.shape == Shape::kV4 ? kRepeated : kBlock;
       o.drafter = kind == 0 ? kNone : kind == 1 ? kNgram : own;
     }
+    if (HasState(model)) o.drafter = Uniform(0, 3) == 0 ? kNone : kNgram;
     o.k = Uniform(1, o.drafter == kChain ? 3 : o.drafter == kBlock ? 5 : 6);
+    if (HasState(model) && Uniform(0, 3) == 0) o.k = Uniform(7, kMostStateDrafts);
     RandomDraftLengths(o);
     o.draft_form = Uniform(0, 1) == 0 ? DraftForm::kCompacted : DraftForm::kPadded;
     o.probabilistic_drafts = Uniform(0, 1) == 0;
     o.block_size = on_gpu() ? 16 << Uniform(0, 2) : Uniform(1, 40);
     o.max_model_len = kMaxModelLen;
     o.max_num_batched_tokens = Uniform(0, 1) == 0 ? Uniform(1, 64) : 512;
+    if (IsV3(model) && !on_gpu()) RandomForm(o);
     const int32_t least = LeastPages(o);
     o.num_blocks = least + (Uniform(0, 2) == 0 ? Uniform(0, 4) : least * 8);
     o.max_num_seqs = Uniform(1, 32);
     o.threads = Uniform(1, 2);
     o.prefix_caching = Uniform(0, 3) > 0;
     o.fast_prefix = Uniform(0, 3) == 0;
-    if (!IsV3(model) || on_gpu()) return o;
+    return o;
+  }
+
+  void RandomForm(TestEngineOptions& o) {
     if (Uniform(0, 1) == 0) {
       o.cache_form = KvCacheForm::kHeads;
     } else if (Uniform(0, 1) == 0) {
       o.attention_backend = AttentionBackend::kUniformPad;
     }
-    return o;
   }
 
   /// Of a request of the greatest length, so that it can run alone.
@@ -601,6 +635,7 @@ class Fuzz {
   bool sparse_;
   bool int4_;
   bool step_;
+  bool hybrid_;
   int32_t ranks_;
   std::unique_ptr<Ops> ops_;  // of a GPU, or null
   Disturbances disturbances_;
@@ -610,6 +645,8 @@ class Fuzz {
       kSmallVocab, 20, {.heads = heads_, .kv_heads = std::max(1, ranks_)}};
   SmallStepModel gpu_step_model_{kSmallVocab, 20, kGpuStepSizes};
   SmallSparseModel small_sparse_model_{kSmallVocab, heads_};
+  SmallHybridModel small_ling_{SmallLingConfig(kSmallVocab)};
+  SmallHybridModel small_kimi_{SmallKimiConfig(kSmallVocab)};
   SmallV4Model small_v4_model_{kSmallVocab, /*dspark=*/false, heads_};
   std::optional<Int4TinyModel> int4_model_;
   SmallV4Model small_dspark_model_{kSmallVocab, /*dspark=*/true, heads_};

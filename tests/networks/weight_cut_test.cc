@@ -128,6 +128,12 @@ class NotingLoader : public WeightLoader {
     Note(
         name, [=](WeightLoader& l, Handles& h) { l.Values(&h.vector, name, rows, cols); }, nullptr);
   }
+  void LooseValues(const float** /*out*/, const std::string& name, int64_t rows,
+                   int64_t cols) override {
+    Note(
+        name, [=](WeightLoader& l, Handles& h) { l.LooseValues(&h.vector, name, rows, cols); },
+        nullptr);
+  }
   void Integers(const int32_t** /*out*/, const std::string& /*name*/, int64_t /*rows*/,
                 int64_t /*cols*/, int64_t /*limit*/) override {}
   void Table(TokenTable* out, const std::string& /*name*/, int64_t rows, int64_t cols) override {

@@ -3,7 +3,7 @@
     python3 tools/breaks                    all breaks that need no GPU
     python3 tools/breaks server             those of one list: speculation, server,
                                             steps_in_flight, windows, caches, eagle3,
-                                            formats, sparse, small, sharing, hopper
+                                            formats, sparse, small, sharing, states, hopper
     python3 tools/breaks hopper --keep DIR  builds the broken programs only, for a machine with a GPU
     python3 tools/breaks --only 2,7,tls     those of these topics
     python3 tools/breaks --list             what would be broken, and which test must notice
@@ -38,6 +38,7 @@ import sharing
 import small
 import sparse
 import speculation
+import states
 import steps_in_flight
 import windows
 
@@ -50,6 +51,7 @@ PLACE_OF = {  # of a test program, under tests/
                      "prompt_attention_test", "prompt_rows_test"), "kernels/cuda"),
     **dict.fromkeys(("cuda_ops_test", "cuda_sampler_test", "hopper_gpu_test"), "ops/cuda"),
     "families_test": "networks/cuda",
+    "running_state_test": "engine",
     **dict.fromkeys(("cuda_engine_test", "out_of_memory_test"), "engine/cuda"),
     "tokenizer_test": "text",
     **dict.fromkeys(("full_disk_test.sh", "port_in_use_test.py",
@@ -61,7 +63,7 @@ INTERPRETERS = {".sh": "bash", ".py": sys.executable}  # of tests that run the o
 TEST_SECONDS = 600  # a broken engine may never come to an end
 LISTS = {"speculation": speculation, "server": server, "steps_in_flight": steps_in_flight,
          "windows": windows, "caches": caches, "eagle3": eagle3, "formats": formats, "sparse": sparse,
-         "small": small, "sharing": sharing, "hopper": hopper}
+         "small": small, "sharing": sharing, "states": states, "hopper": hopper}
 TOPICS = {topic: text for one in LISTS.values() for topic, text in one.TOPICS.items()}
 
 
