@@ -1,7 +1,9 @@
 #include "outrider/engine/engine_loader.h"
 
 #include <filesystem>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "outrider/base/error.h"
 #include "outrider/base/thread_pool.h"
@@ -95,12 +97,64 @@ void WarmUpDevice(const EnginePlan& plan, Network& network, DraftModel* draft_mo
   }
 }
 
-/// Of one rank's weights, as a part of what all ranks read one after another.
-WeightLoader::Progress ProgressOf(const RankPlace& place, const LoadProgress& progress) {
-  if (!progress) return nullptr;
-  return [place, &progress](int64_t done, int64_t total) {
-    progress(place.rank * total + done, place.ranks * total);
+/// What the ranks have read, each on a thread of its own, as one progress.
+class RanksProgress {
+ public:
+  RanksProgress(int32_t ranks, const LoadProgress& progress)
+      : read_(static_cast<size_t>(ranks)), progress_(progress) {}
+
+  WeightLoader::Progress Of(int32_t rank) {
+    if (!progress_) return nullptr;
+    return [this, rank](int64_t done, int64_t total) {
+      const std::lock_guard lock(mutex_);
+      read_[static_cast<size_t>(rank)] = {done, total};
+      Read sum;
+      for (const Read& read : read_) {
+        sum.done += read.done;
+        sum.total += read.total == 0 ? total : read.total;  // it has not begun: as much as this one
+      }
+      progress_(sum.done, sum.total);
+    };
+  }
+
+ private:
+  struct Read {
+    int64_t done = 0;
+    int64_t total = 0;
   };
+
+  std::mutex mutex_;
+  std::vector<Read> read_;  // by rank
+  const LoadProgress& progress_;
+};
+
+/// A rank with its weights, and the draft model that has a checkpoint of its own.
+struct LoadedRank {
+  RankParts parts;
+  std::unique_ptr<DraftModel> draft_model;
+};
+
+/// All ranks of the plan, which read side by side.
+std::vector<LoadedRank> LoadRanks(const EnginePlan& plan, AttentionBackend backend,
+                                  const LoadProgress& progress) {
+  std::vector<std::unique_ptr<Communicator>> communicators = MakeThreadCommunicators(plan.ranks());
+  std::vector<LoadedRank> ranks(communicators.size());
+  RanksProgress read(plan.ranks(), progress);
+  ThreadPool(plan.ranks()).ParallelForThrowing(plan.ranks(), [&](int64_t i) {
+    const auto index = static_cast<size_t>(i);
+    const RankPlace place = communicators[index]->place();
+    auto& [rank, draft_model] = ranks[index];
+    if (place.ranks > 1) rank.ranks = std::move(communicators[index]);
+    const ComputeThreads threads = plan.ThreadsOf(place);
+    rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
+    rank.model = LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
+                             {{plan.ops(), rank.pool.get(), rank.ranks.get()},
+                              plan.dtype(),
+                              AttentionPlan(backend, 1 + plan.k(), plan.kv_cache_form())},
+                             read.Of(place.rank));
+    draft_model = LoadDraftModel(plan, *rank.model);
+  });
+  return ranks;
 }
 
 }  // namespace
@@ -139,36 +193,22 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
   PreparePrompts(ops, plan.config());
   if (plan.drafter() != nullptr) PreparePrompts(ops, plan.drafter()->config);
   std::unique_ptr<Ops> own_ops = plan.TakeOps();
-  std::vector<RankParts> ranks;
-  std::vector<std::unique_ptr<DraftModel>> draft_models;  // of each
-  for (auto& communicator : MakeThreadCommunicators(plan.ranks())) {
-    const RankPlace place = communicator->place();
-    RankParts& rank = ranks.emplace_back();
-    if (place.rank == 0) rank.ops = std::move(own_ops);
-    if (place.ranks > 1) rank.ranks = std::move(communicator);
-    const ComputeThreads threads = plan.ThreadsOf(place);
-    rank.pool = std::make_unique<ThreadPool>(threads.count, threads.processors);
-    rank.model =
-        LoadNetwork(plan.config(), plan.modules_used(), plan.source(), plan.weight_form(),
-                    {{ops, rank.pool.get(), rank.ranks.get()},
-                     plan.dtype(),
-                     AttentionPlan(options.attention_backend, 1 + plan.k(), plan.kv_cache_form())},
-                    ProgressOf(place, progress));
-    draft_models.push_back(LoadDraftModel(plan, *rank.model));
-  }
-  WarmUpDevice(plan, *ranks.front().model, draft_models.front().get());
+  std::vector<LoadedRank> ranks = LoadRanks(plan, options.attention_backend, progress);
+  ranks.front().parts.ops = std::move(own_ops);
+  WarmUpDevice(plan, *ranks.front().parts.model, ranks.front().draft_model.get());
   if (plan.FillsDevice()) plan.PlanCacheInFreeMemory();
   loaded.decisions = plan.decisions();
   loaded.memory = plan.Memory();
   EngineParts parts;
   parts.scheduler = plan.scheduler();
   std::vector<Drafter*> drafters;  // the executor's
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    RankParts& rank = ranks[r];
+  std::vector<RankParts> rank_parts;
+  for (LoadedRank& loaded_rank : ranks) {
+    RankParts& rank = rank_parts.emplace_back(std::move(loaded_rank.parts));
     rank.cache = std::make_unique<KvCache>(rank.model->device(), parts.scheduler.cache,
                                            plan.cache_layers(), plan.cache_numbers());
-    rank.drafter = MakeDrafter(plan, options.speculation, *rank.model, std::move(draft_models[r]),
-                               *rank.cache);
+    rank.drafter = MakeDrafter(plan, options.speculation, *rank.model,
+                               std::move(loaded_rank.draft_model), *rank.cache);
     rank.acceptance = plan.acceptance();
     rank.probabilistic_drafts = options.speculation.probabilistic_drafts;
     rank.logprobs_mode = options.logprobs_mode;
@@ -183,7 +223,7 @@ LoadedEngine LoadEngine(const EngineOptions& options, const LoadProgress& progre
     parts.scheduler.lookahead_tokens = drafter->lookahead();
     parts.scheduler.tokens_ahead = drafter->tokens_ahead();
   }
-  parts.executor = std::make_unique<StepRunner>(std::move(ranks));
+  parts.executor = std::make_unique<StepRunner>(std::move(rank_parts));
   if (plan.device() != DeviceKind::kCpu) {
     parts.executor = std::make_unique<QueuedExecutor>(std::move(parts.executor));
   }
